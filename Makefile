@@ -1,0 +1,41 @@
+# hetero: `make demo` and `make test` do everything, set-up included. `make help` lists the rest.
+
+JOBS ?= $(shell nproc)
+export JOBS
+PYTHON_BIN := .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test bench compat lint sanitize clean distclean
+
+help:       ## show this list
+	@grep -E '^[a-z]+: .*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup:      ## system packages, .venv and requirements, where missing
+	@scripts/setup.sh
+
+build: setup ## build in build/ and put the libraries into the package
+	@scripts/build.sh
+
+demo: build ## the main job: semantic search with a real model (ARGS="--help" for its options)
+	@$(PYTHON_BIN) -m torch_hetero.demo $(ARGS)
+
+test: build ## all tests, C++ and Python (ARGS go to pytest)
+	@scripts/test.sh $(ARGS)
+
+bench: build ## timings as ratios to CPU eager, measured in the same run
+	@$(PYTHON_BIN) -m tests.perf $(ARGS)
+
+compat: setup ## build against the newest stable torch in .venv-compat, and a smoke test
+	@scripts/compat.sh
+
+lint: setup ## include direction, and ruff and clang-format where present
+	@scripts/lint.sh
+
+sanitize:   ## torch-free tests under ASan, UBSan and TSan
+	@scripts/sanitize.sh
+
+clean:      ## remove what the build made
+	rm -rf build torch_hetero/_C*.so torch_hetero/lib torch_hetero.egg-info
+
+distclean: clean ## remove the environments too
+	rm -rf .venv .venv-compat

@@ -1,0 +1,60 @@
+// CpuDevice: the host as a Device.
+//
+// Its queues are inline: launch and copy do their work on the calling thread before they return, so
+// everything that was submitted is done, an Event needs no state, and the order across the three
+// queues is the program's own. Waiting for another device's Event blocks the calling thread. Memory
+// comes from a CachingAllocator.
+//
+// Thread safety: any thread. Threads that launch at the same time run at the same time: an inline
+// queue orders the work of one thread, and other threads order themselves.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "backend/allocator.h"
+#include "backend/device.h"
+
+namespace hetero::backend {
+
+class CpuDevice final : public Device {
+ public:
+  CpuDevice();
+
+  const std::string& name() const override { return name_; }
+  const Capabilities& capabilities() const override { return capabilities_; }
+  Result<Block> allocate(size_t bytes) override { return allocator_.allocate(bytes); }
+  Queue& queue(QueueKind kind) override { return *queues_[static_cast<size_t>(kind)]; }
+  std::unique_ptr<Event> create_event() override;
+  Status synchronize() override { return Status(); }
+  void account_external(int64_t bytes) override { allocator_.account_external(bytes); }
+  void empty_cache() override { allocator_.empty_cache(); }
+  void set_memory_limit(size_t bytes) override { allocator_.set_memory_limit(bytes); }
+  MemoryStats memory_stats() const override { return allocator_.stats(); }
+  void reset_peak() override { allocator_.reset_peak(); }
+  // Copies are counted by the queue they ran on; those of the compute queue stay on the host and
+  // are not.
+  DeviceCounters counters() const override;
+
+ private:
+  class InlineQueue;
+  struct Counters {
+    std::atomic<int64_t> launches{0};
+    std::atomic<int64_t> copies[kQueueKinds] = {};
+    std::atomic<int64_t> bytes[kQueueKinds] = {};
+    std::atomic<int64_t> events_recorded{0};
+    std::atomic<int64_t> events_waited{0};
+  };
+
+  const std::string name_ = "cpu";
+  const Capabilities capabilities_;
+  CachingAllocator allocator_;
+  Counters counters_;
+  std::array<std::unique_ptr<Queue>, kQueueKinds> queues_;
+};
+
+}  // namespace hetero::backend

@@ -1,0 +1,367 @@
+#include "backend/cuda/cuda_device.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "backend/allocator.h"
+#include "backend/cuda/cuda_status.h"
+#include "backend/cuda/staging_pool.h"
+#include "backend/spin_lock.h"
+
+namespace hetero::backend {
+namespace {
+
+std::atomic<StreamHook> stream_hook{nullptr};
+thread_local void* stream_of_task = nullptr;
+
+// Makes a GPU the calling thread's current device, and the previous one again at the end.
+class CurrentGpu {
+ public:
+  explicit CurrentGpu(int ordinal) {
+    if (cudaGetDevice(&previous_) == cudaSuccess && previous_ == ordinal) previous_ = kNone;
+    if (previous_ != kNone) cudaSetDevice(ordinal);
+  }
+  ~CurrentGpu() {
+    if (previous_ != kNone) cudaSetDevice(previous_);
+  }
+  CurrentGpu(const CurrentGpu&) = delete;
+  CurrentGpu& operator=(const CurrentGpu&) = delete;
+
+ private:
+  static constexpr int kNone = -1;
+  int previous_ = 0;
+};
+
+// What all parts of a device know.
+struct Gpu {
+  int ordinal;
+  int created_in_fork_generation = fork_generation();
+
+  Status check_not_forked() const {
+    if (fork_generation() == created_in_fork_generation) return Status();
+    return Status(ErrorClass::kDevice, "cuda: the device cannot be used in a forked process");
+  }
+};
+
+struct Counters {
+  std::atomic<int64_t> launches{0};
+  std::atomic<int64_t> copies_in{0};
+  std::atomic<int64_t> copies_out{0};
+  std::atomic<int64_t> bytes_in{0};
+  std::atomic<int64_t> bytes_out{0};
+  std::atomic<int64_t> events_recorded{0};
+  std::atomic<int64_t> events_waited{0};
+};
+
+void add(std::atomic<int64_t>& counter, int64_t amount) {
+  counter.fetch_add(amount, std::memory_order_relaxed);
+}
+
+void* acquire_device_memory(void* context, size_t bytes) {
+  const Gpu& gpu = *static_cast<Gpu*>(context);
+  const CurrentGpu current(gpu.ordinal);
+  void* data = nullptr;
+  return cuda_status(cudaMalloc(&data, bytes), "cudaMalloc").ok() ? data : nullptr;
+}
+
+void release_device_memory(void* context, void* data, size_t) {
+  const Gpu& gpu = *static_cast<Gpu*>(context);
+  if (!gpu.check_not_forked().ok()) return;
+  const CurrentGpu current(gpu.ordinal);
+  static_cast<void>(cuda_status(cudaFree(data), "cudaFree"));
+}
+
+class CudaEvent final : public Event {
+ public:
+  explicit CudaEvent(const Gpu& gpu) : gpu_(gpu) {
+    const CurrentGpu current(gpu_.ordinal);
+    created_ = cuda_status(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming),
+                           "cudaEventCreateWithFlags");
+  }
+  ~CudaEvent() override {
+    if (event_ != nullptr && gpu_.check_not_forked().ok()) cudaEventDestroy(event_);
+  }
+
+  // A failed device reports done, so that nobody polls for ever; synchronize then says what failed.
+  bool query() const override {
+    if (!created_.ok() || !gpu_.check_not_forked().ok()) return true;
+    return cudaEventQuery(event_) != cudaErrorNotReady;
+  }
+
+  Status synchronize() override {
+    if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
+    if (!created_.ok()) return created_;
+    return cuda_status(cudaEventSynchronize(event_), "cudaEventSynchronize");
+  }
+
+  const Status& created() const { return created_; }
+  cudaEvent_t handle() const { return event_; }
+
+ private:
+  const Gpu& gpu_;
+  Status created_;
+  cudaEvent_t event_ = nullptr;
+};
+
+class CudaQueue final : public Queue {
+ public:
+  CudaQueue(const Gpu& gpu, Counters& counters) : gpu_(gpu), counters_(counters) {}
+
+  ~CudaQueue() override {
+    if (stream_ == nullptr || !gpu_.check_not_forked().ok()) return;
+    cudaStreamSynchronize(stream_);  // host functions on the stream use staging_
+    cudaStreamDestroy(stream_);
+  }
+
+  Status open() {
+    const CurrentGpu current(gpu_.ordinal);
+    return cuda_status(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
+                       "cudaStreamCreateWithFlags");
+  }
+
+  Status launch(Task task) override {
+    if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
+    const CurrentGpu current(gpu_.ordinal);
+    const StreamHook hook = stream_hook.load(std::memory_order_acquire);
+    void* const outer = std::exchange(stream_of_task, stream_);
+    if (hook != nullptr) hook(stream_);
+    task.run(task.context);
+    if (hook != nullptr) hook(nullptr);
+    stream_of_task = outer;
+    add(counters_.launches, 1);
+    return Status();
+  }
+
+  Status copy(void* destination, const void* source, size_t bytes) override;
+
+  Status record(Event& event) override {
+    if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
+    auto* own = dynamic_cast<CudaEvent*>(&event);
+    if (own == nullptr) {
+      return Status(ErrorClass::kUsage, "cuda: a queue can record only events of its own device");
+    }
+    if (!own->created().ok()) return own->created();
+    add(counters_.events_recorded, 1);
+    const CurrentGpu current(gpu_.ordinal);
+    return cuda_status(cudaEventRecord(own->handle(), stream_), "cudaEventRecord");
+  }
+
+  Status wait(Event& event) override {
+    if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
+    add(counters_.events_waited, 1);
+    auto* own = dynamic_cast<CudaEvent*>(&event);
+    // Another device's event cannot be put on a stream, so it is waited for here and now.
+    if (own == nullptr) return event.query() ? Status() : event.synchronize();
+    if (!own->created().ok()) return own->created();
+    const CurrentGpu current(gpu_.ordinal);
+    return cuda_status(cudaStreamWaitEvent(stream_, own->handle(), 0), "cudaStreamWaitEvent");
+  }
+
+  Status synchronize() override {
+    if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
+    return cuda_status(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  }
+
+ private:
+  // One piece of a staged copy; a host function on the stream runs and deletes it.
+  struct HostStep {
+    StagingPool* pool;
+    void* buffer;
+    void* destination;  // null: nothing to copy
+    const void* source;
+    size_t bytes;
+    bool releases_buffer;
+  };
+
+  static void run_host_step(void* context) {
+    const std::unique_ptr<HostStep> step(static_cast<HostStep*>(context));
+    if (step->destination != nullptr) {
+      std::memcpy(step->destination, step->source, step->bytes);
+    }
+    if (step->releases_buffer) step->pool->release(step->buffer);
+  }
+
+  Status enqueue(HostStep step) {
+    auto owned = std::make_unique<HostStep>(step);
+    const Status status =
+        cuda_status(cudaLaunchHostFunc(stream_, run_host_step, owned.get()), "cudaLaunchHostFunc");
+    if (status.ok()) static_cast<void>(owned.release());
+    return status;
+  }
+
+  Status copy_async(void* destination, const void* source, size_t bytes) {
+    return cuda_status(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDefault, stream_),
+                       "cudaMemcpyAsync");
+  }
+
+  // The stream fills or drains the buffer between these two host steps, one of which copies
+  // nothing.
+  Status copy_piece_in(void* destination, const void* source, size_t bytes, void* buffer) {
+    Status status = enqueue({&staging_, buffer, buffer, source, bytes, false});
+    if (status.ok()) status = copy_async(destination, buffer, bytes);
+    if (status.ok()) status = enqueue({&staging_, buffer, nullptr, nullptr, 0, true});
+    return status;
+  }
+  Status copy_piece_out(void* destination, const void* source, size_t bytes, void* buffer) {
+    Status status = copy_async(buffer, source, bytes);
+    if (status.ok()) status = enqueue({&staging_, buffer, destination, buffer, bytes, true});
+    return status;
+  }
+  Status copy_staged(char* destination, const char* source, size_t bytes, bool into_device) {
+    const auto check_stream = [this] {
+      const cudaError_t error = cudaStreamQuery(stream_);
+      return error == cudaErrorNotReady ? Status() : cuda_status(error, "cudaStreamQuery");
+    };
+    for (size_t done = 0; done < bytes; done += StagingPool::kBufferBytes) {
+      const size_t piece = std::min(StagingPool::kBufferBytes, bytes - done);
+      Result<void*> buffer = staging_.acquire(check_stream);
+      if (!buffer.ok()) return buffer.status();
+      const Status status =
+          into_device ? copy_piece_in(destination + done, source + done, piece, buffer.value())
+                      : copy_piece_out(destination + done, source + done, piece, buffer.value());
+      // After an error the stream is lost and with it the buffer, which it may still be using.
+      if (!status.ok()) return status;
+    }
+    return Status();
+  }
+
+  const Gpu& gpu_;
+  Counters& counters_;
+  StagingPool staging_;
+  cudaStream_t stream_ = nullptr;
+};
+
+enum class Residence { kPageable, kPinned, kDevice };
+
+Residence residence_of(const void* data) {
+  cudaPointerAttributes attributes = {};
+  if (!cuda_status(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes").ok()) {
+    return Residence::kPageable;
+  }
+  if (attributes.type == cudaMemoryTypeUnregistered) return Residence::kPageable;
+  return attributes.type == cudaMemoryTypeHost ? Residence::kPinned : Residence::kDevice;
+}
+
+Status CudaQueue::copy(void* destination, const void* source, size_t bytes) {
+  if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
+  if (bytes == 0) return Status();
+  const CurrentGpu current(gpu_.ordinal);
+  const Residence to = residence_of(destination);
+  const Residence from = residence_of(source);
+  const bool into_device = to == Residence::kDevice;
+  const bool from_device = from == Residence::kDevice;
+  if (into_device && !from_device) {
+    add(counters_.copies_in, 1);
+    add(counters_.bytes_in, static_cast<int64_t>(bytes));
+  } else if (from_device && !into_device) {
+    add(counters_.copies_out, 1);
+    add(counters_.bytes_out, static_cast<int64_t>(bytes));
+  }
+  if (!into_device && !from_device) {
+    return enqueue({&staging_, nullptr, destination, source, bytes, false});
+  }
+  if (to == Residence::kPageable || from == Residence::kPageable) {
+    return copy_staged(static_cast<char*>(destination), static_cast<const char*>(source), bytes,
+                       into_device);
+  }
+  return copy_async(destination, source, bytes);
+}
+
+class CudaDeviceImplementation final : public CudaDevice {
+ public:
+  explicit CudaDeviceImplementation(int ordinal)
+      : gpu_{ordinal},
+        allocator_({acquire_device_memory, release_device_memory, &gpu_, false}, name_) {}
+
+  // Errors: those of the CUDA runtime.
+  Status open() {
+    for (auto& queue : queues_) {
+      queue = std::make_unique<CudaQueue>(gpu_, counters_);
+      if (Status status = queue->open(); !status.ok()) return status;
+    }
+    read_capabilities();
+    return Status();
+  }
+
+  const std::string& name() const override { return name_; }
+  const Capabilities& capabilities() const override { return capabilities_; }
+  Result<Block> allocate(size_t bytes) override {
+    if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
+    return allocator_.allocate(bytes);
+  }
+  Queue& queue(QueueKind kind) override { return *queues_[static_cast<size_t>(kind)]; }
+  std::unique_ptr<Event> create_event() override { return std::make_unique<CudaEvent>(gpu_); }
+  Status synchronize() override {
+    for (auto& queue : queues_) {
+      if (Status status = queue->synchronize(); !status.ok()) return status;
+    }
+    return Status();
+  }
+  void empty_cache() override { allocator_.empty_cache(); }
+  void set_memory_limit(size_t bytes) override { allocator_.set_memory_limit(bytes); }
+  MemoryStats memory_stats() const override { return allocator_.stats(); }
+  void reset_peak() override { allocator_.reset_peak(); }
+  DeviceCounters counters() const override {
+    const auto read = [](const std::atomic<int64_t>& counter) {
+      return counter.load(std::memory_order_relaxed);
+    };
+    return {.launches = read(counters_.launches),
+            .copies_in = read(counters_.copies_in),
+            .copies_out = read(counters_.copies_out),
+            .bytes_in = read(counters_.bytes_in),
+            .bytes_out = read(counters_.bytes_out),
+            .events_recorded = read(counters_.events_recorded),
+            .events_waited = read(counters_.events_waited)};
+  }
+
+ private:
+  // Peak figures of the data sheet: clocks in kHz, two transfers a memory clock, two operations a
+  // multiply-add.
+  void read_capabilities() {
+    constexpr double kLanesPerMultiprocessor = 128;
+    const auto attribute = [this](cudaDeviceAttr which) {
+      int value = 0;
+      const cudaError_t error = cudaDeviceGetAttribute(&value, which, gpu_.ordinal);
+      return cuda_status(error, "cudaDeviceGetAttribute").ok() ? static_cast<double>(value) : 0.0;
+    };
+    capabilities_.flops = attribute(cudaDevAttrMultiProcessorCount) * kLanesPerMultiprocessor * 2 *
+                          attribute(cudaDevAttrClockRate) * 1e3;
+    capabilities_.memory_bandwidth = attribute(cudaDevAttrMemoryClockRate) * 1e3 * 2 *
+                                     attribute(cudaDevAttrGlobalMemoryBusWidth) / 8;
+    capabilities_.launch_latency = 5e-6;
+  }
+
+  const std::string name_ = "cuda";
+  Gpu gpu_;
+  Capabilities capabilities_;
+  CachingAllocator allocator_;
+  Counters counters_;
+  std::array<std::unique_ptr<CudaQueue>, kQueueKinds> queues_;
+};
+
+}  // namespace
+
+void set_stream_hook(StreamHook hook) { stream_hook.store(hook, std::memory_order_release); }
+
+void* CudaDevice::current_stream() { return stream_of_task; }
+
+Result<std::unique_ptr<CudaDevice>> CudaDevice::create(int ordinal) {
+  int count = 0;
+  const Status counted = cuda_status(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  if (!counted.ok()) {
+    return Status(ErrorClass::kDevice, "no CUDA device is available (" + counted.message() + ")");
+  }
+  if (ordinal < 0 || ordinal >= count) {
+    return Status(ErrorClass::kDevice, "no CUDA device with ordinal " + std::to_string(ordinal) +
+                                           "; this machine has " + std::to_string(count));
+  }
+  auto device = std::make_unique<CudaDeviceImplementation>(ordinal);
+  if (Status status = device->open(); !status.ok()) return status;
+  return std::unique_ptr<CudaDevice>(std::move(device));
+}
+
+}  // namespace hetero::backend

@@ -1,0 +1,52 @@
+// CudaDevice: an NVIDIA GPU as a Device, over the CUDA runtime.
+//
+// Queues are three streams (compute, h2d, d2h); Events are cudaEvents. Memory comes from a
+// CachingAllocator over cudaMalloc, which releases its cache and asks once more before it reports
+// that memory ran out.
+//
+// Tasks are not host functions on the stream: cudaLaunchHostFunc forbids CUDA calls, and every
+// kernel would wait for a host thread. Instead `launch` calls task.run at once on the calling
+// thread, with the queue's stream made current for that time, and the task enqueues its kernels on
+// the stream. Making a stream current is the business of the library whose kernels run, so ops/
+// supplies it: see set_stream_hook.
+//
+// Copies are asynchronous. Where the host memory is pageable they go, in pieces, through a pinned
+// StagingPool, and the copy between the two host buffers is a host function on the stream, so that
+// it has its place in the queue's order: bytes that earlier work is still to write to the source
+// are not read too early. copy() blocks only while all staging buffers are under way.
+//
+// Thread safety: any thread. In a forked child the CUDA runtime is unusable: every call fails with
+// kDevice, and Blocks leak. Ownership: a Block is released only when no submitted work uses it. The
+// registry's device is leaked; destroying another one synchronizes with the GPU.
+//
+// Compiled only where the CMake option HETERO_CUDA is on. Including this header needs no CUDA
+// header.
+
+#pragma once
+
+#include <memory>
+
+#include "backend/device.h"
+
+namespace hetero::backend {
+
+// Makes `stream` (a cudaStream_t) the calling thread's current stream for the kernels that it
+// enqueues; null restores what was current before the last call with a stream. Called before and
+// after every task.
+using StreamHook = void (*)(void* stream);
+
+// Sets the hook; null for none, and tasks then find their stream through
+// CudaDevice::current_stream.
+void set_stream_hook(StreamHook hook);
+
+class CudaDevice : public Device {
+ public:
+  // The GPU with this ordinal. Errors: kDevice, "no CUDA device ..." where there is no such GPU or
+  // no driver.
+  static Result<std::unique_ptr<CudaDevice>> create(int ordinal = 0);
+
+  // The stream (a cudaStream_t) of the task that runs on this thread; null outside of a task.
+  static void* current_stream();
+};
+
+}  // namespace hetero::backend

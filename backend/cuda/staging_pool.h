@@ -1,0 +1,44 @@
+// StagingPool: a few pinned host buffers through which pageable memory is copied to and from a GPU.
+//
+// A buffer is acquired by the thread that submits a copy and released by the stream, when the copy
+// has come to its end. Buffers are made on demand, at most kBuffers of kBufferBytes, and kept.
+//
+// Thread safety: any thread; release may be called inside a host function of a stream.
+
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include "backend/status.h"
+
+namespace hetero::backend {
+
+class StagingPool {
+ public:
+  static constexpr size_t kBufferBytes = size_t{4} << 20;
+  static constexpr size_t kBuffers = 8;
+
+  StagingPool() = default;
+  ~StagingPool();
+  StagingPool(const StagingPool&) = delete;
+  StagingPool& operator=(const StagingPool&) = delete;
+
+  // A free buffer; blocks while all are in use. `check_stream` is asked now and then whether the
+  // stream that is to release one is still healthy; its error ends the wait. Errors: that one, or
+  // kResource.
+  Result<void*> acquire(const std::function<Status()>& check_stream);
+  void release(void* buffer);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable released_;
+  // Guarded by mutex_.
+  std::vector<void*> all_;
+  std::vector<void*> free_;
+};
+
+}  // namespace hetero::backend

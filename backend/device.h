@@ -1,0 +1,190 @@
+// Device, Queue, Event and Block: the whole contract between hetero and a compute device.
+//
+// A Device owns memory and a few Queues. A Queue runs tasks and copies strictly in the order they were
+// submitted; different queues run at the same time, ordered by Events and by nothing else. Everything above
+// (the executor, the storages of ops/) is written against this header alone, so a new device is one folder
+// that implements it: `cpu` (runs inline on the calling thread), `sim` (an accelerator without hardware),
+// `cuda`, and `fault` (wraps any of them).
+//
+//   Device* device = registry().accelerator();
+//   Result<Block> block = device->allocate(1 << 20);
+//   Queue& compute = device->queue(QueueKind::kCompute);
+//   compute.launch({&run_kernel, &context});
+//   std::unique_ptr<Event> done = device->create_event();
+//   compute.record(*done);
+//   registry().cpu()->queue(QueueKind::kCompute).wait(*done);
+//
+// Thread safety: Devices, Queues and Events may be used from any thread. A Block is owned by one thread at a time.
+// Ownership: a Device outlives its Queues, Events and Blocks; the registry leaks its devices on purpose, because
+// tensors may be destroyed after static destructors have run.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "backend/status.h"
+
+namespace hetero::backend {
+
+class Device;
+
+// Devices of one process are numbered densely. The CPU is always 0; an accelerator, where there is one, is 1.
+using DeviceIndex = uint8_t;
+inline constexpr DeviceIndex kCpu = 0;
+inline constexpr DeviceIndex kAccelerator = 1;
+inline constexpr int kMaxDevices = 2;
+
+// A range of bytes of a device's memory, released when the Block dies. Blocks are aligned to 64 bytes at least.
+// The memory comes from the device's own allocator, or was adopted from whoever made it (see `adopt`).
+class Block {
+ public:
+  using Release = void (*)(void* context, void* data, size_t bytes);
+
+  Block() = default;
+  // Takes over memory: `release(context, data, bytes)` is called exactly once.
+  static Block adopt(void* data, size_t bytes, Release release, void* context) {
+    Block block;
+    block.data_ = data;
+    block.bytes_ = bytes;
+    block.release_ = release;
+    block.context_ = context;
+    return block;
+  }
+  Block(Block&& other) noexcept { swap(other); }
+  Block& operator=(Block&& other) noexcept {
+    if (this != &other) {
+      reset();
+      swap(other);
+    }
+    return *this;
+  }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  ~Block() { reset(); }
+
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  explicit operator bool() const { return data_ != nullptr; }
+
+  void reset() {
+    if (data_ != nullptr && release_ != nullptr) release_(context_, data_, bytes_);
+    data_ = nullptr;
+    bytes_ = 0;
+    release_ = nullptr;
+    context_ = nullptr;
+  }
+
+ private:
+  void swap(Block& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(release_, other.release_);
+    std::swap(context_, other.context_);
+  }
+
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+  Release release_ = nullptr;
+  void* context_ = nullptr;
+};
+
+// What a compute queue runs. `run` must not throw and must not submit to the queue it runs on.
+struct Task {
+  void (*run)(void* context);
+  void* context;
+};
+
+// A point in a queue's order. An Event that was never recorded counts as done. Recording again moves it.
+class Event {
+ public:
+  virtual ~Event() = default;
+  // True when everything before the last record has run.
+  virtual bool query() const = 0;
+  // Blocks the calling thread until query() is true.
+  virtual Status synchronize() = 0;
+};
+
+enum class QueueKind : uint8_t { kCompute, kHostToDevice, kDeviceToHost };
+inline constexpr int kQueueKinds = 3;
+const char* to_string(QueueKind kind);
+
+class Queue {
+ public:
+  virtual ~Queue() = default;
+  // Runs `task` after everything submitted before. REQUIRES: the task's context lives until it has run.
+  virtual Status launch(Task task) = 0;
+  // Copies bytes between host memory and this device's memory (or within either). Pointers are those of Blocks.
+  // REQUIRES: both ranges live until the copy has run.
+  virtual Status copy(void* destination, const void* source, size_t bytes) = 0;
+  virtual Status record(Event& event) = 0;
+  // Later work of this queue starts only when the last record of `event`, as of this call, is done. The event may
+  // belong to another device.
+  virtual Status wait(Event& event) = 0;
+  // Blocks the calling thread until the queue is empty.
+  virtual Status synchronize() = 0;
+};
+
+struct Capabilities {
+  bool host_accessible = false;  // the host may dereference Block::data()
+  bool inline_queues = false;    // launch and copy return after the work is done
+  double flops = 0;              // fp32 operations per second, 0 when unknown
+  double memory_bandwidth = 0;   // bytes per second, 0 when unknown
+  double copy_bandwidth = 0;     // host to device, bytes per second, 0 when unknown
+  double launch_latency = 0;     // seconds
+};
+
+struct MemoryStats {
+  int64_t allocated_bytes = 0;  // held by live Blocks
+  int64_t peak_bytes = 0;       // the most allocated_bytes since the last reset_peak
+  int64_t reserved_bytes = 0;   // held from the system, cached Blocks included
+  int64_t allocations = 0;      // Blocks handed out, ever
+  int64_t reused_blocks = 0;    // of those, how many came from the cache
+  int64_t reused_bytes = 0;     // their sizes
+  int64_t limit_bytes = 0;      // the configured cap; 0 for none
+};
+
+// Counted work, for tests and reports.
+struct DeviceCounters {
+  int64_t launches = 0;
+  int64_t copies_in = 0;   // host to device
+  int64_t copies_out = 0;  // device to host
+  int64_t bytes_in = 0;
+  int64_t bytes_out = 0;
+  int64_t events_recorded = 0;
+  int64_t events_waited = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual const std::string& name() const = 0;
+  virtual const Capabilities& capabilities() const = 0;
+
+  // Memory of at least `bytes` (zero gives a unique, valid block). Errors: kResource with figures in the message.
+  virtual Result<Block> allocate(size_t bytes) = 0;
+  // The address under which a kernel that runs on this device's queue reaches a Block's bytes. The identity, except
+  // where the host must not touch device memory. REQUIRES: called from inside a Task of this device.
+  virtual void* kernel_address(void* data) { return data; }
+
+  virtual Queue& queue(QueueKind kind) = 0;
+  virtual std::unique_ptr<Event> create_event() = 0;
+  virtual Status synchronize() = 0;
+
+  // Counts memory that others allocated and Blocks adopted (negative: released) in allocated_bytes and its peak.
+  virtual void account_external(int64_t bytes) { (void)bytes; }
+
+  // Gives cached memory back to the system.
+  virtual void empty_cache() = 0;
+  // Caps allocated_bytes; 0 removes the cap. A Block that would exceed it is refused with kResource.
+  virtual void set_memory_limit(size_t bytes) = 0;
+  virtual MemoryStats memory_stats() const = 0;
+  virtual void reset_peak() = 0;
+  virtual DeviceCounters counters() const = 0;
+};
+
+}  // namespace hetero::backend

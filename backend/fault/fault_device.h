@@ -1,0 +1,82 @@
+// FaultDevice: any Device, with failures on demand.
+//
+// It wraps a device and forwards everything, counting the calls of each kind; the k-th call of a
+// kind can be made to fail, once or for ever, before it reaches the device: nothing is allocated,
+// copied, launched, recorded or waited for. Blocks and Events are the wrapped device's own, so both
+// devices' queues accept them.
+//
+//   FaultDevice device(registry_device);
+//   device.fail(FaultKind::kAllocation, 3);                       // the third from now on fails
+//   device.fail(FaultKind::kLaunch, 1, FaultDuration::kForEver);  // nothing launches any more
+//
+// Thread safety: any thread. Which thread's call is the k-th is the order in which they were
+// counted.
+// Ownership: the wrapped device must outlive the FaultDevice.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "backend/device.h"
+
+namespace hetero::backend {
+
+enum class FaultKind : uint8_t { kAllocation, kCopy, kLaunch, kEventRecord, kEventWait };
+inline constexpr int kFaultKinds = 5;
+const char* to_string(FaultKind kind);
+
+enum class FaultDuration : uint8_t { kOnce, kForEver };
+
+class FaultDevice final : public Device {
+ public:
+  explicit FaultDevice(Device& device);
+  ~FaultDevice() override;
+
+  // Makes the `nth` call of this kind from now on fail (1 is the next one), and with kForEver all
+  // after it too. Allocations fail with kResource and the figures of an out-of-memory error, the
+  // others with kDevice. Replaces what was set for the kind before. REQUIRES: nth >= 1.
+  void fail(FaultKind kind, int64_t nth, FaultDuration duration = FaultDuration::kOnce);
+  // No more failures. Counts stay.
+  void heal();
+
+  // How many calls of this kind were made, failed ones included; and how many failed.
+  int64_t calls(FaultKind kind) const;
+  int64_t failures(FaultKind kind) const;
+
+  const std::string& name() const override { return name_; }
+  const Capabilities& capabilities() const override { return device_.capabilities(); }
+  Result<Block> allocate(size_t bytes) override;
+  void* kernel_address(void* data) override { return device_.kernel_address(data); }
+  Queue& queue(QueueKind kind) override;
+  std::unique_ptr<Event> create_event() override { return device_.create_event(); }
+  Status synchronize() override { return device_.synchronize(); }
+  void empty_cache() override { device_.empty_cache(); }
+  void set_memory_limit(size_t bytes) override { device_.set_memory_limit(bytes); }
+  MemoryStats memory_stats() const override { return device_.memory_stats(); }
+  void reset_peak() override { device_.reset_peak(); }
+  DeviceCounters counters() const override { return device_.counters(); }
+
+ private:
+  class FaultQueue;
+  struct Plan {
+    int64_t calls = 0;
+    int64_t failures = 0;
+    int64_t fails_at = 0;  // the value of `calls` that fails; 0 for never
+    FaultDuration duration = FaultDuration::kOnce;
+  };
+
+  // Counts a call and says whether it fails.
+  bool next_call_fails(FaultKind kind);
+
+  Device& device_;
+  const std::string name_;
+  mutable std::mutex mutex_;
+  std::array<Plan, kFaultKinds> plans_;  // guarded by mutex_
+  std::array<std::unique_ptr<FaultQueue>, kQueueKinds> queues_;
+};
+
+}  // namespace hetero::backend

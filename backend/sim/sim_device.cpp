@@ -1,0 +1,378 @@
+#include "backend/sim/sim_device.h"
+
+#include <pthread.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "backend/address_space.h"
+#include "backend/parallel.h"
+#include "backend/spin_lock.h"
+
+namespace hetero::backend {
+namespace {
+
+std::mutex configured_mutex;
+SimOptions configured_options;
+
+void add(std::atomic<int64_t>& counter, int64_t amount) {
+  counter.fetch_add(amount, std::memory_order_relaxed);
+}
+
+Status usage_error(const char* message) {
+  return Status(ErrorClass::kUsage, std::string("sim: ") + message);
+}
+
+Status forked_error() {
+  return Status(ErrorClass::kDevice, "sim: the device cannot be used in a forked process");
+}
+
+// While it lives, threads that are created do not receive the signals meant for the program's own
+// threads.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t blocked;
+    sigfillset(&blocked);
+    for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT}) {
+      sigdelset(&blocked, fault);
+    }
+    pthread_sigmask(SIG_SETMASK, &blocked, &previous_);
+  }
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &previous_, nullptr); }
+
+ private:
+  sigset_t previous_;
+};
+
+}  // namespace
+
+// One record of an event: done once the queue that recorded it has come to that point.
+struct SimDevice::Signal {
+  std::atomic<bool> done{
+      false};  // changes under Shared::mutex, so that nobody misses the notification
+};
+
+struct SimDevice::Shared {
+  const int fork_generation = backend::fork_generation();
+  std::mutex mutex;
+  // Guarded by mutex.
+  std::condition_variable host;  // something a host thread may wait for has happened
+  int waiting_hosts = 0;
+  std::condition_variable workers[kQueueKinds];
+  bool waits_for_signal[kQueueKinds] = {};
+
+  bool is_forked() const { return backend::fork_generation() != fork_generation; }
+
+  template <typename Condition>
+  void wait_on_host(std::unique_lock<std::mutex>& lock, Condition condition) {
+    ++waiting_hosts;
+    host.wait(lock, condition);
+    --waiting_hosts;
+  }
+  // REQUIRES, for both: mutex is held.
+  void notify_hosts() {
+    if (waiting_hosts != 0) host.notify_all();
+  }
+  void complete(Signal& signal) {
+    signal.done.store(true, std::memory_order_release);
+    for (int kind = 0; kind < kQueueKinds; ++kind) {
+      if (waits_for_signal[kind]) workers[kind].notify_one();
+    }
+    notify_hosts();
+  }
+};
+
+class SimDevice::SimEvent final : public Event {
+ public:
+  explicit SimEvent(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
+
+  bool query() const override {
+    if (shared_->is_forked()) return true;
+    const std::shared_ptr<Signal> signal = last_record();
+    return signal == nullptr || signal->done.load(std::memory_order_acquire);
+  }
+
+  Status synchronize() override {
+    if (shared_->is_forked()) return forked_error();
+    std::unique_lock lock(shared_->mutex);
+    const std::shared_ptr<Signal> signal = last_;
+    if (signal == nullptr) return Status();
+    shared_->wait_on_host(lock, [&] { return signal->done.load(std::memory_order_relaxed); });
+    return Status();
+  }
+
+  std::shared_ptr<Signal> last_record() const {
+    std::lock_guard lock(shared_->mutex);
+    return last_;
+  }
+  // REQUIRES: the mutex of `shared()` is held.
+  void set_last_record(std::shared_ptr<Signal> signal) { last_ = std::move(signal); }
+
+  const std::shared_ptr<Shared>& shared() const { return shared_; }
+
+ private:
+  const std::shared_ptr<Shared> shared_;
+  std::shared_ptr<Signal> last_;  // guarded by shared_->mutex; null when never recorded
+};
+
+class SimDevice::SimQueue final : public Queue {
+ public:
+  SimQueue(SimDevice& device, QueueKind kind)
+      : device_(device), shared_(*device.shared_), kind_(kind) {}
+
+  ~SimQueue() override {
+    {
+      std::lock_guard lock(shared_.mutex);
+      stopping_ = true;
+      worker_wakeup().notify_one();
+    }
+    if (worker_.joinable()) worker_.join();
+  }
+
+  Status launch(Task task) override {
+    const Status status = submit({.kind = CommandKind::kTask, .task = task});
+    if (status.ok()) add(device_.counters_.launches, 1);
+    return status;
+  }
+
+  Status copy(void* destination, const void* source, size_t bytes) override;
+
+  Status record(Event& event) override {
+    auto* own = dynamic_cast<SimEvent*>(&event);
+    if (own == nullptr || own->shared() != device_.shared_) {
+      return usage_error("a queue can record only events of its own device");
+    }
+    auto signal = std::make_shared<Signal>();
+    const Status status = submit({.kind = CommandKind::kRecord, .signal = signal}, own);
+    if (status.ok()) add(device_.counters_.events_recorded, 1);
+    return status;
+  }
+
+  Status wait(Event& event) override {
+    if (shared_.is_forked()) return forked_error();
+    add(device_.counters_.events_waited, 1);
+    auto* own = dynamic_cast<SimEvent*>(&event);
+    if (own == nullptr) {
+      // The last record of another device's event cannot be captured, so it is waited for here and
+      // now.
+      return event.query() ? Status() : event.synchronize();
+    }
+    if (own->shared() != device_.shared_) return own->synchronize();
+    std::shared_ptr<Signal> signal = own->last_record();
+    if (signal == nullptr || signal->done.load(std::memory_order_acquire)) return Status();
+    return submit({.kind = CommandKind::kWait, .signal = std::move(signal)});
+  }
+
+  Status synchronize() override {
+    if (shared_.is_forked()) return forked_error();
+    std::unique_lock lock(shared_.mutex);
+    if (std::this_thread::get_id() == worker_.get_id()) {
+      return usage_error("a task must not synchronize with the queue it runs on");
+    }
+    const uint64_t target = submitted_;
+    shared_.wait_on_host(lock, [&] { return completed_ >= target; });
+    return Status();
+  }
+
+ private:
+  enum class CommandKind { kTask, kCopy, kRecord, kWait };
+  struct Command {
+    CommandKind kind;
+    Task task = {};
+    void* destination = nullptr;
+    const void* source = nullptr;
+    size_t bytes = 0;
+    std::shared_ptr<Signal> signal = nullptr;
+  };
+
+  std::condition_variable& worker_wakeup() { return shared_.workers[static_cast<int>(kind_)]; }
+
+  // Appends a command, and moves `recorded`, where given, to its signal in the same step.
+  Status submit(Command command, SimEvent* recorded = nullptr) {
+    if (shared_.is_forked()) return forked_error();
+    std::lock_guard lock(shared_.mutex);
+    if (!worker_.joinable()) {
+      try {
+        const BlockedSignals blocked;
+        worker_ = std::thread([this] { work(); });
+      } catch (const std::system_error& error) {
+        return Status(ErrorClass::kDevice,
+                      std::string("sim: cannot start a thread: ") + error.what());
+      }
+    }
+    if (recorded != nullptr) recorded->set_last_record(command.signal);
+    commands_.push_back(std::move(command));
+    ++submitted_;
+    worker_wakeup().notify_one();
+    return Status();
+  }
+
+  void work() {
+    pthread_setname_np(pthread_self(), (std::string("sim-") + to_string(kind_)).c_str());
+    run_worker_start_hook();
+    std::unique_lock lock(shared_.mutex);
+    while (true) {
+      worker_wakeup().wait(lock, [this] { return !commands_.empty() || stopping_; });
+      if (commands_.empty()) return;
+      const Command command = std::move(commands_.front());
+      commands_.pop_front();
+      run(command, lock);
+      ++completed_;
+      shared_.notify_hosts();
+    }
+  }
+
+  // REQUIRES: `lock` is held; it is again on return.
+  void run(const Command& command, std::unique_lock<std::mutex>& lock) {
+    if (command.kind == CommandKind::kRecord) {
+      shared_.complete(*command.signal);
+      return;
+    }
+    if (command.kind == CommandKind::kWait) {
+      bool& waits = shared_.waits_for_signal[static_cast<int>(kind_)];
+      waits = true;
+      worker_wakeup().wait(lock,
+                           [&] { return command.signal->done.load(std::memory_order_relaxed); });
+      waits = false;
+      return;
+    }
+    lock.unlock();
+    pause_by_seed();
+    if (command.kind == CommandKind::kTask) {
+      command.task.run(command.task.context);
+    } else {
+      std::memmove(command.destination, command.source, command.bytes);
+    }
+    lock.lock();
+  }
+
+  // Up to 63 microseconds, by a linear congruential generator that differs from queue to queue.
+  void pause_by_seed() {
+    const uint64_t seed = device_.options_.schedule_seed;
+    if (seed == 0) return;
+    random_ = random_ * 6364136223846793005u + (seed + static_cast<uint64_t>(kind_)) * 2 + 1;
+    std::this_thread::sleep_for(std::chrono::microseconds(random_ >> 58));
+  }
+
+  SimDevice& device_;
+  Shared& shared_;
+  const QueueKind kind_;
+  uint64_t random_ = 0;  // the worker's own
+  // Guarded by shared_.mutex.
+  std::deque<Command> commands_;
+  uint64_t submitted_ = 0;
+  uint64_t completed_ = 0;
+  bool stopping_ = false;
+  std::thread worker_;
+};
+
+Status SimDevice::SimQueue::copy(void* destination, const void* source, size_t bytes) {
+  if (bytes == 0) return shared_.is_forked() ? forked_error() : Status();
+  const SimMemory& memory = *device_.memory_;
+  const char* ends[] = {static_cast<char*>(destination), static_cast<const char*>(source)};
+  for (const char* begin : ends) {
+    if (memory.contains(begin) != memory.contains(begin + bytes - 1)) {
+      return usage_error("a copy reaches beyond the device's memory");
+    }
+    if (address_space::contains(begin)) {
+      return usage_error("a copy was given a storage's address instead of a Block's");
+    }
+  }
+  const bool into_device = memory.contains(destination);
+  const bool from_device = memory.contains(source);
+  const Status status = submit({.kind = CommandKind::kCopy,
+                                .destination = memory.kernel_address(destination),
+                                .source = memory.kernel_address(const_cast<void*>(source)),
+                                .bytes = bytes});
+  if (!status.ok()) return status;
+  Counters& counters = device_.counters_;
+  if (into_device && !from_device) {
+    add(counters.copies_in, 1);
+    add(counters.bytes_in, static_cast<int64_t>(bytes));
+  } else if (from_device && !into_device) {
+    add(counters.copies_out, 1);
+    add(counters.bytes_out, static_cast<int64_t>(bytes));
+  }
+  return Status();
+}
+
+void set_sim_options(const SimOptions& options) {
+  std::lock_guard guard(configured_mutex);
+  configured_options = options;
+}
+
+SimOptions sim_options() {
+  std::lock_guard guard(configured_mutex);
+  return configured_options;
+}
+
+Result<std::unique_ptr<SimDevice>> SimDevice::create(const SimOptions& options) {
+  Result<std::unique_ptr<SimMemory>> memory = SimMemory::create(options.capacity_bytes);
+  if (!memory.ok()) return memory.status();
+  return std::unique_ptr<SimDevice>(new SimDevice(options, std::move(memory.value())));
+}
+
+SimDevice::SimDevice(const SimOptions& options, std::unique_ptr<SimMemory> memory)
+    : options_(options),
+      capabilities_{.host_accessible = false,
+                    .inline_queues = false,
+                    .flops = options.flops,
+                    .memory_bandwidth = options.memory_bandwidth,
+                    .copy_bandwidth = options.copy_bandwidth,
+                    .launch_latency = options.launch_latency},
+      memory_(std::move(memory)),
+      shared_(std::make_shared<Shared>()) {
+  for (int kind = 0; kind < kQueueKinds; ++kind) {
+    queues_[static_cast<size_t>(kind)] =
+        std::make_unique<SimQueue>(*this, static_cast<QueueKind>(kind));
+  }
+}
+
+SimDevice::~SimDevice() {
+  if (shared_->is_forked()) {
+    // The workers do not exist in this process. Joining them would hang, and so would destroying
+    // the conditions that they waited for, so both are leaked.
+    for (auto& queue : queues_) static_cast<void>(queue.release());
+    new std::shared_ptr<Shared>(shared_);
+    return;
+  }
+  // A queue may wait for a signal that another is yet to give; none may stop before all are
+  // drained.
+  static_cast<void>(synchronize());
+}
+
+Result<Block> SimDevice::allocate(size_t bytes) { return memory_->allocate(bytes); }
+
+Queue& SimDevice::queue(QueueKind kind) { return *queues_[static_cast<size_t>(kind)]; }
+
+std::unique_ptr<Event> SimDevice::create_event() { return std::make_unique<SimEvent>(shared_); }
+
+Status SimDevice::synchronize() {
+  for (auto& queue : queues_) {
+    if (Status status = queue->synchronize(); !status.ok()) return status;
+  }
+  return Status();
+}
+
+DeviceCounters SimDevice::counters() const {
+  const auto read = [](const std::atomic<int64_t>& counter) {
+    return counter.load(std::memory_order_relaxed);
+  };
+  return {.launches = read(counters_.launches),
+          .copies_in = read(counters_.copies_in),
+          .copies_out = read(counters_.copies_out),
+          .bytes_in = read(counters_.bytes_in),
+          .bytes_out = read(counters_.bytes_out),
+          .events_recorded = read(counters_.events_recorded),
+          .events_waited = read(counters_.events_waited)};
+}
+
+}  // namespace hetero::backend

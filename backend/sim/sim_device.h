@@ -1,0 +1,114 @@
+// SimDevice: an accelerator that needs no hardware, so that every multi-device test is a real test.
+//
+// It keeps the promises of a GPU and none of the host's comforts:
+// - Its memory cannot be touched by the host. One memfd is mapped twice: Block::data() lies in a
+//   mapping that is inaccessible, and only kernel_address() leads to the private mapping where
+//   tasks and copies work.
+// - Its three queues (compute, h2d, d2h) are threads of their own. Work of different queues really
+//   runs at the same time and is ordered by Events alone; a missing Event is a data race that TSan
+//   and wrong results show.
+// - Memory starts and ends poisoned (0xCD), and guard bands around every Block are checked when it
+//   is released.
+// Results are real: tasks are ordinary functions that run on the queue's thread.
+//
+// Event semantics are CUDA's: record captures the work submitted so far, wait captures the event's
+// last record at the time of the call, recording again does not affect waits already submitted.
+//
+// Main invariant: a queue's worker runs its commands one by one in the order of submission.
+// Thread safety: any thread. In a forked child, where the workers do not exist, every submission
+// and allocation is refused with kDevice, and releasing a Block leaves the memory, which the parent
+// shares, alone.
+// Ownership: workers start with a queue's first command. Destroying a SimDevice drains and joins
+// them; the registry's is leaked, and sleeping workers do not keep a process from exiting.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "backend/device.h"
+#include "backend/sim/sim_memory.h"
+
+namespace hetero::backend {
+
+struct SimOptions {
+  // What allocate can hand out; taken from the system only when touched.
+  size_t capacity_bytes = size_t{4} << 30;
+  // What capabilities() reports, for planners. The simulation itself runs as fast as it can.
+  double flops = 10e12;
+  double memory_bandwidth = 1e12;
+  double copy_bandwidth = 25e9;
+  double launch_latency = 5e-6;
+  // Not 0: each worker pauses for a pseudo-random moment before each command, to shake out missing
+  // events.
+  uint64_t schedule_seed = 0;
+
+  bool operator==(const SimOptions&) const = default;
+};
+
+// The options of the SimDevice that choose_accelerator("sim") makes from now on.
+void set_sim_options(const SimOptions& options);
+SimOptions sim_options();
+
+class SimDevice final : public Device {
+ public:
+  // Errors: kDevice where the system grants no memory to map.
+  static Result<std::unique_ptr<SimDevice>> create(const SimOptions& options = {});
+  ~SimDevice() override;
+
+  const std::string& name() const override { return name_; }
+  const Capabilities& capabilities() const override { return capabilities_; }
+  const SimOptions& options() const { return options_; }
+
+  // REQUIRES, as for a GPU without a stream-ordered allocator: a Block is released only when no
+  // submitted work uses it.
+  Result<Block> allocate(size_t bytes) override;
+  // An address outside this device's memory comes back unchanged.
+  void* kernel_address(void* data) override { return memory_->kernel_address(data); }
+
+  Queue& queue(QueueKind kind) override;
+  std::unique_ptr<Event> create_event() override;
+  Status synchronize() override;
+
+  // Gives the pages of free memory back to the system.
+  void empty_cache() override { memory_->empty_cache(); }
+  // The smaller of this and the capacity holds.
+  void set_memory_limit(size_t bytes) override { memory_->set_limit(bytes); }
+  MemoryStats memory_stats() const override { return memory_->stats(); }
+  void reset_peak() override { memory_->reset_peak(); }
+  // Counted when submitted. Copies within the device are not counted.
+  DeviceCounters counters() const override;
+
+  // How many Blocks were released with damaged guard bands.
+  int64_t guard_violations() const { return memory_->guard_violations(); }
+
+ private:
+  class SimQueue;
+  class SimEvent;
+  struct Signal;
+  struct Shared;  // the lock and condition that all queues and events of a device share
+  struct Counters {
+    std::atomic<int64_t> launches{0};
+    std::atomic<int64_t> copies_in{0};
+    std::atomic<int64_t> copies_out{0};
+    std::atomic<int64_t> bytes_in{0};
+    std::atomic<int64_t> bytes_out{0};
+    std::atomic<int64_t> events_recorded{0};
+    std::atomic<int64_t> events_waited{0};
+  };
+
+  SimDevice(const SimOptions& options, std::unique_ptr<SimMemory> memory);
+
+  const std::string name_ = "sim";
+  const SimOptions options_;
+  const Capabilities capabilities_;
+  const std::unique_ptr<SimMemory> memory_;
+  const std::shared_ptr<Shared> shared_;
+  Counters counters_;
+  std::array<std::unique_ptr<SimQueue>, kQueueKinds> queues_;
+};
+
+}  // namespace hetero::backend

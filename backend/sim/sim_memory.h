@@ -1,0 +1,95 @@
+// SimMemory: the memory of a SimDevice, which the host cannot touch.
+//
+// One memfd, mapped twice. In the host mapping, which is inaccessible, Blocks have their addresses;
+// the private mapping, reached through kernel_address, is where the device's threads work. A Block
+// lies between two guard bands:
+//
+//   | guard, 64 bytes | the Block's bytes | slack up to 64, and guard, 64 bytes |
+//
+// Guards are filled with 0xFB and checked when the Block is released, so that a write of one byte
+// too many is found. The bytes of a Block are 0xCD when it is handed out and again when it was
+// released; Blocks above 64 MiB give their pages back instead, and then read as zero, so that a
+// simulated GPU of many gigabytes fits a laptop.
+//
+// Free ranges are kept by address, neighbours merged, and the lowest that fits is taken, which
+// reuses touched pages before fresh ones. The mapping is twice the capacity, so that fragmentation
+// cannot refuse what the capacity allows except in contrived cases.
+//
+// Thread safety: any thread. In a forked child release() does nothing, because the parent shares
+// the pages.
+
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "backend/device.h"
+#include "backend/spin_lock.h"
+
+namespace hetero::backend {
+
+class SimMemory {
+ public:
+  static constexpr unsigned char kPoison = 0xCD;
+  static constexpr unsigned char kGuard = 0xFB;
+  static constexpr size_t kGuardBytes = 64;
+
+  // Errors: kDevice where the system grants no memory to map.
+  static Result<std::unique_ptr<SimMemory>> create(size_t capacity_bytes);
+  ~SimMemory();
+  SimMemory(const SimMemory&) = delete;
+  SimMemory& operator=(const SimMemory&) = delete;
+
+  // Errors: kResource with figures, over the capacity or the limit.
+  Result<Block> allocate(size_t bytes);
+
+  bool contains(const void* data) const {
+    return reinterpret_cast<uintptr_t>(data) - reinterpret_cast<uintptr_t>(host_) < mapped_bytes_;
+  }
+  // The same byte in the private mapping; an address outside this memory comes back unchanged.
+  void* kernel_address(void* data) const {
+    return contains(data) ? private_ + (static_cast<char*>(data) - host_) : data;
+  }
+
+  void empty_cache();
+  void set_limit(size_t bytes);
+  MemoryStats stats() const;
+  void reset_peak();
+  int64_t guard_violations() const { return guard_violations_.load(std::memory_order_relaxed); }
+
+ private:
+  SimMemory(int file, char* host, char* private_mapping, size_t mapped_bytes, size_t capacity);
+
+  static void release_block(void* self, void* data, size_t bytes);
+  void release(void* data, size_t bytes);
+  // These take a range's offset, that is, its first guard's, and the Block's bytes.
+  void prepare(size_t offset, size_t bytes);
+  bool guards_intact(size_t offset, size_t bytes) const;
+  // These take any range.
+  void fill_with_poison(size_t offset, size_t bytes);
+  // The system takes the pages back; they read as zero.
+  void discard_pages(size_t offset, size_t bytes);
+  // REQUIRES, for these two: lock_ is held.
+  bool take_range(size_t bytes, size_t& offset);
+  void give_range(size_t offset, size_t bytes);
+
+  const int file_;
+  char* const host_;
+  char* const private_;
+  const size_t mapped_bytes_;
+  const size_t capacity_;
+  const int fork_generation_;
+  std::atomic<int64_t> guard_violations_{0};
+
+  mutable ForkSafeSpinLock lock_;
+  // Guarded by lock_.
+  MemoryStats stats_;
+  size_t touched_end_ = 0;         // ranges below were in use before
+  std::map<size_t, size_t> free_;  // offset to bytes
+};
+
+}  // namespace hetero::backend

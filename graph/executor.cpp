@@ -1,0 +1,178 @@
+// The executor has two loops over a program. `run_on_host` serves programs that use the CPU only:
+// kernels are called in a row, and the loop does nothing else for a node than look up addresses.
+// `QueueRun` serves the others; see queue_run.h.
+
+#include "graph/executor.h"
+
+#include "backend/registry.h"
+#include "graph/queue_run.h"
+#include "graph/run_state.h"
+
+namespace hetero::graph {
+namespace {
+
+using backend::kCpu;
+using Outcome = RunState::Outcome;
+
+// Poison where everything runs in program order: a flag per buffer, looked at only after something
+// has failed.
+class HostPoison {
+ public:
+  void begin(const RunState& state) {
+    active_ = !state.poisoned_on_entry().empty();
+    if (!active_) return;
+    flags_.assign(state.graph().buffers.size(), kHealthy);
+    for (const auto& [buffer, failure] : state.poisoned_on_entry()) flags_[buffer] = failure;
+  }
+  bool active() const { return active_; }
+
+  FailureId of(BufferId buffer) const { return active_ ? flags_[buffer] : kHealthy; }
+
+  FailureId of_inputs(RunState& state, const Node& node) const {
+    const Operand* const operands = state.graph().operands_of(node);
+    FailureId failure = kHealthy;
+    for (int i = 0; i < node.operand_count; ++i) {
+      if (operands[i].reads()) failure = state.earlier(failure, flags_[operands[i].buffer]);
+    }
+    return failure;
+  }
+
+  // Marks what the node wrote, or would have written. A success heals what it overwrote completely.
+  void mark_outputs(const Graph& graph, const Node& node, FailureId failure) {
+    if (!active_) flags_.assign(graph.buffers.size(), kHealthy);
+    active_ = true;
+    const Operand* const operands = graph.operands_of(node);
+    for (int i = 0; i < node.operand_count; ++i) {
+      if (!operands[i].writes()) continue;
+      const BufferId buffer = operands[i].buffer;
+      if (failure != kHealthy || overwrites(*graph.windows, operands[i], graph.buffers[buffer])) {
+        flags_[buffer] = failure;
+      }
+    }
+  }
+
+ private:
+  bool active_ = false;
+  std::vector<FailureId> flags_;
+};
+
+}  // namespace
+
+struct Executor::Impl {
+  bool from_registry = true;
+  std::array<backend::Device*, backend::kMaxDevices> devices{};
+  RunState state;
+  HostPoison poison;
+  QueueRun queue_run;
+  std::vector<void*> data;  // of one node's operands
+  std::vector<backend::Block> brought;
+  std::vector<Outcome> outcomes;  // per node
+  std::vector<uint8_t> written;   // per buffer
+
+  void run_on_host(RunCounts& counts);
+  FailureId run_node(const Instruction& instruction, uint32_t position);
+  void settle_host_run();
+};
+
+namespace {
+
+bool uses_host_only(const Plan& plan) {
+  for (const Instruction& instruction : plan.program) {
+    if (instruction.queue != kHostQueue) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+void Executor::Impl::run_on_host(RunCounts& counts) {
+  const Graph& graph = state.graph();
+  const std::vector<Instruction>& program = state.plan().program;
+  poison.begin(state);
+  outcomes.assign(graph.nodes.size(), Outcome::kNotRun);
+  for (uint32_t position = 0; position < program.size(); ++position) {
+    if (program[position].kind != Instruction::Kind::kRun) continue;
+    const uint32_t index = program[position].index;
+    const Node& node = graph.nodes[index];
+    if (poison.active()) [[unlikely]] {
+      if (const FailureId failure = poison.of_inputs(state, node)) {
+        outcomes[index] = Outcome::kSkipped;
+        ++counts.skipped;
+        state.raise(failure);
+        poison.mark_outputs(graph, node, failure);
+        state.release(node, position);
+        continue;
+      }
+    }
+    const FailureId failure = run_node(program[position], position);
+    counts.kernels[kCpu] += outcomes[index] != Outcome::kNotRun;
+    if (failure != kHealthy || poison.active()) poison.mark_outputs(graph, node, failure);
+  }
+  settle_host_run();
+}
+
+FailureId Executor::Impl::run_node(const Instruction& instruction, uint32_t position) {
+  const Graph& graph = state.graph();
+  const Node& node = graph.nodes[instruction.index];
+  if (node.operand_count > data.size()) {
+    data.resize(node.operand_count);
+    brought.resize(node.operand_count);
+  }
+  bool brings = false;
+  FailureId failure = state.resolve(instruction.index, kCpu, data.data(), brings);
+  if (failure == kHealthy) {
+    const OpTraits& traits = op_table()[node.op];
+    failure = state.call_kernel(instruction.index,
+                                {.node = &node,
+                                 .operands = graph.operands_of(node),
+                                 .data = data.data(),
+                                 .brought = brought.data(),
+                                 .attributes = graph.attributes.data() + node.attribute_offset,
+                                 .windows = graph.windows,
+                                 .traits = &traits});
+    outcomes[instruction.index] = failure == kHealthy ? Outcome::kRan : Outcome::kFailed;
+  }
+  if (brings) {
+    if (failure == kHealthy)
+      failure = state.collect(instruction.index, data.data(), brought.data());
+    for (int i = 0; i < node.operand_count; ++i) brought[i].reset();
+  }
+  state.release(node, position);
+  return failure;
+}
+
+void Executor::Impl::settle_host_run() {
+  const Graph& graph = state.graph();
+  const Plan& plan = state.plan();
+  if (poison.active()) state.find_written(outcomes, written);
+  for (BufferId b = 0; b < graph.buffers.size(); ++b) {
+    if (state.binding(b) == nullptr || plan.residence(b, kCpu).home == Home::kNone) continue;
+    state.settle(b, poison.of(b), plan.valid_after[b], poison.active() && written[b]);
+  }
+}
+
+Executor::Executor() : impl_(std::make_unique<Impl>()) {}
+Executor::Executor(std::array<backend::Device*, backend::kMaxDevices> devices) : Executor() {
+  impl_->from_registry = false;
+  impl_->devices = devices;
+}
+Executor::~Executor() = default;
+
+Status Executor::run(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings,
+                     RunCounts& counts) {
+  Impl& impl = *impl_;
+  if (impl.from_registry) impl.devices = {&backend::cpu_device(), backend::accelerator()};
+  impl.state.begin(graph, plan, bindings, impl.devices);
+  for (const uint64_t bytes : plan.arena_bytes) counts.arena_bytes += static_cast<int64_t>(bytes);
+  Status status;
+  if (uses_host_only(plan)) {
+    impl.run_on_host(counts);
+    status = impl.state.first_failure();
+  } else {
+    status = impl.queue_run.run(impl.state, counts);
+  }
+  impl.state.end();
+  return status;
+}
+
+}  // namespace hetero::graph

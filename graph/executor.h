@@ -1,0 +1,68 @@
+// Executor: runs a planned graph on the devices' queues.
+//
+// The caller binds each buffer that exists before or after the program to a Binding (a storage's blocks). The executor takes
+// the arenas from the devices, submits the program's instructions in order, and waits for every queue it used. Then the
+// bindings hold the results: for each escaping buffer, blocks on the devices of plan.valid_after.
+//
+// Failure: a node that fails poisons what it would have written; nodes that read something poisoned do not run and poison their own
+// outputs; everything else runs. Each bound buffer that was poisoned gets the first error that reached it in Binding::error.
+// A poisoned buffer that was bound valid on entry stays as it is only if no node wrote it. A binding that comes with an error is
+// poisoned from the start; the error is cleared when a node overwrites the whole buffer.
+//
+// Thread safety: one run at a time per Executor. Kernels of an inline queue run on the calling thread, others on the threads
+// of their device.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backend/device.h"
+#include "graph/graph.h"
+#include "graph/plan.h"
+
+namespace hetero::graph {
+
+// The bytes of a storage: a block per device, and which of them are valid.
+struct Binding {
+  backend::Block blocks[backend::kMaxDevices];
+  uint8_t valid_on = 0;
+  Status error;  // not ok: the bytes are lost, for this reason
+};
+
+// Executor::run adds to these.
+struct RunCounts {
+  int64_t kernels[backend::kMaxDevices] = {};
+  int64_t copies = 0;
+  int64_t copied_bytes[backend::kMaxDevices] = {};  // by destination
+  int64_t events = 0;
+  int64_t waits = 0;
+  int64_t skipped = 0;  // nodes not run because an input was poisoned
+  int64_t arena_bytes = 0;
+};
+
+class Executor {
+ public:
+  Executor();  // runs on the devices of the registry
+  // Runs on these devices, by DeviceIndex; the accelerator may be null. REQUIRES: they outlive the Executor.
+  explicit Executor(std::array<backend::Device*, backend::kMaxDevices> devices);
+  ~Executor();
+
+  // Runs `plan`. `bindings[b]` is null for buffers that neither exist before nor escape. Returns the first error, if any.
+  // REQUIRES: plan was made from graph; a buffer with valid_on != 0 or escapes has a binding whose valid_on covers the graph's.
+  Status run(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings,
+             RunCounts& counts);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// The oracle: runs every node of the graph in program order on the CPU, each buffer in memory of its own, no plan.
+// `bindings` as for Executor::run; REQUIRES: every valid binding is valid on the CPU. Returns the first error.
+Status interpret(const Graph& graph, std::span<Binding* const> bindings);
+
+}  // namespace hetero::graph

@@ -1,0 +1,90 @@
+// OpTraits and OpTable: what the graph layer knows about an operator, and the kernel that runs it.
+//
+// graph/ never sees an operator's definition. ops/ registers each operator once with its traits, and gets an OpId that
+// nodes carry. Tests register their own. The traits answer the only questions planning asks: what kind of work is this,
+// who brings the memory of its outputs, may it be dropped.
+//
+// Thread safety: add() needs external locking; lookup of an id obtained earlier may happen from any thread.
+// Ownership: the table keeps its entries for ever (ids are stored in plans).
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "backend/device.h"
+#include "graph/window.h"
+
+namespace hetero::graph {
+
+using OpId = uint32_t;
+
+enum class OpClass : uint8_t {
+  kPointwise,
+  kReduction,
+  kMatmul,
+  kConvolution,
+  kNormalization,
+  kAttention,
+  kIndexing,
+  kCopy,
+  kRandom,
+  kOther,
+};
+const char* to_string(OpClass op_class);
+
+struct Node;
+struct Operand;
+struct OpTraits;
+
+// One call of a kernel. `data[i]` is the address of the first byte of operand i's *buffer* (the operand's window applies
+// on top). It is null for an output whose memory the kernel is to bring: the kernel then stores a Block in
+// `brought[i]` whose bytes are laid out as the operand's window says.
+struct Invocation {
+  const Node* node;
+  const Operand* operands;
+  void* const* data;
+  backend::Block* brought;
+  const std::byte* attributes;
+  const WindowTable* windows;
+  const OpTraits* traits;
+};
+
+// Runs on the thread of the device's compute queue. May throw; the executor turns that into a Status.
+using KernelFunction = void (*)(const Invocation& invocation);
+
+struct OpTraits {
+  std::string name;  // "aten::add.Tensor"
+  OpClass op_class = OpClass::kOther;
+  // The kernel brings its outputs' memory (on a host-accessible device; elsewhere it is always given memory).
+  bool brings_memory = false;
+  // Must run even when nobody reads its outputs.
+  bool side_effects = false;
+  // Runs on the accelerator; otherwise on the CPU always.
+  bool on_accelerator = true;
+  KernelFunction kernel = nullptr;
+  // The owner's data, for `kernel`.
+  const void* self = nullptr;
+};
+
+class OpTable {
+ public:
+  OpId add(OpTraits traits);
+  const OpTraits& operator[](OpId id) const { return entries_[id]; }
+  size_t size() const { return entries_.size(); }
+  // The id of that name, or size() where there is none.
+  OpId find(std::string_view name) const;
+
+ private:
+  std::deque<OpTraits> entries_;
+  std::unordered_map<std::string, OpId> by_name_;
+};
+
+// The table of this process. Leaked on purpose: plans may be run while the process exits.
+OpTable& op_table();
+
+}  // namespace hetero::graph

@@ -1,0 +1,171 @@
+// Memory plan: where each buffer's bytes lie on each device, and how large the arenas are.
+//
+// Linear scan over lifetimes, as for registers (Poletto & Sarkar 1999), with offsets instead of
+// registers:
+//   1. Find the first and the last instruction that touches each buffer on each device, and choose
+//      a home: bytes that exist before or after the program are the storage's own (kBound); what a
+//      kernel brings stays in the kernel's memory (kBrought); large temporaries of the CPU get a
+//      block of their own (kOwned); the rest goes to the device's arena.
+//   2. Walk the program: an instruction takes slices for what it touches first and gives back those
+//      of what it touches last.
+//   3. With several queues, a slice given back remembers who touched it, and only an instruction
+//      that comes after all of them takes it; near the end of the accelerator's memory an
+//      instruction is rather made to wait for them.
+// Memory outside an arena is released by the host as it passes the last use, so only bytes that no
+// copy queue touches qualify.
+
+#include <algorithm>
+
+#include "graph/passes/passes.h"
+
+namespace hetero::graph {
+namespace {
+
+using backend::DeviceIndex;
+using backend::kAccelerator;
+using backend::kCpu;
+
+bool survives(const Buffer& buffer) { return buffer.escapes || buffer.valid_on != 0; }
+
+class MemoryPlanner {
+ public:
+  MemoryPlanner(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch)
+      : graph_(graph), options_(options), plan_(plan), scratch_(scratch) {}
+
+  bool run() {
+    const size_t residences = graph_.buffers.size() * backend::kMaxDevices;
+    plan_.residences.assign(residences, {});
+    scratch_.slices.assign(residences, 0);
+    find_lifetimes();
+    const uint64_t capacity =
+        options_.accelerator_bytes == 0 ? UINT64_MAX : options_.accelerator_bytes;
+    const uint64_t bound = capacity == UINT64_MAX ? 0 : bound_bytes();
+    const uint64_t room = capacity - std::min(bound, capacity);
+    const bool clocks = !host_only(options_);
+    scratch_.arenas[kCpu].reset(clocks, UINT64_MAX);
+    if (clocks) scratch_.arenas[kAccelerator].reset(clocks, room);
+    std::fill_n(live_, backend::kMaxDevices, 0);
+    std::fill_n(plan_.arena_lower_bound, backend::kMaxDevices, 0);
+    assign_slices();
+    plan_.arena_bytes[kCpu] = scratch_.arenas[kCpu].high_water();
+    plan_.arena_bytes[kAccelerator] = clocks ? scratch_.arenas[kAccelerator].high_water() : 0;
+    return bound <= capacity && plan_.arena_bytes[kAccelerator] <= room;
+  }
+
+ private:
+  void find_lifetimes() {
+    for (uint32_t i = 0; i < plan_.program.size(); ++i) {
+      const Instruction& instruction = plan_.program[i];
+      if (instruction.kind == Instruction::Kind::kCopy) {
+        touch_by_copy(i, instruction.index, instruction.from);
+        touch_by_copy(i, instruction.index, instruction.to);
+        continue;
+      }
+      const Node& node = graph_.nodes[instruction.index];
+      const DeviceIndex device = device_of(instruction.queue);
+      const Operand* const first = graph_.operands_of(node);
+      const Operand* const end = first + node.operand_count;
+      for (const Operand* o = first; o != end; ++o) {
+        Residence& residence = plan_.residence(o->buffer, device);
+        if (residence.home == Home::kNone) {
+          residence.home = home_of(graph_.buffers[o->buffer], *o, node, device);
+          residence.first = i;
+        }
+        residence.last = i;
+      }
+    }
+  }
+
+  Home home_of(const Buffer& buffer, const Operand& operand, const Node& node,
+               DeviceIndex device) const {
+    if (device == kCpu && operand.access == Access::kDefine && op_table()[node.op].brings_memory) {
+      return Home::kBrought;
+    }
+    if (survives(buffer)) return Home::kBound;
+    return device == kCpu && buffer.bytes >= options_.own_block_bytes ? Home::kOwned : Home::kArena;
+  }
+
+  void touch_by_copy(uint32_t i, BufferId buffer, DeviceIndex device) {
+    Residence& residence = plan_.residence(buffer, device);
+    if (residence.home == Home::kNone) residence.first = i;
+    residence.last = i;
+    if (!survives(graph_.buffers[buffer])) {
+      residence.home = Home::kArena;
+    } else if (residence.home == Home::kNone) {
+      residence.home = Home::kBound;
+    }
+  }
+
+  // What lies on the accelerator beside its arena.
+  uint64_t bound_bytes() const {
+    uint64_t bytes = 0;
+    for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
+      const bool there = (graph_.buffers[b].valid_on & (1u << kAccelerator)) != 0;
+      if (there || plan_.residence(b, kAccelerator).home == Home::kBound) {
+        bytes += SliceAllocator::round_up(graph_.buffers[b].bytes);
+      }
+    }
+    return bytes;
+  }
+
+  void assign_slices() {
+    for (uint32_t i = 0; i < plan_.program.size(); ++i) {
+      const Instruction& instruction = plan_.program[i];
+      if (instruction.kind == Instruction::Kind::kCopy) {
+        take(i, instruction.index, instruction.from);
+        take(i, instruction.index, instruction.to);
+        give_back(i, instruction.index, instruction.from);
+        give_back(i, instruction.index, instruction.to);
+        continue;
+      }
+      const Node& node = graph_.nodes[instruction.index];
+      const DeviceIndex device = device_of(instruction.queue);
+      const Operand* const first = graph_.operands_of(node);
+      const Operand* const end = first + node.operand_count;
+      for (const Operand* o = first; o != end; ++o) take(i, o->buffer, device);
+      for (const Operand* o = first; o != end; ++o) give_back(i, o->buffer, device);
+    }
+  }
+
+  void take(uint32_t i, BufferId buffer, DeviceIndex device) {
+    Residence& residence = plan_.residence(buffer, device);
+    if (residence.first != i || residence.home != Home::kArena) return;
+    uint32_t& slice = scratch_.slices[buffer * backend::kMaxDevices + device];
+    if (slice != 0) return;
+    SliceAllocator& arena = scratch_.arenas[device];
+    const bool clocks = !host_only(options_);
+    const uint32_t taken =
+        arena.allocate(graph_.buffers[buffer].bytes, clocks ? &scratch_.clocks[i] : nullptr,
+                       clocks ? &scratch_.requirements[i] : nullptr);
+    slice = taken + 1;
+    residence.offset = arena.offset(taken);
+    live_[device] += arena.size(taken);
+    plan_.arena_lower_bound[device] = std::max(plan_.arena_lower_bound[device], live_[device]);
+  }
+
+  void give_back(uint32_t i, BufferId buffer, DeviceIndex device) {
+    const Residence& residence = plan_.residence(buffer, device);
+    if (residence.last != i || residence.home != Home::kArena) return;
+    const size_t index = buffer * backend::kMaxDevices + device;
+    uint32_t& slice = scratch_.slices[index];
+    if (slice == 0) return;
+    SliceAllocator& arena = scratch_.arenas[device];
+    live_[device] -= arena.size(slice - 1);
+    arena.free(slice - 1, host_only(options_) ? nullptr : &scratch_.touches[index].any);
+    slice = 0;
+  }
+
+  const Graph& graph_;
+  const PlanOptions& options_;
+  Plan& plan_;
+  Scratch& scratch_;
+  uint64_t live_[backend::kMaxDevices] = {};
+};
+
+}  // namespace
+
+bool plan_memory(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch) {
+  return MemoryPlanner(graph, options, plan, scratch).run();
+}
+
+}  // namespace hetero::graph

@@ -1,0 +1,284 @@
+// The text of a plan. One line a fact, in four groups:
+//
+//   plan: 3 nodes, 2 buffers, 2 events
+//   arena cpu: 128 bytes, lower bound 128
+//   n0: cpu, too small, 1.5e-06 s
+//   n1: dead
+//   b0: valid after on cpu; on cpu bound from 0 to 3; on accelerator arena 64 from 1 to 2
+//   p0: accelerator compute: run n0
+//   p1: accelerator h2d: copy b0 from cpu to accelerator
+//   p2: accelerator h2d: record e0
+//   p3: accelerator compute: wait e0
+
+#include "graph/plan.h"
+
+#include <cstdio>
+
+#include "graph/text.h"
+
+namespace hetero::graph {
+namespace {
+
+using backend::DeviceIndex;
+using backend::kMaxDevices;
+using Kind = Instruction::Kind;
+
+constexpr const char* kQueueWords[] = {"compute", "h2d", "d2h"};
+constexpr const char* kHomeWords[] = {"none", "bound", "arena", "brought", "owned"};
+constexpr int kHomes = static_cast<int>(std::size(kHomeWords));
+constexpr Reason kReasons[] = {Reason::kOnlyDevice, Reason::kRequested, Reason::kUnsupported,
+                               Reason::kOpClass,    Reason::kTooSmall,  Reason::kFollowsData,
+                               Reason::kNoMemory};
+
+std::string queue_text(QueueId queue) {
+  return std::string(device_word(device_of(queue))) + ' ' +
+         kQueueWords[static_cast<int>(kind_of(queue))];
+}
+
+void append_nodes(std::string& text, const Plan& plan) {
+  for (size_t n = 0; n < plan.live.size(); ++n) {
+    text += 'n' + std::to_string(n) + ": ";
+    if (!plan.live[n]) {
+      text += "dead\n";
+      continue;
+    }
+    const Placement& placement = plan.placements[n];
+    char seconds[32];
+    std::snprintf(seconds, sizeof(seconds), "%.9g",
+                  static_cast<double>(placement.predicted_seconds));
+    text += std::string(device_word(placement.device)) + ", " + to_string(placement.reason) + ", " +
+            seconds + " s\n";
+  }
+}
+
+void append_buffers(std::string& text, const Plan& plan) {
+  for (BufferId b = 0; b < plan.valid_after.size(); ++b) {
+    std::string line;
+    if (plan.valid_after[b] != 0) line = "; valid after on " + devices_text(plan.valid_after[b]);
+    for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
+      const Residence& residence = plan.residence(b, d);
+      if (residence.home == Home::kNone) continue;
+      line += std::string("; on ") + device_word(d) + ' ' +
+              kHomeWords[static_cast<int>(residence.home)];
+      if (residence.home == Home::kArena) line += ' ' + std::to_string(residence.offset);
+      line += " from " + std::to_string(residence.first) + " to " + std::to_string(residence.last);
+    }
+    text += 'b' + std::to_string(b) + ':' + (line.empty() ? " unused" : line.substr(1)) + '\n';
+  }
+}
+
+void append_program(std::string& text, const Plan& plan) {
+  for (size_t p = 0; p < plan.program.size(); ++p) {
+    const Instruction& instruction = plan.program[p];
+    const std::string index = std::to_string(instruction.index);
+    text += 'p' + std::to_string(p) + ": " + queue_text(instruction.queue) + ": ";
+    switch (instruction.kind) {
+      case Kind::kRun:
+        text += "run n" + index;
+        break;
+      case Kind::kCopy:
+        text += "copy b" + index + " from " + device_word(instruction.from) + " to " +
+                device_word(instruction.to);
+        break;
+      case Kind::kRecord:
+        text += "record e" + index;
+        break;
+      case Kind::kWait:
+        text += "wait e" + index;
+        break;
+    }
+    text += '\n';
+  }
+}
+
+class PlanParser {
+ public:
+  explicit PlanParser(std::string_view text) : reader_(text) {}
+
+  Result<Plan> parse() {
+    reader_.skip_empty_lines();
+    if (Status status = parse_header(); !status.ok()) return status;
+    for (reader_.skip_empty_lines(); !reader_.at_end(); reader_.skip_empty_lines()) {
+      uint32_t id = 0;
+      Status status;
+      if (reader_.accept("arena")) {
+        status = parse_arena();
+      } else if (reader_.accept_id("n", id)) {
+        status = parse_node(id);
+      } else if (reader_.accept_id("b", id)) {
+        status = parse_buffer(id);
+      } else if (reader_.accept_id("p", id)) {
+        status = parse_instruction(id);
+      } else {
+        status = reader_.error("an arena, a node, a buffer or an instruction");
+      }
+      if (!status.ok()) return status;
+      if (!reader_.accept_line_end()) return reader_.error("the end of the line");
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  Status parse_header() {
+    size_t nodes = 0;
+    size_t buffers = 0;
+    if (!reader_.accept("plan:") || !reader_.accept_number(nodes) || !reader_.accept("nodes,") ||
+        !reader_.accept_number(buffers) || !reader_.accept("buffers,") ||
+        !reader_.accept_number(plan_.event_count) || !reader_.accept("events") ||
+        !reader_.accept_line_end()) {
+      return reader_.error("'plan: N nodes, N buffers, N events'");
+    }
+    // Every node and every buffer has a line of its own, so larger counts cannot be true.
+    if (nodes > reader_.size() || buffers > reader_.size()) return reader_.error("a true count");
+    plan_.live.resize(nodes);
+    plan_.placements.resize(nodes);
+    plan_.residences.resize(buffers * kMaxDevices);
+    plan_.valid_after.resize(buffers);
+    return Status();
+  }
+
+  Status parse_arena() {
+    DeviceIndex device = 0;
+    if (!accept_device(reader_, device) || !reader_.accept(":") ||
+        !reader_.accept_number(plan_.arena_bytes[device]) ||
+        !reader_.accept("bytes, lower bound") ||
+        !reader_.accept_number(plan_.arena_lower_bound[device])) {
+      return reader_.error("'arena DEVICE: N bytes, lower bound N'");
+    }
+    return Status();
+  }
+
+  Status parse_node(uint32_t id) {
+    if (id >= plan_.live.size() || !reader_.accept(":")) return reader_.error("a node of the plan");
+    if (reader_.accept("dead")) {
+      ++plan_.dead_nodes;
+      return Status();
+    }
+    plan_.live[id] = 1;
+    Placement& placement = plan_.placements[id];
+    if (!accept_device(reader_, placement.device) || !reader_.accept(",")) {
+      return reader_.error("'DEVICE,'");
+    }
+    bool known = false;
+    for (const Reason reason : kReasons) {
+      if (known || !reader_.accept(to_string(reason))) continue;
+      placement.reason = reason;
+      known = true;
+    }
+    if (!known) return reader_.error("a reason");
+    if (!reader_.accept(",") || !reader_.accept_number(placement.predicted_seconds) ||
+        !reader_.accept("s")) {
+      return reader_.error("', SECONDS s'");
+    }
+    return Status();
+  }
+
+  Status parse_buffer(BufferId id) {
+    if (id >= plan_.valid_after.size() || !reader_.accept(":")) {
+      return reader_.error("a buffer of the plan");
+    }
+    if (reader_.accept("unused")) return Status();
+    do {
+      if (reader_.accept("valid after on")) {
+        if (!accept_devices(reader_, plan_.valid_after[id])) return reader_.error("devices");
+      } else if (Status status = parse_residence(id); !status.ok()) {
+        return status;
+      }
+    } while (reader_.accept(";"));
+    return Status();
+  }
+
+  Status parse_residence(BufferId id) {
+    DeviceIndex device = 0;
+    if (!reader_.accept("on") || !accept_device(reader_, device))
+      return reader_.error("'on DEVICE'");
+    Residence& residence = plan_.residence(id, device);
+    for (int home = 1; home < kHomes && residence.home == Home::kNone; ++home) {
+      if (reader_.accept(kHomeWords[home])) residence.home = static_cast<Home>(home);
+    }
+    if (residence.home == Home::kNone) return reader_.error("a home");
+    if (residence.home == Home::kArena && !reader_.accept_number(residence.offset)) {
+      return reader_.error("an offset");
+    }
+    if (!reader_.accept("from") || !reader_.accept_number(residence.first) ||
+        !reader_.accept("to") || !reader_.accept_number(residence.last)) {
+      return reader_.error("'from POSITION to POSITION'");
+    }
+    return Status();
+  }
+
+  Status parse_instruction(uint32_t id) {
+    if (id != plan_.program.size()) return reader_.error("instructions numbered from p0");
+    Instruction instruction;
+    DeviceIndex device = 0;
+    if (!reader_.accept(":") || !accept_device(reader_, device)) return reader_.error("a device");
+    int kind = 0;
+    while (kind < backend::kQueueKinds && !reader_.accept(kQueueWords[kind])) ++kind;
+    if (kind == backend::kQueueKinds || !reader_.accept(":")) return reader_.error("a queue");
+    instruction.queue = queue_id(device, static_cast<backend::QueueKind>(kind));
+    if (reader_.accept("run")) {
+      instruction.kind = Kind::kRun;
+      if (!reader_.accept_id("n", instruction.index)) return reader_.error("a node");
+    } else if (reader_.accept("copy")) {
+      instruction.kind = Kind::kCopy;
+      if (!reader_.accept_id("b", instruction.index) || !reader_.accept("from") ||
+          !accept_device(reader_, instruction.from) || !reader_.accept("to") ||
+          !accept_device(reader_, instruction.to)) {
+        return reader_.error("'copy bN from DEVICE to DEVICE'");
+      }
+    } else if (reader_.accept("record")) {
+      instruction.kind = Kind::kRecord;
+      if (!reader_.accept_id("e", instruction.index)) return reader_.error("an event");
+    } else if (reader_.accept("wait")) {
+      instruction.kind = Kind::kWait;
+      if (!reader_.accept_id("e", instruction.index)) return reader_.error("an event");
+    } else {
+      return reader_.error("an instruction");
+    }
+    plan_.program.push_back(instruction);
+    return Status();
+  }
+
+  TextReader reader_;
+  Plan plan_;
+};
+
+}  // namespace
+
+const char* to_string(Reason reason) {
+  switch (reason) {
+    case Reason::kOnlyDevice:
+      return "only device";
+    case Reason::kRequested:
+      return "requested";
+    case Reason::kUnsupported:
+      return "unsupported";
+    case Reason::kOpClass:
+      return "operator class";
+    case Reason::kTooSmall:
+      return "too small";
+    case Reason::kFollowsData:
+      return "follows data";
+    case Reason::kNoMemory:
+      return "no memory";
+  }
+  return "?";
+}
+
+std::string to_string(const Plan& plan) {
+  std::string text = "plan: " + std::to_string(plan.live.size()) + " nodes, " +
+                     std::to_string(plan.valid_after.size()) + " buffers, " +
+                     std::to_string(plan.event_count) + " events\n";
+  for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
+    text += std::string("arena ") + device_word(d) + ": " + std::to_string(plan.arena_bytes[d]) +
+            " bytes, lower bound " + std::to_string(plan.arena_lower_bound[d]) + '\n';
+  }
+  append_nodes(text, plan);
+  append_buffers(text, plan);
+  append_program(text, plan);
+  return text;
+}
+
+Result<Plan> parse_plan(std::string_view text) { return PlanParser(text).parse(); }
+
+}  // namespace hetero::graph

@@ -1,0 +1,132 @@
+// Plan and Program: what planning makes of a Graph, and what the executor runs. Both are data, print, and parse back.
+//
+// A Plan says for each node whether it runs, where and why, and for each (buffer, device) where its bytes lie. A Program is
+// the plan's instructions in the order in which the host submits them, each tagged with its queue. The same text gives the
+// same program, so plans can be stored, compared and mutated by tests.
+//
+// Thread safety: immutable once built; shared freely.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backend/device.h"
+#include "backend/status.h"
+#include "graph/graph.h"
+
+namespace hetero::graph {
+
+// Why a node was placed where it is.
+enum class Reason : uint8_t {
+  kOnlyDevice,    // there is no accelerator
+  kRequested,     // the user's placement
+  kUnsupported,   // the accelerator has no kernel for it
+  kOpClass,       // the preference of its operator class
+  kTooSmall,      // predicted cost does not pay for the launch and copies
+  kFollowsData,   // its operands are there
+  kNoMemory,      // the accelerator's memory does not suffice
+};
+const char* to_string(Reason reason);
+
+struct Placement {
+  backend::DeviceIndex device = backend::kCpu;
+  Reason reason = Reason::kOnlyDevice;
+  float predicted_seconds = 0;  // the cost guess that decided
+
+  bool operator==(const Placement&) const = default;
+};
+
+// Where the bytes of one buffer lie on one device while the program runs.
+enum class Home : uint8_t {
+  kNone,     // never on this device
+  kBound,    // the storage's own block, made before or kept after the program
+  kArena,    // a slice of the device's arena, for the program only
+  kBrought,  // the kernel that defines it brings the memory; an escaping buffer's becomes the storage's block
+  kOwned,    // a block of its own from the first touch to the last: large temporaries on the CPU
+};
+
+struct Residence {
+  Home home = Home::kNone;
+  uint64_t offset = 0;  // in the arena
+  // Positions in the program: the instructions that first and last touch the bytes.
+  uint32_t first = 0;
+  uint32_t last = 0;
+
+  bool operator==(const Residence&) const = default;
+};
+
+// A queue, as a dense number: device * kQueueKinds + kind.
+using QueueId = uint8_t;
+inline QueueId queue_id(backend::DeviceIndex device, backend::QueueKind kind) {
+  return static_cast<QueueId>(device * backend::kQueueKinds + static_cast<int>(kind));
+}
+inline backend::DeviceIndex device_of(QueueId queue) {
+  return static_cast<backend::DeviceIndex>(queue / backend::kQueueKinds);
+}
+inline backend::QueueKind kind_of(QueueId queue) {
+  return static_cast<backend::QueueKind>(queue % backend::kQueueKinds);
+}
+inline constexpr int kMaxQueues = backend::kMaxDevices * backend::kQueueKinds;
+
+// The CPU's compute queue runs on the submitting thread: what it holds is done before anything later is submitted, and
+// a wait on it blocks the submission of everything after.
+inline constexpr QueueId kHostQueue = 0;
+
+struct Instruction {
+  enum class Kind : uint8_t { kRun, kCopy, kRecord, kWait };
+  Kind kind = Kind::kRun;
+  QueueId queue = 0;
+  // kRun: the node. kCopy: the buffer. kRecord and kWait: the event.
+  uint32_t index = 0;
+  // kCopy: the devices.
+  backend::DeviceIndex from = 0;
+  backend::DeviceIndex to = 0;
+
+  bool operator==(const Instruction&) const = default;
+};
+
+struct Plan {
+  std::vector<uint8_t> live;                      // per node: it runs
+  std::vector<Placement> placements;              // per node
+  std::vector<Residence> residences;              // per buffer * kMaxDevices + device
+  uint64_t arena_bytes[backend::kMaxDevices] = {};
+  uint64_t arena_lower_bound[backend::kMaxDevices] = {};  // the most bytes live at once
+  std::vector<Instruction> program;               // in the order of submission
+  uint32_t event_count = 0;
+  uint32_t dead_nodes = 0;
+  // Per buffer: the devices on which its bytes are valid after the program (bit i is device i).
+  std::vector<uint8_t> valid_after;
+
+  bool operator==(const Plan&) const = default;
+  const Residence& residence(BufferId buffer, backend::DeviceIndex device) const {
+    return residences[buffer * backend::kMaxDevices + device];
+  }
+  Residence& residence(BufferId buffer, backend::DeviceIndex device) {
+    return residences[buffer * backend::kMaxDevices + device];
+  }
+};
+
+std::string to_string(const Plan& plan);
+Result<Plan> parse_plan(std::string_view text);
+
+// What planning may use.
+struct PlanOptions {
+  bool has_accelerator = false;
+  bool accelerator_host_accessible = false;
+  backend::Capabilities cpu;
+  backend::Capabilities accelerator;
+  uint64_t accelerator_bytes = 0;  // capacity; 0 for unlimited
+  // Temporaries of at least this size on the CPU get a block of their own instead of a slice of the arena, so that an arena
+  // and the results need not be held at the same time.
+  uint64_t own_block_bytes = 1 << 20;
+};
+
+// Plans `graph`. The pipeline of passes; see pipeline.cpp. Never fails on a legal graph: where the accelerator's memory does
+// not suffice, nodes move to the CPU.
+// `plan` may hold an earlier plan, whose memory is reused.
+void make_plan(const Graph& graph, const PlanOptions& options, Plan& plan);
+
+}  // namespace hetero::graph

@@ -1,0 +1,266 @@
+#include "graph/queue_run.h"
+
+#include <utility>
+
+namespace hetero::graph {
+
+using backend::DeviceIndex;
+using backend::kCpu;
+using backend::kMaxDevices;
+using Outcome = RunState::Outcome;
+
+Status QueueRun::run(RunState& state, RunCounts& counts) {
+  begin(state);
+  const std::vector<Instruction>& program = state.plan().program;
+  for (uint32_t position = 0; position < program.size(); ++position) {
+    const Instruction& instruction = program[position];
+    used_queues_ |= 1u << instruction.queue;
+    switch (instruction.kind) {
+      case Instruction::Kind::kRun:
+        submit_run(instruction, position);
+        break;
+      case Instruction::Kind::kCopy:
+        submit_copy(instruction, counts);
+        break;
+      case Instruction::Kind::kRecord:
+        record(instruction, counts);
+        break;
+      case Instruction::Kind::kWait:
+        wait(instruction, counts);
+        break;
+    }
+  }
+  synchronize();
+  settle(counts);
+  Status first = state.first_failure();
+  return first.ok() ? lost_ : first;
+}
+
+void QueueRun::begin(RunState& state) {
+  state_ = &state;
+  const Graph& graph = state.graph();
+  const size_t buffers = graph.buffers.size();
+  lost_ = Status();
+  used_queues_ = 0;
+  tasks_.clear();
+  tasks_.reserve(graph.nodes.size());
+  data_.resize(graph.operands.size());
+  slot_before_.resize(graph.operands.size());
+  slot_of_.resize(buffers);
+  for (uint32_t b = 0; b < buffers; ++b) slot_of_[b] = b;
+  slots_.assign(buffers + graph.operands.size(), kHealthy);
+  for (const auto& [buffer, failure] : state.poisoned_on_entry()) slots_[buffer] = failure;
+  broken_.assign(buffers * kMaxDevices, kHealthy);
+  outcomes_.assign(graph.nodes.size(), Outcome::kNotRun);
+  events_.assign(state.plan().event_count, {nullptr, 0});
+  for (int d = 0; d < kMaxDevices; ++d) pool_used_[d] = 0;
+}
+
+backend::Queue& QueueRun::queue(QueueId id) const {
+  return state_->device(device_of(id)).queue(kind_of(id));
+}
+
+void QueueRun::submit_run(const Instruction& instruction, uint32_t position) {
+  const Node& node = state_->graph().nodes[instruction.index];
+  const DeviceIndex device = device_of(instruction.queue);
+  bool brings = false;
+  const FailureId failure = prepare(instruction.index, device, brings);
+  assign_slots(node);
+  NodeTask& task = tasks_.emplace_back(NodeTask{this, instruction.index, device, failure});
+  if (instruction.queue == kHostQueue) {
+    if (brought_.size() < node.operand_count) brought_.resize(node.operand_count);
+    run_node(task, brought_.data(), brings);
+    state_->release(node, position);
+    return;
+  }
+  const auto run = [](void* context) {
+    const NodeTask& task = *static_cast<const NodeTask*>(context);
+    task.owner->run_node(task, nullptr, false);
+  };
+  if (Status status = queue(instruction.queue).launch({run, &task}); !status.ok()) {
+    // Not submitted, so the host marks the outputs in the task's stead.
+    mark_outputs(node, state_->add_failure(instruction.index, std::move(status)));
+  }
+}
+
+// Finds memory for the node's operands, and what the host knows to be broken among them.
+FailureId QueueRun::prepare(uint32_t index, DeviceIndex device, bool& brings) {
+  const Graph& graph = state_->graph();
+  const Node& node = graph.nodes[index];
+  FailureId failure = state_->resolve(index, device, data_.data() + node.first_operand, brings);
+  const Operand* const operands = graph.operands_of(node);
+  const auto overwritten = [&](const Operand& operand) {
+    return operand.writes() && overwrites(*graph.windows, operand, graph.buffers[operand.buffer]);
+  };
+  for (int i = 0; i < node.operand_count; ++i) {
+    if (overwritten(operands[i])) continue;
+    failure = state_->earlier(failure, broken_[operands[i].buffer * kMaxDevices + device]);
+  }
+  for (int i = 0; i < node.operand_count; ++i) {
+    if (overwritten(operands[i])) broken_[operands[i].buffer * kMaxDevices + device] = kHealthy;
+  }
+  return failure;
+}
+
+void QueueRun::assign_slots(const Node& node) {
+  const Graph& graph = state_->graph();
+  const Operand* const operands = graph.operands_of(node);
+  for (int i = 0; i < node.operand_count; ++i) {
+    slot_before_[node.first_operand + i] = slot_of_[operands[i].buffer];
+  }
+  for (int i = 0; i < node.operand_count; ++i) {
+    if (!operands[i].writes()) continue;
+    const uint32_t index = node.first_operand + i;
+    // A second partial write of one node to one buffer goes on from the first.
+    if (!operands[i].reads()) slot_before_[index] = slot_of_[operands[i].buffer];
+    slot_of_[operands[i].buffer] = static_cast<uint32_t>(graph.buffers.size()) + index;
+  }
+}
+
+// On the thread of the task's queue.
+void QueueRun::run_node(const NodeTask& task, backend::Block* brought, bool brings) {
+  const Graph& graph = state_->graph();
+  const Node& node = graph.nodes[task.node];
+  void** const data = data_.data() + node.first_operand;
+  FailureId failure = task.failure;
+  if (failure == kHealthy && state_->has_failures()) {
+    failure = poison_of_inputs(node);
+    if (failure != kHealthy) {
+      outcomes_[task.node] = Outcome::kSkipped;
+      state_->raise(failure);
+    }
+  }
+  if (failure == kHealthy) {
+    if (task.device != kCpu) {
+      backend::Device& device = state_->device(task.device);
+      for (int i = 0; i < node.operand_count; ++i) data[i] = device.kernel_address(data[i]);
+    }
+    const OpTraits& traits = op_table()[node.op];
+    failure = state_->call_kernel(task.node,
+                                  {.node = &node,
+                                   .operands = graph.operands_of(node),
+                                   .data = data,
+                                   .brought = brought,
+                                   .attributes = graph.attributes.data() + node.attribute_offset,
+                                   .windows = graph.windows,
+                                   .traits = &traits});
+    outcomes_[task.node] = failure == kHealthy ? Outcome::kRan : Outcome::kFailed;
+  }
+  if (brings) {
+    if (failure == kHealthy) failure = state_->collect(task.node, data, brought);
+    for (int i = 0; i < node.operand_count; ++i) brought[i].reset();
+  }
+  if (failure != kHealthy || state_->has_failures()) mark_outputs(node, failure);
+}
+
+FailureId QueueRun::poison_of_inputs(const Node& node) const {
+  const Operand* const operands = state_->graph().operands_of(node);
+  FailureId failure = kHealthy;
+  for (int i = 0; i < node.operand_count; ++i) {
+    if (!operands[i].reads()) continue;
+    failure = state_->earlier(failure, slots_[slot_before_[node.first_operand + i]]);
+  }
+  return failure;
+}
+
+void QueueRun::mark_outputs(const Node& node, FailureId failure) {
+  const Graph& graph = state_->graph();
+  const Operand* const operands = graph.operands_of(node);
+  for (int i = 0; i < node.operand_count; ++i) {
+    if (!operands[i].writes()) continue;
+    const uint32_t index = node.first_operand + i;
+    const bool whole = overwrites(*graph.windows, operands[i], graph.buffers[operands[i].buffer]);
+    slots_[graph.buffers.size() + index] =
+        failure != kHealthy || whole ? failure : slots_[slot_before_[index]];
+  }
+}
+
+void QueueRun::submit_copy(const Instruction& instruction, RunCounts& counts) {
+  const BufferId buffer = instruction.index;
+  const FailureId source = broken_[buffer * kMaxDevices + instruction.from];
+  FailureId& target = broken_[buffer * kMaxDevices + instruction.to];
+  target = source;
+  const void* const from = state_->address(buffer, instruction.from);
+  // Without memory there, whoever should have written it has failed, and the value's slot says so.
+  if (source != kHealthy || from == nullptr) return;
+  const auto no_node = static_cast<uint32_t>(state_->graph().nodes.size());
+  if (state_->address(buffer, instruction.to) == nullptr) {
+    target = state_->provide(no_node, buffer, instruction.to);
+    if (target != kHealthy) return;
+  }
+  const uint64_t bytes = state_->graph().buffers[buffer].bytes;
+  Status status =
+      queue(instruction.queue).copy(state_->address(buffer, instruction.to), from, bytes);
+  if (!status.ok()) {
+    target = state_->add_failure(no_node, std::move(status));
+    return;
+  }
+  ++counts.copies;
+  counts.copied_bytes[instruction.to] += static_cast<int64_t>(bytes);
+}
+
+void QueueRun::record(const Instruction& instruction, RunCounts& counts) {
+  const DeviceIndex d = device_of(instruction.queue);
+  backend::Device& device = state_->device(d);
+  if (pool_owner_[d] != &device) {
+    pool_[d].clear();
+    pool_owner_[d] = &device;
+  }
+  if (pool_used_[d] == pool_[d].size()) pool_[d].push_back(device.create_event());
+  backend::Event* const event = pool_[d][pool_used_[d]++].get();
+  const bool recorded = event != nullptr && queue(instruction.queue).record(*event).ok();
+  events_[instruction.index] = {recorded ? event : nullptr, instruction.queue};
+  ++counts.events;
+}
+
+void QueueRun::wait(const Instruction& instruction, RunCounts& counts) {
+  const auto [event, recorded_on] = events_[instruction.index];
+  ++counts.waits;
+  if (event != nullptr && queue(instruction.queue).wait(*event).ok()) return;
+  // Without the event the host keeps the order: it goes on when all that could be meant has run.
+  if (Status status = queue(recorded_on).synchronize(); !status.ok()) lose(std::move(status));
+}
+
+void QueueRun::lose(Status status) {
+  if (lost_.ok()) lost_ = std::move(status);
+}
+
+void QueueRun::synchronize() {
+  for (QueueId id = 0; id < kMaxQueues; ++id) {
+    if ((used_queues_ >> id & 1) == 0) continue;
+    if (Status status = queue(id).synchronize(); !status.ok()) lose(std::move(status));
+  }
+}
+
+void QueueRun::settle(RunCounts& counts) {
+  const Graph& graph = state_->graph();
+  const Plan& plan = state_->plan();
+  for (size_t n = 0; n < outcomes_.size(); ++n) {
+    counts.skipped += outcomes_[n] == Outcome::kSkipped;
+    counts.kernels[plan.placements[n].device] +=
+        outcomes_[n] == Outcome::kRan || outcomes_[n] == Outcome::kFailed;
+  }
+  FailureId lost = kHealthy;
+  if (!lost_.ok()) lost = state_->add_failure(static_cast<uint32_t>(graph.nodes.size()), lost_);
+  const bool failures = state_->has_failures();
+  if (failures) state_->find_written(outcomes_, written_);
+  for (BufferId b = 0; b < graph.buffers.size(); ++b) {
+    bool touched = false;
+    uint8_t valid = plan.valid_after[b];
+    FailureId failure = slots_[slot_of_[b]];
+    FailureId broken = kHealthy;
+    for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
+      touched |= plan.residence(b, d).home != Home::kNone;
+      if ((valid >> d & 1) == 0 || broken_[b * kMaxDevices + d] == kHealthy) continue;
+      broken = broken_[b * kMaxDevices + d];
+      valid &= static_cast<uint8_t>(~(1u << d));
+    }
+    if (state_->binding(b) == nullptr || !touched) continue;
+    if (failure == kHealthy && valid == 0) failure = broken;
+    const bool written = failures && written_[b];
+    if (written) failure = state_->earlier(failure, lost);
+    state_->settle(b, failure, valid, written);
+  }
+}
+
+}  // namespace hetero::graph

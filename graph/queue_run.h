@@ -1,0 +1,78 @@
+// QueueRun: runs a program over several queues.
+//
+// The host walks the program once: it gives tasks and copies to the queues, records and waits for
+// events, and calls the CPU's kernels itself. Tasks run later, on their queue's thread, and find
+// out only then whether what they read is poisoned. That needs a flag for each *value*, not for
+// each buffer: while a task reads an old value, the CPU may already be writing the next. So every
+// write of the program makes a new slot; a slot is set by the one task that writes it, and read by
+// tasks that the program orders after it.
+//
+// What the host itself finds broken, memory that it cannot get or a copy that it cannot submit,
+// concerns the bytes of one device and is known in program order; `broken_` keeps it per residence.
+//
+// Thread safety: one run at a time. Slots, data and outcomes are shared with the queues' threads,
+// ordered by the program's events.
+
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "graph/run_state.h"
+
+namespace hetero::graph {
+
+class QueueRun {
+ public:
+  // Runs state.plan(), synchronizes every queue used and settles the bindings. Returns the first
+  // failure.
+  Status run(RunState& state, RunCounts& counts);
+
+ private:
+  struct NodeTask {
+    QueueRun* owner;
+    uint32_t node;
+    backend::DeviceIndex device;
+    FailureId failure;  // known to the host
+  };
+
+  void begin(RunState& state);
+  void submit_run(const Instruction& instruction, uint32_t position);
+  void submit_copy(const Instruction& instruction, RunCounts& counts);
+  void record(const Instruction& instruction, RunCounts& counts);
+  void wait(const Instruction& instruction, RunCounts& counts);
+  FailureId prepare(uint32_t node, backend::DeviceIndex device, bool& brings);
+  void assign_slots(const Node& node);
+  void run_node(const NodeTask& task, backend::Block* brought, bool brings);
+  FailureId poison_of_inputs(const Node& node) const;
+  void mark_outputs(const Node& node, FailureId failure);
+  void lose(Status status);
+  void synchronize();
+  void settle(RunCounts& counts);
+  backend::Queue& queue(QueueId id) const;
+
+  RunState* state_ = nullptr;
+  Status lost_;  // a device failed in a way that leaves no result certain
+  uint32_t used_queues_ = 0;
+  std::vector<NodeTask> tasks_;  // reserved for the whole run: queues hold pointers
+  std::vector<void*> data_;      // per operand of the graph
+  // Per operand: the slot of what it reads, or writes a part of.
+  std::vector<uint32_t> slot_before_;
+  std::vector<uint32_t> slot_of_;  // per buffer: the slot of its value at this point of the walk
+  // First one per buffer, for what is there on entry; then one per operand.
+  std::vector<FailureId> slots_;
+  std::vector<FailureId> broken_;            // per residence
+  std::vector<RunState::Outcome> outcomes_;  // per node
+  std::vector<uint8_t> written_;
+  std::vector<backend::Block> brought_;
+  struct RecordedEvent {
+    backend::Event* event;  // null where recording failed
+    QueueId queue;
+  };
+  std::vector<RecordedEvent> events_;
+  std::vector<std::unique_ptr<backend::Event>> pool_[backend::kMaxDevices];
+  const void* pool_owner_[backend::kMaxDevices] = {};
+  size_t pool_used_[backend::kMaxDevices] = {};
+};
+
+}  // namespace hetero::graph

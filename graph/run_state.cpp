@@ -1,0 +1,201 @@
+#include "graph/run_state.h"
+
+#include <exception>
+#include <string>
+#include <utility>
+
+namespace hetero::graph {
+
+using backend::DeviceIndex;
+using backend::kCpu;
+using backend::kMaxDevices;
+
+void RunState::begin(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings,
+                     const std::array<backend::Device*, kMaxDevices>& devices) {
+  graph_ = &graph;
+  plan_ = &plan;
+  bindings_ = bindings;
+  devices_ = devices;
+  failures_.clear();
+  on_entry_.clear();
+  failure_count_ = 0;
+  std::byte* bases[kMaxDevices] = {};
+  for (int d = 0; d < kMaxDevices; ++d) {
+    arena_status_[d] = Status();
+    if (plan.arena_bytes[d] == 0) continue;
+    Result<backend::Block> block = devices_[d]->allocate(plan.arena_bytes[d]);
+    if (block.ok()) {
+      arenas_[d] = std::move(block.value());
+      bases[d] = static_cast<std::byte*>(arenas_[d].data());
+    } else {
+      arena_status_[d] = block.status();
+    }
+  }
+
+  const size_t buffers = graph.buffers.size();
+  if (held_.size() < buffers) held_.resize(buffers);
+  addresses_.resize(buffers * kMaxDevices);
+  for (size_t b = 0; b < buffers; ++b) {
+    for (int d = 0; d < kMaxDevices; ++d) {
+      const Residence& residence = plan.residences[b * kMaxDevices + d];
+      void* address = nullptr;
+      if (residence.home == Home::kArena) {
+        if (bases[d] != nullptr) address = bases[d] + residence.offset;
+      } else if (residence.home == Home::kBound || residence.home == Home::kBrought) {
+        if (bindings[b] != nullptr) address = bindings[b]->blocks[d].data();
+      }
+      addresses_[b * kMaxDevices + d] = address;
+    }
+    if (bindings[b] != nullptr && !bindings[b]->error.ok()) [[unlikely]] {
+      on_entry_.emplace_back(b, add_failure(0, bindings[b]->error));
+      failures_.back().raised = false;
+    }
+  }
+}
+
+void RunState::end() {
+  for (backend::Block& arena : arenas_) arena.reset();
+  bindings_ = {};
+}
+
+FailureId RunState::provide(uint32_t node, BufferId buffer, DeviceIndex device) {
+  const Residence& residence = plan_->residence(buffer, device);
+  const Buffer& shape = graph_->buffers[buffer];
+  if (residence.home == Home::kArena) return add_failure(node, arena_status_[device]);
+  if ((shape.valid_on >> device & 1) != 0 && shape.bytes > 0) {
+    return add_failure(
+        node, Status(ErrorClass::kInternal,
+                     "buffer b" + std::to_string(buffer) + " is bound as valid without a block"));
+  }
+  Result<backend::Block> block = devices_[device]->allocate(shape.bytes);
+  if (!block.ok()) return add_failure(node, block.status());
+  addresses_[buffer * kMaxDevices + device] = block.value().data();
+  Binding* const bound = bindings_[buffer];
+  (bound != nullptr ? bound->blocks[device] : held_[buffer]) = std::move(block.value());
+  return kHealthy;
+}
+
+FailureId RunState::resolve(uint32_t index, DeviceIndex device, void** data, bool& brings) {
+  const Node& node = graph_->nodes[index];
+  const Operand* const operands = graph_->operands_of(node);
+  bool complete = true;
+  for (int i = 0; i < node.operand_count; ++i) {
+    data[i] = address(operands[i].buffer, device);
+    complete &= data[i] != nullptr;
+  }
+  if (complete) [[likely]]
+    return kHealthy;
+  for (int i = 0; i < node.operand_count; ++i) {
+    if (data[i] != nullptr) continue;
+    const BufferId buffer = operands[i].buffer;
+    if (operands[i].access == Access::kDefine && op_table()[node.op].brings_memory &&
+        plan_->residence(buffer, device).home == Home::kBrought) {
+      brings = true;
+      continue;
+    }
+    // An earlier operand of this node may have been given the memory.
+    if (address(buffer, device) == nullptr) {
+      if (const FailureId failure = provide(index, buffer, device)) return failure;
+    }
+    data[i] = address(buffer, device);
+  }
+  return kHealthy;
+}
+
+FailureId RunState::collect(uint32_t index, void* const* data, backend::Block* brought) {
+  const Node& node = graph_->nodes[index];
+  const Operand* const operands = graph_->operands_of(node);
+  FailureId failure = kHealthy;
+  for (int i = 0; i < node.operand_count; ++i) {
+    if (data[i] != nullptr) continue;
+    if (!brought[i]) {
+      failure = add_failure(index,
+                            Status(ErrorClass::kInternal,
+                                   op_table()[node.op].name + " brought no memory for its output"));
+      continue;
+    }
+    const BufferId buffer = operands[i].buffer;
+    addresses_[buffer * kMaxDevices + kCpu] = brought[i].data();
+    Binding* const bound = bindings_[buffer];
+    (bound != nullptr ? bound->blocks[kCpu] : held_[buffer]) = std::move(brought[i]);
+  }
+  return failure;
+}
+
+void RunState::release(const Node& node, uint32_t position) {
+  const Operand* const operands = graph_->operands_of(node);
+  for (int i = 0; i < node.operand_count; ++i) {
+    const BufferId buffer = operands[i].buffer;
+    const Residence& residence = plan_->residence(buffer, kCpu);
+    if (residence.last == position && residence.home >= Home::kBrought) held_[buffer].reset();
+  }
+}
+
+FailureId RunState::call_kernel(uint32_t node, const Invocation& invocation) {
+  try {
+    invocation.traits->kernel(invocation);
+    return kHealthy;
+  } catch (const std::exception& error) {
+    return add_failure(node, Status(ErrorClass::kKernel, error.what(), std::current_exception()));
+  } catch (...) {
+    return add_failure(node, Status(ErrorClass::kKernel, "a kernel threw an unknown exception",
+                                    std::current_exception()));
+  }
+}
+
+FailureId RunState::add_failure(uint32_t node, Status status) {
+  const std::lock_guard lock(mutex_);
+  failures_.push_back({node, std::move(status), true});
+  failure_count_.store(static_cast<uint32_t>(failures_.size()), std::memory_order_relaxed);
+  return static_cast<FailureId>(failures_.size());
+}
+
+void RunState::raise(FailureId failure) {
+  const std::lock_guard lock(mutex_);
+  failures_[failure - 1].raised = true;
+}
+
+FailureId RunState::earlier(FailureId a, FailureId b) {
+  if (a == kHealthy || b == kHealthy) return a == kHealthy ? b : a;
+  const std::lock_guard lock(mutex_);
+  return failures_[b - 1].node < failures_[a - 1].node ? b : a;
+}
+
+Status RunState::first_failure() const {
+  const Failure* first = nullptr;
+  for (const Failure& failure : failures_) {
+    if (failure.raised && (first == nullptr || failure.node < first->node)) first = &failure;
+  }
+  return first == nullptr ? Status() : first->status;
+}
+
+void RunState::find_written(const std::vector<Outcome>& outcomes,
+                            std::vector<uint8_t>& written) const {
+  written.assign(graph_->buffers.size(), 0);
+  for (size_t n = 0; n < graph_->nodes.size(); ++n) {
+    if (outcomes[n] != Outcome::kRan && outcomes[n] != Outcome::kFailed) continue;
+    const Node& node = graph_->nodes[n];
+    for (int i = 0; i < node.operand_count; ++i) {
+      const Operand& operand = graph_->operands_of(node)[i];
+      written[operand.buffer] |= operand.writes();
+    }
+  }
+}
+
+void RunState::settle(BufferId buffer, FailureId failure, uint8_t valid_on, bool written) {
+  Binding& binding = *bindings_[buffer];
+  if (failure == kHealthy) {
+    // A device that could not give the memory for a touch that needs no bytes has none of the
+    // bytes.
+    for (int d = 0; d < kMaxDevices; ++d) {
+      if (!binding.blocks[d]) valid_on &= static_cast<uint8_t>(~(1u << d));
+    }
+    binding.valid_on = valid_on;
+    if (!binding.error.ok()) binding.error = Status();
+    return;
+  }
+  binding.error = status_of(failure);
+  if (written || graph_->buffers[buffer].valid_on == 0) binding.valid_on = 0;
+}
+
+}  // namespace hetero::graph

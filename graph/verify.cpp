@@ -1,0 +1,540 @@
+// The verifier replays a program on paper. It follows what memory would hold, what each queue would
+// know, and who would be using which bytes, and compares that with what the graph says. It includes
+// nothing from passes/, so that a wrong idea in a pass is not repeated here.
+
+#include "graph/verify.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+namespace hetero::graph {
+namespace {
+
+using backend::DeviceIndex;
+using backend::kAccelerator;
+using backend::kCpu;
+using backend::kMaxDevices;
+using Kind = Instruction::Kind;
+using Clock = std::array<uint32_t, kMaxQueues>;  // per queue: position + 1
+
+Status violation(std::string message) { return Status(ErrorClass::kInternal, std::move(message)); }
+std::string name(const char* prefix, uint64_t index) { return prefix + std::to_string(index); }
+
+struct ByteRange {
+  int64_t first;
+  int64_t last;
+  bool overlaps(const ByteRange& other) const { return first < other.last && other.first < last; }
+};
+
+// The bytes that an operand may touch. An empty buffer counts as one that everybody touches: its
+// values have an order too.
+ByteRange range_of(const Graph& graph, const Operand& operand) {
+  const Buffer& buffer = graph.buffers[operand.buffer];
+  if (buffer.bytes == 0 || overwrites(*graph.windows, operand, buffer)) return {0, INT64_MAX};
+  const Window& window = (*graph.windows)[operand.window];
+  return {window.first_byte, window.last_byte};
+}
+
+class PlanVerifier {
+ public:
+  PlanVerifier(const Graph& graph, const Plan& plan, const PlanOptions& options)
+      : graph_(graph), plan_(plan), options_(options) {}
+
+  Status run() {
+    using Check = Status (PlanVerifier::*)();
+    constexpr Check kChecks[] = {&PlanVerifier::check_sizes,   &PlanVerifier::check_placements,
+                                 &PlanVerifier::check_program, &PlanVerifier::check_dead_nodes,
+                                 &PlanVerifier::check_events,  &PlanVerifier::check_contents,
+                                 &PlanVerifier::check_hazards, &PlanVerifier::check_residences,
+                                 &PlanVerifier::check_sharing, &PlanVerifier::check_budget};
+    for (const Check check : kChecks) {
+      if (Status status = (this->*check)(); !status.ok()) return status;
+    }
+    return Status();
+  }
+
+ private:
+  struct Write {
+    uint32_t node;
+    ByteRange range;
+    bool whole;
+  };
+  struct Touch {
+    uint32_t position;
+    QueueId queue;
+    bool writes;
+    ByteRange range;
+    uint32_t node;  // kNoNode for a copy
+    bool brings;    // the kernel may bring the memory here
+  };
+  // What the bytes of a residence are made of: the writes applied since the last whole one.
+  struct Contents {
+    bool known = false;
+    std::vector<uint32_t> writes;
+  };
+  static constexpr uint32_t kNoNode = UINT32_MAX;
+
+  bool survives(BufferId b) const {
+    return graph_.buffers[b].escapes || graph_.buffers[b].valid_on != 0;
+  }
+  const OpTraits& traits_of(uint32_t node) const { return op_table()[graph_.nodes[node].op]; }
+
+  Status check_sizes() {
+    const size_t nodes = graph_.nodes.size();
+    const size_t buffers = graph_.buffers.size();
+    if (plan_.live.size() != nodes || plan_.placements.size() != nodes ||
+        plan_.valid_after.size() != buffers || plan_.residences.size() != buffers * kMaxDevices) {
+      return violation("the plan is of another graph");
+    }
+    return Status();
+  }
+
+  Status check_placements() {
+    for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
+      const DeviceIndex device = plan_.placements[n].device;
+      if (!plan_.live[n] || device == kCpu) continue;
+      if (device != kAccelerator || !options_.has_accelerator) {
+        return violation(name("n", n) + " is placed on a device that is not there");
+      }
+      if (!traits_of(n).on_accelerator) {
+        return violation(name("n", n) + " is placed on the accelerator, which cannot run it");
+      }
+    }
+    return Status();
+  }
+
+  // Instructions mean something, and every live node runs once. Collects who touches what.
+  Status check_program() {
+    std::vector<uint8_t> runs(graph_.nodes.size());
+    touches_.resize(plan_.residences.size());
+    for (uint32_t p = 0; p < plan_.program.size(); ++p) {
+      const Instruction& instruction = plan_.program[p];
+      if (instruction.queue >= kMaxQueues) return violation(name("p", p) + ": no such queue");
+      Status status;
+      if (instruction.kind == Kind::kRun) {
+        status = check_run(p, instruction, runs);
+      } else if (instruction.kind == Kind::kCopy) {
+        status = check_copy(p, instruction);
+      }
+      if (!status.ok()) return status;
+    }
+    for (uint32_t n = 0; n < runs.size(); ++n) {
+      if (plan_.live[n] && !runs[n]) return violation(name("n", n) + " lives but never runs");
+    }
+    return Status();
+  }
+
+  Status check_run(uint32_t p, const Instruction& instruction, std::vector<uint8_t>& runs) {
+    const uint32_t n = instruction.index;
+    if (n >= graph_.nodes.size()) return violation(name("p", p) + " runs a node that is not there");
+    if (!plan_.live[n]) return violation(name("p", p) + " runs the dead node " + name("n", n));
+    if (runs[n]++) return violation(name("n", n) + " runs twice");
+    const DeviceIndex device = plan_.placements[n].device;
+    if (instruction.queue != queue_id(device, backend::QueueKind::kCompute)) {
+      return violation(name("n", n) + " runs on another queue than its placement says");
+    }
+    const Node& node = graph_.nodes[n];
+    for (int i = 0; i < node.operand_count; ++i) {
+      const Operand& operand = graph_.operands_of(node)[i];
+      touches_[operand.buffer * kMaxDevices + device].push_back(
+          {.position = p,
+           .queue = instruction.queue,
+           .writes = operand.writes(),
+           .range = range_of(graph_, operand),
+           .node = n,
+           .brings = operand.access == Access::kDefine && traits_of(n).brings_memory});
+    }
+    return Status();
+  }
+
+  Status check_copy(uint32_t p, const Instruction& instruction) {
+    if (instruction.index >= graph_.buffers.size() || instruction.from >= kMaxDevices ||
+        instruction.to >= kMaxDevices || instruction.from == instruction.to) {
+      return violation(name("p", p) + " is no copy of a buffer between devices");
+    }
+    const auto kind = instruction.to == kAccelerator ? backend::QueueKind::kHostToDevice
+                                                     : backend::QueueKind::kDeviceToHost;
+    if (instruction.queue != queue_id(kAccelerator, kind)) {
+      return violation(name("p", p) + " copies on the wrong queue");
+    }
+    for (const DeviceIndex device : {instruction.from, instruction.to}) {
+      touches_[instruction.index * kMaxDevices + device].push_back(
+          {.position = p,
+           .queue = instruction.queue,
+           .writes = device == instruction.to,
+           .range = {0, INT64_MAX},
+           .node = kNoNode,
+           .brings = false});
+    }
+    return Status();
+  }
+
+  // A dead node must not have written anything that a live node or the caller sees.
+  Status check_dead_nodes() {
+    collect_writes();
+    uint32_t dead = 0;
+    for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (!plan_.live[n]) {
+        ++dead;
+        if (traits_of(n).side_effects) return violation(name("n", n) + " is dead but has effects");
+        continue;
+      }
+      const Node& node = graph_.nodes[n];
+      for (int i = 0; i < node.operand_count; ++i) {
+        const Operand& operand = graph_.operands_of(node)[i];
+        if (!operand.reads()) continue;
+        if (Status s = check_seen(operand.buffer, n, range_of(graph_, operand)); !s.ok()) return s;
+      }
+    }
+    for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
+      if (!graph_.buffers[b].escapes) continue;
+      if (Status s = check_seen(b, kNoNode, {0, INT64_MAX}); !s.ok()) return s;
+    }
+    if (dead != plan_.dead_nodes) return violation("the count of dead nodes is wrong");
+    return Status();
+  }
+
+  void collect_writes() {
+    writes_.resize(graph_.buffers.size());
+    for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
+      const Node& node = graph_.nodes[n];
+      for (int i = 0; i < node.operand_count; ++i) {
+        const Operand& operand = graph_.operands_of(node)[i];
+        if (!operand.writes()) continue;
+        const bool whole = overwrites(*graph_.windows, operand, graph_.buffers[operand.buffer]);
+        writes_[operand.buffer].push_back({n, range_of(graph_, operand), whole});
+      }
+    }
+  }
+
+  Status check_seen(BufferId buffer, uint32_t reader, const ByteRange& range) const {
+    const std::vector<Write>& writes = writes_[buffer];
+    for (auto write = writes.rbegin(); write != writes.rend(); ++write) {
+      if (write->node >= reader || !write->range.overlaps(range)) continue;
+      if (!plan_.live[write->node]) {
+        return violation(name("n", write->node) + " is dead, but what it writes to " +
+                         name("b", buffer) + " is read");
+      }
+      if (write->whole) break;
+    }
+    return Status();
+  }
+
+  // Every wait has an earlier record. Fills clocks_: what has run when an instruction starts.
+  Status check_events() {
+    std::vector<uint8_t> recorded(plan_.event_count);
+    std::vector<Clock> at_record(plan_.event_count);
+    std::array<Clock, kMaxQueues> knows{};
+    clocks_.resize(plan_.program.size());
+    for (uint32_t p = 0; p < plan_.program.size(); ++p) {
+      const Instruction& instruction = plan_.program[p];
+      Clock& mine = knows[instruction.queue];
+      // Submitted by the host, after all that the host has run and waited for.
+      learn(mine, knows[kHostQueue]);
+      const bool event = instruction.kind == Kind::kRecord || instruction.kind == Kind::kWait;
+      if (event && instruction.index >= plan_.event_count) {
+        return violation(name("p", p) + ": no such event");
+      }
+      if (instruction.kind == Kind::kRecord) {
+        if (recorded[instruction.index]++)
+          return violation(name("e", instruction.index) + " is recorded twice");
+        at_record[instruction.index] = mine;
+      } else if (instruction.kind == Kind::kWait) {
+        if (!recorded[instruction.index]) {
+          return violation(name("p", p) + " waits for an event that is not recorded yet");
+        }
+        learn(mine, at_record[instruction.index]);
+      }
+      clocks_[p] = mine;
+      mine[instruction.queue] = p + 1;
+    }
+    return Status();
+  }
+
+  static void learn(Clock& clock, const Clock& other) {
+    for (int q = 0; q < kMaxQueues; ++q) clock[q] = std::max(clock[q], other[q]);
+  }
+
+  bool happens_before(uint32_t position, QueueId queue, uint32_t later) const {
+    return clocks_[later][queue] > position;
+  }
+
+  // Every read finds the bytes that program order says, and so does the caller.
+  Status check_contents() {
+    contents_.resize(plan_.residences.size());
+    for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
+      const uint8_t valid = graph_.buffers[b].valid_on;
+      for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
+        Contents& contents = contents_[b * kMaxDevices + d];
+        contents.known = valid == 0 || (valid >> d & 1) != 0;
+      }
+    }
+    for (uint32_t p = 0; p < plan_.program.size(); ++p) {
+      const Instruction& instruction = plan_.program[p];
+      if (instruction.kind == Kind::kCopy) {
+        contents_[instruction.index * kMaxDevices + instruction.to] =
+            contents_[instruction.index * kMaxDevices + instruction.from];
+      } else if (instruction.kind == Kind::kRun) {
+        if (Status status = replay(instruction); !status.ok()) return status;
+      }
+    }
+    return check_results();
+  }
+
+  Status replay(const Instruction& instruction) {
+    const uint32_t n = instruction.index;
+    const Node& node = graph_.nodes[n];
+    const DeviceIndex device = device_of(instruction.queue);
+    const Operand* const operands = graph_.operands_of(node);
+    for (int i = 0; i < node.operand_count; ++i) {
+      if (operands[i].reads() &&
+          !holds(operands[i].buffer, device, n, range_of(graph_, operands[i]))) {
+        return violation(name("n", n) + " reads " + name("b", operands[i].buffer) +
+                         " where its bytes are not valid");
+      }
+    }
+    for (int i = 0; i < node.operand_count; ++i) {
+      if (!operands[i].writes()) continue;
+      const BufferId b = operands[i].buffer;
+      Contents& contents = contents_[b * kMaxDevices + device];
+      if (overwrites(*graph_.windows, operands[i], graph_.buffers[b])) {
+        contents.known = true;
+        contents.writes.clear();
+      }
+      contents.writes.push_back(n);
+    }
+    return Status();
+  }
+
+  Status check_results() const {
+    for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
+      const uint8_t claimed = plan_.valid_after[b];
+      if (claimed >> kMaxDevices != 0) return violation(name("b", b) + ": no such device");
+      for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
+        if ((claimed >> d & 1) != 0 && !holds(b, d, kNoNode, {0, INT64_MAX})) {
+          return violation(name("b", b) + " is not valid after the program where the plan says");
+        }
+      }
+      const bool written = std::ranges::any_of(
+          writes_[b], [this](const Write& write) { return plan_.live[write.node] != 0; });
+      const bool has_value = graph_.buffers[b].valid_on != 0 || written;
+      if (claimed == 0 && graph_.buffers[b].escapes && has_value) {
+        return violation(name("b", b) + " escapes but is valid nowhere after the program");
+      }
+    }
+    return Status();
+  }
+
+  // True when a residence holds, within `range`, just the live writes that come before `reader` in
+  // the graph.
+  bool holds(BufferId buffer, DeviceIndex device, uint32_t reader, const ByteRange& range) const {
+    const Contents& contents = contents_[buffer * kMaxDevices + device];
+    std::vector<uint32_t> expected;
+    std::vector<uint32_t> overlapping;
+    bool whole = false;
+    for (const Write& write : writes_[buffer]) {
+      const bool overlaps = write.range.overlaps(range);
+      if (overlaps && std::ranges::count(contents.writes, write.node) > 0) {
+        overlapping.push_back(write.node);
+      }
+      if (write.node >= reader || !plan_.live[write.node]) continue;
+      if (write.whole) {
+        whole = true;
+        expected.clear();
+      }
+      if (overlaps) expected.push_back(write.node);
+    }
+    return (contents.known || whole) && expected == overlapping;
+  }
+
+  // Conflicting touches of the same bytes happen one after the other, in the order of the graph.
+  Status check_hazards() {
+    for (size_t residence = 0; residence < touches_.size(); ++residence) {
+      const std::vector<Touch>& touches = touches_[residence];
+      for (size_t j = 0; j < touches.size(); ++j) {
+        for (size_t i = 0; i < j; ++i) {
+          const Touch& a = touches[i];
+          const Touch& b = touches[j];
+          if (a.position == b.position || !(a.writes || b.writes) || !a.range.overlaps(b.range)) {
+            continue;
+          }
+          const bool swapped = a.node != kNoNode && b.node != kNoNode && a.node > b.node;
+          if (swapped || !happens_before(a.position, a.queue, b.position)) {
+            return violation(name("p", a.position) + " and " + name("p", b.position) +
+                             " both touch " + name("b", residence / kMaxDevices) +
+                             " and are not in order");
+          }
+        }
+      }
+    }
+    return Status();
+  }
+
+  Status check_residences() {
+    for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
+      for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
+        const char* const error = residence_error(b, d);
+        if (error != nullptr) {
+          return violation(name("b", b) + " on device " + std::to_string(d) + ": " + error);
+        }
+      }
+    }
+    return Status();
+  }
+
+  // Null where the residence is legal.
+  const char* residence_error(BufferId b, DeviceIndex d) const {
+    const Residence& residence = plan_.residence(b, d);
+    const std::vector<Touch>& touches = touches_[b * kMaxDevices + d];
+    if (touches.empty()) {
+      return residence.home == Home::kNone ? nullptr : "has a home but is never touched";
+    }
+    if (residence.first != touches.front().position || residence.last != touches.back().position) {
+      return "its lifetime is not from its first to its last touch";
+    }
+    const bool host_only = d == kCpu && std::ranges::all_of(touches, [](const Touch& t) {
+                             return t.queue == kHostQueue;
+                           });
+    switch (residence.home) {
+      case Home::kNone:
+        return "is touched but has no home";
+      case Home::kBound:
+        return survives(b) ? nullptr : "is bound but dies with the program";
+      case Home::kOwned:
+        return host_only && !survives(b) ? nullptr : "may not have a block of its own";
+      case Home::kBrought:
+        if (d != kCpu || !touches.front().brings) return "nobody brings its memory";
+        return survives(b) || host_only ? nullptr : "may be freed while a copy uses it";
+      case Home::kArena:
+        break;
+    }
+    if (survives(b)) return "lies in the arena but outlives the program";
+    if (residence.offset % 64 != 0) return "is not aligned";
+    const uint64_t size = plan_.arena_bytes[d];
+    if (residence.offset >= size || size - residence.offset < graph_.buffers[b].bytes) {
+      return "lies outside the arena";
+    }
+    return nullptr;
+  }
+
+  // Values that share bytes of an arena are not in use at the same time.
+  Status check_sharing() {
+    for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
+      std::vector<BufferId> members;
+      for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
+        if (plan_.residence(b, d).home == Home::kArena && graph_.buffers[b].bytes > 0) {
+          members.push_back(b);
+        }
+      }
+      const auto offset = [&](BufferId b) { return plan_.residence(b, d).offset; };
+      std::ranges::sort(members, {}, offset);
+      for (size_t i = 0; i < members.size(); ++i) {
+        const BufferId a = members[i];
+        const uint64_t end = offset(a) + graph_.buffers[a].bytes;
+        for (size_t j = i + 1; j < members.size() && offset(members[j]) < end; ++j) {
+          const BufferId b = members[j];
+          if (!all_before(a, b, d) && !all_before(b, a, d)) {
+            return violation(name("b", a) + " and " + name("b", b) +
+                             " share bytes while both are in use");
+          }
+        }
+      }
+    }
+    return Status();
+  }
+
+  bool all_before(BufferId a, BufferId b, DeviceIndex device) const {
+    Clock last{};
+    for (const Touch& touch : touches_[a * kMaxDevices + device]) {
+      last[touch.queue] = touch.position + 1;
+    }
+    return std::ranges::all_of(touches_[b * kMaxDevices + device], [&](const Touch& touch) {
+      const Clock& clock = clocks_[touch.position];
+      for (int q = 0; q < kMaxQueues; ++q) {
+        if (last[q] > clock[q]) return false;
+      }
+      return true;
+    });
+  }
+
+  Status check_budget() {
+    for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
+      if (plan_.arena_lower_bound[d] > plan_.arena_bytes[d]) {
+        return violation("an arena is smaller than its lower bound");
+      }
+    }
+    if (options_.accelerator_bytes == 0 || plan_.arena_bytes[kAccelerator] == 0) return Status();
+    uint64_t bytes = plan_.arena_bytes[kAccelerator];
+    for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
+      const bool there = (graph_.buffers[b].valid_on >> kAccelerator & 1) != 0;
+      if (there || plan_.residence(b, kAccelerator).home == Home::kBound) {
+        bytes += graph_.buffers[b].bytes;
+      }
+    }
+    if (bytes > options_.accelerator_bytes)
+      return violation("the accelerator's memory is exceeded");
+    return Status();
+  }
+
+  const Graph& graph_;
+  const Plan& plan_;
+  const PlanOptions& options_;
+  std::vector<std::vector<Touch>> touches_;  // per residence, in program order
+  std::vector<std::vector<Write>> writes_;   // per buffer, in graph order
+  std::vector<Clock> clocks_;                // per instruction
+  std::vector<Contents> contents_;           // per residence
+};
+
+Status check_operand(const Graph& graph, const Operand& operand) {
+  if (operand.buffer >= graph.buffers.size()) return violation("an operand's buffer is not there");
+  if (operand.window >= graph.windows->size()) return violation("an operand's window is not there");
+  const Window& window = (*graph.windows)[operand.window];
+  const auto bytes = static_cast<int64_t>(graph.buffers[operand.buffer].bytes);
+  if (window.numel > 0 && (window.first_byte < 0 || window.last_byte > bytes)) {
+    return violation("a window reaches outside " + name("b", operand.buffer));
+  }
+  return Status();
+}
+
+}  // namespace
+
+Status verify_graph(const Graph& graph) {
+  if (graph.windows == nullptr) return violation("a graph without a table of windows");
+  std::vector<uint8_t> touched(graph.buffers.size());
+  for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
+    const Node& node = graph.nodes[n];
+    const auto fail = [n](const std::string& what) {
+      return violation(name("n", n) + ": " + what);
+    };
+    if (node.op >= op_table().size()) return fail("no such operator");
+    if (node.output_count > node.operand_count) return fail("more outputs than operands");
+    if (node.first_operand + size_t{node.operand_count} > graph.operands.size()) {
+      return fail("operands out of range");
+    }
+    if (node.attribute_offset + size_t{node.attribute_bytes} > graph.attributes.size()) {
+      return fail("attributes out of range");
+    }
+    for (int i = 0; i < node.operand_count; ++i) {
+      const Operand& operand = graph.operands_of(node)[i];
+      if (Status status = check_operand(graph, operand); !status.ok())
+        return fail(status.message());
+      const bool output = i >= node.operand_count - node.output_count;
+      if (output != (operand.access == Access::kDefine)) {
+        return fail("defines are the outputs, and outputs are defined");
+      }
+      const Buffer& buffer = graph.buffers[operand.buffer];
+      if (output && (buffer.valid_on != 0 || touched[operand.buffer])) {
+        return fail(name("b", operand.buffer) + " is defined, but exists already");
+      }
+      touched[operand.buffer] = 1;
+    }
+  }
+  return Status();
+}
+
+Status verify_plan(const Graph& graph, const Plan& plan, const PlanOptions& options) {
+  return PlanVerifier(graph, plan, options).run();
+}
+
+}  // namespace hetero::graph

@@ -1,0 +1,128 @@
+#include "ops/call.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ScalarOps.h>
+
+#include "ops/recorder.h"
+
+namespace hetero::ops {
+namespace {
+
+enum class ScalarKind : uint8_t { kInteger, kReal, kComplex, kBoolean, kUnsigned };
+
+}  // namespace
+
+void Call::tensor(const at::Tensor& value, graph::Access access) {
+  if (!value.defined()) {
+    tag(Tag::kUndefined);
+    return;
+  }
+  const c10::TensorImpl* impl = value.unsafeGetTensorImpl();
+  if (impl->key_set().has_backend(c10::BackendComponent::PrivateUse1Bit) &&
+      impl->layout() == c10::kStrided) [[likely]] {
+    tag(Tag::kTensor);
+    uint8_t bits = 0;
+    if (impl->key_set().has_any(c10::DispatchKeySet(
+            {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}))) {
+      bits = (value.is_conj() ? graph::kConjugate : 0) | (value.is_neg() ? graph::kNegative : 0);
+    }
+    if (impl->is_wrapped_number()) bits |= graph::kWrappedNumber;
+    operands.push_back({storage_of(value), recorder().window_of(impl), access, bits});
+    return;
+  }
+  if (value.device().is_cpu() && value.dim() == 0 && value.layout() == c10::kStrided &&
+      access == graph::Access::kRead) {
+    constant(value);
+    return;
+  }
+  tag(Tag::kUndefined);
+  foreign = value;
+}
+
+void Call::constant(const at::Tensor& value) {
+  const at::Tensor plain = value.is_conj() || value.is_neg() ? value.resolve_conj().resolve_neg() : value;
+  tag(Tag::kConstant);
+  structure.put(static_cast<int8_t>(plain.scalar_type()));
+  structure.put(static_cast<uint8_t>(
+      value.unsafeGetTensorImpl()->is_wrapped_number() ? graph::kWrappedNumber : 0));
+  std::byte number[16] = {};
+  std::memcpy(number, plain.const_data_ptr(), plain.element_size());
+  values.put(number);
+}
+
+void Call::scalar(const at::Scalar& value, bool decides_shape) {
+  tag(decides_shape ? Tag::kShapeScalar : Tag::kScalar);
+  Bytes& numbers = decides_shape ? structure : values;
+  if (value.isBoolean()) {
+    structure.put(ScalarKind::kBoolean);
+    numbers.put(static_cast<int64_t>(value.toBool()));
+  } else if (value.isUnsigned()) {
+    structure.put(ScalarKind::kUnsigned);
+    numbers.put(value.toUInt64());
+  } else if (value.isIntegral(false)) {
+    structure.put(ScalarKind::kInteger);
+    numbers.put(value.toLong());
+  } else if (value.isComplex()) {
+    structure.put(ScalarKind::kComplex);
+    numbers.put(value.toComplexDouble());
+  } else {
+    structure.put(ScalarKind::kReal);
+    numbers.put(value.toDouble());
+  }
+}
+
+Call& scratch_call() {
+  // Leaked with its thread: tensors may be recorded while a thread ends.
+  static thread_local Call* call = new Call;
+  call->clear();
+  return *call;
+}
+
+Decoder::Decoder(const std::byte* attributes, size_t) {
+  AttributeHeader header;
+  std::memcpy(&header, attributes, sizeof(header));
+  structure_ = attributes + sizeof(header);
+  values_ = structure_ + header.structure_bytes;
+}
+
+at::Scalar Decoder::scalar(Tag tag) {
+  const auto kind = get<ScalarKind>();
+  const bool in_structure = tag == Tag::kShapeScalar;
+  const auto integer = [&] { return in_structure ? get<int64_t>() : get_value<int64_t>(); };
+  switch (kind) {
+    case ScalarKind::kInteger:
+      return at::Scalar(integer());
+    case ScalarKind::kBoolean:
+      return at::Scalar(integer() != 0);
+    case ScalarKind::kUnsigned:
+      return at::Scalar(static_cast<uint64_t>(integer()));
+    case ScalarKind::kComplex:
+      return at::Scalar(in_structure ? get<c10::complex<double>>() : get_value<c10::complex<double>>());
+    case ScalarKind::kReal:
+      return at::Scalar(in_structure ? get<double>() : get_value<double>());
+  }
+  return {};
+}
+
+at::Tensor Decoder::constant() {
+  const auto dtype = static_cast<at::ScalarType>(get<int8_t>());
+  const auto bits = get<uint8_t>();
+  struct Number {
+    std::byte bytes[16];
+  };
+  const auto number = get_value<Number>();
+  at::Tensor tensor = at::detail::empty_cpu({}, dtype, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
+  std::memcpy(tensor.mutable_data_ptr(), number.bytes, tensor.element_size());
+  if ((bits & graph::kWrappedNumber) != 0) tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
+}
+
+at::Generator derived_generator(RandomState state) {
+  // One step of splitmix64 over both words: neighbouring offsets give unrelated generators.
+  uint64_t mixed = state.seed + 0x9E3779B97F4A7C15ull * (state.offset + 1);
+  mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9ull;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBull;
+  return at::detail::createCPUGenerator(mixed ^ (mixed >> 31));
+}
+
+}  // namespace hetero::ops

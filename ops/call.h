@@ -1,0 +1,207 @@
+// Call: one operator call, turned into operands and bytes.
+//
+// Recording encodes an operator's arguments, in schema order, into three parts:
+//
+//   operands   one entry for each hetero tensor: storage, window, access, bits
+//   structure  a tag for each argument, with everything that can influence the shape of the outputs
+//   values     numbers that cannot: the value of a Scalar or a double, a captured 0-dim CPU tensor, a random offset
+//
+// structure and operands are the key of the meta cache; structure and values travel with the node, and Decoder reads them back
+// when it runs. Typed recorders and the catch-all write the same format, so either's nodes run on either's kernel.
+//
+// Thread safety: a Call belongs to one thread; scratch_call() gives each thread its own, without allocation in steady state.
+
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Scalar.h>
+
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
+#include "graph/graph.h"
+#include "ops/storage.h"
+
+namespace hetero::ops {
+
+enum class Tag : uint8_t {
+  kNone,
+  kTensor,     // the next operand
+  kUndefined,  // an undefined tensor
+  kConstant,   // a 0-dim CPU tensor captured by value: dtype, bits; the number is a value
+  kList,       // u32 count, then the elements
+  kInteger,    // i64
+  kIntegers,   // u32 count, i64 each
+  kReal,       // the number is a value
+  kReals,      // u32 count; the numbers are values
+  kBoolean,    // u8
+  kScalar,     // u8 kind; the number is a value
+  kShapeScalar,  // u8 kind and the number: a Scalar that decides a shape
+  kString,     // u32 length, bytes
+  kShapeReal,  // the number is part of the structure: it may decide a shape
+  kDevice,     // stands for the device of the outputs
+  kGenerator,  // seed and offset are values
+};
+
+// A byte vector whose growth is out of line.
+class Bytes {
+ public:
+  void clear() { size_ = 0; }
+  size_t size() const { return size_; }
+  const std::byte* data() const { return data_.data(); }
+  template <typename T>
+  void put(const T& value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    if (size_ + sizeof(T) > data_.size()) grow(sizeof(T));
+    std::memcpy(data_.data() + size_, &value, sizeof(T));
+    size_ += sizeof(T);
+  }
+  void put_bytes(const void* bytes, size_t count) {
+    if (size_ + count > data_.size()) grow(count);
+    if (count != 0) std::memcpy(data_.data() + size_, bytes, count);
+    size_ += count;
+  }
+
+ private:
+  void grow(size_t more) { data_.resize((size_ + more) * 2 + 256); }
+  std::vector<std::byte> data_ = std::vector<std::byte>(256);
+  size_t size_ = 0;
+};
+
+// What a random operator draws when it is recorded: its numbers follow from these two.
+struct RandomState {
+  uint64_t seed = 0;
+  uint64_t offset = 0;
+};
+
+// One tensor argument of a call.
+struct CallOperand {
+  HeteroStorage* storage;
+  graph::WindowId window;
+  graph::Access access;
+  uint8_t bits;
+};
+
+// REQUIRES for all encoding functions: the recorder's lock is held (windows are interned).
+class Call {
+ public:
+  void clear() {
+    operands.clear();
+    structure.clear();
+    values.clear();
+    foreign = at::Tensor();
+  }
+
+  void none() { tag(Tag::kNone); }
+  void tensor(const at::Tensor& value, graph::Access access);
+  void list(size_t count) {
+    tag(Tag::kList);
+    structure.put(static_cast<uint32_t>(count));
+  }
+  void integer(int64_t value) {
+    tag(Tag::kInteger);
+    structure.put(value);
+  }
+  void integers(c10::IntArrayRef values) {
+    tag(Tag::kIntegers);
+    structure.put(static_cast<uint32_t>(values.size()));
+    structure.put_bytes(values.data(), values.size() * sizeof(int64_t));
+  }
+  void real(double value) {
+    tag(Tag::kReal);
+    values.put(value);
+  }
+  void reals(c10::ArrayRef<double> numbers) {
+    tag(Tag::kReals);
+    structure.put(static_cast<uint32_t>(numbers.size()));
+    values.put_bytes(numbers.data(), numbers.size() * sizeof(double));
+  }
+  void boolean(bool value) {
+    tag(Tag::kBoolean);
+    structure.put(static_cast<uint8_t>(value));
+  }
+  void scalar(const at::Scalar& value, bool decides_shape = false);
+  void string(std::string_view value) {
+    tag(Tag::kString);
+    structure.put(static_cast<uint32_t>(value.size()));
+    structure.put_bytes(value.data(), value.size());
+  }
+  void shape_real(double value) {
+    tag(Tag::kShapeReal);
+    structure.put(value);
+  }
+  void device() { tag(Tag::kDevice); }
+  void generator(RandomState state) {
+    tag(Tag::kGenerator);
+    values.put(state.seed);
+    values.put(state.offset);
+  }
+
+  std::vector<CallOperand> operands;
+  Bytes structure;
+  Bytes values;
+  // A tensor that is neither on hetero nor a 0-dim CPU tensor: the call cannot be recorded as it is.
+  at::Tensor foreign;
+
+ private:
+  void tag(Tag value) { structure.put(static_cast<uint8_t>(value)); }
+  void constant(const at::Tensor& value);
+};
+
+// The calling thread's Call, cleared.
+Call& scratch_call();
+
+// Reads back what Call wrote. `operand` gives the tensor for the i-th operand.
+class Decoder {
+ public:
+  Decoder(const std::byte* attributes, size_t bytes);
+
+  Tag next() { return static_cast<Tag>(get<uint8_t>()); }
+  template <typename T>
+  T get() {
+    T value;
+    std::memcpy(&value, structure_, sizeof(T));
+    structure_ += sizeof(T);
+    return value;
+  }
+  template <typename T>
+  T get_value() {
+    T value;
+    std::memcpy(&value, values_, sizeof(T));
+    values_ += sizeof(T);
+    return value;
+  }
+  double real(Tag tag) { return tag == Tag::kShapeReal ? get<double>() : get_value<double>(); }
+  // Unaligned bytes of the structure, in place.
+  const std::byte* skip(size_t bytes) {
+    const std::byte* here = structure_;
+    structure_ += bytes;
+    return here;
+  }
+  at::Scalar scalar(Tag tag);
+  at::Tensor constant();
+  RandomState random_state() {
+    const auto seed = get_value<uint64_t>();
+    return {seed, get_value<uint64_t>()};
+  }
+  // The next unread operand.
+  int operand() { return next_operand_++; }
+
+ private:
+  const std::byte* structure_;
+  const std::byte* values_;
+  int next_operand_ = 0;
+};
+
+// Where the structure ends and the values begin stands in front of both.
+struct AttributeHeader {
+  uint32_t structure_bytes;
+};
+
+// A CPU generator whose numbers are determined by (seed, offset).
+at::Generator derived_generator(RandomState state);
+
+}  // namespace hetero::ops

@@ -1,0 +1,175 @@
+#include "ops/config.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <functional>
+#include <optional>
+
+#include "backend/registry.h"
+#include "ops/sync.h"
+
+namespace hetero::ops {
+namespace {
+
+// An option's row: how to read and write it as text.
+struct Row {
+  const char* name;
+  const char* type;
+  const char* default_value;
+  std::function<std::string()> get;
+  std::function<void(const std::string&)> set;
+  const char* doc;
+};
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+std::optional<bool> parse_bool(const std::string& text) {
+  const std::string word = lower(text);
+  if (word == "1" || word == "true" || word == "on" || word == "yes") return true;
+  if (word == "0" || word == "false" || word == "off" || word == "no" || word.empty()) return false;
+  return std::nullopt;
+}
+
+std::optional<int64_t> parse_integer(const std::string& text) {
+  try {
+    size_t used = 0;
+    const double number = std::stod(text, &used);
+    const std::string unit = lower(text.substr(used));
+    double scale = 1;
+    if (unit == "kib" || unit == "k") scale = 1024.0;
+    else if (unit == "mib" || unit == "m") scale = 1024.0 * 1024.0;
+    else if (unit == "gib" || unit == "g") scale = 1024.0 * 1024.0 * 1024.0;
+    else if (!unit.empty()) return std::nullopt;
+    if (number < 0) return std::nullopt;
+    return static_cast<int64_t>(number * scale);
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+Row bool_row(const char* name, const char* default_value, std::atomic<bool>& field,
+             const char* doc) {
+  return {name, "bool", default_value, [&field] { return std::string(field ? "1" : "0"); },
+          [&field, name](const std::string& text) {
+            const auto value = parse_bool(text);
+            TORCH_CHECK_VALUE(value.has_value(), "hetero: option '", name,
+                              "' takes 0 or 1, not '", text, "'");
+            field = *value;
+          },
+          doc};
+}
+
+Row integer_row(const char* name, const char* type, const char* default_value,
+                std::atomic<int64_t>& field, const char* doc,
+                std::function<void(int64_t)> then = nullptr) {
+  return {name, type, default_value, [&field] { return std::to_string(field.load()); },
+          [&field, name, then](const std::string& text) {
+            const auto value = parse_integer(text);
+            TORCH_CHECK_VALUE(value.has_value(), "hetero: option '", name,
+                              "' takes a number, optionally with KiB, MiB or GiB, not '", text,
+                              "'");
+            field = *value;
+            if (then) then(*value);
+          },
+          doc};
+}
+
+std::string& accelerator_choice() {
+  static auto* choice = new std::string("none");
+  return *choice;
+}
+
+void choose_accelerator(const std::string& name) {
+  if (name == accelerator_choice()) return;
+  settle_everything_on_cpu();
+  const Status status = backend::choose_accelerator(name);
+  TORCH_CHECK_VALUE(status.ok(), "hetero: ", status.ok() ? "" : status.message());
+  accelerator_choice() = name;
+}
+
+const std::vector<Row>& rows() {
+  static const auto* table = new std::vector<Row>{
+      {"accelerator", "str", "none", [] { return accelerator_choice(); }, choose_accelerator,
+       "The accelerator beside the CPU: none, sim (an accelerator without hardware) or cuda."},
+      bool_row("sync", "0", config().sync,
+               "Flush after every operator, so that errors appear on the line that caused them."),
+      bool_row("fusion", "1", config().fusion,
+               "Fuse chains of pointwise operators; results stay bitwise those of eager."),
+      bool_row("verify", "0", config().verify,
+               "Run every flush a second time by a straight interpreter and compare the bytes."),
+      bool_row("verify_plans", "0", config().verify_plans,
+               "Check every graph and plan with the static verifier before it runs."),
+      bool_row("traceback", "0", config().traceback,
+               "Keep the Python line of each recorded operator and name it in errors."),
+      bool_row("keep_plans", "0", config().keep_plans,
+               "Keep the text of the last plan for torch.hetero.explain()."),
+      integer_row("log", "int", "0", config().log,
+                  "0: silent; 1: one line on stderr for each flush; 2: graph and plan as well."),
+      integer_row("pending_bytes", "bytes", "1073741824", config().pending_bytes,
+                  "Flush when the values that pending operators will make exceed this size."),
+      integer_row("pending_nodes", "int", "4096", config().pending_nodes,
+                  "Flush when this many operators are pending."),
+      integer_row("memory_limit", "bytes", "0", config().memory_limit,
+                  "The most bytes of host memory that hetero tensors may hold; 0 for no limit.",
+                  [](int64_t bytes) { backend::cpu_device().set_memory_limit(bytes); }),
+      integer_row("accelerator_memory_limit", "bytes", "0", config().accelerator_memory_limit,
+                  "The most bytes of accelerator memory; 0 for the device's capacity.",
+                  [](int64_t bytes) {
+                    if (backend::accelerator()) backend::accelerator()->set_memory_limit(bytes);
+                  }),
+      integer_row("meta_cache_entries", "int", "65536", config().meta_cache_entries,
+                  "How many output shapes the recorder remembers."),
+  };
+  return *table;
+}
+
+const Row& row(const std::string& name) {
+  for (const Row& candidate : rows()) {
+    if (name == candidate.name) return candidate;
+  }
+  std::string names;
+  for (const Row& candidate : rows()) names += (names.empty() ? "" : ", ") + std::string(candidate.name);
+  TORCH_CHECK(false, "hetero: no option '", name, "'; there are: ", names);
+}
+
+std::string environment_name(const Row& option) {
+  std::string name = option.name;
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  return "HETERO_" + name;
+}
+
+}  // namespace
+
+Config& config() {
+  static auto* instance = new Config;
+  return *instance;
+}
+
+std::vector<Option> list_options() {
+  std::vector<Option> options;
+  for (const Row& option : rows()) {
+    options.push_back({option.name, environment_name(option), option.type, option.default_value,
+                       option.get(), option.doc});
+  }
+  return options;
+}
+
+std::string get_option(const std::string& name) { return row(name).get(); }
+
+void set_option(const std::string& name, const std::string& value) { row(name).set(value); }
+
+void load_environment() {
+  for (const Row& option : rows()) {
+    if (const char* value = std::getenv(environment_name(option).c_str())) option.set(value);
+  }
+}
+
+}  // namespace hetero::ops

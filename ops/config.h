@@ -1,0 +1,66 @@
+// Config: every option of hetero, in one documented struct.
+//
+// Each option has a name, an environment variable (HETERO_ and the name in capitals) read once at import, and a Python
+// attribute (torch.hetero.config.NAME). This file and config.cpp are the only places that know them; documentation is
+// checked against list().
+//
+// Thread safety: reading is a relaxed load and costs nothing; setting takes effect for nodes recorded afterwards.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace hetero::ops {
+
+struct Config {
+  // Flush after every operator: errors of kernels are raised on the line that recorded them.
+  std::atomic<bool> sync{false};
+  // Fuse chains of pointwise operators. Off: the stock ATen kernel runs for each.
+  std::atomic<bool> fusion{true};
+  // Run every flush a second time by a straight interpreter, and compare the bytes.
+  std::atomic<bool> verify{false};
+  // Check every graph and plan with the static verifier before running it.
+  std::atomic<bool> verify_plans{false};
+  // Keep the Python line of each recorded operator, for messages.
+  std::atomic<bool> traceback{false};
+  // Keep the text of the last plan, for torch.hetero.explain().
+  std::atomic<bool> keep_plans{false};
+  // 0: silent; 1: one line on stderr for each flush; 2: the graph and the plan of each flush.
+  std::atomic<int64_t> log{0};
+  // Flush when the values that pending nodes will make are larger than this many bytes.
+  std::atomic<int64_t> pending_bytes{int64_t{1} << 30};
+  // Flush when this many nodes are pending.
+  std::atomic<int64_t> pending_nodes{4096};
+  // The most bytes of host memory that tensors may hold; 0 for no limit.
+  std::atomic<int64_t> memory_limit{0};
+  // The most bytes of accelerator memory; 0 for the device's own capacity.
+  std::atomic<int64_t> accelerator_memory_limit{0};
+  // Bound, in entries, of the cache of output shapes.
+  std::atomic<int64_t> meta_cache_entries{1 << 16};
+};
+
+Config& config();
+
+// One row of the table that documents the options.
+struct Option {
+  std::string name;
+  std::string environment;
+  std::string type;  // "bool", "int", "bytes" or "str"
+  std::string default_value;
+  std::string value;
+  std::string doc;
+};
+std::vector<Option> list_options();
+
+// Values in their text form: "1"/"0"/"true"/"false", integers with an optional KiB/MiB/GiB, names.
+// Throws c10::ValueError for a value that does not fit, c10::Error for an unknown name.
+std::string get_option(const std::string& name);
+void set_option(const std::string& name, const std::string& value);
+
+// Reads the environment. Called once, at import.
+void load_environment();
+
+}  // namespace hetero::ops

@@ -1,0 +1,45 @@
+#include "ops/counters.h"
+
+namespace hetero::ops {
+
+const char* to_string(SyncReason reason) {
+  switch (reason) {
+#define X(name, text)       \
+  case SyncReason::name:    \
+    return text;
+    HETERO_SYNC_REASONS(X)
+#undef X
+    case SyncReason::kCount:
+      break;
+  }
+  return "unknown";
+}
+
+Counters& counters() {
+  static auto* instance = new Counters;
+  return *instance;
+}
+
+void Counters::count_fallback(const std::string& op) {
+  std::lock_guard lock(mutex_);
+  ++fallbacks_[op];
+}
+
+std::map<std::string, int64_t> Counters::fallbacks() {
+  std::lock_guard lock(mutex_);
+  return fallbacks_;
+}
+
+void Counters::reset() {
+  for (Count* counter :
+       {&typed_nodes, &boxed_nodes, &views, &straight, &meta_hits, &meta_misses, &dead_nodes,
+        &cpu_kernels, &accelerator_kernels, &fused_nodes, &copies_to_accelerator, &copies_to_cpu,
+        &bytes_to_accelerator, &bytes_to_cpu, &events, &waits, &skipped_nodes, &verified_flushes}) {
+    *counter = 0;
+  }
+  for (Count& flush : flushes) flush = 0;
+  std::lock_guard lock(mutex_);
+  fallbacks_.clear();
+}
+
+}  // namespace hetero::ops

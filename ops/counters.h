@@ -1,0 +1,81 @@
+// Counters: what was recorded, planned and run, counted where it happens, for explain() and for tests.
+//
+// Thread safety: relaxed atomics; names of operators behind a mutex on the cold path only.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace hetero::ops {
+
+// Every place where a value must exist; see sync.h. The text is what explain() shows.
+#define HETERO_SYNC_REASONS(X)                                  \
+  X(kReadScalar, "read scalar")                                 \
+  X(kCopyToDevice, "copy to another device")                    \
+  X(kDataDependentShape, "data-dependent shape")                \
+  X(kDataDependentValue, "data-dependent control flow")         \
+  X(kLeaveDispatcher, "leave the dispatcher")                   \
+  X(kNoMetaKernel, "operator without meta kernel")              \
+  X(kNotRecordable, "operator that cannot be recorded")         \
+  X(kStorageChange, "storage replaced or resized")              \
+  X(kSynchronize, "synchronize")                                \
+  X(kPendingBytes, "too many pending bytes")                    \
+  X(kPendingNodes, "too many pending nodes")                    \
+  X(kFlush, "flush")                                            \
+  X(kFork, "fork")                                              \
+  X(kSyncMode, "HETERO_SYNC")                                   \
+  X(kExported, "write to an exported storage")                  \
+  X(kSettings, "global setting changed")
+
+enum class SyncReason : uint8_t {
+#define X(name, text) name,
+  HETERO_SYNC_REASONS(X)
+#undef X
+      kCount,
+};
+const char* to_string(SyncReason reason);
+
+struct Counters {
+  using Count = std::atomic<int64_t>;
+
+  Count typed_nodes{0};    // recorded by a typed recorder
+  Count boxed_nodes{0};    // recorded by the catch-all
+  Count views{0};          // metadata only, no node
+  Count straight{0};       // run at once, after a flush
+  Count meta_hits{0};
+  Count meta_misses{0};
+  Count dead_nodes{0};
+  Count cpu_kernels{0};
+  Count accelerator_kernels{0};
+  Count fused_nodes{0};
+  Count copies_to_accelerator{0};
+  Count copies_to_cpu{0};
+  Count bytes_to_accelerator{0};
+  Count bytes_to_cpu{0};
+  Count events{0};
+  Count waits{0};
+  Count skipped_nodes{0};
+  Count verified_flushes{0};
+  std::array<Count, static_cast<size_t>(SyncReason::kCount)> flushes{};
+
+  void count_fallback(const std::string& op);
+  std::map<std::string, int64_t> fallbacks();
+  void reset();
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, int64_t> fallbacks_;
+};
+
+Counters& counters();
+
+inline void count(Counters::Count& counter, int64_t by = 1) {
+  counter.fetch_add(by, std::memory_order_relaxed);
+}
+
+}  // namespace hetero::ops

@@ -1,0 +1,34 @@
+// Running Meta kernels: what an operator's outputs will look like, without its data.
+//
+// The call is repeated on meta tensors that have the geometry of the operands, sharing storages where the operands do, so that
+// overlap checks and views come out as they would for real.
+//
+// Thread safety: any thread; REQUIRES that the recorder's lock is not held (a Meta kernel may be Python).
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <vector>
+
+#include "ops/meta_cache.h"
+
+namespace hetero::ops {
+
+struct OpInfo;
+
+struct MetaRun {
+  std::vector<at::Tensor> inputs;     // for each hetero tensor argument, in order: its meta tensor after the call
+  std::vector<c10::IValue> results;
+  bool failed = false;                // the kernel raised: the call may be wrong
+  SyncReason reason = SyncReason::kNoMetaKernel;
+};
+
+// Returns false when nothing can be said: there is no Meta kernel, it raised, or its results are not plain tensors.
+bool run_meta(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run);
+
+// The cache entry for a successful run. REQUIRES: the recorder lock.
+MetaEntry entry_of(const OpInfo& info, const MetaRun& run);
+
+}  // namespace hetero::ops

@@ -1,0 +1,277 @@
+#include "ops/recorder.h"
+
+#include <ATen/core/DeprecatedTypeProperties.h>
+#include <c10/core/DefaultDtype.h>
+
+#include "ops/config.h"
+#include "ops/kernel.h"
+
+namespace hetero::ops {
+
+InterpreterHooks& interpreter_hooks() {
+  static InterpreterHooks hooks;
+  return hooks;
+}
+
+Recorder& recorder() {
+  static auto* instance = new Recorder;
+  return *instance;
+}
+
+graph::Preference& thread_preference() {
+  static thread_local graph::Preference preference = graph::Preference::kAuto;
+  return preference;
+}
+
+StorageHold::StorageHold(HeteroStorage* storage, bool strong) : storage_(storage), strong_(strong) {
+  if (strong) {
+    c10::raw::intrusive_ptr::incref(storage);
+  } else {
+    c10::raw::weak_intrusive_ptr::incref(storage);
+  }
+}
+
+StorageHold::~StorageHold() {
+  if (storage_ == nullptr) return;
+  if (strong_) {
+    c10::raw::intrusive_ptr::decref(storage_);
+  } else {
+    c10::raw::weak_intrusive_ptr::decref(storage_);
+  }
+}
+
+void StorageHold::make_strong() {
+  if (strong_) return;
+  c10::raw::intrusive_ptr::incref(storage_);
+  c10::raw::weak_intrusive_ptr::decref(storage_);
+  strong_ = true;
+}
+
+bool StorageHold::lock() {
+  if (strong_) return true;
+  if (c10::raw::weak_intrusive_ptr::lock(storage_) == nullptr) return false;
+  c10::raw::weak_intrusive_ptr::decref(storage_);
+  strong_ = true;
+  return true;
+}
+
+Recorder::Recorder() { trace_.windows = &windows_; }
+
+graph::WindowId Recorder::intern(const c10::TensorImpl* impl) {
+  const auto sizes = impl->sizes();
+  const auto strides = impl->strides();
+  return windows_.intern(static_cast<graph::DType>(c10::typeMetaToScalarType(impl->dtype())),
+                         {sizes.data(), sizes.size()}, {strides.data(), strides.size()},
+                         impl->storage_offset());
+}
+
+graph::BufferId Recorder::touch(HeteroStorage* storage, bool born) {
+  if (storage->epoch == epoch_) {
+    holds_[storage->buffer].make_strong();
+    return storage->buffer;
+  }
+  storage->epoch = epoch_;
+  storage->buffer = static_cast<graph::BufferId>(trace_.buffers.size());
+  trace_.buffers.push_back({storage->nbytes(), 0, false});
+  holds_.emplace_back(storage, !born);
+  written_.push_back(0);
+  return storage->buffer;
+}
+
+bool Recorder::append(graph::OpId op, const Call& call, std::span<const at::Tensor> outputs) {
+  graph::Node node;
+  node.op = op;
+  node.first_operand = static_cast<uint32_t>(trace_.operands.size());
+  node.operand_count = static_cast<uint16_t>(call.operands.size() + outputs.size());
+  node.output_count = static_cast<uint16_t>(outputs.size());
+  node.attribute_offset = static_cast<uint32_t>(trace_.attributes.size());
+  node.attribute_bytes = static_cast<uint32_t>(sizeof(AttributeHeader) + call.structure.size() +
+                                               call.values.size());
+  node.sequence = sequence_++;
+  node.preference = thread_preference();
+
+  for (const CallOperand& operand : call.operands) {
+    const graph::BufferId buffer = touch(operand.storage, false);
+    trace_.operands.push_back({buffer, operand.window, operand.access, operand.bits});
+    if (operand.access != graph::Access::kRead) {
+      written_[buffer] = 1;
+      wrote_exported_ |= operand.storage->exported;
+    }
+  }
+  for (const at::Tensor& output : outputs) {
+    HeteroStorage* storage = storage_of(output);
+    const graph::BufferId buffer = touch(storage, true);
+    trace_.operands.push_back(
+        {buffer, hetero_impl(output.unsafeGetTensorImpl())->window, graph::Access::kDefine, 0});
+    written_[buffer] = 1;
+    pending_bytes_ += static_cast<int64_t>(storage->nbytes());
+  }
+
+  const AttributeHeader header{static_cast<uint32_t>(call.structure.size())};
+  const size_t offset = trace_.attributes.size();
+  trace_.attributes.resize(offset + node.attribute_bytes);
+  std::byte* attributes = trace_.attributes.data() + offset;
+  std::memcpy(attributes, &header, sizeof(header));
+  std::memcpy(attributes + sizeof(header), call.structure.data(), call.structure.size());
+  std::memcpy(attributes + sizeof(header) + call.structure.size(), call.values.data(),
+              call.values.size());
+  trace_.nodes.push_back(node);
+  if (config().traceback.load(std::memory_order_relaxed) && interpreter_hooks().where) [[unlikely]] {
+    lines_[node.sequence] = interpreter_hooks().where();
+  }
+  return pressure() != SyncReason::kCount;
+}
+
+SyncReason Recorder::pressure() const {
+  const Config& options = config();
+  if (wrote_exported_) return SyncReason::kExported;
+  if (options.sync.load(std::memory_order_relaxed)) return SyncReason::kSyncMode;
+  if (static_cast<int64_t>(trace_.nodes.size()) >= options.pending_nodes.load(std::memory_order_relaxed)) {
+    return SyncReason::kPendingNodes;
+  }
+  if (pending_bytes_ >= options.pending_bytes.load(std::memory_order_relaxed)) {
+    return SyncReason::kPendingBytes;
+  }
+  return SyncReason::kCount;
+}
+
+void Recorder::next_epoch() {
+  if (++epoch_ == 0) epoch_ = 1;
+  pending_bytes_ = 0;
+  wrote_exported_ = false;
+}
+
+bool Recorder::cut_all(Cut& cut) {
+  if (trace_.nodes.empty()) return false;
+  std::swap(cut.graph.buffers, trace_.buffers);
+  std::swap(cut.graph.nodes, trace_.nodes);
+  std::swap(cut.graph.operands, trace_.operands);
+  std::swap(cut.graph.attributes, trace_.attributes);
+  std::swap(cut.holds, holds_);
+  std::swap(cut.lines, lines_);
+  written_.clear();
+  next_epoch();
+  finish(cut);
+  return true;
+}
+
+bool Recorder::cut_ancestors(std::span<HeteroStorage* const> storages, bool readers, Cut& cut) {
+  bool any = false;
+  for (const HeteroStorage* storage : storages) {
+    any |= readers ? touched(storage) : written(storage);
+  }
+  if (!any) return false;
+  select_ancestors(storages, readers);
+  for (const uint8_t selected : selected_) {
+    if (!selected) {
+      split(cut);
+      return true;
+    }
+  }
+  return cut_all(cut);
+}
+
+void Recorder::select_ancestors(std::span<HeteroStorage* const> storages, bool readers) {
+  enum : uint8_t { kTouched = 1, kWritten = 2 };  // by a later selected node
+  needed_.assign(trace_.buffers.size(), 0);
+  selected_.assign(trace_.nodes.size(), 0);
+  for (const HeteroStorage* storage : storages) {
+    if (touched(storage)) needed_[storage->buffer] = readers ? (kTouched | kWritten) : kTouched;
+  }
+  for (size_t i = trace_.nodes.size(); i-- > 0;) {
+    const graph::Node& node = trace_.nodes[i];
+    const graph::Operand* operands = trace_.operands_of(node);
+    bool select = false;
+    for (int k = 0; k < node.operand_count && !select; ++k) {
+      const uint8_t need = needed_[operands[k].buffer];
+      select = (operands[k].writes() && (need & kTouched)) ||
+               (operands[k].reads() && (need & kWritten));
+    }
+    if (!select) continue;
+    selected_[i] = 1;
+    for (int k = 0; k < node.operand_count; ++k) {
+      needed_[operands[k].buffer] |= operands[k].writes() ? (kTouched | kWritten) : kTouched;
+    }
+  }
+}
+
+void Recorder::split(Cut& cut) {
+  // Take everything, then put the nodes that stay back under a new epoch.
+  graph::Graph all;
+  std::swap(all, trace_);
+  trace_.windows = &windows_;
+  std::vector<StorageHold> holds;
+  std::swap(holds, holds_);
+  written_.clear();
+  next_epoch();
+
+  constexpr graph::BufferId kNowhere = UINT32_MAX;
+  std::vector<graph::BufferId> in_trace(all.buffers.size(), kNowhere);
+  std::vector<graph::BufferId> in_cut(all.buffers.size(), kNowhere);
+  for (size_t i = 0; i < all.nodes.size(); ++i) {
+    const bool selected = selected_[i] != 0;
+    graph::Graph& to = selected ? cut.graph : trace_;
+    std::vector<StorageHold>& to_holds = selected ? cut.holds : holds_;
+    std::vector<graph::BufferId>& numbers = selected ? in_cut : in_trace;
+    graph::Node node = all.nodes[i];
+    const graph::Operand* operands = all.operands_of(node);
+    const std::byte* attributes = all.attributes.data() + node.attribute_offset;
+    node.first_operand = static_cast<uint32_t>(to.operands.size());
+    node.attribute_offset = static_cast<uint32_t>(to.attributes.size());
+    for (int k = 0; k < node.operand_count; ++k) {
+      graph::Operand operand = operands[k];
+      graph::BufferId& number = numbers[operand.buffer];
+      StorageHold& hold = holds[operand.buffer];
+      if (number == kNowhere) {
+        number = static_cast<graph::BufferId>(to.buffers.size());
+        to.buffers.push_back(all.buffers[operand.buffer]);
+        to_holds.emplace_back(hold.storage(), hold.strong());
+        if (!selected) {
+          written_.push_back(0);
+          hold.storage()->epoch = epoch_;
+          hold.storage()->buffer = number;
+        }
+      }
+      operand.buffer = number;
+      to.operands.push_back(operand);
+      if (!selected && operand.writes()) written_[number] = 1;
+      if (!selected && operand.access == graph::Access::kDefine) {
+        pending_bytes_ += static_cast<int64_t>(all.buffers[operands[k].buffer].bytes);
+      }
+    }
+    to.attributes.insert(to.attributes.end(), attributes, attributes + node.attribute_bytes);
+    to.nodes.push_back(node);
+  }
+  if (!lines_.empty()) cut.lines = lines_;
+  // The holds of `all` die with this function, so that finish() counts only real owners. A storage that both parts use is
+  // held by both, so it has an owner beside the cut and escapes.
+  holds.clear();
+  finish(cut);
+}
+
+void Recorder::finish(Cut& cut) {
+  cut.graph.windows = &windows_;
+  cut.bindings.assign(cut.graph.buffers.size(), nullptr);
+  for (size_t b = 0; b < cut.graph.buffers.size(); ++b) {
+    StorageHold& hold = cut.holds[b];
+    if (!hold.lock()) continue;
+    HeteroStorage* storage = hold.storage();
+    graph::Buffer& buffer = cut.graph.buffers[b];
+    buffer.valid_on = storage->binding.valid_on;
+    buffer.escapes = c10::raw::intrusive_ptr::use_count(storage) > 1;
+    if (buffer.escapes || buffer.valid_on != 0 || !storage->binding.error.ok()) {
+      cut.bindings[b] = &storage->binding;
+    }
+  }
+}
+
+void Recorder::trim_caches() {
+  if (!trace_.nodes.empty()) return;
+  const auto limit = static_cast<size_t>(config().meta_cache_entries.load());
+  if (meta_cache_.size() <= limit && windows_.size() <= 4 * limit + 1024) return;
+  meta_cache_.clear();
+  windows_.clear();
+  forget_alias_windows();
+}
+
+}  // namespace hetero::ops

@@ -1,0 +1,203 @@
+// Recorder: the pending trace, and the two locks that order everything.
+//
+// Recording appends a node to the trace and bumps nothing else. The trace is a graph::Graph that grows, plus, for each of its buffers,
+// the storage it stands for. A storage with bytes is held strongly (its bytes are an input); a storage born in the trace
+// is held weakly until a second node uses it, so a value that nobody can see any more is found dead when the trace is cut.
+//
+//   record:  recorder lock            windows, meta cache, trace
+//   run:     executor lock, and inside it the recorder lock for as long as it takes to cut the trace
+//
+// Program order is the order in which threads got the recorder lock. The executor lock is never taken while the
+// recorder lock is held, and no kernel, meta kernel or Python code runs under the recorder lock.
+//
+// Thread safety: as above. Ownership: one leaked instance; tensors may die after static destructors.
+
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "graph/graph.h"
+#include "ops/call.h"
+#include "ops/counters.h"
+#include "ops/meta_cache.h"
+#include "ops/storage.h"
+
+namespace hetero::ops {
+
+// How to let go of the interpreter's lock while blocking; set by the Python bindings.
+struct InterpreterHooks {
+  void* (*release)() = nullptr;  // null result: the lock was not held
+  void (*restore)(void* state) = nullptr;
+  std::string (*where)() = nullptr;  // "file.py:12 in forward", or empty
+};
+InterpreterHooks& interpreter_hooks();
+
+// Releases the interpreter's lock for its lifetime, if this thread holds it.
+class WithoutInterpreter {
+ public:
+  WithoutInterpreter() : state_(interpreter_hooks().release ? interpreter_hooks().release() : nullptr) {}
+  ~WithoutInterpreter() {
+    if (state_ != nullptr) interpreter_hooks().restore(state_);
+  }
+  WithoutInterpreter(const WithoutInterpreter&) = delete;
+
+ private:
+  void* state_;
+};
+
+// A lock that does not hold the interpreter's lock while it waits: a kernel that runs under the other lock may be Python.
+template <typename Mutex>
+class Locked {
+ public:
+  explicit Locked(Mutex& mutex) : mutex_(mutex) {
+    if (!mutex_.try_lock()) [[unlikely]] {
+      WithoutInterpreter released;
+      mutex_.lock();
+    }
+  }
+  ~Locked() {
+    if (held_) mutex_.unlock();
+  }
+  void unlock() {
+    mutex_.unlock();
+    held_ = false;
+  }
+  Locked(const Locked&) = delete;
+
+ private:
+  Mutex& mutex_;
+  bool held_ = true;
+};
+
+// A storage as the trace sees it.
+class StorageHold {
+ public:
+  StorageHold(HeteroStorage* storage, bool strong);
+  StorageHold(StorageHold&& other) noexcept : storage_(other.storage_), strong_(other.strong_) {
+    other.storage_ = nullptr;
+  }
+  StorageHold& operator=(StorageHold&& other) noexcept {
+    std::swap(storage_, other.storage_);
+    std::swap(strong_, other.strong_);
+    return *this;
+  }
+  ~StorageHold();
+
+  void make_strong();
+  // Makes the hold strong if the storage still lives; false when it is gone.
+  bool lock();
+  HeteroStorage* storage() const { return storage_; }
+  bool strong() const { return strong_; }
+
+ private:
+  HeteroStorage* storage_;
+  bool strong_;
+};
+
+// The nodes cut out of the trace for one run, and what they hold.
+struct Cut {
+  graph::Graph graph;
+  std::vector<StorageHold> holds;              // per buffer
+  std::vector<graph::Binding*> bindings;       // per buffer; null for temporaries
+  std::unordered_map<uint32_t, std::string> lines;  // node sequence -> Python line, with HETERO_TRACEBACK
+  at::ScalarType default_dtype = at::kFloat;
+  void clear() {
+    graph.clear();
+    holds.clear();
+    bindings.clear();
+    lines.clear();
+  }
+};
+
+class Recorder {
+ public:
+  Recorder();
+
+  std::mutex& mutex() { return mutex_; }
+
+  // All below: REQUIRES the recorder lock.
+
+  // The window of a tensor; from its hint where that still holds.
+  graph::WindowId window_of(const c10::TensorImpl* impl) {
+    if (const HeteroTensorImpl* hetero = hetero_impl(impl)) {
+      const graph::WindowId hint = hetero->window;
+      if (hint < windows_.size() &&
+          windows_[hint].equals(
+              static_cast<graph::DType>(c10::typeMetaToScalarType(impl->dtype())),
+              {impl->sizes().data(), impl->sizes().size()},
+              {impl->strides().data(), impl->strides().size()}, impl->storage_offset())) {
+        return hint;
+      }
+      return hetero->window = intern(impl);
+    }
+    return intern(impl);
+  }
+  graph::WindowTable& windows() { return windows_; }
+  MetaCache& meta_cache() { return meta_cache_; }
+
+  // Appends a node with the operands of `call`, followed by `outputs` (tensors made for it). True when something should be
+  // flushed: call after_record() once the lock is released.
+  [[nodiscard]] bool append(graph::OpId op, const Call& call, std::span<const at::Tensor> outputs);
+
+  // True when the trace holds nodes that touch, or write, the storage.
+  bool touched(const HeteroStorage* storage) const { return storage->epoch == epoch_; }
+  bool written(const HeteroStorage* storage) const {
+    return touched(storage) && written_[storage->buffer];
+  }
+  // The dtype that kernels take for untyped numbers. Nodes recorded under different ones do not share a trace.
+  at::ScalarType default_dtype() const { return default_dtype_; }
+  // Returns false when pending nodes must be flushed before the default dtype can change.
+  bool set_default_dtype(at::ScalarType dtype) {
+    if (dtype != default_dtype_ && !trace_.nodes.empty()) return false;
+    default_dtype_ = dtype;
+    return true;
+  }
+  size_t pending_nodes() const { return trace_.nodes.size(); }
+  // Why the trace should be flushed now; kCount where it need not be.
+  SyncReason pressure() const;
+
+  // Moves nodes from the trace to `cut`: all of them, or those that must run so that `storages` have their final bytes
+  // (with `readers`: also those that read them). Returns false when nothing has to run.
+  // REQUIRES: the executor lock as well; `cut` is clear.
+  bool cut_all(Cut& cut);
+  bool cut_ancestors(std::span<HeteroStorage* const> storages, bool readers, Cut& cut);
+
+  // Forgets windows and shapes when they have grown past the configured bound. REQUIRES: the executor lock as well.
+  void trim_caches();
+
+ private:
+  graph::WindowId intern(const c10::TensorImpl* impl);
+  graph::BufferId touch(HeteroStorage* storage, bool born);
+  void select_ancestors(std::span<HeteroStorage* const> storages, bool readers);
+  void split(Cut& cut);
+  void finish(Cut& cut);
+  void next_epoch();
+
+  std::mutex mutex_;
+  graph::WindowTable windows_;
+  MetaCache meta_cache_;
+  graph::Graph trace_;
+  std::vector<StorageHold> holds_;    // per buffer
+  std::vector<uint8_t> written_;      // per buffer
+  std::unordered_map<uint32_t, std::string> lines_;
+  at::ScalarType default_dtype_ = at::kFloat;
+  int64_t pending_bytes_ = 0;
+  bool wrote_exported_ = false;
+  uint32_t epoch_ = 1;
+  uint32_t sequence_ = 0;
+  // Scratch of cutting.
+  std::vector<uint8_t> selected_;
+  std::vector<uint8_t> needed_;
+};
+
+Recorder& recorder();
+
+// Where the calling thread wants its nodes to run.
+graph::Preference& thread_preference();
+
+}  // namespace hetero::ops

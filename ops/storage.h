@@ -1,0 +1,105 @@
+// HeteroStorage and HeteroTensorImpl: what a hetero tensor is made of.
+//
+// A hetero tensor is an ordinary strided TensorImpl over a HeteroStorage. The storage is an identity: its data pointer is a
+// unique address in a reserved range that nobody can dereference (backend/address_space.h). Where its bytes are, if
+// anywhere, says its Binding; whether recorded nodes will still change them is known to the recorder.
+//
+//   fresh:    no bytes, nothing pending   (torch.empty)
+//   pending:  the trace has nodes that write it
+//   settled:  binding.valid_on names the devices that hold its bytes
+//
+// Both classes come from free lists; the tensor remembers the id of its window, a hint that is checked on use.
+//
+// Thread safety: `buffer` and `epoch` belong to the recorder's lock, `binding` to the executor's lock (see recorder.h).
+// Destruction may happen on any thread.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+
+#include "backend/address_space.h"
+#include "backend/pool.h"
+#include "graph/executor.h"
+#include "graph/window.h"
+
+namespace hetero::ops {
+
+class HeteroStorage final : public c10::StorageImpl {
+ public:
+  explicit HeteroStorage(size_t bytes, bool resizable = true);
+  ~HeteroStorage() override;
+
+  static void* operator new(size_t bytes);
+  static void operator delete(void* memory);
+
+  void release_resources() override;
+
+  // Changes nbytes() and the identity address. REQUIRES: nothing pending; the caller takes care of the bytes.
+  void change_size(size_t bytes);
+
+  // Position in the recorder's trace; meaningful while `epoch` is the trace's epoch.
+  uint32_t buffer = 0;
+  uint32_t epoch = 0;
+  // The bytes left the dispatcher (numpy, DLPack): every later write is flushed at once.
+  bool exported = false;
+  graph::Binding binding;
+
+ private:
+  void release_address();
+  size_t reserved_bytes_ = 0;
+};
+
+class HeteroTensorImpl final : public c10::TensorImpl {
+ public:
+  HeteroTensorImpl(c10::Storage&& storage, c10::DispatchKeySet keys, caffe2::TypeMeta dtype)
+      : TensorImpl(std::move(storage), keys, dtype) {}
+
+  static void* operator new(size_t bytes);
+  static void operator delete(void* memory);
+  static void* operator new(size_t, void* place) { return place; }
+
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                         bool allow_change) const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                         bool allow_change) const override;
+
+  // The window this tensor had when it was made; compare before use.
+  mutable graph::WindowId window = graph::kNoWindow;
+};
+
+inline constexpr c10::DeviceType kHetero = c10::DeviceType::PrivateUse1;
+
+inline bool is_hetero(const at::TensorBase& tensor) {
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has_backend(
+                                 c10::BackendComponent::PrivateUse1Bit);
+}
+
+// REQUIRES: is_hetero(tensor), and the tensor is strided.
+inline HeteroStorage* storage_of(const at::TensorBase& tensor) {
+  return static_cast<HeteroStorage*>(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+}
+
+// The tensor's HeteroTensorImpl, or null where autograd or a shallow copy made a plain one.
+const HeteroTensorImpl* hetero_impl(const c10::TensorImpl* impl);
+
+// A new tensor over a new storage. Takes no memory for the elements.
+at::Tensor make_tensor(const graph::Window& window, graph::WindowId id, size_t storage_bytes);
+// A new tensor over `storage`.
+at::Tensor make_view(c10::Storage storage, at::ScalarType dtype, c10::IntArrayRef sizes,
+                     c10::IntArrayRef strides, int64_t offset);
+at::Tensor make_strided(at::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides);
+
+// Bytes a storage needs to hold the window.
+size_t storage_bytes_for(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset,
+                         size_t item_bytes);
+
+// Takes the bytes of a CPU storage into a block without copying; the storage lives as long as the block.
+backend::Block adopt_cpu_storage(c10::Storage storage);
+
+// The c10 allocator of the device: what torch.UntypedStorage(n, device="hetero") and empty_cache talk to.
+c10::Allocator* hetero_allocator();
+void register_storage();
+
+}  // namespace hetero::ops

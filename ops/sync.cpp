@@ -1,0 +1,332 @@
+#include "ops/sync.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Formatting.h>
+#include <ATen/record_function.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/DefaultDtype.h>
+
+#include <atomic>
+#include <cstdio>
+#include <mutex>
+
+#include "backend/registry.h"
+#include "graph/executor.h"
+#include "graph/plan.h"
+#include "graph/verify.h"
+#include "ops/config.h"
+#include "ops/recorder.h"
+#include "ops/verify_flush.h"
+
+namespace hetero::ops {
+namespace {
+
+std::atomic<bool> bad_fork{false};
+
+// What one run needs; reused, so that a steady state allocates nothing.
+struct Runner {
+  std::recursive_mutex mutex;  // the executor lock; recursive because a Python kernel may use hetero tensors
+  int depth = 0;
+  Cut cut;
+  graph::Plan plan;
+  graph::PlanOptions options;
+  graph::Executor executor;
+  Status deferred;  // the first error that no caller has seen
+  std::string plan_text;
+};
+
+Runner& runner() {
+  static auto* instance = new Runner;
+  return *instance;
+}
+
+[[noreturn]] void raise(const Status& status) {
+  if (status.cause()) std::rethrow_exception(status.cause());
+  if (status.error_class() == ErrorClass::kResource) {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, status.message());
+  }
+  TORCH_CHECK(false, "hetero: ", status.message());
+}
+
+graph::PlanOptions plan_options() {
+  graph::PlanOptions options;
+  options.cpu = backend::cpu_device().capabilities();
+  if (backend::Device* accelerator = backend::accelerator()) {
+    options.has_accelerator = true;
+    options.accelerator = accelerator->capabilities();
+    options.accelerator_host_accessible = options.accelerator.host_accessible;
+    const backend::MemoryStats stats = accelerator->memory_stats();
+    if (stats.limit_bytes > 0) {
+      options.accelerator_bytes =
+          static_cast<uint64_t>(std::max<int64_t>(1, stats.limit_bytes - stats.allocated_bytes));
+    }
+  }
+  return options;
+}
+
+void add_counts(const graph::Plan& plan, const graph::RunCounts& counts) {
+  Counters& total = counters();
+  count(total.dead_nodes, plan.dead_nodes);
+  count(total.cpu_kernels, counts.kernels[backend::kCpu]);
+  count(total.accelerator_kernels, counts.kernels[backend::kAccelerator]);
+  if (counts.copies != 0) {
+    for (const graph::Instruction& instruction : plan.program) {
+      if (instruction.kind != graph::Instruction::Kind::kCopy) continue;
+      count(instruction.to == backend::kCpu ? total.copies_to_cpu : total.copies_to_accelerator);
+    }
+    count(total.bytes_to_cpu, counts.copied_bytes[backend::kCpu]);
+    count(total.bytes_to_accelerator, counts.copied_bytes[backend::kAccelerator]);
+  }
+  count(total.events, counts.events);
+  count(total.waits, counts.waits);
+  count(total.skipped_nodes, counts.skipped);
+}
+
+// Plans and runs `cut`. REQUIRES: the executor lock, not the recorder lock. Returns the first error.
+Status run(Runner& state, Cut& cut, graph::Plan& plan, graph::Executor& executor,
+           SyncReason reason) {
+  RECORD_FUNCTION("hetero::flush", std::vector<c10::IValue>());
+  count(counters().flushes[static_cast<size_t>(reason)]);
+  state.options = plan_options();
+  graph::make_plan(cut.graph, state.options, plan);
+  const int64_t log = config().log.load(std::memory_order_relaxed);
+  if (config().verify_plans.load(std::memory_order_relaxed)) {
+    Status status = graph::verify_graph(cut.graph);
+    if (status.ok()) status = graph::verify_plan(cut.graph, plan, state.options);
+    if (!status.ok()) return status;
+  }
+  if (config().keep_plans.load(std::memory_order_relaxed) || log >= 2) {
+    state.plan_text = graph::to_string(cut.graph) + "\n" + graph::to_string(plan);
+  }
+  if (log >= 1) {
+    std::fprintf(stderr, "hetero: flush (%s): %zu nodes, %u dead\n%s", to_string(reason),
+                 cut.graph.nodes.size(), plan.dead_nodes, log >= 2 ? state.plan_text.c_str() : "");
+  }
+  WithoutInterpreter released;
+  const c10::ScalarType before = c10::typeMetaToScalarType(c10::get_default_dtype());
+  if (before != cut.default_dtype) c10::set_default_dtype(c10::scalarTypeToTypeMeta(cut.default_dtype));
+  FlushVerifier verifier(config().verify.load(std::memory_order_relaxed), cut);
+  graph::RunCounts counts;
+  Status status = executor.run(cut.graph, plan, cut.bindings, counts);
+  if (status.ok()) status = verifier.compare(cut);
+  if (before != cut.default_dtype) c10::set_default_dtype(c10::scalarTypeToTypeMeta(before));
+  add_counts(plan, counts);
+  return status;
+}
+
+// Cuts with `cut_nodes(recorder, cut)` and runs the result. Returns the error of the run.
+template <typename CutNodes>
+Status cut_and_run(Runner& state, SyncReason reason, CutNodes cut_nodes) {
+  const auto once = [&](Cut& cut, graph::Plan& plan, graph::Executor& executor) {
+    bool any;
+    {
+      Locked lock(recorder().mutex());
+      cut.default_dtype = recorder().default_dtype();
+      any = cut_nodes(recorder(), cut);
+    }
+    if (!any) return Status();
+    ++state.depth;
+    Status status = run(state, cut, plan, executor, reason);
+    --state.depth;
+    cut.clear();
+    if (state.depth == 0) {
+      Locked lock(recorder().mutex());
+      recorder().trim_caches();
+    }
+    return status;
+  };
+  if (state.depth == 0) return once(state.cut, state.plan, state.executor);
+  // A Python kernel inside a run came back to us: run on objects of its own.
+  Cut cut;
+  graph::Plan plan;
+  graph::Executor executor;
+  return once(cut, plan, executor);
+}
+
+// Raises the error of a storage whose bytes are lost. REQUIRES: the executor lock.
+void check_bytes(const HeteroStorage* storage) {
+  if (!storage->binding.error.ok()) raise(storage->binding.error);
+}
+
+// Brings the bytes of a settled storage to the host. REQUIRES: the executor lock.
+void bring_to_host(HeteroStorage* storage) {
+  graph::Binding& binding = storage->binding;
+  check_bytes(storage);
+  constexpr uint8_t kOnCpu = 1u << backend::kCpu;
+  if ((binding.valid_on & kOnCpu) != 0) return;
+  if (!binding.blocks[backend::kCpu]) {
+    Result<backend::Block> block = backend::cpu_device().allocate(storage->nbytes());
+    if (!block.ok()) raise(block.status());
+    binding.blocks[backend::kCpu] = std::move(block.value());
+  }
+  if (binding.valid_on != 0) {
+    backend::Device* accelerator = backend::accelerator();
+    backend::Queue& queue = accelerator->queue(backend::QueueKind::kDeviceToHost);
+    Status status = queue.copy(binding.blocks[backend::kCpu].data(),
+                               binding.blocks[backend::kAccelerator].data(), storage->nbytes());
+    if (status.ok()) status = queue.synchronize();
+    if (!status.ok()) raise(status);
+    count(counters().copies_to_cpu);
+    count(counters().bytes_to_cpu, static_cast<int64_t>(storage->nbytes()));
+  }
+  binding.valid_on |= kOnCpu;
+}
+
+}  // namespace
+
+void flush_all(SyncReason reason) {
+  if (bad_fork) return;
+  Runner& state = runner();
+  Locked lock(state.mutex);
+  Status status = cut_and_run(state, reason, [](Recorder& from, Cut& cut) { return from.cut_all(cut); });
+  const bool explicit_sync = reason == SyncReason::kFlush || reason == SyncReason::kSynchronize ||
+                             reason == SyncReason::kSyncMode;
+  if (!explicit_sync) {
+    if (!status.ok() && state.deferred.ok()) state.deferred = status;
+    return;
+  }
+  if (status.ok()) status = std::exchange(state.deferred, Status());
+  state.deferred = Status();
+  if (!status.ok()) raise(status);
+}
+
+void settle(std::span<HeteroStorage* const> storages, SyncReason reason) {
+  check_fork();
+  Runner& state = runner();
+  Locked lock(state.mutex);
+  const Status status = cut_and_run(state, reason, [&](Recorder& from, Cut& cut) {
+    return from.cut_ancestors(storages, false, cut);
+  });
+  for (HeteroStorage* storage : storages) check_bytes(storage);
+  // Some other value failed in the same run: whoever needs it will see the error.
+  if (!status.ok() && status.error_class() == ErrorClass::kInternal) raise(status);
+}
+
+void settle_users(HeteroStorage* storage, SyncReason reason) {
+  check_fork();
+  Runner& state = runner();
+  Locked lock(state.mutex);
+  HeteroStorage* const storages[] = {storage};
+  const Status status = cut_and_run(state, reason, [&](Recorder& from, Cut& cut) {
+    return from.cut_ancestors(storages, true, cut);
+  });
+  if (!status.ok() && status.error_class() == ErrorClass::kInternal) raise(status);
+}
+
+void after_record() {
+  SyncReason reason;
+  {
+    Locked lock(recorder().mutex());
+    reason = recorder().pressure();
+  }
+  if (reason != SyncReason::kCount) flush_all(reason);
+}
+
+at::Tensor host_alias(const at::Tensor& tensor, SyncReason reason, bool writes) {
+  HeteroStorage* storage = storage_of(tensor);
+  HeteroStorage* const storages[] = {storage};
+  Runner& state = runner();
+  Locked lock(state.mutex);
+  if (writes) settle_users(storage, reason);
+  settle(storages, reason);
+  bring_to_host(storage);
+  if (writes) storage->binding.valid_on = 1u << backend::kCpu;
+
+  c10::Storage keep = tensor.storage();
+  c10::StorageImpl* owner = keep.unsafeReleaseStorageImpl();
+  c10::DataPtr pointer(
+      storage->binding.blocks[backend::kCpu].data(), owner,
+      [](void* context) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(context)); },
+      c10::Device(c10::kCPU));
+  auto cpu_storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(storage->nbytes()),
+      std::move(pointer), c10::GetCPUAllocator(), true);
+  at::Tensor alias = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(std::move(cpu_storage)), c10::DispatchKeySet(c10::DispatchKey::CPU),
+      tensor.dtype());
+  c10::TensorImpl* impl = alias.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  if (tensor.is_conj()) impl->_set_conj(true);
+  if (tensor.is_neg()) impl->_set_neg(true);
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
+  return alias;
+}
+
+bool is_fresh(HeteroStorage* storage) {
+  Locked executing(runner().mutex);
+  Locked recording(recorder().mutex());
+  return storage->binding.valid_on == 0 && storage->binding.error.ok() &&
+         !recorder().touched(storage);
+}
+
+void install_bytes(HeteroStorage* storage, backend::Block block) {
+  Locked lock(runner().mutex);
+  storage->binding.blocks[backend::kCpu] = std::move(block);
+  storage->binding.valid_on = 1u << backend::kCpu;
+  storage->binding.error = Status();
+}
+
+void resize_storage(HeteroStorage* storage, size_t bytes) {
+  if (bytes == storage->nbytes()) return;
+  Runner& state = runner();
+  Locked lock(state.mutex);
+  settle_users(storage, SyncReason::kStorageChange);
+  graph::Binding& binding = storage->binding;
+  if (binding.valid_on != 0) {
+    bring_to_host(storage);
+    Result<backend::Block> block = backend::cpu_device().allocate(bytes);
+    if (!block.ok()) raise(block.status());
+    std::memcpy(block.value().data(), binding.blocks[backend::kCpu].data(),
+                std::min(bytes, storage->nbytes()));
+    binding.blocks[backend::kCpu] = std::move(block.value());
+    binding.valid_on = 1u << backend::kCpu;
+  } else {
+    binding.blocks[backend::kCpu].reset();
+  }
+  binding.blocks[backend::kAccelerator].reset();
+  storage->change_size(bytes);
+}
+
+void settle_everything_on_cpu() {
+  // Storages are not enumerated, so the accelerator may only change while it holds nothing.
+  flush_all(SyncReason::kSettings);
+  if (backend::Device* accelerator = backend::accelerator()) {
+    TORCH_CHECK(accelerator->memory_stats().allocated_bytes == 0,
+                "hetero: the accelerator cannot change while tensors live on it; move them with .cpu() "
+                "and delete them first, or set HETERO_ACCELERATOR before the program starts");
+  }
+}
+
+std::string last_plan_text() {
+  Locked lock(runner().mutex);
+  return runner().plan_text;
+}
+
+std::string line_of(uint32_t sequence) {
+  const auto& lines = runner().cut.lines;
+  const auto found = lines.find(sequence);
+  return found == lines.end() ? std::string() : found->second;
+}
+
+void prepare_fork() {
+  flush_all(SyncReason::kFork);
+  runner().mutex.lock();
+  recorder().mutex().lock();
+}
+
+void finish_fork() {
+  recorder().mutex().unlock();
+  runner().mutex.unlock();
+}
+
+void mark_bad_fork() { bad_fork = true; }
+
+bool in_bad_fork() { return bad_fork; }
+
+void check_fork() {
+  TORCH_CHECK(!bad_fork,
+              "Cannot re-initialize hetero in forked subprocess. To use hetero with "
+              "multiprocessing, you must use the 'spawn' start method");
+}
+
+}  // namespace hetero::ops

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Builds backend/ and graph/ without torch and runs their tests under ASan+UBSan, then under TSan.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+jobs=${JOBS:-$(nproc)}
+
+run() { # name, sanitizers, prefix of the command
+  local build=build/$1
+  if [ ! -f "$build/CMakeCache.txt" ]; then
+    local generator=(); if command -v ninja >/dev/null; then generator=(-G Ninja); fi
+    cmake -S . -B "$build" "${generator[@]}" -DHETERO_TORCH=OFF -DHETERO_CUDA=OFF -DHETERO_SANITIZE="$2" >/dev/null
+  fi
+  cmake --build "$build" -j "$jobs"
+  echo "-- $2"
+  ${3:-} ctest --test-dir "$build" --output-on-failure -j "$jobs"
+}
+
+run asan address,undefined
+# Without address randomization: TSan cannot map its shadow on kernels with many random bits.
+no_randomization=
+if setarch -R true 2>/dev/null; then no_randomization="setarch -R"; fi
+run tsan thread "$no_randomization"

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Prepares a machine for building and testing hetero: system packages, .venv, pinned requirements.
+# Does nothing when it was done before: the stamp in .venv holds a hash of what it depends on.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+stamp=.venv/hetero-setup-done
+wanted=$(cat scripts/setup.sh requirements.txt | sha256sum)
+if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+  exit 0
+fi
+
+# System packages, where they are missing and may be installed.
+required=(g++ cmake python3-venv python3-dev libgtest-dev catch2)
+helpful=(ninja-build libbenchmark-dev ccache mold)
+missing() {
+  for package in "$@"; do
+    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || echo "$package"
+  done
+}
+if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+  needed=$(missing "${required[@]}")
+  nice=$(missing "${helpful[@]}")
+  if [ -n "$needed$nice" ]; then
+    echo "setup: installing" $needed $nice
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq || true
+    # One by one where all at once fails: a helpful package that does not exist here must not stop the others.
+    if [ -n "$needed" ]; then apt-get install -y -qq --no-install-recommends $needed >/dev/null; fi
+    for package in $nice; do
+      apt-get install -y -qq --no-install-recommends "$package" >/dev/null 2>&1 || echo "setup: without $package"
+    done
+  fi
+fi
+for tool in g++ cmake; do
+  command -v "$tool" >/dev/null || { echo "setup: $tool is missing; please install: ${required[*]}" >&2; exit 1; }
+done
+
+# Python 3.10 or newer.
+if [ ! -x .venv/bin/python ]; then
+  chosen=
+  for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11 python3.10; do
+    if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+      chosen=$candidate
+      break
+    fi
+  done
+  [ -n "$chosen" ] || { echo "setup: Python 3.10 or newer with venv is needed" >&2; exit 1; }
+  echo "setup: creating .venv with $("$chosen" --version)"
+  "$chosen" -m venv .venv
+fi
+
+echo "setup: installing requirements into .venv"
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+.venv/bin/pip install --quiet -r requirements.txt
+# Registers the package, its entry point and the source folder; `make build` makes the libraries.
+HETERO_NO_BUILD=1 .venv/bin/pip install --quiet --no-build-isolation --no-deps -e .
+echo "$wanted" >"$stamp"

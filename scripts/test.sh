@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# All tests, cheapest first. Stops at the first stage that fails. Arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+jobs=${JOBS:-$(nproc)}
+
+stage() { printf '\n== %s\n' "$*"; }
+
+stage "include direction"
+.venv/bin/python scripts/check_includes.py
+
+stage "C++ tests"
+ctest --test-dir build --output-on-failure -j "$jobs"
+
+stage "torch-free layers under sanitizers"
+scripts/sanitize.sh
+
+stage "Python tests"
+suites=()
+for folder in tests/python tests/upstream; do
+  if compgen -G "$folder/test_*.py" >/dev/null; then suites+=("$folder"); fi
+done
+exec .venv/bin/python -m pytest "${suites[@]}" -q -n "$jobs" --dist worksteal "$@"

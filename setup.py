@@ -1,0 +1,66 @@
+"""Builds torch_hetero: setuptools asks CMake for the libraries and puts them into the package.
+
+    pip install --no-build-isolation .      # into an environment that has torch 2.11
+    pip wheel --no-build-isolation --no-deps .
+
+Environment variables: HETERO_CUDA=AUTO|ON|OFF, MAX_JOBS=n, HETERO_NO_BUILD=1 (register the package in the environment
+and leave the building to `make build`).
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+# An installed torch_hetero must not be loaded by the build of the next one.
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+
+
+def torch_requirement() -> str:
+    """The torch that the libraries are built against; they fit no other minor version."""
+    try:
+        import torch
+    except ImportError:
+        sys.exit("torch_hetero is built against an installed torch: install torch 2.11 first and "
+                 "use `pip install --no-build-isolation .`")
+    major, minor = torch.__version__.split(".")[:2]
+    return f"torch=={major}.{minor}.*"
+
+
+class CMakeBuild(build_ext):
+    """Builds all native code with CMake in place of setuptools' own compiler calls."""
+
+    def run(self) -> None:
+        package = ROOT / "torch_hetero" if self.inplace else Path(self.build_lib).resolve() / "torch_hetero"
+        build = Path(self.build_temp).resolve()
+        jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))
+        generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+        configure = ["cmake", "-S", ROOT, "-B", build, *generator, "-DHETERO_TESTS=OFF",
+                     f"-DHETERO_CUDA={os.environ.get('HETERO_CUDA', 'AUTO')}",
+                     f"-DPython3_EXECUTABLE={sys.executable}"]
+        subprocess.run(configure, check=True)
+        subprocess.run(["cmake", "--build", build, "-j", jobs], check=True)
+        subprocess.run(["cmake", "--install", build, "--prefix", package], check=True)
+
+    def get_outputs(self) -> list[str]:
+        return []
+
+
+native = os.environ.get("HETERO_NO_BUILD") != "1"
+(ROOT / "build").mkdir(exist_ok=True)
+setup(
+    packages=["torch_hetero"],
+    package_dir={"": "."},
+    install_requires=[torch_requirement()],
+    ext_modules=[Extension("torch_hetero._C", sources=[])] if native else [],
+    cmdclass={"build_ext": CMakeBuild},
+    # Not in the root: there, Python environments without this package would find its entry point and load it.
+    options={"egg_info": {"egg_base": "build"}},
+    zip_safe=False,
+)

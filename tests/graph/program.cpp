@@ -1,0 +1,214 @@
+#include "tests/graph/program.h"
+
+#include <cstring>
+
+#include "backend/cpu/cpu_device.h"
+#include "backend/sim/sim_device.h"
+#include "graph/verify.h"
+#include "tests/graph/catch.h"
+
+namespace hetero::graph::testing {
+
+using backend::Block;
+using backend::kAccelerator;
+using backend::kCpu;
+using backend::QueueKind;
+
+namespace {
+
+float input_value(BufferId buffer, int64_t i) {
+  return static_cast<float>(buffer) + 0.125f * static_cast<float>(i % 97);
+}
+
+Block allocate(backend::Device& device, size_t bytes) {
+  Result<Block> block = device.allocate(bytes);
+  REQUIRE(block.ok());
+  return std::move(block.value());
+}
+
+void copy(backend::Device& accelerator, QueueKind direction, void* to, const void* from,
+          size_t bytes) {
+  REQUIRE(accelerator.queue(direction).copy(to, from, bytes).ok());
+  REQUIRE(accelerator.queue(direction).synchronize().ok());
+}
+
+}  // namespace
+
+const Devices& test_devices() {
+  static const Devices devices = [] {
+    auto* cpu = new backend::CpuDevice;
+    Result<std::unique_ptr<backend::SimDevice>> sim = backend::SimDevice::create();
+    return Devices{cpu, sim.ok() ? sim.value().release() : nullptr};
+  }();
+  return devices;
+}
+
+PlanOptions options_for(const Devices& devices) {
+  PlanOptions options;
+  options.cpu = devices[kCpu]->capabilities();
+  options.own_block_bytes = 512;
+  if (devices[kAccelerator] != nullptr) {
+    options.has_accelerator = true;
+    options.accelerator = devices[kAccelerator]->capabilities();
+  }
+  return options;
+}
+PlanOptions cpu_options() { return options_for({test_devices()[kCpu], nullptr}); }
+PlanOptions both_options() { return options_for(test_devices()); }
+
+BufferId Program::input(int64_t count, uint8_t valid_on) {
+  graph.buffers.push_back({.bytes = static_cast<uint64_t>(count) * sizeof(float),
+                           .valid_on = valid_on,
+                           .escapes = false});
+  return static_cast<BufferId>(graph.buffers.size() - 1);
+}
+
+BufferId Program::empty(int64_t count) { return input(count, 0); }
+
+Operand Program::operand(BufferId buffer, Access access) {
+  const auto count = static_cast<int64_t>(graph.buffers[buffer].bytes / sizeof(float));
+  return operand(buffer, access, {count}, {1}, 0);
+}
+
+Operand Program::operand(BufferId buffer, Access access, std::vector<int64_t> sizes,
+                         std::vector<int64_t> strides, int64_t offset) {
+  const DType f32 = parse_dtype("f32");
+  return {.buffer = buffer,
+          .window = windows.intern(f32, sizes, strides, offset),
+          .access = access,
+          .bits = 0};
+}
+
+void Program::add(OpId op, std::vector<Operand> operands, Preference preference, float constant) {
+  Node node{};
+  node.op = op;
+  node.first_operand = static_cast<uint32_t>(graph.operands.size());
+  node.operand_count = static_cast<uint16_t>(operands.size());
+  for (const Operand& operand : operands) node.output_count += operand.access == Access::kDefine;
+  node.attribute_offset = static_cast<uint32_t>(graph.attributes.size());
+  node.attribute_bytes = sizeof(float);
+  node.sequence = static_cast<uint32_t>(graph.nodes.size());
+  node.preference = preference;
+  graph.operands.insert(graph.operands.end(), operands.begin(), operands.end());
+  graph.attributes.resize(graph.attributes.size() + sizeof(float));
+  std::memcpy(graph.attributes.data() + node.attribute_offset, &constant, sizeof(float));
+  graph.nodes.push_back(node);
+}
+
+BufferId Program::define(OpId op, int64_t count, std::vector<Operand> inputs, Preference preference,
+                         float constant) {
+  const BufferId output = empty(count);
+  inputs.push_back(operand(output, Access::kDefine));
+  add(op, std::move(inputs), preference, constant);
+  return output;
+}
+
+std::vector<Binding> Program::bind(const Devices& devices) const {
+  std::vector<Binding> bindings(graph.buffers.size());
+  for (BufferId b = 0; b < bindings.size(); ++b) {
+    const Buffer& buffer = graph.buffers[b];
+    if (buffer.valid_on == 0) continue;
+    Block host = allocate(*devices[kCpu], buffer.bytes);
+    for (size_t i = 0; i < buffer.bytes / sizeof(float); ++i) {
+      static_cast<float*>(host.data())[i] = input_value(b, static_cast<int64_t>(i));
+    }
+    if (buffer.valid_on >> kAccelerator & 1) {
+      Block remote = allocate(*devices[kAccelerator], buffer.bytes);
+      copy(*devices[kAccelerator], QueueKind::kHostToDevice, remote.data(), host.data(),
+           buffer.bytes);
+      bindings[b].blocks[kAccelerator] = std::move(remote);
+    }
+    if (buffer.valid_on >> kCpu & 1) bindings[b].blocks[kCpu] = std::move(host);
+    bindings[b].valid_on = buffer.valid_on;
+  }
+  return bindings;
+}
+
+std::vector<Binding*> Program::pointers(std::vector<Binding>& bindings) const {
+  std::vector<Binding*> pointers(bindings.size(), nullptr);
+  for (BufferId b = 0; b < bindings.size(); ++b) {
+    if (graph.buffers[b].escapes || graph.buffers[b].valid_on != 0) pointers[b] = &bindings[b];
+  }
+  return pointers;
+}
+
+void Program::read_values(Results& results, const Devices& devices) const {
+  results.values.resize(graph.buffers.size());
+  for (BufferId b = 0; b < graph.buffers.size(); ++b) {
+    const Binding& binding = results.bindings[b];
+    const size_t bytes = graph.buffers[b].bytes;
+    if (binding.valid_on == 0) continue;
+    std::vector<float> values(bytes / sizeof(float));
+    if (binding.valid_on >> kCpu & 1) {
+      REQUIRE(binding.blocks[kCpu]);
+      if (bytes > 0) std::memcpy(values.data(), binding.blocks[kCpu].data(), bytes);
+    }
+    if (binding.valid_on >> kAccelerator & 1) {
+      REQUIRE(binding.blocks[kAccelerator]);
+      Block host = allocate(*devices[kCpu], bytes);
+      copy(*devices[kAccelerator], QueueKind::kDeviceToHost, host.data(),
+           binding.blocks[kAccelerator].data(), bytes);
+      // Where both devices claim to have the bytes, they are the same bytes.
+      if (binding.valid_on >> kCpu & 1 && bytes > 0) {
+        REQUIRE(std::memcmp(host.data(), values.data(), bytes) == 0);
+      }
+      if (bytes > 0) std::memcpy(values.data(), host.data(), bytes);
+    }
+    results.values[b] = std::move(values);
+  }
+}
+
+Plan Program::plan(const PlanOptions& options) const {
+  const Status legal_graph = verify_graph(graph);
+  INFO(to_string(graph));
+  INFO((legal_graph.ok() ? "" : legal_graph.message()));
+  REQUIRE(legal_graph.ok());
+  Plan plan;
+  make_plan(graph, options, plan);
+  const Status legal_plan = verify_plan(graph, plan, options);
+  INFO(to_string(plan));
+  INFO((legal_plan.ok() ? "" : legal_plan.message()));
+  REQUIRE(legal_plan.ok());
+  return plan;
+}
+
+Results Program::run(const PlanOptions& options, const Devices& devices) {
+  return run_plan(plan(options), devices);
+}
+
+Results Program::run_plan(const Plan& plan, const Devices& devices) {
+  Results results;
+  results.bindings = bind(devices);
+  Executor executor(devices);
+  results.status = executor.run(graph, plan, pointers(results.bindings), results.counts);
+  read_values(results, devices);
+  return results;
+}
+
+Results Program::interpret() {
+  Results results;
+  Graph on_cpu = graph;
+  for (Buffer& buffer : on_cpu.buffers) buffer.valid_on = buffer.valid_on == 0 ? 0 : 1u << kCpu;
+  std::swap(on_cpu, graph);
+  const Devices devices{test_devices()[kCpu], nullptr};
+  results.bindings = bind(devices);
+  results.status = graph::interpret(graph, pointers(results.bindings));
+  read_values(results, devices);
+  std::swap(on_cpu, graph);
+  return results;
+}
+
+bool same_values(const Program& program, const Results& a, const Results& b) {
+  for (BufferId id = 0; id < program.graph.buffers.size(); ++id) {
+    if (!program.graph.buffers[id].escapes) continue;
+    if (a.values[id].has_value() != b.values[id].has_value()) return false;
+    if (!a.values[id].has_value()) continue;
+    const std::vector<float>& x = *a.values[id];
+    const std::vector<float>& y = *b.values[id];
+    if (x.size() != y.size()) return false;
+    if (!x.empty() && std::memcmp(x.data(), y.data(), x.size() * sizeof(float)) != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace hetero::graph::testing

@@ -1,0 +1,94 @@
+// Program: a graph under construction, with its windows, and what is needed to run it and look at
+// the results.
+//
+//   Program p;
+//   BufferId x = p.input(16);
+//   BufferId y = p.define(test_ops().pointwise, 16, {p.read(x)});
+//   p.escape(y);
+//   Results results = p.run(cpu_options());
+//   results.values[y]
+//
+// `run` verifies the graph and the plan, and fails the test where they are not legal.
+
+#pragma once
+
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "backend/device.h"
+#include "graph/executor.h"
+#include "graph/graph.h"
+#include "graph/plan.h"
+#include "tests/graph/test_ops.h"
+
+namespace hetero::graph::testing {
+
+using Devices = std::array<backend::Device*, backend::kMaxDevices>;
+
+// The devices of the tests: the CPU and a simulated accelerator, with their own counters. Never
+// destroyed.
+const Devices& test_devices();
+
+// What make_plan may use of `devices`. A null accelerator is none.
+PlanOptions options_for(const Devices& devices);
+PlanOptions cpu_options();
+PlanOptions both_options();
+
+struct Results {
+  Status status;
+  RunCounts counts;
+  std::vector<Binding> bindings;
+  // Per buffer that survives and is valid somewhere: its floats.
+  std::vector<std::optional<std::vector<float>>> values;
+};
+
+class Program {
+ public:
+  Program() { graph.windows = &windows; }
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  // Buffers of `count` floats.
+  BufferId input(int64_t count, uint8_t valid_on = 1u << backend::kCpu);
+  BufferId empty(int64_t count);
+  void escape(BufferId buffer) { graph.buffers[buffer].escapes = true; }
+
+  // Operands. Without sizes they are the whole buffer.
+  Operand operand(BufferId buffer, Access access);
+  Operand operand(BufferId buffer, Access access, std::vector<int64_t> sizes,
+                  std::vector<int64_t> strides, int64_t offset);
+  Operand read(BufferId buffer) { return operand(buffer, Access::kRead); }
+  Operand update(BufferId buffer) { return operand(buffer, Access::kUpdate); }
+  Operand write(BufferId buffer) { return operand(buffer, Access::kWrite); }
+
+  // Nodes.
+  void add(OpId op, std::vector<Operand> operands, Preference preference = Preference::kAuto,
+           float constant = 1.0f);
+  BufferId define(OpId op, int64_t count, std::vector<Operand> inputs,
+                  Preference preference = Preference::kAuto, float constant = 1.0f);
+
+  // Runs the program by a plan, or by the interpreter. Inputs hold numbers that depend on their id
+  // only.
+  Results run(const PlanOptions& options, const Devices& devices = test_devices());
+  Results run_plan(const Plan& plan, const Devices& devices = test_devices());
+  Results interpret();
+  Plan plan(const PlanOptions& options) const;
+
+  std::vector<Binding> bind(const Devices& devices) const;
+  std::vector<Binding*> pointers(std::vector<Binding>& bindings) const;
+  void read_values(Results& results, const Devices& devices) const;
+
+  WindowTable windows;
+  Graph graph;
+};
+
+// A random program: in-place operators, partial and strided windows, dead values, escaping and
+// dying inputs, all kinds of operators and preferences. With `on_accelerator`, some inputs lie
+// there.
+void make_random(Program& program, std::mt19937& random, int nodes, bool on_accelerator);
+
+// True when both hold the same bits for every buffer that escapes.
+bool same_values(const Program& program, const Results& a, const Results& b);
+
+}  // namespace hetero::graph::testing

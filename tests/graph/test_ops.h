@@ -1,0 +1,31 @@
+// Operators for the tests of graph/: float arithmetic over any windows, with every trait that
+// planning looks at.
+//
+// All of them compute one formula, so that a program's result depends on every operand of every
+// node: element i of what is written is attribute + sum over the operands that are read, each
+// element i (modulo its size) times 0.5, 0.25, ...
+
+#pragma once
+
+#include "graph/graph.h"
+
+namespace hetero::graph::testing {
+
+struct TestOps {
+  OpId pointwise;    // placed by cost
+  OpId matmul;       // prefers the accelerator
+  OpId indexing;     // follows its data
+  OpId cpu_only;     // the accelerator has no kernel
+  OpId brings;       // brings its outputs' memory where it may
+  OpId effect;       // has a side effect: counts its calls
+  OpId throws;       // throws std::runtime_error("broken kernel")
+  OpId half_throws;  // writes, then throws
+};
+
+// Registers the operators on first use.
+const TestOps& test_ops();
+
+// How often the kernel of test_ops().effect has run.
+int effect_count();
+
+}  // namespace hetero::graph::testing

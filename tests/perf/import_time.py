@@ -1,0 +1,37 @@
+"""`import torch` in a new process, with and without autoload, in turns."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+from tests.perf.measure import Row, main
+
+ROUNDS = 7
+BAR_MS = 200.0
+
+
+def seconds(autoload: str) -> float:
+    variables = dict(os.environ, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import torch"], env=variables, check=True)
+    return time.perf_counter() - start
+
+
+def measure() -> list[Row]:
+    """One row; the figure is the difference of the medians in milliseconds."""
+    for autoload in ("0", "1"):
+        seconds(autoload)
+    times: dict[str, list[float]] = {"0": [], "1": []}
+    for _ in range(ROUNDS):
+        for autoload, values in times.items():
+            values.append(seconds(autoload))
+    ours, peer = (statistics.median(times[key]) * 1e3 for key in ("1", "0"))
+    return [Row("import torch with autoload", ours, peer, BAR_MS, "ms", difference=True)]
+
+
+if __name__ == "__main__":
+    main(measure)

@@ -1,0 +1,53 @@
+"""How much memory eager CPU needs: the peak of the bytes that living storages hold."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class LiveStorages(TorchDispatchMode):
+    """The most bytes that storages made inside the mode held at once: eager's own peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = 0
+        self.peak = 0
+        self._known: set[int] = set()
+
+    def _release(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.live -= size
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        given = {
+            leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+        }
+        result = op(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            storage = leaf.untyped_storage()
+            if storage._cdata in self._known or storage._cdata in given:
+                continue
+            self._known.add(storage._cdata)
+            size = storage.nbytes()
+            self.live += size
+            self.peak = max(self.peak, self.live)
+            weakref.finalize(storage, self._release, storage._cdata, size)
+        return result
+
+
+def eager_peak(run: Callable[[], object]) -> int:
+    """Bytes that tensors made by `run` hold at once at most; its operators run on CPU.
+
+    What kernels take for themselves is not seen, so the figure is never above the true peak.
+    """
+    with LiveStorages() as storages:
+        result = run()
+    del result
+    return storages.peak

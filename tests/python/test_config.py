@@ -1,0 +1,140 @@
+"""Options: typed, documented, set from Python or the environment, refused when wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from counters import counting
+from helpers import DEVICE, OPTIONS, assert_same, needs_hetero, run_python, run_python_ok
+
+pytestmark = needs_hetero
+
+TYPES = {
+    "sync": bool,
+    "fusion": bool,
+    "accelerator": str,
+    "pending_bytes": int,
+    "pending_nodes": int,
+    "verify": bool,
+    "traceback": bool,
+    "log": int,
+    "memory_limit": int,
+}
+OTHER = {
+    "sync": ("1", True),
+    "fusion": ("0", False),
+    "accelerator": ("sim", "sim"),
+    "pending_bytes": ("123456", 123456),
+    "pending_nodes": ("77", 77),
+    "verify": ("1", True),
+    "traceback": ("1", True),
+    "log": ("1", 1),
+    "memory_limit": ("1073741824", 1073741824),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_option_has_its_type_and_is_documented(name: str) -> None:
+    assert type(getattr(torch.hetero.config, name)) is TYPES[name]
+    assert name in (torch.hetero.config.__doc__ or "") + repr(torch.hetero.config)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_environment_sets_the_option(name: str) -> None:
+    text, value = OTHER[name]
+    code = f"import torch; print(repr(torch.hetero.config.{name}))"
+    assert run_python_ok(code, {f"HETERO_{name.upper()}": text}) == f"{value!r}\n"
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "accelerator"])
+def test_assignment_sets_the_option(name: str) -> None:
+    value = OTHER[name][1]
+    setattr(torch.hetero.config, name, value)
+    assert getattr(torch.hetero.config, name) == value
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(AttributeError, match="no_such_option"):
+        torch.hetero.config.no_such_option = 1
+    with pytest.raises(AttributeError, match="no_such_option"):
+        _ = torch.hetero.config.no_such_option
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    (("pending_nodes", "many"), ("fusion", "perhaps"), ("accelerator", "tpu"), ("log", "loud")),
+)
+def test_a_value_that_does_not_fit_is_refused_and_changes_nothing(name: str, value: str) -> None:
+    before = getattr(torch.hetero.config, name)
+    with pytest.raises((ValueError, TypeError), match=name if name != "accelerator" else "tpu"):
+        setattr(torch.hetero.config, name, value)
+    assert getattr(torch.hetero.config, name) == before
+
+
+def test_a_wrong_environment_value_gives_one_clear_sentence() -> None:
+    done = run_python("import torch", {"HETERO_PENDING_NODES": "many"})
+    assert done.returncode != 0
+    assert "pending_nodes" in done.stderr and "many" in done.stderr
+
+
+def test_verify_mode_runs_flushes_twice_and_agrees() -> None:
+    torch.hetero.config.verify = True
+    x = torch.arange(6.0, device=DEVICE).reshape(2, 3)
+    y = (x @ x.t()).tanh() + 1
+    x.add_(1)
+    oracle = torch.arange(6.0).reshape(2, 3)
+    expected = (oracle @ oracle.t()).tanh() + 1
+    assert_same([y.cpu(), x.cpu()], [expected, oracle + 1])
+
+
+def test_verify_mode_works_with_random_numbers_and_training() -> None:
+    torch.hetero.config.verify = True
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(3, 4, device=DEVICE)).pow(2).sum().backward()
+        optimizer.step()
+    assert model[0].weight.isfinite().all().item()
+
+
+def test_log_prints_a_line_for_each_flush() -> None:
+    code = """
+    import torch
+    (torch.ones(3, device="hetero") + 1).tolist()
+    """
+    quiet, loud = run_python(code), run_python(code, {"HETERO_LOG": "1"})
+    assert quiet.returncode == loud.returncode == 0
+    assert "copy to another device" in loud.stderr
+    assert "copy to another device" not in quiet.stderr
+
+
+def test_fusion_changes_the_number_of_kernels_and_not_the_bits() -> None:
+    x = torch.randn(100, device=DEVICE)
+    torch.hetero.flush()
+    kernels, values = {}, {}
+    for fusion in (True, False):
+        torch.hetero.config.fusion = fusion
+        with counting() as seen:
+            y = ((x + 1) * 2 - x).abs().neg()
+            values[fusion] = y.cpu()
+        kernels[fusion] = seen.kernels
+    assert_same(values[True], values[False])
+    assert kernels[False] == 5 and kernels[True] <= kernels[False]
+
+
+def test_sizes_may_be_given_with_units_in_the_environment() -> None:
+    code = "import torch; print(torch.hetero.config.memory_limit)"
+    assert run_python_ok(code, {"HETERO_MEMORY_LIMIT": "2GiB"}) == f"{2 << 30}\n"
+
+
+def test_placement_is_a_context_that_nests_and_restores() -> None:
+    x = torch.arange(3.0, device=DEVICE)
+    with torch.hetero.placement("cpu"):
+        y = x + 1
+        with torch.hetero.placement("auto"):
+            y = y * 2
+    assert y.tolist() == [2.0, 4.0, 6.0]
+    with pytest.raises(ValueError):
+        with torch.hetero.placement("elsewhere"):
+            pass

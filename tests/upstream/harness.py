@@ -1,0 +1,315 @@
+"""Runs one entry of PyTorch's operator database on the device and on CPU and compares.
+
+An entry of `op_db` is an operator (or a variant of one) with a generator of samples. Rules:
+
+1. Samples are made on CPU in float32. An entry without float32 takes the first dtype of
+   `OTHER_DTYPES` that it supports on CPU. An entry that cannot run on CPU at all is skipped.
+2. Every tensor of a sample is moved with its sizes, strides and storage offset; one tensor given
+   twice stays one tensor; `device=` arguments are rewritten.
+3. Every result must have CPU's type, dtype, shape and bits. Strides are compared and counted.
+   A sample that CPU refuses must be refused with the same exception type.
+4. A sample is *random* when running it on CPU advances the CPU generator (entries that seed it
+   themselves, in `wrapper_set_seed`, included). It is compared by type, dtype and shape, and must
+   give the same bits when run again under the same seed.
+5. An entry in `UNINITIALIZED` promises no values: it is compared by type, dtype and shape.
+6. An entry in `UNSTABLE` does not give the same bits twice on CPU either: it is compared with the
+   tolerances of `torch.testing.assert_close`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+try:
+    import tomllib
+except ModuleNotFoundError:
+    import tomli as tomllib
+
+import torch
+import torch.testing._utils
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils._pytree import tree_flatten
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+
+from helpers import difference, fresh
+
+OTHER_DTYPES = (
+    torch.int64,
+    torch.complex64,
+    torch.float64,
+    torch.bool,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e4m3fn,
+)
+
+UNINITIALIZED = {
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "resize_",
+    "resize_as_",
+}
+
+UNSTABLE = {
+    "linalg.lstsq": "LAPACK's gelsy reads a pivot array that ATen leaves uninitialized",
+}
+
+REASONS = {
+    "MEMORY_ADDRESS": "the result is an address or depends on one",
+    "NOT_SUPPORTED": "the device refuses it with a clear sentence",
+    "VALUE": "the result differs from CPU's",
+    "ERROR": "the device refuses what CPU accepts, or the other way round",
+    "CRASH": "the process dies; the entry is not run",
+    "UPSTREAM": "PyTorch itself cannot run it on a device that is not built in",
+}
+
+EXCLUSIONS_FILE = Path(__file__).with_name("exclusions.toml")
+
+
+@dataclasses.dataclass
+class Result:
+    """What became of one entry."""
+
+    entry: str
+    status: str  # "passed", "failed" or "skipped"
+    why: str = ""
+    samples: int = 0
+    random_samples: int = 0
+    stride_mismatches: int = 0
+
+
+class Mismatch(AssertionError):
+    """A result of the device is not CPU's."""
+
+
+def entry_name(op: OpInfo) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+ENTRIES: dict[str, OpInfo] = {entry_name(op): op for op in op_db}
+
+
+def load_exclusions(path: Path = EXCLUSIONS_FILE) -> dict[str, dict[str, str]]:
+    """The rows of exclusions.toml by entry name, checked for form."""
+    rows = tomllib.loads(path.read_text()).get("exclusion", [])
+    table: dict[str, dict[str, str]] = {}
+    for row in rows:
+        if set(row) != {"name", "reason", "why"}:
+            raise ValueError(f"exclusions.toml: a row needs name, reason and why, not {row}")
+        if row["reason"] not in REASONS:
+            raise ValueError(f"exclusions.toml: {row['name']}: unknown reason {row['reason']}")
+        if row["name"] not in ENTRIES:
+            raise ValueError(f"exclusions.toml: {row['name']} is not an entry of op_db")
+        if row["name"] in table:
+            raise ValueError(f"exclusions.toml: {row['name']} stands there twice")
+        table[row["name"]] = row
+    return table
+
+
+def choose_dtype(op: OpInfo) -> torch.dtype | None:
+    supported = op.supported_dtypes("cpu")
+    if torch.float32 in supported:
+        return torch.float32
+    return next((dtype for dtype in OTHER_DTYPES if dtype in supported), None)
+
+
+def _move_tree(tree: Any, device: str, seen: dict[int, torch.Tensor]) -> Any:
+    """Tensors and devices inside any nesting of lists, tuples (named too), dicts and slices."""
+    if isinstance(tree, torch.Tensor):
+        if id(tree) not in seen:
+            seen[id(tree)] = fresh(tree, device)
+        return seen[id(tree)]
+    if isinstance(tree, torch.device):
+        return torch.device(device)
+    if isinstance(tree, dict):
+        return {
+            key: device if key == "device" and value == "cpu" else _move_tree(value, device, seen)
+            for key, value in tree.items()
+        }
+    if isinstance(tree, slice):
+        parts = (tree.start, tree.stop, tree.step)
+        return slice(*(_move_tree(part, device, seen) for part in parts))
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(_move_tree(item, device, seen) for item in tree))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_move_tree(item, device, seen) for item in tree)
+    return tree
+
+
+def move_sample(sample: SampleInput, device: str) -> tuple[Any, Any, Any]:
+    """Copies of (input, args, kwargs) on `device`."""
+    seen: dict[int, torch.Tensor] = {}
+    return (
+        _move_tree(sample.input, device, seen),
+        _move_tree(tuple(sample.args), device, seen),
+        _move_tree(dict(sample.kwargs), device, seen),
+    )
+
+
+def _call(op: OpInfo, moved: tuple[Any, Any, Any]) -> Any:
+    first, args, kwargs = moved
+    return op(first, *args, **kwargs)
+
+
+def _attempt(op: OpInfo, moved: tuple[Any, Any, Any]) -> tuple[Any, Exception | None]:
+    try:
+        result = _call(op, moved)
+        for leaf in tree_flatten(result)[0]:
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+                leaf.cpu()
+        return result, None
+    except Exception as error:
+        return None, error
+
+
+@functools.cache
+def _state_after_seed(seed: int) -> torch.Tensor:
+    return torch.Generator().manual_seed(seed).get_state()
+
+
+class _DrawDetector:
+    """Tells whether the CPU generator was drawn from while the context was open.
+
+    `wrapper_set_seed` seeds with 42 and restores the state afterwards, which would hide a draw; so
+    its `freeze_rng_state` is replaced by one that looks at the state before restoring it.
+    """
+
+    def __init__(self) -> None:
+        self.drawn = False
+
+    def __enter__(self) -> _DrawDetector:
+        self._original = torch.testing._utils.freeze_rng_state
+        torch.manual_seed(0)
+        self._before, self._seeded = _state_after_seed(0), _state_after_seed(42)
+
+        @contextlib.contextmanager
+        def freeze() -> Iterator[None]:
+            with self._original():
+                yield
+                self.drawn |= not torch.equal(torch.get_rng_state(), self._seeded)
+
+        torch.testing._utils.freeze_rng_state = freeze
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.testing._utils.freeze_rng_state = self._original
+        self.drawn |= not torch.equal(torch.get_rng_state(), self._before)
+
+
+def _stride_mismatches(actual: Any, expected: Any) -> int:
+    count = 0
+    pairs = zip(tree_flatten(actual)[0], tree_flatten(expected)[0], strict=True)
+    for one, other in pairs:
+        if not isinstance(other, torch.Tensor) or other.layout != torch.strided:
+            continue
+        if other.numel() == 0:
+            continue
+        significant = [(a, b) for a, b, size in zip(one.stride(), other.stride(), other.shape, strict=True) if size > 1]
+        count += any(a != b for a, b in significant)
+    return count
+
+
+def _compare(actual: Any, expected: Any, device: str, with_values: bool, exactly: bool = True) -> None:
+    actual_leaves, actual_spec = tree_flatten(actual)
+    expected_leaves, expected_spec = tree_flatten(expected)
+    if str(actual_spec) != str(expected_spec):
+        raise Mismatch(f"result is {actual_spec} instead of {expected_spec}")
+    for one, other in zip(actual_leaves, expected_leaves, strict=True):
+        if isinstance(other, torch.Tensor):
+            if not isinstance(one, torch.Tensor):
+                raise Mismatch(f"result is {type(one).__name__} instead of a tensor")
+            if one.device.type != device:
+                raise Mismatch(f"result is on {one.device} instead of {device}")
+            if not with_values:
+                one, other = torch.empty_like(one, device="meta"), other.to("meta")
+                if (one.shape, one.dtype) != (other.shape, other.dtype):
+                    raise Mismatch(f"{one.dtype}{tuple(one.shape)} instead of {other.dtype}{tuple(other.shape)}")
+                continue
+        elif isinstance(other, torch.device) or not with_values:
+            continue
+        if isinstance(other, torch.Tensor) and not exactly:
+            torch.testing.assert_close(one.cpu(), other, equal_nan=True)
+            continue
+        why = difference(one, other)
+        if why is not None:
+            raise Mismatch(why)
+
+
+def _run_sample(op: OpInfo, sample: SampleInput, device: str, result: Result) -> None:
+    on_cpu, on_device = move_sample(sample, "cpu"), move_sample(sample, device)
+    with _DrawDetector() as detector:
+        expected, refusal = _attempt(op, on_cpu)
+    is_random = detector.drawn
+    torch.manual_seed(0)
+    actual, error = _attempt(op, on_device)
+    if refusal is not None or error is not None:
+        if type(refusal) is type(error):
+            return
+        if error is None:
+            raise Mismatch(f"CPU raises {type(refusal).__name__}: {refusal}; the device does not")
+        raise error
+    result.random_samples += is_random
+    with_values = not is_random and op.name not in UNINITIALIZED
+    _compare(actual, expected, device, with_values, exactly=op.name not in UNSTABLE)
+    result.stride_mismatches += _stride_mismatches(actual, expected)
+    if is_random:
+        again_on_device = move_sample(sample, device)
+        torch.manual_seed(0)
+        again, _ = _attempt(op, again_on_device)
+        try:
+            _compare(again, actual, device, with_values=True)
+        except Mismatch as mismatch:
+            raise Mismatch(f"not reproducible under one seed: {mismatch}") from None
+
+
+def _samples(op: OpInfo, dtype: torch.dtype) -> Iterator[SampleInput]:
+    torch.manual_seed(0)
+    yield from op.sample_inputs("cpu", dtype, requires_grad=False)
+
+
+def run_entry(name: str, device: str) -> Result:
+    """Runs every sample of one entry; the first difference ends it."""
+    op = ENTRIES[name]
+    result = Result(name, "passed")
+    dtype = choose_dtype(op)
+    if dtype is None:
+        result.status, result.why = "skipped", "supports no dtype on CPU"
+        return result
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            samples = list(_samples(op, dtype))
+        except Exception as error:
+            result.status = "skipped"
+            result.why = f"PyTorch cannot make its samples on CPU: {_first_line(error)}"
+            return result
+        for index, sample in enumerate(samples):
+            try:
+                _run_sample(op, sample, device, result)
+            except Exception as error:
+                result.status = "failed"
+                kind = "" if isinstance(error, Mismatch) else f"{type(error).__name__}: "
+                result.why = f"sample {index} of {len(samples)}: {kind}{_first_line(error)}"
+                return result
+            result.samples += 1
+    if result.samples == 0:
+        result.status, result.why = "skipped", "has no samples"
+    return result
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else ""

@@ -1,0 +1,207 @@
+// torch_hetero._C: the Python module. Glue only; what a function does is said where it is implemented (ops/).
+
+#include <ATen/core/Generator.h>
+#include <torch/csrc/Generator.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <frameobject.h>
+
+#include "backend/address_space.h"
+#include "backend/registry.h"
+#include "ops/config.h"
+#include "ops/counters.h"
+#include "ops/device.h"
+#include "ops/generator.h"
+#include "ops/memory_stats.h"
+#include "ops/parallel.h"
+#include "ops/recorder.h"
+#include "ops/storage.h"
+#include "ops/sync.h"
+
+namespace py = pybind11;
+namespace ops = hetero::ops;
+
+namespace {
+
+// ---- the interpreter's lock, for threads that block ---------------------------------------------------------------
+
+void* release_interpreter() {
+  return Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+}
+
+void restore_interpreter(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
+
+// "train.py:12 in step": the innermost Python frame outside of torch and this package.
+std::string where() {
+  if (!Py_IsInitialized()) return "";
+  py::gil_scoped_acquire gil;
+  PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
+  std::string text;
+  while (frame != nullptr) {
+    PyCodeObject* code = PyFrame_GetCode(frame);
+    const char* file = PyUnicode_AsUTF8(code->co_filename);
+    const char* function = PyUnicode_AsUTF8(code->co_name);
+    const std::string path = file != nullptr ? file : "";
+    const bool inside = path.find("/torch/") != std::string::npos || path.find("/torch_hetero/") != std::string::npos;
+    if (text.empty() || !inside) {
+      text = path + ":" + std::to_string(PyFrame_GetLineNumber(frame)) + " in " + (function != nullptr ? function : "?");
+    }
+    Py_DECREF(code);
+    PyFrameObject* outer = inside ? PyFrame_GetBack(frame) : nullptr;
+    Py_DECREF(frame);
+    frame = outer;
+  }
+  PyErr_Clear();
+  return text;
+}
+
+// ---- reports ------------------------------------------------------------------------------------------------------
+
+py::dict counters_dict() {
+  ops::Counters& c = ops::counters();
+  py::dict nodes, meta, flushes, kernels, copies, fallbacks, result;
+  nodes["typed"] = c.typed_nodes.load();
+  nodes["boxed"] = c.boxed_nodes.load();
+  nodes["view"] = c.views.load();
+  nodes["straight"] = c.straight.load();
+  meta["hits"] = c.meta_hits.load();
+  meta["misses"] = c.meta_misses.load();
+  {
+    ops::Locked lock(ops::recorder().mutex());
+    meta["entries"] = ops::recorder().meta_cache().size();
+    result["pending_nodes"] = ops::recorder().pending_nodes();
+  }
+  for (size_t i = 0; i < c.flushes.size(); ++i) {
+    if (const int64_t n = c.flushes[i].load()) flushes[ops::to_string(static_cast<ops::SyncReason>(i))] = n;
+  }
+  kernels["cpu"] = c.cpu_kernels.load();
+  kernels["accelerator"] = c.accelerator_kernels.load();
+  copies["to_cpu"] = c.copies_to_cpu.load();
+  copies["to_accelerator"] = c.copies_to_accelerator.load();
+  copies["bytes_to_cpu"] = c.bytes_to_cpu.load();
+  copies["bytes_to_accelerator"] = c.bytes_to_accelerator.load();
+  for (const auto& [name, n] : c.fallbacks()) fallbacks[name.c_str()] = n;
+  result["nodes"] = nodes;
+  result["meta_cache"] = meta;
+  result["flushes"] = flushes;
+  result["dead_nodes"] = c.dead_nodes.load();
+  result["fused_nodes"] = c.fused_nodes.load();
+  result["skipped_nodes"] = c.skipped_nodes.load();
+  result["verified_flushes"] = c.verified_flushes.load();
+  result["kernels"] = kernels;
+  result["copies"] = copies;
+  result["events"] = c.events.load();
+  result["waits"] = c.waits.load();
+  result["fallbacks"] = fallbacks;
+  const auto memory = ops::memory_stats();
+  py::dict allocator;
+  allocator["allocated_bytes"] = memory.allocated_bytes;
+  allocator["peak_bytes"] = memory.peak_bytes;
+  allocator["allocations"] = memory.allocations;
+  allocator["reused_blocks"] = memory.reused_blocks;
+  allocator["reused_bytes"] = memory.reused_bytes;
+  result["memory"] = allocator;
+  return result;
+}
+
+py::dict memory_stats_dict() {
+  const hetero::backend::MemoryStats stats = ops::memory_stats();
+  py::dict result;
+  result["allocated_bytes"] = stats.allocated_bytes;
+  result["peak_bytes"] = stats.peak_bytes;
+  result["reserved_bytes"] = stats.reserved_bytes;
+  result["allocations"] = stats.allocations;
+  result["reused_blocks"] = stats.reused_blocks;
+  result["reused_bytes"] = stats.reused_bytes;
+  result["limit_bytes"] = stats.limit_bytes;
+  return result;
+}
+
+py::list config_list() {
+  py::list rows;
+  for (const ops::Option& option : ops::list_options()) {
+    py::dict row;
+    row["name"] = option.name;
+    row["env"] = option.environment;
+    row["type"] = option.type;
+    row["default"] = option.default_value;
+    row["value"] = option.value;
+    row["doc"] = option.doc;
+    rows.append(row);
+  }
+  return rows;
+}
+
+at::Tensor host_view(const at::Tensor& tensor) {
+  if (!ops::is_hetero(tensor)) return tensor;
+  at::Tensor alias = ops::host_alias(tensor, ops::SyncReason::kLeaveDispatcher, true);
+  // From now on somebody outside can see the bytes change.
+  ops::storage_of(tensor)->exported = true;
+  return alias;
+}
+
+void materialize(const at::Tensor& tensor) {
+  if (!ops::is_hetero(tensor)) return;
+  ops::HeteroStorage* const storages[] = {ops::storage_of(tensor)};
+  ops::settle(storages, ops::SyncReason::kLeaveDispatcher);
+}
+
+std::string get_placement() {
+  switch (ops::thread_preference()) {
+    case hetero::graph::Preference::kCpu: return "cpu";
+    case hetero::graph::Preference::kAccelerator: return "accelerator";
+    default: return "auto";
+  }
+}
+
+void set_placement(const std::string& name) {
+  using hetero::graph::Preference;
+  TORCH_CHECK_VALUE(name == "auto" || name == "cpu" || name == "accelerator",
+                    "hetero: placement takes 'auto', 'cpu' or 'accelerator', not '", name, "'");
+  ops::thread_preference() = name == "cpu" ? Preference::kCpu
+                             : name == "accelerator" ? Preference::kAccelerator : Preference::kAuto;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "The C++ side of torch_hetero.";
+  ops::interpreter_hooks() = {&release_interpreter, &restore_interpreter, &where};
+  ops::register_storage();
+  ops::register_device();
+  ops::connect_thread_pool();
+  hetero::backend::address_space::install_fault_handler(nullptr);
+  ops::load_environment();
+
+  using released = py::call_guard<py::gil_scoped_release>;
+  m.def("flush", [] { ops::flush_all(ops::SyncReason::kFlush); }, released());
+  m.def("synchronize", [] { ops::flush_all(ops::SyncReason::kSynchronize); }, released());
+  m.def("counters", &counters_dict);
+  m.def("reset_counters", [] { ops::counters().reset(); });
+  m.def("config_list", &config_list);
+  m.def("config_get", &ops::get_option);
+  m.def("config_set", &ops::set_option, released());
+  m.def("memory_stats", &memory_stats_dict);
+  m.def("memory_info", &ops::memory_info);
+  m.def("reset_peak_memory_stats", &ops::reset_peak);
+  m.def("empty_cache", &ops::empty_cache, released());
+  m.def("host_view", [](const at::Tensor& tensor, const std::string&) { return host_view(tensor); },
+        py::arg("tensor"), py::arg("reason") = "", released());
+  m.def("materialize", [](const at::Tensor& tensor, const std::string&) { materialize(tensor); },
+        py::arg("tensor"), py::arg("reason") = "", released());
+  m.def("prepare_fork", &ops::prepare_fork, released());
+  m.def("finish_fork", &ops::finish_fork);
+  m.def("mark_bad_fork", &ops::mark_bad_fork);
+  m.def("in_bad_fork", &ops::in_bad_fork);
+  m.def("default_generator", [] {
+    return py::reinterpret_steal<py::object>(THPGenerator_initDefaultGenerator(ops::default_generator()));
+  });
+  m.def("get_placement", &get_placement);
+  m.def("set_placement", &set_placement);
+  m.def("accelerator_name", [] {
+    const auto* device = hetero::backend::accelerator();
+    return device == nullptr ? std::string("none") : device->name();
+  });
+  m.def("plan_text", &ops::last_plan_text, released());
+}

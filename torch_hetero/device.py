@@ -1,0 +1,479 @@
+"""The module behind ``torch.hetero``: what ``torch.cuda`` is for CUDA, plus what only this device has.
+
+There is one device, ``hetero:0``; it stands for the CPU and, where there is one, the accelerator beside it. Which of
+them runs an operator is decided when recorded operators are planned, so nothing here asks the user to choose.
+
+Every ``device`` argument takes ``None``, an index, a string or a ``torch.device``, and means ``hetero:0`` in all
+cases; another index raises ``RuntimeError``, another device type ``ValueError``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Union
+
+import torch
+from torch_hetero import _C
+from torch_hetero.config import config
+from torch_hetero.explain import Report, explain, reset_counters
+
+__all__ = [
+    "DeviceProperties", "Event", "Report", "Stream", "StreamContext", "config", "current_device", "current_stream",
+    "default_generators", "default_stream", "device", "device_count", "device_of", "empty_cache", "explain", "flush",
+    "get_amp_supported_dtype", "get_device_capability", "get_device_name", "get_device_properties", "get_rng_state",
+    "get_rng_state_all", "init", "initial_seed", "is_available", "is_bf16_supported", "is_initialized", "manual_seed",
+    "manual_seed_all", "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory_allocated",
+    "memory_reserved", "memory_stats", "memory_summary", "placement", "reset_accumulated_memory_stats",
+    "reset_counters", "reset_peak_memory_stats", "seed", "seed_all", "set_device", "set_rng_state",
+    "set_rng_state_all", "set_stream", "stream", "synchronize",
+]
+
+DeviceLike = Union[torch.device, str, int, None]
+
+_initialized = False
+
+
+def _index(device: DeviceLike = None) -> int:
+    """Returns the index that ``device`` means, which is 0.
+
+    Raises:
+        ValueError: for a device of another type.
+        RuntimeError: for an index other than 0.
+    """
+    if device is None:
+        return 0
+    if isinstance(device, int):
+        index: int | None = device
+    else:
+        device = torch.device(device)
+        if device.type != "hetero":
+            raise ValueError(f"Expected a hetero device, but got: {device}")
+        index = device.index
+    if index not in (None, 0):
+        raise RuntimeError(f"hetero: invalid device ordinal {index}: there is one device, hetero:0")
+    return 0
+
+
+# -- Existence and choice of the device ------------------------------------------------------------------------------
+
+
+def is_available() -> bool:
+    """Returns whether hetero tensors can be made: always, as it needs no hardware beside the CPU."""
+    return True
+
+
+def device_count() -> int:
+    """Returns 1: all compute of the machine is one device."""
+    return 1
+
+
+def is_initialized() -> bool:
+    """Returns whether the device was used in this process (and not in a parent that forked it)."""
+    return _initialized and not _is_in_bad_fork()
+
+
+def init() -> None:
+    """Initializes the device. There is no need to call it; the first use does.
+
+    Raises:
+        RuntimeError: in a process forked after hetero was used.
+    """
+    _lazy_init()
+
+
+def _lazy_init() -> None:
+    global _initialized
+    if _is_in_bad_fork():
+        raise RuntimeError(
+            "Cannot re-initialize hetero in forked subprocess. To use hetero with multiprocessing, you must use the "
+            "'spawn' start method"
+        )
+    _initialized = True
+
+
+def _is_in_bad_fork() -> bool:
+    return _C.in_bad_fork()
+
+
+def current_device() -> int:
+    """Returns the index of the current device, 0."""
+    return 0
+
+
+def set_device(device: DeviceLike) -> None:
+    """Accepts ``hetero:0`` and nothing else; a negative index is ignored, as in ``torch.cuda``."""
+    if not (isinstance(device, int) and device < 0):
+        _index(device)
+
+
+def _exchange_device(device: int) -> int:
+    if device >= 0:
+        _index(device)
+    return 0
+
+
+_maybe_exchange_device = _exchange_device
+
+
+class device:  # noqa: N801, the name torch's device modules use
+    """Context manager that selects a device, for code that is written for machines with several.
+
+    Args:
+        device: ``hetero:0`` in any form; a negative index or None does nothing.
+    """
+
+    def __init__(self, device: DeviceLike) -> None:
+        self.idx = device if isinstance(device, int) and device < 0 else _index(device)
+        self.prev_idx = 0
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exc_info: object) -> None:
+        return None
+
+
+class device_of(device):  # noqa: N801
+    """Context manager that selects the device of a tensor; does nothing for a tensor that is elsewhere."""
+
+    def __init__(self, obj: torch.Tensor) -> None:
+        super().__init__(obj.get_device() if obj.device.type == "hetero" else -1)
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """What the device consists of.
+
+    Attributes:
+        name: the CPU and the accelerator, as text.
+        total_memory: bytes that tensors may occupy: the configured limit, else the machine's memory.
+        multi_processor_count: threads that an operator uses on the CPU.
+        accelerator: name of the accelerator, or "none".
+    """
+
+    name: str
+    total_memory: int
+    multi_processor_count: int
+    accelerator: str
+
+
+def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
+    """Returns the properties of the device."""
+    return DeviceProperties(
+        name=get_device_name(device),
+        total_memory=mem_get_info(device)[1],
+        multi_processor_count=torch.get_num_threads(),
+        accelerator=_C.accelerator_name(),
+    )
+
+
+def get_device_name(device: DeviceLike = None) -> str:
+    """Returns for example ``"hetero (cpu)"`` or ``"hetero (cpu + sim)"``."""
+    _index(device)
+    accelerator = _C.accelerator_name()
+    return "hetero (cpu)" if accelerator in ("", "none") else f"hetero (cpu + {accelerator})"
+
+
+def get_device_capability(device: DeviceLike = None) -> dict[str, Any]:
+    """Returns the vector instruction set of the CPU and the name of the accelerator."""
+    _index(device)
+    return {"cpu": torch.backends.cpu.get_cpu_capability(), "accelerator": _C.accelerator_name()}
+
+
+# -- Recording and running -------------------------------------------------------------------------------------------
+
+
+def flush() -> None:
+    """Plans and runs everything that was recorded. Does not wait for accelerator queues; see `synchronize`.
+
+    Raises:
+        RuntimeError: the first error of an operator that ran only now.
+    """
+    _C.flush()
+
+
+def synchronize(device: DeviceLike = None) -> None:
+    """Runs everything that was recorded and waits until all of it is done."""
+    _index(device)
+    _C.synchronize()
+
+
+class placement(contextlib.ContextDecorator):  # noqa: N801
+    """Forces where operators recorded by this thread run; a context manager and a decorator.
+
+    Args:
+        where: ``"auto"`` (the planner decides), ``"cpu"`` or ``"accelerator"`` (what it cannot run stays on the CPU).
+
+    Raises:
+        ValueError: for any other word.
+    """
+
+    def __init__(self, where: str) -> None:
+        if where not in ("auto", "cpu", "accelerator"):
+            raise ValueError(f"placement takes 'auto', 'cpu' or 'accelerator', not {where!r}")
+        self.where = where
+        self._previous: list[str] = []
+
+    def _recreate_cm(self) -> placement:
+        return placement(self.where)  # each call of a decorated function, on any thread, has its own state
+
+    def __enter__(self) -> placement:
+        self._previous.append(_C.get_placement())
+        _C.set_placement(self.where)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        _C.set_placement(self._previous.pop())
+
+
+# -- Streams and events ----------------------------------------------------------------------------------------------
+
+
+class Stream(torch.Stream):
+    """An ordered queue of work, as ``torch.cuda.Stream``.
+
+    Recorded operators keep the order of the program whatever stream they were recorded on, so streams here never make a
+    program wrong; their calls are places where recorded work is run.
+
+    Args:
+        device: ``hetero:0`` in any form.
+        priority: accepted for compatibility.
+    """
+
+    def __new__(cls, device: DeviceLike = None, priority: int = 0, **identity: int) -> Stream:
+        if identity:
+            return super().__new__(cls, **identity)
+        return super().__new__(cls, device=torch.device("hetero", _index(device)), priority=priority)
+
+    def record_event(self, event: torch.Event | None = None) -> torch.Event:
+        """Records ``event``, or a new one, after all work submitted so far, and returns it."""
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def wait_event(self, event: torch.Event) -> None:
+        """Makes later work of this stream wait for ``event``."""
+        event.wait(self)
+
+    def wait_stream(self, stream: torch.Stream) -> None:
+        """Makes later work of this stream wait for the work that ``stream`` has now."""
+        self.wait_event(stream.record_event())
+
+    def __repr__(self) -> str:
+        return f"torch.hetero.Stream(device=hetero:{self.device_index}, id={self.stream_id})"
+
+
+class Event(torch.Event):
+    """A point in a stream, as ``torch.cuda.Event``.
+
+    Args:
+        enable_timing: whether `elapsed_time` (milliseconds) may be asked for.
+        blocking: accepted for compatibility.
+        interprocess: accepted for compatibility; events cannot be shared between processes.
+    """
+
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
+        return super().__new__(
+            cls, device=torch.device("hetero", 0), enable_timing=enable_timing, blocking=blocking,
+            interprocess=interprocess,
+        )
+
+
+def _as_hetero_stream(stream: torch.Stream) -> Stream:
+    return Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+
+
+def current_stream(device: DeviceLike = None) -> Stream:
+    """Returns the stream on which this thread records."""
+    return _as_hetero_stream(torch._C._accelerator_getStream(_index(device)))
+
+
+def default_stream(device: DeviceLike = None) -> Stream:
+    """Returns the stream on which a thread records when it chose no other."""
+    like = torch._C._accelerator_getStream(_index(device))
+    return Stream(stream_id=0, device_index=like.device_index, device_type=like.device_type)
+
+
+def set_stream(stream: torch.Stream | None) -> None:
+    """Makes ``stream`` the current one of this thread; None changes nothing."""
+    if stream is not None:
+        torch._C._accelerator_setStream(stream)
+
+
+class StreamContext:
+    """Context manager that makes a stream the current one; None does nothing."""
+
+    def __init__(self, stream: torch.Stream | None) -> None:
+        self.stream = stream
+        self._previous: list[torch.Stream] = []
+
+    def __enter__(self) -> torch.Stream | None:
+        if self.stream is not None:
+            self._previous.append(current_stream())
+            set_stream(self.stream)
+        return self.stream
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self.stream is not None:
+            set_stream(self._previous.pop())
+
+
+def stream(stream: torch.Stream | None) -> StreamContext:
+    """Returns a context manager that makes ``stream`` the current one."""
+    return StreamContext(stream)
+
+
+# -- Random numbers --------------------------------------------------------------------------------------------------
+
+default_generators: tuple[torch.Generator, ...] = (_C.default_generator(),)
+
+
+def manual_seed(seed: int) -> None:
+    """Sets the seed of the device's generator. Numbers depend on the seed and the order of the program only."""
+    default_generators[0].manual_seed(int(seed))
+
+
+def manual_seed_all(seed: int) -> None:
+    """Sets the seed on all devices, of which there is one."""
+    manual_seed(seed)
+
+
+def seed() -> None:
+    """Sets a seed taken from the operating system."""
+    default_generators[0].seed()
+
+
+def seed_all() -> None:
+    """Sets a seed taken from the operating system on all devices."""
+    seed()
+
+
+def initial_seed() -> int:
+    """Returns the seed set last."""
+    return default_generators[0].initial_seed()
+
+
+def get_rng_state(device: DeviceLike = "hetero") -> torch.Tensor:
+    """Returns the state of the generator, a 1-D uint8 tensor on the CPU."""
+    return default_generators[_index(device)].get_state()
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    """Returns the state of the generator of every device."""
+    return [get_rng_state(index) for index in range(device_count())]
+
+
+def set_rng_state(new_state: torch.Tensor, device: DeviceLike = "hetero") -> None:
+    """Restores a state that `get_rng_state` returned."""
+    default_generators[_index(device)].set_state(new_state)
+
+
+def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+    """Restores what `get_rng_state_all` returned."""
+    for index, state in enumerate(new_states):
+        set_rng_state(state, index)
+
+
+# -- Memory ----------------------------------------------------------------------------------------------------------
+
+# Reading a figure of memory does not flush: recorded operators own no memory yet.
+
+
+def memory_allocated(device: DeviceLike = None) -> int:
+    """Returns the bytes that tensors occupy now."""
+    _index(device)
+    return _C.memory_stats()["allocated_bytes"]
+
+
+def max_memory_allocated(device: DeviceLike = None) -> int:
+    """Returns the most bytes that tensors occupied since the start or `reset_peak_memory_stats`."""
+    _index(device)
+    return _C.memory_stats()["peak_bytes"]
+
+
+def memory_reserved(device: DeviceLike = None) -> int:
+    """Returns the bytes held for tensors: those in use, and those cached for reuse."""
+    _index(device)
+    return _C.memory_stats()["reserved_bytes"]
+
+
+def max_memory_reserved(device: DeviceLike = None) -> int:
+    """Returns the most bytes ever held for tensors."""
+    _index(device)
+    stats = _C.memory_stats()
+    return stats.get("peak_reserved_bytes", max(stats["peak_bytes"], stats["reserved_bytes"]))
+
+
+def memory_stats(device: DeviceLike = None) -> OrderedDict[str, int]:
+    """Returns the allocator's figures, all integers.
+
+    ``allocated_bytes.all.current``, ``allocated_bytes.all.peak``, ``reserved_bytes.all.current`` and ``num_alloc``
+    are named as in ``torch.cuda.memory_stats``; ``reused_blocks`` and ``reused_bytes`` count what needed no new
+    memory; ``limit_bytes`` is the configured limit, 0 for none.
+    """
+    _index(device)
+    stats = dict(_C.memory_stats())
+    names = {
+        "allocated_bytes": "allocated_bytes.all.current",
+        "peak_bytes": "allocated_bytes.all.peak",
+        "reserved_bytes": "reserved_bytes.all.current",
+        "peak_reserved_bytes": "reserved_bytes.all.peak",
+        "allocations": "num_alloc",
+    }
+    return OrderedDict((names.get(name, name), value) for name, value in stats.items())
+
+
+def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
+    """Returns the figures of `memory_stats` as a table of text.
+
+    Args:
+        device: ``hetero:0`` in any form.
+        abbreviated: whether to leave out figures that are 0.
+    """
+    stats = {name: value for name, value in memory_stats(device).items() if value or not abbreviated}
+    width = max([len(name) for name in stats], default=0)
+    lines = [f"memory of {get_device_name()}"]
+    for name, value in stats.items():
+        readable = f"  ({value / 2**20:,.1f} MiB)" if "bytes" in name else ""
+        lines.append(f"  {name:<{width}}  {value:>16,}{readable}")
+    return "\n".join(lines)
+
+
+def reset_peak_memory_stats(device: DeviceLike = None) -> None:
+    """Starts `max_memory_allocated` anew from what is allocated now."""
+    _index(device)
+    _C.reset_peak_memory_stats()
+
+
+def reset_accumulated_memory_stats(device: DeviceLike = None) -> None:
+    """Sets the counts of allocations back to 0."""
+    _index(device)
+    torch._C._accelerator_resetAccumulatedStats(0)
+
+
+def empty_cache() -> None:
+    """Gives memory that no tensor uses back to the operating system."""
+    _C.empty_cache()
+
+
+def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
+    """Returns (free, total) bytes: of the configured limit, else of the machine's memory."""
+    _index(device)
+    free, total = _C.memory_info()
+    return free, total
+
+
+# -- Mixed precision -------------------------------------------------------------------------------------------------
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """Returns the dtypes that ``torch.autocast("hetero", dtype=...)`` takes."""
+    return [torch.bfloat16, torch.float16]
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """Returns True: bfloat16 runs everywhere, natively where the hardware can."""
+    return True

@@ -1,0 +1,136 @@
+"""``torch.hetero.explain()``: what was recorded, why it was run, and what it took, as an object that prints well.
+
+The figures are counted where things happen, in C++; here they get names and a form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch_hetero import _C
+
+__all__ = ["Report", "explain", "reset_counters"]
+
+# Figures that state how things are now; a difference of two reports keeps the later one.
+_LEVELS = {"entries", "allocated_bytes", "peak_bytes", "reserved_bytes", "limit_bytes"}
+
+_TITLES = {
+    "nodes": "operators recorded",
+    "meta_cache": "cache of output shapes",
+    "flushes": "flushes by reason",
+    "dead_nodes": "operators never run, as nobody read them",
+    "kernels": "kernels run",
+    "copies": "copies between memories",
+    "events": "events recorded",
+    "waits": "waits for events",
+    "fallbacks": "operators run outside a plan",
+    "memory": "memory",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """A snapshot of the counters, all since the start of the process or `reset_counters`.
+
+    Two reports can be subtracted::
+
+        before = torch.hetero.explain()
+        model(inputs).cpu()
+        print(torch.hetero.explain() - before)
+
+    Attributes:
+        nodes: operators recorded, by kind: typed recorder, boxed, view (no work at all), straight (run at once).
+        meta_cache: hits and misses of the cache of output shapes, and its entries now.
+        flushes: how often recorded work was run, by the reason for it.
+        dead_nodes: recorded operators that were never run because nobody read their results.
+        kernels: kernels run, by device.
+        copies: copies and bytes between host and accelerator memory.
+        events: events recorded on queues.
+        waits: waits of one queue for another.
+        fallbacks: operators that could not be recorded, by name.
+        memory: bytes allocated, reserved and reused.
+        others: figures without a field of their own.
+        plan: text of the last plan, when ``torch.hetero.config.keep_plans`` is set.
+    """
+
+    nodes: dict[str, int] = field(default_factory=dict)
+    meta_cache: dict[str, int] = field(default_factory=dict)
+    flushes: dict[str, int] = field(default_factory=dict)
+    dead_nodes: int = 0
+    kernels: dict[str, int] = field(default_factory=dict)
+    copies: dict[str, int] = field(default_factory=dict)
+    events: int = 0
+    waits: int = 0
+    fallbacks: dict[str, int] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+    others: dict[str, Any] = field(default_factory=dict)
+    plan: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns all figures as nested dicts of plain values."""
+        return asdict(self)
+
+    def __sub__(self, earlier: Report) -> Report:
+        if not isinstance(earlier, Report):
+            return NotImplemented
+        figures = _difference(self.as_dict(), earlier.as_dict())
+        return Report(**{**figures, "plan": self.plan})
+
+    def __str__(self) -> str:
+        figures = self.as_dict()
+        plan = figures.pop("plan")
+        others = figures.pop("others")
+        lines = ["hetero: what happened"]
+        for name, value in {**figures, **others}.items():
+            lines += _format(_TITLES.get(name, name.replace("_", " ")), value)
+        if plan:
+            lines += ["  last plan:", *(f"    {line}" for line in plan.splitlines())]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def _difference(later: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+    """Subtracts figure by figure; names that did not change disappear from tables of counts."""
+    result: dict[str, Any] = {}
+    for name, value in later.items():
+        before = earlier.get(name)
+        if isinstance(value, dict):
+            result[name] = _difference(value, before if isinstance(before, dict) else {})
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and name not in _LEVELS:
+            result[name] = value - (before or 0)
+        else:
+            result[name] = value
+    return result
+
+
+def _format(title: str, value: Any, indent: str = "  ") -> list[str]:
+    """Formats one figure, or a table of them with the zeros left out, largest first."""
+    if not isinstance(value, dict):
+        return [f"{indent}{title}: {value:,}" if isinstance(value, int) else f"{indent}{title}: {value}"]
+    flat = {name: figure for name, figure in value.items() if not isinstance(figure, dict) and figure}
+    nested = {name: figure for name, figure in value.items() if isinstance(figure, dict)}
+    if not flat and not nested:
+        return [f"{indent}{title}: none"]
+    width = max((len(str(name)) for name in flat), default=0)
+    lines = [f"{indent}{title}:"]
+    for name, figure in sorted(flat.items(), key=lambda item: (-item[1], item[0])):
+        text = f"{figure:,}" if isinstance(figure, int) else f"{figure:,.3f}"
+        lines.append(f"{indent}  {str(name).replace('_', ' '):<{width}}  {text:>14}")
+    for name, figure in nested.items():
+        lines += _format(str(name).replace("_", " "), figure, indent + "  ")
+    return lines
+
+
+def explain() -> Report:
+    """Returns what happened on the device so far. Counting is always on; asking flushes nothing."""
+    counters = dict(_C.counters())
+    fields = {name: counters.pop(name) for name in list(counters) if name in Report.__dataclass_fields__}
+    fields.setdefault("memory", dict(_C.memory_stats()))
+    return Report(**fields, others=counters, plan=_C.plan_text())
+
+
+def reset_counters() -> None:
+    """Sets all counters back to 0; memory figures stay."""
+    _C.reset_counters()
