@@ -27,6 +27,15 @@ bool always_straight(const std::string& name) {
   return std::find(names.begin(), names.end(), name.substr(0, name.find('.'))) != names.end();
 }
 
+// Operators whose Meta kernels predict other shapes than their CPU kernels make (statistics that are empty in evaluation).
+bool wrong_meta(const std::string& name) {
+  static const std::vector<std::string> names = {
+      "aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_no_training",
+      "aten::_embedding_bag", "aten::_embedding_bag_forward_only",
+  };
+  return std::find(names.begin(), names.end(), name.substr(0, name.find('.'))) != names.end();
+}
+
 bool has_prefix(const std::string& text, const char* prefix) { return text.rfind(prefix, 0) == 0; }
 
 }  // namespace
@@ -89,6 +98,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
     records = false;
     straight_reason = SyncReason::kDataDependentValue;
   }
+  learns = wrong_meta(name);
   takes_cpu_tensors = has_prefix(name, "aten::_pack_padded_sequence") ||
                       has_prefix(name, "aten::_pad_packed_sequence") ||
                       has_prefix(name, "aten::_ctc_loss");
@@ -380,6 +390,41 @@ void make_outputs(const MetaEntry& entry, std::vector<at::Tensor>& all,
   }
 }
 
+namespace {
+
+// Runs the call and keeps the windows of its real outputs for the next one.
+void run_and_learn(const OpInfo& info, torch::jit::Stack* stack, RandomState random) {
+  const torch::jit::Stack arguments(stack->end() - static_cast<int64_t>(info.access.size()), stack->end());
+  run_straight(info, stack, SyncReason::kNoMetaKernel);
+  MetaEntry entry;
+  Locked lock(recorder().mutex());
+  const auto results = torch::jit::last(*stack, info.returns.size());
+  std::vector<HeteroStorage*> storages;
+  for (size_t r = 0; r < results.size(); ++r) {
+    if (info.returns[r] != OpInfo::Return::kTensor) continue;
+    const at::Tensor& result = results[r].toTensor();
+    if (!result.defined()) {
+      entry.outputs.push_back({});
+      continue;
+    }
+    HeteroStorage* storage = storage_of(result);
+    // Outputs that share memory, or lie somewhere inside theirs, are not new values.
+    if (result.storage_offset() != 0 ||
+        std::find(storages.begin(), storages.end(), storage) != storages.end()) {
+      return;
+    }
+    storages.push_back(storage);
+    entry.outputs.push_back({recorder().window_of(result.unsafeGetTensorImpl()),
+                             storage_bytes_for(result.sizes(), result.strides(), 0, result.element_size())});
+  }
+  Call& call = scratch_call();
+  if (!encode(info, arguments, call, random) || call.foreign.defined()) return;
+  recorder().meta_cache().make_key(info.id, call, recorder().default_dtype());
+  recorder().meta_cache().insert(std::move(entry));
+}
+
+}  // namespace
+
 void record_boxed(const OpInfo& info, torch::jit::Stack* stack) {
   const RandomState random = draw(info, arguments_of(info, *stack));
   for (int attempt = 0; attempt < 4; ++attempt) {
@@ -422,6 +467,7 @@ void record_boxed(const OpInfo& info, torch::jit::Stack* stack) {
       }
     }
     count(counters().meta_misses);
+    if (info.learns) return run_and_learn(info, stack, random);
     MetaRun run;
     const bool known = run_meta(info, arguments_of(info, *stack), run);
     if (known && resize_outputs(info, arguments_of(info, *stack), run)) continue;

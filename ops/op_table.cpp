@@ -27,16 +27,24 @@ const std::unordered_map<std::string, graph::OpClass>& class_rows() {
   return *rows;
 }
 
-// Structured operators without a row: their functional form has a kernel that allocates and calls the out form. One node is better.
-void register_structured(torch::Library& library) {
+bool has_default_kernel(const c10::OperatorHandle& handle) {
+  for (const auto key : {c10::DispatchKey::CompositeExplicitAutogradNonFunctional,
+                         c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeImplicitAutograd}) {
+    if (handle.hasKernelForDispatchKey(key)) return true;
+  }
+  return false;
+}
+
+// Operators without a row whose default kernel would take them apart although the CPU has a kernel for the whole. A structured
+// operator would become empty + op.out; others would compute by another formula than the CPU does.
+void register_whole(torch::Library& library) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto handle = dispatcher.findSchema(name);
     if (!handle.has_value()) continue;
     if (!handle->hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
-        !handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) ||
-        handle->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
+        !has_default_kernel(*handle) || handle->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
       continue;
     }
     const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
@@ -63,7 +71,24 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   add_random_rows();
   register_basic(library);
   register_special(library);
-  register_structured(library);
+  register_whole(library);
+}
+
+// The device holds strided tensors. Whatever would make another one there ends in one sentence.
+[[noreturn]] void refuse_layout(const c10::OperatorHandle& handle, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "hetero: ", handle.operator_name().name,
+                              " needs a sparse or quantized tensor, which the hetero device does not hold; keep it on "
+                              "the CPU or use .to_dense()");
+}
+
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
+}
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
+}
+TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
