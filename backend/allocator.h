@@ -11,7 +11,7 @@
 // Main invariants:
 //   allocated_bytes = the sum of the live blocks' sizes, each rounded up to 64 bytes
 //                  <= the limit, where there is one
-//   reserved_bytes  = live + cached blocks, in class sizes; what the source gave, less what it got back
+//   reserved_bytes  = live + cached blocks, in class sizes, which is what the source is owed
 //   cached bytes   <= max(64 MiB, half of the highest allocated_bytes ever); past that the blocks
 //                     freed longest ago go back to the source, large ones before small ones
 //

@@ -121,7 +121,7 @@ struct PlanOptions {
   uint64_t accelerator_bytes = 0;  // capacity; 0 for unlimited
   // Temporaries of at least this size on the CPU get a block of their own instead of a slice of the arena, so that an arena
   // and the results need not be held at the same time.
-  uint64_t own_block_bytes = 1 << 20;
+  uint64_t own_block_bytes = 256;
 };
 
 // Plans `graph`. The pipeline of passes; see pipeline.cpp. Never fails on a legal graph: where the accelerator's memory does

@@ -8,7 +8,9 @@
 #include <limits>
 #include <shared_mutex>
 #include <unordered_map>
+#include <unordered_set>
 
+#include "backend/registry.h"
 #include "ops/generator.h"
 #include "ops/kernel.h"
 #include "ops/meta.h"
@@ -21,17 +23,8 @@ namespace {
 // Operators whose results depend on data but whose Meta kernels do not say so.
 bool always_straight(const std::string& name) {
   static const std::vector<std::string> names = {
-      "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::equal",
+      "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
       "aten::_pack_padded_sequence", "aten::_pad_packed_sequence",
-  };
-  return std::find(names.begin(), names.end(), name.substr(0, name.find('.'))) != names.end();
-}
-
-// Operators whose Meta kernels predict other shapes than their CPU kernels make (statistics that are empty in evaluation).
-bool wrong_meta(const std::string& name) {
-  static const std::vector<std::string> names = {
-      "aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_no_training",
-      "aten::_embedding_bag", "aten::_embedding_bag_forward_only",
   };
   return std::find(names.begin(), names.end(), name.substr(0, name.find('.'))) != names.end();
 }
@@ -98,7 +91,6 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
     records = false;
     straight_reason = SyncReason::kDataDependentValue;
   }
-  learns = wrong_meta(name);
   takes_cpu_tensors = has_prefix(name, "aten::_pack_padded_sequence") ||
                       has_prefix(name, "aten::_pad_packed_sequence") ||
                       has_prefix(name, "aten::_ctc_loss");
@@ -392,35 +384,147 @@ void make_outputs(const MetaEntry& entry, std::vector<at::Tensor>& all,
 
 namespace {
 
-// Runs the call and keeps the windows of its real outputs for the next one.
-void run_and_learn(const OpInfo& info, torch::jit::Stack* stack, RandomState random) {
-  const torch::jit::Stack arguments(stack->end() - static_cast<int64_t>(info.access.size()), stack->end());
-  run_straight(info, stack, SyncReason::kNoMetaKernel);
-  MetaEntry entry;
-  Locked lock(recorder().mutex());
-  const auto results = torch::jit::last(*stack, info.returns.size());
-  std::vector<HeteroStorage*> storages;
-  for (size_t r = 0; r < results.size(); ++r) {
-    if (info.returns[r] != OpInfo::Return::kTensor) continue;
-    const at::Tensor& result = results[r].toTensor();
-    if (!result.defined()) {
-      entry.outputs.push_back({});
-      continue;
+// Calls whose Meta prediction was once compared with a real kernel's outputs, by everything but the sizes.
+std::unordered_set<uint64_t>& trusted_signatures() {
+  static auto* signatures = new std::unordered_set<uint64_t>;
+  return *signatures;
+}
+
+// REQUIRES: the recorder lock.
+uint64_t signature_of(const OpInfo& info, const Call& call) {
+  std::string text(reinterpret_cast<const char*>(call.structure.data()), call.structure.size());
+  for (const CallOperand& operand : call.operands) {
+    const graph::Window& window = recorder().windows()[operand.window];
+    bool expanded = false;
+    for (int d = 0; d < window.rank; ++d) expanded |= window.strides()[d] == 0 && window.sizes()[d] > 1;
+    for (const int fact : {static_cast<int>(window.dtype), window.rank, static_cast<int>(window.numel == 0),
+                           static_cast<int>(expanded), static_cast<int>(operand.bits)}) {
+      text.push_back(static_cast<char>(fact));
     }
-    HeteroStorage* storage = storage_of(result);
-    // Outputs that share memory, or lie somewhere inside theirs, are not new values.
-    if (result.storage_offset() != 0 ||
-        std::find(storages.begin(), storages.end(), storage) != storages.end()) {
-      return;
-    }
-    storages.push_back(storage);
-    entry.outputs.push_back({recorder().window_of(result.unsafeGetTensorImpl()),
-                             storage_bytes_for(result.sizes(), result.strides(), 0, result.element_size())});
   }
+  return std::hash<std::string>()(text) * 31 + info.id;
+}
+
+// How an unseen call is met. PyTorch's Meta kernels check less than its CPU kernels do (dtypes above all), and some predict other
+// strides, so the first call of its kind is tried for real: a small one on zeros of the same geometry, a large one by running it.
+enum class FirstSight { kTrustMeta, kProbe, kRun };
+
+FirstSight first_sight(const OpInfo& info, const Call& call, uint64_t signature) {
+  constexpr size_t kSmall = size_t{1} << 20;
+  const graph::OpTraits& traits = graph::op_table()[info.id];
+  // A custom operator may have side effects that a probe would repeat; random operators have kernels that nobody else has.
+  if (!has_prefix(info.name, "aten::") || traits.op_class == graph::OpClass::kRandom) return FirstSight::kTrustMeta;
+  if (trusted_signatures().count(signature) != 0) return FirstSight::kTrustMeta;
+  size_t bytes = 0;
+  for (const CallOperand& operand : call.operands) bytes += operand.storage->nbytes();
+  if (bytes <= kSmall) return FirstSight::kProbe;
+  return backend::accelerator() == nullptr ? FirstSight::kRun : FirstSight::kTrustMeta;
+}
+
+bool same_outputs(const MetaEntry& a, const MetaEntry& b) {
+  if (a.outputs.size() != b.outputs.size() || a.list_lengths != b.list_lengths) return false;
+  for (size_t i = 0; i < a.outputs.size(); ++i) {
+    if (a.outputs[i].window != b.outputs[i].window) return false;
+  }
+  return true;
+}
+
+// Keeps what is now known of the call. REQUIRES: the recorder lock is not held.
+void remember(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, RandomState random, MetaEntry entry) {
+  Locked lock(recorder().mutex());
   Call& call = scratch_call();
   if (!encode(info, arguments, call, random) || call.foreign.defined()) return;
   recorder().meta_cache().make_key(info.id, call, recorder().default_dtype());
-  recorder().meta_cache().insert(std::move(entry));
+  if (recorder().meta_cache().find() == nullptr) recorder().meta_cache().insert(std::move(entry));
+}
+
+// What real outputs say, next to what the Meta kernel said: equal ones make the signature trusted.
+MetaEntry compare_entries(const OpInfo& info, const MetaRun& meta, const MetaRun& real, uint64_t signature) {
+  Locked lock(recorder().mutex());
+  MetaEntry entry = entry_of(info, real);
+  // Convolutions choose their layout by size: no prediction is trusted.
+  if (same_outputs(entry, entry_of(info, meta)) &&
+      graph::op_table()[info.id].op_class != graph::OpClass::kConvolution) {
+    trusted_signatures().insert(signature);
+  }
+  return entry;
+}
+
+// Real results that are plain new values, at the start of memory of their own.
+bool plain_results(const torch::jit::Stack& results, size_t count) {
+  std::unordered_set<const void*> storages;
+  bool plain = true;
+  for (const c10::IValue& result : torch::jit::last(results, count)) {
+    c10::IValue copy = result;
+    map_tensors(copy, [&](const at::Tensor& tensor) {
+      plain = plain && is_hetero(tensor) && tensor.storage_offset() == 0 && !tensor.is_conj() && !tensor.is_neg() &&
+              storages.insert(tensor.storage().unsafeGetStorageImpl()).second;
+      return tensor;
+    });
+  }
+  return plain;
+}
+
+// Runs the call for real; its outputs teach the cache.
+void run_and_learn(const OpInfo& info, torch::jit::Stack* stack, RandomState random, const MetaRun& meta,
+                   uint64_t signature) {
+  const torch::jit::Stack arguments(stack->end() - static_cast<int64_t>(info.access.size()), stack->end());
+  run_straight(info, stack, SyncReason::kFirstSight);
+  if (!plain_results(*stack, info.returns.size())) return;
+  MetaRun real;
+  const auto results = torch::jit::last(*stack, info.returns.size());
+  real.results.assign(results.begin(), results.end());
+  remember(info, arguments, random, compare_entries(info, meta, real, signature));
+}
+
+// Data-dependent calls of operators that otherwise are not: indexing by a mask.
+SyncReason failure_reason(c10::ArrayRef<c10::IValue> arguments) {
+  bool mask = false;
+  for (const c10::IValue& argument : arguments) {
+    if (!argument.isList()) continue;
+    c10::IValue copy = argument;
+    map_tensors(copy, [&](const at::Tensor& tensor) {
+      mask = mask || tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte;
+      return tensor;
+    });
+  }
+  return mask ? SyncReason::kDataDependentShape : SyncReason::kNotRecordable;
+}
+
+// Meets a call that the cache does not know. Returns true when it was run; false when it is known now.
+bool meet(const OpInfo& info, torch::jit::Stack* stack, RandomState random, FirstSight how, uint64_t signature) {
+  MetaRun meta;
+  const bool known = run_meta(info, arguments_of(info, *stack), meta);
+  if (known && resize_outputs(info, arguments_of(info, *stack), meta)) return false;
+  if (!known) {
+    if (!meta.failed) remember(info, arguments_of(info, *stack), random, MetaEntry{true, meta.reason, {}, {}});
+    // Where the Meta kernel raised, the call itself may be wrong: the CPU kernel knows.
+    run_straight(info, stack, meta.failed ? failure_reason(arguments_of(info, *stack)) : meta.reason);
+    return true;
+  }
+  if (how == FirstSight::kTrustMeta) {
+    MetaEntry entry;
+    {
+      Locked lock(recorder().mutex());
+      entry = entry_of(info, meta);
+    }
+    remember(info, arguments_of(info, *stack), random, std::move(entry));
+    return false;
+  }
+  if (how == FirstSight::kRun) {
+    run_and_learn(info, stack, random, meta, signature);
+    return true;
+  }
+  MetaRun probe;
+  if (run_probe(info, arguments_of(info, *stack), probe)) {
+    remember(info, arguments_of(info, *stack), random, compare_entries(info, meta, probe, signature));
+    return false;
+  }
+  // It fails on zeros: with the real data it either raises now, or cannot be predicted.
+  const torch::jit::Stack arguments(stack->end() - static_cast<int64_t>(info.access.size()), stack->end());
+  run_straight(info, stack, SyncReason::kNotRecordable);
+  remember(info, arguments, random, MetaEntry{true, SyncReason::kNotRecordable, {}, {}});
+  return true;
 }
 
 }  // namespace
@@ -432,6 +536,8 @@ void record_boxed(const OpInfo& info, torch::jit::Stack* stack) {
     std::vector<at::Tensor> outputs;
     std::vector<at::Tensor> defined;
     const at::ScalarType default_dtype = c10::typeMetaToScalarType(c10::get_default_dtype());
+    FirstSight how;
+    uint64_t signature;
     {
       Locked lock(recorder().mutex());
       if (!encode(info, arguments_of(info, *stack), call, random)) {
@@ -459,27 +565,18 @@ void record_boxed(const OpInfo& info, torch::jit::Stack* stack) {
         }
         make_outputs(*entry, outputs, defined);
         const bool pressure = recorder().append(info.id, call, defined);
-        count(counters().boxed_nodes);
+        // An operator with a row counts as typed also when an unusual call took this way.
+        count(info.numbers_decide_shape ? counters().boxed_nodes : counters().typed_nodes);
         push_results(info, stack, *entry, outputs);
         lock.unlock();
         if (pressure) after_record();
         return;
       }
+      signature = signature_of(info, call);
+      how = first_sight(info, call, signature);
     }
     count(counters().meta_misses);
-    if (info.learns) return run_and_learn(info, stack, random);
-    MetaRun run;
-    const bool known = run_meta(info, arguments_of(info, *stack), run);
-    if (known && resize_outputs(info, arguments_of(info, *stack), run)) continue;
-    if (!known && run.failed) {
-      // The call itself is wrong, or the Meta kernel is: the CPU kernel knows.
-      return run_straight(info, stack, SyncReason::kNotRecordable);
-    }
-    Locked lock(recorder().mutex());
-    Call& again = scratch_call();
-    encode(info, arguments_of(info, *stack), again, random);
-    recorder().meta_cache().make_key(info.id, again, default_dtype);
-    recorder().meta_cache().insert(known ? entry_of(info, run) : MetaEntry{true, run.reason, {}, {}});
+    if (meet(info, stack, random, how, signature)) return;
   }
   run_straight(info, stack, SyncReason::kNotRecordable);
 }
@@ -568,7 +665,7 @@ void write_back(const at::Tensor& cpu, const at::Tensor& hetero, const void* byt
 
 void run_straight(const OpInfo& info, torch::jit::Stack* stack, SyncReason reason) {
   count(counters().straight);
-  counters().count_fallback(info.name);
+  if (reason != SyncReason::kFirstSight) counters().count_fallback(info.name);
   const auto arguments = arguments_of(info, *stack);
   const RandomState random = draw(info, arguments);
 

@@ -40,7 +40,6 @@ struct OpInfo {
   bool views = false;                       // some return is a view of an argument
   bool records = true;                      // false: always straight
   bool numbers_decide_shape = true;         // numbers are part of the key
-  bool learns = false;                      // its Meta kernel is wrong: the first run of a call teaches the cache
   bool takes_cpu_tensors = false;           // has arguments that stay on the CPU: such calls run straight
   bool takes_cpu_indices = false;           // CPU index tensors are moved
   SyncReason straight_reason = SyncReason::kNotRecordable;

@@ -20,6 +20,7 @@ namespace hetero::ops {
   X(kDataDependentShape, "data-dependent shape")                \
   X(kDataDependentValue, "data-dependent control flow")         \
   X(kLeaveDispatcher, "leave the dispatcher")                   \
+  X(kFirstSight, "first sight of a large operator")           \
   X(kNoMetaKernel, "operator without meta kernel")              \
   X(kNotRecordable, "operator that cannot be recorded")         \
   X(kStorageChange, "storage replaced or resized")              \

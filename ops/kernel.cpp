@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "ops/parallel.h"
 #include "ops/storage.h"
 
 namespace hetero::ops {
@@ -63,7 +64,9 @@ bool laid_out_as(const at::Tensor& result, const graph::Window& window) {
 
 }  // namespace
 
-Isolated::Isolated() : guard_(c10::DispatchKeySet(c10::DispatchKey::BackendSelect), isolated_exclusions()) {}
+Isolated::Isolated() : guard_(c10::DispatchKeySet(c10::DispatchKey::BackendSelect), isolated_exclusions()) {
+  follow_thread_count();
+}
 
 void forget_alias_windows() { window_generation.fetch_add(1, std::memory_order_relaxed); }
 

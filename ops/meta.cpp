@@ -1,22 +1,30 @@
 #include "ops/meta.h"
 
 #include <ATen/EmptyTensor.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <cstring>
 
 #include "ops/catch_all.h"
+#include "ops/generator.h"
 #include "ops/kernel.h"
 #include "ops/recorder.h"
 
 namespace hetero::ops {
 namespace {
 
-class MetaTensors {
+// Stand-ins for the hetero tensors of a call, with their geometry and their sharing of storages: meta tensors, or zeros on the CPU.
+class StandIns {
  public:
-  explicit MetaTensors(MetaRun& run) : run_(run) {}
+  StandIns(c10::DeviceType device, MetaRun& run) : device_(device), run_(run) {}
+
+  c10::DeviceType device() const { return device_; }
 
   at::Tensor of(const at::Tensor& tensor) {
     if (!is_hetero(tensor)) return tensor;  // a 0-dim CPU tensor
     at::Tensor meta = at::detail::make_tensor<c10::TensorImpl>(
-        storage_for(storage_of(tensor)), c10::DispatchKeySet(c10::DispatchKey::Meta), tensor.dtype());
+        storage_for(storage_of(tensor)), c10::DispatchKeySet(device_ == c10::kMeta ? c10::DispatchKey::Meta : c10::DispatchKey::CPU), tensor.dtype());
     c10::TensorImpl* impl = meta.unsafeGetTensorImpl();
     impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
     if (tensor.is_conj()) impl->_set_conj(true);
@@ -33,21 +41,29 @@ class MetaTensors {
     }
     c10::Storage meta(c10::make_intrusive<c10::StorageImpl>(
         c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(storage->nbytes()),
-        c10::DataPtr(nullptr, c10::Device(c10::kMeta)), c10::GetAllocator(c10::kMeta), true));
+        memory(storage->nbytes()), c10::GetAllocator(device_), true));
     storages_.emplace_back(storage, meta);
     return meta;
   }
 
+  c10::DataPtr memory(size_t bytes) {
+    if (device_ == c10::kMeta) return c10::DataPtr(nullptr, c10::Device(c10::kMeta));
+    c10::DataPtr zeros = c10::GetCPUAllocator()->allocate(bytes);
+    if (bytes != 0) std::memset(zeros.mutable_get(), 0, bytes);
+    return zeros;
+  }
+
+  c10::DeviceType device_;
   MetaRun& run_;
   std::vector<std::pair<HeteroStorage*, c10::Storage>> storages_;
 };
 
-c10::IValue to_meta(const c10::IValue& value, MetaTensors& tensors) {
+c10::IValue stand_in(const c10::IValue& value, StandIns& tensors) {
   if (value.isTensor()) {
     return value.toTensor().defined() ? c10::IValue(tensors.of(value.toTensor())) : value;
   }
-  if (value.isDevice()) return c10::Device(c10::kMeta);
-  if (value.isGenerator()) return {};
+  if (value.isDevice()) return c10::Device(tensors.device());
+  if (value.isGenerator()) return tensors.device() == c10::kMeta ? c10::IValue() : c10::IValue(derived_generator({}));
   if (value.isTensorList()) {
     c10::List<at::Tensor> list;
     for (const at::Tensor& tensor : value.toTensorVector()) {
@@ -77,42 +93,34 @@ bool has_meta_kernel(const c10::OperatorHandle& handle) {
          handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
 }
 
-bool plain(const at::Tensor& tensor) {
-  return !tensor.defined() || (tensor.layout() == c10::kStrided && tensor.is_meta() &&
+bool plain(const at::Tensor& tensor, c10::DeviceType device) {
+  return !tensor.defined() || (tensor.layout() == c10::kStrided && tensor.device().type() == device &&
                                !tensor.is_quantized() && !tensor.is_nested() &&
                                !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides());
 }
 
 }  // namespace
 
-bool run_meta(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run) {
-  if (!has_meta_kernel(info.handle)) return false;
-  MetaTensors tensors(run);
-  torch::jit::Stack stack;
-  for (const c10::IValue& argument : arguments) stack.push_back(to_meta(argument, tensors));
-  try {
-    WithoutInterpreter released;
-    Isolated isolated;
-    info.handle.callBoxed(&stack);
-  } catch (const c10::NotImplementedError&) {
-    // No kernel after all, or one that gives up on this call.
-    return false;
-  } catch (const std::exception&) {
-    run.failed = true;
-    return false;
-  }
-  for (size_t r = 0; r < stack.size(); ++r) {
-    const c10::IValue& value = stack[r];
-    const bool fresh = info.returns[r] == OpInfo::Return::kTensor ||
-                       info.returns[r] == OpInfo::Return::kTensorList;
+namespace {
+
+// True where every result is a tensor that the recorder can stand for.
+bool usable_results(const OpInfo& info, const torch::jit::Stack& results, c10::DeviceType device, const MetaRun& run) {
+  std::vector<const c10::StorageImpl*> storages;
+  for (size_t r = 0; r < results.size(); ++r) {
+    const c10::IValue& value = results[r];
+    const bool fresh =
+        info.returns[r] == OpInfo::Return::kTensor || info.returns[r] == OpInfo::Return::kTensorList;
     const auto usable = [&](const at::Tensor& tensor) {
-      if (!plain(tensor)) return false;
+      if (!plain(tensor, device)) return false;
       if (!fresh || !tensor.defined()) return true;
-      if (tensor.is_conj() || tensor.is_neg()) return false;
-      // A result that is secretly an argument, or a view of one, is no new value.
+      if (tensor.is_conj() || tensor.is_neg() || tensor.storage_offset() != 0) return false;
+      // A result that is secretly an argument, a view of one, or shares memory with another result, is no new value.
       for (const at::Tensor& input : run.inputs) {
         if (tensor.storage().is_alias_of(input.storage())) return false;
       }
+      const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+      if (std::find(storages.begin(), storages.end(), storage) != storages.end()) return false;
+      storages.push_back(storage);
       return true;
     };
     if (value.isTensor()) {
@@ -125,8 +133,46 @@ bool run_meta(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun&
       return false;
     }
   }
+  return true;
+}
+
+bool run_on_stand_ins(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, c10::DeviceType device, MetaRun& run) {
+  StandIns tensors(device, run);
+  torch::jit::Stack stack;
+  for (const c10::IValue& argument : arguments) stack.push_back(stand_in(argument, tensors));
+  try {
+    WithoutInterpreter released;
+    Isolated isolated;
+    SeededDefaultGenerator seeded(info.seeded && device == c10::kCPU, {});
+    info.handle.callBoxed(&stack);
+  } catch (const c10::NotImplementedError&) {
+    // No kernel after all, or one that gives up on this call.
+    run.failed = device == c10::kCPU;
+    return false;
+  } catch (const std::exception&) {
+    run.failed = true;
+    return false;
+  }
+  if (!usable_results(info, stack, device, run)) return false;
   run.results = std::move(stack);
   return true;
+}
+
+// Swallows warnings: the real run gives them.
+class Silence final : public c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+}  // namespace
+
+bool run_meta(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run) {
+  return has_meta_kernel(info.handle) && run_on_stand_ins(info, arguments, c10::kMeta, run);
+}
+
+bool run_probe(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run) {
+  Silence silence;
+  c10::WarningUtils::WarningHandlerGuard guard(&silence);
+  return run_on_stand_ins(info, arguments, c10::kCPU, run);
 }
 
 MetaEntry entry_of(const OpInfo& info, const MetaRun& run) {

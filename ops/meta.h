@@ -28,6 +28,10 @@ struct MetaRun {
 // Returns false when nothing can be said: there is no Meta kernel, it raised, or its results are not plain tensors.
 bool run_meta(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run);
 
+// Runs the CPU kernel on zeros of the operands' geometry: stricter than the Meta kernel, and with the true strides. Returns false when
+// it raises or its results are not plain new tensors.
+bool run_probe(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run);
+
 // The cache entry for a successful run. REQUIRES: the recorder lock.
 MetaEntry entry_of(const OpInfo& info, const MetaRun& run);
 

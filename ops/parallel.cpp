@@ -2,13 +2,15 @@
 
 #include <ATen/Parallel.h>
 
+#include <atomic>
+
 #include "backend/parallel.h"
 
 namespace hetero::ops {
 namespace {
 
-// How many threads the main program uses; a device's worker threads must use as many, or sums would be cut differently.
-int chosen_threads = 0;
+std::atomic<int> chosen_threads{0};
+thread_local bool is_worker = false;
 
 }  // namespace
 
@@ -19,8 +21,15 @@ void connect_thread_pool() {
       },
       [] { return static_cast<int64_t>(at::get_num_threads()); }};
   backend::set_parallel_pool(&pool);
-  chosen_threads = at::get_num_threads();
-  backend::set_worker_start_hook([] { at::set_num_threads(chosen_threads); });
+  backend::set_worker_start_hook([] { is_worker = true; });
+}
+
+void choose_thread_count() { chosen_threads.store(at::get_num_threads(), std::memory_order_relaxed); }
+
+void follow_thread_count() {
+  if (!is_worker) return;
+  const int threads = chosen_threads.load(std::memory_order_relaxed);
+  if (threads > 0 && threads != at::get_num_threads()) at::set_num_threads(threads);
 }
 
 }  // namespace hetero::ops

@@ -1,9 +1,16 @@
 // Connecting backend/'s parallel_for and worker threads to ATen's thread pool, so that there is one pool.
+//
+// ATen cuts sums by the number of threads, so a device's worker thread must use as many as the thread that flushes, or results would
+// differ in the last bits.
 
 #pragma once
 
 namespace hetero::ops {
 
 void connect_thread_pool();
+// The calling thread is about to run a program: its number of threads is the one to use.
+void choose_thread_count();
+// On a worker thread of a device, takes over the chosen number; elsewhere does nothing.
+void follow_thread_count();
 
 }  // namespace hetero::ops

@@ -6,15 +6,19 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include <atomic>
 #include <typeinfo>
 
 #include "backend/registry.h"
 #include "ops/memory_stats.h"
+#include "ops/sync.h"
 
 namespace hetero::ops {
 namespace {
 
 namespace address_space = backend::address_space;
+
+std::atomic<bool> was_used{false};
 
 c10::Device hetero_device() { return c10::Device(kHetero, 0); }
 
@@ -30,9 +34,16 @@ c10::DataPtr identity_pointer(size_t bytes) {
 HeteroStorage::HeteroStorage(size_t bytes, bool resizable)
     : StorageImpl(use_byte_size_t(), static_cast<int64_t>(bytes), identity_pointer(bytes),
                   hetero_allocator(), resizable),
-      reserved_bytes_(bytes) {}
+      reserved_bytes_(bytes) {
+  was_used.store(true, std::memory_order_relaxed);
+}
 
-HeteroStorage::~HeteroStorage() { release_address(); }
+HeteroStorage::~HeteroStorage() {
+  if (binding.blocks[backend::kAccelerator]) untrack_accelerator(this);
+  release_address();
+}
+
+bool device_was_used() { return was_used.load(std::memory_order_relaxed); }
 
 void* HeteroStorage::operator new(size_t) {
   return backend::FreeList<sizeof(HeteroStorage)>::allocate();
@@ -51,6 +62,7 @@ void HeteroStorage::release_address() {
 
 void HeteroStorage::release_resources() {
   // Somebody may still hold a weak reference (the trace does), but nobody will see the bytes again.
+  if (binding.blocks[backend::kAccelerator]) untrack_accelerator(this);
   for (auto& block : binding.blocks) block.reset();
   binding.valid_on = 0;
   binding.error = Status();

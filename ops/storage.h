@@ -102,4 +102,7 @@ backend::Block adopt_cpu_storage(c10::Storage storage);
 c10::Allocator* hetero_allocator();
 void register_storage();
 
+// True once a hetero tensor was made in this process.
+bool device_was_used();
+
 }  // namespace hetero::ops

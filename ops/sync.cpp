@@ -9,12 +9,14 @@
 #include <atomic>
 #include <cstdio>
 #include <mutex>
+#include <unordered_set>
 
 #include "backend/registry.h"
 #include "graph/executor.h"
 #include "graph/plan.h"
 #include "graph/verify.h"
 #include "ops/config.h"
+#include "ops/parallel.h"
 #include "ops/recorder.h"
 #include "ops/verify_flush.h"
 
@@ -34,6 +36,26 @@ struct Runner {
   Status deferred;  // the first error that no caller has seen
   std::string plan_text;
 };
+
+// The storages that hold memory of the accelerator, so that it can be switched off.
+struct Tracked {
+  std::mutex mutex;
+  std::unordered_set<HeteroStorage*> storages;
+};
+
+Tracked& tracked() {
+  static auto* instance = new Tracked;
+  return *instance;
+}
+
+void track_accelerator(const Cut& cut) {
+  std::lock_guard guard(tracked().mutex);
+  for (size_t b = 0; b < cut.bindings.size(); ++b) {
+    if (cut.bindings[b] != nullptr && cut.bindings[b]->blocks[backend::kAccelerator]) {
+      tracked().storages.insert(cut.holds[b].storage());
+    }
+  }
+}
 
 Runner& runner() {
   static auto* instance = new Runner;
@@ -103,11 +125,13 @@ Status run(Runner& state, Cut& cut, graph::Plan& plan, graph::Executor& executor
                  cut.graph.nodes.size(), plan.dead_nodes, log >= 2 ? state.plan_text.c_str() : "");
   }
   WithoutInterpreter released;
+  choose_thread_count();
   const c10::ScalarType before = c10::typeMetaToScalarType(c10::get_default_dtype());
   if (before != cut.default_dtype) c10::set_default_dtype(c10::scalarTypeToTypeMeta(cut.default_dtype));
   FlushVerifier verifier(config().verify.load(std::memory_order_relaxed), cut);
   graph::RunCounts counts;
   Status status = executor.run(cut.graph, plan, cut.bindings, counts);
+  if (state.options.has_accelerator) track_accelerator(cut);
   if (status.ok()) status = verifier.compare(cut);
   if (before != cut.default_dtype) c10::set_default_dtype(c10::scalarTypeToTypeMeta(before));
   add_counts(plan, counts);
@@ -288,13 +312,28 @@ void resize_storage(HeteroStorage* storage, size_t bytes) {
 }
 
 void settle_everything_on_cpu() {
-  // Storages are not enumerated, so the accelerator may only change while it holds nothing.
   flush_all(SyncReason::kSettings);
-  if (backend::Device* accelerator = backend::accelerator()) {
-    TORCH_CHECK(accelerator->memory_stats().allocated_bytes == 0,
-                "hetero: the accelerator cannot change while tensors live on it; move them with .cpu() "
-                "and delete them first, or set HETERO_ACCELERATOR before the program starts");
+  Locked lock(runner().mutex);
+  std::vector<StorageHold> holds;
+  {
+    std::lock_guard guard(tracked().mutex);
+    for (HeteroStorage* storage : tracked().storages) {
+      StorageHold hold(storage, false);
+      if (hold.lock()) holds.push_back(std::move(hold));
+    }
+    tracked().storages.clear();
   }
+  for (StorageHold& hold : holds) {
+    graph::Binding& binding = hold.storage()->binding;
+    if (binding.error.ok()) bring_to_host(hold.storage());
+    binding.blocks[backend::kAccelerator].reset();
+    binding.valid_on &= 1u << backend::kCpu;
+  }
+}
+
+void untrack_accelerator(HeteroStorage* storage) {
+  std::lock_guard guard(tracked().mutex);
+  tracked().storages.erase(storage);
 }
 
 std::string last_plan_text() {
@@ -319,7 +358,10 @@ void finish_fork() {
   runner().mutex.unlock();
 }
 
-void mark_bad_fork() { bad_fork = true; }
+void mark_bad_fork() {
+  // A child of a process that never used the device may use it.
+  if (device_was_used()) bad_fork = true;
+}
 
 bool in_bad_fork() { return bad_fork; }
 

@@ -4,7 +4,6 @@
 
 #include <ATen/ops/_adaptive_avg_pool2d_backward_ops.h>
 #include <ATen/ops/_adaptive_avg_pool2d_ops.h>
-#include <ATen/ops/_fused_rms_norm_ops.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward_ops.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_ops.h>
 #include <ATen/ops/avg_pool2d_backward_ops.h>
@@ -15,8 +14,6 @@
 #include <ATen/ops/embedding_ops.h>
 #include <ATen/ops/max_pool2d_with_indices_backward_ops.h>
 #include <ATen/ops/max_pool2d_with_indices_ops.h>
-#include <ATen/ops/mkldnn_rnn_layer_backward_ops.h>
-#include <ATen/ops/mkldnn_rnn_layer_ops.h>
 #include <ATen/ops/mse_loss_backward_ops.h>
 #include <ATen/ops/mse_loss_ops.h>
 #include <ATen/ops/native_batch_norm_backward_ops.h>

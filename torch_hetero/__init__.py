@@ -48,12 +48,19 @@ def _check_torch(version: str) -> None:
 
 
 def _load_library(version: str) -> None:
-    """Loads the C++ side; raises an ImportError of one sentence where it does not load."""
+    """Loads the C++ side.
+
+    Raises:
+        ImportError: one sentence, when the libraries do not fit this torch.
+        RuntimeError: one sentence, when they load but a HETERO_ variable has a value that does not fit.
+    """
     _check_torch(version)
     try:
         from torch_hetero import _C  # noqa: F401
     except ImportError as error:
         reason = str(error).splitlines()[0]
+        if error.path is None:  # not the dynamic loader's, so the module's own
+            raise RuntimeError(reason) from None
         raise ImportError(f"torch_hetero cannot load its libraries: {reason}.") from error
 
 

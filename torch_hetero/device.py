@@ -232,6 +232,11 @@ class placement(contextlib.ContextDecorator):  # noqa: N801
 # -- Streams and events ----------------------------------------------------------------------------------------------
 
 
+# A point in a stream. torch.Event without a device is one of the current accelerator, which hetero is; a subclass would not
+# do, as elapsed_time takes torch.Event itself only.
+Event = torch.Event
+
+
 class Stream(torch.Stream):
     """An ordered queue of work, as ``torch.cuda.Stream``.
 
@@ -264,22 +269,6 @@ class Stream(torch.Stream):
 
     def __repr__(self) -> str:
         return f"torch.hetero.Stream(device=hetero:{self.device_index}, id={self.stream_id})"
-
-
-class Event(torch.Event):
-    """A point in a stream, as ``torch.cuda.Event``.
-
-    Args:
-        enable_timing: whether `elapsed_time` (milliseconds) may be asked for.
-        blocking: accepted for compatibility.
-        interprocess: accepted for compatibility; events cannot be shared between processes.
-    """
-
-    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
-        return super().__new__(
-            cls, device=torch.device("hetero", 0), enable_timing=enable_timing, blocking=blocking,
-            interprocess=interprocess,
-        )
 
 
 def _as_hetero_stream(stream: torch.Stream) -> Stream:

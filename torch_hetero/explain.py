@@ -13,18 +13,18 @@ from torch_hetero import _C
 __all__ = ["Report", "explain", "reset_counters"]
 
 # Figures that state how things are now; a difference of two reports keeps the later one.
-_LEVELS = {"entries", "allocated_bytes", "peak_bytes", "reserved_bytes", "limit_bytes"}
+_LEVELS = {"entries", "allocated_bytes", "peak_bytes", "reserved_bytes", "limit_bytes", "pending_nodes"}
 
 _TITLES = {
     "nodes": "operators recorded",
     "meta_cache": "cache of output shapes",
     "flushes": "flushes by reason",
-    "dead_nodes": "operators never run, as nobody read them",
+    "dead_nodes": "dead nodes, never run as nobody read them",
     "kernels": "kernels run",
     "copies": "copies between memories",
     "events": "events recorded",
     "waits": "waits for events",
-    "fallbacks": "operators run outside a plan",
+    "fallbacks": "fallbacks: operators that could not be recorded",
     "memory": "memory",
 }
 
@@ -75,6 +75,8 @@ class Report:
         if not isinstance(earlier, Report):
             return NotImplemented
         figures = _difference(self.as_dict(), earlier.as_dict())
+        for table in ("flushes", "fallbacks"):
+            figures[table] = {name: count for name, count in figures[table].items() if count}
         return Report(**{**figures, "plan": self.plan})
 
     def __str__(self) -> str:
@@ -92,7 +94,7 @@ class Report:
 
 
 def _difference(later: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
-    """Subtracts figure by figure; names that did not change disappear from tables of counts."""
+    """Subtracts figure by figure; levels are those of the later report."""
     result: dict[str, Any] = {}
     for name, value in later.items():
         before = earlier.get(name)
@@ -106,20 +108,22 @@ def _difference(later: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any
 
 
 def _format(title: str, value: Any, indent: str = "  ") -> list[str]:
-    """Formats one figure, or a table of them with the zeros left out, largest first."""
+    """Formats one figure, or a table of them, largest first; a table of zeros is one line."""
     if not isinstance(value, dict):
         return [f"{indent}{title}: {value:,}" if isinstance(value, int) else f"{indent}{title}: {value}"]
-    flat = {name: figure for name, figure in value.items() if not isinstance(figure, dict) and figure}
+    flat = {name: figure for name, figure in value.items() if not isinstance(figure, dict) }
     nested = {name: figure for name, figure in value.items() if isinstance(figure, dict)}
-    if not flat and not nested:
+    if not any(flat.values()) and not nested:
         return [f"{indent}{title}: none"]
-    width = max((len(str(name)) for name in flat), default=0)
+    # Names of operators stay as they are.
+    flat = {name if "::" in name else name.replace("_", " "): figure for name, figure in flat.items()}
+    width = max((len(name) for name in flat), default=0)
     lines = [f"{indent}{title}:"]
     for name, figure in sorted(flat.items(), key=lambda item: (-item[1], item[0])):
         text = f"{figure:,}" if isinstance(figure, int) else f"{figure:,.3f}"
-        lines.append(f"{indent}  {str(name).replace('_', ' '):<{width}}  {text:>14}")
+        lines.append(f"{indent}  {name:<{width}}  {text:>14}")
     for name, figure in nested.items():
-        lines += _format(str(name).replace("_", " "), figure, indent + "  ")
+        lines += _format(name.replace("_", " "), figure, indent + "  ")
     return lines
 
 

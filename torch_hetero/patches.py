@@ -16,7 +16,7 @@ import torch
 import torch.utils.dlpack
 from torch import _tensor_str
 from torch.overrides import has_torch_function_unary
-from torch_hetero import _C
+from torch_hetero import _C, device
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
@@ -164,14 +164,49 @@ def _patch_sharing() -> None:
         _replace(torch.UntypedStorage, name)(make_share)
 
 
-def _register_fork_handlers() -> None:
-    # What is pending runs in the parent. The child has none of the parent's threads and may not use the device, but
-    # it may still let go of tensors, so the locks that were taken for the fork are opened in both.
-    def after_in_child() -> None:
-        _C.mark_bad_fork()
-        _C.finish_fork()
+def _patch_files() -> None:
+    # Pickling outside of torch.save, and the old format of torch.save, read and write a storage's bytes in place.
+    @_replace(torch.UntypedStorage, "_write_file")
+    def _(original: Callable[..., Any]) -> Callable[..., Any]:
+        def _write_file(self: torch.UntypedStorage, *arguments: Any) -> Any:
+            return original(self.cpu() if self.device.type == "hetero" else self, *arguments)
 
-    os.register_at_fork(before=_C.prepare_fork, after_in_parent=_C.finish_fork, after_in_child=after_in_child)
+        return _write_file
+
+    @_replace(torch.UntypedStorage, "_set_from_file")
+    def _(original: Callable[..., Any]) -> Callable[..., Any]:
+        def _set_from_file(self: torch.UntypedStorage, *arguments: Any) -> Any:
+            if self.device.type != "hetero":
+                return original(self, *arguments)
+            host = torch.UntypedStorage(self.nbytes())
+            original(host, *arguments)
+            return self.copy_(host)
+
+        return _set_from_file
+
+
+def _register_fork_handlers() -> None:
+    # What is pending runs in the parent. The child of a process that used the device has none of its threads and may not
+    # use it, but it may still let go of tensors, so the locks that were taken for the fork are opened in both. Where the
+    # device was not used there is nothing to do, and the child may use it.
+    used = False
+
+    def before() -> None:
+        nonlocal used
+        used = device._initialized
+        if used:
+            _C.prepare_fork()
+
+    def after_in_parent() -> None:
+        if used:
+            _C.finish_fork()
+
+    def after_in_child() -> None:
+        if used:
+            _C.mark_bad_fork()
+            _C.finish_fork()
+
+    os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)
 
 
 def apply() -> None:
@@ -183,4 +218,5 @@ def apply() -> None:
     _patch_dlpack()
     _patch_data_ptr()
     _patch_sharing()
+    _patch_files()
     _register_fork_handlers()

@@ -18,7 +18,8 @@ TEST_CASE("slices in use never overlap, and free neighbours merge") {
   for (int step = 0; step < 20000; ++step) {
     const bool take = taken.empty() || (taken.size() < 60 && random() % 2 == 0);
     if (take) {
-      const uint64_t bytes = random() % (random() % 5 == 0 ? 100000 : 700);
+      const uint64_t limit = random() % 5 == 0 ? 100000 : 700;
+      const uint64_t bytes = random() % limit;
       const uint32_t slice = arena.allocate(bytes, nullptr, nullptr);
       REQUIRE(arena.size(slice) >= bytes);
       REQUIRE(arena.offset(slice) % SliceAllocator::kAlignment == 0);

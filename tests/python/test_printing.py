@@ -55,5 +55,5 @@ def test_printing_a_large_tensor_records_no_node() -> None:
     torch.hetero.flush()
     with counting() as seen:
         text = repr(tensor)
-    assert "4999" in text
+    assert without_device(text) == without_device(repr(torch.arange(5000.0)))
     assert seen.recorded == 0

@@ -5,7 +5,8 @@ An entry of `op_db` is an operator (or a variant of one) with a generator of sam
 1. Samples are made on CPU in float32. An entry without float32 takes the first dtype of
    `OTHER_DTYPES` that it supports on CPU. An entry that cannot run on CPU at all is skipped.
 2. Every tensor of a sample is moved with its sizes, strides and storage offset; one tensor given
-   twice stays one tensor; `device=` arguments are rewritten.
+   twice stays one tensor; every device that a sample names is rewritten, and a sample without any
+   tensor or device runs with the device as PyTorch's default one.
 3. Every result must have CPU's type, dtype, shape and bits. Strides are compared and counted.
    A sample that CPU refuses must be refused with the same exception type.
 4. A sample is *random* when running it on CPU advances the CPU generator (entries that seed it
@@ -89,6 +90,7 @@ class Result:
     samples: int = 0
     random_samples: int = 0
     stride_mismatches: int = 0
+    first_stride_mismatch: str = ""
 
 
 class Mismatch(AssertionError):
@@ -127,18 +129,20 @@ def choose_dtype(op: OpInfo) -> torch.dtype | None:
 
 
 def _move_tree(tree: Any, device: str, seen: dict[int, torch.Tensor]) -> Any:
-    """Tensors and devices inside any nesting of lists, tuples (named too), dicts and slices."""
+    """Tensors and devices inside any nesting of lists, tuples (named too), dicts and slices.
+
+    The text "cpu" is a device wherever it stands: `Tensor.to` takes it by position.
+    """
     if isinstance(tree, torch.Tensor):
         if id(tree) not in seen:
             seen[id(tree)] = fresh(tree, device)
         return seen[id(tree)]
     if isinstance(tree, torch.device):
         return torch.device(device)
+    if isinstance(tree, str) and tree == "cpu":
+        return device
     if isinstance(tree, dict):
-        return {
-            key: device if key == "device" and value == "cpu" else _move_tree(value, device, seen)
-            for key, value in tree.items()
-        }
+        return {key: _move_tree(value, device, seen) for key, value in tree.items()}
     if isinstance(tree, slice):
         parts = (tree.start, tree.stop, tree.step)
         return slice(*(_move_tree(part, device, seen) for part in parts))
@@ -149,22 +153,38 @@ def _move_tree(tree: Any, device: str, seen: dict[int, torch.Tensor]) -> Any:
     return tree
 
 
-def move_sample(sample: SampleInput, device: str) -> tuple[Any, Any, Any]:
-    """Copies of (input, args, kwargs) on `device`."""
+@dataclasses.dataclass
+class Moved:
+    """A sample on one device."""
+
+    device: str
+    first: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def names_a_device(self) -> bool:
+        """Whether a tensor or an argument says where the result goes."""
+        leaves = tree_flatten((self.first, self.args, self.kwargs))[0]
+        return any(isinstance(leaf, (torch.Tensor, torch.device)) or leaf == self.device for leaf in leaves)
+
+
+def move_sample(sample: SampleInput, device: str) -> Moved:
+    """A copy of a sample on `device`."""
     seen: dict[int, torch.Tensor] = {}
-    return (
+    return Moved(
+        device,
         _move_tree(sample.input, device, seen),
         _move_tree(tuple(sample.args), device, seen),
         _move_tree(dict(sample.kwargs), device, seen),
     )
 
 
-def _call(op: OpInfo, moved: tuple[Any, Any, Any]) -> Any:
-    first, args, kwargs = moved
-    return op(first, *args, **kwargs)
+def _call(op: OpInfo, moved: Moved) -> Any:
+    with contextlib.nullcontext() if moved.names_a_device() else torch.device(moved.device):
+        return op(moved.first, *moved.args, **moved.kwargs)
 
 
-def _attempt(op: OpInfo, moved: tuple[Any, Any, Any]) -> tuple[Any, Exception | None]:
+def _attempt(op: OpInfo, moved: Moved) -> tuple[Any, Exception | None]:
     try:
         result = _call(op, moved)
         for leaf in tree_flatten(result)[0]:
@@ -209,17 +229,19 @@ class _DrawDetector:
         self.drawn |= not torch.equal(torch.get_rng_state(), self._before)
 
 
-def _stride_mismatches(actual: Any, expected: Any) -> int:
-    count = 0
+def _stride_mismatches(actual: Any, expected: Any) -> list[str]:
+    """What differs, for each tensor of the result whose strides are not CPU's where they matter."""
+    mismatches = []
     pairs = zip(tree_flatten(actual)[0], tree_flatten(expected)[0], strict=True)
-    for one, other in pairs:
+    for index, (one, other) in enumerate(pairs):
         if not isinstance(other, torch.Tensor) or other.layout != torch.strided:
             continue
         if other.numel() == 0:
             continue
         significant = [(a, b) for a, b, size in zip(one.stride(), other.stride(), other.shape, strict=True) if size > 1]
-        count += any(a != b for a, b in significant)
-    return count
+        if any(a != b for a, b in significant):
+            mismatches.append(f"output {index}, sizes {tuple(other.shape)}: {one.stride()} instead of {other.stride()}")
+    return mismatches
 
 
 def _compare(actual: Any, expected: Any, device: str, with_values: bool, exactly: bool = True) -> None:
@@ -264,7 +286,10 @@ def _run_sample(op: OpInfo, sample: SampleInput, device: str, result: Result) ->
     result.random_samples += is_random
     with_values = not is_random and op.name not in UNINITIALIZED
     _compare(actual, expected, device, with_values, exactly=op.name not in UNSTABLE)
-    result.stride_mismatches += _stride_mismatches(actual, expected)
+    mismatches = _stride_mismatches(actual, expected)
+    result.stride_mismatches += len(mismatches)
+    if mismatches and not result.first_stride_mismatch:
+        result.first_stride_mismatch = f"sample {result.samples}, {mismatches[0]}"
     if is_random:
         again_on_device = move_sample(sample, device)
         torch.manual_seed(0)

@@ -177,6 +177,13 @@ def report(results: list[Result], verbose: bool) -> None:
     )
 
 
+def report_strides(results: list[Result]) -> None:
+    """One line for each entry with results whose strides are not CPU's, the most of them first."""
+    entries = [result for result in results if result.stride_mismatches]
+    for result in sorted(entries, key=lambda result: (-result.stride_mismatches, result.entry)):
+        print(f"{result.stride_mismatches:4} x {result.entry}: {result.first_stride_mismatch}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="hetero", help="the device to compare with CPU")
@@ -184,6 +191,7 @@ def main() -> int:
     parser.add_argument("--exact", nargs="*", help="run exactly these entries")
     parser.add_argument("--jobs", type=int, default=2, help="worker processes")
     parser.add_argument("--verbose", action="store_true", help="one line for each failed entry")
+    parser.add_argument("--strides", action="store_true", help="also list the entries with other strides than CPU's")
     parser.add_argument("--json", type=Path, help="also write all results to this file")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -192,6 +200,8 @@ def main() -> int:
         return 0
     entries = options.exact or [name for name in sorted(ENTRIES) if options.filter in name]
     results = run_all(entries, options.device, options.jobs)
+    if options.strides:
+        report_strides(results)
     report(results, options.verbose)
     if options.json:
         rows = [dataclasses.asdict(result) for result in results]

@@ -1,0 +1,53 @@
+// Planning and running on the CPU take no memory from the heap once their vectors have grown. The
+// test counts calls of operator new; sanitizers bring their own, so there it is left out.
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+
+#include <cstdlib>
+#include <new>
+
+#include "tests/graph/catch.h"
+#include "tests/graph/program.h"
+
+namespace {
+thread_local long heap_allocations = 0;
+}  // namespace
+
+void* operator new(size_t bytes) {
+  ++heap_allocations;
+  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace hetero::graph::testing {
+
+TEST_CASE("planning and running on the CPU allocate nothing in the long run") {
+  std::mt19937 random(31);
+  Program p;
+  make_random(p, random, 300, false);
+  const PlanOptions options = cpu_options();
+  Plan plan;
+  Executor executor({test_devices()[0], nullptr});
+  std::vector<Binding> bindings = p.bind(test_devices());
+  const std::vector<Binding*> pointers = p.pointers(bindings);
+  const OpId empty = op_table().add({.name = "test::empty", .kernel = [](const Invocation&) {}});
+  // The tests' own kernels allocate; without them what is left is ours.
+  for (Node& node : p.graph.nodes) node.op = empty;
+  RunCounts counts;
+  long last = 0;
+  for (int round = 0; round < 4; ++round) {
+    const long before = heap_allocations;
+    make_plan(p.graph, options, plan);
+    const Status status = executor.run(p.graph, plan, pointers, counts);
+    last = heap_allocations - before;
+    REQUIRE(status.ok());
+  }
+  CHECK(plan.program.size() > 50);
+  CHECK(last == 0);
+}
+
+}  // namespace hetero::graph::testing
+
+#endif
