@@ -246,6 +246,7 @@ void register_basic(torch::Library& library) {
   library.impl("unfold", TORCH_FN(unfold));
   library.impl("view_as_real", TORCH_FN(view_as_real));
   library.impl("view_as_complex", TORCH_FN(view_as_complex));
+  enter_typed_row<at::_ops::copy_>(graph::OpClass::kCopy);
   library.impl("copy_", TORCH_FN(copy_));
   library.impl("_copy_from", TORCH_FN(copy_from));
   library.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));

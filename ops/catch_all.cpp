@@ -5,6 +5,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/DefaultDtype.h>
 
+#include <array>
 #include <limits>
 #include <shared_mutex>
 #include <unordered_map>
@@ -291,24 +292,32 @@ bool move_indices(const OpInfo& info, torch::jit::Stack* stack) {
   return moved;
 }
 
-// An `out` whose shape differs from what the operator makes is resized here, before the call is recorded. Returns true when
-// some tensor changed.
-bool resize_outputs(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const MetaRun& run) {
-  bool changed = false;
+enum class Resized { kNone, kEmpty, kRefused };
+
+// An empty `out` whose shape differs from what the operator makes is resized here, before the call is recorded. One with elements is
+// refused: the CPU kernel resizes it, with the warning that it has for that.
+Resized resize_outputs(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const MetaRun& run) {
+  struct Change {
+    at::Tensor tensor, meta;
+  };
+  std::vector<Change> changes;
   size_t index = 0;
   visit_tensors(info, arguments, [&](size_t, const at::Tensor& tensor) {
     if (!is_hetero(tensor)) return;
     const at::Tensor& meta = run.inputs[index++];
-    if (meta.sizes() == tensor.sizes() && meta.strides() == tensor.strides()) return;
-    const size_t bytes = storage_bytes_for(meta.sizes(), meta.strides(), meta.storage_offset(),
-                                           tensor.element_size());
+    if (meta.sizes() != tensor.sizes() || meta.strides() != tensor.strides()) changes.push_back({tensor, meta});
+  });
+  for (const Change& change : changes) {
+    if (change.tensor.numel() != 0) return Resized::kRefused;
+  }
+  for (const auto& [tensor, meta] : changes) {
+    const size_t bytes =
+        storage_bytes_for(meta.sizes(), meta.strides(), meta.storage_offset(), tensor.element_size());
     HeteroStorage* storage = storage_of(tensor);
     if (bytes > storage->nbytes()) resize_storage(storage, bytes);
-    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(meta.sizes(), meta.strides(),
-                                                        meta.storage_offset());
-    changed = true;
-  });
-  return changed;
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(meta.sizes(), meta.strides(), meta.storage_offset());
+  }
+  return changes.empty() ? Resized::kNone : Resized::kEmpty;
 }
 
 void push_results(const OpInfo& info, torch::jit::Stack* stack, const MetaEntry& entry,
@@ -390,35 +399,84 @@ std::unordered_set<uint64_t>& trusted_signatures() {
   return *signatures;
 }
 
+// What a kernel may choose the layout of its outputs by: the order of the dimensions in memory, and whether they have gaps.
+void append_layout(const graph::Window& window, std::string& text) {
+  std::array<int, 64> order{};
+  const int rank = std::min<int>(window.rank, static_cast<int>(order.size()));
+  for (int d = 0; d < rank; ++d) order[d] = d;
+  std::stable_sort(order.begin(), order.begin() + rank,
+                   [&](int a, int b) { return window.strides()[a] > window.strides()[b]; });
+  int64_t dense = 1;
+  bool gaps = false;
+  for (int i = rank; i-- > 0;) {
+    const int d = order[i];
+    if (window.sizes()[d] != 1) gaps |= window.strides()[d] != dense;
+    dense *= window.sizes()[d];
+  }
+  for (int i = 0; i < rank; ++i) {
+    const int d = order[i];
+    text.push_back(static_cast<char>(d));
+    text.push_back(static_cast<char>((window.sizes()[d] == 1) | (window.strides()[d] == 0) << 1));
+  }
+  for (const int fact : {static_cast<int>(window.dtype), rank, static_cast<int>(window.numel == 0), static_cast<int>(gaps)}) {
+    text.push_back(static_cast<char>(fact));
+  }
+}
+
 // REQUIRES: the recorder lock.
 uint64_t signature_of(const OpInfo& info, const Call& call) {
   std::string text(reinterpret_cast<const char*>(call.structure.data()), call.structure.size());
   for (const CallOperand& operand : call.operands) {
-    const graph::Window& window = recorder().windows()[operand.window];
-    bool expanded = false;
-    for (int d = 0; d < window.rank; ++d) expanded |= window.strides()[d] == 0 && window.sizes()[d] > 1;
-    for (const int fact : {static_cast<int>(window.dtype), window.rank, static_cast<int>(window.numel == 0),
-                           static_cast<int>(expanded), static_cast<int>(operand.bits)}) {
-      text.push_back(static_cast<char>(fact));
-    }
+    append_layout(recorder().windows()[operand.window], text);
+    text.push_back(static_cast<char>(operand.bits));
   }
   return std::hash<std::string>()(text) * 31 + info.id;
 }
 
-// How an unseen call is met. PyTorch's Meta kernels check less than its CPU kernels do (dtypes above all), and some predict other
-// strides, so the first call of its kind is tried for real: a small one on zeros of the same geometry, a large one by running it.
+// How an unseen call is met. PyTorch's Meta kernels check less than its CPU kernels do (dtypes and overlaps above all), and some
+// predict other strides, so the first call of its kind is tried for real: a small one on zeros of the same geometry, a large one by
+// running it.
 enum class FirstSight { kTrustMeta, kProbe, kRun };
+
+// Kernels whose layouts depend on more than a signature tells: convolutions choose by size, LAPACK and FFT calls by their branches.
+bool never_trusted(const OpInfo& info) {
+  return graph::op_table()[info.id].op_class == graph::OpClass::kConvolution || has_prefix(info.name, "aten::linalg") ||
+         has_prefix(info.name, "aten::_linalg") || has_prefix(info.name, "aten::_fft");
+}
+
+// LAPACK takes indices (pivots) unchecked, and counts them from one: zeros would make it write elsewhere.
+bool probe_is_unsafe(const OpInfo& info, const Call& call) {
+  if (!has_prefix(info.name, "aten::linalg") && !has_prefix(info.name, "aten::lu_")) return false;
+  for (const CallOperand& operand : call.operands) {
+    if (at::isIntegralType(static_cast<at::ScalarType>(recorder().windows()[operand.window].dtype), true)) return true;
+  }
+  return false;
+}
+
+// Whether the call writes a storage that another of its operands uses too.
+bool writes_shared_storage(const Call& call) {
+  for (const CallOperand& written : call.operands) {
+    if (written.access == graph::Access::kRead) continue;
+    for (const CallOperand& other : call.operands) {
+      if (&other != &written && other.storage == written.storage) return true;
+    }
+  }
+  return false;
+}
 
 FirstSight first_sight(const OpInfo& info, const Call& call, uint64_t signature) {
   constexpr size_t kSmall = size_t{1} << 20;
   const graph::OpTraits& traits = graph::op_table()[info.id];
   // A custom operator may have side effects that a probe would repeat; random operators have kernels that nobody else has.
   if (!has_prefix(info.name, "aten::") || traits.op_class == graph::OpClass::kRandom) return FirstSight::kTrustMeta;
-  if (trusted_signatures().count(signature) != 0) return FirstSight::kTrustMeta;
+  const bool overlaps = writes_shared_storage(call);
+  if (!overlaps && trusted_signatures().count(signature) != 0) return FirstSight::kTrustMeta;
+  if (probe_is_unsafe(info, call)) return FirstSight::kRun;
   size_t bytes = 0;
   for (const CallOperand& operand : call.operands) bytes += operand.storage->nbytes();
   if (bytes <= kSmall) return FirstSight::kProbe;
-  return backend::accelerator() == nullptr ? FirstSight::kRun : FirstSight::kTrustMeta;
+  // With an accelerator, running here would drag the operands home.
+  return overlaps || backend::accelerator() == nullptr ? FirstSight::kRun : FirstSight::kTrustMeta;
 }
 
 bool same_outputs(const MetaEntry& a, const MetaEntry& b) {
@@ -442,11 +500,7 @@ void remember(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, RandomSt
 MetaEntry compare_entries(const OpInfo& info, const MetaRun& meta, const MetaRun& real, uint64_t signature) {
   Locked lock(recorder().mutex());
   MetaEntry entry = entry_of(info, real);
-  // Convolutions choose their layout by size: no prediction is trusted.
-  if (same_outputs(entry, entry_of(info, meta)) &&
-      graph::op_table()[info.id].op_class != graph::OpClass::kConvolution) {
-    trusted_signatures().insert(signature);
-  }
+  if (!never_trusted(info) && same_outputs(entry, entry_of(info, meta))) trusted_signatures().insert(signature);
   return entry;
 }
 
@@ -495,7 +549,12 @@ SyncReason failure_reason(c10::ArrayRef<c10::IValue> arguments) {
 bool meet(const OpInfo& info, torch::jit::Stack* stack, RandomState random, FirstSight how, uint64_t signature) {
   MetaRun meta;
   const bool known = run_meta(info, arguments_of(info, *stack), meta);
-  if (known && resize_outputs(info, arguments_of(info, *stack), meta)) return false;
+  const Resized resized = known ? resize_outputs(info, arguments_of(info, *stack), meta) : Resized::kNone;
+  if (resized == Resized::kEmpty) return false;
+  if (resized == Resized::kRefused) {
+    run_straight(info, stack, SyncReason::kStorageChange);
+    return true;
+  }
   if (!known) {
     if (!meta.failed) remember(info, arguments_of(info, *stack), random, MetaEntry{true, meta.reason, {}, {}});
     // Where the Meta kernel raised, the call itself may be wrong: the CPU kernel knows.
@@ -645,6 +704,32 @@ class ResultWrapper {
   std::vector<std::pair<c10::StorageImpl*, c10::Storage>> wrapped_;
 };
 
+// The host storages of one call: one for each storage, so that kernels see which arguments overlap.
+class HostStorages {
+ public:
+  explicit HostStorages(SyncReason reason) : reason_(reason) {}
+
+  c10::Storage of(const c10::Storage& storage, bool writes) {
+    for (Known& known : known_) {
+      if (known.hetero != storage.unsafeGetStorageImpl()) continue;
+      if (writes && !known.written) host_storage(storage, reason_, true);
+      known.written |= writes;
+      return known.host;
+    }
+    known_.push_back({storage.unsafeGetStorageImpl(), host_storage(storage, reason_, writes), writes});
+    return known_.back().host;
+  }
+
+ private:
+  struct Known {
+    const c10::StorageImpl* hetero;
+    c10::Storage host;
+    bool written;
+  };
+  SyncReason reason_;
+  std::vector<Known> known_;
+};
+
 // After the kernel wrote through `cpu`, makes `hetero` look the same: an `out` may have been resized.
 void write_back(const at::Tensor& cpu, const at::Tensor& hetero, const void* bytes_before) {
   HeteroStorage* storage = storage_of(hetero);
@@ -686,6 +771,7 @@ void run_straight(const OpInfo& info, torch::jit::Stack* stack, SyncReason reaso
     const void* bytes;
   };
   std::vector<Written> written;
+  HostStorages bytes(reason);
   ResultWrapper wrapper;
   torch::jit::Stack cpu_stack;
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -693,7 +779,7 @@ void run_straight(const OpInfo& info, torch::jit::Stack* stack, SyncReason reaso
     map_tensors(value, [&](const at::Tensor& tensor) {
       if (!is_hetero(tensor)) return tensor;
       const bool writes = info.access[i] != graph::Access::kRead;
-      at::Tensor cpu = host_alias(tensor, reason, writes);
+      at::Tensor cpu = tensor_over(bytes.of(tensor.storage(), writes), tensor);
       if (writes) written.push_back({cpu, tensor, cpu.storage().data_ptr().get()});
       wrapper.add_input(cpu, tensor);
       return cpu;

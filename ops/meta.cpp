@@ -23,8 +23,8 @@ class StandIns {
 
   at::Tensor of(const at::Tensor& tensor) {
     if (!is_hetero(tensor)) return tensor;  // a 0-dim CPU tensor
-    at::Tensor meta = at::detail::make_tensor<c10::TensorImpl>(
-        storage_for(storage_of(tensor)), c10::DispatchKeySet(device_ == c10::kMeta ? c10::DispatchKey::Meta : c10::DispatchKey::CPU), tensor.dtype());
+    const c10::DispatchKeySet keys(device_ == c10::kMeta ? c10::DispatchKey::Meta : c10::DispatchKey::CPU);
+    at::Tensor meta = at::detail::make_tensor<c10::TensorImpl>(storage_for(storage_of(tensor)), keys, tensor.dtype());
     c10::TensorImpl* impl = meta.unsafeGetTensorImpl();
     impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
     if (tensor.is_conj()) impl->_set_conj(true);
@@ -99,10 +99,6 @@ bool plain(const at::Tensor& tensor, c10::DeviceType device) {
                                !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides());
 }
 
-}  // namespace
-
-namespace {
-
 // True where every result is a tensor that the recorder can stand for.
 bool usable_results(const OpInfo& info, const torch::jit::Stack& results, c10::DeviceType device, const MetaRun& run) {
   std::vector<const c10::StorageImpl*> storages;
@@ -136,11 +132,18 @@ bool usable_results(const OpInfo& info, const torch::jit::Stack& results, c10::D
   return true;
 }
 
+// Swallows warnings: the real run gives them.
+class Silence final : public c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
 bool run_on_stand_ins(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, c10::DeviceType device, MetaRun& run) {
   StandIns tensors(device, run);
   torch::jit::Stack stack;
   for (const c10::IValue& argument : arguments) stack.push_back(stand_in(argument, tensors));
   try {
+    Silence silence;
+    c10::WarningUtils::WarningHandlerGuard quiet(&silence);
     WithoutInterpreter released;
     Isolated isolated;
     SeededDefaultGenerator seeded(info.seeded && device == c10::kCPU, {});
@@ -158,11 +161,6 @@ bool run_on_stand_ins(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, 
   return true;
 }
 
-// Swallows warnings: the real run gives them.
-class Silence final : public c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
-
 }  // namespace
 
 bool run_meta(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run) {
@@ -170,8 +168,6 @@ bool run_meta(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun&
 }
 
 bool run_probe(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run) {
-  Silence silence;
-  c10::WarningUtils::WarningHandlerGuard guard(&silence);
   return run_on_stand_ins(info, arguments, c10::kCPU, run);
 }
 

@@ -246,8 +246,8 @@ void after_record() {
   if (reason != SyncReason::kCount) flush_all(reason);
 }
 
-at::Tensor host_alias(const at::Tensor& tensor, SyncReason reason, bool writes) {
-  HeteroStorage* storage = storage_of(tensor);
+c10::Storage host_storage(const c10::Storage& of, SyncReason reason, bool writes) {
+  auto* storage = static_cast<HeteroStorage*>(of.unsafeGetStorageImpl());
   HeteroStorage* const storages[] = {storage};
   Runner& state = runner();
   Locked lock(state.mutex);
@@ -256,24 +256,29 @@ at::Tensor host_alias(const at::Tensor& tensor, SyncReason reason, bool writes) 
   bring_to_host(storage);
   if (writes) storage->binding.valid_on = 1u << backend::kCpu;
 
-  c10::Storage keep = tensor.storage();
-  c10::StorageImpl* owner = keep.unsafeReleaseStorageImpl();
+  c10::StorageImpl* owner = c10::Storage(of).unsafeReleaseStorageImpl();
   c10::DataPtr pointer(
       storage->binding.blocks[backend::kCpu].data(), owner,
       [](void* context) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(context)); },
       c10::Device(c10::kCPU));
-  auto cpu_storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(storage->nbytes()),
-      std::move(pointer), c10::GetCPUAllocator(), true);
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(storage->nbytes()), std::move(pointer),
+      c10::GetCPUAllocator(), true));
+}
+
+at::Tensor tensor_over(c10::Storage bytes, const at::Tensor& tensor) {
   at::Tensor alias = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(std::move(cpu_storage)), c10::DispatchKeySet(c10::DispatchKey::CPU),
-      tensor.dtype());
+      std::move(bytes), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
   c10::TensorImpl* impl = alias.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
   if (tensor.is_conj()) impl->_set_conj(true);
   if (tensor.is_neg()) impl->_set_neg(true);
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
   return alias;
+}
+
+at::Tensor host_alias(const at::Tensor& tensor, SyncReason reason, bool writes) {
+  return tensor_over(host_storage(tensor.storage(), reason, writes), tensor);
 }
 
 bool is_fresh(HeteroStorage* storage) {

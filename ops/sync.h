@@ -30,8 +30,12 @@ void settle_users(HeteroStorage* storage, SyncReason reason);
 // Flushes if the recorder says so: a limit of config() is reached, or a node wrote an exported storage.
 void after_record();
 
-// A CPU tensor over the same bytes. `writes`: the caller will write through it, so other copies become stale.
+// A CPU storage over the same bytes. `writes`: the caller will write through it, so other copies become stale.
 // The storage's bytes stay where they are as long as the result lives.
+c10::Storage host_storage(const c10::Storage& storage, SyncReason reason, bool writes);
+// A CPU tensor over `bytes` that looks like `tensor`.
+at::Tensor tensor_over(c10::Storage bytes, const at::Tensor& tensor);
+// Both for one tensor. Tensors that share a storage and meet in one call should share its host storage too.
 at::Tensor host_alias(const at::Tensor& tensor, SyncReason reason, bool writes);
 
 // True for a storage that has neither bytes nor pending nodes.

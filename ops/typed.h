@@ -485,17 +485,27 @@ struct TypedKernel<Op, Out, R(A...)> {
   }
 };
 
-// One row of the op table: enters the traits and makes the recorder known to the dispatcher.
+template <typename Op>
+std::string full_name() {
+  return std::string(Op::name) + (*Op::overload_name ? "." : "") + Op::overload_name;
+}
+
+// One row of the op table, for an operator whose dispatcher entry is code that calls TypedRecorder itself.
 template <typename Op, typename Out = NoOut>
-void add_typed_row(torch::Library& library, graph::OpClass op_class) {
+void enter_typed_row(graph::OpClass op_class) {
   graph::OpTraits traits;
-  traits.name = std::string(Op::name) + (*Op::overload_name ? "." : "") + Op::overload_name;
+  traits.name = full_name<Op>();
   traits.op_class = op_class;
   traits.brings_memory = std::is_same_v<Out, NoOut>;
   traits.kernel = &TypedKernel<Op, Out>::run;
   TypedRecorder<Op>::id = graph::op_table().add(std::move(traits));
-  const std::string name = std::string(Op::name) + (*Op::overload_name ? "." : "") + Op::overload_name;
-  library.impl(name.c_str(), TORCH_FN((TypedRecorder<Op>::call)));
+}
+
+// One row of the op table: enters the traits and makes the recorder known to the dispatcher.
+template <typename Op, typename Out = NoOut>
+void add_typed_row(torch::Library& library, graph::OpClass op_class) {
+  enter_typed_row<Op, Out>(op_class);
+  library.impl(full_name<Op>().c_str(), TORCH_FN((TypedRecorder<Op>::call)));
 }
 
 }  // namespace hetero::ops

@@ -412,9 +412,8 @@ def test_after_out_of_memory_earlier_tensors_are_intact() -> None:
     kept = torch.arange(1000.0, device=DEVICE)
     torch.hetero.flush()
     torch.hetero.config.memory_limit = torch.hetero.memory_allocated() + (1 << 16)
-    big = torch.zeros(1 << 18, device=DEVICE) + kept[0]
     with pytest.raises(torch.OutOfMemoryError):
-        big.sum().item()
+        (torch.zeros(1 << 18, device=DEVICE) + kept[0]).sum().item()
     assert kept.sum().item() == 499500.0
     torch.hetero.config.memory_limit = 0
     again = torch.zeros(1 << 18, device=DEVICE) + kept[1]
