@@ -2,7 +2,8 @@
 //
 // The caller binds each buffer that exists before or after the program to a Binding (a storage's blocks). The executor takes
 // the arenas from the devices, submits the program's instructions in order, and waits for every queue it used. Then the
-// bindings hold the results: for each escaping buffer, blocks on the devices of plan.valid_after.
+// bindings hold the results: for each escaping buffer, blocks on the devices of plan.valid_after. A buffer that was bound valid but
+// does not escape may be without bytes then: they are released after their last use.
 //
 // Failure: a node that fails poisons what it would have written; nodes that read something poisoned do not run and poison their own
 // outputs; everything else runs. Each bound buffer that was poisoned gets the first error that reached it in Binding::error.

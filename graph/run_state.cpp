@@ -122,12 +122,24 @@ FailureId RunState::collect(uint32_t index, void* const* data, backend::Block* b
   return failure;
 }
 
+// Whether nobody will see the bytes of a bound buffer after the program, and no copy queue reads them.
+bool RunState::dies_on_host(BufferId buffer) const {
+  const Buffer& shape = graph_->buffers[buffer];
+  return !shape.escapes && shape.valid_on == 1u << kCpu &&
+         plan_->residence(buffer, backend::kAccelerator).home == Home::kNone;
+}
+
 void RunState::release(const Node& node, uint32_t position) {
   const Operand* const operands = graph_->operands_of(node);
   for (int i = 0; i < node.operand_count; ++i) {
     const BufferId buffer = operands[i].buffer;
     const Residence& residence = plan_->residence(buffer, kCpu);
-    if (residence.last == position && residence.home >= Home::kBrought) held_[buffer].reset();
+    if (residence.last != position) continue;
+    if (residence.home >= Home::kBrought) {
+      held_[buffer].reset();
+    } else if (residence.home == Home::kBound && dies_on_host(buffer)) {
+      bindings_[buffer]->blocks[kCpu].reset();
+    }
   }
 }
 

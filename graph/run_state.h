@@ -79,6 +79,8 @@ class RunState {
   void settle(BufferId buffer, FailureId failure, uint8_t valid_on, bool written);
 
  private:
+  bool dies_on_host(BufferId buffer) const;
+
   struct Failure {
     uint32_t node;
     Status status;

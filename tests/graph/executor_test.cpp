@@ -349,6 +349,31 @@ TEST_CASE("escaping memory is taken when it is first used, temporaries are freed
   CHECK(cpu.memory_stats().allocated_bytes == before);
 }
 
+TEST_CASE("an input that nobody else holds is freed after its last use") {
+  backend::Device& cpu = *test_devices()[kCpu];
+  Program p;
+  const BufferId kept = p.input(4096);
+  p.escape(kept);
+  BufferId value = kept;
+  for (int i = 0; i < 8; ++i) {
+    const BufferId dying = p.input(4096);
+    value = p.define(test_ops().pointwise, 4096, {p.read(value), p.read(dying)});
+    p.escape(value);
+  }
+  const Plan plan = p.plan(cpu_options());
+  std::vector<Binding> bindings = p.bind({&cpu, nullptr});
+  cpu.reset_peak();
+  const int64_t before = cpu.memory_stats().allocated_bytes;
+  RunCounts counts;
+  Executor executor({&cpu, nullptr});
+  REQUIRE(executor.run(p.graph, plan, p.pointers(bindings), counts).ok());
+  // As a result comes, an input goes.
+  CHECK(cpu.memory_stats().peak_bytes - before <= 4096 * 4 + 4096);
+  CHECK(bindings[kept].valid_on != 0);
+  CHECK(bindings[kept + 1].valid_on == 0);
+  CHECK(bindings[value].valid_on != 0);
+}
+
 TEST_CASE("an executor runs plan after plan, on the registry's devices") {
   Executor executor;
   std::mt19937 random(24);

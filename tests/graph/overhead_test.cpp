@@ -26,6 +26,9 @@ void print_overhead(const char* what, OpId op) {
   Program p;
   const BufferId x = p.input(16);
   const BufferId y = p.input(16);
+  // Bound for run after run.
+  p.escape(x);
+  p.escape(y);
   BufferId value = x;
   for (int i = 0; i < kNodes; ++i) value = p.define(op, 16, {p.read(value), p.read(y)});
   p.escape(value);
