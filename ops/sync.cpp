@@ -24,6 +24,7 @@ namespace hetero::ops {
 namespace {
 
 std::atomic<bool> bad_fork{false};
+bool prepared_fork = false;  // by the thread that forks, which holds all locks
 
 // What one run needs; reused, so that a steady state allocates nothing.
 struct Runner {
@@ -247,6 +248,7 @@ void after_record() {
 }
 
 c10::Storage host_storage(const c10::Storage& of, SyncReason reason, bool writes) {
+  check_fork();
   auto* storage = static_cast<HeteroStorage*>(of.unsafeGetStorageImpl());
   HeteroStorage* const storages[] = {storage};
   Runner& state = runner();
@@ -296,6 +298,7 @@ void install_bytes(HeteroStorage* storage, backend::Block block) {
 }
 
 void resize_storage(HeteroStorage* storage, size_t bytes) {
+  check_fork();
   if (bytes == storage->nbytes()) return;
   Runner& state = runner();
   Locked lock(state.mutex);
@@ -353,19 +356,29 @@ std::string line_of(uint32_t sequence) {
 }
 
 void prepare_fork() {
+  // A child of a process that never used the device may use it.
+  if (!device_was_used() || bad_fork) return;
   flush_all(SyncReason::kFork);
   runner().mutex.lock();
   recorder().mutex().lock();
+  tracked().mutex.lock();
+  prepared_fork = true;
 }
 
-void finish_fork() {
+void finish_fork_in_parent() {
+  if (!std::exchange(prepared_fork, false)) return;
+  tracked().mutex.unlock();
   recorder().mutex().unlock();
   runner().mutex.unlock();
 }
 
-void mark_bad_fork() {
-  // A child of a process that never used the device may use it.
-  if (device_was_used()) bad_fork = true;
+void finish_fork_in_child() {
+  if (!std::exchange(prepared_fork, false)) return;
+  tracked().mutex.unlock();
+  recorder().mutex().unlock();
+  // A recursive mutex belongs to a thread of the parent: the child's cannot unlock it.
+  new (&runner().mutex) std::recursive_mutex;
+  bad_fork = true;
 }
 
 bool in_bad_fork() { return bad_fork; }

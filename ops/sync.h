@@ -73,10 +73,11 @@ void with_line(uint32_t sequence, Call&& call) {
   }
 }
 
-// Before a fork: nothing is pending or running, and locks are in a state that a child can use. After: undone.
+// Around a fork of a process that used the device: what is pending runs before, and the forking thread holds all locks. The child has
+// none of the parent's threads and may not use the device, but it may let go of tensors.
 void prepare_fork();
-void finish_fork();
-void mark_bad_fork();
+void finish_fork_in_parent();
+void finish_fork_in_child();
 bool in_bad_fork();
 // Raises the sentence of a forked child. Every entry point that records or reads calls it.
 void check_fork();

@@ -16,7 +16,7 @@ import torch
 import torch.utils.dlpack
 from torch import _tensor_str
 from torch.overrides import has_torch_function_unary
-from torch_hetero import _C, device
+from torch_hetero import _C
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
@@ -186,27 +186,11 @@ def _patch_files() -> None:
 
 
 def _register_fork_handlers() -> None:
-    # What is pending runs in the parent. The child of a process that used the device has none of its threads and may not
-    # use it, but it may still let go of tensors, so the locks that were taken for the fork are opened in both. Where the
-    # device was not used there is nothing to do, and the child may use it.
-    used = False
-
-    def before() -> None:
-        nonlocal used
-        used = device._initialized
-        if used:
-            _C.prepare_fork()
-
-    def after_in_parent() -> None:
-        if used:
-            _C.finish_fork()
-
-    def after_in_child() -> None:
-        if used:
-            _C.mark_bad_fork()
-            _C.finish_fork()
-
-    os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)
+    os.register_at_fork(
+        before=_C.prepare_fork,
+        after_in_parent=_C.finish_fork_in_parent,
+        after_in_child=_C.finish_fork_in_child,
+    )
 
 
 def apply() -> None:

@@ -191,8 +191,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("materialize", [](const at::Tensor& tensor, const std::string&) { materialize(tensor); },
         py::arg("tensor"), py::arg("reason") = "", released());
   m.def("prepare_fork", &ops::prepare_fork, released());
-  m.def("finish_fork", &ops::finish_fork);
-  m.def("mark_bad_fork", &ops::mark_bad_fork);
+  m.def("finish_fork_in_parent", &ops::finish_fork_in_parent);
+  m.def("finish_fork_in_child", &ops::finish_fork_in_child);
   m.def("in_bad_fork", &ops::in_bad_fork);
   m.def("default_generator", [] {
     return py::reinterpret_steal<py::object>(THPGenerator_initDefaultGenerator(ops::default_generator()));
