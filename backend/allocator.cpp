@@ -218,10 +218,14 @@ void CachingAllocator::empty_cache() {
   }
 }
 
-void CachingAllocator::account_external(int64_t bytes) {
+Status CachingAllocator::account_external(int64_t bytes) {
   std::lock_guard lock(lock_);
+  if (bytes > 0 && stats_.limit_bytes != 0 && stats_.allocated_bytes + bytes > stats_.limit_bytes) {
+    return out_of_memory_error(device_, static_cast<uint64_t>(bytes), stats_);
+  }
   stats_.allocated_bytes += bytes;
   stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.allocated_bytes);
+  return {};
 }
 
 void CachingAllocator::set_memory_limit(size_t bytes) {

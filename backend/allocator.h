@@ -59,8 +59,8 @@ class CachingAllocator {
   // or no memory, with figures.
   Result<Block> allocate(size_t bytes);
 
-  // Counts memory that live Blocks hold but that others allocated (negative: released).
-  void account_external(int64_t bytes);
+  // Counts memory that live Blocks hold but that others allocated (negative: released). More than the cap is refused.
+  Status account_external(int64_t bytes);
 
   // Caps allocated_bytes; 0 removes the cap. Live blocks stay, even above a new cap.
   void set_memory_limit(size_t bytes);

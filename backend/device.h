@@ -175,8 +175,12 @@ class Device {
   virtual std::unique_ptr<Event> create_event() = 0;
   virtual Status synchronize() = 0;
 
-  // Counts memory that others allocated and Blocks adopted (negative: released) in allocated_bytes and its peak.
-  virtual void account_external(int64_t bytes) { (void)bytes; }
+  // Counts memory that others allocated and Blocks adopted (negative: released) in allocated_bytes and its peak. More than the
+  // cap is refused with kResource, and not counted.
+  virtual Status account_external(int64_t bytes) {
+    (void)bytes;
+    return {};
+  }
 
   // Gives cached memory back to the system.
   virtual void empty_cache() = 0;

@@ -6,8 +6,6 @@
 
 namespace hetero::ops {
 
-void account_adopted(int64_t bytes) { backend::cpu_device().account_external(bytes); }
-
 backend::MemoryStats memory_stats() {
   backend::MemoryStats stats = backend::cpu_device().memory_stats();
   if (backend::Device* accelerator = backend::accelerator()) {

@@ -15,9 +15,6 @@
 
 namespace hetero::ops {
 
-// Memory of an ATen kernel's result that a block took over (positive) or gave back (negative).
-void account_adopted(int64_t bytes);
-
 backend::MemoryStats memory_stats();
 c10::CachingDeviceAllocator::DeviceStats device_stats();
 // Free and total bytes.

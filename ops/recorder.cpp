@@ -95,7 +95,11 @@ bool Recorder::append(graph::OpId op, const Call& call, std::span<const at::Tens
     trace_.operands.push_back({buffer, operand.window, operand.access, operand.bits});
     if (operand.access != graph::Access::kRead) {
       written_[buffer] = 1;
-      wrote_exported_ |= operand.storage->exported;
+      if (operand.storage->exported) [[unlikely]] {
+        // Somebody looks at the bytes on the host.
+        wrote_exported_ = true;
+        node.preference = graph::Preference::kCpu;
+      }
     }
   }
   for (const at::Tensor& output : outputs) {

@@ -157,11 +157,14 @@ backend::Block adopt_cpu_storage(c10::Storage storage) {
     static char nothing[64];
     return backend::Block::adopt(nothing, 0, nullptr, nullptr);
   }
-  account_adopted(static_cast<int64_t>(bytes));
+  if (const Status status = backend::cpu_device().account_external(static_cast<int64_t>(bytes)); !status.ok()) {
+    c10::raw::intrusive_ptr::decref(impl);
+    TORCH_CHECK_WITH(OutOfMemoryError, false, status.message());
+  }
   return backend::Block::adopt(
       data, bytes,
       [](void* context, void*, size_t size) {
-        account_adopted(-static_cast<int64_t>(size));
+        (void)backend::cpu_device().account_external(-static_cast<int64_t>(size));
         c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(context));
       },
       impl);

@@ -31,7 +31,7 @@ class CpuDevice final : public Device {
   Queue& queue(QueueKind kind) override { return *queues_[static_cast<size_t>(kind)]; }
   std::unique_ptr<Event> create_event() override;
   Status synchronize() override { return Status(); }
-  void account_external(int64_t bytes) override { allocator_.account_external(bytes); }
+  Status account_external(int64_t bytes) override { return allocator_.account_external(bytes); }
   void empty_cache() override { allocator_.empty_cache(); }
   void set_memory_limit(size_t bytes) override { allocator_.set_memory_limit(bytes); }
   MemoryStats memory_stats() const override { return allocator_.stats(); }

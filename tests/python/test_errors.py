@@ -408,6 +408,18 @@ def test_over_the_memory_limit_raises_out_of_memory_with_figures() -> None:
 
 
 @needs_hetero
+def test_the_memory_limit_also_counts_what_kernels_allocate_themselves() -> None:
+    signal, weight = torch.randn(1, 1, 512, 512).to(DEVICE), torch.randn(8, 1, 3, 3).to(DEVICE)
+    torch.hetero.flush()
+    torch.hetero.config.memory_limit = torch.hetero.memory_allocated() + (1 << 20)
+    for call in (lambda: F.conv2d(signal, weight).sum(), lambda: torch.special.bessel_j0(signal.repeat(8, 1, 1, 1))):
+        with pytest.raises(torch.OutOfMemoryError, match="hetero out of memory"):
+            call().cpu()
+    torch.hetero.config.memory_limit = 0
+    assert F.conv2d(signal, weight).shape == (1, 8, 510, 510)
+
+
+@needs_hetero
 def test_after_out_of_memory_earlier_tensors_are_intact() -> None:
     kept = torch.arange(1000.0, device=DEVICE)
     torch.hetero.flush()

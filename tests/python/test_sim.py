@@ -196,3 +196,13 @@ def test_results_are_the_same_in_every_run_of_the_simulator() -> None:
         results.append(there.cpu())
     for result in results[1:]:
         assert_same(result, results[0])
+
+
+def test_bytes_that_the_host_looks_at_are_written_on_the_host() -> None:
+    value = torch.arange(6.0).to(DEVICE) * 2
+    seen_by_host = torch.from_dlpack(value)
+    with torch.hetero.placement("accelerator"):
+        value.add_(1)
+        other = value * 2
+    assert seen_by_host.tolist() == [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]
+    assert other.tolist() == [2.0, 6.0, 10.0, 14.0, 18.0, 22.0]
