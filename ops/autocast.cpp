@@ -4,6 +4,8 @@
 #include <ATen/Operators.h>
 #include <ATen/autocast_mode.h>
 
+#include "ops/compat.h"
+
 namespace {
 
 using at::autocast::CastPolicy;
@@ -45,7 +47,6 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   KERNEL_PRIVATEUSEONE(polar, fp32)
   KERNEL_PRIVATEUSEONE(prod, fp32)
   KERNEL_PRIVATEUSEONE(prod, dim_int, fp32)
-  KERNEL_PRIVATEUSEONE(prod, dim_Dimname, fp32)
   KERNEL_PRIVATEUSEONE(quantile, fp32)
   KERNEL_PRIVATEUSEONE(quantile, scalar, fp32)
   KERNEL_PRIVATEUSEONE(nanquantile, fp32)
@@ -58,7 +59,6 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   KERNEL_PRIVATEUSEONE(grid_sampler_3d, fp32)
   KERNEL_PRIVATEUSEONE(trace, fp32)
   KERNEL_PRIVATEUSEONE(view_as_complex, fp32)
-  KERNEL_PRIVATEUSEONE(cholesky, fp32)
   KERNEL_PRIVATEUSEONE(cholesky_inverse, fp32)
   KERNEL_PRIVATEUSEONE(cholesky_solve, fp32)
   KERNEL_PRIVATEUSEONE(inverse, fp32)
@@ -126,7 +126,6 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   KERNEL_PRIVATEUSEONE(fake_quantize_per_tensor_affine, fp32)
   KERNEL_PRIVATEUSEONE(geqrf, fp32)
   KERNEL_PRIVATEUSEONE(_lu_with_info, fp32)
-  KERNEL_PRIVATEUSEONE(qr, fp32)
   KERNEL_PRIVATEUSEONE(svd, fp32)
   KERNEL_PRIVATEUSEONE(triangular_solve, fp32)
   KERNEL_PRIVATEUSEONE(fractional_max_pool2d, fp32)
@@ -145,7 +144,15 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   KERNEL_PRIVATEUSEONE(stack, promote)
   KERNEL_PRIVATEUSEONE(cat, promote)
   KERNEL_PRIVATEUSEONE(index_copy, promote)
+
+#if HETERO_HAS_NAMED_TENSORS
+  KERNEL_PRIVATEUSEONE(prod, dim_Dimname, fp32)
   KERNEL_PRIVATEUSEONE(index_copy, dimname, promote)
+#endif
+#if HETERO_HAS_OLD_FACTORIZATIONS
+  KERNEL_PRIVATEUSEONE(cholesky, fp32)
+  KERNEL_PRIVATEUSEONE(qr, fp32)
+#endif
 }
 
 }  // namespace

@@ -80,6 +80,11 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
       returns.push_back(tensor ? Return::kTensor : Return::kTensorList);
     }
   }
+  if (overwrites_first_argument(name)) access[0] = graph::Access::kWrite;
+  if (returns.empty() && std::count(access.begin(), access.end(), graph::Access::kRead) == std::ssize(access)) {
+    // Whatever it does, it does not do to a tensor.
+    records = false;
+  }
   if (name == "aten::native_batch_norm") {
     // In training it updates the running statistics, which its schema does not say.
     access[3] = access[4] = graph::Access::kUpdate;
@@ -519,11 +524,14 @@ bool plain_results(const torch::jit::Stack& results, size_t count) {
   return plain;
 }
 
+// Runs the call at once, with the random numbers that were drawn for it.
+void run_drawn(const OpInfo& info, torch::jit::Stack* stack, RandomState random, SyncReason reason);
+
 // Runs the call for real; its outputs teach the cache.
 void run_and_learn(const OpInfo& info, torch::jit::Stack* stack, RandomState random, const MetaRun& meta,
                    uint64_t signature) {
   const torch::jit::Stack arguments(stack->end() - static_cast<int64_t>(info.access.size()), stack->end());
-  run_straight(info, stack, SyncReason::kFirstSight);
+  run_drawn(info, stack, random, SyncReason::kFirstSight);
   if (!plain_results(*stack, info.returns.size())) return;
   MetaRun real;
   const auto results = torch::jit::last(*stack, info.returns.size());
@@ -552,13 +560,13 @@ bool meet(const OpInfo& info, torch::jit::Stack* stack, RandomState random, Firs
   const Resized resized = known ? resize_outputs(info, arguments_of(info, *stack), meta) : Resized::kNone;
   if (resized == Resized::kEmpty) return false;
   if (resized == Resized::kRefused) {
-    run_straight(info, stack, SyncReason::kStorageChange);
+    run_drawn(info, stack, random, SyncReason::kStorageChange);
     return true;
   }
   if (!known) {
     if (!meta.failed) remember(info, arguments_of(info, *stack), random, MetaEntry{true, meta.reason, {}, {}});
     // Where the Meta kernel raised, the call itself may be wrong: the CPU kernel knows.
-    run_straight(info, stack, meta.failed ? failure_reason(arguments_of(info, *stack)) : meta.reason);
+    run_drawn(info, stack, random, meta.failed ? failure_reason(arguments_of(info, *stack)) : meta.reason);
     return true;
   }
   if (how == FirstSight::kTrustMeta) {
@@ -581,7 +589,7 @@ bool meet(const OpInfo& info, torch::jit::Stack* stack, RandomState random, Firs
   }
   // It fails on zeros: with the real data it either raises now, or cannot be predicted.
   const torch::jit::Stack arguments(stack->end() - static_cast<int64_t>(info.access.size()), stack->end());
-  run_straight(info, stack, SyncReason::kNotRecordable);
+  run_drawn(info, stack, random, SyncReason::kNotRecordable);
   remember(info, arguments, random, MetaEntry{true, SyncReason::kNotRecordable, {}, {}});
   return true;
 }
@@ -601,11 +609,11 @@ void record_boxed(const OpInfo& info, torch::jit::Stack* stack) {
       Locked lock(recorder().mutex());
       if (!encode(info, arguments_of(info, *stack), call, random)) {
         lock.unlock();
-        return run_straight(info, stack, SyncReason::kNotRecordable);
+        return run_drawn(info, stack, random, SyncReason::kNotRecordable);
       }
       if (call.foreign.defined()) {
         lock.unlock();
-        if (info.takes_cpu_tensors) return run_straight(info, stack, info.straight_reason);
+        if (info.takes_cpu_tensors) return run_drawn(info, stack, random, info.straight_reason);
         if (info.takes_cpu_indices && move_indices(info, stack)) continue;
         raise_mixed_devices(info, call.foreign);
       }
@@ -620,7 +628,7 @@ void record_boxed(const OpInfo& info, torch::jit::Stack* stack) {
         if (entry->straight) {
           const SyncReason reason = entry->reason;
           lock.unlock();
-          return run_straight(info, stack, reason);
+          return run_drawn(info, stack, random, reason);
         }
         make_outputs(*entry, outputs, defined);
         const bool pressure = recorder().append(info.id, call, defined);
@@ -637,7 +645,7 @@ void record_boxed(const OpInfo& info, torch::jit::Stack* stack) {
     count(counters().meta_misses);
     if (meet(info, stack, random, how, signature)) return;
   }
-  run_straight(info, stack, SyncReason::kNotRecordable);
+  run_drawn(info, stack, random, SyncReason::kNotRecordable);
 }
 
 void catch_all(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
@@ -749,10 +757,15 @@ void write_back(const at::Tensor& cpu, const at::Tensor& hetero, const void* byt
 }  // namespace
 
 void run_straight(const OpInfo& info, torch::jit::Stack* stack, SyncReason reason) {
+  run_drawn(info, stack, draw(info, arguments_of(info, *stack)), reason);
+}
+
+namespace {
+
+void run_drawn(const OpInfo& info, torch::jit::Stack* stack, RandomState random, SyncReason reason) {
   count(counters().straight);
   if (reason != SyncReason::kFirstSight) counters().count_fallback(info.name);
   const auto arguments = arguments_of(info, *stack);
-  const RandomState random = draw(info, arguments);
 
   // Settle everything at once, then look at each tensor.
   std::vector<HeteroStorage*> storages;
@@ -801,8 +814,6 @@ void run_straight(const OpInfo& info, torch::jit::Stack* stack, SyncReason reaso
   torch::jit::drop(*stack, info.access.size());
   for (c10::IValue& result : cpu_stack) stack->push_back(std::move(result));
 }
-
-namespace {
 
 // Reads one argument of type `type` back.
 c10::IValue decode_value(const c10::TypePtr& declared, Decoder& decoder, KernelTensors& tensors) {

@@ -63,5 +63,7 @@ void make_outputs(const MetaEntry& entry, std::vector<at::Tensor>& all, std::vec
 
 // How the graph layer sees an operator, by name; op_table.cpp.
 graph::OpTraits traits_of(const std::string& name);
+// Whether the operator writes its first argument without reading it.
+bool overwrites_first_argument(const std::string& name);
 
 }  // namespace hetero::ops

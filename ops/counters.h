@@ -44,8 +44,8 @@ const char* to_string(SyncReason reason);
 struct Counters {
   using Count = std::atomic<int64_t>;
 
-  Count typed_nodes{0};    // recorded by a typed recorder
-  Count boxed_nodes{0};    // recorded by the catch-all
+  Count typed_nodes{0};    // of operators with a typed recorder
+  Count boxed_nodes{0};    // of all others
   Count views{0};          // metadata only, no node
   Count straight{0};       // run at once, after a flush
   Count meta_hits{0};

@@ -27,6 +27,15 @@ const std::unordered_map<std::string, graph::OpClass>& class_rows() {
   return *rows;
 }
 
+const std::unordered_set<std::string>& overwrites_rows() {
+  static const auto* rows = new std::unordered_set<std::string>{
+#define HETERO_OVERWRITES_ROWS
+#define OVERWRITES(name) name,
+#include "ops/op_table.def"
+  };
+  return *rows;
+}
+
 bool has_default_kernel(const c10::OperatorHandle& handle) {
   for (const auto key : {c10::DispatchKey::CompositeExplicitAutogradNonFunctional,
                          c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeImplicitAutograd}) {
@@ -62,6 +71,8 @@ graph::OpTraits traits_of(const std::string& name) {
   if (row != class_rows().end()) traits.op_class = row->second;
   return traits;
 }
+
+bool overwrites_first_argument(const std::string& name) { return overwrites_rows().count(name) != 0; }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   add_pointwise_rows(library);

@@ -91,9 +91,9 @@ void encode(Call& call, const std::optional<T>& value) {
 
 // A Tensor& is written: an argument of an in-place operator.
 template <typename A>
-void encode_argument(Call& call, A& value) {
+void encode_argument(Call& call, A& value, graph::Access written) {
   if constexpr (std::is_same_v<A, at::Tensor>) {
-    call.tensor(value, graph::Access::kUpdate);
+    call.tensor(value, written);
   } else {
     encode(call, value);
   }
@@ -333,6 +333,8 @@ template <typename Op, typename R, typename... A>
 struct TypedRecorder<Op, R(A...)> {
   // The row's entry in the op table; set when the row is registered, before any call.
   static inline graph::OpId id = 0;
+  // What it does to the argument it writes.
+  static inline graph::Access written = graph::Access::kUpdate;
 
   static R call(A... arguments) {
     check_fork();
@@ -380,7 +382,7 @@ struct TypedRecorder<Op, R(A...)> {
       };
       (one(arguments), ...);
     } else {
-      (encode_argument<std::remove_reference_t<A>>(call, arguments), ...);
+      (encode_argument<std::remove_reference_t<A>>(call, arguments, written), ...);
     }
   }
 
@@ -499,6 +501,7 @@ void enter_typed_row(graph::OpClass op_class) {
   traits.brings_memory = std::is_same_v<Out, NoOut>;
   traits.kernel = &TypedKernel<Op, Out>::run;
   TypedRecorder<Op>::id = graph::op_table().add(std::move(traits));
+  if (overwrites_first_argument(full_name<Op>())) TypedRecorder<Op>::written = graph::Access::kWrite;
 }
 
 // One row of the op table: enters the traits and makes the recorder known to the dispatcher.

@@ -37,6 +37,7 @@ import torch
 import torch.testing._utils
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_flatten
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
@@ -180,7 +181,11 @@ def move_sample(sample: SampleInput, device: str) -> Moved:
 
 
 def _call(op: OpInfo, moved: Moved) -> Any:
-    with contextlib.nullcontext() if moved.names_a_device() else torch.device(moved.device):
+    if moved.names_a_device():
+        return op(moved.first, *moved.args, **moved.kwargs)
+    # transformers replaces torch.linspace while it loads a model, and torch may remember the replacement.
+    _device_constructors.cache_clear()
+    with torch.device(moved.device):
         return op(moved.first, *moved.args, **moved.kwargs)
 
 
