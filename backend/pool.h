@@ -110,8 +110,8 @@ struct FreeList {
   }
 
  private:
-  // No tls_model: torch leaves no static TLS for libraries loaded later. TLS descriptors
-  // (-mtls-dialect=gnu2) are nearly as fast.
+  // No tls_model: torch leaves no static TLS for libraries loaded later. No TLS descriptors either: before glibc 2.40 they
+  // may clobber vector registers.
   static inline constinit thread_local pool_detail::ThreadList thread_list_{};
   static inline constinit pool_detail::SharedList shared_list_{kObjectBytes};
 };

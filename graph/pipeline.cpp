@@ -1,5 +1,7 @@
 // make_plan: the pipeline of passes. See passes/passes.h for what each reads and writes.
 
+#include <memory>
+
 #include "graph/passes/passes.h"
 
 namespace hetero::graph {
@@ -18,7 +20,9 @@ bool lay_out(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch
 }  // namespace
 
 void make_plan(const Graph& graph, const PlanOptions& options, Plan& plan) {
-  thread_local Scratch scratch;
+  // On the heap: a shared library has little room for thread-local objects.
+  thread_local const auto own = std::make_unique<Scratch>();
+  Scratch& scratch = *own;
 
   drop_dead_values(graph, plan, scratch);
 

@@ -71,12 +71,26 @@ void Call::scalar(const at::Scalar& value, bool decides_shape) {
   }
 }
 
-Call& scratch_call() {
+namespace {
+
+constinit thread_local Call* thread_call = nullptr;
+
+[[gnu::noinline]] Call& new_call() {
   // Leaked with its thread: tensors may be recorded while a thread ends.
-  static thread_local Call* call = new Call;
+  thread_call = new Call;
+  return *thread_call;
+}
+
+}  // namespace
+
+Call& scratch_call() {
+  Call* call = thread_call;
+  if (call == nullptr) [[unlikely]] return new_call();
   call->clear();
   return *call;
 }
+
+graph::Preference& thread_preference() { return scratch_call().preference; }
 
 Decoder::Decoder(const std::byte* attributes, size_t) {
   AttributeHeader header;

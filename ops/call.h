@@ -143,6 +143,8 @@ class Call {
   std::vector<CallOperand> operands;
   Bytes structure;
   Bytes values;
+  // Where the thread wants its nodes to run; stays.
+  graph::Preference preference = graph::Preference::kAuto;
   // A tensor that is neither on hetero nor a 0-dim CPU tensor: the call cannot be recorded as it is.
   at::Tensor foreign;
 
@@ -153,6 +155,8 @@ class Call {
 
 // The calling thread's Call, cleared.
 Call& scratch_call();
+// Where the calling thread wants its nodes to run.
+graph::Preference& thread_preference();
 
 // Reads back what Call wrote. `operand` gives the tensor for the i-th operand.
 class Decoder {

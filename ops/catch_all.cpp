@@ -15,6 +15,7 @@
 #include "ops/generator.h"
 #include "ops/kernel.h"
 #include "ops/meta.h"
+#include "ops/parallel.h"
 #include "ops/recorder.h"
 #include "ops/sync.h"
 
@@ -624,7 +625,7 @@ void record_boxed(const OpInfo& info, torch::jit::Stack* stack) {
       }
       recorder().meta_cache().make_key(info.id, call, default_dtype);
       if (const MetaEntry* entry = recorder().meta_cache().find()) {
-        count(counters().meta_hits);
+        count_locked(counters().meta_hits);
         if (entry->straight) {
           const SyncReason reason = entry->reason;
           lock.unlock();
@@ -633,7 +634,7 @@ void record_boxed(const OpInfo& info, torch::jit::Stack* stack) {
         make_outputs(*entry, outputs, defined);
         const bool pressure = recorder().append(info.id, call, defined);
         // An operator with a row counts as typed also when an unusual call took this way.
-        count(info.numbers_decide_shape ? counters().boxed_nodes : counters().typed_nodes);
+        count_locked(info.numbers_decide_shape ? counters().boxed_nodes : counters().typed_nodes);
         push_results(info, stack, *entry, outputs);
         lock.unlock();
         if (pressure) after_record();
@@ -803,6 +804,7 @@ void run_drawn(const OpInfo& info, torch::jit::Stack* stack, RandomState random,
   }
   {
     WithoutInterpreter released;
+    KernelScope scope;
     Isolated isolated;
     SeededDefaultGenerator seeded(info.seeded, random);
     info.handle.callBoxed(&cpu_stack);

@@ -44,11 +44,12 @@ const char* to_string(SyncReason reason);
 struct Counters {
   using Count = std::atomic<int64_t>;
 
+  // These three: the recorder lock.
   Count typed_nodes{0};    // of operators with a typed recorder
   Count boxed_nodes{0};    // of all others
+  Count meta_hits{0};
   Count views{0};          // metadata only, no node
   Count straight{0};       // run at once, after a flush
-  Count meta_hits{0};
   Count meta_misses{0};
   Count dead_nodes{0};
   Count cpu_kernels{0};
@@ -77,6 +78,10 @@ Counters& counters();
 
 inline void count(Counters::Count& counter, int64_t by = 1) {
   counter.fetch_add(by, std::memory_order_relaxed);
+}
+// For counters that only change under one lock: no atomic addition.
+[[gnu::always_inline]] inline void count_locked(Counters::Count& counter) {
+  counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
 
 }  // namespace hetero::ops

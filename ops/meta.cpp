@@ -9,6 +9,7 @@
 #include "ops/catch_all.h"
 #include "ops/generator.h"
 #include "ops/kernel.h"
+#include "ops/parallel.h"
 #include "ops/recorder.h"
 
 namespace hetero::ops {
@@ -145,6 +146,7 @@ bool run_on_stand_ins(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, 
     Silence silence;
     c10::WarningUtils::WarningHandlerGuard quiet(&silence);
     WithoutInterpreter released;
+    KernelScope scope;
     Isolated isolated;
     SeededDefaultGenerator seeded(info.seeded && device == c10::kCPU, {});
     info.handle.callBoxed(&stack);

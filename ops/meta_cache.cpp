@@ -1,58 +1,55 @@
 #include "ops/meta_cache.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace hetero::ops {
 namespace {
 
-uint64_t hash_bytes(const std::byte* bytes, size_t count) {
-  uint64_t hash = 0x9E3779B97F4A7C15ull ^ count;
-  const auto mix = [&hash](uint64_t word) {
-    hash = (hash ^ word) * 0xBF58476D1CE4E5B9ull;
-    hash ^= hash >> 29;
-  };
-  for (; count >= 8; bytes += 8, count -= 8) {
-    uint64_t word;
-    std::memcpy(&word, bytes, 8);
-    mix(word);
+uint64_t hash_words(const uint64_t* words, size_t count) {
+  uint64_t hash = 0x9E3779B97F4A7C15ull;
+  for (size_t i = 0; i < count; ++i) {
+    hash = (hash ^ words[i]) * 0xBF58476D1CE4E5B9ull;
+    hash ^= hash >> 32;
   }
-  if (count != 0) {
-    uint64_t word = 0;
-    std::memcpy(&word, bytes, count);
-    mix(word);
+  return hash;
+}
+
+// Operands that share a storage matter to overlap checks. Only calls with many operands pay for a longer search.
+uint64_t earlier_sharer(const std::vector<CallOperand>& operands, size_t i) {
+  for (size_t k = 0; k < i && k < 8; ++k) {
+    if (operands[k].storage == operands[i].storage) return k + 1;
   }
-  return hash ^ (hash >> 32);
+  return 0;
 }
 
 }  // namespace
 
 void MetaCache::make_key(graph::OpId op, const Call& call, at::ScalarType default_dtype) {
-  key_.clear();
-  key_.put(op);
-  key_.put(static_cast<int8_t>(default_dtype));
-  for (size_t i = 0; i < call.operands.size(); ++i) {
+  const size_t operands = call.operands.size();
+  const size_t bytes = call.structure.size();
+  key_words_ = 1 + operands + (bytes + 7) / 8;
+  if (key_words_ > key_.size()) [[unlikely]] key_.resize(2 * key_words_);
+  uint64_t* word = key_.data();
+  *word++ = static_cast<uint64_t>(op) | static_cast<uint64_t>(default_dtype) << 32 | static_cast<uint64_t>(bytes) << 40;
+  for (size_t i = 0; i < operands; ++i) {
     const CallOperand& operand = call.operands[i];
-    // Operands that share a storage matter to overlap checks. Only calls with many operands pay for a longer search.
-    uint16_t shares = 0;
-    for (size_t k = 0; k < i && k < 8; ++k) {
-      if (call.operands[k].storage == operand.storage) {
-        shares = static_cast<uint16_t>(k + 1);
-        break;
-      }
-    }
-    key_.put(static_cast<uint64_t>(operand.window) | static_cast<uint64_t>(operand.bits) << 32 |
-             static_cast<uint64_t>(shares) << 40);
+    *word++ = static_cast<uint64_t>(operand.window) | static_cast<uint64_t>(operand.bits) << 32 |
+              earlier_sharer(call.operands, i) << 40;
   }
-  key_.put_bytes(call.structure.data(), call.structure.size());
-  hash_ = hash_bytes(key_.data(), key_.size());
+  if (bytes != 0) {
+    key_[key_words_ - 1] = 0;
+    std::memcpy(word, call.structure.data(), bytes);
+  }
+  hash_ = hash_words(key_.data(), key_words_);
 }
 
 const MetaEntry* MetaCache::find() const {
   const size_t mask = slots_.size() - 1;
   for (size_t i = hash_ & mask; slots_[i].entry != nullptr; i = (i + 1) & mask) {
     const Slot& slot = slots_[i];
-    if (slot.hash == hash_ && slot.key_bytes == key_.size() &&
-        std::memcmp(slot.key.get(), key_.data(), key_.size()) == 0) {
+    if (slot.hash == hash_ && slot.key_words == key_words_ &&
+        std::equal(slot.key.get(), slot.key.get() + key_words_, key_.data())) {
       return slot.entry.get();
     }
   }
@@ -66,9 +63,9 @@ const MetaEntry* MetaCache::insert(MetaEntry entry) {
   while (slots_[i].entry != nullptr) i = (i + 1) & mask;
   Slot& slot = slots_[i];
   slot.hash = hash_;
-  slot.key_bytes = static_cast<uint32_t>(key_.size());
-  slot.key = std::make_unique<std::byte[]>(key_.size());
-  std::memcpy(slot.key.get(), key_.data(), key_.size());
+  slot.key_words = key_words_;
+  slot.key = std::make_unique<uint64_t[]>(key_words_);
+  std::copy_n(key_.data(), key_words_, slot.key.get());
   slot.entry = std::make_unique<MetaEntry>(std::move(entry));
   ++count_;
   return slot.entry.get();

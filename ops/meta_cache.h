@@ -1,6 +1,6 @@
 // MetaCache: which windows an operator's outputs have, by operator, operands and attributes.
 //
-// The key is made of bytes: the operator, the structure of the call (call.h), and for each operand its window, its bits and which
+// The key is made of words: the operator, the structure of the call (call.h), and for each operand its window, its bits and which
 // earlier operand shares its storage. It is compared in full; a hash only finds the candidate. A miss costs one run of the Meta
 // kernel (meta.h); its answer is kept here, also when the answer is "cannot be recorded".
 //
@@ -47,15 +47,16 @@ class MetaCache {
  private:
   struct Slot {
     uint64_t hash = 0;
-    std::unique_ptr<std::byte[]> key;
-    uint32_t key_bytes = 0;
+    std::unique_ptr<uint64_t[]> key;
+    size_t key_words = 0;
     std::unique_ptr<MetaEntry> entry;
   };
   void grow();
 
   std::vector<Slot> slots_ = std::vector<Slot>(1024);
   size_t count_ = 0;
-  Bytes key_;
+  std::vector<uint64_t> key_ = std::vector<uint64_t>(64);  // of which key_words_ are used
+  size_t key_words_ = 0;
   uint64_t hash_ = 0;
 };
 

@@ -1,13 +1,26 @@
 #include "ops/parallel.h"
 
 #include <ATen/Parallel.h>
+#include <dlfcn.h>
 
 #include <atomic>
 
 #include "backend/parallel.h"
 
+namespace torch::autograd {
+TORCH_API int get_current_graph_task_id();  // graph_task.h: -1 outside of a backward pass
+}
+
 namespace hetero::ops {
 namespace {
+
+// omp_pause_resource(omp_pause_soft, host), of the OpenMP that torch brings; nothing where it is older than OpenMP 5.
+void release_openmp_pool() {
+  static const auto pause = reinterpret_cast<int (*)(int, int)>(dlsym(RTLD_DEFAULT, "omp_pause_resource"));
+  static const auto host = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_initial_device"));
+  constexpr int kSoft = 1;
+  if (pause != nullptr && host != nullptr) pause(kSoft, host());
+}
 
 std::atomic<int> chosen_threads{0};
 thread_local bool is_worker = false;
@@ -22,6 +35,10 @@ void connect_thread_pool() {
       [] { return static_cast<int64_t>(at::get_num_threads()); }};
   backend::set_parallel_pool(&pool);
   backend::set_worker_start_hook([] { is_worker = true; });
+}
+
+KernelScope::~KernelScope() {
+  if (torch::autograd::get_current_graph_task_id() != -1) release_openmp_pool();
 }
 
 void choose_thread_count() { chosen_threads.store(at::get_num_threads(), std::memory_order_relaxed); }

@@ -18,11 +18,6 @@ Recorder& recorder() {
   return *instance;
 }
 
-graph::Preference& thread_preference() {
-  static thread_local graph::Preference preference = graph::Preference::kAuto;
-  return preference;
-}
-
 StorageHold::StorageHold(HeteroStorage* storage, bool strong) : storage_(storage), strong_(strong) {
   if (strong) {
     c10::raw::intrusive_ptr::incref(storage);
@@ -88,7 +83,7 @@ bool Recorder::append(graph::OpId op, const Call& call, std::span<const at::Tens
   node.attribute_bytes = static_cast<uint32_t>(sizeof(AttributeHeader) + call.structure.size() +
                                                call.values.size());
   node.sequence = sequence_++;
-  node.preference = thread_preference();
+  node.preference = call.preference;
 
   for (const CallOperand& operand : call.operands) {
     const graph::BufferId buffer = touch(operand.storage, false);

@@ -15,12 +15,12 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "backend/spin_lock.h"
 #include "graph/graph.h"
 #include "ops/call.h"
 #include "ops/counters.h"
@@ -54,11 +54,8 @@ class WithoutInterpreter {
 template <typename Mutex>
 class Locked {
  public:
-  explicit Locked(Mutex& mutex) : mutex_(mutex) {
-    if (!mutex_.try_lock()) [[unlikely]] {
-      WithoutInterpreter released;
-      mutex_.lock();
-    }
+  [[gnu::always_inline]] explicit Locked(Mutex& mutex) : mutex_(mutex) {
+    if (!mutex_.try_lock()) [[unlikely]] wait();
   }
   ~Locked() {
     if (held_) mutex_.unlock();
@@ -70,6 +67,11 @@ class Locked {
   Locked(const Locked&) = delete;
 
  private:
+  [[gnu::noinline]] void wait() {
+    WithoutInterpreter released;
+    mutex_.lock();
+  }
+
   Mutex& mutex_;
   bool held_ = true;
 };
@@ -118,7 +120,7 @@ class Recorder {
  public:
   Recorder();
 
-  std::mutex& mutex() { return mutex_; }
+  backend::SpinLock& mutex() { return mutex_; }
 
   // All below: REQUIRES the recorder lock.
 
@@ -178,7 +180,7 @@ class Recorder {
   void finish(Cut& cut);
   void next_epoch();
 
-  std::mutex mutex_;
+  backend::SpinLock mutex_;  // held for a few hundred instructions
   graph::WindowTable windows_;
   MetaCache meta_cache_;
   graph::Graph trace_;
@@ -196,8 +198,5 @@ class Recorder {
 };
 
 Recorder& recorder();
-
-// Where the calling thread wants its nodes to run.
-graph::Preference& thread_preference();
 
 }  // namespace hetero::ops

@@ -7,7 +7,6 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <atomic>
-#include <typeinfo>
 
 #include "backend/registry.h"
 #include "ops/memory_stats.h"
@@ -103,12 +102,6 @@ c10::intrusive_ptr<c10::TensorImpl> HeteroTensorImpl::shallow_copy_and_detach(
   copy_tensor_metadata(this, copy.get(), std::move(version), allow_change);
   copy->window = window;
   return copy;
-}
-
-const HeteroTensorImpl* hetero_impl(const c10::TensorImpl* impl) {
-  // The class is final and lives in one library, so equal type_info means equal address.
-  return &typeid(*impl) == &typeid(HeteroTensorImpl) ? static_cast<const HeteroTensorImpl*>(impl)
-                                                     : nullptr;
 }
 
 at::Tensor make_tensor(const graph::Window& window, graph::WindowId id, size_t storage_bytes) {

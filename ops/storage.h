@@ -19,6 +19,8 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 
+#include <typeinfo>
+
 #include "backend/address_space.h"
 #include "backend/pool.h"
 #include "graph/executor.h"
@@ -82,7 +84,10 @@ inline HeteroStorage* storage_of(const at::TensorBase& tensor) {
 }
 
 // The tensor's HeteroTensorImpl, or null where autograd or a shallow copy made a plain one.
-const HeteroTensorImpl* hetero_impl(const c10::TensorImpl* impl);
+inline const HeteroTensorImpl* hetero_impl(const c10::TensorImpl* impl) {
+  // The class is final and lives in one library, so equal type_info means equal address.
+  return &typeid(*impl) == &typeid(HeteroTensorImpl) ? static_cast<const HeteroTensorImpl*>(impl) : nullptr;
+}
 
 // A new tensor over a new storage. Takes no memory for the elements.
 at::Tensor make_tensor(const graph::Window& window, graph::WindowId id, size_t storage_bytes);

@@ -126,6 +126,7 @@ Status run(Runner& state, Cut& cut, graph::Plan& plan, graph::Executor& executor
                  cut.graph.nodes.size(), plan.dead_nodes, log >= 2 ? state.plan_text.c_str() : "");
   }
   WithoutInterpreter released;
+  KernelScope scope;
   choose_thread_count();
   const c10::ScalarType before = c10::typeMetaToScalarType(c10::get_default_dtype());
   if (before != cut.default_dtype) c10::set_default_dtype(c10::scalarTypeToTypeMeta(cut.default_dtype));

@@ -353,12 +353,12 @@ struct TypedRecorder<Op, R(A...)> {
         if (entry != nullptr && !entry->straight) [[likely]] {
           pressure = append(*entry, call, outputs);
           recorded = true;
+          count_locked(counters().typed_nodes);
+          count_locked(counters().meta_hits);
         }
       }
     }
     if (!recorded) [[unlikely]] return boxed(arguments...);
-    count(counters().typed_nodes);
-    count(counters().meta_hits);
     if (pressure) [[unlikely]] after_record();
     if constexpr (Results<R>::kCount == 0) {
       return first_reference(arguments...);

@@ -14,7 +14,7 @@ TIME_BAR = MEMORY_BAR = 1.1
 
 
 class Step:
-    """A model with its optimizer and data; a call is one step that reads its loss."""
+    """A model with its optimizer and data; a call is one whole step: it reads its loss, and the parameters are updated."""
 
     def __init__(self, device: str) -> None:
         import models
@@ -29,7 +29,9 @@ class Step:
         loss = torch.nn.functional.cross_entropy(self.model(self.inputs), self.targets)
         loss.backward()
         self.optimizer.step()
-        return loss.item()
+        value = loss.item()
+        flush()
+        return value
 
 
 def hetero_peak(step: Step) -> float:
@@ -41,7 +43,6 @@ def hetero_peak(step: Step) -> float:
         before = torch.hetero.memory_allocated()
         torch.hetero.reset_peak_memory_stats()
         step()
-        flush()
         peaks.append(torch.hetero.max_memory_allocated() - before)
     return statistics.median(peaks)
 
