@@ -46,7 +46,7 @@ enum class Tag : uint8_t {
   kGenerator,  // seed and offset are values
 };
 
-// A byte vector whose growth is out of line.
+// A byte vector whose growth is out of line. Eight bytes behind its end may be read.
 class Bytes {
  public:
   void clear() { size_ = 0; }
@@ -55,12 +55,12 @@ class Bytes {
   template <typename T>
   void put(const T& value) {
     static_assert(std::is_trivially_copyable_v<T>);
-    if (size_ + sizeof(T) > data_.size()) grow(sizeof(T));
+    if (size_ + sizeof(T) + 8 > data_.size()) grow(sizeof(T));
     std::memcpy(data_.data() + size_, &value, sizeof(T));
     size_ += sizeof(T);
   }
   void put_bytes(const void* bytes, size_t count) {
-    if (size_ + count > data_.size()) grow(count);
+    if (size_ + count + 8 > data_.size()) grow(count);
     if (count != 0) std::memcpy(data_.data() + size_, bytes, count);
     size_ += count;
   }

@@ -15,10 +15,11 @@ const char* to_string(SyncReason reason) {
   return "unknown";
 }
 
-Counters& counters() {
-  static auto* instance = new Counters;
-  return *instance;
-}
+constinit Counters* counters_instance = nullptr;
+namespace {
+// Before the static initializers, which register operators.
+[[gnu::constructor(200)]] void make_counters() { counters_instance = new Counters; }
+}  // namespace
 
 void Counters::count_fallback(const std::string& op) {
   std::lock_guard lock(mutex_);

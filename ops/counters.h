@@ -74,7 +74,8 @@ struct Counters {
   std::map<std::string, int64_t> fallbacks_;
 };
 
-Counters& counters();
+extern Counters* counters_instance;  // made when the library is loaded
+inline Counters& counters() { return *counters_instance; }
 
 inline void count(Counters::Count& counter, int64_t by = 1) {
   counter.fetch_add(by, std::memory_order_relaxed);

@@ -13,12 +13,13 @@ InterpreterHooks& interpreter_hooks() {
   return hooks;
 }
 
-Recorder& recorder() {
-  static auto* instance = new Recorder;
-  return *instance;
-}
+constinit Recorder* recorder_instance = nullptr;
+namespace {
+// Before the static initializers, which register operators.
+[[gnu::constructor(200)]] void make_recorder() { recorder_instance = new Recorder; }
+}  // namespace
 
-StorageHold::StorageHold(HeteroStorage* storage, bool strong) : storage_(storage), strong_(strong) {
+StorageHold::StorageHold(HeteroStorage* storage, bool strong) : strong_(strong), storage_(storage) {
   if (strong) {
     c10::raw::intrusive_ptr::incref(storage);
   } else {
@@ -69,9 +70,27 @@ graph::BufferId Recorder::touch(HeteroStorage* storage, bool born) {
   storage->buffer = static_cast<graph::BufferId>(trace_.buffers.size());
   trace_.buffers.push_back({storage->nbytes(), 0, false});
   holds_.emplace_back(storage, !born);
-  written_.push_back(0);
   return storage->buffer;
 }
+
+namespace {
+
+// memcpy for what is nearly always a few bytes.
+void copy_few(std::byte* to, const std::byte* from, size_t count) {
+  if (count > 16) {
+    std::memcpy(to, from, count);
+  } else if (count >= 8) {
+    std::memcpy(to + count - 8, from + count - 8, 8);
+    std::memcpy(to, from, 8);
+  } else if (count >= 4) {
+    std::memcpy(to + count - 4, from + count - 4, 4);
+    std::memcpy(to, from, 4);
+  } else {
+    for (size_t i = 0; i < count; ++i) to[i] = from[i];
+  }
+}
+
+}  // namespace
 
 bool Recorder::append(graph::OpId op, const Call& call, std::span<const at::Tensor> outputs) {
   graph::Node node;
@@ -89,7 +108,7 @@ bool Recorder::append(graph::OpId op, const Call& call, std::span<const at::Tens
     const graph::BufferId buffer = touch(operand.storage, false);
     trace_.operands.push_back({buffer, operand.window, operand.access, operand.bits});
     if (operand.access != graph::Access::kRead) {
-      written_[buffer] = 1;
+      holds_[buffer].written = true;
       if (operand.storage->exported) [[unlikely]] {
         // Somebody looks at the bytes on the host.
         wrote_exported_ = true;
@@ -102,7 +121,7 @@ bool Recorder::append(graph::OpId op, const Call& call, std::span<const at::Tens
     const graph::BufferId buffer = touch(storage, true);
     trace_.operands.push_back(
         {buffer, hetero_impl(output.unsafeGetTensorImpl())->window, graph::Access::kDefine, 0});
-    written_[buffer] = 1;
+    holds_[buffer].written = true;
     pending_bytes_ += static_cast<int64_t>(storage->nbytes());
   }
 
@@ -111,9 +130,8 @@ bool Recorder::append(graph::OpId op, const Call& call, std::span<const at::Tens
   trace_.attributes.resize(offset + node.attribute_bytes);
   std::byte* attributes = trace_.attributes.data() + offset;
   std::memcpy(attributes, &header, sizeof(header));
-  std::memcpy(attributes + sizeof(header), call.structure.data(), call.structure.size());
-  std::memcpy(attributes + sizeof(header) + call.structure.size(), call.values.data(),
-              call.values.size());
+  copy_few(attributes + sizeof(header), call.structure.data(), call.structure.size());
+  copy_few(attributes + sizeof(header) + call.structure.size(), call.values.data(), call.values.size());
   trace_.nodes.push_back(node);
   if (config().traceback.load(std::memory_order_relaxed) && interpreter_hooks().where) [[unlikely]] {
     lines_[node.sequence] = interpreter_hooks().where();
@@ -148,7 +166,6 @@ bool Recorder::cut_all(Cut& cut) {
   std::swap(cut.graph.attributes, trace_.attributes);
   std::swap(cut.holds, holds_);
   std::swap(cut.lines, lines_);
-  written_.clear();
   next_epoch();
   finish(cut);
   return true;
@@ -201,7 +218,6 @@ void Recorder::split(Cut& cut) {
   trace_.windows = &windows_;
   std::vector<StorageHold> holds;
   std::swap(holds, holds_);
-  written_.clear();
   next_epoch();
 
   constexpr graph::BufferId kNowhere = UINT32_MAX;
@@ -226,14 +242,13 @@ void Recorder::split(Cut& cut) {
         to.buffers.push_back(all.buffers[operand.buffer]);
         to_holds.emplace_back(hold.storage(), hold.strong());
         if (!selected) {
-          written_.push_back(0);
           hold.storage()->epoch = epoch_;
           hold.storage()->buffer = number;
         }
       }
       operand.buffer = number;
       to.operands.push_back(operand);
-      if (!selected && operand.writes()) written_[number] = 1;
+      if (!selected && operand.writes()) holds_[number].written = true;
       if (!selected && operand.access == graph::Access::kDefine) {
         pending_bytes_ += static_cast<int64_t>(all.buffers[operands[k].buffer].bytes);
       }

@@ -18,6 +18,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "backend/spin_lock.h"
@@ -80,12 +81,12 @@ class Locked {
 class StorageHold {
  public:
   StorageHold(HeteroStorage* storage, bool strong);
-  StorageHold(StorageHold&& other) noexcept : storage_(other.storage_), strong_(other.strong_) {
-    other.storage_ = nullptr;
-  }
+  StorageHold(StorageHold&& other) noexcept
+      : written(other.written), strong_(other.strong_), storage_(std::exchange(other.storage_, nullptr)) {}
   StorageHold& operator=(StorageHold&& other) noexcept {
     std::swap(storage_, other.storage_);
     std::swap(strong_, other.strong_);
+    std::swap(written, other.written);
     return *this;
   }
   ~StorageHold();
@@ -96,9 +97,11 @@ class StorageHold {
   HeteroStorage* storage() const { return storage_; }
   bool strong() const { return strong_; }
 
+  bool written = false;  // some node of the trace writes it
+
  private:
-  HeteroStorage* storage_;
   bool strong_;
+  HeteroStorage* storage_;
 };
 
 // The nodes cut out of the trace for one run, and what they hold.
@@ -149,7 +152,7 @@ class Recorder {
   // True when the trace holds nodes that touch, or write, the storage.
   bool touched(const HeteroStorage* storage) const { return storage->epoch == epoch_; }
   bool written(const HeteroStorage* storage) const {
-    return touched(storage) && written_[storage->buffer];
+    return touched(storage) && holds_[storage->buffer].written;
   }
   // The dtype that kernels take for untyped numbers. Nodes recorded under different ones do not share a trace.
   at::ScalarType default_dtype() const { return default_dtype_; }
@@ -185,7 +188,6 @@ class Recorder {
   MetaCache meta_cache_;
   graph::Graph trace_;
   std::vector<StorageHold> holds_;    // per buffer
-  std::vector<uint8_t> written_;      // per buffer
   std::unordered_map<uint32_t, std::string> lines_;
   at::ScalarType default_dtype_ = at::kFloat;
   int64_t pending_bytes_ = 0;
@@ -197,6 +199,7 @@ class Recorder {
   std::vector<uint8_t> needed_;
 };
 
-Recorder& recorder();
+extern Recorder* recorder_instance;  // made when the library is loaded
+inline Recorder& recorder() { return *recorder_instance; }
 
 }  // namespace hetero::ops
