@@ -13,16 +13,14 @@
 
 namespace hetero::backend {
 
-// Four random words for one value of the counter.
-inline std::array<uint32_t, 4> philox(uint64_t seed, uint64_t counter) {
+// The function of the paper: four random words for a counter of four words and a key.
+inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> words, uint64_t key) {
   constexpr uint32_t kMultiply0 = 0xD2511F53u;
   constexpr uint32_t kMultiply1 = 0xCD9E8D57u;
   constexpr uint32_t kWeyl0 = 0x9E3779B9u;
   constexpr uint32_t kWeyl1 = 0xBB67AE85u;
-  std::array<uint32_t, 4> words = {static_cast<uint32_t>(counter),
-                                   static_cast<uint32_t>(counter >> 32), 0, 0};
-  auto key0 = static_cast<uint32_t>(seed);
-  auto key1 = static_cast<uint32_t>(seed >> 32);
+  auto key0 = static_cast<uint32_t>(key);
+  auto key1 = static_cast<uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
     const uint64_t product0 = static_cast<uint64_t>(kMultiply0) * words[0];
     const uint64_t product1 = static_cast<uint64_t>(kMultiply1) * words[2];
@@ -34,6 +32,11 @@ inline std::array<uint32_t, 4> philox(uint64_t seed, uint64_t counter) {
     key1 += kWeyl1;
   }
   return words;
+}
+
+// Four random words for one position of a seed's sequence.
+inline std::array<uint32_t, 4> philox(uint64_t seed, uint64_t counter) {
+  return philox4x32({static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0}, seed);
 }
 
 // In [0, 1), with the 24 bits that a float holds.
