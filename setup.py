@@ -37,6 +37,7 @@ class CMakeBuild(build_ext):
     """Builds all native code with CMake in place of setuptools' own compiler calls."""
 
     def run(self) -> None:
+        """Configures, builds and installs into the package."""
         package = ROOT / "torch_hetero" if self.inplace else Path(self.build_lib).resolve() / "torch_hetero"
         build = Path(self.build_temp).resolve()
         jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))
@@ -49,6 +50,7 @@ class CMakeBuild(build_ext):
         subprocess.run(["cmake", "--install", build, "--prefix", package], check=True)
 
     def get_outputs(self) -> list[str]:
+        """Nothing: CMake's install step places the files."""
         return []
 
 

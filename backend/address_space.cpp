@@ -28,8 +28,7 @@ class AddressSpace {
  public:
   AddressSpace() {
     for (size_t bytes = kMostBytes; bytes >= kLeastBytes; bytes /= 2) {
-      void* begin =
-          mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      void* begin = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       if (begin == MAP_FAILED) continue;
       madvise(begin, bytes, MADV_DONTDUMP);
       next_ = reinterpret_cast<uintptr_t>(begin);
@@ -140,8 +139,7 @@ ThreadCache::Stack* open_stack(int index) {
   if (thread_cache == nullptr) {
     // On the heap: a thread_local of this size would take up the scarce static TLS of a shared
     // library.
-    static thread_local const std::unique_ptr<ThreadCacheOwner> owner =
-        std::make_unique<ThreadCacheOwner>();
+    static thread_local const std::unique_ptr<ThreadCacheOwner> owner = std::make_unique<ThreadCacheOwner>();
   }
   return &thread_cache->stacks[index];
 }
@@ -168,8 +166,7 @@ ThreadCache::Stack* open_stack(int index) {
     // The latest half stays.
     constexpr int kHalf = ThreadCache::kCapacity / 2;
     space().give(index, stack->addresses, kHalf);
-    std::copy(stack->addresses + kHalf, stack->addresses + ThreadCache::kCapacity,
-              stack->addresses);
+    std::copy(stack->addresses + kHalf, stack->addresses + ThreadCache::kCapacity, stack->addresses);
     stack->count = kHalf;
   }
   stack->addresses[stack->count++] = address;
@@ -280,8 +277,7 @@ void release(void* address, size_t bytes) {
   assert(contains(address) && bytes <= kLargestClassBytes);
   const int index = size_class(bytes);
   ThreadCache* cache = thread_cache;
-  if (cache == nullptr || index >= ThreadCache::kClasses ||
-      cache->stacks[index].count == ThreadCache::kCapacity) {
+  if (cache == nullptr || index >= ThreadCache::kClasses || cache->stacks[index].count == ThreadCache::kCapacity) {
     release_slow(index, reinterpret_cast<uintptr_t>(address));
     return;
   }

@@ -54,15 +54,13 @@ void release_host(void*, void* data, size_t bytes) {
 }
 
 // Cached memory belongs to nobody; AddressSanitizer reports whoever touches it.
-void poison([[maybe_unused]] const MemorySource& source, [[maybe_unused]] void* data,
-            [[maybe_unused]] size_t bytes) {
+void poison([[maybe_unused]] const MemorySource& source, [[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
 #if defined(__SANITIZE_ADDRESS__)
   if (source.host_accessible) __asan_poison_memory_region(data, bytes);
 #endif
 }
 
-void unpoison([[maybe_unused]] const MemorySource& source, [[maybe_unused]] void* data,
-              [[maybe_unused]] size_t bytes) {
+void unpoison([[maybe_unused]] const MemorySource& source, [[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
 #if defined(__SANITIZE_ADDRESS__)
   if (source.host_accessible) __asan_unpoison_memory_region(data, bytes);
 #endif
@@ -87,14 +85,12 @@ std::string format_bytes(uint64_t bytes) {
   return text;
 }
 
-Status out_of_memory_error(const std::string& device, uint64_t requested,
-                           const MemoryStats& stats) {
+Status out_of_memory_error(const std::string& device, uint64_t requested, const MemoryStats& stats) {
   const std::string limit = stats.limit_bytes == 0 ? "none" : format_bytes(stats.limit_bytes);
-  return Status(ErrorClass::kResource,
-                "hetero out of memory: tried to allocate " + format_bytes(requested) + "; " +
-                    format_bytes(stats.allocated_bytes) + " already allocated, limit " + limit +
-                    " (device " + device + ", peak " + format_bytes(stats.peak_bytes) +
-                    ", reserved " + format_bytes(stats.reserved_bytes) + ")");
+  return Status(ErrorClass::kResource, "hetero out of memory: tried to allocate " + format_bytes(requested) + "; " +
+                                           format_bytes(stats.allocated_bytes) + " already allocated, limit " + limit +
+                                           " (device " + device + ", peak " + format_bytes(stats.peak_bytes) +
+                                           ", reserved " + format_bytes(stats.reserved_bytes) + ")");
 }
 
 Result<Block> CachingAllocator::allocate(size_t bytes) {
@@ -167,9 +163,7 @@ void CachingAllocator::free(void* data, size_t bytes) {
   if (excess) release_excess();
 }
 
-bool CachingAllocator::over_bound() const {
-  return cached_bytes_ > std::max(kAlwaysCachedBytes, highest_bytes_ / 2);
-}
+bool CachingAllocator::over_bound() const { return cached_bytes_ > std::max(kAlwaysCachedBytes, highest_bytes_ / 2); }
 
 CachingAllocator::SystemBlock CachingAllocator::pop_least_recent() {
   const int first_large = size_class(kMappedBytes);

@@ -48,8 +48,7 @@ MemorySource host_memory();
 
 class CachingAllocator {
  public:
-  CachingAllocator(MemorySource source, std::string device)
-      : source_(source), device_(std::move(device)) {}
+  CachingAllocator(MemorySource source, std::string device) : source_(source), device_(std::move(device)) {}
   ~CachingAllocator() { empty_cache(); }
   CachingAllocator(const CachingAllocator&) = delete;
   CachingAllocator& operator=(const CachingAllocator&) = delete;
@@ -92,8 +91,7 @@ class CachingAllocator {
   // Everything below is guarded by lock_.
   MemoryStats stats_;
   int64_t cached_bytes_ = 0;
-  int64_t highest_bytes_ =
-      0;  // the most allocated_bytes ever; unlike stats_.peak_bytes it is never reset
+  int64_t highest_bytes_ = 0;  // the most allocated_bytes ever; unlike stats_.peak_bytes it is never reset
   uint64_t frees_ = 0;
   std::vector<CachedBlock> cached_[kSizeClasses];  // each in the order of freeing
 };

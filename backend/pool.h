@@ -50,8 +50,7 @@ struct FreeObject {
 struct ThreadList {
   FreeObject* head = nullptr;
   uint32_t count = 0;
-  uint32_t capacity =
-      0;  // 0 before the thread's first use and after its end: the slow path decides
+  uint32_t capacity = 0;  // 0 before the thread's first use and after its end: the slow path decides
 };
 
 // The free objects of one size that belong to no thread.
@@ -66,8 +65,7 @@ void deallocate_slow(ThreadList& list, SharedList& shared, void* object);
 
 #if defined(__SANITIZE_ADDRESS__)
 inline void poison(void* object, size_t bytes) {
-  __asan_poison_memory_region(static_cast<char*>(object) + sizeof(FreeObject),
-                              bytes - sizeof(FreeObject));
+  __asan_poison_memory_region(static_cast<char*>(object) + sizeof(FreeObject), bytes - sizeof(FreeObject));
 }
 inline void unpoison(void* object, size_t bytes) { __asan_unpoison_memory_region(object, bytes); }
 #else

@@ -24,10 +24,8 @@ inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> words, uint64_
   for (int round = 0; round < 10; ++round) {
     const uint64_t product0 = static_cast<uint64_t>(kMultiply0) * words[0];
     const uint64_t product1 = static_cast<uint64_t>(kMultiply1) * words[2];
-    words = {static_cast<uint32_t>(product1 >> 32) ^ words[1] ^ key0,
-             static_cast<uint32_t>(product1),
-             static_cast<uint32_t>(product0 >> 32) ^ words[3] ^ key1,
-             static_cast<uint32_t>(product0)};
+    words = {static_cast<uint32_t>(product1 >> 32) ^ words[1] ^ key0, static_cast<uint32_t>(product1),
+             static_cast<uint32_t>(product0 >> 32) ^ words[3] ^ key1, static_cast<uint32_t>(product0)};
     key0 += kWeyl0;
     key1 += kWeyl1;
   }
@@ -40,9 +38,7 @@ inline std::array<uint32_t, 4> philox(uint64_t seed, uint64_t counter) {
 }
 
 // In [0, 1), with the 24 bits that a float holds.
-inline float uniform_float(uint32_t word) {
-  return static_cast<float>(word >> 8) * 0x1p-24f;
-}
+inline float uniform_float(uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
 
 // In [0, 1), with the 53 bits that a double holds.
 inline double uniform_double(uint32_t high, uint32_t low) {

@@ -39,8 +39,7 @@ Result<Device*> cuda_device() {
   }
   return static_cast<Device*>(only);
 #else
-  return Status(ErrorClass::kDevice,
-                "the accelerator \"cuda\" needs a build with CUDA; this one is CPU-only");
+  return Status(ErrorClass::kDevice, "the accelerator \"cuda\" needs a build with CUDA; this one is CPU-only");
 #endif
 }
 
@@ -48,8 +47,7 @@ Result<Device*> find_accelerator(std::string_view name) {
   if (name == "none") return static_cast<Device*>(nullptr);
   if (name == "sim") return sim_device();
   if (name == "cuda") return cuda_device();
-  return Status(ErrorClass::kUsage,
-                "unknown accelerator \"" + std::string(name) + "\"; choose one of none, sim, cuda");
+  return Status(ErrorClass::kUsage, "unknown accelerator \"" + std::string(name) + "\"; choose one of none, sim, cuda");
 }
 
 }  // namespace

@@ -31,8 +31,7 @@ class [[nodiscard]] Status {
  public:
   Status() = default;  // ok
   Status(ErrorClass error_class, std::string message, std::exception_ptr cause = nullptr)
-      : error_(std::make_shared<const Error>(
-            Error{error_class, std::move(message), std::move(cause)})) {}
+      : error_(std::make_shared<const Error>(Error{error_class, std::move(message), std::move(cause)})) {}
 
   bool ok() const { return error_ == nullptr; }
 

@@ -122,19 +122,17 @@ FailureId Executor::Impl::run_node(const Instruction& instruction, uint32_t posi
   FailureId failure = state.resolve(instruction.index, kCpu, data.data(), brings);
   if (failure == kHealthy) {
     const OpTraits& traits = op_table()[node.op];
-    failure = state.call_kernel(instruction.index,
-                                {.node = &node,
-                                 .operands = graph.operands_of(node),
-                                 .data = data.data(),
-                                 .brought = brought.data(),
-                                 .attributes = graph.attributes.data() + node.attribute_offset,
-                                 .windows = graph.windows,
-                                 .traits = &traits});
+    failure = state.call_kernel(instruction.index, {.node = &node,
+                                                    .operands = graph.operands_of(node),
+                                                    .data = data.data(),
+                                                    .brought = brought.data(),
+                                                    .attributes = graph.attributes.data() + node.attribute_offset,
+                                                    .windows = graph.windows,
+                                                    .traits = &traits});
     outcomes[instruction.index] = failure == kHealthy ? Outcome::kRan : Outcome::kFailed;
   }
   if (brings) {
-    if (failure == kHealthy)
-      failure = state.collect(instruction.index, data.data(), brought.data());
+    if (failure == kHealthy) failure = state.collect(instruction.index, data.data(), brought.data());
     for (int i = 0; i < node.operand_count; ++i) brought[i].reset();
   }
   state.release(node, position);
@@ -158,8 +156,7 @@ Executor::Executor(std::array<backend::Device*, backend::kMaxDevices> devices) :
 }
 Executor::~Executor() = default;
 
-Status Executor::run(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings,
-                     RunCounts& counts) {
+Status Executor::run(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings, RunCounts& counts) {
   Impl& impl = *impl_;
   if (impl.from_registry) impl.devices = {&backend::cpu_device(), backend::accelerator()};
   impl.state.begin(graph, plan, bindings, impl.devices);

@@ -54,8 +54,7 @@ class Executor {
 
   // Runs `plan`. `bindings[b]` is null for buffers that neither exist before nor escape. Returns the first error, if any.
   // REQUIRES: plan was made from graph; a buffer with valid_on != 0 or escapes has a binding whose valid_on covers the graph's.
-  Status run(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings,
-             RunCounts& counts);
+  Status run(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings, RunCounts& counts);
 
  private:
   struct Impl;

@@ -13,11 +13,9 @@ struct BitName {
   uint8_t bit;
   const char* name;
 };
-constexpr BitName kBitNames[] = {
-    {kConjugate, "conj"}, {kNegative, "neg"}, {kWrappedNumber, "wrapped"}};
+constexpr BitName kBitNames[] = {{kConjugate, "conj"}, {kNegative, "neg"}, {kWrappedNumber, "wrapped"}};
 
-void append_operand(std::string& text, const WindowTable& windows, const Operand& operand,
-                    bool as_output) {
+void append_operand(std::string& text, const WindowTable& windows, const Operand& operand, bool as_output) {
   if (!as_output || operand.access != Access::kDefine) {
     text += kAccessNames[static_cast<int>(operand.access)];
     text += ' ';
@@ -110,8 +108,7 @@ class GraphParser {
     node.attribute_offset = static_cast<uint32_t>(graph_.attributes.size());
     const std::string_view name = reader_.take_until("(");
     node.op = op_table().find(name);
-    if (node.op == op_table().size())
-      return reader_.error("a registered operator, not " + std::string(name));
+    if (node.op == op_table().size()) return reader_.error("a registered operator, not " + std::string(name));
     if (!reader_.accept("(")) return reader_.error("'('");
     for (bool first = true; !reader_.accept(")"); first = false) {
       if (!first && !reader_.accept(",")) return reader_.error("',' or ')'");
@@ -191,8 +188,7 @@ bool overwrites(const WindowTable& windows, const Operand& operand, const Buffer
   if (operand.access == Access::kDefine) return true;
   if (operand.access != Access::kWrite) return false;
   const Window& window = windows[operand.window];
-  return window.dense && window.first_byte == 0 &&
-         window.last_byte == static_cast<int64_t>(buffer.bytes);
+  return window.dense && window.first_byte == 0 && window.last_byte == static_cast<int64_t>(buffer.bytes);
 }
 
 std::string to_string(const Graph& graph) {
@@ -208,8 +204,6 @@ std::string to_string(const Graph& graph) {
   return text;
 }
 
-Result<Graph> parse_graph(std::string_view text, WindowTable& windows) {
-  return GraphParser(text, windows).parse();
-}
+Result<Graph> parse_graph(std::string_view text, WindowTable& windows) { return GraphParser(text, windows).parse(); }
 
 }  // namespace hetero::graph

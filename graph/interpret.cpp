@@ -87,8 +87,7 @@ class Interpreter {
     } catch (const std::exception& error) {
       return Status(ErrorClass::kKernel, error.what(), std::current_exception());
     } catch (...) {
-      return Status(ErrorClass::kKernel, "a kernel threw an unknown exception",
-                    std::current_exception());
+      return Status(ErrorClass::kKernel, "a kernel threw an unknown exception", std::current_exception());
     }
     return Status();
   }
@@ -129,8 +128,6 @@ class Interpreter {
 
 }  // namespace
 
-Status interpret(const Graph& graph, std::span<Binding* const> bindings) {
-  return Interpreter(graph, bindings).run();
-}
+Status interpret(const Graph& graph, std::span<Binding* const> bindings) { return Interpreter(graph, bindings).run(); }
 
 }  // namespace hetero::graph

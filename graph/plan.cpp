@@ -26,13 +26,11 @@ using Kind = Instruction::Kind;
 constexpr const char* kQueueWords[] = {"compute", "h2d", "d2h"};
 constexpr const char* kHomeWords[] = {"none", "bound", "arena", "brought", "owned"};
 constexpr int kHomes = static_cast<int>(std::size(kHomeWords));
-constexpr Reason kReasons[] = {Reason::kOnlyDevice, Reason::kRequested, Reason::kUnsupported,
-                               Reason::kOpClass,    Reason::kTooSmall,  Reason::kFollowsData,
-                               Reason::kNoMemory};
+constexpr Reason kReasons[] = {Reason::kOnlyDevice, Reason::kRequested,   Reason::kUnsupported, Reason::kOpClass,
+                               Reason::kTooSmall,   Reason::kFollowsData, Reason::kNoMemory};
 
 std::string queue_text(QueueId queue) {
-  return std::string(device_word(device_of(queue))) + ' ' +
-         kQueueWords[static_cast<int>(kind_of(queue))];
+  return std::string(device_word(device_of(queue))) + ' ' + kQueueWords[static_cast<int>(kind_of(queue))];
 }
 
 void append_nodes(std::string& text, const Plan& plan) {
@@ -44,10 +42,8 @@ void append_nodes(std::string& text, const Plan& plan) {
     }
     const Placement& placement = plan.placements[n];
     char seconds[32];
-    std::snprintf(seconds, sizeof(seconds), "%.9g",
-                  static_cast<double>(placement.predicted_seconds));
-    text += std::string(device_word(placement.device)) + ", " + to_string(placement.reason) + ", " +
-            seconds + " s\n";
+    std::snprintf(seconds, sizeof(seconds), "%.9g", static_cast<double>(placement.predicted_seconds));
+    text += std::string(device_word(placement.device)) + ", " + to_string(placement.reason) + ", " + seconds + " s\n";
   }
 }
 
@@ -58,8 +54,7 @@ void append_buffers(std::string& text, const Plan& plan) {
     for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
       const Residence& residence = plan.residence(b, d);
       if (residence.home == Home::kNone) continue;
-      line += std::string("; on ") + device_word(d) + ' ' +
-              kHomeWords[static_cast<int>(residence.home)];
+      line += std::string("; on ") + device_word(d) + ' ' + kHomeWords[static_cast<int>(residence.home)];
       if (residence.home == Home::kArena) line += ' ' + std::to_string(residence.offset);
       line += " from " + std::to_string(residence.first) + " to " + std::to_string(residence.last);
     }
@@ -77,8 +72,7 @@ void append_program(std::string& text, const Plan& plan) {
         text += "run n" + index;
         break;
       case Kind::kCopy:
-        text += "copy b" + index + " from " + device_word(instruction.from) + " to " +
-                device_word(instruction.to);
+        text += "copy b" + index + " from " + device_word(instruction.from) + " to " + device_word(instruction.to);
         break;
       case Kind::kRecord:
         text += "record e" + index;
@@ -123,9 +117,8 @@ class PlanParser {
     size_t nodes = 0;
     size_t buffers = 0;
     if (!reader_.accept("plan:") || !reader_.accept_number(nodes) || !reader_.accept("nodes,") ||
-        !reader_.accept_number(buffers) || !reader_.accept("buffers,") ||
-        !reader_.accept_number(plan_.event_count) || !reader_.accept("events") ||
-        !reader_.accept_line_end()) {
+        !reader_.accept_number(buffers) || !reader_.accept("buffers,") || !reader_.accept_number(plan_.event_count) ||
+        !reader_.accept("events") || !reader_.accept_line_end()) {
       return reader_.error("'plan: N nodes, N buffers, N events'");
     }
     // Every node and every buffer has a line of its own, so larger counts cannot be true.
@@ -139,10 +132,8 @@ class PlanParser {
 
   Status parse_arena() {
     DeviceIndex device = 0;
-    if (!accept_device(reader_, device) || !reader_.accept(":") ||
-        !reader_.accept_number(plan_.arena_bytes[device]) ||
-        !reader_.accept("bytes, lower bound") ||
-        !reader_.accept_number(plan_.arena_lower_bound[device])) {
+    if (!accept_device(reader_, device) || !reader_.accept(":") || !reader_.accept_number(plan_.arena_bytes[device]) ||
+        !reader_.accept("bytes, lower bound") || !reader_.accept_number(plan_.arena_lower_bound[device])) {
       return reader_.error("'arena DEVICE: N bytes, lower bound N'");
     }
     return Status();
@@ -166,8 +157,7 @@ class PlanParser {
       known = true;
     }
     if (!known) return reader_.error("a reason");
-    if (!reader_.accept(",") || !reader_.accept_number(placement.predicted_seconds) ||
-        !reader_.accept("s")) {
+    if (!reader_.accept(",") || !reader_.accept_number(placement.predicted_seconds) || !reader_.accept("s")) {
       return reader_.error("', SECONDS s'");
     }
     return Status();
@@ -190,8 +180,7 @@ class PlanParser {
 
   Status parse_residence(BufferId id) {
     DeviceIndex device = 0;
-    if (!reader_.accept("on") || !accept_device(reader_, device))
-      return reader_.error("'on DEVICE'");
+    if (!reader_.accept("on") || !accept_device(reader_, device)) return reader_.error("'on DEVICE'");
     Residence& residence = plan_.residence(id, device);
     for (int home = 1; home < kHomes && residence.home == Home::kNone; ++home) {
       if (reader_.accept(kHomeWords[home])) residence.home = static_cast<Home>(home);
@@ -200,8 +189,8 @@ class PlanParser {
     if (residence.home == Home::kArena && !reader_.accept_number(residence.offset)) {
       return reader_.error("an offset");
     }
-    if (!reader_.accept("from") || !reader_.accept_number(residence.first) ||
-        !reader_.accept("to") || !reader_.accept_number(residence.last)) {
+    if (!reader_.accept("from") || !reader_.accept_number(residence.first) || !reader_.accept("to") ||
+        !reader_.accept_number(residence.last)) {
       return reader_.error("'from POSITION to POSITION'");
     }
     return Status();
@@ -267,8 +256,8 @@ const char* to_string(Reason reason) {
 
 std::string to_string(const Plan& plan) {
   std::string text = "plan: " + std::to_string(plan.live.size()) + " nodes, " +
-                     std::to_string(plan.valid_after.size()) + " buffers, " +
-                     std::to_string(plan.event_count) + " events\n";
+                     std::to_string(plan.valid_after.size()) + " buffers, " + std::to_string(plan.event_count) +
+                     " events\n";
   for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
     text += std::string("arena ") + device_word(d) + ": " + std::to_string(plan.arena_bytes[d]) +
             " bytes, lower bound " + std::to_string(plan.arena_lower_bound[d]) + '\n';

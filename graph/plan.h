@@ -21,13 +21,13 @@ namespace hetero::graph {
 
 // Why a node was placed where it is.
 enum class Reason : uint8_t {
-  kOnlyDevice,    // there is no accelerator
-  kRequested,     // the user's placement
-  kUnsupported,   // the accelerator has no kernel for it
-  kOpClass,       // the preference of its operator class
-  kTooSmall,      // predicted cost does not pay for the launch and copies
-  kFollowsData,   // its operands are there
-  kNoMemory,      // the accelerator's memory does not suffice
+  kOnlyDevice,   // there is no accelerator
+  kRequested,    // the user's placement
+  kUnsupported,  // the accelerator has no kernel for it
+  kOpClass,      // the preference of its operator class
+  kTooSmall,     // predicted cost does not pay for the launch and copies
+  kFollowsData,  // its operands are there
+  kNoMemory,     // the accelerator's memory does not suffice
 };
 const char* to_string(Reason reason);
 
@@ -89,12 +89,12 @@ struct Instruction {
 };
 
 struct Plan {
-  std::vector<uint8_t> live;                      // per node: it runs
-  std::vector<Placement> placements;              // per node
-  std::vector<Residence> residences;              // per buffer * kMaxDevices + device
+  std::vector<uint8_t> live;          // per node: it runs
+  std::vector<Placement> placements;  // per node
+  std::vector<Residence> residences;  // per buffer * kMaxDevices + device
   uint64_t arena_bytes[backend::kMaxDevices] = {};
   uint64_t arena_lower_bound[backend::kMaxDevices] = {};  // the most bytes live at once
-  std::vector<Instruction> program;               // in the order of submission
+  std::vector<Instruction> program;                       // in the order of submission
   uint32_t event_count = 0;
   uint32_t dead_nodes = 0;
   // Per buffer: the devices on which its bytes are valid after the program (bit i is device i).

@@ -56,9 +56,7 @@ void QueueRun::begin(RunState& state) {
   for (int d = 0; d < kMaxDevices; ++d) pool_used_[d] = 0;
 }
 
-backend::Queue& QueueRun::queue(QueueId id) const {
-  return state_->device(device_of(id)).queue(kind_of(id));
-}
+backend::Queue& QueueRun::queue(QueueId id) const { return state_->device(device_of(id)).queue(kind_of(id)); }
 
 void QueueRun::submit_run(const Instruction& instruction, uint32_t position) {
   const Node& node = state_->graph().nodes[instruction.index];
@@ -136,14 +134,13 @@ void QueueRun::run_node(const NodeTask& task, backend::Block* brought, bool brin
       for (int i = 0; i < node.operand_count; ++i) data[i] = device.kernel_address(data[i]);
     }
     const OpTraits& traits = op_table()[node.op];
-    failure = state_->call_kernel(task.node,
-                                  {.node = &node,
-                                   .operands = graph.operands_of(node),
-                                   .data = data,
-                                   .brought = brought,
-                                   .attributes = graph.attributes.data() + node.attribute_offset,
-                                   .windows = graph.windows,
-                                   .traits = &traits});
+    failure = state_->call_kernel(task.node, {.node = &node,
+                                              .operands = graph.operands_of(node),
+                                              .data = data,
+                                              .brought = brought,
+                                              .attributes = graph.attributes.data() + node.attribute_offset,
+                                              .windows = graph.windows,
+                                              .traits = &traits});
     outcomes_[task.node] = failure == kHealthy ? Outcome::kRan : Outcome::kFailed;
   }
   if (brings) {
@@ -170,8 +167,7 @@ void QueueRun::mark_outputs(const Node& node, FailureId failure) {
     if (!operands[i].writes()) continue;
     const uint32_t index = node.first_operand + i;
     const bool whole = overwrites(*graph.windows, operands[i], graph.buffers[operands[i].buffer]);
-    slots_[graph.buffers.size() + index] =
-        failure != kHealthy || whole ? failure : slots_[slot_before_[index]];
+    slots_[graph.buffers.size() + index] = failure != kHealthy || whole ? failure : slots_[slot_before_[index]];
   }
 }
 
@@ -189,8 +185,7 @@ void QueueRun::submit_copy(const Instruction& instruction, RunCounts& counts) {
     if (target != kHealthy) return;
   }
   const uint64_t bytes = state_->graph().buffers[buffer].bytes;
-  Status status =
-      queue(instruction.queue).copy(state_->address(buffer, instruction.to), from, bytes);
+  Status status = queue(instruction.queue).copy(state_->address(buffer, instruction.to), from, bytes);
   if (!status.ok()) {
     target = state_->add_failure(no_node, std::move(status));
     return;
@@ -237,8 +232,7 @@ void QueueRun::settle(RunCounts& counts) {
   const Plan& plan = state_->plan();
   for (size_t n = 0; n < outcomes_.size(); ++n) {
     counts.skipped += outcomes_[n] == Outcome::kSkipped;
-    counts.kernels[plan.placements[n].device] +=
-        outcomes_[n] == Outcome::kRan || outcomes_[n] == Outcome::kFailed;
+    counts.kernels[plan.placements[n].device] += outcomes_[n] == Outcome::kRan || outcomes_[n] == Outcome::kFailed;
   }
   FailureId lost = kHealthy;
   if (!lost_.ok()) lost = state_->add_failure(static_cast<uint32_t>(graph.nodes.size()), lost_);

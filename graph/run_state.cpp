@@ -63,9 +63,8 @@ FailureId RunState::provide(uint32_t node, BufferId buffer, DeviceIndex device) 
   const Buffer& shape = graph_->buffers[buffer];
   if (residence.home == Home::kArena) return add_failure(node, arena_status_[device]);
   if ((shape.valid_on >> device & 1) != 0 && shape.bytes > 0) {
-    return add_failure(
-        node, Status(ErrorClass::kInternal,
-                     "buffer b" + std::to_string(buffer) + " is bound as valid without a block"));
+    return add_failure(node, Status(ErrorClass::kInternal,
+                                    "buffer b" + std::to_string(buffer) + " is bound as valid without a block"));
   }
   Result<backend::Block> block = devices_[device]->allocate(shape.bytes);
   if (!block.ok()) return add_failure(node, block.status());
@@ -109,9 +108,8 @@ FailureId RunState::collect(uint32_t index, void* const* data, backend::Block* b
   for (int i = 0; i < node.operand_count; ++i) {
     if (data[i] != nullptr) continue;
     if (!brought[i]) {
-      failure = add_failure(index,
-                            Status(ErrorClass::kInternal,
-                                   op_table()[node.op].name + " brought no memory for its output"));
+      failure = add_failure(
+          index, Status(ErrorClass::kInternal, op_table()[node.op].name + " brought no memory for its output"));
       continue;
     }
     const BufferId buffer = operands[i].buffer;
@@ -150,8 +148,8 @@ FailureId RunState::call_kernel(uint32_t node, const Invocation& invocation) {
   } catch (const std::exception& error) {
     return add_failure(node, Status(ErrorClass::kKernel, error.what(), std::current_exception()));
   } catch (...) {
-    return add_failure(node, Status(ErrorClass::kKernel, "a kernel threw an unknown exception",
-                                    std::current_exception()));
+    return add_failure(node,
+                       Status(ErrorClass::kKernel, "a kernel threw an unknown exception", std::current_exception()));
   }
 }
 
@@ -181,8 +179,7 @@ Status RunState::first_failure() const {
   return first == nullptr ? Status() : first->status;
 }
 
-void RunState::find_written(const std::vector<Outcome>& outcomes,
-                            std::vector<uint8_t>& written) const {
+void RunState::find_written(const std::vector<Outcome>& outcomes, std::vector<uint8_t>& written) const {
   written.assign(graph_->buffers.size(), 0);
   for (size_t n = 0; n < graph_->nodes.size(); ++n) {
     if (outcomes[n] != Outcome::kRan && outcomes[n] != Outcome::kFailed) continue;

@@ -20,9 +20,7 @@
 namespace hetero::graph {
 
 // "cpu" or "accelerator".
-inline const char* device_word(backend::DeviceIndex device) {
-  return device == backend::kCpu ? "cpu" : "accelerator";
-}
+inline const char* device_word(backend::DeviceIndex device) { return device == backend::kCpu ? "cpu" : "accelerator"; }
 
 class TextReader {
  public:
@@ -109,8 +107,7 @@ class TextReader {
 
   // The error for a text that goes on otherwise than `expected`.
   Status error(std::string_view expected) const {
-    return Status(ErrorClass::kUsage,
-                  "line " + std::to_string(line()) + ": expected " + std::string(expected));
+    return Status(ErrorClass::kUsage, "line " + std::to_string(line()) + ": expected " + std::string(expected));
   }
 
  private:

@@ -75,16 +75,14 @@ class PlanVerifier {
   };
   static constexpr uint32_t kNoNode = UINT32_MAX;
 
-  bool survives(BufferId b) const {
-    return graph_.buffers[b].escapes || graph_.buffers[b].valid_on != 0;
-  }
+  bool survives(BufferId b) const { return graph_.buffers[b].escapes || graph_.buffers[b].valid_on != 0; }
   const OpTraits& traits_of(uint32_t node) const { return op_table()[graph_.nodes[node].op]; }
 
   Status check_sizes() {
     const size_t nodes = graph_.nodes.size();
     const size_t buffers = graph_.buffers.size();
-    if (plan_.live.size() != nodes || plan_.placements.size() != nodes ||
-        plan_.valid_after.size() != buffers || plan_.residences.size() != buffers * kMaxDevices) {
+    if (plan_.live.size() != nodes || plan_.placements.size() != nodes || plan_.valid_after.size() != buffers ||
+        plan_.residences.size() != buffers * kMaxDevices) {
       return violation("the plan is of another graph");
     }
     return Status();
@@ -153,19 +151,18 @@ class PlanVerifier {
         instruction.to >= kMaxDevices || instruction.from == instruction.to) {
       return violation(name("p", p) + " is no copy of a buffer between devices");
     }
-    const auto kind = instruction.to == kAccelerator ? backend::QueueKind::kHostToDevice
-                                                     : backend::QueueKind::kDeviceToHost;
+    const auto kind =
+        instruction.to == kAccelerator ? backend::QueueKind::kHostToDevice : backend::QueueKind::kDeviceToHost;
     if (instruction.queue != queue_id(kAccelerator, kind)) {
       return violation(name("p", p) + " copies on the wrong queue");
     }
     for (const DeviceIndex device : {instruction.from, instruction.to}) {
-      touches_[instruction.index * kMaxDevices + device].push_back(
-          {.position = p,
-           .queue = instruction.queue,
-           .writes = device == instruction.to,
-           .range = {0, INT64_MAX},
-           .node = kNoNode,
-           .brings = false});
+      touches_[instruction.index * kMaxDevices + device].push_back({.position = p,
+                                                                    .queue = instruction.queue,
+                                                                    .writes = device == instruction.to,
+                                                                    .range = {0, INT64_MAX},
+                                                                    .node = kNoNode,
+                                                                    .brings = false});
     }
     return Status();
   }
@@ -213,8 +210,7 @@ class PlanVerifier {
     for (auto write = writes.rbegin(); write != writes.rend(); ++write) {
       if (write->node >= reader || !write->range.overlaps(range)) continue;
       if (!plan_.live[write->node]) {
-        return violation(name("n", write->node) + " is dead, but what it writes to " +
-                         name("b", buffer) + " is read");
+        return violation(name("n", write->node) + " is dead, but what it writes to " + name("b", buffer) + " is read");
       }
       if (write->whole) break;
     }
@@ -237,8 +233,7 @@ class PlanVerifier {
         return violation(name("p", p) + ": no such event");
       }
       if (instruction.kind == Kind::kRecord) {
-        if (recorded[instruction.index]++)
-          return violation(name("e", instruction.index) + " is recorded twice");
+        if (recorded[instruction.index]++) return violation(name("e", instruction.index) + " is recorded twice");
         at_record[instruction.index] = mine;
       } else if (instruction.kind == Kind::kWait) {
         if (!recorded[instruction.index]) {
@@ -288,10 +283,8 @@ class PlanVerifier {
     const DeviceIndex device = device_of(instruction.queue);
     const Operand* const operands = graph_.operands_of(node);
     for (int i = 0; i < node.operand_count; ++i) {
-      if (operands[i].reads() &&
-          !holds(operands[i].buffer, device, n, range_of(graph_, operands[i]))) {
-        return violation(name("n", n) + " reads " + name("b", operands[i].buffer) +
-                         " where its bytes are not valid");
+      if (operands[i].reads() && !holds(operands[i].buffer, device, n, range_of(graph_, operands[i]))) {
+        return violation(name("n", n) + " reads " + name("b", operands[i].buffer) + " where its bytes are not valid");
       }
     }
     for (int i = 0; i < node.operand_count; ++i) {
@@ -316,8 +309,8 @@ class PlanVerifier {
           return violation(name("b", b) + " is not valid after the program where the plan says");
         }
       }
-      const bool written = std::ranges::any_of(
-          writes_[b], [this](const Write& write) { return plan_.live[write.node] != 0; });
+      const bool written =
+          std::ranges::any_of(writes_[b], [this](const Write& write) { return plan_.live[write.node] != 0; });
       const bool has_value = graph_.buffers[b].valid_on != 0 || written;
       if (claimed == 0 && graph_.buffers[b].escapes && has_value) {
         return violation(name("b", b) + " escapes but is valid nowhere after the program");
@@ -361,9 +354,8 @@ class PlanVerifier {
           }
           const bool swapped = a.node != kNoNode && b.node != kNoNode && a.node > b.node;
           if (swapped || !happens_before(a.position, a.queue, b.position)) {
-            return violation(name("p", a.position) + " and " + name("p", b.position) +
-                             " both touch " + name("b", residence / kMaxDevices) +
-                             " and are not in order");
+            return violation(name("p", a.position) + " and " + name("p", b.position) + " both touch " +
+                             name("b", residence / kMaxDevices) + " and are not in order");
           }
         }
       }
@@ -393,9 +385,8 @@ class PlanVerifier {
     if (residence.first != touches.front().position || residence.last != touches.back().position) {
       return "its lifetime is not from its first to its last touch";
     }
-    const bool host_only = d == kCpu && std::ranges::all_of(touches, [](const Touch& t) {
-                             return t.queue == kHostQueue;
-                           });
+    const bool host_only =
+        d == kCpu && std::ranges::all_of(touches, [](const Touch& t) { return t.queue == kHostQueue; });
     switch (residence.home) {
       case Home::kNone:
         return "is touched but has no home";
@@ -435,8 +426,7 @@ class PlanVerifier {
         for (size_t j = i + 1; j < members.size() && offset(members[j]) < end; ++j) {
           const BufferId b = members[j];
           if (!all_before(a, b, d) && !all_before(b, a, d)) {
-            return violation(name("b", a) + " and " + name("b", b) +
-                             " share bytes while both are in use");
+            return violation(name("b", a) + " and " + name("b", b) + " share bytes while both are in use");
           }
         }
       }
@@ -472,8 +462,7 @@ class PlanVerifier {
         bytes += graph_.buffers[b].bytes;
       }
     }
-    if (bytes > options_.accelerator_bytes)
-      return violation("the accelerator's memory is exceeded");
+    if (bytes > options_.accelerator_bytes) return violation("the accelerator's memory is exceeded");
     return Status();
   }
 
@@ -504,9 +493,7 @@ Status verify_graph(const Graph& graph) {
   std::vector<uint8_t> touched(graph.buffers.size());
   for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
     const Node& node = graph.nodes[n];
-    const auto fail = [n](const std::string& what) {
-      return violation(name("n", n) + ": " + what);
-    };
+    const auto fail = [n](const std::string& what) { return violation(name("n", n) + ": " + what); };
     if (node.op >= op_table().size()) return fail("no such operator");
     if (node.output_count > node.operand_count) return fail("more outputs than operands");
     if (node.first_operand + size_t{node.operand_count} > graph.operands.size()) {
@@ -517,8 +504,7 @@ Status verify_graph(const Graph& graph) {
     }
     for (int i = 0; i < node.operand_count; ++i) {
       const Operand& operand = graph.operands_of(node)[i];
-      if (Status status = check_operand(graph, operand); !status.ok())
-        return fail(status.message());
+      if (Status status = check_operand(graph, operand); !status.ok()) return fail(status.message());
       const bool output = i >= node.operand_count - node.output_count;
       if (output != (operand.access == Access::kDefine)) {
         return fail("defines are the outputs, and outputs are defined");

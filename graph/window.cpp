@@ -15,16 +15,13 @@ struct DTypeInfo {
 
 // Indexed by c10::ScalarType.
 constexpr DTypeInfo kDTypes[] = {
-    {"u8", 1},         {"i8", 1},        {"i16", 2},    {"i32", 4},     {"i64", 8},
-    {"f16", 2},        {"f32", 4},       {"f64", 8},    {"c32", 4},     {"c64", 8},
-    {"c128", 16},      {"bool", 1},      {"qi8", 1},    {"qu8", 1},     {"qi32", 4},
-    {"bf16", 2},       {"qu4x2", 1},     {"qu2x4", 1},  {"bits1x8", 1}, {"bits2x4", 1},
-    {"bits4x2", 1},    {"bits8", 1},     {"bits16", 2}, {"f8e5m2", 1},  {"f8e4m3fn", 1},
-    {"f8e5m2z", 1},    {"f8e4m3fnz", 1}, {"u16", 2},    {"u32", 4},     {"u64", 8},
-    {"u1", 1},         {"u2", 1},        {"u3", 1},     {"u4", 1},      {"u5", 1},
-    {"u6", 1},         {"u7", 1},        {"i1", 1},     {"i2", 1},      {"i3", 1},
-    {"i4", 1},         {"i5", 1},        {"i6", 1},     {"i7", 1},      {"f8e8m0fnu", 1},
-    {"f4e2m1fnx2", 1},
+    {"u8", 1},    {"i8", 1},     {"i16", 2},       {"i32", 4},        {"i64", 8},     {"f16", 2},       {"f32", 4},
+    {"f64", 8},   {"c32", 4},    {"c64", 8},       {"c128", 16},      {"bool", 1},    {"qi8", 1},       {"qu8", 1},
+    {"qi32", 4},  {"bf16", 2},   {"qu4x2", 1},     {"qu2x4", 1},      {"bits1x8", 1}, {"bits2x4", 1},   {"bits4x2", 1},
+    {"bits8", 1}, {"bits16", 2}, {"f8e5m2", 1},    {"f8e4m3fn", 1},   {"f8e5m2z", 1}, {"f8e4m3fnz", 1}, {"u16", 2},
+    {"u32", 4},   {"u64", 8},    {"u1", 1},        {"u2", 1},         {"u3", 1},      {"u4", 1},        {"u5", 1},
+    {"u6", 1},    {"u7", 1},     {"i1", 1},        {"i2", 1},         {"i3", 1},      {"i4", 1},        {"i5", 1},
+    {"i6", 1},    {"i7", 1},     {"f8e8m0fnu", 1}, {"f4e2m1fnx2", 1},
 };
 constexpr int kDTypeCount = static_cast<int>(std::size(kDTypes));
 
@@ -34,8 +31,7 @@ constexpr size_t kSlabDims = 4096;
 constexpr size_t kFirstIndexSize = 1024;
 
 // Two independent multiply chains, so that sizes and strides hash side by side.
-uint64_t hash_window(DType dtype, const int64_t* sizes, const int64_t* strides, size_t rank,
-                     int64_t offset) {
+uint64_t hash_window(DType dtype, const int64_t* sizes, const int64_t* strides, size_t rank, int64_t offset) {
   uint64_t a = 0x9E3779B97F4A7C15u ^ static_cast<uint64_t>(dtype);
   uint64_t b = 0xC2B2AE3D27D4EB4Fu ^ static_cast<uint64_t>(offset);
   for (size_t i = 0; i < rank; ++i) {
@@ -109,13 +105,9 @@ void measure(Window& window) {
 
 }  // namespace
 
-int dtype_bytes(DType dtype) {
-  return dtype >= 0 && dtype < kDTypeCount ? kDTypes[dtype].bytes : 0;
-}
+int dtype_bytes(DType dtype) { return dtype >= 0 && dtype < kDTypeCount ? kDTypes[dtype].bytes : 0; }
 
-const char* dtype_name(DType dtype) {
-  return dtype >= 0 && dtype < kDTypeCount ? kDTypes[dtype].name : "?";
-}
+const char* dtype_name(DType dtype) { return dtype >= 0 && dtype < kDTypeCount ? kDTypes[dtype].name : "?"; }
 
 DType parse_dtype(std::string_view name) {
   for (int i = 0; i < kDTypeCount; ++i) {
@@ -127,8 +119,8 @@ DType parse_dtype(std::string_view name) {
 WindowTable::WindowTable() : index_(kFirstIndexSize) {}
 WindowTable::~WindowTable() = default;
 
-WindowId WindowTable::intern(DType dtype, std::span<const int64_t> sizes,
-                             std::span<const int64_t> strides, int64_t offset) {
+WindowId WindowTable::intern(DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides,
+                             int64_t offset) {
   assert(sizes.size() == strides.size());
   const size_t rank = sizes.size();
   const uint64_t hash = hash_window(dtype, sizes.data(), strides.data(), rank, offset);
@@ -182,8 +174,7 @@ void WindowTable::grow_index() {
   const size_t mask = larger.size() - 1;
   for (size_t id = 0; id < size_; ++id) {
     const Window& w = (*this)[static_cast<WindowId>(id)];
-    const uint64_t hash =
-        hash_window(w.dtype, w.dims, w.dims + w.rank, static_cast<size_t>(w.rank), w.offset);
+    const uint64_t hash = hash_window(w.dtype, w.dims, w.dims + w.rank, static_cast<size_t>(w.rank), w.offset);
     size_t slot = hash & mask;
     while (larger[slot] != 0) slot = (slot + 1) & mask;
     larger[slot] = tag_of(hash) | static_cast<uint32_t>(id + 1);

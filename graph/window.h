@@ -44,10 +44,9 @@ struct Window {
 
   std::span<const int64_t> sizes() const { return {dims, static_cast<size_t>(rank)}; }
   std::span<const int64_t> strides() const { return {dims + rank, static_cast<size_t>(rank)}; }
-  bool equals(DType other_dtype, std::span<const int64_t> other_sizes,
-              std::span<const int64_t> other_strides, int64_t other_offset) const {
-    if (dtype != other_dtype || offset != other_offset ||
-        rank != static_cast<int>(other_sizes.size())) {
+  bool equals(DType other_dtype, std::span<const int64_t> other_sizes, std::span<const int64_t> other_strides,
+              int64_t other_offset) const {
+    if (dtype != other_dtype || offset != other_offset || rank != static_cast<int>(other_sizes.size())) {
       return false;
     }
     for (int i = 0; i < rank; ++i) {
@@ -57,8 +56,7 @@ struct Window {
   }
   // True when the two windows, over one storage, can touch no common byte.
   bool disjoint(const Window& other) const {
-    return numel == 0 || other.numel == 0 || last_byte <= other.first_byte ||
-           other.last_byte <= first_byte;
+    return numel == 0 || other.numel == 0 || last_byte <= other.first_byte || other.last_byte <= first_byte;
   }
 };
 
@@ -71,8 +69,7 @@ class WindowTable {
 
   // The id of this window; kNoWindow once four million different windows are in the table.
   // REQUIRES: sizes and strides of equal length, none negative.
-  WindowId intern(DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides,
-                  int64_t offset);
+  WindowId intern(DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides, int64_t offset);
   // The same, with row-major strides and offset 0.
   WindowId intern_contiguous(DType dtype, std::span<const int64_t> sizes);
 

@@ -28,12 +28,10 @@
 namespace hetero::ops {
 namespace {
 
-void check_options(std::optional<at::Layout> layout, std::optional<at::Device> device,
-                   std::optional<bool> pin_memory) {
+void check_options(std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin_memory) {
   check_fork();
-  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided,
-                              "hetero: tensors of layout ", layout.value_or(at::kStrided),
-                              " are not held by the device; make them on the CPU");
+  TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided, "hetero: tensors of layout ",
+                              layout.value_or(at::kStrided), " are not held by the device; make them on the CPU");
   TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
   TORCH_CHECK(!device.has_value() || device->index() <= 0, "hetero: there is one device, hetero:0, not ",
               device.has_value() ? device->str() : "");
@@ -41,34 +39,34 @@ void check_options(std::optional<at::Layout> layout, std::optional<at::Device> d
 
 at::ScalarType storable_dtype(std::optional<at::ScalarType> dtype) {
   const at::ScalarType type = dtype.has_value() ? *dtype : c10::typeMetaToScalarType(c10::get_default_dtype());
-  TORCH_CHECK_NOT_IMPLEMENTED(!c10::isQIntType(type), "hetero: quantized dtypes are not held by the device; "
+  TORCH_CHECK_NOT_IMPLEMENTED(!c10::isQIntType(type),
+                              "hetero: quantized dtypes are not held by the device; "
                               "quantize on the CPU");
   return type;
 }
 
-at::Tensor empty(at::SymIntArrayRef symbolic, std::optional<at::ScalarType> dtype,
-                 std::optional<at::Layout> layout, std::optional<at::Device> device,
-                 std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format) {
+at::Tensor empty(at::SymIntArrayRef symbolic, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                 std::optional<at::Device> device, std::optional<bool> pin_memory,
+                 std::optional<at::MemoryFormat> format) {
   check_options(layout, device, pin_memory);
   const at::ScalarType type = storable_dtype(dtype);
   const at::IntArrayRef sizes = C10_AS_INTARRAYREF_SLOW(symbolic);
   at::detail::check_size_nonnegative(sizes);
   const size_t bytes = at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(type));
-  auto impl = c10::make_intrusive<HeteroTensorImpl>(
-      c10::Storage(c10::make_intrusive<HeteroStorage>(bytes)),
-      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::scalarTypeToTypeMeta(type));
+  auto impl = c10::make_intrusive<HeteroTensorImpl>(c10::Storage(c10::make_intrusive<HeteroStorage>(bytes)),
+                                                    c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                                    c10::scalarTypeToTypeMeta(type));
   if (sizes.size() != 1 || sizes[0] != 0) impl->set_sizes_contiguous(sizes);
   if (format.has_value() && *format != at::MemoryFormat::Contiguous) impl->empty_tensor_restride(*format);
   return at::Tensor(std::move(impl));
 }
 
-at::Tensor empty_strided(at::SymIntArrayRef sizes, at::SymIntArrayRef strides,
-                         std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-                         std::optional<at::Device> device, std::optional<bool> pin_memory) {
+at::Tensor empty_strided(at::SymIntArrayRef sizes, at::SymIntArrayRef strides, std::optional<at::ScalarType> dtype,
+                         std::optional<at::Layout> layout, std::optional<at::Device> device,
+                         std::optional<bool> pin_memory) {
   check_options(layout, device, pin_memory);
   at::detail::check_size_nonnegative(C10_AS_INTARRAYREF_SLOW(sizes));
-  return make_strided(storable_dtype(dtype), C10_AS_INTARRAYREF_SLOW(sizes),
-                      C10_AS_INTARRAYREF_SLOW(strides));
+  return make_strided(storable_dtype(dtype), C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides));
 }
 
 at::Tensor counted(at::Tensor view) {
@@ -78,7 +76,8 @@ at::Tensor counted(at::Tensor view) {
 
 at::Tensor as_strided(const at::Tensor& self, at::SymIntArrayRef sizes, at::SymIntArrayRef strides,
                       std::optional<c10::SymInt> offset) {
-  const auto integer = offset.has_value() ? std::optional<int64_t>(offset->guard_int(__FILE__, __LINE__)) : std::nullopt;
+  const auto integer =
+      offset.has_value() ? std::optional<int64_t>(offset->guard_int(__FILE__, __LINE__)) : std::nullopt;
   return counted(at::native::as_strided_tensorimpl(self, C10_AS_INTARRAYREF_SLOW(sizes),
                                                    C10_AS_INTARRAYREF_SLOW(strides), integer));
 }
@@ -162,14 +161,13 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   return at::_local_scalar_dense(alias);
 }
 
-const at::Tensor& resize_(const at::Tensor& self, at::SymIntArrayRef symbolic,
-                          std::optional<at::MemoryFormat> format) {
+const at::Tensor& resize_(const at::Tensor& self, at::SymIntArrayRef symbolic, std::optional<at::MemoryFormat> format) {
   const at::IntArrayRef sizes = C10_AS_INTARRAYREF_SLOW(symbolic);
   at::detail::check_size_nonnegative(sizes);
   c10::TensorImpl* impl = self.unsafeGetTensorImpl();
   if (self.sizes() != sizes) {
-    const size_t bytes = at::detail::computeStorageNbytesContiguous(
-        sizes, self.element_size(), static_cast<size_t>(self.storage_offset()));
+    const size_t bytes = at::detail::computeStorageNbytesContiguous(sizes, self.element_size(),
+                                                                    static_cast<size_t>(self.storage_offset()));
     HeteroStorage* storage = storage_of(self);
     if (bytes > storage->nbytes()) {
       TORCH_CHECK(storage->resizable(), "Trying to resize storage that is not resizable");
@@ -184,10 +182,10 @@ const at::Tensor& resize_(const at::Tensor& self, at::SymIntArrayRef symbolic,
   return self;
 }
 
-at::Tensor& set_storage_offset(at::Tensor& self, at::Storage source, c10::SymInt offset,
-                               at::SymIntArrayRef sizes, at::SymIntArrayRef strides) {
-  TORCH_CHECK(source.device_type() == kHetero, "Attempted to set the storage of a tensor on device \"",
-              self.device(), "\" to a storage on different device \"", source.device(),
+at::Tensor& set_storage_offset(at::Tensor& self, at::Storage source, c10::SymInt offset, at::SymIntArrayRef sizes,
+                               at::SymIntArrayRef strides) {
+  TORCH_CHECK(source.device_type() == kHetero, "Attempted to set the storage of a tensor on device \"", self.device(),
+              "\" to a storage on different device \"", source.device(),
               "\".  This is no longer allowed; the devices must match.");
   const at::IntArrayRef size = C10_AS_INTARRAYREF_SLOW(sizes);
   const at::IntArrayRef given = C10_AS_INTARRAYREF_SLOW(strides);

@@ -18,12 +18,11 @@ void Call::tensor(const at::Tensor& value, graph::Access access) {
     return;
   }
   const c10::TensorImpl* impl = value.unsafeGetTensorImpl();
-  if (impl->key_set().has_backend(c10::BackendComponent::PrivateUse1Bit) &&
-      impl->layout() == c10::kStrided) [[likely]] {
+  if (impl->key_set().has_backend(c10::BackendComponent::PrivateUse1Bit) && impl->layout() == c10::kStrided)
+      [[likely]] {
     tag(Tag::kTensor);
     uint8_t bits = 0;
-    if (impl->key_set().has_any(c10::DispatchKeySet(
-            {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}))) {
+    if (impl->key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}))) {
       bits = (value.is_conj() ? graph::kConjugate : 0) | (value.is_neg() ? graph::kNegative : 0);
     }
     if (impl->is_wrapped_number()) bits |= graph::kWrappedNumber;
@@ -43,8 +42,7 @@ void Call::constant(const at::Tensor& value) {
   const at::Tensor plain = value.is_conj() || value.is_neg() ? value.resolve_conj().resolve_neg() : value;
   tag(Tag::kConstant);
   structure.put(static_cast<int8_t>(plain.scalar_type()));
-  structure.put(static_cast<uint8_t>(
-      value.unsafeGetTensorImpl()->is_wrapped_number() ? graph::kWrappedNumber : 0));
+  structure.put(static_cast<uint8_t>(value.unsafeGetTensorImpl()->is_wrapped_number() ? graph::kWrappedNumber : 0));
   std::byte number[16] = {};
   std::memcpy(number, plain.const_data_ptr(), plain.element_size());
   values.put(number);
@@ -85,7 +83,8 @@ constinit thread_local Call* thread_call = nullptr;
 
 Call& scratch_call() {
   Call* call = thread_call;
-  if (call == nullptr) [[unlikely]] return new_call();
+  if (call == nullptr) [[unlikely]]
+    return new_call();
   call->clear();
   return *call;
 }

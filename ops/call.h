@@ -29,21 +29,21 @@ namespace hetero::ops {
 
 enum class Tag : uint8_t {
   kNone,
-  kTensor,     // the next operand
-  kUndefined,  // an undefined tensor
-  kConstant,   // a 0-dim CPU tensor captured by value: dtype, bits; the number is a value
-  kList,       // u32 count, then the elements
-  kInteger,    // i64
-  kIntegers,   // u32 count, i64 each
-  kReal,       // the number is a value
-  kReals,      // u32 count; the numbers are values
-  kBoolean,    // u8
-  kScalar,     // u8 kind; the number is a value
+  kTensor,       // the next operand
+  kUndefined,    // an undefined tensor
+  kConstant,     // a 0-dim CPU tensor captured by value: dtype, bits; the number is a value
+  kList,         // u32 count, then the elements
+  kInteger,      // i64
+  kIntegers,     // u32 count, i64 each
+  kReal,         // the number is a value
+  kReals,        // u32 count; the numbers are values
+  kBoolean,      // u8
+  kScalar,       // u8 kind; the number is a value
   kShapeScalar,  // u8 kind and the number: a Scalar that decides a shape
-  kString,     // u32 length, bytes
-  kShapeReal,  // the number is part of the structure: it may decide a shape
-  kDevice,     // stands for the device of the outputs
-  kGenerator,  // seed and offset are values
+  kString,       // u32 length, bytes
+  kShapeReal,    // the number is part of the structure: it may decide a shape
+  kDevice,       // stands for the device of the outputs
+  kGenerator,    // seed and offset are values
 };
 
 // A byte vector whose growth is out of line. Eight bytes behind its end may be read.

@@ -25,8 +25,11 @@ namespace {
 // Operators whose results depend on data but whose Meta kernels do not say so.
 bool always_straight(const std::string& name) {
   static const std::vector<std::string> names = {
-      "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
-      "aten::_pack_padded_sequence", "aten::_pad_packed_sequence",
+      "aten::_unique2",
+      "aten::unique_dim",
+      "aten::unique_consecutive",
+      "aten::_pack_padded_sequence",
+      "aten::_pad_packed_sequence",
   };
   return std::find(names.begin(), names.end(), name.substr(0, name.find('.'))) != names.end();
 }
@@ -43,7 +46,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
     const c10::Argument& argument = schema.arguments()[i];
     const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
     // An `out` is overwritten; any other written argument is read first.
-    access.push_back(!written             ? graph::Access::kRead
+    access.push_back(!written            ? graph::Access::kRead
                      : argument.is_out() ? graph::Access::kWrite
                                          : graph::Access::kUpdate);
     c10::TypePtr type = argument.type();
@@ -99,11 +102,9 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
     straight_reason = SyncReason::kDataDependentValue;
   }
   takes_cpu_tensors = has_prefix(name, "aten::_pack_padded_sequence") ||
-                      has_prefix(name, "aten::_pad_packed_sequence") ||
-                      has_prefix(name, "aten::_ctc_loss");
+                      has_prefix(name, "aten::_pad_packed_sequence") || has_prefix(name, "aten::_ctc_loss");
   takes_cpu_indices = has_prefix(name, "aten::index.Tensor") || has_prefix(name, "aten::index_put") ||
-                      has_prefix(name, "aten::_index_put_impl") ||
-                      has_prefix(name, "aten::_unsafe_index");
+                      has_prefix(name, "aten::_index_put_impl") || has_prefix(name, "aten::_unsafe_index");
 }
 
 const OpInfo& op_info(const c10::OperatorHandle& handle) {
@@ -116,8 +117,8 @@ const OpInfo& op_info(const c10::OperatorHandle& handle) {
     return info.access.size() == handle.schema().arguments().size() &&
            info.returns.size() == handle.schema().returns().size() &&
            has_prefix(info.name, operator_name.name.c_str()) &&
-           info.name.size() == operator_name.name.size() + (operator_name.overload_name.empty()
-                                    ? 0 : operator_name.overload_name.size() + 1);
+           info.name.size() == operator_name.name.size() +
+                                   (operator_name.overload_name.empty() ? 0 : operator_name.overload_name.size() + 1);
   };
   {
     std::shared_lock lock(*mutex);
@@ -131,8 +132,7 @@ const OpInfo& op_info(const c10::OperatorHandle& handle) {
   info = std::make_unique<OpInfo>(handle);
   Locked recording(recorder().mutex());
   info->id = graph::op_table().find(info->name);
-  if (info->id == graph::op_table().size() ||
-      graph::op_table()[info->id].kernel == &boxed_kernel) {
+  if (info->id == graph::op_table().size() || graph::op_table()[info->id].kernel == &boxed_kernel) {
     graph::OpTraits traits = traits_of(info->name);
     traits.kernel = &boxed_kernel;
     traits.self = info.get();
@@ -149,11 +149,9 @@ const OpInfo& op_info(const char* name, const char* overload) {
 
 namespace {
 
-bool encode_value(const OpInfo& info, size_t argument, const c10::IValue& value, Call& call,
-                  RandomState random);
+bool encode_value(const OpInfo& info, size_t argument, const c10::IValue& value, Call& call, RandomState random);
 
-bool encode_list(const OpInfo& info, size_t argument, const c10::IValue& value, Call& call,
-                 RandomState random) {
+bool encode_list(const OpInfo& info, size_t argument, const c10::IValue& value, Call& call, RandomState random) {
   if (value.isIntList()) {
     call.integers(value.toIntVector());
     return true;
@@ -177,8 +175,7 @@ bool encode_list(const OpInfo& info, size_t argument, const c10::IValue& value, 
 }
 
 // Returns false for a value that cannot be recorded.
-bool encode_value(const OpInfo& info, size_t argument, const c10::IValue& value, Call& call,
-                  RandomState random) {
+bool encode_value(const OpInfo& info, size_t argument, const c10::IValue& value, Call& call, RandomState random) {
   if (static_cast<int>(argument) == info.generator_argument) {
     call.generator(random);
   } else if (value.isTensor()) {
@@ -211,8 +208,7 @@ bool encode_value(const OpInfo& info, size_t argument, const c10::IValue& value,
   return true;
 }
 
-bool encode(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, Call& call,
-            RandomState random) {
+bool encode(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, Call& call, RandomState random) {
   call.clear();
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (!encode_value(info, i, arguments[i], call, random)) return false;
@@ -233,8 +229,7 @@ void map_tensors(c10::IValue& value, const Replace& replace) {
     }
     value = std::move(list);
   } else if (value.isList() &&
-             value.type()->castRaw<c10::ListType>()->getElementType()->isSubtypeOf(
-                 *c10::OptionalType::ofTensor())) {
+             value.type()->castRaw<c10::ListType>()->getElementType()->isSubtypeOf(*c10::OptionalType::ofTensor())) {
     c10::List<std::optional<at::Tensor>> list;
     for (const c10::IValue& element : value.toListRef()) {
       if (element.isNone() || !element.toTensor().defined()) {
@@ -262,12 +257,12 @@ void visit_tensors(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, con
 
 [[noreturn]] void raise_mixed_devices(const OpInfo& info, const at::Tensor& foreign) {
   (void)info;
-  TORCH_CHECK_NOT_IMPLEMENTED(foreign.layout() == c10::kStrided,
-                              "hetero: tensors of layout ", foreign.layout(),
+  TORCH_CHECK_NOT_IMPLEMENTED(foreign.layout() == c10::kStrided, "hetero: tensors of layout ", foreign.layout(),
                               " are not held by the device; use .cpu() or .to_dense() first");
   TORCH_CHECK(false,
               "Expected all tensors to be on the same device, but found at least two devices, "
-              "hetero:0 and ", foreign.device(), "!");
+              "hetero:0 and ",
+              foreign.device(), "!");
 }
 
 c10::ArrayRef<c10::IValue> arguments_of(const OpInfo& info, const torch::jit::Stack& stack) {
@@ -278,8 +273,7 @@ c10::ArrayRef<c10::IValue> arguments_of(const OpInfo& info, const torch::jit::St
 RandomState draw(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
   if (info.generator_argument >= 0) {
     const c10::IValue& value = arguments[info.generator_argument];
-    return draw_random_state(value.isNone() ? std::nullopt
-                                            : std::optional<at::Generator>(value.toGenerator()));
+    return draw_random_state(value.isNone() ? std::nullopt : std::optional<at::Generator>(value.toGenerator()));
   }
   return info.seeded ? draw_random_state(std::nullopt) : RandomState{};
 }
@@ -317,8 +311,7 @@ Resized resize_outputs(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments,
     if (change.tensor.numel() != 0) return Resized::kRefused;
   }
   for (const auto& [tensor, meta] : changes) {
-    const size_t bytes =
-        storage_bytes_for(meta.sizes(), meta.strides(), meta.storage_offset(), tensor.element_size());
+    const size_t bytes = storage_bytes_for(meta.sizes(), meta.strides(), meta.storage_offset(), tensor.element_size());
     HeteroStorage* storage = storage_of(tensor);
     if (bytes > storage->nbytes()) resize_storage(storage, bytes);
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(meta.sizes(), meta.strides(), meta.storage_offset());
@@ -365,8 +358,8 @@ bool make_views(const OpInfo& info, torch::jit::Stack* stack) {
   const auto to_view = [&](const at::Tensor& meta) {
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (meta.storage().unsafeGetStorageImpl() != run.inputs[i].storage().unsafeGetStorageImpl()) continue;
-      at::Tensor view = make_view(inputs[i].storage(), meta.scalar_type(), meta.sizes(), meta.strides(),
-                                  meta.storage_offset());
+      at::Tensor view =
+          make_view(inputs[i].storage(), meta.scalar_type(), meta.sizes(), meta.strides(), meta.storage_offset());
       if (meta.is_conj()) view.unsafeGetTensorImpl()->_set_conj(true);
       if (meta.is_neg()) view.unsafeGetTensorImpl()->_set_neg(true);
       return view;
@@ -384,8 +377,7 @@ bool make_views(const OpInfo& info, torch::jit::Stack* stack) {
 
 }  // namespace
 
-void make_outputs(const MetaEntry& entry, std::vector<at::Tensor>& all,
-                  std::vector<at::Tensor>& defined) {
+void make_outputs(const MetaEntry& entry, std::vector<at::Tensor>& all, std::vector<at::Tensor>& defined) {
   const graph::WindowTable& windows = recorder().windows();
   for (const MetaOutput& output : entry.outputs) {
     if (output.window == graph::kNoWindow) {
@@ -424,7 +416,8 @@ void append_layout(const graph::Window& window, std::string& text) {
     text.push_back(static_cast<char>(d));
     text.push_back(static_cast<char>((window.sizes()[d] == 1) | (window.strides()[d] == 0) << 1));
   }
-  for (const int fact : {static_cast<int>(window.dtype), rank, static_cast<int>(window.numel == 0), static_cast<int>(gaps)}) {
+  for (const int fact :
+       {static_cast<int>(window.dtype), rank, static_cast<int>(window.numel == 0), static_cast<int>(gaps)}) {
     text.push_back(static_cast<char>(fact));
   }
 }
@@ -666,16 +659,14 @@ namespace {
 class ResultWrapper {
  public:
   // `cpu` stands for the argument `hetero`.
-  void add_input(const at::Tensor& cpu, const at::Tensor& hetero) {
-    inputs_.push_back({cpu, hetero});
-  }
+  void add_input(const at::Tensor& cpu, const at::Tensor& hetero) { inputs_.push_back({cpu, hetero}); }
 
   at::Tensor wrap(const at::Tensor& result) {
     if (!result.defined()) return result;
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        result.layout() == c10::kStrided && !result.is_quantized() && !result.is_nested(),
-        "hetero: the result is a ", result.is_quantized() ? "quantized" : c10::str(result.layout()),
-        " tensor, which the hetero device does not hold; use .cpu() first");
+    TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && !result.is_quantized() && !result.is_nested(),
+                                "hetero: the result is a ",
+                                result.is_quantized() ? "quantized" : c10::str(result.layout()),
+                                " tensor, which the hetero device does not hold; use .cpu() first");
     if (!result.device().is_cpu()) return result;
     for (const auto& [cpu, hetero] : inputs_) {
       if (result.is_same(cpu)) return hetero;
@@ -750,8 +741,7 @@ void write_back(const at::Tensor& cpu, const at::Tensor& hetero, const void* byt
   }
   if (cpu.sizes() != hetero.sizes() || cpu.strides() != hetero.strides() ||
       cpu.storage_offset() != hetero.storage_offset()) {
-    hetero.unsafeGetTensorImpl()->set_sizes_and_strides(cpu.sizes(), cpu.strides(),
-                                                        cpu.storage_offset());
+    hetero.unsafeGetTensorImpl()->set_sizes_and_strides(cpu.sizes(), cpu.strides(), cpu.storage_offset());
   }
 }
 
@@ -886,9 +876,7 @@ void boxed_kernel(const graph::Invocation& invocation) {
           ? info.handle
           : c10::Dispatcher::singleton().findSchemaOrThrow(
                 info.name.substr(0, info.name.find('.')).c_str(),
-                info.name.find('.') == std::string::npos
-                    ? ""
-                    : info.name.substr(info.name.find('.') + 1).c_str());
+                info.name.find('.') == std::string::npos ? "" : info.name.substr(info.name.find('.') + 1).c_str());
   torch::jit::Stack stack;
   for (const c10::Argument& argument : handle.schema().arguments()) {
     stack.push_back(decode_value(argument.type(), decoder, tensors));

@@ -31,17 +31,17 @@ struct OpInfo {
   c10::OperatorHandle handle;
   std::string name;  // "aten::add.Tensor"
   graph::OpId id = 0;
-  std::vector<graph::Access> access;        // per argument
-  std::vector<bool> is_number;              // per argument: declared Scalar
+  std::vector<graph::Access> access;  // per argument
+  std::vector<bool> is_number;        // per argument: declared Scalar
   std::vector<Return> returns;
-  std::vector<int> returned_argument;       // per return: for kArgument, which
+  std::vector<int> returned_argument;  // per return: for kArgument, which
   int generator_argument = -1;
-  bool seeded = false;                      // draws random numbers without a Generator argument
-  bool views = false;                       // some return is a view of an argument
-  bool records = true;                      // false: always straight
-  bool numbers_decide_shape = true;         // numbers are part of the key
-  bool takes_cpu_tensors = false;           // has arguments that stay on the CPU: such calls run straight
-  bool takes_cpu_indices = false;           // CPU index tensors are moved
+  bool seeded = false;               // draws random numbers without a Generator argument
+  bool views = false;                // some return is a view of an argument
+  bool records = true;               // false: always straight
+  bool numbers_decide_shape = true;  // numbers are part of the key
+  bool takes_cpu_tensors = false;    // has arguments that stay on the CPU: such calls run straight
+  bool takes_cpu_indices = false;    // CPU index tensors are moved
   SyncReason straight_reason = SyncReason::kNotRecordable;
 };
 

@@ -43,10 +43,14 @@ std::optional<int64_t> parse_integer(const std::string& text) {
     const double number = std::stod(text, &used);
     const std::string unit = lower(text.substr(used));
     double scale = 1;
-    if (unit == "kib" || unit == "k") scale = 1024.0;
-    else if (unit == "mib" || unit == "m") scale = 1024.0 * 1024.0;
-    else if (unit == "gib" || unit == "g") scale = 1024.0 * 1024.0 * 1024.0;
-    else if (!unit.empty()) return std::nullopt;
+    if (unit == "kib" || unit == "k")
+      scale = 1024.0;
+    else if (unit == "mib" || unit == "m")
+      scale = 1024.0 * 1024.0;
+    else if (unit == "gib" || unit == "g")
+      scale = 1024.0 * 1024.0 * 1024.0;
+    else if (!unit.empty())
+      return std::nullopt;
     if (number < 0) return std::nullopt;
     return static_cast<int64_t>(number * scale);
   } catch (const std::exception&) {
@@ -54,27 +58,29 @@ std::optional<int64_t> parse_integer(const std::string& text) {
   }
 }
 
-Row bool_row(const char* name, const char* default_value, std::atomic<bool>& field,
-             const char* doc) {
-  return {name, "bool", default_value, [&field] { return std::string(field ? "1" : "0"); },
+Row bool_row(const char* name, const char* default_value, std::atomic<bool>& field, const char* doc) {
+  return {name,
+          "bool",
+          default_value,
+          [&field] { return std::string(field ? "1" : "0"); },
           [&field, name](const std::string& text) {
             const auto value = parse_bool(text);
-            TORCH_CHECK_VALUE(value.has_value(), "hetero: option '", name,
-                              "' takes 0 or 1, not '", text, "'");
+            TORCH_CHECK_VALUE(value.has_value(), "hetero: option '", name, "' takes 0 or 1, not '", text, "'");
             field = *value;
           },
           doc};
 }
 
-Row integer_row(const char* name, const char* type, const char* default_value,
-                std::atomic<int64_t>& field, const char* doc,
-                std::function<void(int64_t)> then = nullptr) {
-  return {name, type, default_value, [&field] { return std::to_string(field.load()); },
+Row integer_row(const char* name, const char* type, const char* default_value, std::atomic<int64_t>& field,
+                const char* doc, std::function<void(int64_t)> then = nullptr) {
+  return {name,
+          type,
+          default_value,
+          [&field] { return std::to_string(field.load()); },
           [&field, name, then](const std::string& text) {
             const auto value = parse_integer(text);
             TORCH_CHECK_VALUE(value.has_value(), "hetero: option '", name,
-                              "' takes a number, optionally with KiB, MiB or GiB, not '", text,
-                              "'");
+                              "' takes a number, optionally with KiB, MiB or GiB, not '", text, "'");
             field = *value;
             if (then) then(*value);
           },
@@ -108,8 +114,7 @@ const std::vector<Row>& rows() {
                "Check every graph and plan with the static verifier before it runs."),
       bool_row("traceback", "0", config().traceback,
                "Keep the Python line of each recorded operator and name it in errors."),
-      bool_row("keep_plans", "0", config().keep_plans,
-               "Keep the text of the last plan for torch.hetero.explain()."),
+      bool_row("keep_plans", "0", config().keep_plans, "Keep the text of the last plan for torch.hetero.explain()."),
       integer_row("log", "int", "0", config().log,
                   "0: silent; 1: one line on stderr for each flush; 2: graph and plan as well."),
       integer_row("pending_bytes", "bytes", "1073741824", config().pending_bytes,
@@ -156,8 +161,8 @@ Config& config() {
 std::vector<Option> list_options() {
   std::vector<Option> options;
   for (const Row& option : rows()) {
-    options.push_back({option.name, environment_name(option), option.type, option.default_value,
-                       option.get(), option.doc});
+    options.push_back(
+        {option.name, environment_name(option), option.type, option.default_value, option.get(), option.doc});
   }
   return options;
 }

@@ -4,8 +4,8 @@ namespace hetero::ops {
 
 const char* to_string(SyncReason reason) {
   switch (reason) {
-#define X(name, text)       \
-  case SyncReason::name:    \
+#define X(name, text)    \
+  case SyncReason::name: \
     return text;
     HETERO_SYNC_REASONS(X)
 #undef X
@@ -32,10 +32,9 @@ std::map<std::string, int64_t> Counters::fallbacks() {
 }
 
 void Counters::reset() {
-  for (Count* counter :
-       {&typed_nodes, &boxed_nodes, &views, &straight, &meta_hits, &meta_misses, &dead_nodes,
-        &cpu_kernels, &accelerator_kernels, &fused_nodes, &copies_to_accelerator, &copies_to_cpu,
-        &bytes_to_accelerator, &bytes_to_cpu, &events, &waits, &skipped_nodes, &verified_flushes}) {
+  for (Count* counter : {&typed_nodes, &boxed_nodes, &views, &straight, &meta_hits, &meta_misses, &dead_nodes,
+                         &cpu_kernels, &accelerator_kernels, &fused_nodes, &copies_to_accelerator, &copies_to_cpu,
+                         &bytes_to_accelerator, &bytes_to_cpu, &events, &waits, &skipped_nodes, &verified_flushes}) {
     *counter = 0;
   }
   for (Count& flush : flushes) flush = 0;

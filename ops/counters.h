@@ -14,23 +14,23 @@
 namespace hetero::ops {
 
 // Every place where a value must exist; see sync.h. The text is what explain() shows.
-#define HETERO_SYNC_REASONS(X)                                  \
-  X(kReadScalar, "read scalar")                                 \
-  X(kCopyToDevice, "copy to another device")                    \
-  X(kDataDependentShape, "data-dependent shape")                \
-  X(kDataDependentValue, "data-dependent control flow")         \
-  X(kLeaveDispatcher, "leave the dispatcher")                   \
-  X(kFirstSight, "first sight of a large operator")           \
-  X(kNoMetaKernel, "operator without meta kernel")              \
-  X(kNotRecordable, "operator that cannot be recorded")         \
-  X(kStorageChange, "storage replaced or resized")              \
-  X(kSynchronize, "synchronize")                                \
-  X(kPendingBytes, "too many pending bytes")                    \
-  X(kPendingNodes, "too many pending nodes")                    \
-  X(kFlush, "flush")                                            \
-  X(kFork, "fork")                                              \
-  X(kSyncMode, "HETERO_SYNC")                                   \
-  X(kExported, "write to an exported storage")                  \
+#define HETERO_SYNC_REASONS(X)                          \
+  X(kReadScalar, "read scalar")                         \
+  X(kCopyToDevice, "copy to another device")            \
+  X(kDataDependentShape, "data-dependent shape")        \
+  X(kDataDependentValue, "data-dependent control flow") \
+  X(kLeaveDispatcher, "leave the dispatcher")           \
+  X(kFirstSight, "first sight of a large operator")     \
+  X(kNoMetaKernel, "operator without meta kernel")      \
+  X(kNotRecordable, "operator that cannot be recorded") \
+  X(kStorageChange, "storage replaced or resized")      \
+  X(kSynchronize, "synchronize")                        \
+  X(kPendingBytes, "too many pending bytes")            \
+  X(kPendingNodes, "too many pending nodes")            \
+  X(kFlush, "flush")                                    \
+  X(kFork, "fork")                                      \
+  X(kSyncMode, "HETERO_SYNC")                           \
+  X(kExported, "write to an exported storage")          \
   X(kSettings, "global setting changed")
 
 enum class SyncReason : uint8_t {
@@ -45,11 +45,11 @@ struct Counters {
   using Count = std::atomic<int64_t>;
 
   // These three: the recorder lock.
-  Count typed_nodes{0};    // of operators with a typed recorder
-  Count boxed_nodes{0};    // of all others
+  Count typed_nodes{0};  // of operators with a typed recorder
+  Count boxed_nodes{0};  // of all others
   Count meta_hits{0};
-  Count views{0};          // metadata only, no node
-  Count straight{0};       // run at once, after a flush
+  Count views{0};     // metadata only, no node
+  Count straight{0};  // run at once, after a flush
   Count meta_misses{0};
   Count dead_nodes{0};
   Count cpu_kernels{0};
@@ -77,9 +77,7 @@ struct Counters {
 extern Counters* counters_instance;  // made when the library is loaded
 inline Counters& counters() { return *counters_instance; }
 
-inline void count(Counters::Count& counter, int64_t by = 1) {
-  counter.fetch_add(by, std::memory_order_relaxed);
-}
+inline void count(Counters::Count& counter, int64_t by = 1) { counter.fetch_add(by, std::memory_order_relaxed); }
 // For counters that only change under one lock: no atomic addition.
 [[gnu::always_inline]] inline void count_locked(Counters::Count& counter) {
   counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);

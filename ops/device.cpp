@@ -30,9 +30,7 @@ c10::StreamId& current_stream() {
   return stream;
 }
 
-c10::Stream stream_of(c10::StreamId id) {
-  return c10::Stream(c10::Stream::UNSAFE, only_device(), id);
-}
+c10::Stream stream_of(c10::StreamId id) { return c10::Stream(c10::Stream::UNSAFE, only_device(), id); }
 
 struct RecordedEvent {
   std::chrono::steady_clock::time_point time;
@@ -51,9 +49,7 @@ struct HeteroGuard final : c10::impl::DeviceGuardImplInterface {
 
   c10::Stream getStream(c10::Device) const override { return stream_of(current_stream()); }
   c10::Stream getDefaultStream(c10::Device) const override { return stream_of(0); }
-  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
-    return getNewStream(device, 0);
-  }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getNewStream(device, 0); }
   c10::Stream getNewStream(c10::Device, int) const override {
     static std::atomic<c10::StreamId> next{1};
     return stream_of(next++);
@@ -80,8 +76,7 @@ struct HeteroGuard final : c10::impl::DeviceGuardImplInterface {
     delete static_cast<RecordedEvent*>(event);
   }
   double elapsedTime(void* start, void* end, c10::DeviceIndex) const override {
-    TORCH_CHECK(start != nullptr && end != nullptr,
-                "Both events must be recorded before calculating elapsed time.");
+    TORCH_CHECK(start != nullptr && end != nullptr, "Both events must be recorded before calculating elapsed time.");
     return std::chrono::duration<double, std::milli>(static_cast<RecordedEvent*>(end)->time -
                                                      static_cast<RecordedEvent*>(start)->time)
         .count();
@@ -145,9 +140,7 @@ struct HeteroHooks final : at::PrivateUse1HooksInterface {
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return default_generator(); }
-  at::Generator getNewGenerator(c10::DeviceIndex) const override {
-    return at::make_generator<HeteroGenerator>();
-  }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::make_generator<HeteroGenerator>(); }
   at::Device getDeviceFromPtr(void* data) const override {
     TORCH_CHECK(backend::address_space::contains(data), "hetero: the pointer is not that of a hetero tensor");
     return only_device();

@@ -9,8 +9,7 @@
 namespace hetero::ops {
 
 HeteroGenerator::HeteroGenerator(uint64_t seed)
-    : GeneratorImpl(c10::Device(kHetero, 0), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
-      seed_(seed) {}
+    : GeneratorImpl(c10::Device(kHetero, 0), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)), seed_(seed) {}
 
 void HeteroGenerator::set_current_seed(uint64_t seed) {
   seed_ = seed;
@@ -24,16 +23,14 @@ uint64_t HeteroGenerator::seed() {
 
 void HeteroGenerator::set_state(const c10::TensorImpl& state) {
   at::detail::check_rng_state(state);
-  TORCH_CHECK(state.numel() == 16, "hetero: a random state has 16 bytes (seed and offset), not ",
-              state.numel());
+  TORCH_CHECK(state.numel() == 16, "hetero: a random state has 16 bytes (seed and offset), not ", state.numel());
   const auto* bytes = static_cast<const char*>(state.data());
   std::memcpy(&seed_, bytes, 8);
   std::memcpy(&offset_, bytes + 8, 8);
 }
 
 c10::intrusive_ptr<c10::TensorImpl> HeteroGenerator::get_state() const {
-  at::Tensor state = at::detail::empty_cpu({16}, at::kByte, std::nullopt, std::nullopt, std::nullopt,
-                                           std::nullopt);
+  at::Tensor state = at::detail::empty_cpu({16}, at::kByte, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
   auto* bytes = static_cast<char*>(state.mutable_data_ptr());
   std::memcpy(bytes, &seed_, 8);
   std::memcpy(bytes + 8, &offset_, 8);

@@ -25,13 +25,12 @@ struct AliasSlot {
   uint8_t bits = 0;
 
   void renew(at::ScalarType dtype) {
-    auto fresh = c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), 0, c10::DataPtr(nullptr, c10::Device(c10::kCPU)),
-        c10::GetCPUAllocator(), true);
+    auto fresh = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
+                                                       c10::DataPtr(nullptr, c10::Device(c10::kCPU)),
+                                                       c10::GetCPUAllocator(), true);
     storage = fresh.get();
     tensor = at::detail::make_tensor<c10::TensorImpl>(
-        c10::Storage(std::move(fresh)), c10::DispatchKeySet(c10::DispatchKey::CPU),
-        c10::scalarTypeToTypeMeta(dtype));
+        c10::Storage(std::move(fresh)), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(dtype));
     window = graph::kNoWindow;
     bits = 0;
   }
@@ -56,10 +55,8 @@ c10::DispatchKeySet isolated_exclusions() {
 }
 
 bool laid_out_as(const at::Tensor& result, const graph::Window& window) {
-  return window.equals(static_cast<graph::DType>(result.scalar_type()),
-                       {result.sizes().data(), result.sizes().size()},
-                       {result.strides().data(), result.strides().size()},
-                       result.storage_offset());
+  return window.equals(static_cast<graph::DType>(result.scalar_type()), {result.sizes().data(), result.sizes().size()},
+                       {result.strides().data(), result.strides().size()}, result.storage_offset());
 }
 
 }  // namespace
@@ -70,8 +67,7 @@ Isolated::Isolated() : guard_(c10::DispatchKeySet(c10::DispatchKey::BackendSelec
 
 void forget_alias_windows() { window_generation.fetch_add(1, std::memory_order_relaxed); }
 
-KernelTensors::KernelTensors(const graph::Invocation& invocation)
-    : invocation_(invocation), base_(alias_stack().top) {
+KernelTensors::KernelTensors(const graph::Invocation& invocation) : invocation_(invocation), base_(alias_stack().top) {
   AliasStack& stack = alias_stack();
   stack.top += invocation.node->operand_count;
   while (stack.slots.size() < stack.top) stack.slots.push_back(std::make_unique<AliasSlot>());
@@ -102,12 +98,11 @@ const at::Tensor& KernelTensors::operand(int i) {
   }
   slot.storage->set_data_ptr_noswap(c10::DataPtr(invocation_.data[i], c10::Device(c10::kCPU)));
   c10::TensorImpl* impl = slot.tensor.unsafeGetTensorImpl();
-  if (slot.window != operand.window || slot.generation != generation ||
-      impl->numel() != window.numel) {
+  if (slot.window != operand.window || slot.generation != generation || impl->numel() != window.numel) {
     slot.storage->set_nbytes(static_cast<size_t>(window.last_byte));
     const auto rank = static_cast<size_t>(window.rank);
-    impl->set_sizes_and_strides(c10::IntArrayRef(window.dims, rank),
-                                c10::IntArrayRef(window.dims + rank, rank), window.offset);
+    impl->set_sizes_and_strides(c10::IntArrayRef(window.dims, rank), c10::IntArrayRef(window.dims + rank, rank),
+                                window.offset);
     slot.window = operand.window;
     slot.generation = generation;
   }
@@ -127,8 +122,8 @@ void KernelTensors::deliver(int i, at::Tensor result) {
   const c10::IntArrayRef sizes(window.dims, rank);
   const c10::IntArrayRef strides(window.dims + rank, rank);
   TORCH_CHECK(result.defined() && result.sizes() == sizes && result.scalar_type() == dtype,
-              "hetero: the Meta kernel of ", invocation_.traits->name, " predicts an output of ",
-              dtype, sizes, " but its CPU kernel made ",
+              "hetero: the Meta kernel of ", invocation_.traits->name, " predicts an output of ", dtype, sizes,
+              " but its CPU kernel made ",
               result.defined() ? c10::str(result.scalar_type(), result.sizes()) : "nothing",
               "; correct the Meta (fake) kernel of this operator");
   if (result.is_conj()) result = result.resolve_conj();

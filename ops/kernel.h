@@ -32,9 +32,7 @@ class KernelTensors {
 
   // A CPU tensor over operand i. REQUIRES: data[i] is not null.
   const at::Tensor& operand(int i);
-  int first_output() const {
-    return invocation_.node->operand_count - invocation_.node->output_count;
-  }
+  int first_output() const { return invocation_.node->operand_count - invocation_.node->output_count; }
   // True when output operand i has memory to write into.
   bool has_memory(int i) const { return invocation_.data[i] != nullptr; }
 

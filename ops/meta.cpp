@@ -41,8 +41,8 @@ class StandIns {
       if (known == storage) return meta;
     }
     c10::Storage meta(c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(storage->nbytes()),
-        memory(storage->nbytes()), c10::GetAllocator(device_), true));
+        c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(storage->nbytes()), memory(storage->nbytes()),
+        c10::GetAllocator(device_), true));
     storages_.emplace_back(storage, meta);
     return meta;
   }
@@ -72,8 +72,8 @@ c10::IValue stand_in(const c10::IValue& value, StandIns& tensors) {
     }
     return list;
   }
-  if (value.isList() && value.type()->castRaw<c10::ListType>()->getElementType()->isSubtypeOf(
-                            *c10::OptionalType::ofTensor())) {
+  if (value.isList() &&
+      value.type()->castRaw<c10::ListType>()->getElementType()->isSubtypeOf(*c10::OptionalType::ofTensor())) {
     c10::List<std::optional<at::Tensor>> list;
     for (const c10::IValue& element : value.toListRef()) {
       if (element.isNone() || !element.toTensor().defined()) {
@@ -95,9 +95,9 @@ bool has_meta_kernel(const c10::OperatorHandle& handle) {
 }
 
 bool plain(const at::Tensor& tensor, c10::DeviceType device) {
-  return !tensor.defined() || (tensor.layout() == c10::kStrided && tensor.device().type() == device &&
-                               !tensor.is_quantized() && !tensor.is_nested() &&
-                               !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides());
+  return !tensor.defined() ||
+         (tensor.layout() == c10::kStrided && tensor.device().type() == device && !tensor.is_quantized() &&
+          !tensor.is_nested() && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides());
 }
 
 // True where every result is a tensor that the recorder can stand for.
@@ -105,8 +105,7 @@ bool usable_results(const OpInfo& info, const torch::jit::Stack& results, c10::D
   std::vector<const c10::StorageImpl*> storages;
   for (size_t r = 0; r < results.size(); ++r) {
     const c10::IValue& value = results[r];
-    const bool fresh =
-        info.returns[r] == OpInfo::Return::kTensor || info.returns[r] == OpInfo::Return::kTensorList;
+    const bool fresh = info.returns[r] == OpInfo::Return::kTensor || info.returns[r] == OpInfo::Return::kTensorList;
     const auto usable = [&](const at::Tensor& tensor) {
       if (!plain(tensor, device)) return false;
       if (!fresh || !tensor.defined()) return true;
@@ -180,11 +179,10 @@ MetaEntry entry_of(const OpInfo& info, const MetaRun& run) {
       entry.outputs.push_back({});
       return;
     }
-    const graph::WindowId window = recorder().windows().intern(
-        static_cast<graph::DType>(meta.scalar_type()), {meta.sizes().data(), meta.sizes().size()},
-        {meta.strides().data(), meta.strides().size()}, 0);
-    entry.outputs.push_back(
-        {window, storage_bytes_for(meta.sizes(), meta.strides(), 0, meta.element_size())});
+    const graph::WindowId window = recorder().windows().intern(static_cast<graph::DType>(meta.scalar_type()),
+                                                               {meta.sizes().data(), meta.sizes().size()},
+                                                               {meta.strides().data(), meta.strides().size()}, 0);
+    entry.outputs.push_back({window, storage_bytes_for(meta.sizes(), meta.strides(), 0, meta.element_size())});
   };
   for (size_t r = 0; r < run.results.size(); ++r) {
     if (info.returns[r] == OpInfo::Return::kTensor) {

@@ -19,9 +19,9 @@ namespace hetero::ops {
 struct OpInfo;
 
 struct MetaRun {
-  std::vector<at::Tensor> inputs;     // for each hetero tensor argument, in order: its meta tensor after the call
+  std::vector<at::Tensor> inputs;  // for each hetero tensor argument, in order: its meta tensor after the call
   std::vector<c10::IValue> results;
-  bool failed = false;                // the kernel raised: the call may be wrong
+  bool failed = false;  // the kernel raised: the call may be wrong
   SyncReason reason = SyncReason::kNoMetaKernel;
 };
 

@@ -36,7 +36,8 @@ void MetaCache::make_key(graph::OpId op, const Call& call, at::ScalarType defaul
   const size_t operands = call.operands.size();
   const size_t bytes = call.structure.size();
   key_words_ = 1 + operands + (bytes + 7) / 8;
-  if (key_words_ > key_.size()) [[unlikely]] key_.resize(2 * key_words_);
+  if (key_words_ > key_.size()) [[unlikely]]
+    key_.resize(2 * key_words_);
   uint64_t* word = key_.data();
   *word++ = static_cast<uint64_t>(op) | static_cast<uint64_t>(default_dtype) << 32 | static_cast<uint64_t>(bytes) << 40;
   for (size_t i = 0; i < operands; ++i) {
@@ -54,8 +55,7 @@ const MetaEntry* MetaCache::find() const {
   const size_t mask = slots_.size() - 1;
   for (size_t i = hash_ & mask; slots_[i].entry != nullptr; i = (i + 1) & mask) {
     const Slot& slot = slots_[i];
-    if (slot.hash == hash_ && slot.key_words == key_words_ &&
-        same_words(slot.key.get(), key_.data(), key_words_)) {
+    if (slot.hash == hash_ && slot.key_words == key_words_ && same_words(slot.key.get(), key_.data(), key_words_)) {
       return slot.entry.get();
     }
   }

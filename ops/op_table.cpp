@@ -52,8 +52,8 @@ void register_whole(torch::Library& library) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto handle = dispatcher.findSchema(name);
     if (!handle.has_value()) continue;
-    if (!handle->hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
-        !has_default_kernel(*handle) || handle->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
+    if (!handle->hasKernelForDispatchKey(c10::DispatchKey::CPU) || !has_default_kernel(*handle) ||
+        handle->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
       continue;
     }
     const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;

@@ -28,11 +28,11 @@ thread_local bool is_worker = false;
 }  // namespace
 
 void connect_thread_pool() {
-  static const backend::ParallelPool pool{
-      [](int64_t begin, int64_t end, int64_t grain, backend::RangeFunction body) {
-        at::parallel_for(begin, end, grain, [&](int64_t from, int64_t to) { body(from, to); });
-      },
-      [] { return static_cast<int64_t>(at::get_num_threads()); }};
+  static const backend::ParallelPool pool{[](int64_t begin, int64_t end, int64_t grain, backend::RangeFunction body) {
+                                            at::parallel_for(begin, end, grain,
+                                                             [&](int64_t from, int64_t to) { body(from, to); });
+                                          },
+                                          [] { return static_cast<int64_t>(at::get_num_threads()); }};
   backend::set_parallel_pool(&pool);
   backend::set_worker_start_hook([] { is_worker = true; });
 }

@@ -7,8 +7,8 @@
 #include <ATen/Dispatch_v2.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/copy.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/view_as_real.h>
 
@@ -45,8 +45,7 @@ void fill_blocks(const at::Tensor& tensor, RandomState state, const Make& make) 
   T* data = tensor.mutable_data_ptr<T>();
   const int64_t count = tensor.numel();
   const uint64_t first = state.offset << 32;
-  at::parallel_for(0, (count + kPerBlock - 1) / kPerBlock, kGrain / kPerBlock,
-                   [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, (count + kPerBlock - 1) / kPerBlock, kGrain / kPerBlock, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const auto numbers = make(backend::philox(state.seed, first + static_cast<uint64_t>(block)));
       const int64_t at = block * kPerBlock;
@@ -129,8 +128,8 @@ void normal_kernel(const graph::Invocation& invocation) {
   Filled filled(target);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, target.scalar_type(), "hetero_normal", [&] {
     fill_blocks<scalar_t, 1>(filled.tensor(), state, [&](const std::array<uint32_t, 4>& w) {
-      const double number = backend::standard_normal(backend::uniform_double(w[0], w[1]),
-                                                     backend::uniform_double(w[2], w[3]));
+      const double number =
+          backend::standard_normal(backend::uniform_double(w[0], w[1]), backend::uniform_double(w[2], w[3]));
       return std::array<scalar_t, 1>{static_cast<scalar_t>(number * spread + mean)};
     });
   });
@@ -143,13 +142,15 @@ void bernoulli_kernel(const graph::Invocation& invocation) {
   const double p = arguments.real();
   const RandomState state = arguments.random();
   Filled filled(*arguments.self);
-  AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, arguments.self->scalar_type(), "hetero_bernoulli", [&] {
-    fill_blocks<scalar_t, 4>(filled.tensor(), state, [&](const std::array<uint32_t, 4>& w) {
-      std::array<scalar_t, 4> numbers;
-      for (int k = 0; k < 4; ++k) numbers[k] = static_cast<scalar_t>(static_cast<double>(w[k]) * 0x1p-32 < p);
-      return numbers;
-    });
-  });
+  AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, arguments.self->scalar_type(), "hetero_bernoulli",
+                             [&] {
+                               fill_blocks<scalar_t, 4>(filled.tensor(), state, [&](const std::array<uint32_t, 4>& w) {
+                                 std::array<scalar_t, 4> numbers;
+                                 for (int k = 0; k < 4; ++k)
+                                   numbers[k] = static_cast<scalar_t>(static_cast<double>(w[k]) * 0x1p-32 < p);
+                                 return numbers;
+                               });
+                             });
   filled.finish();
 }
 
@@ -164,32 +165,44 @@ void exponential_kernel(const graph::Invocation& invocation) {
 void fill_integers(const at::Tensor& place, RandomState state, int64_t from, uint64_t range) {
   Filled filled(place);
   AT_DISPATCH_V2(place.scalar_type(), "hetero_random_", AT_WRAP([&] {
-    fill_blocks<scalar_t, 2>(filled.tensor(), state, [&](const std::array<uint32_t, 4>& w) {
-      const auto number = [&](uint32_t high, uint32_t low) {
-        const uint64_t word = static_cast<uint64_t>(high) << 32 | low;
-        const uint64_t limited = range == 0 ? word : static_cast<uint64_t>(
-            static_cast<unsigned __int128>(word) * range >> 64);
-        return static_cast<scalar_t>(static_cast<int64_t>(limited + static_cast<uint64_t>(from)));
-      };
-      return std::array<scalar_t, 2>{number(w[0], w[1]), number(w[2], w[3])};
-    });
-  }), AT_EXPAND(AT_ALL_TYPES), at::kBool, at::kHalf, at::kBFloat16);
+                   fill_blocks<scalar_t, 2>(filled.tensor(), state, [&](const std::array<uint32_t, 4>& w) {
+                     const auto number = [&](uint32_t high, uint32_t low) {
+                       const uint64_t word = static_cast<uint64_t>(high) << 32 | low;
+                       const uint64_t limited =
+                           range == 0 ? word
+                                      : static_cast<uint64_t>(static_cast<unsigned __int128>(word) * range >> 64);
+                       return static_cast<scalar_t>(static_cast<int64_t>(limited + static_cast<uint64_t>(from)));
+                     };
+                     return std::array<scalar_t, 2>{number(w[0], w[1]), number(w[2], w[3])};
+                   });
+                 }),
+                 AT_EXPAND(AT_ALL_TYPES), at::kBool, at::kHalf, at::kBFloat16);
   filled.finish();
 }
 
 // The largest number of consecutive integers from 0 on that the dtype holds.
 uint64_t integers_of(at::ScalarType dtype) {
   switch (dtype) {
-    case at::kBool: return 2;
-    case at::kByte: return 256;
-    case at::kChar: return 128;
-    case at::kShort: return 1u << 15;
-    case at::kInt: return uint64_t{1} << 31;
-    case at::kHalf: return (1u << 11) + 1;
-    case at::kBFloat16: return (1u << 8) + 1;
-    case at::kFloat: return (1u << 24) + 1;
-    case at::kDouble: return (uint64_t{1} << 53) + 1;
-    default: return uint64_t{1} << 63;
+    case at::kBool:
+      return 2;
+    case at::kByte:
+      return 256;
+    case at::kChar:
+      return 128;
+    case at::kShort:
+      return 1u << 15;
+    case at::kInt:
+      return uint64_t{1} << 31;
+    case at::kHalf:
+      return (1u << 11) + 1;
+    case at::kBFloat16:
+      return (1u << 8) + 1;
+    case at::kFloat:
+      return (1u << 24) + 1;
+    case at::kDouble:
+      return (uint64_t{1} << 53) + 1;
+    default:
+      return uint64_t{1} << 63;
   }
 }
 

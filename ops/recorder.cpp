@@ -57,8 +57,7 @@ graph::WindowId Recorder::intern(const c10::TensorImpl* impl) {
   const auto sizes = impl->sizes();
   const auto strides = impl->strides();
   return windows_.intern(static_cast<graph::DType>(c10::typeMetaToScalarType(impl->dtype())),
-                         {sizes.data(), sizes.size()}, {strides.data(), strides.size()},
-                         impl->storage_offset());
+                         {sizes.data(), sizes.size()}, {strides.data(), strides.size()}, impl->storage_offset());
 }
 
 graph::BufferId Recorder::touch(HeteroStorage* storage, bool born) {
@@ -99,8 +98,7 @@ bool Recorder::append(graph::OpId op, const Call& call, std::span<const at::Tens
   node.operand_count = static_cast<uint16_t>(call.operands.size() + outputs.size());
   node.output_count = static_cast<uint16_t>(outputs.size());
   node.attribute_offset = static_cast<uint32_t>(trace_.attributes.size());
-  node.attribute_bytes = static_cast<uint32_t>(sizeof(AttributeHeader) + call.structure.size() +
-                                               call.values.size());
+  node.attribute_bytes = static_cast<uint32_t>(sizeof(AttributeHeader) + call.structure.size() + call.values.size());
   node.sequence = sequence_++;
   node.preference = call.preference;
 
@@ -119,8 +117,7 @@ bool Recorder::append(graph::OpId op, const Call& call, std::span<const at::Tens
   for (const at::Tensor& output : outputs) {
     HeteroStorage* storage = storage_of(output);
     const graph::BufferId buffer = touch(storage, true);
-    trace_.operands.push_back(
-        {buffer, hetero_impl(output.unsafeGetTensorImpl())->window, graph::Access::kDefine, 0});
+    trace_.operands.push_back({buffer, hetero_impl(output.unsafeGetTensorImpl())->window, graph::Access::kDefine, 0});
     holds_[buffer].written = true;
     pending_bytes_ += static_cast<int64_t>(storage->nbytes());
   }
@@ -200,8 +197,7 @@ void Recorder::select_ancestors(std::span<HeteroStorage* const> storages, bool r
     bool select = false;
     for (int k = 0; k < node.operand_count && !select; ++k) {
       const uint8_t need = needed_[operands[k].buffer];
-      select = (operands[k].writes() && (need & kTouched)) ||
-               (operands[k].reads() && (need & kWritten));
+      select = (operands[k].writes() && (need & kTouched)) || (operands[k].reads() && (need & kWritten));
     }
     if (!select) continue;
     selected_[i] = 1;

@@ -56,7 +56,8 @@ template <typename Mutex>
 class Locked {
  public:
   [[gnu::always_inline]] explicit Locked(Mutex& mutex) : mutex_(mutex) {
-    if (!mutex_.try_lock()) [[unlikely]] wait();
+    if (!mutex_.try_lock()) [[unlikely]]
+      wait();
   }
   ~Locked() {
     if (held_) mutex_.unlock();
@@ -107,8 +108,8 @@ class StorageHold {
 // The nodes cut out of the trace for one run, and what they hold.
 struct Cut {
   graph::Graph graph;
-  std::vector<StorageHold> holds;              // per buffer
-  std::vector<graph::Binding*> bindings;       // per buffer; null for temporaries
+  std::vector<StorageHold> holds;                   // per buffer
+  std::vector<graph::Binding*> bindings;            // per buffer; null for temporaries
   std::unordered_map<uint32_t, std::string> lines;  // node sequence -> Python line, with HETERO_TRACEBACK
   at::ScalarType default_dtype = at::kFloat;
   void clear() {
@@ -132,10 +133,9 @@ class Recorder {
     if (const HeteroTensorImpl* hetero = hetero_impl(impl)) {
       const graph::WindowId hint = hetero->window;
       if (hint < windows_.size() &&
-          windows_[hint].equals(
-              static_cast<graph::DType>(c10::typeMetaToScalarType(impl->dtype())),
-              {impl->sizes().data(), impl->sizes().size()},
-              {impl->strides().data(), impl->strides().size()}, impl->storage_offset())) {
+          windows_[hint].equals(static_cast<graph::DType>(c10::typeMetaToScalarType(impl->dtype())),
+                                {impl->sizes().data(), impl->sizes().size()},
+                                {impl->strides().data(), impl->strides().size()}, impl->storage_offset())) {
         return hint;
       }
       return hetero->window = intern(impl);
@@ -151,9 +151,7 @@ class Recorder {
 
   // True when the trace holds nodes that touch, or write, the storage.
   bool touched(const HeteroStorage* storage) const { return storage->epoch == epoch_; }
-  bool written(const HeteroStorage* storage) const {
-    return touched(storage) && holds_[storage->buffer].written;
-  }
+  bool written(const HeteroStorage* storage) const { return touched(storage) && holds_[storage->buffer].written; }
   // The dtype that kernels take for untyped numbers. Nodes recorded under different ones do not share a trace.
   at::ScalarType default_dtype() const { return default_dtype_; }
   // Returns false when pending nodes must be flushed before the default dtype can change.
@@ -187,7 +185,7 @@ class Recorder {
   graph::WindowTable windows_;
   MetaCache meta_cache_;
   graph::Graph trace_;
-  std::vector<StorageHold> holds_;    // per buffer
+  std::vector<StorageHold> holds_;  // per buffer
   std::unordered_map<uint32_t, std::string> lines_;
   at::ScalarType default_dtype_ = at::kFloat;
   int64_t pending_bytes_ = 0;

@@ -392,8 +392,8 @@ int64_t workspace_bytes(const LayerShape& shape) {
 }
 
 Layer layer_meta(const Tensor& input, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor& hx,
-                 const Tensor& cx, bool, at::IntArrayRef, int64_t, int64_t hidden_size, int64_t, bool, bool, bool,
-                 bool, bool keeps_workspace) {
+                 const Tensor& cx, bool, at::IntArrayRef, int64_t, int64_t hidden_size, int64_t, bool, bool, bool, bool,
+                 bool keeps_workspace) {
   const int64_t steps = input.size(0), batch = input.size(1);
   Tensor workspace;
   if (keeps_workspace) {
@@ -405,33 +405,34 @@ Layer layer_meta(const Tensor& input, const Tensor&, const Tensor&, const Tensor
 }
 
 Layer record_layer(const Tensor& input, const Tensor& weight0, const Tensor& weight1, const Tensor& weight2,
-                   const Tensor& weight3, const Tensor& hx, const Tensor& cx, bool reverse,
-                   at::IntArrayRef batch_sizes, int64_t mode, int64_t hidden_size, int64_t num_layers, bool has_biases,
-                   bool bidirectional, bool batch_first, bool train) {
+                   const Tensor& weight3, const Tensor& hx, const Tensor& cx, bool reverse, at::IntArrayRef batch_sizes,
+                   int64_t mode, int64_t hidden_size, int64_t num_layers, bool has_biases, bool bidirectional,
+                   bool batch_first, bool train) {
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("hetero::lstm_layer", "").typed<decltype(layer)>();
   return op.call(input, weight0, weight1, weight2, weight3, hx, cx, reverse, batch_sizes, mode, hidden_size, num_layers,
                  has_biases, bidirectional, batch_first, train, at::GradMode::is_enabled());
 }
 
-LayerGradients layer_backward_meta(
-    const Tensor& input, const Tensor& weight0, const Tensor& weight1, const Tensor&, const Tensor&, const Tensor& hx,
-    const Tensor& cx, const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&,
-    const std::optional<Tensor>&, const std::optional<Tensor>&, bool, int64_t, int64_t hidden_size, int64_t, bool, bool,
-    bool, at::IntArrayRef, bool, const Tensor&) {
+LayerGradients layer_backward_meta(const Tensor& input, const Tensor& weight0, const Tensor& weight1, const Tensor&,
+                                   const Tensor&, const Tensor& hx, const Tensor& cx, const Tensor&, const Tensor&,
+                                   const Tensor&, const std::optional<Tensor>&, const std::optional<Tensor>&,
+                                   const std::optional<Tensor>&, bool, int64_t, int64_t hidden_size, int64_t, bool,
+                                   bool, bool, at::IntArrayRef, bool, const Tensor&) {
   const auto gradient = [&](at::IntArrayRef sizes) { return at::empty(sizes, input.options().dtype(at::kFloat)); };
   return {gradient(input.sizes()),     gradient(weight0.sizes()),   gradient(weight1.sizes()),
           gradient({4 * hidden_size}), gradient({4 * hidden_size}), gradient(hx.sizes()),
           gradient(cx.sizes())};
 }
 
-LayerGradients record_layer_backward(
-    const Tensor& input, const Tensor& weight0, const Tensor& weight1, const Tensor& weight2, const Tensor& weight3,
-    const Tensor& hx, const Tensor& cx, const Tensor& output, const Tensor& hy, const Tensor& cy,
-    const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_hy,
-    const std::optional<Tensor>& grad_cy, bool reverse, int64_t mode, int64_t hidden_size, int64_t num_layers,
-    bool has_biases, bool train, bool bidirectional, at::IntArrayRef batch_sizes, bool batch_first,
-    const Tensor& workspace) {
+LayerGradients record_layer_backward(const Tensor& input, const Tensor& weight0, const Tensor& weight1,
+                                     const Tensor& weight2, const Tensor& weight3, const Tensor& hx, const Tensor& cx,
+                                     const Tensor& output, const Tensor& hy, const Tensor& cy,
+                                     const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_hy,
+                                     const std::optional<Tensor>& grad_cy, bool reverse, int64_t mode,
+                                     int64_t hidden_size, int64_t num_layers, bool has_biases, bool train,
+                                     bool bidirectional, at::IntArrayRef batch_sizes, bool batch_first,
+                                     const Tensor& workspace) {
   const auto defined = [](const std::optional<Tensor>& t) { return t.has_value() && t->defined(); };
   if (!defined(grad_output) && !defined(grad_hy) && !defined(grad_cy)) return {};
   static const auto op = c10::Dispatcher::singleton()
@@ -542,7 +543,8 @@ void register_composites(torch::Library& library) {
 TORCH_LIBRARY_FRAGMENT(hetero, library) {
   library.def(
       "lstm_layer(Tensor input, Tensor weight0, Tensor weight1, Tensor weight2, Tensor weight3, Tensor hx, Tensor cx, "
-      "bool reverse, int[] batch_sizes, int mode, int hidden_size, int num_layers, bool has_biases, bool bidirectional, "
+      "bool reverse, int[] batch_sizes, int mode, int hidden_size, int num_layers, bool has_biases, bool "
+      "bidirectional, "
       "bool batch_first, bool train, bool keeps_workspace) -> (Tensor, Tensor, Tensor, Tensor)");
   library.def(
       "lstm_layer_backward(Tensor input, Tensor weight0, Tensor weight1, Tensor weight2, Tensor weight3, Tensor hx, "

@@ -46,20 +46,21 @@ at::Tensor with_bias(const at::Tensor& gates, const std::optional<at::Tensor>& b
 }
 
 // gates = input, forget, cell, output; the workspace keeps their activations.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> fused_lstm_cell(
-    const at::Tensor& input_gates, const at::Tensor& hidden_gates, const at::Tensor& cx,
-    const std::optional<at::Tensor>& input_bias, const std::optional<at::Tensor>& hidden_bias) {
-  const auto gates =
-      (with_bias(input_gates, input_bias) + with_bias(hidden_gates, hidden_bias)).unsafe_chunk(4, 1);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> fused_lstm_cell(const at::Tensor& input_gates,
+                                                               const at::Tensor& hidden_gates, const at::Tensor& cx,
+                                                               const std::optional<at::Tensor>& input_bias,
+                                                               const std::optional<at::Tensor>& hidden_bias) {
+  const auto gates = (with_bias(input_gates, input_bias) + with_bias(hidden_gates, hidden_bias)).unsafe_chunk(4, 1);
   const at::Tensor input = gates[0].sigmoid(), forget = gates[1].sigmoid(), cell = gates[2].tanh(),
                    output = gates[3].sigmoid();
   const at::Tensor cy = forget * cx + input * cell;
   return {output * cy.tanh(), cy, at::cat({input, forget, cell, output}, 1)};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> fused_lstm_cell_backward(
-    const std::optional<at::Tensor>& grad_hy_, const std::optional<at::Tensor>& grad_cy_, const at::Tensor& cx,
-    const at::Tensor& cy, const at::Tensor& workspace, bool has_bias) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> fused_lstm_cell_backward(const std::optional<at::Tensor>& grad_hy_,
+                                                                        const std::optional<at::Tensor>& grad_cy_,
+                                                                        const at::Tensor& cx, const at::Tensor& cy,
+                                                                        const at::Tensor& workspace, bool has_bias) {
   const bool has_hy = grad_hy_.has_value() && grad_hy_->defined();
   const bool has_cy = grad_cy_.has_value() && grad_cy_->defined();
   if (!has_hy && !has_cy) return {};
@@ -69,9 +70,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> fused_lstm_cell_backward(
   const at::Tensor tanh_cy = cy.tanh();
   at::Tensor grad_c = grad_hy * output * (1 - tanh_cy * tanh_cy);
   if (has_cy) grad_c = grad_c + *grad_cy_;
-  const at::Tensor grad_gates =
-      at::cat({grad_c * cell * input * (1 - input), grad_c * cx * forget * (1 - forget),
-               grad_c * input * (1 - cell * cell), grad_hy * tanh_cy * output * (1 - output)}, 1);
+  const at::Tensor grad_gates = at::cat({grad_c * cell * input * (1 - input), grad_c * cx * forget * (1 - forget),
+                                         grad_c * input * (1 - cell * cell), grad_hy * tanh_cy * output * (1 - output)},
+                                        1);
   return {grad_gates, grad_c * forget, has_bias ? grad_gates.sum(0) : at::Tensor()};
 }
 

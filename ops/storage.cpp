@@ -31,8 +31,8 @@ c10::DataPtr identity_pointer(size_t bytes) {
 }  // namespace
 
 HeteroStorage::HeteroStorage(size_t bytes, bool resizable)
-    : StorageImpl(use_byte_size_t(), static_cast<int64_t>(bytes), identity_pointer(bytes),
-                  hetero_allocator(), resizable),
+    : StorageImpl(use_byte_size_t(), static_cast<int64_t>(bytes), identity_pointer(bytes), hetero_allocator(),
+                  resizable),
       reserved_bytes_(bytes) {
   was_used.store(true, std::memory_order_relaxed);
 }
@@ -44,13 +44,9 @@ HeteroStorage::~HeteroStorage() {
 
 bool device_was_used() { return was_used.load(std::memory_order_relaxed); }
 
-void* HeteroStorage::operator new(size_t) {
-  return backend::FreeList<sizeof(HeteroStorage)>::allocate();
-}
+void* HeteroStorage::operator new(size_t) { return backend::FreeList<sizeof(HeteroStorage)>::allocate(); }
 
-void HeteroStorage::operator delete(void* memory) {
-  backend::FreeList<sizeof(HeteroStorage)>::deallocate(memory);
-}
+void HeteroStorage::operator delete(void* memory) { backend::FreeList<sizeof(HeteroStorage)>::deallocate(memory); }
 
 void HeteroStorage::release_address() {
   void* address = _mutable_data_ptr_no_checks().get();
@@ -77,24 +73,21 @@ void HeteroStorage::change_size(size_t bytes) {
   set_nbytes(bytes);
 }
 
-void* HeteroTensorImpl::operator new(size_t) {
-  return backend::FreeList<sizeof(HeteroTensorImpl)>::allocate();
-}
+void* HeteroTensorImpl::operator new(size_t) { return backend::FreeList<sizeof(HeteroTensorImpl)>::allocate(); }
 
 void HeteroTensorImpl::operator delete(void* memory) {
   backend::FreeList<sizeof(HeteroTensorImpl)>::deallocate(memory);
 }
 
-c10::intrusive_ptr<c10::TensorImpl> HeteroTensorImpl::shallow_copy_and_detach(
-    const c10::VariableVersion& version, bool allow_change) const {
+c10::intrusive_ptr<c10::TensorImpl> HeteroTensorImpl::shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                                              bool allow_change) const {
   return shallow_copy_and_detach(c10::VariableVersion(version), allow_change);
 }
 
-c10::intrusive_ptr<c10::TensorImpl> HeteroTensorImpl::shallow_copy_and_detach(
-    c10::VariableVersion&& version, bool allow_change) const {
+c10::intrusive_ptr<c10::TensorImpl> HeteroTensorImpl::shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                                              bool allow_change) const {
   // Python's dispatch (modes, subclasses) and tensors that became something else follow the base class.
-  if (!key_set_.has_backend(c10::BackendComponent::PrivateUse1Bit) ||
-      key_set_.has(c10::DispatchKey::Python) ||
+  if (!key_set_.has_backend(c10::BackendComponent::PrivateUse1Bit) || key_set_.has(c10::DispatchKey::Python) ||
       c10::impl::TorchDispatchModeTLS::any_modes_set(false)) {
     return TensorImpl::shallow_copy_and_detach(std::move(version), allow_change);
   }
@@ -105,26 +98,24 @@ c10::intrusive_ptr<c10::TensorImpl> HeteroTensorImpl::shallow_copy_and_detach(
 }
 
 at::Tensor make_tensor(const graph::Window& window, graph::WindowId id, size_t storage_bytes) {
-  auto impl = c10::make_intrusive<HeteroTensorImpl>(
-      c10::Storage(c10::make_intrusive<HeteroStorage>(storage_bytes)),
-      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-      c10::scalarTypeToTypeMeta(static_cast<at::ScalarType>(window.dtype)));
+  auto impl =
+      c10::make_intrusive<HeteroTensorImpl>(c10::Storage(c10::make_intrusive<HeteroStorage>(storage_bytes)),
+                                            c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                            c10::scalarTypeToTypeMeta(static_cast<at::ScalarType>(window.dtype)));
   const c10::IntArrayRef sizes(window.dims, static_cast<size_t>(window.rank));
   if (window.contiguous) {
     if (window.rank != 1 || window.numel != 0) impl->set_sizes_contiguous(sizes);
   } else {
-    impl->set_sizes_and_strides(
-        sizes, c10::IntArrayRef(window.dims + window.rank, static_cast<size_t>(window.rank)));
+    impl->set_sizes_and_strides(sizes, c10::IntArrayRef(window.dims + window.rank, static_cast<size_t>(window.rank)));
   }
   impl->window = id;
   return at::Tensor(std::move(impl));
 }
 
-at::Tensor make_view(c10::Storage storage, at::ScalarType dtype, c10::IntArrayRef sizes,
-                     c10::IntArrayRef strides, int64_t offset) {
+at::Tensor make_view(c10::Storage storage, at::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                     int64_t offset) {
   auto impl = c10::make_intrusive<HeteroTensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-      c10::scalarTypeToTypeMeta(dtype));
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::scalarTypeToTypeMeta(dtype));
   impl->set_sizes_and_strides(sizes, strides, offset);
   return at::Tensor(std::move(impl));
 }
@@ -134,8 +125,7 @@ at::Tensor make_strided(at::ScalarType dtype, c10::IntArrayRef sizes, c10::IntAr
   return make_view(c10::Storage(c10::make_intrusive<HeteroStorage>(bytes)), dtype, sizes, strides, 0);
 }
 
-size_t storage_bytes_for(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset,
-                         size_t item_bytes) {
+size_t storage_bytes_for(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, size_t item_bytes) {
   // Checks for overflow, as eager does.
   return at::detail::computeStorageNbytes(sizes, strides, item_bytes, offset);
 }
@@ -177,19 +167,15 @@ class HeteroAllocator final : public c10::DeviceAllocator {
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t) override { empty_cache(); }
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
-    return device_stats();
-  }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override { return device_stats(); }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex) override { reset_peak(); }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override { return memory_info(); }
 };
 
-c10::intrusive_ptr<c10::StorageImpl> create_storage(c10::StorageImpl::use_byte_size_t,
-                                                    c10::SymInt bytes, c10::DataPtr,
+c10::intrusive_ptr<c10::StorageImpl> create_storage(c10::StorageImpl::use_byte_size_t, c10::SymInt bytes, c10::DataPtr,
                                                     c10::Allocator*, bool resizable) {
-  return c10::make_intrusive<HeteroStorage>(
-      static_cast<size_t>(bytes.guard_int(__FILE__, __LINE__)), resizable);
+  return c10::make_intrusive<HeteroStorage>(static_cast<size_t>(bytes.guard_int(__FILE__, __LINE__)), resizable);
 }
 
 }  // namespace

@@ -74,8 +74,7 @@ class HeteroTensorImpl final : public c10::TensorImpl {
 inline constexpr c10::DeviceType kHetero = c10::DeviceType::PrivateUse1;
 
 inline bool is_hetero(const at::TensorBase& tensor) {
-  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has_backend(
-                                 c10::BackendComponent::PrivateUse1Bit);
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has_backend(c10::BackendComponent::PrivateUse1Bit);
 }
 
 // REQUIRES: is_hetero(tensor), and the tensor is strided.
@@ -92,13 +91,12 @@ inline const HeteroTensorImpl* hetero_impl(const c10::TensorImpl* impl) {
 // A new tensor over a new storage. Takes no memory for the elements.
 at::Tensor make_tensor(const graph::Window& window, graph::WindowId id, size_t storage_bytes);
 // A new tensor over `storage`.
-at::Tensor make_view(c10::Storage storage, at::ScalarType dtype, c10::IntArrayRef sizes,
-                     c10::IntArrayRef strides, int64_t offset);
+at::Tensor make_view(c10::Storage storage, at::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                     int64_t offset);
 at::Tensor make_strided(at::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides);
 
 // Bytes a storage needs to hold the window.
-size_t storage_bytes_for(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset,
-                         size_t item_bytes);
+size_t storage_bytes_for(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, size_t item_bytes);
 
 // Takes the bytes of a CPU storage into a block without copying; the storage lives as long as the block.
 backend::Block adopt_cpu_storage(c10::Storage storage);

@@ -106,8 +106,7 @@ void add_counts(const graph::Plan& plan, const graph::RunCounts& counts) {
 }
 
 // Plans and runs `cut`. REQUIRES: the executor lock, not the recorder lock. Returns the first error.
-Status run(Runner& state, Cut& cut, graph::Plan& plan, graph::Executor& executor,
-           SyncReason reason) {
+Status run(Runner& state, Cut& cut, graph::Plan& plan, graph::Executor& executor, SyncReason reason) {
   RECORD_FUNCTION("hetero::flush", std::vector<c10::IValue>());
   count(counters().flushes[static_cast<size_t>(reason)]);
   state.options = plan_options();
@@ -122,8 +121,8 @@ Status run(Runner& state, Cut& cut, graph::Plan& plan, graph::Executor& executor
     state.plan_text = graph::to_string(cut.graph) + "\n" + graph::to_string(plan);
   }
   if (log >= 1) {
-    std::fprintf(stderr, "hetero: flush (%s): %zu nodes, %u dead\n%s", to_string(reason),
-                 cut.graph.nodes.size(), plan.dead_nodes, log >= 2 ? state.plan_text.c_str() : "");
+    std::fprintf(stderr, "hetero: flush (%s): %zu nodes, %u dead\n%s", to_string(reason), cut.graph.nodes.size(),
+                 plan.dead_nodes, log >= 2 ? state.plan_text.c_str() : "");
   }
   WithoutInterpreter released;
   KernelScope scope;
@@ -188,8 +187,8 @@ void bring_to_host(HeteroStorage* storage) {
   if (binding.valid_on != 0) {
     backend::Device* accelerator = backend::accelerator();
     backend::Queue& queue = accelerator->queue(backend::QueueKind::kDeviceToHost);
-    Status status = queue.copy(binding.blocks[backend::kCpu].data(),
-                               binding.blocks[backend::kAccelerator].data(), storage->nbytes());
+    Status status = queue.copy(binding.blocks[backend::kCpu].data(), binding.blocks[backend::kAccelerator].data(),
+                               storage->nbytes());
     if (status.ok()) status = queue.synchronize();
     if (!status.ok()) raise(status);
     count(counters().copies_to_cpu);
@@ -205,8 +204,8 @@ void flush_all(SyncReason reason) {
   Runner& state = runner();
   Locked lock(state.mutex);
   Status status = cut_and_run(state, reason, [](Recorder& from, Cut& cut) { return from.cut_all(cut); });
-  const bool explicit_sync = reason == SyncReason::kFlush || reason == SyncReason::kSynchronize ||
-                             reason == SyncReason::kSyncMode;
+  const bool explicit_sync =
+      reason == SyncReason::kFlush || reason == SyncReason::kSynchronize || reason == SyncReason::kSyncMode;
   if (!explicit_sync) {
     if (!status.ok() && state.deferred.ok()) state.deferred = status;
     return;
@@ -220,9 +219,8 @@ void settle(std::span<HeteroStorage* const> storages, SyncReason reason) {
   check_fork();
   Runner& state = runner();
   Locked lock(state.mutex);
-  const Status status = cut_and_run(state, reason, [&](Recorder& from, Cut& cut) {
-    return from.cut_ancestors(storages, false, cut);
-  });
+  const Status status =
+      cut_and_run(state, reason, [&](Recorder& from, Cut& cut) { return from.cut_ancestors(storages, false, cut); });
   for (HeteroStorage* storage : storages) check_bytes(storage);
   // Some other value failed in the same run: whoever needs it will see the error.
   if (!status.ok() && status.error_class() == ErrorClass::kInternal) raise(status);
@@ -233,9 +231,8 @@ void settle_users(HeteroStorage* storage, SyncReason reason) {
   Runner& state = runner();
   Locked lock(state.mutex);
   HeteroStorage* const storages[] = {storage};
-  const Status status = cut_and_run(state, reason, [&](Recorder& from, Cut& cut) {
-    return from.cut_ancestors(storages, true, cut);
-  });
+  const Status status =
+      cut_and_run(state, reason, [&](Recorder& from, Cut& cut) { return from.cut_ancestors(storages, true, cut); });
   if (!status.ok() && status.error_class() == ErrorClass::kInternal) raise(status);
 }
 
@@ -264,9 +261,9 @@ c10::Storage host_storage(const c10::Storage& of, SyncReason reason, bool writes
       storage->binding.blocks[backend::kCpu].data(), owner,
       [](void* context) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(context)); },
       c10::Device(c10::kCPU));
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(storage->nbytes()), std::move(pointer),
-      c10::GetCPUAllocator(), true));
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                                            static_cast<int64_t>(storage->nbytes()), std::move(pointer),
+                                                            c10::GetCPUAllocator(), true));
 }
 
 at::Tensor tensor_over(c10::Storage bytes, const at::Tensor& tensor) {
@@ -287,8 +284,7 @@ at::Tensor host_alias(const at::Tensor& tensor, SyncReason reason, bool writes) 
 bool is_fresh(HeteroStorage* storage) {
   Locked executing(runner().mutex);
   Locked recording(recorder().mutex());
-  return storage->binding.valid_on == 0 && storage->binding.error.ok() &&
-         !recorder().touched(storage);
+  return storage->binding.valid_on == 0 && storage->binding.error.ok() && !recorder().touched(storage);
 }
 
 void install_bytes(HeteroStorage* storage, backend::Block block) {
@@ -309,8 +305,7 @@ void resize_storage(HeteroStorage* storage, size_t bytes) {
     bring_to_host(storage);
     Result<backend::Block> block = backend::cpu_device().allocate(bytes);
     if (!block.ok()) raise(block.status());
-    std::memcpy(block.value().data(), binding.blocks[backend::kCpu].data(),
-                std::min(bytes, storage->nbytes()));
+    std::memcpy(block.value().data(), binding.blocks[backend::kCpu].data(), std::min(bytes, storage->nbytes()));
     binding.blocks[backend::kCpu] = std::move(block.value());
     binding.valid_on = 1u << backend::kCpu;
   } else {

@@ -299,9 +299,8 @@ struct Results<std::tuple<T...>> {
     int output = tensors.first_output();
     std::apply(
         [&](auto&... result) {
-          ((result.defined() && output < invocation.node->operand_count
-                ? tensors.deliver(output++, std::move(result))
-                : void()),
+          ((result.defined() && output < invocation.node->operand_count ? tensors.deliver(output++, std::move(result))
+                                                                        : void()),
            ...);
         },
         results);
@@ -358,8 +357,10 @@ struct TypedRecorder<Op, R(A...)> {
         }
       }
     }
-    if (!recorded) [[unlikely]] return boxed(arguments...);
-    if (pressure) [[unlikely]] after_record();
+    if (!recorded) [[unlikely]]
+      return boxed(arguments...);
+    if (pressure) [[unlikely]]
+      after_record();
     if constexpr (Results<R>::kCount == 0) {
       return first_reference(arguments...);
     } else {
@@ -440,8 +441,7 @@ struct TypedKernel<Op, Out, R(A...)> {
  private:
   static void run_on(const graph::Invocation& invocation, KernelTensors& tensors) {
     Decoder decoder(invocation.attributes, invocation.node->attribute_bytes);
-    with_line(invocation.node->sequence,
-              [&] { decode_then<std::decay_t<A>...>(decoder, invocation, tensors); });
+    with_line(invocation.node->sequence, [&] { decode_then<std::decay_t<A>...>(decoder, invocation, tensors); });
   }
 
   // Decodes the arguments of types Next, Rest... one inside the other's lifetime, then calls the operator.

@@ -79,8 +79,9 @@ Status FlushVerifier::compare(const Cut& cut) {
     const auto* actual = static_cast<const uint8_t*>(result.data());
     for (uint64_t i = 0; i < buffer.bytes; ++i) {
       if (written[i] != 0 && expected[i] != actual[i]) {
-        return Status(ErrorClass::kInternal, "HETERO_VERIFY: byte " + std::to_string(i) + " of buffer " + std::to_string(b) +
-                                                 " differs from the straight interpreter's\n" + graph::to_string(graph));
+        return Status(ErrorClass::kInternal, "HETERO_VERIFY: byte " + std::to_string(i) + " of buffer " +
+                                                 std::to_string(b) + " differs from the straight interpreter's\n" +
+                                                 graph::to_string(graph));
       }
     }
   }

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Union
 
 import torch
+
 from torch_hetero import _C
 from torch_hetero.config import config
 from torch_hetero.explain import Report, explain, reset_counters
@@ -232,8 +233,8 @@ class placement(contextlib.ContextDecorator):  # noqa: N801
 # -- Streams and events ----------------------------------------------------------------------------------------------
 
 
-# A point in a stream. torch.Event without a device is one of the current accelerator, which hetero is; a subclass would not
-# do, as elapsed_time takes torch.Event itself only.
+# A point in a stream. torch.Event without a device is one of the current accelerator, which hetero is; a subclass
+# would not do, as elapsed_time takes torch.Event itself only.
 Event = torch.Event
 
 
@@ -249,6 +250,7 @@ class Stream(torch.Stream):
     """
 
     def __new__(cls, device: DeviceLike = None, priority: int = 0, **identity: int) -> Stream:
+        """A new queue, or a handle of the one that `identity` names."""
         if identity:
             return super().__new__(cls, **identity)
         return super().__new__(cls, device=torch.device("hetero", _index(device)), priority=priority)

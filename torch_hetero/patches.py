@@ -16,6 +16,7 @@ import torch
 import torch.utils.dlpack
 from torch import _tensor_str
 from torch.overrides import has_torch_function_unary
+
 from torch_hetero import _C
 
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)

@@ -6,13 +6,9 @@
 namespace hetero::backend {
 namespace {
 
-void add(std::atomic<int64_t>& counter, int64_t amount) {
-  counter.fetch_add(amount, std::memory_order_relaxed);
-}
+void add(std::atomic<int64_t>& counter, int64_t amount) { counter.fetch_add(amount, std::memory_order_relaxed); }
 
-int64_t read(const std::atomic<int64_t>& counter) {
-  return counter.load(std::memory_order_relaxed);
-}
+int64_t read(const std::atomic<int64_t>& counter) { return counter.load(std::memory_order_relaxed); }
 
 // Everything recorded before has run when record returns.
 class CpuEvent final : public Event {
@@ -61,8 +57,7 @@ class CpuDevice::InlineQueue final : public Queue {
 };
 
 CpuDevice::CpuDevice()
-    : capabilities_{.host_accessible = true, .inline_queues = true},
-      allocator_(host_memory(), name_) {
+    : capabilities_{.host_accessible = true, .inline_queues = true}, allocator_(host_memory(), name_) {
   for (size_t kind = 0; kind < queues_.size(); ++kind) {
     queues_[kind] = std::make_unique<InlineQueue>(counters_, kind);
   }

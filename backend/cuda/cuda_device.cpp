@@ -57,9 +57,7 @@ struct Counters {
   std::atomic<int64_t> events_waited{0};
 };
 
-void add(std::atomic<int64_t>& counter, int64_t amount) {
-  counter.fetch_add(amount, std::memory_order_relaxed);
-}
+void add(std::atomic<int64_t>& counter, int64_t amount) { counter.fetch_add(amount, std::memory_order_relaxed); }
 
 void* acquire_device_memory(void* context, size_t bytes) {
   const Gpu& gpu = *static_cast<Gpu*>(context);
@@ -79,8 +77,7 @@ class CudaEvent final : public Event {
  public:
   explicit CudaEvent(const Gpu& gpu) : gpu_(gpu) {
     const CurrentGpu current(gpu_.ordinal);
-    created_ = cuda_status(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming),
-                           "cudaEventCreateWithFlags");
+    created_ = cuda_status(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
   }
   ~CudaEvent() override {
     if (event_ != nullptr && gpu_.check_not_forked().ok()) cudaEventDestroy(event_);
@@ -119,8 +116,7 @@ class CudaQueue final : public Queue {
 
   Status open() {
     const CurrentGpu current(gpu_.ordinal);
-    return cuda_status(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
-                       "cudaStreamCreateWithFlags");
+    return cuda_status(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
   }
 
   Status launch(Task task) override {
@@ -187,15 +183,13 @@ class CudaQueue final : public Queue {
 
   Status enqueue(HostStep step) {
     auto owned = std::make_unique<HostStep>(step);
-    const Status status =
-        cuda_status(cudaLaunchHostFunc(stream_, run_host_step, owned.get()), "cudaLaunchHostFunc");
+    const Status status = cuda_status(cudaLaunchHostFunc(stream_, run_host_step, owned.get()), "cudaLaunchHostFunc");
     if (status.ok()) static_cast<void>(owned.release());
     return status;
   }
 
   Status copy_async(void* destination, const void* source, size_t bytes) {
-    return cuda_status(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDefault, stream_),
-                       "cudaMemcpyAsync");
+    return cuda_status(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDefault, stream_), "cudaMemcpyAsync");
   }
 
   // The stream fills or drains the buffer between these two host steps, one of which copies
@@ -220,9 +214,8 @@ class CudaQueue final : public Queue {
       const size_t piece = std::min(StagingPool::kBufferBytes, bytes - done);
       Result<void*> buffer = staging_.acquire(check_stream);
       if (!buffer.ok()) return buffer.status();
-      const Status status =
-          into_device ? copy_piece_in(destination + done, source + done, piece, buffer.value())
-                      : copy_piece_out(destination + done, source + done, piece, buffer.value());
+      const Status status = into_device ? copy_piece_in(destination + done, source + done, piece, buffer.value())
+                                        : copy_piece_out(destination + done, source + done, piece, buffer.value());
       // After an error the stream is lost and with it the buffer, which it may still be using.
       if (!status.ok()) return status;
     }
@@ -265,8 +258,7 @@ Status CudaQueue::copy(void* destination, const void* source, size_t bytes) {
     return enqueue({&staging_, nullptr, destination, source, bytes, false});
   }
   if (to == Residence::kPageable || from == Residence::kPageable) {
-    return copy_staged(static_cast<char*>(destination), static_cast<const char*>(source), bytes,
-                       into_device);
+    return copy_staged(static_cast<char*>(destination), static_cast<const char*>(source), bytes, into_device);
   }
   return copy_async(destination, source, bytes);
 }
@@ -274,8 +266,7 @@ Status CudaQueue::copy(void* destination, const void* source, size_t bytes) {
 class CudaDeviceImplementation final : public CudaDevice {
  public:
   explicit CudaDeviceImplementation(int ordinal)
-      : gpu_{ordinal},
-        allocator_({acquire_device_memory, release_device_memory, &gpu_, false}, name_) {}
+      : gpu_{ordinal}, allocator_({acquire_device_memory, release_device_memory, &gpu_, false}, name_) {}
 
   // Errors: those of the CUDA runtime.
   Status open() {
@@ -306,9 +297,7 @@ class CudaDeviceImplementation final : public CudaDevice {
   MemoryStats memory_stats() const override { return allocator_.stats(); }
   void reset_peak() override { allocator_.reset_peak(); }
   DeviceCounters counters() const override {
-    const auto read = [](const std::atomic<int64_t>& counter) {
-      return counter.load(std::memory_order_relaxed);
-    };
+    const auto read = [](const std::atomic<int64_t>& counter) { return counter.load(std::memory_order_relaxed); };
     return {.launches = read(counters_.launches),
             .copies_in = read(counters_.copies_in),
             .copies_out = read(counters_.copies_out),
@@ -328,10 +317,10 @@ class CudaDeviceImplementation final : public CudaDevice {
       const cudaError_t error = cudaDeviceGetAttribute(&value, which, gpu_.ordinal);
       return cuda_status(error, "cudaDeviceGetAttribute").ok() ? static_cast<double>(value) : 0.0;
     };
-    capabilities_.flops = attribute(cudaDevAttrMultiProcessorCount) * kLanesPerMultiprocessor * 2 *
-                          attribute(cudaDevAttrClockRate) * 1e3;
-    capabilities_.memory_bandwidth = attribute(cudaDevAttrMemoryClockRate) * 1e3 * 2 *
-                                     attribute(cudaDevAttrGlobalMemoryBusWidth) / 8;
+    capabilities_.flops =
+        attribute(cudaDevAttrMultiProcessorCount) * kLanesPerMultiprocessor * 2 * attribute(cudaDevAttrClockRate) * 1e3;
+    capabilities_.memory_bandwidth =
+        attribute(cudaDevAttrMemoryClockRate) * 1e3 * 2 * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8;
     capabilities_.launch_latency = 5e-6;
   }
 

@@ -16,8 +16,7 @@ namespace hetero::backend {
 inline Status cuda_status(cudaError_t error, const char* action) {
   if (error == cudaSuccess) return Status();
   cudaGetLastError();
-  const ErrorClass error_class =
-      error == cudaErrorMemoryAllocation ? ErrorClass::kResource : ErrorClass::kDevice;
+  const ErrorClass error_class = error == cudaErrorMemoryAllocation ? ErrorClass::kResource : ErrorClass::kDevice;
   return Status(error_class, std::string("cuda: ") + action + ": " + cudaGetErrorString(error));
 }
 

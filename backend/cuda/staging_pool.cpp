@@ -15,8 +15,7 @@ Result<void*> StagingPool::acquire(const std::function<Status()>& check_stream) 
   if (free_.empty() && all_.size() < kBuffers) {
     void* buffer = nullptr;
     // Portable: pinned for every GPU and every context of the process.
-    const Status made =
-        cuda_status(cudaHostAlloc(&buffer, kBufferBytes, cudaHostAllocPortable), "cudaHostAlloc");
+    const Status made = cuda_status(cudaHostAlloc(&buffer, kBufferBytes, cudaHostAllocPortable), "cudaHostAlloc");
     if (made.ok()) {
       all_.push_back(buffer);
       return buffer;
@@ -24,8 +23,7 @@ Result<void*> StagingPool::acquire(const std::function<Status()>& check_stream) 
     if (all_.empty()) return made;
   }
   // A stream that has failed runs no host function any more and would never release its buffers.
-  while (!released_.wait_for(lock, std::chrono::milliseconds(100),
-                             [this] { return !free_.empty(); })) {
+  while (!released_.wait_for(lock, std::chrono::milliseconds(100), [this] { return !free_.empty(); })) {
     if (Status status = check_stream(); !status.ok()) return status;
   }
   void* buffer = free_.back();

@@ -45,8 +45,8 @@ class FaultDevice::FaultQueue final : public Queue {
  private:
   Queue& inner() { return device_.device_.queue(kind_); }
   Status failure(FaultKind kind) const {
-    return Status(ErrorClass::kDevice, device_.name_ + ": injected failure of a " +
-                                           to_string(kind) + " on queue " + to_string(kind_));
+    return Status(ErrorClass::kDevice,
+                  device_.name_ + ": injected failure of a " + to_string(kind) + " on queue " + to_string(kind_));
   }
 
   FaultDevice& device_;
@@ -55,8 +55,7 @@ class FaultDevice::FaultQueue final : public Queue {
 
 FaultDevice::FaultDevice(Device& device) : device_(device), name_("fault:" + device.name()) {
   for (int kind = 0; kind < kQueueKinds; ++kind) {
-    queues_[static_cast<size_t>(kind)] =
-        std::make_unique<FaultQueue>(*this, static_cast<QueueKind>(kind));
+    queues_[static_cast<size_t>(kind)] = std::make_unique<FaultQueue>(*this, static_cast<QueueKind>(kind));
   }
 }
 

@@ -22,17 +22,11 @@ namespace {
 std::mutex configured_mutex;
 SimOptions configured_options;
 
-void add(std::atomic<int64_t>& counter, int64_t amount) {
-  counter.fetch_add(amount, std::memory_order_relaxed);
-}
+void add(std::atomic<int64_t>& counter, int64_t amount) { counter.fetch_add(amount, std::memory_order_relaxed); }
 
-Status usage_error(const char* message) {
-  return Status(ErrorClass::kUsage, std::string("sim: ") + message);
-}
+Status usage_error(const char* message) { return Status(ErrorClass::kUsage, std::string("sim: ") + message); }
 
-Status forked_error() {
-  return Status(ErrorClass::kDevice, "sim: the device cannot be used in a forked process");
-}
+Status forked_error() { return Status(ErrorClass::kDevice, "sim: the device cannot be used in a forked process"); }
 
 // While it lives, threads that are created do not receive the signals meant for the program's own
 // threads.
@@ -56,8 +50,7 @@ class BlockedSignals {
 
 // One record of an event: done once the queue that recorded it has come to that point.
 struct SimDevice::Signal {
-  std::atomic<bool> done{
-      false};  // changes under Shared::mutex, so that nobody misses the notification
+  std::atomic<bool> done{false};  // changes under Shared::mutex, so that nobody misses the notification
 };
 
 struct SimDevice::Shared {
@@ -125,8 +118,7 @@ class SimDevice::SimEvent final : public Event {
 
 class SimDevice::SimQueue final : public Queue {
  public:
-  SimQueue(SimDevice& device, QueueKind kind)
-      : device_(device), shared_(*device.shared_), kind_(kind) {}
+  SimQueue(SimDevice& device, QueueKind kind) : device_(device), shared_(*device.shared_), kind_(kind) {}
 
   ~SimQueue() override {
     {
@@ -204,8 +196,7 @@ class SimDevice::SimQueue final : public Queue {
         const BlockedSignals blocked;
         worker_ = std::thread([this] { work(); });
       } catch (const std::system_error& error) {
-        return Status(ErrorClass::kDevice,
-                      std::string("sim: cannot start a thread: ") + error.what());
+        return Status(ErrorClass::kDevice, std::string("sim: cannot start a thread: ") + error.what());
       }
     }
     if (recorded != nullptr) recorded->set_last_record(command.signal);
@@ -239,8 +230,7 @@ class SimDevice::SimQueue final : public Queue {
     if (command.kind == CommandKind::kWait) {
       bool& waits = shared_.waits_for_signal[static_cast<int>(kind_)];
       waits = true;
-      worker_wakeup().wait(lock,
-                           [&] { return command.signal->done.load(std::memory_order_relaxed); });
+      worker_wakeup().wait(lock, [&] { return command.signal->done.load(std::memory_order_relaxed); });
       waits = false;
       return;
     }
@@ -331,8 +321,7 @@ SimDevice::SimDevice(const SimOptions& options, std::unique_ptr<SimMemory> memor
       memory_(std::move(memory)),
       shared_(std::make_shared<Shared>()) {
   for (int kind = 0; kind < kQueueKinds; ++kind) {
-    queues_[static_cast<size_t>(kind)] =
-        std::make_unique<SimQueue>(*this, static_cast<QueueKind>(kind));
+    queues_[static_cast<size_t>(kind)] = std::make_unique<SimQueue>(*this, static_cast<QueueKind>(kind));
   }
 }
 
@@ -363,9 +352,7 @@ Status SimDevice::synchronize() {
 }
 
 DeviceCounters SimDevice::counters() const {
-  const auto read = [](const std::atomic<int64_t>& counter) {
-    return counter.load(std::memory_order_relaxed);
-  };
+  const auto read = [](const std::atomic<int64_t>& counter) { return counter.load(std::memory_order_relaxed); };
   return {.launches = read(counters_.launches),
           .copies_in = read(counters_.copies_in),
           .copies_out = read(counters_.copies_out),

@@ -34,8 +34,8 @@ Status system_error(const char* action) {
 
 Result<std::unique_ptr<SimMemory>> SimMemory::create(size_t capacity_bytes) {
   if (capacity_bytes > kLargestClassBytes / 4) {
-    return Status(ErrorClass::kUsage, "sim: a capacity of " + format_bytes(capacity_bytes) +
-                                          " does not fit the address space");
+    return Status(ErrorClass::kUsage,
+                  "sim: a capacity of " + format_bytes(capacity_bytes) + " does not fit the address space");
   }
   const size_t mapped = (2 * capacity_bytes + kPageBytes) / kPageBytes * kPageBytes;
   const int file = memfd_create("hetero-sim", MFD_CLOEXEC);
@@ -56,12 +56,11 @@ Result<std::unique_ptr<SimMemory>> SimMemory::create(size_t capacity_bytes) {
   }
   madvise(host, mapped, MADV_DONTDUMP);
   madvise(work, mapped, MADV_DONTDUMP);
-  return std::unique_ptr<SimMemory>(new SimMemory(
-      file, static_cast<char*>(host), static_cast<char*>(work), mapped, capacity_bytes));
+  return std::unique_ptr<SimMemory>(
+      new SimMemory(file, static_cast<char*>(host), static_cast<char*>(work), mapped, capacity_bytes));
 }
 
-SimMemory::SimMemory(int file, char* host, char* private_mapping, size_t mapped_bytes,
-                     size_t capacity)
+SimMemory::SimMemory(int file, char* host, char* private_mapping, size_t mapped_bytes, size_t capacity)
     : file_(file),
       host_(host),
       private_(private_mapping),
@@ -89,8 +88,7 @@ Result<Block> SimMemory::allocate(size_t bytes) {
     std::lock_guard guard(lock_);
     if (bytes > capacity_) return out_of_memory_error("sim", bytes, stats_);
     const auto rounded = static_cast<int64_t>(round_to_alignment(bytes));
-    if (stats_.allocated_bytes + rounded > stats_.limit_bytes ||
-        !take_range(range_bytes(bytes), offset)) {
+    if (stats_.allocated_bytes + rounded > stats_.limit_bytes || !take_range(range_bytes(bytes), offset)) {
       return out_of_memory_error("sim", bytes, stats_);
     }
     const size_t end = offset + range_bytes(bytes);
@@ -117,9 +115,7 @@ void SimMemory::release(void* data, size_t bytes) {
   const size_t offset = static_cast<size_t>(static_cast<char*>(data) - host_) - kGuardBytes;
   if (!guards_intact(offset, bytes)) {
     guard_violations_.fetch_add(1, std::memory_order_relaxed);
-    std::fprintf(stderr,
-                 "hetero: sim: bytes outside the block of %zu bytes at %p were overwritten\n",
-                 bytes, data);
+    std::fprintf(stderr, "hetero: sim: bytes outside the block of %zu bytes at %p were overwritten\n", bytes, data);
   }
   fill_with_poison(offset, range_bytes(bytes));
   std::lock_guard guard(lock_);
@@ -153,8 +149,8 @@ void SimMemory::fill_with_poison(size_t offset, size_t bytes) {
 void SimMemory::discard_pages(size_t offset, size_t bytes) {
   // Only whole pages are discarded, those at the ends are partly zeroed; a failure costs memory,
   // not correctness.
-  static_cast<void>(fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                              static_cast<off_t>(offset), static_cast<off_t>(bytes)));
+  static_cast<void>(fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                              static_cast<off_t>(bytes)));
 }
 
 bool SimMemory::take_range(size_t bytes, size_t& offset) {

@@ -24,8 +24,7 @@ using backend::QueueKind;
 Instruction copy_to(DeviceIndex to, BufferId buffer) {
   const bool in = to == backend::kAccelerator;
   return {.kind = Instruction::Kind::kCopy,
-          .queue = queue_id(backend::kAccelerator,
-                            in ? QueueKind::kHostToDevice : QueueKind::kDeviceToHost),
+          .queue = queue_id(backend::kAccelerator, in ? QueueKind::kHostToDevice : QueueKind::kDeviceToHost),
           .index = buffer,
           .from = in ? backend::kCpu : backend::kAccelerator,
           .to = to};
@@ -53,9 +52,8 @@ void insert_copies(const Graph& graph, Plan& plan, Scratch& scratch) {
       if (bytes != 0) plan.program.push_back(copy_to(device, o->buffer));
       bytes |= here;
     }
-    plan.program.push_back({.kind = Instruction::Kind::kRun,
-                            .queue = queue_id(device, QueueKind::kCompute),
-                            .index = n});
+    plan.program.push_back(
+        {.kind = Instruction::Kind::kRun, .queue = queue_id(device, QueueKind::kCompute), .index = n});
     for (const Operand* o = first; o != end; ++o) {
       if (o->writes()) valid[o->buffer] = here;
     }

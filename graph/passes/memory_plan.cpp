@@ -37,8 +37,7 @@ class MemoryPlanner {
     plan_.residences.assign(residences, {});
     scratch_.slices.assign(residences, 0);
     find_lifetimes();
-    const uint64_t capacity =
-        options_.accelerator_bytes == 0 ? UINT64_MAX : options_.accelerator_bytes;
+    const uint64_t capacity = options_.accelerator_bytes == 0 ? UINT64_MAX : options_.accelerator_bytes;
     const uint64_t bound = capacity == UINT64_MAX ? 0 : bound_bytes();
     const uint64_t room = capacity - std::min(bound, capacity);
     const bool clocks = !host_only(options_);
@@ -76,8 +75,7 @@ class MemoryPlanner {
     }
   }
 
-  Home home_of(const Buffer& buffer, const Operand& operand, const Node& node,
-               DeviceIndex device) const {
+  Home home_of(const Buffer& buffer, const Operand& operand, const Node& node, DeviceIndex device) const {
     if (device == kCpu && operand.access == Access::kDefine && op_table()[node.op].brings_memory) {
       return Home::kBrought;
     }
@@ -134,9 +132,8 @@ class MemoryPlanner {
     if (slice != 0) return;
     SliceAllocator& arena = scratch_.arenas[device];
     const bool clocks = !host_only(options_);
-    const uint32_t taken =
-        arena.allocate(graph_.buffers[buffer].bytes, clocks ? &scratch_.clocks[i] : nullptr,
-                       clocks ? &scratch_.requirements[i] : nullptr);
+    const uint32_t taken = arena.allocate(graph_.buffers[buffer].bytes, clocks ? &scratch_.clocks[i] : nullptr,
+                                          clocks ? &scratch_.requirements[i] : nullptr);
     slice = taken + 1;
     residence.offset = arena.offset(taken);
     live_[device] += arena.size(taken);

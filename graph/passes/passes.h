@@ -37,17 +37,17 @@ struct Scratch {
   std::vector<uint32_t> slices;     // per residence: its slice of the arena + 1 (memory_plan)
   SliceAllocator arenas[backend::kMaxDevices];
   std::vector<std::pair<uint32_t, uint32_t>> waits;  // instruction, and which it waits for (events)
-  std::vector<uint32_t> positions;   // per instruction: where it is in the final program (events)
-  std::vector<uint32_t> event_of;    // per instruction: the event recorded after it + 1 (events)
-  std::vector<Instruction> program;  // the final program (events)
+  std::vector<uint32_t> positions;                   // per instruction: where it is in the final program (events)
+  std::vector<uint32_t> event_of;                    // per instruction: the event recorded after it + 1 (events)
+  std::vector<Instruction> program;                  // the final program (events)
 };
 
 // How many bytes placement may put on the accelerator.
 inline constexpr uint64_t kAnyBytes = UINT64_MAX;
 
 void drop_dead_values(const Graph& graph, Plan& plan, Scratch& scratch);
-void place_nodes(const Graph& graph, const PlanOptions& options, uint64_t accelerator_bytes,
-                 Plan& plan, Scratch& scratch);
+void place_nodes(const Graph& graph, const PlanOptions& options, uint64_t accelerator_bytes, Plan& plan,
+                 Scratch& scratch);
 void insert_copies(const Graph& graph, Plan& plan, Scratch& scratch);
 void order_queues(const Graph& graph, const Plan& plan, Scratch& scratch);
 // True when what lies on the accelerator fits into options.accelerator_bytes.

@@ -71,8 +71,7 @@ class Placer {
       case OpClass::kIndexing:
       case OpClass::kCopy:
       case OpClass::kOther:
-        return {work.bytes_on_accelerator > work.bytes_on_cpu ? kAccelerator : kCpu,
-                Reason::kFollowsData};
+        return {work.bytes_on_accelerator > work.bytes_on_cpu ? kAccelerator : kCpu, Reason::kFollowsData};
       case OpClass::kPointwise:
       case OpClass::kReduction:
       case OpClass::kRandom:
@@ -108,8 +107,7 @@ class Placer {
     return work;
   }
 
-  static double flops(OpClass op_class, const Window& written, const Window* const* read,
-                      int reads) {
+  static double flops(OpClass op_class, const Window& written, const Window* const* read, int reads) {
     const auto size = [](const Window& w) { return static_cast<double>(w.numel); };
     const double out = size(written);
     switch (op_class) {
@@ -122,8 +120,7 @@ class Placer {
       }
       case OpClass::kConvolution: {
         const Window& weight = *read[1];
-        return weight.rank > 0 && weight.dims[0] > 0 ? 2 * out * size(weight) / weight.dims[0]
-                                                     : out;
+        return weight.rank > 0 && weight.dims[0] > 0 ? 2 * out * size(weight) / weight.dims[0] : out;
       }
       case OpClass::kAttention: {
         const Window& key = *read[1];
@@ -181,8 +178,8 @@ class Placer {
 
 }  // namespace
 
-void place_nodes(const Graph& graph, const PlanOptions& options, uint64_t accelerator_bytes,
-                 Plan& plan, Scratch& scratch) {
+void place_nodes(const Graph& graph, const PlanOptions& options, uint64_t accelerator_bytes, Plan& plan,
+                 Scratch& scratch) {
   plan.placements.assign(graph.nodes.size(), Placement{});
   if (host_only(options)) return;
   Placer placer(graph, options, accelerator_bytes, scratch);

@@ -100,8 +100,7 @@ uint32_t SliceAllocator::take(uint32_t slice, uint64_t size) {
 // Extends the free slice at the end of the arena, or adds one.
 uint32_t SliceAllocator::grow(uint64_t size, const Clock* known) {
   uint32_t slice = last_;
-  if (slice != kNone && slices_[slice].is_free &&
-      (!with_clocks_ || covers(*known, clocks_[slice]))) {
+  if (slice != kNone && slices_[slice].is_free && (!with_clocks_ || covers(*known, clocks_[slice]))) {
     unlink(slice);
     slices_[slice].is_free = false;
     slices_[slice].size = size;

@@ -123,8 +123,7 @@ TEST_CASE("a host access to a storage's address dies with a message that says wh
     return *static_cast<volatile char*>(address + 100);
   });
   REQUIRE(outcome.died_of_fault());
-  REQUIRE(outcome.error_output.find(
-              "hetero: the host touched the bytes of a hetero tensor at 0x") == 0);
+  REQUIRE(outcome.error_output.find("hetero: the host touched the bytes of a hetero tensor at 0x") == 0);
   REQUIRE(outcome.error_output.find(".cpu()") != std::string::npos);
   address_space::release(address, 4096);
 }

@@ -56,8 +56,8 @@ Block take(CachingAllocator& allocator, size_t bytes) {
 
 TEST_CASE("a host block is writable over all its bytes and aligned to 64") {
   CachingAllocator allocator(host_memory(), "cpu");
-  for (size_t bytes : {size_t{0}, size_t{1}, size_t{64}, size_t{1000}, size_t{100000}, kMiB - 1,
-                       kMiB, 3 * kMiB + 5, 5 * kMiB, 33 * kMiB + 1}) {
+  for (size_t bytes : {size_t{0}, size_t{1}, size_t{64}, size_t{1000}, size_t{100000}, kMiB - 1, kMiB, 3 * kMiB + 5,
+                       5 * kMiB, 33 * kMiB + 1}) {
     Block block = take(allocator, bytes);
     REQUIRE(block.data() != nullptr);
     REQUIRE(block.bytes() == bytes);
@@ -130,9 +130,8 @@ TEST_CASE("the limit refuses a block with the figures and leaves the allocator u
   const Result<Block> refused = allocator.allocate(kMiB + kMiB / 2);
   REQUIRE_FALSE(refused.ok());
   REQUIRE(refused.status().error_class() == ErrorClass::kResource);
-  REQUIRE(
-      refused.status().message().find("hetero out of memory: tried to allocate 1.50 MiB; 2.00 MiB "
-                                      "already allocated, limit 3.00 MiB") == 0);
+  REQUIRE(refused.status().message().find("hetero out of memory: tried to allocate 1.50 MiB; 2.00 MiB "
+                                          "already allocated, limit 3.00 MiB") == 0);
   REQUIRE(allocator.stats().allocated_bytes == static_cast<int64_t>(2 * kMiB));
   REQUIRE(allocator.stats().limit_bytes == static_cast<int64_t>(3 * kMiB));
   Block fits = take(allocator, kMiB);
@@ -145,8 +144,7 @@ TEST_CASE("cached blocks do not count against the limit") {
   FakeSource fake;
   CachingAllocator allocator(fake.source(), "fake");
   allocator.set_memory_limit(4 * kMiB);
-  for (size_t bytes = kMiB; bytes <= 4 * kMiB; bytes += kMiB)
-    REQUIRE(allocator.allocate(bytes).ok());
+  for (size_t bytes = kMiB; bytes <= 4 * kMiB; bytes += kMiB) REQUIRE(allocator.allocate(bytes).ok());
   REQUIRE(allocator.stats().reserved_bytes == static_cast<int64_t>(10 * kMiB));
 }
 

@@ -17,8 +17,7 @@ struct ChildOutcome {
   // True when the child touched memory that it must not touch. AddressSanitizer reports such a
   // fault and exits.
   bool died_of_fault() const {
-    return signal == SIGSEGV || signal == SIGBUS ||
-           error_output.find("Sanitizer") != std::string::npos;
+    return signal == SIGSEGV || signal == SIGBUS || error_output.find("Sanitizer") != std::string::npos;
   }
 };
 

@@ -50,8 +50,7 @@ TEST_CASE("pageable bytes of several staging buffers go to the GPU and come back
   REQUIRE(second.ok());
   const auto copied_in = device->create_event();
   const auto moved = device->create_event();
-  REQUIRE(
-      device->queue(QueueKind::kHostToDevice).copy(first.value().data(), host.data(), bytes).ok());
+  REQUIRE(device->queue(QueueKind::kHostToDevice).copy(first.value().data(), host.data(), bytes).ok());
   REQUIRE(device->queue(QueueKind::kHostToDevice).record(*copied_in).ok());
   Queue& compute = device->queue(QueueKind::kCompute);
   REQUIRE(compute.wait(*copied_in).ok());
@@ -72,8 +71,7 @@ TEST_CASE("a task runs on the calling thread with its queue's stream current") {
   static std::vector<void*> hooked;
   set_stream_hook([](void* stream) { hooked.push_back(stream); });
   void* stream = nullptr;
-  const Task task = {
-      [](void* context) { *static_cast<void**>(context) = CudaDevice::current_stream(); }, &stream};
+  const Task task = {[](void* context) { *static_cast<void**>(context) = CudaDevice::current_stream(); }, &stream};
   REQUIRE(device->queue(QueueKind::kCompute).launch(task).ok());
   set_stream_hook(nullptr);
   REQUIRE(stream != nullptr);

@@ -33,8 +33,7 @@ TEST_CASE("live pool objects do not overlap and keep their alignment") {
     objects.push_back(object);
   }
   for (int i = 0; i < 1000; ++i) {
-    REQUIRE(std::all_of(objects[i], objects[i] + 192,
-                        [i](char byte) { return byte == static_cast<char>(i & 0xff); }));
+    REQUIRE(std::all_of(objects[i], objects[i] + 192, [i](char byte) { return byte == static_cast<char>(i & 0xff); }));
     List::deallocate(objects[i]);
   }
 }

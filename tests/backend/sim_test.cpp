@@ -60,9 +60,7 @@ class Gate {
 // What a task on the device reads at `data`.
 unsigned char byte_at(SimDevice& device, const void* data) {
   unsigned char value = 0;
-  auto read = [&] {
-    value = *static_cast<unsigned char*>(device.kernel_address(const_cast<void*>(data)));
-  };
+  auto read = [&] { value = *static_cast<unsigned char*>(device.kernel_address(const_cast<void*>(data))); };
   REQUIRE(device.queue(QueueKind::kCompute).launch(task_of(read)).ok());
   REQUIRE(device.synchronize().ok());
   return value;
@@ -209,8 +207,7 @@ TEST_CASE("destroying the device runs what was submitted") {
   {
     const auto device = make_sim();
     const auto event = device->create_event();
-    for (int i = 0; i < 10; ++i)
-      REQUIRE(device->queue(QueueKind::kCompute).launch(task_of(count)).ok());
+    for (int i = 0; i < 10; ++i) REQUIRE(device->queue(QueueKind::kCompute).launch(task_of(count)).ok());
     REQUIRE(device->queue(QueueKind::kCompute).record(*event).ok());
     REQUIRE(device->queue(QueueKind::kDeviceToHost).wait(*event).ok());
     REQUIRE(device->queue(QueueKind::kDeviceToHost).launch(task_of(count)).ok());
@@ -234,8 +231,7 @@ TEST_CASE("each worker runs the start hook once before its first command") {
   const auto device = make_sim();
   int seen = -1;
   auto look = [&] { seen = hook_runs; };
-  for (int i = 0; i < 2; ++i)
-    REQUIRE(device->queue(QueueKind::kCompute).launch(task_of(look)).ok());
+  for (int i = 0; i < 2; ++i) REQUIRE(device->queue(QueueKind::kCompute).launch(task_of(look)).ok());
   REQUIRE(device->synchronize().ok());
   set_worker_start_hook(nullptr);
   REQUIRE(seen == 1);
@@ -249,9 +245,8 @@ TEST_CASE("the capacity refuses a block with the figures and freed memory is ava
   const Result<Block> refused = device->allocate(3 * kMiB);
   REQUIRE_FALSE(refused.ok());
   REQUIRE(refused.status().error_class() == ErrorClass::kResource);
-  REQUIRE(
-      refused.status().message().find("hetero out of memory: tried to allocate 3.00 MiB; 8.00 MiB "
-                                      "already allocated, limit 10.00 MiB") == 0);
+  REQUIRE(refused.status().message().find("hetero out of memory: tried to allocate 3.00 MiB; 8.00 MiB "
+                                          "already allocated, limit 10.00 MiB") == 0);
   most.reset();
   Block all = take(*device, 10 * kMiB);
   REQUIRE_FALSE(device->allocate(0).ok());
@@ -286,9 +281,7 @@ TEST_CASE("a write one byte beyond a block is found when the block is released")
   for (int64_t offset : {int64_t{-1}, int64_t{1000}, int64_t{1000 + 63}}) {
     const auto device = make_sim();
     Block block = take(*device, 1000);
-    auto overrun = [&] {
-      static_cast<unsigned char*>(device->kernel_address(block.data()))[offset] = 1;
-    };
+    auto overrun = [&] { static_cast<unsigned char*>(device->kernel_address(block.data()))[offset] = 1; };
     REQUIRE(device->queue(QueueKind::kCompute).launch(task_of(overrun)).ok());
     REQUIRE(device->synchronize().ok());
     REQUIRE(device->guard_violations() == 0);
@@ -312,8 +305,7 @@ TEST_CASE("a damaged guard band is reported on stderr") {
 
 TEST_CASE("a block that stays within its bytes leaves the guards intact") {
   const auto device = make_sim();
-  for (size_t bytes :
-       {size_t{0}, size_t{1}, size_t{63}, size_t{64}, size_t{4096}, size_t{100001}}) {
+  for (size_t bytes : {size_t{0}, size_t{1}, size_t{63}, size_t{64}, size_t{4096}, size_t{100001}}) {
     Block block = take(*device, bytes);
     auto fill = [&] {
       auto* data = static_cast<unsigned char*>(device->kernel_address(block.data()));
@@ -402,8 +394,7 @@ TEST_CASE("a sleeping device does not keep a process from exiting") {
     auto device = SimDevice::create({.capacity_bytes = kMiB});
     auto nothing = [] {};
     for (int kind = 0; kind < kQueueKinds; ++kind) {
-      if (!device.value()->queue(static_cast<QueueKind>(kind)).launch(task_of(nothing)).ok())
-        return 1;
+      if (!device.value()->queue(static_cast<QueueKind>(kind)).launch(task_of(nothing)).ok()) return 1;
     }
     if (!device.value()->synchronize().ok()) return 2;
     static_cast<void>(device.value().release());  // leaked, as the registry does
@@ -425,9 +416,8 @@ TEST_CASE("a forked child is refused, does not hang, and does not harm the paren
   const ChildOutcome outcome = run_in_child([&] {
     Queue& queue = device->queue(QueueKind::kCompute);
     const bool refused = !device->allocate(64).ok() && !queue.launch(task_of(write)).ok() &&
-                         !queue.record(*event).ok() && !queue.wait(*event).ok() &&
-                         !queue.synchronize().ok() && !event->synchronize().ok() &&
-                         !device->synchronize().ok();
+                         !queue.record(*event).ok() && !queue.wait(*event).ok() && !queue.synchronize().ok() &&
+                         !event->synchronize().ok() && !device->synchronize().ok();
     block.reset();
     device.reset();
     return refused ? 0 : 1;

@@ -42,15 +42,13 @@ struct FaultyDevices {
 };
 
 // Runs on faulty devices that are healthy while inputs are bound and results are read.
-Results run_with_fault(Program& program, const Plan& plan, FaultyDevices& faulty,
-                       FaultDevice& device, FaultKind kind, int64_t nth,
-                       FaultDuration duration = FaultDuration::kOnce) {
+Results run_with_fault(Program& program, const Plan& plan, FaultyDevices& faulty, FaultDevice& device, FaultKind kind,
+                       int64_t nth, FaultDuration duration = FaultDuration::kOnce) {
   Results results;
   results.bindings = program.bind(test_devices());
   Executor executor(faulty.devices);
   device.fail(kind, nth, duration);
-  results.status =
-      executor.run(program.graph, plan, program.pointers(results.bindings), results.counts);
+  results.status = executor.run(program.graph, plan, program.pointers(results.bindings), results.counts);
   faulty.cpu.heal();
   faulty.accelerator.heal();
   program.read_values(results, test_devices());
@@ -173,8 +171,7 @@ TEST_CASE("a value read by a task keeps its health while the next value of the b
     p.escape(x);
     BufferId result = x;
     for (int i = 0; i < 8; ++i) {
-      result =
-          p.define(test_ops().matmul, 512, {p.read(x), p.read(result)}, Preference::kAccelerator);
+      result = p.define(test_ops().matmul, 512, {p.read(x), p.read(result)}, Preference::kAccelerator);
     }
     p.escape(result);
     p.add(test_ops().half_throws, {p.update(x)}, Preference::kCpu);
@@ -259,8 +256,7 @@ TEST_CASE("without events the host keeps the order") {
     FaultyDevices faulty;
     const FaultKind kind = round % 2 == 0 ? FaultKind::kEventRecord : FaultKind::kEventWait;
     faulty.cpu.fail(kind, 1, FaultDuration::kForEver);
-    const Results results =
-        run_with_fault(p, plan, faulty, faulty.accelerator, kind, 1, FaultDuration::kForEver);
+    const Results results = run_with_fault(p, plan, faulty, faulty.accelerator, kind, 1, FaultDuration::kForEver);
     REQUIRE(results.status.ok());
     REQUIRE(same_values(p, results, p.interpret()));
   }
@@ -268,8 +264,8 @@ TEST_CASE("without events the host keeps the order") {
 
 TEST_CASE("whatever fails, at whatever call: no crash, no hang, no wrong value, no leak") {
   std::mt19937 random(23);
-  constexpr FaultKind kKinds[] = {FaultKind::kAllocation, FaultKind::kCopy, FaultKind::kLaunch,
-                                  FaultKind::kEventRecord, FaultKind::kEventWait};
+  constexpr FaultKind kKinds[] = {FaultKind::kAllocation, FaultKind::kCopy, FaultKind::kLaunch, FaultKind::kEventRecord,
+                                  FaultKind::kEventWait};
   int failed = 0;
   for (int round = 0; round < 400; ++round) {
     int64_t before[backend::kMaxDevices];
@@ -284,8 +280,8 @@ TEST_CASE("whatever fails, at whatever call: no crash, no hang, no wrong value, 
       FaultyDevices faulty;
       FaultDevice& device = round % 2 == 0 ? faulty.cpu : faulty.accelerator;
       const auto duration = round % 3 == 0 ? FaultDuration::kForEver : FaultDuration::kOnce;
-      const Results results = run_with_fault(p, plan, faulty, device, kKinds[round % 5],
-                                             1 + static_cast<int64_t>(random() % 12), duration);
+      const Results results =
+          run_with_fault(p, plan, faulty, device, kKinds[round % 5], 1 + static_cast<int64_t>(random() % 12), duration);
       failed += !results.status.ok();
       for (BufferId b = 0; b < p.graph.buffers.size(); ++b) {
         if (!p.graph.buffers[b].escapes || !results.bindings[b].error.ok()) continue;
@@ -318,8 +314,7 @@ TEST_CASE("memory that was never written is handed out, and stays what it was") 
   const BufferId empty = p.empty(16);
   p.escape(empty);
   p.add(test_ops().pointwise, {p.operand(empty, Access::kWrite, {4}, {1}, 0)}, Preference::kCpu);
-  p.add(test_ops().matmul, {p.operand(empty, Access::kUpdate, {4}, {1}, 4)},
-        Preference::kAccelerator);
+  p.add(test_ops().matmul, {p.operand(empty, Access::kUpdate, {4}, {1}, 4)}, Preference::kAccelerator);
   p.add(test_ops().matmul, {p.operand(empty, Access::kWrite, {4}, {1}, 8)}, Preference::kCpu);
   const Results results = p.run(both_options());
   REQUIRE(results.status.ok());

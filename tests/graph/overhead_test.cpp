@@ -43,8 +43,7 @@ void print_overhead(const char* what, OpId op) {
     REQUIRE(executor.run(p.graph, plan, pointers, counts).ok());
     bindings[value].blocks[0].reset();
   });
-  std::printf("%s: planning %.1f ns, running %.1f ns per node\n", what, planning / kNodes,
-              running / kNodes);
+  std::printf("%s: planning %.1f ns, running %.1f ns per node\n", what, planning / kNodes, running / kNodes);
 }
 
 }  // namespace
@@ -55,13 +54,12 @@ TEST_CASE("overhead per node of a chain of 1,000 empty kernels", "[benchmark]") 
     alignas(64) static char bytes[64];
     call.brought[2] = backend::Block::adopt(bytes, sizeof(bytes), nullptr, nullptr);
   };
-  print_overhead("memory from the arena", op_table().add({.name = "test::nothing",
-                                                          .op_class = OpClass::kPointwise,
-                                                          .kernel = nothing}));
-  print_overhead("memory brought by the kernel", op_table().add({.name = "test::bring_nothing",
-                                                                 .op_class = OpClass::kPointwise,
-                                                                 .brings_memory = true,
-                                                                 .kernel = bring}));
+  print_overhead("memory from the arena",
+                 op_table().add({.name = "test::nothing", .op_class = OpClass::kPointwise, .kernel = nothing}));
+  print_overhead(
+      "memory brought by the kernel",
+      op_table().add(
+          {.name = "test::bring_nothing", .op_class = OpClass::kPointwise, .brings_memory = true, .kernel = bring}));
 }
 
 TEST_CASE("cost of interning a known window", "[benchmark]") {

@@ -16,8 +16,7 @@ namespace {
 constexpr uint8_t kOnAccelerator = 1u << kAccelerator;
 
 int count(const Plan& plan, Kind kind) {
-  return static_cast<int>(
-      std::ranges::count(plan.program, kind, [](const Instruction& i) { return i.kind; }));
+  return static_cast<int>(std::ranges::count(plan.program, kind, [](const Instruction& i) { return i.kind; }));
 }
 
 std::vector<int> live_nodes(const Plan& plan) {
@@ -71,8 +70,7 @@ TEST_CASE("dead values: a whole overwrite ends the need, a partial one does not"
   const BufferId y = q.input(8);
   q.escape(y);
   q.add(test_ops().pointwise, {q.write(y)});
-  q.add(test_ops().pointwise,
-        {q.operand(y, Access::kWrite, {4, 2}, {1, 4}, 0)});  // dense, transposed
+  q.add(test_ops().pointwise, {q.operand(y, Access::kWrite, {4, 2}, {1, 4}, 0)});  // dense, transposed
   CHECK(live_nodes(q.plan(cpu_options())) == std::vector<int>{1});
 }
 
@@ -104,15 +102,10 @@ TEST_CASE("placement: each reason") {
   p.escape(p.define(ops.pointwise, 8, {p.read(small)}, Preference::kAccelerator));
   p.escape(p.define(ops.pointwise, 64, {p.read(other)}));
   const std::vector<Placement> got = p.plan(both_options()).placements;
-  const std::pair<backend::DeviceIndex, Reason> expected[] = {{kCpu, Reason::kTooSmall},
-                                                              {kAccelerator, Reason::kOpClass},
-                                                              {kAccelerator, Reason::kOpClass},
-                                                              {kCpu, Reason::kFollowsData},
-                                                              {kAccelerator, Reason::kFollowsData},
-                                                              {kCpu, Reason::kUnsupported},
-                                                              {kCpu, Reason::kRequested},
-                                                              {kAccelerator, Reason::kRequested},
-                                                              {kAccelerator, Reason::kOpClass}};
+  const std::pair<backend::DeviceIndex, Reason> expected[] = {
+      {kCpu, Reason::kTooSmall},    {kAccelerator, Reason::kOpClass},     {kAccelerator, Reason::kOpClass},
+      {kCpu, Reason::kFollowsData}, {kAccelerator, Reason::kFollowsData}, {kCpu, Reason::kUnsupported},
+      {kCpu, Reason::kRequested},   {kAccelerator, Reason::kRequested},   {kAccelerator, Reason::kOpClass}};
   for (size_t n = 0; n < got.size(); ++n) {
     INFO(n);
     CHECK(got[n].device == expected[n].first);

@@ -26,8 +26,7 @@ Block allocate(backend::Device& device, size_t bytes) {
   return std::move(block.value());
 }
 
-void copy(backend::Device& accelerator, QueueKind direction, void* to, const void* from,
-          size_t bytes) {
+void copy(backend::Device& accelerator, QueueKind direction, void* to, const void* from, size_t bytes) {
   REQUIRE(accelerator.queue(direction).copy(to, from, bytes).ok());
   REQUIRE(accelerator.queue(direction).synchronize().ok());
 }
@@ -57,9 +56,8 @@ PlanOptions cpu_options() { return options_for({test_devices()[kCpu], nullptr});
 PlanOptions both_options() { return options_for(test_devices()); }
 
 BufferId Program::input(int64_t count, uint8_t valid_on) {
-  graph.buffers.push_back({.bytes = static_cast<uint64_t>(count) * sizeof(float),
-                           .valid_on = valid_on,
-                           .escapes = false});
+  graph.buffers.push_back(
+      {.bytes = static_cast<uint64_t>(count) * sizeof(float), .valid_on = valid_on, .escapes = false});
   return static_cast<BufferId>(graph.buffers.size() - 1);
 }
 
@@ -70,13 +68,10 @@ Operand Program::operand(BufferId buffer, Access access) {
   return operand(buffer, access, {count}, {1}, 0);
 }
 
-Operand Program::operand(BufferId buffer, Access access, std::vector<int64_t> sizes,
-                         std::vector<int64_t> strides, int64_t offset) {
+Operand Program::operand(BufferId buffer, Access access, std::vector<int64_t> sizes, std::vector<int64_t> strides,
+                         int64_t offset) {
   const DType f32 = parse_dtype("f32");
-  return {.buffer = buffer,
-          .window = windows.intern(f32, sizes, strides, offset),
-          .access = access,
-          .bits = 0};
+  return {.buffer = buffer, .window = windows.intern(f32, sizes, strides, offset), .access = access, .bits = 0};
 }
 
 void Program::add(OpId op, std::vector<Operand> operands, Preference preference, float constant) {
@@ -95,8 +90,7 @@ void Program::add(OpId op, std::vector<Operand> operands, Preference preference,
   graph.nodes.push_back(node);
 }
 
-BufferId Program::define(OpId op, int64_t count, std::vector<Operand> inputs, Preference preference,
-                         float constant) {
+BufferId Program::define(OpId op, int64_t count, std::vector<Operand> inputs, Preference preference, float constant) {
   const BufferId output = empty(count);
   inputs.push_back(operand(output, Access::kDefine));
   add(op, std::move(inputs), preference, constant);
@@ -114,8 +108,7 @@ std::vector<Binding> Program::bind(const Devices& devices) const {
     }
     if (buffer.valid_on >> kAccelerator & 1) {
       Block remote = allocate(*devices[kAccelerator], buffer.bytes);
-      copy(*devices[kAccelerator], QueueKind::kHostToDevice, remote.data(), host.data(),
-           buffer.bytes);
+      copy(*devices[kAccelerator], QueueKind::kHostToDevice, remote.data(), host.data(), buffer.bytes);
       bindings[b].blocks[kAccelerator] = std::move(remote);
     }
     if (buffer.valid_on >> kCpu & 1) bindings[b].blocks[kCpu] = std::move(host);
@@ -146,8 +139,7 @@ void Program::read_values(Results& results, const Devices& devices) const {
     if (binding.valid_on >> kAccelerator & 1) {
       REQUIRE(binding.blocks[kAccelerator]);
       Block host = allocate(*devices[kCpu], bytes);
-      copy(*devices[kAccelerator], QueueKind::kDeviceToHost, host.data(),
-           binding.blocks[kAccelerator].data(), bytes);
+      copy(*devices[kAccelerator], QueueKind::kDeviceToHost, host.data(), binding.blocks[kAccelerator].data(), bytes);
       // Where both devices claim to have the bytes, they are the same bytes.
       if (binding.valid_on >> kCpu & 1 && bytes > 0) {
         REQUIRE(std::memcmp(host.data(), values.data(), bytes) == 0);
@@ -172,9 +164,7 @@ Plan Program::plan(const PlanOptions& options) const {
   return plan;
 }
 
-Results Program::run(const PlanOptions& options, const Devices& devices) {
-  return run_plan(plan(options), devices);
-}
+Results Program::run(const PlanOptions& options, const Devices& devices) { return run_plan(plan(options), devices); }
 
 Results Program::run_plan(const Plan& plan, const Devices& devices) {
   Results results;

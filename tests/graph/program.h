@@ -56,17 +56,16 @@ class Program {
 
   // Operands. Without sizes they are the whole buffer.
   Operand operand(BufferId buffer, Access access);
-  Operand operand(BufferId buffer, Access access, std::vector<int64_t> sizes,
-                  std::vector<int64_t> strides, int64_t offset);
+  Operand operand(BufferId buffer, Access access, std::vector<int64_t> sizes, std::vector<int64_t> strides,
+                  int64_t offset);
   Operand read(BufferId buffer) { return operand(buffer, Access::kRead); }
   Operand update(BufferId buffer) { return operand(buffer, Access::kUpdate); }
   Operand write(BufferId buffer) { return operand(buffer, Access::kWrite); }
 
   // Nodes.
-  void add(OpId op, std::vector<Operand> operands, Preference preference = Preference::kAuto,
-           float constant = 1.0f);
-  BufferId define(OpId op, int64_t count, std::vector<Operand> inputs,
-                  Preference preference = Preference::kAuto, float constant = 1.0f);
+  void add(OpId op, std::vector<Operand> operands, Preference preference = Preference::kAuto, float constant = 1.0f);
+  BufferId define(OpId op, int64_t count, std::vector<Operand> inputs, Preference preference = Preference::kAuto,
+                  float constant = 1.0f);
 
   // Runs the program by a plan, or by the interpreter. Inputs hold numbers that depend on their id
   // only.

@@ -92,7 +92,9 @@ TEST_CASE("a run gives back all memory but the bindings'") {
     for (int d = 0; d < backend::kMaxDevices; ++d) {
       before[d] = test_devices()[d]->memory_stats().allocated_bytes;
     }
-    { const Results results = program.run(both_options()); }
+    {
+      const Results results = program.run(both_options());
+    }
     for (int d = 0; d < backend::kMaxDevices; ++d) {
       CHECK(test_devices()[d]->memory_stats().allocated_bytes == before[d]);
     }

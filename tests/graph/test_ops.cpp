@@ -75,12 +75,12 @@ TestOps register_ops() {
       .pointwise = add("test::pointwise", OpClass::kPointwise, compute, plain),
       .matmul = add("test::matmul", OpClass::kMatmul, compute, plain),
       .indexing = add("test::indexing", OpClass::kIndexing, compute, plain),
-      .cpu_only = add("test::cpu_only", OpClass::kOther, compute,
-                      [](OpTraits& traits) { traits.on_accelerator = false; }),
-      .brings = add("test::brings", OpClass::kPointwise, compute,
-                    [](OpTraits& traits) { traits.brings_memory = true; }),
-      .effect = add("test::effect", OpClass::kPointwise, count_effect,
-                    [](OpTraits& traits) { traits.side_effects = true; }),
+      .cpu_only =
+          add("test::cpu_only", OpClass::kOther, compute, [](OpTraits& traits) { traits.on_accelerator = false; }),
+      .brings =
+          add("test::brings", OpClass::kPointwise, compute, [](OpTraits& traits) { traits.brings_memory = true; }),
+      .effect =
+          add("test::effect", OpClass::kPointwise, count_effect, [](OpTraits& traits) { traits.side_effects = true; }),
       .throws = add("test::throws", OpClass::kMatmul, throw_error, plain),
       .half_throws = add("test::half_throws", OpClass::kMatmul, compute_and_throw, plain),
   };

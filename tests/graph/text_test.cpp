@@ -28,12 +28,11 @@ TEST_CASE("every dtype has a size and a name of its own") {
 
 TEST_CASE("a window prints and parses back") {
   WindowTable table;
-  for (const std::string text : {"f32[2,3]", "f32[]", "i64[0,4]", "bf16[2,3]{1,2}+4",
-                                 "bool[3]{0}+0", "f64[2,1,3]{3,3,1}+1"}) {
+  for (const std::string text :
+       {"f32[2,3]", "f32[]", "i64[0,4]", "bf16[2,3]{1,2}+4", "bool[3]{0}+0", "f64[2,1,3]{3,3,1}+1"}) {
     CHECK(window_text(table, text) == text);
   }
-  for (const std::string text :
-       {"f32", "f33[2]", "f32[2", "f32[2]{1,1}+0", "f32[2]{1}", "f32[-2]", "f32[2] more"}) {
+  for (const std::string text : {"f32", "f33[2]", "f32[2", "f32[2]{1,1}+0", "f32[2]{1}", "f32[-2]", "f32[2] more"}) {
     CHECK(parse_window(text, table) == kNoWindow);
   }
 }
@@ -102,9 +101,9 @@ TEST_CASE("a graph prints and parses back") {
 
 TEST_CASE("text that is no graph is refused with its line") {
   WindowTable windows;
-  for (const std::string line : {"b5: 1 bytes", "n0: no::such() ", "n0: test::matmul(read b0:f32)",
-                                 "n0: test::matmul(read b0:f32[1]", "what", "b0: 4 bytes, on moon",
-                                 "n0: test::matmul() {abc}"}) {
+  for (const std::string line :
+       {"b5: 1 bytes", "n0: no::such() ", "n0: test::matmul(read b0:f32)", "n0: test::matmul(read b0:f32[1]", "what",
+        "b0: 4 bytes, on moon", "n0: test::matmul() {abc}"}) {
     const Result<Graph> graph = parse_graph("# comment\n" + line, windows);
     REQUIRE_FALSE(graph.ok());
     CHECK(graph.status().error_class() == ErrorClass::kUsage);
@@ -140,10 +139,10 @@ TEST_CASE("a random graph prints and parses back") {
 }
 
 TEST_CASE("text that is no plan is refused") {
-  for (const char* text : {"", "plan: 1 nodes", "plan: 99999999999 nodes, 1 buffers, 0 events\n",
-                           "plan: 1 nodes, 1 buffers, 0 events\nn3: dead\n",
-                           "plan: 1 nodes, 1 buffers, 0 events\nb0: on cpu somewhere\n",
-                           "plan: 1 nodes, 1 buffers, 0 events\np0: cpu compute: jump n0\n"}) {
+  for (const char* text :
+       {"", "plan: 1 nodes", "plan: 99999999999 nodes, 1 buffers, 0 events\n",
+        "plan: 1 nodes, 1 buffers, 0 events\nn3: dead\n", "plan: 1 nodes, 1 buffers, 0 events\nb0: on cpu somewhere\n",
+        "plan: 1 nodes, 1 buffers, 0 events\np0: cpu compute: jump n0\n"}) {
     const Result<Plan> plan = parse_plan(text);
     REQUIRE_FALSE(plan.ok());
     CHECK(plan.status().error_class() == ErrorClass::kUsage);

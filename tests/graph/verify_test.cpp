@@ -14,9 +14,8 @@ namespace {
 using Kind = Instruction::Kind;
 
 // Calls `damage` for plans of random programs.
-void for_random_plans(
-    int seed, int rounds,
-    const std::function<void(Program&, const Plan&, const PlanOptions&)>& damage) {
+void for_random_plans(int seed, int rounds,
+                      const std::function<void(Program&, const Plan&, const PlanOptions&)>& damage) {
   std::mt19937 random(static_cast<unsigned>(seed));
   for (int round = 0; round < rounds; ++round) {
     Program program;
@@ -137,8 +136,7 @@ TEST_CASE(
         Residence& residence = damaged.residences[r];
         if (residence.home == Home::kNone) continue;
         // A value that both touch keeps its lifetime.
-        if (residence.first != residence.last && residence.first == p && residence.last == p + 1)
-          continue;
+        if (residence.first != residence.last && residence.first == p && residence.last == p + 1) continue;
         follow(residence.first);
         follow(residence.last);
       }

@@ -27,12 +27,10 @@ TEST_F(Autograd, ATrainingStepIsRecordedFromForwardToUpdate) {
     const at::Tensor loss = at::mse_loss(at::relu(at::linear(t[0], weight, bias)), t[1]);
     loss.backward();
     c10::NoGradGuard no_grad;
-    for (const at::Tensor& parameter : {weight, bias})
-      at::Tensor(parameter).sub_(parameter.grad(), 0.1);
+    for (const at::Tensor& parameter : {weight, bias}) at::Tensor(parameter).sub_(parameter.grad(), 0.1);
     return Tensors{loss, weight, weight.grad(), bias, bias.grad()};
   };
-  const Counts counts =
-      path_of(step, {numbers({5, 4}, 1), numbers({5, 3}, 2), numbers({3, 4}, 3), numbers({3}, 4)});
+  const Counts counts = path_of(step, {numbers({5, 4}, 1), numbers({5, 3}, 2), numbers({3, 4}, 3), numbers({3}, 4)});
   EXPECT_TRUE(counts.only_recorded()) << ::testing::PrintToString(counts);
 }
 
@@ -40,8 +38,7 @@ TEST_F(Autograd, AGradientOfAGradientIsRecorded) {
   const auto second = [](Tensors& t) {
     const at::Tensor x = leaf(t[0]);
     const at::Tensor y = at::sum(at::tanh(x.mul(x)));
-    const Tensors first =
-        torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true);
+    const Tensors first = torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true);
     return torch::autograd::grad({at::sum(first[0].mul(t[0]))}, {x});
   };
   const Counts counts = path_of(second, {numbers({6})});
@@ -84,8 +81,7 @@ TEST_F(Autograd, AWriteToASavedTensorIsNoticed) {
   };
   const std::string expected = stale(numbers({4}));
   EXPECT_NE(expected.find("modified by an inplace operation"), std::string::npos);
-  EXPECT_NE(stale(on_device(numbers({4}))).find("modified by an inplace operation"),
-            std::string::npos);
+  EXPECT_NE(stale(on_device(numbers({4}))).find("modified by an inplace operation"), std::string::npos);
 }
 
 class Autocast : public OpsTest {

@@ -177,8 +177,7 @@ TEST_F(CallTest, NumbersThatDecideNoShapeAreNotInTheStructure) {
 
 TEST_F(CallTest, WhateverMayDecideAShapeIsInTheStructure) {
   const auto differ = [](auto fill) {
-    EXPECT_FALSE(same_structure(encoded([&](Call& c) { fill(c, 0); }),
-                                encoded([&](Call& c) { fill(c, 1); })));
+    EXPECT_FALSE(same_structure(encoded([&](Call& c) { fill(c, 0); }), encoded([&](Call& c) { fill(c, 1); })));
   };
   differ([](Call& c, int k) { c.scalar(k, true); });
   differ([](Call& c, int k) { c.scalar(k + 0.5, true); });
@@ -191,9 +190,7 @@ TEST_F(CallTest, WhateverMayDecideAShapeIsInTheStructure) {
   differ([](Call& c, int k) { c.reals(std::vector<double>(k + 1)); });
   // The kinds of numbers decide the dtype of a result, whatever their values.
   differ([](Call& c, int k) { c.scalar(k == 1 ? at::Scalar(1) : at::Scalar(1.0)); });
-  differ([](Call& c, int k) {
-    c.tensor(at::scalar_tensor(1, k == 1 ? at::kInt : at::kLong), Access::kRead);
-  });
+  differ([](Call& c, int k) { c.tensor(at::scalar_tensor(1, k == 1 ? at::kInt : at::kLong), Access::kRead); });
 }
 
 TEST_F(CallTest, BytesGrowWithoutLosingAny) {

@@ -40,11 +40,9 @@ int64_t positives(const at::Tensor& x) { return x.gt(0).sum().item<int64_t>(); }
 at::Tensor ours(const at::Tensor& x) { return at::add(x, 100); }
 
 // Uses every kind of argument that a schema can name.
-at::Tensor everything(const at::Tensor& x, const std::optional<at::Tensor>& y,
-                      const std::vector<at::Tensor>& list, at::IntArrayRef ints,
-                      at::ArrayRef<double> reals, const at::Scalar& number, c10::string_view mode,
-                      bool flag, std::optional<int64_t> n, std::optional<double> absent,
-                      at::ScalarType dtype) {
+at::Tensor everything(const at::Tensor& x, const std::optional<at::Tensor>& y, const std::vector<at::Tensor>& list,
+                      at::IntArrayRef ints, at::ArrayRef<double> reals, const at::Scalar& number, c10::string_view mode,
+                      bool flag, std::optional<int64_t> n, std::optional<double> absent, at::ScalarType dtype) {
   TORCH_CHECK(mode == "mode" && flag && n == 3 && !absent.has_value() && dtype == at::kHalf);
   at::Tensor result = at::mul(x, number);
   if (y.has_value()) result.add_(*y);
@@ -53,10 +51,9 @@ at::Tensor everything(const at::Tensor& x, const std::optional<at::Tensor>& y,
   for (const double r : reals) result.sub_(r);
   return result;
 }
-at::Tensor everything_meta(const at::Tensor& x, const std::optional<at::Tensor>&,
-                           const std::vector<at::Tensor>&, at::IntArrayRef, at::ArrayRef<double>,
-                           const at::Scalar&, c10::string_view, bool, std::optional<int64_t>,
-                           std::optional<double>, at::ScalarType) {
+at::Tensor everything_meta(const at::Tensor& x, const std::optional<at::Tensor>&, const std::vector<at::Tensor>&,
+                           at::IntArrayRef, at::ArrayRef<double>, const at::Scalar&, c10::string_view, bool,
+                           std::optional<int64_t>, std::optional<double>, at::ScalarType) {
   return like(x);
 }
 
@@ -134,15 +131,14 @@ TEST_F(CustomOps, WithoutAMetaKernelItRunsAfterAFlushAndIsCounted) {
 
 TEST_F(CustomOps, EveryKindOfArgumentArrivesAtTheKernel) {
   const auto all = [](Tensors& t) {
-    using Signature = at::Tensor(const at::Tensor&, const std::optional<at::Tensor>&,
-                                 const std::vector<at::Tensor>&, at::IntArrayRef,
-                                 at::ArrayRef<double>, const at::Scalar&, c10::string_view, bool,
+    using Signature = at::Tensor(const at::Tensor&, const std::optional<at::Tensor>&, const std::vector<at::Tensor>&,
+                                 at::IntArrayRef, at::ArrayRef<double>, const at::Scalar&, c10::string_view, bool,
                                  std::optional<int64_t>, std::optional<double>, at::ScalarType);
     const int64_t ints[] = {2, -3};
     const double reals[] = {0.5, 0.25};
     const auto with = [&](const std::optional<at::Tensor>& y) {
-      return call<Signature>("everything", t[0], y, Tensors{t[1], t[0]}, ints, reals, 1.5, "mode",
-                             true, 3, std::nullopt, at::kHalf);
+      return call<Signature>("everything", t[0], y, Tensors{t[1], t[0]}, ints, reals, 1.5, "mode", true, 3,
+                             std::nullopt, at::kHalf);
     };
     return Tensors{with(t[1]), with(std::nullopt)};
   };
@@ -186,9 +182,7 @@ TEST_F(CustomOps, AViewOfAnArgumentSharesItsStorage) {
 }
 
 TEST_F(CustomOps, ACompositeOneIsRecordedByItsParts) {
-  const auto parts = [](Tensors& t) {
-    return call<at::Tensor(const at::Tensor&)>("composite", t[0]);
-  };
+  const auto parts = [](Tensors& t) { return call<at::Tensor(const at::Tensor&)>("composite", t[0]); };
   EXPECT_EQ(path_of(parts, {x}), (Counts{.typed = 2, .hits = 2}));
 }
 

@@ -36,9 +36,7 @@ class Errors : public OpsTest {
   const at::Tensor a = on_device(x);
   const at::Tensor before = at::mul(a, 2);
   // Reads element 9 of 4.
-  at::Tensor out_of_range() {
-    return at::index_select(a, 0, on_device(at::scalar_tensor(9, at::kLong).view({1})));
-  }
+  at::Tensor out_of_range() { return at::index_select(a, 0, on_device(at::scalar_tensor(9, at::kLong).view({1}))); }
 };
 
 // ---- on the line of the call --------------------------------------------------------------------------------------
@@ -52,13 +50,11 @@ TEST_F(Errors, ShapesThatDoNotFitAreAnInPlaceCallsError) {
 }
 
 TEST_F(Errors, ShapesThatDoNotFitAreABoxedCallsError) {
-  same_error([](Tensors& t) { at::add_out(t[0], t[1], t[2]); },
-             {numbers({4}), numbers({3}), numbers({2})});
+  same_error([](Tensors& t) { at::add_out(t[0], t[1], t[2]); }, {numbers({4}), numbers({3}), numbers({2})});
 }
 
 TEST_F(Errors, ADtypeThatOnlyTheCpuKernelRefusesIsRefusedAtOnce) {
-  same_error([](Tensors& t) { at::mm(t[0], t[1]); },
-             {numbers({2, 2}).gt(0), numbers({2, 2}).gt(0)});
+  same_error([](Tensors& t) { at::mm(t[0], t[1]); }, {numbers({2, 2}).gt(0), numbers({2, 2}).gt(0)});
 }
 
 TEST_F(Errors, AViewThatDoesNotExistIsRefused) {
@@ -82,12 +78,11 @@ TEST_F(Errors, AWrongCallIsNotRecordedAndIsWrongAgain) {
 TEST_F(Errors, TensorsOfTwoDevicesAreRefusedByName) {
   const std::string both = "hetero:0 and cpu";
   at::Tensor target = on_device(x);
-  for (const auto& call : std::vector<std::function<void()>>{
-           [&] { at::add(a, x); }, [&] { at::add(x, a); }, [&] { target.mul_(x); },
-           [&] { at::add_out(target, a, x); }}) {
+  for (const auto& call :
+       std::vector<std::function<void()>>{[&] { at::add(a, x); }, [&] { at::add(x, a); }, [&] { target.mul_(x); },
+                                          [&] { at::add_out(target, a, x); }}) {
     const std::string message = error_of(call);
-    EXPECT_NE(message.find("Expected all tensors to be on the same device"), std::string::npos)
-        << message;
+    EXPECT_NE(message.find("Expected all tensors to be on the same device"), std::string::npos) << message;
   }
   EXPECT_NE(error_of([&] { at::add(a, x); }).find(both), std::string::npos);
   expect_same(target, x);
@@ -96,8 +91,7 @@ TEST_F(Errors, TensorsOfTwoDevicesAreRefusedByName) {
 // ---- when the kernel runs -----------------------------------------------------------------------------------------
 
 TEST_F(Errors, AnIndexOutOfRangeIsRaisedByTheFirstRead) {
-  const std::string expected =
-      error_of([&] { at::index_select(x, 0, at::scalar_tensor(9, at::kLong).view({1})); });
+  const std::string expected = error_of([&] { at::index_select(x, 0, at::scalar_tensor(9, at::kLong).view({1})); });
   EXPECT_NE(expected, "");
   const at::Tensor wrong = out_of_range();
   EXPECT_EQ(error_of([&] { wrong.cpu(); }), expected);

@@ -32,8 +32,7 @@ Counts read_counters() {
 }
 
 template <typename Key>
-std::map<Key, int64_t> difference(std::map<Key, int64_t> after,
-                                  const std::map<Key, int64_t>& before) {
+std::map<Key, int64_t> difference(std::map<Key, int64_t> after, const std::map<Key, int64_t>& before) {
   for (const auto& [key, count] : before) after[key] -= count;
   std::erase_if(after, [](const auto& entry) { return entry.second == 0; });
   return after;
@@ -52,8 +51,7 @@ Tensors copies(const Tensors& tensors, c10::Device device) {
 }  // namespace
 
 bool Counts::only_recorded() const {
-  return typed + boxed > 0 &&
-         *this == Counts{.typed = typed, .boxed = boxed, .views = views, .hits = hits};
+  return typed + boxed > 0 && *this == Counts{.typed = typed, .boxed = boxed, .views = views, .hits = hits};
 }
 
 void PrintTo(const Counts& counts, std::ostream* out) {
@@ -67,8 +65,7 @@ void PrintTo(const Counts& counts, std::ostream* out) {
   print("kernels", counts.kernels, *out);
   print("dead", counts.dead, *out);
   print("skipped", counts.skipped, *out);
-  for (const auto& [reason, count] : counts.flushes)
-    *out << " [" << to_string(reason) << "]=" << count;
+  for (const auto& [reason, count] : counts.flushes) *out << " [" << to_string(reason) << "]=" << count;
   for (const auto& [name, count] : counts.fallbacks) *out << " fallback " << name << "=" << count;
   *out << " }";
 }
@@ -87,8 +84,7 @@ void expect_same(const at::Tensor& actual, const at::Tensor& expected) {
     return tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
   };
   const at::Tensor a = plain(actual), b = plain(expected);
-  EXPECT_EQ(std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()), 0)
-      << "other values than the CPU's";
+  EXPECT_EQ(std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()), 0) << "other values than the CPU's";
 }
 
 void expect_same(const Tensors& actual, const Tensors& expected) {

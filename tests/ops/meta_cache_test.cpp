@@ -53,8 +53,8 @@ TEST_F(MetaCacheTest, AKeyIsTheOperatorTheWindowsAndTheStructure) {
   EXPECT_FALSE(same_key({.fill = reads({x})}, {.fill = reads({x.t()})}));
   EXPECT_FALSE(same_key({.fill = reads({x})}, {.fill = reads({x, x})}));
   EXPECT_FALSE(same_key({.fill = reads({x})}, {.fill = reads({x._neg_view()})}));
-  EXPECT_FALSE(same_key({.fill = reads({x}), .default_dtype = at::kFloat},
-                        {.fill = reads({x}), .default_dtype = at::kDouble}));
+  EXPECT_FALSE(
+      same_key({.fill = reads({x}), .default_dtype = at::kFloat}, {.fill = reads({x}), .default_dtype = at::kDouble}));
 }
 
 TEST_F(MetaCacheTest, OperandsThatShareAStorageAreAnotherCall) {
@@ -67,9 +67,7 @@ TEST_F(MetaCacheTest, OperandsThatShareAStorageAreAnotherCall) {
 
 TEST_F(MetaCacheTest, ANumberIsInTheKeyWhereItMayDecideAShape) {
   const auto value = [](double number) { return Key{.fill = [=](Call& c) { c.scalar(number); }}; };
-  const auto shape = [](double number) {
-    return Key{.fill = [=](Call& c) { c.scalar(number, true); }};
-  };
+  const auto shape = [](double number) { return Key{.fill = [=](Call& c) { c.scalar(number, true); }}; };
   EXPECT_TRUE(same_key(value(1), value(2)));
   EXPECT_FALSE(same_key(shape(1), shape(2)));
 }
@@ -118,8 +116,7 @@ TEST_F(MetaCacheTest, AFlushEmptiesACacheThatHasOutgrownItsBound) {
     return recorder().meta_cache().size();
   };
   Tensors results;
-  for (int64_t size = 1; size <= 8; ++size)
-    results.push_back(at::mul(on_device(numbers({size})), 2.0));
+  for (int64_t size = 1; size <= 8; ++size) results.push_back(at::mul(on_device(numbers({size})), 2.0));
   EXPECT_EQ(entries(), 8u);
   flush_all(SyncReason::kFlush);
   EXPECT_EQ(entries(), 0u);

@@ -58,8 +58,7 @@ TEST_F(Recording, ATypedOperatorMayTakeAListOfTensors) {
 
 TEST_F(Recording, BroadcastingAndPromotionAreTheCpus) {
   const Counts counts =
-      path_of([](Tensors& t) { return at::addcmul(t[0], t[1], t[2].select(0, 0)); },
-              {x, y.to(at::kDouble), x});
+      path_of([](Tensors& t) { return at::addcmul(t[0], t[1], t[2].select(0, 0)); }, {x, y.to(at::kDouble), x});
   EXPECT_EQ(counts, (Counts{.typed = 1, .views = 1, .hits = 1}));
 }
 
@@ -97,8 +96,7 @@ TEST_F(Recording, AnOperatorWithoutARowIsRecordedByTheCatchAll) {
 }
 
 TEST_F(Recording, AnOutIsWrittenByARecordedNode) {
-  const Counts counts =
-      path_of([](Tensors& t) { return at::add_out(t[2], t[0], t[1]); }, {x, y, numbers({3, 4}, 3)});
+  const Counts counts = path_of([](Tensors& t) { return at::add_out(t[2], t[0], t[1]); }, {x, y, numbers({3, 4}, 3)});
   EXPECT_EQ(counts, (Counts{.boxed = 1, .hits = 1}));
 }
 
@@ -111,8 +109,7 @@ TEST_F(Recording, AnOutMayBeAView) {
 }
 
 TEST_F(Recording, AnOutOfAnotherShapeIsResizedWithoutRunningAnything) {
-  const Counts counts =
-      path_of([](Tensors& t) { return at::add_out(t[2], t[0], t[1]); }, {x, y, at::empty({0})});
+  const Counts counts = path_of([](Tensors& t) { return at::add_out(t[2], t[0], t[1]); }, {x, y, at::empty({0})});
   EXPECT_EQ(counts, (Counts{.boxed = 1, .hits = 1, .misses = 1}));
 }
 
@@ -131,9 +128,7 @@ TEST_F(Recording, ResizingTheStorageOfAnOutRunsItsPendingReadersFirst) {
 // ---- views --------------------------------------------------------------------------------------------------------
 
 TEST_F(Recording, AViewIsNoNode) {
-  const auto corner = [](Tensors& t) {
-    return t[0].view({4, 3}).transpose(0, 1).slice(1, 1, 4, 2).select(0, 2);
-  };
+  const auto corner = [](Tensors& t) { return t[0].view({4, 3}).transpose(0, 1).slice(1, 1, 4, 2).select(0, 2); };
   EXPECT_EQ(path_of(corner, {x}), (Counts{.views = 4}));
   const at::Tensor a = on_device(x);
   EXPECT_EQ(storage_of(a.t()), storage_of(a));
@@ -145,11 +140,8 @@ TEST_F(Recording, AViewOfAPendingValueIsNoReasonToRun) {
 }
 
 TEST_F(Recording, AConjugateViewIsReadByARecordedCopy) {
-  const auto product = [](Tensors& t) {
-    return at::mul(at::_conj(t[0]), at::view_as_real(t[0]).select(2, 1));
-  };
-  const Counts counts =
-      path_of(product, {x.to(at::kComplexFloat).add(y, c10::complex<double>(0, 1))});
+  const auto product = [](Tensors& t) { return at::mul(at::_conj(t[0]), at::view_as_real(t[0]).select(2, 1)); };
+  const Counts counts = path_of(product, {x.to(at::kComplexFloat).add(y, c10::complex<double>(0, 1))});
   EXPECT_EQ(counts, (Counts{.typed = 2, .views = 2, .hits = 2}));
 }
 
@@ -202,16 +194,12 @@ TEST_F(Recording, EmptyMakesATensorAndNothingElse) {
 }
 
 TEST_F(Recording, FullAndZerosAreOneFill) {
-  const auto filled = [](Tensors& t) {
-    return Tensors{at::full({2, 2}, 1.5, t[0].options()), at::zeros_like(t[0])};
-  };
+  const auto filled = [](Tensors& t) { return Tensors{at::full({2, 2}, 1.5, t[0].options()), at::zeros_like(t[0])}; };
   EXPECT_EQ(path_of(filled, {x}), (Counts{.typed = 2, .hits = 2}));
 }
 
 TEST_F(Recording, ARangeIsAResizedOut) {
-  const auto range = [](Tensors& t) {
-    return at::arange(1, 9, 2, t[0].options().dtype(at::kLong));
-  };
+  const auto range = [](Tensors& t) { return at::arange(1, 9, 2, t[0].options().dtype(at::kLong)); };
   EXPECT_EQ(path_of(range, {x}), (Counts{.boxed = 1, .hits = 1, .misses = 1}));
 }
 

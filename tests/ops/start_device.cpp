@@ -15,9 +15,7 @@ at::Tensor like(const at::Tensor& x) { return at::empty_like(x); }
 at::Tensor& same(at::Tensor& x) { return x; }
 at::Tensor poisson(const at::Tensor& x, std::optional<at::Generator>) { return like(x); }
 at::Tensor roll(const at::Tensor& x, at::IntArrayRef, at::IntArrayRef) { return like(x); }
-at::Tensor mse_loss_backward(const at::Tensor&, const at::Tensor& x, const at::Tensor&, int64_t) {
-  return like(x);
-}
+at::Tensor mse_loss_backward(const at::Tensor&, const at::Tensor& x, const at::Tensor&, int64_t) { return like(x); }
 
 at::Tensor index_select(const at::Tensor& x, int64_t dim, const at::Tensor& index) {
   std::vector<int64_t> sizes = x.sizes().vec();
@@ -25,25 +23,21 @@ at::Tensor index_select(const at::Tensor& x, int64_t dim, const at::Tensor& inde
   return x.new_empty(sizes);
 }
 
-std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& x, double,
-                                                  std::optional<bool>) {
+std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& x, double, std::optional<bool>) {
   return {like(x), at::empty_like(x, x.options().dtype(at::kBool))};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(const at::Tensor& x,
+std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(const at::Tensor& x, const std::optional<at::Tensor>&,
                                                                  const std::optional<at::Tensor>&,
                                                                  const std::optional<at::Tensor>&,
-                                                                 const std::optional<at::Tensor>&,
-                                                                 const std::optional<at::Tensor>&,
-                                                                 bool training, double, double) {
+                                                                 const std::optional<at::Tensor>&, bool training,
+                                                                 double, double) {
   const int64_t channels = training ? x.size(1) : 0;
   return {like(x), x.new_empty({channels}), x.new_empty({channels})};
 }
 
 // Python's raises as well; without one, indexing by a mask would look like an operator without a Meta kernel.
-at::Tensor nonzero(const at::Tensor&) {
-  TORCH_CHECK(false, "the shape of nonzero depends on its values");
-}
+at::Tensor nonzero(const at::Tensor&) { TORCH_CHECK(false, "the shape of nonzero depends on its values"); }
 
 }  // namespace
 

@@ -19,12 +19,7 @@ class Straight : public OpsTest {
 
   // What a straight call after one pending node, which it needs, does.
   static Counts straight(const std::string& name, SyncReason reason) {
-    return {.typed = 1,
-            .straight = 1,
-            .hits = 1,
-            .kernels = 1,
-            .flushes = {{reason, 1}},
-            .fallbacks = {{name, 1}}};
+    return {.typed = 1, .straight = 1, .hits = 1, .kernels = 1, .flushes = {{reason, 1}}, .fallbacks = {{name, 1}}};
   }
 };
 
@@ -34,8 +29,7 @@ TEST_F(Straight, NonzeroHasADataDependentShape) {
 }
 
 TEST_F(Straight, MaskedSelectHasADataDependentShape) {
-  const Counts counts =
-      path_of([](Tensors& t) { return at::masked_select(t[0], t[0].gt(0)); }, {x});
+  const Counts counts = path_of([](Tensors& t) { return at::masked_select(t[0], t[0].gt(0)); }, {x});
   EXPECT_EQ(counts, straight("aten::masked_select", SyncReason::kDataDependentShape));
 }
 

@@ -23,9 +23,7 @@ class Sync : public OpsTest {
     mark();
   }
 
-  static Counts ran(int64_t kernels, SyncReason reason) {
-    return {.kernels = kernels, .flushes = {{reason, 1}}};
-  }
+  static Counts ran(int64_t kernels, SyncReason reason) { return {.kernels = kernels, .flushes = {{reason, 1}}}; }
 
   const at::Tensor x = numbers({4});
   const at::Tensor a = on_device(x);
@@ -74,8 +72,7 @@ TEST_F(Sync, AnAncestorThatPendingNodesNeedRunsOnce) {
   EXPECT_EQ(seen(), ran(2, SyncReason::kCopyToDevice));
   later.cpu();
   EXPECT_EQ(seen().kernels, 3);
-  expect_same({read, later, shared},
-              {at::mul(at::add(x, 1), 2), at::mul(at::add(x, 1), 2), at::add(x, 1)});
+  expect_same({read, later, shared}, {at::mul(at::add(x, 1), 2), at::mul(at::add(x, 1), 2), at::add(x, 1)});
 }
 
 TEST_F(Sync, AnAncestorThatNobodyHoldsIsKeptForThePendingNodesThatNeedIt) {
@@ -203,8 +200,7 @@ TEST_F(Sync, SyncModeRunsEveryOperatorOnItsLine) {
   config().sync = true;
   const at::Tensor sum = at::add(a, 1);
   const at::Tensor product = at::mul(sum, 2);
-  EXPECT_EQ(seen(),
-            (Counts{.typed = 2, .hits = 2, .kernels = 2, .flushes = {{SyncReason::kSyncMode, 2}}}));
+  EXPECT_EQ(seen(), (Counts{.typed = 2, .hits = 2, .kernels = 2, .flushes = {{SyncReason::kSyncMode, 2}}}));
   expect_same(product, at::mul(at::add(x, 1), 2));
 }
 

@@ -21,9 +21,7 @@ namespace {
 
 constexpr int kNodes = 1000;  // between two flushes
 
-at::Tensor on_cpu(at::IntArrayRef sizes) {
-  return at::randn(sizes, at::detail::createCPUGenerator(1));
-}
+at::Tensor on_cpu(at::IntArrayRef sizes) { return at::randn(sizes, at::detail::createCPUGenerator(1)); }
 at::Tensor on_device(at::IntArrayRef sizes) { return on_cpu(sizes).to(c10::Device(kHetero, 0)); }
 
 template <typename Call>

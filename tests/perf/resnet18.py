@@ -14,7 +14,7 @@ TIME_BAR = MEMORY_BAR = 1.1
 
 
 class Step:
-    """A model with its optimizer and data; a call is one whole step: it reads its loss, and the parameters are updated."""
+    """A model with its optimizer and data; a call is one whole step, which ends when the parameters are updated."""
 
     def __init__(self, device: str) -> None:
         import models

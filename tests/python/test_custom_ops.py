@@ -242,8 +242,8 @@ TRANSFORMS: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
-# Autograd runs the inner backward of these on the device's thread, whose nodes it numbers apart: as on CUDA, the outer backward
-# may sum gradients in another order than on CPU.
+# Autograd runs the inner backward of these on the device's thread, whose nodes it numbers apart: as on
+# CUDA, the outer backward may sum gradients in another order than on CPU.
 SUMMED_IN_ANOTHER_ORDER = {"grad_of_grad", "hessian"}
 
 
@@ -251,7 +251,8 @@ SUMMED_IN_ANOTHER_ORDER = {"grad_of_grad", "hessian"}
 def test_function_transform_equals_cpu(transform: str) -> None:
     x = torch.randn(3, 4)
     if transform in SUMMED_IN_ANOTHER_ORDER:
-        torch.testing.assert_close(TRANSFORMS[transform](x.to(DEVICE)).cpu(), TRANSFORMS[transform](x), rtol=1e-6, atol=0)
+        actual = TRANSFORMS[transform](x.to(DEVICE)).cpu()
+        torch.testing.assert_close(actual, TRANSFORMS[transform](x), rtol=1e-6, atol=0)
     else:
         check(TRANSFORMS[transform], x)
 

@@ -27,7 +27,8 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def test_answers_come_from_the_users_own_texts(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, text = run(capsys, "--device", DEVICE, "--corpus", str(corpus), "--query", "kittens are tired", "--top", "1")
+    options = ("--corpus", str(corpus), "--query", "kittens are tired", "--top", "1")
+    status, text = run(capsys, "--device", DEVICE, *options)
     assert status == 0
     assert "4 of 4 texts" in text
     assert "animals.txt:1" in text and "Cats sleep" in text and "dog" not in text

@@ -26,9 +26,7 @@ namespace {
 
 // ---- the interpreter's lock, for threads that block ---------------------------------------------------------------
 
-void* release_interpreter() {
-  return Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr;
-}
+void* release_interpreter() { return Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr; }
 
 void restore_interpreter(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
 
@@ -45,7 +43,8 @@ std::string where() {
     const std::string path = file != nullptr ? file : "";
     const bool inside = path.find("/torch/") != std::string::npos || path.find("/torch_hetero/") != std::string::npos;
     if (text.empty() || !inside) {
-      text = path + ":" + std::to_string(PyFrame_GetLineNumber(frame)) + " in " + (function != nullptr ? function : "?");
+      text =
+          path + ":" + std::to_string(PyFrame_GetLineNumber(frame)) + " in " + (function != nullptr ? function : "?");
     }
     Py_DECREF(code);
     PyFrameObject* outer = inside ? PyFrame_GetBack(frame) : nullptr;
@@ -149,9 +148,12 @@ void materialize(const at::Tensor& tensor) {
 
 std::string get_placement() {
   switch (ops::thread_preference()) {
-    case hetero::graph::Preference::kCpu: return "cpu";
-    case hetero::graph::Preference::kAccelerator: return "accelerator";
-    default: return "auto";
+    case hetero::graph::Preference::kCpu:
+      return "cpu";
+    case hetero::graph::Preference::kAccelerator:
+      return "accelerator";
+    default:
+      return "auto";
   }
 }
 
@@ -159,8 +161,9 @@ void set_placement(const std::string& name) {
   using hetero::graph::Preference;
   TORCH_CHECK_VALUE(name == "auto" || name == "cpu" || name == "accelerator",
                     "hetero: placement takes 'auto', 'cpu' or 'accelerator', not '", name, "'");
-  ops::thread_preference() = name == "cpu" ? Preference::kCpu
-                             : name == "accelerator" ? Preference::kAccelerator : Preference::kAuto;
+  ops::thread_preference() = name == "cpu"           ? Preference::kCpu
+                             : name == "accelerator" ? Preference::kAccelerator
+                                                     : Preference::kAuto;
 }
 
 }  // namespace
@@ -186,17 +189,18 @@ PYBIND11_MODULE(_C, m) {
   m.def("memory_info", &ops::memory_info);
   m.def("reset_peak_memory_stats", &ops::reset_peak);
   m.def("empty_cache", &ops::empty_cache, released());
-  m.def("host_view", [](const at::Tensor& tensor, const std::string&) { return host_view(tensor); },
-        py::arg("tensor"), py::arg("reason") = "", released());
-  m.def("materialize", [](const at::Tensor& tensor, const std::string&) { materialize(tensor); },
-        py::arg("tensor"), py::arg("reason") = "", released());
+  m.def(
+      "host_view", [](const at::Tensor& tensor, const std::string&) { return host_view(tensor); }, py::arg("tensor"),
+      py::arg("reason") = "", released());
+  m.def(
+      "materialize", [](const at::Tensor& tensor, const std::string&) { materialize(tensor); }, py::arg("tensor"),
+      py::arg("reason") = "", released());
   m.def("prepare_fork", &ops::prepare_fork, released());
   m.def("finish_fork_in_parent", &ops::finish_fork_in_parent);
   m.def("finish_fork_in_child", &ops::finish_fork_in_child);
   m.def("in_bad_fork", &ops::in_bad_fork);
-  m.def("default_generator", [] {
-    return py::reinterpret_steal<py::object>(THPGenerator_initDefaultGenerator(ops::default_generator()));
-  });
+  m.def("default_generator",
+        [] { return py::reinterpret_steal<py::object>(THPGenerator_initDefaultGenerator(ops::default_generator())); });
   m.def("get_placement", &get_placement);
   m.def("set_placement", &set_placement);
   m.def("accelerator_name", [] {
