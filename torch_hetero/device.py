@@ -13,7 +13,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import torch
 
@@ -32,7 +32,7 @@ __all__ = [
     "set_rng_state_all", "set_stream", "stream", "synchronize",
 ]
 
-DeviceLike = Union[torch.device, str, int, None]
+DeviceLike = torch.device | str | int | None
 
 _initialized = False
 
