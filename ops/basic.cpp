@@ -22,6 +22,7 @@
 #include "ops/basic.h"
 #include "ops/catch_all.h"
 #include "ops/recorder.h"
+#include "ops/straight.h"
 #include "ops/sync.h"
 #include "ops/typed.h"
 

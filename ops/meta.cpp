@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ops/catch_all.h"
+#include "ops/op_info.h"
 #include "ops/generator.h"
 #include "ops/kernel.h"
 #include "ops/parallel.h"

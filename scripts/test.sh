@@ -11,6 +11,7 @@ stage "include direction"
 
 stage "C++ tests"
 ctest --test-dir build --output-on-failure -j "$jobs"
+grep -hE '^(All tests passed|\[  PASSED)' build/Testing/Temporary/LastTest.log
 
 stage "torch-free layers under sanitizers"
 scripts/sanitize.sh

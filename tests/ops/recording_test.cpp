@@ -17,6 +17,7 @@
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros_like.h>
 
+#include "ops/boxed.h"
 #include "ops/catch_all.h"
 #include "ops/sync.h"
 #include "tests/ops/fixture.h"

@@ -1,0 +1,200 @@
+#include "ops/boxed.h"
+
+#include <ATen/core/Generator.h>
+#include <ATen/record_function.h>
+
+#include <limits>
+
+#include "ops/generator.h"
+#include "ops/kernel.h"
+#include "ops/sync.h"
+
+namespace hetero::ops {
+namespace {
+
+bool encode_value(const OpInfo& info, size_t argument, const c10::IValue& value, Call& call, RandomState random);
+
+bool encode_list(const OpInfo& info, size_t argument, const c10::IValue& value, Call& call, RandomState random) {
+  if (value.isIntList()) {
+    call.integers(value.toIntVector());
+    return true;
+  }
+  if (value.isDoubleList() && !info.is_number[argument]) {
+    const auto numbers = value.toDoubleVector();
+    if (info.numbers_decide_shape) {
+      call.list(numbers.size());
+      for (const double number : numbers) call.shape_real(number);
+    } else {
+      call.reals(numbers);
+    }
+    return true;
+  }
+  const auto elements = value.toListRef();
+  call.list(elements.size());
+  for (const c10::IValue& element : elements) {
+    if (!encode_value(info, argument, element, call, random)) return false;
+  }
+  return true;
+}
+
+// Returns false for a value that cannot be recorded.
+bool encode_value(const OpInfo& info, size_t argument, const c10::IValue& value, Call& call, RandomState random) {
+  if (static_cast<int>(argument) == info.generator_argument) {
+    call.generator(random);
+  } else if (value.isTensor()) {
+    call.tensor(value.toTensor(), info.access[argument]);
+  } else if (value.isNone()) {
+    call.none();
+  } else if (info.is_number[argument] && value.isScalar()) {
+    call.scalar(value.toScalar(), info.numbers_decide_shape);
+  } else if (value.isInt()) {
+    call.integer(value.toInt());
+  } else if (value.isSymInt()) {
+    call.integer(value.toSymInt().guard_int(__FILE__, __LINE__));
+  } else if (value.isBool()) {
+    call.boolean(value.toBool());
+  } else if (value.isDouble()) {
+    if (info.numbers_decide_shape) {
+      call.shape_real(value.toDouble());
+    } else {
+      call.real(value.toDouble());
+    }
+  } else if (value.isString()) {
+    call.string(value.toStringRef());
+  } else if (value.isDevice()) {
+    call.device();
+  } else if (value.isList()) {
+    return encode_list(info, argument, value, call, random);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool encode(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, Call& call, RandomState random) {
+  call.clear();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!encode_value(info, i, arguments[i], call, random)) return false;
+  }
+  if (info.seeded) call.generator(random);
+  return call.operands.size() < std::numeric_limits<uint16_t>::max() / 2;
+}
+
+void raise_mixed_devices(const at::Tensor& foreign) {
+  TORCH_CHECK_NOT_IMPLEMENTED(foreign.layout() == c10::kStrided, "hetero: tensors of layout ", foreign.layout(),
+                              " are not held by the device; use .cpu() or .to_dense() first");
+  TORCH_CHECK(false,
+              "Expected all tensors to be on the same device, but found at least two devices, "
+              "hetero:0 and ",
+              foreign.device(), "!");
+}
+
+RandomState draw(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  if (info.generator_argument >= 0) {
+    const c10::IValue& value = arguments[info.generator_argument];
+    return draw_random_state(value.isNone() ? std::nullopt : std::optional<at::Generator>(value.toGenerator()));
+  }
+  return info.seeded ? draw_random_state(std::nullopt) : RandomState{};
+}
+
+namespace {
+
+// Reads one argument of type `type` back.
+c10::IValue decode_value(const c10::TypePtr& declared, Decoder& decoder, KernelTensors& tensors) {
+  c10::TypePtr type = declared;
+  if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  const Tag tag = decoder.next();
+  switch (tag) {
+    case Tag::kNone:
+      return {};
+    case Tag::kTensor:
+      return tensors.operand(decoder.operand());
+    case Tag::kUndefined:
+      return at::Tensor();
+    case Tag::kConstant:
+      return decoder.constant();
+    case Tag::kInteger:
+      return decoder.get<int64_t>();
+    case Tag::kBoolean:
+      return decoder.get<uint8_t>() != 0;
+    case Tag::kReal:
+    case Tag::kShapeReal:
+      return decoder.real(tag);
+    case Tag::kScalar:
+    case Tag::kShapeScalar:
+      return decoder.scalar(tag);
+    case Tag::kDevice:
+      return c10::Device(c10::kCPU);
+    case Tag::kGenerator:
+      return derived_generator(decoder.random_state());
+    case Tag::kString: {
+      const auto length = decoder.get<uint32_t>();
+      return std::string(reinterpret_cast<const char*>(decoder.skip(length)), length);
+    }
+    case Tag::kIntegers: {
+      const auto length = decoder.get<uint32_t>();
+      c10::List<int64_t> list;
+      for (uint32_t i = 0; i < length; ++i) list.push_back(decoder.get<int64_t>());
+      return list;
+    }
+    case Tag::kReals: {
+      const auto length = decoder.get<uint32_t>();
+      c10::List<double> list;
+      for (uint32_t i = 0; i < length; ++i) list.push_back(decoder.get_value<double>());
+      return list;
+    }
+    case Tag::kList: {
+      const auto length = decoder.get<uint32_t>();
+      const c10::TypePtr element = type->expect<c10::ListType>()->getElementType();
+      auto list = c10::impl::GenericList(element);
+      for (uint32_t i = 0; i < length; ++i) list.push_back(decode_value(element, decoder, tensors));
+      return list;
+    }
+  }
+  TORCH_INTERNAL_ASSERT(false, "hetero: damaged attributes");
+}
+
+}  // namespace
+
+void boxed_kernel(const graph::Invocation& invocation) {
+  const auto& info = *static_cast<const OpInfo*>(invocation.traits->self);
+  Isolated isolated;
+  RECORD_FUNCTION(info.name.c_str(), std::vector<c10::IValue>());
+  KernelTensors tensors(invocation);
+  Decoder decoder(invocation.attributes, invocation.node->attribute_bytes);
+  // The operator may have been removed since (torch.library); aten's never are.
+  const c10::OperatorHandle handle =
+      has_prefix(info.name, "aten::")
+          ? info.handle
+          : c10::Dispatcher::singleton().findSchemaOrThrow(
+                info.name.substr(0, info.name.find('.')).c_str(),
+                info.name.find('.') == std::string::npos ? "" : info.name.substr(info.name.find('.') + 1).c_str());
+  torch::jit::Stack stack;
+  for (const c10::Argument& argument : handle.schema().arguments()) {
+    stack.push_back(decode_value(argument.type(), decoder, tensors));
+  }
+  SeededDefaultGenerator seeded(info.seeded, info.seeded ? (decoder.next(), decoder.random_state()) : RandomState{});
+  with_line(invocation.node->sequence, [&] { handle.callBoxed(&stack); });
+
+  int output = tensors.first_output();
+  const auto take = [&](at::Tensor result) {
+    // Outputs that the Meta kernel left undefined have no operand.
+    if (!result.defined() || output >= invocation.node->operand_count) return;
+    tensors.deliver(output++, std::move(result));
+  };
+  for (size_t r = 0; r < info.returns.size(); ++r) {
+    if (info.returns[r] == OpInfo::Return::kTensor) {
+      take(std::exchange(stack[r], c10::IValue()).toTensor());
+    } else if (info.returns[r] == OpInfo::Return::kTensorList) {
+      c10::IValue list = std::exchange(stack[r], c10::IValue());
+      auto items = list.toTensorVector();
+      list = c10::IValue();
+      for (at::Tensor& item : items) take(std::exchange(item, at::Tensor()));
+    }
+  }
+  stack.clear();
+}
+
+}  // namespace hetero::ops
