@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ops/op_info.h"
 #include "ops/generator.h"
 #include "ops/kernel.h"
+#include "ops/op_info.h"
 #include "ops/parallel.h"
 #include "ops/recorder.h"
 
