@@ -40,6 +40,8 @@ const char* to_string(OpClass op_class);
 struct Node;
 struct Operand;
 struct OpTraits;
+struct LowerRequest;
+class Lowering;
 
 // One call of a kernel. `data[i]` is the address of the first byte of operand i's *buffer* (the operand's window applies
 // on top). It is null for an output whose memory the kernel is to bring: the kernel then stores a Block in
@@ -67,6 +69,8 @@ struct OpTraits {
   // Runs on the accelerator; otherwise on the CPU always.
   bool on_accelerator = true;
   KernelFunction kernel = nullptr;
+  // How a fused kernel computes it; null where it cannot be fused. See lowering.h.
+  bool (*lower)(const LowerRequest& request, Lowering& lowering) = nullptr;
   // The owner's data, for `kernel`.
   const void* self = nullptr;
 };

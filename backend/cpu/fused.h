@@ -1,0 +1,106 @@
+// Fused kernels: one pass over memory that computes many pointwise operators and row reductions.
+//
+// What runs is data: steps over values. A value is an array in scratch memory that stays in the cache; a step calls one function on
+// a whole block of it. The functions come from outside (ops/ takes them from ATen, tests from a portable table), so the engine knows
+// shapes and addresses but not what is computed. Three things are kept apart, because they change at different times:
+//
+//   FusedKernel   structure: values and steps                       once for each plan
+//   FusedSpace    sizes and strides                                 when a shape changes
+//   addresses and numbers (scalars, learning rates)                 every run
+//
+//   space:          sizes[0..rank), row-major; the last `row_rank` dimensions together are the row
+//   element value:  one entry for each point of the space
+//   row value:      one entry for each row: what a reduction gives, and what is computed from such; repeated along the row where a
+//                   step with element results reads it
+//
+//   FusedLaunch launch;
+//   prepare_fused(kernel, space, launch);                 // collapses dimensions, chooses blocks, lays out the scratch memory
+//   run_fused(launch, addresses.data(), numbers.data());  // allocates nothing in steady state; splits over parallel_for
+//
+// An operand may be loaded and stored: a block is stored only after it was loaded. Different operands may share memory only if they
+// address every point of the space at the same bytes.
+//
+// Thread safety: launches are immutable once prepared and may run on several threads at once.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace hetero::backend {
+
+// A number that is known when a kernel is launched; which member counts is a matter between who writes it and the function that reads it.
+union Number {
+  double f64;
+  float f32;
+  int64_t i64;
+  uint64_t bits;
+};
+
+// out[i] = f(in[0][i], in[1][i], ...; numbers) for 0 <= i < n. All arrays are dense; `out` may be the same array as an input. Results
+// for an entry must not depend on n or on its position.
+using MapFunction = void (*)(void* out, const void* const* in, const Number* numbers, int64_t n);
+
+// A reduction along a row. `add` takes n entries of which the first stands at `index` of its row; entries come in order; `merge` takes
+// the state of a later part of the row.
+struct Reducer {
+  int32_t state_bytes;  // at most kMaxReducerState
+  void (*begin)(void* state);
+  void (*add)(void* state, const void* in, int64_t n, int64_t index);
+  void (*merge)(void* state, const void* later);
+  void (*finish)(const void* state, void* out);  // writes one entry
+};
+inline constexpr int32_t kMaxReducerState = 512;
+
+enum class Extent : uint8_t { kElement, kRow };
+
+struct FusedValue {
+  uint8_t bytes;  // of one entry
+  Extent extent;
+  bool operator==(const FusedValue&) const = default;
+};
+
+struct FusedStep {
+  enum class Kind : uint8_t {
+    kLoad,    // value <- operand
+    kFill,    // value <- the first bytes of numbers[first_number], everywhere
+    kMap,     // value <- map(inputs; numbers + first_number)
+    kReduce,  // row value <- reducer over the element value inputs[0]
+    kStore,   // operand <- value
+  };
+  Kind kind;
+  uint8_t input_count = 0;
+  uint16_t value = 0;
+  uint16_t inputs[4] = {};
+  uint16_t operand = 0;
+  uint16_t first_number = 0;
+  MapFunction map = nullptr;
+  const Reducer* reducer = nullptr;
+};
+
+// Steps in an order in which values are written before they are read, each value by one step.
+struct FusedKernel {
+  std::vector<FusedValue> values;
+  std::vector<FusedStep> steps;
+  uint16_t operand_count = 0;
+  uint16_t number_count = 0;
+};
+
+inline constexpr int kMaxFusedRank = 12;
+
+struct FusedOperand {
+  int64_t offset = 0;                   // bytes from the address to the first entry
+  int64_t strides[kMaxFusedRank] = {};  // bytes; 0 where the operand is broadcast; along the row 0 for row values
+  int64_t bytes = 0;                    // of one entry
+};
+
+struct FusedSpace {
+  int rank = 0;
+  int row_rank = 0;  // 0 where the kernel has no row values
+  int64_t sizes[kMaxFusedRank] = {};
+  std::vector<FusedOperand> operands;
+};
+
+// A prepared kernel: fused_launch.h.
+
+}  // namespace hetero::backend
