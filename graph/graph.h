@@ -41,6 +41,7 @@ struct Operand {
   WindowId window;
   Access access;
   uint8_t bits;
+  uint16_t reserved = 0;  // operands are compared as bytes
 
   bool reads() const { return access <= Access::kUpdate; }
   bool writes() const { return access != Access::kRead; }
@@ -60,6 +61,8 @@ struct Node {
   Preference preference;
 };
 static_assert(sizeof(Node) <= 64);
+
+static_assert(sizeof(Operand) == 12);
 
 struct Buffer {
   uint64_t bytes;

@@ -89,6 +89,20 @@ bool is_dense(const Window& window) {
   return expected == window.numel;
 }
 
+uint64_t kind_of(const Window& window) {
+  constexpr int kDims = 15;  // of which three bits each fit
+  uint64_t kind = static_cast<uint64_t>(window.dtype) & 0x7F;
+  kind = kind << 4 | static_cast<uint64_t>(std::min(window.rank, kDims));
+  kind = kind << 1 | static_cast<uint64_t>(window.numel == 0);
+  kind = kind << 1 | static_cast<uint64_t>(window.contiguous);
+  kind = kind << 1 | static_cast<uint64_t>(window.offset == 0);
+  for (int i = 0; i < std::min(window.rank, kDims); ++i) {
+    const int64_t stride = window.dims[window.rank + i];
+    kind = kind << 3 | static_cast<uint64_t>((window.dims[i] == 1) | (stride == 0) << 1 | (stride == 1) << 2);
+  }
+  return kind;
+}
+
 void measure(Window& window) {
   const int64_t element = dtype_bytes(window.dtype);
   window.numel = 1;
@@ -101,6 +115,7 @@ void measure(Window& window) {
   window.last_byte = window.numel == 0 ? window.first_byte : (last + 1) * element;
   window.contiguous = window.numel == 0 || is_contiguous(window);
   window.dense = window.contiguous || is_dense(window);
+  window.kind = kind_of(window);
 }
 
 }  // namespace

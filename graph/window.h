@@ -40,6 +40,8 @@ struct Window {
   int64_t numel = 0;
   int64_t first_byte = 0;
   int64_t last_byte = 0;
+  // Equal for windows that look alike but for their sizes: dtype, rank, and which dimensions have size 1, stride 0 or stride 1.
+  uint64_t kind = 0;
   const int64_t* dims = nullptr;  // rank sizes, then rank strides
 
   std::span<const int64_t> sizes() const { return {dims, static_cast<size_t>(rank)}; }

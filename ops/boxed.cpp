@@ -16,7 +16,11 @@ bool encode_value(const OpInfo& info, size_t argument, const c10::IValue& value,
 
 bool encode_list(const OpInfo& info, size_t argument, const c10::IValue& value, Call& call, RandomState random) {
   if (value.isIntList()) {
-    call.integers(value.toIntVector());
+    if (info.is_size[argument]) {
+      call.size_list(value.toIntVector());
+    } else {
+      call.integers(value.toIntVector());
+    }
     return true;
   }
   if (value.isDoubleList() && !info.is_number[argument]) {
@@ -47,10 +51,12 @@ bool encode_value(const OpInfo& info, size_t argument, const c10::IValue& value,
     call.none();
   } else if (info.is_number[argument] && value.isScalar()) {
     call.scalar(value.toScalar(), info.numbers_decide_shape);
-  } else if (value.isInt()) {
+  } else if (value.isInt() && !info.is_size[argument]) {
     call.integer(value.toInt());
+  } else if (value.isInt()) {
+    call.size(value.toInt());
   } else if (value.isSymInt()) {
-    call.integer(value.toSymInt().guard_int(__FILE__, __LINE__));
+    call.size(value.toSymInt().guard_int(__FILE__, __LINE__));
   } else if (value.isBool()) {
     call.boolean(value.toBool());
   } else if (value.isDouble()) {
@@ -116,7 +122,8 @@ c10::IValue decode_value(const c10::TypePtr& declared, Decoder& decoder, KernelT
     case Tag::kConstant:
       return decoder.constant();
     case Tag::kInteger:
-      return decoder.get<int64_t>();
+    case Tag::kSize:
+      return decoder.integer(tag);
     case Tag::kBoolean:
       return decoder.get<uint8_t>() != 0;
     case Tag::kReal:
@@ -133,10 +140,13 @@ c10::IValue decode_value(const c10::TypePtr& declared, Decoder& decoder, KernelT
       const auto length = decoder.get<uint32_t>();
       return std::string(reinterpret_cast<const char*>(decoder.skip(length)), length);
     }
-    case Tag::kIntegers: {
+    case Tag::kIntegers:
+    case Tag::kSizes: {
       const auto length = decoder.get<uint32_t>();
       c10::List<int64_t> list;
-      for (uint32_t i = 0; i < length; ++i) list.push_back(decoder.get<int64_t>());
+      for (uint32_t i = 0; i < length; ++i) {
+        list.push_back(tag == Tag::kSizes ? decoder.get_size<int64_t>() : decoder.get<int64_t>());
+      }
       return list;
     }
     case Tag::kReals: {

@@ -50,7 +50,7 @@ void Call::constant(const at::Tensor& value) {
 
 void Call::scalar(const at::Scalar& value, bool decides_shape) {
   tag(decides_shape ? Tag::kShapeScalar : Tag::kScalar);
-  Bytes& numbers = decides_shape ? structure : values;
+  Bytes& numbers = decides_shape ? sizes : values;
   if (value.isBoolean()) {
     structure.put(ScalarKind::kBoolean);
     numbers.put(static_cast<int64_t>(value.toBool()));
@@ -95,13 +95,14 @@ Decoder::Decoder(const std::byte* attributes, size_t) {
   AttributeHeader header;
   std::memcpy(&header, attributes, sizeof(header));
   structure_ = attributes + sizeof(header);
-  values_ = structure_ + header.structure_bytes;
+  sizes_ = structure_ + header.structure_bytes;
+  values_ = sizes_ + header.size_bytes;
 }
 
 at::Scalar Decoder::scalar(Tag tag) {
   const auto kind = get<ScalarKind>();
-  const bool in_structure = tag == Tag::kShapeScalar;
-  const auto integer = [&] { return in_structure ? get<int64_t>() : get_value<int64_t>(); };
+  const bool is_size = tag == Tag::kShapeScalar;
+  const auto integer = [&] { return is_size ? get_size<int64_t>() : get_value<int64_t>(); };
   switch (kind) {
     case ScalarKind::kInteger:
       return at::Scalar(integer());
@@ -110,9 +111,9 @@ at::Scalar Decoder::scalar(Tag tag) {
     case ScalarKind::kUnsigned:
       return at::Scalar(static_cast<uint64_t>(integer()));
     case ScalarKind::kComplex:
-      return at::Scalar(in_structure ? get<c10::complex<double>>() : get_value<c10::complex<double>>());
+      return at::Scalar(is_size ? get_size<c10::complex<double>>() : get_value<c10::complex<double>>());
     case ScalarKind::kReal:
-      return at::Scalar(in_structure ? get<double>() : get_value<double>());
+      return at::Scalar(is_size ? get_size<double>() : get_value<double>());
   }
   return {};
 }

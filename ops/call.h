@@ -1,13 +1,14 @@
 // Call: one operator call, turned into operands and bytes.
 //
-// Recording encodes an operator's arguments, in schema order, into three parts:
+// Recording encodes an operator's arguments, in schema order, into four parts:
 //
 //   operands   one entry for each hetero tensor: storage, window, access, bits
-//   structure  a tag for each argument, with everything that can influence the shape of the outputs
-//   values     numbers that cannot: the value of a Scalar or a double, a captured 0-dim CPU tensor, a random offset
+//   structure  a tag for each argument, with everything that says what kind of call it is
+//   sizes      numbers that may change from call to call and decide the shape of the outputs: what a schema calls SymInt
+//   values     numbers that do not: the value of a Scalar or a double, a captured 0-dim CPU tensor, a random offset
 //
-// structure and operands are the key of the meta cache; structure and values travel with the node, and Decoder reads them back
-// when it runs. Typed recorders and the catch-all write the same format, so either's nodes run on either's kernel.
+// operands, structure and sizes are the key of the meta cache. Programs that repeat are recognized by their structure (trie.h), so a plan
+// serves other sizes and values. All but the operands travel with the node, and Decoder reads them back when it runs. Typed recorders and the catch-all write the same format, so either's nodes run on either's kernel.
 //
 // Thread safety: a Call belongs to one thread; scratch_call() gives each thread its own, without allocation in steady state.
 
@@ -35,13 +36,15 @@ enum class Tag : uint8_t {
   kList,         // u32 count, then the elements
   kInteger,      // i64
   kIntegers,     // u32 count, i64 each
+  kSize,         // the number is a size
+  kSizes,        // u32 count; the numbers are sizes
   kReal,         // the number is a value
   kReals,        // u32 count; the numbers are values
   kBoolean,      // u8
   kScalar,       // u8 kind; the number is a value
-  kShapeScalar,  // u8 kind and the number: a Scalar that decides a shape
+  kShapeScalar,  // u8 kind; a Scalar that decides a shape: the number is a size
   kString,       // u32 length, bytes
-  kShapeReal,    // the number is part of the structure: it may decide a shape
+  kShapeReal,    // it may decide a shape: the number is a size
   kDevice,       // stands for the device of the outputs
   kGenerator,    // seed and offset are values
 };
@@ -91,6 +94,7 @@ class Call {
   void clear() {
     operands.clear();
     structure.clear();
+    sizes.clear();
     values.clear();
     foreign = at::Tensor();
   }
@@ -109,6 +113,15 @@ class Call {
     tag(Tag::kIntegers);
     structure.put(static_cast<uint32_t>(values.size()));
     structure.put_bytes(values.data(), values.size() * sizeof(int64_t));
+  }
+  void size(int64_t value) {
+    tag(Tag::kSize);
+    sizes.put(value);
+  }
+  void size_list(c10::IntArrayRef numbers) {
+    tag(Tag::kSizes);
+    structure.put(static_cast<uint32_t>(numbers.size()));
+    sizes.put_bytes(numbers.data(), numbers.size() * sizeof(int64_t));
   }
   void real(double value) {
     tag(Tag::kReal);
@@ -131,7 +144,7 @@ class Call {
   }
   void shape_real(double value) {
     tag(Tag::kShapeReal);
-    structure.put(value);
+    sizes.put(value);
   }
   void device() { tag(Tag::kDevice); }
   void generator(RandomState state) {
@@ -142,6 +155,7 @@ class Call {
 
   std::vector<CallOperand> operands;
   Bytes structure;
+  Bytes sizes;
   Bytes values;
   // Where the thread wants its nodes to run; stays.
   graph::Preference preference = graph::Preference::kAuto;
@@ -172,13 +186,22 @@ class Decoder {
     return value;
   }
   template <typename T>
+  T get_size() {
+    T value;
+    std::memcpy(&value, sizes_, sizeof(T));
+    sizes_ += sizeof(T);
+    return value;
+  }
+  template <typename T>
   T get_value() {
     T value;
     std::memcpy(&value, values_, sizeof(T));
     values_ += sizeof(T);
     return value;
   }
-  double real(Tag tag) { return tag == Tag::kShapeReal ? get<double>() : get_value<double>(); }
+  double real(Tag tag) { return tag == Tag::kShapeReal ? get_size<double>() : get_value<double>(); }
+  // An integer, whichever way it was written.
+  int64_t integer(Tag tag) { return tag == Tag::kSize ? get_size<int64_t>() : get<int64_t>(); }
   // Unaligned bytes of the structure, in place.
   const std::byte* skip(size_t bytes) {
     const std::byte* here = structure_;
@@ -196,13 +219,15 @@ class Decoder {
 
  private:
   const std::byte* structure_;
+  const std::byte* sizes_;
   const std::byte* values_;
   int next_operand_ = 0;
 };
 
-// Where the structure ends and the values begin stands in front of both.
+// Attributes of a node: this header, structure, sizes, values.
 struct AttributeHeader {
   uint32_t structure_bytes;
+  uint32_t size_bytes;
 };
 
 // A CPU generator whose numbers are determined by (seed, offset).

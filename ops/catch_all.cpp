@@ -122,9 +122,7 @@ void record_boxed(const OpInfo& info, torch::jit::Stack* stack) {
         flush_all(SyncReason::kSettings);
         continue;
       }
-      recorder().meta_cache().make_key(info.id, call, default_dtype);
-      if (const MetaEntry* entry = recorder().meta_cache().find()) {
-        count_locked(counters().meta_hits);
+      if (const MetaEntry* entry = recorder().expect(info.id, call)) {
         if (entry->straight) {
           const SyncReason reason = entry->reason;
           lock.unlock();
@@ -133,7 +131,7 @@ void record_boxed(const OpInfo& info, torch::jit::Stack* stack) {
         make_outputs(*entry, outputs, defined);
         const bool pressure = recorder().append(info.id, call, defined);
         // An operator with a row counts as typed also when an unusual call took this way.
-        count_locked(info.numbers_decide_shape ? counters().boxed_nodes : counters().typed_nodes);
+        count_locked(info.typed ? counters().typed_nodes : counters().boxed_nodes);
         push_results(info, stack, *entry, outputs);
         lock.unlock();
         if (pressure) after_record();

@@ -129,8 +129,8 @@ const std::vector<Row>& rows() {
                   [](int64_t bytes) {
                     if (backend::accelerator()) backend::accelerator()->set_memory_limit(bytes);
                   }),
-      integer_row("meta_cache_entries", "int", "65536", config().meta_cache_entries,
-                  "How many output shapes the recorder remembers."),
+      integer_row("cache_bytes", "bytes", "268435456", config().cache_bytes,
+                  "Bound of what is remembered of earlier programs: output shapes, traces and plans."),
   };
   return *table;
 }

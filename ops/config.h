@@ -38,8 +38,8 @@ struct Config {
   std::atomic<int64_t> memory_limit{0};
   // The most bytes of accelerator memory; 0 for the device's own capacity.
   std::atomic<int64_t> accelerator_memory_limit{0};
-  // Bound, in entries, of the cache of output shapes.
-  std::atomic<int64_t> meta_cache_entries{1 << 16};
+  // Bound, in bytes, of what is remembered of earlier programs: shapes, traces and plans.
+  std::atomic<int64_t> cache_bytes{int64_t{256} << 20};
 };
 
 Config& config();

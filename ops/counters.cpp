@@ -32,9 +32,19 @@ std::map<std::string, int64_t> Counters::fallbacks() {
 }
 
 void Counters::reset() {
-  for (Count* counter : {&typed_nodes, &boxed_nodes, &views, &straight, &meta_hits, &meta_misses, &dead_nodes,
-                         &cpu_kernels, &accelerator_kernels, &fused_nodes, &copies_to_accelerator, &copies_to_cpu,
-                         &bytes_to_accelerator, &bytes_to_cpu, &events, &waits, &skipped_nodes, &verified_flushes}) {
+  for (Count* counter : {&typed_nodes,     &boxed_nodes,
+                         &views,           &straight,
+                         &predicted_nodes, &mispredicted_nodes,
+                         &meta_hits,       &meta_misses,
+                         &plans_made,      &plans_resized,
+                         &plans_replayed,  &planning_nanoseconds,
+                         &planned_nodes,   &dead_nodes,
+                         &cpu_kernels,     &accelerator_kernels,
+                         &fused_nodes,     &copies_to_accelerator,
+                         &copies_to_cpu,   &bytes_to_accelerator,
+                         &bytes_to_cpu,    &events,
+                         &waits,           &skipped_nodes,
+                         &verified_flushes}) {
     *counter = 0;
   }
   for (Count& flush : flushes) flush = 0;

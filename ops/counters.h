@@ -44,17 +44,24 @@ const char* to_string(SyncReason reason);
 struct Counters {
   using Count = std::atomic<int64_t>;
 
-  // These three: the recorder lock.
-  Count typed_nodes{0};  // of operators with a typed recorder
-  Count boxed_nodes{0};  // of all others
-  Count meta_hits{0};
-  Count views{0};     // metadata only, no node
-  Count straight{0};  // run at once, after a flush
+  // These: the recorder lock.
+  Count typed_nodes{0};         // of operators with a typed recorder
+  Count boxed_nodes{0};         // of all others
+  Count predicted_nodes{0};     // the trie knew them
+  Count mispredicted_nodes{0};  // it expected another call
+  Count meta_hits{0};           // the meta cache knew them
+  Count views{0};               // metadata only, no node
+  Count straight{0};            // run at once, after a flush
   Count meta_misses{0};
   Count dead_nodes{0};
   Count cpu_kernels{0};
   Count accelerator_kernels{0};
   Count fused_nodes{0};
+  Count plans_made{0};
+  Count planned_nodes{0};  // in these
+  Count planning_nanoseconds{0};
+  Count plans_resized{0};   // made for other sizes out of an earlier plan
+  Count plans_replayed{0};  // run again as they were
   Count copies_to_accelerator{0};
   Count copies_to_cpu{0};
   Count bytes_to_accelerator{0};

@@ -30,55 +30,73 @@ uint64_t earlier_sharer(const std::vector<CallOperand>& operands, size_t i) {
   return 0;
 }
 
+// Bytes has room for a last word; what lies behind its end is masked out.
+uint64_t* put_bytes(uint64_t* word, const Bytes& bytes) {
+  const size_t size = bytes.size();
+  for (size_t i = 0; i < size; i += 8) std::memcpy(word++, bytes.data() + i, 8);
+  if (size % 8 != 0) word[-1] &= (uint64_t{1} << 8 * (size % 8)) - 1;
+  return word;
+}
+
 }  // namespace
 
 void MetaCache::make_key(graph::OpId op, const Call& call, at::ScalarType default_dtype) {
   const size_t operands = call.operands.size();
-  const size_t bytes = call.structure.size();
-  key_words_ = 1 + operands + (bytes + 7) / 8;
+  const size_t structure = call.structure.size();
+  const size_t sizes = call.sizes.size();
+  key_words_ = 2 + operands + (structure + 7) / 8 + (sizes + 7) / 8;
   if (key_words_ > key_.size()) [[unlikely]]
     key_.resize(2 * key_words_);
   uint64_t* word = key_.data();
-  *word++ = static_cast<uint64_t>(op) | static_cast<uint64_t>(default_dtype) << 32 | static_cast<uint64_t>(bytes) << 40;
+  *word++ = static_cast<uint64_t>(op) | static_cast<uint64_t>(default_dtype) << 32;
+  *word++ = static_cast<uint64_t>(structure) | static_cast<uint64_t>(sizes) << 32;
   for (size_t i = 0; i < operands; ++i) {
     const CallOperand& operand = call.operands[i];
     *word++ = static_cast<uint64_t>(operand.window) | static_cast<uint64_t>(operand.bits) << 32 |
               earlier_sharer(call.operands, i) << 40;
   }
-  // Bytes has room for a last word; what lies behind its end is masked out.
-  for (size_t i = 0; i < bytes; i += 8) std::memcpy(word++, call.structure.data() + i, 8);
-  if (bytes % 8 != 0) word[-1] &= (uint64_t{1} << 8 * (bytes % 8)) - 1;
+  word = put_bytes(word, call.structure);
+  put_bytes(word, call.sizes);
   hash_ = hash_words(key_.data(), key_words_);
 }
 
-const MetaEntry* MetaCache::find() const {
+const std::shared_ptr<const MetaEntry>* MetaCache::find() {
   const size_t mask = slots_.size() - 1;
   for (size_t i = hash_ & mask; slots_[i].entry != nullptr; i = (i + 1) & mask) {
-    const Slot& slot = slots_[i];
+    Slot& slot = slots_[i];
     if (slot.hash == hash_ && slot.key_words == key_words_ && same_words(slot.key.get(), key_.data(), key_words_)) {
-      return slot.entry.get();
+      slot.found_at = ++clock_;
+      return &slot.entry;
     }
   }
   return nullptr;
 }
 
 const MetaEntry* MetaCache::insert(MetaEntry entry) {
-  if (2 * (count_ + 1) > slots_.size()) grow();
+  if (2 * (count_ + 1) > slots_.size()) rehash(2 * slots_.size());
   const size_t mask = slots_.size() - 1;
   size_t i = hash_ & mask;
   while (slots_[i].entry != nullptr) i = (i + 1) & mask;
   Slot& slot = slots_[i];
   slot.hash = hash_;
-  slot.key_words = key_words_;
+  slot.key_words = static_cast<uint32_t>(key_words_);
   slot.key = std::make_unique<uint64_t[]>(key_words_);
+  slot.found_at = ++clock_;
   std::copy_n(key_.data(), key_words_, slot.key.get());
-  slot.entry = std::make_unique<MetaEntry>(std::move(entry));
+  slot.entry = std::make_shared<const MetaEntry>(std::move(entry));
   ++count_;
+  bytes_ += slot.bytes();
   return slot.entry.get();
 }
 
-void MetaCache::grow() {
-  std::vector<Slot> old(slots_.size() * 2);
+size_t MetaCache::Slot::bytes() const {
+  constexpr size_t kOverhead = 64;  // of the heap, for three blocks
+  return sizeof(Slot) + key_words * sizeof(uint64_t) + sizeof(MetaEntry) + entry->outputs.size() * sizeof(MetaOutput) +
+         entry->list_lengths.size() * sizeof(uint32_t) + kOverhead;
+}
+
+void MetaCache::rehash(size_t slots) {
+  std::vector<Slot> old(slots);
   std::swap(old, slots_);
   const size_t mask = slots_.size() - 1;
   for (Slot& slot : old) {
@@ -89,10 +107,28 @@ void MetaCache::grow() {
   }
 }
 
+void MetaCache::trim(size_t limit) {
+  if (bytes_ <= limit) return;
+  // Down to half, so that this is rare.
+  std::vector<std::pair<uint64_t, size_t>> ages;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].entry != nullptr) ages.emplace_back(slots_[i].found_at, i);
+  }
+  std::sort(ages.begin(), ages.end());
+  for (const auto& [age, i] : ages) {
+    if (bytes_ <= limit / 2) break;
+    bytes_ -= slots_[i].bytes();
+    slots_[i] = Slot();
+    --count_;
+  }
+  rehash(slots_.size());
+}
+
 void MetaCache::clear() {
   slots_.clear();
   slots_.resize(1024);
   count_ = 0;
+  bytes_ = 0;
 }
 
 }  // namespace hetero::ops

@@ -1,10 +1,11 @@
 // MetaCache: which windows an operator's outputs have, by operator, operands and attributes.
 //
-// The key is made of words: the operator, the structure of the call (call.h), and for each operand its window, its bits and which
-// earlier operand shares its storage. It is compared in full; a hash only finds the candidate. A miss costs one run of the Meta
-// kernel (meta.h); its answer is kept here, also when the answer is "cannot be recorded".
+// The key is made of words: the operator, the structure and the sizes of the call (call.h), and for each operand its window, its bits
+// and which earlier operand shares its storage. It is compared in full; a hash only finds the candidate. A miss costs one run of the
+// Meta kernel (meta.h); its answer is kept here, also when the answer is "cannot be recorded". Programs that repeat do not come here: the
+// trie (trie.h) knows the answer.
 //
-// Thread safety: the recorder's lock. Bounded: the recorder clears it when it grows past config().meta_cache_entries.
+// Thread safety: the recorder's lock. Bounded: trim() drops what was not used for longest.
 
 #pragma once
 
@@ -37,21 +38,29 @@ class MetaCache {
  public:
   // Turns the call into a key, kept until the next call of make_key.
   void make_key(graph::OpId op, const Call& call, at::ScalarType default_dtype);
-  // The entry of the current key, or null.
-  const MetaEntry* find() const;
+  // The entry of the current key, or null. Valid until the next call of find, insert, trim or clear, unless it is copied.
+  const std::shared_ptr<const MetaEntry>* find();
   // Keeps `entry` under the current key.
   const MetaEntry* insert(MetaEntry entry);
   size_t size() const { return count_; }
+  size_t bytes() const { return bytes_; }
+  // Drops the entries that were not found for longest until no more than `limit` bytes are left.
+  void trim(size_t limit);
   void clear();
 
  private:
   struct Slot {
     uint64_t hash = 0;
     std::unique_ptr<uint64_t[]> key;
-    size_t key_words = 0;
-    std::unique_ptr<MetaEntry> entry;
+    uint32_t key_words = 0;
+    uint64_t found_at = 0;
+    std::shared_ptr<const MetaEntry> entry;
+    size_t bytes() const;
   };
-  void grow();
+  void rehash(size_t slots);
+
+  uint64_t clock_ = 0;
+  size_t bytes_ = 0;
 
   std::vector<Slot> slots_ = std::vector<Slot>(1024);
   size_t count_ = 0;

@@ -23,6 +23,13 @@ bool always_straight(const std::string& name) {
   return std::find(names.begin(), names.end(), name.substr(0, name.find('.'))) != names.end();
 }
 
+bool declared_size(const c10::TypePtr& declared) {
+  c10::TypePtr type = declared;
+  if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  if (auto list = type->cast<c10::ListType>()) type = list->getElementType();
+  return type->kind() == c10::TypeKind::SymIntType;
+}
+
 }  // namespace
 
 OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
@@ -40,6 +47,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
     if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
     if (auto list = type->cast<c10::ListType>()) type = list->getElementType();
     is_number.push_back(type->kind() == c10::TypeKind::NumberType);
+    is_size.push_back(declared_size(argument.real_type()));
     if (type->kind() == c10::TypeKind::GeneratorType) generator_argument = static_cast<int>(i);
     if (type->kind() == c10::TypeKind::StorageType || type->kind() == c10::TypeKind::ClassType ||
         type->kind() == c10::TypeKind::StreamObjType || type->kind() == c10::TypeKind::QSchemeType) {
@@ -80,6 +88,9 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
     // In training it updates the running statistics, which its schema does not say.
     access[3] = access[4] = graph::Access::kUpdate;
   }
+  // The numbers of optimizer steps change from step to step; no shape depends on them.
+  numbers_decide_shape = !has_prefix(name, "aten::_foreach_") && !has_prefix(name, "aten::_fused_adam") &&
+                         !has_prefix(name, "aten::_fused_sgd");
   seeded = generator_argument < 0 && op.hasTag(at::Tag::nondeterministic_seeded);
   if (op.hasTag(at::Tag::dynamic_output_shape) || always_straight(name)) {
     records = false;
@@ -125,7 +136,8 @@ const OpInfo& op_info(const c10::OperatorHandle& handle) {
     traits.self = info.get();
     info->id = graph::op_table().add(std::move(traits));
   } else {
-    info->numbers_decide_shape = false;  // a typed row: its numbers are plan inputs
+    info->typed = true;
+    info->numbers_decide_shape = false;
   }
   return *info;
 }

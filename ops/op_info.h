@@ -27,12 +27,14 @@ struct OpInfo {
   graph::OpId id = 0;
   std::vector<graph::Access> access;  // per argument
   std::vector<bool> is_number;        // per argument: declared Scalar
+  std::vector<bool> is_size;          // per argument: declared SymInt, or a list of them
   std::vector<Return> returns;
   std::vector<int> returned_argument;  // per return: for kArgument, which
   int generator_argument = -1;
   bool seeded = false;               // draws random numbers without a Generator argument
   bool views = false;                // some return is a view of an argument
   bool records = true;               // false: always straight
+  bool typed = false;                // it has a typed row
   bool numbers_decide_shape = true;  // numbers are part of the key
   bool takes_cpu_tensors = false;    // has arguments that stay on the CPU: such calls run straight
   bool takes_cpu_indices = false;    // CPU index tensors are moved

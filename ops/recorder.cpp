@@ -15,6 +15,9 @@ InterpreterHooks& interpreter_hooks() {
 
 constinit Recorder* recorder_instance = nullptr;
 namespace {
+
+constexpr size_t kWindowBytes = 128;  // of one with four dimensions, index included
+
 // Before the static initializers, which register operators.
 [[gnu::constructor(200)]] void make_recorder() { recorder_instance = new Recorder; }
 }  // namespace
@@ -91,14 +94,96 @@ void copy_few(std::byte* to, const std::byte* from, size_t count) {
 
 }  // namespace
 
+CallView Recorder::view(graph::OpId op, const Call& call) {
+  const size_t count = call.operands.size();
+  if (inputs_.size() < count) [[unlikely]]
+    inputs_.resize(2 * count);
+  auto unused = static_cast<graph::BufferId>(trace_.buffers.size());
+  for (size_t i = 0; i < count; ++i) {
+    const CallOperand& operand = call.operands[i];
+    graph::BufferId buffer = operand.storage->buffer;
+    if (operand.storage->epoch != epoch_) {
+      // It will get the next number, unless an operand before it has the same storage.
+      buffer = unused;
+      for (size_t k = 0; k < i && buffer == unused; ++k) {
+        if (call.operands[k].storage == operand.storage) buffer = inputs_[k].buffer;
+      }
+      unused += buffer == unused;
+    }
+    inputs_[i] = {buffer, operand.window, operand.access, operand.bits};
+  }
+  return {op,
+          call.preference,
+          static_cast<int8_t>(default_dtype_),
+          {inputs_.data(), count},
+          {call.structure.data(), call.structure.size()},
+          {call.sizes.data(), call.sizes.size()}};
+}
+
+namespace {
+
+bool same_kinds(const MetaEntry& a, const MetaEntry& b, const graph::WindowTable& windows) {
+  if (a.outputs.size() != b.outputs.size() || a.list_lengths != b.list_lengths) return false;
+  for (size_t i = 0; i < a.outputs.size(); ++i) {
+    const graph::WindowId x = a.outputs[i].window;
+    const graph::WindowId y = b.outputs[i].window;
+    if (x == y) continue;
+    if (x == graph::kNoWindow || y == graph::kNoWindow || windows[x].kind != windows[y].kind) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+const MetaEntry* Recorder::expect(graph::OpId op, const Call& call) {
+  TrieNode* similar;
+  const CallView seen = view(op, call);
+  next_ = trie_.find(at_, seen, windows_, similar);
+  if (next_ != nullptr) [[likely]] {
+    count_locked(counters().predicted_nodes);
+    return &next_->entry();
+  }
+  if (const TrieNode* expected = at_->first_child()) {
+    count_locked(counters().mispredicted_nodes);
+    mispredictions_[mispredicted_++ % mispredictions_.size()] = {
+        static_cast<uint32_t>(trace_.nodes.size()), expected->op(), op,
+        (similar != nullptr ? similar : expected)->difference(seen, windows_)};
+  }
+  meta_cache_.make_key(op, call, default_dtype_);
+  const std::shared_ptr<const MetaEntry>* entry = meta_cache_.find();
+  if (entry == nullptr) return nullptr;
+  count_locked(counters().meta_hits);
+  if ((*entry)->straight) return entry->get();
+  if (similar != nullptr && same_kinds(similar->entry(), **entry, windows_)) {
+    next_ = similar;
+    return entry->get();
+  }
+  next_entry_ = *entry;
+  return next_entry_.get();
+}
+
+std::vector<Misprediction> Recorder::mispredictions() const {
+  const size_t kept = std::min(mispredicted_, mispredictions_.size());
+  std::vector<Misprediction> latest;
+  for (size_t i = mispredicted_ - kept; i < mispredicted_; ++i) {
+    latest.push_back(mispredictions_[i % mispredictions_.size()]);
+  }
+  return latest;
+}
+
 bool Recorder::append(graph::OpId op, const Call& call, std::span<const at::Tensor> outputs) {
+  if (next_ == nullptr) [[unlikely]]
+    next_ = trie_.insert(at_, view(op, call), std::move(next_entry_));
+  at_ = next_;
+  path_.push_back(next_);
   graph::Node node;
   node.op = op;
   node.first_operand = static_cast<uint32_t>(trace_.operands.size());
   node.operand_count = static_cast<uint16_t>(call.operands.size() + outputs.size());
   node.output_count = static_cast<uint16_t>(outputs.size());
   node.attribute_offset = static_cast<uint32_t>(trace_.attributes.size());
-  node.attribute_bytes = static_cast<uint32_t>(sizeof(AttributeHeader) + call.structure.size() + call.values.size());
+  node.attribute_bytes =
+      static_cast<uint32_t>(sizeof(AttributeHeader) + call.structure.size() + call.sizes.size() + call.values.size());
   node.sequence = sequence_++;
   node.preference = call.preference;
 
@@ -122,13 +207,16 @@ bool Recorder::append(graph::OpId op, const Call& call, std::span<const at::Tens
     pending_bytes_ += static_cast<int64_t>(storage->nbytes());
   }
 
-  const AttributeHeader header{static_cast<uint32_t>(call.structure.size())};
+  const AttributeHeader header{static_cast<uint32_t>(call.structure.size()), static_cast<uint32_t>(call.sizes.size())};
   const size_t offset = trace_.attributes.size();
   trace_.attributes.resize(offset + node.attribute_bytes);
   std::byte* attributes = trace_.attributes.data() + offset;
   std::memcpy(attributes, &header, sizeof(header));
-  copy_few(attributes + sizeof(header), call.structure.data(), call.structure.size());
-  copy_few(attributes + sizeof(header) + call.structure.size(), call.values.data(), call.values.size());
+  attributes += sizeof(header);
+  for (const Bytes* bytes : {&call.structure, &call.sizes, &call.values}) {
+    copy_few(attributes, bytes->data(), bytes->size());
+    attributes += bytes->size();
+  }
   trace_.nodes.push_back(node);
   if (config().traceback.load(std::memory_order_relaxed) && interpreter_hooks().where) [[unlikely]] {
     lines_[node.sequence] = interpreter_hooks().where();
@@ -163,9 +251,42 @@ bool Recorder::cut_all(Cut& cut) {
   std::swap(cut.graph.attributes, trace_.attributes);
   std::swap(cut.holds, holds_);
   std::swap(cut.lines, lines_);
+  end_path(cut);
   next_epoch();
   finish(cut);
   return true;
+}
+
+// The trace is over: it ends at a node of the trie, and the next one starts at the root.
+void Recorder::end_path(Cut& cut) {
+  // A node that wrote bytes which somebody looks at was placed by that.
+  cut.end = wrote_exported_ ? nullptr : at_;
+  path_.clear();
+  at_ = trie_.root();
+  trie_.tick();
+}
+
+// Walks the trie along what stayed in the trace.
+void Recorder::retrace(const std::vector<TrieNode*>& path) {
+  for (size_t i = 0; i < trace_.nodes.size(); ++i) {
+    const graph::Node& node = trace_.nodes[i];
+    const std::byte* const attributes = trace_.attributes.data() + node.attribute_offset;
+    AttributeHeader header;
+    std::memcpy(&header, attributes, sizeof(header));
+    const std::byte* const structure = attributes + sizeof(header);
+    const CallView call{node.op,
+                        node.preference,
+                        static_cast<int8_t>(default_dtype_),
+                        {trace_.operands_of(node), static_cast<size_t>(node.operand_count - node.output_count)},
+                        {structure, header.structure_bytes},
+                        {structure + header.structure_bytes, header.size_bytes}};
+    TrieNode* similar;
+    TrieNode* next = trie_.find(at_, call, windows_, similar);
+    if (next == nullptr && similar != nullptr && same_kinds(similar->entry(), path[i]->entry(), windows_))
+      next = similar;
+    at_ = next != nullptr ? next : trie_.insert(at_, call, path[i]->shared_entry());
+    path_.push_back(at_);
+  }
 }
 
 bool Recorder::cut_ancestors(std::span<HeteroStorage* const> storages, bool readers, Cut& cut) {
@@ -214,13 +335,18 @@ void Recorder::split(Cut& cut) {
   trace_.windows = &windows_;
   std::vector<StorageHold> holds;
   std::swap(holds, holds_);
+  const std::vector<TrieNode*> path = path_;
+  std::vector<TrieNode*> path_left;
+  end_path(cut);
   next_epoch();
+  cut.selection = selected_;
 
   constexpr graph::BufferId kNowhere = UINT32_MAX;
   std::vector<graph::BufferId> in_trace(all.buffers.size(), kNowhere);
   std::vector<graph::BufferId> in_cut(all.buffers.size(), kNowhere);
   for (size_t i = 0; i < all.nodes.size(); ++i) {
     const bool selected = selected_[i] != 0;
+    if (!selected) path_left.push_back(path[i]);
     graph::Graph& to = selected ? cut.graph : trace_;
     std::vector<StorageHold>& to_holds = selected ? cut.holds : holds_;
     std::vector<graph::BufferId>& numbers = selected ? in_cut : in_trace;
@@ -252,6 +378,7 @@ void Recorder::split(Cut& cut) {
     to.attributes.insert(to.attributes.end(), attributes, attributes + node.attribute_bytes);
     to.nodes.push_back(node);
   }
+  retrace(path_left);
   if (!lines_.empty()) cut.lines = lines_;
   // The holds of `all` die with this function, so that finish() counts only real owners. A storage that both parts use is
   // held by both, so it has an owner beside the cut and escapes.
@@ -277,9 +404,17 @@ void Recorder::finish(Cut& cut) {
 
 void Recorder::trim_caches() {
   if (!trace_.nodes.empty()) return;
-  const auto limit = static_cast<size_t>(config().meta_cache_entries.load());
-  if (meta_cache_.size() <= limit && windows_.size() <= 4 * limit + 1024) return;
+  const auto limit = static_cast<size_t>(config().cache_bytes.load(std::memory_order_relaxed));
+  meta_cache_.trim(limit / 4);
+  if (trie_.bytes() + PlanSet::total_bytes() > limit / 2) trie_.trim(limit / 2);
+  // Windows have no age: programs whose shapes keep changing begin anew.
+  if (windows_.size() * kWindowBytes > limit / 4) forget();
+}
+
+void Recorder::forget() {
   meta_cache_.clear();
+  trie_.clear();
+  at_ = trie_.root();
   windows_.clear();
   forget_alias_windows();
 }

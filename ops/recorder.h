@@ -1,6 +1,7 @@
 // Recorder: the pending trace, and the two locks that order everything.
 //
-// Recording appends a node to the trace and bumps nothing else. The trace is a graph::Graph that grows, plus, for each of its buffers,
+// Recording appends a node to the trace and takes one step in the trie of earlier traces, which mostly knows already what the call's outputs
+// look like. The trace is a graph::Graph that grows, plus, for each of its buffers,
 // the storage it stands for. A storage with bytes is held strongly (its bytes are an input); a storage born in the trace
 // is held weakly until a second node uses it, so a value that nobody can see any more is found dead when the trace is cut.
 //
@@ -14,6 +15,7 @@
 
 #pragma once
 
+#include <array>
 #include <memory>
 #include <span>
 #include <string>
@@ -27,6 +29,7 @@
 #include "ops/counters.h"
 #include "ops/meta_cache.h"
 #include "ops/storage.h"
+#include "ops/trie.h"
 
 namespace hetero::ops {
 
@@ -105,6 +108,14 @@ class StorageHold {
   HeteroStorage* storage_;
 };
 
+// A call that was not the one that the trie expected.
+struct Misprediction {
+  uint32_t position;  // in the trace
+  graph::OpId expected;
+  graph::OpId recorded;
+  Difference difference;
+};
+
 // The nodes cut out of the trace for one run, and what they hold.
 struct Cut {
   graph::Graph graph;
@@ -112,7 +123,12 @@ struct Cut {
   std::vector<graph::Binding*> bindings;            // per buffer; null for temporaries
   std::unordered_map<uint32_t, std::string> lines;  // node sequence -> Python line, with HETERO_TRACEBACK
   at::ScalarType default_dtype = at::kFloat;
+  // Where the trace ended that the nodes were cut out of; null where its plans cannot be kept.
+  TrieNode* end = nullptr;
+  std::vector<uint8_t> selection;  // per node of that trace: it was cut; empty: all
   void clear() {
+    end = nullptr;
+    selection.clear();
     graph.clear();
     holds.clear();
     bindings.clear();
@@ -145,8 +161,10 @@ class Recorder {
   graph::WindowTable& windows() { return windows_; }
   MetaCache& meta_cache() { return meta_cache_; }
 
-  // Appends a node with the operands of `call`, followed by `outputs` (tensors made for it). True when something should be
-  // flushed: call after_record() once the lock is released.
+  // What the outputs of the call look like: predicted by the trie, or from the meta cache; null where neither knows.
+  const MetaEntry* expect(graph::OpId op, const Call& call);
+  // Appends a node with the operands of `call`, followed by `outputs` (tensors made as expect() said). True when something should be
+  // flushed: call after_record() once the lock is released. REQUIRES: expect() was called for this call, and nothing since.
   [[nodiscard]] bool append(graph::OpId op, const Call& call, std::span<const at::Tensor> outputs);
 
   // True when the trace holds nodes that touch, or write, the storage.
@@ -170,8 +188,13 @@ class Recorder {
   bool cut_all(Cut& cut);
   bool cut_ancestors(std::span<HeteroStorage* const> storages, bool readers, Cut& cut);
 
-  // Forgets windows and shapes when they have grown past the configured bound. REQUIRES: the executor lock as well.
+  // Keeps the meta cache, the windows and the trie within their bounds. REQUIRES: the executor lock as well.
   void trim_caches();
+  // Forgets all of them. REQUIRES: the same, and nothing pending.
+  void forget();
+  const Trie& trie() const { return trie_; }
+  // The latest ones, oldest first.
+  std::vector<Misprediction> mispredictions() const;
 
  private:
   graph::WindowId intern(const c10::TensorImpl* impl);
@@ -180,12 +203,24 @@ class Recorder {
   void split(Cut& cut);
   void finish(Cut& cut);
   void next_epoch();
+  void end_path(Cut& cut);
+  void retrace(const std::vector<TrieNode*>& path);
+  CallView view(graph::OpId op, const Call& call);
 
   backend::SpinLock mutex_;  // held for a few hundred instructions
   graph::WindowTable windows_;
   MetaCache meta_cache_;
   graph::Graph trace_;
   std::vector<StorageHold> holds_;  // per buffer
+  Trie trie_;
+  std::vector<TrieNode*> path_;  // per node
+  TrieNode* at_ = trie_.root();  // where the trace stands
+  // What expect() found: the next step on the path, or what to make one with.
+  TrieNode* next_ = nullptr;
+  std::shared_ptr<const MetaEntry> next_entry_;
+  std::array<Misprediction, 16> mispredictions_{};
+  size_t mispredicted_ = 0;
+  std::vector<graph::Operand> inputs_;  // of the call that was looked at last
   std::unordered_map<uint32_t, std::string> lines_;
   at::ScalarType default_dtype_ = at::kFloat;
   int64_t pending_bytes_ = 0;

@@ -7,6 +7,7 @@
 #include <c10/core/DefaultDtype.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <mutex>
 #include <unordered_set>
@@ -105,12 +106,38 @@ void add_counts(const graph::Plan& plan, const graph::RunCounts& counts) {
   count(total.skipped_nodes, counts.skipped);
 }
 
+// The plan of the cut: a kept one where the same trace was planned before, else a new one. What is seen for the first time may never come again:
+// it is planned without fusion, and nothing is kept.
+graph::Plan& plan_for(const Runner& state, Cut& cut, graph::Plan& scratch) {
+  const graph::PlanOptions& options = state.options;
+  const auto start = std::chrono::steady_clock::now();
+  // What the accelerator's memory can hold changes from run to run; and a run inside another must not replace the other's plan.
+  const bool keeps = cut.end != nullptr && !options.has_accelerator && state.depth == 1;
+  PlanSet* const known = keeps ? &cut.end->plans() : nullptr;
+  if (known != nullptr && ++known->sightings > 1) {
+    CachedPlan* similar;
+    if (CachedPlan* kept = known->find(cut, similar)) {
+      count(counters().plans_replayed);
+      return kept->plan;
+    }
+    CachedPlan& made = known->add(cut);
+    graph::make_plan(cut.graph, options, made.plan);
+    known->measure();
+    count(counters().plans_made);
+    count(counters().planned_nodes, static_cast<int64_t>(cut.graph.nodes.size()));
+    count(counters().planning_nanoseconds, (std::chrono::steady_clock::now() - start).count());
+    return made.plan;
+  }
+  graph::make_plan(cut.graph, options, scratch);
+  return scratch;
+}
+
 // Plans and runs `cut`. REQUIRES: the executor lock, not the recorder lock. Returns the first error.
-Status run(Runner& state, Cut& cut, graph::Plan& plan, graph::Executor& executor, SyncReason reason) {
+Status run(Runner& state, Cut& cut, graph::Plan& scratch, graph::Executor& executor, SyncReason reason) {
   RECORD_FUNCTION("hetero::flush", std::vector<c10::IValue>());
   count(counters().flushes[static_cast<size_t>(reason)]);
   state.options = plan_options();
-  graph::make_plan(cut.graph, state.options, plan);
+  const graph::Plan& plan = plan_for(state, cut, scratch);
   const int64_t log = config().log.load(std::memory_order_relaxed);
   if (config().verify_plans.load(std::memory_order_relaxed)) {
     Status status = graph::verify_graph(cut.graph);

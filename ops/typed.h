@@ -50,7 +50,7 @@ inline void encode(Call& call, const c10::List<std::optional<at::Tensor>>& value
 inline void encode(Call& call, const at::Scalar& value) { call.scalar(value); }
 inline void encode(Call& call, bool value) { call.boolean(value); }
 inline void encode(Call& call, int64_t value) { call.integer(value); }
-inline void encode(Call& call, const c10::SymInt& value) { call.integer(value.guard_int(__FILE__, __LINE__)); }
+inline void encode(Call& call, const c10::SymInt& value) { call.size(value.guard_int(__FILE__, __LINE__)); }
 inline void encode(Call& call, double value) { call.real(value); }
 inline void encode(Call& call, at::ScalarType value) { call.integer(static_cast<int64_t>(value)); }
 inline void encode(Call& call, at::Layout value) { call.integer(static_cast<int64_t>(value)); }
@@ -58,7 +58,7 @@ inline void encode(Call& call, at::MemoryFormat value) { call.integer(static_cas
 inline void encode(Call& call, at::Device) { call.device(); }
 inline void encode(Call& call, c10::string_view value) { call.string({value.data(), value.size()}); }
 inline void encode(Call& call, at::IntArrayRef values) { call.integers(values); }
-inline void encode(Call& call, at::SymIntArrayRef values) { call.integers(C10_AS_INTARRAYREF_SLOW(values)); }
+inline void encode(Call& call, at::SymIntArrayRef values) { call.size_list(C10_AS_INTARRAYREF_SLOW(values)); }
 inline void encode(Call& call, at::ArrayRef<double> values) { call.reals(values); }
 template <size_t N>
 void encode(Call& call, const std::array<bool, N>& values) {
@@ -74,7 +74,7 @@ inline void encode(Call& call, const at::OptionalIntArrayRef& values) {
 }
 inline void encode(Call& call, const at::OptionalSymIntArrayRef& values) {
   if (values.has_value()) {
-    call.integers(C10_AS_INTARRAYREF_SLOW(*values));
+    call.size_list(C10_AS_INTARRAYREF_SLOW(*values));
   } else {
     call.none();
   }
@@ -151,7 +151,7 @@ struct Held<std::optional<T>> {
       const auto length = decoder.get<uint32_t>();
       value = c10::string_view(reinterpret_cast<const char*>(decoder.skip(length)), length);
     } else if constexpr (std::is_same_v<T, c10::SymInt>) {
-      value = c10::SymInt(decoder.get<int64_t>());
+      value = c10::SymInt(decoder.integer(tag));
     } else {
       value = Held<T>::read(decoder, tensors, tag);
     }
@@ -163,8 +163,8 @@ template <>
 struct Held<c10::SymInt> {
   c10::SymInt value;
   Held(Decoder& decoder, KernelTensors&) {
-    decoder.next();
-    value = decoder.get<int64_t>();
+    const Tag tag = decoder.next();
+    value = decoder.integer(tag);
   }
   const c10::SymInt& get() { return value; }
 };
@@ -196,7 +196,7 @@ struct HeldList {
       if constexpr (std::is_same_v<Element, double>) {
         values.push_back(decoder.get_value<double>());
       } else {
-        values.push_back(decoder.get<int64_t>());
+        values.push_back(tag == Tag::kSizes ? decoder.get_size<int64_t>() : decoder.get<int64_t>());
       }
     }
   }
@@ -346,14 +346,11 @@ struct TypedRecorder<Op, R(A...)> {
       Locked lock(recorder().mutex());
       encode_all(call, arguments...);
       if (!call.foreign.defined() && recorder().set_default_dtype(default_dtype)) [[likely]] {
-        MetaCache& cache = recorder().meta_cache();
-        cache.make_key(id, call, default_dtype);
-        const MetaEntry* entry = cache.find();
+        const MetaEntry* entry = recorder().expect(id, call);
         if (entry != nullptr && !entry->straight) [[likely]] {
           pressure = append(*entry, call, outputs);
           recorded = true;
           count_locked(counters().typed_nodes);
-          count_locked(counters().meta_hits);
         }
       }
     }

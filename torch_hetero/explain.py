@@ -13,11 +13,13 @@ from torch_hetero import _C
 __all__ = ["Report", "explain", "reset_counters"]
 
 # Figures that state how things are now; a difference of two reports keeps the later one.
-_LEVELS = {"entries", "allocated_bytes", "peak_bytes", "reserved_bytes", "limit_bytes", "pending_nodes"}
+_LEVELS = {"entries", "allocated_bytes", "peak_bytes", "reserved_bytes", "limit_bytes", "pending_nodes", "trace_bytes"}
 
 _TITLES = {
     "nodes": "operators recorded",
     "meta_cache": "cache of output shapes",
+    "plans": "plans",
+    "mispredictions": "latest calls that were not as predicted",
     "flushes": "flushes by reason",
     "dead_nodes": "dead nodes, never run as nobody read them",
     "kernels": "kernels run",
@@ -41,7 +43,10 @@ class Report:
 
     Attributes:
         nodes: operators recorded, by kind: typed recorder, boxed, view (no work at all), straight (run at once).
-        meta_cache: hits and misses of the cache of output shapes, and its entries now.
+        meta_cache: calls whose output shapes were predicted from the calls before (and calls that were other than predicted), hits and
+            misses of the cache of output shapes, and its entries now.
+        plans: plans made, made again for other sizes, and replayed; nodes planned, seconds spent on it, bytes of remembered traces.
+        mispredictions: the latest calls that differed from what earlier runs let expect, with the difference.
         flushes: how often recorded work was run, by the reason for it.
         dead_nodes: recorded operators that were never run because nobody read their results.
         kernels: kernels run, by device.
@@ -56,6 +61,8 @@ class Report:
 
     nodes: dict[str, int] = field(default_factory=dict)
     meta_cache: dict[str, int] = field(default_factory=dict)
+    plans: dict[str, float] = field(default_factory=dict)
+    mispredictions: dict[str, int] = field(default_factory=dict)
     flushes: dict[str, int] = field(default_factory=dict)
     dead_nodes: int = 0
     kernels: dict[str, int] = field(default_factory=dict)
@@ -75,7 +82,7 @@ class Report:
         if not isinstance(earlier, Report):
             return NotImplemented
         figures = _difference(self.as_dict(), earlier.as_dict())
-        for table in ("flushes", "fallbacks"):
+        for table in ("flushes", "fallbacks", "mispredictions"):
             figures[table] = {name: count for name, count in figures[table].items() if count}
         return Report(**{**figures, "plan": self.plan})
 

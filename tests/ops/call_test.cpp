@@ -19,18 +19,19 @@ class CallTest : public OpsTest {
  public:
   // The attributes of a node, as the recorder lays them out.
   static std::vector<std::byte> attributes_of(const Call& call) {
-    const AttributeHeader header{static_cast<uint32_t>(call.structure.size())};
+    const AttributeHeader header{static_cast<uint32_t>(call.structure.size()),
+                                 static_cast<uint32_t>(call.sizes.size())};
     Bytes all;
     all.put(header);
-    all.put_bytes(call.structure.data(), call.structure.size());
-    all.put_bytes(call.values.data(), call.values.size());
+    for (const Bytes* bytes : {&call.structure, &call.sizes, &call.values}) all.put_bytes(bytes->data(), bytes->size());
     return {all.data(), all.data() + all.size()};
   }
 
-  static bool same_structure(const Call& a, const Call& b) {
-    return a.structure.size() == b.structure.size() &&
-           std::memcmp(a.structure.data(), b.structure.data(), a.structure.size()) == 0;
+  static bool same(const Bytes& a, const Bytes& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
   }
+  static bool same_structure(const Call& a, const Call& b) { return same(a.structure, b.structure); }
+  static bool same_sizes(const Call& a, const Call& b) { return same(a.sizes, b.sizes); }
 
   template <typename Fill>
   static Call encoded(Fill fill) {
@@ -59,6 +60,8 @@ TEST_F(CallTest, EveryKindOfArgumentIsReadBackInOrder) {
     c.tensor(x, Access::kUpdate);
     c.integer(-7);
     c.integers(sizes);
+    c.size(5);
+    c.size_list(sizes);
     c.real(0.1);
     c.reals(scales);
     c.boolean(true);
@@ -83,6 +86,12 @@ TEST_F(CallTest, EveryKindOfArgumentIsReadBackInOrder) {
   EXPECT_EQ(decoder.next(), Tag::kIntegers);
   ASSERT_EQ(decoder.get<uint32_t>(), sizes.size());
   for (const int64_t size : sizes) EXPECT_EQ(decoder.get<int64_t>(), size);
+  const Tag one_size = decoder.next();
+  EXPECT_EQ(one_size, Tag::kSize);
+  EXPECT_EQ(decoder.integer(one_size), 5);
+  EXPECT_EQ(decoder.next(), Tag::kSizes);
+  ASSERT_EQ(decoder.get<uint32_t>(), sizes.size());
+  for (const int64_t size : sizes) EXPECT_EQ(decoder.get_size<int64_t>(), size);
   const Tag real = decoder.next();
   EXPECT_EQ(real, Tag::kReal);
   EXPECT_EQ(decoder.real(real), 0.1);
@@ -162,7 +171,7 @@ TEST_F(CallTest, OtherCpuTensorsAreForeign) {
   EXPECT_TRUE(encoded([&](Call& c) { c.tensor(number, Access::kUpdate); }).foreign.is_same(number));
 }
 
-TEST_F(CallTest, NumbersThatDecideNoShapeAreNotInTheStructure) {
+TEST_F(CallTest, NumbersThatDecideNoShapeAreNeitherStructureNorSizes) {
   const auto fill = [](double number) {
     return encoded([&](Call& c) {
       c.real(number);
@@ -173,15 +182,28 @@ TEST_F(CallTest, NumbersThatDecideNoShapeAreNotInTheStructure) {
     });
   };
   EXPECT_TRUE(same_structure(fill(1), fill(2)));
+  EXPECT_TRUE(same_sizes(fill(1), fill(2)));
 }
 
-TEST_F(CallTest, WhateverMayDecideAShapeIsInTheStructure) {
+TEST_F(CallTest, SizesAreApartFromTheStructure) {
   const auto differ = [](auto fill) {
-    EXPECT_FALSE(same_structure(encoded([&](Call& c) { fill(c, 0); }), encoded([&](Call& c) { fill(c, 1); })));
+    const Call a = encoded([&](Call& c) { fill(c, 0); });
+    const Call b = encoded([&](Call& c) { fill(c, 1); });
+    EXPECT_TRUE(same_structure(a, b));
+    EXPECT_FALSE(same_sizes(a, b));
   };
+  differ([](Call& c, int k) { c.size(k); });
+  differ([](Call& c, int k) { c.size_list({2, k}); });
   differ([](Call& c, int k) { c.scalar(k, true); });
   differ([](Call& c, int k) { c.scalar(k + 0.5, true); });
   differ([](Call& c, int k) { c.shape_real(k); });
+}
+
+TEST_F(CallTest, WhateverSaysWhatKindOfCallItIsIsInTheStructure) {
+  const auto differ = [](auto fill) {
+    EXPECT_FALSE(same_structure(encoded([&](Call& c) { fill(c, 0); }), encoded([&](Call& c) { fill(c, 1); })));
+  };
+  differ([](Call& c, int k) { c.size_list(std::vector<int64_t>(k)); });
   differ([](Call& c, int k) { c.integer(k); });
   differ([](Call& c, int k) { c.integers({2, k}); });
   differ([](Call& c, int k) { c.boolean(k == 1); });

@@ -19,7 +19,7 @@ Counts read_counters() {
                 .boxed = c.boxed_nodes,
                 .views = c.views,
                 .straight = c.straight,
-                .hits = c.meta_hits,
+                .hits = c.meta_hits + c.predicted_nodes,
                 .misses = c.meta_misses,
                 .kernels = c.cpu_kernels + c.accelerator_kernels,
                 .dead = c.dead_nodes,
@@ -110,7 +110,7 @@ void OpsTest::SetUp() {
   flush_all(SyncReason::kFlush);
   {
     Locked lock(recorder().mutex());
-    recorder().meta_cache().clear();
+    recorder().forget();
   }
   mark();
 }

@@ -87,7 +87,7 @@ TEST_F(MetaCacheTest, EntriesAreFoundAfterGrowthAndGoneAfterClear) {
   for (int64_t i = 0; i < kEntries; ++i) {
     make_key(cache, key(i));
     ASSERT_NE(cache.find(), nullptr);
-    ASSERT_EQ(cache.find()->outputs[0].window, i);
+    ASSERT_EQ((*cache.find())->outputs[0].window, i);
   }
   cache.clear();
   EXPECT_EQ(cache.size(), 0u);
@@ -110,7 +110,7 @@ TEST_F(MetaCacheTest, AnotherFactorIsAHitAndAnotherEndOfARangeIsAMiss) {
 }
 
 TEST_F(MetaCacheTest, AFlushEmptiesACacheThatHasOutgrownItsBound) {
-  config().meta_cache_entries = 4;
+  config().cache_bytes = 4;
   const auto entries = [] {
     Locked lock(recorder().mutex());
     return recorder().meta_cache().size();
@@ -127,7 +127,7 @@ TEST_F(MetaCacheTest, AFlushEmptiesACacheThatHasOutgrownItsBound) {
 }
 
 TEST_F(MetaCacheTest, WindowsThatTakeOverOldNumbersAreNotMistakenForThem) {
-  config().meta_cache_entries = 0;  // every flush starts the numbering of windows again
+  config().cache_bytes = 0;  // every flush starts the numbering of windows again
   const at::Tensor wide = on_device(numbers({2, 3})), tall = on_device(numbers({3, 2}));
   at::sum(wide, 0).cpu();
   expect_same(at::sum(wide, 0), at::sum(numbers({2, 3}), 0));

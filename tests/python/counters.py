@@ -111,7 +111,7 @@ class Seen:
 
     @property
     def meta_hits(self) -> int:
-        return self._get("meta_cache", "hits")
+        return self._get("meta_cache", "hits") + self._get("meta_cache", "predicted")
 
     @property
     def meta_misses(self) -> int:

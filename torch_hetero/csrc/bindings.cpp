@@ -59,16 +59,30 @@ std::string where() {
 
 py::dict counters_dict() {
   ops::Counters& c = ops::counters();
-  py::dict nodes, meta, flushes, kernels, copies, fallbacks, result;
+  py::dict nodes, meta, plans, mispredictions, flushes, kernels, copies, fallbacks, result;
   nodes["typed"] = c.typed_nodes.load();
   nodes["boxed"] = c.boxed_nodes.load();
   nodes["view"] = c.views.load();
   nodes["straight"] = c.straight.load();
+  plans["made"] = c.plans_made.load();
+  plans["resized"] = c.plans_resized.load();
+  plans["replayed"] = c.plans_replayed.load();
+  plans["planned_nodes"] = c.planned_nodes.load();
+  plans["planning_seconds"] = 1e-9 * static_cast<double>(c.planning_nanoseconds.load());
+  meta["predicted"] = c.predicted_nodes.load();
+  meta["mispredicted"] = c.mispredicted_nodes.load();
   meta["hits"] = c.meta_hits.load();
   meta["misses"] = c.meta_misses.load();
   {
     ops::Locked lock(ops::recorder().mutex());
     meta["entries"] = ops::recorder().meta_cache().size();
+    plans["trace_bytes"] = ops::recorder().trie().bytes();
+    for (const ops::Misprediction& one : ops::recorder().mispredictions()) {
+      const std::string text = "node " + std::to_string(one.position) + ": " +
+                               hetero::graph::op_table()[one.recorded].name + " instead of " +
+                               hetero::graph::op_table()[one.expected].name + ", " + ops::to_string(one.difference);
+      mispredictions[text.c_str()] = py::int_(mispredictions.attr("get")(text, 0)) + py::int_(1);
+    }
     result["pending_nodes"] = ops::recorder().pending_nodes();
   }
   for (size_t i = 0; i < c.flushes.size(); ++i) {
@@ -83,6 +97,8 @@ py::dict counters_dict() {
   for (const auto& [name, n] : c.fallbacks()) fallbacks[name.c_str()] = n;
   result["nodes"] = nodes;
   result["meta_cache"] = meta;
+  result["plans"] = plans;
+  result["mispredictions"] = mispredictions;
   result["flushes"] = flushes;
   result["dead_nodes"] = c.dead_nodes.load();
   result["fused_nodes"] = c.fused_nodes.load();

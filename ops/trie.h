@@ -1,0 +1,122 @@
+// Trie: the programs that were recorded before, so that a call can be predicted from the calls before it.
+//
+// A path from the root is a trace, a node of the path one recorded call. The recorder walks the trie while it records: a call is
+// compared with the child that was taken last time, and where they are equal its outputs are known without a hash, a meta cache or a
+// Meta kernel, and at the end of the trace the last node knows the plans of the whole trace (plan_cache.h). Equality is always
+// checked in full.
+//
+//   exact:    equal in everything but values
+//   similar:  equal in structure; windows and sizes may differ, but only in kind (Window::kind). Plans of the same path fit, with other
+//             sizes in them.
+//
+// Numbers of buffers are positions in the trace, given in the order of first use, so equal programs have equal numbers whatever storages they use.
+//
+// Thread safety: the recorder's lock. Ownership: nodes belong to the trie; a pointer to one is valid while the recorder's trace is on its path.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "graph/graph.h"
+#include "ops/meta_cache.h"
+#include "ops/plan_cache.h"
+
+namespace hetero::ops {
+
+// What is compared: a call as it stands in the trace.
+struct CallView {
+  graph::OpId op;
+  graph::Preference preference;
+  int8_t default_dtype;
+  std::span<const graph::Operand> inputs;  // without the outputs that it defines
+  std::span<const std::byte> structure;
+  std::span<const std::byte> sizes;
+};
+
+// How a call differs from the one that was predicted.
+enum class Difference : uint8_t { kOperator, kArguments, kTensors, kShapes, kSizes };
+const char* to_string(Difference difference);
+
+class TrieNode {
+ public:
+  TrieNode(const TrieNode&) = delete;
+
+  // The windows of the outputs, as for the call that made the node.
+  const MetaEntry& entry() const { return *entry_; }
+  const std::shared_ptr<const MetaEntry>& shared_entry() const { return entry_; }
+  graph::OpId op() const { return op_; }
+  std::span<const graph::Operand> inputs() const { return {operands_.get(), input_count_}; }
+  // The plans of the traces that end here. Belongs to the executor's lock.
+  PlanSet& plans() {
+    if (plans_ == nullptr) plans_ = std::make_unique<PlanSet>();
+    return *plans_;
+  }
+  TrieNode* first_child() const { return child_.get(); }
+  // REQUIRES: the call is not exactly this one.
+  Difference difference(const CallView& call, const graph::WindowTable& windows) const;
+
+ private:
+  friend class Trie;
+  TrieNode() = default;
+  bool equals(const CallView& call) const;
+  bool resembles(const CallView& call, const graph::WindowTable& windows) const;
+  bool same_structure(const CallView& call) const;
+
+  std::unique_ptr<graph::Operand[]> operands_;
+  std::unique_ptr<std::byte[]> attributes_;  // structure, then sizes
+  graph::OpId op_ = 0;
+  uint32_t input_count_ = 0;
+  uint32_t structure_bytes_ = 0;
+  uint32_t size_bytes_ = 0;
+  graph::Preference preference_ = graph::Preference::kAuto;
+  int8_t default_dtype_ = 0;
+  uint32_t used_ = 0;  // when it was last on a path
+  std::shared_ptr<const MetaEntry> entry_;
+  std::unique_ptr<TrieNode> child_;    // of its children, the one taken last
+  std::unique_ptr<TrieNode> sibling_;  // the next child of its parent
+  std::unique_ptr<PlanSet> plans_;
+};
+
+class Trie {
+ public:
+  Trie() = default;
+  ~Trie() { clear(); }
+
+  TrieNode* root() { return &root_; }
+
+  // The child of `at` that is exactly this call, or null; then `similar` is a child that only has other sizes, or null.
+  TrieNode* find(TrieNode* at, const CallView& call, const graph::WindowTable& windows, TrieNode*& similar) {
+    similar = nullptr;
+    TrieNode* const first = at->child_.get();
+    if (first == nullptr) return nullptr;
+    if (first->equals(call)) [[likely]] {
+      first->used_ = clock_;
+      return first;
+    }
+    return search(at, call, windows, similar);
+  }
+  // A new child.
+  TrieNode* insert(TrieNode* at, const CallView& call, std::shared_ptr<const MetaEntry> entry);
+
+  // Said after each trace: nodes are as old as the traces since they were on a path.
+  void tick() { ++clock_; }
+  size_t bytes() const { return bytes_; }
+  // Drops what was on no path for longest until no more than `limit` bytes are left, plans included. REQUIRES: nobody holds nodes; the
+  // executor's lock.
+  void trim(size_t limit);
+  void clear();
+
+ private:
+  TrieNode* search(TrieNode* at, const CallView& call, const graph::WindowTable& windows, TrieNode*& similar);
+  void destroy(std::unique_ptr<TrieNode> node);
+  static size_t bytes_of(const TrieNode& node);
+
+  TrieNode root_;
+  uint32_t clock_ = 1;
+  size_t bytes_ = 0;
+};
+
+}  // namespace hetero::ops
