@@ -1,0 +1,65 @@
+// Interval packing: where values that live for a while lie in one arena, so that the arena is small.
+//
+// The problem is dynamic storage allocation: values that live at the same time must not overlap; the arena is at least as large as the most
+// bytes that live at once (the lower bound). It is NP-hard, and nearly always easy:
+//
+//   1. place values in an order, each into the smallest gap that holds it, or at the end (best fit);
+//   2. try a few orders: by size, by size times lifetime, by first use; stop at the lower bound;
+//   3. while the bound is missed and the effort allows it, move the value that makes the peak to the front and place again;
+//   4. where few values are left to arrange, try all orders, with bounds (exact).
+//
+// Sources: Y. Pisarchyk, J. Lee, "Efficient memory management for deep neural net inference", 2020 (greedy by size); M. Maas et al.,
+// "TelaMalloc", 2022 (the peak tells what to move).
+//
+// Thread safety: a packing belongs to one thread; it keeps its memory from call to call.
+
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace hetero::graph {
+
+struct Interval {
+  uint32_t first;  // positions at which it is first and last used, both included
+  uint32_t last;
+  uint64_t bytes;
+};
+
+class IntervalPacking {
+ public:
+  // Finds an offset for each interval, a multiple of `alignment`.
+  void pack(std::span<const Interval> intervals, uint64_t alignment);
+
+  uint64_t offset(size_t interval) const { return best_[interval]; }
+  uint64_t total_bytes() const { return total_; }
+  // The most bytes that live at once, each value rounded up to the alignment.
+  uint64_t lower_bound() const { return lower_bound_; }
+
+ private:
+  uint64_t place(std::span<const uint32_t> order, uint64_t limit);
+  bool keep_if_better(uint64_t total);
+  void find_lower_bound();
+  void boost_peak();
+  void search_all_orders();
+  void search(size_t placed, uint64_t total);
+  uint64_t lowest_offset(uint32_t interval) const;
+
+  struct Placed {
+    uint64_t offset, end;
+    uint32_t first, last;
+  };
+
+  std::vector<Interval> intervals_;  // rounded
+  std::vector<uint32_t> order_;
+  std::vector<Placed> placed_;  // by offset
+  std::vector<uint64_t> offsets_;
+  std::vector<uint64_t> best_;
+  std::vector<std::pair<uint64_t, int64_t>> changes_;
+  uint64_t total_ = 0;
+  uint64_t lower_bound_ = 0;
+  int64_t effort_ = 0;  // steps left
+};
+
+}  // namespace hetero::graph
