@@ -80,7 +80,7 @@ class Task {
       start_group(group);
       for (const Phase& phase : program_.phases) {
         run(phase.rows);
-        run(phase.expand);
+        expand(phase);
         for (int64_t first = 0; first < program_.pieces; first += program_.stretch) {
           run_stretch(phase, first);
           collect(phase, first == 0, [&](const StreamedReduction& it) { return table_[it.state]; });
@@ -93,6 +93,12 @@ class Task {
   void start_group(int64_t group) {
     row_ = group * program_.rows_per_block;
     rows_ = std::min(program_.rows_per_block, space_.rows - row_);
+  }
+
+  // Repeats row values along a whole piece, though the piece at hand may be the last and shorter.
+  void expand(const Phase& phase) {
+    piece_ = program_.piece;
+    run(phase.expand);
   }
 
   // Points the moving places at a block. An empty row has no first entry.
@@ -293,7 +299,7 @@ void run_split(const FusedLaunch& launch, const FusedProgram& program, void* con
       parallel_for(0, stretches, 1, [&](int64_t begin, int64_t end) {
         Task task(launch, program, operands, numbers, task_scratch.get(program.scratch_bytes), kept);
         task.take_rows(caller);
-        task.run(phase.expand);
+        task.expand(phase);
         for (int64_t stretch = begin; stretch < end; ++stretch) {
           task.run_stretch(phase, stretch * program.stretch);
           task.give_states(phase, states + stretch * program.stretch_bytes);

@@ -592,8 +592,8 @@ class Scheduler {
   // -- Streamed rows -----------------------------------------------------------------------------------------------------------------------
 
   void plan_stream(Layout layout) {
-    pairs_ = nullptr;  // phases read operands again, so all that may share memory is taken to
     clear(layout);
+    pairs_ = nullptr;  // phases read operands again, so all that may share memory is taken to
     program_.streamed = true;
     emit_constants();
     choose_phases();
