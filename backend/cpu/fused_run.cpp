@@ -238,6 +238,12 @@ class Task {
       return gather(out, base + view.by_row.offset(row_), view.in_row, entry_, piece_, step.bytes);
     }
     if (piece_ == space_.row) return gather(out, base, view.entries, row_ * space_.row, entries_, step.bytes);
+    if (program_.run != space_.segment) {
+      for (int64_t j = 0; j < rows_; ++j) {
+        gather(out + j * piece_ * step.bytes, base + view.by_row.offset(row_ + j), view.in_row, entry_, piece_, step.bytes);
+      }
+      return;
+    }
     for_tiles(view, [&](int64_t j, int64_t rows, int64_t offset) {
       gather_tile(out + j * piece_ * step.bytes, base + offset, rows, view.row_stride, piece_, view.entry_stride,
                   step.bytes);
@@ -253,13 +259,19 @@ class Task {
       return scatter(in, base + view.by_row.offset(row_), view.in_row, entry_, piece_, step.bytes);
     }
     if (piece_ == space_.row) return scatter(in, base, view.entries, row_ * space_.row, entries_, step.bytes);
+    if (program_.run != space_.segment) {
+      for (int64_t j = 0; j < rows_; ++j) {
+        scatter(in + j * piece_ * step.bytes, base + view.by_row.offset(row_ + j), view.in_row, entry_, piece_, step.bytes);
+      }
+      return;
+    }
     for_tiles(view, [&](int64_t j, int64_t rows, int64_t offset) {
       scatter_tile(in + j * piece_ * step.bytes, base + offset, rows, view.row_stride, piece_, view.entry_stride,
                    step.bytes);
     });
   }
 
-  // Cuts a block of several rows' pieces where its rows leave the innermost dimension of the rows.
+  // The block is several rows' pieces, each inside of one run. Cuts it where its rows leave the innermost dimension of the rows.
   template <typename Body>
   void for_tiles(const OperandView& view, Body&& body) const {
     const int64_t offset_in_row = view.in_row.offset(entry_);
