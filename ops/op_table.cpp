@@ -12,6 +12,7 @@
 
 #include "ops/basic.h"
 #include "ops/catch_all.h"
+#include "ops/fused/lower.h"
 #include "ops/special.h"
 
 namespace hetero::ops {
@@ -67,6 +68,7 @@ graph::OpTraits traits_of(const std::string& name) {
   graph::OpTraits traits;
   traits.name = name;
   traits.brings_memory = true;
+  traits.lower = lower_function(name);
   const auto row = class_rows().find(name);
   if (row != class_rows().end()) traits.op_class = row->second;
   return traits;

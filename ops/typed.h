@@ -19,6 +19,7 @@
 #include <tuple>
 
 #include "ops/catch_all.h"
+#include "ops/fused/lower.h"
 #include "ops/kernel.h"
 #include "ops/recorder.h"
 #include "ops/sync.h"
@@ -497,6 +498,7 @@ void enter_typed_row(graph::OpClass op_class) {
   traits.op_class = op_class;
   traits.brings_memory = std::is_same_v<Out, NoOut>;
   traits.kernel = &TypedKernel<Op, Out>::run;
+  traits.lower = lower_function(traits.name);
   TypedRecorder<Op>::id = graph::op_table().add(std::move(traits));
   if (overwrites_first_argument(full_name<Op>())) TypedRecorder<Op>::written = graph::Access::kWrite;
 }

@@ -1,0 +1,41 @@
+#include "ops/fused/functions.h"
+
+#include <ATen/Version.h>
+#include <dlfcn.h>
+
+#include <memory>
+#include <string>
+
+namespace hetero::ops {
+
+void* vml_function(const char* name) {
+  // libtorch_cpu may have been loaded without RTLD_GLOBAL; this library is linked to it.
+  static void* library = [] {
+    void* found = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+    return found != nullptr ? found : RTLD_DEFAULT;
+  }();
+  return dlsym(library, name);
+}
+
+const FunctionTable& functions() {
+  // Leaked: plans point to its functions.
+  static const FunctionTable* table = [] {
+    auto* made = new FunctionTable{};
+    const std::string capability = at::get_cpu_capability();
+#if defined(__x86_64__)
+    if (capability == "AVX512") {
+      AVX512::fill(*made);
+      return made;
+    }
+    if (capability == "AVX2") {
+      AVX2::fill(*made);
+      return made;
+    }
+#endif
+    DEFAULT::fill(*made);
+    return made;
+  }();
+  return *table;
+}
+
+}  // namespace hetero::ops

@@ -1,0 +1,185 @@
+// Vector functions: the arithmetic of fused kernels, bit for bit that of PyTorch's own CPU kernels.
+//
+// A function is found by what it computes and the dtype that PyTorch computes it in, the common dtype of the operands:
+//
+//   functions().map(Function::kExp, Form::kTensors, at::kFloat)     out[i] = exp(in[0][i])
+//   functions().map(Function::kAdd, Form::kNumberRight, at::kLong)  out[i] = in[0][i] + numbers[0].i64
+//   functions().cast(at::kHalf, at::kFloat)
+//
+// For float16 and bfloat16 PyTorch converts to float32, computes, and rounds. So the functions of these dtypes take and give float32
+// arrays (compute_dtype), and lowering puts casts around them; they are functions of their own, since PyTorch takes some
+// transcendentals of float32 from MKL but those of the half dtypes from SLEEF. Functions that only move bits (kWhere, kMaskedFill)
+// work on the dtype itself. Numbers are floats, doubles or int64s, as the arrays' entries are float32, float64 or something else.
+//
+// Everything is compiled once for each CPU capability that PyTorch has kernels for, with PyTorch's own at::vec, and chosen as PyTorch
+// chooses (at::get_cpu_capability), so that ATEN_CPU_CAPABILITY applies to both alike. A result does not depend on where an entry
+// stands: the tail goes through the same vector arithmetic. PyTorch's own loops compute the last entries of a tensor (less than two
+// vectors) by scalar code, which rounds differently for some functions; see tests/ops/lower_test.cpp.
+//
+// Thread safety: immutable once made.
+
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/cpu/fused.h"
+
+namespace hetero::ops {
+
+enum class Function : uint8_t {
+  // one tensor; kGelu..: activations
+  kNegate,
+  kAbs,
+  kSign,
+  kFloor,
+  kCeil,
+  kRound,
+  kTrunc,
+  kSqrt,
+  kRsqrt,
+  kReciprocal,
+  kExp,
+  kExp2,
+  kExpm1,
+  kLog,
+  kLog1p,
+  kLog2,
+  kLog10,
+  kSin,
+  kCos,
+  kTan,
+  kTanh,
+  kErf,
+  kErfc,
+  kSigmoid,
+  kSilu,
+  kGelu,
+  kGeluTanh,
+  kRelu,
+  kLogicalNot,  // gives bool
+  kBitwiseNot,
+  kExpFast,       // what softmax uses: up to 20 ulp
+  kFiniteOrZero,  // x, or 0 where x is infinite
+  // two tensors, or one and a number
+  kAdd,
+  kSub,
+  kMul,
+  kDiv,
+  kDivTrunc,
+  kDivFloor,
+  kFmod,
+  kRemainder,
+  kAtan2,
+  kPow,
+  kMaximum,
+  kMinimum,
+  kAddScaled,  // a + alpha * b; numbers: alpha, behind the operand that is a number
+  kLogicalAnd,
+  kLogicalOr,
+  kEqual,
+  kNotEqual,
+  kLess,
+  kLessEqual,
+  kGreater,
+  kGreaterEqual,  // give bool
+  kBitwiseAnd,
+  kBitwiseOr,
+  kBitwiseXor,
+  kSigmoidBackward,
+  kTanhBackward,
+  kSiluBackward,
+  kGeluBackward,
+  kGeluTanhBackward,
+  // one tensor and numbers
+  kClamp,      // low, high
+  kClampMin,   // low
+  kClampMax,   // high
+  kLeakyRelu,  // slope
+  kElu,        // alpha * scale, scale, input_scale
+  kSoftplus,   // beta, threshold
+  kNormTerm,   // order, a double
+  kNormPeak,   // order, a double
+  // two tensors and numbers
+  kNormResult,         // sum of terms, maximum of peaks; order, a double
+  kThreshold,          // x, other; threshold, value
+  kHardtanhBackward,   // grad, x; low, high
+  kLeakyReluBackward,  // grad, x; slope
+  kLerpNumber,         // start, end; weight
+  kMaskedFill,         // x, mask; value
+  // three tensors
+  kWhere,         // condition, x, other
+  kClampTensors,  // x, low, high
+  kLerp,          // start, end, weight
+  kAddcmul,       // self, a, b; value
+  kAddcdiv,       // self, a, b; value
+  kCount,
+};
+
+// Which operand of a function of two is a number (the first of its numbers).
+enum class Form : uint8_t { kTensors, kNumberRight, kNumberLeft, kCount };
+
+enum class Reduction : uint8_t {
+  kSum,
+  kProduct,
+  kMaximum,
+  kMinimum,
+  kArgMaximum,
+  kArgMinimum,  // give int64
+  kAny,
+  kAll,               // of bool
+  kSquaredDeviation,  // the sum of (x - mean)^2
+  kCount,
+};
+
+// Dtypes of which lowering knows something: the first sixteen of c10, without the complex ones.
+inline constexpr int kDTypeCount = 16;
+inline bool is_fusible(at::ScalarType dtype) {
+  return static_cast<int>(dtype) < kDTypeCount && !c10::isComplexType(dtype) && !c10::isQIntType(dtype);
+}
+
+// The dtype of the arrays that the functions of `dtype` take.
+inline at::ScalarType compute_dtype(at::ScalarType dtype) {
+  return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
+}
+
+struct FunctionTable {
+  backend::MapFunction maps[static_cast<size_t>(Form::kCount)][static_cast<size_t>(Function::kCount)][kDTypeCount];
+  backend::MapFunction casts[kDTypeCount][kDTypeCount];
+  const backend::Reducer* reducers[static_cast<size_t>(Reduction::kCount)][kDTypeCount];
+
+  // Null where there is none.
+  backend::MapFunction map(Function function, Form form, at::ScalarType dtype) const {
+    return maps[static_cast<size_t>(form)][static_cast<size_t>(function)][static_cast<size_t>(dtype)];
+  }
+  // As Tensor::to. Null where the dtypes are equal.
+  backend::MapFunction cast(at::ScalarType from, at::ScalarType to) const {
+    return casts[static_cast<size_t>(from)][static_cast<size_t>(to)];
+  }
+  const backend::Reducer* reducer(Reduction reduction, at::ScalarType dtype) const {
+    return reducers[static_cast<size_t>(reduction)][static_cast<size_t>(dtype)];
+  }
+};
+
+// The table for this process and CPU.
+const FunctionTable& functions();
+
+// One for each file functions_*.cpp.
+namespace AVX512 {
+void fill(FunctionTable& table);
+}
+namespace AVX2 {
+void fill(FunctionTable& table);
+}
+namespace DEFAULT {
+void fill(FunctionTable& table);
+}
+
+// MKL's functions, which libtorch_cpu exports where it was built with MKL; `vml_function` gives null where there is none.
+using VmlFloat = void (*)(int n, const float* in, float* out, int64_t mode);
+using VmlDouble = void (*)(int n, const double* in, double* out, int64_t mode);
+void* vml_function(const char* name);
+
+}  // namespace hetero::ops

@@ -1,0 +1,407 @@
+#include "ops/fused/lower.h"
+
+#include <c10/core/DefaultDtype.h>
+#include <c10/util/TypeCast.h>
+
+#include <string>
+#include <unordered_map>
+
+namespace hetero::ops {
+namespace {
+
+template <typename F>
+auto with_type(at::ScalarType dtype, const F& function) {
+  switch (dtype) {
+    case at::kByte:
+      return function(uint8_t());
+    case at::kChar:
+      return function(int8_t());
+    case at::kShort:
+      return function(int16_t());
+    case at::kInt:
+      return function(int32_t());
+    case at::kLong:
+      return function(int64_t());
+    case at::kBool:
+      return function(bool());
+    case at::kHalf:
+      return function(c10::Half());
+    case at::kBFloat16:
+      return function(c10::BFloat16());
+    case at::kDouble:
+      return function(double());
+    default:
+      return function(float());
+  }
+}
+
+// As a copy between tensors converts. Scalar::to would raise an error for what is out of range.
+template <typename T>
+T converted(const at::Scalar& number) {
+  if (number.isFloatingPoint()) return c10::convert<T>(number.toDouble());
+  if (number.isBoolean()) return c10::convert<T>(number.toBool());
+  return c10::convert<T>(number.toLong());
+}
+
+// "aten::add_.Tensor" -> "aten::add.Tensor"
+std::string out_of_place(std::string_view name) {
+  std::string found(name);
+  const size_t dot = found.find('.');
+  const size_t end = dot == std::string::npos ? found.size() : dot;
+  if (end > 0 && found[end - 1] == '_' && !(end > 1 && found[end - 2] == '_')) found.erase(end - 1, 1);
+  return found;
+}
+
+}  // namespace
+
+LowerFunction lower_function(std::string_view name) {
+  static const auto* rows = [] {
+    auto* made = new std::unordered_map<std::string, LowerFunction>;
+    for (const LowerRow& row : pointwise_lowerings()) made->emplace(row.name, row.function);
+    for (const LowerRow& row : reduction_lowerings()) made->emplace(row.name, row.function);
+    return made;
+  }();
+  const auto found = rows->find(out_of_place(name));
+  return found == rows->end() ? nullptr : found->second;
+}
+
+at::ScalarType as_float(at::ScalarType dtype) {
+  return c10::isIntegralType(dtype, true) ? c10::typeMetaToScalarType(c10::get_default_dtype()) : dtype;
+}
+
+Builder::Builder(const graph::LowerRequest& request, graph::Lowering& lowering)
+    : request_(request), lowering_(lowering), decoder_(request.attributes, request.node->attribute_bytes) {
+  for (int i = 0; i < request.node->operand_count; ++i) {
+    const auto bits = request.operands[i].bits;
+    if ((bits & (graph::kConjugate | graph::kNegative)) != 0) fail();
+    if (!is_fusible(static_cast<at::ScalarType>(window(i).dtype))) fail();
+  }
+}
+
+// ---- arguments ------------------------------------------------------------------------------------------------------
+
+Builder::Any Builder::read_any() {
+  const Tag tag = decoder_.next();
+  switch (tag) {
+    case Tag::kNone:
+    case Tag::kUndefined:
+    case Tag::kDevice:
+      return {tag};
+    case Tag::kTensor:
+      return {tag, decoder_.operand()};
+    case Tag::kInteger:
+      return {tag, decoder_.get<int64_t>()};
+    case Tag::kBoolean:
+      return {tag, decoder_.get<uint8_t>()};
+    case Tag::kReal:
+    case Tag::kShapeReal:
+      decoder_.real(tag);
+      return {tag};
+    case Tag::kScalar:
+    case Tag::kShapeScalar:
+      decoder_.scalar(tag);
+      return {tag};
+    case Tag::kIntegers: {
+      const auto count = decoder_.get<uint32_t>();
+      decoder_.skip(count * sizeof(int64_t));
+      return {tag, count};
+    }
+    default:
+      fail();
+      return {tag};
+  }
+}
+
+Source Builder::read_tensor(Tag tag) {
+  Source source;
+  if (tag == Tag::kTensor) {
+    source.operand = decoder_.operand();
+    source.dtype = static_cast<at::ScalarType>(window(source.operand).dtype);
+    source.rank = window(source.operand).rank;
+    source.wrapped = (request_.operands[source.operand].bits & graph::kWrappedNumber) != 0;
+    return source;
+  }
+  if (tag != Tag::kConstant) {
+    fail();
+    return source;
+  }
+  struct Bytes {
+    alignas(16) std::byte bytes[16];
+  };
+  source.dtype = static_cast<at::ScalarType>(decoder_.get<int8_t>());
+  source.wrapped = (decoder_.get<uint8_t>() & graph::kWrappedNumber) != 0;
+  const auto value = decoder_.get_value<Bytes>();
+  if (!is_fusible(source.dtype)) {
+    fail();
+    return source;
+  }
+  source.number = with_type(source.dtype, [&](auto type) {
+    std::memcpy(&type, value.bytes, sizeof(type));
+    return at::Scalar(type);
+  });
+  return source;
+}
+
+Source Builder::tensor() { return read_tensor(decoder_.next()); }
+
+std::optional<Source> Builder::optional_tensor() {
+  const Tag tag = decoder_.next();
+  if (tag == Tag::kNone || tag == Tag::kUndefined) return std::nullopt;
+  return read_tensor(tag);
+}
+
+std::optional<at::Scalar> Builder::optional_scalar() {
+  const Tag tag = decoder_.next();
+  switch (tag) {
+    case Tag::kNone:
+      return std::nullopt;
+    case Tag::kReal:
+    case Tag::kShapeReal:
+      return at::Scalar(decoder_.real(tag));
+    case Tag::kScalar:
+    case Tag::kShapeScalar: {
+      const at::Scalar number = decoder_.scalar(tag);
+      if (number.isComplex() || number.isUnsigned()) fail();
+      return failed_ ? at::Scalar(0) : number;
+    }
+    default:
+      fail();
+      return at::Scalar(0);
+  }
+}
+
+at::Scalar Builder::scalar() {
+  const std::optional<at::Scalar> number = optional_scalar();
+  if (number.has_value()) return *number;
+  fail();
+  return {};
+}
+
+Source Builder::wrap(const at::Scalar& number) {
+  Source source;
+  source.dtype = number.isFloatingPoint() ? at::kDouble : number.isBoolean() ? at::kBool : at::kLong;
+  source.wrapped = true;
+  source.number = number;
+  return source;
+}
+
+int64_t Builder::integer() {
+  const Any any = read_any();
+  if (any.tag != Tag::kInteger) fail();
+  return any.integer;
+}
+
+bool Builder::boolean() {
+  const Any any = read_any();
+  if (any.tag != Tag::kBoolean) fail();
+  return any.integer != 0;
+}
+
+int Builder::list_length() {
+  const Any any = read_any();
+  if (any.tag != Tag::kIntegers) fail();
+  return static_cast<int>(any.integer);
+}
+
+std::string_view Builder::text() {
+  const Tag tag = decoder_.next();
+  if (tag == Tag::kNone) return {};
+  if (tag != Tag::kString) {
+    fail();
+    return {};
+  }
+  const auto length = decoder_.get<uint32_t>();
+  return {reinterpret_cast<const char*>(decoder_.skip(length)), length};
+}
+
+uint64_t Builder::dimensions(int rank) {
+  if (rank == 0 || rank > 63) {
+    fail();
+    return 0;
+  }
+  const uint64_t all = (uint64_t{1} << rank) - 1;
+  const auto bit = [&](int64_t dimension) { return uint64_t{1} << (dimension < 0 ? dimension + rank : dimension); };
+  const Tag tag = decoder_.next();
+  if (tag == Tag::kNone) return all;
+  if (tag == Tag::kInteger) return bit(decoder_.get<int64_t>());
+  if (tag != Tag::kIntegers) {
+    fail();
+    return 0;
+  }
+  const auto count = decoder_.get<uint32_t>();
+  uint64_t mask = 0;
+  for (uint32_t i = 0; i < count; ++i) mask |= bit(decoder_.get<int64_t>());
+  return count == 0 ? all : mask;
+}
+
+// ---- dtypes -----------------------------------------------------------------------------------------------------------
+
+// Tensors with dimensions come first, then tensors without, then numbers; a later class counts only where it is of a higher kind
+// (bool, integer, floating), as TensorIterator promotes.
+at::ScalarType Builder::common(std::initializer_list<Source> sources) const {
+  at::ScalarType classes[3] = {at::ScalarType::Undefined, at::ScalarType::Undefined, at::ScalarType::Undefined};
+  for (const Source& source : sources) {
+    at::ScalarType dtype = source.dtype;
+    if (source.wrapped && c10::isFloatingType(dtype)) dtype = c10::typeMetaToScalarType(c10::get_default_dtype());
+    at::ScalarType& kind = classes[source.wrapped ? 2 : source.rank == 0 ? 1 : 0];
+    kind = kind == at::ScalarType::Undefined ? dtype : c10::promoteTypes(kind, dtype);
+  }
+  const auto combine = [](at::ScalarType higher, at::ScalarType lower) {
+    if (c10::isFloatingType(higher)) return higher;
+    if (higher == at::kBool || c10::isFloatingType(lower) || higher == at::ScalarType::Undefined) {
+      return higher == at::ScalarType::Undefined  ? lower
+             : lower == at::ScalarType::Undefined ? higher
+                                                  : c10::promoteTypes(higher, lower);
+    }
+    return higher;
+  };
+  return combine(classes[0], combine(classes[1], classes[2]));
+}
+
+int Builder::output_operand(int output) const {
+  const graph::Node& node = *request_.node;
+  return node.output_count == 0 ? 0 : node.operand_count - node.output_count + output;
+}
+
+at::ScalarType Builder::output_dtype(int output) const {
+  return static_cast<at::ScalarType>(window(output_operand(output)).dtype);
+}
+
+// ---- values -------------------------------------------------------------------------------------------------------------
+
+Builder::Ref Builder::cast(Ref value, at::ScalarType to) {
+  if (failed_) return 0;
+  const auto from = static_cast<at::ScalarType>(lowering_.values[value].dtype);
+  if (from == to) return value;
+  return lowering_.map(functions().cast(from, to), static_cast<graph::DType>(to), {value});
+}
+
+Builder::Ref Builder::raw(const Source& source, at::ScalarType dtype) {
+  if (failed_) return 0;
+  if (source.is_number()) return lowering_.number(static_cast<graph::DType>(dtype), bits(source.number, dtype));
+  return cast(lowering_.operand(source.operand, static_cast<graph::DType>(source.dtype)), dtype);
+}
+
+Builder::Ref Builder::value(const Source& source, at::ScalarType common) {
+  return cast(raw(source, common), compute_dtype(common));
+}
+
+backend::Number Builder::number(const at::Scalar& value, at::ScalarType common) const {
+  backend::Number number{.bits = 0};
+  if (compute_dtype(common) == at::kFloat) {
+    number.f32 = with_type(common, [&](auto type) { return static_cast<float>(converted<decltype(type)>(value)); });
+  } else if (common == at::kDouble) {
+    number.f64 = converted<double>(value);
+  } else {
+    number.i64 = with_type(common, [&](auto type) { return static_cast<int64_t>(converted<decltype(type)>(value)); });
+  }
+  return number;
+}
+
+backend::Number Builder::checked_number(const at::Scalar& value, at::ScalarType common) {
+  const bool fits = with_type(common, [&](auto type) {
+    using T = decltype(type);
+    return value.isFloatingPoint() ? !c10::overflows<T, double>(value.toDouble())
+           : value.isBoolean()     ? true
+                                   : !c10::overflows<T, int64_t>(value.toLong());
+  });
+  if (!fits) fail();
+  return number(value, common);
+}
+
+backend::Number Builder::bits(const at::Scalar& value, at::ScalarType dtype) {
+  backend::Number number{.bits = 0};
+  with_type(dtype, [&](auto type) {
+    type = converted<decltype(type)>(value);
+    std::memcpy(&number, &type, sizeof(type));
+    return 0;
+  });
+  return number;
+}
+
+Builder::Ref Builder::map_as(Function function, Form form, at::ScalarType common, at::ScalarType result,
+                             std::initializer_list<Ref> inputs, std::initializer_list<backend::Number> numbers) {
+  if (failed_) return 0;
+  const backend::MapFunction map = functions().map(function, form, common);
+  if (map == nullptr) {
+    fail();
+    return 0;
+  }
+  return lowering_.map(map, static_cast<graph::DType>(result), inputs, numbers);
+}
+
+Builder::Ref Builder::pair(Function function, at::ScalarType common, at::ScalarType result, const Source& left,
+                           const Source& right, bool exact_right, std::initializer_list<backend::Number> numbers) {
+  if (failed_) return 0;
+  const bool half = common != compute_dtype(common);
+  backend::Number all[4];
+  size_t count = 1;
+  for (const backend::Number& more : numbers) all[count++] = more;
+  const auto with_all = [&](Form form, Ref input) -> Ref {
+    const backend::MapFunction map = functions().map(function, form, common);
+    if (map == nullptr) {
+      fail();
+      return 0;
+    }
+    const auto dtype = static_cast<graph::DType>(result);
+    return count == 1 ? lowering_.map(map, dtype, {input}, {all[0]})
+                      : lowering_.map(map, dtype, {input}, {all[0], all[1]});
+  };
+  if (right.is_number() && !left.is_number()) {
+    all[0] = exact_right ? exact_number(right.number, common) : number(right.number, common);
+    return with_all(Form::kNumberRight, value(left, common));
+  }
+  if (left.is_number() && !right.is_number()) {
+    all[0] = number(left.number, common);
+    return with_all(Form::kNumberLeft, value(right, common));
+  }
+  const Ref a = value(left, common);
+  Ref b;
+  if (exact_right && half && right.dtype != common) {
+    // PyTorch takes a second operand of one entry as it is, and rounds a larger one; they differ for what the half dtype cannot hold.
+    const bool holds = right.dtype == at::kBool || right.dtype == at::kByte || right.dtype == at::kChar;
+    if (right.rank != 0 && !holds) fail();
+    b = raw(right, compute_dtype(common));
+  } else {
+    b = value(right, common);
+  }
+  if (count == 1) return map_as(function, Form::kTensors, common, result, {a, b}, {});
+  return map_as(function, Form::kTensors, common, result, {a, b}, {all[1]});
+}
+
+// ---- rows -----------------------------------------------------------------------------------------------------------------
+
+void Builder::reduce_over(uint64_t dimensions) {
+  lowering_.reduced = dimensions;
+  if (dimensions == 0) fail();
+}
+
+Builder::Ref Builder::reduce(Reduction reduction, at::ScalarType common, Ref value) {
+  if (failed_) return 0;
+  const backend::Reducer* reducer = functions().reducer(reduction, common);
+  if (reducer == nullptr) {
+    fail();
+    return 0;
+  }
+  const bool gives_place = reduction == Reduction::kArgMaximum || reduction == Reduction::kArgMinimum;
+  return lowering_.reduce(reducer, static_cast<graph::DType>(gives_place ? at::kLong : compute_dtype(common)), value);
+}
+
+double Builder::row_length() const {
+  const graph::Window& first = window(0);
+  double length = 1;
+  for (int i = 0; i < first.rank; ++i) {
+    if ((lowering_.reduced >> i & 1) != 0) length *= static_cast<double>(first.sizes()[i]);
+  }
+  return length;
+}
+
+void Builder::store(Ref value, at::ScalarType common, int output) {
+  if (failed_) return;
+  // A value of another dtype than the compute dtype (a bool, an index) is not rounded.
+  const auto dtype = static_cast<at::ScalarType>(lowering_.values[value].dtype);
+  if (dtype == compute_dtype(common)) value = cast(value, common);
+  lowering_.output(output_operand(output), cast(value, output_dtype(output)));
+}
+
+}  // namespace hetero::ops

@@ -1,0 +1,157 @@
+// How operators are described to the fusion pass (graph/lowering.h): the lowerings of the op table's operators.
+//
+// lower_function("aten::add_.Tensor") is what OpTraits::lower of that operator is; rows of lower_pointwise.cpp and lower_reduction.cpp
+// give one for each operator, without the underscore of the in-place form, which computes the same and stores to its first argument.
+// A lowering is a function of a Builder. It reads the arguments in schema order, puts values together, and stores:
+//
+//   void sigmoid(Builder& b) {
+//     const Source x = b.tensor();
+//     const at::ScalarType common = as_float(b.common({x}));
+//     b.store(b.map(Function::kSigmoid, common, {b.value(x, common)}), common);
+//   }
+//
+// `common` is the dtype that PyTorch computes in. Between value() and store(), half dtypes are float32 (see functions.h), and each
+// value that PyTorch would round, store() rounds. Where something has no exact function, the Builder fails and the call is not fused.
+//
+// Thread safety: a Builder belongs to one thread.
+
+#pragma once
+
+#include <c10/core/Scalar.h>
+
+#include <initializer_list>
+#include <optional>
+#include <string_view>
+
+#include "graph/lowering.h"
+#include "ops/call.h"
+#include "ops/fused/functions.h"
+
+namespace hetero::ops {
+
+using LowerFunction = bool (*)(const graph::LowerRequest& request, graph::Lowering& lowering);
+
+// Null where the operator is not fused.
+LowerFunction lower_function(std::string_view name);
+
+// A tensor argument, or a number in the place of one.
+struct Source {
+  int operand = -1;  // of the node; -1 for a number
+  at::ScalarType dtype = at::kFloat;
+  int rank = 0;
+  bool wrapped = false;  // a Python number, which does not promote as a tensor does
+  at::Scalar number;
+
+  bool is_number() const { return operand < 0; }
+};
+
+class Builder {
+ public:
+  using Ref = graph::Lowering::Ref;
+
+  Builder(const graph::LowerRequest& request, graph::Lowering& lowering);
+
+  // ---- arguments, in schema order ----
+  Source tensor();
+  std::optional<Source> optional_tensor();
+  at::Scalar scalar();  // also of a double
+  std::optional<at::Scalar> optional_scalar();
+  Source wrapped_scalar() { return wrap(scalar()); }
+  static Source wrap(const at::Scalar& number);
+  int64_t integer();
+  bool boolean();
+  std::string_view text();  // empty for none
+  // The number of integers in a list.
+  int list_length();
+  // An optional int, an optional list of ints: dimensions of a tensor of this rank. None and an empty list stand for all.
+  uint64_t dimensions(int rank);
+  void skip() { (void)read_any(); }
+
+  // ---- dtypes ----
+  // What PyTorch promotes these to.
+  at::ScalarType common(std::initializer_list<Source> sources) const;
+  at::ScalarType output_dtype(int output = 0) const;
+
+  // ---- values ----
+  // The source in the compute dtype of `common`, rounded to `common` before.
+  Ref value(const Source& source, at::ScalarType common);
+  // The source in this very dtype, for what moves bits.
+  Ref raw(const Source& source, at::ScalarType dtype);
+  Ref cast(Ref value, at::ScalarType to);
+  // The number as functions of `common` take it.
+  backend::Number number(const at::Scalar& value, at::ScalarType common) const;
+  // The same for one that PyTorch keeps in the compute dtype.
+  backend::Number exact_number(const at::Scalar& value, at::ScalarType common) const {
+    return number(value, compute_dtype(common));
+  }
+  // As number(), but the call fails where the number is too large for the dtype, since PyTorch raises an error then.
+  backend::Number checked_number(const at::Scalar& value, at::ScalarType common);
+  static backend::Number bits(const at::Scalar& value, at::ScalarType dtype);
+
+  Ref map(Function function, at::ScalarType common, std::initializer_list<Ref> inputs,
+          std::initializer_list<backend::Number> numbers = {}) {
+    return map_as(function, Form::kTensors, common, compute_dtype(common), inputs, numbers);
+  }
+  // To bool.
+  Ref test(Function function, at::ScalarType common, std::initializer_list<Ref> inputs) {
+    return map_as(function, Form::kTensors, common, at::kBool, inputs, {});
+  }
+  // A function of two, either of which may be a number. With `exact_right` a second operand that is a single number is not rounded
+  // to a half dtype.
+  Ref pair(Function function, at::ScalarType common, at::ScalarType result, const Source& left, const Source& right,
+           bool exact_right = false, std::initializer_list<backend::Number> numbers = {});
+  // A function of a value and a number.
+  Ref with_number(Function function, at::ScalarType common, Ref value, backend::Number number) {
+    return map_as(function, Form::kNumberRight, common, compute_dtype(common), {value}, {number});
+  }
+  Ref map_as(Function function, Form form, at::ScalarType common, at::ScalarType result,
+             std::initializer_list<Ref> inputs, std::initializer_list<backend::Number> numbers);
+
+  // ---- rows ----
+  // REQUIRES: before the first reduce().
+  void reduce_over(uint64_t dimensions);
+  Ref reduce(Reduction reduction, at::ScalarType common, Ref value);
+  // Of the first operand, along the reduced dimensions.
+  double row_length() const;
+
+  // ---- results ----
+  // The value becomes the output-th result, or the in-place operator's first argument. `common`: what it is rounded to first.
+  void store(Ref value, at::ScalarType common, int output = 0);
+
+  void fail() { failed_ = true; }
+  bool failed() const { return failed_; }
+
+ private:
+  struct Any {
+    Tag tag;
+    int64_t integer = 0;
+  };
+  Any read_any();
+  const graph::Window& window(int operand) const { return request_.window(operand); }
+  Source read_tensor(Tag tag);
+  int output_operand(int output) const;
+
+  const graph::LowerRequest& request_;
+  graph::Lowering& lowering_;
+  Decoder decoder_;
+  bool failed_ = false;
+};
+
+// Integers as the default dtype.
+at::ScalarType as_float(at::ScalarType dtype);
+
+template <void (*kBody)(Builder&)>
+bool lower(const graph::LowerRequest& request, graph::Lowering& lowering) {
+  Builder builder(request, lowering);
+  if (!builder.failed()) kBody(builder);
+  return !builder.failed();
+}
+
+struct LowerRow {
+  const char* name;
+  LowerFunction function;
+};
+std::initializer_list<LowerRow> pointwise_lowerings();
+std::initializer_list<LowerRow> reduction_lowerings();
+
+}  // namespace hetero::ops

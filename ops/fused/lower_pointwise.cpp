@@ -1,0 +1,430 @@
+// The lowerings of pointwise operators; see lower.h. Most are one row of the table at the end.
+//
+// Which scalars of half-precision calls PyTorch rounds to the half dtype, and which it keeps in float32, differs from operator to
+// operator; number() and exact_number() say it for each.
+
+#include <c10/core/DefaultDtype.h>
+
+#include "ops/fused/lower.h"
+
+namespace hetero::ops {
+namespace {
+
+using Ref = Builder::Ref;
+
+// ---- one operand ------------------------------------------------------------------------------------------------------
+
+template <Function kFunction>
+void unary(Builder& b) {
+  const Source x = b.tensor();
+  b.store(b.map(kFunction, x.dtype, {b.value(x, x.dtype)}), x.dtype);
+}
+
+// Integers are computed as floats.
+template <Function kFunction>
+void float_unary(Builder& b) {
+  const Source x = b.tensor();
+  const at::ScalarType common = as_float(x.dtype);
+  b.store(b.map(kFunction, common, {b.value(x, common)}), common);
+}
+
+void logical_not(Builder& b) {
+  const Source x = b.tensor();
+  b.store(b.test(Function::kLogicalNot, x.dtype, {b.value(x, x.dtype)}), at::kBool);
+}
+
+void gelu(Builder& b) {
+  const Source x = b.tensor();
+  const Function function = b.text() == "tanh" ? Function::kGeluTanh : Function::kGelu;
+  b.store(b.map(function, x.dtype, {b.value(x, x.dtype)}), x.dtype);
+}
+
+// ---- copies -----------------------------------------------------------------------------------------------------------
+
+// The first operand, in the dtype of the output.
+void convert(Builder& b) {
+  const Source x = b.tensor();
+  const at::ScalarType dtype = b.output_dtype();
+  b.store(b.raw(x, dtype), dtype);
+}
+
+void copy_from_second(Builder& b) {
+  b.tensor();
+  convert(b);
+}
+
+void fill_scalar(Builder& b) {
+  b.tensor();
+  const Source value = b.wrapped_scalar();
+  const at::ScalarType dtype = b.output_dtype();
+  b.checked_number(value.number, dtype);
+  b.store(b.raw(value, dtype), dtype);
+}
+
+void zero(Builder& b) {
+  const at::ScalarType dtype = b.output_dtype();
+  b.store(b.raw(Builder::wrap(at::Scalar(0)), dtype), dtype);
+}
+
+// ---- two operands -----------------------------------------------------------------------------------------------------
+
+enum class Right { kTensor, kScalar };
+Source second(Builder& b, Right right) { return right == Right::kTensor ? b.tensor() : b.wrapped_scalar(); }
+
+template <Function kFunction, Right kRight = Right::kTensor, bool kExactRight = false>
+void binary(Builder& b) {
+  const Source x = b.tensor(), y = second(b, kRight);
+  const at::ScalarType common = b.common({x, y});
+  b.store(b.pair(kFunction, common, compute_dtype(common), x, y, kExactRight), common);
+}
+
+template <Function kFunction, Right kRight = Right::kTensor>
+void float_binary(Builder& b) {
+  const Source x = b.tensor(), y = second(b, kRight);
+  const at::ScalarType common = as_float(b.common({x, y}));
+  b.store(b.pair(kFunction, common, compute_dtype(common), x, y, kFunction == Function::kDiv), common);
+}
+
+template <Function kFunction, Right kRight = Right::kTensor>
+void comparison(Builder& b) {
+  const Source x = b.tensor(), y = second(b, kRight);
+  b.store(b.pair(kFunction, b.common({x, y}), at::kBool, x, y), at::kBool);
+}
+
+at::Scalar negated(const at::Scalar& number) {
+  return number.isFloatingPoint() ? at::Scalar(-number.toDouble()) : at::Scalar(-number.toLong());
+}
+
+void sum_of(Builder& b, const Source& x, const Source& y, const at::Scalar& alpha) {
+  const at::ScalarType common = b.common({x, y});
+  b.store(b.pair(Function::kAddScaled, common, compute_dtype(common), x, y, false, {b.number(alpha, common)}), common);
+}
+
+template <Right kRight>
+void add(Builder& b) {
+  const Source x = b.tensor(), y = second(b, kRight);
+  sum_of(b, x, y, b.scalar());
+}
+
+template <Right kRight>
+void sub(Builder& b) {
+  const Source x = b.tensor(), y = second(b, kRight);
+  sum_of(b, x, y, negated(b.scalar()));
+}
+
+void rsub(Builder& b) {
+  const Source x = b.tensor(), y = b.wrapped_scalar();
+  sum_of(b, y, x, negated(b.scalar()));
+}
+
+void div_mode(Builder& b) {
+  const Source x = b.tensor(), y = b.tensor();
+  const std::string_view mode = b.text();
+  const at::ScalarType common = mode.empty() ? as_float(b.common({x, y})) : b.common({x, y});
+  const Function function = mode.empty() ? Function::kDiv : mode == "trunc" ? Function::kDivTrunc : Function::kDivFloor;
+  b.store(b.pair(function, common, compute_dtype(common), x, y, true), common);
+}
+
+// The exponent decides within the function, since it is a number.
+void pow_tensor_scalar(Builder& b) {
+  const Source x = b.tensor();
+  const Source exponent = b.wrapped_scalar();
+  const at::ScalarType common = b.common({x, exponent});
+  const bool floating = c10::isFloatingType(common);
+  if (!floating && exponent.number.toLong() < 0) b.fail();
+  const backend::Number number =
+      floating ? b.number(exponent.number, at::kDouble) : b.number(exponent.number, at::kLong);
+  b.store(b.with_number(Function::kPow, common, b.value(x, common), number), common);
+}
+
+void pow_scalar(Builder& b) {
+  const Source base = b.wrapped_scalar(), exponent = b.tensor();
+  const at::ScalarType common = b.common({base, exponent});
+  b.store(b.pair(Function::kPow, common, compute_dtype(common), base, exponent), common);
+}
+
+// Gradients: (grad, x), of the same dtype.
+template <Function kFunction>
+void backward(Builder& b) {
+  const Source grad = b.tensor(), x = b.tensor();
+  const at::ScalarType common = b.common({grad, x});
+  b.store(b.map(kFunction, common, {b.value(grad, common), b.value(x, common)}), common);
+}
+
+void gelu_backward(Builder& b) {
+  const Source grad = b.tensor(), x = b.tensor();
+  const at::ScalarType common = b.common({grad, x});
+  const Function function = b.text() == "tanh" ? Function::kGeluTanhBackward : Function::kGeluBackward;
+  b.store(b.map(function, common, {b.value(grad, common), b.value(x, common)}), common);
+}
+
+void threshold_backward(Builder& b) {
+  const Source grad = b.tensor(), x = b.tensor();
+  const at::Scalar threshold = b.scalar();
+  const at::ScalarType common = b.common({grad, x});
+  b.store(b.map(Function::kThreshold, common, {b.value(x, common), b.value(grad, common)},
+                {b.number(threshold, common), b.number(0, common)}),
+          common);
+}
+
+void hardtanh_backward(Builder& b) {
+  const Source grad = b.tensor(), x = b.tensor();
+  const at::Scalar low = b.scalar(), high = b.scalar();
+  const at::ScalarType common = b.common({grad, x});
+  b.store(b.map(Function::kHardtanhBackward, common, {b.value(grad, common), b.value(x, common)},
+                {b.exact_number(low, common), b.exact_number(high, common)}),
+          common);
+}
+
+void leaky_relu_backward(Builder& b) {
+  const Source grad = b.tensor(), x = b.tensor();
+  const at::Scalar slope = b.scalar();
+  const at::ScalarType common = b.common({grad, x});
+  b.store(b.map(Function::kLeakyReluBackward, common, {b.value(grad, common), b.value(x, common)},
+                {b.exact_number(slope, common)}),
+          common);
+}
+
+// ---- one operand and numbers --------------------------------------------------------------------------------------------
+
+void clamp_between(Builder& b, const Source& x, const std::optional<at::Scalar>& low,
+                   const std::optional<at::Scalar>& high) {
+  at::ScalarType common = x.dtype;
+  if (low.has_value()) common = b.common({x, Builder::wrap(*low)});
+  if (high.has_value()) {
+    common = low.has_value() ? b.common({x, Builder::wrap(*low), Builder::wrap(*high)})
+                             : b.common({x, Builder::wrap(*high)});
+  }
+  const Ref value = b.value(x, common);
+  if (low.has_value() && high.has_value()) {
+    b.store(b.map(Function::kClamp, common, {value}, {b.checked_number(*low, common), b.checked_number(*high, common)}),
+            common);
+  } else if (low.has_value()) {
+    b.store(b.map(Function::kClampMin, common, {value}, {b.checked_number(*low, common)}), common);
+  } else if (high.has_value()) {
+    b.store(b.map(Function::kClampMax, common, {value}, {b.checked_number(*high, common)}), common);
+  } else {
+    b.fail();
+  }
+}
+
+void clamp(Builder& b) {
+  const Source x = b.tensor();
+  const std::optional<at::Scalar> low = b.optional_scalar(), high = b.optional_scalar();
+  clamp_between(b, x, low, high);
+}
+
+void clamp_min(Builder& b) {
+  const Source x = b.tensor();
+  clamp_between(b, x, b.scalar(), std::nullopt);
+}
+
+void clamp_max(Builder& b) {
+  const Source x = b.tensor();
+  clamp_between(b, x, std::nullopt, b.scalar());
+}
+
+void leaky_relu(Builder& b) {
+  const Source x = b.tensor();
+  const at::Scalar slope = b.scalar();
+  b.store(b.map(Function::kLeakyRelu, x.dtype, {b.value(x, x.dtype)}, {b.exact_number(slope, x.dtype)}), x.dtype);
+}
+
+void elu(Builder& b) {
+  const Source x = b.tensor();
+  const at::Scalar alpha = b.scalar(), scale = b.scalar(), input_scale = b.scalar();
+  backend::Number negative = b.exact_number(alpha, x.dtype);
+  const backend::Number positive = b.exact_number(scale, x.dtype);
+  if (x.dtype == at::kDouble) {
+    negative.f64 *= positive.f64;
+  } else {
+    negative.f32 *= positive.f32;
+  }
+  b.store(
+      b.map(Function::kElu, x.dtype, {b.value(x, x.dtype)}, {negative, positive, b.exact_number(input_scale, x.dtype)}),
+      x.dtype);
+}
+
+void softplus(Builder& b) {
+  const Source x = b.tensor();
+  const at::Scalar beta = b.scalar(), threshold = b.scalar();
+  b.store(b.map(Function::kSoftplus, x.dtype, {b.value(x, x.dtype)},
+                {b.exact_number(beta, x.dtype), b.exact_number(threshold, x.dtype)}),
+          x.dtype);
+}
+
+void threshold(Builder& b) {
+  const Source x = b.tensor();
+  const at::Scalar limit = b.scalar(), value = b.scalar();
+  const Ref input = b.value(x, x.dtype);
+  b.store(b.map(Function::kThreshold, x.dtype, {input, input}, {b.number(limit, x.dtype), b.number(value, x.dtype)}),
+          x.dtype);
+}
+
+// ---- choices ------------------------------------------------------------------------------------------------------------
+
+void where(Builder& b) {
+  const Source condition = b.tensor(), x = b.tensor(), other = b.tensor();
+  if (condition.dtype != at::kBool && condition.dtype != at::kByte) b.fail();
+  const at::ScalarType common = b.common({x, other});
+  b.store(b.map_as(Function::kWhere, Form::kTensors, common, common,
+                   {b.raw(condition, condition.dtype), b.raw(x, common), b.raw(other, common)}, {}),
+          common);
+}
+
+void masked_fill_scalar(Builder& b) {
+  const Source x = b.tensor(), mask = b.tensor();
+  const at::Scalar value = b.scalar();
+  if (mask.dtype != at::kBool) b.fail();
+  b.checked_number(value, x.dtype);
+  b.store(b.map_as(Function::kMaskedFill, Form::kTensors, x.dtype, x.dtype, {b.raw(x, x.dtype), b.raw(mask, at::kBool)},
+                   {Builder::bits(value, x.dtype)}),
+          x.dtype);
+}
+
+void masked_fill_tensor(Builder& b) {
+  const Source x = b.tensor(), mask = b.tensor(), value = b.tensor();
+  if (mask.dtype != at::kBool) b.fail();
+  b.store(b.map_as(Function::kWhere, Form::kTensors, x.dtype, x.dtype,
+                   {b.raw(mask, at::kBool), b.raw(value, x.dtype), b.raw(x, x.dtype)}, {}),
+          x.dtype);
+}
+
+// ---- three operands -------------------------------------------------------------------------------------------------------
+
+template <Function kFunction>
+void addc(Builder& b) {
+  const Source self = b.tensor(), x = b.tensor(), y = b.tensor();
+  const at::Scalar value = b.scalar();
+  const at::ScalarType common = b.common({self, x, y});
+  b.store(b.map(kFunction, common, {b.value(self, common), b.value(x, common), b.value(y, common)},
+                {b.exact_number(value, common)}),
+          common);
+}
+
+void lerp_scalar(Builder& b) {
+  const Source start = b.tensor(), end = b.tensor();
+  const at::Scalar weight = b.scalar();
+  const at::ScalarType common = b.common({start, end});
+  b.store(b.map(Function::kLerpNumber, common, {b.value(start, common), b.value(end, common)},
+                {b.exact_number(weight, common)}),
+          common);
+}
+
+void lerp_tensor(Builder& b) {
+  const Source start = b.tensor(), end = b.tensor(), weight = b.tensor();
+  const at::ScalarType common = b.common({start, end, weight});
+  b.store(b.map(Function::kLerp, common, {b.value(start, common), b.value(end, common), b.value(weight, common)}),
+          common);
+}
+
+}  // namespace
+
+std::initializer_list<LowerRow> pointwise_lowerings() {
+  using F = Function;
+  constexpr Right kScalar = Right::kScalar;
+  static constexpr auto kRows = {
+      LowerRow{"aten::neg", lower<unary<F::kNegate>>},
+      LowerRow{"aten::abs", lower<unary<F::kAbs>>},
+      LowerRow{"aten::sign", lower<unary<F::kSign>>},
+      LowerRow{"aten::floor", lower<unary<F::kFloor>>},
+      LowerRow{"aten::ceil", lower<unary<F::kCeil>>},
+      LowerRow{"aten::round", lower<unary<F::kRound>>},
+      LowerRow{"aten::trunc", lower<unary<F::kTrunc>>},
+      LowerRow{"aten::relu", lower<unary<F::kRelu>>},
+      LowerRow{"aten::silu", lower<unary<F::kSilu>>},
+      LowerRow{"aten::bitwise_not", lower<unary<F::kBitwiseNot>>},
+      LowerRow{"aten::logical_not", lower<logical_not>},
+      LowerRow{"aten::gelu", lower<gelu>},
+      LowerRow{"aten::sqrt", lower<float_unary<F::kSqrt>>},
+      LowerRow{"aten::rsqrt", lower<float_unary<F::kRsqrt>>},
+      LowerRow{"aten::reciprocal", lower<float_unary<F::kReciprocal>>},
+      LowerRow{"aten::exp", lower<float_unary<F::kExp>>},
+      LowerRow{"aten::exp2", lower<float_unary<F::kExp2>>},
+      LowerRow{"aten::expm1", lower<float_unary<F::kExpm1>>},
+      LowerRow{"aten::log", lower<float_unary<F::kLog>>},
+      LowerRow{"aten::log1p", lower<float_unary<F::kLog1p>>},
+      LowerRow{"aten::log2", lower<float_unary<F::kLog2>>},
+      LowerRow{"aten::log10", lower<float_unary<F::kLog10>>},
+      LowerRow{"aten::sin", lower<float_unary<F::kSin>>},
+      LowerRow{"aten::cos", lower<float_unary<F::kCos>>},
+      LowerRow{"aten::tan", lower<float_unary<F::kTan>>},
+      LowerRow{"aten::tanh", lower<float_unary<F::kTanh>>},
+      LowerRow{"aten::erf", lower<float_unary<F::kErf>>},
+      LowerRow{"aten::erfc", lower<float_unary<F::kErfc>>},
+      LowerRow{"aten::sigmoid", lower<float_unary<F::kSigmoid>>},
+
+      LowerRow{"aten::copy", lower<copy_from_second>},
+      LowerRow{"aten::_to_copy", lower<convert>},
+      LowerRow{"aten::clone", lower<convert>},
+      LowerRow{"aten::fill.Scalar", lower<fill_scalar>},
+      LowerRow{"aten::fill.Tensor", lower<copy_from_second>},
+      LowerRow{"aten::zero", lower<zero>},
+
+      LowerRow{"aten::add.Tensor", lower<add<Right::kTensor>>},
+      LowerRow{"aten::add.Scalar", lower<add<kScalar>>},
+      LowerRow{"aten::sub.Tensor", lower<sub<Right::kTensor>>},
+      LowerRow{"aten::sub.Scalar", lower<sub<kScalar>>},
+      LowerRow{"aten::rsub.Scalar", lower<rsub>},
+      LowerRow{"aten::mul.Tensor", lower<binary<F::kMul, Right::kTensor, true>>},
+      LowerRow{"aten::mul.Scalar", lower<binary<F::kMul, kScalar, true>>},
+      LowerRow{"aten::div.Tensor", lower<float_binary<F::kDiv>>},
+      LowerRow{"aten::div.Scalar", lower<float_binary<F::kDiv, kScalar>>},
+      LowerRow{"aten::div.Tensor_mode", lower<div_mode>},
+      LowerRow{"aten::floor_divide", lower<binary<F::kDivFloor, Right::kTensor, true>>},
+      LowerRow{"aten::fmod.Tensor", lower<binary<F::kFmod>>},
+      LowerRow{"aten::remainder.Tensor", lower<binary<F::kRemainder>>},
+      LowerRow{"aten::atan2", lower<float_binary<F::kAtan2>>},
+      LowerRow{"aten::maximum", lower<binary<F::kMaximum>>},
+      LowerRow{"aten::minimum", lower<binary<F::kMinimum>>},
+      LowerRow{"aten::pow.Tensor_Scalar", lower<pow_tensor_scalar>},
+      LowerRow{"aten::pow.Scalar", lower<pow_scalar>},
+      LowerRow{"aten::pow.Tensor_Tensor", lower<binary<F::kPow>>},
+      LowerRow{"aten::bitwise_and.Tensor", lower<binary<F::kBitwiseAnd>>},
+      LowerRow{"aten::bitwise_or.Tensor", lower<binary<F::kBitwiseOr>>},
+      LowerRow{"aten::bitwise_xor.Tensor", lower<binary<F::kBitwiseXor>>},
+
+      LowerRow{"aten::eq.Tensor", lower<comparison<F::kEqual>>},
+      LowerRow{"aten::eq.Scalar", lower<comparison<F::kEqual, kScalar>>},
+      LowerRow{"aten::ne.Tensor", lower<comparison<F::kNotEqual>>},
+      LowerRow{"aten::ne.Scalar", lower<comparison<F::kNotEqual, kScalar>>},
+      LowerRow{"aten::lt.Tensor", lower<comparison<F::kLess>>},
+      LowerRow{"aten::lt.Scalar", lower<comparison<F::kLess, kScalar>>},
+      LowerRow{"aten::le.Tensor", lower<comparison<F::kLessEqual>>},
+      LowerRow{"aten::le.Scalar", lower<comparison<F::kLessEqual, kScalar>>},
+      LowerRow{"aten::gt.Tensor", lower<comparison<F::kGreater>>},
+      LowerRow{"aten::gt.Scalar", lower<comparison<F::kGreater, kScalar>>},
+      LowerRow{"aten::ge.Tensor", lower<comparison<F::kGreaterEqual>>},
+      LowerRow{"aten::ge.Scalar", lower<comparison<F::kGreaterEqual, kScalar>>},
+      LowerRow{"aten::logical_and", lower<comparison<F::kLogicalAnd>>},
+      LowerRow{"aten::logical_or", lower<comparison<F::kLogicalOr>>},
+
+      LowerRow{"aten::clamp", lower<clamp>},
+      LowerRow{"aten::clamp_min", lower<clamp_min>},
+      LowerRow{"aten::clamp_max", lower<clamp_max>},
+      LowerRow{"aten::hardtanh", lower<clamp>},
+      LowerRow{"aten::leaky_relu", lower<leaky_relu>},
+      LowerRow{"aten::elu", lower<elu>},
+      LowerRow{"aten::softplus", lower<softplus>},
+      LowerRow{"aten::threshold", lower<threshold>},
+
+      LowerRow{"aten::where.self", lower<where>},
+      LowerRow{"aten::masked_fill.Scalar", lower<masked_fill_scalar>},
+      LowerRow{"aten::masked_fill.Tensor", lower<masked_fill_tensor>},
+      LowerRow{"aten::addcmul", lower<addc<F::kAddcmul>>},
+      LowerRow{"aten::addcdiv", lower<addc<F::kAddcdiv>>},
+      LowerRow{"aten::lerp.Scalar", lower<lerp_scalar>},
+      LowerRow{"aten::lerp.Tensor", lower<lerp_tensor>},
+
+      LowerRow{"aten::sigmoid_backward", lower<backward<F::kSigmoidBackward>>},
+      LowerRow{"aten::tanh_backward", lower<backward<F::kTanhBackward>>},
+      LowerRow{"aten::silu_backward", lower<backward<F::kSiluBackward>>},
+      LowerRow{"aten::gelu_backward", lower<gelu_backward>},
+      LowerRow{"aten::threshold_backward", lower<threshold_backward>},
+      LowerRow{"aten::hardtanh_backward", lower<hardtanh_backward>},
+      LowerRow{"aten::leaky_relu_backward", lower<leaky_relu_backward>},
+  };
+  return kRows;
+}
+
+}  // namespace hetero::ops

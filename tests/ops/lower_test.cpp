@@ -1,0 +1,865 @@
+// Lowerings give the numbers of eager CPU.
+//
+// The nodes of these tests are recorded and run as always, but the kernel of each operator that can be lowered is replaced by a plain
+// interpreter of its lowering, which evaluates the program value by value on dense arrays, in blocks of an odd length: a function whose
+// results depend on where an entry stands, or on how many there are, would be noticed.
+//
+// Maps are compared bitwise, where all NaNs count as equal (PyTorch's vector code and its scalar code give different ones). PyTorch
+// computes the last entries of a tensor (those that do not fill two vectors) by scalar code, which rounds differently for some
+// operators: exact() takes tensors that only have whole vectors, exact_everywhere() also sizes from 1 to 100.
+//
+// What is not exact is near(), with the largest error that was measured, in units in the last place of the result's dtype.
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/_log_softmax.h>
+#include <ATen/ops/_log_softmax_backward_data.h>
+#include <ATen/ops/_softmax.h>
+#include <ATen/ops/_softmax_backward_data.h>
+#include <ATen/ops/_to_copy.h>
+#include <ATen/ops/abs.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/addcdiv.h>
+#include <ATen/ops/addcmul.h>
+#include <ATen/ops/all.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
+#include <ATen/ops/any.h>
+#include <ATen/ops/argmax.h>
+#include <ATen/ops/argmin.h>
+#include <ATen/ops/atan2.h>
+#include <ATen/ops/bitwise_and.h>
+#include <ATen/ops/bitwise_not.h>
+#include <ATen/ops/bitwise_or.h>
+#include <ATen/ops/bitwise_xor.h>
+#include <ATen/ops/ceil.h>
+#include <ATen/ops/clamp.h>
+#include <ATen/ops/clamp_max.h>
+#include <ATen/ops/clamp_min.h>
+#include <ATen/ops/clone.h>
+#include <ATen/ops/cos.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/elu.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/erf.h>
+#include <ATen/ops/erfc.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/exp2.h>
+#include <ATen/ops/expm1.h>
+#include <ATen/ops/floor.h>
+#include <ATen/ops/floor_divide.h>
+#include <ATen/ops/fmod.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/ge.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/gt.h>
+#include <ATen/ops/hardtanh.h>
+#include <ATen/ops/hardtanh_backward.h>
+#include <ATen/ops/le.h>
+#include <ATen/ops/leaky_relu.h>
+#include <ATen/ops/leaky_relu_backward.h>
+#include <ATen/ops/lerp.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/log.h>
+#include <ATen/ops/log10.h>
+#include <ATen/ops/log1p.h>
+#include <ATen/ops/log2.h>
+#include <ATen/ops/logical_and.h>
+#include <ATen/ops/logical_not.h>
+#include <ATen/ops/logical_or.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/lt.h>
+#include <ATen/ops/masked_fill.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/min.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/native_layer_norm.h>
+#include <ATen/ops/ne.h>
+#include <ATen/ops/neg.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/prod.h>
+#include <ATen/ops/reciprocal.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/remainder.h>
+#include <ATen/ops/round.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/rsub.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/sigmoid_backward.h>
+#include <ATen/ops/sign.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/sin.h>
+#include <ATen/ops/softplus.h>
+#include <ATen/ops/sqrt.h>
+#include <ATen/ops/std.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/tan.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/tanh_backward.h>
+#include <ATen/ops/threshold.h>
+#include <ATen/ops/threshold_backward.h>
+#include <ATen/ops/trunc.h>
+#include <ATen/ops/var.h>
+#include <ATen/ops/var_mean.h>
+#include <ATen/ops/where.h>
+#include <torch/library.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <random>
+
+#include "graph/lowering.h"
+#include "ops/kernel.h"
+#include "ops/sync.h"
+#include "tests/ops/fixture.h"
+
+namespace hetero::ops::testing {
+namespace {
+
+using DTypes = std::vector<at::ScalarType>;
+
+const DTypes kFloats = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16};
+const DTypes kWideFloats = {at::kFloat, at::kDouble};
+const DTypes kHalves = {at::kHalf, at::kBFloat16};
+const DTypes kIntegers = {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong};
+const DTypes kBools = {at::kBool};
+DTypes operator+(DTypes a, const DTypes& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// ---- the interpreter ------------------------------------------------------------------------------------------------
+
+constexpr int64_t kBlock = 777;
+
+// What was evaluated, and what could not be lowered.
+std::map<std::string, int> lowered_calls;
+std::map<std::string, int> refused_calls;
+std::map<const graph::OpTraits*, graph::KernelFunction> stock_kernels;
+
+struct Evaluated {
+  std::vector<std::byte> bytes;
+  bool row = false;
+};
+
+class Evaluation {
+ public:
+  Evaluation(const graph::Invocation& invocation, const graph::Lowering& program, KernelTensors& tensors)
+      : invocation_(invocation), program_(program), tensors_(tensors) {
+    const int shape_operand = program.reduced != 0 ? 0 : program.outputs.at(0).operand;
+    const graph::Window& window = window_of(shape_operand);
+    sizes_.assign(window.sizes().begin(), window.sizes().end());
+    // Dimensions that stay come first, so that a row is contiguous.
+    for (const bool gone : {false, true}) {
+      for (int64_t i = 0; i < window.rank; ++i) {
+        if (((program.reduced >> i & 1) != 0) != gone) continue;
+        order_.push_back(i);
+        (gone ? length_ : rows_) *= sizes_[i];
+        if (!gone) kept_.push_back(sizes_[i]);
+      }
+    }
+    if (program.reduced == 0) std::swap(rows_, length_);  // one row
+  }
+
+  void run() {
+    for (const graph::Lowering::Value& value : program_.values) values_.push_back(evaluate(value));
+    for (const graph::Lowering::Output& output : program_.outputs) store(output);
+  }
+
+ private:
+  const graph::Window& window_of(int operand) const {
+    return (*invocation_.windows)[invocation_.operands[operand].window];
+  }
+
+  Evaluated evaluate(const graph::Lowering::Value& value) {
+    using Kind = graph::Lowering::Value::Kind;
+    const auto bytes = static_cast<int64_t>(c10::elementSize(static_cast<at::ScalarType>(value.dtype)));
+    const backend::Number* numbers = program_.numbers.data() + value.first_number;
+    Evaluated result;
+    switch (value.kind) {
+      case Kind::kOperand: {
+        at::Tensor tensor = tensors_.operand(value.operand);
+        EXPECT_EQ(static_cast<graph::DType>(tensor.scalar_type()), value.dtype);
+        if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) tensor = tensor.clone();
+        tensor = tensor.expand(sizes_).permute(order_).contiguous();
+        const auto* data = static_cast<const std::byte*>(tensor.const_data_ptr());
+        result.bytes.assign(data, data + tensor.nbytes());
+        return result;
+      }
+      case Kind::kNumber:
+        result.row = program_.reduced != 0;
+        result.bytes.resize((result.row ? rows_ : rows_ * length_) * bytes);
+        for (size_t at = 0; at < result.bytes.size(); at += bytes) std::memcpy(&result.bytes[at], numbers, bytes);
+        return result;
+      case Kind::kMap: {
+        result.row = program_.reduced != 0;
+        for (int i = 0; i < value.input_count; ++i) result.row = result.row && values_[value.inputs[i]].row;
+        const int64_t n = result.row ? rows_ : rows_ * length_;
+        result.bytes.resize(n * bytes);
+        std::vector<std::byte> repeated[4];
+        const std::byte* inputs[4] = {};
+        int64_t input_bytes[4] = {};
+        for (int i = 0; i < value.input_count; ++i) {
+          const Evaluated& input = values_[value.inputs[i]];
+          input_bytes[i] = c10::elementSize(static_cast<at::ScalarType>(program_.values[value.inputs[i]].dtype));
+          inputs[i] = input.bytes.data();
+          if (input.row && !result.row) {
+            for (int64_t row = 0; row < rows_; ++row) {
+              for (int64_t k = 0; k < length_; ++k) {
+                const std::byte* entry = input.bytes.data() + row * input_bytes[i];
+                repeated[i].insert(repeated[i].end(), entry, entry + input_bytes[i]);
+              }
+            }
+            inputs[i] = repeated[i].data();
+          }
+        }
+        for (int64_t at = 0; at < n; at += kBlock) {
+          const void* block[4];
+          for (int i = 0; i < 4; ++i) block[i] = inputs[i] == nullptr ? nullptr : inputs[i] + at * input_bytes[i];
+          value.map(result.bytes.data() + at * bytes, block, numbers, std::min(kBlock, n - at));
+        }
+        return result;
+      }
+      case Kind::kReduce: {
+        EXPECT_FALSE(values_[value.inputs[0]].row);
+        result.row = true;
+        result.bytes.resize(rows_ * bytes);
+        const auto entry =
+            static_cast<int64_t>(c10::elementSize(static_cast<at::ScalarType>(program_.values[value.inputs[0]].dtype)));
+        alignas(64) std::byte first[backend::kMaxReducerState], second[backend::kMaxReducerState];
+        for (int64_t row = 0; row < rows_; ++row) {
+          // The later half is reduced on its own and merged.
+          value.reducer->begin(first);
+          value.reducer->begin(second);
+          const std::byte* in = values_[value.inputs[0]].bytes.data() + row * length_ * entry;
+          const int64_t middle = length_ - length_ / 2;
+          for (int64_t at = 0; at < length_;) {
+            const int64_t end = std::min(at + kBlock, at < middle ? middle : length_);
+            value.reducer->add(at < middle ? first : second, in + at * entry, end - at, at);
+            at = end;
+          }
+          value.reducer->merge(first, second);
+          value.reducer->finish(first, result.bytes.data() + row * bytes);
+        }
+        return result;
+      }
+    }
+    return result;
+  }
+
+  void store(const graph::Lowering::Output& output) {
+    const graph::Window& window = window_of(output.operand);
+    ASSERT_EQ(program_.values.at(output.value).dtype, window.dtype);
+    Evaluated& value = values_[output.value];
+    const auto dtype = static_cast<at::ScalarType>(window.dtype);
+    const c10::IntArrayRef sizes(window.dims, window.rank), strides(window.dims + window.rank, window.rank);
+    at::Tensor result = at::empty_strided(sizes, strides, at::TensorOptions(dtype));
+    if (value.row) {
+      result.copy_(at::from_blob(value.bytes.data(), kept_, dtype).reshape(sizes));
+    } else {
+      std::vector<int64_t> permuted, back(order_.size());
+      for (size_t i = 0; i < order_.size(); ++i) {
+        permuted.push_back(sizes_[order_[i]]);
+        back[order_[i]] = static_cast<int64_t>(i);
+      }
+      result.copy_(at::from_blob(value.bytes.data(), permuted, dtype).permute(back));
+    }
+    if (output.operand >= tensors_.first_output()) {
+      tensors_.deliver(output.operand, std::move(result));
+    } else {
+      tensors_.operand(output.operand).copy_(result);
+    }
+  }
+
+  const graph::Invocation& invocation_;
+  const graph::Lowering& program_;
+  KernelTensors& tensors_;
+  std::vector<int64_t> sizes_, order_, kept_;
+  int64_t rows_ = 1, length_ = 1;
+  std::vector<Evaluated> values_;
+};
+
+void lowered_kernel(const graph::Invocation& invocation) {
+  graph::Lowering program;
+  const graph::LowerRequest request{invocation.node, invocation.operands, invocation.attributes, invocation.windows,
+                                    invocation.traits};
+  if (!invocation.traits->lower(request, program)) {
+    ++refused_calls[invocation.traits->name];
+    stock_kernels.at(invocation.traits)(invocation);
+    return;
+  }
+  ++lowered_calls[invocation.traits->name];
+  Isolated isolated;
+  KernelTensors tensors(invocation);
+  Evaluation(invocation, program, tensors).run();
+}
+
+void replace_kernels() {
+  const graph::OpTable& table = graph::op_table();
+  for (graph::OpId id = 0; id < table.size(); ++id) {
+    auto& traits = const_cast<graph::OpTraits&>(table[id]);
+    if (traits.lower == nullptr || traits.kernel == &lowered_kernel) continue;
+    stock_kernels[&traits] = traits.kernel;
+    traits.kernel = &lowered_kernel;
+  }
+}
+
+void restore_kernels() {
+  for (const auto& [traits, kernel] : stock_kernels) const_cast<graph::OpTraits*>(traits)->kernel = kernel;
+  stock_kernels.clear();
+}
+
+// ---- numbers ---------------------------------------------------------------------------------------------------------
+
+template <typename T>
+void fill_floats(T* data, int64_t n, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<double> normal;
+  std::uniform_real_distribution<double> uniform(-12, 12);
+  const double special[] = {0.0,   -0.0,   INFINITY, -INFINITY, NAN,    1.0,     -1.0, 0.5,    -0.5, 2.0,
+                            1e-40, -1e-40, 1e-310,   65504.0,   3.4e38, -3.4e38, 1e30, -1e-30, 0.1,  20.0};
+  for (int64_t i = 0; i < n; ++i) {
+    switch (random() % 8) {
+      case 0: {  // any bits
+        const uint64_t bits = random();
+        std::memcpy(&data[i], &bits, sizeof(T));
+        break;
+      }
+      case 1:
+        data[i] = static_cast<T>(special[random() % std::size(special)]);
+        break;
+      case 2:
+      case 3:
+        data[i] = static_cast<T>(static_cast<float>(uniform(random)));
+        break;
+      case 4:
+        data[i] = static_cast<T>(static_cast<float>(std::floor(uniform(random))));
+        break;
+      default:
+        data[i] = static_cast<T>(static_cast<float>(normal(random)));
+    }
+  }
+}
+
+at::Tensor values_of(at::ScalarType dtype, int64_t n, uint64_t seed) {
+  at::Tensor tensor = at::empty({n}, at::TensorOptions(dtype));
+  std::mt19937_64 random(seed);
+  const auto fill = [&](auto* data) {
+    for (int64_t i = 0; i < n; ++i) {
+      data[i] = static_cast<std::decay_t<decltype(*data)>>(random() % 2 == 0 ? random() : random() % 21 - 10);
+    }
+  };
+  switch (dtype) {
+    case at::kFloat:
+      fill_floats(tensor.mutable_data_ptr<float>(), n, seed);
+      break;
+    case at::kDouble:
+      fill_floats(tensor.mutable_data_ptr<double>(), n, seed);
+      break;
+    case at::kHalf:
+      fill_floats(tensor.mutable_data_ptr<c10::Half>(), n, seed);
+      break;
+    case at::kBFloat16:
+      fill_floats(tensor.mutable_data_ptr<c10::BFloat16>(), n, seed);
+      break;
+    case at::kByte:
+      fill(tensor.mutable_data_ptr<uint8_t>());
+      break;
+    case at::kChar:
+      fill(tensor.mutable_data_ptr<int8_t>());
+      break;
+    case at::kShort:
+      fill(tensor.mutable_data_ptr<int16_t>());
+      break;
+    case at::kInt:
+      fill(tensor.mutable_data_ptr<int32_t>());
+      break;
+    case at::kLong:
+      fill(tensor.mutable_data_ptr<int64_t>());
+      break;
+    default:
+      for (int64_t i = 0; i < n; ++i) tensor.mutable_data_ptr<bool>()[i] = random() % 2 == 0;
+  }
+  return tensor;
+}
+
+// Three tensors of the dtype and a mask.
+Tensors operands_of(at::ScalarType dtype, int64_t n) {
+  return {values_of(dtype, n, 1), values_of(dtype, n, 2), values_of(dtype, n, 3), values_of(at::kBool, n, 4)};
+}
+
+// ---- comparison --------------------------------------------------------------------------------------------------------
+
+// Floating-point numbers of a dtype, in order.
+template <typename T, typename Bits>
+int64_t position(T value) {
+  Bits bits;
+  std::memcpy(&bits, &value, sizeof(T));
+  constexpr Bits kSign = Bits(1) << (sizeof(T) * 8 - 1);
+  const auto magnitude = static_cast<int64_t>(bits & ~kSign);
+  return (bits & kSign) != 0 ? -magnitude : magnitude;
+}
+
+struct Difference {
+  int64_t count = 0;
+  int64_t first = -1;
+  double ulps = 0;  // the largest
+};
+
+template <typename T, typename Bits>
+Difference difference_of(const at::Tensor& actual, const at::Tensor& expected, bool bitwise) {
+  const T* a = static_cast<const T*>(actual.const_data_ptr());
+  const T* e = static_cast<const T*>(expected.const_data_ptr());
+  Difference difference;
+  for (int64_t i = 0; i < actual.numel(); ++i) {
+    if (a[i] != a[i] && e[i] != e[i]) continue;
+    if (std::memcmp(&a[i], &e[i], sizeof(T)) == 0) continue;
+    if (!bitwise && a[i] == e[i]) continue;
+    if (difference.count++ == 0) difference.first = i;
+    const bool unlike = a[i] != a[i] || e[i] != e[i];
+    const double ulps =
+        unlike ? INFINITY
+               : std::abs(static_cast<double>(position<T, Bits>(a[i])) - static_cast<double>(position<T, Bits>(e[i])));
+    difference.ulps = std::max(difference.ulps, ulps);
+  }
+  return difference;
+}
+
+Difference difference_of(const at::Tensor& actual, const at::Tensor& expected, bool bitwise = true) {
+  const at::Tensor a = actual.contiguous(), e = expected.contiguous();
+  switch (a.scalar_type()) {
+    case at::kFloat:
+      return difference_of<float, uint32_t>(a, e, bitwise);
+    case at::kDouble:
+      return difference_of<double, uint64_t>(a, e, bitwise);
+    case at::kHalf:
+      return difference_of<c10::Half, uint16_t>(a, e, bitwise);
+    case at::kBFloat16:
+      return difference_of<c10::BFloat16, uint16_t>(a, e, bitwise);
+    default: {
+      Difference difference;
+      const auto* x = static_cast<const char*>(a.const_data_ptr());
+      const auto* y = static_cast<const char*>(e.const_data_ptr());
+      const auto bytes = static_cast<int64_t>(a.element_size());
+      for (int64_t i = 0; i < a.numel(); ++i) {
+        if (std::memcmp(x + i * bytes, y + i * bytes, bytes) != 0 && difference.count++ == 0) difference.first = i;
+      }
+      if (difference.count != 0) difference.ulps = INFINITY;
+      return difference;
+    }
+  }
+}
+
+using Call = std::function<at::Tensor(Tensors&)>;
+
+class Lower : public OpsTest {
+ public:
+  void SetUp() override {
+    OpsTest::SetUp();
+    threads_ = at::get_num_threads();
+    at::set_num_threads(1);
+    replace_kernels();
+  }
+  void TearDown() override {
+    flush_all(SyncReason::kUser);
+    restore_kernels();
+    at::set_num_threads(threads_);
+    OpsTest::TearDown();
+  }
+
+  // Equal in tensors of whole vectors.
+  void exact(const char* name, const DTypes& dtypes, const Call& call) {
+    for (const at::ScalarType dtype : dtypes) expect_exact(name, dtype, call, operands_of(dtype, kMany));
+  }
+  // Equal for every size.
+  void exact_everywhere(const char* name, const DTypes& dtypes, const Call& call) {
+    exact(name, dtypes, call);
+    for (const at::ScalarType dtype : dtypes) {
+      for (int64_t n = 1; n <= 100; n += 9) expect_exact(name, dtype, call, operands_of(dtype, n));
+    }
+  }
+  // At most `ulps` apart.
+  void near(const char* name, const DTypes& dtypes, double ulps, const Call& call, const Tensors* given = nullptr) {
+    for (const at::ScalarType dtype : dtypes) {
+      Tensors operands = given != nullptr ? *given : operands_of(dtype, kMany);
+      for (at::Tensor& operand : operands) {
+        if (given != nullptr && operand.is_floating_point()) operand = operand.to(dtype);
+      }
+      at::Tensor actual, expected;
+      run(name, dtype, call, operands, actual, expected);
+      if (HasFatalFailure()) return;
+      const Difference difference = difference_of(actual, expected, false);
+      if (std::getenv("HETERO_PRINT_ERRORS") != nullptr) {
+        std::printf("%s %s: %g ulp, %ld entries differ\n", name, c10::toString(dtype), difference.ulps,
+                    static_cast<long>(difference.count));
+      }
+      EXPECT_LE(difference.ulps, ulps) << name << " of " << dtype << ": " << difference.count << " of "
+                                       << actual.numel() << " entries differ, first " << difference.first << ": "
+                                       << entry(actual, difference.first) << " instead of "
+                                       << entry(expected, difference.first);
+    }
+  }
+
+ private:
+  static constexpr int64_t kMany = 128 * 160;
+
+  static at::Scalar entry(const at::Tensor& tensor, int64_t i) {
+    return i < 0 ? at::Scalar(0) : tensor.contiguous().view(-1)[i].item();
+  }
+
+  void run(const char* name, at::ScalarType dtype, const Call& call, const Tensors& operands, at::Tensor& actual,
+           at::Tensor& expected) {
+    Tensors on_cpu, on_hetero;
+    for (const at::Tensor& operand : operands) {
+      on_cpu.push_back(operand.clone());
+      on_hetero.push_back(on_device(operand));
+    }
+    expected = call(on_cpu);
+    // The first call may enter the operator into the op table.
+    Tensors first;
+    for (const at::Tensor& operand : operands) first.push_back(on_device(operand));
+    call(first).cpu();
+    replace_kernels();
+    lowered_calls.clear();
+    refused_calls.clear();
+    actual = call(on_hetero).cpu();
+    ASSERT_FALSE(lowered_calls.empty()) << name << " of " << dtype << " was not lowered";
+    ASSERT_TRUE(refused_calls.empty()) << refused_calls.begin()->first << " of " << dtype << " was refused";
+    ASSERT_EQ(actual.scalar_type(), expected.scalar_type()) << name;
+    ASSERT_EQ(actual.sizes(), expected.sizes()) << name;
+  }
+
+  void expect_exact(const char* name, at::ScalarType dtype, const Call& call, const Tensors& operands) {
+    at::Tensor actual, expected;
+    run(name, dtype, call, operands, actual, expected);
+    if (HasFatalFailure()) return;
+    const Difference difference = difference_of(actual, expected);
+    if (difference.count == 0) return;
+    ADD_FAILURE() << name << " of " << dtype << "[" << operands[0].numel() << "]: " << difference.count
+                  << " entries differ, up to " << difference.ulps << " ulp; entry " << difference.first << " is "
+                  << entry(actual, difference.first) << " instead of " << entry(expected, difference.first)
+                  << ", operands " << entry(operands[0], difference.first) << ", "
+                  << (operands.size() > 1 ? entry(operands[1], difference.first) : at::Scalar(0));
+  }
+
+  int threads_ = 1;
+};
+
+// Kernels that Python registers otherwise.
+at::Tensor like(const at::Tensor& x) { return at::empty(x.sizes(), x.options()); }
+
+}  // namespace
+
+// ---- one operand -------------------------------------------------------------------------------------------------------
+
+TEST_F(Lower, UnaryArithmetic) {
+  exact_everywhere("neg", kFloats + kIntegers, [](Tensors& t) { return at::neg(t[0]); });
+  exact_everywhere("abs", kFloats + kIntegers, [](Tensors& t) { return at::abs(t[0]); });
+  exact_everywhere("sign", kFloats + kIntegers + kBools, [](Tensors& t) { return at::sign(t[0]); });
+  exact_everywhere("floor", kFloats + kIntegers, [](Tensors& t) { return at::floor(t[0]); });
+  exact_everywhere("ceil", kFloats + kIntegers, [](Tensors& t) { return at::ceil(t[0]); });
+  exact_everywhere("round", kFloats + kIntegers, [](Tensors& t) { return at::round(t[0]); });
+  exact_everywhere("trunc", kFloats + kIntegers, [](Tensors& t) { return at::trunc(t[0]); });
+  exact_everywhere("sqrt", kFloats + kIntegers + kBools, [](Tensors& t) { return at::sqrt(t[0]); });
+  exact_everywhere("rsqrt", kFloats + kIntegers, [](Tensors& t) { return at::rsqrt(t[0]); });
+  exact_everywhere("reciprocal", kFloats + kIntegers, [](Tensors& t) { return at::reciprocal(t[0]); });
+  exact_everywhere("relu", kFloats + kIntegers, [](Tensors& t) { return at::relu(t[0]); });
+  exact_everywhere("bitwise_not", kIntegers + kBools, [](Tensors& t) { return at::bitwise_not(t[0]); });
+  exact_everywhere("logical_not", kFloats + kIntegers + kBools, [](Tensors& t) { return at::logical_not(t[0]); });
+}
+
+TEST_F(Lower, Transcendentals) {
+  const DTypes all = kFloats + DTypes{at::kLong, at::kByte};
+  exact_everywhere("exp", all, [](Tensors& t) { return at::exp(t[0]); });
+  exact("exp2", all, [](Tensors& t) { return at::exp2(t[0]); });
+  exact_everywhere("expm1", all, [](Tensors& t) { return at::expm1(t[0]); });
+  exact_everywhere("log", all, [](Tensors& t) { return at::log(t[0]); });
+  exact_everywhere("log1p", all, [](Tensors& t) { return at::log1p(t[0]); });
+  exact_everywhere("log2", all, [](Tensors& t) { return at::log2(t[0]); });
+  exact_everywhere("log10", all, [](Tensors& t) { return at::log10(t[0]); });
+  exact_everywhere("sin", all, [](Tensors& t) { return at::sin(t[0]); });
+  exact_everywhere("cos", all, [](Tensors& t) { return at::cos(t[0]); });
+  exact_everywhere("tan", all, [](Tensors& t) { return at::tan(t[0]); });
+  exact_everywhere("tanh", all, [](Tensors& t) { return at::tanh(t[0]); });
+  exact_everywhere("erf", all, [](Tensors& t) { return at::erf(t[0]); });
+  exact_everywhere("erfc", all, [](Tensors& t) { return at::erfc(t[0]); });
+  exact("sigmoid", all, [](Tensors& t) { return at::sigmoid(t[0]); });
+  exact("silu", kFloats, [](Tensors& t) { return at::silu(t[0]); });
+}
+
+TEST_F(Lower, Activations) {
+  exact("gelu", {at::kDouble}, [](Tensors& t) { return at::gelu(t[0]); });
+  exact("gelu tanh", {at::kDouble}, [](Tensors& t) { return at::gelu(t[0], "tanh"); });
+  exact("gelu backward", kFloats, [](Tensors& t) { return at::gelu_backward(t[0], t[1]); });
+  exact("gelu tanh backward", kFloats, [](Tensors& t) { return at::gelu_backward(t[0], t[1], "tanh"); });
+  exact("hardtanh", kFloats, [](Tensors& t) { return at::hardtanh(t[0], -0.3, 0.7); });
+  exact("leaky_relu", kFloats, [](Tensors& t) { return at::leaky_relu(t[0], 0.1); });
+  exact("elu", kFloats, [](Tensors& t) { return at::elu(t[0], 1.1, 1.3, 0.7); });
+  exact("softplus", kFloats, [](Tensors& t) { return at::softplus(t[0], 1.1, 5.3); });
+  exact("threshold", kFloats + kIntegers, [](Tensors& t) { return at::threshold(t[0], 1, 7); });
+  exact("threshold 0.1", kFloats, [](Tensors& t) { return at::threshold(t[0], 0.1, 0.3); });
+  exact("threshold_backward", kFloats + kIntegers, [](Tensors& t) { return at::threshold_backward(t[0], t[1], 0); });
+  exact("hardtanh_backward", kFloats, [](Tensors& t) { return at::hardtanh_backward(t[0], t[1], -0.1, 0.1); });
+  exact("leaky_relu_backward", kFloats, [](Tensors& t) { return at::leaky_relu_backward(t[0], t[1], 0.1, false); });
+  exact("sigmoid_backward", kFloats, [](Tensors& t) { return at::sigmoid_backward(t[0], t[1]); });
+  exact("tanh_backward", kFloats, [](Tensors& t) { return at::tanh_backward(t[0], t[1]); });
+  exact("silu_backward", kFloats, [](Tensors& t) { return at::silu_backward(t[0], t[1]); });
+}
+
+// ---- two operands --------------------------------------------------------------------------------------------------------
+
+TEST_F(Lower, Arithmetic) {
+  const DTypes all = kFloats + kIntegers;
+  exact_everywhere("add", all + kBools, [](Tensors& t) { return at::add(t[0], t[1]); });
+  exact("add alpha", all, [](Tensors& t) { return at::add(t[0], t[1], 3); });
+  exact("add 0.3", kFloats, [](Tensors& t) { return at::add(t[0], t[1], 0.3); });
+  exact_everywhere("sub", all, [](Tensors& t) { return at::sub(t[0], t[1]); });
+  exact("sub 0.3", kFloats, [](Tensors& t) { return at::sub(t[0], t[1], 0.3); });
+  exact_everywhere("mul", all + kBools, [](Tensors& t) { return at::mul(t[0], t[1]); });
+  exact_everywhere("div", all + kBools, [](Tensors& t) { return at::div(t[0], t[1]); });
+  exact_everywhere("add number", all + kBools, [](Tensors& t) { return at::add(t[0], 3); });
+  exact_everywhere("add real", all + kBools, [](Tensors& t) { return at::add(t[0], 0.1); });
+  exact_everywhere("sub number", all, [](Tensors& t) { return at::sub(t[0], 0.1); });
+  exact_everywhere("rsub", all, [](Tensors& t) { return at::rsub(t[0], 3); });
+  exact_everywhere("mul number", all, [](Tensors& t) { return at::mul(t[0], 0.1); });
+  exact_everywhere("div number", all, [](Tensors& t) { return at::div(t[0], 0.3); });
+  exact_everywhere("maximum", all + kBools, [](Tensors& t) { return at::maximum(t[0], t[1].abs().neg()); });
+}
+
+TEST_F(Lower, Divisions) {
+  exact("div floor", kFloats, [](Tensors& t) { return at::div(t[0], t[1], "floor"); });
+  exact("div trunc", kFloats, [](Tensors& t) { return at::div(t[0], t[1], "trunc"); });
+  exact("div none", kFloats + kIntegers,
+        [](Tensors& t) { return at::div(t[0], t[1], std::optional<c10::string_view>()); });
+  exact("div floor number", kFloats, [](Tensors& t) { return at::div(t[0], at::scalar_tensor(0.3), "floor"); });
+  exact("floor_divide", kFloats, [](Tensors& t) { return at::floor_divide(t[0], t[1]); });
+  exact("fmod", kFloats, [](Tensors& t) { return at::fmod(t[0], t[1]); });
+  exact("remainder", kFloats, [](Tensors& t) { return at::remainder(t[0], t[1]); });
+  exact("atan2", kFloats, [](Tensors& t) { return at::atan2(t[0], t[1]); });
+  exact("maximum", kFloats + kIntegers + kBools, [](Tensors& t) { return at::maximum(t[0], t[1]); });
+  exact("minimum", kFloats + kIntegers + kBools, [](Tensors& t) { return at::minimum(t[0], t[1]); });
+}
+
+TEST_F(Lower, Powers) {
+  for (const double exponent : {0.0, 1.0, 2.0, 3.0, 0.5, -0.5, -1.0, -2.0, 1.7}) {
+    exact(("pow " + std::to_string(exponent)).c_str(), kFloats, [=](Tensors& t) { return at::pow(t[0], exponent); });
+  }
+  for (const int exponent : {0, 1, 2, 3, 7}) {
+    exact(("pow " + std::to_string(exponent)).c_str(), kFloats + kIntegers,
+          [=](Tensors& t) { return at::pow(t[0], exponent); });
+  }
+  exact("pow of a number", kFloats, [](Tensors& t) { return at::pow(1.3, t[0]); });
+  exact("pow", kFloats, [](Tensors& t) { return at::pow(t[0], t[1]); });
+}
+
+TEST_F(Lower, Comparisons) {
+  const DTypes all = kFloats + kIntegers + kBools;
+  exact_everywhere("eq", all, [](Tensors& t) { return at::eq(t[0], t[1]); });
+  exact_everywhere("ne", all, [](Tensors& t) { return at::ne(t[0], t[1]); });
+  exact_everywhere("lt", all, [](Tensors& t) { return at::lt(t[0], t[1]); });
+  exact_everywhere("le", all, [](Tensors& t) { return at::le(t[0], t[1]); });
+  exact_everywhere("gt", all, [](Tensors& t) { return at::gt(t[0], t[1]); });
+  exact_everywhere("ge", all, [](Tensors& t) { return at::ge(t[0], t[1]); });
+  exact_everywhere("eq 1", all, [](Tensors& t) { return at::eq(t[0], 1); });
+  exact_everywhere("ne 1", all, [](Tensors& t) { return at::ne(t[0], 1); });
+  exact_everywhere("lt 0.1", all, [](Tensors& t) { return at::lt(t[0], 0.1); });
+  exact_everywhere("le 0.1", all, [](Tensors& t) { return at::le(t[0], 0.1); });
+  exact_everywhere("gt 0.1", all, [](Tensors& t) { return at::gt(t[0], 0.1); });
+  exact_everywhere("ge 2", all, [](Tensors& t) { return at::ge(t[0], 2); });
+  exact_everywhere("logical_and", all, [](Tensors& t) { return at::logical_and(t[0], t[1]); });
+  exact_everywhere("logical_or", all, [](Tensors& t) { return at::logical_or(t[0], t[1]); });
+  exact_everywhere("bitwise_and", kIntegers + kBools, [](Tensors& t) { return at::bitwise_and(t[0], t[1]); });
+  exact_everywhere("bitwise_or", kIntegers + kBools, [](Tensors& t) { return at::bitwise_or(t[0], t[1]); });
+  exact_everywhere("bitwise_xor", kIntegers + kBools, [](Tensors& t) { return at::bitwise_xor(t[0], t[1]); });
+}
+
+// ---- bounds, choices, three operands ---------------------------------------------------------------------------------------
+
+TEST_F(Lower, Bounds) {
+  const DTypes all = kFloats + kIntegers;
+  exact("clamp", all, [](Tensors& t) { return at::clamp(t[0], 1, 5); });
+  exact("clamp 0.1", all, [](Tensors& t) { return at::clamp(t[0], 0.1, 0.9); });
+  exact("clamp below", all, [](Tensors& t) { return at::clamp(t[0], 1); });
+  exact("clamp above", all, [](Tensors& t) { return at::clamp(t[0], std::nullopt, 1); });
+  exact("clamp_min", all, [](Tensors& t) { return at::clamp_min(t[0], 0); });
+  exact("clamp_max", all, [](Tensors& t) { return at::clamp_max(t[0], 0); });
+  exact("clamp nan", kFloats, [](Tensors& t) { return at::clamp(t[0], NAN, 0.9); });
+}
+
+TEST_F(Lower, Choices) {
+  const DTypes all = kFloats + kIntegers + kBools;
+  exact_everywhere("where", all, [](Tensors& t) { return at::where(t[3], t[0], t[1]); });
+  exact_everywhere("where scalar", kFloats, [](Tensors& t) { return at::where(t[3], t[0], 0.1); });
+  exact_everywhere("masked_fill", all, [](Tensors& t) { return at::masked_fill(t[0], t[3], 1); });
+  exact_everywhere("masked_fill -inf", kFloats, [](Tensors& t) { return at::masked_fill(t[0], t[3], -INFINITY); });
+  exact_everywhere("masked_fill tensor", all,
+                   [](Tensors& t) { return at::masked_fill(t[0], t[3], t[1].select(0, 0)); });
+}
+
+TEST_F(Lower, ThreeOperands) {
+  exact("addcmul", kFloats + kIntegers, [](Tensors& t) { return at::addcmul(t[0], t[1], t[2], 2); });
+  exact("addcmul 0.1", kFloats, [](Tensors& t) { return at::addcmul(t[0], t[1], t[2], 0.1); });
+  exact("addcdiv", kFloats, [](Tensors& t) { return at::addcdiv(t[0], t[1], t[2], 0.1); });
+  exact("lerp", kFloats, [](Tensors& t) { return at::lerp(t[0], t[1], 0.1); });
+  exact("lerp 0.8", kFloats, [](Tensors& t) { return at::lerp(t[0], t[1], 0.8); });
+  exact("lerp tensor", kFloats, [](Tensors& t) { return at::lerp(t[0], t[1], t[2]); });
+}
+
+// ---- dtypes --------------------------------------------------------------------------------------------------------------------
+
+TEST_F(Lower, Casts) {
+  for (const at::ScalarType to : kFloats + kIntegers + kBools) {
+    for (const at::ScalarType from : kFloats + kIntegers + kBools) {
+      if (from == to) continue;
+      exact_everywhere((std::string("to ") + c10::toString(to)).c_str(), {from},
+                       [=](Tensors& t) { return at::_to_copy(t[0], to); });
+      exact((std::string("copy_ to ") + c10::toString(to)).c_str(), {from}, [=](Tensors& t) {
+        at::Tensor result = at::empty(t[0].sizes(), t[0].options().dtype(to));
+        return result.copy_(t[0]);
+      });
+    }
+  }
+  exact_everywhere("clone", kFloats + kIntegers + kBools, [](Tensors& t) { return at::clone(t[0]); });
+}
+
+TEST_F(Lower, Promotion) {
+  const auto pairs = [&](const char* name, const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& call,
+                         const DTypes& dtypes) {
+    for (const at::ScalarType other : dtypes) {
+      exact(name, dtypes, [=](Tensors& t) { return call(t[0], t[1].to(other)); });
+      exact(name, dtypes, [=](Tensors& t) { return call(t[0], t[1].select(0, 7).to(other)); });
+      exact(name, dtypes, [=](Tensors& t) { return call(t[1].select(0, 7).to(other), t[0]); });
+      // A captured tensor of the CPU.
+      exact(name, dtypes, [=](Tensors& t) {
+        return call(t[0], at::scalar_tensor(other == at::kBool ? 1 : 3.3, at::TensorOptions(other)));
+      });
+    }
+  };
+  const DTypes some = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte, at::kInt, at::kBool};
+  pairs("add", [](const auto& a, const auto& b) { return at::add(a, b); }, some);
+  pairs("lt", [](const auto& a, const auto& b) { return at::lt(a, b); }, some);
+  pairs("mul", [](const auto& a, const auto& b) { return at::mul(a, b); },
+        {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte, at::kBool});
+  pairs("div", [](const auto& a, const auto& b) { return at::div(a, b); },
+        {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte});
+}
+
+TEST_F(Lower, Broadcasting) {
+  exact("add", kFloats, [](Tensors& t) {
+    return at::add(t[0].view({64, -1}), t[1].slice(0, 0, 64).view({64, 1})).mul(t[2].slice(0, 0, t[0].numel() / 64));
+  });
+}
+
+// ---- in place ----------------------------------------------------------------------------------------------------------------
+
+TEST_F(Lower, InPlace) {
+  const DTypes all = kFloats + kIntegers;
+  exact("add_", all, [](Tensors& t) { return t[0].add_(t[1]); });
+  exact("add_ number", all, [](Tensors& t) { return t[0].add_(2); });
+  exact("sub_", all, [](Tensors& t) { return t[0].sub_(t[1], 2); });
+  exact("mul_", all, [](Tensors& t) { return t[0].mul_(t[1]); });
+  exact("div_", kFloats, [](Tensors& t) { return t[0].div_(t[1]); });
+  exact("mul_ of another dtype", {at::kHalf, at::kFloat},
+        [](Tensors& t) { return t[0].mul_(t[1].to(t[0].scalar_type() == at::kHalf ? at::kFloat : at::kDouble)); });
+  exact("addcmul_", kFloats, [](Tensors& t) { return t[0].addcmul_(t[1], t[2], 0.1); });
+  exact("addcdiv_", kFloats, [](Tensors& t) { return t[0].addcdiv_(t[1], t[2], -0.1); });
+  exact("lerp_", kFloats, [](Tensors& t) { return t[0].lerp_(t[1], 0.1); });
+  exact("sqrt_", kFloats, [](Tensors& t) { return t[0].sqrt_(); });
+  exact("exp_", kFloats, [](Tensors& t) { return t[0].exp_(); });
+  exact("clamp_", all, [](Tensors& t) { return t[0].clamp_(1, 3); });
+  exact("masked_fill_", all, [](Tensors& t) { return t[0].masked_fill_(t[3], 2); });
+  exact("fill_", all + kBools, [](Tensors& t) { return t[0].fill_(1.5); });
+  exact("fill_ tensor", all, [](Tensors& t) { return t[0].fill_(t[1].select(0, 0)); });
+  exact("zero_", all + kBools, [](Tensors& t) { return t[0].zero_(); });
+  exact("pow_", kFloats, [](Tensors& t) { return t[0].pow_(2); });
+}
+
+// ---- what is not exact -----------------------------------------------------------------------------------------------------------
+
+TEST_F(Lower, GeluIsNear) {
+  near("gelu", kFloats, 1e9, [](Tensors& t) { return at::gelu(t[0]); });
+  near("gelu tanh", kFloats, 1e9, [](Tensors& t) { return at::gelu(t[0], "tanh"); });
+}
+
+TEST_F(Lower, ExtremaAreExact) {
+  const DTypes all = kFloats + kIntegers;
+  const auto rows = [](Tensors& t) { return t[0].view({-1, 160}); };
+  exact("amax", all + kBools, [=](Tensors& t) { return at::amax(rows(t), {1}); });
+  exact("amin", all + kBools, [=](Tensors& t) { return at::amin(rows(t), {-1}, true); });
+  exact("amax of columns", all, [=](Tensors& t) { return at::amax(rows(t), {0}); });
+  exact("max", all + kBools, [=](Tensors& t) { return at::max(t[0]); });
+  exact("min", all + kBools, [=](Tensors& t) { return at::min(rows(t)); });
+  exact("argmax", all, [=](Tensors& t) { return at::argmax(rows(t), 1); });
+  exact("argmax everywhere", all, [=](Tensors& t) { return at::argmax(rows(t)); });
+  exact("argmin", all, [=](Tensors& t) { return at::argmin(rows(t), -1, true); });
+  exact("max dim", all, [=](Tensors& t) { return std::get<0>(at::max(rows(t), 1)); });
+  exact("max dim place", all, [=](Tensors& t) { return std::get<1>(at::max(rows(t), 1)); });
+  exact("min dim place", all, [=](Tensors& t) { return std::get<1>(at::min(rows(t), 1, true)); });
+  exact("any", all + kBools, [=](Tensors& t) { return at::any(rows(t), 1); });
+  exact("all", all + kBools, [=](Tensors& t) { return at::all(rows(t), 1); });
+  exact("any of all", all + kBools, [=](Tensors& t) { return at::any(t[0]); });
+  exact("all of all", all + kBools, [=](Tensors& t) { return at::all(t[0]); });
+  exact("sum of integers", kIntegers + kBools, [=](Tensors& t) { return at::sum(rows(t), {1}); });
+  exact("sum of all integers", kIntegers + kBools, [=](Tensors& t) { return at::sum(t[0]); });
+  exact("prod of integers", kIntegers + kBools, [=](Tensors& t) { return at::prod(rows(t), 1); });
+}
+
+class LowerRows : public Lower {
+ public:
+  // Numbers of ordinary size, in rows.
+  void rows(const char* name, double ulps, const Call& call, const DTypes& dtypes = kFloats) {
+    for (const std::vector<int64_t> sizes : {std::vector<int64_t>{40, 7}, {20, 333}, {3, 5, 4097}}) {
+      const Tensors given = {numbers(sizes, 1), numbers(sizes, 2), numbers({sizes.back()}, 3),
+                             numbers({sizes.back()}, 4)};
+      near(name, dtypes, ulps, call, &given);
+    }
+  }
+};
+
+TEST_F(LowerRows, SumsAreNear) {
+  rows("sum", 1e9, [](Tensors& t) { return at::sum(t[0].abs(), {-1}); });
+  rows("sum of all", 1e9, [](Tensors& t) { return at::sum(t[0].abs()); });
+  rows("sum of columns", 1e9, [](Tensors& t) { return at::sum(t[0].abs(), {0}); });
+  rows("mean", 1e9, [](Tensors& t) { return at::mean(t[0].abs(), {-1}); });
+  rows("mean of all", 1e9, [](Tensors& t) { return at::mean(t[0].abs()); });
+  rows("prod", 1e9, [](Tensors& t) { return at::prod(at::exp2(t[0].mul(0.25)), -1); });
+  rows("var", 1e9, [](Tensors& t) { return at::var(t[0], {-1}, at::Scalar(1)); });
+  rows("std", 1e9, [](Tensors& t) { return at::std(t[0], {-1}, at::Scalar(0)); });
+  rows("var_mean", 1e9, [](Tensors& t) { return std::get<0>(at::var_mean(t[0], {-1}, at::Scalar(1))); });
+  rows("norm 2", 1e9, [](Tensors& t) { return at::linalg_vector_norm(t[0], 2, {{-1}}); });
+  rows("norm 1", 1e9, [](Tensors& t) { return at::linalg_vector_norm(t[0], 1, {{-1}}); });
+  rows("norm 3", 1e9, [](Tensors& t) { return at::linalg_vector_norm(t[0], 3, {{-1}}); });
+  rows("norm inf", 0, [](Tensors& t) { return at::linalg_vector_norm(t[0], INFINITY, {{-1}}); });
+  rows("norm -inf", 0, [](Tensors& t) { return at::linalg_vector_norm(t[0], -INFINITY, {{-1}}); });
+  rows("norm 0", 0, [](Tensors& t) { return at::linalg_vector_norm(t[0], 0, {{-1}}); });
+  rows("logsumexp", 1e9, [](Tensors& t) { return at::logsumexp(t[0], {-1}); });
+}
+
+TEST_F(LowerRows, SoftmaxAndNormalizationAreNear) {
+  rows("softmax", 1e9, [](Tensors& t) { return at::_softmax(t[0], -1, false); });
+  rows("log_softmax", 1e9, [](Tensors& t) { return at::_log_softmax(t[0], -1, false); });
+  rows("softmax backward", 1e9,
+       [](Tensors& t) { return at::_softmax_backward_data(t[0], t[1].abs(), -1, t[0].scalar_type()); });
+  rows("log_softmax backward", 1e9,
+       [](Tensors& t) { return at::_log_softmax_backward_data(t[0], t[1].abs().neg(), -1, t[0].scalar_type()); });
+  rows("layer_norm", 1e9,
+       [](Tensors& t) { return std::get<0>(at::native_layer_norm(t[0], {t[0].size(-1)}, t[2], t[3], 1e-5)); });
+  rows("layer_norm mean", 1e9,
+       [](Tensors& t) { return std::get<1>(at::native_layer_norm(t[0], {t[0].size(-1)}, {}, {}, 1e-5)); });
+  rows("layer_norm deviation", 1e9,
+       [](Tensors& t) { return std::get<2>(at::native_layer_norm(t[0], {t[0].size(-1)}, t[2], {}, 1e-5)); });
+}
+
+}  // namespace hetero::ops::testing
