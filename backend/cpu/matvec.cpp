@@ -1,0 +1,172 @@
+// 1. The rows of x become floats once, in an order that suits the loads of w.
+// 2. Outputs are split over parallel_for, and by each thread into tiles whose sums stay in its first-level cache.
+// 3. A kernel of the instruction set computes a tile in float32; the tile gets its bias, is rounded and stored.
+
+#include "backend/cpu/matvec.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "backend/cpu/half.h"
+#include "backend/cpu/matvec_kernel.h"
+#include "backend/parallel.h"
+
+namespace hetero::backend {
+namespace {
+
+// ---- the portable instruction set: loops that the compiler makes vectors of -----------------------------------------------
+
+struct Vector {
+  static constexpr int kWidth = 4;
+  static constexpr int kRegisters = 16;
+  float v[4];
+
+  static Vector zero() { return {}; }
+  static Vector load(const float* p) { return {p[0], p[1], p[2], p[3]}; }
+  static Vector broadcast(const float* p) { return {*p, *p, *p, *p}; }
+  static Vector fma(Vector a, Vector b, Vector c) {
+    for (int i = 0; i < 4; ++i) c.v[i] += a.v[i] * b.v[i];
+    return c;
+  }
+  void store(float* p) const { std::memcpy(p, v, sizeof(v)); }
+  float sum() const { return (v[0] + v[1]) + (v[2] + v[3]); }
+};
+
+template <typename S, float (*widen)(S)>
+struct Elements {
+  using Stored = S;
+  static void load(const S* p, Vector& low, Vector& high) {
+    for (int i = 0; i < 4; ++i) low.v[i] = widen(p[i]);
+    for (int i = 0; i < 4; ++i) high.v[i] = widen(p[4 + i]);
+  }
+  static void load_part(const S* p, int count, Vector& low, Vector& high) {
+    S block[8] = {};
+    for (int i = 0; i < count; ++i) block[i] = p[i];
+    load(block, low, high);
+  }
+};
+
+float same(float value) { return value; }
+using Float32 = Elements<float, same>;
+using Bfloat16 = Elements<uint16_t, bfloat16_to_float>;
+using Float16 = Elements<uint16_t, float16_to_float>;
+constexpr MatvecTableHolder kPortableTable = make_matvec_table<Vector, Float32, Bfloat16, Bfloat16, Float16>();
+
+const MatvecTable& table_of(InstructionSet set) {
+#if defined(__x86_64__)
+  if (set == InstructionSet::kAvx512) return matvec_avx512();
+  if (set == InstructionSet::kAvx2) return matvec_avx2();
+#endif
+  (void)set;
+  return kPortableTable.kernels;
+}
+
+// ---- the product ----------------------------------------------------------------------------------------------------------
+
+// Outputs go to threads in whole groups, so that where one thread's part ends does not change any result.
+constexpr int64_t kGroup = 64;
+// Floats of a tile, for all rows of x together.
+constexpr int64_t kTileFloats = 8192;
+// What is worth another thread, in bytes of w.
+constexpr int64_t kBytesPerThread = 64 << 10;
+
+int64_t bytes_of(Element element) { return element == Element::kFloat32 ? 4 : 2; }
+int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+template <typename Stored, typename Widen, typename Round>
+void store_as(const Matvec& call, const float* sums, int64_t stride, int64_t first, int64_t count, Widen widen,
+              Round round) {
+  const auto* bias = static_cast<const Stored*>(call.bias);
+  for (int64_t m = 0; m < call.m; ++m) {
+    const float* from = sums + m * stride;
+    Stored* to = static_cast<Stored*>(call.y) + m * call.y_stride + first;
+    if (bias != nullptr) {
+      for (int64_t i = 0; i < count; ++i) to[i] = round(from[i] + widen(bias[first + i]));
+    } else {
+      for (int64_t i = 0; i < count; ++i) to[i] = round(from[i]);
+    }
+  }
+}
+
+void store(const Matvec& call, const float* sums, int64_t stride, int64_t first, int64_t count) {
+  switch (call.element) {
+    case Element::kFloat32:
+      return store_as<float>(call, sums, stride, first, count, same, same);
+    case Element::kBfloat16:
+      return store_as<uint16_t>(call, sums, stride, first, count, bfloat16_to_float, float_to_bfloat16);
+    case Element::kFloat16:
+      return store_as<uint16_t>(call, sums, stride, first, count, float16_to_float, float_to_float16);
+  }
+}
+
+// The rows of x as floats. One buffer for each thread that calls; helpers read the caller's.
+float* prepared_rows(int64_t floats) {
+  static thread_local std::vector<float> buffer;
+  if (static_cast<int64_t>(buffer.size()) < floats) buffer.resize(static_cast<size_t>(floats));
+  return buffer.data();
+}
+
+}  // namespace
+
+const char* to_string(InstructionSet set) {
+  switch (set) {
+    case InstructionSet::kPortable:
+      return "portable";
+    case InstructionSet::kAvx2:
+      return "avx2";
+    case InstructionSet::kAvx512:
+      return "avx512";
+  }
+  return "?";
+}
+
+InstructionSet instruction_set() {
+#if defined(__x86_64__)
+  static const InstructionSet best = [] {
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) {
+      return InstructionSet::kPortable;
+    }
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    return avx512 ? InstructionSet::kAvx512 : InstructionSet::kAvx2;
+  }();
+  return best;
+#else
+  return InstructionSet::kPortable;
+#endif
+}
+
+void matvec(const Matvec& call) { matvec(call, instruction_set()); }
+
+void matvec(const Matvec& call, InstructionSet set) {
+  if (call.m <= 0 || call.n <= 0) return;
+  const MatvecKernels& kernels = table_of(set)[static_cast<int>(call.element)][call.columns ? 1 : 0];
+  const int64_t item = bytes_of(call.element);
+  const int64_t padded = round_up(call.k, kMatvecMaxBlock);
+  float* const x = prepared_rows(call.m * padded);
+  for (int64_t m = 0; m < call.m; ++m) {
+    kernels.prepare(static_cast<const std::byte*>(call.x) + m * call.x_stride * item, call.k, x + m * padded);
+  }
+  const int64_t tile = kTileFloats / call.m / kGroup * kGroup;
+  const int64_t grain = std::max<int64_t>(1, kBytesPerThread / std::max<int64_t>(1, kGroup * call.k * item));
+  parallel_for(0, (call.n + kGroup - 1) / kGroup, grain, [&](int64_t begin, int64_t end) {
+    alignas(64) float sums[kTileFloats];
+    const int64_t last = std::min(call.n, end * kGroup);
+    for (int64_t first = begin * kGroup; first < last; first += tile) {
+      const int64_t count = std::min(tile, last - first);
+      const int64_t skip = first * (call.columns ? 1 : call.w_stride) * item;
+      kernels.parts[call.m - 1]({.x = x,
+                                 .x_stride = padded,
+                                 .k = call.k,
+                                 .w = static_cast<const std::byte*>(call.w) + skip,
+                                 .w_stride = call.w_stride,
+                                 .count = count,
+                                 .out = sums,
+                                 .out_stride = tile});
+      store(call, sums, tile, first, count);
+    }
+  });
+}
+
+}  // namespace hetero::backend

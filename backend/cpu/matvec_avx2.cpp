@@ -1,0 +1,93 @@
+// Compiled for AVX2, FMA and F16C; called only where the processor has them. See matvec_kernel.h.
+
+#include <immintrin.h>
+
+#include "backend/cpu/matvec_kernel.h"
+
+namespace hetero::backend {
+namespace {
+
+struct Vector {
+  static constexpr int kWidth = 8;
+  static constexpr int kRegisters = 16;
+  __m256 v;
+
+  static Vector zero() { return {_mm256_setzero_ps()}; }
+  static Vector load(const float* p) { return {_mm256_loadu_ps(p)}; }
+  static Vector broadcast(const float* p) { return {_mm256_broadcast_ss(p)}; }
+  static Vector fma(Vector a, Vector b, Vector c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+  void store(float* p) const { _mm256_storeu_ps(p, v); }
+  float sum() const {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    s = _mm_add_ss(s, _mm_movehdup_ps(s));
+    return _mm_cvtss_f32(s);
+  }
+};
+
+// The end of a row goes through memory of a whole block.
+template <typename L>
+void load_copied(const typename L::Stored* p, int count, Vector& low, Vector& high) {
+  typename L::Stored block[2 * Vector::kWidth] = {};
+  for (int i = 0; i < count; ++i) block[i] = p[i];
+  L::load(block, low, high);
+}
+
+struct Float32 {
+  using Stored = float;
+  static void load(const float* p, Vector& low, Vector& high) {
+    low.v = _mm256_loadu_ps(p);
+    high.v = _mm256_loadu_ps(p + 8);
+  }
+  static void load_part(const float* p, int count, Vector& low, Vector& high) {
+    load_copied<Float32>(p, count, low, high);
+  }
+};
+
+// A bfloat16 is the upper half of a float: the even elements, then the odd ones.
+struct Bfloat16 {
+  using Stored = uint16_t;
+  static void load(const uint16_t* p, Vector& even, Vector& odd) {
+    const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    even.v = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+    odd.v = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+  }
+  static void load_part(const uint16_t* p, int count, Vector& even, Vector& odd) {
+    load_copied<Bfloat16>(p, count, even, odd);
+  }
+};
+
+__m128i load_halves(const uint16_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+
+struct Bfloat16InOrder {
+  using Stored = uint16_t;
+  static __m256 widen(__m128i halves) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+  }
+  static void load(const uint16_t* p, Vector& low, Vector& high) {
+    low.v = widen(load_halves(p));
+    high.v = widen(load_halves(p + 8));
+  }
+  static void load_part(const uint16_t* p, int count, Vector& low, Vector& high) {
+    load_copied<Bfloat16InOrder>(p, count, low, high);
+  }
+};
+
+struct Float16 {
+  using Stored = uint16_t;
+  static void load(const uint16_t* p, Vector& low, Vector& high) {
+    low.v = _mm256_cvtph_ps(load_halves(p));
+    high.v = _mm256_cvtph_ps(load_halves(p + 8));
+  }
+  static void load_part(const uint16_t* p, int count, Vector& low, Vector& high) {
+    load_copied<Float16>(p, count, low, high);
+  }
+};
+
+constexpr MatvecTableHolder kTable = make_matvec_table<Vector, Float32, Bfloat16, Bfloat16InOrder, Float16>();
+
+}  // namespace
+
+const MatvecTable& matvec_avx2() { return kTable.kernels; }
+
+}  // namespace hetero::backend

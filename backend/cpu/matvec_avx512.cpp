@@ -1,0 +1,89 @@
+// Compiled for AVX-512 (F, BW, VL, DQ), FMA and F16C; called only where the processor has them. See matvec_kernel.h.
+
+#include <immintrin.h>
+
+#include "backend/cpu/matvec_kernel.h"
+
+namespace hetero::backend {
+namespace {
+
+struct Vector {
+  static constexpr int kWidth = 16;
+  static constexpr int kRegisters = 32;
+  __m512 v;
+
+  static Vector zero() { return {_mm512_setzero_ps()}; }
+  static Vector load(const float* p) { return {_mm512_loadu_ps(p)}; }
+  static Vector broadcast(const float* p) { return {_mm512_set1_ps(*p)}; }
+  static Vector fma(Vector a, Vector b, Vector c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+  void store(float* p) const { _mm512_storeu_ps(p, v); }
+  float sum() const { return _mm512_reduce_add_ps(v); }
+};
+
+__mmask16 first_lanes(int count) {
+  return count <= 0 ? __mmask16(0) : count >= 16 ? __mmask16(0xffff) : __mmask16((1u << count) - 1);
+}
+
+struct Float32 {
+  using Stored = float;
+  static void load(const float* p, Vector& low, Vector& high) {
+    low.v = _mm512_loadu_ps(p);
+    high.v = _mm512_loadu_ps(p + 16);
+  }
+  static void load_part(const float* p, int count, Vector& low, Vector& high) {
+    low.v = _mm512_maskz_loadu_ps(first_lanes(count), p);
+    high.v = _mm512_maskz_loadu_ps(first_lanes(count - 16), p + 16);
+  }
+};
+
+// A bfloat16 is the upper half of a float: the even elements, then the odd ones.
+struct Bfloat16 {
+  using Stored = uint16_t;
+  static void split(__m512i pairs, Vector& even, Vector& odd) {
+    even.v = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    odd.v = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  }
+  static void load(const uint16_t* p, Vector& even, Vector& odd) { split(_mm512_loadu_si512(p), even, odd); }
+  static void load_part(const uint16_t* p, int count, Vector& even, Vector& odd) {
+    split(_mm512_maskz_loadu_epi16((__mmask32(1) << count) - 1, p), even, odd);
+  }
+};
+
+// Sixteen 2-byte elements, and zeros behind the first `count` of them.
+__m256i load_halves(const uint16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+__m256i load_halves(const uint16_t* p, int count) { return _mm256_maskz_loadu_epi16(first_lanes(count), p); }
+
+struct Bfloat16InOrder {
+  using Stored = uint16_t;
+  static __m512 widen(__m256i halves) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+  }
+  static void load(const uint16_t* p, Vector& low, Vector& high) {
+    low.v = widen(load_halves(p));
+    high.v = widen(load_halves(p + 16));
+  }
+  static void load_part(const uint16_t* p, int count, Vector& low, Vector& high) {
+    low.v = widen(load_halves(p, count));
+    high.v = widen(load_halves(p + 16, count - 16));
+  }
+};
+
+struct Float16 {
+  using Stored = uint16_t;
+  static void load(const uint16_t* p, Vector& low, Vector& high) {
+    low.v = _mm512_cvtph_ps(load_halves(p));
+    high.v = _mm512_cvtph_ps(load_halves(p + 16));
+  }
+  static void load_part(const uint16_t* p, int count, Vector& low, Vector& high) {
+    low.v = _mm512_cvtph_ps(load_halves(p, count));
+    high.v = _mm512_cvtph_ps(load_halves(p + 16, count - 16));
+  }
+};
+
+constexpr MatvecTableHolder kTable = make_matvec_table<Vector, Float32, Bfloat16, Bfloat16InOrder, Float16>();
+
+}  // namespace
+
+const MatvecTable& matvec_avx512() { return kTable.kernels; }
+
+}  // namespace hetero::backend
