@@ -62,15 +62,15 @@ def arena_row(what: str, run: Callable[[], object]) -> Row:
     """A row of the arena of the largest plan in `run` beside its lower bound: the most bytes alive at once."""
     what = f"{what}: memory plan over its lower bound"
     if DEVICE == "cpu":
-        return missing(what, PLAN_BAR, "MiB", "no plans", peer_name="lower bound")
+        return missing(what, PLAN_BAR, "bytes", "no plans", peer_name="lower bound")
     flush()
     with torch.hetero.config.override(keep_plans=True):
         run()
         flush()
         found = ARENA.findall(torch.hetero.explain().plan)
     if not found:
-        return missing(what, PLAN_BAR, "MiB", "the last plan has no arena", peer_name="lower bound")
+        return missing(what, PLAN_BAR, "bytes", "the last plan has no arena", peer_name="lower bound")
     arena, bound = max((int(size), int(bound)) for size, bound in found)
     if bound == 0:
-        return missing(what, PLAN_BAR, "MiB", "no arena: temporaries have blocks of their own", peer_name="lower bound")
-    return Row(what, arena / MIB, bound / MIB, PLAN_BAR, "MiB", peer_name="lower bound")
+        return missing(what, PLAN_BAR, "bytes", "no arena: temporaries own their blocks", peer_name="lower bound")
+    return Row(what, arena, bound, PLAN_BAR, "bytes", peer_name="lower bound")

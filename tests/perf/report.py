@@ -28,7 +28,8 @@ def _value(value: float | None, unit: str) -> str:
 
 def _figure(row: Row, value: float) -> str:
     if row.compare == "ratio":
-        return f"{value:.2f}"
+        close = row.bar < value < row.bar + 0.005  # two digits would look like the bar
+        return f"{value:.5f}" if close else f"{value:.2f}"
     return f"{value:+,.0f} {row.unit}" if row.compare == "difference" else _value(value, row.unit)
 
 
