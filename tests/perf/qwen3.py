@@ -75,7 +75,7 @@ class Decoder:
         from transformers import DynamicCache
 
         self.make_cache = lambda: DynamicCache(config=model.config)
-        self.run = run or model
+        self.run = model if run is None else run
         self.device = device
         self.prompts = {length: torch.randint(VOCABULARY, (1, length)).to(device) for length in PREFILL}
         self.reset()

@@ -16,19 +16,24 @@ class LiveStorages(TorchDispatchMode):
     Args:
         held: gives tensors from before, whose bytes are given back when they die; those of a cache that is replaced,
             say. A function, so that nothing keeps them alive.
+        granule: each storage counts as the next multiple of so many bytes.
     """
 
-    def __init__(self, held: Callable[[], Iterable[torch.Tensor]] = list) -> None:
+    def __init__(self, held: Callable[[], Iterable[torch.Tensor]] = list, granule: int = 1) -> None:
         super().__init__()
+        self._granule = granule
         self.live = 0
         self.peak = 0
         self._known: set[int] = set()
         for tensor in held():
             self._watch(tensor.untyped_storage())
 
-    def _watch(self, storage: torch.UntypedStorage) -> None:
+    def _watch(self, storage: torch.UntypedStorage) -> int:
+        """Returns the bytes of the storage, which are given back when it dies."""
         self._known.add(storage._cdata)
-        weakref.finalize(storage, self._release, storage._cdata, storage.nbytes())
+        size = -(-storage.nbytes() // self._granule) * self._granule
+        weakref.finalize(storage, self._release, storage._cdata, size)
+        return size
 
     def _release(self, key: int, size: int) -> None:
         self._known.discard(key)
@@ -45,19 +50,20 @@ class LiveStorages(TorchDispatchMode):
             storage = leaf.untyped_storage()
             if storage._cdata in self._known or storage._cdata in given:
                 continue
-            self._watch(storage)
-            self.live += storage.nbytes()
+            self.live += self._watch(storage)
             self.peak = max(self.peak, self.live)
         return result
 
 
-def eager_peak(run: Callable[[], object], held: Callable[[], Iterable[torch.Tensor]] = list) -> int:
+def eager_peak(
+    run: Callable[[], object], held: Callable[[], Iterable[torch.Tensor]] = list, granule: int = 1
+) -> int:
     """Bytes that tensors made by `run` hold at once at most, above what was held before; its operators run on CPU.
 
     What kernels take for themselves is not seen, so the figure is never above the true peak. Bytes of the tensors
-    that `held` gives count as given back when they die in `run`.
+    that `held` gives count as given back when they die in `run`. Sizes are rounded up to `granule` bytes.
     """
-    with LiveStorages(held) as storages:
+    with LiveStorages(held, granule) as storages:
         result = run()
     del result
     return storages.peak
