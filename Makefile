@@ -22,7 +22,7 @@ demo: build ## the main job: semantic search with a real model (ARGS="--help" fo
 test: build ## all tests, C++ and Python (ARGS go to pytest)
 	@scripts/test.sh $(ARGS)
 
-bench: build ## timings as ratios to CPU eager, measured in the same run
+bench: build ## timings as ratios to eager and other peers, measured in the same run (ARGS="chain norms --peers")
 	@$(PYTHON_BIN) -m tests.perf $(ARGS)
 
 compat: setup ## build against the newest stable torch in .venv-compat, and a smoke test

@@ -13,6 +13,9 @@ stage "C++ tests"
 ctest --test-dir build --output-on-failure -j "$jobs"
 grep -hE '^(All tests passed|\[  PASSED)' build/Testing/Temporary/LastTest.log
 
+stage "instruction counts"
+scripts/instructions.sh
+
 stage "torch-free layers under sanitizers"
 scripts/sanitize.sh
 
