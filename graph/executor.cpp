@@ -128,7 +128,8 @@ FailureId Executor::Impl::run_node(const Instruction& instruction, uint32_t posi
                                                     .brought = brought.data(),
                                                     .attributes = graph.attributes.data() + node.attribute_offset,
                                                     .windows = graph.windows,
-                                                    .traits = &traits});
+                                                    .traits = &traits,
+                                                    .bindings = state.unwritten_bindings()});
     outcomes[instruction.index] = failure == kHealthy ? Outcome::kRan : Outcome::kFailed;
   }
   if (brings) {

@@ -25,6 +25,9 @@ class Interpreter {
     for (BufferId b = 0; b < graph.buffers.size(); ++b) {
       if (bindings[b] != nullptr) errors_[b] = bindings[b]->error;
     }
+    for (const Operand& operand : graph.operands) {
+      if (operand.writes() && bindings[operand.buffer] != nullptr) bindings[operand.buffer]->derived.reset();
+    }
   }
 
   Status run() {

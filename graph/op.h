@@ -37,6 +37,7 @@ enum class OpClass : uint8_t {
 };
 const char* to_string(OpClass op_class);
 
+struct Binding;
 struct Node;
 struct Operand;
 struct OpTraits;
@@ -45,7 +46,9 @@ class Lowering;
 
 // One call of a kernel. `data[i]` is the address of the first byte of operand i's *buffer* (the operand's window applies
 // on top). It is null for an output whose memory the kernel is to bring: the kernel then stores a Block in
-// `brought[i]` whose bytes are laid out as the operand's window says.
+// `brought[i]` whose bytes are laid out as the operand's window says. `bindings[b]` is the binding of buffer b where its bytes were there before
+// the graph and no node of it writes them, so that the kernel may use and set Binding::derived; null for every other buffer. `bindings` itself
+// is null where nothing may be kept.
 struct Invocation {
   const Node* node;
   const Operand* operands;
@@ -54,6 +57,7 @@ struct Invocation {
   const std::byte* attributes;
   const WindowTable* windows;
   const OpTraits* traits;
+  Binding* const* bindings = nullptr;
 };
 
 // Runs on the thread of the device's compute queue. May throw; the executor turns that into a Status.

@@ -134,13 +134,15 @@ void QueueRun::run_node(const NodeTask& task, backend::Block* brought, bool brin
       for (int i = 0; i < node.operand_count; ++i) data[i] = device.kernel_address(data[i]);
     }
     const OpTraits& traits = op_table()[node.op];
-    failure = state_->call_kernel(task.node, {.node = &node,
-                                              .operands = graph.operands_of(node),
-                                              .data = data,
-                                              .brought = brought,
-                                              .attributes = graph.attributes.data() + node.attribute_offset,
-                                              .windows = graph.windows,
-                                              .traits = &traits});
+    failure =
+        state_->call_kernel(task.node, {.node = &node,
+                                        .operands = graph.operands_of(node),
+                                        .data = data,
+                                        .brought = brought,
+                                        .attributes = graph.attributes.data() + node.attribute_offset,
+                                        .windows = graph.windows,
+                                        .traits = &traits,
+                                        .bindings = task.device == kCpu ? state_->unwritten_bindings() : nullptr});
     outcomes_[task.node] = failure == kHealthy ? Outcome::kRan : Outcome::kFailed;
   }
   if (brings) {

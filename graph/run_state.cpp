@@ -51,6 +51,23 @@ void RunState::begin(const Graph& graph, const Plan& plan, std::span<Binding* co
       failures_.back().raised = false;
     }
   }
+  find_unwritten();
+}
+
+// Also drops what was derived of bytes that this run changes.
+void RunState::find_unwritten() {
+  const Graph& graph = *graph_;
+  unwritten_.resize(graph.buffers.size());
+  for (size_t b = 0; b < graph.buffers.size(); ++b) {
+    const bool steady = graph.buffers[b].valid_on != 0 && bindings_[b] != nullptr && !bindings_[b]->shared;
+    unwritten_[b] = steady ? bindings_[b] : nullptr;
+  }
+  for (const Operand& operand : graph.operands) {
+    if (!operand.writes()) continue;
+    unwritten_[operand.buffer] = nullptr;
+    Binding* const binding = bindings_[operand.buffer];
+    if (binding != nullptr && binding->derived != nullptr) binding->derived.reset();
+  }
 }
 
 void RunState::end() {
@@ -137,6 +154,7 @@ void RunState::release(const Node& node, uint32_t position) {
       held_[buffer].reset();
     } else if (residence.home == Home::kBound && dies_on_host(buffer)) {
       bindings_[buffer]->blocks[kCpu].reset();
+      bindings_[buffer]->derived.reset();
     }
   }
 }

@@ -57,6 +57,9 @@ class RunState {
   // Frees the blocks whose last touch is the node at `position`.
   void release(const Node& node, uint32_t position);
 
+  // What Invocation::bindings of kernels on the CPU is.
+  Binding* const* unwritten_bindings() const { return unwritten_.data(); }
+
   // Calls the kernel; what it throws becomes a failure.
   FailureId call_kernel(uint32_t node, const Invocation& invocation);
 
@@ -80,6 +83,7 @@ class RunState {
 
  private:
   bool dies_on_host(BufferId buffer) const;
+  void find_unwritten();
 
   struct Failure {
     uint32_t node;
@@ -94,6 +98,7 @@ class RunState {
   backend::Block arenas_[backend::kMaxDevices];
   Status arena_status_[backend::kMaxDevices];
   std::vector<void*> addresses_;      // per residence
+  std::vector<Binding*> unwritten_;   // per buffer: its binding, if bound valid and no node writes it
   std::vector<backend::Block> held_;  // per buffer: what is kBrought or kOwned and does not escape
   std::mutex mutex_;                  // guards failures_ while kernels run
   std::vector<Failure> failures_;

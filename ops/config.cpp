@@ -124,6 +124,8 @@ const std::vector<Row>& rows() {
       integer_row("memory_limit", "bytes", "0", config().memory_limit,
                   "The most bytes of host memory that hetero tensors may hold; 0 for no limit.",
                   [](int64_t bytes) { backend::cpu_device().set_memory_limit(bytes); }),
+      integer_row("packed_bytes", "bytes", "268435456", config().packed_bytes,
+                  "The most bytes that copies of weights in a faster layout may take; 0 for none."),
       integer_row("accelerator_memory_limit", "bytes", "0", config().accelerator_memory_limit,
                   "The most bytes of accelerator memory; 0 for the device's capacity.",
                   [](int64_t bytes) {

@@ -36,6 +36,8 @@ struct Config {
   std::atomic<int64_t> pending_nodes{4096};
   // The most bytes of host memory that tensors may hold; 0 for no limit.
   std::atomic<int64_t> memory_limit{0};
+  // The most bytes of host memory that copies of weights in a faster layout may take; 0 for none.
+  std::atomic<int64_t> packed_bytes{int64_t{256} << 20};
   // The most bytes of accelerator memory; 0 for the device's own capacity.
   std::atomic<int64_t> accelerator_memory_limit{0};
   // Bound, in bytes, of what is remembered of earlier programs: shapes, traces and plans.

@@ -58,6 +58,7 @@ void HeteroStorage::release_address() {
 void HeteroStorage::release_resources() {
   // Somebody may still hold a weak reference (the trace does), but nobody will see the bytes again.
   if (binding.blocks[backend::kAccelerator]) untrack_accelerator(this);
+  binding.derived.reset();
   for (auto& block : binding.blocks) block.reset();
   binding.valid_on = 0;
   binding.error = Status();

@@ -281,7 +281,11 @@ c10::Storage host_storage(const c10::Storage& of, SyncReason reason, bool writes
   if (writes) settle_users(storage, reason);
   settle(storages, reason);
   bring_to_host(storage);
-  if (writes) storage->binding.valid_on = 1u << backend::kCpu;
+  if (writes) {
+    storage->binding.valid_on = 1u << backend::kCpu;
+    storage->binding.derived.reset();
+    storage->binding.shared |= reason == SyncReason::kLeaveDispatcher;
+  }
 
   c10::StorageImpl* owner = c10::Storage(of).unsafeReleaseStorageImpl();
   c10::DataPtr pointer(
@@ -316,6 +320,7 @@ bool is_fresh(HeteroStorage* storage) {
 
 void install_bytes(HeteroStorage* storage, backend::Block block) {
   Locked lock(runner().mutex);
+  storage->binding.derived.reset();
   storage->binding.blocks[backend::kCpu] = std::move(block);
   storage->binding.valid_on = 1u << backend::kCpu;
   storage->binding.error = Status();
@@ -328,6 +333,7 @@ void resize_storage(HeteroStorage* storage, size_t bytes) {
   Locked lock(state.mutex);
   settle_users(storage, SyncReason::kStorageChange);
   graph::Binding& binding = storage->binding;
+  binding.derived.reset();
   if (binding.valid_on != 0) {
     bring_to_host(storage);
     Result<backend::Block> block = backend::cpu_device().allocate(bytes);

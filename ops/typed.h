@@ -485,6 +485,12 @@ struct TypedKernel<Op, Out, R(A...)> {
   }
 };
 
+// The kernel of an operator whose typed kernel is `stock`; specialized where there is something better for some calls.
+template <typename Op, graph::KernelFunction stock>
+struct KernelOf {
+  static constexpr graph::KernelFunction kValue = stock;
+};
+
 template <typename Op>
 std::string full_name() {
   return std::string(Op::name) + (*Op::overload_name ? "." : "") + Op::overload_name;
@@ -497,7 +503,7 @@ void enter_typed_row(graph::OpClass op_class) {
   traits.name = full_name<Op>();
   traits.op_class = op_class;
   traits.brings_memory = std::is_same_v<Out, NoOut>;
-  traits.kernel = &TypedKernel<Op, Out>::run;
+  traits.kernel = KernelOf<Op, &TypedKernel<Op, Out>::run>::kValue;
   traits.lower = lower_function(traits.name);
   TypedRecorder<Op>::id = graph::op_table().add(std::move(traits));
   if (overwrites_first_argument(full_name<Op>())) TypedRecorder<Op>::written = graph::Access::kWrite;

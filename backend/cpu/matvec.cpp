@@ -33,7 +33,7 @@ struct Vector {
   float sum() const { return (v[0] + v[1]) + (v[2] + v[3]); }
 };
 
-template <typename S, float (*widen)(S)>
+template <typename S, float (*widen)(S), S (*round)(float)>
 struct Elements {
   using Stored = S;
   static void load(const S* p, Vector& low, Vector& high) {
@@ -45,12 +45,16 @@ struct Elements {
     for (int i = 0; i < count; ++i) block[i] = p[i];
     load(block, low, high);
   }
+  static void narrow(Vector low, Vector high, S* p) {
+    for (int i = 0; i < 4; ++i) p[i] = round(low.v[i]);
+    for (int i = 0; i < 4; ++i) p[4 + i] = round(high.v[i]);
+  }
 };
 
 float same(float value) { return value; }
-using Float32 = Elements<float, same>;
-using Bfloat16 = Elements<uint16_t, bfloat16_to_float>;
-using Float16 = Elements<uint16_t, float16_to_float>;
+using Float32 = Elements<float, same, same>;
+using Bfloat16 = Elements<uint16_t, bfloat16_to_float, float_to_bfloat16>;
+using Float16 = Elements<uint16_t, float16_to_float, float_to_float16>;
 constexpr MatvecTableHolder kPortableTable = make_matvec_table<Vector, Float32, Bfloat16, Bfloat16, Float16>();
 
 const MatvecTable& table_of(InstructionSet set) {
@@ -62,6 +66,19 @@ const MatvecTable& table_of(InstructionSet set) {
   return kPortableTable.kernels;
 }
 
+// Calls `use` with an element and the functions that widen and narrow one.
+template <typename Use>
+void with_element(Element element, Use use) {
+  switch (element) {
+    case Element::kFloat32:
+      return use(float(), same, same);
+    case Element::kBfloat16:
+      return use(uint16_t(), bfloat16_to_float, float_to_bfloat16);
+    case Element::kFloat16:
+      return use(uint16_t(), float16_to_float, float_to_float16);
+  }
+}
+
 // ---- the product ----------------------------------------------------------------------------------------------------------
 
 // Outputs go to threads in whole groups, so that where one thread's part ends does not change any result.
@@ -71,32 +88,14 @@ constexpr int64_t kTileFloats = 8192;
 // What is worth another thread, in bytes of w.
 constexpr int64_t kBytesPerThread = 64 << 10;
 
-int64_t bytes_of(Element element) { return element == Element::kFloat32 ? 4 : 2; }
 int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
-template <typename Stored, typename Widen, typename Round>
-void store_as(const Matvec& call, const float* sums, int64_t stride, int64_t first, int64_t count, Widen widen,
-              Round round) {
-  const auto* bias = static_cast<const Stored*>(call.bias);
+void store(const Matvec& call, InstructionSet set, float* sums, int64_t stride, int64_t first, int64_t count) {
+  const int64_t item = element_bytes(call.element);
   for (int64_t m = 0; m < call.m; ++m) {
-    const float* from = sums + m * stride;
-    Stored* to = static_cast<Stored*>(call.y) + m * call.y_stride + first;
-    if (bias != nullptr) {
-      for (int64_t i = 0; i < count; ++i) to[i] = round(from[i] + widen(bias[first + i]));
-    } else {
-      for (int64_t i = 0; i < count; ++i) to[i] = round(from[i]);
-    }
-  }
-}
-
-void store(const Matvec& call, const float* sums, int64_t stride, int64_t first, int64_t count) {
-  switch (call.element) {
-    case Element::kFloat32:
-      return store_as<float>(call, sums, stride, first, count, same, same);
-    case Element::kBfloat16:
-      return store_as<uint16_t>(call, sums, stride, first, count, bfloat16_to_float, float_to_bfloat16);
-    case Element::kFloat16:
-      return store_as<uint16_t>(call, sums, stride, first, count, float16_to_float, float_to_float16);
+    float* const from = sums + m * stride;
+    if (call.bias != nullptr) add_elements(call.element, call.bias, first, count, from);
+    narrow(call.element, from, count, static_cast<std::byte*>(call.y) + (m * call.y_stride + first) * item, set);
   }
 }
 
@@ -137,12 +136,37 @@ InstructionSet instruction_set() {
 #endif
 }
 
+void widen(Element element, const void* from, int64_t count, float* to, InstructionSet set) {
+  const int64_t whole = count / kMatvecMaxBlock * kMatvecMaxBlock;
+  table_of(set)[static_cast<int>(element)][1].prepare(from, whole, to);
+  with_element(element, [&](auto example, auto widen_one, auto) {
+    const auto* const elements = static_cast<const decltype(example)*>(from);
+    for (int64_t i = whole; i < count; ++i) to[i] = widen_one(elements[i]);
+  });
+}
+
+void narrow(Element element, const float* from, int64_t count, void* to, InstructionSet set) {
+  const int64_t whole = count / kMatvecMaxBlock * kMatvecMaxBlock;
+  table_of(set)[static_cast<int>(element)][1].narrow(from, whole, to);
+  with_element(element, [&](auto example, auto, auto narrow_one) {
+    auto* const elements = static_cast<decltype(example)*>(to);
+    for (int64_t i = whole; i < count; ++i) elements[i] = narrow_one(from[i]);
+  });
+}
+
+void add_elements(Element element, const void* from, int64_t first, int64_t count, float* to) {
+  with_element(element, [&](auto example, auto widen_one, auto) {
+    const auto* const elements = static_cast<const decltype(example)*>(from) + first;
+    for (int64_t i = 0; i < count; ++i) to[i] += widen_one(elements[i]);
+  });
+}
+
 void matvec(const Matvec& call) { matvec(call, instruction_set()); }
 
 void matvec(const Matvec& call, InstructionSet set) {
   if (call.m <= 0 || call.n <= 0) return;
   const MatvecKernels& kernels = table_of(set)[static_cast<int>(call.element)][call.columns ? 1 : 0];
-  const int64_t item = bytes_of(call.element);
+  const int64_t item = element_bytes(call.element);
   const int64_t padded = round_up(call.k, kMatvecMaxBlock);
   float* const x = prepared_rows(call.m * padded);
   for (int64_t m = 0; m < call.m; ++m) {
@@ -164,7 +188,7 @@ void matvec(const Matvec& call, InstructionSet set) {
                                  .count = count,
                                  .out = sums,
                                  .out_stride = tile});
-      store(call, sums, tile, first, count);
+      store(call, set, sums, tile, first, count);
     }
   });
 }

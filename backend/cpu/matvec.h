@@ -18,6 +18,7 @@
 namespace hetero::backend {
 
 enum class Element : uint8_t { kFloat32, kBfloat16, kFloat16 };
+inline int64_t element_bytes(Element element) { return element == Element::kFloat32 ? 4 : 2; }
 
 inline constexpr int64_t kMaxMatvecRows = 8;
 
@@ -47,5 +48,11 @@ InstructionSet instruction_set();
 void matvec(const Matvec& call);
 // The same by a given instruction set, for tests. REQUIRES: set <= instruction_set().
 void matvec(const Matvec& call, InstructionSet set);
+
+// Rows of elements to floats and back, rounded to nearest.
+void widen(Element element, const void* from, int64_t count, float* to, InstructionSet set = instruction_set());
+void narrow(Element element, const float* from, int64_t count, void* to, InstructionSet set = instruction_set());
+// to[i] += from[first + i].
+void add_elements(Element element, const void* from, int64_t first, int64_t count, float* to);
 
 }  // namespace hetero::backend

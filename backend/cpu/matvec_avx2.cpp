@@ -42,6 +42,10 @@ struct Float32 {
   static void load_part(const float* p, int count, Vector& low, Vector& high) {
     load_copied<Float32>(p, count, low, high);
   }
+  static void narrow(Vector low, Vector high, float* p) {
+    low.store(p);
+    high.store(p + 8);
+  }
 };
 
 // A bfloat16 is the upper half of a float: the even elements, then the odd ones.
@@ -71,6 +75,20 @@ struct Bfloat16InOrder {
   static void load_part(const uint16_t* p, int count, Vector& low, Vector& high) {
     load_copied<Bfloat16InOrder>(p, count, low, high);
   }
+  // To nearest, ties to even; a NaN keeps its upper half, made quiet.
+  static __m256i narrowed(__m256 v) {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
+  }
+  static void narrow(Vector low, Vector high, uint16_t* p) {
+    // Packing works within halves of the vector, so the middle quarters change places.
+    const __m256i packed = _mm256_packus_epi32(narrowed(low.v), narrowed(high.v));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+  }
 };
 
 struct Float16 {
@@ -81,6 +99,10 @@ struct Float16 {
   }
   static void load_part(const uint16_t* p, int count, Vector& low, Vector& high) {
     load_copied<Float16>(p, count, low, high);
+  }
+  static void narrow(Vector low, Vector high, uint16_t* p) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(low.v, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(high.v, _MM_FROUND_TO_NEAREST_INT));
   }
 };
 

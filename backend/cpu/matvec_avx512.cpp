@@ -34,6 +34,10 @@ struct Float32 {
     low.v = _mm512_maskz_loadu_ps(first_lanes(count), p);
     high.v = _mm512_maskz_loadu_ps(first_lanes(count - 16), p + 16);
   }
+  static void narrow(Vector low, Vector high, float* p) {
+    low.store(p);
+    high.store(p + 16);
+  }
 };
 
 // A bfloat16 is the upper half of a float: the even elements, then the odd ones.
@@ -66,6 +70,19 @@ struct Bfloat16InOrder {
     low.v = widen(load_halves(p, count));
     high.v = widen(load_halves(p + 16, count - 16));
   }
+  // To nearest, ties to even; a NaN keeps its upper half, made quiet.
+  static __m256i narrowed(__m512 v) {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, is_nan, quiet), 16));
+  }
+  static void narrow(Vector low, Vector high, uint16_t* p) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrowed(low.v));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), narrowed(high.v));
+  }
 };
 
 struct Float16 {
@@ -77,6 +94,10 @@ struct Float16 {
   static void load_part(const uint16_t* p, int count, Vector& low, Vector& high) {
     low.v = _mm512_cvtph_ps(load_halves(p, count));
     high.v = _mm512_cvtph_ps(load_halves(p + 16, count - 16));
+  }
+  static void narrow(Vector low, Vector high, uint16_t* p) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(low.v, _MM_FROUND_TO_NEAREST_INT));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), _mm512_cvtps_ph(high.v, _MM_FROUND_TO_NEAREST_INT));
   }
 };
 

@@ -6,7 +6,7 @@
 //
 // A vector type V has: kWidth, kRegisters, zero(), load(p), store(p), broadcast(p), fma(a, b, c) = a * b + c, sum().
 // A loader L reads a block of 2 * V::kWidth elements as two vectors of floats, in an order of its own, the same each time: Stored (the element's bytes),
-// load(p, low, high), load_part(p, count, low, high) with zeros behind `count`.
+// load(p, low, high), load_part(p, count, low, high) with zeros behind `count`. One that keeps the order also has narrow(low, high, p).
 
 #pragma once
 
@@ -28,6 +28,8 @@ struct MatvecPart {
 
 // What an instruction set offers for one element type.
 struct MatvecKernels {
+  // Rounds the floats of whole blocks; in the order of memory.
+  void (*narrow)(const float* floats, int64_t count, void* out);
   // Converts one row of k elements to floats, in whole blocks of which the last is filled with zeros.
   void (*prepare)(const void* row, int64_t k, float* out);
   void (*parts[8])(const MatvecPart& part);  // by m - 1
@@ -53,6 +55,13 @@ void prepare_row(const void* row, int64_t k, float* out) {
     }
     low.store(out + i);
     high.store(out + i + V::kWidth);
+  }
+}
+
+template <typename V, typename L>
+void narrow_blocks(const float* floats, int64_t count, void* out) {
+  for (int64_t i = 0; i < count; i += 2 * V::kWidth) {
+    L::narrow(V::load(floats + i), V::load(floats + i + V::kWidth), static_cast<typename L::Stored*>(out) + i);
   }
 }
 
@@ -168,10 +177,13 @@ void columns_part(const MatvecPart& part) {
 template <typename V, typename AnyOrder, typename InOrder>
 constexpr void fill_kernels(MatvecKernels (&kernels)[2]) {
   kernels[0] = {
+      &narrow_blocks<V, InOrder>,
+
       &prepare_row<V, AnyOrder>,
       {&rows_part<V, AnyOrder, 1>, &rows_part<V, AnyOrder, 2>, &rows_part<V, AnyOrder, 3>, &rows_part<V, AnyOrder, 4>,
        &rows_part<V, AnyOrder, 5>, &rows_part<V, AnyOrder, 6>, &rows_part<V, AnyOrder, 7>, &rows_part<V, AnyOrder, 8>}};
-  kernels[1] = {&prepare_row<V, InOrder>,
+  kernels[1] = {&narrow_blocks<V, InOrder>,
+                &prepare_row<V, InOrder>,
                 {&columns_part<V, InOrder, 1>, &columns_part<V, InOrder, 2>, &columns_part<V, InOrder, 3>,
                  &columns_part<V, InOrder, 4>, &columns_part<V, InOrder, 5>, &columns_part<V, InOrder, 6>,
                  &columns_part<V, InOrder, 7>, &columns_part<V, InOrder, 8>}};

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "backend/cpu/half.h"
+#include "backend/cpu/wide_gemm.h"
 #include "backend/parallel.h"
 #include "tests/backend/catch.h"
 
@@ -100,7 +101,8 @@ struct Case {
 
 // A float32 sum of k products in any order is off by at most k * 2^-24 of the sum of their magnitudes; rounding the result adds half a unit
 // of the element type, relative to the result, or half of its smallest subnormal.
-bool is_right(const Case& c, InstructionSet set) {
+template <typename Product>
+bool product_is_right(const Case& c, const Product& product) {
   Matrix x(c.element, c.m, c.k, c.k + c.gap);
   Matrix w(c.element, c.columns ? c.k : c.n, c.columns ? c.n : c.k, (c.columns ? c.n : c.k) + c.gap);
   Matrix bias(c.element, 1, c.n, c.n);
@@ -117,7 +119,7 @@ bool is_right(const Case& c, InstructionSet set) {
               .bias = c.bias ? bias.data() : nullptr,
               .y = y.data(),
               .y_stride = y.stride};
-  matvec(call, set);
+  product(call);
   y.read_back();
   const double unit = c.element == Element::kFloat32 ? 0x1p-24 : c.element == Element::kBfloat16 ? 0x1p-8 : 0x1p-11;
   for (int64_t i = 0; i < c.m; ++i) {
@@ -137,6 +139,10 @@ bool is_right(const Case& c, InstructionSet set) {
     }
   }
   return y.gap_is_untouched(c.m, c.n);
+}
+
+bool is_right(const Case& c, InstructionSet set) {
+  return product_is_right(c, [&](const Matvec& call) { matvec(call, set); });
 }
 
 std::string text(const Case& c) {
@@ -257,6 +263,54 @@ TEST_CASE("two threads compute the bits of one") {
         REQUIRE(runs == before + threads);
       }
       REQUIRE(results[0] == results[1]);
+    }
+  }
+}
+
+void plain_sgemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
+                 bool accumulate, float* c, int64_t ldc) {
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      float sum = accumulate ? c[i * ldc + j] : 0;
+      for (int64_t l = 0; l < k; ++l) sum += a[i * lda + l] * b[j * ldb + l];
+      c[i * ldc + j] = sum;
+    }
+  }
+}
+
+TEST_CASE("a product by way of float32 is right in every block") {
+  for (const Element element : {Element::kBfloat16, Element::kFloat16}) {
+    for (const Case& c : {Case{element, false, 17, 300, 70, 3, true}, Case{element, false, 3, 40, 1030, 0, false},
+                          Case{element, false, 513, 5, 33, 1, true}, Case{element, false, 4, 7, 0, 0, true},
+                          Case{element, false, 0, 7, 5, 0, false}, Case{element, false, 4, 0, 5, 0, false}}) {
+      INFO(text(c));
+      REQUIRE(product_is_right(c, [](const Matvec& call) { wide_gemm(call, plain_sgemm); }));
+    }
+  }
+}
+
+TEST_CASE("rows are narrowed as single numbers are") {
+  std::vector<float> floats;
+  for (uint32_t bits = 0; bits < 0xffff0000u; bits += 0x3fff5) floats.push_back(std::bit_cast<float>(bits));
+  const float tie = 1 + 0x1p-8f;
+  floats.insert(floats.begin(), {tie, -tie, 1 + 0x1p-11f, 65520, 0x1p-25f});
+  const auto count = static_cast<int64_t>(floats.size());
+  for (const InstructionSet set : instruction_sets()) {
+    for (const Element element : {Element::kBfloat16, Element::kFloat16}) {
+      std::vector<uint16_t> narrowed(floats.size());
+      narrow(element, floats.data(), count, narrowed.data(), set);
+      std::vector<float> widened(floats.size());
+      widen(element, narrowed.data(), count, widened.data(), set);
+      for (size_t i = 0; i < floats.size(); ++i) {
+        const uint16_t expected =
+            element == Element::kBfloat16 ? float_to_bfloat16(floats[i]) : float_to_float16(floats[i]);
+        INFO(to_string(set) << ": " << floats[i]);
+        if (std::isnan(floats[i])) {
+          REQUIRE(std::isnan(widened[i]));
+        } else {
+          REQUIRE(narrowed[i] == expected);
+        }
+      }
     }
   }
 }

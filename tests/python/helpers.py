@@ -31,6 +31,7 @@ OPTIONS = (
     "traceback",
     "log",
     "memory_limit",
+    "packed_bytes",
 )
 
 needs_hetero = pytest.mark.skipif(not ON_HETERO, reason="asks for what only hetero has")

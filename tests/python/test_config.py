@@ -19,6 +19,7 @@ TYPES = {
     "traceback": bool,
     "log": int,
     "memory_limit": int,
+    "packed_bytes": int,
 }
 OTHER = {
     "sync": ("1", True),
@@ -30,6 +31,7 @@ OTHER = {
     "traceback": ("1", True),
     "log": ("1", 1),
     "memory_limit": ("1073741824", 1073741824),
+    "packed_bytes": ("1MiB", 1 << 20),
 }
 
 

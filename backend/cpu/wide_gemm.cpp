@@ -1,0 +1,80 @@
+// For each kWideRows rows of x:
+// 1. they become float32, in parallel;
+// 2. blocks of rows of w go to threads; a thread converts pieces of its block, kDepth wide, and multiplies each while it is in the cache;
+// 3. the block of results gets its bias, is rounded and stored.
+
+#include "backend/cpu/wide_gemm.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "backend/parallel.h"
+
+namespace hetero::backend {
+namespace {
+
+// A piece of w in float32 has 512 KiB: a quarter to a half of a second-level cache.
+constexpr int64_t kOutputs = 256;
+constexpr int64_t kDepth = 512;
+
+// A thread's memory, kept from call to call.
+float* scratch(std::vector<float>& memory, int64_t floats) {
+  if (static_cast<int64_t>(memory.size()) < floats) memory.resize(static_cast<size_t>(floats));
+  return memory.data();
+}
+
+const std::byte* at(const void* base, int64_t element, int64_t item) {
+  return static_cast<const std::byte*>(base) + element * item;
+}
+
+// Outputs [first, first + count) of `rows` rows, which `x` has as floats and `row` is the first of.
+void multiply_block(const Matvec& call, Sgemm sgemm, const float* x, int64_t row, int64_t rows, int64_t first,
+                    int64_t count) {
+  static thread_local std::vector<float> memory;
+  const int64_t item = element_bytes(call.element);
+  float* const w = scratch(memory, kOutputs * kDepth + kOutputs * kWideRows);
+  float* const sums = w + kOutputs * kDepth;
+  for (int64_t begin = 0; begin < call.k; begin += kDepth) {
+    const int64_t depth = std::min(kDepth, call.k - begin);
+    for (int64_t i = 0; i < count; ++i) {
+      widen(call.element, at(call.w, (first + i) * call.w_stride + begin, item), depth, w + i * depth);
+    }
+    sgemm(rows, count, depth, x + begin, call.k, w, depth, begin != 0, sums, count);
+  }
+  if (call.k == 0) std::fill_n(sums, rows * count, 0.0f);
+  for (int64_t i = 0; i < rows; ++i) {
+    float* const from = sums + i * count;
+    if (call.bias != nullptr) add_elements(call.element, call.bias, first, count, from);
+    auto* const to = static_cast<std::byte*>(call.y) + ((row + i) * call.y_stride + first) * item;
+    narrow(call.element, from, count, to);
+  }
+}
+
+}  // namespace
+
+void wide_gemm(const Matvec& call, Sgemm sgemm) {
+  if (call.n <= 0) return;
+  std::vector<float> memory;
+  float* const x = scratch(memory, std::min(call.m, kWideRows) * call.k);
+  // Blocks of equal size, and as many for each thread.
+  const int64_t threads = thread_count();
+  const int64_t rounds = (call.n + threads * kOutputs - 1) / (threads * kOutputs);
+  const int64_t outputs = std::min(kOutputs, ((call.n + threads * rounds - 1) / (threads * rounds) + 15) / 16 * 16);
+  for (int64_t row = 0; row < call.m; row += kWideRows) {
+    const int64_t rows = std::min(kWideRows, call.m - row);
+    parallel_for(0, rows, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        widen(call.element, at(call.x, (row + i) * call.x_stride, element_bytes(call.element)), call.k, x + i * call.k);
+      }
+    });
+    parallel_for(0, (call.n + outputs - 1) / outputs, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t block = begin; block < end; ++block) {
+        const int64_t first = block * outputs;
+        multiply_block(call, sgemm, x, row, rows, first, std::min(outputs, call.n - first));
+      }
+    });
+  }
+}
+
+}  // namespace hetero::backend

@@ -1,0 +1,465 @@
+#include "ops/linear.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <vector>
+
+#include "backend/cpu/wide_gemm.h"
+#include "graph/executor.h"
+#include "ops/config.h"
+
+namespace hetero::ops {
+namespace {
+
+using Implementation = LinearImplementation;
+using backend::Element;
+using backend::Matvec;
+
+// Products with less weight than this take a microsecond or two whoever computes them.
+constexpr int64_t kSmallestWeight = 16 << 10;
+// With fewer rows, converting the weight takes longer than multiplying it.
+constexpr int64_t kFewestWideRows = 12;
+constexpr double kWorthChanging = 0.97;
+constexpr double kWorthPacking = 1 / 1.15;
+
+std::atomic<int64_t> runs[kLinearImplementations];
+std::atomic<int64_t> measurements;
+std::atomic<int64_t> packed_bytes;
+std::atomic<int> forced{-1};
+
+// ---- recognizing a product ------------------------------------------------------------------------------------------------
+
+struct Product {
+  Matvec call;
+  int x, w, bias, out;  // operands; bias is -1 where there is none
+  LinearShape shape;
+};
+
+// The last two dimensions of a window, of which one before them has size 1.
+struct Matrix {
+  int64_t rows, columns, row_stride, column_stride, offset;
+};
+
+bool matrix_of(const graph::Window& window, bool batched, Matrix& matrix) {
+  const int first = batched ? 1 : 0;
+  if (window.rank != first + 2 || (batched && window.sizes()[0] != 1)) return false;
+  matrix = {window.sizes()[first], window.sizes()[first + 1], window.strides()[first], window.strides()[first + 1],
+            window.offset};
+  return true;
+}
+
+std::optional<Element> element_of(graph::DType dtype) {
+  switch (static_cast<at::ScalarType>(dtype)) {
+    case at::kFloat:
+      return Element::kFloat32;
+    case at::kBFloat16:
+      return Element::kBfloat16;
+    case at::kHalf:
+      return Element::kFloat16;
+    default:
+      return std::nullopt;
+  }
+}
+
+// addmm(self, mat1, mat2, *, beta, alpha) with both numbers 1.
+bool plain_addmm(const graph::Invocation& invocation) {
+  Decoder decoder(invocation.attributes, invocation.node->attribute_bytes);
+  for (int i = 0; i < 3; ++i) {
+    if (decoder.next() != Tag::kTensor) return false;
+  }
+  for (int i = 0; i < 2; ++i) {
+    const Tag tag = decoder.next();
+    if (tag != Tag::kScalar) return false;
+    const at::Scalar number = decoder.scalar(tag);
+    if (number.isComplex() || number.toDouble() != 1) return false;
+  }
+  return true;
+}
+
+bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& product) {
+  const int inputs = kind == LinearKind::kAddmm ? 3 : 2;
+  const graph::Node& node = *invocation.node;
+  if (node.operand_count != inputs + 1 || node.output_count != 1) return false;
+  product.bias = kind == LinearKind::kAddmm ? 0 : -1;
+  product.x = inputs - 2;
+  product.w = inputs - 1;
+  product.out = inputs;
+  if (invocation.data[product.out] == nullptr) return false;
+  const auto window = [&](int i) -> const graph::Window& {
+    return (*invocation.windows)[invocation.operands[i].window];
+  };
+  const std::optional<Element> element = element_of(window(product.x).dtype);
+  if (!element) return false;
+  for (int i = 0; i <= inputs; ++i) {
+    if (invocation.operands[i].bits != 0 || window(i).dtype != window(product.x).dtype) return false;
+  }
+  Matrix x, w, out;
+  const bool batched = kind == LinearKind::kBmm;
+  if (!matrix_of(window(product.x), batched, x) || !matrix_of(window(product.w), batched, w) ||
+      !matrix_of(window(product.out), batched, out)) {
+    return false;
+  }
+  const int64_t m = x.rows, k = x.columns, n = w.columns;
+  if (m == 0 || k * n < kSmallestWeight) return false;
+  if (x.column_stride != 1 || (m > 1 && x.row_stride < k)) return false;
+  if (out.column_stride != 1 || (m > 1 && out.row_stride < n)) return false;
+  const bool columns = w.column_stride == 1 && w.row_stride >= n;
+  if (!columns && !(w.row_stride == 1 && w.column_stride >= k)) return false;
+
+  const int64_t item = backend::element_bytes(*element);
+  const auto address = [&](int i, int64_t offset) -> std::byte* {
+    return static_cast<std::byte*>(invocation.data[i]) + offset * item;
+  };
+  product.call = {.element = *element,
+                  .columns = columns,
+                  .m = m,
+                  .n = n,
+                  .k = k,
+                  .x = address(product.x, x.offset),
+                  .x_stride = x.row_stride,
+                  .w = address(product.w, w.offset),
+                  .w_stride = columns ? w.row_stride : w.column_stride,
+                  .y = address(product.out, out.offset),
+                  .y_stride = out.row_stride};
+  if (product.bias >= 0) {
+    // [n], [1, n], or either expanded to [m, n].
+    const graph::Window& bias = window(product.bias);
+    if (bias.rank < 1 || bias.rank > 2 || bias.sizes()[bias.rank - 1] != n || bias.strides()[bias.rank - 1] != 1) {
+      return false;
+    }
+    if (bias.rank == 2 && bias.sizes()[0] != 1 && bias.strides()[0] != 0) return false;
+    if (!plain_addmm(invocation)) return false;
+    product.call.bias = address(product.bias, bias.offset);
+  }
+  product.shape = {.element = *element,
+                   .columns = columns,
+                   .bias = product.bias >= 0,
+                   .m = m,
+                   .n = n,
+                   .k = k,
+                   .threads = at::get_num_threads()};
+  return true;
+}
+
+// ---- the implementations --------------------------------------------------------------------------------------------------
+
+// The BLAS that torch brings or was linked with; null where it has none of this name.
+using FortranSgemm = void (*)(const char*, const char*, const int*, const int*, const int*, const float*, const float*,
+                              const int*, const float*, const int*, const float*, float*, const int*);
+FortranSgemm fortran_sgemm() {
+  static const auto function = reinterpret_cast<FortranSgemm>(dlsym(RTLD_DEFAULT, "sgemm_"));
+  return function;
+}
+
+// Column-major BLAS sees our row-major c as its transpose, n by m.
+void sgemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, bool accumulate,
+           float* c, int64_t ldc) {
+  const int rows = static_cast<int>(n), columns = static_cast<int>(m), depth = static_cast<int>(k);
+  const int b_stride = static_cast<int>(ldb), a_stride = static_cast<int>(lda), c_stride = static_cast<int>(ldc);
+  const float one = 1, beta = accumulate ? 1 : 0;
+  fortran_sgemm()("T", "N", &rows, &columns, &depth, &one, b, &b_stride, a, &a_stride, &beta, c, &c_stride);
+}
+
+using Reorder = at::Tensor(const at::Tensor&, std::optional<int64_t>);
+using LinearPointwise = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                                   c10::string_view, c10::List<std::optional<at::Scalar>>,
+                                   std::optional<c10::string_view>);
+
+// oneDNN's operators, where this torch has them.
+struct OneDnn {
+  std::optional<c10::TypedOperatorHandle<Reorder>> reorder;
+  std::optional<c10::TypedOperatorHandle<LinearPointwise>> linear;
+};
+const OneDnn& one_dnn() {
+  static const auto* operators = [] {
+    auto* found = new OneDnn;
+    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+    const auto reorder = dispatcher.findSchema({"mkldnn::_reorder_linear_weight", ""});
+    const auto linear = dispatcher.findSchema({"mkldnn::_linear_pointwise", ""});
+    if (reorder && linear) {
+      try {
+        found->reorder = reorder->typed<Reorder>();
+        found->linear = linear->typed<LinearPointwise>();
+      } catch (const c10::Error&) {  // another signature in another torch: it is not used
+        *found = OneDnn();
+      }
+    }
+    return found;
+  }();
+  return *operators;
+}
+
+at::Tensor one_dnn_linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias) {
+  return one_dnn().linear->call(x, packed, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
+}
+
+// The packed forms of the weights of one storage, and how often these were used since the bytes last changed.
+struct PackedWeights final : graph::Derived {
+  struct Entry {
+    const void* address;
+    int64_t n, k, stride;
+    at::Tensor packed;
+    int64_t bytes;
+  };
+  int uses = 0;
+  std::vector<Entry> entries;
+
+  ~PackedWeights() override {
+    for (const Entry& entry : entries) packed_bytes -= entry.bytes;
+  }
+  Entry* find(const Matvec& call) {
+    for (Entry& entry : entries) {
+      if (entry.address == call.w && entry.n == call.n && entry.k == call.k && entry.stride == call.w_stride) {
+        return &entry;
+      }
+    }
+    return nullptr;
+  }
+};
+
+// Tensors over the operands of a product: x [m, k], w [k, n], bias [n] or none. Made only where a measurement or oneDNN needs them.
+class Tensors {
+ public:
+  Tensors(const graph::Invocation& invocation, const Product& product) : aliases_(invocation), product_(product) {}
+  at::Tensor x() { return matrix(product_.x); }
+  at::Tensor w() { return matrix(product_.w); }
+  at::Tensor out() { return matrix(product_.out); }
+  std::optional<at::Tensor> bias() {
+    if (product_.bias < 0) return std::nullopt;
+    const at::Tensor& bias = aliases_.operand(product_.bias);
+    return bias.dim() == 2 ? bias.select(0, 0) : bias;
+  }
+
+ private:
+  at::Tensor matrix(int operand) {
+    const at::Tensor& tensor = aliases_.operand(operand);
+    return tensor.dim() == 3 ? tensor.select(0, 0) : tensor;
+  }
+  KernelTensors aliases_;
+  const Product& product_;
+};
+
+PackedWeights* packed_weights(const graph::Invocation& invocation, const Product& product) {
+  if (product.call.columns || product.shape.element == Element::kFloat16) return nullptr;
+  if (invocation.bindings == nullptr || !one_dnn().linear.has_value()) return nullptr;
+  graph::Binding* const binding = invocation.bindings[invocation.operands[product.w].buffer];
+  if (binding == nullptr) return nullptr;
+  if (binding->derived == nullptr) binding->derived = std::make_unique<PackedWeights>();
+  return dynamic_cast<PackedWeights*>(binding->derived.get());
+}
+
+// The weight in oneDNN's layout, packed now if it is not yet; null where there is no room for it.
+const at::Tensor* pack(const graph::Invocation& invocation, const Product& product, PackedWeights& weights) {
+  if (const PackedWeights::Entry* entry = weights.find(product.call)) return &entry->packed;
+  const int64_t bytes = product.call.n * product.call.k * backend::element_bytes(product.call.element);
+  const int64_t limit = config().packed_bytes.load(std::memory_order_relaxed);
+  if (packed_bytes.fetch_add(bytes) + bytes > limit) {
+    packed_bytes -= bytes;
+    return nullptr;
+  }
+  Tensors tensors(invocation, product);
+  at::Tensor packed = one_dnn().reorder->call(tensors.w().t(), product.shape.m);
+  weights.entries.push_back(
+      {product.call.w, product.call.n, product.call.k, product.call.w_stride, std::move(packed), bytes});
+  return &weights.entries.back().packed;
+}
+
+bool can_run(Implementation implementation, const Product& product) {
+  switch (implementation) {
+    case Implementation::kStock:
+    case Implementation::kPacked:
+      return true;
+    case Implementation::kMatvec:
+      return product.call.m <= backend::kMaxMatvecRows;
+    case Implementation::kWide:
+      return product.shape.element != Element::kFloat32 && !product.call.columns && fortran_sgemm() != nullptr;
+  }
+  return false;
+}
+
+// ---- choosing -------------------------------------------------------------------------------------------------------------
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// A part of a product that is large enough to speak for the whole, with memory of its own for the results.
+class Sample {
+ public:
+  Sample(const graph::Invocation& invocation, const Product& product) : tensors_(invocation, product) {
+    constexpr int64_t kMostWeight = 8 << 20;
+    constexpr int64_t kMostWork = int64_t{256} << 20;  // multiplications
+    call_ = product.call;
+    call_.n = std::min(call_.n, std::max<int64_t>(256, kMostWeight / call_.k));
+    call_.m = std::min(call_.m, std::max<int64_t>(64, kMostWork / (call_.n * call_.k)));
+    x_ = tensors_.x().narrow(0, 0, call_.m);
+    w_ = tensors_.w().narrow(1, 0, call_.n);
+    if (product.bias >= 0) bias_ = tensors_.bias()->narrow(0, 0, call_.n);
+    out_ = at::empty({call_.m, call_.n}, x_.options());
+    call_.y = out_.mutable_data_ptr();
+    call_.y_stride = call_.n;
+  }
+
+  void run(Implementation implementation) {
+    switch (implementation) {
+      case Implementation::kStock:
+        if (bias_) {
+          at::addmm_out(out_, *bias_, x_, w_);
+        } else {
+          at::mm_out(out_, x_, w_);
+        }
+        break;
+      case Implementation::kMatvec:
+        backend::matvec(call_);
+        break;
+      case Implementation::kWide:
+        backend::wide_gemm(call_, &sgemm);
+        break;
+      case Implementation::kPacked:
+        if (!packed_.defined()) packed_ = one_dnn().reorder->call(w_.t(), call_.m);
+        out_.copy_(one_dnn_linear(x_, packed_, bias_));
+        break;
+    }
+  }
+
+  // The least time of each candidate. They take turns, so that what disturbs one disturbs all.
+  std::vector<double> measure(const std::vector<Implementation>& candidates) {
+    constexpr int kRounds = 7;
+    constexpr double kEnough = 0.02;
+    std::vector<double> best(candidates.size(), 1e9);
+    for (const Implementation candidate : candidates) run(candidate);
+    double spent = 0;
+    for (int round = 0; round < kRounds && (round < 2 || spent < kEnough); ++round) {
+      for (size_t i = 0; i < candidates.size(); ++i) {
+        const double begin = seconds_now();
+        run(candidates[i]);
+        const double seconds = seconds_now() - begin;
+        best[i] = std::min(best[i], seconds);
+        spent += seconds;
+      }
+    }
+    ++measurements;
+    return best;
+  }
+
+ private:
+  Tensors tensors_;
+  Matvec call_;
+  at::Tensor x_, w_, out_, packed_;
+  std::optional<at::Tensor> bias_;
+};
+
+LinearChoice choose(const graph::Invocation& invocation, const Product& product) {
+  std::vector<Implementation> candidates{Implementation::kStock};
+  if (can_run(Implementation::kMatvec, product)) candidates.push_back(Implementation::kMatvec);
+  if (can_run(Implementation::kWide, product) && product.call.m >= kFewestWideRows) {
+    candidates.push_back(Implementation::kWide);
+  }
+  if (candidates.size() == 1) return {};
+  const std::vector<double> seconds = Sample(invocation, product).measure(candidates);
+  size_t best = 0;
+  for (size_t i = 1; i < candidates.size(); ++i) {
+    if (seconds[i] < seconds[best] * (best == 0 ? kWorthChanging : 1)) best = i;
+  }
+  return {candidates[best]};
+}
+
+LinearChoice try_packing(const graph::Invocation& invocation, const Product& product, LinearChoice choice) {
+  const std::vector<double> seconds = Sample(invocation, product).measure({choice.plain, Implementation::kPacked});
+  choice.packing = seconds[1] < seconds[0] * kWorthPacking ? Packing::kBetter : Packing::kWorse;
+  return choice;
+}
+
+LinearChoice chosen(const graph::Invocation& invocation, const Product& product, const PackedWeights* weights) {
+  if (const int implementation = forced.load(std::memory_order_relaxed); implementation >= 0) {
+    const auto wanted = static_cast<Implementation>(implementation);
+    if (wanted == Implementation::kPacked) return {.packing = Packing::kBetter};
+    return {.plain = can_run(wanted, product) ? wanted : Implementation::kStock, .packing = Packing::kWorse};
+  }
+  LinearChoices& choices = linear_choices();
+  std::optional<LinearChoice> choice = choices.find(product.shape);
+  if (!choice) {
+    choice = choose(invocation, product);
+    choices.learn(product.shape, *choice);
+  }
+  if (choice->packing == Packing::kUntried && weights != nullptr && weights->uses >= kUsesBeforePacking &&
+      config().packed_bytes.load(std::memory_order_relaxed) > 0) {
+    choice = try_packing(invocation, product, *choice);
+    choices.learn(product.shape, *choice);
+  }
+  return *choice;
+}
+
+// Runs an implementation of ours, which a profiler shall see as the operator.
+template <typename Run>
+void run_counted(Implementation implementation, const graph::Invocation& invocation, Run&& run) {
+  if (at::hasCallbacks()) [[unlikely]] {
+    RECORD_FUNCTION(invocation.traits->name.c_str(), std::vector<c10::IValue>());
+    run();
+  } else {
+    run();
+  }
+  ++runs[static_cast<int>(implementation)];
+}
+
+// False where the weight is not packed and there is no room to pack it.
+bool run_packed(const graph::Invocation& invocation, const Product& product, PackedWeights& weights) {
+  const at::Tensor* packed = pack(invocation, product, weights);
+  if (packed == nullptr) return false;
+  run_counted(Implementation::kPacked, invocation, [&] {
+    Tensors tensors(invocation, product);
+    tensors.out().copy_(one_dnn_linear(tensors.x(), *packed, tensors.bias()));
+  });
+  return true;
+}
+
+}  // namespace
+
+bool run_linear(const graph::Invocation& invocation, LinearKind kind) {
+  if (!config().fusion.load(std::memory_order_relaxed) || config().verify.load(std::memory_order_relaxed)) return false;
+  Product product;
+  if (!recognize(invocation, kind, product)) return false;
+  Isolated isolated;
+  PackedWeights* const weights = packed_weights(invocation, product);
+  // A weight that changes often is never worth packing.
+  if (weights != nullptr && weights->uses < kUsesBeforePacking) ++weights->uses;
+  const LinearChoice choice = chosen(invocation, product, weights);
+  if (choice.packing == Packing::kBetter && weights != nullptr && weights->uses >= kUsesBeforePacking &&
+      run_packed(invocation, product, *weights)) {
+    return true;
+  }
+  switch (choice.plain) {
+    case Implementation::kMatvec:
+      run_counted(choice.plain, invocation, [&] { backend::matvec(product.call); });
+      return true;
+    case Implementation::kWide:
+      run_counted(choice.plain, invocation, [&] { backend::wide_gemm(product.call, &sgemm); });
+      return true;
+    case Implementation::kStock:
+    case Implementation::kPacked:
+      break;
+  }
+  return false;
+}
+
+LinearCounts linear_counts() {
+  LinearCounts counts;
+  for (int i = 0; i < kLinearImplementations; ++i) counts.runs[i] = runs[i];
+  counts.measurements = measurements;
+  counts.packed_bytes = packed_bytes;
+  return counts;
+}
+
+void force_linear_implementation(std::optional<LinearImplementation> implementation) {
+  forced = implementation ? static_cast<int>(*implementation) : -1;
+}
+
+}  // namespace hetero::ops

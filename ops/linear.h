@@ -1,0 +1,65 @@
+// The kernel of matrix products that have a weight in them: mm, addmm with beta and alpha 1, bmm with one matrix.
+//
+// F.linear becomes `t` and one of these, so the weight [n, k] comes as a window with strides (1, k). For such a product there are several
+// implementations (linear_choice.h), and which is the fastest depends on shape, dtype and machine. The first call of a shape measures those that
+// need nothing but the operands; once a weight has been used kUsesBeforePacking times unchanged, packing it is measured too. Packing takes
+// memory, at most config().packed_bytes, so it must be faster by more than a seventh.
+//
+// Everything unusual, small products, and every product with fusion off (or with config().verify, which compares bits) goes to the stock kernel. Results of
+// the others differ from eager's in the last bits: sums are kept in float32 and rounded once, as eager's are, but added in another order.
+//
+// A function that follows a product (an activation, a sum) fits where sums become elements: backend/cpu/matvec.cpp `store`, wide_gemm.cpp
+// `multiply_block`, and the `attr` of oneDNN's linear.
+//
+// Thread safety: as any kernel; several threads may run products at once.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/mm_ops.h>
+
+#include "graph/op.h"
+#include "ops/linear_choice.h"
+#include "ops/typed.h"
+
+namespace hetero::ops {
+
+enum class LinearKind : uint8_t { kMm, kAddmm, kBmm };
+
+// Runs the product by the best implementation. False, and nothing is done, where that is the stock kernel.
+bool run_linear(const graph::Invocation& invocation, LinearKind kind);
+
+template <LinearKind kind, graph::KernelFunction stock>
+void linear_kernel(const graph::Invocation& invocation) {
+  if (!run_linear(invocation, kind)) stock(invocation);
+}
+
+template <graph::KernelFunction stock>
+struct KernelOf<at::_ops::mm, stock> {
+  static constexpr graph::KernelFunction kValue = &linear_kernel<LinearKind::kMm, stock>;
+};
+template <graph::KernelFunction stock>
+struct KernelOf<at::_ops::addmm, stock> {
+  static constexpr graph::KernelFunction kValue = &linear_kernel<LinearKind::kAddmm, stock>;
+};
+template <graph::KernelFunction stock>
+struct KernelOf<at::_ops::bmm, stock> {
+  static constexpr graph::KernelFunction kValue = &linear_kernel<LinearKind::kBmm, stock>;
+};
+
+inline constexpr int kUsesBeforePacking = 8;
+
+// How often each implementation other than the stock kernel has run, and how many shapes were measured.
+struct LinearCounts {
+  int64_t runs[kLinearImplementations] = {};
+  int64_t measurements = 0;
+  int64_t packed_bytes = 0;  // of weights that are packed now
+};
+LinearCounts linear_counts();
+
+// Every product that `implementation` can compute is computed by it, whatever was measured; nullopt ends that. For tests and measurements.
+void force_linear_implementation(std::optional<LinearImplementation> implementation);
+
+}  // namespace hetero::ops

@@ -1,0 +1,316 @@
+// Products with a weight: every implementation gives the CPU's values, the choice is made once, and what was derived of a weight goes with its bytes.
+
+#include "ops/linear.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/mm.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "ops/config.h"
+#include "ops/sync.h"
+#include "tests/ops/fixture.h"
+
+namespace hetero::ops::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using Implementation = LinearImplementation;
+
+// PyTorch's default tolerances. The absolute one is scaled by the size of what is summed: k products of numbers about 1.
+bool close(const at::Tensor& actual, const at::Tensor& expected, int64_t k) {
+  const at::Tensor host = actual.cpu();
+  if (host.scalar_type() != expected.scalar_type() || host.sizes() != expected.sizes()) return false;
+  const bool single = expected.scalar_type() == at::kFloat;
+  const double relative = single ? 1.3e-6 : expected.scalar_type() == at::kHalf ? 1e-3 : 1.6e-2;
+  return at::allclose(host.to(at::kDouble), expected.to(at::kDouble), relative,
+                      1e-5 * std::sqrt(static_cast<double>(k)));
+}
+
+class Linear : public OpsTest {
+ public:
+  void SetUp() override {
+    OpsTest::SetUp();
+    linear_choices().restart("");
+    config().packed_bytes = int64_t{256} << 20;
+  }
+  void TearDown() override {
+    force_linear_implementation(std::nullopt);
+    config().fusion = true;
+    config().packed_bytes = int64_t{256} << 20;
+    linear_choices().restart("");
+    OpsTest::TearDown();
+  }
+
+  static int64_t runs_of(Implementation implementation) {
+    return linear_counts().runs[static_cast<int>(implementation)];
+  }
+  // Of any but the stock kernel.
+  static int64_t own_runs() {
+    int64_t total = 0;
+    for (const int64_t runs : linear_counts().runs) total += runs;
+    return total;
+  }
+  // Runs `call`, which records one product, and returns how often an own implementation ran.
+  template <typename Call>
+  static int64_t own_runs_in(const Call& call) {
+    const int64_t before = own_runs();
+    const at::Tensor result = call();
+    flush_all(SyncReason::kFlush);
+    return own_runs() - before;
+  }
+  static at::Tensor product(const at::Tensor& x, const at::Tensor& w) { return at::mm(x, w.t()); }
+  static at::Tensor settled(at::Tensor tensor) {
+    flush_all(SyncReason::kFlush);
+    return tensor;
+  }
+};
+
+TEST_F(Linear, EveryImplementationComputesWhatTheCpuComputes) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const int64_t m : {1, 3, 8, 40}) {
+      const int64_t n = 200, k = 130;
+      const at::Tensor x = numbers({m, k}, 1).to(dtype);
+      const at::Tensor w = numbers({n, k}, 2).to(dtype);
+      const at::Tensor bias = numbers({n}, 3).to(dtype);
+      const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w)),
+                       bias_there = settled(on_device(bias));
+      const at::Tensor columns = settled(on_device(w.t().contiguous()));
+      for (const Implementation implementation :
+           {Implementation::kStock, Implementation::kMatvec, Implementation::kWide, Implementation::kPacked}) {
+        SCOPED_TRACE(std::string(to_string(implementation)) + " " + c10::toString(dtype) + " m=" + std::to_string(m));
+        force_linear_implementation(implementation);
+        for (int use = 0; use <= kUsesBeforePacking; ++use) settled(product(x_there, w_there));
+        const int64_t before = runs_of(implementation);
+        EXPECT_TRUE(close(product(x_there, w_there), at::mm(x, w.t()), k));
+        EXPECT_TRUE(close(at::addmm(bias_there, x_there, w_there.t()), at::addmm(bias, x, w.t()), k));
+        EXPECT_TRUE(close(at::bmm(x_there.unsqueeze(0), w_there.t().unsqueeze(0)),
+                          at::bmm(x.unsqueeze(0), w.t().unsqueeze(0)), k));
+        EXPECT_TRUE(close(at::mm(x_there, columns), at::mm(x, w.t()), k));
+        const int64_t expected = implementation == Implementation::kMatvec   ? (m <= 8 ? 4 : 0)
+                                 : implementation == Implementation::kWide   ? (dtype == at::kFloat ? 0 : 3)
+                                 : implementation == Implementation::kPacked ? (dtype == at::kHalf ? 0 : 3)
+                                                                             : 0;
+        EXPECT_EQ(runs_of(implementation) - before, expected);
+      }
+    }
+  }
+}
+
+TEST_F(Linear, OperandsMayBeWindowsOfLargerTensors) {
+  const at::Tensor x = numbers({4, 300}, 1);
+  const at::Tensor w = numbers({150, 400}, 2);
+  const at::Tensor bias = numbers({3, 150}, 3);
+  const at::Tensor x_there = on_device(x), w_there = on_device(w), bias_there = on_device(bias);
+  force_linear_implementation(Implementation::kMatvec);
+  const auto call = [](const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+    return at::addmm(c.select(0, 1), a.narrow(1, 7, 200), b.narrow(1, 30, 200).t());
+  };
+  const int64_t before = own_runs();
+  EXPECT_TRUE(close(call(x_there, w_there, bias_there), call(x, w, bias), 200));
+  EXPECT_EQ(own_runs() - before, 1);
+}
+
+TEST_F(Linear, WithFusionOffTheStockKernelRuns) {
+  config().fusion = false;
+  force_linear_implementation(Implementation::kMatvec);
+  const at::Tensor x = numbers({2, 256}, 1), w = numbers({512, 256}, 2), bias = numbers({512}, 3);
+  const int64_t before = own_runs();
+  expect_same(product(on_device(x), on_device(w)), at::mm(x, w.t()));
+  expect_same(at::addmm(on_device(bias), on_device(x), on_device(w).t()), at::addmm(bias, x, w.t()));
+  EXPECT_EQ(own_runs(), before);
+  EXPECT_EQ(linear_counts().packed_bytes, 0);
+}
+
+TEST_F(Linear, WhatIsUnusualGoesToTheStockKernel) {
+  force_linear_implementation(Implementation::kMatvec);
+  const at::Tensor x = on_device(numbers({2, 256}, 1)), w = on_device(numbers({512, 256}, 2));
+  const at::Tensor bias = on_device(numbers({2, 512}, 3));
+  EXPECT_EQ(own_runs_in([&] { return at::mm(x, w.t()); }), 1);
+  EXPECT_EQ(own_runs_in([&] { return at::addmm(bias.select(0, 0), x, w.t(), 1, 2); }), 0);
+  EXPECT_EQ(own_runs_in([&] { return at::addmm(bias.select(0, 0), x, w.t(), 0.5, 1); }), 0);
+  EXPECT_EQ(own_runs_in([&] { return at::addmm(bias, x, w.t()); }), 0);
+  EXPECT_EQ(own_runs_in([&] { return at::mm(x.to(at::kDouble), w.to(at::kDouble).t()); }), 0);
+  EXPECT_EQ(own_runs_in([&] { return at::mm(x.narrow(1, 0, 32), w.narrow(1, 0, 32).t()); }), 1);
+  EXPECT_EQ(own_runs_in([&] { return at::mm(x.narrow(1, 0, 16), w.narrow(1, 0, 16).t()); }), 0);  // too small
+}
+
+TEST_F(Linear, AShapeIsMeasuredOnce) {
+  const at::Tensor x = on_device(numbers({2, 256}, 1)), w = on_device(numbers({512, 256}, 2));
+  const int64_t before = linear_counts().measurements;
+  settled(product(x, w));
+  EXPECT_EQ(linear_counts().measurements, before + 1);
+  settled(product(x, w));
+  EXPECT_EQ(linear_counts().measurements, before + 1);
+}
+
+TEST_F(Linear, PackingIsMeasuredAfterAWeightWasUsedOften) {
+  const at::Tensor x = settled(on_device(numbers({64, 256}, 1))), w = settled(on_device(numbers({512, 256}, 2)));
+  const int64_t before = linear_counts().measurements;
+  for (int use = 1; use < kUsesBeforePacking; ++use) settled(product(x, w));
+  EXPECT_EQ(linear_counts().measurements, before);  // float32 of 64 rows has one plain implementation
+  settled(product(x, w));
+  EXPECT_EQ(linear_counts().measurements, before + 1);
+  settled(product(x, w));
+  EXPECT_EQ(linear_counts().measurements, before + 1);
+}
+
+// ---- packed weights -----------------------------------------------------------------------------------------------
+
+class PackedWeight : public Linear {
+ public:
+  void SetUp() override {
+    Linear::SetUp();
+    force_linear_implementation(Implementation::kPacked);
+    pack();
+  }
+  // Uses the weight until it is packed.
+  void pack() {
+    for (int use = 0; use < kUsesBeforePacking; ++use) settled(product(x_there, w_there));
+    ASSERT_EQ(linear_counts().packed_bytes, 512 * 256 * 4);
+    ASSERT_TRUE(close(product(x_there, w_there), product(x, w), 256));
+  }
+  void expect_dropped_and_right(const at::Tensor& new_weight) {
+    EXPECT_EQ(linear_counts().packed_bytes, 0);
+    EXPECT_TRUE(close(product(x_there, w_there), product(x, new_weight), 256));
+    pack_again(new_weight);
+  }
+  void pack_again(const at::Tensor& new_weight) {
+    for (int use = 0; use < kUsesBeforePacking; ++use) settled(product(x_there, w_there));
+    EXPECT_EQ(linear_counts().packed_bytes, 512 * 256 * 4);
+    EXPECT_TRUE(close(product(x_there, w_there), product(x, new_weight), 256));
+  }
+  const at::Tensor x = numbers({4, 256}, 1), w = numbers({512, 256}, 2);
+  at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w));
+};
+
+TEST_F(PackedWeight, IsDroppedByAnOperatorThatWritesTheWeight) {
+  w_there.mul_(2);
+  flush_all(SyncReason::kFlush);
+  expect_dropped_and_right(w * 2);
+}
+
+TEST_F(PackedWeight, IsDroppedByACopyFromTheHost) {
+  const at::Tensor other = numbers({512, 256}, 9);
+  w_there.copy_(other);
+  flush_all(SyncReason::kFlush);
+  expect_dropped_and_right(other);
+}
+
+TEST_F(PackedWeight, IsDroppedByAWriteThroughAHostAlias) {
+  host_alias(w_there, SyncReason::kNotRecordable, true).mul_(3);
+  expect_dropped_and_right(w * 3);
+}
+
+TEST_F(PackedWeight, IsNotUsedInAGraphThatWritesTheWeight) {
+  const int64_t before = runs_of(Implementation::kPacked);
+  const at::Tensor first = product(x_there, w_there);
+  w_there.mul_(2);
+  const at::Tensor second = product(x_there, w_there);
+  flush_all(SyncReason::kFlush);
+  EXPECT_EQ(runs_of(Implementation::kPacked), before);
+  EXPECT_TRUE(close(first, product(x, w), 256));
+  EXPECT_TRUE(close(second, product(x, w * 2), 256));
+  EXPECT_EQ(linear_counts().packed_bytes, 0);
+}
+
+TEST_F(PackedWeight, IsNeverMadeOfBytesThatOthersMayWrite) {
+  const at::Tensor exported = host_alias(w_there, SyncReason::kLeaveDispatcher, true);
+  for (int use = 0; use <= kUsesBeforePacking; ++use) settled(product(x_there, w_there));
+  EXPECT_EQ(linear_counts().packed_bytes, 0);
+  exported.mul_(5);
+  EXPECT_TRUE(close(product(x_there, w_there), product(x, w * 5), 256));
+}
+
+TEST_F(PackedWeight, DiesWithTheWeight) {
+  w_there = at::Tensor();
+  EXPECT_EQ(linear_counts().packed_bytes, 0);
+}
+
+TEST_F(PackedWeight, TakesNoMoreMemoryThanAllowed) {
+  config().packed_bytes = 512 * 256 * 4;
+  const at::Tensor other = settled(on_device(numbers({512, 256}, 9)));
+  const int64_t before = runs_of(Implementation::kPacked);
+  for (int use = 0; use <= kUsesBeforePacking; ++use) settled(product(x_there, other));
+  EXPECT_EQ(runs_of(Implementation::kPacked), before);
+  EXPECT_EQ(linear_counts().packed_bytes, 512 * 256 * 4);
+}
+
+// ---- what is remembered -------------------------------------------------------------------------------------------
+
+class ChoiceFile : public ::testing::Test {
+ public:
+  void SetUp() override {
+    char name[] = "/tmp/hetero_linear_XXXXXX";
+    folder = ::mkdtemp(name);
+    path = (folder / "below" / "choices.txt").string();
+  }
+  void TearDown() override { fs::remove_all(folder); }
+
+  fs::path folder;
+  std::string path;
+  const LinearShape shape{backend::Element::kBfloat16, false, true, 3, 3072, 1024, 2};
+  const LinearShape large{backend::Element::kFloat32, true, false, 100, 768, 768, 1};
+};
+
+TEST_F(ChoiceFile, IsReadByTheNextProcess) {
+  LinearChoices first(path);
+  EXPECT_EQ(first.find(shape), std::nullopt);
+  first.learn(shape, {Implementation::kMatvec, Packing::kUntried});
+  first.learn(large, {Implementation::kStock, Packing::kBetter});
+  first.learn(shape, {Implementation::kMatvec, Packing::kWorse});
+  LinearChoices second(path);
+  EXPECT_EQ(second.find(shape), (LinearChoice{Implementation::kMatvec, Packing::kWorse}));
+  EXPECT_EQ(second.find(large), (LinearChoice{Implementation::kStock, Packing::kBetter}));
+}
+
+TEST_F(ChoiceFile, LargeProductsOfSimilarSizeShareAChoice) {
+  LinearChoices choices("");
+  choices.learn(large, {Implementation::kWide});
+  LinearShape similar = large;
+  similar.m = 128;
+  EXPECT_TRUE(choices.find(similar).has_value());
+  similar.m = 129;
+  EXPECT_FALSE(choices.find(similar).has_value());
+}
+
+TEST_F(ChoiceFile, DamagedLinesArePassedOver) {
+  LinearChoices(path).learn(shape, {Implementation::kMatvec});
+  std::ofstream(path, std::ios::app) << "bfloat16 rows plain 1 2\nfloat8 rows plain 1 2 3 4 stock untried\n\xff\xfe\n"
+                                     << "float32 rows plain 1 2 3 4 stock untried and more\n";
+  LinearChoices(path).learn(large, {Implementation::kPacked});
+  LinearChoices choices(path);
+  EXPECT_TRUE(choices.find(shape).has_value());
+  EXPECT_TRUE(choices.find(large).has_value());
+  EXPECT_FALSE(choices.find({backend::Element::kFloat32, false, false, 1, 2, 3, 4}).has_value());
+}
+
+TEST_F(ChoiceFile, OfAnotherMachineIsLeftAlone) {
+  fs::create_directories(fs::path(path).parent_path());
+  const std::string text =
+      "hetero linear 1, torch 1.0, another processor\nbfloat16 rows bias 3 3072 1024 2 wide untried\n";
+  std::ofstream(path) << text;
+  LinearChoices choices(path);
+  EXPECT_EQ(choices.find(shape), std::nullopt);
+  choices.learn(shape, {Implementation::kMatvec});
+  EXPECT_TRUE(choices.find(shape).has_value());
+  std::ifstream file(path);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), text);
+}
+
+TEST_F(ChoiceFile, ThatCannotBeWrittenDoesNoHarm) {
+  LinearChoices choices("/proc/no/such/folder/choices.txt");
+  choices.learn(shape, {Implementation::kMatvec});
+  EXPECT_TRUE(choices.find(shape).has_value());
+}
+
+}  // namespace
+}  // namespace hetero::ops::testing
