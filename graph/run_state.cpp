@@ -59,19 +59,54 @@ void RunState::end() {
 }
 
 FailureId RunState::provide(uint32_t node, BufferId buffer, DeviceIndex device) {
+  Status status = try_provide(buffer, device);
+  return status.ok() ? kHealthy : add_failure(node, std::move(status));
+}
+
+Status RunState::try_provide(BufferId buffer, DeviceIndex device) {
   const Residence& residence = plan_->residence(buffer, device);
   const Buffer& shape = graph_->buffers[buffer];
-  if (residence.home == Home::kArena) return add_failure(node, arena_status_[device]);
+  if (residence.home == Home::kArena) return arena_status_[device];
   if ((shape.valid_on >> device & 1) != 0 && shape.bytes > 0) {
-    return add_failure(node, Status(ErrorClass::kInternal,
-                                    "buffer b" + std::to_string(buffer) + " is bound as valid without a block"));
+    return Status(ErrorClass::kInternal, "buffer b" + std::to_string(buffer) + " is bound as valid without a block");
   }
   Result<backend::Block> block = devices_[device]->allocate(shape.bytes);
-  if (!block.ok()) return add_failure(node, block.status());
+  if (!block.ok()) return block.status();
   addresses_[buffer * kMaxDevices + device] = block.value().data();
   Binding* const bound = bindings_[buffer];
   (bound != nullptr ? bound->blocks[device] : held_[buffer]) = std::move(block.value());
+  return Status();
+}
+
+FailureId RunState::resolve_unfused(uint32_t index, uint32_t position, void** data) {
+  const Node& node = graph_->nodes[index];
+  const Operand* const operands = graph_->operands_of(node);
+  for (int i = 0; i < node.operand_count; ++i) {
+    const BufferId buffer = operands[i].buffer;
+    const Residence& residence = plan_->residence(buffer, kCpu);
+    if (residence.home != Home::kNone && residence.first <= position && position <= residence.last) {
+      if (address(buffer, kCpu) == nullptr) {
+        if (const FailureId failure = provide(index, buffer, kCpu)) return failure;
+      }
+      data[i] = address(buffer, kCpu);
+      continue;
+    }
+    // The bytes that it will have later, or had before, may hold something else now.
+    data[i] = unfused_memory(buffer);
+    if (data[i] != nullptr) continue;
+    Result<backend::Block> block = devices_[kCpu]->allocate(graph_->buffers[buffer].bytes);
+    if (!block.ok()) return add_failure(index, block.status());
+    data[i] = block.value().data();
+    unfused_.emplace_back(buffer, std::move(block.value()));
+  }
   return kHealthy;
+}
+
+void* RunState::unfused_memory(BufferId buffer) {
+  for (auto& [owner, block] : unfused_) {
+    if (owner == buffer) return block.data();
+  }
+  return nullptr;
 }
 
 FailureId RunState::resolve(uint32_t index, DeviceIndex device, void** data, bool& brings) {
@@ -129,15 +164,16 @@ bool RunState::dies_on_host(BufferId buffer) const {
 
 void RunState::release(const Node& node, uint32_t position) {
   const Operand* const operands = graph_->operands_of(node);
-  for (int i = 0; i < node.operand_count; ++i) {
-    const BufferId buffer = operands[i].buffer;
-    const Residence& residence = plan_->residence(buffer, kCpu);
-    if (residence.last != position) continue;
-    if (residence.home >= Home::kBrought) {
-      held_[buffer].reset();
-    } else if (residence.home == Home::kBound && dies_on_host(buffer)) {
-      bindings_[buffer]->blocks[kCpu].reset();
-    }
+  for (int i = 0; i < node.operand_count; ++i) release(operands[i].buffer, position);
+}
+
+void RunState::release(BufferId buffer, uint32_t position) {
+  const Residence& residence = plan_->residence(buffer, kCpu);
+  if (residence.last != position) return;
+  if (residence.home >= Home::kBrought) {
+    held_[buffer].reset();
+  } else if (residence.home == Home::kBound && dies_on_host(buffer)) {
+    bindings_[buffer]->blocks[kCpu].reset();
   }
 }
 
