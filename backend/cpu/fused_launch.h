@@ -1,18 +1,44 @@
-// A prepared fused kernel.
+// FusedLaunch: a fused kernel prepared for one space, and the function that runs it.
+//
+//   FusedLaunch launch;
+//   if (Status status = prepare_fused(kernel, space, launch); !status.ok()) return status;
+//   run_fused(launch, addresses.data(), numbers.data());
+//
+// Preparing checks that kernel and space are legal, collapses dimensions (fused_space.h) and lays out the program (fused_schedule.h,
+// fused_program.h). The launch keeps nothing of the kernel or the space, save the functions and reducers they point to. Preparing again
+// reuses the launch's memory.
+//
+// Thread safety: a prepared launch is immutable; run_fused may be called on several threads at once. Scratch memory belongs to the
+// threads: it grows to what the largest launch needs, and is kept.
 
 #pragma once
 
+#include <cstdint>
+#include <utility>
+#include <vector>
+
 #include "backend/cpu/fused.h"
+#include "backend/cpu/fused_program.h"
+#include "backend/cpu/fused_space.h"
 #include "backend/status.h"
 
 namespace hetero::backend {
 
 struct FusedLaunch {
-  FusedKernel kernel;
-  FusedSpace space;
+  RowSpace space;
+  // Presumes that the operands of each pair have different addresses. Where two have the same, `careful` runs, which copies what it reads
+  // before it writes.
+  FusedProgram program;
+  FusedProgram careful;
+  std::vector<std::pair<uint16_t, uint16_t>> pairs;
+  bool empty = true;  // nothing to run
 };
 
+// Errors: kUsage for a kernel or space that breaks the contract of fused.h; the launch then runs nothing.
 Status prepare_fused(const FusedKernel& kernel, const FusedSpace& space, FusedLaunch& launch);
-void run_fused(const FusedLaunch& launch, void* const* addresses, const Number* numbers);
+
+// REQUIRES: an address for each of the kernel's operands, a number for each of its numbers; neither is kept. An operand of an empty space may
+// be null.
+void run_fused(const FusedLaunch& launch, void* const* operands, const Number* numbers);
 
 }  // namespace hetero::backend
