@@ -70,7 +70,7 @@ Status restore_groups(const Graph& graph, Plan& plan) {
     FusedGroup& group = plan.groups[g];
     const std::vector<GroupOperand> expected = group.operands;
     if (!build_group(graph, stored_buffers(graph, group), group) || group.operands != expected) {
-      return Status(ErrorClass::kInternal, "g" + std::to_string(g) + " is no group of this graph");
+      return Status(ErrorClass::kInternal, "group " + std::to_string(g) + " is no group of this graph");
     }
   }
   return Status();

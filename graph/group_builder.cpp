@@ -553,7 +553,8 @@ bool GroupBuilder::fits(const GroupBuilder& other) const {
 
 bool GroupBuilder::finish(std::span<const uint8_t> needed, FusedGroup& group) {
   group.operands.clear();
-  group.kernel = {};
+  group.kernel.values.clear();
+  group.kernel.steps.clear();
   // Backwards: which steps the stored values need.
   needed_values_.assign(values_.size(), 0);
   const auto is_stored = [&](size_t a) { return accesses_[a].written && needed[buffers_[a]] != 0; };

@@ -229,18 +229,17 @@ void RunState::find_written(const std::vector<Outcome>& outcomes, std::vector<ui
 
 void RunState::settle(BufferId buffer, FailureId failure, uint8_t valid_on, bool written) {
   Binding& binding = *bindings_[buffer];
-  if (failure == kHealthy) {
-    // A device that could not give the memory for a touch that needs no bytes has none of the
-    // bytes.
-    for (int d = 0; d < kMaxDevices; ++d) {
-      if (!binding.blocks[d]) valid_on &= static_cast<uint8_t>(~(1u << d));
-    }
-    binding.valid_on = valid_on;
-    if (!binding.error.ok()) binding.error = Status();
-    return;
+  if (failure != kHealthy) {
+    binding.error = status_of(failure);
+    valid_on = written || graph_->buffers[buffer].valid_on == 0 ? 0 : binding.valid_on;
+  } else if (!binding.error.ok()) {
+    binding.error = Status();
   }
-  binding.error = status_of(failure);
-  if (written || graph_->buffers[buffer].valid_on == 0) binding.valid_on = 0;
+  // A device that could not give the memory for a touch that needs no bytes, or has released what dies, has none of the bytes.
+  for (int d = 0; d < kMaxDevices; ++d) {
+    if (!binding.blocks[d]) valid_on &= static_cast<uint8_t>(~(1u << d));
+  }
+  binding.valid_on = valid_on;
 }
 
 }  // namespace hetero::graph

@@ -2,7 +2,7 @@
 // share.
 //
 // Each pass reads the graph and what earlier passes wrote into the plan, and writes its own part of
-// the plan. Up to insert_events the program holds only runs and copies, and positions count those.
+// the plan. Up to insert_events the program holds only runs, fused groups and copies, and positions count those.
 //
 // Thread safety: a Scratch belongs to one planning thread.
 

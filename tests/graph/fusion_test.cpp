@@ -417,7 +417,10 @@ TEST_CASE("fusion: random programs give the interpreter's bits, and plans print 
     REQUIRE(same_values(program, got, expected));
     nodes += got.counts.fused_nodes;
     groups += got.counts.fused_groups;
-    for (const FusedGroup& group : plan.groups) larger += group.members.size() > 4;
+    for (const FusedGroup& group : plan.groups) {
+      larger += group.members.size() > 4;
+      REQUIRE(group.prepared);
+    }
 
     Result<Plan> parsed = parse_plan(to_string(plan));
     REQUIRE(parsed.ok());
