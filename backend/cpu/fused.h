@@ -17,8 +17,12 @@
 //   prepare_fused(kernel, space, launch);                 // collapses dimensions, chooses blocks, lays out the scratch memory
 //   run_fused(launch, addresses.data(), numbers.data());  // allocates nothing in steady state; splits over parallel_for
 //
-// An operand may be loaded and stored: a block is stored only after it was loaded. Different operands may share memory only if they
-// address every point of the space at the same bytes.
+// Loads see the memory as it was before the kernel, wherever the load stands among the steps. So an operand may be loaded and stored, and
+// an operand that is stored may share memory with operands that are loaded, if they address every point of the space at the same bytes. Operands
+// that are stored do not share memory with one another, and each is stored once, with an address of its own for each point (or row).
+//
+// A row value may be stored once for each row, to an operand with stride 0 along the row, or for each point. Sizes of entries are 1, 2, 4, 8
+// and 16 bytes. Where rows have no entries, reductions give begin and finish.
 //
 // Thread safety: launches are immutable once prepared and may run on several threads at once.
 
@@ -38,11 +42,11 @@ union Number {
 };
 
 // out[i] = f(in[0][i], in[1][i], ...; numbers) for 0 <= i < n. All arrays are dense; `out` may be the same array as an input. Results
-// for an entry must not depend on n or on its position.
+// for an entry must not depend on n or on its position. Arrays are often operands' own memory, and then aligned no better than these.
 using MapFunction = void (*)(void* out, const void* const* in, const Number* numbers, int64_t n);
 
 // A reduction along a row. `add` takes n entries of which the first stands at `index` of its row; entries come in order; `merge` takes
-// the state of a later part of the row.
+// the state of a later part of the row. States are moved as bytes, and are aligned to 8 bytes where state_bytes is a multiple of 8.
 struct Reducer {
   int32_t state_bytes;  // at most kMaxReducerState
   void (*begin)(void* state);
@@ -63,9 +67,9 @@ struct FusedValue {
 struct FusedStep {
   enum class Kind : uint8_t {
     kLoad,    // value <- operand
-    kFill,    // value <- the first bytes of numbers[first_number], everywhere
+    kFill,    // value <- the first bytes of numbers[first_number] (16 bytes: of two numbers), everywhere
     kMap,     // value <- map(inputs; numbers + first_number)
-    kReduce,  // row value <- reducer over the element value inputs[0]
+    kReduce,  // row value <- reducer over the element value inputs[0] (or a row value, repeated)
     kStore,   // operand <- value
   };
   Kind kind;

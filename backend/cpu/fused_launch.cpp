@@ -16,6 +16,7 @@ struct Facts {
   std::vector<uint8_t> defined;  // by value
   std::vector<uint8_t> stored;   // by operand
   bool has_row_values = false;
+  bool is_empty = false;  // strides mean nothing
 };
 
 // The first rule that is broken, or null.
@@ -53,7 +54,7 @@ const char* broken_rule(const FusedKernel& kernel, const FusedSpace& space, cons
     // A row value may be stored once for each row, or for each point.
     const int row_begin = space.rank - space.row_rank;
     const bool by_row = row && is_same_along(space, step.operand, row_begin, space.rank);
-    for (int d = 0; d < (by_row ? row_begin : space.rank); ++d) {
+    for (int d = 0; d < (by_row ? row_begin : space.rank) && !facts.is_empty; ++d) {
       if (space.sizes[d] > 1 && space.operands[step.operand].strides[d] == 0) return "a store to a broadcast operand";
     }
     return nullptr;
@@ -68,7 +69,8 @@ const char* broken_rule(const FusedKernel& kernel, const FusedSpace& space, cons
       }
       break;
     case FusedStep::Kind::kFill:
-      if (step.first_number * sizeof(Number) + value.bytes > kernel.number_count * sizeof(Number)) return "no such number";
+      if (step.first_number * sizeof(Number) + value.bytes > kernel.number_count * sizeof(Number))
+        return "no such number";
       break;
     case FusedStep::Kind::kMap:
     case FusedStep::Kind::kReduce: {
@@ -84,8 +86,8 @@ const char* broken_rule(const FusedKernel& kernel, const FusedSpace& space, cons
         }
       }
       if (reduces && !row) return "a reduction to an element value";
-      if (reduces && (step.reducer == nullptr || step.reducer->state_bytes < 1 ||
-                      step.reducer->state_bytes > kMaxReducerState)) {
+      if (reduces &&
+          (step.reducer == nullptr || step.reducer->state_bytes < 1 || step.reducer->state_bytes > kMaxReducerState)) {
         return "a reducer without states, or with too large ones";
       }
       if (!reduces && step.map == nullptr) return "a map without function";
@@ -101,13 +103,15 @@ const char* broken_rule(const FusedKernel& kernel, const FusedSpace& space, Fact
   if (const char* rule = broken_rule(space, kernel.operand_count)) return rule;
   facts.defined.assign(kernel.values.size(), 0);
   facts.stored.assign(kernel.operand_count, 0);
-  facts.has_row_values = false;
+  facts.has_row_values = facts.is_empty = false;
+  for (int d = 0; d < space.rank; ++d) facts.is_empty = facts.is_empty || space.sizes[d] == 0;
   for (const FusedValue& value : kernel.values) {
     if (!is_entry_size(value.bytes)) return "an entry of a size other than 1, 2, 4, 8 or 16 bytes";
     if (value.extent == Extent::kRow) facts.has_row_values = true;
   }
   for (uint16_t o = 0; o < kernel.operand_count; ++o) {
-    if (!is_entry_size(space.operands[o].bytes)) return "an operand's entry of a size other than 1, 2, 4, 8 or 16 bytes";
+    if (!is_entry_size(space.operands[o].bytes))
+      return "an operand's entry of a size other than 1, 2, 4, 8 or 16 bytes";
   }
   for (const FusedStep& step : kernel.steps) {
     if (const char* rule = broken_rule(kernel, space, step, facts)) return rule;

@@ -36,7 +36,7 @@ struct ProgramStep {
     kFinish,   // out <- result of the states at in[0]
   };
   Kind kind;
-  bool row;       // one entry for each row rather than for each point
+  bool row;           // one entry for each row rather than for each point
   uint8_t bytes;      // of an entry; of the input's where the step reduces
   uint8_t out_bytes;  // of an entry of the result
   uint16_t operand;
@@ -65,17 +65,17 @@ struct Phase {
 // does not depend on the number of threads.
 struct StreamedReduction {
   const Reducer* reducer;
-  uint32_t state;       // place: one state for each row, of the stretch at hand
-  uint32_t row_state;   // place: of the row so far
+  uint32_t state;          // place: one state for each row, of the stretch at hand
+  uint32_t row_state;      // place: of the row so far
   int64_t stretch_offset;  // bytes into the states that a stretch leaves for another thread
 };
 
 struct Place {
   enum class Kind : uint8_t {
-    kScratch,     // offset: bytes into the scratch memory
-    kElements,    // an operand's entries, from the block's first
-    kRows,        // an operand's entries, one for each row, from the block's first
-    kKept,        // offset: bytes into the kept memory, of the row's first piece
+    kScratch,   // offset: bytes into the scratch memory
+    kElements,  // an operand's entries, from the block's first
+    kRows,      // an operand's entries, one for each row, from the block's first
+    kKept,      // offset: bytes into the kept memory, of the row's first piece
   };
   Kind kind;
   uint8_t bytes;  // of an entry
@@ -93,18 +93,18 @@ struct FusedProgram {
   std::vector<uint32_t> moving;  // the places that are not kScratch
 
   int64_t rows_per_block = 1;
-  int64_t piece = 1;               // entries of a row in a block
-  int64_t pieces = 1;              // of a row
-  int64_t run = 1;                 // pieces do not cross multiples of this many entries
+  int64_t piece = 1;   // entries of a row in a block
+  int64_t pieces = 1;  // of a row
+  int64_t run = 1;     // pieces do not cross multiples of this many entries
   int64_t pieces_per_run = 1;
-  int64_t groups = 1;              // of rows
-  bool streamed = false;           // a unit of work is a group of rows; else it is one block
+  int64_t groups = 1;     // of rows
+  bool streamed = false;  // a unit of work is a group of rows; else it is one block
   int64_t units = 1;
-  int64_t grain = 1;               // units
-  int64_t stretch = 1;             // pieces; streamed only
+  int64_t grain = 1;    // units
+  int64_t stretch = 1;  // pieces; streamed only
 
-  int64_t table_bytes = 0;    // scratch memory: the table of places,
-  int64_t row_begin = 0;      // then row values and states, which phases pass on,
+  int64_t table_bytes = 0;  // scratch memory: the table of places,
+  int64_t row_begin = 0;    // then row values and states, which phases pass on,
   int64_t row_end = 0;
   int64_t scratch_bytes = 0;  // then arrays of a block's size
   int64_t kept_bytes = 0;     // apart: what is kept of the rows from phase to phase

@@ -5,7 +5,6 @@
 // stretches of the rows into states of their own, and leave these to the caller, who merges them in order.
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 
@@ -15,10 +14,12 @@
 namespace hetero::backend {
 namespace {
 
+constexpr std::align_val_t kCacheLine{64};
+
 // Memory that belongs to a thread and grows.
 class Scratch {
  public:
-  ~Scratch() { std::free(data_); }
+  ~Scratch() { ::operator delete(data_, kCacheLine); }
   char* get(int64_t bytes) {
     if (bytes > bytes_) grow(bytes);
     return data_;
@@ -26,11 +27,12 @@ class Scratch {
 
  private:
   void grow(int64_t bytes) {
-    std::free(data_);
+    ::operator delete(data_, kCacheLine);
+    data_ = nullptr;
     bytes_ = 0;
-    data_ = static_cast<char*>(std::aligned_alloc(64, static_cast<size_t>((bytes + 4095) & ~int64_t{4095})));
-    if (data_ == nullptr) throw std::bad_alloc();
-    bytes_ = (bytes + 4095) & ~int64_t{4095};
+    bytes = (bytes + 4095) & ~int64_t{4095};
+    data_ = static_cast<char*>(::operator new(static_cast<size_t>(bytes), kCacheLine));
+    bytes_ = bytes;
   }
   char* data_ = nullptr;
   int64_t bytes_ = 0;
@@ -42,8 +44,8 @@ thread_local Scratch caller_scratch;
 
 class Task {
  public:
-  Task(const FusedLaunch& launch, const FusedProgram& program, void* const* operands, const Number* numbers, char* scratch,
-       char* kept)
+  Task(const FusedLaunch& launch, const FusedProgram& program, void* const* operands, const Number* numbers,
+       char* scratch, char* kept)
       : space_(launch.space),
         program_(program),
         operands_(operands),
@@ -96,10 +98,7 @@ class Task {
   }
 
   // Repeats row values along a whole piece, though the piece at hand may be the last and shorter.
-  void expand(const Phase& phase) {
-    piece_ = program_.piece;
-    run(phase.expand);
-  }
+  void expand(const Phase& phase) { expand(phase, program_.piece); }
 
   // Points the moving places at a block. An empty row has no first entry.
   void start_piece(int64_t piece) {
@@ -134,6 +133,7 @@ class Task {
     const int64_t end = std::min(first + program_.stretch, program_.pieces);
     for (int64_t piece = first; piece < end; ++piece) {
       start_piece(piece);
+      if (rows_ > 1 && piece_ != expanded_piece_) expand(phase, piece_);  // rows lie closer
       run(phase.pieces);
     }
   }
@@ -200,7 +200,8 @@ class Task {
           break;
         case ProgramStep::Kind::kAdd:
           for (int64_t j = 0; j < rows_; ++j) {
-            it->reducer->add(out + j * it->reducer->state_bytes, table_[it->in[0]] + j * piece_ * it->bytes, piece_, entry_);
+            it->reducer->add(out + j * it->reducer->state_bytes, table_[it->in[0]] + j * piece_ * it->bytes, piece_,
+                             entry_);
           }
           break;
         case ProgramStep::Kind::kFinish:
@@ -213,6 +214,11 @@ class Task {
   }
 
  private:
+  void expand(const Phase& phase, int64_t piece) {
+    piece_ = expanded_piece_ = piece;
+    run(phase.expand);
+  }
+
   char* address_of(uint16_t operand) const {
     return static_cast<char*>(operands_[operand]) + space_.operands[operand].offset;
   }
@@ -240,7 +246,8 @@ class Task {
     if (piece_ == space_.row) return gather(out, base, view.entries, row_ * space_.row, entries_, step.bytes);
     if (program_.run != space_.segment) {
       for (int64_t j = 0; j < rows_; ++j) {
-        gather(out + j * piece_ * step.bytes, base + view.by_row.offset(row_ + j), view.in_row, entry_, piece_, step.bytes);
+        gather(out + j * piece_ * step.bytes, base + view.by_row.offset(row_ + j), view.in_row, entry_, piece_,
+               step.bytes);
       }
       return;
     }
@@ -261,7 +268,8 @@ class Task {
     if (piece_ == space_.row) return scatter(in, base, view.entries, row_ * space_.row, entries_, step.bytes);
     if (program_.run != space_.segment) {
       for (int64_t j = 0; j < rows_; ++j) {
-        scatter(in + j * piece_ * step.bytes, base + view.by_row.offset(row_ + j), view.in_row, entry_, piece_, step.bytes);
+        scatter(in + j * piece_ * step.bytes, base + view.by_row.offset(row_ + j), view.in_row, entry_, piece_,
+                step.bytes);
       }
       return;
     }
@@ -294,13 +302,13 @@ class Task {
   int64_t rows_ = 1;
   int64_t entry_ = 0;
   int64_t piece_ = 1;
+  int64_t expanded_piece_ = 0;  // along which row values are repeated
   int64_t entries_ = 1;
 };
 
 void run_split(const FusedLaunch& launch, const FusedProgram& program, void* const* operands, const Number* numbers) {
   const int64_t stretches = (program.pieces + program.stretch - 1) / program.stretch;
-  char* memory =
-      caller_scratch.get(program.scratch_bytes + program.kept_bytes + stretches * program.stretch_bytes);
+  char* memory = caller_scratch.get(program.scratch_bytes + program.kept_bytes + stretches * program.stretch_bytes);
   char* kept = memory + program.scratch_bytes;
   char* states = kept + program.kept_bytes;
   Task caller(launch, program, operands, numbers, memory, kept);

@@ -15,18 +15,18 @@
 namespace hetero::backend {
 namespace {
 
-constexpr int64_t kBlockBytes = 32 << 10;     // what a block touches, in scratch and in place: most of an L1 cache
-constexpr int64_t kMinEntries = 256;          // in a block, whatever the scratch
-constexpr int64_t kMaxEntries = 2048;         // in a block
-constexpr int64_t kShortRow = 256;            // rows up to this size are taken several at a time
-constexpr int64_t kTileRows = 16;             // rows of a block where an operand is transposed
-constexpr int64_t kWholeRowBytes = 128 << 10; // scratch of a block that holds whole rows: in the L2 cache
+constexpr int64_t kBlockBytes = 32 << 10;       // what a block touches, in scratch and in place: most of an L1 cache
+constexpr int64_t kMinEntries = 256;            // in a block, whatever the scratch
+constexpr int64_t kMaxEntries = 2048;           // in a block
+constexpr int64_t kShortRow = 256;              // rows up to this size are taken several at a time
+constexpr int64_t kTileRows = 16;               // rows of a block where an operand is transposed
+constexpr int64_t kWholeRowBytes = 128 << 10;   // scratch of a block that holds whole rows: in the L2 cache
 constexpr int64_t kWholeRowEntries = 32 << 10;  // in a block that holds whole rows
-constexpr int64_t kKeptBytes = 1 << 20;       // what may be kept of a streamed row
-constexpr int64_t kConstantBytes = 32;        // of one entry of all values that are computed once for each task
-constexpr int64_t kTaskSteps = 32 << 10;      // entries times steps that are worth a task
-constexpr int64_t kStretch = 32 << 10;        // entries of a row that are reduced before states are merged
-constexpr size_t kMaxPairs = 64;              // more are not worth comparing at each run
+constexpr int64_t kKeptBytes = 1 << 20;         // what may be kept of a streamed row
+constexpr int64_t kConstantBytes = 32;          // of one entry of all values that are computed once for each task
+constexpr int64_t kTaskSteps = 32 << 10;        // entries times steps that are worth a task
+constexpr int64_t kStretch = 32 << 10;          // entries of a row that are reduced before states are merged
+constexpr size_t kMaxPairs = 64;                // more are not worth comparing at each run
 
 constexpr uint32_t kNone = ~uint32_t{0};
 constexpr int32_t kNever = std::numeric_limits<int32_t>::max();
@@ -187,9 +187,7 @@ class Scheduler {
     if (place.kind != Place::Kind::kScratch) program_.moving.push_back(index);
     return index;
   }
-  uint32_t new_slot(SlotKind kind, int32_t width) {
-    return new_place({Place::Kind::kScratch, 0, 0, 0}, kind, width);
-  }
+  uint32_t new_slot(SlotKind kind, int32_t width) { return new_place({Place::Kind::kScratch, 0, 0, 0}, kind, width); }
 
   // A free slot of this width; or the narrowest wider one; or the widest of the others, widened; or a new one.
   uint32_t take_slot(bool row, int32_t width) {
@@ -265,7 +263,8 @@ class Scheduler {
     if (it.kind == StepKind::kFill) {
       emit(ProgramStep::Kind::kFill, row, it.value, bytes_of(it.value)).first_number = it.first_number;
     } else if (lies_as_block(it.operand, row)) {
-      emit(ProgramStep::Kind::kCopy, row, it.value, bytes_of(it.value)).in[0] = as_value(operand_place(it.operand, row));
+      emit(ProgramStep::Kind::kCopy, row, it.value, bytes_of(it.value)).in[0] =
+          as_value(operand_place(it.operand, row));
     } else {
       emit(ProgramStep::Kind::kGather, row, it.value, bytes_of(it.value)).operand = it.operand;
     }
@@ -404,8 +403,8 @@ class Scheduler {
       const bool row = work_.store_is_row[s] != 0;
       const int32_t definition = work_.definition[it.value];
       const bool writes_in_place = work_.place[it.value] == kNone && work_.active[definition] &&
-                            step(definition).kind == StepKind::kMap && row == is_row(it.value) &&
-                            lies_as_block(it.operand, row);
+                                   step(definition).kind == StepKind::kMap && row == is_row(it.value) &&
+                                   lies_as_block(it.operand, row);
       if (writes_in_place) {
         work_.place[it.value] = operand_place(it.operand, row);
         work_.in_place.push_back(it.value);
@@ -422,7 +421,8 @@ class Scheduler {
   }
   // Whether the value's place is the memory of the operand that it is stored to.
   bool is_written_in_place(const FusedStep& store, bool row) const {
-    return work_.resident[store.value] && (row ? work_.row_place : work_.element_place)[store.operand] == work_.place[store.value];
+    return work_.resident[store.value] &&
+           (row ? work_.row_place : work_.element_place)[store.operand] == work_.place[store.value];
   }
 
   // Which active loads are read in place, and which are copied, when.

@@ -92,7 +92,8 @@ bool is_one(const LinearView& view) { return view.rank == 1 && (view.strides[0] 
 
 }  // namespace
 
-void make_row_space(const FusedSpace& space, bool has_row_values, const std::vector<uint8_t>& stored, RowSpace& result) {
+void make_row_space(const FusedSpace& space, bool has_row_values, const std::vector<uint8_t>& stored,
+                    RowSpace& result) {
   const size_t operand_count = stored.size();
   Dimensions outer;
   Dimensions inner;

@@ -24,17 +24,17 @@ struct OperandView {
   int32_t bytes = 0;   // of an entry
   // Operands of different classes cannot share memory: they would not address every point at the same bytes.
   int32_t alias_class = 0;
-  bool dense = false;           // the whole space lies without gaps in the order of the linear index
-  bool dense_row = false;       // so does each row
-  bool dense_segment = false;   // so does each run over the innermost dimension of the row
-  bool dense_rows = false;      // read as a row value: one entry for each row, without gaps
-  bool same_in_row = false;     // all entries of a row are one
-  bool same_for_rows = false;   // all rows are one
-  int64_t entry_stride = 0;     // along the innermost dimension of the row
-  int64_t row_stride = 0;       // from row to row, along the innermost dimension of the rows
-  LinearView entries;           // over the whole linear index
-  LinearView in_row;            // over one row
-  LinearView by_row;            // over the row numbers
+  bool dense = false;          // the whole space lies without gaps in the order of the linear index
+  bool dense_row = false;      // so does each row
+  bool dense_segment = false;  // so does each run over the innermost dimension of the row
+  bool dense_rows = false;     // read as a row value: one entry for each row, without gaps
+  bool same_in_row = false;    // all entries of a row are one
+  bool same_for_rows = false;  // all rows are one
+  int64_t entry_stride = 0;    // along the innermost dimension of the row
+  int64_t row_stride = 0;      // from row to row, along the innermost dimension of the rows
+  LinearView entries;          // over the whole linear index
+  LinearView in_row;           // over one row
+  LinearView by_row;           // over the row numbers
 };
 
 struct RowSpace {

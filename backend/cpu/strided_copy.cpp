@@ -33,7 +33,8 @@ struct Copy {
   static void run(char* dense, char* base, int64_t count, int64_t stride) {
     if (stride == kBytes) {
       // Loaded and stored at the same address: nothing to do, and memcpy must not be asked for it.
-      if (dense != base) std::memcpy(kGather ? dense : base, kGather ? base : dense, static_cast<size_t>(count * kBytes));
+      if (dense != base)
+        std::memcpy(kGather ? dense : base, kGather ? base : dense, static_cast<size_t>(count * kBytes));
     } else if (kGather && stride == 0) {
       fill_run<kBytes>(dense, base, count);
     } else {
@@ -136,10 +137,11 @@ void scatter(const void* dense, char* base, const LinearView& view, int64_t firs
   });
 }
 
-void gather_tile(void* dense, const char* base, int64_t rows, int64_t row_stride, int64_t columns, int64_t column_stride,
-                 int bytes) {
+void gather_tile(void* dense, const char* base, int64_t rows, int64_t row_stride, int64_t columns,
+                 int64_t column_stride, int bytes) {
   for_size(bytes, [&](auto size) {
-    Copy<size, true>::tile(static_cast<char*>(dense), const_cast<char*>(base), rows, row_stride, columns, column_stride);
+    Copy<size, true>::tile(static_cast<char*>(dense), const_cast<char*>(base), rows, row_stride, columns,
+                           column_stride);
   });
 }
 

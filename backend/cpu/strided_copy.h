@@ -34,8 +34,8 @@ void gather(void* dense, const char* base, const LinearView& view, int64_t first
 void scatter(const void* dense, char* base, const LinearView& view, int64_t first, int64_t count, int bytes);
 
 // The same for rows x columns entries with two strides; row-major in `dense`.
-void gather_tile(void* dense, const char* base, int64_t rows, int64_t row_stride, int64_t columns, int64_t column_stride,
-                 int bytes);
+void gather_tile(void* dense, const char* base, int64_t rows, int64_t row_stride, int64_t columns,
+                 int64_t column_stride, int bytes);
 void scatter_tile(const void* dense, char* base, int64_t rows, int64_t row_stride, int64_t columns,
                   int64_t column_stride, int bytes);
 

@@ -54,7 +54,8 @@ void interpret(const FusedKernel& kernel, const FusedSpace& space, void* const* 
     const int64_t index = kernel.values[v].extent == Extent::kRow && !by_row ? point / row : point;
     return values[v].data() + index * kernel.values[v].bytes;
   };
-  for (size_t v = 0; v < values.size(); ++v) values[v].resize(count_of(static_cast<uint16_t>(v)) * kernel.values[v].bytes);
+  for (size_t v = 0; v < values.size(); ++v)
+    values[v].resize(count_of(static_cast<uint16_t>(v)) * kernel.values[v].bytes);
   for (const FusedStep& step : kernel.steps) {
     if (step.kind != FusedStep::Kind::kLoad) continue;
     const bool by_row = kernel.values[step.value].extent == Extent::kRow;
@@ -86,7 +87,8 @@ void interpret(const FusedKernel& kernel, const FusedSpace& space, void* const* 
         for (int64_t r = 0; r < rows; ++r) {
           std::vector<char> state(step.reducer->state_bytes);
           step.reducer->begin(state.data());
-          for (int64_t i = 0; i < row; ++i) step.reducer->add(state.data(), entry(step.inputs[0], r * row + i, false), 1, i);
+          for (int64_t i = 0; i < row; ++i)
+            step.reducer->add(state.data(), entry(step.inputs[0], r * row + i, false), 1, i);
           step.reducer->finish(state.data(), entry(step.value, r, true));
         }
         break;
@@ -381,8 +383,8 @@ class Generator {
   RandomCase case_;
   KernelBuilder builder_;
   std::vector<uint16_t> values_;
-  std::vector<bool> stored_, by_row_;   // by operand
-  std::vector<bool> memory_stored_;     // by memory
+  std::vector<bool> stored_, by_row_;  // by operand
+  std::vector<bool> memory_stored_;    // by memory
 };
 
 }  // namespace

@@ -29,15 +29,14 @@ struct KernelBuilder {
   }
   uint16_t map(MapFunction function, int bytes, std::initializer_list<uint16_t> inputs,
                Extent extent = Extent::kElement, uint16_t number = 0) {
-    FusedStep step{.kind = FusedStep::Kind::kMap, .value = value(bytes, extent), .first_number = number, .map = function};
+    FusedStep step{
+        .kind = FusedStep::Kind::kMap, .value = value(bytes, extent), .first_number = number, .map = function};
     for (const uint16_t input : inputs) step.inputs[step.input_count++] = input;
     return add(step);
   }
   uint16_t reduce(const Reducer& reducer, int bytes, uint16_t input) {
-    FusedStep step{.kind = FusedStep::Kind::kReduce,
-                   .input_count = 1,
-                   .value = value(bytes, Extent::kRow),
-                   .reducer = &reducer};
+    FusedStep step{
+        .kind = FusedStep::Kind::kReduce, .input_count = 1, .value = value(bytes, Extent::kRow), .reducer = &reducer};
     step.inputs[0] = input;
     return add(step);
   }
