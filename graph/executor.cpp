@@ -70,7 +70,10 @@ struct Executor::Impl {
   std::vector<uint8_t> written;   // per buffer
 
   void run_on_host(RunCounts& counts);
-  FailureId run_node(const Instruction& instruction, uint32_t position);
+  void run_alone(uint32_t node, uint32_t position, bool unfused, RunCounts& counts);
+  FailureId run_node(uint32_t node, uint32_t position, bool unfused);
+  void run_group(const FusedGroup& group, uint32_t position, RunCounts& counts);
+  bool find_memory(const FusedGroup& group);
   void settle_host_run();
 };
 
@@ -91,53 +94,92 @@ void Executor::Impl::run_on_host(RunCounts& counts) {
   poison.begin(state);
   outcomes.assign(graph.nodes.size(), Outcome::kNotRun);
   for (uint32_t position = 0; position < program.size(); ++position) {
-    if (program[position].kind != Instruction::Kind::kRun) continue;
-    const uint32_t index = program[position].index;
-    const Node& node = graph.nodes[index];
-    if (poison.active()) [[unlikely]] {
-      if (const FailureId failure = poison.of_inputs(state, node)) {
-        outcomes[index] = Outcome::kSkipped;
-        ++counts.skipped;
-        state.raise(failure);
-        poison.mark_outputs(graph, node, failure);
-        state.release(node, position);
-        continue;
-      }
+    const Instruction& instruction = program[position];
+    if (instruction.kind == Instruction::Kind::kRun) {
+      run_alone(instruction.index, position, false, counts);
+      state.release(graph.nodes[instruction.index], position);
+    } else if (instruction.kind == Instruction::Kind::kFused) {
+      run_group(state.plan().groups[instruction.index], position, counts);
     }
-    const FailureId failure = run_node(program[position], position);
-    counts.kernels[kCpu] += outcomes[index] != Outcome::kNotRun;
-    if (failure != kHealthy || poison.active()) poison.mark_outputs(graph, node, failure);
   }
   settle_host_run();
 }
 
-FailureId Executor::Impl::run_node(const Instruction& instruction, uint32_t position) {
+// `unfused`: as a member of a fused group.
+void Executor::Impl::run_alone(uint32_t index, uint32_t position, bool unfused, RunCounts& counts) {
   const Graph& graph = state.graph();
-  const Node& node = graph.nodes[instruction.index];
+  const Node& node = graph.nodes[index];
+  if (poison.active()) [[unlikely]] {
+    if (const FailureId failure = poison.of_inputs(state, node)) {
+      outcomes[index] = Outcome::kSkipped;
+      ++counts.skipped;
+      state.raise(failure);
+      poison.mark_outputs(graph, node, failure);
+      return;
+    }
+  }
+  const FailureId failure = run_node(index, position, unfused);
+  counts.kernels[kCpu] += outcomes[index] != Outcome::kNotRun;
+  if (failure != kHealthy || poison.active()) poison.mark_outputs(graph, node, failure);
+}
+
+FailureId Executor::Impl::run_node(uint32_t index, uint32_t position, bool unfused) {
+  const Graph& graph = state.graph();
+  const Node& node = graph.nodes[index];
   if (node.operand_count > data.size()) {
     data.resize(node.operand_count);
     brought.resize(node.operand_count);
   }
   bool brings = false;
-  FailureId failure = state.resolve(instruction.index, kCpu, data.data(), brings);
+  FailureId failure =
+      unfused ? state.resolve_unfused(index, position, data.data()) : state.resolve(index, kCpu, data.data(), brings);
   if (failure == kHealthy) {
     const OpTraits& traits = op_table()[node.op];
-    failure = state.call_kernel(instruction.index, {.node = &node,
-                                                    .operands = graph.operands_of(node),
-                                                    .data = data.data(),
-                                                    .brought = brought.data(),
-                                                    .attributes = graph.attributes.data() + node.attribute_offset,
-                                                    .windows = graph.windows,
-                                                    .traits = &traits,
-                                                    .bindings = state.unwritten_bindings()});
-    outcomes[instruction.index] = failure == kHealthy ? Outcome::kRan : Outcome::kFailed;
+    failure = state.call_kernel(index, {.node = &node,
+                                        .operands = graph.operands_of(node),
+                                        .data = data.data(),
+                                        .brought = brought.data(),
+                                        .attributes = graph.attributes.data() + node.attribute_offset,
+                                        .windows = graph.windows,
+                                        .traits = &traits,
+                                        .bindings = state.unwritten_bindings()});
+    outcomes[index] = failure == kHealthy ? Outcome::kRan : Outcome::kFailed;
   }
   if (brings) {
-    if (failure == kHealthy) failure = state.collect(instruction.index, data.data(), brought.data());
+    if (failure == kHealthy) failure = state.collect(index, data.data(), brought.data());
     for (int i = 0; i < node.operand_count; ++i) brought[i].reset();
   }
-  state.release(node, position);
   return failure;
+}
+
+void Executor::Impl::run_group(const FusedGroup& group, uint32_t position, RunCounts& counts) {
+  if (group.prepared && !poison.active() && find_memory(group)) [[likely]] {
+    backend::run_fused(group.launch, data.data(), group.numbers.data());
+    for (const uint32_t n : group.members) outcomes[n] = Outcome::kRan;
+    ++counts.kernels[kCpu];
+    ++counts.fused_groups;
+    counts.fused_nodes += static_cast<int64_t>(group.members.size());
+  } else {
+    for (const uint32_t n : group.members) run_alone(n, position, true, counts);
+    state.end_unfused();
+  }
+  for (const GroupOperand& operand : group.operands) state.release(operand.buffer, position);
+}
+
+// Fills `data` with the addresses of the group's operands. False where one cannot get its memory.
+bool Executor::Impl::find_memory(const FusedGroup& group) {
+  if (group.operands.size() > data.size()) {
+    data.resize(group.operands.size());
+    brought.resize(group.operands.size());
+  }
+  for (size_t k = 0; k < group.operands.size(); ++k) {
+    const BufferId buffer = group.operands[k].buffer;
+    data[k] = state.address(buffer, kCpu);
+    if (data[k] != nullptr) continue;
+    if (!state.try_provide(buffer, kCpu).ok()) return false;
+    data[k] = state.address(buffer, kCpu);
+  }
+  return true;
 }
 
 void Executor::Impl::settle_host_run() {

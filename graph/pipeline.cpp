@@ -10,6 +10,12 @@ namespace {
 // Everything after placement. False where the accelerator's memory does not hold it.
 bool lay_out(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch) {
   insert_copies(graph, plan, scratch);
+  plan.fusion.clear();
+  if (options.fusion && host_only(options)) {
+    fuse_nodes(graph, plan, scratch);
+  } else {
+    plan.groups.clear();
+  }
   if (!host_only(options)) order_queues(graph, plan, scratch);
   const bool fits = plan_memory(graph, options, plan, scratch);
   plan.event_count = 0;

@@ -1,14 +1,19 @@
-// The text of a plan. One line a fact, in four groups:
+// The text of a plan. One line a fact, in five groups:
 //
 //   plan: 3 nodes, 2 buffers, 2 events
 //   arena cpu: 128 bytes, lower bound 128
 //   n0: cpu, too small, 1.5e-06 s
 //   n1: dead
+//   n2: cpu, only device, 0 s, fusion: joined
+//   g0: n2 n3; load b0 by o4; load store b1 by o6
 //   b0: valid after on cpu; on cpu bound from 0 to 3; on accelerator arena 64 from 1 to 2
 //   p0: accelerator compute: run n0
 //   p1: accelerator h2d: copy b0 from cpu to accelerator
 //   p2: accelerator h2d: record e0
 //   p3: accelerator compute: wait e0
+//   p4: cpu compute: fused g0
+//
+// "by o4": as operand 4 of the graph addresses it.
 
 #include "graph/plan.h"
 
@@ -29,6 +34,10 @@ constexpr int kHomes = static_cast<int>(std::size(kHomeWords));
 constexpr Reason kReasons[] = {Reason::kOnlyDevice, Reason::kRequested,   Reason::kUnsupported, Reason::kOpClass,
                                Reason::kTooSmall,   Reason::kFollowsData, Reason::kNoMemory};
 
+constexpr FusionNote kNotes[] = {FusionNote::kJoined,     FusionNote::kAlone,    FusionNote::kNoLowering,
+                                 FusionNote::kOtherShape, FusionNote::kOtherRow, FusionNote::kNotTrailing,
+                                 FusionNote::kOverlap,    FusionNote::kTooLarge, FusionNote::kClosed};
+
 std::string queue_text(QueueId queue) {
   return std::string(device_word(device_of(queue))) + ' ' + kQueueWords[static_cast<int>(kind_of(queue))];
 }
@@ -43,7 +52,25 @@ void append_nodes(std::string& text, const Plan& plan) {
     const Placement& placement = plan.placements[n];
     char seconds[32];
     std::snprintf(seconds, sizeof(seconds), "%.9g", static_cast<double>(placement.predicted_seconds));
-    text += std::string(device_word(placement.device)) + ", " + to_string(placement.reason) + ", " + seconds + " s\n";
+    text += std::string(device_word(placement.device)) + ", " + to_string(placement.reason) + ", " + seconds + " s";
+    if (!plan.fusion.empty()) text += std::string(", fusion: ") + to_string(plan.fusion[n]);
+    text += '\n';
+  }
+}
+
+void append_groups(std::string& text, const Plan& plan) {
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    text += 'g';
+    text += std::to_string(g);
+    text += ':';
+    for (const uint32_t member : plan.groups[g].members) text += " n" + std::to_string(member);
+    for (const GroupOperand& operand : plan.groups[g].operands) {
+      text += ';';
+      if (operand.loads) text += " load";
+      if (operand.stores) text += " store";
+      text += " b" + std::to_string(operand.buffer) + " by o" + std::to_string(operand.operand);
+    }
+    text += '\n';
   }
 }
 
@@ -80,6 +107,9 @@ void append_program(std::string& text, const Plan& plan) {
       case Kind::kWait:
         text += "wait e" + index;
         break;
+      case Kind::kFused:
+        text += "fused g" + index;
+        break;
     }
     text += '\n';
   }
@@ -99,12 +129,14 @@ class PlanParser {
         status = parse_arena();
       } else if (reader_.accept_id("n", id)) {
         status = parse_node(id);
+      } else if (reader_.accept_id("g", id)) {
+        status = parse_group(id);
       } else if (reader_.accept_id("b", id)) {
         status = parse_buffer(id);
       } else if (reader_.accept_id("p", id)) {
         status = parse_instruction(id);
       } else {
-        status = reader_.error("an arena, a node, a buffer or an instruction");
+        status = reader_.error("an arena, a node, a group, a buffer or an instruction");
       }
       if (!status.ok()) return status;
       if (!reader_.accept_line_end()) return reader_.error("the end of the line");
@@ -160,6 +192,35 @@ class PlanParser {
     if (!reader_.accept(",") || !reader_.accept_number(placement.predicted_seconds) || !reader_.accept("s")) {
       return reader_.error("', SECONDS s'");
     }
+    return reader_.accept(", fusion:") ? parse_note(id) : Status();
+  }
+
+  Status parse_note(uint32_t id) {
+    plan_.fusion.resize(plan_.live.size(), FusionNote::kAlone);
+    for (const FusionNote note : kNotes) {
+      if (!reader_.accept(to_string(note))) continue;
+      plan_.fusion[id] = note;
+      return Status();
+    }
+    return reader_.error("what fusion made of the node");
+  }
+
+  Status parse_group(uint32_t id) {
+    if (id != plan_.groups.size() || !reader_.accept(":")) return reader_.error("groups numbered from g0");
+    FusedGroup& group = plan_.groups.emplace_back();
+    uint32_t member = 0;
+    while (reader_.accept_id("n", member)) group.members.push_back(member);
+    if (group.members.empty()) return reader_.error("a member");
+    while (reader_.accept(";")) {
+      GroupOperand operand{};
+      operand.loads = reader_.accept("load");
+      operand.stores = reader_.accept("store");
+      if (!reader_.accept_id("b", operand.buffer) || !reader_.accept("by") ||
+          !reader_.accept_id("o", operand.operand)) {
+        return reader_.error("'load bN by oN' or 'store bN by oN'");
+      }
+      group.operands.push_back(operand);
+    }
     return Status();
   }
 
@@ -208,6 +269,9 @@ class PlanParser {
     if (reader_.accept("run")) {
       instruction.kind = Kind::kRun;
       if (!reader_.accept_id("n", instruction.index)) return reader_.error("a node");
+    } else if (reader_.accept("fused")) {
+      instruction.kind = Kind::kFused;
+      if (!reader_.accept_id("g", instruction.index)) return reader_.error("a group");
     } else if (reader_.accept("copy")) {
       instruction.kind = Kind::kCopy;
       if (!reader_.accept_id("b", instruction.index) || !reader_.accept("from") ||
@@ -263,6 +327,7 @@ std::string to_string(const Plan& plan) {
             " bytes, lower bound " + std::to_string(plan.arena_lower_bound[d]) + '\n';
   }
   append_nodes(text, plan);
+  append_groups(text, plan);
   append_buffers(text, plan);
   append_program(text, plan);
   return text;

@@ -15,6 +15,7 @@
 
 #include "backend/device.h"
 #include "backend/status.h"
+#include "graph/fusion.h"
 #include "graph/graph.h"
 
 namespace hetero::graph {
@@ -76,10 +77,10 @@ inline constexpr int kMaxQueues = backend::kMaxDevices * backend::kQueueKinds;
 inline constexpr QueueId kHostQueue = 0;
 
 struct Instruction {
-  enum class Kind : uint8_t { kRun, kCopy, kRecord, kWait };
+  enum class Kind : uint8_t { kRun, kCopy, kRecord, kWait, kFused };
   Kind kind = Kind::kRun;
   QueueId queue = 0;
-  // kRun: the node. kCopy: the buffer. kRecord and kWait: the event.
+  // kRun: the node. kCopy: the buffer. kRecord and kWait: the event. kFused: the group.
   uint32_t index = 0;
   // kCopy: the devices.
   backend::DeviceIndex from = 0;
@@ -91,6 +92,8 @@ struct Instruction {
 struct Plan {
   std::vector<uint8_t> live;          // per node: it runs
   std::vector<Placement> placements;  // per node
+  std::vector<FusedGroup> groups;
+  std::vector<FusionNote> fusion;     // per node; empty where nothing was to be fused
   std::vector<Residence> residences;  // per buffer * kMaxDevices + device
   uint64_t arena_bytes[backend::kMaxDevices] = {};
   uint64_t arena_lower_bound[backend::kMaxDevices] = {};  // the most bytes live at once
@@ -112,8 +115,13 @@ struct Plan {
 std::string to_string(const Plan& plan);
 Result<Plan> parse_plan(std::string_view text);
 
+// Builds what the text of a plan leaves out: the groups' kernels, spaces and numbers. Fails where the groups are not those of `graph`.
+Status restore_groups(const Graph& graph, Plan& plan);
+
 // What planning may use.
 struct PlanOptions {
+  // Nodes on the CPU may run as fused kernels; so far only where there is no accelerator.
+  bool fusion = false;
   bool has_accelerator = false;
   bool accelerator_host_accessible = false;
   backend::Capabilities cpu;

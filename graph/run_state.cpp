@@ -76,19 +76,54 @@ void RunState::end() {
 }
 
 FailureId RunState::provide(uint32_t node, BufferId buffer, DeviceIndex device) {
+  Status status = try_provide(buffer, device);
+  return status.ok() ? kHealthy : add_failure(node, std::move(status));
+}
+
+Status RunState::try_provide(BufferId buffer, DeviceIndex device) {
   const Residence& residence = plan_->residence(buffer, device);
   const Buffer& shape = graph_->buffers[buffer];
-  if (residence.home == Home::kArena) return add_failure(node, arena_status_[device]);
+  if (residence.home == Home::kArena) return arena_status_[device];
   if ((shape.valid_on >> device & 1) != 0 && shape.bytes > 0) {
-    return add_failure(node, Status(ErrorClass::kInternal,
-                                    "buffer b" + std::to_string(buffer) + " is bound as valid without a block"));
+    return Status(ErrorClass::kInternal, "buffer b" + std::to_string(buffer) + " is bound as valid without a block");
   }
   Result<backend::Block> block = devices_[device]->allocate(shape.bytes);
-  if (!block.ok()) return add_failure(node, block.status());
+  if (!block.ok()) return block.status();
   addresses_[buffer * kMaxDevices + device] = block.value().data();
   Binding* const bound = bindings_[buffer];
   (bound != nullptr ? bound->blocks[device] : held_[buffer]) = std::move(block.value());
+  return Status();
+}
+
+FailureId RunState::resolve_unfused(uint32_t index, uint32_t position, void** data) {
+  const Node& node = graph_->nodes[index];
+  const Operand* const operands = graph_->operands_of(node);
+  for (int i = 0; i < node.operand_count; ++i) {
+    const BufferId buffer = operands[i].buffer;
+    const Residence& residence = plan_->residence(buffer, kCpu);
+    if (residence.home != Home::kNone && residence.first <= position && position <= residence.last) {
+      if (address(buffer, kCpu) == nullptr) {
+        if (const FailureId failure = provide(index, buffer, kCpu)) return failure;
+      }
+      data[i] = address(buffer, kCpu);
+      continue;
+    }
+    // The bytes that it will have later, or had before, may hold something else now.
+    data[i] = unfused_memory(buffer);
+    if (data[i] != nullptr) continue;
+    Result<backend::Block> block = devices_[kCpu]->allocate(graph_->buffers[buffer].bytes);
+    if (!block.ok()) return add_failure(index, block.status());
+    data[i] = block.value().data();
+    unfused_.emplace_back(buffer, std::move(block.value()));
+  }
   return kHealthy;
+}
+
+void* RunState::unfused_memory(BufferId buffer) {
+  for (auto& [owner, block] : unfused_) {
+    if (owner == buffer) return block.data();
+  }
+  return nullptr;
 }
 
 FailureId RunState::resolve(uint32_t index, DeviceIndex device, void** data, bool& brings) {
@@ -146,16 +181,17 @@ bool RunState::dies_on_host(BufferId buffer) const {
 
 void RunState::release(const Node& node, uint32_t position) {
   const Operand* const operands = graph_->operands_of(node);
-  for (int i = 0; i < node.operand_count; ++i) {
-    const BufferId buffer = operands[i].buffer;
-    const Residence& residence = plan_->residence(buffer, kCpu);
-    if (residence.last != position) continue;
-    if (residence.home >= Home::kBrought) {
-      held_[buffer].reset();
-    } else if (residence.home == Home::kBound && dies_on_host(buffer)) {
-      bindings_[buffer]->blocks[kCpu].reset();
-      bindings_[buffer]->derived.reset();
-    }
+  for (int i = 0; i < node.operand_count; ++i) release(operands[i].buffer, position);
+}
+
+void RunState::release(BufferId buffer, uint32_t position) {
+  const Residence& residence = plan_->residence(buffer, kCpu);
+  if (residence.last != position) return;
+  if (residence.home >= Home::kBrought) {
+    held_[buffer].reset();
+  } else if (residence.home == Home::kBound && dies_on_host(buffer)) {
+    bindings_[buffer]->blocks[kCpu].reset();
+    bindings_[buffer]->derived.reset();
   }
 }
 
@@ -211,18 +247,17 @@ void RunState::find_written(const std::vector<Outcome>& outcomes, std::vector<ui
 
 void RunState::settle(BufferId buffer, FailureId failure, uint8_t valid_on, bool written) {
   Binding& binding = *bindings_[buffer];
-  if (failure == kHealthy) {
-    // A device that could not give the memory for a touch that needs no bytes has none of the
-    // bytes.
-    for (int d = 0; d < kMaxDevices; ++d) {
-      if (!binding.blocks[d]) valid_on &= static_cast<uint8_t>(~(1u << d));
-    }
-    binding.valid_on = valid_on;
-    if (!binding.error.ok()) binding.error = Status();
-    return;
+  if (failure != kHealthy) {
+    binding.error = status_of(failure);
+    valid_on = written || graph_->buffers[buffer].valid_on == 0 ? 0 : binding.valid_on;
+  } else if (!binding.error.ok()) {
+    binding.error = Status();
   }
-  binding.error = status_of(failure);
-  if (written || graph_->buffers[buffer].valid_on == 0) binding.valid_on = 0;
+  // A device that could not give the memory for a touch that needs no bytes, or has released what dies, has none of the bytes.
+  for (int d = 0; d < kMaxDevices; ++d) {
+    if (!binding.blocks[d]) valid_on &= static_cast<uint8_t>(~(1u << d));
+  }
+  binding.valid_on = valid_on;
 }
 
 }  // namespace hetero::graph

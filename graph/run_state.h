@@ -48,14 +48,21 @@ class RunState {
 
   // Gives memory to bytes that have none yet, as their home says.
   FailureId provide(uint32_t node, BufferId buffer, backend::DeviceIndex device);
+  Status try_provide(BufferId buffer, backend::DeviceIndex device);
 
   // Fills `data` with the addresses of the node's operands. Outputs whose memory the kernel is to
   // bring stay null; `brings` says whether there are any.
   FailureId resolve(uint32_t node, backend::DeviceIndex device, void** data, bool& brings);
   // Keeps the blocks that the kernel brought.
   FailureId collect(uint32_t node, void* const* data, backend::Block* brought);
-  // Frees the blocks whose last touch is the node at `position`.
+  // Frees the blocks whose last touch is the node, or any of the buffer, at `position`.
   void release(const Node& node, uint32_t position);
+  void release(BufferId buffer, uint32_t position);
+
+  // For the members of a fused group at `position` that run one by one: what the group would not have touched gets memory of its own,
+  // until end_unfused().
+  FailureId resolve_unfused(uint32_t node, uint32_t position, void** data);
+  void end_unfused() { unfused_.clear(); }
 
   // What Invocation::bindings of kernels on the CPU is.
   Binding* const* unwritten_bindings() const { return unwritten_.data(); }
@@ -84,6 +91,7 @@ class RunState {
  private:
   bool dies_on_host(BufferId buffer) const;
   void find_unwritten();
+  void* unfused_memory(BufferId buffer);
 
   struct Failure {
     uint32_t node;
@@ -100,7 +108,8 @@ class RunState {
   std::vector<void*> addresses_;      // per residence
   std::vector<Binding*> unwritten_;   // per buffer: its binding, if bound valid and no node writes it
   std::vector<backend::Block> held_;  // per buffer: what is kBrought or kOwned and does not escape
-  std::mutex mutex_;                  // guards failures_ while kernels run
+  std::vector<std::pair<BufferId, backend::Block>> unfused_;
+  std::mutex mutex_;  // guards failures_ while kernels run
   std::vector<Failure> failures_;
   std::vector<std::pair<BufferId, FailureId>> on_entry_;
   std::atomic<uint32_t> failure_count_{0};

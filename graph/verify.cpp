@@ -43,11 +43,11 @@ class PlanVerifier {
 
   Status run() {
     using Check = Status (PlanVerifier::*)();
-    constexpr Check kChecks[] = {&PlanVerifier::check_sizes,   &PlanVerifier::check_placements,
-                                 &PlanVerifier::check_program, &PlanVerifier::check_dead_nodes,
-                                 &PlanVerifier::check_events,  &PlanVerifier::check_contents,
-                                 &PlanVerifier::check_hazards, &PlanVerifier::check_residences,
-                                 &PlanVerifier::check_sharing, &PlanVerifier::check_budget};
+    constexpr Check kChecks[] = {
+        &PlanVerifier::check_sizes,      &PlanVerifier::check_placements, &PlanVerifier::check_program,
+        &PlanVerifier::check_dead_nodes, &PlanVerifier::check_events,     &PlanVerifier::check_contents,
+        &PlanVerifier::check_hazards,    &PlanVerifier::check_residences, &PlanVerifier::check_sharing,
+        &PlanVerifier::check_budget,     &PlanVerifier::check_groups};
     for (const Check check : kChecks) {
       if (Status status = (this->*check)(); !status.ok()) return status;
     }
@@ -105,7 +105,9 @@ class PlanVerifier {
   // Instructions mean something, and every live node runs once. Collects who touches what.
   Status check_program() {
     std::vector<uint8_t> runs(graph_.nodes.size());
+    std::vector<uint8_t> group_runs(plan_.groups.size());
     touches_.resize(plan_.residences.size());
+    accesses_.resize(plan_.residences.size());
     for (uint32_t p = 0; p < plan_.program.size(); ++p) {
       const Instruction& instruction = plan_.program[p];
       if (instruction.queue >= kMaxQueues) return violation(name("p", p) + ": no such queue");
@@ -114,6 +116,8 @@ class PlanVerifier {
         status = check_run(p, instruction, runs);
       } else if (instruction.kind == Kind::kCopy) {
         status = check_copy(p, instruction);
+      } else if (instruction.kind == Kind::kFused) {
+        status = check_fused(p, instruction, runs, group_runs);
       }
       if (!status.ok()) return status;
     }
@@ -125,6 +129,46 @@ class PlanVerifier {
 
   Status check_run(uint32_t p, const Instruction& instruction, std::vector<uint8_t>& runs) {
     const uint32_t n = instruction.index;
+    if (Status status = check_node(p, instruction, n, runs); !status.ok()) return status;
+    const size_t device = device_of(instruction.queue);
+    const Node& node = graph_.nodes[n];
+    for (int i = 0; i < node.operand_count; ++i) {
+      const Operand& operand = graph_.operands_of(node)[i];
+      touches_[operand.buffer * kMaxDevices + device].push_back(touch_of(p, instruction.queue, n, operand));
+    }
+    return Status();
+  }
+
+  // The kernel touches the group's operands; its members' operands keep their order with other instructions.
+  Status check_fused(uint32_t p, const Instruction& instruction, std::vector<uint8_t>& runs,
+                     std::vector<uint8_t>& group_runs) {
+    if (instruction.index >= plan_.groups.size()) return violation(name("p", p) + " runs a group that is not there");
+    if (group_runs[instruction.index]++) return violation(name("g", instruction.index) + " runs twice");
+    if (instruction.queue != kHostQueue)
+      return violation(name("p", p) + " runs a group on another queue than the CPU's");
+    const FusedGroup& group = plan_.groups[instruction.index];
+    if (group.members.empty()) return violation(name("g", instruction.index) + " has no members");
+    for (const uint32_t n : group.members) {
+      if (Status status = check_node(p, instruction, n, runs); !status.ok()) return status;
+      if (traits_of(n).side_effects) return violation(name("n", n) + " has effects and is fused");
+    }
+    for (const GroupOperand& operand : group.operands) {
+      if (operand.operand >= graph_.operands.size() || graph_.operands[operand.operand].buffer != operand.buffer) {
+        return violation(name("g", instruction.index) + " has an operand that is not there");
+      }
+      touches_[operand.buffer * kMaxDevices + kCpu].push_back(
+          {.position = p,
+           .queue = instruction.queue,
+           .writes = operand.stores,
+           .range = range_of(graph_, graph_.operands[operand.operand]),
+           .node = group.members.back(),
+           .brings = false});
+    }
+    return Status();
+  }
+
+  // That the node may run here, and that it runs once. Collects who touches what.
+  Status check_node(uint32_t p, const Instruction& instruction, uint32_t n, std::vector<uint8_t>& runs) {
     if (n >= graph_.nodes.size()) return violation(name("p", p) + " runs a node that is not there");
     if (!plan_.live[n]) return violation(name("p", p) + " runs the dead node " + name("n", n));
     if (runs[n]++) return violation(name("n", n) + " runs twice");
@@ -135,15 +179,18 @@ class PlanVerifier {
     const Node& node = graph_.nodes[n];
     for (int i = 0; i < node.operand_count; ++i) {
       const Operand& operand = graph_.operands_of(node)[i];
-      touches_[operand.buffer * kMaxDevices + device].push_back(
-          {.position = p,
-           .queue = instruction.queue,
-           .writes = operand.writes(),
-           .range = range_of(graph_, operand),
-           .node = n,
-           .brings = operand.access == Access::kDefine && traits_of(n).brings_memory});
+      accesses_[operand.buffer * kMaxDevices + device].push_back(touch_of(p, instruction.queue, n, operand));
     }
     return Status();
+  }
+
+  Touch touch_of(uint32_t p, QueueId queue, uint32_t n, const Operand& operand) const {
+    return {.position = p,
+            .queue = queue,
+            .writes = operand.writes(),
+            .range = range_of(graph_, operand),
+            .node = n,
+            .brings = operand.access == Access::kDefine && traits_of(n).brings_memory};
   }
 
   Status check_copy(uint32_t p, const Instruction& instruction) {
@@ -157,12 +204,14 @@ class PlanVerifier {
       return violation(name("p", p) + " copies on the wrong queue");
     }
     for (const DeviceIndex device : {instruction.from, instruction.to}) {
-      touches_[instruction.index * kMaxDevices + device].push_back({.position = p,
-                                                                    .queue = instruction.queue,
-                                                                    .writes = device == instruction.to,
-                                                                    .range = {0, INT64_MAX},
-                                                                    .node = kNoNode,
-                                                                    .brings = false});
+      const Touch touch{.position = p,
+                        .queue = instruction.queue,
+                        .writes = device == instruction.to,
+                        .range = {0, INT64_MAX},
+                        .node = kNoNode,
+                        .brings = false};
+      touches_[instruction.index * kMaxDevices + device].push_back(touch);
+      accesses_[instruction.index * kMaxDevices + device].push_back(touch);
     }
     return Status();
   }
@@ -271,16 +320,41 @@ class PlanVerifier {
         contents_[instruction.index * kMaxDevices + instruction.to] =
             contents_[instruction.index * kMaxDevices + instruction.from];
       } else if (instruction.kind == Kind::kRun) {
-        if (Status status = replay(instruction); !status.ok()) return status;
+        if (Status status = replay(instruction.index, device_of(instruction.queue)); !status.ok()) return status;
+      } else if (instruction.kind == Kind::kFused) {
+        if (Status status = replay_group(plan_.groups[instruction.index]); !status.ok()) return status;
       }
     }
     return check_results();
   }
 
-  Status replay(const Instruction& instruction) {
-    const uint32_t n = instruction.index;
+  Status replay_group(const FusedGroup& group) {
+    std::vector<uint32_t> members = group.members;
+    std::ranges::sort(members);
+    for (const uint32_t n : members) {
+      if (Status status = replay(n, kCpu); !status.ok()) return status;
+    }
+    // What is not stored is gone.
+    for (const uint32_t n : members) {
+      const Node& node = graph_.nodes[n];
+      for (int i = 0; i < node.operand_count; ++i) {
+        const Operand& operand = graph_.operands_of(node)[i];
+        if (operand.writes() && !is_stored(group, operand)) contents_[operand.buffer * kMaxDevices + kCpu] = {};
+      }
+    }
+    return Status();
+  }
+
+  bool is_stored(const FusedGroup& group, const Operand& written) const {
+    const ByteRange range = range_of(graph_, written);
+    return std::ranges::any_of(group.operands, [&](const GroupOperand& operand) {
+      return operand.stores && operand.buffer == written.buffer &&
+             range_of(graph_, graph_.operands[operand.operand]).overlaps(range);
+    });
+  }
+
+  Status replay(uint32_t n, DeviceIndex device) {
     const Node& node = graph_.nodes[n];
-    const DeviceIndex device = device_of(instruction.queue);
     const Operand* const operands = graph_.operands_of(node);
     for (int i = 0; i < node.operand_count; ++i) {
       if (operands[i].reads() && !holds(operands[i].buffer, device, n, range_of(graph_, operands[i]))) {
@@ -343,8 +417,8 @@ class PlanVerifier {
 
   // Conflicting touches of the same bytes happen one after the other, in the order of the graph.
   Status check_hazards() {
-    for (size_t residence = 0; residence < touches_.size(); ++residence) {
-      const std::vector<Touch>& touches = touches_[residence];
+    for (size_t residence = 0; residence < accesses_.size(); ++residence) {
+      const std::vector<Touch>& touches = accesses_[residence];
       for (size_t j = 0; j < touches.size(); ++j) {
         for (size_t i = 0; i < j; ++i) {
           const Touch& a = touches[i];
@@ -448,6 +522,14 @@ class PlanVerifier {
     });
   }
 
+  Status check_groups() {
+    for (size_t g = 0; g < plan_.groups.size(); ++g) {
+      const Status status = verify_group(graph_, plan_.groups[g]);
+      if (!status.ok()) return violation(name("g", g) + ": " + status.message());
+    }
+    return Status();
+  }
+
   Status check_budget() {
     for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
       if (plan_.arena_lower_bound[d] > plan_.arena_bytes[d]) {
@@ -469,10 +551,12 @@ class PlanVerifier {
   const Graph& graph_;
   const Plan& plan_;
   const PlanOptions& options_;
-  std::vector<std::vector<Touch>> touches_;  // per residence, in program order
-  std::vector<std::vector<Write>> writes_;   // per buffer, in graph order
-  std::vector<Clock> clocks_;                // per instruction
-  std::vector<Contents> contents_;           // per residence
+  std::vector<std::vector<Touch>> touches_;  // per residence, in program order: of its bytes
+  std::vector<std::vector<Touch>>
+      accesses_;  // per residence, in program order: by nodes, of values with and without bytes
+  std::vector<std::vector<Write>> writes_;  // per buffer, in graph order
+  std::vector<Clock> clocks_;               // per instruction
+  std::vector<Contents> contents_;          // per residence
 };
 
 Status check_operand(const Graph& graph, const Operand& operand) {

@@ -16,6 +16,7 @@
 namespace hetero::graph {
 
 Status verify_graph(const Graph& graph);
+Status verify_group(const Graph& graph, const FusedGroup& group);
 Status verify_plan(const Graph& graph, const Plan& plan, const PlanOptions& options);
 
 }  // namespace hetero::graph

@@ -60,6 +60,10 @@ class MemoryPlanner {
         touch_by_copy(i, instruction.index, instruction.to);
         continue;
       }
+      if (instruction.kind == Instruction::Kind::kFused) {
+        for (const GroupOperand& o : plan_.groups[instruction.index].operands) touch_by_group(i, o.buffer);
+        continue;
+      }
       const Node& node = graph_.nodes[instruction.index];
       const DeviceIndex device = device_of(instruction.queue);
       const Operand* const first = graph_.operands_of(node);
@@ -79,8 +83,22 @@ class MemoryPlanner {
     if (device == kCpu && operand.access == Access::kDefine && op_table()[node.op].brings_memory) {
       return Home::kBrought;
     }
+    return home_of(buffer, device);
+  }
+
+  Home home_of(const Buffer& buffer, DeviceIndex device) const {
     if (survives(buffer)) return Home::kBound;
     return device == kCpu && buffer.bytes >= options_.own_block_bytes ? Home::kOwned : Home::kArena;
+  }
+
+  // A fused kernel writes into memory that it is given.
+  void touch_by_group(uint32_t i, BufferId buffer) {
+    Residence& residence = plan_.residence(buffer, kCpu);
+    if (residence.home == Home::kNone) {
+      residence.home = home_of(graph_.buffers[buffer], kCpu);
+      residence.first = i;
+    }
+    residence.last = i;
   }
 
   void touch_by_copy(uint32_t i, BufferId buffer, DeviceIndex device) {
@@ -114,6 +132,12 @@ class MemoryPlanner {
         take(i, instruction.index, instruction.to);
         give_back(i, instruction.index, instruction.from);
         give_back(i, instruction.index, instruction.to);
+        continue;
+      }
+      if (instruction.kind == Instruction::Kind::kFused) {
+        const std::vector<GroupOperand>& operands = plan_.groups[instruction.index].operands;
+        for (const GroupOperand& o : operands) take(i, o.buffer, kCpu);
+        for (const GroupOperand& o : operands) give_back(i, o.buffer, kCpu);
         continue;
       }
       const Node& node = graph_.nodes[instruction.index];

@@ -2,7 +2,7 @@
 // share.
 //
 // Each pass reads the graph and what earlier passes wrote into the plan, and writes its own part of
-// the plan. Up to insert_events the program holds only runs and copies, and positions count those.
+// the plan. Up to insert_events the program holds only runs, fused groups and copies, and positions count those.
 //
 // Thread safety: a Scratch belongs to one planning thread.
 
@@ -10,10 +10,12 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "graph/graph.h"
+#include "graph/group_builder.h"
 #include "graph/passes/slice_allocator.h"
 #include "graph/plan.h"
 
@@ -23,6 +25,35 @@ namespace hetero::graph {
 struct Touches {
   Clock any{};    // per queue: the last instruction that touches them
   Clock write{};  // of these, the last that writes
+};
+
+// What fusion keeps of one group while it walks the nodes.
+struct OpenGroup {
+  GroupBuilder builder;
+  bool open = false;
+  uint32_t last = 0;    // its last member, at whose place it runs
+  uint32_t number = 0;  // in the plan
+};
+
+// A group that touches a buffer, in the list of those that do.
+struct GroupLink {
+  uint32_t group;
+  uint32_t next;
+};
+
+struct FusionScratch {
+  Lowering lowering;
+  Lowering merged_lowering;
+  Footprint footprint;
+  Footprint merged_footprint;
+  std::vector<std::unique_ptr<OpenGroup>> groups;  // the first group_count are in use
+  uint32_t group_count = 0;
+  std::vector<uint32_t> group_of;  // per node
+  std::vector<GroupLink> links;
+  std::vector<uint32_t> writers;      // per buffer: the first link of the groups that write it
+  std::vector<uint32_t> readers;      // per buffer: the first link of the groups that only read it
+  std::vector<uint32_t> last_writer;  // per buffer: a node
+  std::vector<uint32_t> touched;      // groups that the node at hand conflicts with
 };
 
 // Vectors that keep their memory from plan to plan, so that planning allocates nothing in the long
@@ -35,6 +66,7 @@ struct Scratch {
   std::vector<Clock> requirements;  // per instruction: what must run before (order, memory_plan)
   std::vector<Clock> clocks;        // per instruction: what has run before (order, events)
   std::vector<uint32_t> slices;     // per residence: its slice of the arena + 1 (memory_plan)
+  FusionScratch fusion;
   SliceAllocator arenas[backend::kMaxDevices];
   std::vector<std::pair<uint32_t, uint32_t>> waits;  // instruction, and which it waits for (events)
   std::vector<uint32_t> positions;                   // per instruction: where it is in the final program (events)
@@ -49,6 +81,8 @@ void drop_dead_values(const Graph& graph, Plan& plan, Scratch& scratch);
 void place_nodes(const Graph& graph, const PlanOptions& options, uint64_t accelerator_bytes, Plan& plan,
                  Scratch& scratch);
 void insert_copies(const Graph& graph, Plan& plan, Scratch& scratch);
+// Replaces runs of the program by fused groups. REQUIRES: the program has runs on the CPU only.
+void fuse_nodes(const Graph& graph, Plan& plan, Scratch& scratch);
 void order_queues(const Graph& graph, const Plan& plan, Scratch& scratch);
 // True when what lies on the accelerator fits into options.accelerator_bytes.
 bool plan_memory(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);

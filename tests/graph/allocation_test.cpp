@@ -52,6 +52,34 @@ TEST_CASE("planning and running on the CPU allocate nothing in the long run") {
   CHECK(last == 0);
 }
 
+TEST_CASE("planning and running fused groups allocate nothing in the long run") {
+  Program p;
+  const BufferId x = p.input(64);
+  p.escape(x);
+  BufferId value = x;
+  for (int i = 0; i < 50; ++i) {
+    value = p.define(test_ops().map, 64, {p.read(value), p.read(x)});
+    p.add(test_ops().map, {p.operand(value, Access::kUpdate, {32}, {1}, 0)});
+  }
+  p.escape(value);
+  const PlanOptions options = fused_options();
+  Plan plan;
+  Executor executor({test_devices()[0], nullptr});
+  std::vector<Binding> bindings = p.bind(test_devices());
+  const std::vector<Binding*> pointers = p.pointers(bindings);
+  RunCounts counts;
+  long last = 0;
+  for (int round = 0; round < 4; ++round) {
+    const long before = heap_allocations;
+    make_plan(p.graph, options, plan);
+    const Status status = executor.run(p.graph, plan, pointers, counts);
+    last = heap_allocations - before;
+    REQUIRE(status.ok());
+  }
+  CHECK(counts.fused_groups > 50);
+  CHECK(last == 0);
+}
+
 }  // namespace hetero::graph::testing
 
 #endif

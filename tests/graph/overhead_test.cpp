@@ -62,6 +62,40 @@ TEST_CASE("overhead per node of a chain of 1,000 empty kernels", "[benchmark]") 
           {.name = "test::bring_nothing", .op_class = OpClass::kPointwise, .brings_memory = true, .kernel = bring}));
 }
 
+TEST_CASE("overhead per node of 1,000 nodes in fused chains", "[benchmark]") {
+  constexpr int kNodes = 1000;
+  const OpId nothing = op_table().find("test::nothing");
+  for (const int length : {1, 4, 16}) {
+    Program p;
+    const BufferId x = p.input(16);
+    const BufferId y = p.input(16);
+    p.escape(x);
+    p.escape(y);
+    BufferId value = x;
+    for (int i = 0; i < kNodes; ++i) {
+      value = p.define(i % (length + 1) == length ? nothing : test_ops().map, 16, {p.read(value), p.read(y)});
+    }
+    p.escape(value);
+    const PlanOptions options = fused_options();
+    Plan plan;
+    const double planning = nanoseconds(200, [&] { make_plan(p.graph, options, plan); });
+    std::vector<Binding> bindings = p.bind(test_devices());
+    const std::vector<Binding*> pointers = p.pointers(bindings);
+    Executor executor({test_devices()[0], nullptr});
+    RunCounts counts;
+    const double running = nanoseconds(200, [&] {
+      REQUIRE(executor.run(p.graph, plan, pointers, counts).ok());
+      bindings[value].blocks[0].reset();
+    });
+    double gathering = 0;
+    gathering = nanoseconds(200, [&] {
+      for (FusedGroup& group : plan.groups) REQUIRE(gather_numbers(p.graph, group, group.numbers));
+    });
+    std::printf("chains of %d, fused: planning %.1f ns, running %.1f ns, gathering numbers %.1f ns per node\n", length,
+                planning / kNodes, running / kNodes, gathering / kNodes);
+  }
+}
+
 TEST_CASE("cost of interning a known window", "[benchmark]") {
   WindowTable table;
   for (int64_t i = 0; i < 500; ++i) table.intern_contiguous(6, {{i, 8, 12, 64}});

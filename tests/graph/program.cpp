@@ -53,6 +53,11 @@ PlanOptions options_for(const Devices& devices) {
   return options;
 }
 PlanOptions cpu_options() { return options_for({test_devices()[kCpu], nullptr}); }
+PlanOptions fused_options() {
+  PlanOptions options = cpu_options();
+  options.fusion = true;
+  return options;
+}
 PlanOptions both_options() { return options_for(test_devices()); }
 
 BufferId Program::input(int64_t count, uint8_t valid_on) {

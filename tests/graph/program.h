@@ -34,6 +34,7 @@ const Devices& test_devices();
 PlanOptions options_for(const Devices& devices);
 PlanOptions cpu_options();
 PlanOptions both_options();
+PlanOptions fused_options();  // of the CPU
 
 struct Results {
   Status status;
@@ -86,6 +87,9 @@ class Program {
 // dying inputs, all kinds of operators and preferences. With `on_accelerator`, some inputs lie
 // there.
 void make_random(Program& program, std::mt19937& random, int nodes, bool on_accelerator);
+
+// A random program of operators that can be fused, and some others between them: views, broadcasts, rows, in-place operators.
+void make_fusable(Program& program, std::mt19937& random, int nodes);
 
 // True when both hold the same bits for every buffer that escapes.
 bool same_values(const Program& program, const Results& a, const Results& b);

@@ -80,7 +80,162 @@ class Generator {
   std::vector<BufferId> live_;  // have a value
 };
 
+using List = std::vector<int64_t>;
+
+List row_major(const List& sizes) {
+  List strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0; stride *= sizes[d]) strides[d] = stride;
+  return strides;
+}
+
+// Buffers of 24, 6, 4 and 1 floats, mostly: a matrix of four rows of six, a row, a column and a scalar.
+class FusableGenerator {
+ public:
+  FusableGenerator(Program& program, std::mt19937& random) : program_(program), random_(random) {}
+
+  void make(int nodes) {
+    for (const int64_t count : {24, 24, 24, 12, 6, 4, 2, 1}) live_.push_back(program_.input(count));
+    for (int i = 0; i < nodes; ++i) add_node();
+    for (BufferId b = 0; b < program_.graph.buffers.size(); ++b) {
+      if (below(4) == 0) program_.escape(b);
+    }
+  }
+
+ private:
+  int below(int limit) { return std::uniform_int_distribution<int>(0, limit - 1)(random_); }
+  int64_t count_of(BufferId buffer) const {
+    return static_cast<int64_t>(program_.graph.buffers[buffer].bytes / sizeof(float));
+  }
+  // A recent buffer of `count` floats; the inputs have every size.
+  BufferId pick(int64_t count) {
+    for (int tries = 0;; ++tries) {
+      const size_t recent = tries < 20 && below(5) != 0 ? std::min<size_t>(live_.size(), 6) : live_.size();
+      const BufferId buffer = live_[live_.size() - 1 - static_cast<size_t>(below(static_cast<int>(recent)))];
+      if (count_of(buffer) == count) return buffer;
+    }
+  }
+
+  Operand view(BufferId buffer, Access access, const List& sizes) {
+    return program_.operand(buffer, access, sizes, row_major(sizes), 0);
+  }
+
+  // Something that is broadcast to `space`, which has six entries in the last dimension or 24 in all.
+  Operand input(const List& space) {
+    const int kind = below(12);
+    if (space.size() == 2 && space[0] == 4) {
+      if (kind == 0) return view(pick(6), Access::kRead, {6});
+      if (kind == 1) return view(pick(6), Access::kRead, {1, 6});
+      if (kind == 2) return view(pick(4), Access::kRead, {4, 1});
+      if (kind == 3) return program_.operand(pick(4), Access::kRead, {4, 6}, {1, 0}, 0);
+      if (kind == 4) return program_.operand(pick(24), Access::kRead, {4, 6}, {1, 4}, 0);
+      if (kind == 5) return program_.operand(pick(24), Access::kRead, {4, 6}, {6, 0}, below(6));
+    }
+    if (space.size() == 3) {
+      if (kind == 0) return view(pick(4), Access::kRead, {2, 2, 1});
+      if (kind == 1) return view(pick(6), Access::kRead, {6});
+    }
+    if (kind == 6) return view(pick(1), Access::kRead, {});
+    return view(pick(numel(space)), Access::kRead, space);
+  }
+
+  static int64_t numel(const List& sizes) {
+    int64_t count = 1;
+    for (const int64_t size : sizes) count *= size;
+    return count;
+  }
+
+  Operand define(const List& sizes) {
+    const BufferId born = program_.empty(numel(sizes));
+    live_.push_back(born);
+    return view(born, Access::kDefine, sizes);
+  }
+
+  Operand output(const List& sizes) {
+    switch (below(8)) {
+      case 0:
+        return view(pick(numel(sizes)), Access::kUpdate, sizes);
+      case 1:
+        return view(pick(numel(sizes)), Access::kWrite, sizes);
+      default:
+        return define(sizes);
+    }
+  }
+
+  // In a part of a matrix, or on a transposed one.
+  void add_partial(float constant) {
+    const BufferId x = pick(24);
+    const BufferId y = pick(24);
+    const auto access = below(2) == 0 ? Access::kUpdate : Access::kWrite;
+    switch (below(3)) {
+      case 0: {
+        const int64_t row = below(4);
+        program_.add(
+            test_ops().map,
+            {program_.operand(x, Access::kRead, {6}, {1}, 6 * row), program_.operand(y, access, {6}, {1}, 6 * row)},
+            Preference::kAuto, constant);
+        break;
+      }
+      case 1: {
+        const int64_t column = below(2);
+        program_.add(test_ops().map,
+                     {program_.operand(x, Access::kRead, {4, 3}, {6, 2}, below(2)),
+                      program_.operand(y, access, {4, 3}, {6, 2}, column)},
+                     Preference::kAuto, constant);
+        break;
+      }
+      default:
+        program_.add(
+            test_ops().map,
+            {program_.operand(x, Access::kRead, {6, 4}, {1, 6}, 0), program_.operand(y, access, {6, 4}, {1, 6}, 0)},
+            Preference::kAuto, constant);
+    }
+  }
+
+  void add_node() {
+    const TestOps& ops = test_ops();
+    const float constant = 0.25f * static_cast<float>(below(16));
+    const List spaces[] = {{4, 6}, {4, 6}, {4, 6}, {24}, {2, 2, 6}, {6}, {4}, {4, 1}, {1}, {}};
+    const List matrices[] = {{4, 6}, {2, 2, 6}, {24}};
+    const int kind = below(20);
+    if (kind < 11) {
+      const List& space = spaces[below(below(3) == 0 ? 10 : 3)];
+      std::vector<Operand> operands;
+      for (int i = below(3); i >= 0; --i) operands.push_back(input(space));
+      operands.push_back(output(space));
+      program_.add(ops.map, operands, Preference::kAuto, constant);
+    } else if (kind < 14) {
+      const Operand in = view(pick(24), Access::kRead, matrices[below(3)]);
+      const int rank = (*program_.graph.windows)[in.window].rank;
+      const List kept = rank == 1 ? List{1} : rank == 2 ? List{4, 1} : below(2) == 0 ? List{2, 2, 1} : List{2, 1, 1};
+      const List dropped = rank == 1 ? List{} : rank == 2 ? List{4} : List{2, 2};
+      const List others = rank == 2 ? List{1, 6} : rank == 3 ? List{1, 2, 6} : List{1};
+      const int shape = below(7);
+      program_.add(ops.digest, {in, output(shape < 3 ? kept : shape < 6 ? dropped : others)});
+    } else if (kind < 15) {
+      const List& space = matrices[below(3)];
+      program_.add(ops.normalize, {view(pick(24), Access::kRead, space), output(space)}, Preference::kAuto, constant);
+    } else if (kind < 16) {
+      const List& space = matrices[below(3)];
+      const Operand in = input(space);
+      program_.add(ops.copy, {in, below(3) == 0 ? view(pick(24), Access::kWrite, space) : define(space)});
+    } else if (kind < 18) {
+      add_partial(constant);
+    } else if (kind < 19) {
+      program_.add(ops.matmul, {input({4, 6}), input({4, 6}), output({4, 6})}, Preference::kAuto, constant);
+    } else {
+      program_.add(ops.brings, {input({4, 6}), define({4, 6})}, Preference::kAuto, constant);
+    }
+  }
+
+  Program& program_;
+  std::mt19937& random_;
+  std::vector<BufferId> live_;
+};
+
 }  // namespace
+
+void make_fusable(Program& program, std::mt19937& random, int nodes) { FusableGenerator(program, random).make(nodes); }
 
 void make_random(Program& program, std::mt19937& random, int nodes, bool on_accelerator) {
   Generator(program, random).make(nodes, on_accelerator);

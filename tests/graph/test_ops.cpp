@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "graph/lowering.h"
+
 namespace hetero::graph::testing {
 namespace {
 
@@ -64,6 +66,196 @@ void compute_and_throw(const Invocation& call) {
   throw std::runtime_error("broken kernel");
 }
 
+// --- Operators with lowerings
+
+const Window& window_of(const Invocation& call, int k) { return (*call.windows)[call.operands[k].window]; }
+
+// The address of the element that point `i` of `space` reads, the window being broadcast to it.
+const float* broadcast_element(void* data, const Window& window, const Window& space, int64_t i) {
+  int64_t position = window.offset;
+  for (int d = space.rank; d-- > 0;) {
+    const int64_t index = i % space.dims[d];
+    i /= space.dims[d];
+    const int k = d - space.rank + window.rank;
+    if (k >= 0 && window.dims[k] != 1) position += index * window.dims[window.rank + k];
+  }
+  return static_cast<const float*>(data) + position;
+}
+
+float map_entry(const float* inputs, int count, float constant) {
+  float value = constant;
+  float factor = 0.5f;
+  for (int k = 0; k < count; ++k) {
+    value += factor * inputs[k];
+    factor *= 0.5f;
+  }
+  return value;
+}
+
+template <int count>
+void map_block(void* out, const void* const* in, const backend::Number* numbers, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    float inputs[4] = {};
+    for (int k = 0; k < count; ++k) inputs[k] = static_cast<const float*>(in[k])[i];
+    static_cast<float*>(out)[i] = map_entry(inputs, count, numbers[0].f32);
+  }
+}
+
+float attribute_of(const std::byte* attributes) {
+  float constant = 0;
+  std::memcpy(&constant, attributes, sizeof(float));
+  return constant;
+}
+
+int written_operand(const Operand* operands) {
+  int k = 0;
+  while (!operands[k].writes()) ++k;
+  return k;
+}
+
+void run_map(const Invocation& call) {
+  const int out = written_operand(call.operands);
+  const Window& space = window_of(call, out);
+  std::vector<float> results;
+  for (int64_t i = 0; i < space.numel; ++i) {
+    float inputs[4] = {};
+    int count = 0;
+    for (int k = 0; k < call.node->operand_count; ++k) {
+      if (!call.operands[k].reads()) continue;
+      inputs[count++] = *broadcast_element(call.data[k], window_of(call, k), space, i);
+    }
+    results.push_back(map_entry(inputs, count, attribute_of(call.attributes)));
+  }
+  for (int64_t i = 0; i < space.numel; ++i) *element(call.data[out], space, i) = results[static_cast<size_t>(i)];
+}
+
+backend::Number number_of(float value) {
+  backend::Number number{.bits = 0};
+  number.f32 = value;
+  return number;
+}
+
+bool lower_map(const LowerRequest& request, Lowering& lowering) {
+  constexpr backend::MapFunction kMaps[] = {map_block<0>, map_block<1>, map_block<2>, map_block<3>, map_block<4>};
+  const DType f32 = parse_dtype("f32");
+  Lowering::Value map{.kind = Lowering::Value::Kind::kMap, .dtype = f32, .number_count = 1};
+  for (int k = 0; k < request.node->operand_count; ++k) {
+    if (!request.operands[k].reads()) continue;
+    if (map.input_count == 4) return false;
+    map.inputs[map.input_count++] = lowering.operand(k, f32);
+  }
+  map.map = kMaps[map.input_count];
+  lowering.numbers.push_back(number_of(attribute_of(request.attributes)));
+  lowering.values.push_back(map);
+  lowering.output(written_operand(request.operands), static_cast<Lowering::Ref>(lowering.values.size() - 1));
+  return true;
+}
+
+// Sums bits without regard to order, so that it does not matter how the engine splits a row.
+constexpr backend::Reducer kDigest{
+    .state_bytes = sizeof(uint32_t),
+    .begin = [](void* state) { *static_cast<uint32_t*>(state) = 0; },
+    .add =
+        [](void* state, const void* in, int64_t n, int64_t index) {
+          for (int64_t i = 0; i < n; ++i) {
+            uint32_t bits = 0;
+            std::memcpy(&bits, static_cast<const float*>(in) + i, sizeof(bits));
+            *static_cast<uint32_t*>(state) += (bits ^ bits >> 15) * (2 * static_cast<uint32_t>(index + i) + 1);
+          }
+        },
+    .merge = [](void* state,
+                const void* later) { *static_cast<uint32_t*>(state) += *static_cast<const uint32_t*>(later); },
+    .finish =
+        [](const void* state, void* out) {
+          const uint32_t digest = *static_cast<const uint32_t*>(state);
+          *static_cast<float*>(out) = static_cast<float>((digest ^ digest >> 16) & 0xffff) / 65536.0f;
+        }};
+
+uint64_t reduced_dims(const Window& in, const Window& out) {
+  uint64_t reduced = 0;
+  for (int d = 0; d < in.rank; ++d) {
+    if (out.rank == in.rank ? out.dims[d] == 1 && in.dims[d] != 1 : d >= out.rank) reduced |= uint64_t{1} << d;
+  }
+  return reduced;
+}
+
+int64_t row_of(const Window& in, uint64_t reduced, int64_t i) {
+  int64_t row = 0;
+  int64_t rows = 1;
+  for (int d = in.rank; d-- > 0;) {
+    if ((reduced >> d & 1) == 0) {
+      row += i % in.dims[d] * rows;
+      rows *= in.dims[d];
+    }
+    i /= in.dims[d];
+  }
+  return row;
+}
+
+std::vector<float> digests(void* data, const Window& in, uint64_t reduced) {
+  std::vector<float> results;
+  int64_t rows = 1;
+  for (int d = 0; d < in.rank; ++d) rows *= (reduced >> d & 1) != 0 ? 1 : in.dims[d];
+  for (int64_t row = 0; row < rows; ++row) {
+    uint32_t state = 0;
+    kDigest.begin(&state);
+    int64_t index = 0;
+    for (int64_t i = 0; i < in.numel; ++i) {
+      if (row_of(in, reduced, i) == row) kDigest.add(&state, element(data, in, i), 1, index++);
+    }
+    kDigest.finish(&state, &results.emplace_back());
+  }
+  return results;
+}
+
+void run_digest(const Invocation& call) {
+  const Window& in = window_of(call, 0);
+  const Window& out = window_of(call, 1);
+  const std::vector<float> results = digests(call.data[0], in, reduced_dims(in, out));
+  for (int64_t i = 0; i < out.numel; ++i) *element(call.data[1], out, i) = results[static_cast<size_t>(i)];
+}
+
+bool lower_digest(const LowerRequest& request, Lowering& lowering) {
+  const DType f32 = parse_dtype("f32");
+  lowering.reduced = reduced_dims(request.window(0), request.window(1));
+  lowering.output(1, lowering.reduce(&kDigest, f32, lowering.operand(0, f32)));
+  return true;
+}
+
+void run_normalize(const Invocation& call) {
+  const Window& in = window_of(call, 0);
+  const Window& out = window_of(call, 1);
+  const uint64_t reduced = uint64_t{1} << (in.rank - 1);
+  const std::vector<float> rows = digests(call.data[0], in, reduced);
+  for (int64_t i = 0; i < out.numel; ++i) {
+    const float inputs[] = {*element(call.data[0], in, i), rows[static_cast<size_t>(row_of(in, reduced, i))]};
+    *element(call.data[1], out, i) = map_entry(inputs, 2, attribute_of(call.attributes));
+  }
+}
+
+bool lower_normalize(const LowerRequest& request, Lowering& lowering) {
+  const DType f32 = parse_dtype("f32");
+  if (request.window(0).rank == 0) return false;
+  lowering.reduced = uint64_t{1} << (request.window(0).rank - 1);
+  const Lowering::Ref in = lowering.operand(0, f32);
+  const Lowering::Ref row = lowering.reduce(&kDigest, f32, in);
+  lowering.output(1, lowering.map(map_block<2>, f32, {in, row}, {number_of(attribute_of(request.attributes))}));
+  return true;
+}
+
+void run_copy(const Invocation& call) {
+  const Window& out = window_of(call, 1);
+  std::vector<float> results;
+  for (int64_t i = 0; i < out.numel; ++i)
+    results.push_back(*broadcast_element(call.data[0], window_of(call, 0), out, i));
+  for (int64_t i = 0; i < out.numel; ++i) *element(call.data[1], out, i) = results[static_cast<size_t>(i)];
+}
+
+bool lower_copy(const LowerRequest&, Lowering& lowering) {
+  lowering.output(1, lowering.operand(0, parse_dtype("f32")));
+  return true;
+}
+
 TestOps register_ops() {
   const auto add = [](const char* name, OpClass op_class, KernelFunction kernel, auto adjust) {
     OpTraits traits{.name = name, .op_class = op_class, .kernel = kernel};
@@ -83,6 +275,12 @@ TestOps register_ops() {
           add("test::effect", OpClass::kPointwise, count_effect, [](OpTraits& traits) { traits.side_effects = true; }),
       .throws = add("test::throws", OpClass::kMatmul, throw_error, plain),
       .half_throws = add("test::half_throws", OpClass::kMatmul, compute_and_throw, plain),
+      .map = add("test::map", OpClass::kPointwise, run_map, [](OpTraits& traits) { traits.lower = lower_map; }),
+      .digest =
+          add("test::digest", OpClass::kReduction, run_digest, [](OpTraits& traits) { traits.lower = lower_digest; }),
+      .normalize = add("test::normalize", OpClass::kNormalization, run_normalize,
+                       [](OpTraits& traits) { traits.lower = lower_normalize; }),
+      .copy = add("test::copy", OpClass::kCopy, run_copy, [](OpTraits& traits) { traits.lower = lower_copy; }),
   };
 }
 

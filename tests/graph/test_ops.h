@@ -20,6 +20,13 @@ struct TestOps {
   OpId effect;       // has a side effect: counts its calls
   OpId throws;       // throws std::runtime_error("broken kernel")
   OpId half_throws;  // writes, then throws
+
+  // With lowerings. Operands are broadcast as in PyTorch.
+  OpId map;  // attribute + sum over the operands that are read, at most four, times 0.5, 0.25, ...
+  OpId
+      digest;  // a number in [0, 1) that depends on the bits of a row; dimensions that the output lacks, or has with size 1, go
+  OpId normalize;  // the map of an operand and of its digest over the last dimension
+  OpId copy;       // what it reads
 };
 
 // Registers the operators on first use.

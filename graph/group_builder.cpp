@@ -1,0 +1,632 @@
+#include "graph/group_builder.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace hetero::graph {
+namespace {
+
+using backend::Extent;
+using backend::FusedStep;
+using backend::FusedValue;
+using backend::kMaxFusedRank;
+using ValueKind = Lowering::Value::Kind;
+using StepKind = FusedStep::Kind;
+
+// The strides over `from`, as strides over the finer sizes to[0..to_rank).
+void cut(const Dims& from, const int64_t* strides, const int64_t* to, int to_rank, int64_t* result) {
+  int t = to_rank;
+  for (int f = from.rank; f-- > 0;) {
+    int64_t stride = strides[f];
+    for (int64_t left = from.sizes[f]; left > 1; left /= to[t]) {
+      --t;
+      result[t] = stride;
+      stride *= to[t];
+    }
+  }
+}
+
+// The coarsest sizes that both a[0..a_rank) and b[0..b_rank), of equal product, can be cut into. False where there are none.
+bool cut_both(const int64_t* a, int a_rank, const int64_t* b, int b_rank, Dims& result) {
+  int64_t reversed[kMaxFusedRank];
+  int count = 0;
+  int i = a_rank;
+  int j = b_rank;
+  int64_t left_a = 1;
+  int64_t left_b = 1;
+  while (true) {
+    if (left_a == 1 && i > 0) left_a = a[--i];
+    if (left_b == 1 && j > 0) left_b = b[--j];
+    if (left_a == 1 && left_b == 1) break;
+    const int64_t size = std::min(left_a, left_b);
+    if (count == kMaxFusedRank || size <= 1 || left_a % size != 0 || left_b % size != 0) return false;
+    reversed[count++] = size;
+    left_a /= size;
+    left_b /= size;
+  }
+  result.rank = count;
+  std::reverse_copy(reversed, reversed + count, result.sizes);
+  return true;
+}
+
+bool equal_strides(const int64_t* a, const int64_t* b, int rank) { return std::equal(a, a + rank, b); }
+
+// Over the space with all its dimensions.
+struct FullSpace {
+  int rank = 0;
+  const int64_t* sizes = nullptr;
+  uint64_t reduced = 0;
+};
+
+// The strides of a window that is broadcast to the space from the right.
+bool broadcast(const FullSpace& space, const Window& window, int64_t* strides) {
+  const int missing = space.rank - window.rank;
+  for (int d = 0; d < -missing; ++d) {
+    if (window.dims[d] != 1) return false;
+  }
+  int k = 0;
+  for (int d = 0; d < space.rank; ++d) {
+    if (space.sizes[d] == 1) {
+      if (d >= missing && window.dims[d - missing] != 1) return false;
+      continue;
+    }
+    const int64_t size = d < missing ? 1 : window.dims[d - missing];
+    if (size != 1 && size != space.sizes[d]) return false;
+    strides[k++] = size == 1 ? 0 : window.dims[window.rank + d - missing];
+  }
+  return true;
+}
+
+// The strides of a window whose dimensions, but those of size 1, are the first `count` of `dims`.
+bool align(const Dims& dims, int count, const Window& window, int64_t* strides) {
+  int k = 0;
+  for (int d = 0; d < window.rank; ++d) {
+    if (window.dims[d] == 1) continue;
+    if (k == count || window.dims[d] != dims.sizes[k]) return false;
+    strides[k++] = window.dims[window.rank + d];
+  }
+  if (k != count) return false;
+  std::fill(strides + count, strides + dims.rank, 0);
+  return true;
+}
+
+Footprint::Entry* entry_of(Footprint& footprint, int operand) {
+  for (int i = 0; i < footprint.entry_count; ++i) {
+    if (footprint.entries[i].operand == operand) return &footprint.entries[i];
+  }
+  if (footprint.entry_count == Footprint::kMaxEntries) return nullptr;
+  Footprint::Entry& entry = footprint.entries[footprint.entry_count++];
+  entry.operand = static_cast<uint16_t>(operand);
+  entry.reads = false;
+  entry.writes = false;
+  return &entry;
+}
+
+int find_entry(const Footprint& footprint, int operand) {
+  for (int i = 0; i < footprint.entry_count; ++i) {
+    if (footprint.entries[i].operand == operand) return i;
+  }
+  return -1;
+}
+
+bool is_row_strides(const int64_t* strides, int rank, int row_rank) {
+  return std::all_of(strides + rank - row_rank, strides + rank, [](int64_t stride) { return stride == 0; });
+}
+
+// Says for each value of a reduction's program whether it has an entry per point or per row. False where a step reduces what is no element
+// value.
+bool find_extents(const Lowering& lowering, Footprint& footprint) {
+  footprint.extents.clear();
+  for (const Lowering::Value& value : lowering.values) {
+    Extent extent = Extent::kRow;
+    if (value.kind == ValueKind::kOperand) {
+      const int entry = find_entry(footprint, value.operand);
+      if (!is_row_strides(footprint.entries[entry].strides, footprint.dims.rank, footprint.row_rank)) {
+        extent = Extent::kElement;
+      }
+    } else if (value.kind == ValueKind::kMap) {
+      for (int i = 0; i < value.input_count; ++i) {
+        if (footprint.extents[static_cast<size_t>(value.inputs[i])] == Extent::kElement) extent = Extent::kElement;
+      }
+    } else if (value.kind == ValueKind::kReduce) {
+      if (footprint.extents[static_cast<size_t>(value.inputs[0])] != Extent::kElement) return false;
+    }
+    footprint.extents.push_back(extent);
+  }
+  return true;
+}
+
+}  // namespace
+
+const char* to_string(FusionNote note) {
+  switch (note) {
+    case FusionNote::kJoined:
+      return "joined";
+    case FusionNote::kAlone:
+      return "alone";
+    case FusionNote::kNoLowering:
+      return "no lowering";
+    case FusionNote::kOtherShape:
+      return "other shape";
+    case FusionNote::kNotTrailing:
+      return "not trailing";
+    case FusionNote::kOtherRow:
+      return "other row";
+    case FusionNote::kOverlap:
+      return "overlap";
+    case FusionNote::kTooLarge:
+      return "too large";
+    case FusionNote::kClosed:
+      return "closed";
+  }
+  return "?";
+}
+
+int64_t Dims::numel() const {
+  return std::accumulate(sizes, sizes + rank, int64_t{1}, [](int64_t a, int64_t b) { return a * b; });
+}
+bool Dims::operator==(const Dims& other) const {
+  return rank == other.rank && std::equal(sizes, sizes + rank, other.sizes);
+}
+
+bool lower_node(const Graph& graph, const Node& node, Lowering& lowering) {
+  const OpTraits& traits = op_table()[node.op];
+  if (traits.lower == nullptr) return false;
+  lowering.clear();
+  const LowerRequest request{.node = &node,
+                             .operands = graph.operands_of(node),
+                             .attributes = graph.attributes.data() + node.attribute_offset,
+                             .windows = graph.windows,
+                             .traits = &traits};
+  return traits.lower(request, lowering);
+}
+
+FusionNote measure(const Graph& graph, const Node& node, const Lowering& lowering, Footprint& footprint) {
+  const Operand* const operands = graph.operands_of(node);
+  const WindowTable& windows = *graph.windows;
+  footprint.entry_count = 0;
+  for (const Lowering::Value& value : lowering.values) {
+    if (value.kind != ValueKind::kOperand) continue;
+    if (value.operand >= node.operand_count || windows[operands[value.operand].window].dtype != value.dtype) {
+      return FusionNote::kNoLowering;
+    }
+    Footprint::Entry* entry = entry_of(footprint, value.operand);
+    if (entry == nullptr || !operands[value.operand].reads()) return FusionNote::kNoLowering;
+    entry->reads = true;
+  }
+  for (const Lowering::Output& output : lowering.outputs) {
+    Footprint::Entry* entry = entry_of(footprint, output.operand);
+    if (entry == nullptr || entry->writes || !operands[output.operand].writes()) return FusionNote::kNoLowering;
+    entry->writes = true;
+  }
+  // What the program leaves out is touched by the node all the same, for all that others know.
+  if (footprint.entry_count != node.operand_count || lowering.outputs.empty()) return FusionNote::kNoLowering;
+  for (int i = 0; i < footprint.entry_count; ++i) {
+    const Operand& operand = operands[footprint.entries[i].operand];
+    if (operand.writes() != footprint.entries[i].writes) return FusionNote::kNoLowering;
+    if ((operand.bits & (kConjugate | kNegative)) != 0) return FusionNote::kNoLowering;
+  }
+
+  const Window& shape = windows[operands[lowering.reduced == 0 ? lowering.outputs[0].operand : 0].window];
+  if (shape.numel == 0 || shape.rank > 64) return FusionNote::kNoLowering;
+  const FullSpace space{.rank = shape.rank, .sizes = shape.dims, .reduced = lowering.reduced};
+  Dims& dims = footprint.dims;
+  dims.rank = 0;
+  footprint.numel = shape.numel;
+  footprint.row = 0;
+  footprint.row_rank = 0;
+  for (int d = 0; d < space.rank; ++d) {
+    if (space.sizes[d] == 1) continue;
+    if (dims.rank == kMaxFusedRank) return FusionNote::kNoLowering;
+    dims.sizes[dims.rank++] = space.sizes[d];
+    if ((space.reduced >> d & 1) != 0) {
+      footprint.row = std::max<int64_t>(footprint.row, 1) * space.sizes[d];
+      ++footprint.row_rank;
+    } else if (footprint.row_rank != 0) {
+      return FusionNote::kNotTrailing;
+    }
+  }
+  // A row of one entry is none.
+  if (lowering.reduced != 0 && footprint.row == 0) return FusionNote::kNoLowering;
+
+  for (int i = 0; i < footprint.entry_count; ++i) {
+    Footprint::Entry& entry = footprint.entries[i];
+    const Window& window = windows[operands[entry.operand].window];
+    if (entry.reads && !broadcast(space, window, entry.strides)) return FusionNote::kNoLowering;
+    if (!entry.reads && lowering.reduced == 0 &&
+        (window.numel != shape.numel || !broadcast(space, window, entry.strides))) {
+      return FusionNote::kNoLowering;
+    }
+    if (entry.reads && entry.writes && window.numel != shape.numel) return FusionNote::kNoLowering;
+  }
+  if (lowering.reduced != 0 && !find_extents(lowering, footprint)) return FusionNote::kNoLowering;
+  for (const Lowering::Output& output : lowering.outputs) {
+    const Lowering::Value& value = lowering.values[static_cast<size_t>(output.value)];
+    Footprint::Entry& entry = *entry_of(footprint, output.operand);
+    const Window& window = windows[operands[output.operand].window];
+    if (window.dtype != value.dtype) return FusionNote::kNoLowering;
+    if (lowering.reduced == 0) continue;
+    const bool per_row = footprint.extents[static_cast<size_t>(output.value)] == Extent::kRow;
+    if (!align(dims, per_row ? dims.rank - footprint.row_rank : dims.rank, window, entry.strides)) {
+      return FusionNote::kNoLowering;
+    }
+  }
+  return FusionNote::kJoined;
+}
+
+void GroupBuilder::begin(const Graph& graph) {
+  graph_ = &graph;
+  dims_.rank = 0;
+  numel_ = 1;
+  row_ = 0;
+  operand_count_ = 0;
+  members_.clear();
+  accesses_.clear();
+  buffers_.clear();
+  values_.clear();
+  steps_.clear();
+  reads_.clear();
+  writes_.clear();
+  numbers_.clear();
+}
+
+int GroupBuilder::row_rank(int64_t row) const {
+  int rank = 0;
+  for (int64_t points = 1; row > 0 && points < row; ++rank) points *= dims_.sizes[dims_.rank - 1 - rank];
+  return rank;
+}
+
+bool GroupBuilder::repeats_along_row(const int64_t* strides, int64_t row) const {
+  return row != 0 && is_row_strides(strides, dims_.rank, row_rank(row));
+}
+
+// How the node's space and the group's go together; `row` is the group's row afterwards.
+FusionNote GroupBuilder::take_space(const Footprint& footprint, bool& as_row, Dims& refined, int64_t& row) const {
+  as_row = false;
+  row = row_;
+  if (members_.empty()) {
+    refined = footprint.dims;
+    row = footprint.row;
+    return FusionNote::kJoined;
+  }
+  if (footprint.numel == numel_) {
+    if (footprint.row != 0 && row_ != 0 && footprint.row != row_) return FusionNote::kOtherRow;
+    if (footprint.row != 0) row = footprint.row;
+    if (footprint.dims == dims_) {
+      refined = dims_;
+      return FusionNote::kJoined;
+    }
+    const bool agree = cut_both(dims_.sizes, dims_.rank, footprint.dims.sizes, footprint.dims.rank, refined);
+    return agree ? FusionNote::kJoined : FusionNote::kOtherShape;
+  }
+  if (row_ == 0 || footprint.row != 0 || footprint.numel != numel_ / row_) return FusionNote::kOtherShape;
+  as_row = true;
+  const int inner = row_rank(row_);
+  if (!cut_both(dims_.sizes, dims_.rank - inner, footprint.dims.sizes, footprint.dims.rank, refined) ||
+      refined.rank + inner > kMaxFusedRank) {
+    return FusionNote::kOtherShape;
+  }
+  std::copy_n(dims_.sizes + dims_.rank - inner, inner, refined.sizes + refined.rank);
+  refined.rank += inner;
+  return FusionNote::kJoined;
+}
+
+void GroupBuilder::refine(const Dims& refined) {
+  if (refined == dims_) return;
+  int64_t strides[kMaxFusedRank];
+  for (AccessState& access : accesses_) {
+    cut(dims_, access.strides, refined.sizes, refined.rank, strides);
+    std::copy_n(strides, refined.rank, access.strides);
+  }
+  dims_ = refined;
+}
+
+// Whether two points of the window can be the same bytes; "yes" where it is not plain.
+bool GroupBuilder::overlaps_itself(const Window& window) const {
+  if (window.dense) return false;
+  int64_t sizes[kMaxFusedRank];
+  int64_t strides[kMaxFusedRank];
+  int count = 0;
+  for (int d = 0; d < window.rank; ++d) {
+    if (window.dims[d] == 1) continue;
+    int k = count++;
+    for (; k > 0 && strides[k - 1] > window.dims[window.rank + d]; --k) {
+      sizes[k] = sizes[k - 1];
+      strides[k] = strides[k - 1];
+    }
+    sizes[k] = window.dims[d];
+    strides[k] = window.dims[window.rank + d];
+  }
+  int64_t reach = 0;  // the largest distance of two points so far
+  for (int k = 0; k < count; ++k) {
+    if (strides[k] <= reach) return true;
+    reach += (sizes[k] - 1) * strides[k];
+  }
+  return false;
+}
+
+// Finds for each entry of the node the access that it is, or none where it is new.
+FusionNote GroupBuilder::match(const Node& node, const Footprint& footprint, bool as_row) {
+  const Operand* const operands = graph_->operands_of(node);
+  const WindowTable& windows = *graph_->windows;
+  const int outer = dims_.rank - (as_row ? row_rank(row_) : 0);
+  for (int i = 0; i < footprint.entry_count; ++i) {
+    const Footprint::Entry& entry = footprint.entries[i];
+    const Operand& operand = operands[entry.operand];
+    const Window& window = windows[operand.window];
+    Match& found = matches_[i];
+    found.access = -1;
+    if (entry.writes && overlaps_itself(window)) return FusionNote::kOverlap;
+    cut(footprint.dims, entry.strides, dims_.sizes, outer, found.strides);
+    std::fill(found.strides + outer, found.strides + dims_.rank, 0);
+    for (size_t a = 0; a < buffers_.size(); ++a) {
+      if (buffers_[a] != operand.buffer) continue;
+      const AccessState& access = accesses_[a];
+      if (access.dtype == window.dtype && access.offset == window.offset &&
+          equal_strides(access.strides, found.strides, dims_.rank)) {
+        found.access = static_cast<int32_t>(a);
+      } else if ((entry.writes || access.written) &&
+                 !windows[graph_->operands[access.operand].window].disjoint(window)) {
+        return FusionNote::kOverlap;
+      }
+    }
+    for (int j = 0; j < i; ++j) {
+      const Operand& other = operands[footprint.entries[j].operand];
+      if (other.buffer != operand.buffer) continue;
+      const Window& seen = windows[other.window];
+      if (seen.dtype == window.dtype && seen.offset == window.offset &&
+          equal_strides(matches_[j].strides, found.strides, dims_.rank)) {
+        if (entry.writes && footprint.entries[j].writes) return FusionNote::kOverlap;
+        if (found.access < 0) found.access = matches_[j].access < -1 ? matches_[j].access : -2 - j;
+        if (matches_[j].access >= 0) found.access = matches_[j].access;
+      } else if ((entry.writes || footprint.entries[j].writes) && !seen.disjoint(window)) {
+        return FusionNote::kOverlap;
+      }
+    }
+  }
+  return FusionNote::kJoined;
+}
+
+// Whether an output would be, unchanged, a row value that a member has computed: there is no step that repeats it along the row.
+bool GroupBuilder::passes_row_through(const Lowering& lowering, const Footprint& footprint, int64_t row) const {
+  if (footprint.row != 0) return false;
+  for (const Lowering::Output& output : lowering.outputs) {
+    const Lowering::Value& value = lowering.values[static_cast<size_t>(output.value)];
+    if (value.kind != ValueKind::kOperand) continue;
+    const Match& match = matches_[find_entry(footprint, value.operand)];
+    if (match.access < 0 || !accesses_[static_cast<size_t>(match.access)].written) continue;
+    if (repeats_along_row(match.strides, row)) return true;
+  }
+  return false;
+}
+
+FusionNote GroupBuilder::check(uint32_t index, const Lowering& lowering, const Footprint& footprint) {
+  const Node& node = graph_->nodes[index];
+  bool& as_row = as_row_;
+  int64_t& row = next_row_;
+  Dims refined;
+  if (const FusionNote note = take_space(footprint, as_row, refined, row); note != FusionNote::kJoined) return note;
+  if (members_.empty()) {
+    dims_ = footprint.dims;
+    numel_ = footprint.numel;
+    row_ = row;
+  } else {
+    refine(refined);
+  }
+  if (const FusionNote note = match(node, footprint, as_row); note != FusionNote::kJoined) return note;
+  if (!as_row && passes_row_through(lowering, footprint, row)) return FusionNote::kOtherShape;
+
+  size_t operands = operand_count_;
+  size_t accesses = accesses_.size();
+  for (int i = 0; i < footprint.entry_count; ++i) {
+    if (matches_[i].access >= 0) continue;
+    ++accesses;
+    const Buffer& buffer = graph_->buffers[graph_->operands_of(node)[footprint.entries[i].operand].buffer];
+    operands += footprint.entries[i].reads || buffer.escapes;
+  }
+  if (!members_.empty() &&
+      (operands > kMaxOperands || accesses > kMaxAccesses || steps_.size() + lowering.values.size() > kMaxSteps)) {
+    return FusionNote::kTooLarge;
+  }
+  if (accesses > UINT16_MAX || numbers_.size() + lowering.numbers.size() > UINT16_MAX) return FusionNote::kTooLarge;
+  next_operand_count_ = operands;
+  return FusionNote::kJoined;
+}
+
+FusionNote GroupBuilder::add(uint32_t index, const Lowering& lowering, const Footprint& footprint) {
+  const FusionNote note = check(index, lowering, footprint);
+  if (note != FusionNote::kJoined) return note;
+  operand_count_ = next_operand_count_;
+  row_ = next_row_;
+  commit(index, lowering, footprint, as_row_);
+  return FusionNote::kJoined;
+}
+
+void GroupBuilder::mark_reads(std::span<uint8_t> needed) const {
+  for (const uint16_t access : reads_) needed[buffers_[access]] = 1;
+}
+
+uint16_t GroupBuilder::new_value(uint8_t bytes, Extent extent) {
+  values_.push_back({.bytes = bytes, .extent = extent});
+  return static_cast<uint16_t>(values_.size() - 1);
+}
+
+// The current value of an access, loaded now where there is none yet, or none of the wanted extent.
+uint16_t GroupBuilder::value_of(uint16_t index, bool as_row, bool as_element) {
+  AccessState& access = accesses_[index];
+  if (access.value >= 0) {
+    const auto value = static_cast<uint16_t>(access.value);
+    const Extent extent = values_[value].extent;
+    if ((!as_row || extent == Extent::kRow) && (!as_element || extent == Extent::kElement)) return value;
+  }
+  const bool per_row = as_row || (!as_element && repeats_along_row(access.strides, row_));
+  const uint16_t value =
+      new_value(static_cast<uint8_t>(dtype_bytes(access.dtype)), per_row ? Extent::kRow : Extent::kElement);
+  steps_.push_back({.kind = StepKind::kLoad, .value = value, .operand = index});
+  if (access.value < 0 || per_row) access.value = value;
+  return value;
+}
+
+void GroupBuilder::commit(uint32_t index, const Lowering& lowering, const Footprint& footprint, bool as_row) {
+  const Node& node = graph_->nodes[index];
+  const Operand* const operands = graph_->operands_of(node);
+  members_.push_back(index);
+  for (int i = 0; i < footprint.entry_count; ++i) {
+    Match& match = matches_[i];
+    if (match.access < -1) match.access = matches_[-2 - match.access].access;
+    const Footprint::Entry& entry = footprint.entries[i];
+    if (match.access >= 0) {
+      const auto known = static_cast<uint16_t>(match.access);
+      if (operands[entry.operand].reads() && !accesses_[known].written) reads_.push_back(known);
+      continue;
+    }
+    const Window& window = (*graph_->windows)[operands[entry.operand].window];
+    match.access = static_cast<int32_t>(accesses_.size());
+    AccessState& access = accesses_.emplace_back(AccessState{.operand = node.first_operand + entry.operand,
+                                                             .dtype = window.dtype,
+                                                             .written = false,
+                                                             .value = -1,
+                                                             .written_at = 0,
+                                                             .offset = window.offset,
+                                                             .strides = {}});
+    std::copy_n(match.strides, dims_.rank, access.strides);
+    buffers_.push_back(operands[entry.operand].buffer);
+    if (operands[entry.operand].reads()) reads_.push_back(static_cast<uint16_t>(match.access));
+  }
+
+  const auto access_of = [&](int operand) {
+    return static_cast<uint16_t>(matches_[find_entry(footprint, operand)].access);
+  };
+  const auto first_number = static_cast<uint16_t>(numbers_.size());
+  numbers_.insert(numbers_.end(), lowering.numbers.begin(), lowering.numbers.end());
+  refs_.resize(lowering.values.size());
+  for (size_t v = 0; v < lowering.values.size(); ++v) {
+    const Lowering::Value& value = lowering.values[v];
+    const bool per_row = as_row || (footprint.row != 0 && footprint.extents[v] == Extent::kRow);
+    if (value.kind == ValueKind::kOperand) {
+      const bool is_output = !per_row && std::ranges::any_of(lowering.outputs, [v](const Lowering::Output& output) {
+        return output.value == static_cast<Lowering::Ref>(v);
+      });
+      refs_[v] = value_of(access_of(value.operand), per_row, is_output);
+      continue;
+    }
+    FusedStep step{
+        .kind = value.kind == ValueKind::kNumber   ? StepKind::kFill
+                : value.kind == ValueKind::kReduce ? StepKind::kReduce
+                                                   : StepKind::kMap,
+        .input_count = value.input_count,
+        .first_number = static_cast<uint16_t>(value.number_count > 0 ? first_number + value.first_number : 0),
+        .map = value.map,
+        .reducer = value.reducer};
+    for (int i = 0; i < value.input_count; ++i) step.inputs[i] = refs_[static_cast<size_t>(value.inputs[i])];
+    step.value = new_value(static_cast<uint8_t>(dtype_bytes(value.dtype)), per_row ? Extent::kRow : Extent::kElement);
+    refs_[v] = step.value;
+    steps_.push_back(step);
+  }
+  for (const Lowering::Output& output : lowering.outputs) {
+    const uint16_t a = access_of(output.operand);
+    AccessState& access = accesses_[a];
+    access.value = refs_[static_cast<size_t>(output.value)];
+    access.written = true;
+    access.written_at = static_cast<uint32_t>(steps_.size());
+    writes_.push_back({a, access.written_at});
+  }
+}
+
+bool GroupBuilder::conflicts(const Operand& operand) const {
+  for (size_t a = 0; a < buffers_.size(); ++a) {
+    if (buffers_[a] != operand.buffer) continue;
+    const AccessState& access = accesses_[a];
+    if (!operand.writes() && !access.written) continue;
+    Operand member = graph_->operands[access.operand];
+    if (member.access != Access::kDefine) member.access = access.written ? Access::kUpdate : Access::kRead;
+    if (graph::conflicts(*graph_->windows, member, operand)) return true;
+  }
+  return false;
+}
+
+bool GroupBuilder::fits(const GroupBuilder& other) const {
+  return dims_ == other.dims_ && (row_ == 0 || other.row_ == 0 || row_ == other.row_) &&
+         operand_count_ + other.operand_count_ <= kMaxOperands &&
+         accesses_.size() + other.accesses_.size() <= kMaxAccesses && steps_.size() + other.steps_.size() <= kMaxSteps;
+}
+
+bool GroupBuilder::finish(std::span<const uint8_t> needed, FusedGroup& group) {
+  group.operands.clear();
+  group.kernel.values.clear();
+  group.kernel.steps.clear();
+  // Backwards: which steps the stored values need.
+  needed_values_.assign(values_.size(), 0);
+  const auto is_stored = [&](size_t a) { return accesses_[a].written && needed[buffers_[a]] != 0; };
+  bool stores = false;
+  for (size_t a = 0; a < accesses_.size(); ++a) {
+    if (!is_stored(a)) continue;
+    needed_values_[static_cast<size_t>(accesses_[a].value)] = 1;
+    stores = true;
+  }
+  if (!stores) return false;
+  for (size_t s = steps_.size(); s-- > 0;) {
+    const FusedStep& step = steps_[s];
+    if (!needed_values_[step.value]) continue;
+    for (int i = 0; i < step.input_count; ++i) needed_values_[step.inputs[i]] = 1;
+  }
+
+  // Forwards: these steps, with dense numbers for values and operands, and the stores between them.
+  backend::FusedKernel& kernel = group.kernel;
+  renamed_.resize(values_.size());
+  operand_of_.assign(accesses_.size(), -1);
+  bool has_rows = false;
+  const auto operand_of = [&](size_t access) -> uint16_t {
+    if (operand_of_[access] < 0) {
+      operand_of_[access] = static_cast<int32_t>(group.operands.size());
+      group.operands.push_back({.buffer = buffers_[access], .operand = accesses_[access].operand});
+    }
+    return static_cast<uint16_t>(operand_of_[access]);
+  };
+  auto write = writes_.begin();
+  for (uint32_t s = 0; s <= steps_.size(); ++s) {
+    for (; write != writes_.end() && write->at == s; ++write) {
+      const AccessState& access = accesses_[write->access];
+      if (access.written_at != s || !is_stored(write->access)) continue;
+      const uint16_t operand = operand_of(write->access);
+      if (group.operands[operand].stores) continue;
+      group.operands[operand].stores = true;
+      kernel.steps.push_back(
+          {.kind = StepKind::kStore, .value = renamed_[static_cast<size_t>(access.value)], .operand = operand});
+    }
+    if (s == steps_.size()) break;
+    FusedStep step = steps_[s];
+    if (!needed_values_[step.value]) continue;
+    has_rows |= values_[step.value].extent == Extent::kRow;
+    renamed_[step.value] = static_cast<uint16_t>(kernel.values.size());
+    kernel.values.push_back(values_[step.value]);
+    step.value = renamed_[step.value];
+    for (int i = 0; i < step.input_count; ++i) step.inputs[i] = renamed_[step.inputs[i]];
+    if (step.kind == StepKind::kLoad) {
+      step.operand = operand_of(step.operand);
+      group.operands[step.operand].loads = true;
+    }
+    kernel.steps.push_back(step);
+  }
+  kernel.operand_count = static_cast<uint16_t>(group.operands.size());
+  kernel.number_count = static_cast<uint16_t>(numbers_.size());
+  group.numbers = numbers_;
+
+  backend::FusedSpace& space = group.space;
+  space.rank = std::max(dims_.rank, 1);
+  space.sizes[0] = 1;
+  std::copy_n(dims_.sizes, dims_.rank, space.sizes);
+  space.row_rank = has_rows ? row_rank(row_) : 0;
+  space.operands.resize(group.operands.size());
+  for (size_t a = 0; a < accesses_.size(); ++a) {
+    if (operand_of_[a] < 0) continue;
+    backend::FusedOperand& operand = space.operands[static_cast<size_t>(operand_of_[a])];
+    operand.bytes = dtype_bytes(accesses_[a].dtype);
+    operand.offset = accesses_[a].offset * operand.bytes;
+    std::fill_n(operand.strides, kMaxFusedRank, 0);
+    for (int d = 0; d < dims_.rank; ++d) operand.strides[d] = accesses_[a].strides[d] * operand.bytes;
+  }
+  return true;
+}
+
+}  // namespace hetero::graph

@@ -1,0 +1,300 @@
+// Fusion: which nodes run as one fused kernel.
+//
+// A greedy walk in program order over a set of open groups, after the loop fusion of array compilers (Kennedy & McKinley 1993):
+//   1. A group runs at the place of its last member. So it stays open as long as no node outside conflicts with a member: such a
+//      node would have to come between. Open groups never conflict with each other.
+//   2. A node that can be lowered joins a group it conflicts with (reads what a member writes, mostly) if the group's builder accepts
+//      it: same space, same window on shared bytes, same row. Where it conflicts with several groups that accept it and that fit
+//      together, they become one. Groups that it conflicts with and does not join are closed.
+//   3. With nothing to join, it joins an open group that reads the same bytes, if that accepts it; otherwise it opens a group of its
+//      own.
+//   4. A node that cannot be lowered closes all groups that it conflicts with.
+//   5. A group of one runs as before, unless it is a plain pointwise operator: a fused kernel starts faster than the stock one.
+//   6. A sweep from the last instruction to the first, as in dead_values.cpp, says which values are needed after their group. Only these
+//      are stored; the others get no memory.
+// The result depends on structure and windows alone, so the same trace gives the same groups.
+
+#include <algorithm>
+
+#include "graph/passes/passes.h"
+
+namespace hetero::graph {
+namespace {
+
+constexpr uint32_t kNone = UINT32_MAX;
+// A group that had no new member for so many nodes is closed: it would keep its inputs for too long.
+constexpr uint32_t kPatience = 1024;
+// So many groups that read the same bytes are asked.
+constexpr int kNeighbours = 2;
+
+class Fuser {
+ public:
+  Fuser(const Graph& graph, Plan& plan, Scratch& scratch)
+      : graph_(graph), plan_(plan), scratch_(scratch), own_(scratch.fusion) {}
+
+  void run() {
+    own_.group_count = 0;
+    own_.group_of.assign(graph_.nodes.size(), kNone);
+    own_.links.clear();
+    own_.writers.assign(graph_.buffers.size(), kNone);
+    own_.readers.assign(graph_.buffers.size(), kNone);
+    own_.last_writer.assign(graph_.buffers.size(), kNone);
+    plan_.fusion.assign(graph_.nodes.size(), FusionNote::kAlone);
+    for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (plan_.live[n]) visit(n);
+    }
+    if (plan_.dead_nodes == graph_.nodes.size()) plan_.fusion.clear();
+    write_program();
+    finish_groups();
+  }
+
+ private:
+  OpenGroup& group(uint32_t g) { return *own_.groups[g]; }
+
+  void visit(uint32_t n) {
+    const Node& node = graph_.nodes[n];
+    FusionNote note = FusionNote::kNoLowering;
+    if (!op_table()[node.op].side_effects && lower_node(graph_, node, own_.lowering)) {
+      note = measure(graph_, node, own_.lowering, own_.footprint);
+    }
+    const bool fusable = note == FusionNote::kJoined;
+    find_conflicts(n);
+    uint32_t joined = kNone;
+    if (fusable) {
+      joined = join_conflicting(n, note);
+      if (joined == kNone && own_.touched.empty()) joined = join_neighbour(n);
+      if (joined == kNone) joined = open(n, note);
+    }
+    for (const uint32_t g : own_.touched) {
+      if (g != joined) group(g).open = false;
+    }
+    plan_.fusion[n] = note;
+    if (joined != kNone) enter(n, joined);
+    const Operand* const operands = graph_.operands_of(node);
+    for (int i = 0; i < node.operand_count; ++i) {
+      if (operands[i].writes()) own_.last_writer[operands[i].buffer] = n;
+    }
+  }
+
+  // Fills `touched`, the largest group first.
+  void find_conflicts(uint32_t n) {
+    own_.touched.clear();
+    const Node& node = graph_.nodes[n];
+    const Operand* const operands = graph_.operands_of(node);
+    for (int i = 0; i < node.operand_count; ++i) {
+      follow(own_.writers[operands[i].buffer], operands[i]);
+      if (operands[i].writes()) follow(own_.readers[operands[i].buffer], operands[i]);
+    }
+    if (own_.touched.size() > 1) {
+      std::ranges::sort(own_.touched, [this](uint32_t a, uint32_t b) {
+        const size_t size_a = group(a).builder.members().size();
+        const size_t size_b = group(b).builder.members().size();
+        return size_a != size_b ? size_a > size_b : a < b;
+      });
+    }
+  }
+
+  // Walks a buffer's list; forgets closed groups.
+  void follow(uint32_t& head, const Operand& operand) {
+    for (uint32_t* link = &head; *link != kNone;) {
+      GroupLink& entry = own_.links[*link];
+      if (!group(entry.group).open) {
+        *link = entry.next;
+        continue;
+      }
+      if (std::ranges::find(own_.touched, entry.group) == own_.touched.end() &&
+          group(entry.group).builder.conflicts(operand)) {
+        own_.touched.push_back(entry.group);
+      }
+      link = &entry.next;
+    }
+  }
+
+  bool is_patient(uint32_t g, uint32_t n) { return n - group(g).last <= kPatience; }
+
+  // Joins one of the groups that the node conflicts with, after merging others into it. `note`: why not.
+  uint32_t join_conflicting(uint32_t n, FusionNote& note) {
+    uint32_t chosen = kNone;
+    note = own_.touched.empty() ? note_alone(n) : FusionNote::kOtherShape;
+    bool noted = false;
+    for (const uint32_t g : own_.touched) {
+      if (!is_patient(g, n)) continue;
+      const FusionNote answer = group(g).builder.check(n, own_.lowering, own_.footprint);
+      if (answer != FusionNote::kJoined) {
+        if (!noted) note = answer;
+        noted = true;
+        continue;
+      }
+      if (chosen == kNone) {
+        chosen = g;
+      } else if (group(chosen).builder.fits(group(g).builder)) {
+        merge(g, chosen);
+      }
+    }
+    if (chosen == kNone) return kNone;
+    const FusionNote answer = group(chosen).builder.add(n, own_.lowering, own_.footprint);
+    note = answer;
+    return answer == FusionNote::kJoined ? chosen : kNone;
+  }
+
+  FusionNote note_alone(uint32_t n) const {
+    const Node& node = graph_.nodes[n];
+    const Operand* const operands = graph_.operands_of(node);
+    for (int i = 0; i < node.operand_count; ++i) {
+      const uint32_t writer = own_.last_writer[operands[i].buffer];
+      if (operands[i].reads() && writer != kNone && own_.group_of[writer] != kNone) return FusionNote::kClosed;
+    }
+    return FusionNote::kAlone;
+  }
+
+  void merge(uint32_t from, uint32_t into) {
+    OpenGroup& source = group(from);
+    OpenGroup& target = group(into);
+    for (const uint32_t n : source.builder.members()) {
+      const Node& node = graph_.nodes[n];
+      lower_node(graph_, node, own_.merged_lowering);
+      measure(graph_, node, own_.merged_lowering, own_.merged_footprint);
+      // fits() has said so.
+      target.builder.add(n, own_.merged_lowering, own_.merged_footprint);
+      own_.group_of[n] = into;
+      link(n, into);
+    }
+    target.last = std::max(target.last, source.last);
+    source.open = false;
+    source.builder.begin(graph_);
+  }
+
+  uint32_t join_neighbour(uint32_t n) {
+    const Node& node = graph_.nodes[n];
+    const Operand* const operands = graph_.operands_of(node);
+    int asked = 0;
+    for (int i = 0; i < node.operand_count; ++i) {
+      if (!operands[i].reads()) continue;
+      for (uint32_t l = own_.readers[operands[i].buffer]; l != kNone && asked < kNeighbours; l = own_.links[l].next) {
+        const uint32_t g = own_.links[l].group;
+        if (!group(g).open || !is_patient(g, n) || group(g).builder.numel() != own_.footprint.numel) continue;
+        ++asked;
+        if (group(g).builder.add(n, own_.lowering, own_.footprint) == FusionNote::kJoined) return g;
+      }
+    }
+    return kNone;
+  }
+
+  uint32_t open(uint32_t n, FusionNote& note) {
+    const uint32_t g = own_.group_count;
+    if (g == own_.groups.size()) own_.groups.push_back(std::make_unique<OpenGroup>());
+    OpenGroup& opened = group(g);
+    opened.builder.begin(graph_);
+    const FusionNote answer = opened.builder.add(n, own_.lowering, own_.footprint);
+    if (answer != FusionNote::kJoined) {
+      note = answer;
+      return kNone;
+    }
+    opened.open = true;
+    opened.last = n;
+    ++own_.group_count;
+    return g;
+  }
+
+  void enter(uint32_t n, uint32_t g) {
+    own_.group_of[n] = g;
+    group(g).last = n;
+    link(n, g);
+  }
+
+  void link(uint32_t n, uint32_t g) {
+    const Node& node = graph_.nodes[n];
+    const Operand* const operands = graph_.operands_of(node);
+    for (int i = 0; i < node.operand_count; ++i) {
+      uint32_t& head = (operands[i].writes() ? own_.writers : own_.readers)[operands[i].buffer];
+      if (head != kNone && own_.links[head].group == g) continue;
+      own_.links.push_back({g, head});
+      head = static_cast<uint32_t>(own_.links.size() - 1);
+    }
+  }
+
+  // Fused groups at the places of their last members; the rest as it was.
+  void write_program() {
+    scratch_.program.clear();
+    uint32_t count = 0;
+    for (const Instruction& instruction : plan_.program) {
+      const uint32_t n = instruction.index;
+      const uint32_t g = own_.group_of[n];
+      if (g == kNone || !is_kept(g)) {
+        scratch_.program.push_back(instruction);
+        continue;
+      }
+      if (group(g).builder.members().size() > 1) plan_.fusion[n] = FusionNote::kJoined;
+      if (group(g).last != n) continue;
+      group(g).number = count++;
+      scratch_.program.push_back({.kind = Instruction::Kind::kFused, .queue = kHostQueue, .index = g});
+    }
+    plan_.program.swap(scratch_.program);
+    plan_.groups.resize(count);
+  }
+
+  bool is_kept(uint32_t g) {
+    const std::vector<uint32_t>& members = group(g).builder.members();
+    return members.size() > 1 || op_table()[graph_.nodes[members[0]].op].op_class == OpClass::kPointwise;
+  }
+
+  void finish_groups() {
+    std::vector<uint8_t>& needed = scratch_.needed;
+    for (size_t b = 0; b < needed.size(); ++b) needed[b] = graph_.buffers[b].escapes;
+    for (size_t p = plan_.program.size(); p-- > 0;) {
+      Instruction& instruction = plan_.program[p];
+      if (instruction.kind == Instruction::Kind::kRun) {
+        pass_over(instruction.index, needed);
+        pass_reads(instruction.index, needed);
+        continue;
+      }
+      OpenGroup& opened = group(instruction.index);
+      FusedGroup& fused = plan_.groups[opened.number];
+      instruction.index = opened.number;
+      fused.members = opened.builder.members();
+      opened.builder.finish(needed, fused);
+      fused.prepared = backend::prepare_fused(fused.kernel, fused.space, fused.launch).ok();
+      for (const uint32_t n : fused.members) forget_unstored(n, needed);
+      for (const uint32_t n : fused.members) pass_over(n, needed);
+      opened.builder.mark_reads(needed);
+    }
+  }
+
+  // A dying buffer whose last value is not stored holds something old.
+  void forget_unstored(uint32_t n, const std::vector<uint8_t>& needed) {
+    const Node& node = graph_.nodes[n];
+    const Operand* const operands = graph_.operands_of(node);
+    for (int i = 0; i < node.operand_count; ++i) {
+      const BufferId buffer = operands[i].buffer;
+      if (operands[i].writes() && !needed[buffer] && !graph_.buffers[buffer].escapes) plan_.valid_after[buffer] = 0;
+    }
+  }
+
+  void pass_over(uint32_t n, std::vector<uint8_t>& needed) const {
+    const Node& node = graph_.nodes[n];
+    const Operand* const operands = graph_.operands_of(node);
+    for (int i = 0; i < node.operand_count; ++i) {
+      const BufferId buffer = operands[i].buffer;
+      if (operands[i].writes() && overwrites(*graph_.windows, operands[i], graph_.buffers[buffer])) needed[buffer] = 0;
+    }
+  }
+
+  void pass_reads(uint32_t n, std::vector<uint8_t>& needed) const {
+    const Node& node = graph_.nodes[n];
+    const Operand* const operands = graph_.operands_of(node);
+    for (int i = 0; i < node.operand_count; ++i) {
+      if (operands[i].reads()) needed[operands[i].buffer] = 1;
+    }
+  }
+
+  const Graph& graph_;
+  Plan& plan_;
+  Scratch& scratch_;
+  FusionScratch& own_;
+};
+
+}  // namespace
+
+void fuse_nodes(const Graph& graph, Plan& plan, Scratch& scratch) { Fuser(graph, plan, scratch).run(); }
+
+}  // namespace hetero::graph

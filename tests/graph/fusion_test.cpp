@@ -1,0 +1,573 @@
+// What is fused, that it computes the same bits, and that what needs no memory has none.
+
+#include "graph/fusion.h"
+
+#include <cstring>
+
+#include "graph/verify.h"
+#include "tests/graph/catch.h"
+#include "tests/graph/program.h"
+
+namespace hetero::graph::testing {
+namespace {
+
+using Kind = Instruction::Kind;
+using Members = std::vector<uint32_t>;
+
+// A program of operators with lowerings. Without sizes, operands are whole buffers of one dimension.
+struct Fusable : Program {
+  Operand matrix(BufferId buffer, Access access, int64_t rows = 4, int64_t columns = 6) {
+    return operand(buffer, access, {rows, columns}, {columns, 1}, 0);
+  }
+  Operand row(BufferId buffer, int64_t columns = 6) { return operand(buffer, Access::kRead, {columns}, {1}, 0); }
+  Operand column(BufferId buffer, Access access, int64_t rows = 4) {
+    return operand(buffer, access, {rows, 1}, {1, 1}, 0);
+  }
+  BufferId map(std::vector<Operand> inputs, int64_t count = 24) {
+    return define(test_ops().map, count, std::move(inputs), Preference::kAuto, 0.5f);
+  }
+  // Over [4,6].
+  BufferId map_matrix(std::vector<Operand> inputs) {
+    const BufferId output = empty(24);
+    inputs.push_back(matrix(output, Access::kDefine));
+    add(test_ops().map, std::move(inputs), Preference::kAuto, 0.5f);
+    return output;
+  }
+  BufferId map_column(std::vector<Operand> inputs) {
+    const BufferId output = empty(4);
+    inputs.push_back(column(output, Access::kDefine));
+    add(test_ops().map, std::move(inputs), Preference::kAuto, 0.5f);
+    return output;
+  }
+  // Over the last dimension of [4,6], with kept dimensions.
+  BufferId digest(BufferId x) {
+    const BufferId output = empty(4);
+    add(test_ops().digest, {matrix(x, Access::kRead), column(output, Access::kDefine)});
+    return output;
+  }
+  BufferId matmul(BufferId x) { return define(test_ops().matmul, 24, {read(x)}); }
+
+  Results check() {
+    const Results expected = interpret();
+    const Plan fused = plan(fused_options());
+    Results got = run_plan(fused);
+    INFO(to_string(graph));
+    INFO(to_string(fused));
+    REQUIRE(got.status.ok());
+    REQUIRE(same_values(*this, got, expected));
+    return got;
+  }
+  std::vector<Members> groups() const {
+    std::vector<Members> result;
+    for (const FusedGroup& group : plan(fused_options()).groups) result.push_back(group.members);
+    return result;
+  }
+};
+
+bool has_memory(const Plan& plan, BufferId buffer) { return plan.residence(buffer, 0).home != Home::kNone; }
+
+}  // namespace
+
+TEST_CASE("fusion: a chain is one group, and only its end has memory") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  const BufferId a = p.map({p.read(x)});
+  const BufferId b = p.map({p.read(a)});
+  const BufferId c = p.map({p.read(b), p.read(x)});
+  p.escape(c);
+  const Results results = p.check();
+  CHECK(p.groups() == std::vector<Members>{{0, 1, 2}});
+  CHECK(results.counts.fused_groups == 1);
+  CHECK(results.counts.fused_nodes == 3);
+  CHECK(results.counts.kernels[0] == 1);
+  const Plan plan = p.plan(fused_options());
+  CHECK_FALSE(has_memory(plan, a));
+  CHECK_FALSE(has_memory(plan, b));
+  CHECK(plan.arena_bytes[0] == 0);
+  REQUIRE(plan.groups[0].operands.size() == 2);
+  CHECK(plan.groups[0].operands[0] == GroupOperand{.buffer = x, .operand = 0, .loads = true, .stores = false});
+  CHECK(plan.groups[0].operands[1].stores);
+  CHECK(plan.fusion == std::vector<FusionNote>(3, FusionNote::kJoined));
+}
+
+TEST_CASE("fusion: without the option nothing changes") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  p.escape(p.map({p.read(p.map({p.read(x)}))}));
+  const Plan plan = p.plan(cpu_options());
+  CHECK(plan.groups.empty());
+  CHECK(plan.fusion.empty());
+  CHECK(plan.program.size() == 2);
+}
+
+TEST_CASE("fusion: a value that escapes or is read later is stored") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  const BufferId a = p.map({p.read(x)});
+  const BufferId b = p.map({p.read(a)});
+  const BufferId c = p.map({p.read(b)});
+  const BufferId d = p.matmul(b);
+  p.escape(a);
+  p.escape(c);
+  p.escape(d);
+  p.check();
+  const Plan plan = p.plan(fused_options());
+  CHECK(p.groups() == std::vector<Members>{{0, 1, 2}});
+  CHECK(has_memory(plan, a));
+  CHECK(has_memory(plan, b));
+}
+
+TEST_CASE("fusion: diamonds and residuals are one group") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  const BufferId left = p.map({p.read(x)});
+  const BufferId right = p.map({p.read(x)});
+  const BufferId both = p.map({p.read(left), p.read(right)});
+  p.escape(p.map({p.read(both), p.read(x)}));
+  p.check();
+  CHECK(p.groups() == std::vector<Members>{{0, 1, 2, 3}});
+}
+
+TEST_CASE("fusion: groups that meet become one") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  const BufferId y = p.input(24);
+  const BufferId a = p.map({p.read(x)});
+  const BufferId b = p.map({p.read(y)});
+  p.escape(p.map({p.read(a), p.read(b)}));
+  p.check();
+  CHECK(p.groups() == std::vector<Members>{{0, 1, 2}});
+}
+
+TEST_CASE("fusion: in-place operators go on from the current value, and the last value is stored") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  p.escape(x);
+  p.add(test_ops().map, {p.update(x)});
+  p.add(test_ops().map, {p.update(x)});
+  const BufferId y = p.map({p.read(x)});
+  p.add(test_ops().map, {p.read(y), p.update(x)});
+  p.escape(y);
+  p.check();
+  CHECK(p.groups() == std::vector<Members>{{0, 1, 2, 3}});
+  const Plan plan = p.plan(fused_options());
+  REQUIRE(plan.groups[0].operands.size() == 2);
+  int stores = 0;
+  for (const backend::FusedStep& step : plan.groups[0].kernel.steps) {
+    stores += step.kind == backend::FusedStep::Kind::kStore;
+  }
+  CHECK(stores == 2);
+}
+
+TEST_CASE("fusion: softmax has the shape of one group") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  const BufferId peak = p.digest(x);
+  const BufferId shifted = p.map_matrix({p.matrix(x, Access::kRead), p.column(peak, Access::kRead)});
+  const BufferId sum = p.digest(shifted);
+  const BufferId result = p.map_matrix({p.matrix(shifted, Access::kRead), p.column(sum, Access::kRead)});
+  p.escape(result);
+  p.check();
+  CHECK(p.groups() == std::vector<Members>{{0, 1, 2, 3}});
+  const Plan plan = p.plan(fused_options());
+  CHECK(plan.groups[0].space.row_rank == 1);
+  CHECK(plan.groups[0].operands.size() == 2);
+}
+
+TEST_CASE("fusion: RMS norm with its weight and the residual before it is one group") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  const BufferId residual = p.input(24);
+  const BufferId weight = p.input(6);
+  const BufferId h = p.map_matrix({p.matrix(x, Access::kRead), p.matrix(residual, Access::kRead)});
+  const BufferId square = p.map_matrix({p.matrix(h, Access::kRead), p.matrix(h, Access::kRead)});
+  const BufferId mean = p.digest(square);
+  const BufferId scale = p.map_column({p.column(mean, Access::kRead)});
+  const BufferId scaled = p.map_matrix({p.matrix(h, Access::kRead), p.column(scale, Access::kRead)});
+  const BufferId result = p.map_matrix({p.matrix(scaled, Access::kRead), p.row(weight)});
+  p.escape(h);
+  p.escape(result);
+  p.check();
+  CHECK(p.groups() == std::vector<Members>{{0, 1, 2, 3, 4, 5}});
+}
+
+TEST_CASE("fusion: layer norm without kept dimensions, seen through views, is one group") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  // Over [2,2,6], while the reductions give [4]: expanded views say where the rows are.
+  const BufferId mean = p.empty(4);
+  p.add(test_ops().digest, {p.matrix(x, Access::kRead), p.operand(mean, Access::kDefine)});
+  const BufferId centered = p.empty(24);
+  const Operand expanded = p.operand(mean, Access::kRead, {2, 2, 6}, {2, 1, 0}, 0);
+  p.add(test_ops().map, {p.operand(x, Access::kRead, {2, 2, 6}, {12, 6, 1}, 0), expanded,
+                         p.operand(centered, Access::kDefine, {2, 2, 6}, {12, 6, 1}, 0)});
+  const BufferId variance = p.digest(centered);
+  const BufferId result = p.map_matrix({p.matrix(centered, Access::kRead), p.column(variance, Access::kRead)});
+  p.escape(result);
+  p.escape(mean);
+  p.check();
+  CHECK(p.groups() == std::vector<Members>{{0, 1, 2, 3}});
+  CHECK(p.plan(fused_options()).groups[0].space.rank == 3);
+}
+
+TEST_CASE("fusion: a row value that is read across the rows is not taken for one") {
+  Fusable p;
+  const BufferId x = p.input(36);
+  const BufferId row = p.empty(6);
+  p.add(test_ops().digest, {p.matrix(x, Access::kRead, 6, 6), p.operand(row, Access::kDefine)});
+  // [6] against [6,6] lies along the columns.
+  const BufferId y = p.empty(36);
+  p.add(test_ops().map, {p.matrix(x, Access::kRead, 6, 6), p.row(row), p.matrix(y, Access::kDefine, 6, 6)});
+  p.escape(y);
+  p.check();
+  CHECK(p.plan(fused_options()).fusion[1] == FusionNote::kOverlap);
+}
+
+TEST_CASE("fusion: a reduction over other dimensions than the last does not join") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  const BufferId a = p.map_matrix({p.matrix(x, Access::kRead)});
+  const BufferId sums = p.empty(6);
+  p.add(test_ops().digest, {p.matrix(a, Access::kRead), p.operand(sums, Access::kDefine, {1, 6}, {6, 1}, 0)});
+  p.escape(sums);
+  p.check();
+  const Plan plan = p.plan(fused_options());
+  CHECK(plan.fusion[1] == FusionNote::kNotTrailing);
+  CHECK(plan.program.size() == 2);
+}
+
+TEST_CASE("fusion: a reduction over everything is a row of the whole space") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  const BufferId a = p.map_matrix({p.matrix(x, Access::kRead)});
+  const BufferId sum = p.empty(1);
+  p.add(test_ops().digest, {p.matrix(a, Access::kRead), p.operand(sum, Access::kDefine, {}, {}, 0)});
+  const BufferId root = p.empty(1);
+  p.add(test_ops().map, {p.operand(sum, Access::kRead, {}, {}, 0), p.operand(root, Access::kDefine, {}, {}, 0)});
+  const BufferId result = p.map_matrix({p.matrix(a, Access::kRead), p.operand(root, Access::kRead, {}, {}, 0)});
+  p.escape(result);
+  p.check();
+  CHECK(p.groups() == std::vector<Members>{{0, 1, 2, 3}});
+}
+
+TEST_CASE("fusion: reductions over different rows do not share a group") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  const BufferId rows = p.digest(x);
+  const BufferId sum = p.empty(1);
+  p.add(test_ops().digest, {p.matrix(x, Access::kRead), p.operand(sum, Access::kDefine, {}, {}, 0)});
+  p.escape(rows);
+  p.escape(sum);
+  p.check();
+  CHECK(p.groups().empty());
+}
+
+TEST_CASE("fusion: a node that depends on a member closes the group") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  const BufferId a = p.map({p.read(x)});
+  const BufferId b = p.map({p.read(a)});
+  const BufferId c = p.matmul(b);
+  const BufferId d = p.map({p.read(c), p.read(b)});
+  p.escape(d);
+  p.check();
+  CHECK(p.groups() == std::vector<Members>{{0, 1}, {3}});
+  CHECK(p.plan(fused_options()).fusion[3] == FusionNote::kClosed);
+}
+
+TEST_CASE("fusion: a node that depends on nothing of the group leaves it open") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  const BufferId y = p.input(24);
+  const BufferId a = p.map({p.read(x)});
+  const BufferId c = p.matmul(y);
+  const BufferId b = p.map({p.read(a), p.read(c)});
+  p.escape(b);
+  p.check();
+  CHECK(p.groups() == std::vector<Members>{{0, 2}});
+}
+
+TEST_CASE("fusion: what a member reads is not overwritten before it runs") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  p.escape(x);
+  const BufferId a = p.map({p.read(x)});
+  // No member: it overwrites what the group still has to read.
+  p.add(test_ops().matmul, {p.update(x)});
+  const BufferId b = p.map({p.read(a), p.read(x)});
+  p.escape(b);
+  p.check();
+  CHECK(p.groups() == std::vector<Members>{{0}, {2}});
+}
+
+TEST_CASE("fusion: other shapes stay apart") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  const BufferId a = p.map({p.read(x)});
+  const BufferId b = p.map({p.operand(a, Access::kRead, {12}, {1}, 0)}, 12);
+  p.escape(b);
+  p.check();
+  CHECK(p.groups() == std::vector<Members>{{0}, {1}});
+  CHECK(p.plan(fused_options()).fusion[1] == FusionNote::kOtherShape);
+}
+
+TEST_CASE("fusion: views of one order of the same bytes are one value") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  const BufferId a = p.map({p.read(x)});
+  const BufferId b = p.map_matrix({p.matrix(a, Access::kRead)});
+  const BufferId c = p.empty(24);
+  p.add(test_ops().map, {p.operand(b, Access::kRead, {2, 1, 12}, {12, 12, 1}, 0),
+                         p.operand(c, Access::kDefine, {2, 1, 12}, {12, 12, 1}, 0)});
+  p.escape(c);
+  p.check();
+  CHECK(p.groups() == std::vector<Members>{{0, 1, 2}});
+  const Plan plan = p.plan(fused_options());
+  CHECK_FALSE(has_memory(plan, a));
+  CHECK_FALSE(has_memory(plan, b));
+}
+
+TEST_CASE("fusion: a transposed view of a value closes the group") {
+  Fusable p;
+  const BufferId x = p.input(36);
+  const BufferId a = p.empty(36);
+  p.add(test_ops().map, {p.matrix(x, Access::kRead, 6, 6), p.matrix(a, Access::kDefine, 6, 6)});
+  const BufferId b = p.empty(36);
+  p.add(test_ops().map, {p.operand(a, Access::kRead, {6, 6}, {1, 6}, 0), p.matrix(b, Access::kDefine, 6, 6)});
+  p.escape(b);
+  p.check();
+  CHECK(p.groups() == std::vector<Members>{{0}, {1}});
+  CHECK(p.plan(fused_options()).fusion[1] == FusionNote::kOverlap);
+}
+
+TEST_CASE("fusion: parts of one buffer that do not overlap are different values") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  p.escape(x);
+  const auto half = [&](int64_t first, Access access) { return p.operand(x, access, {12}, {1}, first); };
+  p.add(test_ops().map, {half(0, Access::kRead), half(12, Access::kUpdate)});
+  p.add(test_ops().map, {half(12, Access::kRead), half(0, Access::kUpdate)});
+  p.check();
+  CHECK(p.groups() == std::vector<Members>{{0, 1}});
+}
+
+TEST_CASE("fusion: a node that reads what it writes through another window is left alone") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  p.escape(x);
+  p.add(test_ops().map, {p.operand(x, Access::kRead, {23}, {1}, 0), p.operand(x, Access::kUpdate, {23}, {1}, 1)});
+  p.check();
+  CHECK(p.groups().empty());
+}
+
+TEST_CASE("fusion: steps of many tensors stay in groups of bounded size") {
+  Fusable p;
+  const BufferId rate = p.input(24);
+  p.escape(rate);
+  for (int i = 0; i < 200; ++i) {
+    const BufferId weight = p.input(24);
+    p.escape(weight);
+    p.add(test_ops().map, {p.read(rate), p.update(weight)});
+  }
+  p.check();
+  const Plan plan = p.plan(fused_options());
+  CHECK(plan.groups.size() > 1);
+  CHECK(plan.groups.size() < 10);
+  for (const FusedGroup& group : plan.groups) CHECK(group.operands.size() <= 64);
+}
+
+TEST_CASE("fusion: steps of many tensors, operator by operator, are fused tensor by tensor") {
+  Fusable p;
+  std::vector<BufferId> weights;
+  for (int i = 0; i < 100; ++i) {
+    weights.push_back(p.input(24));
+    p.escape(weights.back());
+  }
+  for (int step = 0; step < 3; ++step) {
+    for (const BufferId weight : weights) p.add(test_ops().map, {p.update(weight)});
+  }
+  p.check();
+  const Plan plan = p.plan(fused_options());
+  CHECK(plan.groups.size() == 100);
+  CHECK(plan.program.size() == 100);
+}
+
+TEST_CASE("fusion: an empty result is not fused") {
+  Fusable p;
+  const BufferId x = p.input(0);
+  p.escape(p.map({p.read(x)}, 0));
+  p.check();
+  CHECK(p.groups().empty());
+}
+
+TEST_CASE("fusion: random programs give the interpreter's bits, and plans print and parse back") {
+  std::mt19937 random(51);
+  int64_t nodes = 0;
+  int64_t groups = 0;
+  int larger = 0;
+  for (int round = 0; round < 400; ++round) {
+    Program program;
+    make_fusable(program, random, 3 + round % 60);
+    const Plan plan = program.plan(fused_options());
+    const Results expected = program.interpret();
+    const Results got = program.run_plan(plan);
+    INFO(to_string(program.graph));
+    INFO(to_string(plan));
+    REQUIRE(got.status.ok());
+    REQUIRE(same_values(program, got, expected));
+    nodes += got.counts.fused_nodes;
+    groups += got.counts.fused_groups;
+    for (const FusedGroup& group : plan.groups) {
+      larger += group.members.size() > 4;
+      REQUIRE(group.prepared);
+    }
+
+    Result<Plan> parsed = parse_plan(to_string(plan));
+    REQUIRE(parsed.ok());
+    CHECK(parsed.value() == plan);
+    REQUIRE(restore_groups(program.graph, parsed.value()).ok());
+    CHECK(to_string(parsed.value()) == to_string(plan));
+    REQUIRE(same_values(program, program.run_plan(parsed.value()), expected));
+  }
+  CHECK(nodes > 4000);
+  CHECK(groups * 3 < nodes * 2);
+  CHECK(larger > 200);
+}
+
+TEST_CASE("fusion: new numbers are gathered without a new plan") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  p.escape(p.map({p.read(p.map({p.read(x)}))}));
+  Plan plan = p.plan(fused_options());
+  const float other = 7.5f;
+  std::memcpy(p.graph.attributes.data() + p.graph.nodes[1].attribute_offset, &other, sizeof(other));
+  REQUIRE_FALSE(same_values(p, p.run_plan(plan), p.interpret()));
+  REQUIRE(gather_numbers(p.graph, plan.groups[0], plan.groups[0].numbers));
+  REQUIRE(same_values(p, p.run_plan(plan), p.interpret()));
+}
+
+TEST_CASE("fusion: new sizes give a new space for the same kernel") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  const BufferId a = p.map_matrix({p.matrix(x, Access::kRead)});
+  p.escape(p.map_matrix({p.matrix(a, Access::kRead)}));
+  const Plan plan = p.plan(fused_options());
+  for (Buffer& buffer : p.graph.buffers) buffer.bytes *= 2;
+  for (Operand& operand : p.graph.operands) operand = p.matrix(operand.buffer, operand.access, 8, 6);
+  backend::FusedSpace space;
+  REQUIRE(space_of(p.graph, plan.groups[0], space));
+  CHECK(space.sizes[0] == 8);
+  CHECK(space.sizes[1] == 6);
+  // Two of its operands are no longer the same value.
+  p.graph.operands[2] = p.operand(a, Access::kRead, {8, 6}, {1, 8}, 0);
+  CHECK_FALSE(space_of(p.graph, plan.groups[0], space));
+}
+
+TEST_CASE("fusion: a poisoned input poisons what depends on it, and nothing else of its group") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  const BufferId y = p.input(24);
+  const BufferId bad = p.define(test_ops().throws, 24, {p.read(x)});
+  const BufferId a = p.map({p.read(x)});
+  const BufferId b = p.map({p.read(a), p.read(bad)});
+  const BufferId c = p.map({p.read(a), p.read(y)});
+  p.escape(b);
+  p.escape(c);
+  REQUIRE(p.groups() == std::vector<Members>{{1, 2, 3}});
+  const Results got = p.run(fused_options());
+  CHECK_FALSE(got.status.ok());
+  CHECK(got.status.message() == "broken kernel");
+  CHECK_FALSE(got.bindings[b].error.ok());
+  CHECK(got.bindings[c].error.ok());
+  CHECK(same_values(p, got, p.interpret()));
+  CHECK(got.counts.fused_groups == 0);
+}
+
+TEST_CASE("fusion: random programs with failing nodes and lost inputs end as the interpreter does") {
+  std::mt19937 random(52);
+  int poisoned = 0;
+  for (int round = 0; round < 200; ++round) {
+    Program program;
+    make_fusable(program, random, 40);
+    for (Node& node : program.graph.nodes) {
+      if (random() % 40 == 0) node.op = test_ops().throws;
+    }
+    const Plan plan = program.plan(fused_options());
+    const Results expected = program.interpret();
+    const Results got = program.run_plan(plan);
+    INFO(to_string(program.graph));
+    INFO(to_string(plan));
+    for (BufferId b = 0; b < program.graph.buffers.size(); ++b) {
+      if (!program.graph.buffers[b].escapes) continue;
+      const bool lost = !expected.bindings[b].error.ok();
+      REQUIRE(got.bindings[b].error.ok() == !lost);
+      poisoned += lost;
+      // The interpreter also runs dead nodes, so it may have spoiled what is lost further.
+      if (!lost) REQUIRE(got.values[b] == expected.values[b]);
+    }
+  }
+  CHECK(poisoned > 100);
+}
+
+TEST_CASE("verify: groups that are damaged are found, or do no harm") {
+  std::mt19937 random(53);
+  int tried = 0;
+  int found = 0;
+  for (int round = 0; round < 60; ++round) {
+    Program program;
+    make_fusable(program, random, 30);
+    const PlanOptions options = fused_options();
+    const Plan plan = program.plan(options);
+    const Results expected = program.interpret();
+    const auto check = [&](const Plan& damaged) {
+      ++tried;
+      if (!verify_plan(program.graph, damaged, options).ok()) {
+        ++found;
+        return;
+      }
+      Plan run = damaged;
+      for (FusedGroup& group : run.groups) {
+        group.prepared = backend::prepare_fused(group.kernel, group.space, group.launch).ok();
+      }
+      INFO(to_string(program.graph));
+      INFO(to_string(run));
+      REQUIRE(same_values(program, program.run_plan(run), expected));
+    };
+    for (size_t g = 0; g < plan.groups.size(); ++g) {
+      const FusedGroup& group = plan.groups[g];
+      for (size_t s = 0; s < group.kernel.steps.size(); ++s) {
+        Plan damaged = plan;
+        auto& steps = damaged.groups[g].kernel.steps;
+        steps.erase(steps.begin() + static_cast<long>(s));
+        check(damaged);
+        damaged = plan;
+        if (backend::FusedStep& step = damaged.groups[g].kernel.steps[s]; step.input_count > 0) {
+          step.inputs[0] = static_cast<uint16_t>(random() % group.kernel.values.size());
+          check(damaged);
+        }
+      }
+      for (size_t k = 0; k < group.operands.size(); ++k) {
+        Plan damaged = plan;
+        damaged.groups[g].space.operands[k].offset += 4;
+        check(damaged);
+        damaged = plan;
+        for (int d = 0; d < group.space.rank; ++d) damaged.groups[g].space.operands[k].strides[d] = 0;
+        check(damaged);
+      }
+      Plan damaged = plan;
+      std::swap(damaged.groups[g].members.front(), damaged.groups[g].members.back());
+      if (group.members.size() > 1) check(damaged);
+      for (backend::Number& number : damaged.groups[g].numbers) number.f32 += 1;
+      if (!damaged.groups[g].numbers.empty()) check(damaged);
+    }
+    for (size_t p = 0; p + 1 < plan.program.size(); ++p) {
+      Plan damaged = plan;
+      damaged.program.erase(damaged.program.begin() + static_cast<long>(p));
+      REQUIRE_FALSE(verify_plan(program.graph, damaged, options).ok());
+    }
+  }
+  CHECK(tried > 1000);
+  CHECK(found * 10 > tried * 8);
+}
+
+}  // namespace hetero::graph::testing
