@@ -25,10 +25,14 @@ bool lay_out(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch
 
 }  // namespace
 
-void make_plan(const Graph& graph, const PlanOptions& options, Plan& plan) {
+Scratch& thread_scratch() {
   // On the heap: a shared library has little room for thread-local objects.
   thread_local const auto own = std::make_unique<Scratch>();
-  Scratch& scratch = *own;
+  return *own;
+}
+
+void make_plan(const Graph& graph, const PlanOptions& options, Plan& plan) {
+  Scratch& scratch = thread_scratch();
 
   drop_dead_values(graph, plan, scratch);
 

@@ -127,14 +127,20 @@ struct PlanOptions {
   backend::Capabilities cpu;
   backend::Capabilities accelerator;
   uint64_t accelerator_bytes = 0;  // capacity; 0 for unlimited
-  // Temporaries of at least this size on the CPU get a block of their own instead of a slice of the arena, so that an arena
-  // and the results need not be held at the same time.
-  uint64_t own_block_bytes = 256;
+  // Where an arena beside the results would take more memory than op-by-op execution, temporaries of at least this size on the CPU get a
+  // block of their own instead of a slice of the arena.
+  uint64_t own_block_bytes = 4096;
 };
 
 // Plans `graph`. The pipeline of passes; see pipeline.cpp. Never fails on a legal graph: where the accelerator's memory does
 // not suffice, nodes move to the CPU.
 // `plan` may hold an earlier plan, whose memory is reused.
 void make_plan(const Graph& graph, const PlanOptions& options, Plan& plan);
+
+// Takes a plan of `before` over to `now`. REQUIRES: the graphs differ in windows, of equal Window::kind, in sizes of buffers, and in attributes'
+// numbers and sizes only, and have one table of windows; host-only options. False where that is not possible; the plan is then unusable.
+bool resize_plan(const Graph& before, const Graph& now, const PlanOptions& options, Plan& plan);
+// The same where only numbers differ.
+bool renew_numbers(const Graph& before, const Graph& now, Plan& plan);
 
 }  // namespace hetero::graph

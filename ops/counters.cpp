@@ -40,7 +40,7 @@ void Counters::reset() {
                          &plans_replayed,  &planning_nanoseconds,
                          &planned_nodes,   &dead_nodes,
                          &cpu_kernels,     &accelerator_kernels,
-                         &fused_nodes,     &copies_to_accelerator,
+                         &fused_groups, &fused_nodes,     &copies_to_accelerator,
                          &copies_to_cpu,   &bytes_to_accelerator,
                          &bytes_to_cpu,    &events,
                          &waits,           &skipped_nodes,

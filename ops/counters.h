@@ -56,7 +56,8 @@ struct Counters {
   Count dead_nodes{0};
   Count cpu_kernels{0};
   Count accelerator_kernels{0};
-  Count fused_nodes{0};
+  Count fused_groups{0};  // of the kernels
+  Count fused_nodes{0};   // in these
   Count plans_made{0};
   Count planned_nodes{0};  // in these
   Count planning_nanoseconds{0};

@@ -35,6 +35,16 @@ size_t bytes_of(const std::vector<T>& vector) {
   return vector.capacity() * sizeof(T);
 }
 
+size_t group_bytes(const graph::Plan& plan) {
+  size_t bytes = bytes_of(plan.groups) + bytes_of(plan.fusion);
+  for (const graph::FusedGroup& group : plan.groups) {
+    // A launch holds the kernel's steps about twice.
+    bytes += bytes_of(group.members) + bytes_of(group.operands) + bytes_of(group.kernel.values) +
+             3 * bytes_of(group.kernel.steps) + bytes_of(group.space.operands) + bytes_of(group.numbers);
+  }
+  return bytes;
+}
+
 }  // namespace
 
 size_t PlanSet::total_bytes_ = 0;
@@ -42,7 +52,8 @@ size_t PlanSet::total_bytes_ = 0;
 size_t CachedPlan::bytes() const {
   return sizeof(CachedPlan) + bytes_of(selection) + bytes_of(bound) + bytes_of(graph.buffers) + bytes_of(graph.nodes) +
          bytes_of(graph.operands) + bytes_of(graph.attributes) + bytes_of(plan.live) + bytes_of(plan.placements) +
-         bytes_of(plan.residences) + bytes_of(plan.program) + bytes_of(plan.valid_after);
+         bytes_of(plan.residences) + bytes_of(plan.program) + bytes_of(plan.valid_after) +
+         group_bytes(plan);
 }
 
 PlanSet::~PlanSet() { total_bytes_ -= bytes_; }
@@ -61,6 +72,19 @@ CachedPlan* PlanSet::find(const Cut& cut, CachedPlan*& similar) {
   return nullptr;
 }
 
+void CachedPlan::keep(const Cut& cut) {
+  selection = cut.selection;
+  graph = cut.graph;
+  bound.resize(cut.bindings.size());
+  for (size_t i = 0; i < cut.bindings.size(); ++i) bound[i] = cut.bindings[i] != nullptr;
+}
+
+bool PlanSet::full() const { return plans_.size() >= kMostPlans; }
+
+void PlanSet::drop(CachedPlan* plan) {
+  std::erase_if(plans_, [&](const auto& kept) { return kept.get() == plan; });
+}
+
 CachedPlan& PlanSet::add(const Cut& cut) {
   std::unique_ptr<CachedPlan> plan;
   if (plans_.size() >= kMostPlans) {
@@ -69,10 +93,7 @@ CachedPlan& PlanSet::add(const Cut& cut) {
   } else {
     plan = std::make_unique<CachedPlan>();
   }
-  plan->selection = cut.selection;
-  plan->graph = cut.graph;
-  plan->bound.resize(cut.bindings.size());
-  for (size_t i = 0; i < cut.bindings.size(); ++i) plan->bound[i] = cut.bindings[i] != nullptr;
+  plan->keep(cut);
   plans_.insert(plans_.begin(), std::move(plan));
   return *plans_.front();
 }

@@ -25,7 +25,10 @@ struct CachedPlan {
   std::vector<uint8_t> bound;      // per buffer: it has a binding
   graph::Graph graph;              // what was planned
   graph::Plan plan;
+  bool fusion = false;  // what it was planned with
 
+  // Notes that the plan is for this cut now.
+  void keep(const Cut& cut);
   size_t bytes() const;
 };
 
@@ -39,6 +42,8 @@ class PlanSet {
   CachedPlan* find(const Cut& cut, CachedPlan*& similar);
   // A place for a new plan of the cut, the least recently used one where there are many. The caller fills in `plan`, and calls measure().
   CachedPlan& add(const Cut& cut);
+  bool full() const;
+  void drop(CachedPlan* plan);
   // Takes note of the sizes of its plans.
   void measure();
 

@@ -5,6 +5,7 @@
 
 #include "ops/config.h"
 #include "ops/kernel.h"
+#include "ops/plan_cache.h"
 
 namespace hetero::ops {
 

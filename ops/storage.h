@@ -23,7 +23,7 @@
 
 #include "backend/address_space.h"
 #include "backend/pool.h"
-#include "graph/executor.h"
+#include "graph/binding.h"
 #include "graph/window.h"
 
 namespace hetero::ops {

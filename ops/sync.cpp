@@ -18,6 +18,7 @@
 #include "graph/verify.h"
 #include "ops/config.h"
 #include "ops/parallel.h"
+#include "ops/plan_cache.h"
 #include "ops/recorder.h"
 #include "ops/verify_flush.h"
 
@@ -74,6 +75,7 @@ Runner& runner() {
 
 graph::PlanOptions plan_options() {
   graph::PlanOptions options;
+  options.fusion = config().fusion.load(std::memory_order_relaxed);
   options.cpu = backend::cpu_device().capabilities();
   if (backend::Device* accelerator = backend::accelerator()) {
     options.has_accelerator = true;
@@ -92,6 +94,8 @@ void add_counts(const graph::Plan& plan, const graph::RunCounts& counts) {
   Counters& total = counters();
   count(total.dead_nodes, plan.dead_nodes);
   count(total.cpu_kernels, counts.kernels[backend::kCpu]);
+  count(total.fused_groups, counts.fused_groups);
+  count(total.fused_nodes, counts.fused_nodes);
   count(total.accelerator_kernels, counts.kernels[backend::kAccelerator]);
   if (counts.copies != 0) {
     for (const graph::Instruction& instruction : plan.program) {
@@ -106,30 +110,61 @@ void add_counts(const graph::Plan& plan, const graph::RunCounts& counts) {
   count(total.skipped_nodes, counts.skipped);
 }
 
+// A plan for the cut out of one for other sizes; null where that cannot be.
+graph::Plan* resized_plan(PlanSet& known, CachedPlan* similar, const Cut& cut, const graph::PlanOptions& options) {
+  // Sizes that come back shall find their plan; sizes that only grow shall not fill the set with old ones.
+  CachedPlan* target = similar;
+  if (!known.full()) {
+    target = &known.add(cut);
+    target->graph = similar->graph;
+    target->plan = similar->plan;
+    target->fusion = similar->fusion;
+  }
+  if (!graph::resize_plan(target->graph, cut.graph, options, target->plan)) {
+    known.drop(target);
+    return nullptr;
+  }
+  target->keep(cut);
+  known.measure();
+  count(counters().plans_resized);
+  return &target->plan;
+}
+
 // The plan of the cut: a kept one where the same trace was planned before, else a new one. What is seen for the first time may never come again:
 // it is planned without fusion, and nothing is kept.
-graph::Plan& plan_for(const Runner& state, Cut& cut, graph::Plan& scratch) {
-  const graph::PlanOptions& options = state.options;
+graph::Plan& plan_for(Runner& state, Cut& cut, graph::Plan& scratch) {
+  graph::PlanOptions& options = state.options;
   const auto start = std::chrono::steady_clock::now();
   // What the accelerator's memory can hold changes from run to run; and a run inside another must not replace the other's plan.
   const bool keeps = cut.end != nullptr && !options.has_accelerator && state.depth == 1;
   PlanSet* const known = keeps ? &cut.end->plans() : nullptr;
-  if (known != nullptr && ++known->sightings > 1) {
-    CachedPlan* similar;
-    if (CachedPlan* kept = known->find(cut, similar)) {
+  if (known == nullptr || ++known->sightings == 1) {
+    options.fusion = false;
+    graph::make_plan(cut.graph, options, scratch);
+    return scratch;
+  }
+  CachedPlan* similar;
+  if (CachedPlan* kept = known->find(cut, similar)) {
+    const bool same = kept->graph.attributes == cut.graph.attributes;
+    if (kept->fusion == options.fusion && (same || graph::renew_numbers(kept->graph, cut.graph, kept->plan))) {
+      if (!same) kept->graph.attributes = cut.graph.attributes;
       count(counters().plans_replayed);
       return kept->plan;
     }
-    CachedPlan& made = known->add(cut);
-    graph::make_plan(cut.graph, options, made.plan);
-    known->measure();
-    count(counters().plans_made);
-    count(counters().planned_nodes, static_cast<int64_t>(cut.graph.nodes.size()));
-    count(counters().planning_nanoseconds, (std::chrono::steady_clock::now() - start).count());
-    return made.plan;
+    known->drop(kept);
+    similar = nullptr;
   }
-  graph::make_plan(cut.graph, options, scratch);
-  return scratch;
+  if (similar != nullptr && similar->fusion == options.fusion) {
+    if (graph::Plan* plan = resized_plan(*known, similar, cut, options)) return *plan;
+  }
+  CachedPlan& made = known->add(cut);
+  made.fusion = options.fusion;
+  graph::make_plan(cut.graph, options, made.plan);
+  known->measure();
+  count(counters().plans_made);
+  count(counters().planned_nodes, static_cast<int64_t>(cut.graph.nodes.size()));
+  count(counters().planning_nanoseconds, (std::chrono::steady_clock::now() - start).count());
+  return made.plan;
 }
 
 // Plans and runs `cut`. REQUIRES: the executor lock, not the recorder lock. Returns the first error.

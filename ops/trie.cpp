@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "ops/plan_cache.h"
+
 namespace hetero::ops {
 namespace {
 
@@ -27,6 +29,14 @@ bool same_bytes(const void* a, const void* b, size_t count) {
 constexpr int kMaxTries = 16;
 
 }  // namespace
+
+TrieNode::TrieNode() = default;
+TrieNode::~TrieNode() = default;
+
+PlanSet& TrieNode::plans() {
+  if (plans_ == nullptr) plans_ = std::make_unique<PlanSet>();
+  return *plans_;
+}
 
 const char* to_string(Difference difference) {
   switch (difference) {

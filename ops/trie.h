@@ -22,9 +22,10 @@
 
 #include "graph/graph.h"
 #include "ops/meta_cache.h"
-#include "ops/plan_cache.h"
 
 namespace hetero::ops {
+
+class PlanSet;  // plan_cache.h
 
 // What is compared: a call as it stands in the trace.
 struct CallView {
@@ -43,6 +44,7 @@ const char* to_string(Difference difference);
 class TrieNode {
  public:
   TrieNode(const TrieNode&) = delete;
+  ~TrieNode();
 
   // The windows of the outputs, as for the call that made the node.
   const MetaEntry& entry() const { return *entry_; }
@@ -50,17 +52,14 @@ class TrieNode {
   graph::OpId op() const { return op_; }
   std::span<const graph::Operand> inputs() const { return {operands_.get(), input_count_}; }
   // The plans of the traces that end here. Belongs to the executor's lock.
-  PlanSet& plans() {
-    if (plans_ == nullptr) plans_ = std::make_unique<PlanSet>();
-    return *plans_;
-  }
+  PlanSet& plans();
   TrieNode* first_child() const { return child_.get(); }
   // REQUIRES: the call is not exactly this one.
   Difference difference(const CallView& call, const graph::WindowTable& windows) const;
 
  private:
   friend class Trie;
-  TrieNode() = default;
+  TrieNode();
   bool equals(const CallView& call) const;
   bool resembles(const CallView& call, const graph::WindowTable& windows) const;
   bool same_structure(const CallView& call) const;

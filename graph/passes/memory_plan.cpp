@@ -1,16 +1,16 @@
 // Memory plan: where each buffer's bytes lie on each device, and how large the arenas are.
 //
-// Linear scan over lifetimes, as for registers (Poletto & Sarkar 1999), with offsets instead of
-// registers:
 //   1. Find the first and the last instruction that touches each buffer on each device, and choose
 //      a home: bytes that exist before or after the program are the storage's own (kBound); what a
-//      kernel brings stays in the kernel's memory (kBrought); large temporaries of the CPU get a
-//      block of their own (kOwned); the rest goes to the device's arena.
-//   2. Walk the program: an instruction takes slices for what it touches first and gives back those
-//      of what it touches last.
-//   3. With several queues, a slice given back remembers who touched it, and only an instruction
-//      that comes after all of them takes it; near the end of the accelerator's memory an
-//      instruction is rather made to wait for them.
+//      kernel brings stays in the kernel's memory (kBrought); the rest goes to the device's arena.
+//   2. On the CPU alone, pack the arena with all lifetimes known (interval_packing.h). An arena is
+//      held from the first instruction to the last, beside the results; where that would be more
+//      than op-by-op execution has at its worst moment (a training step: activations go as gradients
+//      come), large temporaries get blocks of their own instead (kOwned), from first to last use.
+//   3. With several queues, walk the program: an instruction takes slices for what it touches first
+//      and gives back those of what it touches last. A slice given back remembers who touched it,
+//      and only an instruction that comes after all of them takes it; near the end of the
+//      accelerator's memory an instruction is rather made to wait for them.
 // Memory outside an arena is released by the host as it passes the last use, so only bytes that no
 // copy queue touches qualify.
 
@@ -33,26 +33,108 @@ class MemoryPlanner {
       : graph_(graph), options_(options), plan_(plan), scratch_(scratch) {}
 
   bool run() {
-    const size_t residences = graph_.buffers.size() * backend::kMaxDevices;
-    plan_.residences.assign(residences, {});
-    scratch_.slices.assign(residences, 0);
+    if (host_only(options_)) {
+      pack_host(UINT64_MAX);
+      if (planned_peak() > unplanned_peak()) pack_host(options_.own_block_bytes);
+      return true;
+    }
+    scratch_.slices.assign(graph_.buffers.size() * backend::kMaxDevices, 0);
+    largest_slice_ = options_.own_block_bytes;
     find_lifetimes();
     const uint64_t capacity = options_.accelerator_bytes == 0 ? UINT64_MAX : options_.accelerator_bytes;
     const uint64_t bound = capacity == UINT64_MAX ? 0 : bound_bytes();
     const uint64_t room = capacity - std::min(bound, capacity);
-    const bool clocks = !host_only(options_);
-    scratch_.arenas[kCpu].reset(clocks, UINT64_MAX);
-    if (clocks) scratch_.arenas[kAccelerator].reset(clocks, room);
+    scratch_.arenas[kCpu].reset(true, UINT64_MAX);
+    scratch_.arenas[kAccelerator].reset(true, room);
     std::fill_n(live_, backend::kMaxDevices, 0);
     std::fill_n(plan_.arena_lower_bound, backend::kMaxDevices, 0);
     assign_slices();
     plan_.arena_bytes[kCpu] = scratch_.arenas[kCpu].high_water();
-    plan_.arena_bytes[kAccelerator] = clocks ? scratch_.arenas[kAccelerator].high_water() : 0;
+    plan_.arena_bytes[kAccelerator] = scratch_.arenas[kAccelerator].high_water();
     return bound <= capacity && plan_.arena_bytes[kAccelerator] <= room;
   }
 
  private:
+  // Temporaries of fewer than `largest` bytes go to the arena.
+  void pack_host(uint64_t largest) {
+    largest_slice_ = largest;
+    find_lifetimes();
+    scratch_.intervals.clear();
+    scratch_.packed.clear();
+    for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
+      const Residence& residence = plan_.residence(b, kCpu);
+      if (residence.home != Home::kArena) continue;
+      // Nothing has an address, too.
+      const uint64_t bytes = std::max<uint64_t>(1, graph_.buffers[b].bytes);
+      scratch_.intervals.push_back({residence.first, residence.last, bytes});
+      scratch_.packed.push_back(b);
+    }
+    scratch_.packing.pack(scratch_.intervals, SliceAllocator::kAlignment);
+    for (size_t i = 0; i < scratch_.packed.size(); ++i) {
+      plan_.residence(scratch_.packed[i], kCpu).offset = scratch_.packing.offset(i);
+    }
+    std::fill_n(plan_.arena_bytes, backend::kMaxDevices, 0);
+    std::fill_n(plan_.arena_lower_bound, backend::kMaxDevices, 0);
+    plan_.arena_bytes[kCpu] = scratch_.packing.total_bytes();
+    plan_.arena_lower_bound[kCpu] = scratch_.packing.lower_bound();
+  }
+
+  // The most bytes at once, beyond those that stay throughout, when the program runs as planned.
+  uint64_t planned_peak() {
+    begin_peak(plan_.program.size());
+    for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
+      const Residence& residence = plan_.residence(b, kCpu);
+      if (residence.home != Home::kArena && residence.home != Home::kNone) {
+        add_lifetime(graph_.buffers[b], residence.first, residence.last);
+      }
+    }
+    return plan_.arena_bytes[kCpu] + end_peak();
+  }
+
+  // The same when every live node runs by itself, in program order, and memory is freed after the last use.
+  uint64_t unplanned_peak() {
+    scratch_.first_use.assign(graph_.buffers.size(), UINT32_MAX);
+    scratch_.last_use.assign(graph_.buffers.size(), 0);
+    for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (!plan_.live[n]) continue;
+      const Operand* const operands = graph_.operands_of(graph_.nodes[n]);
+      for (int i = 0; i < graph_.nodes[n].operand_count; ++i) {
+        const BufferId buffer = operands[i].buffer;
+        scratch_.first_use[buffer] = std::min(scratch_.first_use[buffer], n);
+        scratch_.last_use[buffer] = n;
+      }
+    }
+    begin_peak(graph_.nodes.size());
+    for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
+      if (scratch_.first_use[b] != UINT32_MAX) {
+        add_lifetime(graph_.buffers[b], scratch_.first_use[b], scratch_.last_use[b]);
+      }
+    }
+    return end_peak();
+  }
+
+  void begin_peak(size_t positions) { scratch_.deltas.assign(positions + 1, 0); }
+
+  void add_lifetime(const Buffer& buffer, uint32_t first, uint32_t last) {
+    const auto bytes = static_cast<int64_t>(SliceAllocator::round_up(buffer.bytes));
+    const bool before = buffer.valid_on != 0;
+    if (before && buffer.escapes) return;
+    scratch_.deltas[before ? 0 : first] += bytes;
+    if (!buffer.escapes) scratch_.deltas[last + 1] -= bytes;
+  }
+
+  uint64_t end_peak() const {
+    int64_t live = 0;
+    int64_t most = 0;
+    for (const int64_t delta : scratch_.deltas) {
+      live += delta;
+      most = std::max(most, live);
+    }
+    return static_cast<uint64_t>(most);
+  }
+
   void find_lifetimes() {
+    plan_.residences.assign(graph_.buffers.size() * backend::kMaxDevices, {});
     for (uint32_t i = 0; i < plan_.program.size(); ++i) {
       const Instruction& instruction = plan_.program[i];
       if (instruction.kind == Instruction::Kind::kCopy) {
@@ -88,7 +170,7 @@ class MemoryPlanner {
 
   Home home_of(const Buffer& buffer, DeviceIndex device) const {
     if (survives(buffer)) return Home::kBound;
-    return device == kCpu && buffer.bytes >= options_.own_block_bytes ? Home::kOwned : Home::kArena;
+    return device == kCpu && buffer.bytes >= largest_slice_ ? Home::kOwned : Home::kArena;
   }
 
   // A fused kernel writes into memory that it is given.
@@ -155,9 +237,8 @@ class MemoryPlanner {
     uint32_t& slice = scratch_.slices[buffer * backend::kMaxDevices + device];
     if (slice != 0) return;
     SliceAllocator& arena = scratch_.arenas[device];
-    const bool clocks = !host_only(options_);
-    const uint32_t taken = arena.allocate(graph_.buffers[buffer].bytes, clocks ? &scratch_.clocks[i] : nullptr,
-                                          clocks ? &scratch_.requirements[i] : nullptr);
+    const uint32_t taken =
+        arena.allocate(graph_.buffers[buffer].bytes, &scratch_.clocks[i], &scratch_.requirements[i]);
     slice = taken + 1;
     residence.offset = arena.offset(taken);
     live_[device] += arena.size(taken);
@@ -172,7 +253,7 @@ class MemoryPlanner {
     if (slice == 0) return;
     SliceAllocator& arena = scratch_.arenas[device];
     live_[device] -= arena.size(slice - 1);
-    arena.free(slice - 1, host_only(options_) ? nullptr : &scratch_.touches[index].any);
+    arena.free(slice - 1, &scratch_.touches[index].any);
     slice = 0;
   }
 
@@ -180,6 +261,7 @@ class MemoryPlanner {
   const PlanOptions& options_;
   Plan& plan_;
   Scratch& scratch_;
+  uint64_t largest_slice_ = 0;
   uint64_t live_[backend::kMaxDevices] = {};
 };
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "graph/graph.h"
+#include "graph/interval_packing.h"
 #include "graph/group_builder.h"
 #include "graph/passes/slice_allocator.h"
 #include "graph/plan.h"
@@ -67,12 +68,21 @@ struct Scratch {
   std::vector<Clock> clocks;        // per instruction: what has run before (order, events)
   std::vector<uint32_t> slices;     // per residence: its slice of the arena + 1 (memory_plan)
   FusionScratch fusion;
+  std::vector<uint8_t> partial;  // per buffer: some write covers a part of it (resize)
   SliceAllocator arenas[backend::kMaxDevices];
+  IntervalPacking packing;           // these: the arena of plans for the CPU alone (memory_plan)
+  std::vector<Interval> intervals;   // per packed buffer
+  std::vector<BufferId> packed;
+  std::vector<uint32_t> first_use;  // per buffer: nodes
+  std::vector<uint32_t> last_use;
+  std::vector<int64_t> deltas;  // per position: bytes that come and go
   std::vector<std::pair<uint32_t, uint32_t>> waits;  // instruction, and which it waits for (events)
   std::vector<uint32_t> positions;                   // per instruction: where it is in the final program (events)
   std::vector<uint32_t> event_of;                    // per instruction: the event recorded after it + 1 (events)
   std::vector<Instruction> program;                  // the final program (events)
 };
+
+Scratch& thread_scratch();
 
 // How many bytes placement may put on the accelerator.
 inline constexpr uint64_t kAnyBytes = UINT64_MAX;

@@ -14,6 +14,7 @@
 
 #include "ops/config.h"
 #include "ops/counters.h"
+#include "ops/plan_cache.h"
 #include "ops/recorder.h"
 #include "ops/sync.h"
 #include "tests/ops/fixture.h"

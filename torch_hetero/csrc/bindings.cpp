@@ -101,6 +101,7 @@ py::dict counters_dict() {
   result["mispredictions"] = mispredictions;
   result["flushes"] = flushes;
   result["dead_nodes"] = c.dead_nodes.load();
+  result["fused_groups"] = c.fused_groups.load();
   result["fused_nodes"] = c.fused_nodes.load();
   result["skipped_nodes"] = c.skipped_nodes.load();
   result["verified_flushes"] = c.verified_flushes.load();

@@ -1,0 +1,30 @@
+// Binding: the bytes of a storage, as the executor and the storage's owner share them.
+//
+// Thread safety: the owner's; the executor uses the bindings of a run while it runs.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "backend/device.h"
+#include "backend/status.h"
+
+namespace hetero::graph {
+
+// What a kernel computed of a storage's bytes and keeps beside them for the next run, a weight in another layout say. The kernel that made it
+// knows its type. It is dropped when the bytes change: by the executor before a run whose nodes write them, and by whoever else writes.
+struct Derived {
+  virtual ~Derived() = default;
+};
+
+// The bytes of a storage: a block per device, and which of them are valid.
+struct Binding {
+  backend::Block blocks[backend::kMaxDevices];
+  uint8_t valid_on = 0;
+  bool shared = false;  // others may write the bytes unseen: nothing may be derived of them
+  std::unique_ptr<Derived> derived;
+  Status error;  // not ok: the bytes are lost, for this reason
+};
+
+}  // namespace hetero::graph
