@@ -117,11 +117,6 @@ namespace {
 
 constexpr int kSizes[] = {1, 2, 4, 8, 16};
 
-template <typename Functions>
-MapFunction cast_from(int from, const Functions& functions) {
-  return functions[from];
-}
-
 template <typename Out>
 MapFunction cast_to(int from) {
   constexpr MapFunction functions[] = {kCast<uint8_t, Out>, kCast<uint16_t, Out>, kCast<uint32_t, Out>,
@@ -215,7 +210,7 @@ class Generator {
     int64_t budget = 1 + entries_ / (1 + draw(8));
     for (int i = 0; i < space().rank; ++i) {
       // Dimensions of the row first where rows are to be long.
-      const int d = long_rows_ ? space().rank - 1 - i : (i * 5 + 2) % space().rank;
+      const int d = long_rows_ ? space().rank - 1 - i : (i * 7 + 2) % space().rank;
       int64_t size = 1;
       switch (draw(5)) {
         case 0:
@@ -226,6 +221,9 @@ class Generator {
         case 2:
           size = 1 + draw(70);
           break;
+        case 3:  // leaves as much for the others
+          while (size * size < budget) ++size;
+          break;
         default:
           size = 1 + draw(static_cast<int>(std::min<int64_t>(budget, 1 << 20)));
       }
@@ -234,10 +232,6 @@ class Generator {
       size = std::min(size, std::max<int64_t>(budget, 1));
       space().sizes[d] = size;
       budget /= std::max<int64_t>(size, 1);
-    }
-    // The loop above need not have reached each dimension of a permuted order.
-    for (int d = 0; d < space().rank; ++d) {
-      if (space().sizes[d] == 0 && draw(2) == 0) space().sizes[d] = 1;
     }
   }
 
