@@ -232,39 +232,6 @@ Vec softplus(const Vec& x, const Vec& beta, const Vec& threshold) {
   return Vec::blendv((x * beta).exp().log1p() / beta, x, (x * beta) > threshold);
 }
 
-// x ** exponent; `Storage` is what PyTorch computes in (a half dtype, or T), the exponent a double.
-template <typename T, typename Storage>
-void power(void* out, const void* const* in, const Number* numbers, int64_t n) {
-  using Vec = Vectorized<T>;
-  const double exponent = numbers[0].f64;
-  const auto loop = [&](auto function) {
-    const T* const x = static_cast<const T*>(in[0]);
-    T* const result = static_cast<T*>(out);
-    int64_t i = 0;
-    for (; i + Vec::size() <= n; i += Vec::size()) function(Vec::loadu(x + i)).store(result + i);
-    if (i < n) function(Vec::loadu(x + i, n - i)).store(result + i, static_cast<int>(n - i));
-  };
-  const auto product = [](const Vec& a, const Vec& b) {
-    if constexpr (std::is_same_v<T, Storage>) {
-      return a * b;
-    } else {
-      return rounded<Storage>(a * b);
-    }
-  };
-  if (exponent == 0) return loop([](const Vec&) { return Vec(T(1)); });
-  if (exponent == 1) return loop([](const Vec& x) { return x; });
-  if (exponent == 0.5) return loop([](const Vec& x) { return x.sqrt(); });
-  if (exponent == -0.5) return loop([](const Vec& x) { return x.rsqrt(); });
-  if (exponent == -1) return loop([](const Vec& x) { return x.reciprocal(); });
-  if constexpr (!std::is_same_v<Storage, c10::Half>) {
-    if (exponent == 2) return loop([](const Vec& x) { return x * x; });
-    if (exponent == 3) return loop([&](const Vec& x) { return product(x, x) * x; });
-    if (exponent == -2) return loop([&](const Vec& x) { return product(x, x).reciprocal(); });
-  }
-  const Vec filled(static_cast<T>(static_cast<Storage>(exponent)));
-  return loop([&](const Vec& x) { return x.pow(filled); });
-}
-
 // The parts of a norm of any order (numbers[0].f64): the terms of its sum, the terms of its maximum, and what follows from both. They are one
 // program for all orders, since the order is a number.
 template <typename T>
@@ -325,6 +292,50 @@ void run_vml_float(void* out, const void* const* in, const Number*, int64_t n) {
 template <Function function>
 void run_vml_double(void* out, const void* const* in, const Number*, int64_t n) {
   vml_double<function>(static_cast<int>(n), static_cast<const double*>(in[0]), static_cast<double*>(out), kVmlMode);
+}
+
+template <typename T, typename Storage>
+void square_root(void* out, const void* const* in, const Number* numbers, int64_t n) {
+  if constexpr (std::is_same_v<Storage, float>) {
+    if (vml_float<Function::kSqrt> != nullptr) return run_vml_float<Function::kSqrt>(out, in, numbers, n);
+  } else if constexpr (std::is_same_v<Storage, double>) {
+    if (vml_double<Function::kSqrt> != nullptr) return run_vml_double<Function::kSqrt>(out, in, numbers, n);
+  }
+  const auto root = [](const auto& x) { return x.sqrt(); };
+  vector_loop<T, 1, 0, decltype(root)>(out, in, numbers, n);
+}
+
+// x ** exponent; `Storage` is what PyTorch computes in (a half dtype, or T), the exponent a double.
+template <typename T, typename Storage>
+void power(void* out, const void* const* in, const Number* numbers, int64_t n) {
+  using Vec = Vectorized<T>;
+  const double exponent = numbers[0].f64;
+  const auto loop = [&](auto function) {
+    const T* const x = static_cast<const T*>(in[0]);
+    T* const result = static_cast<T*>(out);
+    int64_t i = 0;
+    for (; i + Vec::size() <= n; i += Vec::size()) function(Vec::loadu(x + i)).store(result + i);
+    if (i < n) function(Vec::loadu(x + i, n - i)).store(result + i, static_cast<int>(n - i));
+  };
+  const auto product = [](const Vec& a, const Vec& b) {
+    if constexpr (std::is_same_v<T, Storage>) {
+      return a * b;
+    } else {
+      return rounded<Storage>(a * b);
+    }
+  };
+  if (exponent == 0) return loop([](const Vec&) { return Vec(T(1)); });
+  if (exponent == 1) return loop([](const Vec& x) { return x; });
+  if (exponent == -1) return loop([](const Vec& x) { return x.reciprocal(); });
+  if constexpr (!std::is_same_v<Storage, c10::Half>) {
+    if (exponent == 0.5) return square_root<T, Storage>(out, in, numbers, n);
+    if (exponent == -0.5) return loop([](const Vec& x) { return x.rsqrt(); });
+    if (exponent == 2) return loop([](const Vec& x) { return x * x; });
+    if (exponent == 3) return loop([&](const Vec& x) { return product(x, x) * x; });
+    if (exponent == -2) return loop([&](const Vec& x) { return product(x, x).reciprocal(); });
+  }
+  const Vec filled(static_cast<T>(static_cast<Storage>(exponent)));
+  return loop([&](const Vec& x) { return x.pow(filled); });
 }
 
 // ---- reducers ---------------------------------------------------------------------------------------------------------
@@ -674,7 +685,6 @@ void Filler::fill_rounding() {
   floats<1>(F::kCeil, [](const auto& x) { return x.ceil(); });
   floats<1>(F::kRound, [](const auto& x) { return x.round(); });
   floats<1>(F::kTrunc, [](const auto& x) { return x.trunc(); });
-  floats<1>(F::kSqrt, [](const auto& x) { return x.sqrt(); });
   floats<1>(F::kRsqrt, [](const auto& x) { return x.rsqrt(); });
   floats<1>(F::kReciprocal, [](const auto& x) { return x.reciprocal(); });
   floats<1>(F::kExp2, [](const auto& x) { return x.exp2(); });
@@ -687,6 +697,7 @@ void Filler::fill_rounding() {
   vml<F::kLog10>("vmsLog10", "vmdLog10", [](const auto& x) { return x.log10(); });
   vml<F::kSin>("vmsSin", "vmdSin", [](const auto& x) { return x.sin(); });
   vml<F::kCos>("vmsCos", "vmdCos", [](const auto& x) { return x.cos(); });
+  vml<F::kSqrt>("vmsSqrt", "vmdSqrt", [](const auto& x) { return x.sqrt(); });
   vml<F::kTan>("vmsTan", "vmdTan", [](const auto& x) { return x.tan(); });
   vml<F::kTanh>("vmsTanh", "vmdTanh", [](const auto& x) { return x.tanh(); });
   vml<F::kErf>("vmsErf", "vmdErf", [](const auto& x) { return x.erf(); });

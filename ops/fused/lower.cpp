@@ -161,7 +161,7 @@ std::optional<at::Scalar> Builder::optional_scalar() {
     case Tag::kScalar:
     case Tag::kShapeScalar: {
       const at::Scalar number = decoder_.scalar(tag);
-      if (number.isComplex() || number.isUnsigned()) fail();
+      if (number.isComplex() || number.type() == at::kUInt64) fail();
       return failed_ ? at::Scalar(0) : number;
     }
     default:
