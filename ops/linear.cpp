@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <vector>
@@ -330,24 +331,34 @@ class Sample {
     }
   }
 
-  // The least time of each candidate. They take turns, so that what disturbs one disturbs all.
-  std::vector<double> measure(const std::vector<Implementation>& candidates) {
-    constexpr int kRounds = 7;
+  // The least time of each candidate. They take turns, so that what disturbs one disturbs all. Nothing where the times do not repeat: somebody
+  // else is using the processor.
+  std::optional<std::vector<double>> measure(const std::vector<Implementation>& candidates) {
+    constexpr int kLeastRounds = 3;
+    constexpr int kMostRounds = 15;
     constexpr double kEnough = 0.02;
-    std::vector<double> best(candidates.size(), 1e9);
+    constexpr double kRepeats = 1.08;
+    ++measurements;
+    std::vector<std::array<double, 2>> best(candidates.size(), {1e9, 1e9});
     for (const Implementation candidate : candidates) run(candidate);
+    const auto repeats = [&] {
+      return std::all_of(best.begin(), best.end(), [&](const auto& times) { return times[1] < times[0] * kRepeats; });
+    };
     double spent = 0;
-    for (int round = 0; round < kRounds && (round < 2 || spent < kEnough); ++round) {
+    for (int round = 0; round < kMostRounds && (round < kLeastRounds || (spent < kEnough && !repeats())); ++round) {
       for (size_t i = 0; i < candidates.size(); ++i) {
         const double begin = seconds_now();
         run(candidates[i]);
         const double seconds = seconds_now() - begin;
-        best[i] = std::min(best[i], seconds);
         spent += seconds;
+        best[i][1] = std::min(best[i][1], std::max(best[i][0], seconds));
+        best[i][0] = std::min(best[i][0], seconds);
       }
     }
-    ++measurements;
-    return best;
+    if (!repeats()) return std::nullopt;
+    std::vector<double> least;
+    for (const auto& times : best) least.push_back(times[0]);
+    return least;
   }
 
  private:
@@ -364,21 +375,27 @@ LinearChoice choose(const graph::Invocation& invocation, const Product& product)
     candidates.push_back(Implementation::kWide);
   }
   if (candidates.size() == 1) return {};
-  const std::vector<double> seconds = Sample(invocation, product).measure(candidates);
+  const std::optional<std::vector<double>> measured = Sample(invocation, product).measure(candidates);
+  // In every measurement so far, ours were the faster ones for few rows.
+  if (!measured)
+    return {.plain = candidates[1] == Implementation::kMatvec ? candidates[1] : candidates[0], .sure = false};
+  const std::vector<double>& seconds = *measured;
   size_t best = 0;
   for (size_t i = 1; i < candidates.size(); ++i) {
     if (seconds[i] < seconds[best] * (best == 0 ? kWorthChanging : 1)) best = i;
   }
-  return {candidates[best]};
+  return {.plain = candidates[best]};
 }
 
 LinearChoice try_packing(const graph::Invocation& invocation, const Product& product, LinearChoice choice) {
-  const std::vector<double> seconds = Sample(invocation, product).measure({choice.plain, Implementation::kPacked});
-  choice.packing = seconds[1] < seconds[0] * kWorthPacking ? Packing::kBetter : Packing::kWorse;
+  const auto seconds = Sample(invocation, product).measure({choice.plain, Implementation::kPacked});
+  if (seconds) {
+    choice.packing = (*seconds)[1] < (*seconds)[0] * kWorthPacking ? Packing::kBetter : Packing::kWorse;
+  }
   return choice;
 }
 
-LinearChoice chosen(const graph::Invocation& invocation, const Product& product, const PackedWeights* weights) {
+LinearChoice chosen(const graph::Invocation& invocation, const Product& product, PackedWeights* weights) {
   if (const int implementation = forced.load(std::memory_order_relaxed); implementation >= 0) {
     const auto wanted = static_cast<Implementation>(implementation);
     if (wanted == Implementation::kPacked) return {.packing = Packing::kBetter};
@@ -393,7 +410,11 @@ LinearChoice chosen(const graph::Invocation& invocation, const Product& product,
   if (choice->packing == Packing::kUntried && weights != nullptr && weights->uses >= kUsesBeforePacking &&
       config().packed_bytes.load(std::memory_order_relaxed) > 0) {
     choice = try_packing(invocation, product, *choice);
-    choices.learn(product.shape, *choice);
+    if (choice->packing != Packing::kUntried) {
+      choices.learn(product.shape, *choice);
+    } else {
+      weights->uses = 0;  // tried again after as many uses
+    }
   }
   return *choice;
 }

@@ -134,14 +134,18 @@ std::optional<LinearChoice> LinearChoices::find(const LinearShape& shape) {
   const std::lock_guard lock(mutex_);
   if (!loaded_) load();
   const auto found = known_.find(shape.rounded());
-  return found == known_.end() ? std::nullopt : std::optional(found->second);
+  if (found == known_.end()) return std::nullopt;
+  constexpr uint32_t kLastLook = 64;
+  Known& known = found->second;
+  if (!known.choice.sure && known.looks < kLastLook && std::has_single_bit(++known.looks)) return std::nullopt;
+  return known.choice;
 }
 
 void LinearChoices::learn(const LinearShape& shape, LinearChoice choice) {
   const std::lock_guard lock(mutex_);
   if (!loaded_) load();
-  known_[shape.rounded()] = choice;
-  if (!path_.empty()) append(path_, line_of(shape.rounded(), choice));
+  known_[shape.rounded()].choice = choice;
+  if (!path_.empty() && choice.sure) append(path_, line_of(shape.rounded(), choice));
 }
 
 void LinearChoices::restart(std::string path) {
@@ -165,7 +169,7 @@ void LinearChoices::load() {
   LinearShape shape;
   LinearChoice choice;
   while (std::getline(file, line)) {
-    if (parse_line(line, shape, choice)) known_[shape] = choice;
+    if (parse_line(line, shape, choice)) known_[shape].choice = choice;
   }
 }
 

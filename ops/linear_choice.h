@@ -47,6 +47,7 @@ enum class Packing : uint8_t { kUntried, kWorse, kBetter };
 struct LinearChoice {
   LinearImplementation plain = LinearImplementation::kStock;  // the best that needs nothing but the operands
   Packing packing = Packing::kUntried;                        // whether kPacked is better still
+  bool sure = true;  // false: guessed, since the machine was too busy to measure
 
   bool operator==(const LinearChoice&) const = default;
 };
@@ -56,13 +57,18 @@ class LinearChoices {
   // Keeps the choices in this file; "" for none.
   explicit LinearChoices(std::string path) : path_(std::move(path)) {}
 
-  // What is known of shape.rounded().
+  // What is known of shape.rounded(). A guess is forgotten at the 2nd, 4th, ... 64th look, so that the caller measures again.
   std::optional<LinearChoice> find(const LinearShape& shape);
+  // Guesses are not written to the file.
   void learn(const LinearShape& shape, LinearChoice choice);
   // Forgets everything, and uses another file from now on.
   void restart(std::string path);
 
  private:
+  struct Known {
+    LinearChoice choice;
+    uint32_t looks = 1;
+  };
   struct Hash {
     size_t operator()(const LinearShape& shape) const;
   };
@@ -71,7 +77,7 @@ class LinearChoices {
   std::mutex mutex_;
   std::string path_;
   bool loaded_ = false;
-  std::unordered_map<LinearShape, LinearChoice, Hash> known_;
+  std::unordered_map<LinearShape, Known, Hash> known_;
 };
 
 // Those of this process.
