@@ -66,6 +66,7 @@ struct FusedGroup {
 bool build_group(const Graph& graph, std::span<const uint8_t> needed, FusedGroup& group);
 
 // The sizes and strides of `group` for the windows that the graph has now. False where the members no longer fit together as they did.
+// Other sizes may come with other numbers.
 bool space_of(const Graph& graph, const FusedGroup& group, backend::FusedSpace& space);
 
 // The members' numbers for the attributes that the graph has now. False where a member no longer lowers as it did.

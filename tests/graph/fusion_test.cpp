@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "backend/fault/fault_device.h"
 #include "graph/verify.h"
 #include "tests/graph/catch.h"
 #include "tests/graph/program.h"
@@ -481,6 +482,45 @@ TEST_CASE("fusion: a poisoned input poisons what depends on it, and nothing else
   CHECK(got.bindings[c].error.ok());
   CHECK(same_values(p, got, p.interpret()));
   CHECK(got.counts.fused_groups == 0);
+}
+
+TEST_CASE("fusion: a group that cannot get its memory runs member by member") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  const BufferId a = p.map({p.read(x)});
+  const BufferId b = p.map({p.read(p.map({p.read(a)}))});
+  const BufferId c = p.map({p.read(x)});
+  const BufferId results[] = {a, b, c};
+  for (const BufferId result : results) p.escape(result);
+  const Plan plan = p.plan(fused_options());
+  REQUIRE(plan.groups.size() == 1);
+  const Results expected = p.interpret();
+  for (int nth = 1; nth <= 3; ++nth) {
+    for (const auto duration : {backend::FaultDuration::kOnce, backend::FaultDuration::kForEver}) {
+      backend::FaultDevice faulty(*test_devices()[0]);
+      Results got;
+      got.bindings = p.bind(test_devices());
+      Executor executor({&faulty, nullptr});
+      faulty.fail(backend::FaultKind::kAllocation, nth, duration);
+      got.status = executor.run(p.graph, plan, p.pointers(got.bindings), got.counts);
+      p.read_values(got, test_devices());
+      CHECK(got.counts.fused_groups == 0);
+      if (duration == backend::FaultDuration::kOnce) {
+        // The second try, for the member alone, gets it.
+        CHECK(got.status.ok());
+        CHECK(got.counts.kernels[0] == 4);
+        CHECK(same_values(p, got, expected));
+        continue;
+      }
+      CHECK(got.status.error_class() == ErrorClass::kResource);
+      for (int i = 0; i < 3; ++i) {
+        // Alone, the member before b needs memory too.
+        const bool healthy = i == 0 && nth > 1;
+        CHECK(got.bindings[results[i]].error.ok() == healthy);
+        if (healthy) CHECK(got.values[results[i]] == expected.values[results[i]]);
+      }
+    }
+  }
 }
 
 TEST_CASE("fusion: random programs with failing nodes and lost inputs end as the interpreter does") {
