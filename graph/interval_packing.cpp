@@ -23,9 +23,8 @@ void IntervalPacking::pack(std::span<const Interval> intervals, uint64_t alignme
   std::iota(order_.begin(), order_.end(), 0);
 
   const auto by = [&](auto key) {
-    std::stable_sort(order_.begin(), order_.end(), [&](uint32_t a, uint32_t b) {
-      return key(intervals_[a]) > key(intervals_[b]);
-    });
+    std::stable_sort(order_.begin(), order_.end(),
+                     [&](uint32_t a, uint32_t b) { return key(intervals_[a]) > key(intervals_[b]); });
     return keep_if_better(place(order_, total_));
   };
   const bool done = by([](const Interval& i) { return UINT32_MAX - i.first; }) ||
@@ -100,9 +99,8 @@ void IntervalPacking::boost_peak() {
   std::vector<uint32_t>& order = order_;
   uint64_t total = place(order, UINT64_MAX);
   while (total_ > lower_bound_ && effort_ > 0) {
-    const auto peak = std::find_if(order.begin(), order.end(), [&](uint32_t i) {
-      return offsets_[i] + intervals_[i].bytes == total;
-    });
+    const auto peak = std::find_if(order.begin(), order.end(),
+                                   [&](uint32_t i) { return offsets_[i] + intervals_[i].bytes == total; });
     if (peak == order.begin()) return;
     std::rotate(order.begin(), peak, peak + 1);
     total = place(order, UINT64_MAX);
@@ -143,9 +141,10 @@ void IntervalPacking::search(size_t placed, uint64_t total) {
     if (grown < total_) {
       offsets_[index] = offset;
       const Placed here{offset, offset + interval.bytes, interval.first, interval.last};
-      const auto at = placed_.insert(std::upper_bound(placed_.begin(), placed_.end(), here,
-                                                      [](const Placed& a, const Placed& b) { return a.offset < b.offset; }),
-                                     here);
+      const auto at =
+          placed_.insert(std::upper_bound(placed_.begin(), placed_.end(), here,
+                                          [](const Placed& a, const Placed& b) { return a.offset < b.offset; }),
+                         here);
       const auto position = at - placed_.begin();
       search(placed + 1, grown);
       placed_.erase(placed_.begin() + position);

@@ -59,7 +59,7 @@ struct Counters {
   Count fused_groups{0};  // of the kernels
   Count fused_nodes{0};   // in these
   Count plans_made{0};
-  Count planned_nodes{0};  // in these
+  Count planned_nodes{0};  // in plans made and resized
   Count planning_nanoseconds{0};
   Count plans_resized{0};   // made for other sizes out of an earlier plan
   Count plans_replayed{0};  // run again as they were

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "backend/registry.h"
@@ -45,6 +46,12 @@ Resized resize_outputs(c10::ArrayRef<c10::IValue> arguments, const MetaRun& run)
 // Calls whose Meta prediction was once compared with a real kernel's outputs, by everything but the sizes.
 std::unordered_set<uint64_t>& trusted_signatures() {
   static auto* signatures = new std::unordered_set<uint64_t>;
+  return *signatures;
+}
+
+// Calls whose shape rule once agreed with a real kernel, and the dtypes of their outputs.
+std::unordered_map<uint64_t, std::vector<at::ScalarType>>& ruled_signatures() {
+  static auto* signatures = new std::unordered_map<uint64_t, std::vector<at::ScalarType>>;
   return *signatures;
 }
 
@@ -120,6 +127,7 @@ FirstSight first_sight(const OpInfo& info, const Call& call, uint64_t signature)
   // A custom operator may have side effects that a probe would repeat; random operators have kernels that nobody else has.
   if (!has_prefix(info.name, "aten::") || traits.op_class == graph::OpClass::kRandom) return FirstSight::kTrustMeta;
   const bool overlaps = writes_shared_storage(call);
+  if (!overlaps && ruled_signatures().count(signature) != 0) return FirstSight::kTrustRule;
   if (!overlaps && trusted_signatures().count(signature) != 0) return FirstSight::kTrustMeta;
   if (probe_is_unsafe(info, call)) return FirstSight::kRun;
   size_t bytes = 0;
@@ -149,11 +157,50 @@ void remember(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, RandomSt
 }
 
 // What real outputs say, next to what the Meta kernel said: equal ones make the signature trusted.
-MetaEntry compare_entries(const OpInfo& info, const MetaRun& meta, const MetaRun& real, uint64_t signature) {
+MetaEntry compare_entries(const OpInfo& info, const MetaRun* meta, const MetaRun& real, uint64_t signature) {
   Locked lock(recorder().mutex());
   MetaEntry entry = entry_of(info, real);
-  if (!never_trusted(info) && same_outputs(entry, entry_of(info, meta))) trusted_signatures().insert(signature);
+  if (meta != nullptr && !never_trusted(info) && same_outputs(entry, entry_of(info, *meta))) {
+    trusted_signatures().insert(signature);
+  }
   return entry;
+}
+
+// The outputs that the rule predicts. REQUIRES: the recorder lock.
+bool entry_by_rule(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const std::vector<at::ScalarType>& dtypes,
+                   MetaEntry& entry) {
+  std::vector<RuledOutput> outputs;
+  if (!apply_rule(info.shape_rule, arguments, outputs)) return false;
+  if (info.returns.size() == 1 && info.returns[0] == OpInfo::Return::kArgument) {
+    // In place: the written tensor must have the shape already.
+    const c10::IValue& written = arguments[info.returned_argument[0]];
+    return written.isTensor() && outputs.size() == 1 &&
+           written.toTensor().sizes() == c10::IntArrayRef(outputs[0].sizes);
+  }
+  if (outputs.size() != dtypes.size()) return false;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const RuledOutput& output = outputs[i];
+    const graph::WindowId window =
+        recorder().windows().intern(static_cast<graph::DType>(dtypes[i]), {output.sizes.data(), output.sizes.size()},
+                                    {output.strides.data(), output.strides.size()}, 0);
+    entry.outputs.push_back({window, storage_bytes_for(output.sizes, output.strides, 0, c10::elementSize(dtypes[i]))});
+  }
+  return true;
+}
+
+// Believes the rule of this kind of call from now on, if it says what a kernel did. Returns whether it does.
+bool learn_rule(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const MetaEntry& real, uint64_t signature) {
+  if (info.shape_rule == ShapeRule::kNone || never_trusted(info)) return false;
+  Locked lock(recorder().mutex());
+  std::vector<at::ScalarType> dtypes;
+  for (const MetaOutput& output : real.outputs) {
+    if (output.window == graph::kNoWindow) return false;
+    dtypes.push_back(static_cast<at::ScalarType>(recorder().windows()[output.window].dtype));
+  }
+  MetaEntry ruled;
+  if (!entry_by_rule(info, arguments, dtypes, ruled) || !same_outputs(ruled, real)) return false;
+  ruled_signatures().emplace(signature, std::move(dtypes));
+  return true;
 }
 
 // Real results that are plain new values, at the start of memory of their own.
@@ -172,7 +219,7 @@ bool plain_results(const torch::jit::Stack& results, size_t count) {
 }
 
 // Runs the call for real; its outputs teach the cache.
-void run_and_learn(const OpInfo& info, torch::jit::Stack* stack, RandomState random, const MetaRun& meta,
+void run_and_learn(const OpInfo& info, torch::jit::Stack* stack, RandomState random, const MetaRun* meta,
                    uint64_t signature) {
   const torch::jit::Stack arguments(stack->end() - static_cast<int64_t>(info.access.size()), stack->end());
   run_drawn(info, stack, random, SyncReason::kFirstSight);
@@ -180,7 +227,9 @@ void run_and_learn(const OpInfo& info, torch::jit::Stack* stack, RandomState ran
   MetaRun real;
   const auto results = torch::jit::last(*stack, info.returns.size());
   real.results.assign(results.begin(), results.end());
-  remember(info, arguments, random, compare_entries(info, meta, real, signature));
+  MetaEntry entry = compare_entries(info, meta, real, signature);
+  learn_rule(info, arguments, entry, signature);
+  remember(info, arguments, random, std::move(entry));
 }
 
 // Data-dependent calls of operators that otherwise are not: indexing by a mask.
@@ -199,7 +248,47 @@ SyncReason failure_reason(c10::ArrayRef<c10::IValue> arguments) {
 
 }  // namespace
 
+namespace {
+
+enum class Met : uint8_t { kNo, kKnown, kRan };
+
+// Without the Meta kernel, which is slow: by the rule, checked against a kernel where this kind of call is new.
+Met meet_by_rule(const OpInfo& info, torch::jit::Stack* stack, RandomState random, FirstSight how, uint64_t signature) {
+  const auto arguments = arguments_of(info, *stack);
+  if (how == FirstSight::kTrustRule) {
+    MetaEntry entry;
+    {
+      Locked lock(recorder().mutex());
+      if (!entry_by_rule(info, arguments, ruled_signatures().at(signature), entry)) return Met::kNo;
+    }
+    remember(info, arguments, random, std::move(entry));
+    return Met::kKnown;
+  }
+  std::vector<RuledOutput> outputs;
+  if (info.shape_rule == ShapeRule::kNone || !apply_rule(info.shape_rule, arguments, outputs)) return Met::kNo;
+  if (how == FirstSight::kRun) {
+    run_and_learn(info, stack, random, nullptr, signature);
+    return Met::kRan;
+  }
+  MetaRun probe;
+  if (how != FirstSight::kProbe || !run_probe(info, arguments, probe)) return Met::kNo;
+  MetaEntry entry = compare_entries(info, nullptr, probe, signature);
+  if (!learn_rule(info, arguments, entry, signature)) return Met::kNo;
+  remember(info, arguments, random, std::move(entry));
+  return Met::kKnown;
+}
+
+}  // namespace
+
 bool meet(const OpInfo& info, torch::jit::Stack* stack, RandomState random, FirstSight how, uint64_t signature) {
+  switch (meet_by_rule(info, stack, random, how, signature)) {
+    case Met::kKnown:
+      return false;
+    case Met::kRan:
+      return true;
+    case Met::kNo:
+      if (how == FirstSight::kTrustRule) how = FirstSight::kProbe;
+  }
   MetaRun meta;
   const bool known = run_meta(info, arguments_of(info, *stack), meta);
   const Resized resized = known ? resize_outputs(arguments_of(info, *stack), meta) : Resized::kNone;
@@ -224,12 +313,12 @@ bool meet(const OpInfo& info, torch::jit::Stack* stack, RandomState random, Firs
     return false;
   }
   if (how == FirstSight::kRun) {
-    run_and_learn(info, stack, random, meta, signature);
+    run_and_learn(info, stack, random, &meta, signature);
     return true;
   }
   MetaRun probe;
   if (run_probe(info, arguments_of(info, *stack), probe)) {
-    remember(info, arguments_of(info, *stack), random, compare_entries(info, meta, probe, signature));
+    remember(info, arguments_of(info, *stack), random, compare_entries(info, &meta, probe, signature));
     return false;
   }
   // It fails on zeros: with the real data it either raises now, or cannot be predicted.

@@ -2,7 +2,8 @@
 //
 // PyTorch's Meta kernels check less than its CPU kernels do (dtypes and overlaps above all), and some predict other strides. So the first
 // call of a kind - operator, structure, dtypes, ranks and layouts, whatever the sizes - is tried for real: a small one on zeros of
-// the same geometry, a large one by running it. Where Meta kernel and CPU agree, later misses of the kind trust the Meta kernel.
+// the same geometry, a large one by running it. Where the operator's shape rule (shape_rules.h) gives what the kernel gave, later misses of the
+// kind trust the rule; else, where Meta kernel and CPU agree, they trust the Meta kernel.
 //
 // Thread safety: any thread, under the locks named.
 
@@ -15,7 +16,7 @@
 
 namespace hetero::ops {
 
-enum class FirstSight { kTrustMeta, kProbe, kRun };
+enum class FirstSight { kTrustRule, kTrustMeta, kProbe, kRun };
 
 // What a kind of calls has in common. REQUIRES: the recorder lock.
 uint64_t signature_of(const OpInfo& info, const Call& call);

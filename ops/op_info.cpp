@@ -139,6 +139,11 @@ const OpInfo& op_info(const c10::OperatorHandle& handle) {
     info->typed = true;
     info->numbers_decide_shape = false;
   }
+  const bool has_out = std::any_of(handle.schema().arguments().begin(), handle.schema().arguments().end(),
+                                   [](const c10::Argument& argument) { return argument.is_out(); });
+  if (has_prefix(info->name, "aten::") && !has_out) {
+    info->shape_rule = shape_rule_of(info->name, graph::op_table()[info->id].op_class);
+  }
   return *info;
 }
 

@@ -13,6 +13,7 @@
 #include "graph/graph.h"
 #include "graph/op.h"
 #include "ops/counters.h"
+#include "ops/shape_rules.h"
 
 namespace hetero::ops {
 
@@ -38,6 +39,7 @@ struct OpInfo {
   bool numbers_decide_shape = true;  // numbers are part of the key
   bool takes_cpu_tensors = false;    // has arguments that stay on the CPU: such calls run straight
   bool takes_cpu_indices = false;    // CPU index tensors are moved
+  ShapeRule shape_rule = ShapeRule::kNone;
   SyncReason straight_reason = SyncReason::kNotRecordable;
 };
 

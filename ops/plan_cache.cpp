@@ -52,8 +52,7 @@ size_t PlanSet::total_bytes_ = 0;
 size_t CachedPlan::bytes() const {
   return sizeof(CachedPlan) + bytes_of(selection) + bytes_of(bound) + bytes_of(graph.buffers) + bytes_of(graph.nodes) +
          bytes_of(graph.operands) + bytes_of(graph.attributes) + bytes_of(plan.live) + bytes_of(plan.placements) +
-         bytes_of(plan.residences) + bytes_of(plan.program) + bytes_of(plan.valid_after) +
-         group_bytes(plan);
+         bytes_of(plan.residences) + bytes_of(plan.program) + bytes_of(plan.valid_after) + group_bytes(plan);
 }
 
 PlanSet::~PlanSet() { total_bytes_ -= bytes_; }

@@ -110,8 +110,24 @@ void add_counts(const graph::Plan& plan, const graph::RunCounts& counts) {
   count(total.skipped_nodes, counts.skipped);
 }
 
+// Counts what its scope takes as planning of the cut.
+class PlanningTime {
+ public:
+  explicit PlanningTime(const Cut& cut) : nodes_(cut.graph.nodes.size()) {}
+  ~PlanningTime() {
+    count(counters().planned_nodes, static_cast<int64_t>(nodes_));
+    count(counters().planning_nanoseconds, (std::chrono::steady_clock::now() - start_).count());
+  }
+  PlanningTime(const PlanningTime&) = delete;
+
+ private:
+  const size_t nodes_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
 // A plan for the cut out of one for other sizes; null where that cannot be.
 graph::Plan* resized_plan(PlanSet& known, CachedPlan* similar, const Cut& cut, const graph::PlanOptions& options) {
+  const PlanningTime time(cut);
   // Sizes that come back shall find their plan; sizes that only grow shall not fill the set with old ones.
   CachedPlan* target = similar;
   if (!known.full()) {
@@ -134,7 +150,6 @@ graph::Plan* resized_plan(PlanSet& known, CachedPlan* similar, const Cut& cut, c
 // it is planned without fusion, and nothing is kept.
 graph::Plan& plan_for(Runner& state, Cut& cut, graph::Plan& scratch) {
   graph::PlanOptions& options = state.options;
-  const auto start = std::chrono::steady_clock::now();
   // What the accelerator's memory can hold changes from run to run; and a run inside another must not replace the other's plan.
   const bool keeps = cut.end != nullptr && !options.has_accelerator && state.depth == 1;
   PlanSet* const known = keeps ? &cut.end->plans() : nullptr;
@@ -157,13 +172,12 @@ graph::Plan& plan_for(Runner& state, Cut& cut, graph::Plan& scratch) {
   if (similar != nullptr && similar->fusion == options.fusion) {
     if (graph::Plan* plan = resized_plan(*known, similar, cut, options)) return *plan;
   }
+  const PlanningTime time(cut);
   CachedPlan& made = known->add(cut);
   made.fusion = options.fusion;
   graph::make_plan(cut.graph, options, made.plan);
   known->measure();
   count(counters().plans_made);
-  count(counters().planned_nodes, static_cast<int64_t>(cut.graph.nodes.size()));
-  count(counters().planning_nanoseconds, (std::chrono::steady_clock::now() - start).count());
   return made.plan;
 }
 

@@ -237,8 +237,7 @@ class MemoryPlanner {
     uint32_t& slice = scratch_.slices[buffer * backend::kMaxDevices + device];
     if (slice != 0) return;
     SliceAllocator& arena = scratch_.arenas[device];
-    const uint32_t taken =
-        arena.allocate(graph_.buffers[buffer].bytes, &scratch_.clocks[i], &scratch_.requirements[i]);
+    const uint32_t taken = arena.allocate(graph_.buffers[buffer].bytes, &scratch_.clocks[i], &scratch_.requirements[i]);
     slice = taken + 1;
     residence.offset = arena.offset(taken);
     live_[device] += arena.size(taken);

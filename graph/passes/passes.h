@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "graph/graph.h"
-#include "graph/interval_packing.h"
 #include "graph/group_builder.h"
+#include "graph/interval_packing.h"
 #include "graph/passes/slice_allocator.h"
 #include "graph/plan.h"
 
@@ -70,12 +70,12 @@ struct Scratch {
   FusionScratch fusion;
   std::vector<uint8_t> partial;  // per buffer: some write covers a part of it (resize)
   SliceAllocator arenas[backend::kMaxDevices];
-  IntervalPacking packing;           // these: the arena of plans for the CPU alone (memory_plan)
-  std::vector<Interval> intervals;   // per packed buffer
+  IntervalPacking packing;          // these: the arena of plans for the CPU alone (memory_plan)
+  std::vector<Interval> intervals;  // per packed buffer
   std::vector<BufferId> packed;
   std::vector<uint32_t> first_use;  // per buffer: nodes
   std::vector<uint32_t> last_use;
-  std::vector<int64_t> deltas;  // per position: bytes that come and go
+  std::vector<int64_t> deltas;                       // per position: bytes that come and go
   std::vector<std::pair<uint32_t, uint32_t>> waits;  // instruction, and which it waits for (events)
   std::vector<uint32_t> positions;                   // per instruction: where it is in the final program (events)
   std::vector<uint32_t> event_of;                    // per instruction: the event recorded after it + 1 (events)

@@ -1,0 +1,230 @@
+#include "ops/shape_rules.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace hetero::ops {
+namespace {
+
+const std::unordered_map<std::string, ShapeRule>& rules() {
+  static const auto* table = new std::unordered_map<std::string, ShapeRule>{
+      {"aten::_softmax", ShapeRule::kSame},
+      {"aten::_log_softmax", ShapeRule::kSame},
+      {"aten::_softmax_backward_data", ShapeRule::kSame},
+      {"aten::_log_softmax_backward_data", ShapeRule::kSame},
+      {"aten::cumsum", ShapeRule::kSame},
+      {"aten::tril", ShapeRule::kSame},
+      {"aten::triu", ShapeRule::kSame},
+      {"aten::flip", ShapeRule::kSame},
+      {"aten::mm", ShapeRule::kMatmul},
+      {"aten::bmm", ShapeRule::kMatmul},
+      {"aten::addmm", ShapeRule::kMatmul},
+      {"aten::baddbmm", ShapeRule::kMatmul},
+      {"aten::sum", ShapeRule::kReduce},
+      {"aten::sum.dim_IntList", ShapeRule::kReduce},
+      {"aten::mean", ShapeRule::kReduce},
+      {"aten::mean.dim", ShapeRule::kReduce},
+      {"aten::amax", ShapeRule::kReduce},
+      {"aten::amin", ShapeRule::kReduce},
+      {"aten::argmax", ShapeRule::kReduce},
+      {"aten::argmin", ShapeRule::kReduce},
+      {"aten::var.correction", ShapeRule::kReduce},
+      {"aten::std.correction", ShapeRule::kReduce},
+      {"aten::logsumexp", ShapeRule::kReduce},
+      {"aten::any", ShapeRule::kReduce},
+      {"aten::any.dim", ShapeRule::kReduce},
+      {"aten::all", ShapeRule::kReduce},
+      {"aten::all.dim", ShapeRule::kReduce},
+      {"aten::cat", ShapeRule::kConcatenate},
+      {"aten::embedding", ShapeRule::kEmbedding},
+      {"aten::native_layer_norm", ShapeRule::kLayerNorm},
+  };
+  return *table;
+}
+
+RuledOutput row_major(c10::IntArrayRef sizes) {
+  RuledOutput output;
+  output.sizes.assign(sizes.begin(), sizes.end());
+  output.strides.resize(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    output.strides[i] = stride;
+    stride *= std::max<int64_t>(sizes[i], 1);
+  }
+  return output;
+}
+
+bool collect_tensors(c10::ArrayRef<c10::IValue> arguments, c10::SmallVector<at::Tensor, 4>& tensors) {
+  for (const c10::IValue& argument : arguments) {
+    if (argument.isTensor() && argument.toTensor().defined()) tensors.push_back(argument.toTensor());
+    if (argument.isList() && !argument.isIntList() && !argument.isDoubleList() && !argument.isBoolList()) return false;
+  }
+  return !tensors.empty();
+}
+
+bool broadcast(const c10::SmallVector<at::Tensor, 4>& tensors, std::vector<RuledOutput>& outputs) {
+  c10::SmallVector<int64_t, 6> sizes;
+  for (const at::Tensor& tensor : tensors) {
+    const auto other = tensor.sizes();
+    if (other.size() > sizes.size()) sizes.insert(sizes.begin(), other.size() - sizes.size(), 1);
+    const size_t shift = sizes.size() - other.size();
+    for (size_t i = 0; i < other.size(); ++i) {
+      int64_t& size = sizes[shift + i];
+      if (size == 1) {
+        size = other[i];
+      } else if (other[i] != 1 && other[i] != size) {
+        return false;
+      }
+    }
+  }
+  // Tensors that fill the space alike hand on their strides.
+  RuledOutput output = row_major(sizes);
+  const at::Tensor* model = nullptr;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.sizes() != c10::IntArrayRef(sizes)) continue;
+    if (model != nullptr && tensor.strides() != model->strides()) return false;
+    model = &tensor;
+  }
+  if (model != nullptr && !model->is_contiguous()) {
+    if (!model->is_non_overlapping_and_dense()) return false;
+    output.strides.assign(model->strides().begin(), model->strides().end());
+  }
+  outputs.push_back(std::move(output));
+  return true;
+}
+
+bool matmul(const c10::SmallVector<at::Tensor, 4>& tensors, std::vector<RuledOutput>& outputs) {
+  if (tensors.size() < 2) return false;
+  const at::Tensor& a = tensors[tensors.size() - 2];
+  const at::Tensor& b = tensors[tensors.size() - 1];
+  const int64_t rank = a.dim();
+  if (rank != b.dim() || (rank != 2 && rank != 3) || a.size(-1) != b.size(-2)) return false;
+  if (rank == 3 && a.size(0) != b.size(0)) return false;
+  c10::SmallVector<int64_t, 3> sizes(a.sizes().begin(), a.sizes().end());
+  sizes.back() = b.size(-1);
+  if (tensors.size() > 2 && !at::is_expandable_to(tensors[0].sizes(), sizes)) return false;
+  outputs.push_back(row_major(sizes));
+  return true;
+}
+
+bool reduce(c10::ArrayRef<c10::IValue> arguments, std::vector<RuledOutput>& outputs) {
+  const at::Tensor input = arguments[0].toTensor();
+  const int64_t rank = input.dim();
+  uint64_t reduced = 0;
+  bool any = false;
+  bool keep = false;
+  const auto mark = [&](int64_t dim) {
+    if (dim < 0) dim += rank;
+    if (dim < 0 || dim >= rank || dim > 63) return false;
+    reduced |= uint64_t{1} << dim;
+    return any = true;
+  };
+  for (size_t i = 1; i < arguments.size(); ++i) {
+    const c10::IValue& argument = arguments[i];
+    if (i == 1 && argument.isInt()) {
+      if (!mark(argument.toInt())) return false;
+    } else if (i == 1 && argument.isIntList()) {
+      for (const int64_t dim : argument.toIntVector()) {
+        if (!mark(dim)) return false;
+      }
+    } else if (argument.isBool()) {
+      keep = argument.toBool();
+    }
+  }
+  c10::SmallVector<int64_t, 6> sizes;
+  for (int64_t d = 0; d < rank; ++d) {
+    if (any && (reduced >> d & 1) == 0) {
+      sizes.push_back(input.size(d));
+    } else if (keep) {
+      sizes.push_back(1);
+    }
+  }
+  if (!input.is_contiguous()) return false;
+  outputs.push_back(row_major(sizes));
+  return true;
+}
+
+bool concatenate(c10::ArrayRef<c10::IValue> arguments, std::vector<RuledOutput>& outputs) {
+  if (!arguments[0].isTensorList() || arguments.size() < 2 || !arguments[1].isInt()) return false;
+  const c10::List<at::Tensor> tensors = arguments[0].toTensorList();
+  if (tensors.empty()) return false;
+  c10::SmallVector<int64_t, 6> sizes;
+  int64_t dim = arguments[1].toInt();
+  for (const at::Tensor tensor : tensors) {
+    // An empty vector counts for nothing.
+    if (tensor.dim() == 0 || tensor.numel() == 0 || !tensor.is_contiguous()) return false;
+    if (sizes.empty()) {
+      sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+      if (dim < 0) dim += tensor.dim();
+      if (dim < 0 || dim >= tensor.dim()) return false;
+      continue;
+    }
+    if (tensor.dim() != static_cast<int64_t>(sizes.size())) return false;
+    for (int64_t d = 0; d < tensor.dim(); ++d) {
+      if (d == dim) {
+        sizes[d] += tensor.size(d);
+      } else if (sizes[d] != tensor.size(d)) {
+        return false;
+      }
+    }
+  }
+  outputs.push_back(row_major(sizes));
+  return true;
+}
+
+bool layer_norm(c10::ArrayRef<c10::IValue> arguments, std::vector<RuledOutput>& outputs) {
+  const at::Tensor input = arguments[0].toTensor();
+  const auto normalized = arguments[1].toIntVector();
+  const int64_t rows = input.dim() - static_cast<int64_t>(normalized.size());
+  if (rows < 0 || !input.is_contiguous() || input.sizes().slice(rows) != c10::IntArrayRef(normalized)) return false;
+  outputs.push_back(row_major(input.sizes()));
+  c10::SmallVector<int64_t, 6> sizes(input.sizes().begin(), input.sizes().begin() + rows);
+  sizes.resize(input.dim(), 1);
+  outputs.push_back(row_major(sizes));
+  outputs.push_back(row_major(sizes));
+  return true;
+}
+
+}  // namespace
+
+ShapeRule shape_rule_of(const std::string& name, graph::OpClass op_class) {
+  const auto rule = rules().find(name);
+  if (rule != rules().end()) return rule->second;
+  return op_class == graph::OpClass::kPointwise ? ShapeRule::kBroadcast : ShapeRule::kNone;
+}
+
+bool apply_rule(ShapeRule rule, c10::ArrayRef<c10::IValue> arguments, std::vector<RuledOutput>& outputs) {
+  outputs.clear();
+  if (rule == ShapeRule::kNone || arguments.empty()) return false;
+  if (rule == ShapeRule::kConcatenate) return concatenate(arguments, outputs);
+  c10::SmallVector<at::Tensor, 4> tensors;
+  if (!collect_tensors(arguments, tensors) || !arguments[0].isTensor()) return false;
+  switch (rule) {
+    case ShapeRule::kBroadcast:
+      return broadcast(tensors, outputs);
+    case ShapeRule::kSame:
+      if (!tensors[0].is_contiguous()) return false;
+      outputs.push_back(row_major(tensors[0].sizes()));
+      return true;
+    case ShapeRule::kMatmul:
+      return matmul(tensors, outputs);
+    case ShapeRule::kReduce:
+      return reduce(arguments, outputs);
+    case ShapeRule::kLayerNorm:
+      return layer_norm(arguments, outputs);
+    case ShapeRule::kEmbedding: {
+      if (tensors.size() < 2 || tensors[0].dim() != 2) return false;
+      c10::SmallVector<int64_t, 6> sizes(tensors[1].sizes().begin(), tensors[1].sizes().end());
+      sizes.push_back(tensors[0].size(1));
+      outputs.push_back(row_major(sizes));
+      return true;
+    }
+    default:
+      return false;
+  }
+}
+
+}  // namespace hetero::ops
