@@ -305,9 +305,12 @@ class Sample {
  public:
   Sample(const graph::Invocation& invocation, const Product& product) : tensors_(invocation, product) {
     constexpr int64_t kMostWeight = 8 << 20;
-    constexpr int64_t kMostWork = int64_t{256} << 20;  // multiplications
+    // Multiplications: a millisecond or two, which often passes undisturbed even on a busy machine.
+    constexpr int64_t kMostWork = int64_t{128} << 20;
+    constexpr int64_t kManyRows = 128;
     call_ = product.call;
     call_.n = std::min(call_.n, std::max<int64_t>(256, kMostWeight / call_.k));
+    call_.n = std::min(call_.n, std::max<int64_t>(512, kMostWork / (std::min(call_.m, kManyRows) * call_.k)));
     call_.m = std::min(call_.m, std::max<int64_t>(64, kMostWork / (call_.n * call_.k)));
     x_ = tensors_.x().narrow(0, 0, call_.m);
     w_ = tensors_.w().narrow(1, 0, call_.n);
