@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <dlfcn.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <array>
@@ -292,14 +293,24 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// How often a thread of this process had to give its processor to somebody else.
+int64_t involuntary_switches() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_nivcsw;
+}
+
 // A part of a product that is large enough to speak for the whole, with memory of its own for the results.
 class Sample {
  public:
   Sample(const graph::Invocation& invocation, const Product& product) : tensors_(invocation, product) {
     constexpr int64_t kMostWeight = 8 << 20;
-    constexpr int64_t kMostWork = int64_t{256} << 20;  // multiplications
+    // Multiplications: a millisecond or two, which often passes undisturbed even on a busy machine.
+    constexpr int64_t kMostWork = int64_t{128} << 20;
+    constexpr int64_t kManyRows = 128;
     call_ = product.call;
     call_.n = std::min(call_.n, std::max<int64_t>(256, kMostWeight / call_.k));
+    call_.n = std::min(call_.n, std::max<int64_t>(512, kMostWork / (std::min(call_.m, kManyRows) * call_.k)));
     call_.m = std::min(call_.m, std::max<int64_t>(64, kMostWork / (call_.n * call_.k)));
     x_ = tensors_.x().narrow(0, 0, call_.m);
     w_ = tensors_.w().narrow(1, 0, call_.n);
@@ -338,19 +349,23 @@ class Sample {
     constexpr int kMostRounds = 15;
     constexpr double kEnough = 0.02;
     constexpr double kRepeats = 1.08;
+    constexpr double kNever = 1e9;
     ++measurements;
-    std::vector<std::array<double, 2>> best(candidates.size(), {1e9, 1e9});
+    std::vector<std::array<double, 2>> best(candidates.size(), {kNever, kNever});
     for (const Implementation candidate : candidates) run(candidate);
     const auto repeats = [&] {
-      return std::all_of(best.begin(), best.end(), [&](const auto& times) { return times[1] < times[0] * kRepeats; });
+      return std::all_of(best.begin(), best.end(),
+                         [&](const auto& times) { return times[1] < kNever && times[1] < times[0] * kRepeats; });
     };
     double spent = 0;
     for (int round = 0; round < kMostRounds && (round < kLeastRounds || (spent < kEnough && !repeats())); ++round) {
       for (size_t i = 0; i < candidates.size(); ++i) {
+        const int64_t switches = involuntary_switches();
         const double begin = seconds_now();
         run(candidates[i]);
         const double seconds = seconds_now() - begin;
         spent += seconds;
+        if (involuntary_switches() != switches) continue;
         best[i][1] = std::min(best[i][1], std::max(best[i][0], seconds));
         best[i][0] = std::min(best[i][0], seconds);
       }
