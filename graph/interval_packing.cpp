@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <vector>
 
 namespace hetero::graph {
 namespace {
@@ -23,13 +24,22 @@ void IntervalPacking::pack(std::span<const Interval> intervals, uint64_t alignme
   std::iota(order_.begin(), order_.end(), 0);
 
   const auto by = [&](auto key) {
-    std::stable_sort(order_.begin(), order_.end(),
-                     [&](uint32_t a, uint32_t b) { return key(intervals_[a]) > key(intervals_[b]); });
-    return keep_if_better(place(order_, total_));
+    std::sort(order_.begin(), order_.end(), [&](uint32_t a, uint32_t b) {
+      const auto x = key(intervals_[a]);
+      const auto y = key(intervals_[b]);
+      return x > y || (x == y && a < b);
+    });
   };
-  const bool done = by([](const Interval& i) { return UINT32_MAX - i.first; }) ||
-                    by([](const Interval& i) { return static_cast<double>(i.bytes) * (i.last - i.first + 1); }) ||
-                    by([](const Interval& i) { return i.bytes; });
+  by([](const Interval& i) { return UINT32_MAX - i.first; });
+  bool done = keep_if_better(place(order_, total_, true));
+  if (!done) {
+    by([](const Interval& i) { return static_cast<double>(i.bytes) * (i.last - i.first + 1); });
+    done = keep_if_better(place(order_, total_, false));
+  }
+  if (!done) {
+    by([](const Interval& i) { return i.bytes; });
+    done = keep_if_better(place(order_, total_, false));
+  }
   if (done || effort_ <= 0) return;
   boost_peak();
   if (total_ > lower_bound_ && intervals_.size() <= kExactIntervals) search_all_orders();
@@ -52,12 +62,13 @@ void IntervalPacking::find_lower_bound() {
   lower_bound_ = static_cast<uint64_t>(most);
 }
 
-// Returns the arena's size, or `limit` as soon as it is reached.
-uint64_t IntervalPacking::place(std::span<const uint32_t> order, uint64_t limit) {
+// Returns the arena's size, or `limit` as soon as it is reached. In order of time, what has ended is of no concern any more.
+uint64_t IntervalPacking::place(std::span<const uint32_t> order, uint64_t limit, bool by_time) {
   placed_.clear();
   uint64_t total = 0;
   for (const uint32_t index : order) {
     const Interval& interval = intervals_[index];
+    if (by_time) std::erase_if(placed_, [&](const Placed& other) { return other.last < interval.first; });
     uint64_t end = 0;  // of what was passed and lives at the same time
     uint64_t best_offset = UINT64_MAX;
     uint64_t best_gap = UINT64_MAX;
@@ -97,13 +108,13 @@ bool IntervalPacking::keep_if_better(uint64_t total) {
 // REQUIRES: order_ is an order to start from.
 void IntervalPacking::boost_peak() {
   std::vector<uint32_t>& order = order_;
-  uint64_t total = place(order, UINT64_MAX);
+  uint64_t total = place(order, UINT64_MAX, false);
   while (total_ > lower_bound_ && effort_ > 0) {
     const auto peak = std::find_if(order.begin(), order.end(),
                                    [&](uint32_t i) { return offsets_[i] + intervals_[i].bytes == total; });
     if (peak == order.begin()) return;
     std::rotate(order.begin(), peak, peak + 1);
-    total = place(order, UINT64_MAX);
+    total = place(order, UINT64_MAX, false);
     keep_if_better(total);
   }
 }

@@ -38,7 +38,7 @@ class IntervalPacking {
   uint64_t lower_bound() const { return lower_bound_; }
 
  private:
-  uint64_t place(std::span<const uint32_t> order, uint64_t limit);
+  uint64_t place(std::span<const uint32_t> order, uint64_t limit, bool by_time);
   bool keep_if_better(uint64_t total);
   void find_lower_bound();
   void boost_peak();

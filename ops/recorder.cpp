@@ -157,7 +157,8 @@ const MetaEntry* Recorder::expect(graph::OpId op, const Call& call) {
   if ((*entry)->straight) return entry->get();
   if (similar != nullptr && same_kinds(similar->entry(), **entry, windows_)) {
     next_ = similar;
-    return entry->get();
+    trie_.renew(similar, seen, *entry);
+    return &similar->entry();
   }
   next_entry_ = *entry;
   return next_entry_.get();

@@ -126,6 +126,12 @@ TrieNode* Trie::insert(TrieNode* at, const CallView& call, std::shared_ptr<const
   return at->child_.get();
 }
 
+void Trie::renew(TrieNode* node, const CallView& call, std::shared_ptr<const MetaEntry> entry) {
+  std::copy(call.inputs.begin(), call.inputs.end(), node->operands_.get());
+  std::copy(call.sizes.begin(), call.sizes.end(), node->attributes_.get() + node->structure_bytes_);
+  node->entry_ = std::move(entry);
+}
+
 size_t Trie::bytes_of(const TrieNode& node) {
   constexpr size_t kOverhead = 48;  // of the heap, for three blocks
   return sizeof(TrieNode) + node.input_count_ * sizeof(graph::Operand) + node.structure_bytes_ + node.size_bytes_ +

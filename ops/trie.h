@@ -100,6 +100,9 @@ class Trie {
   // A new child.
   TrieNode* insert(TrieNode* at, const CallView& call, std::shared_ptr<const MetaEntry> entry);
 
+  // Makes a similar node exactly this call, so that it is predicted when the sizes stay.
+  void renew(TrieNode* node, const CallView& call, std::shared_ptr<const MetaEntry> entry);
+
   // Said after each trace: nodes are as old as the traces since they were on a path.
   void tick() { ++clock_; }
   size_t bytes() const { return bytes_; }

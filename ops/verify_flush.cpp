@@ -1,5 +1,7 @@
 #include "ops/verify_flush.h"
 
+#include "graph/executor.h"
+
 #include <cstring>
 #include <string>
 

@@ -11,6 +11,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "ops/config.h"
 #include "ops/sync.h"
 #include "tests/ops/fixture.h"
 
@@ -46,6 +47,7 @@ TEST_F(Autograd, AGradientOfAGradientIsRecorded) {
 }
 
 TEST_F(Autograd, AGradientFlowsThroughWritesToViews) {
+  config().fusion = false;  // a fused softmax adds in another order
   const auto gradient = [](Tensors& t) {
     const at::Tensor x = leaf(t[0]);
     at::Tensor y = x.mul(2);
