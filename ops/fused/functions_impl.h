@@ -4,7 +4,8 @@
 // Everything here has internal linkage, but for fill(): an inline function that two files shared could be linked in its AVX-512 version
 // and then run on a lesser machine.
 //
-// A formula is written as PyTorch writes it in ATen/native/cpu, operation for operation, since each operation rounds.
+// A formula is written as PyTorch writes it in ATen/native/cpu, operation for operation, since each operation rounds; and as there, the compiler
+// makes one rounding of a product and a sum (-ffp-contract=fast, GCC's default).
 
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
@@ -132,20 +133,28 @@ Vectorized<float> rounded(const Vectorized<float>& x) {
   return std::get<0>(at::vec::convert_to_float<T>(at::vec::convert_from_float<T>(x, x)));
 }
 
+// Without vector instructions PyTorch computes half dtypes entry by entry, rounding after each operation.
+#if defined(CPU_CAPABILITY_DEFAULT)
+constexpr bool kRoundsHalvesStepwise = true;
+#else
+constexpr bool kRoundsHalvesStepwise = false;
+#endif
+
 // ---- formulas that are longer than a line ----------------------------------------------------------------------------
 
 template <typename Vec>
 Vec div_floor(const Vec& a, const Vec& b) {
+  using T = typename Vec::value_type;
+  const Vec zero(0), one(1), infinity(std::numeric_limits<T>::infinity());
+  const Vec basic = a / b;
   const Vec mod = a.fmod(b);
-  Vec div = (a - mod) / b;
-  const Vec zero(0);
+  // SLEEF's fmod is wrong where the quotient overflows.
+  Vec div = Vec::blendv(a - mod, a, (basic.abs() == infinity) & (a.abs() != infinity)) / b;
   Vec mask = (mod != zero) & ((b < zero) ^ (mod < zero));
-  const Vec one(1);
   div = Vec::blendv(div, div - one, mask);
   Vec floored = div.floor();
-  mask = (div - floored) > Vec(0.5);
+  mask = (div - floored) > Vec(T(0.5));
   floored = Vec::blendv(floored, floored + one, mask);
-  const Vec basic = a / b;
   floored = Vec::blendv(floored, zero.copysign(basic), div == zero);
   return Vec::blendv(floored, basic, b == zero);
 }
@@ -329,7 +338,12 @@ void power(void* out, const void* const* in, const Number* numbers, int64_t n) {
   if (exponent == -1) return loop([](const Vec& x) { return x.reciprocal(); });
   if constexpr (!std::is_same_v<Storage, c10::Half>) {
     if (exponent == 0.5) return square_root<T, Storage>(out, in, numbers, n);
-    if (exponent == -0.5) return loop([](const Vec& x) { return x.rsqrt(); });
+    if (exponent == -0.5) {
+      if constexpr (kRoundsHalvesStepwise && !std::is_same_v<T, Storage>) {
+        return loop([](const Vec& x) { return rounded<Storage>(x.sqrt()).reciprocal(); });
+      }
+      return loop([](const Vec& x) { return x.rsqrt(); });
+    }
     if (exponent == 2) return loop([](const Vec& x) { return x * x; });
     if (exponent == 3) return loop([&](const Vec& x) { return product(x, x) * x; });
     if (exponent == -2) return loop([&](const Vec& x) { return product(x, x).reciprocal(); });
@@ -663,6 +677,18 @@ struct Filler {
     reduce_extrema<T>(dtype);
   }
 
+  // For a half dtype, what kRoundsHalvesStepwise changes.
+  template <typename T>
+  void stepwise() {
+    const auto rsqrt = [](const auto& x) { return rounded<T>(x.sqrt()).reciprocal(); };
+    const auto add_scaled = [](const auto& a, const auto& b, const auto& alpha) { return a + rounded<T>(alpha * b); };
+    using Add = decltype(add_scaled);
+    at(Function::kRsqrt, kDTypeOf<T>) = &vector_loop<float, 1, 0, decltype(rsqrt)>;
+    at(Function::kAddScaled, kDTypeOf<T>) = &vector_loop<float, 2, 1, Add>;
+    at(Function::kAddScaled, kDTypeOf<T>, Form::kNumberRight) = &vector_loop<float, 1, 2, Add>;
+    at(Function::kAddScaled, kDTypeOf<T>, Form::kNumberLeft) = &vector_loop<float, 1, 2, Swapped<Add>>;
+  }
+
   void fill_rounding();
   void fill_exact();
   void fill_selection();
@@ -727,6 +753,11 @@ void Filler::fill_rounding() {
   float_pairs(F::kDiv, [](const auto& a, const auto& b) { return a / b; });
   float_pairs(F::kDivTrunc, [](const auto& a, const auto& b) { return (a / b).trunc(); });
   float_pairs(F::kDivFloor, [](const auto& a, const auto& b) { return div_floor(a, b); });
+  // Between tensors of a half dtype PyTorch rounds after each operation here; only a number on the right is computed in float32.
+  for (const Form form : {Form::kTensors, Form::kNumberLeft}) {
+    halves(F::kDivTrunc, nullptr, form);
+    halves(F::kDivFloor, nullptr, form);
+  }
   float_pairs(F::kFmod, [](const auto& a, const auto& b) { return a.fmod(b); });
   float_pairs(F::kRemainder, [](const auto& a, const auto& b) { return remainder(a, b); });
   float_pairs(F::kAtan2, [](const auto& a, const auto& b) { return a.atan2(b); });
@@ -735,6 +766,10 @@ void Filler::fill_rounding() {
   float_pairs(F::kMinimum, [](const auto& a, const auto& b) { return at::vec::minimum(a, b); });
   float_pairs<1>(F::kAddScaled,
                  [](const auto& a, const auto& b, const auto& alpha) { return at::vec::fmadd(b, alpha, a); });
+  if constexpr (kRoundsHalvesStepwise) {
+    stepwise<c10::Half>();
+    stepwise<c10::BFloat16>();
+  }
   at(F::kPow, at::kFloat, Form::kNumberRight) = &power<float, float>;
   at(F::kPow, at::kDouble, Form::kNumberRight) = &power<double, double>;
   at(F::kPow, at::kHalf, Form::kNumberRight) = &power<float, c10::Half>;
