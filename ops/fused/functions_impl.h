@@ -121,6 +121,17 @@ void cast_loop(void* out, const void* const* in, const Number*, int64_t n) {
       const Vec high = rest > kHalfStep ? Vec::loadu(from + i + kHalfStep, rest - kHalfStep) : Vec(0.0f);
       at::vec::convert_from_float<To>(low, high).store(to + i, rest);
     }
+  } else if constexpr (std::is_same_v<From, c10::Half> || std::is_same_v<To, c10::Half>) {
+    // By way of float, as c10 converts; entry by entry it is slow.
+    float block[256];
+    Number none[1] = {};
+    for (int64_t i = 0; i < n; i += 256) {
+      const int64_t count = std::min<int64_t>(256, n - i);
+      const void* const source[] = {from + i};
+      const void* const middle[] = {block};
+      cast_loop<From, float>(block, source, none, count);
+      cast_loop<float, To>(to + i, middle, none, count);
+    }
   } else {
 #pragma GCC ivdep
     for (int64_t i = 0; i < n; ++i) to[i] = c10::convert<To>(from[i]);
@@ -649,9 +660,11 @@ struct Filler {
 
   template <typename From>
   void casts_from() {
+    // Bools are bytes that are 0 or 1.
+    using Read = std::conditional_t<std::is_same_v<From, bool>, uint8_t, From>;
     const auto put = [&]<typename To>(To) {
       if constexpr (!std::is_same_v<From, To>) {
-        table.casts[static_cast<size_t>(kDTypeOf<From>)][static_cast<size_t>(kDTypeOf<To>)] = &cast_loop<From, To>;
+        table.casts[static_cast<size_t>(kDTypeOf<From>)][static_cast<size_t>(kDTypeOf<To>)] = &cast_loop<Read, To>;
       }
     };
     put(uint8_t()), put(int8_t()), put(int16_t()), put(int32_t()), put(int64_t()), put(bool());
