@@ -19,7 +19,6 @@
 #include <tuple>
 
 #include "ops/catch_all.h"
-#include "ops/fused/lower.h"
 #include "ops/kernel.h"
 #include "ops/recorder.h"
 #include "ops/sync.h"
@@ -499,12 +498,10 @@ std::string full_name() {
 // One row of the op table, for an operator whose dispatcher entry is code that calls TypedRecorder itself.
 template <typename Op, typename Out = NoOut>
 void enter_typed_row(graph::OpClass op_class) {
-  graph::OpTraits traits;
-  traits.name = full_name<Op>();
+  graph::OpTraits traits = traits_of(full_name<Op>());
   traits.op_class = op_class;
   traits.brings_memory = std::is_same_v<Out, NoOut>;
   traits.kernel = KernelOf<Op, &TypedKernel<Op, Out>::run>::kValue;
-  traits.lower = lower_function(traits.name);
   TypedRecorder<Op>::id = graph::op_table().add(std::move(traits));
   if (overwrites_first_argument(full_name<Op>())) TypedRecorder<Op>::written = graph::Access::kWrite;
 }

@@ -4,7 +4,8 @@
 // Everything here has internal linkage, but for fill(): an inline function that two files shared could be linked in its AVX-512 version
 // and then run on a lesser machine.
 //
-// A formula is written as PyTorch writes it in ATen/native/cpu, operation for operation, since each operation rounds.
+// A formula is written as PyTorch writes it in ATen/native/cpu, operation for operation, since each operation rounds; and as there, the compiler
+// makes one rounding of a product and a sum (-ffp-contract=fast, GCC's default).
 
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
@@ -120,6 +121,17 @@ void cast_loop(void* out, const void* const* in, const Number*, int64_t n) {
       const Vec high = rest > kHalfStep ? Vec::loadu(from + i + kHalfStep, rest - kHalfStep) : Vec(0.0f);
       at::vec::convert_from_float<To>(low, high).store(to + i, rest);
     }
+  } else if constexpr (std::is_same_v<From, c10::Half> || std::is_same_v<To, c10::Half>) {
+    // By way of float, as c10 converts; entry by entry it is slow.
+    float block[256];
+    Number none[1] = {};
+    for (int64_t i = 0; i < n; i += 256) {
+      const int64_t count = std::min<int64_t>(256, n - i);
+      const void* const source[] = {from + i};
+      const void* const middle[] = {block};
+      cast_loop<From, float>(block, source, none, count);
+      cast_loop<float, To>(to + i, middle, none, count);
+    }
   } else {
 #pragma GCC ivdep
     for (int64_t i = 0; i < n; ++i) to[i] = c10::convert<To>(from[i]);
@@ -132,20 +144,28 @@ Vectorized<float> rounded(const Vectorized<float>& x) {
   return std::get<0>(at::vec::convert_to_float<T>(at::vec::convert_from_float<T>(x, x)));
 }
 
+// Without vector instructions PyTorch computes half dtypes entry by entry, rounding after each operation.
+#if defined(CPU_CAPABILITY_DEFAULT)
+constexpr bool kRoundsHalvesStepwise = true;
+#else
+constexpr bool kRoundsHalvesStepwise = false;
+#endif
+
 // ---- formulas that are longer than a line ----------------------------------------------------------------------------
 
 template <typename Vec>
 Vec div_floor(const Vec& a, const Vec& b) {
+  using T = typename Vec::value_type;
+  const Vec zero(0), one(1), infinity(std::numeric_limits<T>::infinity());
+  const Vec basic = a / b;
   const Vec mod = a.fmod(b);
-  Vec div = (a - mod) / b;
-  const Vec zero(0);
+  // SLEEF's fmod is wrong where the quotient overflows.
+  Vec div = Vec::blendv(a - mod, a, (basic.abs() == infinity) & (a.abs() != infinity)) / b;
   Vec mask = (mod != zero) & ((b < zero) ^ (mod < zero));
-  const Vec one(1);
   div = Vec::blendv(div, div - one, mask);
   Vec floored = div.floor();
-  mask = (div - floored) > Vec(0.5);
+  mask = (div - floored) > Vec(T(0.5));
   floored = Vec::blendv(floored, floored + one, mask);
-  const Vec basic = a / b;
   floored = Vec::blendv(floored, zero.copysign(basic), div == zero);
   return Vec::blendv(floored, basic, b == zero);
 }
@@ -329,7 +349,12 @@ void power(void* out, const void* const* in, const Number* numbers, int64_t n) {
   if (exponent == -1) return loop([](const Vec& x) { return x.reciprocal(); });
   if constexpr (!std::is_same_v<Storage, c10::Half>) {
     if (exponent == 0.5) return square_root<T, Storage>(out, in, numbers, n);
-    if (exponent == -0.5) return loop([](const Vec& x) { return x.rsqrt(); });
+    if (exponent == -0.5) {
+      if constexpr (kRoundsHalvesStepwise && !std::is_same_v<T, Storage>) {
+        return loop([](const Vec& x) { return rounded<Storage>(x.sqrt()).reciprocal(); });
+      }
+      return loop([](const Vec& x) { return x.rsqrt(); });
+    }
     if (exponent == 2) return loop([](const Vec& x) { return x * x; });
     if (exponent == 3) return loop([&](const Vec& x) { return product(x, x) * x; });
     if (exponent == -2) return loop([&](const Vec& x) { return product(x, x).reciprocal(); });
@@ -635,9 +660,11 @@ struct Filler {
 
   template <typename From>
   void casts_from() {
+    // Bools are bytes that are 0 or 1.
+    using Read = std::conditional_t<std::is_same_v<From, bool>, uint8_t, From>;
     const auto put = [&]<typename To>(To) {
       if constexpr (!std::is_same_v<From, To>) {
-        table.casts[static_cast<size_t>(kDTypeOf<From>)][static_cast<size_t>(kDTypeOf<To>)] = &cast_loop<From, To>;
+        table.casts[static_cast<size_t>(kDTypeOf<From>)][static_cast<size_t>(kDTypeOf<To>)] = &cast_loop<Read, To>;
       }
     };
     put(uint8_t()), put(int8_t()), put(int16_t()), put(int32_t()), put(int64_t()), put(bool());
@@ -661,6 +688,18 @@ struct Filler {
     reduce<Product<T>, T>(Reduction::kProduct, dtype);
     reduce<SquaredDeviation<T>, T>(Reduction::kSquaredDeviation, dtype);
     reduce_extrema<T>(dtype);
+  }
+
+  // For a half dtype, what kRoundsHalvesStepwise changes.
+  template <typename T>
+  void stepwise() {
+    const auto rsqrt = [](const auto& x) { return rounded<T>(x.sqrt()).reciprocal(); };
+    const auto add_scaled = [](const auto& a, const auto& b, const auto& alpha) { return a + rounded<T>(alpha * b); };
+    using Add = decltype(add_scaled);
+    at(Function::kRsqrt, kDTypeOf<T>) = &vector_loop<float, 1, 0, decltype(rsqrt)>;
+    at(Function::kAddScaled, kDTypeOf<T>) = &vector_loop<float, 2, 1, Add>;
+    at(Function::kAddScaled, kDTypeOf<T>, Form::kNumberRight) = &vector_loop<float, 1, 2, Add>;
+    at(Function::kAddScaled, kDTypeOf<T>, Form::kNumberLeft) = &vector_loop<float, 1, 2, Swapped<Add>>;
   }
 
   void fill_rounding();
@@ -727,6 +766,11 @@ void Filler::fill_rounding() {
   float_pairs(F::kDiv, [](const auto& a, const auto& b) { return a / b; });
   float_pairs(F::kDivTrunc, [](const auto& a, const auto& b) { return (a / b).trunc(); });
   float_pairs(F::kDivFloor, [](const auto& a, const auto& b) { return div_floor(a, b); });
+  // Between tensors of a half dtype PyTorch rounds after each operation here; only a number on the right is computed in float32.
+  for (const Form form : {Form::kTensors, Form::kNumberLeft}) {
+    halves(F::kDivTrunc, nullptr, form);
+    halves(F::kDivFloor, nullptr, form);
+  }
   float_pairs(F::kFmod, [](const auto& a, const auto& b) { return a.fmod(b); });
   float_pairs(F::kRemainder, [](const auto& a, const auto& b) { return remainder(a, b); });
   float_pairs(F::kAtan2, [](const auto& a, const auto& b) { return a.atan2(b); });
@@ -735,6 +779,10 @@ void Filler::fill_rounding() {
   float_pairs(F::kMinimum, [](const auto& a, const auto& b) { return at::vec::minimum(a, b); });
   float_pairs<1>(F::kAddScaled,
                  [](const auto& a, const auto& b, const auto& alpha) { return at::vec::fmadd(b, alpha, a); });
+  if constexpr (kRoundsHalvesStepwise) {
+    stepwise<c10::Half>();
+    stepwise<c10::BFloat16>();
+  }
   at(F::kPow, at::kFloat, Form::kNumberRight) = &power<float, float>;
   at(F::kPow, at::kDouble, Form::kNumberRight) = &power<double, double>;
   at(F::kPow, at::kHalf, Form::kNumberRight) = &power<float, c10::Half>;

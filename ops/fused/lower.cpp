@@ -61,7 +61,8 @@ LowerFunction lower_function(std::string_view name) {
     for (const LowerRow& row : reduction_lowerings()) made->emplace(row.name, row.function);
     return made;
   }();
-  const auto found = rows->find(out_of_place(name));
+  auto found = rows->find(std::string(name));
+  if (found == rows->end()) found = rows->find(out_of_place(name));
   return found == rows->end() ? nullptr : found->second;
 }
 
@@ -301,6 +302,7 @@ backend::Number Builder::number(const at::Scalar& value, at::ScalarType common) 
 backend::Number Builder::checked_number(const at::Scalar& value, at::ScalarType common) {
   const bool fits = with_type(common, [&](auto type) {
     using T = decltype(type);
+    if constexpr (std::is_same_v<T, bool>) return true;
     return value.isFloatingPoint() ? !c10::overflows<T, double>(value.toDouble())
            : value.isBoolean()     ? true
                                    : !c10::overflows<T, int64_t>(value.toLong());

@@ -1,7 +1,8 @@
 // How operators are described to the fusion pass (graph/lowering.h): the lowerings of the op table's operators.
 //
 // lower_function("aten::add_.Tensor") is what OpTraits::lower of that operator is; rows of lower_pointwise.cpp and lower_reduction.cpp
-// give one for each operator, without the underscore of the in-place form, which computes the same and stores to its first argument.
+// give one for each operator. An in-place form without a row of its own has that of "aten::add.Tensor": it computes the same, and stores to its
+// first argument.
 // A lowering is a function of a Builder. It reads the arguments in schema order, puts values together, and stores:
 //
 //   void sigmoid(Builder& b) {

@@ -163,7 +163,7 @@ void threshold_backward(Builder& b) {
   const at::Scalar threshold = b.scalar();
   const at::ScalarType common = b.common({grad, x});
   b.store(b.map(Function::kThreshold, common, {b.value(x, common), b.value(grad, common)},
-                {b.number(threshold, common), b.number(0, common)}),
+                {b.exact_number(threshold, common), b.exact_number(0, common)}),
           common);
 }
 
@@ -257,7 +257,8 @@ void threshold(Builder& b) {
   const Source x = b.tensor();
   const at::Scalar limit = b.scalar(), value = b.scalar();
   const Ref input = b.value(x, x.dtype);
-  b.store(b.map(Function::kThreshold, x.dtype, {input, input}, {b.number(limit, x.dtype), b.number(value, x.dtype)}),
+  b.store(b.map(Function::kThreshold, x.dtype, {input, input},
+                {b.exact_number(limit, x.dtype), b.exact_number(value, x.dtype)}),
           x.dtype);
 }
 
@@ -379,6 +380,8 @@ std::initializer_list<LowerRow> pointwise_lowerings() {
       LowerRow{"aten::minimum", lower<binary<F::kMinimum>>},
       LowerRow{"aten::pow.Tensor_Scalar", lower<pow_tensor_scalar>},
       LowerRow{"aten::pow.Scalar", lower<pow_scalar>},
+      LowerRow{"aten::pow_.Scalar", lower<pow_tensor_scalar>},
+      LowerRow{"aten::pow_.Tensor", lower<binary<F::kPow>>},
       LowerRow{"aten::pow.Tensor_Tensor", lower<binary<F::kPow>>},
       LowerRow{"aten::bitwise_and.Tensor", lower<binary<F::kBitwiseAnd>>},
       LowerRow{"aten::bitwise_or.Tensor", lower<binary<F::kBitwiseOr>>},

@@ -8,9 +8,10 @@
 // computes the last entries of a tensor (those that do not fill two vectors) by scalar code, which rounds differently for some
 // operators: exact() takes tensors that only have whole vectors, exact_everywhere() also sizes from 1 to 100.
 //
-// What is not exact is near(), with the largest error that was measured, in units in the last place of the result's dtype.
+// What is not exact is near(): its bounds are about twice the largest error that was measured.
 
 #include <ATen/Context.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/_log_softmax.h>
 #include <ATen/ops/_log_softmax_backward_data.h>
@@ -87,6 +88,7 @@
 #include <ATen/ops/reciprocal.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/remainder.h>
+#include <ATen/ops/result_type.h>
 #include <ATen/ops/round.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/rsub.h>
@@ -117,10 +119,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <map>
 #include <random>
 
 #include "graph/lowering.h"
+#include "ops/config.h"
 #include "ops/kernel.h"
 #include "ops/sync.h"
 #include "tests/ops/fixture.h"
@@ -402,37 +406,25 @@ Tensors operands_of(at::ScalarType dtype, int64_t n) {
 
 // ---- comparison --------------------------------------------------------------------------------------------------------
 
-// Floating-point numbers of a dtype, in order.
-template <typename T, typename Bits>
-int64_t position(T value) {
-  Bits bits;
-  std::memcpy(&bits, &value, sizeof(T));
-  constexpr Bits kSign = Bits(1) << (sizeof(T) * 8 - 1);
-  const auto magnitude = static_cast<int64_t>(bits & ~kSign);
-  return (bits & kSign) != 0 ? -magnitude : magnitude;
-}
-
 struct Difference {
   int64_t count = 0;
   int64_t first = -1;
-  double ulps = 0;  // the largest
+  double largest = 0;  // in roundings of max(|expected|, 1)
 };
 
-template <typename T, typename Bits>
-Difference difference_of(const at::Tensor& actual, const at::Tensor& expected, bool bitwise) {
+template <typename T>
+Difference difference_of_floats(const at::Tensor& actual, const at::Tensor& expected, bool bitwise) {
   const T* a = static_cast<const T*>(actual.const_data_ptr());
   const T* e = static_cast<const T*>(expected.const_data_ptr());
   Difference difference;
   for (int64_t i = 0; i < actual.numel(); ++i) {
-    if (a[i] != a[i] && e[i] != e[i]) continue;
-    if (std::memcmp(&a[i], &e[i], sizeof(T)) == 0) continue;
+    if (std::memcmp(&a[i], &e[i], sizeof(T)) == 0 || (a[i] != a[i] && e[i] != e[i])) continue;
     if (!bitwise && a[i] == e[i]) continue;
     if (difference.count++ == 0) difference.first = i;
-    const bool unlike = a[i] != a[i] || e[i] != e[i];
-    const double ulps =
-        unlike ? INFINITY
-               : std::abs(static_cast<double>(position<T, Bits>(a[i])) - static_cast<double>(position<T, Bits>(e[i])));
-    difference.ulps = std::max(difference.ulps, ulps);
+    const auto got = static_cast<double>(a[i]), wanted = static_cast<double>(e[i]);
+    const double unit = static_cast<double>(std::numeric_limits<T>::epsilon()) * std::max(std::abs(wanted), 1.0);
+    const double error = std::abs(got - wanted) / unit;
+    difference.largest = std::max(difference.largest, error == error ? error : INFINITY);
   }
   return difference;
 }
@@ -441,13 +433,13 @@ Difference difference_of(const at::Tensor& actual, const at::Tensor& expected, b
   const at::Tensor a = actual.contiguous(), e = expected.contiguous();
   switch (a.scalar_type()) {
     case at::kFloat:
-      return difference_of<float, uint32_t>(a, e, bitwise);
+      return difference_of_floats<float>(a, e, bitwise);
     case at::kDouble:
-      return difference_of<double, uint64_t>(a, e, bitwise);
+      return difference_of_floats<double>(a, e, bitwise);
     case at::kHalf:
-      return difference_of<c10::Half, uint16_t>(a, e, bitwise);
+      return difference_of_floats<c10::Half>(a, e, bitwise);
     case at::kBFloat16:
-      return difference_of<c10::BFloat16, uint16_t>(a, e, bitwise);
+      return difference_of_floats<c10::BFloat16>(a, e, bitwise);
     default: {
       Difference difference;
       const auto* x = static_cast<const char*>(a.const_data_ptr());
@@ -456,7 +448,7 @@ Difference difference_of(const at::Tensor& actual, const at::Tensor& expected, b
       for (int64_t i = 0; i < a.numel(); ++i) {
         if (std::memcmp(x + i * bytes, y + i * bytes, bytes) != 0 && difference.count++ == 0) difference.first = i;
       }
-      if (difference.count != 0) difference.ulps = INFINITY;
+      if (difference.count != 0) difference.largest = INFINITY;
       return difference;
     }
   }
@@ -490,30 +482,28 @@ class Lower : public OpsTest {
       for (int64_t n = 1; n <= 100; n += 9) expect_exact(name, dtype, call, operands_of(dtype, n));
     }
   }
-  // At most `ulps` apart.
-  void near(const char* name, const DTypes& dtypes, double ulps, const Call& call, const Tensors* given = nullptr) {
+  // At most `bound` roundings apart: of the expected number, or of 1 where that is greater.
+  void near(const char* name, const DTypes& dtypes, double bound, const Call& call, const Tensors& given) {
     for (const at::ScalarType dtype : dtypes) {
-      Tensors operands = given != nullptr ? *given : operands_of(dtype, kMany);
-      for (at::Tensor& operand : operands) {
-        if (given != nullptr && operand.is_floating_point()) operand = operand.to(dtype);
-      }
+      Tensors operands;
+      for (const at::Tensor& operand : given) operands.push_back(operand.to(dtype));
       at::Tensor actual, expected;
       if (!run(name, dtype, call, operands, actual, expected)) continue;
       const Difference difference = difference_of(actual, expected, false);
+      // What the table in the report and the bounds here are made of.
       if (std::getenv("HETERO_PRINT_ERRORS") != nullptr) {
-        std::printf("%s %s: %g ulp, %ld entries differ\n", name, c10::toString(dtype), difference.ulps,
-                    static_cast<long>(difference.count));
+        std::printf("ERROR %s, %s: %.2f\n", name, c10::toString(dtype), difference.largest);
       }
-      EXPECT_LE(difference.ulps, ulps) << name << " of " << dtype << ": " << difference.count << " of "
-                                       << actual.numel() << " entries differ, first " << difference.first << ": "
-                                       << entry(actual, difference.first) << " instead of "
-                                       << entry(expected, difference.first);
+      EXPECT_LE(difference.largest, bound)
+          << name << " of " << dtype << ": " << difference.count << " of " << actual.numel()
+          << " entries differ, first " << difference.first << ": " << entry(actual, difference.first) << " instead of "
+          << entry(expected, difference.first);
     }
   }
 
- private:
   static constexpr int64_t kMany = 128 * 160;
 
+ private:
   static at::Scalar entry(const at::Tensor& tensor, int64_t i) {
     return i < 0 ? at::Scalar(0) : tensor.contiguous().view(-1)[i].item();
   }
@@ -533,6 +523,7 @@ class Lower : public OpsTest {
       on_hetero.push_back(on_device(operand));
     }
     expected = call(on_cpu);
+    config().fusion = false;  // each node by its own kernel, which is replaced
     // The first call may enter the operator into the op table.
     Tensors first;
     for (const at::Tensor& operand : operands) first.push_back(on_device(operand));
@@ -541,8 +532,10 @@ class Lower : public OpsTest {
     lowered_calls.clear();
     refused_calls.clear();
     actual = call(on_hetero).cpu();
-    EXPECT_FALSE(lowered_calls.empty() && refused_calls.empty()) << name << " of " << dtype << " was not recorded: " << fallback_names();
-    EXPECT_TRUE(refused_calls.empty()) << refused_calls.begin()->first << " of " << dtype << " was refused for " << name;
+    EXPECT_FALSE(lowered_calls.empty() && refused_calls.empty())
+        << name << " of " << dtype << " was not recorded: " << fallback_names();
+    EXPECT_TRUE(refused_calls.empty()) << refused_calls.begin()->first << " of " << dtype << " was refused for "
+                                       << name;
     EXPECT_EQ(actual.scalar_type(), expected.scalar_type()) << name << " of " << dtype;
     EXPECT_EQ(actual.sizes(), expected.sizes()) << name << " of " << dtype;
     return !lowered_calls.empty() && refused_calls.empty() && actual.scalar_type() == expected.scalar_type() &&
@@ -555,8 +548,8 @@ class Lower : public OpsTest {
     const Difference difference = difference_of(actual, expected);
     if (difference.count == 0) return;
     ADD_FAILURE() << name << " of " << dtype << "[" << operands[0].numel() << "]: " << difference.count
-                  << " entries differ, up to " << difference.ulps << " ulp; entry " << difference.first << " is "
-                  << entry(actual, difference.first) << " instead of " << entry(expected, difference.first)
+                  << " entries differ, up to " << difference.largest << " roundings; entry " << difference.first
+                  << " is " << entry(actual, difference.first) << " instead of " << entry(expected, difference.first)
                   << ", operands " << entry(operands[0], difference.first) << ", "
                   << (operands.size() > 1 ? entry(operands[1], difference.first) : at::Scalar(0));
   }
@@ -568,6 +561,24 @@ class Lower : public OpsTest {
 at::Tensor like(const at::Tensor& x) { return at::empty(x.sizes(), x.options()); }
 at::Tensor truth_like(const at::Tensor& x) { return at::empty(x.sizes(), x.options().dtype(at::kBool)); }
 at::Tensor all_of(const at::Tensor& x) { return at::empty({}, x.options()); }
+at::Tensor broadcast(const at::Tensor& x, const at::Tensor& y) {
+  return at::empty(at::infer_size(x.sizes(), y.sizes()), x.options().dtype(at::result_type(x, y)));
+}
+at::Tensor truth_of(const at::Tensor& x, const at::Tensor& y) {
+  return at::empty(at::infer_size(x.sizes(), y.sizes()), x.options().dtype(at::kBool));
+}
+at::Tensor chosen(const at::Tensor&, const at::Tensor& x, const at::Tensor& y) { return broadcast(x, y); }
+at::Tensor bounded(const at::Tensor& x, const at::Scalar&, const at::Scalar&) { return like(x); }
+at::Tensor bounded_backward(const at::Tensor& x, const at::Tensor&, const at::Scalar&, const at::Scalar&) {
+  return like(x);
+}
+at::Tensor spread(const at::Tensor& x, at::OptionalIntArrayRef, const std::optional<at::Scalar>&, bool) {
+  return at::empty(x.sizes().slice(0, x.dim() - 1), x.options());
+}
+std::tuple<at::Tensor, at::Tensor> two_spreads(const at::Tensor& x, at::OptionalIntArrayRef dim,
+                                               const std::optional<at::Scalar>& correction, bool keepdim) {
+  return {spread(x, dim, correction, keepdim), spread(x, dim, correction, keepdim)};
+}
 std::tuple<at::Tensor, at::Tensor, at::Tensor> native_layer_norm(const at::Tensor& x, at::IntArrayRef shape,
                                                                  const std::optional<at::Tensor>&,
                                                                  const std::optional<at::Tensor>&, double) {
@@ -582,6 +593,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_layer_norm(const at::Tenso
 TORCH_LIBRARY_IMPL(aten, Meta, m) {
   m.impl("abs", &like);
   m.impl("logical_not", &truth_like);
+  m.impl("logical_and", &truth_of);
+  m.impl("logical_or", &truth_of);
+  m.impl("hardtanh", &bounded);
+  m.impl("hardtanh_backward", &bounded_backward);
+  m.impl("floor_divide", &broadcast);
+  m.impl("where.self", &chosen);
+  m.impl("var.correction", &spread);
+  m.impl("std.correction", &spread);
+  m.impl("var_mean.correction", &two_spreads);
   m.impl("max", &all_of);
   m.impl("min", &all_of);
   m.impl("native_layer_norm", &native_layer_norm);
@@ -598,7 +618,8 @@ TEST_F(Lower, UnaryArithmetic) {
   exact_everywhere("round", kFloats + kIntegers, [](Tensors& t) { return at::round(t[0]); });
   exact_everywhere("trunc", kFloats + kIntegers, [](Tensors& t) { return at::trunc(t[0]); });
   exact_everywhere("sqrt", kFloats + kIntegers + kBools, [](Tensors& t) { return at::sqrt(t[0]); });
-  exact_everywhere("rsqrt", kFloats + kIntegers, [](Tensors& t) { return at::rsqrt(t[0]); });
+  exact_everywhere("rsqrt", kWideFloats + kIntegers, [](Tensors& t) { return at::rsqrt(t[0]); });
+  exact("rsqrt of halves", kHalves, [](Tensors& t) { return at::rsqrt(t[0]); });
   exact_everywhere("reciprocal", kFloats + kIntegers, [](Tensors& t) { return at::reciprocal(t[0]); });
   exact_everywhere("relu", kFloats + kIntegers, [](Tensors& t) { return at::relu(t[0]); });
   exact_everywhere("bitwise_not", kIntegers + kBools, [](Tensors& t) { return at::bitwise_not(t[0]); });
@@ -626,8 +647,7 @@ TEST_F(Lower, Transcendentals) {
 
 TEST_F(Lower, Activations) {
   exact("gelu", {at::kDouble}, [](Tensors& t) { return at::gelu(t[0]); });
-  exact("gelu tanh", {at::kDouble}, [](Tensors& t) { return at::gelu(t[0], "tanh"); });
-  exact("gelu backward", kFloats, [](Tensors& t) { return at::gelu_backward(t[0], t[1]); });
+  exact("gelu tanh", kFloats, [](Tensors& t) { return at::gelu(t[0], "tanh"); });
   exact("gelu tanh backward", kFloats, [](Tensors& t) { return at::gelu_backward(t[0], t[1], "tanh"); });
   exact("hardtanh", kFloats, [](Tensors& t) { return at::hardtanh(t[0], -0.3, 0.7); });
   exact("leaky_relu", kFloats, [](Tensors& t) { return at::leaky_relu(t[0], 0.1); });
@@ -664,12 +684,13 @@ TEST_F(Lower, Arithmetic) {
 }
 
 TEST_F(Lower, Divisions) {
-  exact("div floor", kFloats, [](Tensors& t) { return at::div(t[0], t[1], "floor"); });
-  exact("div trunc", kFloats, [](Tensors& t) { return at::div(t[0], t[1], "trunc"); });
+  exact("div floor", kWideFloats, [](Tensors& t) { return at::div(t[0], t[1], "floor"); });
+  exact("div trunc", kWideFloats, [](Tensors& t) { return at::div(t[0], t[1], "trunc"); });
   exact("div none", kFloats + kIntegers,
         [](Tensors& t) { return at::div(t[0], t[1], std::optional<c10::string_view>()); });
-  exact("div floor number", kFloats, [](Tensors& t) { return at::div(t[0], at::scalar_tensor(0.3), "floor"); });
-  exact("floor_divide", kFloats, [](Tensors& t) { return at::floor_divide(t[0], t[1]); });
+  exact("div floor number", kFloats, [](Tensors& t) { return at::div(t[0], 0.3, "floor"); });
+  exact("div trunc number", kFloats, [](Tensors& t) { return at::div(t[0], 0.3, "trunc"); });
+  exact("floor_divide", kWideFloats, [](Tensors& t) { return at::floor_divide(t[0], t[1]); });
   exact("fmod", kFloats, [](Tensors& t) { return at::fmod(t[0], t[1]); });
   exact("remainder", kFloats, [](Tensors& t) { return at::remainder(t[0], t[1]); });
   exact("atan2", kFloats, [](Tensors& t) { return at::atan2(t[0], t[1]); });
@@ -813,9 +834,14 @@ TEST_F(Lower, InPlace) {
 
 // ---- what is not exact -----------------------------------------------------------------------------------------------------------
 
+// PyTorch takes gelu of float32 and the half dtypes from oneDNN, with another polynomial for erf. Infinities, and numbers near the largest, it
+// turns into NaNs or infinities; a lowered gelu does not. The gradient of float64 is PyTorch's own, but 7% of the entries differ in the last bit.
 TEST_F(Lower, GeluIsNear) {
-  near("gelu", kFloats, 1e9, [](Tensors& t) { return at::gelu(t[0]); });
-  near("gelu tanh", kFloats, 1e9, [](Tensors& t) { return at::gelu(t[0], "tanh"); });
+  const Tensors given = {numbers({kMany}, 1).mul(3), numbers({kMany}, 2).mul(3)};
+  near("gelu", {at::kFloat}, 20, [](Tensors& t) { return at::gelu(t[0]); }, given);
+  near("gelu", kHalves, 1, [](Tensors& t) { return at::gelu(t[0]); }, given);
+  near("gelu backward", kWideFloats, 10, [](Tensors& t) { return at::gelu_backward(t[0], t[1]); }, given);
+  near("gelu backward", kHalves, 1, [](Tensors& t) { return at::gelu_backward(t[0], t[1]); }, given);
 }
 
 TEST_F(Lower, ExtremaAreExact) {
@@ -843,47 +869,48 @@ TEST_F(Lower, ExtremaAreExact) {
 
 class LowerRows : public Lower {
  public:
-  // Numbers of ordinary size, in rows.
-  void rows(const char* name, double ulps, const Call& call, const DTypes& dtypes = kFloats) {
+  // Numbers of ordinary size, in rows. `bound` is for float32 and float64, `half_bound` for the half dtypes.
+  void rows(const char* name, double bound, double half_bound, const Call& call) {
     for (const std::vector<int64_t> sizes : {std::vector<int64_t>{40, 7}, {20, 333}, {3, 5, 4097}}) {
       const Tensors given = {numbers(sizes, 1), numbers(sizes, 2), numbers({sizes.back()}, 3),
                              numbers({sizes.back()}, 4)};
-      near(name, dtypes, ulps, call, &given);
+      near(name, kWideFloats, bound, call, given);
+      near(name, kHalves, half_bound, call, given);
     }
   }
 };
 
 TEST_F(LowerRows, SumsAreNear) {
-  rows("sum", 1e9, [](Tensors& t) { return at::sum(t[0].abs(), {-1}); });
-  rows("sum of all", 1e9, [](Tensors& t) { return at::sum(t[0].abs()); });
-  rows("sum of columns", 1e9, [](Tensors& t) { return at::sum(t[0].abs(), {0}); });
-  rows("mean", 1e9, [](Tensors& t) { return at::mean(t[0].abs(), {-1}); });
-  rows("mean of all", 1e9, [](Tensors& t) { return at::mean(t[0].abs()); });
-  rows("prod", 1e9, [](Tensors& t) { return at::prod(at::exp2(t[0].mul(0.25)), -1); });
-  rows("var", 1e9, [](Tensors& t) { return at::var(t[0], {-1}, at::Scalar(1)); });
-  rows("std", 1e9, [](Tensors& t) { return at::std(t[0], {-1}, at::Scalar(0)); });
-  rows("var_mean", 1e9, [](Tensors& t) { return std::get<0>(at::var_mean(t[0], {-1}, at::Scalar(1))); });
-  rows("norm 2", 1e9, [](Tensors& t) { return at::linalg_vector_norm(t[0], 2, {{-1}}); });
-  rows("norm 1", 1e9, [](Tensors& t) { return at::linalg_vector_norm(t[0], 1, {{-1}}); });
-  rows("norm 3", 1e9, [](Tensors& t) { return at::linalg_vector_norm(t[0], 3, {{-1}}); });
-  rows("norm inf", 0, [](Tensors& t) { return at::linalg_vector_norm(t[0], INFINITY, {{-1}}); });
-  rows("norm -inf", 0, [](Tensors& t) { return at::linalg_vector_norm(t[0], -INFINITY, {{-1}}); });
-  rows("norm 0", 0, [](Tensors& t) { return at::linalg_vector_norm(t[0], 0, {{-1}}); });
-  rows("logsumexp", 1e9, [](Tensors& t) { return at::logsumexp(t[0], {-1}); });
+  rows("sum", 4, 1, [](Tensors& t) { return at::sum(t[0].abs(), {-1}); });
+  rows("sum of all", 2, 1, [](Tensors& t) { return at::sum(t[0].abs()); });
+  rows("sum of columns", 4, 1, [](Tensors& t) { return at::sum(t[0].abs(), {0}); });
+  rows("mean", 4, 1, [](Tensors& t) { return at::mean(t[0].abs(), {-1}); });
+  rows("mean of all", 2, 1, [](Tensors& t) { return at::mean(t[0].abs()); });
+  rows("prod", 80, 80, [](Tensors& t) { return at::prod(at::exp2(t[0].mul(0.25)), -1); });
+  rows("var", 50, 1, [](Tensors& t) { return at::var(t[0], {-1}, at::Scalar(1)); });
+  rows("std", 25, 1, [](Tensors& t) { return at::std(t[0], {-1}, at::Scalar(0)); });
+  rows("var_mean", 50, 1, [](Tensors& t) { return std::get<0>(at::var_mean(t[0], {-1}, at::Scalar(1))); });
+  rows("norm 2", 8, 1, [](Tensors& t) { return at::linalg_vector_norm(t[0], 2, {{-1}}); });
+  rows("norm 1", 32, 1, [](Tensors& t) { return at::linalg_vector_norm(t[0], 1, {{-1}}); });
+  rows("norm 3", 16, 1, [](Tensors& t) { return at::linalg_vector_norm(t[0], 3, {{-1}}); });
+  rows("norm inf", 0, 0, [](Tensors& t) { return at::linalg_vector_norm(t[0], INFINITY, {{-1}}); });
+  rows("norm -inf", 0, 0, [](Tensors& t) { return at::linalg_vector_norm(t[0], -INFINITY, {{-1}}); });
+  rows("norm 0", 0, 0, [](Tensors& t) { return at::linalg_vector_norm(t[0], 0, {{-1}}); });
+  rows("logsumexp", 3, 2, [](Tensors& t) { return at::logsumexp(t[0], {-1}); });
 }
 
 TEST_F(LowerRows, SoftmaxAndNormalizationAreNear) {
-  rows("softmax", 1e9, [](Tensors& t) { return at::_softmax(t[0], -1, false); });
-  rows("log_softmax", 1e9, [](Tensors& t) { return at::_log_softmax(t[0], -1, false); });
-  rows("softmax backward", 1e9,
+  rows("softmax", 2, 1, [](Tensors& t) { return at::_softmax(t[0], -1, false); });
+  rows("log_softmax", 3, 2, [](Tensors& t) { return at::_log_softmax(t[0], -1, false); });
+  rows("softmax backward", 500, 2,
        [](Tensors& t) { return at::_softmax_backward_data(t[0], t[1].abs(), -1, t[0].scalar_type()); });
-  rows("log_softmax backward", 1e9,
+  rows("log_softmax backward", 500, 2,
        [](Tensors& t) { return at::_log_softmax_backward_data(t[0], t[1], -1, t[0].scalar_type()); });
-  rows("layer_norm", 1e9,
+  rows("layer_norm", 10, 1,
        [](Tensors& t) { return std::get<0>(at::native_layer_norm(t[0], {t[0].size(-1)}, t[2], t[3], 1e-5)); });
-  rows("layer_norm mean", 1e9,
+  rows("layer_norm mean", 2, 2,
        [](Tensors& t) { return std::get<1>(at::native_layer_norm(t[0], {t[0].size(-1)}, {}, {}, 1e-5)); });
-  rows("layer_norm deviation", 1e9,
+  rows("layer_norm deviation", 2, 1,
        [](Tensors& t) { return std::get<2>(at::native_layer_norm(t[0], {t[0].size(-1)}, t[2], {}, 1e-5)); });
 }
 
