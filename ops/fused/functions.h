@@ -6,15 +6,17 @@
 //   functions().map(Function::kAdd, Form::kNumberRight, at::kLong)  out[i] = in[0][i] + numbers[0].i64
 //   functions().cast(at::kHalf, at::kFloat)
 //
-// For float16 and bfloat16 PyTorch converts to float32, computes, and rounds. So the functions of these dtypes take and give float32
-// arrays (compute_dtype), and lowering puts casts around them; they are functions of their own, since PyTorch takes some
-// transcendentals of float32 from MKL but those of the half dtypes from SLEEF. Functions that only move bits (kWhere, kMaskedFill)
-// work on the dtype itself. Numbers are floats, doubles or int64s, as the arrays' entries are float32, float64 or something else.
+// For float16 and bfloat16 PyTorch converts to float32, computes, and rounds. So the functions of these dtypes take
+// and give float32 arrays (compute_dtype), and lowering puts casts around them; they are functions of their own,
+// since PyTorch takes some transcendentals of float32 from MKL but those of the half dtypes from SLEEF. Functions
+// that only move bits (kWhere, kMaskedFill) work on the dtype itself. Numbers are floats, doubles or int64s, as the
+// arrays' entries are float32, float64 or something else.
 //
-// Everything is compiled once for each CPU capability that PyTorch has kernels for, with PyTorch's own at::vec, and chosen as PyTorch
-// chooses (at::get_cpu_capability), so that ATEN_CPU_CAPABILITY applies to both alike. A result does not depend on where an entry
-// stands: the tail goes through the same vector arithmetic. PyTorch's own loops compute the last entries of a tensor (less than two
-// vectors) by scalar code, which rounds differently for some functions; see tests/ops/lower_test.cpp.
+// Everything is compiled once for each CPU capability that PyTorch has kernels for, with PyTorch's own at::vec, and
+// chosen as PyTorch chooses (at::get_cpu_capability), so that ATEN_CPU_CAPABILITY applies to both alike. A result
+// does not depend on where an entry stands: the tail goes through the same vector arithmetic. PyTorch's own loops
+// compute the last entries of a tensor (less than two vectors) by scalar code, which rounds differently for some
+// functions; see tests/ops/lower_test.cpp.
 //
 // Thread safety: immutable once made.
 

@@ -1,11 +1,12 @@
-// The vector functions of one CPU capability. Included by functions_avx512.cpp, functions_avx2.cpp and functions_default.cpp only, each
-// compiled with CPU_CAPABILITY and the machine flags that PyTorch compiles its own kernels with.
+// The vector functions of one CPU capability. Included by functions_avx512.cpp, functions_avx2.cpp and
+// functions_default.cpp only, each compiled with CPU_CAPABILITY and the machine flags that PyTorch compiles its own
+// kernels with.
 //
-// Everything here has internal linkage, but for fill(): an inline function that two files shared could be linked in its AVX-512 version
-// and then run on a lesser machine.
+// Everything here has internal linkage, but for fill(): an inline function that two files shared could be linked in
+// its AVX-512 version and then run on a lesser machine.
 //
-// A formula is written as PyTorch writes it in ATen/native/cpu, operation for operation, since each operation rounds; and as there, the compiler
-// makes one rounding of a product and a sum (-ffp-contract=fast, GCC's default).
+// A formula is written as PyTorch writes it in ATen/native/cpu, operation for operation, since each operation rounds;
+// and as there, the compiler makes one rounding of a product and a sum (-ffp-contract=fast, GCC's default).
 
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
@@ -252,8 +253,8 @@ Vec softplus(const Vec& x, const Vec& beta, const Vec& threshold) {
   return Vec::blendv((x * beta).exp().log1p() / beta, x, (x * beta) > threshold);
 }
 
-// The parts of a norm of any order (numbers[0].f64): the terms of its sum, the terms of its maximum, and what follows from both. They are one
-// program for all orders, since the order is a number.
+// The parts of a norm of any order (numbers[0].f64): the terms of its sum, the terms of its maximum, and what follows
+// from both. They are one program for all orders, since the order is a number.
 template <typename T>
 void norm_term(void* out, const void* const* in, const Number* numbers, int64_t n) {
   using Vec = Vectorized<T>;

@@ -360,7 +360,8 @@ Builder::Ref Builder::pair(Function function, at::ScalarType common, at::ScalarT
   const Ref a = value(left, common);
   Ref b;
   if (exact_right && half && right.dtype != common) {
-    // PyTorch takes a second operand of one entry as it is, and rounds a larger one; they differ for what the half dtype cannot hold.
+    // PyTorch takes a second operand of one entry as it is, and rounds a larger one; they differ for what the half
+    // dtype cannot hold.
     const bool holds = right.dtype == at::kBool || right.dtype == at::kByte || right.dtype == at::kChar;
     if (right.rank != 0 && !holds) fail();
     b = raw(right, compute_dtype(common));

@@ -1,9 +1,9 @@
 // How operators are described to the fusion pass (graph/lowering.h): the lowerings of the op table's operators.
 //
-// lower_function("aten::add_.Tensor") is what OpTraits::lower of that operator is; rows of lower_pointwise.cpp and lower_reduction.cpp
-// give one for each operator. An in-place form without a row of its own has that of "aten::add.Tensor": it computes the same, and stores to its
-// first argument.
-// A lowering is a function of a Builder. It reads the arguments in schema order, puts values together, and stores:
+// lower_function("aten::add_.Tensor") is what OpTraits::lower of that operator is; rows of lower_pointwise.cpp and
+// lower_reduction.cpp give one for each operator. An in-place form without a row of its own has that of
+// "aten::add.Tensor": it computes the same, and stores to its first argument. A lowering is a function of a Builder.
+// It reads the arguments in schema order, puts values together, and stores:
 //
 //   void sigmoid(Builder& b) {
 //     const Source x = b.tensor();
@@ -11,8 +11,9 @@
 //     b.store(b.map(Function::kSigmoid, common, {b.value(x, common)}), common);
 //   }
 //
-// `common` is the dtype that PyTorch computes in. Between value() and store(), half dtypes are float32 (see functions.h), and each
-// value that PyTorch would round, store() rounds. Where something has no exact function, the Builder fails and the call is not fused.
+// `common` is the dtype that PyTorch computes in. Between value() and store(), half dtypes are float32 (see
+// functions.h), and each value that PyTorch would round, store() rounds. Where something has no exact function, the
+// Builder fails and the call is not fused.
 //
 // Thread safety: a Builder belongs to one thread.
 
@@ -97,8 +98,8 @@ class Builder {
   Ref test(Function function, at::ScalarType common, std::initializer_list<Ref> inputs) {
     return map_as(function, Form::kTensors, common, at::kBool, inputs, {});
   }
-  // A function of two, either of which may be a number. With `exact_right` a second operand that is a single number is not rounded
-  // to a half dtype.
+  // A function of two, either of which may be a number. With `exact_right` a second operand that is a single number
+  // is not rounded to a half dtype.
   Ref pair(Function function, at::ScalarType common, at::ScalarType result, const Source& left, const Source& right,
            bool exact_right = false, std::initializer_list<backend::Number> numbers = {});
   // A function of a value and a number.

@@ -1,7 +1,8 @@
 // The lowerings of reductions and of what is made of them: softmax, normalization, norms; see lower.h.
 //
-// These are not bitwise PyTorch's: a sum is another order of additions. Sums of blocks are added up in double (functions_impl.h), so that
-// results are at least as near to the true ones. Maxima, arguments of maxima, any and all are exact.
+// These are not bitwise PyTorch's: a sum is another order of additions. Sums of blocks are added up in double
+// (functions_impl.h), so that results are at least as near to the true ones. Maxima, arguments of maxima, any and all
+// are exact.
 
 #include <algorithm>
 #include <limits>

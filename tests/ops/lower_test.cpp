@@ -1,12 +1,14 @@
 // Lowerings give the numbers of eager CPU.
 //
-// The nodes of these tests are recorded and run as always, but the kernel of each operator that can be lowered is replaced by a plain
-// interpreter of its lowering, which evaluates the program value by value on dense arrays, in blocks of an odd length: a function whose
-// results depend on where an entry stands, or on how many there are, would be noticed.
+// The nodes of these tests are recorded and run as always, but the kernel of each operator that can be lowered is
+// replaced by a plain interpreter of its lowering, which evaluates the program value by value on dense arrays, in
+// blocks of an odd length: a function whose results depend on where an entry stands, or on how many there are, would
+// be noticed.
 //
-// Maps are compared bitwise, where all NaNs count as equal (PyTorch's vector code and its scalar code give different ones). PyTorch
-// computes the last entries of a tensor (those that do not fill two vectors) by scalar code, which rounds differently for some
-// operators: exact() takes tensors that only have whole vectors, exact_everywhere() also sizes from 1 to 100.
+// Maps are compared bitwise, where all NaNs count as equal (PyTorch's vector code and its scalar code give different
+// ones). PyTorch computes the last entries of a tensor (those that do not fill two vectors) by scalar code, which
+// rounds differently for some operators: exact() takes tensors that only have whole vectors, exact_everywhere() also
+// sizes from 1 to 100.
 //
 // What is not exact is near(): its bounds are about twice the largest error that was measured.
 
@@ -763,7 +765,8 @@ TEST_F(Lower, ThreeOperands) {
   exact("lerp tensor", kFloats, [](Tensors& t) { return at::lerp(t[0], t[1], t[2]); });
 }
 
-// ---- dtypes --------------------------------------------------------------------------------------------------------------------
+// ---- dtypes
+// --------------------------------------------------------------------------------------------------------------------
 
 TEST_F(Lower, Casts) {
   for (const at::ScalarType to : kFloats + kIntegers + kBools) {
@@ -832,10 +835,12 @@ TEST_F(Lower, InPlace) {
   exact("pow_", kFloats, [](Tensors& t) { return t[0].pow_(2); });
 }
 
-// ---- what is not exact -----------------------------------------------------------------------------------------------------------
+// ---- what is not exact
+// -----------------------------------------------------------------------------------------------------------
 
-// PyTorch takes gelu of float32 and the half dtypes from oneDNN, with another polynomial for erf. Infinities, and numbers near the largest, it
-// turns into NaNs or infinities; a lowered gelu does not. The gradient of float64 is PyTorch's own, but 7% of the entries differ in the last bit.
+// PyTorch takes gelu of float32 and the half dtypes from oneDNN, with another polynomial for erf. Infinities, and
+// numbers near the largest, it turns into NaNs or infinities; a lowered gelu does not. The gradient of float64 is
+// PyTorch's own, but 7% of the entries differ in the last bit.
 TEST_F(Lower, GeluIsNear) {
   const Tensors given = {numbers({kMany}, 1).mul(3), numbers({kMany}, 2).mul(3)};
   near("gelu", {at::kFloat}, 20, [](Tensors& t) { return at::gelu(t[0]); }, given);
