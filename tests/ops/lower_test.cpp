@@ -876,7 +876,7 @@ class LowerRows : public Lower {
  public:
   // Numbers of ordinary size, in rows. `bound` is for float32 and float64, `half_bound` for the half dtypes.
   void rows(const char* name, double bound, double half_bound, const Call& call) {
-    for (const std::vector<int64_t> sizes : {std::vector<int64_t>{40, 7}, {20, 333}, {3, 5, 4097}}) {
+    for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{40, 7}, {20, 333}, {3, 5, 4097}}) {
       const Tensors given = {numbers(sizes, 1), numbers(sizes, 2), numbers({sizes.back()}, 3),
                              numbers({sizes.back()}, 4)};
       near(name, kWideFloats, bound, call, given);
