@@ -1,5 +1,7 @@
 #include "ops/fused/lower.h"
 
+#include <ATen/Parallel.h>
+
 #include <c10/core/DefaultDtype.h>
 #include <c10/util/TypeCast.h>
 
@@ -321,14 +323,81 @@ backend::Number Builder::bits(const at::Scalar& value, at::ScalarType dtype) {
   return number;
 }
 
+namespace {
+
+// Functions for which PyTorch's scalar code, which computes the entries that do not fill two vectors, rounds otherwise than its vector code.
+bool depends_on_position(Function function, at::ScalarType common) {
+  if (!c10::isFloatingType(common)) return false;
+  switch (function) {
+    case Function::kRsqrt:
+      return common != compute_dtype(common);
+    case Function::kExp2:
+    case Function::kSigmoid:
+    case Function::kSilu:
+    case Function::kGelu:
+    case Function::kGeluTanh:
+    case Function::kDivTrunc:
+    case Function::kDivFloor:
+    case Function::kFmod:
+    case Function::kRemainder:
+    case Function::kAtan2:
+    case Function::kPow:
+    case Function::kAddScaled:
+    case Function::kSigmoidBackward:
+    case Function::kTanhBackward:
+    case Function::kSiluBackward:
+    case Function::kGeluBackward:
+    case Function::kGeluTanhBackward:
+    case Function::kLeakyRelu:
+    case Function::kElu:
+    case Function::kSoftplus:
+    case Function::kLeakyReluBackward:
+    case Function::kLerpNumber:
+    case Function::kLerp:
+    case Function::kAddcmul:
+    case Function::kAddcdiv:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+// Eager runs over tensors of one dense layout as over vectors, in parts for its threads.
+bool Builder::fills_vectors() const {
+  const graph::Window& result = window(output_operand(0));
+  constexpr int64_t kTwoVectors = 128;  // bytes, of the widest
+  constexpr int64_t kGrain = 32768;     // at::internal::GRAIN_SIZE, entries that one thread takes at least
+  int64_t entries = kTwoVectors / graph::dtype_bytes(result.dtype);
+  for (int i = 0; i < request_.node->operand_count; ++i) {
+    const graph::Window& other = window(i);
+    if (other.numel == 1 && result.numel != 1) continue;
+    if (!other.dense || !std::ranges::equal(other.sizes(), result.sizes()) ||
+        !std::ranges::equal(other.strides(), result.strides())) {
+      return false;
+    }
+    entries = std::max<int64_t>(entries, kTwoVectors / graph::dtype_bytes(other.dtype));
+  }
+  int64_t part = result.numel;
+  if (part > kGrain) {
+    const int64_t parts = std::min<int64_t>(at::get_num_threads(), at::divup(part, kGrain));
+    part = at::divup(part, parts);
+  }
+  return result.numel % entries == 0 && part % entries == 0;
+}
+
+backend::MapFunction Builder::find(Function function, Form form, at::ScalarType common) {
+  const backend::MapFunction map = functions().map(function, form, common);
+  if (map == nullptr || (depends_on_position(function, common) && lowering_.reduced == 0 && !fills_vectors())) fail();
+  return map;
+}
+
 Builder::Ref Builder::map_as(Function function, Form form, at::ScalarType common, at::ScalarType result,
                              std::initializer_list<Ref> inputs, std::initializer_list<backend::Number> numbers) {
   if (failed_) return 0;
-  const backend::MapFunction map = functions().map(function, form, common);
-  if (map == nullptr) {
-    fail();
-    return 0;
-  }
+  const backend::MapFunction map = find(function, form, common);
+  if (failed_) return 0;
   return lowering_.map(map, static_cast<graph::DType>(result), inputs, numbers);
 }
 
@@ -340,11 +409,8 @@ Builder::Ref Builder::pair(Function function, at::ScalarType common, at::ScalarT
   size_t count = 1;
   for (const backend::Number& more : numbers) all[count++] = more;
   const auto with_all = [&](Form form, Ref input) -> Ref {
-    const backend::MapFunction map = functions().map(function, form, common);
-    if (map == nullptr) {
-      fail();
-      return 0;
-    }
+    const backend::MapFunction map = find(function, form, common);
+    if (failed_) return 0;
     const auto dtype = static_cast<graph::DType>(result);
     return count == 1 ? lowering_.map(map, dtype, {input}, {all[0]})
                       : lowering_.map(map, dtype, {input}, {all[0], all[1]});

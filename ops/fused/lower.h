@@ -133,6 +133,9 @@ class Builder {
   Source read_tensor(Tag tag);
   int output_operand(int output) const;
 
+  backend::MapFunction find(Function function, Form form, at::ScalarType common);
+  bool fills_vectors() const;
+
   const graph::LowerRequest& request_;
   graph::Lowering& lowering_;
   Decoder decoder_;
