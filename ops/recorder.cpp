@@ -330,7 +330,37 @@ void Recorder::select_ancestors(std::span<HeteroStorage* const> storages, bool r
   }
 }
 
+// Of the nodes that are not selected, those whose results nobody can see any more are dropped: marks them in `selected_`. Else what a
+// program computes and forgets would stay pending for ever, in front of everything that it does later.
+void Recorder::drop_dead() {
+  needed_.assign(trace_.buffers.size(), 0);
+  for (size_t b = 0; b < holds_.size(); ++b) {
+    const size_t owners = c10::raw::intrusive_ptr::use_count(holds_[b].storage());
+    needed_[b] = owners > (holds_[b].strong() ? 1 : 0);
+  }
+  for (size_t i = trace_.nodes.size(); i-- > 0;) {
+    const graph::Node& node = trace_.nodes[i];
+    const graph::Operand* const operands = trace_.operands_of(node);
+    bool live = selected_[i] != 0 || graph::op_table()[node.op].side_effects;
+    for (int k = 0; k < node.operand_count; ++k) live |= operands[k].writes() && needed_[operands[k].buffer] != 0;
+    if (!live) {
+      selected_[i] = kDead;
+      count(counters().dead_nodes);
+      continue;
+    }
+    for (int k = 0; k < node.operand_count; ++k) {
+      if (operands[k].writes() && overwrites(windows_, operands[k], trace_.buffers[operands[k].buffer])) {
+        needed_[operands[k].buffer] = 0;
+      }
+    }
+    for (int k = 0; k < node.operand_count; ++k) {
+      if (operands[k].reads()) needed_[operands[k].buffer] = 1;
+    }
+  }
+}
+
 void Recorder::split(Cut& cut) {
+  drop_dead();
   // Take everything, then put the nodes that stay back under a new epoch.
   graph::Graph all;
   std::swap(all, trace_);
@@ -347,6 +377,7 @@ void Recorder::split(Cut& cut) {
   std::vector<graph::BufferId> in_trace(all.buffers.size(), kNowhere);
   std::vector<graph::BufferId> in_cut(all.buffers.size(), kNowhere);
   for (size_t i = 0; i < all.nodes.size(); ++i) {
+    if (selected_[i] == kDead) continue;
     const bool selected = selected_[i] != 0;
     if (!selected) path_left.push_back(path[i]);
     graph::Graph& to = selected ? cut.graph : trace_;

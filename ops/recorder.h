@@ -200,6 +200,7 @@ class Recorder {
   graph::WindowId intern(const c10::TensorImpl* impl);
   graph::BufferId touch(HeteroStorage* storage, bool born);
   void select_ancestors(std::span<HeteroStorage* const> storages, bool readers);
+  void drop_dead();
   void split(Cut& cut);
   void finish(Cut& cut);
   void next_epoch();
@@ -227,7 +228,8 @@ class Recorder {
   bool wrote_exported_ = false;
   uint32_t epoch_ = 1;
   uint32_t sequence_ = 0;
-  // Scratch of cutting.
+  // Scratch of cutting. Per node: 0, 1 where it is cut, or kDead.
+  static constexpr uint8_t kDead = 2;
   std::vector<uint8_t> selected_;
   std::vector<uint8_t> needed_;
 };

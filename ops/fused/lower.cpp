@@ -5,6 +5,8 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/util/TypeCast.h>
 
+#include <cmath>
+#include <span>
 #include <string>
 #include <unordered_map>
 
@@ -93,7 +95,8 @@ Builder::Any Builder::read_any() {
     case Tag::kTensor:
       return {tag, decoder_.operand()};
     case Tag::kInteger:
-      return {tag, decoder_.get<int64_t>()};
+    case Tag::kSize:
+      return {tag, decoder_.integer(tag)};
     case Tag::kBoolean:
       return {tag, decoder_.get<uint8_t>()};
     case Tag::kReal:
@@ -107,6 +110,11 @@ Builder::Any Builder::read_any() {
     case Tag::kIntegers: {
       const auto count = decoder_.get<uint32_t>();
       decoder_.skip(count * sizeof(int64_t));
+      return {tag, count};
+    }
+    case Tag::kSizes: {
+      const auto count = decoder_.get<uint32_t>();
+      for (uint32_t i = 0; i < count; ++i) decoder_.get_size<int64_t>();
       return {tag, count};
     }
     default:
@@ -190,7 +198,7 @@ Source Builder::wrap(const at::Scalar& number) {
 
 int64_t Builder::integer() {
   const Any any = read_any();
-  if (any.tag != Tag::kInteger) fail();
+  if (any.tag != Tag::kInteger && any.tag != Tag::kSize) fail();
   return any.integer;
 }
 
@@ -202,7 +210,7 @@ bool Builder::boolean() {
 
 int Builder::list_length() {
   const Any any = read_any();
-  if (any.tag != Tag::kIntegers) fail();
+  if (any.tag != Tag::kIntegers && any.tag != Tag::kSizes) fail();
   return static_cast<int>(any.integer);
 }
 
@@ -326,9 +334,14 @@ backend::Number Builder::bits(const at::Scalar& value, at::ScalarType dtype) {
 namespace {
 
 // Functions for which PyTorch's scalar code, which computes the entries that do not fill two vectors, rounds otherwise than its vector code.
-bool depends_on_position(Function function, at::ScalarType common) {
+bool depends_on_position(Function function, at::ScalarType common, std::span<const backend::Number> numbers) {
   if (!c10::isFloatingType(common)) return false;
   switch (function) {
+    case Function::kAddScaled: {
+      // A factor of one rounds nothing.
+      const backend::Number& factor = numbers.back();
+      return std::abs(common == at::kDouble ? factor.f64 : static_cast<double>(factor.f32)) != 1;
+    }
     case Function::kRsqrt:
       return common != compute_dtype(common);
     case Function::kExp2:
@@ -342,7 +355,6 @@ bool depends_on_position(Function function, at::ScalarType common) {
     case Function::kRemainder:
     case Function::kAtan2:
     case Function::kPow:
-    case Function::kAddScaled:
     case Function::kSigmoidBackward:
     case Function::kTanhBackward:
     case Function::kSiluBackward:
@@ -387,16 +399,19 @@ bool Builder::fills_vectors() const {
   return result.numel % entries == 0 && part % entries == 0;
 }
 
-backend::MapFunction Builder::find(Function function, Form form, at::ScalarType common) {
+backend::MapFunction Builder::find(Function function, Form form, at::ScalarType common,
+                                   std::span<const backend::Number> numbers) {
   const backend::MapFunction map = functions().map(function, form, common);
-  if (map == nullptr || (depends_on_position(function, common) && lowering_.reduced == 0 && !fills_vectors())) fail();
+  if (map == nullptr || (lowering_.reduced == 0 && depends_on_position(function, common, numbers) && !fills_vectors())) {
+    fail();
+  }
   return map;
 }
 
 Builder::Ref Builder::map_as(Function function, Form form, at::ScalarType common, at::ScalarType result,
                              std::initializer_list<Ref> inputs, std::initializer_list<backend::Number> numbers) {
   if (failed_) return 0;
-  const backend::MapFunction map = find(function, form, common);
+  const backend::MapFunction map = find(function, form, common, {numbers.begin(), numbers.size()});
   if (failed_) return 0;
   return lowering_.map(map, static_cast<graph::DType>(result), inputs, numbers);
 }
@@ -409,7 +424,7 @@ Builder::Ref Builder::pair(Function function, at::ScalarType common, at::ScalarT
   size_t count = 1;
   for (const backend::Number& more : numbers) all[count++] = more;
   const auto with_all = [&](Form form, Ref input) -> Ref {
-    const backend::MapFunction map = find(function, form, common);
+    const backend::MapFunction map = find(function, form, common, {all, count});
     if (failed_) return 0;
     const auto dtype = static_cast<graph::DType>(result);
     return count == 1 ? lowering_.map(map, dtype, {input}, {all[0]})

@@ -23,6 +23,7 @@
 
 #include <initializer_list>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "graph/lowering.h"
@@ -133,7 +134,8 @@ class Builder {
   Source read_tensor(Tag tag);
   int output_operand(int output) const;
 
-  backend::MapFunction find(Function function, Form form, at::ScalarType common);
+  backend::MapFunction find(Function function, Form form, at::ScalarType common,
+                            std::span<const backend::Number> numbers);
   bool fills_vectors() const;
 
   const graph::LowerRequest& request_;
