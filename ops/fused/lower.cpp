@@ -402,7 +402,8 @@ bool Builder::fills_vectors() const {
 backend::MapFunction Builder::find(Function function, Form form, at::ScalarType common,
                                    std::span<const backend::Number> numbers) {
   const backend::MapFunction map = functions().map(function, form, common);
-  if (map == nullptr || (lowering_.reduced == 0 && depends_on_position(function, common, numbers) && !fills_vectors())) {
+  if (map == nullptr ||
+      (lowering_.reduced == 0 && depends_on_position(function, common, numbers) && !fills_vectors())) {
     fail();
   }
   return map;

@@ -43,3 +43,10 @@ def clean_state() -> Iterator[None]:
         if getattr(config, name) != value:
             setattr(config, name, value)
     torch.hetero.flush()
+
+
+@pytest.fixture
+def unfused() -> None:
+    """Without fusion: a program that was seen before has eager's bits also where it sums."""
+    if ON_HETERO:
+        torch.hetero.config.fusion = False

@@ -63,12 +63,20 @@ def test_cpu_run_has_no_report_of_a_device(corpus: Path, capsys: pytest.CaptureF
 
 
 @needs_hetero
-def test_embeddings_are_bitwise_those_of_the_cpu() -> None:
+def test_embeddings_are_bitwise_those_of_the_cpu(unfused: None) -> None:
     texts = ["a short text", "another text which is a little longer than the first one", ""]
     embed, reference = demo.Embedder(torch.device("hetero")), demo.Embedder(torch.device("cpu"))
     result = embed(texts)
     assert result.device.type == "hetero"
     assert torch.equal(result.cpu(), reference(texts))
+
+
+@needs_hetero
+def test_embeddings_of_a_fused_model_are_close_to_those_of_the_cpu() -> None:
+    texts = ["a short text", "another text which is a little longer than the first one", ""]
+    embed, reference = demo.Embedder(torch.device("hetero")), demo.Embedder(torch.device("cpu"))
+    for _ in range(3):
+        torch.testing.assert_close(embed(texts).cpu(), reference(texts), rtol=1e-4, atol=1e-5)
 
 
 def test_embeddings_keep_the_order_of_the_corpus() -> None:

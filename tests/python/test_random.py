@@ -64,7 +64,7 @@ def test_the_next_draw_and_another_seed_give_other_numbers(name: str) -> None:
 
 @needs_hetero
 @pytest.mark.parametrize("name", DRAWS)
-def test_numbers_do_not_depend_on_where_flushes_fall(name: str) -> None:
+def test_numbers_do_not_depend_on_where_flushes_fall(name: str, unfused: None) -> None:
     torch.manual_seed(23)
     torch.rand(3, device=DEVICE)
     lazily = [DRAWS[name](), torch.rand(5, device=DEVICE), DRAWS[name]()]

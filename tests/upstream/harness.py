@@ -15,9 +15,9 @@ An entry of `op_db` is an operator (or a variant of one) with a generator of sam
 5. An entry in `UNINITIALIZED` promises no values: it is compared by type, dtype and shape.
 6. An entry in `UNSTABLE` does not give the same bits twice on CPU either: it is compared with the
    tolerances of `torch.testing.assert_close`.
-7. Every sample runs three times: at first sight, planned, and replayed. The first has the CPU's bits. So have the others
-   where the entry is a unary or binary ufunc; elsewhere they are compared with those tolerances, since sums that are fused
-   add in another order.
+7. All this is without fusion. Then every sample runs twice more, with fusion: planned, and replayed. The results have the
+   CPU's bits where the entry is a unary or binary ufunc; elsewhere they are compared with those tolerances, since sums
+   that are fused add in another order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from torch.utils._pytree import tree_flatten
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
-from helpers import difference, fresh
+from helpers import ON_HETERO, difference, fresh
 
 OTHER_DTYPES = (
     torch.int64,
@@ -56,6 +56,12 @@ OTHER_DTYPES = (
     torch.float16,
     torch.float8_e4m3fn,
 )
+
+# Unary functions in name, with a sum inside.
+SUMMING_UFUNCS = {"mvlgamma"}
+
+# A sample of it divides by the difference of nearly equal sums: an error of one rounding becomes one of 1e-5.
+ILL_CONDITIONED = {"cov": 1e-4}
 
 UNINITIALIZED = {
     "empty",
@@ -237,6 +243,18 @@ class _DrawDetector:
         self.drawn |= not torch.equal(torch.get_rng_state(), self._before)
 
 
+@contextlib.contextmanager
+def _fusion(on: bool) -> Iterator[None]:
+    if not ON_HETERO:
+        yield
+        return
+    torch.hetero.config.fusion = on
+    try:
+        yield
+    finally:
+        torch.hetero.config.fusion = True
+
+
 def _stride_mismatches(actual: Any, expected: Any) -> list[str]:
     """What differs, for each tensor of the result whose strides are not CPU's where they matter."""
     mismatches = []
@@ -252,7 +270,9 @@ def _stride_mismatches(actual: Any, expected: Any) -> list[str]:
     return mismatches
 
 
-def _compare(actual: Any, expected: Any, device: str, with_values: bool, exactly: bool = True) -> None:
+def _compare(
+    actual: Any, expected: Any, device: str, with_values: bool, exactly: bool = True, rtol: float | None = None
+) -> None:
     actual_leaves, actual_spec = tree_flatten(actual)
     expected_leaves, expected_spec = tree_flatten(expected)
     if str(actual_spec) != str(expected_spec):
@@ -271,7 +291,8 @@ def _compare(actual: Any, expected: Any, device: str, with_values: bool, exactly
         elif isinstance(other, torch.device) or not with_values:
             continue
         if isinstance(other, torch.Tensor) and not exactly:
-            torch.testing.assert_close(one.cpu(), other, equal_nan=True)
+            tolerance = {} if rtol is None else {"rtol": rtol, "atol": 0}
+            torch.testing.assert_close(one.cpu(), other.cpu(), equal_nan=True, **tolerance)
             continue
         why = difference(one, other)
         if why is not None:
@@ -284,7 +305,8 @@ def _run_sample(op: OpInfo, sample: SampleInput, device: str, result: Result) ->
         expected, refusal = _attempt(op, on_cpu)
     is_random = detector.drawn
     torch.manual_seed(0)
-    actual, error = _attempt(op, on_device)
+    with _fusion(False):
+        actual, error = _attempt(op, on_device)
     if refusal is not None or error is not None:
         if type(refusal) is type(error):
             return
@@ -295,14 +317,14 @@ def _run_sample(op: OpInfo, sample: SampleInput, device: str, result: Result) ->
     with_values = not is_random and op.name not in UNINITIALIZED
     exactly = op.name not in UNSTABLE
     _compare(actual, expected, device, with_values, exactly)
-    # What was seen once is planned and fused, and then replayed. Fused maps keep eager's bits; fused reductions need not.
-    exactly = exactly and isinstance(op, (UnaryUfuncInfo, BinaryUfuncInfo))
+    # Fused maps keep eager's bits; fused reductions need not.
+    exactly = exactly and isinstance(op, (UnaryUfuncInfo, BinaryUfuncInfo)) and op.name not in SUMMING_UFUNCS
     for sight in ("planned", "replayed"):
         again, error = _attempt(op, move_sample(sample, device))
         if error is not None:
             raise error
         try:
-            _compare(again, expected, device, with_values, exactly)
+            _compare(again, expected, device, with_values, exactly, ILL_CONDITIONED.get(op.name))
         except (Mismatch, AssertionError) as mismatch:
             raise Mismatch(f"{sight}: {_first_line(mismatch)}") from None
     mismatches = _stride_mismatches(actual, expected)
@@ -314,8 +336,8 @@ def _run_sample(op: OpInfo, sample: SampleInput, device: str, result: Result) ->
         torch.manual_seed(0)
         again, _ = _attempt(op, again_on_device)
         try:
-            _compare(again, actual, device, with_values=True)
-        except Mismatch as mismatch:
+            _compare(again, actual, device, with_values=True, exactly=False)
+        except (Mismatch, AssertionError) as mismatch:
             raise Mismatch(f"not reproducible under one seed: {mismatch}") from None
 
 
