@@ -18,7 +18,7 @@ namespace hetero::ops {
 struct Config {
   // Flush after every operator: errors of kernels are raised on the line that recorded them.
   std::atomic<bool> sync{false};
-  // Fuse chains of pointwise operators. Off: the stock ATen kernel runs for each.
+  // Fuse pointwise operators and reductions, and choose among implementations of products. Off: the stock ATen kernel runs for each node.
   std::atomic<bool> fusion{true};
   // Run every flush a second time by a straight interpreter, and compare the bytes.
   std::atomic<bool> verify{false};

@@ -84,6 +84,7 @@ void append_layout(const graph::Window& window, std::string& text) {
 
 uint64_t signature_of(const OpInfo& info, const Call& call) {
   std::string text(reinterpret_cast<const char*>(call.structure.data()), call.structure.size());
+  text.push_back(static_cast<char>(recorder().default_dtype()));
   for (const CallOperand& operand : call.operands) {
     append_layout(recorder().windows()[operand.window], text);
     text.push_back(static_cast<char>(operand.bits));

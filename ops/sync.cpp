@@ -110,6 +110,23 @@ void add_counts(const graph::Plan& plan, const graph::RunCounts& counts) {
   count(total.skipped_nodes, counts.skipped);
 }
 
+// The default dtype, for a scope.
+class DefaultDtype {
+ public:
+  explicit DefaultDtype(at::ScalarType dtype) : before_(c10::typeMetaToScalarType(c10::get_default_dtype())) {
+    if (before_ != dtype) c10::set_default_dtype(c10::scalarTypeToTypeMeta(dtype));
+    changed_ = before_ != dtype;
+  }
+  ~DefaultDtype() {
+    if (changed_) c10::set_default_dtype(c10::scalarTypeToTypeMeta(before_));
+  }
+  DefaultDtype(const DefaultDtype&) = delete;
+
+ private:
+  const at::ScalarType before_;
+  bool changed_ = false;
+};
+
 // Counts what its scope takes as planning of the cut.
 class PlanningTime {
  public:
@@ -186,6 +203,8 @@ Status run(Runner& state, Cut& cut, graph::Plan& scratch, graph::Executor& execu
   RECORD_FUNCTION("hetero::flush", std::vector<c10::IValue>());
   count(counters().flushes[static_cast<size_t>(reason)]);
   state.options = plan_options();
+  // Planning, too, asks what untyped numbers become.
+  const DefaultDtype dtype(cut.default_dtype);
   const graph::Plan& plan = plan_for(state, cut, scratch);
   const int64_t log = config().log.load(std::memory_order_relaxed);
   if (config().verify_plans.load(std::memory_order_relaxed)) {
@@ -203,14 +222,11 @@ Status run(Runner& state, Cut& cut, graph::Plan& scratch, graph::Executor& execu
   WithoutInterpreter released;
   KernelScope scope;
   choose_thread_count();
-  const c10::ScalarType before = c10::typeMetaToScalarType(c10::get_default_dtype());
-  if (before != cut.default_dtype) c10::set_default_dtype(c10::scalarTypeToTypeMeta(cut.default_dtype));
   FlushVerifier verifier(config().verify.load(std::memory_order_relaxed), cut);
   graph::RunCounts counts;
   Status status = executor.run(cut.graph, plan, cut.bindings, counts);
   if (state.options.has_accelerator) track_accelerator(cut);
   if (status.ok()) status = verifier.compare(cut);
-  if (before != cut.default_dtype) c10::set_default_dtype(c10::scalarTypeToTypeMeta(before));
   add_counts(plan, counts);
   return status;
 }

@@ -43,9 +43,10 @@ class Report:
 
     Attributes:
         nodes: operators recorded, by kind: typed recorder, boxed, view (no work at all), straight (run at once).
-        meta_cache: calls whose output shapes were predicted from the calls before (and calls that were other than predicted), hits and
-            misses of the cache of output shapes, and its entries now.
-        plans: plans made, made again for other sizes, and replayed; nodes planned, seconds spent on it, bytes of remembered traces.
+        meta_cache: calls whose output shapes were predicted from the calls before (and calls that were other than
+            predicted), hits and misses of the cache of output shapes, and its entries now.
+        plans: plans made, made again for other sizes, and replayed; nodes planned, seconds spent on it, bytes of
+            remembered traces.
         mispredictions: the latest calls that differed from what earlier runs let expect, with the difference.
         flushes: how often recorded work was run, by the reason for it.
         dead_nodes: recorded operators that were never run because nobody read their results.

@@ -15,9 +15,9 @@ An entry of `op_db` is an operator (or a variant of one) with a generator of sam
 5. An entry in `UNINITIALIZED` promises no values: it is compared by type, dtype and shape.
 6. An entry in `UNSTABLE` does not give the same bits twice on CPU either: it is compared with the
    tolerances of `torch.testing.assert_close`.
-7. All this is without fusion. Then every sample runs twice more, with fusion: planned, and replayed. The results have the
-   CPU's bits where the entry is a unary or binary ufunc; elsewhere they are compared with those tolerances, since sums
-   that are fused add in another order.
+7. All this is without fusion. Then every sample runs twice more, with fusion: planned, and replayed. The results have
+   the CPU's bits where the entry is a unary or binary ufunc; elsewhere they are compared with those tolerances, since
+   sums that are fused add in another order.
 """
 
 from __future__ import annotations
