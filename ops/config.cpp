@@ -107,7 +107,8 @@ const std::vector<Row>& rows() {
       bool_row("sync", "0", config().sync,
                "Flush after every operator, so that errors appear on the line that caused them."),
       bool_row("fusion", "1", config().fusion,
-               "Fuse pointwise operators and reductions, and choose among implementations of products. Off: eager's own kernels and bits."),
+               "Fuse pointwise operators and reductions, and choose among implementations of products. Off: eager's "
+               "own kernels and bits."),
       bool_row("verify", "0", config().verify,
                "Run every flush a second time by a straight interpreter and compare the bytes."),
       bool_row("verify_plans", "0", config().verify_plans,

@@ -75,7 +75,8 @@ Runner& runner() {
 
 graph::PlanOptions plan_options() {
   graph::PlanOptions options;
-  options.fusion = config().fusion.load(std::memory_order_relaxed);
+  // The straight interpreter knows bits, not tolerances.
+  options.fusion = config().fusion.load(std::memory_order_relaxed) && !config().verify.load(std::memory_order_relaxed);
   options.cpu = backend::cpu_device().capabilities();
   if (backend::Device* accelerator = backend::accelerator()) {
     options.has_accelerator = true;

@@ -34,8 +34,11 @@ class MemoryPlanner {
 
   bool run() {
     if (host_only(options_)) {
-      pack_host(UINT64_MAX);
-      if (planned_peak() > unplanned_peak()) pack_host(options_.own_block_bytes);
+      const uint64_t most = unplanned_peak();
+      for (const uint64_t largest : {UINT64_MAX, options_.own_block_bytes, options_.least_own_block_bytes}) {
+        pack_host(largest);
+        if (planned_peak() <= most) break;
+      }
       return true;
     }
     scratch_.slices.assign(graph_.buffers.size() * backend::kMaxDevices, 0);

@@ -46,6 +46,7 @@ PlanOptions options_for(const Devices& devices) {
   PlanOptions options;
   options.cpu = devices[kCpu]->capabilities();
   options.own_block_bytes = 512;
+  options.least_own_block_bytes = 512;
   if (devices[kAccelerator] != nullptr) {
     options.has_accelerator = true;
     options.accelerator = devices[kAccelerator]->capabilities();
