@@ -8,6 +8,8 @@
 // A formula is written as PyTorch writes it in ATen/native/cpu, operation for operation, since each operation rounds;
 // and as there, the compiler makes one rounding of a product and a sum (-ffp-contract=fast, GCC's default).
 
+#pragma once
+
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
 #include <c10/util/TypeCast.h>
