@@ -55,6 +55,11 @@ size_t CachedPlan::bytes() const {
          bytes_of(plan.residences) + bytes_of(plan.program) + bytes_of(plan.valid_after) + group_bytes(plan);
 }
 
+std::array<std::atomic<int64_t>, kFusionNotes>& fusion_notes() {
+  static std::array<std::atomic<int64_t>, kFusionNotes> notes{};
+  return notes;
+}
+
 PlanSet::~PlanSet() { total_bytes_ -= bytes_; }
 
 CachedPlan* PlanSet::find(const Cut& cut, CachedPlan*& similar) {

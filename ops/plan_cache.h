@@ -8,6 +8,8 @@
 
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -60,5 +62,9 @@ class PlanSet {
   std::vector<std::unique_ptr<CachedPlan>> plans_;  // the one used last comes first
   size_t bytes_ = 0;
 };
+
+// What fusion has made of the nodes of all plans that were made, by FusionNote.
+inline constexpr size_t kFusionNotes = static_cast<size_t>(graph::FusionNote::kClosed) + 1;
+std::array<std::atomic<int64_t>, kFusionNotes>& fusion_notes();
 
 }  // namespace hetero::ops

@@ -435,13 +435,17 @@ void Recorder::finish(Cut& cut) {
   }
 }
 
-void Recorder::trim_caches() {
-  if (!trace_.nodes.empty()) return;
+bool Recorder::trim_caches() {
   const auto limit = static_cast<size_t>(config().cache_bytes.load(std::memory_order_relaxed));
+  const bool too_many_windows = windows_.size() * kWindowBytes > limit / 4;
+  const bool too_many_traces = trie_.bytes() + PlanSet::total_bytes() > limit / 2;
   meta_cache_.trim(limit / 4);
-  if (trie_.bytes() + PlanSet::total_bytes() > limit / 2) trie_.trim(limit / 2);
+  if (!too_many_windows && !too_many_traces) return true;
+  if (!trace_.nodes.empty()) return false;
+  if (too_many_traces) trie_.trim(limit / 2);
   // Windows have no age: programs whose shapes keep changing begin anew.
-  if (windows_.size() * kWindowBytes > limit / 4) forget();
+  if (too_many_windows) forget();
+  return true;
 }
 
 void Recorder::forget() {

@@ -188,8 +188,9 @@ class Recorder {
   bool cut_all(Cut& cut);
   bool cut_ancestors(std::span<HeteroStorage* const> storages, bool readers, Cut& cut);
 
-  // Keeps the meta cache, the windows and the trie within their bounds. REQUIRES: the executor lock as well.
-  void trim_caches();
+  // Keeps the meta cache, the windows and the trie within their bounds. False where that needs an empty trace. REQUIRES: the executor
+  // lock as well.
+  [[nodiscard]] bool trim_caches();
   // Forgets all of them. REQUIRES: the same, and nothing pending.
   void forget();
   const Trie& trie() const { return trie_; }

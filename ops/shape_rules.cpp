@@ -153,7 +153,8 @@ bool concatenate(c10::ArrayRef<c10::IValue> arguments, std::vector<RuledOutput>&
   if (tensors.empty()) return false;
   c10::SmallVector<int64_t, 6> sizes;
   int64_t dim = arguments[1].toInt();
-  for (const at::Tensor tensor : tensors) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor tensor = tensors.get(i);
     // An empty vector counts for nothing.
     if (tensor.dim() == 0 || tensor.numel() == 0 || !tensor.is_contiguous()) return false;
     if (sizes.empty()) {
@@ -180,6 +181,10 @@ bool layer_norm(c10::ArrayRef<c10::IValue> arguments, std::vector<RuledOutput>& 
   const auto normalized = arguments[1].toIntVector();
   const int64_t rows = input.dim() - static_cast<int64_t>(normalized.size());
   if (rows < 0 || !input.is_contiguous() || input.sizes().slice(rows) != c10::IntArrayRef(normalized)) return false;
+  for (size_t i : {size_t{2}, size_t{3}}) {
+    if (i >= arguments.size() || !arguments[i].isTensor() || !arguments[i].toTensor().defined()) continue;
+    if (arguments[i].toTensor().sizes() != c10::IntArrayRef(normalized)) return false;
+  }
   outputs.push_back(row_major(input.sizes()));
   c10::SmallVector<int64_t, 6> sizes(input.sizes().begin(), input.sizes().begin() + rows);
   sizes.resize(input.dim(), 1);

@@ -196,6 +196,9 @@ graph::Plan& plan_for(Runner& state, Cut& cut, graph::Plan& scratch) {
   graph::make_plan(cut.graph, options, made.plan);
   known->measure();
   count(counters().plans_made);
+  for (size_t n = 0; n < made.plan.fusion.size(); ++n) {
+    if (made.plan.live[n] != 0) count(fusion_notes()[static_cast<size_t>(made.plan.fusion[n])]);
+  }
   return made.plan;
 }
 
@@ -234,31 +237,45 @@ Status run(Runner& state, Cut& cut, graph::Plan& scratch, graph::Executor& execu
 
 // Cuts with `cut_nodes(recorder, cut)` and runs the result. Returns the error of the run.
 template <typename CutNodes>
+Status cut_and_run_once(Runner& state, SyncReason reason, CutNodes cut_nodes, Cut& cut, graph::Plan& plan,
+                        graph::Executor& executor) {
+  bool any;
+  {
+    Locked lock(recorder().mutex());
+    cut.default_dtype = recorder().default_dtype();
+    any = cut_nodes(recorder(), cut);
+  }
+  if (!any) return Status();
+  ++state.depth;
+  Status status = run(state, cut, plan, executor, reason);
+  --state.depth;
+  cut.clear();
+  return status;
+}
+
+bool trim_caches() {
+  Locked lock(recorder().mutex());
+  return recorder().trim_caches();
+}
+
+template <typename CutNodes>
 Status cut_and_run(Runner& state, SyncReason reason, CutNodes cut_nodes) {
-  const auto once = [&](Cut& cut, graph::Plan& plan, graph::Executor& executor) {
-    bool any;
-    {
-      Locked lock(recorder().mutex());
-      cut.default_dtype = recorder().default_dtype();
-      any = cut_nodes(recorder(), cut);
-    }
-    if (!any) return Status();
-    ++state.depth;
-    Status status = run(state, cut, plan, executor, reason);
-    --state.depth;
-    cut.clear();
-    if (state.depth == 0) {
-      Locked lock(recorder().mutex());
-      recorder().trim_caches();
-    }
-    return status;
-  };
-  if (state.depth == 0) return once(state.cut, state.plan, state.executor);
-  // A Python kernel inside a run came back to us: run on objects of its own.
-  Cut cut;
-  graph::Plan plan;
-  graph::Executor executor;
-  return once(cut, plan, executor);
+  if (state.depth != 0) {
+    // A Python kernel inside a run came back to us: run on objects of its own.
+    Cut cut;
+    graph::Plan plan;
+    graph::Executor executor;
+    return cut_and_run_once(state, reason, cut_nodes, cut, plan, executor);
+  }
+  Status status = cut_and_run_once(state, reason, cut_nodes, state.cut, state.plan, state.executor);
+  if (!trim_caches()) [[unlikely]] {
+    // What was left pending stands in the way. Its errors are for whoever needs it.
+    const auto all = [](Recorder& from, Cut& cut) { return from.cut_all(cut); };
+    const Status rest = cut_and_run_once(state, SyncReason::kPendingNodes, all, state.cut, state.plan, state.executor);
+    if (!rest.ok() && state.deferred.ok()) state.deferred = rest;
+    trim_caches();
+  }
+  return status;
 }
 
 // Raises the error of a storage whose bytes are lost. REQUIRES: the executor lock.

@@ -20,6 +20,7 @@ _TITLES = {
     "meta_cache": "cache of output shapes",
     "plans": "plans",
     "mispredictions": "latest calls that were not as predicted",
+    "fusion": "what fusion made of the operators of the plans that were made",
     "flushes": "flushes by reason",
     "dead_nodes": "dead nodes, never run as nobody read them",
     "kernels": "kernels run",
@@ -48,6 +49,7 @@ class Report:
         plans: plans made, made again for other sizes, and replayed; nodes planned, seconds spent on it, bytes of
             remembered traces.
         mispredictions: the latest calls that differed from what earlier runs let expect, with the difference.
+        fusion: operators of all plans that were made: joined with others, alone in a kernel, or why they did not join.
         flushes: how often recorded work was run, by the reason for it.
         dead_nodes: recorded operators that were never run because nobody read their results.
         kernels: kernels run, by device.
@@ -64,6 +66,7 @@ class Report:
     meta_cache: dict[str, int] = field(default_factory=dict)
     plans: dict[str, float] = field(default_factory=dict)
     mispredictions: dict[str, int] = field(default_factory=dict)
+    fusion: dict[str, int] = field(default_factory=dict)
     flushes: dict[str, int] = field(default_factory=dict)
     dead_nodes: int = 0
     kernels: dict[str, int] = field(default_factory=dict)

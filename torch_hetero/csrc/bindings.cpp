@@ -15,6 +15,7 @@
 #include "ops/generator.h"
 #include "ops/memory_stats.h"
 #include "ops/parallel.h"
+#include "ops/plan_cache.h"
 #include "ops/recorder.h"
 #include "ops/storage.h"
 #include "ops/sync.h"
@@ -99,6 +100,13 @@ py::dict counters_dict() {
   result["meta_cache"] = meta;
   result["plans"] = plans;
   result["mispredictions"] = mispredictions;
+  py::dict fusion;
+  for (size_t i = 0; i < ops::kFusionNotes; ++i) {
+    if (const int64_t n = ops::fusion_notes()[i].load()) {
+      fusion[hetero::graph::to_string(static_cast<hetero::graph::FusionNote>(i))] = n;
+    }
+  }
+  result["fusion"] = fusion;
   result["flushes"] = flushes;
   result["dead_nodes"] = c.dead_nodes.load();
   result["fused_groups"] = c.fused_groups.load();
