@@ -3,6 +3,7 @@
 #include <ATen/core/DeprecatedTypeProperties.h>
 #include <c10/core/DefaultDtype.h>
 
+#include "graph/liveness.h"
 #include "ops/config.h"
 #include "ops/kernel.h"
 #include "ops/plan_cache.h"
@@ -338,24 +339,10 @@ void Recorder::drop_dead() {
     const size_t owners = c10::raw::intrusive_ptr::use_count(holds_[b].storage());
     needed_[b] = owners > (holds_[b].strong() ? 1 : 0);
   }
-  for (size_t i = trace_.nodes.size(); i-- > 0;) {
-    const graph::Node& node = trace_.nodes[i];
-    const graph::Operand* const operands = trace_.operands_of(node);
-    bool live = selected_[i] != 0 || graph::op_table()[node.op].side_effects;
-    for (int k = 0; k < node.operand_count; ++k) live |= operands[k].writes() && needed_[operands[k].buffer] != 0;
-    if (!live) {
-      selected_[i] = kDead;
-      count(counters().dead_nodes);
-      continue;
-    }
-    for (int k = 0; k < node.operand_count; ++k) {
-      if (operands[k].writes() && overwrites(windows_, operands[k], trace_.buffers[operands[k].buffer])) {
-        needed_[operands[k].buffer] = 0;
-      }
-    }
-    for (int k = 0; k < node.operand_count; ++k) {
-      if (operands[k].reads()) needed_[operands[k].buffer] = 1;
-    }
+  live_ = selected_;
+  count(counters().dead_nodes, find_live(trace_, needed_, live_));
+  for (size_t i = 0; i < live_.size(); ++i) {
+    if (live_[i] == 0) selected_[i] = kDead;
   }
 }
 

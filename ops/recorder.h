@@ -233,6 +233,7 @@ class Recorder {
   static constexpr uint8_t kDead = 2;
   std::vector<uint8_t> selected_;
   std::vector<uint8_t> needed_;
+  std::vector<uint8_t> live_;
 };
 
 extern Recorder* recorder_instance;  // made when the library is loaded

@@ -22,13 +22,13 @@ uint64_t dimensions(Builder& b, const Source& x, Over over) {
   return (uint64_t{1} << std::min(x.rank, 63)) - 1;
 }
 
-// sum(x), sum(x, dim): in the dtype of the result.
-template <Over kOver>
-void sum(Builder& b) {
+// sum(x), sum(x, dim), and the same of prod: in the dtype of the result.
+template <Reduction kReduction, Over kOver>
+void accumulated(Builder& b) {
   const Source x = b.tensor();
   b.reduce_over(dimensions(b, x, kOver));
   const at::ScalarType common = b.output_dtype();
-  b.store(b.reduce(Reduction::kSum, common, b.value(x, common)), common);
+  b.store(b.reduce(kReduction, common, b.value(x, common)), common);
 }
 
 template <Over kOver>
@@ -38,14 +38,6 @@ void mean(Builder& b) {
   const at::ScalarType common = b.output_dtype();
   const Ref total = b.reduce(Reduction::kSum, common, b.value(x, common));
   b.store(b.with_number(Function::kDiv, common, total, b.exact_number(b.row_length(), common)), common);
-}
-
-template <Over kOver>
-void product(Builder& b) {
-  const Source x = b.tensor();
-  b.reduce_over(dimensions(b, x, kOver));
-  const at::ScalarType common = b.output_dtype();
-  b.store(b.reduce(Reduction::kProduct, common, b.value(x, common)), common);
 }
 
 template <Reduction kReduction, Over kOver>
@@ -193,12 +185,12 @@ std::initializer_list<LowerRow> reduction_lowerings() {
   using R = Reduction;
   constexpr Over kAll = Over::kAll, kDimensions = Over::kDimensions;
   static constexpr auto kRows = {
-      LowerRow{"aten::sum", lower<sum<kAll>>},
-      LowerRow{"aten::sum.dim_IntList", lower<sum<kDimensions>>},
+      LowerRow{"aten::sum", lower<accumulated<R::kSum, kAll>>},
+      LowerRow{"aten::sum.dim_IntList", lower<accumulated<R::kSum, kDimensions>>},
       LowerRow{"aten::mean", lower<mean<kAll>>},
       LowerRow{"aten::mean.dim", lower<mean<kDimensions>>},
-      LowerRow{"aten::prod", lower<product<kAll>>},
-      LowerRow{"aten::prod.dim_int", lower<product<kDimensions>>},
+      LowerRow{"aten::prod", lower<accumulated<R::kProduct, kAll>>},
+      LowerRow{"aten::prod.dim_int", lower<accumulated<R::kProduct, kDimensions>>},
       LowerRow{"aten::max", lower<extremum<R::kMaximum, kAll>>},
       LowerRow{"aten::min", lower<extremum<R::kMinimum, kAll>>},
       LowerRow{"aten::amax", lower<extremum<R::kMaximum, kDimensions>>},
