@@ -117,7 +117,10 @@ Result<Block> CachingAllocator::allocate(size_t bytes) {
     } else {
       stats_.reserved_bytes += held;
     }
-    if (data != nullptr) count_allocation();
+    if (data != nullptr) {
+      count_allocation();
+      raise_mark(held);
+    }
   }
   if (data != nullptr) {
     unpoison(source_, data, held_bytes);
@@ -136,13 +139,24 @@ Result<Block> CachingAllocator::allocate(size_t bytes) {
     return out_of_memory_error(device_, bytes, stats_);
   }
   count_allocation();
+  raise_mark(held);
   return Block::adopt(data, bytes, release_block, this);
 }
 
 void CachingAllocator::count_allocation() {
   ++stats_.allocations;
   stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.allocated_bytes);
-  highest_bytes_ = std::max(highest_bytes_, stats_.allocated_bytes);
+}
+
+void CachingAllocator::raise_mark(int64_t handed_out) {
+  const int64_t live = stats_.reserved_bytes - cached_bytes_;
+  turn_mark_bytes_ = std::max(turn_mark_bytes_, live);
+  mark_bytes_ = std::max(mark_bytes_, live);
+  turn_bytes_ += handed_out;
+  if (turn_bytes_ < kTurn * std::max(mark_bytes_, kAlwaysCachedBytes)) return;
+  mark_bytes_ = turn_mark_bytes_;
+  turn_mark_bytes_ = live;
+  turn_bytes_ = 0;
 }
 
 void CachingAllocator::release_block(void* self, void* data, size_t bytes) {
@@ -163,7 +177,10 @@ void CachingAllocator::free(void* data, size_t bytes) {
   if (excess) release_excess();
 }
 
-bool CachingAllocator::over_bound() const { return cached_bytes_ > std::max(kAlwaysCachedBytes, highest_bytes_ / 2); }
+bool CachingAllocator::over_bound() const {
+  return cached_bytes_ > kAlwaysCachedBytes &&
+         stats_.reserved_bytes > mark_bytes_ + mark_bytes_ / 2 + kAlwaysCachedBytes;
+}
 
 CachingAllocator::SystemBlock CachingAllocator::pop_least_recent() {
   const int first_large = size_class(kMappedBytes);

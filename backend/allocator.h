@@ -12,8 +12,12 @@
 //   allocated_bytes = the sum of the live blocks' sizes, each rounded up to 64 bytes
 //                  <= the limit, where there is one
 //   reserved_bytes  = live + cached blocks, in class sizes, which is what the source is owed
-//   cached bytes   <= max(64 MiB, half of the highest allocated_bytes ever); past that the blocks
-//                     freed longest ago go back to the source, large ones before small ones
+//   reserved_bytes <= max(live, 3/2 of the high-water mark of live) + 64 MiB, in class sizes; past that
+//                     the blocks freed longest ago go back to the source, large ones before small ones
+//
+// So a program that uses the same memory step after step asks the source for none of it again, also where its classes are not used all at
+// once. The mark is that of the latest two turns; a turn is over when kTurn times the mark has been handed out. What one unusual step needed
+// goes back when the program has gone on for a while.
 //
 // Thread safety: any thread, also in a forked child. The source is called without the lock held.
 // Ownership: the allocator must outlive its Blocks; devices leak theirs.
@@ -77,11 +81,14 @@ class CachingAllocator {
     size_t bytes;
   };
 
+  static constexpr int64_t kTurn = 32;
+
   static void release_block(void* self, void* data, size_t bytes);
   void free(void* data, size_t bytes);
   void release_excess();
   // REQUIRES, for these three: lock_ is held.
   void count_allocation();
+  void raise_mark(int64_t handed_out);
   bool over_bound() const;
   SystemBlock pop_least_recent();
 
@@ -91,7 +98,9 @@ class CachingAllocator {
   // Everything below is guarded by lock_.
   MemoryStats stats_;
   int64_t cached_bytes_ = 0;
-  int64_t highest_bytes_ = 0;  // the most allocated_bytes ever; unlike stats_.peak_bytes it is never reset
+  int64_t mark_bytes_ = 0;       // the most bytes live at once in this turn or the last one, in class sizes
+  int64_t turn_mark_bytes_ = 0;  // in this one
+  int64_t turn_bytes_ = 0;       // handed out in it
   uint64_t frees_ = 0;
   std::vector<CachedBlock> cached_[kSizeClasses];  // each in the order of freeing
 };
