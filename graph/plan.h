@@ -141,7 +141,9 @@ void make_plan(const Graph& graph, const PlanOptions& options, Plan& plan);
 // Takes a plan of `before` over to `now`. REQUIRES: the graphs differ in windows, of equal Window::kind, in sizes of buffers, and in attributes'
 // numbers and sizes only, and have one table of windows; host-only options. False where that is not possible; the plan is then unusable.
 bool resize_plan(const Graph& before, const Graph& now, const PlanOptions& options, Plan& plan);
-// The same where only numbers differ.
-bool renew_numbers(const Graph& before, const Graph& now, Plan& plan);
+// The same where only numbers differ, those of the nodes that `changed` marks.
+bool renew_numbers(const Graph& graph, const std::vector<uint8_t>& changed, Plan& plan);
+// For each node whether its attributes differ. REQUIRES: as for resize_plan.
+void find_changed_attributes(const Graph& before, const Graph& now, std::vector<uint8_t>& changed);
 
 }  // namespace hetero::graph

@@ -57,11 +57,16 @@ bool same_attributes(const Graph& before, const Graph& now, uint32_t node) {
 
 }  // namespace
 
-bool renew_numbers(const Graph& before, const Graph& now, Plan& plan) {
+void find_changed_attributes(const Graph& before, const Graph& now, std::vector<uint8_t>& changed) {
+  changed.resize(now.nodes.size());
+  for (uint32_t n = 0; n < now.nodes.size(); ++n) changed[n] = !same_attributes(before, now, n);
+}
+
+bool renew_numbers(const Graph& graph, const std::vector<uint8_t>& changed, Plan& plan) {
   for (FusedGroup& group : plan.groups) {
     for (const uint32_t member : group.members) {
-      if (same_attributes(before, now, member)) continue;
-      if (!gather_numbers(now, group, group.numbers)) return false;
+      if (changed[member] == 0) continue;
+      if (!gather_numbers(graph, group, group.numbers)) return false;
       break;
     }
   }
@@ -80,7 +85,9 @@ bool resize_plan(const Graph& before, const Graph& now, const PlanOptions& optio
     // Some numbers, such as the count of a mean, follow from sizes.
     if (!gather_numbers(now, group, group.numbers)) return false;
   }
-  if (!renew_numbers(before, now, plan)) return false;
+  std::vector<uint8_t>& changed = scratch.needed;
+  find_changed_attributes(before, now, changed);
+  if (!renew_numbers(now, changed, plan)) return false;
   return plan_memory(now, options, plan, scratch);
 }
 

@@ -50,7 +50,11 @@ bool encode_value(const OpInfo& info, size_t argument, const c10::IValue& value,
   } else if (value.isNone()) {
     call.none();
   } else if (info.is_number[argument] && value.isScalar()) {
-    call.scalar(value.toScalar(), info.numbers_decide_shape);
+    if (info.numbers_decide_shape) {
+      call.shape_scalar(value.toScalar());
+    } else {
+      call.scalar(value.toScalar());
+    }
   } else if (value.isInt() && !info.is_size[argument]) {
     call.integer(value.toInt());
   } else if (value.isInt()) {

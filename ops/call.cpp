@@ -3,30 +3,26 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ScalarOps.h>
 
+#include "ops/match.h"
 #include "ops/recorder.h"
 
 namespace hetero::ops {
-namespace {
-
-enum class ScalarKind : uint8_t { kInteger, kReal, kComplex, kBoolean, kUnsigned };
-
-}  // namespace
-
-void Call::tensor(const at::Tensor& value, graph::Access access) {
+template <typename Sink>
+void Encoder<Sink>::tensor(const at::Tensor& value, graph::Access access) {
   if (!value.defined()) {
     tag(Tag::kUndefined);
     return;
   }
   const c10::TensorImpl* impl = value.unsafeGetTensorImpl();
-  if (impl->key_set().has_backend(c10::BackendComponent::PrivateUse1Bit) && impl->layout() == c10::kStrided)
-      [[likely]] {
+  const c10::DispatchKeySet keys = impl->key_set();
+  if (keys.has_backend(c10::BackendComponent::PrivateUse1Bit) && impl->layout() == c10::kStrided) [[likely]] {
     tag(Tag::kTensor);
     uint8_t bits = 0;
-    if (impl->key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}))) {
+    if (keys.has_any(c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}))) [[unlikely]] {
       bits = (value.is_conj() ? graph::kConjugate : 0) | (value.is_neg() ? graph::kNegative : 0);
     }
     if (impl->is_wrapped_number()) bits |= graph::kWrappedNumber;
-    operands.push_back({storage_of(value), recorder().window_of(impl), access, bits});
+    sink().operand(value, access, bits);
     return;
   }
   if (value.device().is_cpu() && value.dim() == 0 && value.layout() == c10::kStrided &&
@@ -35,38 +31,60 @@ void Call::tensor(const at::Tensor& value, graph::Access access) {
     return;
   }
   tag(Tag::kUndefined);
-  foreign = value;
+  sink().reject(value);
 }
 
-void Call::constant(const at::Tensor& value) {
+template <typename Sink>
+void Encoder<Sink>::constant(const at::Tensor& value) {
   const at::Tensor plain = value.is_conj() || value.is_neg() ? value.resolve_conj().resolve_neg() : value;
   tag(Tag::kConstant);
-  structure.put(static_cast<int8_t>(plain.scalar_type()));
-  structure.put(static_cast<uint8_t>(value.unsafeGetTensorImpl()->is_wrapped_number() ? graph::kWrappedNumber : 0));
+  sink().put_structure(static_cast<int8_t>(plain.scalar_type()));
+  sink().put_structure(
+      static_cast<uint8_t>(value.unsafeGetTensorImpl()->is_wrapped_number() ? graph::kWrappedNumber : 0));
   std::byte number[16] = {};
   std::memcpy(number, plain.const_data_ptr(), plain.element_size());
-  values.put(number);
+  sink().put_values(number);
 }
 
-void Call::scalar(const at::Scalar& value, bool decides_shape) {
-  tag(decides_shape ? Tag::kShapeScalar : Tag::kScalar);
-  Bytes& numbers = decides_shape ? sizes : values;
-  if (value.isBoolean()) {
-    structure.put(ScalarKind::kBoolean);
-    numbers.put(static_cast<int64_t>(value.toBool()));
-  } else if (value.isUnsigned()) {
-    structure.put(ScalarKind::kUnsigned);
-    numbers.put(value.toUInt64());
-  } else if (value.isIntegral(false)) {
-    structure.put(ScalarKind::kInteger);
-    numbers.put(value.toLong());
-  } else if (value.isComplex()) {
-    structure.put(ScalarKind::kComplex);
-    numbers.put(value.toComplexDouble());
-  } else {
-    structure.put(ScalarKind::kReal);
-    numbers.put(value.toDouble());
+template <typename Sink>
+template <typename Put>
+void Encoder<Sink>::number(const at::Scalar& value, Put put) {
+  switch (value.type()) {
+    case at::kDouble:
+      sink().put_structure(ScalarKind::kReal);
+      return put(value.toDouble());
+    case at::kLong:
+      sink().put_structure(ScalarKind::kInteger);
+      return put(value.toLong());
+    case at::kUInt64:
+      sink().put_structure(ScalarKind::kUnsigned);
+      return put(value.toUInt64());
+    case at::kBool:
+      sink().put_structure(ScalarKind::kBoolean);
+      return put(static_cast<int64_t>(value.toBool()));
+    default:
+      sink().put_structure(ScalarKind::kComplex);
+      return put(value.toComplexDouble());
   }
+}
+
+template <typename Sink>
+void Encoder<Sink>::scalar(const at::Scalar& value) {
+  tag(Tag::kScalar);
+  number(value, [this](const auto& bits) { sink().put_values(bits); });
+}
+
+template <typename Sink>
+void Encoder<Sink>::shape_scalar(const at::Scalar& value) {
+  tag(Tag::kShapeScalar);
+  number(value, [this](const auto& bits) { sink().put_sizes(bits); });
+}
+
+template class Encoder<Call>;
+template class Encoder<Match>;
+
+void Call::operand(const at::Tensor& value, graph::Access access, uint8_t bits) {
+  operands.push_back({storage_of(value), recorder().window_of(value.unsafeGetTensorImpl()), access, bits});
 }
 
 namespace {
@@ -89,7 +107,12 @@ Call& scratch_call() {
   return *call;
 }
 
-graph::Preference& thread_preference() { return scratch_call().preference; }
+graph::Preference thread_preference() { return scratch_call().preference; }
+
+void prefer(graph::Preference preference) {
+  preferences_were_used.store(true, std::memory_order_relaxed);
+  scratch_call().preference = preference;
+}
 
 Decoder::Decoder(const std::byte* attributes, size_t) {
   AttributeHeader header;
@@ -100,6 +123,7 @@ Decoder::Decoder(const std::byte* attributes, size_t) {
 }
 
 at::Scalar Decoder::scalar(Tag tag) {
+  using ScalarKind = Encoder<Call>::ScalarKind;
   const auto kind = get<ScalarKind>();
   const bool is_size = tag == Tag::kShapeScalar;
   const auto integer = [&] { return is_size ? get_size<int64_t>() : get_value<int64_t>(); };

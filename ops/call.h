@@ -19,6 +19,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/Scalar.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <vector>
@@ -54,6 +55,8 @@ class Bytes {
  public:
   void clear() { size_ = 0; }
   size_t size() const { return size_; }
+  // REQUIRES: size <= size().
+  void shrink(size_t size) { size_ = size; }
   const std::byte* data() const { return data_.data(); }
   template <typename T>
   void put(const T& value) {
@@ -88,8 +91,80 @@ struct CallOperand {
   uint8_t bits;
 };
 
-// REQUIRES for all encoding functions: the recorder's lock is held (windows are interned).
-class Call {
+// Turns arguments, one after the other, into the format above. What becomes of the parts says the Sink, which derives from this: a Call keeps
+// them, a Match (match.h) compares them. It has put_structure, put_sizes and put_values, each for a value and for bytes; operand(tensor,
+// access, bits) for a hetero tensor; reject(tensor) for one that is neither on hetero nor a 0-dim CPU tensor.
+// REQUIRES: the recorder's lock is held (windows are interned).
+template <typename Sink>
+class Encoder {
+ public:
+  void none() { tag(Tag::kNone); }
+  void tensor(const at::Tensor& value, graph::Access access);
+  void list(size_t count) {
+    tag(Tag::kList);
+    sink().put_structure(static_cast<uint32_t>(count));
+  }
+  void integer(int64_t value) {
+    tag(Tag::kInteger);
+    sink().put_structure(value);
+  }
+  void integers(c10::IntArrayRef values) {
+    tag(Tag::kIntegers);
+    sink().put_structure(static_cast<uint32_t>(values.size()));
+    sink().put_structure(values.data(), values.size() * sizeof(int64_t));
+  }
+  void size(int64_t value) {
+    tag(Tag::kSize);
+    sink().put_sizes(value);
+  }
+  void size_list(c10::IntArrayRef numbers) {
+    tag(Tag::kSizes);
+    sink().put_structure(static_cast<uint32_t>(numbers.size()));
+    sink().put_sizes(numbers.data(), numbers.size() * sizeof(int64_t));
+  }
+  void real(double value) {
+    tag(Tag::kReal);
+    sink().put_values(value);
+  }
+  void reals(c10::ArrayRef<double> numbers) {
+    tag(Tag::kReals);
+    sink().put_structure(static_cast<uint32_t>(numbers.size()));
+    sink().put_values(numbers.data(), numbers.size() * sizeof(double));
+  }
+  void boolean(bool value) {
+    tag(Tag::kBoolean);
+    sink().put_structure(static_cast<uint8_t>(value));
+  }
+  void scalar(const at::Scalar& value);
+  void shape_scalar(const at::Scalar& value);
+  void string(std::string_view value) {
+    tag(Tag::kString);
+    sink().put_structure(static_cast<uint32_t>(value.size()));
+    sink().put_structure(value.data(), value.size());
+  }
+  void shape_real(double value) {
+    tag(Tag::kShapeReal);
+    sink().put_sizes(value);
+  }
+  void device() { tag(Tag::kDevice); }
+  void generator(RandomState state) {
+    tag(Tag::kGenerator);
+    sink().put_values(state.seed);
+    sink().put_values(state.offset);
+  }
+
+ private:
+  enum class ScalarKind : uint8_t { kInteger, kReal, kComplex, kBoolean, kUnsigned };
+  friend class Decoder;
+
+  Sink& sink() { return static_cast<Sink&>(*this); }
+  void tag(Tag value) { sink().put_structure(static_cast<uint8_t>(value)); }
+  void constant(const at::Tensor& value);
+  template <typename Put>
+  void number(const at::Scalar& value, Put put);
+};
+
+class Call : public Encoder<Call> {
  public:
   void clear() {
     operands.clear();
@@ -99,78 +174,42 @@ class Call {
     foreign = at::Tensor();
   }
 
-  void none() { tag(Tag::kNone); }
-  void tensor(const at::Tensor& value, graph::Access access);
-  void list(size_t count) {
-    tag(Tag::kList);
-    structure.put(static_cast<uint32_t>(count));
-  }
-  void integer(int64_t value) {
-    tag(Tag::kInteger);
-    structure.put(value);
-  }
-  void integers(c10::IntArrayRef values) {
-    tag(Tag::kIntegers);
-    structure.put(static_cast<uint32_t>(values.size()));
-    structure.put_bytes(values.data(), values.size() * sizeof(int64_t));
-  }
-  void size(int64_t value) {
-    tag(Tag::kSize);
-    sizes.put(value);
-  }
-  void size_list(c10::IntArrayRef numbers) {
-    tag(Tag::kSizes);
-    structure.put(static_cast<uint32_t>(numbers.size()));
-    sizes.put_bytes(numbers.data(), numbers.size() * sizeof(int64_t));
-  }
-  void real(double value) {
-    tag(Tag::kReal);
-    values.put(value);
-  }
-  void reals(c10::ArrayRef<double> numbers) {
-    tag(Tag::kReals);
-    structure.put(static_cast<uint32_t>(numbers.size()));
-    values.put_bytes(numbers.data(), numbers.size() * sizeof(double));
-  }
-  void boolean(bool value) {
-    tag(Tag::kBoolean);
-    structure.put(static_cast<uint8_t>(value));
-  }
-  void scalar(const at::Scalar& value, bool decides_shape = false);
-  void string(std::string_view value) {
-    tag(Tag::kString);
-    structure.put(static_cast<uint32_t>(value.size()));
-    structure.put_bytes(value.data(), value.size());
-  }
-  void shape_real(double value) {
-    tag(Tag::kShapeReal);
-    sizes.put(value);
-  }
-  void device() { tag(Tag::kDevice); }
-  void generator(RandomState state) {
-    tag(Tag::kGenerator);
-    values.put(state.seed);
-    values.put(state.offset);
-  }
-
   std::vector<CallOperand> operands;
   Bytes structure;
   Bytes sizes;
   Bytes values;
   // Where the thread wants its nodes to run; stays.
   graph::Preference preference = graph::Preference::kAuto;
-  // A tensor that is neither on hetero nor a 0-dim CPU tensor: the call cannot be recorded as it is.
+  // A tensor that was rejected: the call cannot be recorded as it is.
   at::Tensor foreign;
 
- private:
-  void tag(Tag value) { structure.put(static_cast<uint8_t>(value)); }
-  void constant(const at::Tensor& value);
+  template <typename T>
+  void put_structure(const T& value) {
+    structure.put(value);
+  }
+  void put_structure(const void* bytes, size_t count) { structure.put_bytes(bytes, count); }
+  template <typename T>
+  void put_sizes(const T& value) {
+    sizes.put(value);
+  }
+  void put_sizes(const void* bytes, size_t count) { sizes.put_bytes(bytes, count); }
+  template <typename T>
+  void put_values(const T& value) {
+    values.put(value);
+  }
+  void put_values(const void* bytes, size_t count) { values.put_bytes(bytes, count); }
+  void operand(const at::Tensor& value, graph::Access access, uint8_t bits);
+  void reject(const at::Tensor& value) { foreign = value; }
 };
+
+// Some thread of this process has said where its nodes shall run.
+inline constinit std::atomic<bool> preferences_were_used{false};
 
 // The calling thread's Call, cleared.
 Call& scratch_call();
 // Where the calling thread wants its nodes to run.
-graph::Preference& thread_preference();
+graph::Preference thread_preference();
+void prefer(graph::Preference preference);
 
 // Reads back what Call wrote. `operand` gives the tensor for the i-th operand.
 class Decoder {

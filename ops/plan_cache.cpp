@@ -10,24 +10,30 @@ namespace {
 
 enum class Fit : uint8_t { kNone, kSimilar, kExact };
 
-Fit fit(const CachedPlan& known, const Cut& cut) {
-  const graph::Graph& a = known.graph;
-  const graph::Graph& b = cut.graph;
-  if (a.nodes.size() != b.nodes.size() || a.buffers.size() != b.buffers.size() ||
-      a.operands.size() != b.operands.size() || known.selection != cut.selection) {
-    return Fit::kNone;
-  }
+// As far as the buffers say.
+Fit fit_of_buffers(const CachedPlan& known, const Cut& cut) {
+  const std::vector<graph::Buffer>& a = known.graph.buffers;
+  const std::vector<graph::Buffer>& b = cut.graph.buffers;
+  if (a.size() != b.size() || known.selection != cut.selection) return Fit::kNone;
   bool same_sizes = true;
-  for (size_t i = 0; i < a.buffers.size(); ++i) {
-    if (a.buffers[i].valid_on != b.buffers[i].valid_on || a.buffers[i].escapes != b.buffers[i].escapes ||
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].valid_on != b[i].valid_on || a[i].escapes != b[i].escapes ||
         (known.bound[i] != 0) != (cut.bindings[i] != nullptr)) {
       return Fit::kNone;
     }
-    same_sizes &= a.buffers[i].bytes == b.buffers[i].bytes;
+    same_sizes &= a[i].bytes == b[i].bytes;
   }
-  same_sizes =
-      same_sizes && std::memcmp(a.operands.data(), b.operands.data(), a.operands.size() * sizeof(graph::Operand)) == 0;
   return same_sizes ? Fit::kExact : Fit::kSimilar;
+}
+
+Fit fit(const CachedPlan& known, const Cut& cut) {
+  const graph::Graph& a = known.graph;
+  const graph::Graph& b = cut.graph;
+  if (a.nodes.size() != b.nodes.size() || a.operands.size() != b.operands.size()) return Fit::kNone;
+  const Fit how = fit_of_buffers(known, cut);
+  if (how != Fit::kExact) return how;
+  const bool same = std::memcmp(a.operands.data(), b.operands.data(), a.operands.size() * sizeof(graph::Operand)) == 0;
+  return same ? Fit::kExact : Fit::kSimilar;
 }
 
 template <typename T>
@@ -51,7 +57,7 @@ size_t PlanSet::total_bytes_ = 0;
 
 size_t CachedPlan::bytes() const {
   return sizeof(CachedPlan) + bytes_of(selection) + bytes_of(bound) + bytes_of(graph.buffers) + bytes_of(graph.nodes) +
-         bytes_of(graph.operands) + bytes_of(graph.attributes) + bytes_of(plan.live) + bytes_of(plan.placements) +
+         bytes_of(graph.operands) + bytes_of(graph.attributes) + bytes_of(values) + bytes_of(plan.live) + bytes_of(plan.placements) +
          bytes_of(plan.residences) + bytes_of(plan.program) + bytes_of(plan.valid_after) + group_bytes(plan);
 }
 
@@ -66,21 +72,62 @@ CachedPlan* PlanSet::find(const Cut& cut, CachedPlan*& similar) {
   similar = nullptr;
   for (size_t i = 0; i < plans_.size(); ++i) {
     const Fit how = fit(*plans_[i], cut);
-    if (how == Fit::kExact) {
-      std::rotate(plans_.begin(), plans_.begin() + static_cast<std::ptrdiff_t>(i),
-                  plans_.begin() + static_cast<std::ptrdiff_t>(i) + 1);
-      return plans_.front().get();
-    }
+    if (how == Fit::kExact) return used(i);
     if (how == Fit::kSimilar && similar == nullptr) similar = plans_[i].get();
   }
   return nullptr;
 }
 
+CachedPlan* PlanSet::find_unchanged(const Cut& cut, uint64_t version) {
+  for (size_t i = 0; i < plans_.size(); ++i) {
+    if (plans_[i]->version >= version && fit_of_buffers(*plans_[i], cut) == Fit::kExact) return used(i);
+  }
+  return nullptr;
+}
+
+CachedPlan* PlanSet::used(size_t i) {
+  const auto plan = plans_.begin() + static_cast<std::ptrdiff_t>(i);
+  std::rotate(plans_.begin(), plan, plan + 1);
+  return plans_.front().get();
+}
+
+bool PlanSet::needs_all(std::span<const graph::BufferId> buffers, bool readers, uint64_t version) const {
+  return all_version_ >= version && all_for_readers_ == readers && std::ranges::equal(all_for_, buffers);
+}
+
+void PlanSet::learn_needs_all(std::span<const graph::BufferId> buffers, bool readers, uint64_t version) {
+  all_for_.assign(buffers.begin(), buffers.end());
+  all_for_readers_ = readers;
+  all_version_ = version;
+}
+
 void CachedPlan::keep(const Cut& cut) {
   selection = cut.selection;
   graph = cut.graph;
+  values.assign(cut.values.data(), cut.values.data() + cut.values.size());
+  version = selection.empty() ? cut.version : 0;
   bound.resize(cut.bindings.size());
   for (size_t i = 0; i < cut.bindings.size(); ++i) bound[i] = cut.bindings[i] != nullptr;
+}
+
+bool CachedPlan::renew(const Bytes& numbers) {
+  if (numbers.size() == values.size() && std::memcmp(numbers.data(), values.data(), values.size()) == 0) return true;
+  values.assign(numbers.data(), numbers.data() + numbers.size());
+  std::vector<uint8_t> changed(graph.nodes.size());
+  const std::byte* from = values.data();
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const graph::Node& node = graph.nodes[i];
+    std::byte* const attributes = graph.attributes.data() + node.attribute_offset;
+    AttributeHeader header;
+    std::memcpy(&header, attributes, sizeof(header));
+    const size_t before = sizeof(header) + header.structure_bytes + header.size_bytes;
+    const size_t count = node.attribute_bytes - before;
+    if (count == 0) continue;
+    changed[i] = std::memcmp(attributes + before, from, count) != 0;
+    std::memcpy(attributes + before, from, count);
+    from += count;
+  }
+  return graph::renew_numbers(graph, changed, plan);
 }
 
 bool PlanSet::full() const { return plans_.size() >= kMostPlans; }

@@ -2,7 +2,8 @@
 //
 // One trace can need several plans: which of its nodes a sync point needs (`selection`), which storages have bytes before and which
 // escape after, may differ from one run to the next. A plan fits exactly when all that and every size are equal; then it is run again as it is.
-// It fits but for its sizes when only those differ.
+// It fits but for its sizes when only those differ. Where the trie's nodes are what they were when the plan was made, the trace need not even be written
+// down to find that out, and the plan's copy of the graph stands for it.
 //
 // Thread safety: the executor's lock.
 
@@ -13,10 +14,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "graph/graph.h"
 #include "graph/plan.h"
+#include "ops/call.h"
 
 namespace hetero::ops {
 
@@ -26,11 +29,16 @@ struct CachedPlan {
   std::vector<uint8_t> selection;  // per node of the trace: it was cut; empty: all
   std::vector<uint8_t> bound;      // per buffer: it has a binding
   graph::Graph graph;              // what was planned
+  std::vector<std::byte> values;   // of all nodes of a whole trace
+  uint64_t version = 0;            // the path of the trace is the graph's as long as no node of it is of a later version; 0: never
   graph::Plan plan;
   bool fusion = false;  // what it was planned with
 
   // Notes that the plan is for this cut now.
   void keep(const Cut& cut);
+  // Takes over the numbers of a cut that this plan stands for: into `graph`, and into the plan. False where the plan cannot have them; the graph
+  // has them anyway.
+  bool renew(const Bytes& numbers);
   size_t bytes() const;
 };
 
@@ -42,6 +50,11 @@ class PlanSet {
 
   // The plan that fits the cut exactly; else null, and `similar` is one that fits but for sizes, or null.
   CachedPlan* find(const Cut& cut, CachedPlan*& similar);
+  // The plan of the whole trace, if the graph need not be looked at to know that it fits: no node of the path is of a later version than `version`.
+  CachedPlan* find_unchanged(const Cut& cut, uint64_t version);
+  // Whether the buffers' bytes need every node of the trace, as far as it was learned since the path changed.
+  bool needs_all(std::span<const graph::BufferId> buffers, bool readers, uint64_t version) const;
+  void learn_needs_all(std::span<const graph::BufferId> buffers, bool readers, uint64_t version);
   // A place for a new plan of the cut, the least recently used one where there are many. The caller fills in `plan`, and calls measure().
   CachedPlan& add(const Cut& cut);
   bool full() const;
@@ -56,11 +69,17 @@ class PlanSet {
   uint32_t sightings = 0;  // how often a trace ended here
 
  private:
+  CachedPlan* used(size_t i);
+
   static constexpr size_t kMostPlans = 4;
   static size_t total_bytes_;
 
   std::vector<std::unique_ptr<CachedPlan>> plans_;  // the one used last comes first
   size_t bytes_ = 0;
+  // What learn_needs_all() was told last.
+  std::vector<graph::BufferId> all_for_;
+  bool all_for_readers_ = false;
+  uint64_t all_version_ = 0;
 };
 
 // What fusion has made of the nodes of all plans that were made, by FusionNote.

@@ -6,6 +6,7 @@
 #include "graph/liveness.h"
 #include "ops/config.h"
 #include "ops/kernel.h"
+#include "ops/match.h"
 #include "ops/plan_cache.h"
 
 namespace hetero::ops {
@@ -24,30 +25,6 @@ constexpr size_t kWindowBytes = 128;  // of one with four dimensions, index incl
 [[gnu::constructor(200)]] void make_recorder() { recorder_instance = new Recorder; }
 }  // namespace
 
-StorageHold::StorageHold(HeteroStorage* storage, bool strong) : strong_(strong), storage_(storage) {
-  if (strong) {
-    c10::raw::intrusive_ptr::incref(storage);
-  } else {
-    c10::raw::weak_intrusive_ptr::incref(storage);
-  }
-}
-
-StorageHold::~StorageHold() {
-  if (storage_ == nullptr) return;
-  if (strong_) {
-    c10::raw::intrusive_ptr::decref(storage_);
-  } else {
-    c10::raw::weak_intrusive_ptr::decref(storage_);
-  }
-}
-
-void StorageHold::make_strong() {
-  if (strong_) return;
-  c10::raw::intrusive_ptr::incref(storage_);
-  c10::raw::weak_intrusive_ptr::decref(storage_);
-  strong_ = true;
-}
-
 bool StorageHold::lock() {
   if (strong_) return true;
   if (c10::raw::weak_intrusive_ptr::lock(storage_) == nullptr) return false;
@@ -55,6 +32,8 @@ bool StorageHold::lock() {
   strong_ = true;
   return true;
 }
+
+const graph::Graph& Cut::planned() const { return kept != nullptr ? kept->graph : graph; }
 
 Recorder::Recorder() { trace_.windows = &windows_; }
 
@@ -65,42 +44,11 @@ graph::WindowId Recorder::intern(const c10::TensorImpl* impl) {
                          {sizes.data(), sizes.size()}, {strides.data(), strides.size()}, impl->storage_offset());
 }
 
-graph::BufferId Recorder::touch(HeteroStorage* storage, bool born) {
-  if (storage->epoch == epoch_) {
-    holds_[storage->buffer].make_strong();
-    return storage->buffer;
-  }
-  storage->epoch = epoch_;
-  storage->buffer = static_cast<graph::BufferId>(trace_.buffers.size());
-  trace_.buffers.push_back({storage->nbytes(), 0, false});
-  holds_.emplace_back(storage, !born);
-  return storage->buffer;
-}
-
-namespace {
-
-// memcpy for what is nearly always a few bytes.
-void copy_few(std::byte* to, const std::byte* from, size_t count) {
-  if (count > 16) {
-    std::memcpy(to, from, count);
-  } else if (count >= 8) {
-    std::memcpy(to + count - 8, from + count - 8, 8);
-    std::memcpy(to, from, 8);
-  } else if (count >= 4) {
-    std::memcpy(to + count - 4, from + count - 4, 4);
-    std::memcpy(to, from, 4);
-  } else {
-    for (size_t i = 0; i < count; ++i) to[i] = from[i];
-  }
-}
-
-}  // namespace
-
 CallView Recorder::view(graph::OpId op, const Call& call) {
   const size_t count = call.operands.size();
   if (inputs_.size() < count) [[unlikely]]
     inputs_.resize(2 * count);
-  auto unused = static_cast<graph::BufferId>(trace_.buffers.size());
+  auto unused = static_cast<graph::BufferId>(holds_.size());
   for (size_t i = 0; i < count; ++i) {
     const CallOperand& operand = call.operands[i];
     graph::BufferId buffer = operand.storage->buffer;
@@ -119,7 +67,8 @@ CallView Recorder::view(graph::OpId op, const Call& call) {
           static_cast<int8_t>(default_dtype_),
           {inputs_.data(), count},
           {call.structure.data(), call.structure.size()},
-          {call.sizes.data(), call.sizes.size()}};
+          {call.sizes.data(), call.sizes.size()},
+          static_cast<uint32_t>(call.values.size())};
 }
 
 namespace {
@@ -148,7 +97,7 @@ const MetaEntry* Recorder::expect(graph::OpId op, const Call& call) {
   if (const TrieNode* expected = at_->first_child()) {
     count_locked(counters().mispredicted_nodes);
     mispredictions_[mispredicted_++ % mispredictions_.size()] = {
-        static_cast<uint32_t>(trace_.nodes.size()), expected->op(), op,
+        static_cast<uint32_t>(path_.size()), expected->op(), op,
         (similar != nullptr ? similar : expected)->difference(seen, windows_)};
   }
   meta_cache_.make_key(op, call, default_dtype_);
@@ -177,61 +126,99 @@ std::vector<Misprediction> Recorder::mispredictions() const {
 bool Recorder::append(graph::OpId op, const Call& call, std::span<const at::Tensor> outputs) {
   if (next_ == nullptr) [[unlikely]]
     next_ = trie_.insert(at_, view(op, call), std::move(next_entry_));
-  at_ = next_;
-  path_.push_back(next_);
-  graph::Node node;
-  node.op = op;
-  node.first_operand = static_cast<uint32_t>(trace_.operands.size());
-  node.operand_count = static_cast<uint16_t>(call.operands.size() + outputs.size());
-  node.output_count = static_cast<uint16_t>(outputs.size());
-  node.attribute_offset = static_cast<uint32_t>(trace_.attributes.size());
-  node.attribute_bytes =
-      static_cast<uint32_t>(sizeof(AttributeHeader) + call.structure.size() + call.sizes.size() + call.values.size());
-  node.sequence = sequence_++;
-  node.preference = call.preference;
+  reserve_inputs(call.operands.size());
+  for (size_t i = 0; i < call.operands.size(); ++i) input_storages_[i] = call.operands[i].storage;
+  values_.put_bytes(call.values.data(), call.values.size());
+  return advance(next_, outputs);
+}
 
-  for (const CallOperand& operand : call.operands) {
-    const graph::BufferId buffer = touch(operand.storage, false);
-    trace_.operands.push_back({buffer, operand.window, operand.access, operand.bits});
+bool Recorder::append(Match& match, std::span<const at::Tensor> outputs) {
+  match.appended_ = true;
+  trie_.use(match.expected_);
+  count_locked(counters().predicted_nodes);
+  return advance(match.expected_, outputs);
+}
+
+// A step of the trace, with the inputs in input_storages_ and the numbers in values_.
+bool Recorder::advance(TrieNode* node, std::span<const at::Tensor> outputs) {
+  at_ = node;
+  path_.push_back(node);
+  version_ = std::max(version_, node->version());
+  const uint32_t sequence = sequence_++;
+  bool writes_exported = false;
+  HeteroStorage* const* storage = input_storages_.data();
+  for (const graph::Operand& operand : node->inputs()) {
+    const graph::BufferId buffer = touch(*storage, false);
     if (operand.access != graph::Access::kRead) {
       holds_[buffer].written = true;
-      if (operand.storage->exported) [[unlikely]] {
-        // Somebody looks at the bytes on the host.
-        wrote_exported_ = true;
-        node.preference = graph::Preference::kCpu;
-      }
+      writes_exported |= (*storage)->exported;
     }
+    ++storage;
   }
   for (const at::Tensor& output : outputs) {
-    HeteroStorage* storage = storage_of(output);
-    const graph::BufferId buffer = touch(storage, true);
-    trace_.operands.push_back({buffer, hetero_impl(output.unsafeGetTensorImpl())->window, graph::Access::kDefine, 0});
-    holds_[buffer].written = true;
-    pending_bytes_ += static_cast<int64_t>(storage->nbytes());
+    HeteroStorage* const born = storage_of(output);
+    holds_[touch(born, true)].written = true;
+    pending_bytes_ += static_cast<int64_t>(born->nbytes());
   }
-
-  const AttributeHeader header{static_cast<uint32_t>(call.structure.size()), static_cast<uint32_t>(call.sizes.size())};
-  const size_t offset = trace_.attributes.size();
-  trace_.attributes.resize(offset + node.attribute_bytes);
-  std::byte* attributes = trace_.attributes.data() + offset;
-  std::memcpy(attributes, &header, sizeof(header));
-  attributes += sizeof(header);
-  for (const Bytes* bytes : {&call.structure, &call.sizes, &call.values}) {
-    copy_few(attributes, bytes->data(), bytes->size());
-    attributes += bytes->size();
+  if (writes_exported) [[unlikely]] {
+    // Somebody looks at the bytes on the host.
+    wrote_exported_ = true;
+    write_down();
+    trace_.nodes.back().preference = graph::Preference::kCpu;
+    version_ = kUnlikeTrie;
   }
-  trace_.nodes.push_back(node);
   if (config().traceback.load(std::memory_order_relaxed) && interpreter_hooks().where) [[unlikely]] {
-    lines_[node.sequence] = interpreter_hooks().where();
+    lines_[sequence] = interpreter_hooks().where();
   }
   return pressure() != SyncReason::kCount;
+}
+
+// Writes the nodes of the trace that are not written yet.
+void Recorder::write_down() {
+  const auto put = [&](const std::byte* bytes, size_t count) {
+    trace_.attributes.insert(trace_.attributes.end(), bytes, bytes + count);
+  };
+  for (size_t i = trace_.nodes.size(); i < path_.size(); ++i) {
+    const TrieNode& step = *path_[i];
+    graph::Node node;
+    node.op = step.op();
+    node.first_operand = static_cast<uint32_t>(trace_.operands.size());
+    node.attribute_offset = static_cast<uint32_t>(trace_.attributes.size());
+    node.sequence = sequence_ - static_cast<uint32_t>(path_.size() - i);
+    node.preference = step.preference();
+    // Buffers have their numbers in the order of first use.
+    for (const graph::Operand& input : step.inputs()) {
+      trace_.operands.push_back(input);
+      written_buffers_ = std::max(written_buffers_, input.buffer + 1);
+    }
+    const size_t inputs_end = trace_.operands.size();
+    for (const MetaOutput& output : step.entry().outputs) {
+      if (output.window == graph::kNoWindow) continue;
+      trace_.operands.push_back({written_buffers_++, output.window, graph::Access::kDefine, 0});
+    }
+    node.operand_count = static_cast<uint16_t>(trace_.operands.size() - node.first_operand);
+    node.output_count = static_cast<uint16_t>(trace_.operands.size() - inputs_end);
+    const AttributeHeader header{step.structure_bytes(), step.size_bytes()};
+    put(reinterpret_cast<const std::byte*>(&header), sizeof(header));
+    put(step.structure(), step.structure_bytes());
+    put(step.sizes(), step.size_bytes());
+    put(values_.data() + written_values_, step.value_bytes());
+    written_values_ += step.value_bytes();
+    node.attribute_bytes = static_cast<uint32_t>(trace_.attributes.size()) - node.attribute_offset;
+    trace_.nodes.push_back(node);
+  }
+}
+
+void Recorder::describe_buffers() {
+  trace_.buffers.clear();
+  for (const StorageHold& hold : holds_) trace_.buffers.push_back({hold.storage()->nbytes(), 0, false});
 }
 
 SyncReason Recorder::pressure() const {
   const Config& options = config();
   if (wrote_exported_) return SyncReason::kExported;
   if (options.sync.load(std::memory_order_relaxed)) return SyncReason::kSyncMode;
-  if (static_cast<int64_t>(trace_.nodes.size()) >= options.pending_nodes.load(std::memory_order_relaxed)) {
+  if (static_cast<int64_t>(path_.size()) >= options.pending_nodes.load(std::memory_order_relaxed)) {
     return SyncReason::kPendingNodes;
   }
   if (pending_bytes_ >= options.pending_bytes.load(std::memory_order_relaxed)) {
@@ -246,17 +233,21 @@ void Recorder::next_epoch() {
   wrote_exported_ = false;
 }
 
-bool Recorder::cut_all(Cut& cut) {
-  if (trace_.nodes.empty()) return false;
-  std::swap(cut.graph.buffers, trace_.buffers);
-  std::swap(cut.graph.nodes, trace_.nodes);
-  std::swap(cut.graph.operands, trace_.operands);
-  std::swap(cut.graph.attributes, trace_.attributes);
+bool Recorder::cut_all(bool reuse, Cut& cut) {
+  if (path_.empty()) return false;
   std::swap(cut.holds, holds_);
   std::swap(cut.lines, lines_);
+  finish(cut);
+  if (reuse && version_ != kUnlikeTrie && cut.lines.empty()) cut.kept = at_->plans().find_unchanged(cut, version_);
+  if (cut.kept == nullptr) {
+    write_down();
+    std::swap(cut.graph.nodes, trace_.nodes);
+    std::swap(cut.graph.operands, trace_.operands);
+    std::swap(cut.graph.attributes, trace_.attributes);
+  }
+  std::swap(cut.values, values_);
   end_path(cut);
   next_epoch();
-  finish(cut);
   return true;
 }
 
@@ -264,7 +255,13 @@ bool Recorder::cut_all(Cut& cut) {
 void Recorder::end_path(Cut& cut) {
   // A node that wrote bytes which somebody looks at was placed by that.
   cut.end = wrote_exported_ ? nullptr : at_;
+  cut.version = version_ == kUnlikeTrie ? 0 : trie_.version();
   path_.clear();
+  values_.clear();
+  trace_.clear();
+  version_ = 0;
+  written_values_ = 0;
+  written_buffers_ = 0;
   at_ = trie_.root();
   trie_.tick();
 }
@@ -282,22 +279,32 @@ void Recorder::retrace(const std::vector<TrieNode*>& path) {
                         static_cast<int8_t>(default_dtype_),
                         {trace_.operands_of(node), static_cast<size_t>(node.operand_count - node.output_count)},
                         {structure, header.structure_bytes},
-                        {structure + header.structure_bytes, header.size_bytes}};
+                        {structure + header.structure_bytes, header.size_bytes},
+                        path[i]->value_bytes()};
     TrieNode* similar;
     TrieNode* next = trie_.find(at_, call, windows_, similar);
-    if (next == nullptr && similar != nullptr && same_kinds(similar->entry(), path[i]->entry(), windows_))
+    if (next == nullptr && similar != nullptr && same_kinds(similar->entry(), path[i]->entry(), windows_)) {
       next = similar;
+      version_ = kUnlikeTrie;
+    }
     at_ = next != nullptr ? next : trie_.insert(at_, call, path[i]->shared_entry());
     path_.push_back(at_);
+    version_ = std::max(version_, at_->version());
+    values_.put_bytes(structure + header.structure_bytes + header.size_bytes, at_->value_bytes());
   }
+  written_values_ = values_.size();
+  written_buffers_ = static_cast<graph::BufferId>(holds_.size());
 }
 
-bool Recorder::cut_ancestors(std::span<HeteroStorage* const> storages, bool readers, Cut& cut) {
-  bool any = false;
+bool Recorder::cut_ancestors(std::span<HeteroStorage* const> storages, bool readers, bool reuse, Cut& cut) {
+  wanted_.clear();
   for (const HeteroStorage* storage : storages) {
-    any |= readers ? touched(storage) : written(storage);
+    if (readers ? touched(storage) : written(storage)) wanted_.push_back(storage->buffer);
   }
-  if (!any) return false;
+  if (wanted_.empty()) return false;
+  const bool like_trie = version_ != kUnlikeTrie;
+  if (reuse && like_trie && at_->plans().needs_all(wanted_, readers, version_)) return cut_all(reuse, cut);
+  write_down();
   select_ancestors(storages, readers);
   for (const uint8_t selected : selected_) {
     if (!selected) {
@@ -305,12 +312,13 @@ bool Recorder::cut_ancestors(std::span<HeteroStorage* const> storages, bool read
       return true;
     }
   }
-  return cut_all(cut);
+  if (reuse && like_trie) at_->plans().learn_needs_all(wanted_, readers, trie_.version());
+  return cut_all(reuse, cut);
 }
 
 void Recorder::select_ancestors(std::span<HeteroStorage* const> storages, bool readers) {
   enum : uint8_t { kTouched = 1, kWritten = 2 };  // by a later selected node
-  needed_.assign(trace_.buffers.size(), 0);
+  needed_.assign(holds_.size(), 0);
   selected_.assign(trace_.nodes.size(), 0);
   for (const HeteroStorage* storage : storages) {
     if (touched(storage)) needed_[storage->buffer] = readers ? (kTouched | kWritten) : kTouched;
@@ -334,7 +342,8 @@ void Recorder::select_ancestors(std::span<HeteroStorage* const> storages, bool r
 // Of the nodes that are not selected, those whose results nobody can see any more are dropped: marks them in `selected_`. Else what a
 // program computes and forgets would stay pending for ever, in front of everything that it does later.
 void Recorder::drop_dead() {
-  needed_.assign(trace_.buffers.size(), 0);
+  describe_buffers();
+  needed_.assign(holds_.size(), 0);
   for (size_t b = 0; b < holds_.size(); ++b) {
     const size_t owners = c10::raw::intrusive_ptr::use_count(holds_[b].storage());
     needed_[b] = owners > (holds_[b].strong() ? 1 : 0);
@@ -380,8 +389,7 @@ void Recorder::split(Cut& cut) {
       graph::BufferId& number = numbers[operand.buffer];
       StorageHold& hold = holds[operand.buffer];
       if (number == kNowhere) {
-        number = static_cast<graph::BufferId>(to.buffers.size());
-        to.buffers.push_back(all.buffers[operand.buffer]);
+        number = static_cast<graph::BufferId>(to_holds.size());
         to_holds.emplace_back(hold.storage(), hold.strong());
         if (!selected) {
           hold.storage()->epoch = epoch_;
@@ -408,12 +416,14 @@ void Recorder::split(Cut& cut) {
 
 void Recorder::finish(Cut& cut) {
   cut.graph.windows = &windows_;
-  cut.bindings.assign(cut.graph.buffers.size(), nullptr);
-  for (size_t b = 0; b < cut.graph.buffers.size(); ++b) {
+  cut.graph.buffers.resize(cut.holds.size());
+  cut.bindings.assign(cut.holds.size(), nullptr);
+  for (size_t b = 0; b < cut.holds.size(); ++b) {
     StorageHold& hold = cut.holds[b];
-    if (!hold.lock()) continue;
     HeteroStorage* storage = hold.storage();
     graph::Buffer& buffer = cut.graph.buffers[b];
+    buffer = {storage->nbytes(), 0, false};
+    if (!hold.lock()) continue;
     buffer.valid_on = storage->binding.valid_on;
     buffer.escapes = c10::raw::intrusive_ptr::use_count(storage) > 1;
     if (buffer.escapes || buffer.valid_on != 0 || !storage->binding.error.ok()) {
@@ -428,7 +438,7 @@ bool Recorder::trim_caches() {
   const bool too_many_traces = trie_.bytes() + PlanSet::total_bytes() > limit / 2;
   meta_cache_.trim(limit / 4);
   if (!too_many_windows && !too_many_traces) return true;
-  if (!trace_.nodes.empty()) return false;
+  if (!path_.empty()) return false;
   if (too_many_traces) trie_.trim(limit / 2);
   // Windows have no age: programs whose shapes keep changing begin anew.
   if (too_many_windows) forget();

@@ -1,8 +1,9 @@
 // Recorder: the pending trace, and the two locks that order everything.
 //
-// Recording appends a node to the trace and takes one step in the trie of earlier traces, which mostly knows already what the call's outputs
-// look like. The trace is a graph::Graph that grows, plus, for each of its buffers,
-// the storage it stands for. A storage with bytes is held strongly (its bytes are an input); a storage born in the trace
+// Recording takes a step in the trie of earlier traces (trie.h), which mostly knows already what the call's outputs look like. The trace is the path
+// through the trie, plus the numbers in which equal programs may differ (`values`), plus, for each buffer, the storage it stands for. It is written
+// down as a graph::Graph when that is needed: not where the same trace was planned before, for then the plan has the graph.
+// A storage with bytes is held strongly (its bytes are an input); a storage born in the trace
 // is held weakly until a second node uses it, so a value that nobody can see any more is found dead when the trace is cut.
 //
 //   record:  recorder lock            windows, meta cache, trace
@@ -84,7 +85,13 @@ class Locked {
 // A storage as the trace sees it.
 class StorageHold {
  public:
-  StorageHold(HeteroStorage* storage, bool strong);
+  StorageHold(HeteroStorage* storage, bool strong) : strong_(strong), storage_(storage) {
+    if (strong) {
+      c10::raw::intrusive_ptr::incref(storage);
+    } else {
+      c10::raw::weak_intrusive_ptr::incref(storage);
+    }
+  }
   StorageHold(StorageHold&& other) noexcept
       : written(other.written), strong_(other.strong_), storage_(std::exchange(other.storage_, nullptr)) {}
   StorageHold& operator=(StorageHold&& other) noexcept {
@@ -93,9 +100,21 @@ class StorageHold {
     std::swap(written, other.written);
     return *this;
   }
-  ~StorageHold();
+  ~StorageHold() {
+    if (storage_ == nullptr) return;
+    if (strong_) {
+      c10::raw::intrusive_ptr::decref(storage_);
+    } else {
+      c10::raw::weak_intrusive_ptr::decref(storage_);
+    }
+  }
 
-  void make_strong();
+  void make_strong() {
+    if (strong_) return;
+    c10::raw::intrusive_ptr::incref(storage_);
+    c10::raw::weak_intrusive_ptr::decref(storage_);
+    strong_ = true;
+  }
   // Makes the hold strong if the storage still lives; false when it is gone.
   bool lock();
   HeteroStorage* storage() const { return storage_; }
@@ -116,9 +135,16 @@ struct Misprediction {
   Difference difference;
 };
 
+struct CachedPlan;
+class Match;
+
 // The nodes cut out of the trace for one run, and what they hold.
 struct Cut {
+  // Its nodes were not written down where `kept` is set: they are those of kept->graph, with other numbers in them (`values`).
   graph::Graph graph;
+  CachedPlan* kept = nullptr;
+  Bytes values;          // of a whole trace, in the order of its nodes
+  uint64_t version = 0;  // of the trie, when the nodes were cut
   std::vector<StorageHold> holds;                   // per buffer
   std::vector<graph::Binding*> bindings;            // per buffer; null for temporaries
   std::unordered_map<uint32_t, std::string> lines;  // node sequence -> Python line, with HETERO_TRACEBACK
@@ -126,7 +152,11 @@ struct Cut {
   // Where the trace ended that the nodes were cut out of; null where its plans cannot be kept.
   TrieNode* end = nullptr;
   std::vector<uint8_t> selection;  // per node of that trace: it was cut; empty: all
+  // What is to run.
+  const graph::Graph& planned() const;
   void clear() {
+    kept = nullptr;
+    values.clear();
     end = nullptr;
     selection.clear();
     graph.clear();
@@ -146,17 +176,14 @@ class Recorder {
 
   // The window of a tensor; from its hint where that still holds.
   graph::WindowId window_of(const c10::TensorImpl* impl) {
-    if (const HeteroTensorImpl* hetero = hetero_impl(impl)) {
-      const graph::WindowId hint = hetero->window;
-      if (hint < windows_.size() &&
-          windows_[hint].equals(static_cast<graph::DType>(c10::typeMetaToScalarType(impl->dtype())),
-                                {impl->sizes().data(), impl->sizes().size()},
-                                {impl->strides().data(), impl->strides().size()}, impl->storage_offset())) {
-        return hint;
-      }
-      return hetero->window = intern(impl);
-    }
-    return intern(impl);
+    const HeteroTensorImpl* const hetero = hetero_impl(impl);
+    return hetero != nullptr ? window_of(hetero) : intern(impl);
+  }
+  graph::WindowId window_of(const HeteroTensorImpl* impl) {
+    const graph::WindowId hint = impl->window;
+    if (hint < windows_.size() && impl->looks_like(windows_[hint])) [[likely]]
+      return hint;
+    return impl->window = intern(impl);
   }
   graph::WindowTable& windows() { return windows_; }
   MetaCache& meta_cache() { return meta_cache_; }
@@ -166,6 +193,8 @@ class Recorder {
   // Appends a node with the operands of `call`, followed by `outputs` (tensors made as expect() said). True when something should be
   // flushed: call after_record() once the lock is released. REQUIRES: expect() was called for this call, and nothing since.
   [[nodiscard]] bool append(graph::OpId op, const Call& call, std::span<const at::Tensor> outputs);
+  // The same for a call that is the predicted one. REQUIRES: match.complete().
+  [[nodiscard]] bool append(Match& match, std::span<const at::Tensor> outputs);
 
   // True when the trace holds nodes that touch, or write, the storage.
   bool touched(const HeteroStorage* storage) const { return storage->epoch == epoch_; }
@@ -174,19 +203,19 @@ class Recorder {
   at::ScalarType default_dtype() const { return default_dtype_; }
   // Returns false when pending nodes must be flushed before the default dtype can change.
   bool set_default_dtype(at::ScalarType dtype) {
-    if (dtype != default_dtype_ && !trace_.nodes.empty()) return false;
+    if (dtype != default_dtype_ && !path_.empty()) return false;
     default_dtype_ = dtype;
     return true;
   }
-  size_t pending_nodes() const { return trace_.nodes.size(); }
+  size_t pending_nodes() const { return path_.size(); }
   // Why the trace should be flushed now; kCount where it need not be.
   SyncReason pressure() const;
 
   // Moves nodes from the trace to `cut`: all of them, or those that must run so that `storages` have their final bytes
-  // (with `readers`: also those that read them). Returns false when nothing has to run.
+  // (with `readers`: also those that read them). Returns false when nothing has to run. `reuse`: a plan of the same trace may stand for its nodes.
   // REQUIRES: the executor lock as well; `cut` is clear.
-  bool cut_all(Cut& cut);
-  bool cut_ancestors(std::span<HeteroStorage* const> storages, bool readers, Cut& cut);
+  bool cut_all(bool reuse, Cut& cut);
+  bool cut_ancestors(std::span<HeteroStorage* const> storages, bool readers, bool reuse, Cut& cut);
 
   // Keeps the meta cache, the windows and the trie within their bounds. False where that needs an empty trace. REQUIRES: the executor
   // lock as well.
@@ -198,8 +227,26 @@ class Recorder {
   std::vector<Misprediction> mispredictions() const;
 
  private:
+  friend class Match;
+
   graph::WindowId intern(const c10::TensorImpl* impl);
-  graph::BufferId touch(HeteroStorage* storage, bool born);
+  graph::BufferId touch(HeteroStorage* storage, bool born) {
+    if (storage->epoch == epoch_) {
+      holds_[storage->buffer].make_strong();
+      return storage->buffer;
+    }
+    storage->epoch = epoch_;
+    storage->buffer = static_cast<graph::BufferId>(holds_.size());
+    holds_.emplace_back(storage, !born);
+    return storage->buffer;
+  }
+  void reserve_inputs(size_t count) {
+    if (input_storages_.size() < count) [[unlikely]]
+      input_storages_.resize(2 * count);
+  }
+  bool advance(TrieNode* node, std::span<const at::Tensor> outputs);
+  void write_down();
+  void describe_buffers();
   void select_ancestors(std::span<HeteroStorage* const> storages, bool readers);
   void drop_dead();
   void split(Cut& cut);
@@ -212,17 +259,25 @@ class Recorder {
   backend::SpinLock mutex_;  // held for a few hundred instructions
   graph::WindowTable windows_;
   MetaCache meta_cache_;
-  graph::Graph trace_;
-  std::vector<StorageHold> holds_;  // per buffer
   Trie trie_;
-  std::vector<TrieNode*> path_;  // per node
-  TrieNode* at_ = trie_.root();  // where the trace stands
+  // The trace.
+  std::vector<TrieNode*> path_;     // per node
+  TrieNode* at_ = trie_.root();     // the end of the path
+  Bytes values_;                    // of all nodes
+  std::vector<StorageHold> holds_;  // per buffer
+  uint64_t version_ = 0;            // the latest of any node of the path; kUnlikeTrie where a node differs from the trie's
+  static constexpr uint64_t kUnlikeTrie = UINT64_MAX;
+  // The first nodes of the trace, written down; its buffers only by describe_buffers().
+  graph::Graph trace_;
+  size_t written_values_ = 0;  // bytes of values_ that those nodes have
+  graph::BufferId written_buffers_ = 0;
   // What expect() found: the next step on the path, or what to make one with.
   TrieNode* next_ = nullptr;
   std::shared_ptr<const MetaEntry> next_entry_;
   std::array<Misprediction, 16> mispredictions_{};
   size_t mispredicted_ = 0;
-  std::vector<graph::Operand> inputs_;  // of the call that was looked at last
+  std::vector<graph::Operand> inputs_;           // of the call that was looked at last
+  std::vector<HeteroStorage*> input_storages_;  // of the call that is recorded
   std::unordered_map<uint32_t, std::string> lines_;
   at::ScalarType default_dtype_ = at::kFloat;
   int64_t pending_bytes_ = 0;
@@ -231,6 +286,7 @@ class Recorder {
   uint32_t sequence_ = 0;
   // Scratch of cutting. Per node: 0, 1 where it is cut, or kDead.
   static constexpr uint8_t kDead = 2;
+  std::vector<graph::BufferId> wanted_;
   std::vector<uint8_t> selected_;
   std::vector<uint8_t> needed_;
   std::vector<uint8_t> live_;

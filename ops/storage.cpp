@@ -98,18 +98,29 @@ c10::intrusive_ptr<c10::TensorImpl> HeteroTensorImpl::shallow_copy_and_detach(c1
   return copy;
 }
 
+void HeteroTensorImpl::look_through(const graph::Window& seen, graph::WindowId id) {
+  window = id;
+  const auto rank = static_cast<size_t>(seen.rank);
+  constexpr size_t kChannelsLast2d = 4, kChannelsLast3d = 5;
+  if (!seen.contiguous || rank == kChannelsLast2d || rank == kChannelsLast3d) {
+    set_sizes_and_strides({seen.dims, rank}, {seen.dims + rank, rank});
+    return;
+  }
+  // The flags of a new tensor say that it is contiguous, and only tensors of those ranks have others.
+  if (rank != 1) sizes_and_strides_.resize(rank);
+  for (size_t i = 0; i < rank; ++i) {
+    sizes_and_strides_.size_at_unchecked(i) = seen.dims[i];
+    sizes_and_strides_.stride_at_unchecked(i) = seen.dims[rank + i];
+  }
+  numel_ = seen.numel;
+}
+
 at::Tensor make_tensor(const graph::Window& window, graph::WindowId id, size_t storage_bytes) {
   auto impl =
       c10::make_intrusive<HeteroTensorImpl>(c10::Storage(c10::make_intrusive<HeteroStorage>(storage_bytes)),
                                             c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                             c10::scalarTypeToTypeMeta(static_cast<at::ScalarType>(window.dtype)));
-  const c10::IntArrayRef sizes(window.dims, static_cast<size_t>(window.rank));
-  if (window.contiguous) {
-    if (window.rank != 1 || window.numel != 0) impl->set_sizes_contiguous(sizes);
-  } else {
-    impl->set_sizes_and_strides(sizes, c10::IntArrayRef(window.dims + window.rank, static_cast<size_t>(window.rank)));
-  }
-  impl->window = id;
+  impl->look_through(window, id);
   return at::Tensor(std::move(impl));
 }
 

@@ -164,13 +164,34 @@ graph::Plan* resized_plan(PlanSet& known, CachedPlan* similar, const Cut& cut, c
   return &target->plan;
 }
 
+// What the accelerator's memory can hold changes from run to run; and a run inside another must not replace the other's plan.
+bool keeps_plans(const Runner& state) { return state.depth == 1 && backend::accelerator() == nullptr; }
+
+// Takes the numbers of a cut over to a plan that fits it exactly.
+bool renewed(CachedPlan& kept, const Cut& cut) {
+  if (kept.graph.attributes != cut.graph.attributes) {
+    std::vector<uint8_t> changed;
+    graph::find_changed_attributes(kept.graph, cut.graph, changed);
+    if (!graph::renew_numbers(cut.graph, changed, kept.plan)) return false;
+  }
+  kept.keep(cut);
+  return true;
+}
+
 // The plan of the cut: a kept one where the same trace was planned before, else a new one. What is seen for the first time may never come again:
 // it is planned without fusion, and nothing is kept.
 graph::Plan& plan_for(Runner& state, Cut& cut, graph::Plan& scratch) {
   graph::PlanOptions& options = state.options;
-  // What the accelerator's memory can hold changes from run to run; and a run inside another must not replace the other's plan.
-  const bool keeps = cut.end != nullptr && !options.has_accelerator && state.depth == 1;
+  const bool keeps = cut.end != nullptr && keeps_plans(state);
   PlanSet* const known = keeps ? &cut.end->plans() : nullptr;
+  if (cut.kept != nullptr) {
+    if (cut.kept->renew(cut.values) && cut.kept->fusion == options.fusion) {
+      count(counters().plans_replayed);
+      return cut.kept->plan;
+    }
+    cut.graph = cut.kept->graph;
+    known->drop(std::exchange(cut.kept, nullptr));
+  }
   if (known == nullptr || ++known->sightings == 1) {
     options.fusion = false;
     graph::make_plan(cut.graph, options, scratch);
@@ -178,9 +199,7 @@ graph::Plan& plan_for(Runner& state, Cut& cut, graph::Plan& scratch) {
   }
   CachedPlan* similar;
   if (CachedPlan* kept = known->find(cut, similar)) {
-    const bool same = kept->graph.attributes == cut.graph.attributes;
-    if (kept->fusion == options.fusion && (same || graph::renew_numbers(kept->graph, cut.graph, kept->plan))) {
-      if (!same) kept->graph.attributes = cut.graph.attributes;
+    if (kept->fusion == options.fusion && renewed(*kept, cut)) {
       count(counters().plans_replayed);
       return kept->plan;
     }
@@ -210,17 +229,18 @@ Status run(Runner& state, Cut& cut, graph::Plan& scratch, graph::Executor& execu
   // Planning, too, asks what untyped numbers become.
   const DefaultDtype dtype(cut.default_dtype);
   const graph::Plan& plan = plan_for(state, cut, scratch);
+  const graph::Graph& graph = cut.planned();
   const int64_t log = config().log.load(std::memory_order_relaxed);
   if (config().verify_plans.load(std::memory_order_relaxed)) {
-    Status status = graph::verify_graph(cut.graph);
-    if (status.ok()) status = graph::verify_plan(cut.graph, plan, state.options);
+    Status status = graph::verify_graph(graph);
+    if (status.ok()) status = graph::verify_plan(graph, plan, state.options);
     if (!status.ok()) return status;
   }
   if (config().keep_plans.load(std::memory_order_relaxed) || log >= 2) {
-    state.plan_text = graph::to_string(cut.graph) + "\n" + graph::to_string(plan);
+    state.plan_text = graph::to_string(graph) + "\n" + graph::to_string(plan);
   }
   if (log >= 1) {
-    std::fprintf(stderr, "hetero: flush (%s): %zu nodes, %u dead\n%s", to_string(reason), cut.graph.nodes.size(),
+    std::fprintf(stderr, "hetero: flush (%s): %zu nodes, %u dead\n%s", to_string(reason), graph.nodes.size(),
                  plan.dead_nodes, log >= 2 ? state.plan_text.c_str() : "");
   }
   WithoutInterpreter released;
@@ -228,27 +248,37 @@ Status run(Runner& state, Cut& cut, graph::Plan& scratch, graph::Executor& execu
   choose_thread_count();
   FlushVerifier verifier(config().verify.load(std::memory_order_relaxed), cut);
   graph::RunCounts counts;
-  Status status = executor.run(cut.graph, plan, cut.bindings, counts);
+  Status status = executor.run(graph, plan, cut.bindings, counts);
   if (state.options.has_accelerator) track_accelerator(cut);
   if (status.ok()) status = verifier.compare(cut);
   add_counts(plan, counts);
   return status;
 }
 
-// Cuts with `cut_nodes(recorder, cut)` and runs the result. Returns the error of the run.
+// Counts runs inside of each other.
+class Nested {
+ public:
+  explicit Nested(int& depth) : depth_(depth) { ++depth_; }
+  ~Nested() { --depth_; }
+  Nested(const Nested&) = delete;
+
+ private:
+  int& depth_;
+};
+
+// Cuts with `cut_nodes(recorder, reuse, cut)` and runs the result. Returns the error of the run.
 template <typename CutNodes>
 Status cut_and_run_once(Runner& state, SyncReason reason, CutNodes cut_nodes, Cut& cut, graph::Plan& plan,
                         graph::Executor& executor) {
+  const Nested nested(state.depth);
   bool any;
   {
     Locked lock(recorder().mutex());
     cut.default_dtype = recorder().default_dtype();
-    any = cut_nodes(recorder(), cut);
+    any = cut_nodes(recorder(), keeps_plans(state), cut);
   }
   if (!any) return Status();
-  ++state.depth;
   Status status = run(state, cut, plan, executor, reason);
-  --state.depth;
   cut.clear();
   return status;
 }
@@ -270,7 +300,7 @@ Status cut_and_run(Runner& state, SyncReason reason, CutNodes cut_nodes) {
   Status status = cut_and_run_once(state, reason, cut_nodes, state.cut, state.plan, state.executor);
   if (!trim_caches()) [[unlikely]] {
     // What was left pending stands in the way. Its errors are for whoever needs it.
-    const auto all = [](Recorder& from, Cut& cut) { return from.cut_all(cut); };
+    const auto all = [](Recorder& from, bool reuse, Cut& cut) { return from.cut_all(reuse, cut); };
     const Status rest = cut_and_run_once(state, SyncReason::kPendingNodes, all, state.cut, state.plan, state.executor);
     if (!rest.ok() && state.deferred.ok()) state.deferred = rest;
     trim_caches();
@@ -313,7 +343,7 @@ void flush_all(SyncReason reason) {
   if (bad_fork) return;
   Runner& state = runner();
   Locked lock(state.mutex);
-  Status status = cut_and_run(state, reason, [](Recorder& from, Cut& cut) { return from.cut_all(cut); });
+  Status status = cut_and_run(state, reason, [](Recorder& from, bool reuse, Cut& cut) { return from.cut_all(reuse, cut); });
   const bool explicit_sync =
       reason == SyncReason::kFlush || reason == SyncReason::kSynchronize || reason == SyncReason::kSyncMode;
   if (!explicit_sync) {
@@ -330,7 +360,9 @@ void settle(std::span<HeteroStorage* const> storages, SyncReason reason) {
   Runner& state = runner();
   Locked lock(state.mutex);
   const Status status =
-      cut_and_run(state, reason, [&](Recorder& from, Cut& cut) { return from.cut_ancestors(storages, false, cut); });
+      cut_and_run(state, reason, [&](Recorder& from, bool reuse, Cut& cut) {
+    return from.cut_ancestors(storages, false, reuse, cut);
+  });
   for (HeteroStorage* storage : storages) check_bytes(storage);
   // Some other value failed in the same run: whoever needs it will see the error.
   if (!status.ok() && status.error_class() == ErrorClass::kInternal) raise(status);
@@ -342,7 +374,9 @@ void settle_users(HeteroStorage* storage, SyncReason reason) {
   Locked lock(state.mutex);
   HeteroStorage* const storages[] = {storage};
   const Status status =
-      cut_and_run(state, reason, [&](Recorder& from, Cut& cut) { return from.cut_ancestors(storages, true, cut); });
+      cut_and_run(state, reason, [&](Recorder& from, bool reuse, Cut& cut) {
+    return from.cut_ancestors(storages, true, reuse, cut);
+  });
   if (!status.ok() && status.error_class() == ErrorClass::kInternal) raise(status);
 }
 

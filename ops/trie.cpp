@@ -113,6 +113,8 @@ TrieNode* Trie::insert(TrieNode* at, const CallView& call, std::shared_ptr<const
   node->input_count_ = static_cast<uint32_t>(call.inputs.size());
   node->structure_bytes_ = static_cast<uint32_t>(call.structure.size());
   node->size_bytes_ = static_cast<uint32_t>(call.sizes.size());
+  node->value_bytes_ = call.value_bytes;
+  node->version_ = ++version_;
   node->operands_ = std::make_unique_for_overwrite<graph::Operand[]>(call.inputs.size());
   std::copy(call.inputs.begin(), call.inputs.end(), node->operands_.get());
   node->attributes_ = std::make_unique_for_overwrite<std::byte[]>(call.structure.size() + call.sizes.size());
@@ -130,6 +132,7 @@ void Trie::renew(TrieNode* node, const CallView& call, std::shared_ptr<const Met
   std::copy(call.inputs.begin(), call.inputs.end(), node->operands_.get());
   std::copy(call.sizes.begin(), call.sizes.end(), node->attributes_.get() + node->structure_bytes_);
   node->entry_ = std::move(entry);
+  node->version_ = ++version_;
 }
 
 size_t Trie::bytes_of(const TrieNode& node) {

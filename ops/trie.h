@@ -35,6 +35,7 @@ struct CallView {
   std::span<const graph::Operand> inputs;  // without the outputs that it defines
   std::span<const std::byte> structure;
   std::span<const std::byte> sizes;
+  uint32_t value_bytes;  // follows from the structure
 };
 
 // How a call differs from the one that was predicted.
@@ -50,7 +51,17 @@ class TrieNode {
   const MetaEntry& entry() const { return *entry_; }
   const std::shared_ptr<const MetaEntry>& shared_entry() const { return entry_; }
   graph::OpId op() const { return op_; }
+  graph::Preference preference() const { return preference_; }
+  int8_t default_dtype() const { return default_dtype_; }
   std::span<const graph::Operand> inputs() const { return {operands_.get(), input_count_}; }
+  // The sizes stand behind the structure.
+  const std::byte* structure() const { return attributes_.get(); }
+  const std::byte* sizes() const { return attributes_.get() + structure_bytes_; }
+  uint32_t structure_bytes() const { return structure_bytes_; }
+  uint32_t size_bytes() const { return size_bytes_; }
+  uint32_t value_bytes() const { return value_bytes_; }
+  // When it became what it is, by Trie::version.
+  uint64_t version() const { return version_; }
   // The plans of the traces that end here. Belongs to the executor's lock.
   PlanSet& plans();
   TrieNode* first_child() const { return child_.get(); }
@@ -64,17 +75,20 @@ class TrieNode {
   bool resembles(const CallView& call, const graph::WindowTable& windows) const;
   bool same_structure(const CallView& call) const;
 
+  // What a call is compared with comes first, in one cache line.
+  std::unique_ptr<TrieNode> child_;  // of its children, the one taken last
   std::unique_ptr<graph::Operand[]> operands_;
   std::unique_ptr<std::byte[]> attributes_;  // structure, then sizes
   graph::OpId op_ = 0;
   uint32_t input_count_ = 0;
   uint32_t structure_bytes_ = 0;
   uint32_t size_bytes_ = 0;
+  uint32_t value_bytes_ = 0;
+  uint32_t used_ = 0;  // when it was last on a path
   graph::Preference preference_ = graph::Preference::kAuto;
   int8_t default_dtype_ = 0;
-  uint32_t used_ = 0;  // when it was last on a path
   std::shared_ptr<const MetaEntry> entry_;
-  std::unique_ptr<TrieNode> child_;    // of its children, the one taken last
+  uint64_t version_ = 0;
   std::unique_ptr<TrieNode> sibling_;  // the next child of its parent
   std::unique_ptr<PlanSet> plans_;
 };
@@ -103,6 +117,11 @@ class Trie {
   // Makes a similar node exactly this call, so that it is predicted when the sizes stay.
   void renew(TrieNode* node, const CallView& call, std::shared_ptr<const MetaEntry> entry);
 
+  // Grows whenever a node is made or renewed.
+  uint64_t version() const { return version_; }
+
+  // Takes note that the node is on a path.
+  void use(TrieNode* node) { node->used_ = clock_; }
   // Said after each trace: nodes are as old as the traces since they were on a path.
   void tick() { ++clock_; }
   size_t bytes() const { return bytes_; }
@@ -118,6 +137,7 @@ class Trie {
 
   TrieNode root_;
   uint32_t clock_ = 1;
+  uint64_t version_ = 0;
   size_t bytes_ = 0;
 };
 

@@ -20,6 +20,7 @@
 
 #include "ops/catch_all.h"
 #include "ops/kernel.h"
+#include "ops/match.h"
 #include "ops/recorder.h"
 #include "ops/sync.h"
 
@@ -27,75 +28,95 @@ namespace hetero::ops {
 
 // ---- arguments -> bytes -------------------------------------------------------------------------------------------
 
-inline void encode(Call& call, const at::Tensor& value) { call.tensor(value, graph::Access::kRead); }
-inline void encode(Call& call, const std::optional<at::Tensor>& value) {
+template <typename Sink>
+void encode(Sink& sink, const at::Tensor& value) { sink.tensor(value, graph::Access::kRead); }
+template <typename Sink>
+void encode(Sink& sink, const std::optional<at::Tensor>& value) {
   if (value.has_value()) {
-    call.tensor(*value, graph::Access::kRead);
+    sink.tensor(*value, graph::Access::kRead);
   } else {
-    call.none();
+    sink.none();
   }
 }
-inline void encode(Call& call, at::TensorList values) {
-  call.list(values.size());
-  for (const at::Tensor& value : values) call.tensor(value, graph::Access::kRead);
+template <typename Sink>
+void encode(Sink& sink, at::TensorList values) {
+  sink.list(values.size());
+  for (const at::Tensor& value : values) sink.tensor(value, graph::Access::kRead);
 }
-inline void encode(Call& call, const at::ITensorListRef& values) {
-  call.list(values.size());
-  for (const at::Tensor& value : values) call.tensor(value, graph::Access::kRead);
+template <typename Sink>
+void encode(Sink& sink, const at::ITensorListRef& values) {
+  sink.list(values.size());
+  for (const at::Tensor& value : values) sink.tensor(value, graph::Access::kRead);
 }
-inline void encode(Call& call, const c10::List<std::optional<at::Tensor>>& values) {
-  call.list(values.size());
-  for (const std::optional<at::Tensor> value : values) encode(call, value);
+template <typename Sink>
+void encode(Sink& sink, const c10::List<std::optional<at::Tensor>>& values) {
+  sink.list(values.size());
+  for (const std::optional<at::Tensor> value : values) encode(sink, value);
 }
-inline void encode(Call& call, const at::Scalar& value) { call.scalar(value); }
-inline void encode(Call& call, bool value) { call.boolean(value); }
-inline void encode(Call& call, int64_t value) { call.integer(value); }
-inline void encode(Call& call, const c10::SymInt& value) { call.size(value.guard_int(__FILE__, __LINE__)); }
-inline void encode(Call& call, double value) { call.real(value); }
-inline void encode(Call& call, at::ScalarType value) { call.integer(static_cast<int64_t>(value)); }
-inline void encode(Call& call, at::Layout value) { call.integer(static_cast<int64_t>(value)); }
-inline void encode(Call& call, at::MemoryFormat value) { call.integer(static_cast<int64_t>(value)); }
-inline void encode(Call& call, at::Device) { call.device(); }
-inline void encode(Call& call, c10::string_view value) { call.string({value.data(), value.size()}); }
-inline void encode(Call& call, at::IntArrayRef values) { call.integers(values); }
-inline void encode(Call& call, at::SymIntArrayRef values) { call.size_list(C10_AS_INTARRAYREF_SLOW(values)); }
-inline void encode(Call& call, at::ArrayRef<double> values) { call.reals(values); }
-template <size_t N>
-void encode(Call& call, const std::array<bool, N>& values) {
-  call.list(N);
-  for (const bool value : values) call.boolean(value);
+template <typename Sink>
+void encode(Sink& sink, const at::Scalar& value) { sink.scalar(value); }
+template <typename Sink>
+void encode(Sink& sink, bool value) { sink.boolean(value); }
+template <typename Sink>
+void encode(Sink& sink, int64_t value) { sink.integer(value); }
+template <typename Sink>
+void encode(Sink& sink, const c10::SymInt& value) { sink.size(value.guard_int(__FILE__, __LINE__)); }
+template <typename Sink>
+void encode(Sink& sink, double value) { sink.real(value); }
+template <typename Sink>
+void encode(Sink& sink, at::ScalarType value) { sink.integer(static_cast<int64_t>(value)); }
+template <typename Sink>
+void encode(Sink& sink, at::Layout value) { sink.integer(static_cast<int64_t>(value)); }
+template <typename Sink>
+void encode(Sink& sink, at::MemoryFormat value) { sink.integer(static_cast<int64_t>(value)); }
+template <typename Sink>
+void encode(Sink& sink, at::Device) { sink.device(); }
+template <typename Sink>
+void encode(Sink& sink, c10::string_view value) { sink.string({value.data(), value.size()}); }
+template <typename Sink>
+void encode(Sink& sink, at::IntArrayRef values) { sink.integers(values); }
+template <typename Sink>
+void encode(Sink& sink, at::SymIntArrayRef values) { sink.size_list(C10_AS_INTARRAYREF_SLOW(values)); }
+template <typename Sink>
+void encode(Sink& sink, at::ArrayRef<double> values) { sink.reals(values); }
+template <typename Sink, size_t N>
+void encode(Sink& sink, const std::array<bool, N>& values) {
+  sink.list(N);
+  for (const bool value : values) sink.boolean(value);
 }
-inline void encode(Call& call, const at::OptionalIntArrayRef& values) {
+template <typename Sink>
+void encode(Sink& sink, const at::OptionalIntArrayRef& values) {
   if (values.has_value()) {
-    call.integers(*values);
+    sink.integers(*values);
   } else {
-    call.none();
+    sink.none();
   }
 }
-inline void encode(Call& call, const at::OptionalSymIntArrayRef& values) {
+template <typename Sink>
+void encode(Sink& sink, const at::OptionalSymIntArrayRef& values) {
   if (values.has_value()) {
-    call.size_list(C10_AS_INTARRAYREF_SLOW(*values));
+    sink.size_list(C10_AS_INTARRAYREF_SLOW(*values));
   } else {
-    call.none();
+    sink.none();
   }
 }
-template <typename T>
+template <typename Sink, typename T>
   requires(!std::is_same_v<T, at::Tensor>)
-void encode(Call& call, const std::optional<T>& value) {
+void encode(Sink& sink, const std::optional<T>& value) {
   if (value.has_value()) {
-    encode(call, *value);
+    encode(sink, *value);
   } else {
-    call.none();
+    sink.none();
   }
 }
 
 // A Tensor& is written: an argument of an in-place operator.
-template <typename A>
-void encode_argument(Call& call, A& value, graph::Access written) {
+template <typename Sink, typename A>
+void encode_argument(Sink& sink, A& value, graph::Access written) {
   if constexpr (std::is_same_v<A, at::Tensor>) {
-    call.tensor(value, written);
+    sink.tensor(value, written);
   } else {
-    encode(call, value);
+    encode(sink, value);
   }
 }
 
@@ -337,26 +358,20 @@ struct TypedRecorder<Op, R(A...)> {
 
   static R call(A... arguments) {
     check_fork();
-    Call& call = scratch_call();
     const at::ScalarType default_dtype = c10::typeMetaToScalarType(c10::get_default_dtype());
     std::array<at::Tensor, Results<R>::kCount> outputs;
-    bool recorded = false;
-    bool pressure = false;
+    Recorded how = Recorded::kNo;
     {
       Locked lock(recorder().mutex());
-      encode_all(call, arguments...);
-      if (!call.foreign.defined() && recorder().set_default_dtype(default_dtype)) [[likely]] {
-        const MetaEntry* entry = recorder().expect(id, call);
-        if (entry != nullptr && !entry->straight) [[likely]] {
-          pressure = append(*entry, call, outputs);
-          recorded = true;
-          count_locked(counters().typed_nodes);
-        }
+      if (recorder().set_default_dtype(default_dtype)) [[likely]] {
+        how = match(outputs, arguments...);
+        if (how == Recorded::kNo) [[unlikely]]
+          how = look_up(outputs, arguments...);
       }
     }
-    if (!recorded) [[unlikely]]
+    if (how == Recorded::kNo) [[unlikely]]
       return boxed(arguments...);
-    if (pressure) [[unlikely]]
+    if (how == Recorded::kUnderPressure) [[unlikely]]
       after_record();
     if constexpr (Results<R>::kCount == 0) {
       return first_reference(arguments...);
@@ -366,8 +381,34 @@ struct TypedRecorder<Op, R(A...)> {
   }
 
  private:
+  enum class Recorded : uint8_t { kNo, kYes, kUnderPressure };
+  using Outputs = std::array<at::Tensor, Results<R>::kCount>;
+  static constexpr bool kHiddenWrites = requires { HiddenWrites<Op>::kSome; };
+
+  // Records the call if it is the predicted one.
+  static Recorded match(Outputs& outputs, A&... arguments) {
+    if constexpr (kHiddenWrites) return Recorded::kNo;
+    Match match(recorder(), id);
+    if (!match.possible()) return Recorded::kNo;
+    (encode_argument(match, static_cast<std::remove_reference_t<A>&>(arguments), written), ...);
+    if (!match.complete()) return Recorded::kNo;
+    return append(match.entry(), outputs,
+                  [&](std::span<const at::Tensor> made) { return recorder().append(match, made); });
+  }
+
+  // Records any call whose outputs are known.
+  C10_NOINLINE static Recorded look_up(Outputs& outputs, A&... arguments) {
+    Call& call = scratch_call();
+    encode_all(call, arguments...);
+    if (call.foreign.defined()) return Recorded::kNo;
+    const MetaEntry* entry = recorder().expect(id, call);
+    if (entry == nullptr || entry->straight) return Recorded::kNo;
+    return append(*entry, outputs,
+                  [&](std::span<const at::Tensor> made) { return recorder().append(id, call, made); });
+  }
+
   static void encode_all(Call& call, A&... arguments) {
-    if constexpr (requires { HiddenWrites<Op>::kSome; }) {
+    if constexpr (kHiddenWrites) {
       // The operands of hidden writes are optional tensors of a call that is otherwise ordinary.
       const uint32_t mask = HiddenWrites<Op>::mask(arguments...);
       uint32_t index = 0;
@@ -380,11 +421,12 @@ struct TypedRecorder<Op, R(A...)> {
       };
       (one(arguments), ...);
     } else {
-      (encode_argument<std::remove_reference_t<A>>(call, arguments, written), ...);
+      (encode_argument(call, static_cast<std::remove_reference_t<A>&>(arguments), written), ...);
     }
   }
 
-  static bool append(const MetaEntry& entry, const Call& call, std::array<at::Tensor, Results<R>::kCount>& outputs) {
+  template <typename Append>
+  static Recorded append(const MetaEntry& entry, Outputs& outputs, Append append_node) {
     const graph::WindowTable& windows = recorder().windows();
     bool all_defined = true;
     for (size_t i = 0; i < outputs.size(); ++i) {
@@ -395,12 +437,18 @@ struct TypedRecorder<Op, R(A...)> {
       }
       outputs[i] = make_tensor(windows[output.window], output.window, output.storage_bytes);
     }
-    if (all_defined) return recorder().append(id, call, outputs);
-    std::vector<at::Tensor> defined;
-    for (const at::Tensor& output : outputs) {
-      if (output.defined()) defined.push_back(output);
+    count_locked(counters().typed_nodes);
+    bool pressure;
+    if (all_defined) [[likely]] {
+      pressure = append_node(outputs);
+    } else {
+      std::vector<at::Tensor> defined;
+      for (const at::Tensor& output : outputs) {
+        if (output.defined()) defined.push_back(output);
+      }
+      pressure = append_node(defined);
     }
-    return recorder().append(id, call, defined);
+    return pressure ? Recorded::kUnderPressure : Recorded::kYes;
   }
 
   C10_NOINLINE static R boxed(A... arguments) {

@@ -43,9 +43,9 @@ void mark(const graph::Window& window, std::vector<uint8_t>& written) {
 
 FlushVerifier::FlushVerifier(bool active, const Cut& cut) : active_(active) {
   if (!active) return;
-  copies_.resize(cut.graph.buffers.size());
+  copies_.resize(cut.planned().buffers.size());
   for (size_t b = 0; b < copies_.size(); ++b) {
-    const graph::Buffer& buffer = cut.graph.buffers[b];
+    const graph::Buffer& buffer = cut.planned().buffers[b];
     if (buffer.valid_on == 0) continue;
     const Status status = copy_bytes(*cut.bindings[b], buffer.bytes, copies_[b].blocks[backend::kCpu]);
     copies_[b].valid_on = kOnCpu;
@@ -55,7 +55,7 @@ FlushVerifier::FlushVerifier(bool active, const Cut& cut) : active_(active) {
 
 Status FlushVerifier::compare(const Cut& cut) {
   if (!active_) return Status();
-  graph::Graph graph = cut.graph;
+  graph::Graph graph = cut.planned();
   std::vector<graph::Binding*> bindings(copies_.size(), nullptr);
   for (size_t b = 0; b < copies_.size(); ++b) {
     graph::Buffer& buffer = graph.buffers[b];

@@ -118,7 +118,7 @@ TEST_F(CallTest, ScalarsOfEveryKindAreReadBack) {
        {at::Scalar(-3), at::Scalar(0.25), at::Scalar(true), at::Scalar(c10::complex<double>(1, -2)),
         at::Scalar(std::numeric_limits<uint64_t>::max())}) {
     for (const bool decides_shape : {false, true}) {
-      const Call call = encoded([&](Call& c) { c.scalar(scalar, decides_shape); });
+      const Call call = encoded([&](Call& c) { decides_shape ? c.shape_scalar(scalar) : c.scalar(scalar); });
       EXPECT_EQ(call.values.size() == 0, decides_shape);
       const std::vector<std::byte> bytes = attributes_of(call);
       Decoder decoder(bytes.data(), bytes.size());
@@ -194,8 +194,8 @@ TEST_F(CallTest, SizesAreApartFromTheStructure) {
   };
   differ([](Call& c, int k) { c.size(k); });
   differ([](Call& c, int k) { c.size_list({2, k}); });
-  differ([](Call& c, int k) { c.scalar(k, true); });
-  differ([](Call& c, int k) { c.scalar(k + 0.5, true); });
+  differ([](Call& c, int k) { c.shape_scalar(k); });
+  differ([](Call& c, int k) { c.shape_scalar(k + 0.5); });
   differ([](Call& c, int k) { c.shape_real(k); });
 }
 

@@ -67,7 +67,7 @@ TEST_F(MetaCacheTest, OperandsThatShareAStorageAreAnotherCall) {
 
 TEST_F(MetaCacheTest, ANumberIsInTheKeyWhereItMayDecideAShape) {
   const auto value = [](double number) { return Key{.fill = [=](Call& c) { c.scalar(number); }}; };
-  const auto shape = [](double number) { return Key{.fill = [=](Call& c) { c.scalar(number, true); }}; };
+  const auto shape = [](double number) { return Key{.fill = [=](Call& c) { c.shape_scalar(number); }}; };
   EXPECT_TRUE(same_key(value(1), value(2)));
   EXPECT_FALSE(same_key(shape(1), shape(2)));
 }
