@@ -183,10 +183,9 @@ bool Executor::Impl::find_memory(const FusedGroup& group) {
 }
 
 void Executor::Impl::settle_host_run() {
-  const Graph& graph = state.graph();
   const Plan& plan = state.plan();
   if (poison.active()) state.find_written(outcomes, written);
-  for (BufferId b = 0; b < graph.buffers.size(); ++b) {
+  for (const BufferId b : state.placed()) {
     if (state.binding(b) == nullptr || plan.residence(b, kCpu).home == Home::kNone) continue;
     state.settle(b, poison.of(b), plan.valid_after[b], poison.active() && written[b]);
   }

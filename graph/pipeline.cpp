@@ -33,6 +33,8 @@ Scratch& thread_scratch() {
 
 void make_plan(const Graph& graph, const PlanOptions& options, Plan& plan) {
   Scratch& scratch = thread_scratch();
+  plan.notes.placed.clear();
+  plan.notes.written.clear();
 
   drop_dead_values(graph, plan, scratch);
 

@@ -318,6 +318,21 @@ const char* to_string(Reason reason) {
   return "?";
 }
 
+void note_buffers(const Graph& graph, const Plan& plan, BufferNotes& notes) {
+  notes.placed.clear();
+  notes.written.clear();
+  for (BufferId b = 0; b < graph.buffers.size(); ++b) {
+    bool placed = false;
+    for (int d = 0; d < backend::kMaxDevices; ++d) {
+      placed |= plan.residence(b, static_cast<backend::DeviceIndex>(d)).home != Home::kNone;
+    }
+    if (placed) notes.placed.push_back(b);
+  }
+  for (const Operand& operand : graph.operands) {
+    if (operand.writes()) notes.written.push_back(operand.buffer);
+  }
+}
+
 std::string to_string(const Plan& plan) {
   std::string text = "plan: " + std::to_string(plan.live.size()) + " nodes, " +
                      std::to_string(plan.valid_after.size()) + " buffers, " + std::to_string(plan.event_count) +

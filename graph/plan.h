@@ -89,6 +89,15 @@ struct Instruction {
   bool operator==(const Instruction&) const = default;
 };
 
+// What a run asks of the buffers, so that a plan that runs often is not looked through each time: note_buffers().
+struct BufferNotes {
+  std::vector<BufferId> placed;   // have a home on some device
+  std::vector<BufferId> written;  // some node writes them; may have a buffer twice
+  bool empty() const { return placed.empty() && written.empty(); }
+
+  bool operator==(const BufferNotes&) const = default;
+};
+
 struct Plan {
   std::vector<uint8_t> live;          // per node: it runs
   std::vector<Placement> placements;  // per node
@@ -102,6 +111,7 @@ struct Plan {
   uint32_t dead_nodes = 0;
   // Per buffer: the devices on which its bytes are valid after the program (bit i is device i).
   std::vector<uint8_t> valid_after;
+  BufferNotes notes;  // empty where the plan is to run once
 
   bool operator==(const Plan&) const = default;
   const Residence& residence(BufferId buffer, backend::DeviceIndex device) const {
@@ -111,6 +121,8 @@ struct Plan {
     return residences[buffer * backend::kMaxDevices + device];
   }
 };
+
+void note_buffers(const Graph& graph, const Plan& plan, BufferNotes& notes);
 
 std::string to_string(const Plan& plan);
 Result<Plan> parse_plan(std::string_view text);

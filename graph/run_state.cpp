@@ -32,41 +32,38 @@ void RunState::begin(const Graph& graph, const Plan& plan, std::span<Binding* co
     }
   }
 
+  notes_ = &plan.notes;
+  if (plan.notes.empty()) {
+    note_buffers(graph, plan, own_notes_);
+    notes_ = &own_notes_;
+  }
   const size_t buffers = graph.buffers.size();
   if (held_.size() < buffers) held_.resize(buffers);
-  addresses_.resize(buffers * kMaxDevices);
-  for (size_t b = 0; b < buffers; ++b) {
+  addresses_.assign(buffers * kMaxDevices, nullptr);
+  for (const BufferId b : notes_->placed) {
     for (int d = 0; d < kMaxDevices; ++d) {
       const Residence& residence = plan.residences[b * kMaxDevices + d];
-      void* address = nullptr;
       if (residence.home == Home::kArena) {
-        if (bases[d] != nullptr) address = bases[d] + residence.offset;
+        if (bases[d] != nullptr) addresses_[b * kMaxDevices + d] = bases[d] + residence.offset;
       } else if (residence.home == Home::kBound || residence.home == Home::kBrought) {
-        if (bindings[b] != nullptr) address = bindings[b]->blocks[d].data();
+        if (bindings[b] != nullptr) addresses_[b * kMaxDevices + d] = bindings[b]->blocks[d].data();
       }
-      addresses_[b * kMaxDevices + d] = address;
     }
-    if (bindings[b] != nullptr && !bindings[b]->error.ok()) [[unlikely]] {
-      on_entry_.emplace_back(b, add_failure(0, bindings[b]->error));
+  }
+  unwritten_.assign(buffers, nullptr);
+  for (size_t b = 0; b < buffers; ++b) {
+    Binding* const binding = bindings[b];
+    if (binding == nullptr) continue;
+    if (!binding->error.ok()) [[unlikely]] {
+      on_entry_.emplace_back(b, add_failure(0, binding->error));
       failures_.back().raised = false;
     }
+    if (graph.buffers[b].valid_on != 0 && !binding->shared) unwritten_[b] = binding;
   }
-  find_unwritten();
-}
-
-// Also drops what was derived of bytes that this run changes.
-void RunState::find_unwritten() {
-  const Graph& graph = *graph_;
-  unwritten_.resize(graph.buffers.size());
-  for (size_t b = 0; b < graph.buffers.size(); ++b) {
-    const bool steady = graph.buffers[b].valid_on != 0 && bindings_[b] != nullptr && !bindings_[b]->shared;
-    unwritten_[b] = steady ? bindings_[b] : nullptr;
-  }
-  for (const Operand& operand : graph.operands) {
-    if (!operand.writes()) continue;
-    unwritten_[operand.buffer] = nullptr;
-    Binding* const binding = bindings_[operand.buffer];
-    if (binding != nullptr && binding->derived != nullptr) binding->derived.reset();
+  for (const BufferId b : notes_->written) {
+    unwritten_[b] = nullptr;
+    // What was derived of bytes that this run changes.
+    if (bindings[b] != nullptr && bindings[b]->derived != nullptr) bindings[b]->derived.reset();
   }
 }
 

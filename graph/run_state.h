@@ -41,6 +41,8 @@ class RunState {
   const Plan& plan() const { return *plan_; }
   backend::Device& device(backend::DeviceIndex index) const { return *devices_[index]; }
   Binding* binding(BufferId buffer) const { return bindings_[buffer]; }
+  // The buffers that have a home on some device.
+  const std::vector<BufferId>& placed() const { return notes_->placed; }
 
   void* address(BufferId buffer, backend::DeviceIndex device) const {
     return addresses_[buffer * backend::kMaxDevices + device];
@@ -90,7 +92,6 @@ class RunState {
 
  private:
   bool dies_on_host(BufferId buffer) const;
-  void find_unwritten();
   void* unfused_memory(BufferId buffer);
 
   struct Failure {
@@ -105,6 +106,8 @@ class RunState {
   std::array<backend::Device*, backend::kMaxDevices> devices_{};
   backend::Block arenas_[backend::kMaxDevices];
   Status arena_status_[backend::kMaxDevices];
+  const BufferNotes* notes_ = nullptr;  // the plan's, or
+  BufferNotes own_notes_;
   std::vector<void*> addresses_;      // per residence
   std::vector<Binding*> unwritten_;   // per buffer: its binding, if bound valid and no node writes it
   std::vector<backend::Block> held_;  // per buffer: what is kBrought or kOwned and does not escape

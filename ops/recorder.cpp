@@ -423,7 +423,8 @@ void Recorder::finish(Cut& cut) {
     HeteroStorage* storage = hold.storage();
     graph::Buffer& buffer = cut.graph.buffers[b];
     buffer = {storage->nbytes(), 0, false};
-    if (!hold.lock()) continue;
+    // Mostly a value that nobody can see any more.
+    if (c10::raw::intrusive_ptr::use_count(storage) == 0 || !hold.lock()) continue;
     buffer.valid_on = storage->binding.valid_on;
     buffer.escapes = c10::raw::intrusive_ptr::use_count(storage) > 1;
     if (buffer.escapes || buffer.valid_on != 0 || !storage->binding.error.ok()) {

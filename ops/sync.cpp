@@ -159,6 +159,7 @@ graph::Plan* resized_plan(PlanSet& known, CachedPlan* similar, const Cut& cut, c
     return nullptr;
   }
   target->keep(cut);
+  graph::note_buffers(target->graph, target->plan, target->plan.notes);
   known.measure();
   count(counters().plans_resized);
   return &target->plan;
@@ -213,6 +214,7 @@ graph::Plan& plan_for(Runner& state, Cut& cut, graph::Plan& scratch) {
   CachedPlan& made = known->add(cut);
   made.fusion = options.fusion;
   graph::make_plan(cut.graph, options, made.plan);
+  graph::note_buffers(cut.graph, made.plan, made.plan.notes);
   known->measure();
   count(counters().plans_made);
   for (size_t n = 0; n < made.plan.fusion.size(); ++n) {

@@ -30,7 +30,12 @@ struct Vector {
     return c;
   }
   void store(float* p) const { std::memcpy(p, v, sizeof(v)); }
+  static Vector keep(Vector a) { return a; }
   float sum() const { return (v[0] + v[1]) + (v[2] + v[3]); }
+  static void sums(Vector a, Vector b, Vector c, Vector d, float* out) {
+    const float four[4] = {a.sum(), b.sum(), c.sum(), d.sum()};
+    std::memcpy(out, four, sizeof(four));
+  }
 };
 
 template <typename S, float (*widen)(S), S (*round)(float)>

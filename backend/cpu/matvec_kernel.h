@@ -4,7 +4,8 @@
 // place of one compiled for every processor, this header includes nothing of the standard library that has code, and everything in it is
 // a template over a type of the including file's unnamed namespace.
 //
-// A vector type V has: kWidth, kRegisters, zero(), load(p), store(p), broadcast(p), fma(a, b, c) = a * b + c, sum().
+// A vector type V has: kWidth, kRegisters, zero(), load(p), store(p), broadcast(p), fma(a, b, c) = a * b + c, keep(v), which lets the compiler forget
+// that v is in memory, and sums(a, b, c, d, out), the sum of each. The order in which a vector's elements are added is the same wherever it stands.
 // A loader L reads a block of 2 * V::kWidth elements as two vectors of floats, in an order of its own, the same each time: Stored (the element's bytes),
 // load(p, low, high), load_part(p, count, low, high) with zeros behind `count`. One that keeps the order also has narrow(low, high, p).
 
@@ -65,11 +66,20 @@ void narrow_blocks(const float* floats, int64_t count, void* out) {
   }
 }
 
-// Outputs of R rows of w at once: R * M sums in registers, R streams from memory.
+// How many rows of w are read at once: R * M sums, 2 * R vectors of w and one of x fit in the registers.
+template <typename V, int M>
+constexpr int dot_row_count() {
+  if (V::kRegisters >= 32) return M == 1 ? 8 : M <= 5 ? 4 : 3;
+  return M == 1 ? 4 : M <= 4 ? 2 : 1;
+}
+
+// Outputs of R rows of w at once, from R streams of memory.
 template <typename V, typename L, int M, int R>
 inline void dot_rows(const MatvecPart& part, int64_t first) {
   constexpr int kBlock = 2 * V::kWidth;
-  const auto* w = static_cast<const typename L::Stored*>(part.w) + first * part.w_stride;
+  constexpr int64_t kLeastPrefetchBytes = 8192;
+  using Stored = typename L::Stored;
+  const auto* w = static_cast<const Stored*>(part.w) + first * part.w_stride;
   V sums[R][M];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -82,20 +92,24 @@ inline void dot_rows(const MatvecPart& part, int64_t first) {
     for (int r = 0; r < R; ++r) load(w + r * part.w_stride + i, low[r], high[r]);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
-      const V x_low = V::load(part.x + m * part.x_stride + i);
-      const V x_high = V::load(part.x + m * part.x_stride + i + V::kWidth);
+      // Else the compiler loads it anew for each row of w.
+      const V x_low = V::keep(V::load(part.x + m * part.x_stride + i));
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        sums[r][m] = V::fma(low[r], x_low, sums[r][m]);
-        sums[r][m] = V::fma(high[r], x_high, sums[r][m]);
-      }
+      for (int r = 0; r < R; ++r) sums[r][m] = V::fma(low[r], x_low, sums[r][m]);
+      const V x_high = V::keep(V::load(part.x + m * part.x_stride + i + V::kWidth));
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) sums[r][m] = V::fma(high[r], x_high, sums[r][m]);
     }
   };
+  // The rows that come next: prefetchers of the processor stop at the end of a page.
+  int64_t ahead = R * part.w_stride;
+  if (ahead < kLeastPrefetchBytes / static_cast<int64_t>(sizeof(Stored))) {
+    ahead = kLeastPrefetchBytes / static_cast<int64_t>(sizeof(Stored));
+  }
   int64_t i = 0;
   for (; i + kBlock <= part.k; i += kBlock) {
     step(i, [&](const auto* p, V& low, V& high) __attribute__((always_inline)) {
-      // The rows that come next: prefetchers of the processor stop at the end of a page.
-      __builtin_prefetch(p + R * part.w_stride);
+      __builtin_prefetch(p + ahead, 0, 2);
       L::load(p, low, high);
     });
   }
@@ -104,16 +118,21 @@ inline void dot_rows(const MatvecPart& part, int64_t first) {
                 __attribute__((always_inline)) { L::load_part(p, static_cast<int>(part.k - i), low, high); });
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
+  for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) part.out[m * part.out_stride + first + r] = sums[r][m].sum();
+    for (int r = 0; r < R; r += 4) {
+      float four[4];
+      V::sums(sums[r][m], sums[r + 1 < R ? r + 1 : r][m], sums[r + 2 < R ? r + 2 : r][m],
+              sums[r + 3 < R ? r + 3 : r][m], four);
+      for (int k = 0; k < 4 && r + k < R; ++k) part.out[m * part.out_stride + first + r + k] = four[k];
+    }
   }
 }
 
 // w is [count, k].
 template <typename V, typename L, int M>
 void rows_part(const MatvecPart& part) {
-  constexpr int kRows = V::kRegisters >= 32 ? (M == 1 ? 8 : M <= 4 ? 4 : 2) : (M == 1 ? 4 : M <= 4 ? 2 : 1);
+  constexpr int kRows = dot_row_count<V, M>();
   int64_t first = 0;
   for (; first + kRows <= part.count; first += kRows) dot_rows<V, L, M, kRows>(part, first);
   for (; first < part.count; ++first) dot_rows<V, L, M, 1>(part, first);
