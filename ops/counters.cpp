@@ -38,6 +38,7 @@ void Counters::reset() {
                          &straight,
                          &predicted_nodes,
                          &mispredicted_nodes,
+                         &written_nodes,
                          &meta_hits,
                          &meta_misses,
                          &plans_made,

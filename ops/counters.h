@@ -49,6 +49,7 @@ struct Counters {
   Count boxed_nodes{0};         // of all others
   Count predicted_nodes{0};     // the trie knew them
   Count mispredicted_nodes{0};  // it expected another call
+  Count written_nodes{0};       // written down when a trace was cut, for no plan stood for them
   Count meta_hits{0};           // the meta cache knew them
   Count views{0};               // metadata only, no node
   Count straight{0};            // run at once, after a flush

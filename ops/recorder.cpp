@@ -175,6 +175,7 @@ bool Recorder::advance(TrieNode* node, std::span<const at::Tensor> outputs) {
 
 // Writes the nodes of the trace that are not written yet.
 void Recorder::write_down() {
+  count(counters().written_nodes, static_cast<int64_t>(path_.size() - trace_.nodes.size()));
   const auto put = [&](const std::byte* bytes, size_t count) {
     trace_.attributes.insert(trace_.attributes.end(), bytes, bytes + count);
   };

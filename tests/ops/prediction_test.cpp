@@ -26,14 +26,17 @@ struct Plans {
   int64_t predicted = counters().predicted_nodes;
   int64_t mispredicted = counters().mispredicted_nodes;
   int64_t misses = counters().meta_misses;
+  int64_t written = counters().written_nodes;
   int64_t made = counters().plans_made;
   int64_t resized = counters().plans_resized;
   int64_t replayed = counters().plans_replayed;
 };
 
 Plans operator-(const Plans& a, const Plans& b) {
-  return {a.predicted - b.predicted, a.mispredicted - b.mispredicted, a.misses - b.misses,
-          a.made - b.made,           a.resized - b.resized,           a.replayed - b.replayed};
+  return {a.predicted - b.predicted, a.mispredicted - b.mispredicted,
+          a.misses - b.misses,       a.written - b.written,
+          a.made - b.made,           a.resized - b.resized,
+          a.replayed - b.replayed};
 }
 
 // What `times` runs of `program` took, after the device has seen it often enough to have a plan.
@@ -145,6 +148,73 @@ TEST_F(PredictionTest, WhoElseHoldsAResultIsPartOfThePlan) {
     expect_same(at::add(product, 1.0), at::add(at::mul(numbers({4}), 2.0), 1.0));
   }
   for (const at::Tensor& product : kept) expect_same(product, at::mul(numbers({4}), 2.0));
+}
+
+TEST_F(PredictionTest, ARepeatedTraceIsNotWrittenDown) {
+  const at::Tensor x = on_device(numbers({4, 4}));
+  double factor = 1;
+  const auto program = [&] {
+    factor += 0.5;
+    const at::Tensor y = at::add(at::mul(x, factor), x);
+    expect_same(at::relu(at::add(y, y, factor)),
+                at::relu(at::mul(at::add(at::mul(numbers({4, 4}), factor), numbers({4, 4})), 1 + factor)));
+  };
+  EXPECT_EQ(steady(program).written, 0);
+  // Sizes that come back: the trie's nodes have changed since the plan was made.
+  const at::Tensor other = on_device(numbers({2, 8}));
+  const auto resized = [&](const at::Tensor& of) { return at::relu(at::mul(of, 3.0)).cpu(); };
+  for (int i = 0; i < 4; ++i) {
+    expect_same(resized(x), at::relu(at::mul(numbers({4, 4}), 3.0)));
+    expect_same(resized(other), at::relu(at::mul(numbers({2, 8}), 3.0)));
+    expect_same(resized(other), at::relu(at::mul(numbers({2, 8}), 3.0)));
+  }
+}
+
+TEST_F(PredictionTest, ACallThatDiffersInItsLastArgumentKeepsTheNumbersBeforeIt) {
+  const at::Tensor x = on_device(numbers({4}));
+  int64_t turn = 0;
+  const auto program = [&] {
+    const at::Scalar alpha = ++turn % 2 == 0 ? at::Scalar(0.5) : at::Scalar(2);
+    const at::Tensor y = at::mul(x, 0.25 * static_cast<double>(turn));
+    expect_same(at::add(at::add(y, x, alpha), 1.5),
+                at::add(at::add(at::mul(numbers({4}), 0.25 * static_cast<double>(turn)), numbers({4}), alpha), 1.5));
+  };
+  for (int i = 0; i < 10; ++i) program();
+}
+
+TEST_F(PredictionTest, TensorsThatShareAStorageAreAnotherProgram) {
+  const at::Tensor x = on_device(numbers({4})), y = on_device(at::mul(numbers({4}), -3.0));
+  for (int i = 0; i < 6; ++i) {
+    const at::Tensor& second = i % 3 == 2 ? x : y;
+    const at::Tensor expected = i % 3 == 2 ? numbers({4}) : at::mul(numbers({4}), -3.0);
+    expect_same(at::add(at::mul(x, second), second), at::add(at::mul(numbers({4}), expected), expected));
+  }
+}
+
+TEST_F(PredictionTest, APlanIsNotTakenForATraceWhoseResultsLiveOn) {
+  const at::Tensor x = on_device(numbers({4}));
+  for (int i = 0; i < 9; ++i) {
+    at::Tensor kept;
+    {
+      const at::Tensor y = at::mul(x, 2.0);
+      if (i % 3 == 2) kept = y;
+      expect_same(at::exp(y), at::exp(at::mul(numbers({4}), 2.0)));
+    }
+    if (kept.defined()) expect_same(kept, at::mul(numbers({4}), 2.0));
+  }
+}
+
+TEST_F(PredictionTest, WithoutFusionAKeptPlanIsMadeAnew) {
+  const at::Tensor x = on_device(numbers({4}));
+  const auto program = [&] { expect_same(at::exp(at::mul(x, 2.0)), at::exp(at::mul(numbers({4}), 2.0))); };
+  for (int i = 0; i < 3; ++i) program();
+  config().fusion = false;
+  const int64_t fused = counters().fused_groups;
+  for (int i = 0; i < 3; ++i) program();
+  EXPECT_EQ(counters().fused_groups - fused, 0);
+  config().fusion = true;
+  for (int i = 0; i < 3; ++i) program();
+  EXPECT_GT(counters().fused_groups - fused, 0);
 }
 
 TEST_F(PredictionTest, ProgramsThatNeverRepeatDoNotGrowWhatIsRemembered) {

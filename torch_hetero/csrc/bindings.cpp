@@ -72,6 +72,7 @@ py::dict counters_dict() {
   plans["planning_seconds"] = 1e-9 * static_cast<double>(c.planning_nanoseconds.load());
   meta["predicted"] = c.predicted_nodes.load();
   meta["mispredicted"] = c.mispredicted_nodes.load();
+  nodes["written"] = c.written_nodes.load();
   meta["hits"] = c.meta_hits.load();
   meta["misses"] = c.meta_misses.load();
   {
