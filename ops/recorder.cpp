@@ -252,6 +252,41 @@ bool Recorder::cut_all(bool reuse, Cut& cut) {
   return true;
 }
 
+// The last place of the trace from which on its operators are those with which some earlier trace began; 0 where there is none that would leave
+// a trace of less than half the size.
+size_t Recorder::find_beginning() const {
+  constexpr size_t kAlike = 16;
+  constexpr int kMostBeginnings = 16;
+  const auto begins_like = [&](size_t at, const TrieNode* node) {
+    for (size_t i = at; i < at + kAlike; ++i, node = node->first_child()) {
+      if (node == nullptr || node->op() != path_[i]->op()) return false;
+    }
+    return true;
+  };
+  int64_t bytes = 0;  // born in the rest
+  for (size_t at = path_.size(); at-- > path_.size() / 2;) {
+    for (const MetaOutput& output : path_[at]->entry().outputs) bytes += static_cast<int64_t>(output.storage_bytes);
+    if (bytes > pending_bytes_ / 2) return 0;
+    if (at + kAlike > path_.size()) continue;
+    int beginnings = 0;
+    for (const TrieNode* first = trie_.first(); first != nullptr && beginnings < kMostBeginnings;
+         first = first->sibling(), ++beginnings) {
+      if (begins_like(at, first)) return at;
+    }
+  }
+  return 0;
+}
+
+bool Recorder::cut_some(bool reuse, Cut& cut) {
+  const size_t count = find_beginning();
+  if (count == 0) return cut_all(reuse, cut);
+  write_down();
+  selected_.assign(path_.size(), 0);
+  std::fill_n(selected_.begin(), count, uint8_t{1});
+  split(cut);
+  return true;
+}
+
 // The trace is over: it ends at a node of the trie, and the next one starts at the root.
 void Recorder::end_path(Cut& cut) {
   // A node that wrote bytes which somebody looks at was placed by that.

@@ -215,6 +215,9 @@ class Recorder {
   // (with `readers`: also those that read them). Returns false when nothing has to run. `reuse`: a plan of the same trace may stand for its nodes.
   // REQUIRES: the executor lock as well; `cut` is clear.
   bool cut_all(bool reuse, Cut& cut);
+  // Takes so much of a trace that has become too long that the next one begins where an earlier one began: a loop that reads nothing is then cut
+  // at the same place of its body every time. All of it where there is no such place.
+  bool cut_some(bool reuse, Cut& cut);
   bool cut_ancestors(std::span<HeteroStorage* const> storages, bool readers, bool reuse, Cut& cut);
 
   // Keeps the meta cache, the windows and the trie within their bounds. False where that needs an empty trace. REQUIRES: the executor
@@ -248,6 +251,7 @@ class Recorder {
   void write_down();
   void describe_buffers();
   void select_ancestors(std::span<HeteroStorage* const> storages, bool readers);
+  size_t find_beginning() const;
   void drop_dead();
   void split(Cut& cut);
   void finish(Cut& cut);

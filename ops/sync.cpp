@@ -345,7 +345,10 @@ void flush_all(SyncReason reason) {
   if (bad_fork) return;
   Runner& state = runner();
   Locked lock(state.mutex);
-  Status status = cut_and_run(state, reason, [](Recorder& from, bool reuse, Cut& cut) { return from.cut_all(reuse, cut); });
+  const bool too_long = reason == SyncReason::kPendingNodes || reason == SyncReason::kPendingBytes;
+  Status status = cut_and_run(state, reason, [too_long](Recorder& from, bool reuse, Cut& cut) {
+    return too_long ? from.cut_some(reuse, cut) : from.cut_all(reuse, cut);
+  });
   const bool explicit_sync =
       reason == SyncReason::kFlush || reason == SyncReason::kSynchronize || reason == SyncReason::kSyncMode;
   if (!explicit_sync) {

@@ -65,6 +65,7 @@ class TrieNode {
   // The plans of the traces that end here. Belongs to the executor's lock.
   PlanSet& plans();
   TrieNode* first_child() const { return child_.get(); }
+  const TrieNode* sibling() const { return sibling_.get(); }
   // REQUIRES: the call is not exactly this one.
   Difference difference(const CallView& call, const graph::WindowTable& windows) const;
 
@@ -99,6 +100,8 @@ class Trie {
   ~Trie() { clear(); }
 
   TrieNode* root() { return &root_; }
+  // The first calls of traces, the one taken last first.
+  const TrieNode* first() const { return root_.first_child(); }
 
   // The child of `at` that is exactly this call, or null; then `similar` is a child that only has other sizes, or null.
   TrieNode* find(TrieNode* at, const CallView& call, const graph::WindowTable& windows, TrieNode*& similar) {

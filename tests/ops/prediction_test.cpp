@@ -217,6 +217,37 @@ TEST_F(PredictionTest, WithoutFusionAKeptPlanIsMadeAnew) {
   EXPECT_GT(counters().fused_groups - fused, 0);
 }
 
+TEST_F(PredictionTest, ALoopThatReadsNothingIsCutAtTheSamePlace) {
+  config().pending_nodes = 100;
+  at::Tensor x = on_device(numbers({4}));
+  at::Tensor expected = numbers({4});
+  // 37 nodes, which do not divide 100.
+  const auto body = [](at::Tensor value) {
+    for (int i = 0; i < 18; ++i) value = at::mul(at::add(value, 0.5 + i), 0.25);
+    return at::relu(value);
+  };
+  const Plans seen = steady(
+      [&] {
+        for (int i = 0; i < 60; ++i) x = body(x), expected = body(expected);
+        expect_same(x, expected);
+      },
+      1);
+  EXPECT_EQ(seen.made, 0);
+  EXPECT_GE(seen.replayed, 20);
+}
+
+TEST_F(PredictionTest, ATraceThatIsTooLongAndHasNoBeginningInItRunsWhole) {
+  config().pending_nodes = 50;
+  at::Tensor x = on_device(numbers({4}));
+  at::Tensor expected = numbers({4});
+  for (int i = 0; i < 30; ++i) {
+    // Ever longer pieces of one kind.
+    for (int k = 0; k < i; ++k) x = at::add(x, 1.0), expected = at::add(expected, 1.0);
+    x = at::mul(x, 0.5), expected = at::mul(expected, 0.5);
+  }
+  expect_same(x, expected);
+}
+
 TEST_F(PredictionTest, ProgramsThatNeverRepeatDoNotGrowWhatIsRemembered) {
   config().cache_bytes = 1 << 18;
   const auto remembered = [] {

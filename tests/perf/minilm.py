@@ -9,6 +9,7 @@ import torch
 from tests.perf import peers
 from tests.perf.measure import DEVICE, Row, alternate, flush, main, missing, timed_row, with_peers
 from tests.perf.memory import arena_row, peak_row
+from tests.perf.products import products_note
 
 CASES = {(1, 8): 0.6, (8, 32): 0.55, (32, 128): 0.6}  # batch and tokens: bar against eager
 INDUCTOR_BAR = 1.0
@@ -41,7 +42,8 @@ def measure() -> list[Row]:
                 subjects["inductor"] = forward(peers.inductor(here), tokens, mask)
                 compiling = peers.first_call(subjects["inductor"])
             times = alternate(subjects, seconds=6.0)
-        rows.append(timed_row(what, times, bar, "ms"))
+            products = products_note(subjects["eager"])
+        rows.append(timed_row(what, times, bar, "ms", note=products))
         if "inductor" in times:
             note = f"inductor compiled in {compiling:.1f} s"
             rows.append(timed_row(what, times, INDUCTOR_BAR, "ms", peer="inductor", note=note))

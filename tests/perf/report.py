@@ -119,13 +119,13 @@ def _row(stored: dict[str, Any]) -> Row:
 
 def markdown(order: tuple[str, ...]) -> str:
     """The table of build/bench.json in markdown; below it, where and when its figures were taken."""
-    lines = ["| what | bar | figure | quartiles | best | hetero | peer |", "|---|---|---|---|---|---|---|"]
+    lines = ["| what | bar | figure | quartiles | best | hetero | peer | note |", "|---|---|---|---|---|---|---|---|"]
     entries = load()
     runs: dict[str, list[str]] = {}
     for name in order:
         entry = entries.get(name)
         if entry is None:
-            lines.append(f"| `{name}` | | not run | | | | |")
+            lines.append(f"| `{name}` | | not run | | | | | |")
             continue
         run = (
             f"{entry['when'][:10]}, commit {entry['commit']}, {entry['threads']} threads of {entry['cores']} cores "
@@ -133,11 +133,12 @@ def markdown(order: tuple[str, ...]) -> str:
         )
         runs.setdefault(run, []).append(name)
         if entry["failure"]:
-            lines.append(f"| `{name}` | | {entry['failure']} | | | | |")
+            lines.append(f"| `{name}` | | {entry['failure']} | | | | | |")
         for row in map(_row, entry["rows"]):
             what, ours, peer, figure, spread, best, bar, _ = cells(row)
-            missed = {"MISSED": f"**{figure}**", "reached": figure}.get(row.verdict, row.note or row.verdict)
-            lines.append(f"| {what} | {bar} | {missed} | {spread} | {best} | {ours} | {peer} |")
+            shown = {"MISSED": f"**{figure}**", "reached": figure}.get(row.verdict, row.note or row.verdict)
+            note = "" if row.figure is None else row.note
+            lines.append(f"| {what} | {bar} | {shown} | {spread} | {best} | {ours} | {peer} | {note} |")
     for run, names in runs.items():
         lines += ["", f"{run}: {', '.join(names)}."]
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from torch import nn
 from tests.perf import peers
 from tests.perf.measure import DEVICE, Row, alternate, flush, main, missing, timed_row, with_peers
 from tests.perf.memory import arena_row, peak_row
+from tests.perf.products import products_note
 
 BATCH = 8
 PIXELS = 64
@@ -124,7 +125,7 @@ def measure() -> list[Row]:
             subjects["inductor"] = model("cpu").compile()
             compiling = peers.first_call(subjects["inductor"])
         times = alternate(subjects, seconds=8.0)
-        rows.append(timed_row(model.what, times, model.bar, "ms"))
+        rows.append(timed_row(model.what, times, model.bar, "ms", note=products_note(here)))
         if "inductor" in times:
             note = f"inductor compiled in {compiling:.1f} s"
             rows.append(timed_row(model.what, times, INDUCTOR_BAR, "ms", peer="inductor", note=note))
