@@ -74,6 +74,7 @@ class Task {
       }
       start_group(group);
       start_piece(piece);
+      if (unit + 1 < end) prefetch_next();
       run(steps);
     }
   }
@@ -122,6 +123,20 @@ class Task {
       char* address = address_of(place.operand) + view.by_row.offset(row_);
       if (place.kind == Place::Kind::kElements && entries_ > 0) address += view.in_row.offset(entry_);
       table_[index] = address;
+    }
+  }
+
+  // While a block is worked on, the memory of the next one comes nearer: hardware does not look beyond a page, which is a short row.
+  void prefetch_next() const {
+    constexpr int64_t kLine = 64;
+    constexpr int64_t kMaxBytes = 32 << 10;
+    const int64_t next = rows_ * piece_;
+    for (const uint32_t index : program_.moving) {
+      const Place& place = program_.places[index];
+      if (place.kind != Place::Kind::kElements || space_.operands[place.operand].same_for_rows) continue;
+      const int64_t bytes = next * place.bytes;
+      const char* const from = table_[index] + bytes;
+      for (int64_t at = 0; at < std::min(bytes, kMaxBytes); at += kLine) __builtin_prefetch(from + at, 0, 3);
     }
   }
 
