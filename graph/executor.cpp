@@ -153,8 +153,8 @@ FailureId Executor::Impl::run_node(uint32_t index, uint32_t position, bool unfus
 }
 
 void Executor::Impl::run_group(const FusedGroup& group, uint32_t position, RunCounts& counts) {
-  if (group.prepared && !poison.active() && find_memory(group)) [[likely]] {
-    backend::run_fused(group.launch, data.data(), group.numbers.data());
+  if (group.prepared && !poison.active() && find_memory(group) &&
+      backend::run_fused(group.launch, data.data(), group.numbers.data())) [[likely]] {
     for (const uint32_t n : group.members) outcomes[n] = Outcome::kRan;
     ++counts.kernels[kCpu];
     ++counts.fused_groups;

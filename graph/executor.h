@@ -7,8 +7,8 @@
 //
 // Failure: a node that fails poisons what it would have written; nodes that read something poisoned do not run and poison their own
 // outputs; everything else runs. Each bound buffer that was poisoned gets the first error that reached it in Binding::error.
-// A fused group that reads something poisoned, or that cannot get its memory, runs its members one by one, each as if it had never been
-// fused.
+// A fused group that reads something poisoned, that cannot get its memory, or whose kernel's checks fail, runs its members one by one, each as
+// if it had never been fused.
 // A poisoned buffer that was bound valid on entry stays as it is only if no node wrote it. A binding that comes with an error is
 // poisoned from the start; the error is cleared when a node overwrites the whole buffer.
 //

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace hetero::graph {
 namespace {
@@ -90,6 +91,23 @@ bool align(const Dims& dims, int count, const Window& window, int64_t* strides) 
   return true;
 }
 
+// So many maps are computed again for a picked entry.
+constexpr int kMaxPickSteps = 8;
+
+StepKind step_kind(ValueKind kind) {
+  switch (kind) {
+    case ValueKind::kNumber:
+      return StepKind::kFill;
+    case ValueKind::kReduce:
+    case ValueKind::kTotal:
+      return StepKind::kReduce;
+    case ValueKind::kOneHot:
+      return StepKind::kOneHot;
+    default:
+      return StepKind::kMap;
+  }
+}
+
 Footprint::Entry* entry_of(Footprint& footprint, int operand) {
   for (int i = 0; i < footprint.entry_count; ++i) {
     if (footprint.entries[i].operand == operand) return &footprint.entries[i];
@@ -99,6 +117,7 @@ Footprint::Entry* entry_of(Footprint& footprint, int operand) {
   entry.operand = static_cast<uint16_t>(operand);
   entry.reads = false;
   entry.writes = false;
+  entry.by_row = false;
   return &entry;
 }
 
@@ -119,21 +138,53 @@ bool find_extents(const Lowering& lowering, Footprint& footprint) {
   footprint.extents.clear();
   for (const Lowering::Value& value : lowering.values) {
     Extent extent = Extent::kRow;
-    if (value.kind == ValueKind::kOperand) {
-      const int entry = find_entry(footprint, value.operand);
-      if (!is_row_strides(footprint.entries[entry].strides, footprint.dims.rank, footprint.row_rank)) {
+    const auto input = [&](int i) { return footprint.extents[static_cast<size_t>(value.inputs[i])]; };
+    switch (value.kind) {
+      case ValueKind::kOperand:
+      case ValueKind::kRowOperand: {
+        const int entry = find_entry(footprint, value.operand);
+        if (!is_row_strides(footprint.entries[entry].strides, footprint.dims.rank, footprint.row_rank)) {
+          extent = Extent::kElement;
+        }
+        break;
+      }
+      case ValueKind::kNumber:
+        break;
+      case ValueKind::kMap: {
+        int totals = 0;
+        for (int i = 0; i < value.input_count; ++i) {
+          if (input(i) == Extent::kElement) extent = Extent::kElement;
+          totals += input(i) == Extent::kTotal;
+        }
+        if (totals != 0 && totals != value.input_count) return false;
+        if (totals != 0) extent = Extent::kTotal;
+        break;
+      }
+      case ValueKind::kReduce:
+        if (input(0) != Extent::kElement || (value.input_count > 1 && input(1) != Extent::kRow)) return false;
+        break;
+      case ValueKind::kPick:
+        if (input(0) == Extent::kTotal || input(1) != Extent::kRow) return false;
+        break;
+      case ValueKind::kOneHot:
+        if (input(0) != Extent::kRow || input(1) != Extent::kRow) return false;
         extent = Extent::kElement;
-      }
-    } else if (value.kind == ValueKind::kMap) {
-      for (int i = 0; i < value.input_count; ++i) {
-        if (footprint.extents[static_cast<size_t>(value.inputs[i])] == Extent::kElement) extent = Extent::kElement;
-      }
-    } else if (value.kind == ValueKind::kReduce) {
-      if (footprint.extents[static_cast<size_t>(value.inputs[0])] != Extent::kElement) return false;
+        break;
+      case ValueKind::kTotal:
+        if (input(0) != Extent::kRow) return false;
+        extent = Extent::kTotal;
+        break;
     }
     footprint.extents.push_back(extent);
   }
   return true;
+}
+
+// The reduced dimensions are the last of the space.
+bool align_to_rows(const FullSpace& space, const Window& window, int64_t* strides, const Dims& dims, int row_rank) {
+  int rank = space.rank;
+  while (rank > 0 && (space.reduced >> (rank - 1) & 1) != 0) --rank;
+  return window.rank == rank && align(dims, dims.rank - row_rank, window, strides);
 }
 
 }  // namespace
@@ -186,13 +237,14 @@ FusionNote measure(const Graph& graph, const Node& node, const Lowering& lowerin
   const WindowTable& windows = *graph.windows;
   footprint.entry_count = 0;
   for (const Lowering::Value& value : lowering.values) {
-    if (value.kind != ValueKind::kOperand) continue;
+    if (value.kind != ValueKind::kOperand && value.kind != ValueKind::kRowOperand) continue;
     if (value.operand >= node.operand_count || windows[operands[value.operand].window].dtype != value.dtype) {
       return FusionNote::kNoLowering;
     }
     Footprint::Entry* entry = entry_of(footprint, value.operand);
     if (entry == nullptr || !operands[value.operand].reads()) return FusionNote::kNoLowering;
     entry->reads = true;
+    entry->by_row = value.kind == ValueKind::kRowOperand;
   }
   for (const Lowering::Output& output : lowering.outputs) {
     Footprint::Entry* entry = entry_of(footprint, output.operand);
@@ -207,7 +259,7 @@ FusionNote measure(const Graph& graph, const Node& node, const Lowering& lowerin
     if ((operand.bits & (kConjugate | kNegative)) != 0) return FusionNote::kNoLowering;
   }
 
-  const Window& shape = windows[operands[lowering.reduced == 0 ? lowering.outputs[0].operand : 0].window];
+  const Window& shape = windows[operands[lowering.reduced == 0 ? lowering.outputs[0].operand : lowering.space].window];
   if (shape.numel == 0 || shape.rank > 64) return FusionNote::kNoLowering;
   const FullSpace space{.rank = shape.rank, .sizes = shape.dims, .reduced = lowering.reduced};
   Dims& dims = footprint.dims;
@@ -232,7 +284,11 @@ FusionNote measure(const Graph& graph, const Node& node, const Lowering& lowerin
   for (int i = 0; i < footprint.entry_count; ++i) {
     Footprint::Entry& entry = footprint.entries[i];
     const Window& window = windows[operands[entry.operand].window];
-    if (entry.reads && !broadcast(space, window, entry.strides)) return FusionNote::kNoLowering;
+    if (entry.by_row) {
+      if (!align_to_rows(space, window, entry.strides, dims, footprint.row_rank)) return FusionNote::kNoLowering;
+    } else if (entry.reads && !broadcast(space, window, entry.strides)) {
+      return FusionNote::kNoLowering;
+    }
     if (!entry.reads && lowering.reduced == 0 &&
         (window.numel != shape.numel || !broadcast(space, window, entry.strides))) {
       return FusionNote::kNoLowering;
@@ -246,10 +302,11 @@ FusionNote measure(const Graph& graph, const Node& node, const Lowering& lowerin
     const Window& window = windows[operands[output.operand].window];
     if (window.dtype != value.dtype) return FusionNote::kNoLowering;
     if (lowering.reduced == 0) continue;
-    const bool per_row = footprint.extents[static_cast<size_t>(output.value)] == Extent::kRow;
-    if (!align(dims, per_row ? dims.rank - footprint.row_rank : dims.rank, window, entry.strides)) {
-      return FusionNote::kNoLowering;
-    }
+    const Extent extent = footprint.extents[static_cast<size_t>(output.value)];
+    const int count = extent == Extent::kElement ? dims.rank
+                      : extent == Extent::kRow   ? dims.rank - footprint.row_rank
+                                                 : 0;
+    if (!align(dims, count, window, entry.strides)) return FusionNote::kNoLowering;
   }
   return FusionNote::kJoined;
 }
@@ -267,6 +324,7 @@ void GroupBuilder::begin(const Graph& graph) {
   steps_.clear();
   reads_.clear();
   writes_.clear();
+  checks_.clear();
   numbers_.clear();
 }
 
@@ -400,6 +458,42 @@ bool GroupBuilder::passes_row_through(const Lowering& lowering, const Footprint&
   return false;
 }
 
+// Nobody in the group can read a total: it is there when all else is done.
+bool GroupBuilder::reads_total(const Footprint& footprint) const {
+  for (int i = 0; i < footprint.entry_count; ++i) {
+    if (!footprint.entries[i].reads || matches_[i].access < 0) continue;
+    const int32_t value = accesses_[static_cast<size_t>(matches_[i].access)].value;
+    if (value >= 0 && values_[static_cast<size_t>(value)].extent == Extent::kTotal) return true;
+  }
+  return false;
+}
+
+// Whether the value is computed by maps from row values that are loaded or filled.
+bool GroupBuilder::comes_from_rows(uint16_t value) const {
+  const FusedStep& step = steps_[value];
+  if (values_[value].extent != Extent::kRow) return false;
+  if (step.kind != StepKind::kMap) return step.kind == StepKind::kLoad || step.kind == StepKind::kFill;
+  return std::all_of(step.inputs, step.inputs + step.input_count, [&](uint16_t it) { return comes_from_rows(it); });
+}
+
+// What is checked must be known before the group runs.
+bool GroupBuilder::can_check(const Lowering& lowering, const Footprint& footprint) {
+  if (lowering.checks.empty()) return true;
+  checked_.assign(lowering.values.size(), 0);
+  for (const Lowering::Ref checked : lowering.checks) checked_[static_cast<size_t>(checked)] = 1;
+  for (size_t v = lowering.values.size(); v-- > 0;) {
+    if (checked_[v] == 0) continue;
+    const Lowering::Value& value = lowering.values[v];
+    for (int i = 0; i < value.input_count; ++i) checked_[static_cast<size_t>(value.inputs[i])] = 1;
+    if (value.kind != ValueKind::kOperand && value.kind != ValueKind::kRowOperand) continue;
+    const Match& match = matches_[find_entry(footprint, value.operand)];
+    if (match.access < 0) continue;
+    const AccessState& access = accesses_[static_cast<size_t>(match.access)];
+    if (access.written && access.value >= 0 && !comes_from_rows(static_cast<uint16_t>(access.value))) return false;
+  }
+  return true;
+}
+
 FusionNote GroupBuilder::check(uint32_t index, const Lowering& lowering, const Footprint& footprint) {
   const Node& node = graph_->nodes[index];
   bool& as_row = as_row_;
@@ -415,6 +509,7 @@ FusionNote GroupBuilder::check(uint32_t index, const Lowering& lowering, const F
   }
   if (const FusionNote note = match(node, footprint, as_row); note != FusionNote::kJoined) return note;
   if (!as_row && passes_row_through(lowering, footprint, row)) return FusionNote::kOtherShape;
+  if (reads_total(footprint) || !can_check(lowering, footprint)) return FusionNote::kOtherShape;
 
   size_t operands = operand_count_;
   size_t accesses = accesses_.size();
@@ -449,6 +544,34 @@ void GroupBuilder::mark_reads(std::span<uint8_t> needed) const {
 uint16_t GroupBuilder::new_value(uint8_t bytes, Extent extent) {
   values_.push_back({.bytes = bytes, .extent = extent});
   return static_cast<uint16_t>(values_.size() - 1);
+}
+
+uint16_t GroupBuilder::add_step(FusedStep step, uint8_t bytes, Extent extent) {
+  step.value = new_value(bytes, extent);
+  steps_.push_back(step);
+  return step.value;
+}
+
+// The row's entry of a value. An entry of what maps give is what they give for the inputs' entries: where few steps lead to it, only these
+// entries are computed, and the whole row of `value` only if somebody else needs it.
+uint16_t GroupBuilder::pick(uint16_t value, uint16_t index, int& steps) {
+  const FusedValue from = values_[value];
+  if (from.extent == Extent::kRow) return value;
+  for (const auto& [known, entry] : picked_) {
+    if (known == value) return entry;
+  }
+  FusedStep step = steps_[value];
+  if (step.kind == StepKind::kMap && steps > 0) {
+    --steps;
+    for (int i = 0; i < step.input_count; ++i) step.inputs[i] = pick(step.inputs[i], index, steps);
+  } else if (step.kind != StepKind::kFill) {
+    step = {.kind = StepKind::kReduce, .input_count = 2, .reducer = &backend::pick_reducer(from.bytes)};
+    step.inputs[0] = value;
+    step.inputs[1] = index;
+  }
+  const uint16_t entry = add_step(step, from.bytes, Extent::kRow);
+  picked_.emplace_back(value, entry);
+  return entry;
 }
 
 // The current value of an access, loaded now where there is none yet, or none of the wanted extent.
@@ -503,26 +626,31 @@ void GroupBuilder::commit(uint32_t index, const Lowering& lowering, const Footpr
   for (size_t v = 0; v < lowering.values.size(); ++v) {
     const Lowering::Value& value = lowering.values[v];
     const bool per_row = as_row || (footprint.row != 0 && footprint.extents[v] == Extent::kRow);
-    if (value.kind == ValueKind::kOperand) {
+    if (value.kind == ValueKind::kOperand || value.kind == ValueKind::kRowOperand) {
       const bool is_output = !per_row && std::ranges::any_of(lowering.outputs, [v](const Lowering::Output& output) {
         return output.value == static_cast<Lowering::Ref>(v);
       });
       refs_[v] = value_of(access_of(value.operand), per_row, is_output);
       continue;
     }
+    if (value.kind == ValueKind::kPick) {
+      int steps = kMaxPickSteps;
+      picked_.clear();
+      refs_[v] = pick(refs_[static_cast<size_t>(value.inputs[0])], refs_[static_cast<size_t>(value.inputs[1])], steps);
+      continue;
+    }
     FusedStep step{
-        .kind = value.kind == ValueKind::kNumber   ? StepKind::kFill
-                : value.kind == ValueKind::kReduce ? StepKind::kReduce
-                                                   : StepKind::kMap,
+        .kind = step_kind(value.kind),
         .input_count = value.input_count,
         .first_number = static_cast<uint16_t>(value.number_count > 0 ? first_number + value.first_number : 0),
         .map = value.map,
+        .row_map = value.row_map,
         .reducer = value.reducer};
     for (int i = 0; i < value.input_count; ++i) step.inputs[i] = refs_[static_cast<size_t>(value.inputs[i])];
-    step.value = new_value(static_cast<uint8_t>(dtype_bytes(value.dtype)), per_row ? Extent::kRow : Extent::kElement);
-    refs_[v] = step.value;
-    steps_.push_back(step);
+    const Extent extent = per_row ? Extent::kRow : footprint.row != 0 ? footprint.extents[v] : Extent::kElement;
+    refs_[v] = add_step(step, static_cast<uint8_t>(dtype_bytes(value.dtype)), extent);
   }
+  for (const Lowering::Ref checked : lowering.checks) checks_.push_back(refs_[static_cast<size_t>(checked)]);
   for (const Lowering::Output& output : lowering.outputs) {
     const uint16_t a = access_of(output.operand);
     AccessState& access = accesses_[a];
@@ -565,6 +693,7 @@ bool GroupBuilder::finish(std::span<const uint8_t> needed, FusedGroup& group) {
     stores = true;
   }
   if (!stores) return false;
+  for (const uint16_t checked : checks_) needed_values_[checked] = 1;
   for (size_t s = steps_.size(); s-- > 0;) {
     const FusedStep& step = steps_[s];
     if (!needed_values_[step.value]) continue;
@@ -607,6 +736,9 @@ bool GroupBuilder::finish(std::span<const uint8_t> needed, FusedGroup& group) {
       group.operands[step.operand].loads = true;
     }
     kernel.steps.push_back(step);
+  }
+  for (const uint16_t checked : checks_) {
+    kernel.steps.push_back({.kind = StepKind::kCheck, .value = renamed_[checked]});
   }
   kernel.operand_count = static_cast<uint16_t>(group.operands.size());
   kernel.number_count = static_cast<uint16_t>(numbers_.size());

@@ -38,6 +38,7 @@ struct Footprint {
     uint16_t operand;  // of the node
     bool reads;
     bool writes;
+    bool by_row;                              // read along the dimensions that are not reduced
     int64_t strides[backend::kMaxFusedRank];  // in elements; 0 along the row for row values
   };
 
@@ -106,6 +107,11 @@ class GroupBuilder {
   void commit(uint32_t node, const Lowering& lowering, const Footprint& footprint, bool as_row);
   uint16_t value_of(uint16_t access, bool as_row, bool as_element);
   uint16_t new_value(uint8_t bytes, backend::Extent extent);
+  uint16_t add_step(backend::FusedStep step, uint8_t bytes, backend::Extent extent);
+  uint16_t pick(uint16_t value, uint16_t index, int& steps);
+  bool reads_total(const Footprint& footprint) const;
+  bool can_check(const Lowering& lowering, const Footprint& footprint);
+  bool comes_from_rows(uint16_t value) const;
   bool repeats_along_row(const int64_t* strides, int64_t row) const;
   int row_rank(int64_t row) const;
   bool overlaps_itself(const Window& window) const;
@@ -119,20 +125,23 @@ class GroupBuilder {
   std::vector<BufferId> buffers_;  // of the accesses
   size_t operand_count_ = 0;       // accesses that are known to be operands
   std::vector<backend::FusedValue> values_;
-  std::vector<backend::FusedStep> steps_;  // loads and maps; `operand` of a load is an access
+  std::vector<backend::FusedStep> steps_;  // what makes values_[i]; `operand` of a load is an access
   std::vector<uint16_t> reads_;            // accesses that a member reads before any writes them
   struct Write {
     uint16_t access;
     uint32_t at;  // before this step
   };
-  std::vector<Write> writes_;  // in the order of the members
+  std::vector<Write> writes_;     // in the order of the members
+  std::vector<uint16_t> checks_;  // values
   std::vector<backend::Number> numbers_;
   // Of one check().
   bool as_row_ = false;
   int64_t next_row_ = 0;
   size_t next_operand_count_ = 0;
   Match matches_[Footprint::kMaxEntries];
-  std::vector<uint16_t> refs_;  // per value of the lowering
+  std::vector<uint16_t> refs_;                         // per value of the lowering
+  std::vector<uint8_t> checked_;                       // the same
+  std::vector<std::pair<uint16_t, uint16_t>> picked_;  // of one pick: values, and what they are at its index
   // Of finish().
   std::vector<uint8_t> needed_values_;
   std::vector<uint16_t> renamed_;

@@ -5,7 +5,10 @@
 // would call the same arithmetic in the stock kernel; for maps the two must agree to the last bit.
 //
 //   pointwise node:  the space is the output's sizes; operands are broadcast to it from the right, as in PyTorch
-//   reduction:       the space is the first operand's sizes; `reduced` says which of its dimensions go
+//   reduction:       the space is the sizes of operand `space`; `reduced` says which of its dimensions go. Operands are broadcast to it, or to
+//                    the dimensions that stay (row_operand), such as the indices of a cross entropy
+//
+// What a fused kernel cannot raise, the lowering checks: where a check fails, the group's members run one by one, and the stock kernel raises.
 //
 // `lower` returns false where this call cannot be fused (a dtype, a mode); it may leave half a program behind then.
 // The same call with other numbers or sizes must give the same program, with other entries in `numbers` only.
@@ -38,15 +41,16 @@ class Lowering {
   using Ref = int16_t;  // a value of this node's program: an index into `values`
 
   struct Value {
-    enum class Kind : uint8_t { kOperand, kNumber, kMap, kReduce };
+    enum class Kind : uint8_t { kOperand, kRowOperand, kNumber, kMap, kReduce, kPick, kOneHot, kTotal };
     Kind kind;
     DType dtype;
     uint8_t input_count = 0;
     uint8_t number_count = 0;
-    uint16_t operand = 0;       // kOperand: of the node
+    uint16_t operand = 0;       // kOperand, kRowOperand: of the node
     uint16_t first_number = 0;  // kNumber, kMap: in `numbers`
     Ref inputs[4] = {};
     backend::MapFunction map = nullptr;
+    backend::MapFunction row_map = nullptr;  // see FusedStep
     const backend::Reducer* reducer = nullptr;
   };
   struct Output {
@@ -58,12 +62,19 @@ class Lowering {
     values.clear();
     numbers.clear();
     outputs.clear();
+    checks.clear();
     reduced = 0;
+    space = 0;
   }
 
   // The node's operand as it lies in memory, in the dtype of its window.
   Ref operand(int index, DType dtype) {
     values.push_back({.kind = Value::Kind::kOperand, .dtype = dtype, .operand = static_cast<uint16_t>(index)});
+    return last();
+  }
+  // The same with one entry for each row: its dimensions are those that are not reduced.
+  Ref row_operand(int index, DType dtype) {
+    values.push_back({.kind = Value::Kind::kRowOperand, .dtype = dtype, .operand = static_cast<uint16_t>(index)});
     return last();
   }
   // One number for every point, already in the bytes of `dtype`.
@@ -72,35 +83,64 @@ class Lowering {
     return last();
   }
   Ref map(backend::MapFunction function, DType result, std::initializer_list<Ref> inputs,
-          std::initializer_list<backend::Number> with = {}) {
+          std::initializer_list<backend::Number> with = {}, backend::MapFunction row_function = nullptr) {
     Value value{.kind = Value::Kind::kMap,
                 .dtype = result,
                 .input_count = static_cast<uint8_t>(inputs.size()),
                 .number_count = static_cast<uint8_t>(with.size()),
                 .first_number = put(with),
-                .map = function};
+                .map = function,
+                .row_map = row_function};
     int i = 0;
     for (const Ref input : inputs) value.inputs[i++] = input;
     values.push_back(value);
     return last();
   }
-  // REQUIRES: `reduced` is set.
+  // REQUIRES: `reduced` is set; reducers with a parameter: see below.
   Ref reduce(const backend::Reducer* reducer, DType result, Ref input) {
     Value value{.kind = Value::Kind::kReduce, .dtype = result, .input_count = 1, .reducer = reducer};
     value.inputs[0] = input;
     values.push_back(value);
     return last();
   }
+  // The parameter is a row value.
+  Ref reduce(const backend::Reducer* reducer, DType result, Ref input, Ref parameter) {
+    const Ref made = reduce(reducer, result, input);
+    values.back().input_count = 2;
+    values.back().inputs[1] = parameter;
+    return made;
+  }
+  // The row's entry of `value` at `index`, an int64 row value. What it is where the row has no such index is not said.
+  Ref pick(Ref value, Ref index) { return indexed(Value::Kind::kPick, value, index); }
+  // The row value `value` at `index`, an int64 row value; zeros elsewhere.
+  Ref one_hot(Ref value, Ref index) { return indexed(Value::Kind::kOneHot, value, index); }
+  // One entry for the node: a reduction of a row value over all rows. Maps of totals are totals.
+  Ref total(const backend::Reducer* reducer, DType result, Ref input) {
+    const Ref made = reduce(reducer, result, input);
+    values.back().kind = Value::Kind::kTotal;
+    return made;
+  }
+  // `condition`, a bool for each row, is computed by maps from row operands and numbers.
+  void check(Ref condition) { checks.push_back(condition); }
   void output(int operand, Ref value) { outputs.push_back({static_cast<uint16_t>(operand), value}); }
 
   std::vector<Value> values;
   std::vector<backend::Number> numbers;
   std::vector<Output> outputs;
-  // Which dimensions of the first operand are reduced (bit i is dimension i); 0 for a pointwise node. A reduced output has these dimensions with
+  std::vector<Ref> checks;
+  int space = 0;  // of a reduction: the operand whose sizes are the space
+  // Which dimensions of that operand are reduced (bit i is dimension i); 0 for a pointwise node. A reduced output has these dimensions with
   // size 1, or not at all.
   uint64_t reduced = 0;
 
  private:
+  Ref indexed(Value::Kind kind, Ref value, Ref index) {
+    Value made{.kind = kind, .dtype = values[static_cast<size_t>(value)].dtype, .input_count = 2};
+    made.inputs[0] = value;
+    made.inputs[1] = index;
+    values.push_back(made);
+    return last();
+  }
   Ref last() const { return static_cast<Ref>(values.size() - 1); }
   uint16_t put(std::initializer_list<backend::Number> with) {
     const auto first = static_cast<uint16_t>(numbers.size());

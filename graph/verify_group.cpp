@@ -35,6 +35,9 @@ Symbol number_symbol(const backend::Number& number, int bytes) {
   const uint64_t mask = bytes >= 8 ? ~uint64_t{0} : (uint64_t{1} << (8 * bytes)) - 1;
   return mix(17, number.bits & mask);
 }
+constexpr Symbol kZero = 41;
+// An index is a symbol, too: it stands for some place of the row.
+int64_t place_of_symbol(Symbol index, int64_t row) { return static_cast<int64_t>(index % static_cast<Symbol>(row)); }
 // With the first of its numbers; a map without numbers is taken to have that of the group.
 Symbol map_symbol(backend::MapFunction map, const Symbol* inputs, int input_count, const backend::Number* number) {
   Symbol symbol = mix(23, symbol_of(map));
@@ -117,7 +120,7 @@ class MemberRun {
                                .traits = &traits};
     if (traits.lower == nullptr || !traits.lower(request, lowering)) return violation("a member has no lowering");
     if (lowering.outputs.empty()) return violation("a member has no outputs");
-    shape_ = &request.window(lowering.reduced == 0 ? lowering.outputs[0].operand : 0);
+    shape_ = &request.window(lowering.reduced == 0 ? lowering.outputs[0].operand : lowering.space);
     std::vector<std::vector<Symbol>> values;
     for (const Lowering::Value& value : lowering.values) {
       values.emplace_back();
@@ -128,7 +131,7 @@ class MemberRun {
       const Window& window = request.window(output.operand);
       const std::vector<Symbol>& value = values[static_cast<size_t>(output.value)];
       for (int64_t i = 0; i < shape_->numel; ++i) {
-        const int64_t k = window.numel == shape_->numel ? i : row_of(lowering.reduced, i);
+        const int64_t k = window.numel == shape_->numel ? i : window.numel == 1 ? 0 : row_of(lowering.reduced, i);
         store(operand.buffer, window, k, value[static_cast<size_t>(i)]);
       }
     }
@@ -146,6 +149,9 @@ class MemberRun {
     switch (value.kind) {
       case ValueKind::kOperand:
         return load(request.operands[value.operand].buffer, request.window(value.operand), i);
+      case ValueKind::kRowOperand:
+        return load_row(request.operands[value.operand].buffer, request.window(value.operand),
+                        row_of(lowering.reduced, i));
       case ValueKind::kNumber:
         return number_symbol(lowering.numbers[value.first_number], bytes);
       case ValueKind::kMap: {
@@ -157,14 +163,40 @@ class MemberRun {
       }
       case ValueKind::kReduce:
         symbol = mix(29, symbol_of(value.reducer));
+        if (value.input_count > 1) symbol = mix(symbol, input(1)[static_cast<size_t>(i)]);
         for (int64_t j = 0; j < shape_->numel; ++j) {
           if (row_of(lowering.reduced, j) == row_of(lowering.reduced, i)) {
             symbol = mix(symbol, input(0)[static_cast<size_t>(j)]);
           }
         }
         return symbol;
+      case ValueKind::kTotal:
+        symbol = mix(29, symbol_of(value.reducer));
+        for (int64_t j = 0; j < shape_->numel; ++j) {
+          if (place_of(lowering.reduced, j) == 0) symbol = mix(symbol, input(0)[static_cast<size_t>(j)]);
+        }
+        return symbol;
+      case ValueKind::kPick:
+        for (int64_t j = 0; j < shape_->numel; ++j) {
+          if (row_of(lowering.reduced, j) == row_of(lowering.reduced, i) &&
+              place_of(lowering.reduced, j) ==
+                  place_of_symbol(input(1)[static_cast<size_t>(i)], row_length(lowering))) {
+            return input(0)[static_cast<size_t>(j)];
+          }
+        }
+        return symbol;
+      case ValueKind::kOneHot:
+        return place_of(lowering.reduced, i) == place_of_symbol(input(1)[static_cast<size_t>(i)], row_length(lowering))
+                   ? input(0)[static_cast<size_t>(i)]
+                   : kZero;
     }
     return symbol;
+  }
+
+  // Where the point stands in its row.
+  int64_t place_of(uint64_t reduced, int64_t i) const { return row_of(~reduced, i); }
+  int64_t row_length(const Lowering& lowering) const {
+    return shape_->numel == 0 ? 0 : place_of(lowering.reduced, shape_->numel - 1) + 1;
   }
 
   // Which row the point is in, counting rows in order.
@@ -191,6 +223,13 @@ class MemberRun {
       if (k >= 0 && window.dims[k] != 1) position += index * window.dims[window.rank + k];
     }
     const int bytes = dtype_bytes(window.dtype);
+    return memory_.load(buffer, position * bytes, bytes);
+  }
+
+  // The window's entry for a row: its dimensions are those that are not reduced.
+  Symbol load_row(BufferId buffer, const Window& window, int64_t row) {
+    const int bytes = dtype_bytes(window.dtype);
+    const int64_t position = window.offset + position_of(row, window.rank, window.dims, window.dims + window.rank);
     return memory_.load(buffer, position * bytes, bytes);
   }
 
@@ -230,13 +269,14 @@ class KernelRun {
   Status check(const FusedStep& step) const {
     if (step.value >= values_.size()) return violation("a step has no value");
     const bool stores = step.kind == FusedStep::Kind::kStore;
-    if (stores == values_[step.value].empty())
+    const bool reads = stores || step.kind == FusedStep::Kind::kCheck;
+    if (reads == values_[step.value].empty())
       return violation("a value is written twice, or stored before it is written");
     for (int i = 0; i < step.input_count; ++i) {
       if (step.inputs[i] >= values_.size() || values_[step.inputs[i]].empty()) {
         return violation("a step reads a value that is not there yet");
       }
-      const bool reduces = step.kind == FusedStep::Kind::kReduce;
+      const bool reduces = step.kind == FusedStep::Kind::kReduce && i == 0;
       if (per_row(step.value) && per_row(step.inputs[i]) == reduces) return violation("a step mixes extents");
     }
     if (per_row(step.value) && space_.row_rank == 0) return violation("a row value without rows");
@@ -260,6 +300,7 @@ class KernelRun {
     const auto row = static_cast<size_t>(row_);
     std::vector<Symbol>& value = values_[step.value];
     if (step.kind == FusedStep::Kind::kStore) return store(step);
+    if (step.kind == FusedStep::Kind::kCheck) return Status();
     value.resize(points);
     for (size_t i = 0; i < points; ++i) {
       switch (step.kind) {
@@ -285,15 +326,31 @@ class KernelRun {
           break;
         }
         case FusedStep::Kind::kReduce:
+          if (step.reducer == &backend::pick_reducer(group_.kernel.values[step.value].bytes)) {
+            value[i] = values_[step.inputs[0]][i / row * row + place_in_row(step, i)];
+            break;
+          }
           value[i] = mix(29, symbol_of(step.reducer));
+          if (step.input_count > 1) value[i] = mix(value[i], values_[step.inputs[1]][i]);
+          if (group_.kernel.values[step.value].extent == Extent::kTotal) {
+            for (size_t j = 0; j < points; j += row) value[i] = mix(value[i], values_[step.inputs[0]][j]);
+            break;
+          }
           for (size_t j = i / row * row; j < (i / row + 1) * row; ++j)
             value[i] = mix(value[i], values_[step.inputs[0]][j]);
           break;
+        case FusedStep::Kind::kOneHot:
+          value[i] = i % row == place_in_row(step, i) ? values_[step.inputs[0]][i] : kZero;
+          break;
         case FusedStep::Kind::kStore:
+        case FusedStep::Kind::kCheck:
           break;
       }
     }
     return Status();
+  }
+  size_t place_in_row(const FusedStep& step, size_t i) const {
+    return static_cast<size_t>(place_of_symbol(values_[step.inputs[1]][i], row_));
   }
 
   Status store(const FusedStep& step) {

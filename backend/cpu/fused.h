@@ -12,6 +12,8 @@
 //   element value:  one entry for each point of the space
 //   row value:      one entry for each row: what a reduction gives, and what is computed from such; repeated along the row where a
 //                   step with element results reads it
+//   total value:    one entry for the space: a reduction of a row value over all rows, and what is computed from such. Totals come last:
+//                   no element or row value is computed from one.
 //
 //   FusedLaunch launch;
 //   prepare_fused(kernel, space, launch);                 // collapses dimensions, chooses blocks, lays out the scratch memory
@@ -22,7 +24,9 @@
 // that are stored do not share memory with one another, and each is stored once, with an address of its own for each point (or row).
 //
 // A row value may be stored once for each row, to an operand with stride 0 along the row, or for each point. Sizes of entries are 1, 2, 4, 8
-// and 16 bytes. Where rows have no entries, reductions give begin and finish.
+// and 16 bytes. Where rows have no entries, reductions give begin and finish. A total value is stored to an operand whose strides are all 0.
+//
+// A kernel may be defined for some contents of its operands only, and then checks for them. Where a check fails, nothing is written.
 //
 // Thread safety: launches are immutable once prepared and may run on several threads at once.
 
@@ -46,17 +50,23 @@ union Number {
 using MapFunction = void (*)(void* out, const void* const* in, const Number* numbers, int64_t n);
 
 // A reduction along a row. `add` takes n entries of which the first stands at `index` of its row; entries come in order; `merge` takes
-// the state of a later part of the row. States are moved as bytes, and are aligned to 8 bytes where state_bytes is a multiple of 8.
+// the state of a later part of the row. States are moved as bytes, and are aligned to 8 bytes where state_bytes is a multiple of 8. What
+// is to be done may depend on the row: then `begin_with` takes the place of `begin`, with the row's entry of another row value.
 struct Reducer {
   int32_t state_bytes;  // at most kMaxReducerState
   void (*begin)(void* state);
   void (*add)(void* state, const void* in, int64_t n, int64_t index);
   void (*merge)(void* state, const void* later);
   void (*finish)(const void* state, void* out);  // writes one entry
+  int32_t parameter_bytes = 0;                   // of the row value's entry; 0 where there is no parameter
+  void (*begin_with)(void* state, const void* parameter) = nullptr;
 };
 inline constexpr int32_t kMaxReducerState = 512;
 
-enum class Extent : uint8_t { kElement, kRow };
+// Gives the entry, of so many bytes, that stands at an index of the row: the parameter, an int64. Zeros where the row has no such index.
+const Reducer& pick_reducer(int bytes);
+
+enum class Extent : uint8_t { kElement, kRow, kTotal };
 
 struct FusedValue {
   uint8_t bytes;  // of one entry
@@ -69,8 +79,11 @@ struct FusedStep {
     kLoad,    // value <- operand
     kFill,    // value <- the first bytes of numbers[first_number] (16 bytes: of two numbers), everywhere
     kMap,     // value <- map(inputs; numbers + first_number)
-    kReduce,  // row value <- reducer over the element value inputs[0] (or a row value, repeated)
-    kStore,   // operand <- value
+    kReduce,  // row value <- reducer over the element value inputs[0] (or a row value, repeated), with the row value inputs[1] as parameter
+              // total value <- reducer over the row value inputs[0]
+    kOneHot,  // element value <- the row value inputs[0] at the row value inputs[1], an int64 index of the row; zeros elsewhere
+    kStore,  // operand <- value
+    kCheck,  // every entry of the row value, a byte, must be other than 0; it is computed by maps from row values that are loaded or filled
   };
   Kind kind;
   uint8_t input_count = 0;
@@ -79,6 +92,9 @@ struct FusedStep {
   uint16_t operand = 0;
   uint16_t first_number = 0;
   MapFunction map = nullptr;
+  // Computes the same where all inputs but the first are row values, and one row is at hand: these are its first numbers, instead of those of the
+  // step. Null where there is no such function.
+  MapFunction row_map = nullptr;
   const Reducer* reducer = nullptr;
 };
 

@@ -2,9 +2,12 @@
 
 #include "backend/cpu/fused_launch.h"
 
+#include <algorithm>
 #include <string>
+#include <utility>
 
 #include "backend/cpu/fused_schedule.h"
+#include "backend/cpu/fused_stages.h"
 
 namespace hetero::backend {
 namespace {
@@ -13,10 +16,12 @@ bool is_entry_size(int64_t bytes) { return bytes == 1 || bytes == 2 || bytes == 
 
 // What checking finds out on the way, and its memory.
 struct Facts {
-  std::vector<uint8_t> defined;  // by value
-  std::vector<uint8_t> stored;   // by operand
+  std::vector<uint8_t> defined;    // by value
+  std::vector<uint8_t> stored;     // by operand
+  std::vector<uint8_t> from_rows;  // by value: computed by maps from row values that are loaded or filled
   bool has_row_values = false;
-  bool is_empty = false;  // strides mean nothing
+  bool has_stages = false;  // totals or checks
+  bool is_empty = false;    // strides mean nothing
 };
 
 // The first rule that is broken, or null.
@@ -43,6 +48,7 @@ const char* broken_rule(const FusedKernel& kernel, const FusedSpace& space, cons
   if (step.value >= value_count) return "no such value";
   const FusedValue& value = kernel.values[step.value];
   const bool row = value.extent == Extent::kRow;
+  const bool total = value.extent == Extent::kTotal;
   if (step.kind == FusedStep::Kind::kLoad || step.kind == FusedStep::Kind::kStore) {
     if (step.operand >= kernel.operand_count) return "no such operand";
     if (space.operands[step.operand].bytes != value.bytes) return "value and operand differ in bytes";
@@ -54,10 +60,16 @@ const char* broken_rule(const FusedKernel& kernel, const FusedSpace& space, cons
     // A row value may be stored once for each row, or for each point.
     const int row_begin = space.rank - space.row_rank;
     const bool by_row = row && is_same_along(space, step.operand, row_begin, space.rank);
+    if (total) {
+      return is_same_along(space, step.operand, 0, space.rank) ? nullptr : "a total value is stored more than once";
+    }
     for (int d = 0; d < (by_row ? row_begin : space.rank) && !facts.is_empty; ++d) {
       if (space.sizes[d] > 1 && space.operands[step.operand].strides[d] == 0) return "a store to a broadcast operand";
     }
     return nullptr;
+  }
+  if (step.kind == FusedStep::Kind::kCheck) {
+    return facts.from_rows[step.value] && value.bytes == 1 ? nullptr : "a check of what must be computed first";
   }
 
   if (facts.defined[step.value]) return "a value is written twice";
@@ -67,33 +79,56 @@ const char* broken_rule(const FusedKernel& kernel, const FusedSpace& space, cons
       if (row && !is_same_along(space, step.operand, space.rank - space.row_rank, space.rank)) {
         return "a row value is loaded from an operand with strides along the row";
       }
+      if (total) return "a total value is loaded";
+      facts.from_rows[step.value] = row;
       break;
     case FusedStep::Kind::kFill:
       if (step.first_number * sizeof(Number) + value.bytes > kernel.number_count * sizeof(Number))
         return "no such number";
+      facts.from_rows[step.value] = row;
       break;
     case FusedStep::Kind::kMap:
+    case FusedStep::Kind::kOneHot:
     case FusedStep::Kind::kReduce: {
       const bool reduces = step.kind == FusedStep::Kind::kReduce;
-      if (step.input_count > 4 || (reduces && step.input_count != 1)) return "a wrong number of inputs";
+      const bool one_hot = step.kind == FusedStep::Kind::kOneHot;
+      const int parameters = reduces && step.reducer != nullptr && step.reducer->parameter_bytes != 0 ? 1 : 0;
+      if (step.input_count > 4 || (reduces && step.input_count != 1 + parameters) ||
+          (one_hot && step.input_count != 2)) {
+        return "a wrong number of inputs";
+      }
+      facts.from_rows[step.value] = row && !reduces && !one_hot;
       if (step.first_number > kernel.number_count) return "no such number";
       for (int j = 0; j < step.input_count; ++j) {
         if (step.inputs[j] >= value_count || step.inputs[j] == step.value || !facts.defined[step.inputs[j]]) {
           return "a value is read before it is written";
         }
-        if (!reduces && row && kernel.values[step.inputs[j]].extent == Extent::kElement) {
-          return "a map from element values to a row value";
+        const FusedValue& input = kernel.values[step.inputs[j]];
+        if (!reduces && row && input.extent == Extent::kElement) return "a map from element values to a row value";
+        if (!reduces && total != (input.extent == Extent::kTotal)) return "a map from other values to a total value";
+        if (reduces && total && (input.extent != Extent::kRow || parameters != 0)) return "a total of no row value";
+        if (reduces && row && input.extent == Extent::kTotal) return "a reduction of a total value";
+        if (step.row_map != nullptr && (value.bytes > sizeof(Number) || input.bytes != value.bytes)) {
+          return "a map of other entries with a row map";
         }
+        const bool is_parameter = reduces && j == 1;
+        if (one_hot || is_parameter) {
+          const int64_t bytes = is_parameter ? step.reducer->parameter_bytes : j == 1 ? 8 : value.bytes;
+          if (input.extent != Extent::kRow || input.bytes != bytes) return "an index or a parameter of another kind";
+        }
+        facts.from_rows[step.value] &= facts.from_rows[step.inputs[j]];
       }
-      if (reduces && !row) return "a reduction to an element value";
+      if (reduces && !row && !total) return "a reduction to an element value";
+      if (one_hot && value.extent != Extent::kElement) return "one entry of a row value";
       if (reduces &&
           (step.reducer == nullptr || step.reducer->state_bytes < 1 || step.reducer->state_bytes > kMaxReducerState)) {
         return "a reducer without states, or with too large ones";
       }
-      if (!reduces && step.map == nullptr) return "a map without function";
+      if (step.kind == FusedStep::Kind::kMap && step.map == nullptr) return "a map without function";
       break;
     }
     case FusedStep::Kind::kStore:
+    case FusedStep::Kind::kCheck:
       break;
   }
   return nullptr;
@@ -103,11 +138,13 @@ const char* broken_rule(const FusedKernel& kernel, const FusedSpace& space, Fact
   if (const char* rule = broken_rule(space, kernel.operand_count)) return rule;
   facts.defined.assign(kernel.values.size(), 0);
   facts.stored.assign(kernel.operand_count, 0);
-  facts.has_row_values = facts.is_empty = false;
+  facts.from_rows.assign(kernel.values.size(), 0);
+  facts.has_row_values = facts.has_stages = facts.is_empty = false;
   for (int d = 0; d < space.rank; ++d) facts.is_empty = facts.is_empty || space.sizes[d] == 0;
   for (const FusedValue& value : kernel.values) {
     if (!is_entry_size(value.bytes)) return "an entry of a size other than 1, 2, 4, 8 or 16 bytes";
     if (value.extent == Extent::kRow) facts.has_row_values = true;
+    if (value.extent == Extent::kTotal) facts.has_stages = true;
   }
   for (uint16_t o = 0; o < kernel.operand_count; ++o) {
     if (!is_entry_size(space.operands[o].bytes))
@@ -115,8 +152,21 @@ const char* broken_rule(const FusedKernel& kernel, const FusedSpace& space, Fact
   }
   for (const FusedStep& step : kernel.steps) {
     if (const char* rule = broken_rule(kernel, space, step, facts)) return rule;
+    if (step.kind == FusedStep::Kind::kCheck) facts.has_stages = true;
   }
   return nullptr;
+}
+
+Status prepare_stages(const FusedKernel& kernel, const FusedSpace& space, FusedLaunch& launch) {
+  std::vector<StageKernel> kernels;
+  launch.temporary_bytes = split_stages(kernel, space, kernels);
+  launch.max_stage_operands = 0;
+  for (StageKernel& it : kernels) {
+    if (Status status = prepare_fused(it.kernel, it.space, it.stage.launch); !status.ok()) return status;
+    launch.max_stage_operands = std::max<int64_t>(launch.max_stage_operands, it.kernel.operand_count);
+  }
+  for (StageKernel& it : kernels) launch.stages.push_back(std::move(it.stage));
+  return {};
 }
 
 }  // namespace
@@ -125,9 +175,11 @@ Status prepare_fused(const FusedKernel& kernel, const FusedSpace& space, FusedLa
   thread_local Facts facts;
   launch.empty = true;
   launch.pairs.clear();
+  launch.stages.clear();
   if (const char* rule = broken_rule(kernel, space, facts)) {
     return {ErrorClass::kUsage, std::string("illegal fused kernel: ") + rule};
   }
+  if (facts.has_stages) return prepare_stages(kernel, space, launch);
   make_row_space(space, facts.has_row_values, facts.stored, launch.space);
   const bool no_entries = launch.space.rows == 0 || launch.space.row == 0;
   if (kernel.steps.empty() || launch.space.rows == 0 || (no_entries && !facts.has_row_values)) return {};

@@ -5,7 +5,7 @@
 //   run_fused(launch, addresses.data(), numbers.data());
 //
 // Preparing checks that kernel and space are legal, collapses dimensions (fused_space.h) and lays out the program (fused_schedule.h,
-// fused_program.h). The launch keeps nothing of the kernel or the space, save the functions and reducers they point to. Preparing again
+// fused_program.h). A kernel with totals or checks becomes several launches (fused_stages.h). The launch keeps nothing of the kernel or the space, save the functions and reducers they point to. Preparing again
 // reuses the launch's memory.
 //
 // Thread safety: a prepared launch is immutable; run_fused may be called on several threads at once. Scratch memory belongs to the
@@ -24,6 +24,8 @@
 
 namespace hetero::backend {
 
+struct FusedStage;
+
 struct FusedLaunch {
   RowSpace space;
   // Presumes that the operands of each pair have different addresses. Where two have the same, `careful` runs, which copies what it reads
@@ -32,6 +34,21 @@ struct FusedLaunch {
   FusedProgram careful;
   std::vector<std::pair<uint16_t, uint16_t>> pairs;
   bool empty = true;  // nothing to run
+  // Of a kernel with totals or checks, which then has no program of its own: they run one after the other.
+  std::vector<FusedStage> stages;
+  int64_t temporary_bytes = 0;  // what stages pass on to later ones
+  int64_t max_stage_operands = 0;
+};
+
+struct StageOperand {
+  bool is_temporary;
+  uint16_t operand;  // of the kernel
+  int64_t offset;    // of a temporary
+};
+struct FusedStage {
+  FusedLaunch launch;
+  std::vector<StageOperand> operands;
+  std::vector<int64_t> checks;  // temporaries of one byte; where one is 0 after this stage, no other runs
 };
 
 // Errors: kUsage for a kernel or space that breaks the contract of fused.h; the launch then runs nothing.
@@ -39,6 +56,7 @@ Status prepare_fused(const FusedKernel& kernel, const FusedSpace& space, FusedLa
 
 // REQUIRES: an address for each of the kernel's operands, a number for each of its numbers; neither is kept. An operand of an empty space may
 // be null.
-void run_fused(const FusedLaunch& launch, void* const* operands, const Number* numbers);
+// False where a check of the kernel failed; then nothing was written.
+bool run_fused(const FusedLaunch& launch, void* const* operands, const Number* numbers);
 
 }  // namespace hetero::backend

@@ -26,12 +26,14 @@ namespace hetero::backend {
 struct ProgramStep {
   enum class Kind : uint8_t {
     kMap,      // out <- map(in)
+    kRowMap,   // out <- map(in[0]; the one entry of each other input as a number)
     kGather,   // out <- operand
     kScatter,  // operand <- in[0]
     kCopy,     // out <- in[0]
     kFill,     // out <- a number
     kExpand,   // out <- in[0], a row value, repeated along the rows
-    kReduce,   // out <- reducer over the whole rows of in[0]
+    kOneHot,   // out <- in[0], a row value, at the row's index in[1]; zeros elsewhere
+    kReduce,   // out <- reducer over the whole rows of in[0], with parameters in[1]
     kAdd,      // states at out <- a piece of the rows of in[0]
     kFinish,   // out <- result of the states at in[0]
   };
@@ -39,6 +41,7 @@ struct ProgramStep {
   bool row;           // one entry for each row rather than for each point
   uint8_t bytes;      // of an entry; of the input's where the step reduces
   uint8_t out_bytes;  // of an entry of the result
+  uint8_t input_count;
   uint16_t operand;
   uint16_t first_number;
   uint32_t out;  // places
@@ -65,6 +68,7 @@ struct Phase {
 // does not depend on the number of threads.
 struct StreamedReduction {
   const Reducer* reducer;
+  uint32_t parameter;      // place: one entry for each row, where the reducer has a parameter
   uint32_t state;          // place: one state for each row, of the stretch at hand
   uint32_t row_state;      // place: of the row so far
   int64_t stretch_offset;  // bytes into the states that a stretch leaves for another thread

@@ -41,6 +41,7 @@ class Scratch {
 // A caller that splits rows needs its memory while it works on a part of them like the others.
 thread_local Scratch task_scratch;
 thread_local Scratch caller_scratch;
+thread_local Scratch stage_scratch;
 
 class Task {
  public:
@@ -73,6 +74,7 @@ class Task {
       }
       start_group(group);
       start_piece(piece);
+      if (unit + 1 < end) prefetch_next();
       run(steps);
     }
   }
@@ -124,11 +126,27 @@ class Task {
     }
   }
 
+  // While a block is worked on, the memory of the next one comes nearer: hardware does not look beyond a page, which is a short row.
+  void prefetch_next() const {
+    constexpr int64_t kLine = 64;
+    constexpr int64_t kMaxBytes = 32 << 10;
+    const int64_t next = rows_ * piece_;
+    for (const uint32_t index : program_.moving) {
+      const Place& place = program_.places[index];
+      if (place.kind != Place::Kind::kElements || space_.operands[place.operand].same_for_rows) continue;
+      const int64_t bytes = next * place.bytes;
+      const char* const from = table_[index] + bytes;
+      for (int64_t at = 0; at < std::min(bytes, kMaxBytes); at += kLine) __builtin_prefetch(from + at, 0, 3);
+    }
+  }
+
   // One stretch of the rows' pieces, reduced into states of its own.
   void run_stretch(const Phase& phase, int64_t first) {
     for (uint32_t i = phase.reductions.begin; i < phase.reductions.end; ++i) {
       const StreamedReduction& it = program_.reductions[i];
-      for (int64_t j = 0; j < rows_; ++j) it.reducer->begin(table_[it.state] + j * it.reducer->state_bytes);
+      for (int64_t j = 0; j < rows_; ++j) {
+        begin(*it.reducer, table_[it.state] + j * it.reducer->state_bytes, it.parameter, j);
+      }
     }
     const int64_t end = std::min(first + program_.stretch, program_.pieces);
     for (int64_t piece = first; piece < end; ++piece) {
@@ -179,6 +197,13 @@ class Task {
           it->map(out, in, numbers_ + it->first_number, count);
           break;
         }
+        case ProgramStep::Kind::kRowMap: {
+          Number entries[3];
+          for (int j = 1; j < it->input_count; ++j) std::memcpy(&entries[j - 1], table_[it->in[j]], it->bytes);
+          const void* const in[4] = {table_[it->in[0]]};
+          it->map(out, in, entries, count);
+          break;
+        }
         case ProgramStep::Kind::kCopy:
           // Loaded and stored at one address: memcpy must not be asked for it.
           if (out != table_[it->in[0]]) std::memcpy(out, table_[it->in[0]], static_cast<size_t>(count * it->bytes));
@@ -188,6 +213,9 @@ class Task {
           break;
         case ProgramStep::Kind::kExpand:
           repeat(out, table_[it->in[0]], rows_, piece_, it->bytes);
+          break;
+        case ProgramStep::Kind::kOneHot:
+          one_hot(*it, out);
           break;
         case ProgramStep::Kind::kGather:
           load(*it, out);
@@ -223,13 +251,33 @@ class Task {
     return static_cast<char*>(operands_[operand]) + space_.operands[operand].offset;
   }
 
+  // `parameter`: a place, with one entry for each row.
+  void begin(const Reducer& reducer, char* state, uint32_t parameter, int64_t row) const {
+    if (reducer.parameter_bytes == 0) return reducer.begin(state);
+    reducer.begin_with(state, table_[parameter] + row * reducer.parameter_bytes);
+  }
+
+  void one_hot(const ProgramStep& step, char* out) const {
+    const int64_t bytes = step.bytes;
+    for (int64_t j = 0; j < rows_; ++j, out += piece_ * bytes) {
+      // A row of one entry may be where the inputs are.
+      char entry[16];
+      int64_t index;
+      std::memcpy(entry, table_[step.in[0]] + j * bytes, static_cast<size_t>(bytes));
+      std::memcpy(&index, table_[step.in[1]] + j * static_cast<int64_t>(sizeof(index)), sizeof(index));
+      std::memset(out, 0, static_cast<size_t>(piece_ * bytes));
+      index -= entry_;
+      if (index >= 0 && index < piece_) std::memcpy(out + index * bytes, entry, static_cast<size_t>(bytes));
+    }
+  }
+
   void reduce(const ProgramStep& step, char* out) const {
     alignas(64) char state[kMaxReducerState];
     const Reducer& reducer = *step.reducer;
     const char* in = table_[step.in[0]];
     const int64_t row_bytes = piece_ * step.bytes;
     for (int64_t j = 0; j < rows_; ++j) {
-      reducer.begin(state);
+      begin(reducer, state, step.in[1], j);
       if (piece_ > 0) reducer.add(state, in + j * row_bytes, piece_, 0);
       reducer.finish(state, out + j * step.out_bytes);
     }
@@ -335,9 +383,7 @@ void run_split(const FusedLaunch& launch, const FusedProgram& program, void* con
   }
 }
 
-}  // namespace
-
-void run_fused(const FusedLaunch& launch, void* const* operands, const Number* numbers) {
+void run_program(const FusedLaunch& launch, void* const* operands, const Number* numbers) {
   if (launch.empty) return;
   const FusedProgram* chosen = &launch.program;
   for (const auto& [a, b] : launch.pairs) {
@@ -354,6 +400,31 @@ void run_fused(const FusedLaunch& launch, void* const* operands, const Number* n
     Task task(launch, program, operands, numbers, scratch, scratch + program.scratch_bytes);
     program.streamed ? task.run_groups(begin, end) : task.run_blocks(begin, end);
   });
+}
+
+// A stage's operands are the kernel's and what stages pass on in the memory of the thread.
+bool run_stages(const FusedLaunch& launch, void* const* operands, const Number* numbers) {
+  char* memory = stage_scratch.get(launch.temporary_bytes + launch.max_stage_operands * int64_t{sizeof(void*)});
+  void** const addresses = reinterpret_cast<void**>(memory + launch.temporary_bytes);
+  for (const FusedStage& stage : launch.stages) {
+    size_t count = 0;
+    for (const StageOperand& it : stage.operands) {
+      addresses[count++] = it.is_temporary ? memory + it.offset : operands[it.operand];
+    }
+    run_program(stage.launch, addresses, numbers);
+    for (const int64_t check : stage.checks) {
+      if (memory[check] == 0) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+bool run_fused(const FusedLaunch& launch, void* const* operands, const Number* numbers) {
+  if (!launch.stages.empty()) return run_stages(launch, operands, numbers);
+  run_program(launch, operands, numbers);
+  return true;
 }
 
 }  // namespace hetero::backend

@@ -122,8 +122,19 @@ class Scheduler {
   }
   int inputs_of(const FusedStep& it, const uint16_t*& values) const {
     values = it.kind == StepKind::kStore ? &it.value : it.inputs;
-    if (it.kind == StepKind::kStore) return 1;
-    return it.kind == StepKind::kMap ? it.input_count : it.kind == StepKind::kReduce ? 1 : 0;
+    return it.kind == StepKind::kStore ? 1 : it.input_count;
+  }
+  static bool is_computed(const FusedStep& it) { return it.kind != StepKind::kLoad && it.kind != StepKind::kFill; }
+  // Whether the step reads its j-th input, where that is a row value, once for each row.
+  static bool reads_rows(const FusedStep& it, int j) {
+    return it.kind == StepKind::kOneHot || (it.kind == StepKind::kReduce && j == 1);
+  }
+  bool repeats(const FusedStep& it, int j) const { return !reads_rows(it, j) && !is_row_map(it); }
+  // Whether the step is a map of one element value and of row values, and blocks lie in one row.
+  bool is_row_map(const FusedStep& it) const {
+    if (it.kind != StepKind::kMap || it.row_map == nullptr || it.input_count < 2 || is_row(it.inputs[0])) return false;
+    if (layout_ != Layout::kWholeRow && layout_ != Layout::kPieces) return false;
+    return std::all_of(it.inputs + 1, it.inputs + it.input_count, [&](uint16_t v) { return is_row(v); });
   }
 
   void find_facts() {
@@ -140,7 +151,7 @@ class Scheduler {
       int32_t level = 0;
       for (int j = 0; j < count; ++j) {
         level = std::max(level, work_.level[inputs[j]]);
-        if (element) work_.read_by_elements[inputs[j]] = 1;
+        if (element && !reads_rows(it, j)) work_.read_by_elements[inputs[j]] = 1;
       }
       if (it.kind == StepKind::kStore) continue;
       work_.definition[it.value] = s;
@@ -274,12 +285,15 @@ class Scheduler {
   }
   void emit_map(const FusedStep& it) {
     const bool row = is_row(it.value);
-    ProgramStep& to = emit(ProgramStep::Kind::kMap, row, it.value, bytes_of(it.value));
+    const bool row_map = is_row_map(it);
+    ProgramStep& to =
+        emit(row_map ? ProgramStep::Kind::kRowMap : ProgramStep::Kind::kMap, row, it.value, bytes_of(it.value));
+    to.input_count = it.input_count;
     for (int j = 0; j < it.input_count; ++j) {
-      to.in[j] = !row && is_row(it.inputs[j]) ? expanded(it.inputs[j]) : it.inputs[j];
+      to.in[j] = !row && !row_map && is_row(it.inputs[j]) ? expanded(it.inputs[j]) : it.inputs[j];
     }
     to.first_number = it.first_number;
-    to.map = it.map;
+    to.map = row_map ? it.row_map : it.map;
   }
   void emit_store(int32_t s) {
     const FusedStep& it = step(s);
@@ -329,7 +343,8 @@ class Scheduler {
       const int count = inputs_of(step(s), inputs);
       for (int j = 0; j < count; ++j) {
         work_.last_use[inputs[j]] = s;
-        if (is_element(s)) work_.first_element_use[inputs[j]] = std::min(work_.first_element_use[inputs[j]], s);
+        if (!is_element(s) || !repeats(step(s), j)) continue;
+        work_.first_element_use[inputs[j]] = std::min(work_.first_element_use[inputs[j]], s);
       }
     }
     find_writes();
@@ -364,8 +379,13 @@ class Scheduler {
         case StepKind::kReduce:
           emit_reduction(it);
           break;
+        case StepKind::kOneHot:
+          emit_one_hot(it);
+          break;
         case StepKind::kStore:
           emit_store(s);
+          break;
+        case StepKind::kCheck:
           break;
       }
     }
@@ -381,6 +401,7 @@ class Scheduler {
     if (!program_.streamed) {
       ProgramStep& to = emit(ProgramStep::Kind::kReduce, true, it.value, bytes_of(input));
       to.in[0] = from;
+      if (it.input_count > 1) to.in[1] = it.inputs[1];
       to.out_bytes = static_cast<uint8_t>(bytes_of(it.value));
       to.reducer = it.reducer;
       return;
@@ -388,10 +409,16 @@ class Scheduler {
     ProgramStep& to = emit(ProgramStep::Kind::kAdd, true, as_value(work_.state[it.value]), bytes_of(input));
     to.in[0] = from;
     to.reducer = it.reducer;
-    program_.reductions.push_back({it.reducer, work_.state[it.value], work_.row_state[it.value], 0});
+    const uint32_t parameter = it.input_count > 1 ? work_.place[it.inputs[1]] : kNone;
+    program_.reductions.push_back({it.reducer, parameter, work_.state[it.value], work_.row_state[it.value], 0});
+  }
+  void emit_one_hot(const FusedStep& it) {
+    ProgramStep& to = emit(ProgramStep::Kind::kOneHot, false, it.value, bytes_of(it.value));
+    to.in[0] = it.inputs[0];
+    to.in[1] = it.inputs[1];
   }
 
-  // What the active stores write, and when. A map may write its result into the operand itself; its store then does nothing.
+  // What the active stores write, and when. A step may write its result into the operand itself; its store then does nothing.
   void find_writes() {
     work_.writes.clear();
     work_.in_place.clear();
@@ -403,7 +430,7 @@ class Scheduler {
       const bool row = work_.store_is_row[s] != 0;
       const int32_t definition = work_.definition[it.value];
       const bool writes_in_place = work_.place[it.value] == kNone && work_.active[definition] &&
-                                   step(definition).kind == StepKind::kMap && row == is_row(it.value) &&
+                                   is_computed(step(definition)) && row == is_row(it.value) &&
                                    lies_as_block(it.operand, row);
       if (writes_in_place) {
         work_.place[it.value] = operand_place(it.operand, row);
@@ -477,7 +504,7 @@ class Scheduler {
       // A map may write over an input of the same width that nobody reads later.
       uint32_t slot = kNone;
       for (const uint32_t id : it.in) {
-        if (needs_slot && it.kind == ProgramStep::Kind::kMap && dies(id, i) && bytes_of_id(id) == bytes_of_id(out)) {
+        if (needs_slot && overwrites(it, id) && dies(id, i) && bytes_of_id(id) == bytes_of_id(out)) {
           slot = work_.place[id];
         }
       }
@@ -497,6 +524,9 @@ class Scheduler {
         work_.scanned[id] = 0;
       }
     }
+  }
+  static bool overwrites(const ProgramStep& it, uint32_t id) {
+    return it.kind == ProgramStep::Kind::kMap || (it.kind == ProgramStep::Kind::kRowMap && id == it.in[0]);
   }
   bool dies(uint32_t id, uint32_t at) const {
     return id < 2 * value_count_ && work_.scanned[id] != 0 && work_.last_read[id] == at;
@@ -641,7 +671,7 @@ class Scheduler {
     for (int32_t s = 0; s < step_count_; ++s) {
       const FusedStep& it = step(s);
       if (it.kind == StepKind::kLoad) work_.class_is_loaded[view(it.operand).alias_class] = 1;
-      if (it.kind == StepKind::kReduce) last_phase_ = std::max(last_phase_, work_.level[it.inputs[0]]);
+      if (it.kind == StepKind::kReduce) last_phase_ = std::max(last_phase_, work_.level[it.value] - 1);
       if (it.kind == StepKind::kStore && is_element(s)) last_phase_ = std::max(last_phase_, work_.level[it.value]);
     }
     work_.store_phase.assign(step_count_, 0);
@@ -753,7 +783,7 @@ class Scheduler {
       const uint16_t* inputs;
       for (int j = inputs_of(step(s), inputs) - 1; j >= 0; --j) {
         const uint16_t u = inputs[j];
-        if (!is_row(u) || work_.place[expanded(u)] != kNone) continue;
+        if (!is_row(u) || !repeats(step(s), j) || work_.place[expanded(u)] != kNone) continue;
         work_.place[expanded(u)] = take_slot(false, width_of(u));
         ids.push_back(expanded(u));
         emit_expand(u);

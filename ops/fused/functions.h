@@ -96,15 +96,17 @@ enum class Function : uint8_t {
   kGeluBackward,
   kGeluTanhBackward,
   // one tensor and numbers
-  kClamp,      // low, high
-  kClampMin,   // low
-  kClampMax,   // high
-  kLeakyRelu,  // slope
-  kElu,        // alpha * scale, scale, input_scale
-  kSoftplus,   // beta, threshold
-  kNormTerm,   // order, a double
-  kNormPeak,   // order, a double
+  kClamp,             // low, high
+  kClampMin,          // low
+  kClampMax,          // high
+  kLeakyRelu,         // slope
+  kElu,               // alpha * scale, scale, input_scale
+  kSoftplus,          // beta, threshold
+  kInverseDeviation,  // 1 / sqrt(x / count + epsilon); count, epsilon
+  kNormTerm,          // order, a double
+  kNormPeak,          // order, a double
   // two tensors and numbers
+  kNegatedProduct,     // -(a * b)
   kNormResult,         // sum of terms, maximum of peaks; order, a double
   kThreshold,          // x, other; threshold, value
   kHardtanhBackward,   // grad, x; low, high
@@ -117,6 +119,7 @@ enum class Function : uint8_t {
   kLerp,          // start, end, weight
   kAddcmul,       // self, a, b; value
   kAddcdiv,       // self, a, b; value
+  kMulAdd,        // x * a + b; as Form::kNumberRight a and b are numbers
   kCount,
 };
 
@@ -133,6 +136,10 @@ enum class Reduction : uint8_t {
   kAny,
   kAll,               // of bool
   kSquaredDeviation,  // the sum of (x - mean)^2
+  kPeak,              // the maximum of what is no NaN
+  // with a row value as parameter
+  kSquaredDistance,  // the sum of (x - parameter)^2
+  kSumExpFast,       // the sum of kExpFast(x - parameter)
   kCount,
 };
 

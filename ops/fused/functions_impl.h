@@ -366,6 +366,12 @@ void power(void* out, const void* const* in, const Number* numbers, int64_t n) {
   return loop([&](const Vec& x) { return x.pow(filled); });
 }
 
+// exp_u20 takes a NaN for a number; a clamp lets it through, and e^x is never below x.
+template <typename Vec>
+Vec exp_fast(const Vec& x) {
+  return at::vec::clamp_min(x, x.exp_u20());
+}
+
 // ---- reducers ---------------------------------------------------------------------------------------------------------
 
 template <typename T, typename State, typename F>
@@ -385,17 +391,25 @@ Vectorized<T> fold_lanes(const T* in, int64_t n, T neutral, const F& function) {
   return function(function(lanes[0], lanes[1]), function(lanes[2], lanes[3]));
 }
 
+// The lanes of one vector made one.
 template <typename T, typename F>
-T fold(const T* in, int64_t n, T neutral, const F& function) {
+T across(const F& function, const Vectorized<T>& vector) {
   using Vec = Vectorized<T>;
-  const Vec folded = fold_lanes<T, T>(in, n, neutral, function);
+#if !defined(CPU_CAPABILITY_DEFAULT)
+  if constexpr (std::is_same_v<T, float>) return at::vec::vec_reduce_all<T>(function, vector);
+#endif
   T entries[Vec::size()];
-  folded.store(entries);
+  vector.store(entries);
   for (int width = Vec::size() / 2; width > 0; width /= 2) {
     Vec low = Vec::loadu(entries, width), high = Vec::loadu(entries + width, width);
     function(low, high).store(entries, width);
   }
   return entries[0];
+}
+
+template <typename T, typename F>
+T fold(const T* in, int64_t n, T neutral, const F& function) {
+  return across<T>(function, fold_lanes<T, T>(in, n, neutral, function));
 }
 
 // Sums of a block are made in lanes of T, sums of blocks in double: what is lost does not grow with the row.
@@ -469,6 +483,64 @@ struct Extremum {
   static Result finish(const State& state) { return state; }
 };
 
+// NaNs are passed over: what subtracts the peak finds them itself.
+template <typename T>
+struct Peak : Extremum<T, true> {
+  static void add(T& state, const T* in, int64_t n, int64_t) {
+    const T peak = fold<T>(in, n, Extremum<T, true>::neutral(),
+                           [](const auto& best, const auto& x) { return at::vec::clamp_min(best, x); });
+    if (state < peak) state = peak;
+  }
+  static void merge(T& state, const T& later) {
+    if (state < later) state = later;
+  }
+};
+
+// Sums of a function of entry and parameter, in lanes of T for a block and in double for blocks.
+template <typename T, typename F>
+struct SumWith {
+  struct State {
+    double sum;
+    T parameter;
+  };
+  using Result = T;
+  using Parameter = T;
+  static void begin_with(State& state, const T& parameter) { state = {0, parameter}; }
+  static void add(State& state, const T* in, int64_t n, int64_t) {
+    using Vec = Vectorized<T>;
+    constexpr int64_t kWidth = Vec::size();
+    const F function;
+    const Vec parameter(state.parameter);
+    Vec lanes[4] = {Vec(T(0)), Vec(T(0)), Vec(T(0)), Vec(T(0))};
+    int64_t i = 0;
+    for (; i + 4 * kWidth <= n; i += 4 * kWidth) {
+      for (int k = 0; k < 4; ++k) lanes[k] = function(lanes[k], Vec::loadu(in + i + k * kWidth), parameter);
+    }
+    for (; i + kWidth <= n; i += kWidth) lanes[0] = function(lanes[0], Vec::loadu(in + i), parameter);
+    if (i < n) {
+      const int64_t rest = n - i;
+      lanes[1] = Vec::set(lanes[1], function(lanes[1], Vec::loadu(in + i, rest), parameter), rest);
+    }
+    const auto add = [](const Vec& a, const Vec& b) { return a + b; };
+    state.sum += across<T>(add, (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]));
+  }
+  static void merge(State& state, const State& later) { state.sum += later.sum; }
+  static Result finish(const State& state) { return static_cast<T>(state.sum); }
+};
+struct AddSquaredDistance {
+  template <typename Vec>
+  Vec operator()(const Vec& sum, const Vec& x, const Vec& center) const {
+    const Vec distance = x - center;
+    return at::vec::fmadd(distance, distance, sum);
+  }
+};
+struct AddExpFast {
+  template <typename Vec>
+  Vec operator()(const Vec& sum, const Vec& x, const Vec& peak) const {
+    return sum + exp_fast(x - peak);
+  }
+};
+
 // The first place of the extremum; the first NaN, where there is one.
 template <typename T, bool kGreatest>
 struct Place {
@@ -539,10 +611,9 @@ struct SquaredDeviation {
     }
     for (; i + kWidth <= n; i += kWidth) gather(lanes[0], Vec::loadu(in + i));
     if (i < n) gather(lanes[1], Vec::set(center, Vec::loadu(in + i, n - i), n - i));
-    T sums[kWidth];
-    ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])).store(sums);
-    merge(state, {static_cast<double>(n), mean,
-                  fold<T>(sums, kWidth, T(0), [](const auto& a, const auto& b) { return a + b; })});
+    const auto add = [](const Vec& a, const Vec& b) { return a + b; };
+    const T squares = across<T>(add, (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]));
+    merge(state, {static_cast<double>(n), mean, squares});
   }
   static void merge(State& state, const State& later) {
     if (later.count == 0) return;
@@ -555,19 +626,51 @@ struct SquaredDeviation {
   static Result finish(const State& state) { return static_cast<T>(state.squares); }
 };
 
+template <typename R>
+concept HasParameter = requires { typename R::Parameter; };
+
+template <typename R>
+constexpr auto begin_of() -> void (*)(void*) {
+  if constexpr (HasParameter<R>) {
+    return nullptr;
+  } else {
+    return [](void* state) { R::begin(*static_cast<typename R::State*>(state)); };
+  }
+}
+template <typename R>
+constexpr auto begin_with_of() -> void (*)(void*, const void*) {
+  if constexpr (HasParameter<R>) {
+    return [](void* state, const void* parameter) {
+      typename R::Parameter value;
+      std::memcpy(&value, parameter, sizeof(value));
+      R::begin_with(*static_cast<typename R::State*>(state), value);
+    };
+  } else {
+    return nullptr;
+  }
+}
+template <typename R>
+constexpr int32_t parameter_bytes_of() {
+  if constexpr (HasParameter<R>) return sizeof(typename R::Parameter);
+  return 0;
+}
+
 template <typename R, typename T>
 const Reducer* reducer_of() {
   using State = typename R::State;
   static_assert(sizeof(State) <= backend::kMaxReducerState && std::is_trivially_copyable_v<State>);
   static constexpr Reducer reducer = {
-      sizeof(State), [](void* state) { R::begin(*static_cast<State*>(state)); },
+      sizeof(State),
+      begin_of<R>(),
       [](void* state, const void* in, int64_t n, int64_t index) {
         R::add(*static_cast<State*>(state), static_cast<const T*>(in), n, index);
       },
       [](void* state, const void* later) { R::merge(*static_cast<State*>(state), *static_cast<const State*>(later)); },
       [](const void* state, void* out) {
         *static_cast<typename R::Result*>(out) = R::finish(*static_cast<const State*>(state));
-      }};
+      },
+      parameter_bytes_of<R>(),
+      begin_with_of<R>()};
   return &reducer;
 }
 
@@ -690,6 +793,9 @@ struct Filler {
     reduce<Sum<T>, T>(Reduction::kSum, dtype);
     reduce<Product<T>, T>(Reduction::kProduct, dtype);
     reduce<SquaredDeviation<T>, T>(Reduction::kSquaredDeviation, dtype);
+    reduce<Peak<T>, T>(Reduction::kPeak, dtype);
+    reduce<SumWith<T, AddSquaredDistance>, T>(Reduction::kSquaredDistance, dtype);
+    reduce<SumWith<T, AddExpFast>, T>(Reduction::kSumExpFast, dtype);
     reduce_extrema<T>(dtype);
   }
 
@@ -732,7 +838,7 @@ void Filler::fill_rounding() {
   floats<1>(F::kExp2, [](const auto& x) { return x.exp2(); });
   floats<1>(F::kExpm1, [](const auto& x) { return x.expm1(); });
   floats<1>(F::kLog1p, [](const auto& x) { return x.log1p(); });
-  floats<1>(F::kExpFast, [](const auto& x) { return x.exp_u20(); });
+  floats<1>(F::kExpFast, [](const auto& x) { return exp_fast(x); });
   vml<F::kExp>("vmsExp", "vmdExp", [](const auto& x) { return x.exp(); });
   vml<F::kLog>("vmsLn", "vmdLn", [](const auto& x) { return x.log(); });
   vml<F::kLog2>("vmsLog2", "vmdLog2", [](const auto& x) { return x.log2(); });
@@ -836,6 +942,16 @@ void Filler::fill_rounding() {
                [](const auto& self, const auto& a, const auto& b, const auto& value) { return self + value * a * b; });
   floats<3, 1>(F::kAddcdiv,
                [](const auto& self, const auto& a, const auto& b, const auto& value) { return self + value * a / b; });
+  floats<2>(F::kNegatedProduct, [](const auto& a, const auto& b) { return (a * b).neg(); });
+  floats<1, 2>(F::kInverseDeviation, [](const auto& x, const auto& count, const auto& epsilon) {
+    using V = std::decay_t<decltype(x)>;
+    return constant<V>(1) / (x / count + epsilon).sqrt();
+  });
+  const auto mul_add = [](const auto& x, const auto& a, const auto& b) { return at::vec::fmadd(x, a, b); };
+  floats<3>(F::kMulAdd, mul_add);
+  at(F::kMulAdd, at::kFloat, Form::kNumberRight) = &vector_loop<float, 1, 2, decltype(mul_add)>;
+  at(F::kMulAdd, at::kDouble, Form::kNumberRight) = &vector_loop<double, 1, 2, decltype(mul_add)>;
+  halves(F::kMulAdd, at(F::kMulAdd, at::kFloat, Form::kNumberRight), Form::kNumberRight);
 }
 
 // Integers, bools and comparisons.

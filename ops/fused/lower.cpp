@@ -374,6 +374,20 @@ bool depends_on_position(Function function, at::ScalarType common, std::span<con
   }
 }
 
+// Whether Form::kNumberRight takes numbers of the entries' dtype, and gives what Form::kTensors gives.
+bool takes_numbers_alike(Function function) {
+  switch (function) {
+    case Function::kAdd:
+    case Function::kSub:
+    case Function::kMul:
+    case Function::kDiv:
+    case Function::kMulAdd:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 // Eager runs over tensors of one dense layout as over vectors, in parts for its threads.
@@ -414,7 +428,10 @@ Builder::Ref Builder::map_as(Function function, Form form, at::ScalarType common
   if (failed_) return 0;
   const backend::MapFunction map = find(function, form, common, {numbers.begin(), numbers.size()});
   if (failed_) return 0;
-  return lowering_.map(map, static_cast<graph::DType>(result), inputs, numbers);
+  const bool may_read_rows =
+      form == Form::kTensors && numbers.size() == 0 && takes_numbers_alike(function) && c10::isFloatingType(common);
+  return lowering_.map(map, static_cast<graph::DType>(result), inputs, numbers,
+                       may_read_rows ? functions().map(function, Form::kNumberRight, common) : nullptr);
 }
 
 Builder::Ref Builder::pair(Function function, at::ScalarType common, at::ScalarType result, const Source& left,
@@ -456,8 +473,9 @@ Builder::Ref Builder::pair(Function function, at::ScalarType common, at::ScalarT
 
 // ---- rows -----------------------------------------------------------------------------------------------------------------
 
-void Builder::reduce_over(uint64_t dimensions) {
+void Builder::reduce_over(uint64_t dimensions, const Source& space) {
   lowering_.reduced = dimensions;
+  lowering_.space = space.operand;
   if (dimensions == 0) fail();
 }
 
@@ -472,11 +490,30 @@ Builder::Ref Builder::reduce(Reduction reduction, at::ScalarType common, Ref val
   return lowering_.reduce(reducer, static_cast<graph::DType>(gives_place ? at::kLong : compute_dtype(common)), value);
 }
 
+Builder::Ref Builder::reduce(Reduction reduction, at::ScalarType common, Ref value, Ref parameter) {
+  const backend::Reducer* reducer = functions().reducer(reduction, common);
+  if (reducer == nullptr) fail();
+  return failed_ ? Ref{0}
+                 : lowering_.reduce(reducer, static_cast<graph::DType>(compute_dtype(common)), value, parameter);
+}
+
+Builder::Ref Builder::total(at::ScalarType common, Ref value) {
+  if (failed_) return 0;
+  const backend::Reducer* reducer = functions().reducer(Reduction::kSum, common);
+  return lowering_.total(reducer, static_cast<graph::DType>(compute_dtype(common)), value);
+}
+
+Builder::Ref Builder::row_value(const Source& source, at::ScalarType dtype) {
+  if (source.is_number()) fail();
+  if (failed_) return 0;
+  return cast(lowering_.row_operand(source.operand, static_cast<graph::DType>(source.dtype)), dtype);
+}
+
 double Builder::row_length() const {
-  const graph::Window& first = window(0);
+  const graph::Window& space = window(lowering_.space);
   double length = 1;
-  for (int i = 0; i < first.rank; ++i) {
-    if ((lowering_.reduced >> i & 1) != 0) length *= static_cast<double>(first.sizes()[i]);
+  for (int i = 0; i < space.rank; ++i) {
+    if ((lowering_.reduced >> i & 1) != 0) length *= static_cast<double>(space.sizes()[i]);
   }
   return length;
 }

@@ -111,11 +111,22 @@ class Builder {
              std::initializer_list<Ref> inputs, std::initializer_list<backend::Number> numbers);
 
   // ---- rows ----
-  // REQUIRES: before the first reduce().
-  void reduce_over(uint64_t dimensions);
+  // Of `space`, a tensor argument; without one the first operand. REQUIRES: before the first reduce().
+  void reduce_over(uint64_t dimensions, const Source& space = {.operand = 0});
   Ref reduce(Reduction reduction, at::ScalarType common, Ref value);
-  // Of the first operand, along the reduced dimensions.
+  Ref reduce(Reduction reduction, at::ScalarType common, Ref value, Ref parameter);
+  // Of the space, along the reduced dimensions.
   double row_length() const;
+  // A source whose dimensions are those that are not reduced, in this very dtype.
+  Ref row_value(const Source& source, at::ScalarType dtype);
+  // See graph/lowering.h. `index` is an int64 row value.
+  Ref pick(Ref value, Ref index) { return failed_ ? Ref{0} : lowering_.pick(value, index); }
+  Ref one_hot(Ref value, Ref index) { return failed_ ? Ref{0} : lowering_.one_hot(value, index); }
+  // The sum over all rows.
+  Ref total(at::ScalarType common, Ref value);
+  void check(Ref condition) {
+    if (!failed_) lowering_.check(condition);
+  }
 
   // ---- results ----
   // The value becomes the output-th result, or the in-place operator's first argument. `common`: what it is rounded to first.

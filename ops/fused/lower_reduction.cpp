@@ -4,6 +4,8 @@
 // (functions_impl.h), so that results are at least as near to the true ones. Maxima, arguments of maxima, any and all
 // are exact.
 
+#include <ATen/core/Reduction.h>
+
 #include <algorithm>
 #include <limits>
 
@@ -114,7 +116,7 @@ void softmax(Builder& b) {
   b.reduce_over(b.dimensions(x.rank));
   const at::ScalarType common = b.output_dtype();
   const Ref value = b.value(x, common);
-  const Ref peak = b.reduce(Reduction::kMaximum, common, value);
+  const Ref peak = b.reduce(Reduction::kPeak, common, value);
   const Ref powers = b.map(Function::kExpFast, common, {b.map(Function::kSub, common, {value, peak})});
   const Ref total = b.reduce(Reduction::kSum, common, powers);
   b.store(b.map(Function::kDiv, common, {powers, total}), common);
@@ -125,9 +127,9 @@ void log_softmax(Builder& b) {
   b.reduce_over(b.dimensions(x.rank));
   const at::ScalarType common = b.output_dtype();
   const Ref value = b.value(x, common);
-  const Ref peak = b.reduce(Reduction::kMaximum, common, value);
+  const Ref peak = b.reduce(Reduction::kPeak, common, value);
+  const Ref total = b.reduce(Reduction::kSumExpFast, common, value, peak);
   const Ref shifted = b.map(Function::kSub, common, {value, peak});
-  const Ref total = b.reduce(Reduction::kSum, common, b.map(Function::kExpFast, common, {shifted}));
   b.store(b.map(Function::kSub, common, {shifted, b.map(Function::kLog, common, {total})}), common);
 }
 
@@ -153,6 +155,94 @@ void log_softmax_backward(Builder& b) {
   b.store(b.map(Function::kSub, common, {gradient, share}), common);
 }
 
+// ---- negative log likelihood -----------------------------------------------------------------------------------------
+
+// What both directions need: the row's class, whether it is ignored, and the weight of the class.
+struct Target {
+  Ref index;
+  Ref ignored;
+  std::optional<Ref> weight;
+};
+
+// `scores`: (rows, classes) or (classes).
+Target read_target(Builder& b, const Source& scores, const Source& target, const std::optional<Source>& weight,
+                   const at::Scalar& ignored, at::ScalarType common) {
+  if (scores.rank < 1 || target.rank != scores.rank - 1) b.fail();
+  if (b.failed()) return {};
+  b.reduce_over(uint64_t{1} << (scores.rank - 1), scores);
+  const auto compare = [&](Function function, Ref index, const at::Scalar& number) {
+    return b.map_as(function, Form::kNumberRight, at::kLong, at::kBool, {index}, {b.number(number, at::kLong)});
+  };
+  const auto both = [&](Function function, Ref x, Ref y) { return b.map(function, at::kBool, {x, y}); };
+  const Ref index = b.row_value(target, at::kLong);
+  const Ref is_ignored = compare(Function::kEqual, index, ignored);
+  const Ref is_class = both(Function::kBitwiseAnd, compare(Function::kGreaterEqual, index, 0),
+                            compare(Function::kLess, index, static_cast<int64_t>(b.row_length())));
+  b.check(both(Function::kBitwiseOr, is_ignored, is_class));
+  if (!weight.has_value()) return {index, is_ignored, {}};
+  return {index, is_ignored, b.pick(b.value(*weight, common), index)};
+}
+
+// In the compute dtype of `common`.
+Ref unless(Builder& b, Ref condition, Ref value, at::ScalarType common) {
+  const at::ScalarType compute = compute_dtype(common);
+  const Ref zero = b.raw(Builder::wrap(0), compute);
+  return b.map_as(Function::kWhere, Form::kTensors, compute, compute, {condition, zero, value}, {});
+}
+
+// (scores, target, weight, reduction, ignore_index) -> loss, total_weight
+void nll_loss(Builder& b) {
+  const Source x = b.tensor(), target = b.tensor();
+  const std::optional<Source> weight = b.optional_tensor();
+  const int64_t reduction = b.integer();
+  const at::Scalar ignore_index(b.integer());
+  const at::ScalarType common = x.dtype;
+  if (!c10::isFloatingType(common) || (weight.has_value() && weight->dtype != common)) b.fail();
+  const Target it = read_target(b, x, target, weight, ignore_index, common);
+  if (b.failed()) return;
+  Ref loss = b.map(Function::kNegate, common, {b.pick(b.value(x, common), it.index)});
+  if (it.weight.has_value()) loss = b.map(Function::kMul, common, {loss, *it.weight});
+  loss = unless(b, it.ignored, loss, common);
+  const at::ScalarType compute = compute_dtype(common);
+  if (reduction == at::Reduction::None && x.rank > 1) {
+    b.store(loss, common, 0);
+    b.store(b.total(common, b.raw(Builder::wrap(0), compute)), common, 1);
+    return;
+  }
+  loss = b.total(common, loss);
+  const Ref one = it.weight.has_value() ? *it.weight : b.raw(Builder::wrap(1), compute);
+  const Ref total_weight = b.total(common, unless(b, it.ignored, one, common));
+  if (reduction == at::Reduction::Mean) loss = b.map(Function::kDiv, common, {loss, total_weight});
+  b.store(loss, common, 0);
+  b.store(total_weight, common, 1);
+}
+
+// (grad, scores, target, weight, reduction, ignore_index, total_weight)
+void nll_loss_backward(Builder& b) {
+  const Source grad = b.tensor(), x = b.tensor(), target = b.tensor();
+  const std::optional<Source> weight = b.optional_tensor();
+  const int64_t reduction = b.integer();
+  const at::Scalar ignore_index(b.integer());
+  const Source total_weight = b.tensor();
+  const at::ScalarType common = x.dtype;
+  for (const Source& other : {grad, total_weight, weight.value_or(x)}) {
+    if (other.dtype != common || other.is_number()) b.fail();
+  }
+  if (!c10::isFloatingType(common) || target.is_number()) b.fail();
+  const Target it = read_target(b, x, target, weight, ignore_index, common);
+  if (b.failed()) return;
+  b.value(x, common);  // an operand, of which only the sizes count
+  const bool by_row = reduction == at::Reduction::None && x.rank > 1;
+  Ref value = b.cast(by_row ? b.row_value(grad, common) : b.raw(grad, common), compute_dtype(common));
+  const Ref divisor = b.value(total_weight, common);
+  if (reduction == at::Reduction::Mean) value = b.map(Function::kDiv, common, {value, divisor});
+  value = b.map(Function::kNegate, common, {value});
+  if (it.weight.has_value()) value = b.map(Function::kMul, common, {value, *it.weight});
+  b.store(b.one_hot(unless(b, it.ignored, value, common), it.index), common);
+}
+
+// ---- normalization ---------------------------------------------------------------------------------------------------
+
 // (x, normalized_shape, weight, bias, eps) -> y, mean, 1 / deviation
 void layer_norm(Builder& b) {
   const Source x = b.tensor();
@@ -167,13 +257,18 @@ void layer_norm(Builder& b) {
   const backend::Number length = b.number(b.row_length(), compute);
   const Ref value = b.raw(x, compute);
   const Ref mean = b.with_number(Function::kDiv, compute, b.reduce(Reduction::kSum, compute, value), length);
-  const Ref variance =
-      b.with_number(Function::kDiv, compute, b.reduce(Reduction::kSquaredDeviation, compute, value), length);
   const Ref scale =
-      b.map(Function::kRsqrt, compute, {b.with_number(Function::kAdd, compute, variance, b.number(epsilon, compute))});
-  Ref y = b.map(Function::kMul, compute, {b.map(Function::kSub, compute, {value, mean}), scale});
-  if (weight.has_value()) y = b.map(Function::kMul, compute, {y, b.raw(*weight, compute)});
-  if (bias.has_value()) y = b.map(Function::kAdd, compute, {y, b.raw(*bias, compute)});
+      b.map(Function::kInverseDeviation, compute, {b.reduce(Reduction::kSquaredDistance, compute, value, mean)},
+            {length, b.number(epsilon, compute)});
+  const Ref shift = b.map(Function::kNegatedProduct, compute, {mean, scale});
+  Ref y = b.map(Function::kMulAdd, compute, {value, scale, shift});
+  if (weight.has_value() && bias.has_value()) {
+    y = b.map(Function::kMulAdd, compute, {y, b.raw(*weight, compute), b.raw(*bias, compute)});
+  } else if (weight.has_value()) {
+    y = b.map(Function::kMul, compute, {y, b.raw(*weight, compute)});
+  } else if (bias.has_value()) {
+    y = b.map(Function::kAdd, compute, {y, b.raw(*bias, compute)});
+  }
   b.store(y, x.dtype, 0);
   b.store(mean, compute, 1);
   b.store(scale, compute, 2);
@@ -212,6 +307,8 @@ std::initializer_list<LowerRow> reduction_lowerings() {
       LowerRow{"aten::_log_softmax", lower<log_softmax>},
       LowerRow{"aten::_softmax_backward_data", lower<softmax_backward>},
       LowerRow{"aten::_log_softmax_backward_data", lower<log_softmax_backward>},
+      LowerRow{"aten::nll_loss_forward", lower<nll_loss>},
+      LowerRow{"aten::nll_loss_backward", lower<nll_loss_backward>},
       LowerRow{"aten::native_layer_norm", lower<layer_norm>},
   };
   return kRows;

@@ -44,14 +44,18 @@ char* address(const FusedSpace& space, int operand, void* base, int64_t index, i
 
 }  // namespace
 
-void interpret(const FusedKernel& kernel, const FusedSpace& space, void* const* operands, const Number* numbers) {
+bool interpret(const FusedKernel& kernel, const FusedSpace& space, void* const* operands, const Number* numbers) {
   const int row_begin = space.rank - space.row_rank;
   const int64_t rows = product(space, 0, row_begin);
   const int64_t row = product(space, row_begin, space.rank);
   std::vector<std::vector<char>> values(kernel.values.size());
-  const auto count_of = [&](uint16_t v) { return kernel.values[v].extent == Extent::kRow ? rows : rows * row; };
+  const auto count_of = [&](uint16_t v) {
+    const Extent extent = kernel.values[v].extent;
+    return extent == Extent::kTotal ? 1 : extent == Extent::kRow ? rows : rows * row;
+  };
   const auto entry = [&](uint16_t v, int64_t point, bool by_row) {
-    const int64_t index = kernel.values[v].extent == Extent::kRow && !by_row ? point / row : point;
+    const Extent extent = kernel.values[v].extent;
+    const int64_t index = extent == Extent::kTotal ? 0 : extent == Extent::kRow && !by_row ? point / row : point;
     return values[v].data() + index * kernel.values[v].bytes;
   };
   for (size_t v = 0; v < values.size(); ++v)
@@ -65,46 +69,88 @@ void interpret(const FusedKernel& kernel, const FusedSpace& space, void* const* 
                   kernel.values[step.value].bytes);
     }
   }
-  for (const FusedStep& step : kernel.steps) {
-    const bool by_row = kernel.values[step.value].extent == Extent::kRow;
-    const int64_t count = count_of(step.value);
-    switch (step.kind) {
-      case FusedStep::Kind::kLoad:
-        break;
-      case FusedStep::Kind::kFill:
-        for (int64_t i = 0; i < count; ++i) {
-          std::memcpy(entry(step.value, i, by_row), numbers + step.first_number, kernel.values[step.value].bytes);
+  const auto index_of = [&](const FusedStep& step, int64_t r) {
+    int64_t index;
+    std::memcpy(&index, entry(step.inputs[1], r, true), sizeof(index));
+    return index;
+  };
+  bool holds = true;
+  for (const bool storing : {false, true})
+    for (const FusedStep& step : kernel.steps) {
+      if (storing != (step.kind == FusedStep::Kind::kStore)) continue;
+      if (storing && !holds) return false;
+      const bool by_row = kernel.values[step.value].extent == Extent::kRow;
+      const int64_t count = count_of(step.value);
+      switch (step.kind) {
+        case FusedStep::Kind::kLoad:
+          break;
+        case FusedStep::Kind::kFill:
+          for (int64_t i = 0; i < count; ++i) {
+            std::memcpy(entry(step.value, i, by_row), numbers + step.first_number, kernel.values[step.value].bytes);
+          }
+          break;
+        case FusedStep::Kind::kMap:
+          for (int64_t i = 0; i < count; ++i) {
+            const void* in[4] = {};
+            for (int j = 0; j < step.input_count; ++j) in[j] = entry(step.inputs[j], i, by_row);
+            step.map(entry(step.value, i, by_row), in, numbers + step.first_number, 1);
+          }
+          break;
+        case FusedStep::Kind::kReduce:
+          if (kernel.values[step.value].extent == Extent::kTotal) {
+            std::vector<char> state(step.reducer->state_bytes);
+            step.reducer->begin(state.data());
+            for (int64_t r = 0; r < rows; ++r) step.reducer->add(state.data(), entry(step.inputs[0], r, true), 1, r);
+            step.reducer->finish(state.data(), entry(step.value, 0, true));
+            break;
+          }
+          for (int64_t r = 0; r < rows; ++r) {
+            std::vector<char> state(step.reducer->state_bytes);
+            if (step.reducer == &pick_reducer(kernel.values[step.value].bytes)) {
+              const int64_t index = index_of(step, r);
+              std::memset(entry(step.value, r, true), 0, kernel.values[step.value].bytes);
+              if (index < 0 || index >= row) continue;
+              std::memcpy(entry(step.value, r, true), entry(step.inputs[0], r * row + index, false),
+                          kernel.values[step.value].bytes);
+              continue;
+            }
+            step.reducer->begin(state.data());
+            for (int64_t i = 0; i < row; ++i)
+              step.reducer->add(state.data(), entry(step.inputs[0], r * row + i, false), 1, i);
+            step.reducer->finish(state.data(), entry(step.value, r, true));
+          }
+          break;
+        case FusedStep::Kind::kOneHot:
+          for (int64_t i = 0; i < count; ++i) {
+            const int bytes = kernel.values[step.value].bytes;
+            std::memset(entry(step.value, i, false), 0, bytes);
+            if (index_of(step, i / row) == i % row) {
+              std::memcpy(entry(step.value, i, false), entry(step.inputs[0], i / row, true), bytes);
+            }
+          }
+          break;
+        case FusedStep::Kind::kCheck:
+          for (int64_t i = 0; i < rows; ++i) holds = holds && *entry(step.value, i, true) != 0;
+          break;
+        case FusedStep::Kind::kStore: {
+          if (kernel.values[step.value].extent == Extent::kTotal) {
+            std::memcpy(address(space, step.operand, operands[step.operand], 0, 0), entry(step.value, 0, true),
+                        kernel.values[step.value].bytes);
+            break;
+          }
+          bool once = by_row;
+          for (int d = row_begin; d < space.rank; ++d) {
+            once = once && (space.sizes[d] == 1 || space.operands[step.operand].strides[d] == 0);
+          }
+          for (int64_t i = 0; i < (once ? rows : rows * row); ++i) {
+            std::memcpy(address(space, step.operand, operands[step.operand], i, once ? row_begin : space.rank),
+                        entry(step.value, i, once), kernel.values[step.value].bytes);
+          }
+          break;
         }
-        break;
-      case FusedStep::Kind::kMap:
-        for (int64_t i = 0; i < count; ++i) {
-          const void* in[4] = {};
-          for (int j = 0; j < step.input_count; ++j) in[j] = entry(step.inputs[j], i, by_row);
-          step.map(entry(step.value, i, by_row), in, numbers + step.first_number, 1);
-        }
-        break;
-      case FusedStep::Kind::kReduce:
-        for (int64_t r = 0; r < rows; ++r) {
-          std::vector<char> state(step.reducer->state_bytes);
-          step.reducer->begin(state.data());
-          for (int64_t i = 0; i < row; ++i)
-            step.reducer->add(state.data(), entry(step.inputs[0], r * row + i, false), 1, i);
-          step.reducer->finish(state.data(), entry(step.value, r, true));
-        }
-        break;
-      case FusedStep::Kind::kStore: {
-        bool once = by_row;
-        for (int d = row_begin; d < space.rank; ++d) {
-          once = once && (space.sizes[d] == 1 || space.operands[step.operand].strides[d] == 0);
-        }
-        for (int64_t i = 0; i < (once ? rows : rows * row); ++i) {
-          std::memcpy(address(space, step.operand, operands[step.operand], i, once ? row_begin : space.rank),
-                      entry(step.value, i, once), kernel.values[step.value].bytes);
-        }
-        break;
       }
     }
-  }
+  return holds;
 }
 
 std::vector<void*> RandomCase::pointers(std::vector<std::vector<char>>& in) const {
@@ -158,6 +204,17 @@ MapFunction mix_of(int size, int inputs) {
   }
 }
 
+struct Addition {
+  MapFunction map, row_map;
+};
+template <typename T>
+inline constexpr Addition kAddition{kAdd<T>, add_row_entry<T>};
+// Of sizes up to 8 bytes.
+Addition addition_of(int size) {
+  constexpr Addition functions[] = {kAddition<uint8_t>, kAddition<uint16_t>, kAddition<uint32_t>, kAddition<uint64_t>};
+  return functions[size];
+}
+
 // Reducers with results of 8 bytes.
 const Reducer& reducer_of(int size, int which) {
   static constexpr const Reducer* kReducers[5][3] = {
@@ -183,6 +240,8 @@ class Generator {
     for (int i = 0; i < steps; ++i) add_step();
     const int stores = 1 + draw(4);
     for (int i = 0; i < stores; ++i) add_store();
+    if (has_rows_ && draw(3) == 0) add_totals();
+    if (has_rows_ && draw(6) == 0) add_check();
     case_.kernel = std::move(builder_.kernel);
     case_.kernel.number_count = kNumbers;
     for (int i = 0; i < kNumbers; ++i) {
@@ -306,7 +365,23 @@ class Generator {
       return;
     }
     const uint16_t v = any();
-    if (which <= 3 && has_rows_ && reductions_ < 4) {
+    if (which == 2 && draw(2) == 0 && has_rows_) {
+      // A row value of the right size makes an index as well; that of an argmax is one.
+      uint16_t index = values_.front();
+      for (const uint16_t u : values_) {
+        if (is_row(u) && size_of(u) == 3 && draw(2) == 0) index = u;
+      }
+      if (!is_row(index) || size_of(index) != 3) index = add_index();
+      values_.push_back(is_row(v) ? builder_.one_hot(v, index) : builder_.pick(v, index));
+    } else if (which < 6 && draw(4) == 0 && size_of(v) < 4) {
+      uint16_t other = v;
+      for (const uint16_t u : values_) {
+        if (size_of(u) == size_of(v) && is_row(u)) other = u;
+      }
+      const Addition addition = addition_of(size_of(v));
+      values_.push_back(builder_.map(addition.map, kSizes[size_of(v)], {v, other}, extent_of({v, other})));
+      builder_.kernel.steps.back().row_map = addition.row_map;
+    } else if (which <= 3 && has_rows_ && reductions_ < 4) {
       ++reductions_;
       values_.push_back(builder_.reduce(reducer_of(size_of(v), draw(3)), 8, v));
     } else if (which <= 5) {
@@ -329,6 +404,42 @@ class Generator {
       values_.push_back(step.value);
     }
     if (draw(6) == 0) add_store();
+  }
+
+  // A row value of int64s, most of which are indices of the row.
+  uint16_t add_index() {
+    const uint16_t operand = add_operand(8, true, false);
+    char* const base = case_.memory.back().data() + case_.addresses.back().offset;
+    const int row_begin = space().rank - space().row_rank;
+    const int64_t row = product(space(), row_begin, space().rank);
+    for (int64_t i = product(space(), 0, row_begin); i-- > 0;) {
+      const int64_t index = draw(static_cast<int>(row) + 2) - 1;
+      std::memcpy(address(space(), operand, base, i, row_begin), &index, sizeof(index));
+    }
+    return builder_.load(operand, 8, Extent::kRow);
+  }
+
+  // Totals of row values, and what is computed from them, stored to operands of one entry.
+  void add_totals() {
+    std::vector<uint16_t> rows;
+    for (const uint16_t v : values_) {
+      if (is_row(v)) rows.push_back(v);
+    }
+    for (int i = 1 + draw(3); i > 0 && !rows.empty(); --i) {
+      const uint16_t from = rows[draw(static_cast<int>(rows.size()))];
+      uint16_t total = builder_.total(reducer_of(size_of(from), draw(3)), 8, from);
+      if (draw(2) == 0) {
+        total = builder_.map(mix_of(3, 2), 8, {total, builder_.fill(0, 8, Extent::kTotal)}, Extent::kTotal, 1);
+      }
+      const uint16_t operand = add_operand(8, true, true);
+      std::fill_n(space().operands[operand].strides, kMaxFusedRank, 0);
+      builder_.store(operand, total);
+    }
+  }
+  void add_check() {
+    const uint16_t operand = add_operand(1, true, false);
+    if (draw(2) == 0) std::fill(case_.memory.back().begin(), case_.memory.back().end(), 1);
+    builder_.check(builder_.load(operand, 1, Extent::kRow));
   }
 
   uint16_t any() {

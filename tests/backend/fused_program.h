@@ -40,6 +40,25 @@ struct KernelBuilder {
     step.inputs[0] = input;
     return add(step);
   }
+  uint16_t total(const Reducer& reducer, int bytes, uint16_t input) {
+    const uint16_t made = reduce(reducer, bytes, input);
+    kernel.values[made].extent = Extent::kTotal;
+    return made;
+  }
+  uint16_t pick(uint16_t input, uint16_t index) {
+    const uint16_t made = reduce(pick_reducer(kernel.values[input].bytes), kernel.values[input].bytes, input);
+    kernel.steps.back().inputs[kernel.steps.back().input_count++] = index;
+    return made;
+  }
+  uint16_t one_hot(uint16_t input, uint16_t index) {
+    FusedStep step{.kind = FusedStep::Kind::kOneHot,
+                   .input_count = 2,
+                   .value = value(kernel.values[input].bytes, Extent::kElement)};
+    step.inputs[0] = input;
+    step.inputs[1] = index;
+    return add(step);
+  }
+  void check(uint16_t value) { add({.kind = FusedStep::Kind::kCheck, .value = value}); }
   void store(uint16_t operand, uint16_t value) {
     touch(operand);
     add({.kind = FusedStep::Kind::kStore, .value = value, .operand = operand});
@@ -58,8 +77,8 @@ struct KernelBuilder {
 // A space of these sizes with `operands` row-major operands of `bytes` each.
 FusedSpace dense_space(std::initializer_list<int64_t> sizes, int row_rank, int operands, int bytes);
 
-// Computes the kernel one entry at a time. Loads see the memory as it was before.
-void interpret(const FusedKernel& kernel, const FusedSpace& space, void* const* operands, const Number* numbers);
+// Computes the kernel one entry at a time. Loads see the memory as it was before. False where a check fails; then nothing was stored.
+bool interpret(const FusedKernel& kernel, const FusedSpace& space, void* const* operands, const Number* numbers);
 
 // A random kernel with memory for its operands, some of which share it.
 struct RandomCase {

@@ -41,9 +41,9 @@ void check_case(const RandomCase& c, FusedLaunch& launch) {
   INFO((status.ok() ? "" : status.message()));
   REQUIRE(status.ok());
   std::vector<std::vector<char>> expected = c.memory;
-  interpret(c.kernel, c.space, c.pointers(expected).data(), c.numbers.data());
+  const bool holds = interpret(c.kernel, c.space, c.pointers(expected).data(), c.numbers.data());
   std::vector<std::vector<char>> memory = c.memory;
-  run_fused(launch, c.pointers(memory).data(), c.numbers.data());
+  CHECK(run_fused(launch, c.pointers(memory).data(), c.numbers.data()) == holds);
   const bool same = memory == expected;
   REQUIRE(same);
 }
@@ -51,14 +51,22 @@ void check_case(const RandomCase& c, FusedLaunch& launch) {
 // Which ways of running the random kernels took.
 struct Ways {
   int in_place = 0, careful = 0, several_rows = 0, tiles = 0, streamed = 0, phases = 0, kept = 0, split = 0;
+  int stages = 0, checks = 0, row_maps = 0;
 
   void add(const FusedLaunch& launch) {
+    stages += !launch.stages.empty();
+    for (const FusedStage& stage : launch.stages) {
+      checks += !stage.checks.empty();
+      add(stage.launch);
+    }
     if (launch.empty) return;
     const FusedProgram& program = launch.program;
     const auto has = [&](Place::Kind kind) {
       return std::any_of(program.places.begin(), program.places.end(),
                          [&](const Place& it) { return it.kind == kind; });
     };
+    row_maps += std::any_of(program.steps.begin(), program.steps.end(),
+                            [](const ProgramStep& it) { return it.kind == ProgramStep::Kind::kRowMap; });
     in_place += has(Place::Kind::kElements);
     kept += has(Place::Kind::kKept);
     careful += !launch.pairs.empty();
@@ -92,6 +100,9 @@ TEST_CASE("random kernels compute what an interpreter computes") {
   CHECK(ways.streamed > 10);
   CHECK(ways.phases > 5);
   CHECK(ways.kept > 5);
+  CHECK(ways.stages > 100);
+  CHECK(ways.checks > 50);
+  CHECK(ways.row_maps > 10);
 }
 
 TEST_CASE("random kernels on several threads compute what an interpreter computes") {

@@ -64,6 +64,13 @@ inline void add_number(void* out, const void* const* in, const Number* numbers, 
   for (int64_t i = 0; i < n; ++i) store_entry<float>(out, i, load_entry<float>(in[0], i) + numbers[0].f32);
 }
 
+// out[i] = in[0][i] + the first bytes of numbers[0]; the row map of kAdd.
+template <typename T>
+void add_row_entry(void* out, const void* const* in, const Number* numbers, int64_t n) {
+  const T entry = load_entry<T>(numbers, 0);
+  for (int64_t i = 0; i < n; ++i) store_entry<T>(out, i, static_cast<T>(load_entry<T>(in[0], i) + entry));
+}
+
 // Mixes the bits of kInputs inputs and of numbers[0]; which input is which matters.
 template <typename T, int kInputs>
 void mix(void* out, const void* const* in, const Number* numbers, int64_t n) {

@@ -15,6 +15,7 @@
 #include <ATen/Context.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/Reduction.h>
 #include <ATen/ops/_log_softmax.h>
 #include <ATen/ops/_log_softmax_backward_data.h>
 #include <ATen/ops/_softmax.h>
@@ -85,6 +86,8 @@
 #include <ATen/ops/native_layer_norm.h>
 #include <ATen/ops/ne.h>
 #include <ATen/ops/neg.h>
+#include <ATen/ops/nll_loss_backward.h>
+#include <ATen/ops/nll_loss_forward.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/prod.h>
 #include <ATen/ops/reciprocal.h>
@@ -158,13 +161,14 @@ std::map<const graph::OpTraits*, graph::KernelFunction> stock_kernels;
 struct Evaluated {
   std::vector<std::byte> bytes;
   bool row = false;
+  bool total = false;
 };
 
 class Evaluation {
  public:
   Evaluation(const graph::Invocation& invocation, const graph::Lowering& program, KernelTensors& tensors)
       : invocation_(invocation), program_(program), tensors_(tensors) {
-    const int shape_operand = program.reduced != 0 ? 0 : program.outputs.at(0).operand;
+    const int shape_operand = program.reduced != 0 ? program.space : program.outputs.at(0).operand;
     const graph::Window& window = window_of(shape_operand);
     sizes_.assign(window.sizes().begin(), window.sizes().end());
     // Dimensions that stay come first, so that a row is contiguous.
@@ -181,6 +185,9 @@ class Evaluation {
 
   void run() {
     for (const graph::Lowering::Value& value : program_.values) values_.push_back(evaluate(value));
+    for (const graph::Lowering::Ref checked : program_.checks) {
+      for (const std::byte holds : values_[checked].bytes) EXPECT_NE(holds, std::byte{0});
+    }
     for (const graph::Lowering::Output& output : program_.outputs) store(output);
   }
 
@@ -199,9 +206,20 @@ class Evaluation {
         at::Tensor tensor = tensors_.operand(value.operand);
         EXPECT_EQ(static_cast<graph::DType>(tensor.scalar_type()), value.dtype);
         if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) tensor = tensor.clone();
-        tensor = tensor.expand(sizes_).permute(order_).contiguous();
+        // One entry for all points is one for each row as well.
+        result.row = program_.reduced != 0 && tensor.numel() == 1;
+        tensor = result.row ? tensor.reshape({}).expand(kept_).contiguous()
+                            : tensor.expand(sizes_).permute(order_).contiguous();
         const auto* data = static_cast<const std::byte*>(tensor.const_data_ptr());
         result.bytes.assign(data, data + tensor.nbytes());
+        return result;
+      }
+      case Kind::kRowOperand: {
+        const at::Tensor tensor = tensors_.operand(value.operand).contiguous();
+        EXPECT_EQ(tensor.sizes(), c10::IntArrayRef(kept_));
+        const auto* data = static_cast<const std::byte*>(tensor.const_data_ptr());
+        result.bytes.assign(data, data + tensor.nbytes());
+        result.row = true;
         return result;
       }
       case Kind::kNumber:
@@ -212,7 +230,8 @@ class Evaluation {
       case Kind::kMap: {
         result.row = program_.reduced != 0;
         for (int i = 0; i < value.input_count; ++i) result.row = result.row && values_[value.inputs[i]].row;
-        const int64_t n = result.row ? rows_ : rows_ * length_;
+        for (int i = 0; i < value.input_count; ++i) result.total = result.total || values_[value.inputs[i]].total;
+        const int64_t n = result.total ? 1 : result.row ? rows_ : rows_ * length_;
         result.bytes.resize(n * bytes);
         std::vector<std::byte> repeated[4];
         const std::byte* inputs[4] = {};
@@ -238,6 +257,33 @@ class Evaluation {
         }
         return result;
       }
+      case Kind::kPick:
+      case Kind::kOneHot: {
+        const Evaluated& from = values_[value.inputs[0]];
+        EXPECT_TRUE(values_[value.inputs[1]].row);
+        result.row = value.kind == Kind::kPick;
+        EXPECT_EQ(from.row, !result.row);
+        result.bytes.resize((result.row ? rows_ : rows_ * length_) * bytes);
+        for (int64_t row = 0; row < rows_; ++row) {
+          int64_t index;
+          std::memcpy(&index, values_[value.inputs[1]].bytes.data() + row * sizeof(index), sizeof(index));
+          if (index < 0 || index >= length_) continue;
+          const int64_t point = row * length_ + index;
+          std::memcpy(result.bytes.data() + (result.row ? row : point) * bytes,
+                      from.bytes.data() + (result.row ? point : row) * bytes, bytes);
+        }
+        return result;
+      }
+      case Kind::kTotal: {
+        EXPECT_TRUE(values_[value.inputs[0]].row);
+        result.row = result.total = true;
+        result.bytes.resize(bytes);
+        alignas(64) std::byte state[backend::kMaxReducerState];
+        value.reducer->begin(state);
+        value.reducer->add(state, values_[value.inputs[0]].bytes.data(), rows_, 0);
+        value.reducer->finish(state, result.bytes.data());
+        return result;
+      }
       case Kind::kReduce: {
         EXPECT_FALSE(values_[value.inputs[0]].row);
         result.row = true;
@@ -247,8 +293,15 @@ class Evaluation {
         alignas(64) std::byte first[backend::kMaxReducerState], second[backend::kMaxReducerState];
         for (int64_t row = 0; row < rows_; ++row) {
           // The later half is reduced on its own and merged.
-          value.reducer->begin(first);
-          value.reducer->begin(second);
+          for (std::byte* state : {first, second}) {
+            if (value.input_count == 1) {
+              value.reducer->begin(state);
+            } else {
+              EXPECT_TRUE(values_[value.inputs[1]].row);
+              value.reducer->begin_with(state,
+                                        values_[value.inputs[1]].bytes.data() + row * value.reducer->parameter_bytes);
+            }
+          }
           const std::byte* in = values_[value.inputs[0]].bytes.data() + row * length_ * entry;
           const int64_t middle = length_ - length_ / 2;
           for (int64_t at = 0; at < length_;) {
@@ -272,7 +325,9 @@ class Evaluation {
     const auto dtype = static_cast<at::ScalarType>(window.dtype);
     const c10::IntArrayRef sizes(window.dims, window.rank), strides(window.dims + window.rank, window.rank);
     at::Tensor result = at::empty_strided(sizes, strides, at::TensorOptions(dtype));
-    if (value.row) {
+    if (value.total) {
+      result.fill_(at::from_blob(value.bytes.data(), {}, dtype));
+    } else if (value.row) {
       result.copy_(at::from_blob(value.bytes.data(), kept_, dtype).reshape(sizes));
     } else {
       std::vector<int64_t> permuted, back(order_.size());
@@ -917,6 +972,34 @@ TEST_F(LowerRows, SoftmaxAndNormalizationAreNear) {
        [](Tensors& t) { return std::get<1>(at::native_layer_norm(t[0], {t[0].size(-1)}, {}, {}, 1e-5)); });
   rows("layer_norm deviation", 2, 1,
        [](Tensors& t) { return std::get<2>(at::native_layer_norm(t[0], {t[0].size(-1)}, t[2], {}, 1e-5)); });
+}
+
+TEST_F(LowerRows, NegativeLogLikelihoodIsNear) {
+  const auto matrix = [](const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); };
+  // One class is ignored where it comes up.
+  const auto classes = [=](Tensors& t) { return at::argmax(matrix(t[1]), -1); };
+  const auto loss = [=](Tensors& t, int64_t reduction, const std::optional<at::Tensor>& weight) {
+    return at::nll_loss_forward(matrix(t[0]), classes(t), weight, reduction, 3);
+  };
+  const auto gradient = [=](Tensors& t, int64_t reduction, const std::optional<at::Tensor>& weight) {
+    const at::Tensor grad = reduction == at::Reduction::None ? matrix(t[1]).select(1, 0) : t[3].select(0, 0);
+    return at::nll_loss_backward(grad, matrix(t[0]), classes(t), weight, reduction, 3, t[2].select(0, 0));
+  };
+  const std::pair<const char*, int64_t> reductions[] = {
+      {"none", at::Reduction::None}, {"mean", at::Reduction::Mean}, {"sum", at::Reduction::Sum}};
+  for (const auto& [reduction_name, reduction] : reductions) {
+    for (const bool weighted : {false, true}) {
+      const std::string name = std::string("nll_loss ") + reduction_name + (weighted ? ", weighted" : "");
+      const auto weight = [=](Tensors& t) { return weighted ? std::optional(t[2]) : std::nullopt; };
+      const bool sums = reduction != at::Reduction::None;
+      // Eager adds half dtypes up in the half dtype.
+      rows(name.c_str(), sums ? 8 : 0, sums ? 20 : 1,
+           [=](Tensors& t) { return std::get<0>(loss(t, reduction, weight(t))); });
+      rows((name + ", total weight").c_str(), sums ? 8 : 0, sums ? 20 : 0,
+           [=](Tensors& t) { return std::get<1>(loss(t, reduction, weight(t))); });
+      rows((name + ", backward").c_str(), 1, 2, [=](Tensors& t) { return gradient(t, reduction, weight(t)); });
+    }
+  }
 }
 
 }  // namespace hetero::ops::testing

@@ -86,6 +86,11 @@ class Seen:
         """Kernels run, on whatever device."""
         return sum(self._table("kernels").values())
 
+    @property
+    def fused_nodes(self) -> int:
+        """Operators that ran in fused kernels."""
+        return self._get("fused_nodes")
+
     def kernels_on(self, device: str) -> int:
         return self._get("kernels", device)
 

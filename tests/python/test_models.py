@@ -327,7 +327,7 @@ def test_layer_forward_and_backward_are_bitwise_cpu(name: str) -> None:
     assert_same(run(DEVICE), run("cpu"))
 
 
-def test_losses_forward_and_backward_are_bitwise_cpu() -> None:
+def test_losses_forward_and_backward_are_bitwise_cpu(unfused: None) -> None:
     torch.manual_seed(8)
     logits, classes = torch.randn(4, 5), torch.tensor([0, 2, 4, 1])
     values = torch.rand(4, 5)
