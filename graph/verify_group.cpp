@@ -37,7 +37,7 @@ Symbol number_symbol(const backend::Number& number, int bytes) {
 }
 // With the first of its numbers; a map without numbers is taken to have that of the group.
 Symbol map_symbol(backend::MapFunction map, const Symbol* inputs, int input_count, const backend::Number* number) {
-  Symbol symbol = mix(23, symbol_of(map));
+  Symbol symbol = mix(23, symbol_of(map.pointer));
   if (number != nullptr) symbol = mix(symbol, number->bits);
   for (int i = 0; i < input_count; ++i) symbol = mix(symbol, inputs[i]);
   return symbol;

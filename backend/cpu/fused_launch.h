@@ -32,6 +32,9 @@ struct FusedLaunch {
   FusedProgram careful;
   std::vector<std::pair<uint16_t, uint16_t>> pairs;
   bool empty = true;  // nothing to run
+
+  // Whether a part of it is machine code (fused_compile.h).
+  bool is_compiled() const { return !empty && !program.compiled.empty(); }
 };
 
 // Errors: kUsage for a kernel or space that breaks the contract of fused.h; the launch then runs nothing.
