@@ -28,6 +28,7 @@ struct CachedPlan {
   graph::Graph graph;              // what was planned
   graph::Plan plan;
   bool fusion = false;  // what it was planned with
+  bool jit = false;
 
   // Notes that the plan is for this cut now.
   void keep(const Cut& cut);

@@ -97,6 +97,7 @@ void add_counts(const graph::Plan& plan, const graph::RunCounts& counts) {
   count(total.cpu_kernels, counts.kernels[backend::kCpu]);
   count(total.fused_groups, counts.fused_groups);
   count(total.fused_nodes, counts.fused_nodes);
+  count(total.compiled_groups, counts.compiled_groups);
   count(total.accelerator_kernels, counts.kernels[backend::kAccelerator]);
   if (counts.copies != 0) {
     for (const graph::Instruction& instruction : plan.program) {
@@ -153,6 +154,7 @@ graph::Plan* resized_plan(PlanSet& known, CachedPlan* similar, const Cut& cut, c
     target->graph = similar->graph;
     target->plan = similar->plan;
     target->fusion = similar->fusion;
+    target->jit = similar->jit;
   }
   if (!graph::resize_plan(target->graph, cut.graph, options, target->plan)) {
     known.drop(target);
@@ -176,10 +178,12 @@ graph::Plan& plan_for(Runner& state, Cut& cut, graph::Plan& scratch) {
     graph::make_plan(cut.graph, options, scratch);
     return scratch;
   }
+  const bool jit = config().jit.load(std::memory_order_relaxed);
+  const auto fits = [&](const CachedPlan& kept) { return kept.fusion == options.fusion && kept.jit == jit; };
   CachedPlan* similar;
   if (CachedPlan* kept = known->find(cut, similar)) {
     const bool same = kept->graph.attributes == cut.graph.attributes;
-    if (kept->fusion == options.fusion && (same || graph::renew_numbers(kept->graph, cut.graph, kept->plan))) {
+    if (fits(*kept) && (same || graph::renew_numbers(kept->graph, cut.graph, kept->plan))) {
       if (!same) kept->graph.attributes = cut.graph.attributes;
       count(counters().plans_replayed);
       return kept->plan;
@@ -187,12 +191,13 @@ graph::Plan& plan_for(Runner& state, Cut& cut, graph::Plan& scratch) {
     known->drop(kept);
     similar = nullptr;
   }
-  if (similar != nullptr && similar->fusion == options.fusion) {
+  if (similar != nullptr && fits(*similar)) {
     if (graph::Plan* plan = resized_plan(*known, similar, cut, options)) return *plan;
   }
   const PlanningTime time(cut);
   CachedPlan& made = known->add(cut);
   made.fusion = options.fusion;
+  made.jit = jit;
   graph::make_plan(cut.graph, options, made.plan);
   known->measure();
   count(counters().plans_made);

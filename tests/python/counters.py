@@ -86,6 +86,11 @@ class Seen:
         """Kernels run, on whatever device."""
         return sum(self._table("kernels").values())
 
+    @property
+    def compiled_groups(self) -> int:
+        """Fused kernels that ran machine code."""
+        return self._get("compiled_groups")
+
     def kernels_on(self, device: str) -> int:
         return self._get("kernels", device)
 
