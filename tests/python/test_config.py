@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch_hetero
 from counters import counting
 from helpers import DEVICE, OPTIONS, assert_same, needs_hetero, run_python, run_python_ok
+
+import torch_hetero
 
 pytestmark = needs_hetero
 
