@@ -87,8 +87,11 @@ auto compute(T a, T b, T c, T x, T y) {
 
 template <typename T, O kOperation, NumberForm kForm>
 void map_entries(void* out, const void* const* in, const Number* numbers, int64_t n) {
-  const int inputs = input_count({kOperation, kTypeOf<T>, {}, kForm});
+  const MapFormula formula{kOperation, kTypeOf<T>, {}, kForm};
+  const int inputs = input_count(formula);
   const bool has_form = kForm != NumberForm::kNone;
+  const Number none[2] = {};
+  if (!reads_numbers(formula)) numbers = none;
   for (int64_t i = 0; i < n; ++i) {
     T operands[3] = {};
     int at = 0;
