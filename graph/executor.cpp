@@ -158,6 +158,7 @@ void Executor::Impl::run_group(const FusedGroup& group, uint32_t position, RunCo
     for (const uint32_t n : group.members) outcomes[n] = Outcome::kRan;
     ++counts.kernels[kCpu];
     ++counts.fused_groups;
+    counts.compiled_groups += group.launch.is_compiled();
     counts.fused_nodes += static_cast<int64_t>(group.members.size());
   } else {
     for (const uint32_t n : group.members) run_alone(n, position, true, counts);

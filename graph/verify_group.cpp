@@ -40,7 +40,7 @@ constexpr Symbol kZero = 41;
 int64_t place_of_symbol(Symbol index, int64_t row) { return static_cast<int64_t>(index % static_cast<Symbol>(row)); }
 // With the first of its numbers; a map without numbers is taken to have that of the group.
 Symbol map_symbol(backend::MapFunction map, const Symbol* inputs, int input_count, const backend::Number* number) {
-  Symbol symbol = mix(23, symbol_of(map));
+  Symbol symbol = mix(23, symbol_of(map.pointer));
   if (number != nullptr) symbol = mix(symbol, number->bits);
   for (int i = 0; i < input_count; ++i) symbol = mix(symbol, inputs[i]);
   return symbol;

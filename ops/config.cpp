@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "backend/registry.h"
+#include "ops/fused/functions.h"
 #include "ops/sync.h"
 
 namespace hetero::ops {
@@ -58,15 +59,17 @@ std::optional<int64_t> parse_integer(const std::string& text) {
   }
 }
 
-Row bool_row(const char* name, const char* default_value, std::atomic<bool>& field, const char* doc) {
+Row bool_row(const char* name, const char* default_value, std::atomic<bool>& field, const char* doc,
+             void (*then)() = nullptr) {
   return {name,
           "bool",
           default_value,
           [&field] { return std::string(field ? "1" : "0"); },
-          [&field, name](const std::string& text) {
+          [&field, name, then](const std::string& text) {
             const auto value = parse_bool(text);
             TORCH_CHECK_VALUE(value.has_value(), "hetero: option '", name, "' takes 0 or 1, not '", text, "'");
             field = *value;
+            if (then != nullptr) then();
           },
           doc};
 }
@@ -109,6 +112,11 @@ const std::vector<Row>& rows() {
       bool_row("fusion", "1", config().fusion,
                "Fuse pointwise operators and reductions, and choose among implementations of products. Off: eager's "
                "own kernels and bits."),
+      bool_row(
+          "jit", "1", config().jit,
+          "Compile runs of cheap steps of fused kernels to machine code. Off: every step is interpreted, to the same "
+          "bits.",
+          choose_instruction_set),
       bool_row("verify", "0", config().verify,
                "Run every flush a second time by a straight interpreter and compare the bytes."),
       bool_row("verify_plans", "0", config().verify_plans,

@@ -20,6 +20,8 @@ struct Config {
   std::atomic<bool> sync{false};
   // Fuse pointwise operators and reductions, and choose among implementations of products. Off: the stock ATen kernel runs for each node.
   std::atomic<bool> fusion{true};
+  // Compile runs of cheap steps of fused kernels to machine code. Off: every step is interpreted, to the same bits.
+  std::atomic<bool> jit{true};
   // Run every flush a second time by a straight interpreter, and compare the bytes.
   std::atomic<bool> verify{false};
   // Check every graph and plan with the static verifier before running it.

@@ -51,6 +51,7 @@ void Counters::reset() {
                          &accelerator_kernels,
                          &fused_groups,
                          &fused_nodes,
+                         &compiled_groups,
                          &copies_to_accelerator,
                          &copies_to_cpu,
                          &bytes_to_accelerator,

@@ -57,8 +57,9 @@ struct Counters {
   Count dead_nodes{0};
   Count cpu_kernels{0};
   Count accelerator_kernels{0};
-  Count fused_groups{0};  // of the kernels
-  Count fused_nodes{0};   // in these
+  Count fused_groups{0};     // of the kernels
+  Count fused_nodes{0};      // in these
+  Count compiled_groups{0};  // fused groups that ran machine code
   Count plans_made{0};
   Count planned_nodes{0};  // in plans made and resized
   Count planning_nanoseconds{0};

@@ -33,6 +33,7 @@ struct CachedPlan {
   uint64_t version = 0;            // the path of the trace is the graph's as long as no node of it is of a later version; 0: never
   graph::Plan plan;
   bool fusion = false;  // what it was planned with
+  bool jit = false;
 
   // Notes that the plan is for this cut now.
   void keep(const Cut& cut);

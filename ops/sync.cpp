@@ -97,6 +97,7 @@ void add_counts(const graph::Plan& plan, const graph::RunCounts& counts) {
   count(total.cpu_kernels, counts.kernels[backend::kCpu]);
   count(total.fused_groups, counts.fused_groups);
   count(total.fused_nodes, counts.fused_nodes);
+  count(total.compiled_groups, counts.compiled_groups);
   count(total.accelerator_kernels, counts.kernels[backend::kAccelerator]);
   if (counts.copies != 0) {
     for (const graph::Instruction& instruction : plan.program) {
@@ -153,6 +154,7 @@ graph::Plan* resized_plan(PlanSet& known, CachedPlan* similar, const Cut& cut, c
     target->graph = similar->graph;
     target->plan = similar->plan;
     target->fusion = similar->fusion;
+    target->jit = similar->jit;
   }
   if (!graph::resize_plan(target->graph, cut.graph, options, target->plan)) {
     known.drop(target);
@@ -185,8 +187,10 @@ graph::Plan& plan_for(Runner& state, Cut& cut, graph::Plan& scratch) {
   graph::PlanOptions& options = state.options;
   const bool keeps = cut.end != nullptr && keeps_plans(state);
   PlanSet* const known = keeps ? &cut.end->plans() : nullptr;
+  const bool jit = config().jit.load(std::memory_order_relaxed);
+  const auto fits = [&](const CachedPlan& kept) { return kept.fusion == options.fusion && kept.jit == jit; };
   if (cut.kept != nullptr) {
-    if (cut.kept->renew(cut.values) && cut.kept->fusion == options.fusion) {
+    if (cut.kept->renew(cut.values) && fits(*cut.kept)) {
       count(counters().plans_replayed);
       return cut.kept->plan;
     }
@@ -200,19 +204,20 @@ graph::Plan& plan_for(Runner& state, Cut& cut, graph::Plan& scratch) {
   }
   CachedPlan* similar;
   if (CachedPlan* kept = known->find(cut, similar)) {
-    if (kept->fusion == options.fusion && renewed(*kept, cut)) {
+    if (fits(*kept) && renewed(*kept, cut)) {
       count(counters().plans_replayed);
       return kept->plan;
     }
     known->drop(kept);
     similar = nullptr;
   }
-  if (similar != nullptr && similar->fusion == options.fusion) {
+  if (similar != nullptr && fits(*similar)) {
     if (graph::Plan* plan = resized_plan(*known, similar, cut, options)) return *plan;
   }
   const PlanningTime time(cut);
   CachedPlan& made = known->add(cut);
   made.fusion = options.fusion;
+  made.jit = jit;
   graph::make_plan(cut.graph, options, made.plan);
   graph::note_buffers(cut.graph, made.plan, made.plan.notes);
   known->measure();

@@ -45,9 +45,79 @@ union Number {
   uint64_t bits;
 };
 
+// What a map computes, where it is simple enough to be compiled together with its neighbours (fused_compile.h). a, b and c are its inputs in
+// order, x and y its numbers. Each operation rounds, but for fma, which is one rounding of a product and a sum. A form puts a number in
+// the place of an operand; the others follow.
+enum class MapOperation : uint8_t {
+  kOpaque,  // only the function knows
+  kNegate,
+  kAbs,
+  kFloor,
+  kCeil,
+  kRound,  // half to even
+  kTrunc,
+  kReciprocal,
+  kRsqrt,      // 1 / sqrt(a)
+  kRelu,       // NaN stays NaN, -0 stays -0
+  kAdd,        // a + b
+  kSubtract,   // a - b
+  kMultiply,   // a * b
+  kDivide,     // a / b
+  kMaximum,    // NaN wins
+  kMinimum,    // NaN wins
+  kAddScaled,  // fma(b, x, a)
+  kEqual,      // comparisons give bytes: 0 or 1
+  kNotEqual,   // true for NaN
+  kLess,       // this and the others: false for NaN
+  kLessEqual,
+  kGreater,
+  kGreaterEqual,
+  kClamp,            // min(y, max(x, a)); NaN where x or y is
+  kClampMin,         // max(x, a); NaN where x is
+  kClampMax,         // min(x, a); NaN where x is
+  kThreshold,        // a <= x ? y : b
+  kLeakyRelu,        // a * (a > 0 ? 1 : x)
+  kSigmoidBackward,  // a * (1 - b) * b
+  kTanhBackward,     // a * fma(-b, b, 1)
+  kAddcmul,          // fma(x * b, c, a)
+  kAddcdiv,          // a + x * b / c
+  kWhere,            // a != 0 ? b : c, with bytes for a
+  kMaskedFill,       // b != 0 ? x : a, with bytes for b
+  kAnd,              // of bytes, this and the next two
+  kOr,
+  kXor,
+  kConvert,  // from entries of type `from`; to kByte: a != 0
+};
+
+enum class EntryType : uint8_t { kByte, kFloat16, kBFloat16, kFloat32, kFloat64 };
+
+// Which operand of a map of two is a number, the first of its numbers.
+enum class NumberForm : uint8_t { kNone, kRight, kLeft };
+
+struct MapFormula {
+  MapOperation operation;
+  EntryType type;  // that is computed in; of choices between values only its size counts
+  EntryType from;  // kConvert
+  NumberForm form;
+  bool operator==(const MapFormula&) const = default;
+};
+
 // out[i] = f(in[0][i], in[1][i], ...; numbers) for 0 <= i < n. All arrays are dense; `out` may be the same array as an input. Results
 // for an entry must not depend on n or on its position. Arrays are often operands' own memory, and then aligned no better than these.
-using MapFunction = void (*)(void* out, const void* const* in, const Number* numbers, int64_t n);
+struct MapFunction {
+  using Pointer = void (*)(void* out, const void* const* in, const Number* numbers, int64_t n);
+
+  MapFunction() = default;
+  constexpr MapFunction(Pointer function, MapFormula computes = {}) : pointer(function), formula(computes) {}
+
+  void operator()(void* out, const void* const* in, const Number* numbers, int64_t n) const {
+    pointer(out, in, numbers, n);
+  }
+  bool operator==(const MapFunction& other) const { return pointer == other.pointer; }
+
+  Pointer pointer;
+  MapFormula formula;
+};
 
 // A reduction along a row. `add` takes n entries of which the first stands at `index` of its row; entries come in order; `merge` takes
 // the state of a later part of the row. States are moved as bytes, and are aligned to 8 bytes where state_bytes is a multiple of 8. What

@@ -171,6 +171,12 @@ Status prepare_stages(const FusedKernel& kernel, const FusedSpace& space, FusedL
 
 }  // namespace
 
+bool FusedLaunch::is_compiled() const {
+  if (empty) return false;
+  return !program.compiled.empty() ||
+         std::ranges::any_of(stages, [](const FusedStage& stage) { return stage.launch.is_compiled(); });
+}
+
 Status prepare_fused(const FusedKernel& kernel, const FusedSpace& space, FusedLaunch& launch) {
   thread_local Facts facts;
   launch.empty = true;

@@ -38,6 +38,9 @@ struct FusedLaunch {
   std::vector<FusedStage> stages;
   int64_t temporary_bytes = 0;  // what stages pass on to later ones
   int64_t max_stage_operands = 0;
+
+  // Whether a part of it is machine code (fused_compile.h).
+  bool is_compiled() const;
 };
 
 struct StageOperand {

@@ -17,25 +17,33 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
+#include <memory>
 #include <vector>
 
 #include "backend/cpu/fused.h"
 
 namespace hetero::backend {
 
+struct VectorCode;  // fused_compile.h
+
+// Of ProgramStep::last_read: other sections, or later blocks, read it.
+inline constexpr uint32_t kReadLater = std::numeric_limits<uint32_t>::max();
+
 struct ProgramStep {
   enum class Kind : uint8_t {
-    kMap,      // out <- map(in)
-    kRowMap,   // out <- map(in[0]; the one entry of each other input as a number)
-    kGather,   // out <- operand
-    kScatter,  // operand <- in[0]
-    kCopy,     // out <- in[0]
-    kFill,     // out <- a number
-    kExpand,   // out <- in[0], a row value, repeated along the rows
-    kOneHot,   // out <- in[0], a row value, at the row's index in[1]; zeros elsewhere
-    kReduce,   // out <- reducer over the whole rows of in[0], with parameters in[1]
-    kAdd,      // states at out <- a piece of the rows of in[0]
-    kFinish,   // out <- result of the states at in[0]
+    kMap,       // out <- map(in)
+    kRowMap,    // out <- map(in[0]; the one entry of each other input as a number)
+    kGather,    // out <- operand
+    kScatter,   // operand <- in[0]
+    kCopy,      // out <- in[0]
+    kFill,      // out <- a number
+    kExpand,    // out <- in[0], a row value, repeated along the rows
+    kOneHot,    // out <- in[0], a row value, at the row's index in[1]; zeros elsewhere
+    kReduce,    // out <- reducer over the whole rows of in[0], with parameters in[1]
+    kAdd,       // states at out <- a piece of the rows of in[0]
+    kFinish,    // out <- result of the states at in[0]
+    kCompiled,  // many maps at once
   };
   Kind kind;
   bool row;           // one entry for each row rather than for each point
@@ -46,15 +54,31 @@ struct ProgramStep {
   uint16_t first_number;
   uint32_t out;  // places
   uint32_t in[4];
+  uint32_t last_read;  // the last step of the section that reads `out`, before steps were compiled
   union {
     MapFunction map;
     const Reducer* reducer;
+    uint32_t compiled;  // of FusedProgram::compiled
   };
 };
 
 struct Section {
   uint32_t begin = 0;
   uint32_t end = 0;
+};
+
+// Steps that became one (fused_compile.h), and what they read and write.
+struct CompiledArray {
+  uint32_t place;
+  uint8_t bytes;  // of an entry
+  bool read;
+  bool written;
+};
+struct CompiledRun {
+  std::shared_ptr<const VectorCode> code;
+  Section arrays;  // of FusedProgram::arrays
+  uint16_t first_number;
+  uint16_t step_count;
 };
 
 struct Phase {
@@ -93,6 +117,8 @@ struct FusedProgram {
   std::vector<Phase> phases;
   Section last;
   std::vector<StreamedReduction> reductions;
+  std::vector<CompiledRun> compiled;
+  std::vector<CompiledArray> arrays;
   std::vector<Place> places;
   std::vector<uint32_t> moving;  // the places that are not kScratch
 

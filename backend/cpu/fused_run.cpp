@@ -8,6 +8,7 @@
 #include <cstring>
 #include <new>
 
+#include "backend/cpu/fused_compile.h"
 #include "backend/cpu/fused_launch.h"
 #include "backend/parallel.h"
 
@@ -204,6 +205,9 @@ class Task {
           it->map(out, in, entries, count);
           break;
         }
+        case ProgramStep::Kind::kCompiled:
+          run_compiled(program_, program_.compiled[it->compiled], table_, numbers_, count);
+          break;
         case ProgramStep::Kind::kCopy:
           // Loaded and stored at one address: memcpy must not be asked for it.
           if (out != table_[it->in[0]]) std::memcpy(out, table_[it->in[0]], static_cast<size_t>(count * it->bytes));

@@ -5,12 +5,15 @@
 // 4. Rows that do not fit into a block are streamed in phases. From the last phase to the first: what the phase must give, and
 //    from that backwards what it must compute. A value of an earlier phase is kept for the whole row if it is costly and fits, else computed again.
 // 5. The steps are emitted over values, then a linear scan gives values to slots of scratch memory.
-// 6. The number of entries in a block follows from the slots, so that they fit into the L1 cache.
+// 6. Runs of cheap steps are compiled (fused_compile.h).
+// 7. The number of entries in a block follows from the slots, so that they fit into the L1 cache.
 
 #include "backend/cpu/fused_schedule.h"
 
 #include <algorithm>
 #include <limits>
+
+#include "backend/cpu/fused_compile.h"
 
 namespace hetero::backend {
 namespace {
@@ -18,13 +21,16 @@ namespace {
 constexpr int64_t kBlockBytes = 32 << 10;       // what a block touches, in scratch and in place: most of an L1 cache
 constexpr int64_t kMinEntries = 256;            // in a block, whatever the scratch
 constexpr int64_t kMaxEntries = 2048;           // in a block
+constexpr int64_t kPassedEntries = 8192;        // in a block without scratch arrays, which nothing needs twice
 constexpr int64_t kShortRow = 256;              // rows up to this size are taken several at a time
 constexpr int64_t kTileRows = 16;               // rows of a block where an operand is transposed
 constexpr int64_t kWholeRowBytes = 128 << 10;   // scratch of a block that holds whole rows: in the L2 cache
 constexpr int64_t kWholeRowEntries = 32 << 10;  // in a block that holds whole rows
 constexpr int64_t kKeptBytes = 1 << 20;         // what may be kept of a streamed row
 constexpr int64_t kConstantBytes = 32;          // of one entry of all values that are computed once for each task
-constexpr int64_t kTaskSteps = 32 << 10;        // entries times steps that are worth a task
+constexpr int64_t kTaskSteps = 64 << 10;        // entries times steps that are worth a task
+constexpr int64_t kCompiledSteps = 8;           // take as long in machine code as one that is interpreted
+constexpr int64_t kOpaqueSteps = 4;             // take as long as a call of a vector function like exp, or less
 constexpr int64_t kStretch = 32 << 10;          // entries of a row that are reduced before states are merged
 constexpr size_t kMaxPairs = 64;                // more are not worth comparing at each run
 
@@ -67,6 +73,8 @@ struct Workspace {
   std::vector<SlotKind> slot_kind;
   std::vector<int32_t> slot_width;
   std::vector<uint32_t> free_elements, free_rows, expanded_now;
+  std::vector<uint8_t> touched;      // by the steps that are left
+  std::vector<CompiledRun> earlier;  // of the program that is replaced: its code may be needed again
 };
 
 class Scheduler {
@@ -83,6 +91,19 @@ class Scheduler {
         step_count_(static_cast<int32_t>(kernel.steps.size())) {}
 
   void run() {
+    work_.earlier.swap(program_.compiled);
+    plan();
+    compile_program(program_);
+    find_touched();
+    choose_blocks();
+    lay_out_scratch();
+    work_.earlier.clear();
+  }
+
+ private:
+  using StepKind = FusedStep::Kind;
+
+  void plan() {
     find_facts();
     if (!has_row_values_) {
       const bool one_row = space_.rows == 1;
@@ -95,14 +116,12 @@ class Scheduler {
     }
     const bool several = space_.rows > 1 && (space_.row <= kShortRow || space_.transposed);
     plan_blocks(several ? Layout::kWholeRows : Layout::kWholeRow);
+    choose_blocks();
     const int64_t entries = program_.rows_per_block * space_.row;
     if (entries > kWholeRowEntries || entries * element_bytes() > kWholeRowBytes) {
       plan_stream(space_.rows > 1 && space_.transposed ? Layout::kTile : Layout::kPieces);
     }
   }
-
- private:
-  using StepKind = FusedStep::Kind;
 
   // -- Facts about the kernel ------------------------------------------------------------------------------------------------------------
 
@@ -167,6 +186,8 @@ class Scheduler {
     program_.steps.clear();
     program_.phases.clear();
     program_.reductions.clear();
+    program_.compiled.clear();
+    program_.arrays.clear();
     program_.places.clear();
     program_.moving.clear();
     program_.task = program_.last = {};
@@ -183,6 +204,7 @@ class Scheduler {
     work_.row_place.assign(kernel_.operand_count, kNone);
     work_.slot_kind.clear();
     work_.slot_width.clear();
+    work_.touched.clear();
     work_.free_elements.clear();
     work_.free_rows.clear();
     program_.run = space_.row;
@@ -264,6 +286,7 @@ class Scheduler {
     it.bytes = it.out_bytes = static_cast<uint8_t>(bytes);
     it.out = out;
     for (uint32_t& in : it.in) in = kNone;
+    it.last_read = kReadLater;
     return it;
   }
   uint32_t position() const { return static_cast<uint32_t>(program_.steps.size()); }
@@ -513,6 +536,7 @@ class Scheduler {
         if (slot == kNone) slot = take_slot(it.row, static_cast<int32_t>(bytes_of_id(out)));
         work_.place[out] = slot;
         work_.scanned[out] = 1;
+        it.last_read = work_.last_read[out];
       }
       uint32_t ids[5] = {it.in[0], it.in[1], it.in[2], it.in[3], out};
       it.out = out == kNone ? place_of(it.in[0]) : place_of(out);
@@ -545,25 +569,51 @@ class Scheduler {
     }
     program_.phases.resize(1);
     program_.phases[0].pieces = emit_active();
-    choose_blocks();
-    lay_out_scratch();
   }
 
   int64_t element_bytes() const {
     int64_t bytes = 0;
     for (size_t i = 0; i < program_.places.size(); ++i) {
-      if (work_.slot_kind[i] == SlotKind::kElements) bytes += work_.slot_width[i];
+      if (work_.slot_kind[i] == SlotKind::kElements && is_touched(i)) bytes += work_.slot_width[i];
     }
     return bytes;
   }
 
+  // Values that compiled steps keep in registers need no slots.
+  void find_touched() {
+    work_.touched.assign(program_.places.size(), program_.compiled.empty() ? 1 : 0);
+    if (program_.compiled.empty()) return;
+    for (const ProgramStep& it : program_.steps) {
+      work_.touched[it.out] = 1;
+      for (const uint32_t in : it.in) work_.touched[in] = 1;
+    }
+    for (const CompiledArray& it : program_.arrays) work_.touched[it.place] = 1;
+  }
+  bool is_touched(size_t place) const { return place >= work_.touched.size() || work_.touched[place] != 0; }
+
+  // What an entry costs, in simple steps that are interpreted.
+  int64_t steps_of_entry() const {
+    auto steps = static_cast<int64_t>(program_.steps.size() + 1);
+    for (const ProgramStep& it : program_.steps) {
+      const bool maps = it.kind == ProgramStep::Kind::kMap || it.kind == ProgramStep::Kind::kRowMap;
+      if (maps && it.map.formula.operation == MapOperation::kOpaque) {
+        steps += kOpaqueSteps - 1;
+      } else if (it.kind == ProgramStep::Kind::kCompiled) {
+        steps += program_.compiled[it.compiled].step_count / kCompiledSteps;
+      }
+    }
+    return steps;
+  }
+
   void choose_blocks() {
     int64_t bytes = element_bytes();
+    const bool passes = bytes == 0 && program_.steps.size() == 1 && !program_.streamed;
     for (const Place& place : program_.places) {
       if (place.kind == Place::Kind::kElements) bytes += place.bytes;
     }
+    const int64_t fitting_entries = kBlockBytes / std::max<int64_t>(bytes, 1);
     const int64_t entries =
-        std::clamp(kBlockBytes / std::max<int64_t>(bytes, 1), kMinEntries, kMaxEntries) & ~int64_t{63};
+        passes ? kPassedEntries : std::clamp(fitting_entries, kMinEntries, kMaxEntries) & ~int64_t{63};
     const int64_t rows = space_.rows;
     int64_t piece = program_.run;
     int64_t rows_per_block = 1;
@@ -585,8 +635,7 @@ class Scheduler {
     program_.units = program_.streamed ? program_.groups : program_.groups * program_.pieces;
     program_.stretch = divide_up(kStretch, std::max<int64_t>(rows_per_block * piece, 1));
     const int64_t entries_of_unit = rows_per_block * (program_.streamed ? space_.row : std::max<int64_t>(piece, 1));
-    const auto steps = static_cast<int64_t>(program_.steps.size() + 1);
-    program_.grain = std::max<int64_t>(1, kTaskSteps / std::max<int64_t>(1, entries_of_unit * steps));
+    program_.grain = std::max<int64_t>(1, kTaskSteps / std::max<int64_t>(1, entries_of_unit * steps_of_entry()));
   }
 
   void lay_out_scratch() {
@@ -598,6 +647,7 @@ class Scheduler {
       for (size_t i = 0; i < program_.places.size(); ++i) {
         Place& place = program_.places[i];
         if (place.kind != Place::Kind::kScratch || work_.slot_kind[i] != kind) continue;
+        if (kind == SlotKind::kElements && !is_touched(i)) continue;
         place.offset = at;
         at += align(work_.slot_width[i] * rows * (kind == SlotKind::kElements ? program_.piece : 1));
       }
@@ -660,8 +710,6 @@ class Scheduler {
       }
     }
     program_.last = emit_rows(last_phase_ + 1);
-    choose_blocks();
-    lay_out_scratch();
   }
 
   // Which phase each store belongs to. What may share memory with something that is loaded is stored last, when nothing is loaded again.

@@ -25,10 +25,12 @@ const FunctionTable& functions() {
 #if defined(__x86_64__)
     if (capability == "AVX512") {
       AVX512::fill(*made);
+      add_formulas(*made);
       return made;
     }
     if (capability == "AVX2") {
       AVX2::fill(*made);
+      add_formulas(*made);
       return made;
     }
 #endif

@@ -172,6 +172,12 @@ struct FunctionTable {
   }
 };
 
+// Says of the functions that can be compiled what they compute (formulas.cpp), as those of AVX2 and AVX-512 do.
+void add_formulas(FunctionTable& table);
+
+// Kernels planned from now on are compiled for the capability that PyTorch has chosen, or not at all: as config().jit says.
+void choose_instruction_set();
+
 // The table for this process and CPU.
 const FunctionTable& functions();
 

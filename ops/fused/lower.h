@@ -43,7 +43,7 @@ struct Source {
   at::ScalarType dtype = at::kFloat;
   int rank = 0;
   bool wrapped = false;  // a Python number, which does not promote as a tensor does
-  at::Scalar number;
+  at::Scalar number{};
 
   bool is_number() const { return operand < 0; }
 };

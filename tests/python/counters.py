@@ -91,6 +91,11 @@ class Seen:
         """Operators that ran in fused kernels."""
         return self._get("fused_nodes")
 
+    @property
+    def compiled_groups(self) -> int:
+        """Fused kernels that ran machine code."""
+        return self._get("compiled_groups")
+
     def kernels_on(self, device: str) -> int:
         return self._get("kernels", device)
 

@@ -24,6 +24,7 @@ ON_HETERO = DEVICE == "hetero"
 OPTIONS = (
     "sync",
     "fusion",
+    "jit",
     "accelerator",
     "pending_bytes",
     "pending_nodes",

@@ -7,11 +7,14 @@ import torch
 from counters import counting
 from helpers import DEVICE, OPTIONS, assert_same, needs_hetero, run_python, run_python_ok
 
+import torch_hetero
+
 pytestmark = needs_hetero
 
 TYPES = {
     "sync": bool,
     "fusion": bool,
+    "jit": bool,
     "accelerator": str,
     "pending_bytes": int,
     "pending_nodes": int,
@@ -24,6 +27,7 @@ TYPES = {
 OTHER = {
     "sync": ("1", True),
     "fusion": ("0", False),
+    "jit": ("0", False),
     "accelerator": ("sim", "sim"),
     "pending_bytes": ("123456", 123456),
     "pending_nodes": ("77", 77),
@@ -123,6 +127,21 @@ def test_fusion_changes_the_number_of_kernels_and_not_the_bits() -> None:
         kernels[fusion] = seen.kernels
     assert_same(values[True], values[False])
     assert kernels[False] == 5 and kernels[True] <= kernels[False]
+
+
+def test_jit_compiles_pointwise_chains_and_does_not_change_the_bits() -> None:
+    x, y = torch.randn(1000, device=DEVICE), torch.randn(1000, device=DEVICE)
+    values, groups = {}, {}
+    for jit in (True, False, True):
+        with torch.hetero.config.override(jit=jit):
+            for _ in range(3):  # what is seen for the first time is not fused
+                with counting() as seen:
+                    compiles = torch_hetero._C.compiles()
+                    values[jit] = torch.where(x > y, (x * 0.5 + y).relu(), x - y).cpu()
+            groups[jit] = seen.compiled_groups
+            assert groups[jit] == (1 if compiles else 0)
+            assert jit or not compiles
+    assert_same(values[True], values[False])
 
 
 def test_sizes_may_be_given_with_units_in_the_environment() -> None:

@@ -8,10 +8,12 @@
 #include <frameobject.h>
 
 #include "backend/address_space.h"
+#include "backend/cpu/fused_compile.h"
 #include "backend/registry.h"
 #include "ops/config.h"
 #include "ops/counters.h"
 #include "ops/device.h"
+#include "ops/fused/functions.h"
 #include "ops/generator.h"
 #include "ops/memory_stats.h"
 #include "ops/parallel.h"
@@ -112,6 +114,7 @@ py::dict counters_dict() {
   result["dead_nodes"] = c.dead_nodes.load();
   result["fused_groups"] = c.fused_groups.load();
   result["fused_nodes"] = c.fused_nodes.load();
+  result["compiled_groups"] = c.compiled_groups.load();
   result["skipped_nodes"] = c.skipped_nodes.load();
   result["verified_flushes"] = c.verified_flushes.load();
   result["kernels"] = kernels;
@@ -200,10 +203,12 @@ PYBIND11_MODULE(_C, m) {
   ops::register_storage();
   ops::register_device();
   ops::connect_thread_pool();
+  ops::choose_instruction_set();
   hetero::backend::address_space::install_fault_handler(nullptr);
   ops::load_environment();
 
   using released = py::call_guard<py::gil_scoped_release>;
+  m.def("compiles", [] { return hetero::backend::compile_target() != hetero::backend::InstructionSet::kNone; });
   m.def("flush", [] { ops::flush_all(ops::SyncReason::kFlush); }, released());
   m.def("synchronize", [] { ops::flush_all(ops::SyncReason::kSynchronize); }, released());
   m.def("counters", &counters_dict);
