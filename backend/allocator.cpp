@@ -116,6 +116,7 @@ Result<Block> CachingAllocator::allocate(size_t bytes) {
       stats_.reused_bytes += rounded;
     } else {
       stats_.reserved_bytes += held;
+      acquiring_bytes_ += held;
     }
     if (data != nullptr) {
       count_allocation();
@@ -133,6 +134,7 @@ Result<Block> CachingAllocator::allocate(size_t bytes) {
     data = source_.acquire(source_.context, held_bytes);
   }
   std::lock_guard guard(lock_);
+  acquiring_bytes_ -= held;
   if (data == nullptr) {
     stats_.allocated_bytes -= rounded;
     stats_.reserved_bytes -= held;
@@ -149,7 +151,7 @@ void CachingAllocator::count_allocation() {
 }
 
 void CachingAllocator::raise_mark(int64_t handed_out) {
-  const int64_t live = stats_.reserved_bytes - cached_bytes_;
+  const int64_t live = stats_.reserved_bytes - cached_bytes_ - acquiring_bytes_;
   turn_mark_bytes_ = std::max(turn_mark_bytes_, live);
   mark_bytes_ = std::max(mark_bytes_, live);
   turn_bytes_ += handed_out;

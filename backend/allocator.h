@@ -98,6 +98,7 @@ class CachingAllocator {
   // Everything below is guarded by lock_.
   MemoryStats stats_;
   int64_t cached_bytes_ = 0;
+  int64_t acquiring_bytes_ = 0;  // reserved, and asked of the source right now
   int64_t mark_bytes_ = 0;       // the most bytes live at once in this turn or the last one, in class sizes
   int64_t turn_mark_bytes_ = 0;  // in this one
   int64_t turn_bytes_ = 0;       // handed out in it

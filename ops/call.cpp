@@ -107,7 +107,9 @@ Call& scratch_call() {
   return *call;
 }
 
-graph::Preference thread_preference() { return scratch_call().preference; }
+graph::Preference thread_preference() {
+  return thread_call == nullptr ? graph::Preference::kAuto : thread_call->preference;
+}
 
 void prefer(graph::Preference preference) {
   preferences_were_used.store(true, std::memory_order_relaxed);

@@ -2,6 +2,8 @@
 
 #include <c10/core/DefaultDtype.h>
 
+#include <utility>
+
 #include "ops/boxed.h"
 #include "ops/first_sight.h"
 #include "ops/meta.h"
@@ -113,9 +115,11 @@ void record_boxed(const OpInfo& info, torch::jit::Stack* stack) {
       }
       if (call.foreign.defined()) {
         lock.unlock();
+        // Not to be kept by the thread's Call: who destroys it may need other locks.
+        const at::Tensor foreign = std::exchange(call.foreign, at::Tensor());
         if (info.takes_cpu_tensors) return run_drawn(info, stack, random, info.straight_reason);
         if (info.takes_cpu_indices && move_indices(info, stack)) continue;
-        raise_mixed_devices(call.foreign);
+        raise_mixed_devices(foreign);
       }
       if (!recorder().set_default_dtype(default_dtype)) {
         lock.unlock();

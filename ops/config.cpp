@@ -13,7 +13,13 @@
 #include "ops/sync.h"
 
 namespace hetero::ops {
+
+constinit Config* config_instance = nullptr;
+
 namespace {
+
+// Before the static initializers, which register operators.
+[[gnu::constructor(200)]] void make_config() { config_instance = new Config; }
 
 // An option's row: how to read and write it as text.
 struct Row {
@@ -163,11 +169,6 @@ std::string environment_name(const Row& option) {
 }
 
 }  // namespace
-
-Config& config() {
-  static auto* instance = new Config;
-  return *instance;
-}
 
 std::vector<Option> list_options() {
   std::vector<Option> options;

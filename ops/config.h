@@ -46,7 +46,8 @@ struct Config {
   std::atomic<int64_t> cache_bytes{int64_t{256} << 20};
 };
 
-Config& config();
+extern Config* config_instance;  // made when the library is loaded
+inline Config& config() { return *config_instance; }
 
 // One row of the table that documents the options.
 struct Option {

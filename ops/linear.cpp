@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "backend/cpu/wide_gemm.h"
+#include "backend/parallel.h"
 #include "graph/executor.h"
 #include "ops/config.h"
 
@@ -360,6 +361,7 @@ class Sample {
     double spent = 0;
     for (int round = 0; round < kMostRounds && (round < kLeastRounds || (spent < kEnough && !repeats())); ++round) {
       for (size_t i = 0; i < candidates.size(); ++i) {
+        forget_weight();
         const int64_t switches = involuntary_switches();
         const double begin = seconds_now();
         run(candidates[i]);
@@ -377,8 +379,21 @@ class Sample {
   }
 
  private:
+  // Reads so much memory that no weight stays in a second-level cache: between two uses of a weight a program uses others.
+  void forget_weight() {
+    constexpr int64_t kBytesPerThread = 4 << 20;
+    constexpr int64_t kLine = 64;
+    const int64_t threads = at::get_num_threads();
+    if (other_bytes_.empty()) other_bytes_.resize(static_cast<size_t>(threads * kBytesPerThread));
+    backend::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+      const volatile std::byte* const bytes = other_bytes_.data();
+      for (int64_t i = begin * kBytesPerThread; i < end * kBytesPerThread; i += kLine) (void)bytes[i];
+    });
+  }
+
   Tensors tensors_;
   Matvec call_;
+  std::vector<std::byte> other_bytes_;
   at::Tensor x_, w_, out_, packed_;
   std::optional<at::Tensor> bias_;
 };

@@ -19,10 +19,11 @@ class Match : public Encoder<Match> {
  public:
   Match(Recorder& recorder, graph::OpId op)
       : recorder_(recorder), expected_(recorder.at_->first_child()), values_before_(recorder.values_.size()) {
-    equal_ = expected_ != nullptr && expected_->op() == op &&
-             expected_->default_dtype() == static_cast<int8_t>(recorder.default_dtype_) &&
-             expected_->preference() == (preferences_were_used.load(std::memory_order_relaxed) ? thread_preference()
-                                                                                                : graph::Preference::kAuto);
+    equal_ =
+        expected_ != nullptr && expected_->op() == op &&
+        expected_->default_dtype() == static_cast<int8_t>(recorder.default_dtype_) &&
+        expected_->preference() ==
+            (preferences_were_used.load(std::memory_order_relaxed) ? thread_preference() : graph::Preference::kAuto);
     if (!equal_) return;
     structure_ = expected_->structure();
     sizes_ = expected_->sizes();

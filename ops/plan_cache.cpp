@@ -57,9 +57,9 @@ size_t PlanSet::total_bytes_ = 0;
 
 size_t CachedPlan::bytes() const {
   return sizeof(CachedPlan) + bytes_of(selection) + bytes_of(bound) + bytes_of(graph.buffers) + bytes_of(graph.nodes) +
-         bytes_of(graph.operands) + bytes_of(graph.attributes) + bytes_of(values) + bytes_of(plan.live) + bytes_of(plan.placements) +
-         bytes_of(plan.residences) + bytes_of(plan.program) + bytes_of(plan.valid_after) + bytes_of(plan.notes.placed) +
-         bytes_of(plan.notes.written) + group_bytes(plan);
+         bytes_of(graph.operands) + bytes_of(graph.attributes) + bytes_of(values) + bytes_of(plan.live) +
+         bytes_of(plan.placements) + bytes_of(plan.residences) + bytes_of(plan.program) + bytes_of(plan.valid_after) +
+         bytes_of(plan.notes.placed) + bytes_of(plan.notes.written) + group_bytes(plan);
 }
 
 std::array<std::atomic<int64_t>, kFusionNotes>& fusion_notes() {

@@ -25,15 +25,24 @@ namespace hetero::ops {
 
 struct Cut;
 
+// What a plan depends on beside its graph.
+struct PlanSettings {
+  bool fusion = false;
+  bool jit = false;
+  int threads = 0;  // eager's own, whose loops decide which calls fuse to the same bits
+
+  bool operator==(const PlanSettings&) const = default;
+};
+
 struct CachedPlan {
   std::vector<uint8_t> selection;  // per node of the trace: it was cut; empty: all
   std::vector<uint8_t> bound;      // per buffer: it has a binding
   graph::Graph graph;              // what was planned
   std::vector<std::byte> values;   // of all nodes of a whole trace
-  uint64_t version = 0;            // the path of the trace is the graph's as long as no node of it is of a later version; 0: never
+  uint64_t version =
+      0;  // the path of the trace is the graph's as long as no node of it is of a later version; 0: never
   graph::Plan plan;
-  bool fusion = false;  // what it was planned with
-  bool jit = false;
+  PlanSettings settings;
 
   // Notes that the plan is for this cut now.
   void keep(const Cut& cut);

@@ -236,6 +236,7 @@ void Recorder::next_epoch() {
 
 bool Recorder::cut_all(bool reuse, Cut& cut) {
   if (path_.empty()) return false;
+  cut.keeps = reuse;
   std::swap(cut.holds, holds_);
   std::swap(cut.lines, lines_);
   finish(cut);
@@ -283,7 +284,7 @@ bool Recorder::cut_some(bool reuse, Cut& cut) {
   write_down();
   selected_.assign(path_.size(), 0);
   std::fill_n(selected_.begin(), count, uint8_t{1});
-  split(cut);
+  split(reuse, cut);
   return true;
 }
 
@@ -300,6 +301,26 @@ void Recorder::end_path(Cut& cut) {
   written_buffers_ = 0;
   at_ = trie_.root();
   trie_.tick();
+}
+
+// What the outputs of the trace's node `n` look like. The node of the trie that it was recorded at, or traced again at, may know other sizes.
+std::shared_ptr<const MetaEntry> Recorder::entry_in_trace(size_t n, const TrieNode& step) const {
+  const graph::Node& node = trace_.nodes[n];
+  const graph::Operand* const first = trace_.operands_of(node) + (node.operand_count - node.output_count);
+  const graph::Operand* operand = first;
+  bool same = true;
+  for (const MetaOutput& output : step.entry().outputs) {
+    if (output.window != graph::kNoWindow) same &= operand++->window == output.window;
+  }
+  if (same) return step.shared_entry();
+  auto entry = std::make_shared<MetaEntry>(step.entry());
+  operand = first;
+  for (MetaOutput& output : entry->outputs) {
+    if (output.window == graph::kNoWindow) continue;
+    output = {operand->window, holds_[operand->buffer].storage()->nbytes()};
+    ++operand;
+  }
+  return entry;
 }
 
 // Walks the trie along what stayed in the trace.
@@ -323,7 +344,7 @@ void Recorder::retrace(const std::vector<TrieNode*>& path) {
       next = similar;
       version_ = kUnlikeTrie;
     }
-    at_ = next != nullptr ? next : trie_.insert(at_, call, path[i]->shared_entry());
+    at_ = next != nullptr ? next : trie_.insert(at_, call, entry_in_trace(i, *path[i]));
     path_.push_back(at_);
     version_ = std::max(version_, at_->version());
     values_.put_bytes(structure + header.structure_bytes + header.size_bytes, at_->value_bytes());
@@ -344,7 +365,7 @@ bool Recorder::cut_ancestors(std::span<HeteroStorage* const> storages, bool read
   select_ancestors(storages, readers);
   for (const uint8_t selected : selected_) {
     if (!selected) {
-      split(cut);
+      split(reuse, cut);
       return true;
     }
   }
@@ -391,7 +412,8 @@ void Recorder::drop_dead() {
   }
 }
 
-void Recorder::split(Cut& cut) {
+void Recorder::split(bool reuse, Cut& cut) {
+  cut.keeps = reuse;
   drop_dead();
   // Take everything, then put the nodes that stay back under a new epoch.
   graph::Graph all;
@@ -434,7 +456,10 @@ void Recorder::split(Cut& cut) {
       }
       operand.buffer = number;
       to.operands.push_back(operand);
-      if (!selected && operand.writes()) holds_[number].written = true;
+      if (!selected && operand.writes()) {
+        holds_[number].written = true;
+        wrote_exported_ |= hold.storage()->exported;
+      }
       if (!selected && operand.access == graph::Access::kDefine) {
         pending_bytes_ += static_cast<int64_t>(all.buffers[operands[k].buffer].bytes);
       }

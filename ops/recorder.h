@@ -143,8 +143,9 @@ struct Cut {
   // Its nodes were not written down where `kept` is set: they are those of kept->graph, with other numbers in them (`values`).
   graph::Graph graph;
   CachedPlan* kept = nullptr;
-  Bytes values;          // of a whole trace, in the order of its nodes
-  uint64_t version = 0;  // of the trie, when the nodes were cut
+  bool keeps = false;                               // plans may be kept for it, and taken from those kept
+  Bytes values;                                     // of a whole trace, in the order of its nodes
+  uint64_t version = 0;                             // of the trie, when the nodes were cut
   std::vector<StorageHold> holds;                   // per buffer
   std::vector<graph::Binding*> bindings;            // per buffer; null for temporaries
   std::unordered_map<uint32_t, std::string> lines;  // node sequence -> Python line, with HETERO_TRACEBACK
@@ -156,6 +157,7 @@ struct Cut {
   const graph::Graph& planned() const;
   void clear() {
     kept = nullptr;
+    keeps = false;
     values.clear();
     end = nullptr;
     selection.clear();
@@ -253,11 +255,12 @@ class Recorder {
   void select_ancestors(std::span<HeteroStorage* const> storages, bool readers);
   size_t find_beginning() const;
   void drop_dead();
-  void split(Cut& cut);
+  void split(bool reuse, Cut& cut);
   void finish(Cut& cut);
   void next_epoch();
   void end_path(Cut& cut);
   void retrace(const std::vector<TrieNode*>& path);
+  std::shared_ptr<const MetaEntry> entry_in_trace(size_t n, const TrieNode& step) const;
   CallView view(graph::OpId op, const Call& call);
 
   backend::SpinLock mutex_;  // held for a few hundred instructions
@@ -269,7 +272,7 @@ class Recorder {
   TrieNode* at_ = trie_.root();     // the end of the path
   Bytes values_;                    // of all nodes
   std::vector<StorageHold> holds_;  // per buffer
-  uint64_t version_ = 0;            // the latest of any node of the path; kUnlikeTrie where a node differs from the trie's
+  uint64_t version_ = 0;  // the latest of any node of the path; kUnlikeTrie where a node differs from the trie's
   static constexpr uint64_t kUnlikeTrie = UINT64_MAX;
   // The first nodes of the trace, written down; its buffers only by describe_buffers().
   graph::Graph trace_;
@@ -280,7 +283,7 @@ class Recorder {
   std::shared_ptr<const MetaEntry> next_entry_;
   std::array<Misprediction, 16> mispredictions_{};
   size_t mispredicted_ = 0;
-  std::vector<graph::Operand> inputs_;           // of the call that was looked at last
+  std::vector<graph::Operand> inputs_;          // of the call that was looked at last
   std::vector<HeteroStorage*> input_storages_;  // of the call that is recorded
   std::unordered_map<uint32_t, std::string> lines_;
   at::ScalarType default_dtype_ = at::kFloat;

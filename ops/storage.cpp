@@ -4,6 +4,7 @@
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <atomic>
@@ -61,7 +62,7 @@ void HeteroStorage::release_resources() {
   binding.derived.reset();
   for (auto& block : binding.blocks) block.reset();
   binding.valid_on = 0;
-  binding.error = Status();
+  if (!binding.error.ok()) binding.error = Status();
   release_address();
 }
 
@@ -115,11 +116,31 @@ void HeteroTensorImpl::look_through(const graph::Window& seen, graph::WindowId i
   numel_ = seen.numel;
 }
 
+namespace {
+
+// What c10 makes of the key in inference mode.
+c10::DispatchKeySet inference_keys() {
+  const c10::InferenceMode mode;
+  return c10::make_intrusive<HeteroTensorImpl>(c10::Storage(c10::make_intrusive<HeteroStorage>(0)),
+                                               c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                               caffe2::TypeMeta::Make<float>())
+      ->key_set();
+}
+
+}  // namespace
+
 at::Tensor make_tensor(const graph::Window& window, graph::WindowId id, size_t storage_bytes) {
-  auto impl =
-      c10::make_intrusive<HeteroTensorImpl>(c10::Storage(c10::make_intrusive<HeteroStorage>(storage_bytes)),
-                                            c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                            c10::scalarTypeToTypeMeta(static_cast<at::ScalarType>(window.dtype)));
+  const caffe2::TypeMeta dtype = c10::scalarTypeToTypeMeta(static_cast<at::ScalarType>(window.dtype));
+  c10::Storage storage(c10::make_intrusive<HeteroStorage>(storage_bytes));
+  c10::intrusive_ptr<HeteroTensorImpl> impl;
+  if (c10::InferenceMode::is_enabled()) {
+    // A constructor that takes the keys as they are; the other one finds them out each time.
+    static const c10::DispatchKeySet keys = inference_keys();
+    impl = c10::make_intrusive<HeteroTensorImpl>(c10::TensorImpl::VIEW, std::move(storage), keys, dtype);
+  } else {
+    impl = c10::make_intrusive<HeteroTensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                                 dtype);
+  }
   impl->look_through(window, id);
   return at::Tensor(std::move(impl));
 }

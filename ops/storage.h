@@ -57,6 +57,9 @@ class HeteroTensorImpl final : public c10::TensorImpl {
  public:
   HeteroTensorImpl(c10::Storage&& storage, c10::DispatchKeySet keys, caffe2::TypeMeta dtype)
       : TensorImpl(std::move(storage), keys, dtype) {}
+  // With these keys and no others, and without a version counter.
+  HeteroTensorImpl(ImplType view, c10::Storage&& storage, c10::DispatchKeySet keys, caffe2::TypeMeta dtype)
+      : TensorImpl(view, std::move(storage), keys, dtype) {}
 
   static void* operator new(size_t bytes);
   static void operator delete(void* memory);

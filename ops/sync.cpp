@@ -1,6 +1,7 @@
 #include "ops/sync.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/Formatting.h>
 #include <ATen/record_function.h>
 #include <c10/core/CPUAllocator.h>
@@ -153,9 +154,9 @@ graph::Plan* resized_plan(PlanSet& known, CachedPlan* similar, const Cut& cut, c
     target = &known.add(cut);
     target->graph = similar->graph;
     target->plan = similar->plan;
-    target->fusion = similar->fusion;
-    target->jit = similar->jit;
+    target->settings = similar->settings;
   }
+  target->version = 0;  // until the plan is whole
   if (!graph::resize_plan(target->graph, cut.graph, options, target->plan)) {
     known.drop(target);
     return nullptr;
@@ -185,12 +186,10 @@ bool renewed(CachedPlan& kept, const Cut& cut) {
 // it is planned without fusion, and nothing is kept.
 graph::Plan& plan_for(Runner& state, Cut& cut, graph::Plan& scratch) {
   graph::PlanOptions& options = state.options;
-  const bool keeps = cut.end != nullptr && keeps_plans(state);
-  PlanSet* const known = keeps ? &cut.end->plans() : nullptr;
-  const bool jit = config().jit.load(std::memory_order_relaxed);
-  const auto fits = [&](const CachedPlan& kept) { return kept.fusion == options.fusion && kept.jit == jit; };
+  PlanSet* const known = cut.keeps && cut.end != nullptr ? &cut.end->plans() : nullptr;
+  const PlanSettings settings{options.fusion, config().jit.load(std::memory_order_relaxed), at::get_num_threads()};
   if (cut.kept != nullptr) {
-    if (cut.kept->renew(cut.values) && fits(*cut.kept)) {
+    if (cut.kept->renew(cut.values) && cut.kept->settings == settings) {
       count(counters().plans_replayed);
       return cut.kept->plan;
     }
@@ -204,21 +203,22 @@ graph::Plan& plan_for(Runner& state, Cut& cut, graph::Plan& scratch) {
   }
   CachedPlan* similar;
   if (CachedPlan* kept = known->find(cut, similar)) {
-    if (fits(*kept) && renewed(*kept, cut)) {
+    if (kept->settings == settings && renewed(*kept, cut)) {
       count(counters().plans_replayed);
       return kept->plan;
     }
     known->drop(kept);
     similar = nullptr;
   }
-  if (similar != nullptr && fits(*similar)) {
+  if (similar != nullptr && similar->settings == settings) {
     if (graph::Plan* plan = resized_plan(*known, similar, cut, options)) return *plan;
   }
   const PlanningTime time(cut);
   CachedPlan& made = known->add(cut);
-  made.fusion = options.fusion;
-  made.jit = jit;
+  made.settings = settings;
+  made.version = 0;  // until the plan is whole
   graph::make_plan(cut.graph, options, made.plan);
+  made.version = cut.selection.empty() ? cut.version : 0;
   graph::note_buffers(cut.graph, made.plan, made.plan.notes);
   known->measure();
   count(counters().plans_made);
@@ -262,32 +262,33 @@ Status run(Runner& state, Cut& cut, graph::Plan& scratch, graph::Executor& execu
   return status;
 }
 
-// Counts runs inside of each other.
+// A run, which may be inside another. Whatever happens, its cut holds nothing afterwards.
 class Nested {
  public:
-  explicit Nested(int& depth) : depth_(depth) { ++depth_; }
-  ~Nested() { --depth_; }
+  Nested(int& depth, Cut& cut) : depth_(depth), cut_(cut) { ++depth_; }
+  ~Nested() {
+    cut_.clear();
+    --depth_;
+  }
   Nested(const Nested&) = delete;
 
  private:
   int& depth_;
+  Cut& cut_;
 };
 
 // Cuts with `cut_nodes(recorder, reuse, cut)` and runs the result. Returns the error of the run.
 template <typename CutNodes>
 Status cut_and_run_once(Runner& state, SyncReason reason, CutNodes cut_nodes, Cut& cut, graph::Plan& plan,
                         graph::Executor& executor) {
-  const Nested nested(state.depth);
+  const Nested nested(state.depth, cut);
   bool any;
   {
     Locked lock(recorder().mutex());
     cut.default_dtype = recorder().default_dtype();
     any = cut_nodes(recorder(), keeps_plans(state), cut);
   }
-  if (!any) return Status();
-  Status status = run(state, cut, plan, executor, reason);
-  cut.clear();
-  return status;
+  return any ? run(state, cut, plan, executor, reason) : Status();
 }
 
 bool trim_caches() {
@@ -369,8 +370,7 @@ void settle(std::span<HeteroStorage* const> storages, SyncReason reason) {
   check_fork();
   Runner& state = runner();
   Locked lock(state.mutex);
-  const Status status =
-      cut_and_run(state, reason, [&](Recorder& from, bool reuse, Cut& cut) {
+  const Status status = cut_and_run(state, reason, [&](Recorder& from, bool reuse, Cut& cut) {
     return from.cut_ancestors(storages, false, reuse, cut);
   });
   for (HeteroStorage* storage : storages) check_bytes(storage);
@@ -383,8 +383,7 @@ void settle_users(HeteroStorage* storage, SyncReason reason) {
   Runner& state = runner();
   Locked lock(state.mutex);
   HeteroStorage* const storages[] = {storage};
-  const Status status =
-      cut_and_run(state, reason, [&](Recorder& from, bool reuse, Cut& cut) {
+  const Status status = cut_and_run(state, reason, [&](Recorder& from, bool reuse, Cut& cut) {
     return from.cut_ancestors(storages, true, reuse, cut);
   });
   if (!status.ok() && status.error_class() == ErrorClass::kInternal) raise(status);

@@ -29,7 +29,9 @@ namespace hetero::ops {
 // ---- arguments -> bytes -------------------------------------------------------------------------------------------
 
 template <typename Sink>
-void encode(Sink& sink, const at::Tensor& value) { sink.tensor(value, graph::Access::kRead); }
+void encode(Sink& sink, const at::Tensor& value) {
+  sink.tensor(value, graph::Access::kRead);
+}
 template <typename Sink>
 void encode(Sink& sink, const std::optional<at::Tensor>& value) {
   if (value.has_value()) {
@@ -54,31 +56,57 @@ void encode(Sink& sink, const c10::List<std::optional<at::Tensor>>& values) {
   for (const std::optional<at::Tensor> value : values) encode(sink, value);
 }
 template <typename Sink>
-void encode(Sink& sink, const at::Scalar& value) { sink.scalar(value); }
+void encode(Sink& sink, const at::Scalar& value) {
+  sink.scalar(value);
+}
 template <typename Sink>
-void encode(Sink& sink, bool value) { sink.boolean(value); }
+void encode(Sink& sink, bool value) {
+  sink.boolean(value);
+}
 template <typename Sink>
-void encode(Sink& sink, int64_t value) { sink.integer(value); }
+void encode(Sink& sink, int64_t value) {
+  sink.integer(value);
+}
 template <typename Sink>
-void encode(Sink& sink, const c10::SymInt& value) { sink.size(value.guard_int(__FILE__, __LINE__)); }
+void encode(Sink& sink, const c10::SymInt& value) {
+  sink.size(value.guard_int(__FILE__, __LINE__));
+}
 template <typename Sink>
-void encode(Sink& sink, double value) { sink.real(value); }
+void encode(Sink& sink, double value) {
+  sink.real(value);
+}
 template <typename Sink>
-void encode(Sink& sink, at::ScalarType value) { sink.integer(static_cast<int64_t>(value)); }
+void encode(Sink& sink, at::ScalarType value) {
+  sink.integer(static_cast<int64_t>(value));
+}
 template <typename Sink>
-void encode(Sink& sink, at::Layout value) { sink.integer(static_cast<int64_t>(value)); }
+void encode(Sink& sink, at::Layout value) {
+  sink.integer(static_cast<int64_t>(value));
+}
 template <typename Sink>
-void encode(Sink& sink, at::MemoryFormat value) { sink.integer(static_cast<int64_t>(value)); }
+void encode(Sink& sink, at::MemoryFormat value) {
+  sink.integer(static_cast<int64_t>(value));
+}
 template <typename Sink>
-void encode(Sink& sink, at::Device) { sink.device(); }
+void encode(Sink& sink, at::Device) {
+  sink.device();
+}
 template <typename Sink>
-void encode(Sink& sink, c10::string_view value) { sink.string({value.data(), value.size()}); }
+void encode(Sink& sink, c10::string_view value) {
+  sink.string({value.data(), value.size()});
+}
 template <typename Sink>
-void encode(Sink& sink, at::IntArrayRef values) { sink.integers(values); }
+void encode(Sink& sink, at::IntArrayRef values) {
+  sink.integers(values);
+}
 template <typename Sink>
-void encode(Sink& sink, at::SymIntArrayRef values) { sink.size_list(C10_AS_INTARRAYREF_SLOW(values)); }
+void encode(Sink& sink, at::SymIntArrayRef values) {
+  sink.size_list(C10_AS_INTARRAYREF_SLOW(values));
+}
 template <typename Sink>
-void encode(Sink& sink, at::ArrayRef<double> values) { sink.reals(values); }
+void encode(Sink& sink, at::ArrayRef<double> values) {
+  sink.reals(values);
+}
 template <typename Sink, size_t N>
 void encode(Sink& sink, const std::array<bool, N>& values) {
   sink.list(N);
@@ -403,8 +431,7 @@ struct TypedRecorder<Op, R(A...)> {
     if (call.foreign.defined()) return Recorded::kNo;
     const MetaEntry* entry = recorder().expect(id, call);
     if (entry == nullptr || entry->straight) return Recorded::kNo;
-    return append(*entry, outputs,
-                  [&](std::span<const at::Tensor> made) { return recorder().append(id, call, made); });
+    return append(*entry, outputs, [&](std::span<const at::Tensor> made) { return recorder().append(id, call, made); });
   }
 
   static void encode_all(Call& call, A&... arguments) {

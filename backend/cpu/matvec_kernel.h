@@ -77,7 +77,8 @@ constexpr int dot_row_count() {
 template <typename V, typename L, int M, int R>
 inline void dot_rows(const MatvecPart& part, int64_t first) {
   constexpr int kBlock = 2 * V::kWidth;
-  constexpr int64_t kLeastPrefetchBytes = 8192;
+  constexpr int64_t kLeastPrefetchBytes = 16384;
+  constexpr int64_t kLine = 64;
   using Stored = typename L::Stored;
   const auto* w = static_cast<const Stored*>(part.w) + first * part.w_stride;
   V sums[R][M];
@@ -101,8 +102,8 @@ inline void dot_rows(const MatvecPart& part, int64_t first) {
       for (int r = 0; r < R; ++r) sums[r][m] = V::fma(high[r], x_high, sums[r][m]);
     }
   };
-  // The rows that come next: prefetchers of the processor stop at the end of a page.
-  int64_t ahead = R * part.w_stride;
+  // The rows after the next: prefetchers of the processor stop at the end of a page.
+  int64_t ahead = 2 * R * part.w_stride;
   if (ahead < kLeastPrefetchBytes / static_cast<int64_t>(sizeof(Stored))) {
     ahead = kLeastPrefetchBytes / static_cast<int64_t>(sizeof(Stored));
   }
@@ -110,6 +111,7 @@ inline void dot_rows(const MatvecPart& part, int64_t first) {
   for (; i + kBlock <= part.k; i += kBlock) {
     step(i, [&](const auto* p, V& low, V& high) __attribute__((always_inline)) {
       __builtin_prefetch(p + ahead, 0, 2);
+      if (kBlock * sizeof(Stored) > kLine) __builtin_prefetch(p + ahead + kLine / sizeof(Stored), 0, 2);
       L::load(p, low, high);
     });
   }

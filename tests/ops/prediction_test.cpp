@@ -33,10 +33,8 @@ struct Plans {
 };
 
 Plans operator-(const Plans& a, const Plans& b) {
-  return {a.predicted - b.predicted, a.mispredicted - b.mispredicted,
-          a.misses - b.misses,       a.written - b.written,
-          a.made - b.made,           a.resized - b.resized,
-          a.replayed - b.replayed};
+  return {a.predicted - b.predicted, a.mispredicted - b.mispredicted, a.misses - b.misses,    a.written - b.written,
+          a.made - b.made,           a.resized - b.resized,           a.replayed - b.replayed};
 }
 
 // What `times` runs of `program` took, after the device has seen it often enough to have a plan.
@@ -202,6 +200,29 @@ TEST_F(PredictionTest, APlanIsNotTakenForATraceWhoseResultsLiveOn) {
     }
     if (kept.defined()) expect_same(kept, at::mul(numbers({4}), 2.0));
   }
+}
+
+TEST_F(PredictionTest, TheRestOfASplitTraceKeepsItsOwnSizes) {
+  // The meta cache learns the calls behind another first one.
+  for (const int64_t n : {8, 16}) {
+    const at::Tensor x = on_device(numbers({n}));
+    const at::Tensor w = at::relu(x), a = at::add(x, 1), b = at::mul(x, 2), c = at::exp(x);
+    flush_all(SyncReason::kFlush);
+  }
+  const auto program = [&](int64_t n, bool twice) {
+    const at::Tensor x = on_device(numbers({n})), y = on_device(numbers({n})), z = on_device(numbers({n}));
+    const at::Tensor c = at::add(x, 1), p = at::mul(y, 2), q = at::exp(z);
+    expect_same(c, at::add(numbers({n}), 1));
+    if (twice) expect_same(p, at::mul(numbers({n}), 2));
+    flush_all(SyncReason::kFlush);
+    expect_same(q, at::exp(numbers({n})));
+  };
+  program(8, false);
+  program(16, true);  // what is left is split again
+  const at::Tensor z = on_device(numbers({16}));
+  const at::Tensor q = at::exp(z);
+  EXPECT_EQ(q.sizes(), at::IntArrayRef({16}));
+  expect_same(q, at::exp(numbers({16})));
 }
 
 TEST_F(PredictionTest, WithoutFusionAKeptPlanIsMadeAnew) {

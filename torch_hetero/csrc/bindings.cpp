@@ -190,9 +190,7 @@ void set_placement(const std::string& name) {
   using hetero::graph::Preference;
   TORCH_CHECK_VALUE(name == "auto" || name == "cpu" || name == "accelerator",
                     "hetero: placement takes 'auto', 'cpu' or 'accelerator', not '", name, "'");
-  ops::prefer(name == "cpu"           ? Preference::kCpu
-              : name == "accelerator" ? Preference::kAccelerator
-                                      : Preference::kAuto);
+  ops::prefer(name == "cpu" ? Preference::kCpu : name == "accelerator" ? Preference::kAccelerator : Preference::kAuto);
 }
 
 }  // namespace
