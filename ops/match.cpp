@@ -23,23 +23,11 @@ void Match::operand(HeteroStorage* storage, graph::WindowId window, graph::Acces
     equal_ = false;
     return;
   }
-  HeteroStorage** const storages = recorder_.input_storages_.data();
-  graph::BufferId buffer = storage->buffer;
-  if (storage->epoch != recorder_.epoch_) {
-    // It will get the next number, unless an operand before it has the same storage.
-    buffer = static_cast<graph::BufferId>(recorder_.holds_.size());
-    for (size_t i = 0; i < inputs_; ++i) {
-      if (storages[i] == storage) {
-        buffer = inputs[i].buffer;
-        break;
-      }
-      buffer = std::max(buffer, inputs[i].buffer + 1);
-    }
-  }
+  const graph::BufferId buffer = recorder_.buffer_of(storage, inputs_, inputs.data());
   const graph::Operand& expected = inputs[inputs_];
   equal_ = equal_ && expected.buffer == buffer && expected.window == window && expected.access == access &&
            expected.bits == bits;
-  storages[inputs_++] = storage;
+  recorder_.input_storages_[inputs_++] = storage;
 }
 
 }  // namespace hetero::ops

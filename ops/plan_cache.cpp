@@ -106,7 +106,7 @@ void CachedPlan::keep(const Cut& cut) {
   selection = cut.selection;
   graph = cut.graph;
   values.assign(cut.values.data(), cut.values.data() + cut.values.size());
-  version = selection.empty() ? cut.version : 0;
+  version = cut.version;
   bound.resize(cut.bindings.size());
   for (size_t i = 0; i < cut.bindings.size(); ++i) bound[i] = cut.bindings[i] != nullptr;
 }

@@ -48,19 +48,11 @@ CallView Recorder::view(graph::OpId op, const Call& call) {
   const size_t count = call.operands.size();
   if (inputs_.size() < count) [[unlikely]]
     inputs_.resize(2 * count);
-  auto unused = static_cast<graph::BufferId>(holds_.size());
+  reserve_inputs(count);
   for (size_t i = 0; i < count; ++i) {
     const CallOperand& operand = call.operands[i];
-    graph::BufferId buffer = operand.storage->buffer;
-    if (operand.storage->epoch != epoch_) {
-      // It will get the next number, unless an operand before it has the same storage.
-      buffer = unused;
-      for (size_t k = 0; k < i && buffer == unused; ++k) {
-        if (call.operands[k].storage == operand.storage) buffer = inputs_[k].buffer;
-      }
-      unused += buffer == unused;
-    }
-    inputs_[i] = {buffer, operand.window, operand.access, operand.bits};
+    inputs_[i] = {buffer_of(operand.storage, i, inputs_.data()), operand.window, operand.access, operand.bits};
+    input_storages_[i] = operand.storage;
   }
   return {op,
           call.preference,
@@ -126,8 +118,6 @@ std::vector<Misprediction> Recorder::mispredictions() const {
 bool Recorder::append(graph::OpId op, const Call& call, std::span<const at::Tensor> outputs) {
   if (next_ == nullptr) [[unlikely]]
     next_ = trie_.insert(at_, view(op, call), std::move(next_entry_));
-  reserve_inputs(call.operands.size());
-  for (size_t i = 0; i < call.operands.size(); ++i) input_storages_[i] = call.operands[i].storage;
   values_.put_bytes(call.values.data(), call.values.size());
   return advance(next_, outputs);
 }
@@ -413,7 +403,6 @@ void Recorder::drop_dead() {
 }
 
 void Recorder::split(bool reuse, Cut& cut) {
-  cut.keeps = reuse;
   drop_dead();
   // Take everything, then put the nodes that stay back under a new epoch.
   graph::Graph all;
@@ -425,6 +414,8 @@ void Recorder::split(bool reuse, Cut& cut) {
   std::vector<TrieNode*> path_left;
   end_path(cut);
   next_epoch();
+  cut.keeps = reuse;
+  cut.version = 0;  // its nodes are not those of the path
   cut.selection = selected_;
 
   constexpr graph::BufferId kNowhere = UINT32_MAX;

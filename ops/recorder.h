@@ -16,6 +16,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <span>
@@ -248,6 +249,17 @@ class Recorder {
   void reserve_inputs(size_t count) {
     if (input_storages_.size() < count) [[unlikely]]
       input_storages_.resize(2 * count);
+  }
+  // The number of the storage of a call's input i. One that the trace has not met gets the next number, unless an input before it has the same
+  // storage; those are in input_storages_ and `earlier`.
+  graph::BufferId buffer_of(const HeteroStorage* storage, size_t i, const graph::Operand* earlier) const {
+    if (storage->epoch == epoch_) return storage->buffer;
+    auto next = static_cast<graph::BufferId>(holds_.size());
+    for (size_t k = 0; k < i; ++k) {
+      if (input_storages_[k] == storage) return earlier[k].buffer;
+      next = std::max(next, earlier[k].buffer + 1);
+    }
+    return next;
   }
   bool advance(TrieNode* node, std::span<const at::Tensor> outputs);
   void write_down();

@@ -72,20 +72,10 @@ class HeteroTensorImpl final : public c10::TensorImpl {
 
   // Whether it sees its storage through this window.
   bool looks_like(const graph::Window& other) const {
-    if (has_symbolic_sizes_strides_) [[unlikely]]
-      return false;
     const size_t rank = sizes_and_strides_.size();
-    if (other.dtype != static_cast<graph::DType>(data_type_.toScalarType()) || other.offset != storage_offset_ ||
-        other.rank != static_cast<int>(rank)) {
-      return false;
-    }
-    for (size_t i = 0; i < rank; ++i) {
-      if (other.dims[i] != sizes_and_strides_.size_at_unchecked(i) ||
-          other.dims[rank + i] != sizes_and_strides_.stride_at_unchecked(i)) {
-        return false;
-      }
-    }
-    return true;
+    return !has_symbolic_sizes_strides_ &&
+           other.equals(static_cast<graph::DType>(data_type_.toScalarType()), {sizes_and_strides_.sizes_data(), rank},
+                        {sizes_and_strides_.strides_data(), rank}, storage_offset_);
   }
   // Sees its storage through this window from now on. REQUIRES: nobody else knows the tensor yet; the offset is 0.
   void look_through(const graph::Window& window, graph::WindowId id);

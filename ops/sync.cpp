@@ -218,7 +218,7 @@ graph::Plan& plan_for(Runner& state, Cut& cut, graph::Plan& scratch) {
   made.settings = settings;
   made.version = 0;  // until the plan is whole
   graph::make_plan(cut.graph, options, made.plan);
-  made.version = cut.selection.empty() ? cut.version : 0;
+  made.version = cut.version;
   graph::note_buffers(cut.graph, made.plan, made.plan.notes);
   known->measure();
   count(counters().plans_made);

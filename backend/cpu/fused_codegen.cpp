@@ -647,18 +647,7 @@ class LoopGenerator : private Xbyak::CodeGenerator {
 
 }  // namespace
 
-InstructionSet best_instruction_set() {
-  static const InstructionSet best = [] {
-    __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) {
-      return InstructionSet::kNone;
-    }
-    const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    return wide ? InstructionSet::kAvx512 : InstructionSet::kAvx2;
-  }();
-  return best;
-}
+bool has_code_generator() { return true; }
 
 bool can_generate(const MapFormula& formula) {
   const EntryType type = formula.type, from = formula.from;
@@ -696,7 +685,7 @@ size_t generate_vector_loop(std::span<const VectorInstruction> run, int array_co
 
 #else
 
-InstructionSet best_instruction_set() { return InstructionSet::kNone; }
+bool has_code_generator() { return false; }
 bool can_generate(const MapFormula&) { return false; }
 size_t generate_vector_loop(std::span<const VectorInstruction>, int, InstructionSet, std::span<uint8_t>) { return 0; }
 

@@ -16,13 +16,12 @@
 #include <type_traits>
 
 #include "backend/cpu/fused.h"
+#include "backend/cpu/instruction_set.h"
 
 namespace hetero::backend {
 
-enum class InstructionSet : uint8_t { kNone, kAvx2, kAvx512 };
-
-// What this build can generate code for and this processor runs.
-InstructionSet best_instruction_set();
+// Whether this build can generate code, for AVX2 and AVX-512.
+bool has_code_generator();
 
 struct VectorInstruction {
   enum class Kind : uint8_t {

@@ -305,13 +305,13 @@ VectorCode::~VectorCode() {
 void limit_instruction_set(InstructionSet set) { limit.store(set, std::memory_order_relaxed); }
 
 InstructionSet compile_target() {
-  if (refused.load(std::memory_order_relaxed)) return InstructionSet::kNone;
-  return std::min(limit.load(std::memory_order_relaxed), best_instruction_set());
+  if (!has_code_generator() || refused.load(std::memory_order_relaxed)) return InstructionSet::kPortable;
+  return std::min(limit.load(std::memory_order_relaxed), instruction_set());
 }
 
 void compile_program(FusedProgram& program) {
   const InstructionSet set = compile_target();
-  if (set == InstructionSet::kNone) return;
+  if (set == InstructionSet::kPortable) return;
   thread_local Workspace workspace;
   ProgramCompiler(program, set, workspace).run();
 }

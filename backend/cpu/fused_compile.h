@@ -37,9 +37,9 @@ struct VectorCode {
   std::string key;  // in the table of all code
 };
 
-// Programs made from now on use at most this instruction set; kNone compiles nothing.
+// Programs made from now on use at most this instruction set; kPortable compiles nothing.
 void limit_instruction_set(InstructionSet set);
-// What programs are compiled for.
+// What programs are compiled for; kPortable: they are not.
 InstructionSet compile_target();
 
 // REQUIRES: the program's steps and sections are complete.

@@ -15,6 +15,8 @@
 
 #include <cstdint>
 
+#include "backend/cpu/instruction_set.h"
+
 namespace hetero::backend {
 
 enum class Element : uint8_t { kFloat32, kBfloat16, kFloat16 };
@@ -37,12 +39,6 @@ struct Matvec {
   void* y = nullptr;
   int64_t y_stride = 0;
 };
-
-// In the order of preference.
-enum class InstructionSet : uint8_t { kPortable, kAvx2, kAvx512 };
-const char* to_string(InstructionSet set);
-// The best that this processor has.
-InstructionSet instruction_set();
 
 // Writes y. REQUIRES: 0 <= m <= kMaxMatvecRows; y overlaps nothing that is read.
 void matvec(const Matvec& call);

@@ -159,10 +159,10 @@ void add_formulas(FunctionTable& table) {
 void choose_instruction_set() {
   using backend::InstructionSet;
   const std::string capability = at::get_cpu_capability();
-  backend::limit_instruction_set(!config().jit            ? InstructionSet::kNone
+  backend::limit_instruction_set(!config().jit            ? InstructionSet::kPortable
                                  : capability == "AVX512" ? InstructionSet::kAvx512
                                  : capability == "AVX2"   ? InstructionSet::kAvx2
-                                                          : InstructionSet::kNone);
+                                                          : InstructionSet::kPortable);
 }
 
 }  // namespace hetero::ops

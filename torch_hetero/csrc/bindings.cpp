@@ -206,7 +206,7 @@ PYBIND11_MODULE(_C, m) {
   ops::load_environment();
 
   using released = py::call_guard<py::gil_scoped_release>;
-  m.def("compiles", [] { return hetero::backend::compile_target() != hetero::backend::InstructionSet::kNone; });
+  m.def("compiles", [] { return hetero::backend::compile_target() != hetero::backend::InstructionSet::kPortable; });
   m.def("flush", [] { ops::flush_all(ops::SyncReason::kFlush); }, released());
   m.def("synchronize", [] { ops::flush_all(ops::SyncReason::kSynchronize); }, released());
   m.def("counters", &counters_dict);

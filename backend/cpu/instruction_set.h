@@ -1,0 +1,17 @@
+// The instruction sets for which the CPU's own loops are compiled or generated.
+//
+// Thread safety: any thread.
+
+#pragma once
+
+#include <cstdint>
+
+namespace hetero::backend {
+
+// In the order of preference.
+enum class InstructionSet : uint8_t { kPortable, kAvx2, kAvx512 };
+const char* to_string(InstructionSet set);
+// The best that this processor has. AVX2 comes with FMA and F16C, AVX-512 is F, BW, VL and DQ.
+InstructionSet instruction_set();
+
+}  // namespace hetero::backend
