@@ -68,8 +68,11 @@ struct Executor::Impl {
   std::vector<backend::Block> brought;
   std::vector<Outcome> outcomes;  // per node
   std::vector<uint8_t> written;   // per buffer
+  RunCounts* counts = nullptr;    // of this run
+  Status status;                  // of a run with queues
+  uint32_t position = 0;          // the next instruction of a run on the host
 
-  void run_on_host(RunCounts& counts);
+  bool run_on_host(const std::atomic<int32_t>* stop);
   void run_alone(uint32_t node, uint32_t position, bool unfused, RunCounts& counts);
   FailureId run_node(uint32_t node, uint32_t position, bool unfused);
   void run_group(const FusedGroup& group, uint32_t position, RunCounts& counts);
@@ -88,21 +91,22 @@ bool uses_host_only(const Plan& plan) {
 
 }  // namespace
 
-void Executor::Impl::run_on_host(RunCounts& counts) {
+// False where it was stopped before the end.
+bool Executor::Impl::run_on_host(const std::atomic<int32_t>* stop) {
   const Graph& graph = state.graph();
   const std::vector<Instruction>& program = state.plan().program;
-  poison.begin(state);
-  outcomes.assign(graph.nodes.size(), Outcome::kNotRun);
-  for (uint32_t position = 0; position < program.size(); ++position) {
+  for (; position < program.size(); ++position) {
+    if (stop != nullptr && stop->load(std::memory_order_relaxed) != 0) return false;
     const Instruction& instruction = program[position];
     if (instruction.kind == Instruction::Kind::kRun) {
-      run_alone(instruction.index, position, false, counts);
+      run_alone(instruction.index, position, false, *counts);
       state.release(graph.nodes[instruction.index], position);
     } else if (instruction.kind == Instruction::Kind::kFused) {
-      run_group(state.plan().groups[instruction.index], position, counts);
+      run_group(state.plan().groups[instruction.index], position, *counts);
     }
   }
   settle_host_run();
+  return true;
 }
 
 // `unfused`: as a member of a fused group.
@@ -199,20 +203,35 @@ Executor::Executor(std::array<backend::Device*, backend::kMaxDevices> devices) :
 }
 Executor::~Executor() = default;
 
-Status Executor::run(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings, RunCounts& counts) {
+void Executor::begin(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings, RunCounts& counts) {
   Impl& impl = *impl_;
   if (impl.from_registry) impl.devices = {&backend::cpu_device(), backend::accelerator()};
   impl.state.begin(graph, plan, bindings, impl.devices);
   for (const uint64_t bytes : plan.arena_bytes) counts.arena_bytes += static_cast<int64_t>(bytes);
-  Status status;
-  if (uses_host_only(plan)) {
-    impl.run_on_host(counts);
-    status = impl.state.first_failure();
-  } else {
-    status = impl.queue_run.run(impl.state, counts);
-  }
+  impl.counts = &counts;
+  impl.poison.begin(impl.state);
+  impl.outcomes.assign(graph.nodes.size(), Outcome::kNotRun);
+  impl.position = 0;
+}
+
+bool Executor::go_on(const std::atomic<int32_t>* stop) {
+  Impl& impl = *impl_;
+  if (uses_host_only(impl.state.plan())) return impl.run_on_host(stop);
+  impl.status = impl.queue_run.run(impl.state, *impl.counts);
+  return true;
+}
+
+Status Executor::end() {
+  Impl& impl = *impl_;
+  Status status = uses_host_only(impl.state.plan()) ? impl.state.first_failure() : std::exchange(impl.status, Status());
   impl.state.end();
   return status;
+}
+
+Status Executor::run(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings, RunCounts& counts) {
+  begin(graph, plan, bindings, counts);
+  go_on(nullptr);
+  return end();
 }
 
 }  // namespace hetero::graph

@@ -18,6 +18,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -54,6 +55,13 @@ class Executor {
   // Runs `plan`. `bindings[b]` is null for buffers that neither exist before nor escape. Returns the first error, if any.
   // REQUIRES: plan was made from graph; a buffer with valid_on != 0 or escapes has a binding whose valid_on covers the graph's.
   Status run(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings, RunCounts& counts);
+
+  // The same in parts, one after the other on whatever threads: begin(), go_on() until it returns true, end(). `stop` is looked at between
+  // instructions of a program that uses the CPU only: where it is not 0, the rest is left to the next go_on(). Null: never.
+  // REQUIRES: the arguments of begin() live until end().
+  void begin(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings, RunCounts& counts);
+  bool go_on(const std::atomic<int32_t>* stop);
+  Status end();
 
  private:
   struct Impl;

@@ -123,6 +123,9 @@ const std::vector<Row>& rows() {
           "Compile runs of cheap steps of fused kernels to machine code. Off: every step is interpreted, to the same "
           "bits.",
           choose_instruction_set),
+      bool_row("overlap", "1", config().overlap,
+               "Run the beginning of long programs on a thread of its own while the rest is recorded. Off: everything "
+               "runs on the thread that needs it, and results are the same every time."),
       bool_row("verify", "0", config().verify,
                "Run every flush a second time by a straight interpreter and compare the bytes."),
       bool_row("verify_plans", "0", config().verify_plans,

@@ -22,6 +22,8 @@ struct Config {
   std::atomic<bool> fusion{true};
   // Compile runs of cheap steps of fused kernels to machine code. Off: every step is interpreted, to the same bits.
   std::atomic<bool> jit{true};
+  // Run the beginning of long traces while the rest is recorded.
+  std::atomic<bool> overlap{true};
   // Run every flush a second time by a straight interpreter, and compare the bytes.
   std::atomic<bool> verify{false};
   // Check every graph and plan with the static verifier before running it.

@@ -28,6 +28,7 @@ namespace hetero::ops {
   X(kPendingBytes, "too many pending bytes")            \
   X(kPendingNodes, "too many pending nodes")            \
   X(kFlush, "flush")                                    \
+  X(kOverlap, "run while recording goes on")            \
   X(kFork, "fork")                                      \
   X(kSyncMode, "HETERO_SYNC")                           \
   X(kExported, "write to an exported storage")          \

@@ -25,6 +25,17 @@ void release_openmp_pool() {
 std::atomic<int> chosen_threads{0};
 thread_local bool is_worker = false;
 
+// MKL's own count, for the calling thread; nothing where torch has another BLAS.
+void set_blas_threads(int threads) {
+  static const auto set = reinterpret_cast<int (*)(int)>(dlsym(RTLD_DEFAULT, "MKL_Set_Num_Threads_Local"));
+  if (set != nullptr) set(threads);
+}
+
+void set_openmp_threads(int threads) {
+  static const auto set = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
+  if (set != nullptr) set(threads);
+}
+
 }  // namespace
 
 void connect_thread_pool() {
@@ -39,6 +50,12 @@ void connect_thread_pool() {
 
 KernelScope::~KernelScope() {
   if (torch::autograd::get_current_graph_task_id() != -1) release_openmp_pool();
+}
+
+void use_threads_here(int threads) {
+  if (at::get_num_threads() == threads) return;  // asking also lets ATen set the thread's count for the first time
+  set_openmp_threads(threads);
+  set_blas_threads(threads);
 }
 
 void choose_thread_count() { chosen_threads.store(at::get_num_threads(), std::memory_order_relaxed); }

@@ -77,6 +77,9 @@ class PlanSet {
   static size_t total_bytes() { return total_bytes_; }
 
   uint32_t sightings = 0;  // how often a trace ended here
+  // Of overlap.h.
+  int overlap_votes = 0;
+  int pieces = 0;  // in how many the next trace that ends here is to be divided; 0: it is not
 
  private:
   CachedPlan* used(size_t i);

@@ -132,6 +132,7 @@ bool Recorder::append(Match& match, std::span<const at::Tensor> outputs) {
 // A step of the trace, with the inputs in input_storages_ and the numbers in values_.
 bool Recorder::advance(TrieNode* node, std::span<const at::Tensor> outputs) {
   at_ = node;
+  if (path_.empty()) begun_ = std::chrono::steady_clock::now();
   path_.push_back(node);
   version_ = std::max(version_, node->version());
   const uint32_t sequence = sequence_++;
@@ -160,7 +161,7 @@ bool Recorder::advance(TrieNode* node, std::span<const at::Tensor> outputs) {
   if (config().traceback.load(std::memory_order_relaxed) && interpreter_hooks().where) [[unlikely]] {
     lines_[sequence] = interpreter_hooks().where();
   }
-  return pressure() != SyncReason::kCount;
+  return node->is_mark() || path_.size() == cut_at_ || pressure() != SyncReason::kCount;
 }
 
 // Writes the nodes of the trace that are not written yet.
@@ -230,9 +231,19 @@ bool Recorder::cut_all(bool reuse, Cut& cut) {
   std::swap(cut.holds, holds_);
   std::swap(cut.lines, lines_);
   finish(cut);
-  if (reuse && version_ != kUnlikeTrie && cut.lines.empty()) cut.kept = at_->plans().find_unchanged(cut, version_);
+  if (reuse) {
+    PlanSet& plans = at_->plans();
+    if (version_ != kUnlikeTrie && cut.lines.empty()) cut.kept = plans.find_unchanged(cut, version_);
+    divide(plans);
+  }
+  if (cut.kept == nullptr) write_down();
+  take_all(cut);
+  return true;
+}
+
+// What is written down, and the end of the path.
+void Recorder::take_all(Cut& cut) {
   if (cut.kept == nullptr) {
-    write_down();
     std::swap(cut.graph.nodes, trace_.nodes);
     std::swap(cut.graph.operands, trace_.operands);
     std::swap(cut.graph.attributes, trace_.attributes);
@@ -240,7 +251,49 @@ bool Recorder::cut_all(bool reuse, Cut& cut) {
   std::swap(cut.values, values_);
   end_path(cut);
   next_epoch();
+}
+
+// Sets the mark of a path that is to be divided, unless some operator is not PyTorch's own: it may be Python, or want the thread that needs its result.
+void Recorder::divide(PlanSet& plans) {
+  const auto count = static_cast<size_t>(std::exchange(plans.pieces, 0));
+  if (count == 0) return;
+  const bool own = std::ranges::all_of(
+      path_, [](const TrieNode* node) { return graph::op_table()[node->op()].name.starts_with("aten::"); });
+  if (!own) return;
+  if (path_.size() - left_over_ < count) return;
+  path_[left_over_ + (path_.size() - left_over_) / count - 1]->set_cuts(static_cast<int>(count) - 1);
+}
+
+bool Recorder::cut_early(Cut& cut, uint64_t& flight) {
+  const bool due = path_.size() >= cut_at_ || at_->is_mark();
+  if (path_.empty() || !due || wrote_exported_ || !lines_.empty()) return false;
+  if (at_->is_mark()) {
+    piece_ = path_.size() - left_over_;
+    cuts_left_ = at_->cuts();
+  }
+  flight = ++last_flight_;
+  cut.keeps = true;
+  cut.default_dtype = default_dtype_;
+  std::swap(cut.holds, holds_);
+  write_down();
+  finish(cut, flight);
+  take_all(cut);
+  cut_at_ = --cuts_left_ > 0 ? piece_ : kNever;
   return true;
+}
+
+void Recorder::land(Cut& cut, uint64_t flight, std::vector<StorageHold>& last) {
+  landed_ = flight;
+  for (StorageHold& hold : cut.holds) {
+    if (!hold.strong()) continue;
+    --hold.storage()->flights;
+    // Nothing foreign may run under this lock, as the end of a storage may.
+    if (c10::raw::intrusive_ptr::use_count(hold.storage()) == 1) {
+      last.push_back(std::move(hold));
+    } else {
+      const StorageHold released = std::move(hold);
+    }
+  }
 }
 
 // The last place of the trace from which on its operators are those with which some earlier trace began; 0 where there is none that would leave
@@ -283,10 +336,14 @@ void Recorder::end_path(Cut& cut) {
   // A node that wrote bytes which somebody looks at was placed by that.
   cut.end = wrote_exported_ ? nullptr : at_;
   cut.version = version_ == kUnlikeTrie ? 0 : trie_.version();
+  cut.begun = begun_;
+  cut.recorded_nodes = path_.size() - left_over_;
   path_.clear();
+  left_over_ = 0;
   values_.clear();
   trace_.clear();
   version_ = 0;
+  cut_at_ = kNever;
   written_values_ = 0;
   written_buffers_ = 0;
   at_ = trie_.root();
@@ -403,6 +460,7 @@ void Recorder::drop_dead() {
 }
 
 void Recorder::split(bool reuse, Cut& cut) {
+  if (reuse) divide(at_->plans());
   drop_dead();
   // Take everything, then put the nodes that stay back under a new epoch.
   graph::Graph all;
@@ -458,7 +516,9 @@ void Recorder::split(bool reuse, Cut& cut) {
     to.attributes.insert(to.attributes.end(), attributes, attributes + node.attribute_bytes);
     to.nodes.push_back(node);
   }
+  begun_ = std::chrono::steady_clock::now();
   retrace(path_left);
+  left_over_ = path_.size();
   if (!lines_.empty()) cut.lines = lines_;
   // The holds of `all` die with this function, so that finish() counts only real owners. A storage that both parts use is
   // held by both, so it has an owner beside the cut and escapes.
@@ -466,7 +526,7 @@ void Recorder::split(bool reuse, Cut& cut) {
   finish(cut);
 }
 
-void Recorder::finish(Cut& cut) {
+void Recorder::finish(Cut& cut, uint64_t flight) {
   cut.graph.windows = &windows_;
   cut.graph.buffers.resize(cut.holds.size());
   cut.bindings.assign(cut.holds.size(), nullptr);
@@ -477,11 +537,18 @@ void Recorder::finish(Cut& cut) {
     buffer = {storage->nbytes(), 0, false};
     // Mostly a value that nobody can see any more.
     if (c10::raw::intrusive_ptr::use_count(storage) == 0 || !hold.lock()) continue;
-    buffer.valid_on = storage->binding.valid_on;
-    buffer.escapes = c10::raw::intrusive_ptr::use_count(storage) > 1;
-    if (buffer.escapes || buffer.valid_on != 0 || !storage->binding.error.ok()) {
+    // The binding of a storage in flight belongs to who runs the flight.
+    const bool flies = storage->in_flight > landed_;
+    buffer.valid_on = flies ? storage->valid_later : storage->binding.valid_on;
+    buffer.escapes = c10::raw::intrusive_ptr::use_count(storage) > 1 + storage->flights;
+    if (buffer.escapes || buffer.valid_on != 0 || (!flies && !storage->binding.error.ok())) {
       cut.bindings[b] = &storage->binding;
     }
+    if (flight == 0) continue;
+    ++storage->flights;
+    if (cut.bindings[b] == nullptr) continue;
+    storage->in_flight = flight;
+    storage->valid_later = hold.written ? uint8_t{1u << backend::kCpu} : buffer.valid_on;
   }
 }
 

@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <memory>
 #include <span>
 #include <string>
@@ -151,6 +152,9 @@ struct Cut {
   std::vector<graph::Binding*> bindings;            // per buffer; null for temporaries
   std::unordered_map<uint32_t, std::string> lines;  // node sequence -> Python line, with HETERO_TRACEBACK
   at::ScalarType default_dtype = at::kFloat;
+  int threads = 0;                              // at::get_num_threads() of who records
+  std::chrono::steady_clock::time_point begun;  // when the first node of the trace was recorded
+  size_t recorded_nodes = 0;                    // of the trace, since then
   // Where the trace ended that the nodes were cut out of; null where its plans cannot be kept.
   TrieNode* end = nullptr;
   std::vector<uint8_t> selection;  // per node of that trace: it was cut; empty: all
@@ -206,7 +210,7 @@ class Recorder {
   at::ScalarType default_dtype() const { return default_dtype_; }
   // Returns false when pending nodes must be flushed before the default dtype can change.
   bool set_default_dtype(at::ScalarType dtype) {
-    if (dtype != default_dtype_ && !path_.empty()) return false;
+    if (dtype != default_dtype_ && !(path_.empty() && landed_ == last_flight_)) return false;
     default_dtype_ = dtype;
     return true;
   }
@@ -222,6 +226,12 @@ class Recorder {
   // at the same place of its body every time. All of it where there is no such place.
   bool cut_some(bool reuse, Cut& cut);
   bool cut_ancestors(std::span<HeteroStorage* const> storages, bool readers, bool reuse, Cut& cut);
+
+  // Cuts the whole trace without the executor lock, if a piece ends here, for a flight (overlap.h) that will run later; says the flight's number. Everything
+  // that is cut afterwards must run after it. REQUIRES: nobody else changes storages' bytes but flights.
+  bool cut_early(Cut& cut, uint64_t& flight);
+  // A flight has run: its storages are now what finish() foretold. Gives what it owned away, what nobody else owns in `last`.
+  void land(Cut& cut, uint64_t flight, std::vector<StorageHold>& last);
 
   // Keeps the meta cache, the windows and the trie within their bounds. False where that needs an empty trace. REQUIRES: the executor
   // lock as well.
@@ -268,7 +278,9 @@ class Recorder {
   size_t find_beginning() const;
   void drop_dead();
   void split(bool reuse, Cut& cut);
-  void finish(Cut& cut);
+  void take_all(Cut& cut);
+  void divide(PlanSet& plans);
+  void finish(Cut& cut, uint64_t flight = 0);
   void next_epoch();
   void end_path(Cut& cut);
   void retrace(const std::vector<TrieNode*>& path);
@@ -303,6 +315,15 @@ class Recorder {
   bool wrote_exported_ = false;
   uint32_t epoch_ = 1;
   uint32_t sequence_ = 0;
+  std::chrono::steady_clock::time_point begun_;  // when the first node was recorded
+  uint64_t last_flight_ = 0;
+  uint64_t landed_ = 0;  // the last one that has
+  // In the middle of a divided trace: the nodes of a piece, how many pieces come before the last, and where this one ends.
+  static constexpr size_t kNever = SIZE_MAX;
+  size_t left_over_ = 0;  // nodes of an earlier trace, of which some were cut out
+  size_t piece_ = 0;
+  int cuts_left_ = 0;
+  size_t cut_at_ = kNever;
   // Scratch of cutting. Per node: 0, 1 where it is cut, or kDead.
   static constexpr uint8_t kDead = 2;
   std::vector<graph::BufferId> wanted_;

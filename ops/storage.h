@@ -10,7 +10,7 @@
 //
 // Both classes come from free lists; the tensor remembers the id of its window, a hint that is checked on use.
 //
-// Thread safety: `buffer` and `epoch` belong to the recorder's lock, `binding` to the executor's lock (see recorder.h).
+// Thread safety: `buffer`, `epoch` and what flights need belong to the recorder's lock, `binding` to the executor's lock (see recorder.h).
 // Destruction may happen on any thread.
 
 #pragma once
@@ -47,6 +47,11 @@ class HeteroStorage final : public c10::StorageImpl {
   // The bytes left the dispatcher (numpy, DLPack): every later write is flushed at once.
   bool exported = false;
   graph::Binding binding;
+
+  // Of flights (overlap.h), which run while others record; the recorder's lock.
+  uint32_t flights = 0;     // owners of the storage that are flights
+  uint8_t valid_later = 0;  // binding.valid_on when the flight has landed that is `in_flight`
+  uint64_t in_flight = 0;   // the last flight that touches it
 
  private:
   void release_address();

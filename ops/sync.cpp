@@ -3,25 +3,16 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Formatting.h>
-#include <ATen/record_function.h>
 #include <c10/core/CPUAllocator.h>
-#include <c10/core/DefaultDtype.h>
 
 #include <atomic>
-#include <chrono>
-#include <cstdio>
 #include <mutex>
-#include <unordered_set>
 
 #include "backend/registry.h"
-#include "graph/executor.h"
-#include "graph/plan.h"
-#include "graph/verify.h"
 #include "ops/config.h"
-#include "ops/parallel.h"
-#include "ops/plan_cache.h"
+#include "ops/cut_run.h"
+#include "ops/overlap.h"
 #include "ops/recorder.h"
-#include "ops/verify_flush.h"
 
 namespace hetero::ops {
 namespace {
@@ -29,38 +20,11 @@ namespace {
 std::atomic<bool> bad_fork{false};
 bool prepared_fork = false;  // by the thread that forks, which holds all locks
 
-// What one run needs; reused, so that a steady state allocates nothing.
+// Reused, so that a steady state allocates nothing. The executor lock.
 struct Runner {
-  std::recursive_mutex mutex;  // the executor lock; recursive because a Python kernel may use hetero tensors
-  int depth = 0;
   Cut cut;
-  graph::Plan plan;
-  graph::PlanOptions options;
-  graph::Executor executor;
-  Status deferred;  // the first error that no caller has seen
-  std::string plan_text;
+  CutRun run;
 };
-
-// The storages that hold memory of the accelerator, so that it can be switched off.
-struct Tracked {
-  std::mutex mutex;
-  std::unordered_set<HeteroStorage*> storages;
-};
-
-Tracked& tracked() {
-  static auto* instance = new Tracked;
-  return *instance;
-}
-
-void track_accelerator(const Cut& cut) {
-  std::lock_guard guard(tracked().mutex);
-  for (size_t b = 0; b < cut.bindings.size(); ++b) {
-    if (cut.bindings[b] != nullptr && cut.bindings[b]->blocks[backend::kAccelerator]) {
-      tracked().storages.insert(cut.holds[b].storage());
-    }
-  }
-}
-
 Runner& runner() {
   static auto* instance = new Runner;
   return *instance;
@@ -72,194 +36,6 @@ Runner& runner() {
     TORCH_CHECK_WITH(OutOfMemoryError, false, status.message());
   }
   TORCH_CHECK(false, "hetero: ", status.message());
-}
-
-graph::PlanOptions plan_options() {
-  graph::PlanOptions options;
-  // The straight interpreter knows bits, not tolerances.
-  options.fusion = config().fusion.load(std::memory_order_relaxed) && !config().verify.load(std::memory_order_relaxed);
-  options.cpu = backend::cpu_device().capabilities();
-  if (backend::Device* accelerator = backend::accelerator()) {
-    options.has_accelerator = true;
-    options.accelerator = accelerator->capabilities();
-    options.accelerator_host_accessible = options.accelerator.host_accessible;
-    const backend::MemoryStats stats = accelerator->memory_stats();
-    if (stats.limit_bytes > 0) {
-      options.accelerator_bytes =
-          static_cast<uint64_t>(std::max<int64_t>(1, stats.limit_bytes - stats.allocated_bytes));
-    }
-  }
-  return options;
-}
-
-void add_counts(const graph::Plan& plan, const graph::RunCounts& counts) {
-  Counters& total = counters();
-  count(total.dead_nodes, plan.dead_nodes);
-  count(total.cpu_kernels, counts.kernels[backend::kCpu]);
-  count(total.fused_groups, counts.fused_groups);
-  count(total.fused_nodes, counts.fused_nodes);
-  count(total.compiled_groups, counts.compiled_groups);
-  count(total.accelerator_kernels, counts.kernels[backend::kAccelerator]);
-  if (counts.copies != 0) {
-    for (const graph::Instruction& instruction : plan.program) {
-      if (instruction.kind != graph::Instruction::Kind::kCopy) continue;
-      count(instruction.to == backend::kCpu ? total.copies_to_cpu : total.copies_to_accelerator);
-    }
-    count(total.bytes_to_cpu, counts.copied_bytes[backend::kCpu]);
-    count(total.bytes_to_accelerator, counts.copied_bytes[backend::kAccelerator]);
-  }
-  count(total.events, counts.events);
-  count(total.waits, counts.waits);
-  count(total.skipped_nodes, counts.skipped);
-}
-
-// The default dtype, for a scope.
-class DefaultDtype {
- public:
-  explicit DefaultDtype(at::ScalarType dtype) : before_(c10::typeMetaToScalarType(c10::get_default_dtype())) {
-    if (before_ != dtype) c10::set_default_dtype(c10::scalarTypeToTypeMeta(dtype));
-    changed_ = before_ != dtype;
-  }
-  ~DefaultDtype() {
-    if (changed_) c10::set_default_dtype(c10::scalarTypeToTypeMeta(before_));
-  }
-  DefaultDtype(const DefaultDtype&) = delete;
-
- private:
-  const at::ScalarType before_;
-  bool changed_ = false;
-};
-
-// Counts what its scope takes as planning of the cut.
-class PlanningTime {
- public:
-  explicit PlanningTime(const Cut& cut) : nodes_(cut.graph.nodes.size()) {}
-  ~PlanningTime() {
-    count(counters().planned_nodes, static_cast<int64_t>(nodes_));
-    count(counters().planning_nanoseconds, (std::chrono::steady_clock::now() - start_).count());
-  }
-  PlanningTime(const PlanningTime&) = delete;
-
- private:
-  const size_t nodes_;
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
-
-// A plan for the cut out of one for other sizes; null where that cannot be.
-graph::Plan* resized_plan(PlanSet& known, CachedPlan* similar, const Cut& cut, const graph::PlanOptions& options) {
-  const PlanningTime time(cut);
-  // Sizes that come back shall find their plan; sizes that only grow shall not fill the set with old ones.
-  CachedPlan* target = similar;
-  if (!known.full()) {
-    target = &known.add(cut);
-    target->graph = similar->graph;
-    target->plan = similar->plan;
-    target->settings = similar->settings;
-  }
-  target->version = 0;  // until the plan is whole
-  if (!graph::resize_plan(target->graph, cut.graph, options, target->plan)) {
-    known.drop(target);
-    return nullptr;
-  }
-  target->keep(cut);
-  graph::note_buffers(target->graph, target->plan, target->plan.notes);
-  known.measure();
-  count(counters().plans_resized);
-  return &target->plan;
-}
-
-// What the accelerator's memory can hold changes from run to run; and a run inside another must not replace the other's plan.
-bool keeps_plans(const Runner& state) { return state.depth == 1 && backend::accelerator() == nullptr; }
-
-// Takes the numbers of a cut over to a plan that fits it exactly.
-bool renewed(CachedPlan& kept, const Cut& cut) {
-  if (kept.graph.attributes != cut.graph.attributes) {
-    std::vector<uint8_t> changed;
-    graph::find_changed_attributes(kept.graph, cut.graph, changed);
-    if (!graph::renew_numbers(cut.graph, changed, kept.plan)) return false;
-  }
-  kept.keep(cut);
-  return true;
-}
-
-// The plan of the cut: a kept one where the same trace was planned before, else a new one. What is seen for the first time may never come again:
-// it is planned without fusion, and nothing is kept.
-graph::Plan& plan_for(Runner& state, Cut& cut, graph::Plan& scratch) {
-  graph::PlanOptions& options = state.options;
-  PlanSet* const known = cut.keeps && cut.end != nullptr ? &cut.end->plans() : nullptr;
-  const PlanSettings settings{options.fusion, config().jit.load(std::memory_order_relaxed), at::get_num_threads()};
-  if (cut.kept != nullptr) {
-    if (cut.kept->renew(cut.values) && cut.kept->settings == settings) {
-      count(counters().plans_replayed);
-      return cut.kept->plan;
-    }
-    cut.graph = cut.kept->graph;
-    known->drop(std::exchange(cut.kept, nullptr));
-  }
-  if (known == nullptr || ++known->sightings == 1) {
-    options.fusion = false;
-    graph::make_plan(cut.graph, options, scratch);
-    return scratch;
-  }
-  CachedPlan* similar;
-  if (CachedPlan* kept = known->find(cut, similar)) {
-    if (kept->settings == settings && renewed(*kept, cut)) {
-      count(counters().plans_replayed);
-      return kept->plan;
-    }
-    known->drop(kept);
-    similar = nullptr;
-  }
-  if (similar != nullptr && similar->settings == settings) {
-    if (graph::Plan* plan = resized_plan(*known, similar, cut, options)) return *plan;
-  }
-  const PlanningTime time(cut);
-  CachedPlan& made = known->add(cut);
-  made.settings = settings;
-  made.version = 0;  // until the plan is whole
-  graph::make_plan(cut.graph, options, made.plan);
-  made.version = cut.version;
-  graph::note_buffers(cut.graph, made.plan, made.plan.notes);
-  known->measure();
-  count(counters().plans_made);
-  for (size_t n = 0; n < made.plan.fusion.size(); ++n) {
-    if (made.plan.live[n] != 0) count(fusion_notes()[static_cast<size_t>(made.plan.fusion[n])]);
-  }
-  return made.plan;
-}
-
-// Plans and runs `cut`. REQUIRES: the executor lock, not the recorder lock. Returns the first error.
-Status run(Runner& state, Cut& cut, graph::Plan& scratch, graph::Executor& executor, SyncReason reason) {
-  RECORD_FUNCTION("hetero::flush", std::vector<c10::IValue>());
-  count(counters().flushes[static_cast<size_t>(reason)]);
-  state.options = plan_options();
-  // Planning, too, asks what untyped numbers become.
-  const DefaultDtype dtype(cut.default_dtype);
-  const graph::Plan& plan = plan_for(state, cut, scratch);
-  const graph::Graph& graph = cut.planned();
-  const int64_t log = config().log.load(std::memory_order_relaxed);
-  if (config().verify_plans.load(std::memory_order_relaxed)) {
-    Status status = graph::verify_graph(graph);
-    if (status.ok()) status = graph::verify_plan(graph, plan, state.options);
-    if (!status.ok()) return status;
-  }
-  if (config().keep_plans.load(std::memory_order_relaxed) || log >= 2) {
-    state.plan_text = graph::to_string(graph) + "\n" + graph::to_string(plan);
-  }
-  if (log >= 1) {
-    std::fprintf(stderr, "hetero: flush (%s): %zu nodes, %u dead\n%s", to_string(reason), graph.nodes.size(),
-                 plan.dead_nodes, log >= 2 ? state.plan_text.c_str() : "");
-  }
-  WithoutInterpreter released;
-  KernelScope scope;
-  choose_thread_count();
-  FlushVerifier verifier(config().verify.load(std::memory_order_relaxed), cut);
-  graph::RunCounts counts;
-  Status status = executor.run(graph, plan, cut.bindings, counts);
-  if (state.options.has_accelerator) track_accelerator(cut);
-  if (status.ok()) status = verifier.compare(cut);
-  add_counts(plan, counts);
-  return status;
 }
 
 // A run, which may be inside another. Whatever happens, its cut holds nothing afterwards.
@@ -279,16 +55,16 @@ class Nested {
 
 // Cuts with `cut_nodes(recorder, reuse, cut)` and runs the result. Returns the error of the run.
 template <typename CutNodes>
-Status cut_and_run_once(Runner& state, SyncReason reason, CutNodes cut_nodes, Cut& cut, graph::Plan& plan,
-                        graph::Executor& executor) {
-  const Nested nested(state.depth, cut);
+Status cut_and_run_once(SyncReason reason, CutNodes cut_nodes, Cut& cut, CutRun& run) {
+  const Nested nested(executor_state().depth, cut);
+  cut.threads = at::get_num_threads();
   bool any;
   {
     Locked lock(recorder().mutex());
     cut.default_dtype = recorder().default_dtype();
-    any = cut_nodes(recorder(), keeps_plans(state), cut);
+    any = cut_nodes(recorder(), CutRun::keeps_plans(), cut);
   }
-  return any ? run(state, cut, plan, executor, reason) : Status();
+  return any ? run.run(cut, reason) : Status();
 }
 
 bool trim_caches() {
@@ -297,20 +73,20 @@ bool trim_caches() {
 }
 
 template <typename CutNodes>
-Status cut_and_run(Runner& state, SyncReason reason, CutNodes cut_nodes) {
-  if (state.depth != 0) {
+Status cut_and_run(SyncReason reason, CutNodes cut_nodes) {
+  if (executor_state().depth != 0) {
     // A Python kernel inside a run came back to us: run on objects of its own.
     Cut cut;
-    graph::Plan plan;
-    graph::Executor executor;
-    return cut_and_run_once(state, reason, cut_nodes, cut, plan, executor);
+    CutRun run;
+    return cut_and_run_once(reason, cut_nodes, cut, run);
   }
-  Status status = cut_and_run_once(state, reason, cut_nodes, state.cut, state.plan, state.executor);
+  Runner& state = runner();
+  Status status = cut_and_run_once(reason, cut_nodes, state.cut, state.run);
   if (!trim_caches()) [[unlikely]] {
     // What was left pending stands in the way. Its errors are for whoever needs it.
     const auto all = [](Recorder& from, bool reuse, Cut& cut) { return from.cut_all(reuse, cut); };
-    const Status rest = cut_and_run_once(state, SyncReason::kPendingNodes, all, state.cut, state.plan, state.executor);
-    if (!rest.ok() && state.deferred.ok()) state.deferred = rest;
+    const Status rest = cut_and_run_once(SyncReason::kPendingNodes, all, state.cut, state.run);
+    if (!rest.ok() && executor_state().deferred.ok()) executor_state().deferred = rest;
     trim_caches();
   }
   return status;
@@ -349,30 +125,27 @@ void bring_to_host(HeteroStorage* storage) {
 
 void flush_all(SyncReason reason) {
   if (bad_fork) return;
-  Runner& state = runner();
-  Locked lock(state.mutex);
+  const Executing executing;
   const bool too_long = reason == SyncReason::kPendingNodes || reason == SyncReason::kPendingBytes;
-  Status status = cut_and_run(state, reason, [too_long](Recorder& from, bool reuse, Cut& cut) {
+  Status status = cut_and_run(reason, [too_long](Recorder& from, bool reuse, Cut& cut) {
     return too_long ? from.cut_some(reuse, cut) : from.cut_all(reuse, cut);
   });
   const bool explicit_sync =
       reason == SyncReason::kFlush || reason == SyncReason::kSynchronize || reason == SyncReason::kSyncMode;
   if (!explicit_sync) {
-    if (!status.ok() && state.deferred.ok()) state.deferred = status;
+    if (!status.ok() && executor_state().deferred.ok()) executor_state().deferred = status;
     return;
   }
-  if (status.ok()) status = std::exchange(state.deferred, Status());
-  state.deferred = Status();
+  if (status.ok()) status = std::exchange(executor_state().deferred, Status());
+  executor_state().deferred = Status();
   if (!status.ok()) raise(status);
 }
 
 void settle(std::span<HeteroStorage* const> storages, SyncReason reason) {
   check_fork();
-  Runner& state = runner();
-  Locked lock(state.mutex);
-  const Status status = cut_and_run(state, reason, [&](Recorder& from, bool reuse, Cut& cut) {
-    return from.cut_ancestors(storages, false, reuse, cut);
-  });
+  const Executing executing;
+  const Status status = cut_and_run(
+      reason, [&](Recorder& from, bool reuse, Cut& cut) { return from.cut_ancestors(storages, false, reuse, cut); });
   for (HeteroStorage* storage : storages) check_bytes(storage);
   // Some other value failed in the same run: whoever needs it will see the error.
   if (!status.ok() && status.error_class() == ErrorClass::kInternal) raise(status);
@@ -380,12 +153,10 @@ void settle(std::span<HeteroStorage* const> storages, SyncReason reason) {
 
 void settle_users(HeteroStorage* storage, SyncReason reason) {
   check_fork();
-  Runner& state = runner();
-  Locked lock(state.mutex);
+  const Executing executing;
   HeteroStorage* const storages[] = {storage};
-  const Status status = cut_and_run(state, reason, [&](Recorder& from, bool reuse, Cut& cut) {
-    return from.cut_ancestors(storages, true, reuse, cut);
-  });
+  const Status status = cut_and_run(
+      reason, [&](Recorder& from, bool reuse, Cut& cut) { return from.cut_ancestors(storages, true, reuse, cut); });
   if (!status.ok() && status.error_class() == ErrorClass::kInternal) raise(status);
 }
 
@@ -395,15 +166,15 @@ void after_record() {
     Locked lock(recorder().mutex());
     reason = recorder().pressure();
   }
-  if (reason != SyncReason::kCount) flush_all(reason);
+  if (reason != SyncReason::kCount) return flush_all(reason);
+  overlap().cut_early();
 }
 
 c10::Storage host_storage(const c10::Storage& of, SyncReason reason, bool writes) {
   check_fork();
   auto* storage = static_cast<HeteroStorage*>(of.unsafeGetStorageImpl());
   HeteroStorage* const storages[] = {storage};
-  Runner& state = runner();
-  Locked lock(state.mutex);
+  const Executing executing;
   if (writes) settle_users(storage, reason);
   settle(storages, reason);
   bring_to_host(storage);
@@ -439,13 +210,13 @@ at::Tensor host_alias(const at::Tensor& tensor, SyncReason reason, bool writes) 
 }
 
 bool is_fresh(HeteroStorage* storage) {
-  Locked executing(runner().mutex);
+  const Executing executing;
   Locked recording(recorder().mutex());
   return storage->binding.valid_on == 0 && storage->binding.error.ok() && !recorder().touched(storage);
 }
 
 void install_bytes(HeteroStorage* storage, backend::Block block) {
-  Locked lock(runner().mutex);
+  const Executing executing;
   storage->binding.derived.reset();
   storage->binding.blocks[backend::kCpu] = std::move(block);
   storage->binding.valid_on = 1u << backend::kCpu;
@@ -455,8 +226,7 @@ void install_bytes(HeteroStorage* storage, backend::Block block) {
 void resize_storage(HeteroStorage* storage, size_t bytes) {
   check_fork();
   if (bytes == storage->nbytes()) return;
-  Runner& state = runner();
-  Locked lock(state.mutex);
+  const Executing executing;
   settle_users(storage, SyncReason::kStorageChange);
   graph::Binding& binding = storage->binding;
   binding.derived.reset();
@@ -476,7 +246,7 @@ void resize_storage(HeteroStorage* storage, size_t bytes) {
 
 void settle_everything_on_cpu() {
   flush_all(SyncReason::kSettings);
-  Locked lock(runner().mutex);
+  const Executing executing;
   std::vector<StorageHold> holds;
   {
     std::lock_guard guard(tracked().mutex);
@@ -500,8 +270,8 @@ void untrack_accelerator(HeteroStorage* storage) {
 }
 
 std::string last_plan_text() {
-  Locked lock(runner().mutex);
-  return runner().plan_text;
+  const Executing executing;
+  return executor_state().plan_text;
 }
 
 std::string line_of(uint32_t sequence) {
@@ -514,7 +284,8 @@ void prepare_fork() {
   // A child of a process that never used the device may use it.
   if (!device_was_used() || bad_fork) return;
   flush_all(SyncReason::kFork);
-  runner().mutex.lock();
+  overlap().want();
+  executor_state().mutex.lock();
   recorder().mutex().lock();
   tracked().mutex.lock();
   prepared_fork = true;
@@ -524,7 +295,8 @@ void finish_fork_in_parent() {
   if (!std::exchange(prepared_fork, false)) return;
   tracked().mutex.unlock();
   recorder().mutex().unlock();
-  runner().mutex.unlock();
+  executor_state().mutex.unlock();
+  overlap().want_no_more();
 }
 
 void finish_fork_in_child() {
@@ -532,7 +304,8 @@ void finish_fork_in_child() {
   tracked().mutex.unlock();
   recorder().mutex().unlock();
   // A recursive mutex belongs to a thread of the parent: the child's cannot unlock it.
-  new (&runner().mutex) std::recursive_mutex;
+  new (&executor_state().mutex) std::recursive_mutex;
+  overlap().abandon();
   bad_fork = true;
 }
 

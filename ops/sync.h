@@ -1,4 +1,4 @@
-// Sync points: every place where a value must exist, and the only callers of planning and running.
+// Sync points: every place where a value must exist. They plan and run (cut_run.h); beside them only overlap.h does.
 //
 // Each function names its SyncReason, which explain() counts when something really had to run. A sync point cuts the nodes it needs
 // out of the trace (recorder.h), plans them, runs them on the calling thread and its devices, and leaves the storages with their

@@ -65,6 +65,10 @@ class TrieNode {
   // The plans of the traces that end here. Belongs to the executor's lock.
   PlanSet& plans();
   TrieNode* first_child() const { return child_.get(); }
+  // A trace that comes here is cut here, if that can be, and then so many times again after as many nodes as it has now; see overlap.h.
+  bool is_mark() const { return cuts_ != 0; }
+  int cuts() const { return cuts_; }
+  void set_cuts(int cuts) { cuts_ = static_cast<int16_t>(cuts); }
   const TrieNode* sibling() const { return sibling_.get(); }
   // REQUIRES: the call is not exactly this one.
   Difference difference(const CallView& call, const graph::WindowTable& windows) const;
@@ -88,6 +92,7 @@ class TrieNode {
   uint32_t used_ = 0;  // when it was last on a path
   graph::Preference preference_ = graph::Preference::kAuto;
   int8_t default_dtype_ = 0;
+  int16_t cuts_ = 0;
   std::shared_ptr<const MetaEntry> entry_;
   uint64_t version_ = 0;
   std::unique_ptr<TrieNode> sibling_;  // the next child of its parent

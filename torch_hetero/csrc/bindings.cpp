@@ -16,6 +16,7 @@
 #include "ops/fused/functions.h"
 #include "ops/generator.h"
 #include "ops/memory_stats.h"
+#include "ops/overlap.h"
 #include "ops/parallel.h"
 #include "ops/plan_cache.h"
 #include "ops/recorder.h"
@@ -207,6 +208,7 @@ PYBIND11_MODULE(_C, m) {
 
   using released = py::call_guard<py::gil_scoped_release>;
   m.def("compiles", [] { return hetero::backend::compile_target() != hetero::backend::InstructionSet::kPortable; });
+  m.def("force_overlap", [](int pieces) { ops::overlap().force_pieces(pieces); });  // for tests
   m.def("flush", [] { ops::flush_all(ops::SyncReason::kFlush); }, released());
   m.def("synchronize", [] { ops::flush_all(ops::SyncReason::kSynchronize); }, released());
   m.def("counters", &counters_dict);

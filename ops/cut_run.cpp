@@ -1,0 +1,238 @@
+#include "ops/cut_run.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/record_function.h>
+#include <c10/core/DefaultDtype.h>
+
+#include <chrono>
+#include <cstdio>
+
+#include "backend/registry.h"
+#include "graph/verify.h"
+#include "ops/config.h"
+#include "ops/overlap.h"
+#include "ops/parallel.h"
+#include "ops/plan_cache.h"
+#include "ops/verify_flush.h"
+
+namespace hetero::ops {
+namespace {
+
+void track_accelerator(const Cut& cut) {
+  std::lock_guard guard(tracked().mutex);
+  for (size_t b = 0; b < cut.bindings.size(); ++b) {
+    if (cut.bindings[b] != nullptr && cut.bindings[b]->blocks[backend::kAccelerator]) {
+      tracked().storages.insert(cut.holds[b].storage());
+    }
+  }
+}
+
+graph::PlanOptions plan_options() {
+  graph::PlanOptions options;
+  // The straight interpreter knows bits, not tolerances.
+  options.fusion = config().fusion.load(std::memory_order_relaxed) && !config().verify.load(std::memory_order_relaxed);
+  options.cpu = backend::cpu_device().capabilities();
+  if (backend::Device* accelerator = backend::accelerator()) {
+    options.has_accelerator = true;
+    options.accelerator = accelerator->capabilities();
+    options.accelerator_host_accessible = options.accelerator.host_accessible;
+    const backend::MemoryStats stats = accelerator->memory_stats();
+    if (stats.limit_bytes > 0) {
+      options.accelerator_bytes =
+          static_cast<uint64_t>(std::max<int64_t>(1, stats.limit_bytes - stats.allocated_bytes));
+    }
+  }
+  return options;
+}
+
+void add_counts(const graph::Plan& plan, const graph::RunCounts& counts) {
+  Counters& total = counters();
+  count(total.dead_nodes, plan.dead_nodes);
+  count(total.cpu_kernels, counts.kernels[backend::kCpu]);
+  count(total.fused_groups, counts.fused_groups);
+  count(total.fused_nodes, counts.fused_nodes);
+  count(total.compiled_groups, counts.compiled_groups);
+  count(total.accelerator_kernels, counts.kernels[backend::kAccelerator]);
+  if (counts.copies != 0) {
+    for (const graph::Instruction& instruction : plan.program) {
+      if (instruction.kind != graph::Instruction::Kind::kCopy) continue;
+      count(instruction.to == backend::kCpu ? total.copies_to_cpu : total.copies_to_accelerator);
+    }
+    count(total.bytes_to_cpu, counts.copied_bytes[backend::kCpu]);
+    count(total.bytes_to_accelerator, counts.copied_bytes[backend::kAccelerator]);
+  }
+  count(total.events, counts.events);
+  count(total.waits, counts.waits);
+  count(total.skipped_nodes, counts.skipped);
+}
+
+// Counts what its scope takes as planning of the cut.
+class PlanningTime {
+ public:
+  explicit PlanningTime(const Cut& cut) : nodes_(cut.graph.nodes.size()) {}
+  ~PlanningTime() {
+    count(counters().planned_nodes, static_cast<int64_t>(nodes_));
+    count(counters().planning_nanoseconds, (std::chrono::steady_clock::now() - start_).count());
+  }
+  PlanningTime(const PlanningTime&) = delete;
+
+ private:
+  const size_t nodes_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+// A plan for the cut out of one for other sizes; null where that cannot be.
+graph::Plan* resized_plan(PlanSet& known, CachedPlan* similar, const Cut& cut, const graph::PlanOptions& options) {
+  const PlanningTime time(cut);
+  // Sizes that come back shall find their plan; sizes that only grow shall not fill the set with old ones.
+  CachedPlan* target = similar;
+  if (!known.full()) {
+    target = &known.add(cut);
+    target->graph = similar->graph;
+    target->plan = similar->plan;
+    target->settings = similar->settings;
+  }
+  target->version = 0;  // until the plan is whole
+  if (!graph::resize_plan(target->graph, cut.graph, options, target->plan)) {
+    known.drop(target);
+    return nullptr;
+  }
+  target->keep(cut);
+  graph::note_buffers(target->graph, target->plan, target->plan.notes);
+  known.measure();
+  count(counters().plans_resized);
+  return &target->plan;
+}
+
+// Takes the numbers of a cut over to a plan that fits it exactly.
+bool renewed(CachedPlan& kept, const Cut& cut) {
+  if (kept.graph.attributes != cut.graph.attributes) {
+    std::vector<uint8_t> changed;
+    graph::find_changed_attributes(kept.graph, cut.graph, changed);
+    if (!graph::renew_numbers(cut.graph, changed, kept.plan)) return false;
+  }
+  kept.keep(cut);
+  return true;
+}
+
+}  // namespace
+
+DefaultDtype::DefaultDtype(at::ScalarType dtype) : before_(c10::typeMetaToScalarType(c10::get_default_dtype())) {
+  if (before_ != dtype) c10::set_default_dtype(c10::scalarTypeToTypeMeta(dtype));
+  changed_ = before_ != dtype;
+}
+DefaultDtype::~DefaultDtype() {
+  if (changed_) c10::set_default_dtype(c10::scalarTypeToTypeMeta(before_));
+}
+
+ExecutorState& executor_state() {
+  static auto* instance = new ExecutorState;
+  return *instance;
+}
+
+TrackedStorages& tracked() {
+  static auto* instance = new TrackedStorages;
+  return *instance;
+}
+
+bool CutRun::keeps_plans() { return executor_state().depth == 1 && backend::accelerator() == nullptr; }
+
+graph::Plan& CutRun::plan_for(Cut& cut) {
+  graph::PlanOptions& options = options_;
+  PlanSet* const known = cut.keeps && cut.end != nullptr ? &cut.end->plans() : nullptr;
+  const PlanSettings settings{options.fusion, config().jit.load(std::memory_order_relaxed), cut.threads};
+  if (cut.kept != nullptr) {
+    if (cut.kept->renew(cut.values) && cut.kept->settings == settings) {
+      count(counters().plans_replayed);
+      return cut.kept->plan;
+    }
+    cut.graph = cut.kept->graph;
+    known->drop(std::exchange(cut.kept, nullptr));
+  }
+  if (known == nullptr || ++known->sightings == 1) {
+    options.fusion = false;
+    graph::make_plan(cut.graph, options, scratch_);
+    return scratch_;
+  }
+  CachedPlan* similar;
+  if (CachedPlan* kept = known->find(cut, similar)) {
+    if (kept->settings == settings && renewed(*kept, cut)) {
+      count(counters().plans_replayed);
+      return kept->plan;
+    }
+    known->drop(kept);
+    similar = nullptr;
+  }
+  if (similar != nullptr && similar->settings == settings) {
+    if (graph::Plan* plan = resized_plan(*known, similar, cut, options)) return *plan;
+  }
+  const PlanningTime time(cut);
+  CachedPlan& made = known->add(cut);
+  made.settings = settings;
+  made.version = 0;  // until the plan is whole
+  graph::make_plan(cut.graph, options, made.plan);
+  made.version = cut.version;
+  graph::note_buffers(cut.graph, made.plan, made.plan.notes);
+  known->measure();
+  count(counters().plans_made);
+  for (size_t n = 0; n < made.plan.fusion.size(); ++n) {
+    if (made.plan.live[n] != 0) count(fusion_notes()[static_cast<size_t>(made.plan.fusion[n])]);
+  }
+  return made.plan;
+}
+
+Status CutRun::start(Cut& cut, SyncReason reason) {
+  count(counters().flushes[static_cast<size_t>(reason)]);
+  options_ = plan_options();
+  const graph::Plan& plan = plan_for(cut);
+  const graph::Graph& graph = cut.planned();
+  const int64_t log = config().log.load(std::memory_order_relaxed);
+  if (config().verify_plans.load(std::memory_order_relaxed)) {
+    Status status = graph::verify_graph(graph);
+    if (status.ok()) status = graph::verify_plan(graph, plan, options_);
+    if (!status.ok()) return status;
+  }
+  std::string& text = executor_state().plan_text;
+  if (config().keep_plans.load(std::memory_order_relaxed) || log >= 2) {
+    text = graph::to_string(graph) + "\n" + graph::to_string(plan);
+  }
+  if (log >= 1) {
+    std::fprintf(stderr, "hetero: flush (%s): %zu nodes, %u dead\n%s", to_string(reason), graph.nodes.size(),
+                 plan.dead_nodes, log >= 2 ? text.c_str() : "");
+  }
+  cut_ = &cut;
+  plan_ = &plan;
+  counts_ = graph::RunCounts();
+  executor_.begin(graph, plan, cut.bindings, counts_);
+  return Status();
+}
+
+bool CutRun::go_on(const std::atomic<int32_t>* stop) { return executor_.go_on(stop); }
+
+Status CutRun::finish() {
+  Status status = executor_.end();
+  if (options_.has_accelerator) track_accelerator(*cut_);
+  add_counts(*plan_, counts_);
+  return status;
+}
+
+Status CutRun::run(Cut& cut, SyncReason reason) {
+  RECORD_FUNCTION("hetero::flush", std::vector<c10::IValue>());
+  // Planning, too, asks what untyped numbers become.
+  const DefaultDtype dtype(cut.default_dtype);
+  Status status = start(cut, reason);
+  if (!status.ok()) return status;
+  WithoutInterpreter released;
+  KernelScope scope;
+  choose_thread_count();
+  FlushVerifier verifier(config().verify.load(std::memory_order_relaxed), cut);
+  const auto begin = std::chrono::steady_clock::now();
+  go_on(nullptr);
+  status = finish();
+  if (cut.keeps && cut.end != nullptr) {
+    overlap().learn(cut, begin - cut.begun, std::chrono::steady_clock::now() - begin);
+  }
+  return status.ok() ? verifier.compare(cut) : status;
+}
+
+}  // namespace hetero::ops

@@ -1,0 +1,74 @@
+// CutRun: planning and running of one cut of the trace, and the executor lock under which that happens.
+//
+// A cut that was planned before finds its plan at the trie node where its trace ended (plan_cache.h). What is seen for the first time may never come
+// again: it is planned without fusion, and nothing is kept.
+//
+// Thread safety: the executor lock. The parts of a run may happen on different threads.
+
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <unordered_set>
+
+#include "graph/executor.h"
+#include "graph/plan.h"
+#include "ops/counters.h"
+#include "ops/recorder.h"
+
+namespace hetero::ops {
+
+struct ExecutorState {
+  std::recursive_mutex mutex;  // the executor lock; recursive because a Python kernel may use hetero tensors
+  int depth = 0;               // of runs inside of runs
+  Status deferred;             // the first error that no caller has seen
+  std::string plan_text;       // of the last run, with config().keep_plans
+};
+ExecutorState& executor_state();
+
+// The default dtype, for a scope.
+class DefaultDtype {
+ public:
+  explicit DefaultDtype(at::ScalarType dtype);
+  ~DefaultDtype();
+  DefaultDtype(const DefaultDtype&) = delete;
+
+ private:
+  const at::ScalarType before_;
+  bool changed_ = false;
+};
+
+class CutRun {
+ public:
+  // Plans the cut, and runs it to its end on this thread, for a sync point. Returns the first error.
+  Status run(Cut& cut, SyncReason reason);
+
+  // The same in parts: start(), go_on() until it returns true, finish(). REQUIRES: the cut lives until finish().
+  Status start(Cut& cut, SyncReason reason);
+  bool go_on(const std::atomic<int32_t>* stop);
+  Status finish();
+
+  // Whether plans can be kept now: what the accelerator's memory can hold changes from run to run, and a run inside another must not replace
+  // the other's plan.
+  static bool keeps_plans();
+
+ private:
+  graph::Plan& plan_for(Cut& cut);
+
+  Cut* cut_ = nullptr;
+  const graph::Plan* plan_ = nullptr;
+  graph::Plan scratch_;
+  graph::PlanOptions options_;
+  graph::Executor executor_;
+  graph::RunCounts counts_;
+};
+
+// The storages that hold memory of the accelerator, so that it can be switched off.
+struct TrackedStorages {
+  std::mutex mutex;
+  std::unordered_set<HeteroStorage*> storages;
+};
+TrackedStorages& tracked();
+
+}  // namespace hetero::ops
