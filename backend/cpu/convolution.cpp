@@ -24,7 +24,9 @@ constexpr int64_t kSmallWeight = 1 << 18;
 constexpr int64_t kFewestPositions = 128;
 // Lines of so many positions make good vectors: interleaving does not pay.
 constexpr int64_t kLongLine = 16;
+// Products with fewer rows are not efficient.
 constexpr int64_t kFewestOutputs = 16;
+constexpr int64_t kFewestRows = 64;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -50,21 +52,24 @@ struct Cut {
   bool interleaved;
   int64_t block;  // channels
 
-  Cut(const ConvolutionGeometry& geometry, bool parallel_groups) : geometry(geometry) {
-    const int64_t positions = geometry.positions();
-    int64_t most = std::min(kManyPositions / positions, kMostShared / (positions * geometry.outputs));
-    most = std::clamp<int64_t>(most, 1, geometry.images);
-    int64_t groups = divide_up(geometry.images, most);
-    const int64_t threads = thread_count();
+  Cut(const ConvolutionGeometry& geometry, bool forward) : geometry(geometry) {
+    const int64_t positions = geometry.positions(), threads = thread_count();
+    const int64_t channel = std::max(geometry.kernel() * positions, geometry.pixels());
+    const int64_t most =
+        std::min({kManyPositions / positions, kMostShared / (positions * geometry.outputs), kMostBlock / channel});
+    int64_t groups = divide_up(geometry.images, std::clamp<int64_t>(most, 1, geometry.images));
     const bool small_weight = geometry.outputs * geometry.channels * geometry.kernel() <= kSmallWeight;
-    if (parallel_groups && threads > 1 && small_weight && geometry.images * positions >= threads * kFewestPositions) {
+    if (forward && threads > 1 && small_weight && geometry.images * positions >= threads * kFewestPositions) {
       groups = std::min(geometry.images, divide_up(groups, threads) * threads);
     }
     group = divide_up(geometry.images, groups);
     interleaved = group > 1 && geometry.out_width() < kLongLine;
-    const int64_t channel = std::max(geometry.kernel() * positions, geometry.pixels()) * group;
-    const int64_t blocks = std::max(divide_up(geometry.channels * channel, kMostBlock),
-                                    std::min(threads, divide_up(geometry.channels * geometry.kernel(), 64)));
+    int64_t blocks = divide_up(geometry.channels * channel * group, kMostBlock);
+    if (!forward) {
+      // Threads take blocks: as many each, but none so small that its products are not efficient.
+      const int64_t fewest = std::min(threads, divide_up(geometry.channels * geometry.kernel(), kFewestRows));
+      blocks = divide_up(blocks, fewest) * fewest;
+    }
     block = divide_up(geometry.channels, std::min(blocks, geometry.channels));
   }
   int64_t groups() const { return divide_up(geometry.images, group); }
