@@ -49,7 +49,8 @@ Measured measure(size_t count, backend::FunctionRef<void(size_t)> run) {
   constexpr double kRepeats = 1.08;
   constexpr double kNever = 1e9;
   OtherMemory other_memory;
-  std::vector<std::array<double, 2>> best(count, {kNever, kNever});
+  Measured measured{.seconds = std::vector<double>(count, kNever)};
+  std::vector<std::array<double, 2>> best(count, {kNever, kNever});  // of the runs that nobody interrupted
   for (size_t i = 0; i < count; ++i) run(i);
   const auto repeats = [&] {
     return std::all_of(best.begin(), best.end(),
@@ -64,13 +65,13 @@ Measured measure(size_t count, backend::FunctionRef<void(size_t)> run) {
       run(i);
       const double seconds = seconds_now() - begin;
       spent += seconds;
+      measured.seconds[i] = std::min(measured.seconds[i], seconds);
       if (involuntary_switches() != switches) continue;
       best[i][1] = std::min(best[i][1], std::max(best[i][0], seconds));
       best[i][0] = std::min(best[i][0], seconds);
     }
   }
-  Measured measured{.seconds = {}, .repeated = repeats()};
-  for (const auto& times : best) measured.seconds.push_back(times[0]);
+  measured.repeated = repeats();
   return measured;
 }
 
