@@ -115,9 +115,10 @@ const std::vector<Row>& rows() {
        "The accelerator beside the CPU: none, sim (an accelerator without hardware) or cuda."},
       bool_row("sync", "0", config().sync,
                "Flush after every operator, so that errors appear on the line that caused them."),
-      bool_row("fusion", "1", config().fusion,
-               "Fuse pointwise operators and reductions, and choose among implementations of products. Off: eager's "
-               "own kernels and bits."),
+      bool_row(
+          "fusion", "1", config().fusion,
+          "Fuse pointwise operators and reductions, and choose among implementations of products and convolutions. "
+          "Off: eager's own kernels and bits."),
       bool_row(
           "jit", "1", config().jit,
           "Compile runs of cheap steps of fused kernels to machine code. Off: every step is interpreted, to the same "

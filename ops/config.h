@@ -18,7 +18,7 @@ namespace hetero::ops {
 struct Config {
   // Flush after every operator: errors of kernels are raised on the line that recorded them.
   std::atomic<bool> sync{false};
-  // Fuse pointwise operators and reductions, and choose among implementations of products. Off: the stock ATen kernel runs for each node.
+  // Fuse pointwise operators and reductions, and choose among implementations of products and convolutions. Off: the stock ATen kernel runs for each node.
   std::atomic<bool> fusion{true};
   // Compile runs of cheap steps of fused kernels to machine code. Off: every step is interpreted, to the same bits.
   std::atomic<bool> jit{true};

@@ -5,19 +5,16 @@
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
-#include <dlfcn.h>
-#include <sys/resource.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
-#include <chrono>
 #include <vector>
 
 #include "backend/cpu/wide_gemm.h"
-#include "backend/parallel.h"
 #include "graph/executor.h"
+#include "ops/blas.h"
 #include "ops/config.h"
+#include "ops/measure.h"
 
 namespace hetero::ops {
 namespace {
@@ -30,7 +27,6 @@ using backend::Matvec;
 constexpr int64_t kSmallestWeight = 16 << 10;
 // With fewer rows, converting the weight takes longer than multiplying it.
 constexpr int64_t kFewestWideRows = 12;
-constexpr double kWorthChanging = 0.97;
 constexpr double kWorthPacking = 1 / 1.15;
 
 std::atomic<int64_t> runs[kLinearImplementations];
@@ -154,23 +150,6 @@ bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& pr
 
 // ---- the implementations --------------------------------------------------------------------------------------------------
 
-// The BLAS that torch brings or was linked with; null where it has none of this name.
-using FortranSgemm = void (*)(const char*, const char*, const int*, const int*, const int*, const float*, const float*,
-                              const int*, const float*, const int*, const float*, float*, const int*);
-FortranSgemm fortran_sgemm() {
-  static const auto function = reinterpret_cast<FortranSgemm>(dlsym(RTLD_DEFAULT, "sgemm_"));
-  return function;
-}
-
-// Column-major BLAS sees our row-major c as its transpose, n by m.
-void sgemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, bool accumulate,
-           float* c, int64_t ldc) {
-  const int rows = static_cast<int>(n), columns = static_cast<int>(m), depth = static_cast<int>(k);
-  const int b_stride = static_cast<int>(ldb), a_stride = static_cast<int>(lda), c_stride = static_cast<int>(ldc);
-  const float one = 1, beta = accumulate ? 1 : 0;
-  fortran_sgemm()("T", "N", &rows, &columns, &depth, &one, b, &b_stride, a, &a_stride, &beta, c, &c_stride);
-}
-
 using Reorder = at::Tensor(const at::Tensor&, std::optional<int64_t>);
 using LinearPointwise = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
                                    c10::string_view, c10::List<std::optional<at::Scalar>>,
@@ -283,23 +262,12 @@ bool can_run(Implementation implementation, const Product& product) {
     case Implementation::kMatvec:
       return product.call.m <= backend::kMaxMatvecRows;
     case Implementation::kWide:
-      return product.shape.element != Element::kFloat32 && !product.call.columns && fortran_sgemm() != nullptr;
+      return product.shape.element != Element::kFloat32 && !product.call.columns && has_sgemm();
   }
   return false;
 }
 
 // ---- choosing -------------------------------------------------------------------------------------------------------------
-
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// How often a thread of this process had to give its processor to somebody else.
-int64_t involuntary_switches() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_nivcsw;
-}
 
 // A part of a product that is large enough to speak for the whole, with memory of its own for the results.
 class Sample {
@@ -343,57 +311,14 @@ class Sample {
     }
   }
 
-  // The least time of each candidate. They take turns, so that what disturbs one disturbs all. Nothing where the times do not repeat: somebody
-  // else is using the processor.
-  std::optional<std::vector<double>> measure(const std::vector<Implementation>& candidates) {
-    constexpr int kLeastRounds = 3;
-    constexpr int kMostRounds = 15;
-    constexpr double kEnough = 0.02;
-    constexpr double kRepeats = 1.08;
-    constexpr double kNever = 1e9;
+  Measured measure(const std::vector<Implementation>& candidates) {
     ++measurements;
-    std::vector<std::array<double, 2>> best(candidates.size(), {kNever, kNever});
-    for (const Implementation candidate : candidates) run(candidate);
-    const auto repeats = [&] {
-      return std::all_of(best.begin(), best.end(),
-                         [&](const auto& times) { return times[1] < kNever && times[1] < times[0] * kRepeats; });
-    };
-    double spent = 0;
-    for (int round = 0; round < kMostRounds && (round < kLeastRounds || (spent < kEnough && !repeats())); ++round) {
-      for (size_t i = 0; i < candidates.size(); ++i) {
-        forget_weight();
-        const int64_t switches = involuntary_switches();
-        const double begin = seconds_now();
-        run(candidates[i]);
-        const double seconds = seconds_now() - begin;
-        spent += seconds;
-        if (involuntary_switches() != switches) continue;
-        best[i][1] = std::min(best[i][1], std::max(best[i][0], seconds));
-        best[i][0] = std::min(best[i][0], seconds);
-      }
-    }
-    if (!repeats()) return std::nullopt;
-    std::vector<double> least;
-    for (const auto& times : best) least.push_back(times[0]);
-    return least;
+    return ops::measure(candidates.size(), [&](size_t i) { run(candidates[i]); });
   }
 
  private:
-  // Reads so much memory that no weight stays in a second-level cache: between two uses of a weight a program uses others.
-  void forget_weight() {
-    constexpr int64_t kBytesPerThread = 4 << 20;
-    constexpr int64_t kLine = 64;
-    const int64_t threads = at::get_num_threads();
-    if (other_bytes_.empty()) other_bytes_.resize(static_cast<size_t>(threads * kBytesPerThread));
-    backend::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-      const volatile std::byte* const bytes = other_bytes_.data();
-      for (int64_t i = begin * kBytesPerThread; i < end * kBytesPerThread; i += kLine) (void)bytes[i];
-    });
-  }
-
   Tensors tensors_;
   Matvec call_;
-  std::vector<std::byte> other_bytes_;
   at::Tensor x_, w_, out_, packed_;
   std::optional<at::Tensor> bias_;
 };
@@ -405,22 +330,17 @@ LinearChoice choose(const graph::Invocation& invocation, const Product& product)
     candidates.push_back(Implementation::kWide);
   }
   if (candidates.size() == 1) return {};
-  const std::optional<std::vector<double>> measured = Sample(invocation, product).measure(candidates);
+  const Measured measured = Sample(invocation, product).measure(candidates);
+  if (measured.repeated) return {.plain = candidates[fastest(measured)]};
   // In every measurement so far, ours were the faster ones for few rows.
-  if (!measured)
-    return {.plain = candidates[1] == Implementation::kMatvec ? candidates[1] : candidates[0], .sure = false};
-  const std::vector<double>& seconds = *measured;
-  size_t best = 0;
-  for (size_t i = 1; i < candidates.size(); ++i) {
-    if (seconds[i] < seconds[best] * (best == 0 ? kWorthChanging : 1)) best = i;
-  }
-  return {.plain = candidates[best]};
+  return {.plain = candidates[1] == Implementation::kMatvec ? candidates[1] : candidates[0], .sure = false};
 }
 
 LinearChoice try_packing(const graph::Invocation& invocation, const Product& product, LinearChoice choice) {
-  const auto seconds = Sample(invocation, product).measure({choice.plain, Implementation::kPacked});
-  if (seconds) {
-    choice.packing = (*seconds)[1] < (*seconds)[0] * kWorthPacking ? Packing::kBetter : Packing::kWorse;
+  const Measured measured = Sample(invocation, product).measure({choice.plain, Implementation::kPacked});
+  if (measured.repeated) {
+    const bool better = measured.seconds[1] < measured.seconds[0] * kWorthPacking;
+    choice.packing = better ? Packing::kBetter : Packing::kWorse;
   }
   return choice;
 }

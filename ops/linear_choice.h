@@ -1,20 +1,13 @@
-// Which implementation of a matrix product is the fastest on this machine: remembered for each shape, and on disk from process to process.
-//
-// The file, ~/.cache/hetero/linear-1-HASH.txt (or below $XDG_CACHE_HOME), belongs to one processor model and one version of torch, which its first
-// line names; another line for each choice follows, the last one for a shape counts. Lines that do not parse are passed over, and a file that
-// cannot be read or written is as if there were none: nothing ever fails because of it.
-//
-// Thread safety: any thread.
+// Which implementation of a matrix product is the fastest on this machine, for each shape (choices.h).
 
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <mutex>
-#include <optional>
 #include <string>
-#include <unordered_map>
 
 #include "backend/cpu/matvec.h"
+#include "ops/choices.h"
 
 namespace hetero::ops {
 
@@ -29,6 +22,7 @@ const char* to_string(LinearImplementation implementation);
 
 // What the choice depends on: y[m, n] = x[m, k] * w.
 struct LinearShape {
+  static constexpr const char* kKind = "linear 1";
   backend::Element element;
   bool columns;  // w is [k, n]
   bool bias;
@@ -40,6 +34,7 @@ struct LinearShape {
   bool operator==(const LinearShape&) const = default;
   // The shape that stands for all with a similar m.
   LinearShape rounded() const;
+  std::array<int64_t, 7> numbers() const { return {static_cast<int64_t>(element), columns, bias, m, n, k, threads}; }
 };
 
 enum class Packing : uint8_t { kUntried, kWorse, kBetter };
@@ -52,34 +47,10 @@ struct LinearChoice {
   bool operator==(const LinearChoice&) const = default;
 };
 
-class LinearChoices {
- public:
-  // Keeps the choices in this file; "" for none.
-  explicit LinearChoices(std::string path) : path_(std::move(path)) {}
+std::string line_of(const LinearShape& shape, const LinearChoice& choice);
+bool parse_line(const std::string& line, LinearShape& shape, LinearChoice& choice);
 
-  // What is known of shape.rounded(). A guess is forgotten at the 2nd, 4th, ... 64th look, so that the caller measures again.
-  std::optional<LinearChoice> find(const LinearShape& shape);
-  // Guesses are not written to the file.
-  void learn(const LinearShape& shape, LinearChoice choice);
-  // Forgets everything, and uses another file from now on.
-  void restart(std::string path);
-
- private:
-  struct Known {
-    LinearChoice choice;
-    uint32_t looks = 1;
-  };
-  struct Hash {
-    size_t operator()(const LinearShape& shape) const;
-  };
-  void load();  // at the first look
-
-  std::mutex mutex_;
-  std::string path_;
-  bool loaded_ = false;
-  std::unordered_map<LinearShape, Known, Hash> known_;
-};
-
+using LinearChoices = Choices<LinearShape, LinearChoice>;
 // Those of this process.
 LinearChoices& linear_choices();
 

@@ -26,6 +26,7 @@
 #include <ATen/ops/nll_loss_forward_ops.h>
 #include <ATen/ops/smooth_l1_loss_ops.h>
 
+#include "ops/convolution.h"
 #include "ops/op_table.h"
 
 namespace hetero::ops {

@@ -40,7 +40,17 @@ void multiply_block(const Matvec& call, Sgemm sgemm, const float* x, int64_t row
     for (int64_t i = 0; i < count; ++i) {
       widen(call.element, at(call.w, (first + i) * call.w_stride + begin, item), depth, w + i * depth);
     }
-    sgemm(rows, count, depth, x + begin, call.k, w, depth, begin != 0, sums, count);
+    sgemm({.b_transposed = true,
+           .accumulate = begin != 0,
+           .m = rows,
+           .n = count,
+           .k = depth,
+           .a = x + begin,
+           .lda = call.k,
+           .b = w,
+           .ldb = depth,
+           .c = sums,
+           .ldc = count});
   }
   if (call.k == 0) std::fill_n(sums, rows * count, 0.0f);
   for (int64_t i = 0; i < rows; ++i) {

@@ -12,14 +12,10 @@
 
 #include <cstdint>
 
+#include "backend/cpu/gemm.h"
 #include "backend/cpu/matvec.h"
 
 namespace hetero::backend {
-
-// c[m, n] = a[m, k] * b[n, k]^T, plus what c holds where `accumulate`. Row-major, lda, ldb, ldc elements from row to row. Called on several threads
-// at once; must not start threads of its own then.
-using Sgemm = void (*)(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
-                       bool accumulate, float* c, int64_t ldc);
 
 inline constexpr int64_t kWideRows = 512;
 

@@ -14,6 +14,7 @@
 #include "backend/cpu/wide_gemm.h"
 #include "backend/parallel.h"
 #include "tests/backend/catch.h"
+#include "tests/backend/plain_gemm.h"
 
 namespace hetero::backend {
 namespace {
@@ -263,17 +264,6 @@ TEST_CASE("two threads compute the bits of one") {
         REQUIRE(runs == before + threads);
       }
       REQUIRE(results[0] == results[1]);
-    }
-  }
-}
-
-void plain_sgemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
-                 bool accumulate, float* c, int64_t ldc) {
-  for (int64_t i = 0; i < m; ++i) {
-    for (int64_t j = 0; j < n; ++j) {
-      float sum = accumulate ? c[i * ldc + j] : 0;
-      for (int64_t l = 0; l < k; ++l) sum += a[i * lda + l] * b[j * ldb + l];
-      c[i * ldc + j] = sum;
     }
   }
 }

@@ -64,7 +64,7 @@ def test_minilm_is_recorded_without_fallback_and_flushed_once() -> None:
 
 
 @pytest.mark.parametrize("mode", ("eval", "train"))
-def test_resnet18_forward_is_bitwise_cpu(mode: str) -> None:
+def test_resnet18_forward_is_bitwise_cpu(mode: str, unfused: None) -> None:
     model = models.resnet18()
     model.train(mode == "train")
     forward_on_both(model, torch.randn(2, 3, 64, 64))
@@ -223,7 +223,11 @@ TRAINED = {
 
 @pytest.mark.parametrize("optimizer", models.OPTIMIZERS)
 @pytest.mark.parametrize("name", TRAINED)
-def test_three_training_steps_leave_every_parameter_bitwise_cpu(name: str, optimizer: str) -> None:
+def test_three_training_steps_leave_every_parameter_bitwise_cpu(
+    name: str, optimizer: str, request: pytest.FixtureRequest
+) -> None:
+    if name == "resnet18":  # convolutions
+        request.getfixturevalue("unfused")
     build, data = TRAINED[name]
     inputs, targets = data()
     expected = models.train(build, inputs, targets, optimizer, "cpu")
@@ -311,7 +315,9 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layer_forward_and_backward_are_bitwise_cpu(name: str) -> None:
+def test_layer_forward_and_backward_are_bitwise_cpu(name: str, request: pytest.FixtureRequest) -> None:
+    if name.startswith("conv"):
+        request.getfixturevalue("unfused")
     build, size = LAYERS[name]
 
     def run(device: str) -> list[torch.Tensor]:

@@ -1,0 +1,295 @@
+// Convolutions: ours give the CPU's values, what is unusual goes to the stock kernel, and the choice is made once.
+
+#include "ops/convolution.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/empty.h>
+#include <stdlib.h>
+#include <torch/library.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "ops/config.h"
+#include "ops/sync.h"
+#include "tests/ops/fixture.h"
+
+namespace hetero::ops::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using Implementation = ConvolutionImplementation;
+
+// PyTorch's Meta kernels of convolutions are Python; these tests have none.
+at::Tensor meta_convolution(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>&,
+                            at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
+                            at::IntArrayRef, int64_t groups) {
+  std::vector<int64_t> sizes{input.size(0), transposed ? weight.size(1) * groups : weight.size(0)};
+  for (int64_t d = 2; d < input.dim(); ++d) {
+    const int64_t reach = dilation[d - 2] * (weight.size(d) - 1);
+    sizes.push_back(transposed ? (input.size(d) - 1) * stride[d - 2] - 2 * padding[d - 2] + reach + 1
+                               : (input.size(d) + 2 * padding[d - 2] - reach - 1) / stride[d - 2] + 1);
+  }
+  return at::empty(sizes, input.options());
+}
+std::tuple<at::Tensor, at::Tensor, at::Tensor> meta_convolution_backward(
+    const at::Tensor& gradient, const at::Tensor& input, const at::Tensor& weight, at::OptionalIntArrayRef bias_sizes,
+    at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, bool, at::IntArrayRef, int64_t, std::array<bool, 3> mask) {
+  const auto like = [&](bool wanted, at::IntArrayRef sizes) {
+    return wanted ? at::empty(sizes, gradient.options()) : at::Tensor();
+  };
+  return {like(mask[0], input.sizes()), like(mask[1], weight.sizes()), like(mask[2], *bias_sizes)};
+}
+TORCH_LIBRARY_IMPL(aten, Meta, library) {
+  library.impl("convolution", TORCH_FN(meta_convolution));
+  library.impl("convolution_backward", TORCH_FN(meta_convolution_backward));
+}
+
+// The arguments behind the tensors; sizes and numbers of one call.
+struct Case {
+  std::vector<int64_t> input, weight;
+  std::vector<int64_t> stride{1, 1}, padding{0, 0}, dilation{1, 1};
+  bool transposed = false;
+  int64_t groups = 1;
+
+  std::vector<int64_t> output_padding() const { return std::vector<int64_t>(stride.size(), 0); }
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& w, const std::optional<at::Tensor>& bias) const {
+    return at::convolution(x, w, bias, stride, padding, dilation, transposed, output_padding(), groups);
+  }
+  std::vector<at::Tensor> backward(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& w,
+                                   std::array<bool, 3> mask) const {
+    const auto [a, b, c] = at::convolution_backward(gradient, x, w, at::IntArrayRef(weight[0]), stride, padding,
+                                                    dilation, transposed, output_padding(), groups, mask);
+    return {a, b, c};
+  }
+};
+
+const Case kCases[] = {
+    {.input = {8, 20, 4, 4}, .weight = {30, 20, 3, 3}, .padding = {1, 1}},
+    {.input = {3, 5, 9, 7}, .weight = {6, 5, 3, 2}, .stride = {2, 1}, .padding = {0, 2}, .dilation = {1, 2}},
+    {.input = {2, 3, 20, 20}, .weight = {8, 3, 7, 7}, .stride = {2, 2}, .padding = {3, 3}},
+    {.input = {4, 16, 6, 6}, .weight = {24, 16, 1, 1}},
+    {.input = {4, 16, 6, 6}, .weight = {24, 16, 1, 1}, .stride = {2, 2}},
+    {.input = {1, 16, 6, 6}, .weight = {24, 16, 1, 1}},
+    {.input = {5, 4, 30}, .weight = {7, 4, 3}, .stride = {2}, .padding = {1}, .dilation = {1}},
+};
+
+// PyTorch's default tolerances; the absolute one scaled by the size of what is summed.
+bool close(const at::Tensor& actual, const at::Tensor& expected) {
+  const at::Tensor host = actual.cpu();
+  if (host.sizes() != expected.sizes() || host.strides() != expected.strides()) return false;
+  return at::allclose(host, expected, 1.3e-6, 1e-5 * std::sqrt(1000.0));
+}
+
+class ConvolutionTest : public OpsTest {
+ public:
+  void SetUp() override {
+    OpsTest::SetUp();
+    convolution_choices().restart("");
+  }
+  void TearDown() override {
+    force_convolution_implementation(std::nullopt);
+    config().fusion = true;
+    convolution_choices().restart("");
+    OpsTest::TearDown();
+  }
+
+  static int64_t own_runs() { return convolution_counts().runs[static_cast<int>(Implementation::kUnfolded)]; }
+  static at::Tensor settled(at::Tensor tensor) {
+    flush_all(SyncReason::kFlush);
+    return tensor;
+  }
+  // Runs `call` once more after it was seen, so that it is recorded, and returns how often ours ran.
+  template <typename Call>
+  static int64_t own_runs_in(const Call& call) {
+    const auto first = call();
+    flush_all(SyncReason::kFlush);
+    const int64_t before = own_runs();
+    const auto second = call();
+    flush_all(SyncReason::kFlush);
+    return own_runs() - before;
+  }
+};
+
+TEST_F(ConvolutionTest, ComputesWhatTheCpuComputes) {
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(c10::str(c.input, " ", c.weight));
+    const at::Tensor x = numbers(c.input, 1), w = numbers(c.weight, 2), bias = numbers({c.weight[0]}, 3);
+    const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w)),
+                     bias_there = settled(on_device(bias));
+    force_convolution_implementation(Implementation::kUnfolded);
+    EXPECT_EQ(own_runs_in([&] { return c.forward(x_there, w_there, std::nullopt); }), 1);
+    EXPECT_EQ(own_runs_in([&] { return c.forward(x_there, w_there, bias_there); }), 1);
+    EXPECT_TRUE(close(c.forward(x_there, w_there, std::nullopt), c.forward(x, w, std::nullopt)));
+    EXPECT_TRUE(close(c.forward(x_there, w_there, bias_there), c.forward(x, w, bias)));
+  }
+}
+
+TEST_F(ConvolutionTest, ComputesTheGradientsThatAreWanted) {
+  for (const Case& c : kCases) {
+    const at::Tensor x = numbers(c.input, 1), w = numbers(c.weight, 2);
+    const at::Tensor gradient = numbers(c.forward(x, w, std::nullopt).sizes(), 3);
+    const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w)),
+                     gradient_there = settled(on_device(gradient));
+    force_convolution_implementation(Implementation::kUnfolded);
+    for (int bits = 1; bits < 8; ++bits) {
+      const std::array<bool, 3> mask{(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0};
+      SCOPED_TRACE(c10::str(c.input, " ", c.weight, " mask ", bits));
+      const std::vector<at::Tensor> expected = c.backward(gradient, x, w, mask);
+      // oneDNN gives the weight's gradient with the bias's, wanted or not; such a call is not ours.
+      const bool exact = expected[0].defined() == mask[0] && expected[1].defined() == mask[1];
+      EXPECT_EQ(own_runs_in([&] { return c.backward(gradient_there, x_there, w_there, mask); }), exact);
+      const std::vector<at::Tensor> actual = c.backward(gradient_there, x_there, w_there, mask);
+      for (size_t i = 0; i < 3; ++i) {
+        ASSERT_EQ(actual[i].defined(), expected[i].defined());
+        EXPECT_TRUE(!actual[i].defined() || close(actual[i], expected[i]));
+      }
+    }
+  }
+}
+
+TEST_F(ConvolutionTest, OperandsMayBePartsOfOtherTensors) {
+  const Case c = kCases[0];
+  const at::Tensor x = numbers({3, 8, 20, 4, 4}, 1), w = numbers({60, 20, 3, 3}, 2);
+  const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w));
+  force_convolution_implementation(Implementation::kUnfolded);
+  const auto call = [&](const at::Tensor& a, const at::Tensor& b) {
+    return c.forward(a.select(0, 1), b.narrow(0, 30, 30), std::nullopt);
+  };
+  EXPECT_EQ(own_runs_in([&] { return call(x_there, w_there); }), 1);
+  EXPECT_TRUE(close(call(x_there, w_there), call(x, w)));
+}
+
+TEST_F(ConvolutionTest, WithFusionOffTheStockKernelRuns) {
+  config().fusion = false;
+  force_convolution_implementation(Implementation::kUnfolded);
+  const Case c = kCases[0];
+  const at::Tensor x = numbers(c.input, 1), w = numbers(c.weight, 2);
+  const at::Tensor x_there = on_device(x), w_there = on_device(w);
+  EXPECT_EQ(own_runs_in([&] { return c.forward(x_there, w_there, std::nullopt); }), 0);
+  expect_same(c.forward(x_there, w_there, std::nullopt), c.forward(x, w, std::nullopt));
+}
+
+TEST_F(ConvolutionTest, WhatIsUnusualGoesToTheStockKernel) {
+  force_convolution_implementation(Implementation::kUnfolded);
+  const auto goes_to_stock = [&](const Case& c, const std::function<at::Tensor(const at::Tensor&)>& change) {
+    const at::Tensor x = change(numbers(c.input, 1)), w = change(numbers(c.weight, 2));
+    const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(w));
+    EXPECT_EQ(own_runs_in([&] { return c.forward(x_there, w_there, std::nullopt); }), 0);
+    const at::Tensor expected = c.forward(x, w, std::nullopt);
+    expect_same(c.forward(x_there, w_there, std::nullopt), expected);
+    const at::Tensor gradient = change(numbers(expected.sizes(), 3));
+    const at::Tensor gradient_there = settled(on_device(gradient));
+    EXPECT_EQ(own_runs_in([&] { return c.backward(gradient_there, x_there, w_there, {true, true, true}); }), 0);
+    expect_same(c.backward(gradient_there, x_there, w_there, {true, true, true}),
+                c.backward(gradient, x, w, {true, true, true}));
+  };
+  const auto plain = [](const at::Tensor& tensor) { return tensor; };
+  const auto channels_last = [](const at::Tensor& t) { return t.contiguous(at::MemoryFormat::ChannelsLast); };
+  const auto to_double = [](const at::Tensor& tensor) { return tensor.to(at::kDouble); };
+  const auto strided = [](const at::Tensor& t) { return t.transpose(2, 3).contiguous().transpose(2, 3); };
+  goes_to_stock(kCases[0], channels_last);
+  goes_to_stock(kCases[0], to_double);
+  goes_to_stock(kCases[0], strided);
+  goes_to_stock({.input = {4, 6, 8, 8}, .weight = {4, 3, 3, 3}, .groups = 2}, plain);
+  goes_to_stock({.input = {4, 6, 8, 8}, .weight = {6, 3, 3, 3}, .transposed = true}, plain);
+  goes_to_stock({.input = {2, 2, 5, 5, 5},
+                 .weight = {3, 2, 2, 2, 2},
+                 .stride = {1, 1, 1},
+                 .padding = {0, 0, 0},
+                 .dilation = {1, 1, 1}},
+                plain);
+  goes_to_stock({.input = {0, 6, 8, 8}, .weight = {4, 6, 3, 3}}, plain);
+}
+
+TEST_F(ConvolutionTest, AShapeIsMeasuredOnceForEachWork) {
+  const Case c = kCases[0];
+  const at::Tensor x = settled(on_device(numbers(c.input, 1))), w = settled(on_device(numbers(c.weight, 2)));
+  const auto measured_in = [&](const std::function<void()>& call) {
+    call();
+    flush_all(SyncReason::kFlush);
+    const int64_t before = convolution_counts().measurements;
+    convolution_choices().restart("");
+    call();
+    flush_all(SyncReason::kFlush);
+    return convolution_counts().measurements - before;
+  };
+  EXPECT_EQ(measured_in([&] {
+              const at::Tensor y = c.forward(x, w, std::nullopt);
+              flush_all(SyncReason::kFlush);
+            }),
+            1);
+  const at::Tensor gradient = settled(on_device(numbers({8, 30, 4, 4}, 3)));
+  EXPECT_EQ(measured_in([&] {
+              const auto all = c.backward(gradient, x, w, {true, true, false});
+              flush_all(SyncReason::kFlush);
+            }),
+            1);
+  ConvolutionShape shape{.geometry = {.images = 8,
+                                      .channels = 20,
+                                      .height = 4,
+                                      .width = 4,
+                                      .outputs = 30,
+                                      .kernel_height = 3,
+                                      .kernel_width = 3,
+                                      .padding_y = 1,
+                                      .padding_x = 1},
+                         .threads = at::get_num_threads()};
+  // On a busy machine the result is a guess; this one is not.
+  convolution_choices().learn(shape, {Implementation::kUnfolded});
+  const int64_t measurements = convolution_counts().measurements;
+  EXPECT_EQ(own_runs_in([&] { return c.forward(x, w, std::nullopt); }), 1);
+  EXPECT_EQ(convolution_counts().measurements, measurements);
+}
+
+TEST(ConvolutionChoiceFile, IsReadByTheNextProcess) {
+  char name[] = "/tmp/hetero_convolution_XXXXXX";
+  const fs::path folder = ::mkdtemp(name);
+  const std::string path = (folder / "choices.txt").string();
+  const ConvolutionShape forward{.work = ConvolutionWork::kForwardWithBias,
+                                 .geometry = {.images = 2,
+                                              .channels = 3,
+                                              .height = 4,
+                                              .width = 5,
+                                              .outputs = 6,
+                                              .kernel_height = 7,
+                                              .kernel_width = 8,
+                                              .stride_y = 9,
+                                              .stride_x = 10,
+                                              .padding_y = 11,
+                                              .padding_x = 12,
+                                              .dilation_y = 13,
+                                              .dilation_x = 14},
+                                 .threads = 15};
+  ConvolutionShape backward = forward, other = forward;
+  backward.work = ConvolutionWork::kBackward;
+  backward.gradients = kOfInput | kOfBias;
+  other.geometry.padding_x = 0;
+  ConvolutionChoices first(path);
+  first.learn(forward, {Implementation::kStock});
+  first.learn(backward, {Implementation::kUnfolded});
+  first.learn(other, {Implementation::kUnfolded, false});
+  std::ofstream(path, std::ios::app) << "forward 0 1 2 3 stock\nsideways 0 1 1 1 1 1 1 1 1 1 1 1 1 1 1 stock\n";
+  ConvolutionChoices second(path);
+  EXPECT_EQ(second.find(forward), (ConvolutionChoice{Implementation::kStock}));
+  EXPECT_EQ(second.find(backward), (ConvolutionChoice{Implementation::kUnfolded}));
+  EXPECT_EQ(second.find(other), std::nullopt);  // a guess
+  fs::remove_all(folder);
+}
+
+TEST(ConvolutionChoiceFile, ImagesOfSimilarSizeShareAChoice) {
+  ConvolutionChoices choices("");
+  ConvolutionShape shape{.geometry = {.images = 100, .height = 224, .width = 7}};
+  choices.learn(shape, {Implementation::kUnfolded});
+  shape.geometry.images = 128;
+  shape.geometry.height = 130;
+  EXPECT_TRUE(choices.find(shape).has_value());
+  shape.geometry.width = 8;
+  EXPECT_FALSE(choices.find(shape).has_value());
+}
+
+}  // namespace
+}  // namespace hetero::ops::testing
