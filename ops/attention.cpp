@@ -16,6 +16,8 @@ using backend::AttentionBackward;
 using backend::AttentionOperand;
 using backend::Element;
 
+constexpr int64_t kMostKeysPerQuery = 64;
+
 std::atomic<int64_t> forward_runs;
 std::atomic<int64_t> backward_runs;
 
@@ -140,11 +142,14 @@ bool recognize(const graph::Invocation& invocation, AttentionBackward& backward)
   if (invocation.node->operand_count != inputs + 3 || invocation.node->output_count != 3) return false;
   const Operands operands(invocation);
   Attention& call = backward.call;
-  return read_sizes(operands, 1, 2, attributes, call) && call.element == Element::kFloat32 &&
-         operands.matrix(0, call, call.queries, backward.grad_out) && operands.matrix(1, call, call.queries, call.q) &&
-         operands.matrix(2, call, call.keys, call.k) && operands.matrix(3, call, call.keys, call.v) &&
-         operands.matrix(4, call, call.queries, call.out) && operands.logsumexp(5, call) &&
-         (!attributes.mask || operands.mask(6, call)) && operands.matrix(inputs, call, call.queries, backward.grad_q) &&
+  if (!read_sizes(operands, 1, 2, attributes, call)) return false;
+  // Packing many keys for few queries costs more than it gains.
+  if (call.keys > kMostKeysPerQuery * call.queries) return false;
+  return call.element == Element::kFloat32 && operands.matrix(0, call, call.queries, backward.grad_out) &&
+         operands.matrix(1, call, call.queries, call.q) && operands.matrix(2, call, call.keys, call.k) &&
+         operands.matrix(3, call, call.keys, call.v) && operands.matrix(4, call, call.queries, call.out) &&
+         operands.logsumexp(5, call) && (!attributes.mask || operands.mask(6, call)) &&
+         operands.matrix(inputs, call, call.queries, backward.grad_q) &&
          operands.matrix(inputs + 1, call, call.keys, backward.grad_k) &&
          operands.matrix(inputs + 2, call, call.keys, backward.grad_v);
 }

@@ -1,11 +1,11 @@
 // The kernels of _scaled_dot_product_flash_attention_for_cpu and its backward: our own (backend/cpu/attention.h) where they can compute the call.
 //
-// ATen's flash attention calls a BLAS for tiles of a few rows, which costs it a third of its time or more; ours was the faster one for every shape
-// measured (docs/performance.md), so nothing is chosen when a program runs. Outputs are laid out as the recorded windows say. logsumexp is ATen's, so
+// ATen's flash attention calls a BLAS for tiles of a few rows, which costs it a third of its time or more; ours was as fast or faster for
+// every shape measured but gradients of very few queries, which stay with ATen, so nothing is measured when a program runs. Outputs are laid out as the recorded windows say. logsumexp is ATen's, so
 // a pass of ours may follow one of ATen's and the other way round.
 //
 // To the stock kernels go: every call with fusion off or config().verify, dropout, double, elements that are not dense along the last dimension, boolean
-// masks, and the gradients of 2-byte floats. Results differ from eager's in the last bits.
+// masks, gradients of 2-byte floats and those of few queries of many keys. Results differ from eager's in the last bits.
 //
 // Thread safety: as any kernel; several threads may run attention at once.
 

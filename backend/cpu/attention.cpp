@@ -159,7 +159,7 @@ class Engine {
   // The mask for some queries and keys, put into `scores`.
   void set_mask(AttentionScores& scores, Place place, int64_t query, int64_t key, float* buffer) const;
   void forward_nothing() const;
-  void forward_few(Place place) const;
+  void forward_few(Place place, int64_t first, int64_t queries) const;
   // Some queries of `heads` heads from place.head on.
   void forward_group(Place place, int64_t heads, int64_t first, int64_t count) const;
   void backward_head(const AttentionBackward& backward, Place place) const;
@@ -243,15 +243,15 @@ void Engine::forward_nothing() const {
   }
 }
 
-// All queries of a head at once, and all keys.
-void Engine::forward_few(Place place) const {
-  const int64_t queries = call_.queries, keys = call_.keys, size = call_.head_size;
+// Up to eight queries at once, and all keys.
+void Engine::forward_few(Place place, int64_t first, int64_t queries) const {
+  const int64_t keys = call_.keys, size = call_.head_size;
   const int64_t q_stride = round_up(size, kMatvecMaxBlock), score_stride = round_up(keys, kMatvecMaxBlock);
   const auto [q, scores, out, largest, sums, mask] = scratch<6>(
       {queries * q_stride, queries * score_stride, queries * q_stride, queries, queries, queries * score_stride});
   const auto& products = matvec_table(set_)[static_cast<int>(call_.element)];
   for (int64_t row = 0; row < queries; ++row) {
-    products[0].prepare(row_of(call_.q, place, row, item_), size, q + row * q_stride);
+    products[0].prepare(row_of(call_.q, place, first + row, item_), size, q + row * q_stride);
   }
   products[0].parts[queries - 1]({.x = q,
                                   .x_stride = q_stride,
@@ -265,9 +265,9 @@ void Engine::forward_few(Place place) const {
                        .stride = score_stride,
                        .rows = queries,
                        .columns = keys,
-                       .diagonal = diagonal(0, 0),
+                       .diagonal = diagonal(first, 0),
                        .scale = call_.scale};
-  set_mask(part, place, 0, 0, mask);
+  set_mask(part, place, first, 0, mask);
   std::fill_n(largest, queries, -std::numeric_limits<float>::infinity());
   kernels_->soften(part, {.largest = largest, .sums = sums, .first = true});
   products[1].parts[queries - 1]({.x = scores,
@@ -278,7 +278,7 @@ void Engine::forward_few(Place place) const {
                                   .count = size,
                                   .out = out,
                                   .out_stride = q_stride});
-  finish(place, 0, queries, out, q_stride, largest, sums);
+  finish(place, first, queries, out, q_stride, largest, sums);
 }
 
 void Engine::forward_group(Place place, int64_t heads, int64_t first, int64_t count) const {
@@ -385,10 +385,14 @@ void Engine::forward() const {
   if (places == 0 || call_.queries == 0) return;
   if (call_.keys == 0) return forward_nothing();
   const int64_t work = 2 * call_.keys * std::max<int64_t>(1, call_.head_size);
-  if (call_.queries <= kMaxMatvecRows) {
+  if (call_.queries <= (wide() ? 2 : 1) * kMaxMatvecRows) {
     const int64_t grain = std::max<int64_t>(1, kWorkPerThread / (call_.queries * work));
     parallel_for(0, places, grain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) forward_few({i / call_.heads, i % call_.heads});
+      for (int64_t i = begin; i < end; ++i) {
+        for (int64_t first = 0; first < call_.queries; first += kMaxMatvecRows) {
+          forward_few({i / call_.heads, i % call_.heads}, first, std::min(kMaxMatvecRows, call_.queries - first));
+        }
+      }
     });
     return;
   }

@@ -2,8 +2,8 @@
 //
 // The scores are never stored as a whole. A tile of queries is multiplied with a block of keys, what comes out becomes weights while it is in the
 // first-level cache, and the weights are multiplied with the block's values; sums and the largest score of a row go on from block to block (the
-// online softmax of FlashAttention, Dao et al. 2022). Gradients compute the weights again from `logsumexp`. With eight queries or fewer, as in
-// decoding, keys and values are read where they are, by the kernels of matvec.h; else they are packed once for many queries.
+// online softmax of FlashAttention, Dao et al. 2022). Gradients compute the weights again from `logsumexp`. With eight queries or fewer (16 of 2-byte
+// floats), as in decoding, keys and values are read where they are, by the kernels of matvec.h; else they are packed once for many queries.
 //
 // Sums are kept in float32. Results do not depend on the number of threads; they depend on the instruction set in their last bits. A query whose
 // scores are all -inf has 0 as result, as logsumexp and in its gradients. exp of what gives a denormal is 0.
