@@ -1,7 +1,8 @@
 // The kernels of _scaled_dot_product_flash_attention_for_cpu and its backward: our own (backend/cpu/attention.h) where they can compute the call.
 //
-// ATen's flash attention calls a BLAS for tiles of a few rows, which costs it a third of its time or more; ours was as fast or faster for
-// every shape measured but gradients of very few queries, which stay with ATen, so nothing is measured when a program runs. Outputs are laid out as the recorded windows say. logsumexp is ATen's, so
+// ATen's flash attention calls a BLAS for tiles of a few rows. On the one machine measured ours was faster forward for nearly every shape, and backward from
+// 0.93 to 1.9 times as fast, save for gradients of very few queries, which stay with ATen; so nothing is measured when a program runs.
+// Outputs are laid out as the recorded windows say. logsumexp is ATen's, so
 // a pass of ours may follow one of ATen's and the other way round.
 //
 // To the stock kernels go: every call with fusion off or config().verify, dropout, double, elements that are not dense along the last dimension, boolean
