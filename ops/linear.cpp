@@ -15,6 +15,7 @@
 #include "ops/blas.h"
 #include "ops/config.h"
 #include "ops/measure.h"
+#include "ops/own_kernel.h"
 
 namespace hetero::ops {
 namespace {
@@ -53,19 +54,6 @@ bool matrix_of(const graph::Window& window, bool batched, Matrix& matrix) {
   matrix = {window.sizes()[first], window.sizes()[first + 1], window.strides()[first], window.strides()[first + 1],
             window.offset};
   return true;
-}
-
-std::optional<Element> element_of(graph::DType dtype) {
-  switch (static_cast<at::ScalarType>(dtype)) {
-    case at::kFloat:
-      return Element::kFloat32;
-    case at::kBFloat16:
-      return Element::kBfloat16;
-    case at::kHalf:
-      return Element::kFloat16;
-    default:
-      return std::nullopt;
-  }
 }
 
 // addmm(self, mat1, mat2, *, beta, alpha) with both numbers 1.
@@ -369,15 +357,10 @@ LinearChoice chosen(const graph::Invocation& invocation, const Product& product,
   return *choice;
 }
 
-// Runs an implementation of ours, which a profiler shall see as the operator.
+// Runs an implementation of ours.
 template <typename Run>
 void run_counted(Implementation implementation, const graph::Invocation& invocation, Run&& run) {
-  if (at::hasCallbacks()) [[unlikely]] {
-    RECORD_FUNCTION(invocation.traits->name.c_str(), std::vector<c10::IValue>());
-    run();
-  } else {
-    run();
-  }
+  run_as_operator(invocation, run);
   ++runs[static_cast<int>(implementation)];
 }
 
@@ -395,7 +378,7 @@ bool run_packed(const graph::Invocation& invocation, const Product& product, Pac
 }  // namespace
 
 bool run_linear(const graph::Invocation& invocation, LinearKind kind) {
-  if (!config().fusion.load(std::memory_order_relaxed) || config().verify.load(std::memory_order_relaxed)) return false;
+  if (!own_kernels_allowed()) return false;
   Product product;
   if (!recognize(invocation, kind, product)) return false;
   Isolated isolated;

@@ -41,6 +41,8 @@ const std::unordered_map<std::string, ShapeRule>& rules() {
       {"aten::cat", ShapeRule::kConcatenate},
       {"aten::embedding", ShapeRule::kEmbedding},
       {"aten::native_layer_norm", ShapeRule::kLayerNorm},
+      {"aten::_scaled_dot_product_flash_attention_for_cpu", ShapeRule::kAttention},
+      {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", ShapeRule::kAttentionBackward},
   };
   return *table;
 }
@@ -193,6 +195,58 @@ bool layer_norm(c10::ArrayRef<c10::IValue> arguments, std::vector<RuledOutput>& 
   return true;
 }
 
+// Whether query, key and value fit together, and the mask with them, where there is one.
+bool attention_fits(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const c10::IValue& mask) {
+  if (query.dim() != 4 || key.dim() != 4 || query.numel() == 0 || key.numel() == 0 || key.sizes() != value.sizes()) {
+    return false;
+  }
+  if (query.size(0) != key.size(0) || query.size(1) != key.size(1) || query.size(3) != key.size(3)) return false;
+  if (mask.isNone()) return true;
+  if (!mask.isTensor()) return false;
+  const int64_t sizes[] = {query.size(0), query.size(1), query.size(2), key.size(2)};
+  const at::Tensor& tensor = mask.toTensor();
+  return (tensor.dim() == 2 || tensor.dim() == 4) && at::is_expandable_to(tensor.sizes(), sizes);
+}
+
+// [a, b, c, ...] laid out as [a, c, b, ...].
+RuledOutput transposed(c10::SmallVector<int64_t, 6> sizes) {
+  std::swap(sizes[1], sizes[2]);
+  RuledOutput output = row_major(sizes);
+  std::swap(output.sizes[1], output.sizes[2]);
+  std::swap(output.strides[1], output.strides[2]);
+  return output;
+}
+
+bool attention(c10::ArrayRef<c10::IValue> arguments, const c10::SmallVector<at::Tensor, 4>& tensors,
+               std::vector<RuledOutput>& outputs) {
+  if (tensors.size() < 3 || arguments.size() != 7) return false;
+  const at::Tensor& query = tensors[0];
+  if (!query.is_non_overlapping_and_dense() || !attention_fits(query, tensors[1], tensors[2], arguments[5])) {
+    return false;
+  }
+  RuledOutput out = row_major(query.sizes());
+  out.strides.assign(query.strides().begin(), query.strides().end());
+  outputs.push_back(std::move(out));
+  outputs.push_back(transposed({query.size(0), query.size(1), query.size(2)}));
+  return true;
+}
+
+bool attention_backward(c10::ArrayRef<c10::IValue> arguments, const c10::SmallVector<at::Tensor, 4>& tensors,
+                        std::vector<RuledOutput>& outputs) {
+  if (tensors.size() < 6 || arguments.size() != 10) return false;
+  const at::Tensor& query = tensors[1];
+  if (!attention_fits(query, tensors[2], tensors[3], arguments[8])) return false;
+  if (tensors[0].sizes() != query.sizes() || tensors[4].sizes() != query.sizes() ||
+      tensors[5].sizes() != query.sizes().slice(0, 3)) {
+    return false;
+  }
+  for (size_t i = 1; i < 4; ++i) {
+    const auto sizes = tensors[i].sizes();
+    outputs.push_back(transposed({sizes.begin(), sizes.end()}));
+  }
+  return true;
+}
+
 }  // namespace
 
 ShapeRule shape_rule_of(const std::string& name, graph::OpClass op_class) {
@@ -220,6 +274,10 @@ bool apply_rule(ShapeRule rule, c10::ArrayRef<c10::IValue> arguments, std::vecto
       return reduce(arguments, outputs);
     case ShapeRule::kLayerNorm:
       return layer_norm(arguments, outputs);
+    case ShapeRule::kAttention:
+      return attention(arguments, tensors, outputs);
+    case ShapeRule::kAttentionBackward:
+      return attention_backward(arguments, tensors, outputs);
     case ShapeRule::kEmbedding: {
       if (tensors.size() < 2 || tensors[0].dim() != 2) return false;
       c10::SmallVector<int64_t, 6> sizes(tensors[1].sizes().begin(), tensors[1].sizes().end());

@@ -29,6 +29,8 @@ enum class ShapeRule : uint8_t {
   kConcatenate,
   kEmbedding,
   kLayerNorm,
+  kAttention,
+  kAttentionBackward,
 };
 
 // The rule of an operator, by its name and class.

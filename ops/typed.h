@@ -559,7 +559,8 @@ struct TypedKernel<Op, Out, R(A...)> {
   }
 };
 
-// The kernel of an operator whose typed kernel is `stock`; specialized where there is something better for some calls.
+// The kernel of an operator whose typed kernel is `stock`; specialized where there is something better for some calls. With a member
+// kTakesMemory it is given its outputs' memory although the operator has no `out=` variant.
 template <typename Op, graph::KernelFunction stock>
 struct KernelOf {
   static constexpr graph::KernelFunction kValue = stock;
@@ -575,8 +576,9 @@ template <typename Op, typename Out = NoOut>
 void enter_typed_row(graph::OpClass op_class) {
   graph::OpTraits traits = traits_of(full_name<Op>());
   traits.op_class = op_class;
-  traits.brings_memory = std::is_same_v<Out, NoOut>;
-  traits.kernel = KernelOf<Op, &TypedKernel<Op, Out>::run>::kValue;
+  using Kernel = KernelOf<Op, &TypedKernel<Op, Out>::run>;
+  traits.brings_memory = std::is_same_v<Out, NoOut> && !requires { Kernel::kTakesMemory; };
+  traits.kernel = Kernel::kValue;
   TypedRecorder<Op>::id = graph::op_table().add(std::move(traits));
   if (overwrites_first_argument(full_name<Op>())) TypedRecorder<Op>::written = graph::Access::kWrite;
 }

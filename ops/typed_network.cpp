@@ -4,8 +4,6 @@
 
 #include <ATen/ops/_adaptive_avg_pool2d_backward_ops.h>
 #include <ATen/ops/_adaptive_avg_pool2d_ops.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward_ops.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_ops.h>
 #include <ATen/ops/avg_pool2d_backward_ops.h>
 #include <ATen/ops/avg_pool2d_ops.h>
 #include <ATen/ops/binary_cross_entropy_with_logits_ops.h>
@@ -26,6 +24,7 @@
 #include <ATen/ops/nll_loss_forward_ops.h>
 #include <ATen/ops/smooth_l1_loss_ops.h>
 
+#include "ops/attention.h"
 #include "ops/convolution.h"
 #include "ops/op_table.h"
 

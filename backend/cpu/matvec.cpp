@@ -62,15 +62,6 @@ using Bfloat16 = Elements<uint16_t, bfloat16_to_float, float_to_bfloat16>;
 using Float16 = Elements<uint16_t, float16_to_float, float_to_float16>;
 constexpr MatvecTableHolder kPortableTable = make_matvec_table<Vector, Float32, Bfloat16, Bfloat16, Float16>();
 
-const MatvecTable& table_of(InstructionSet set) {
-#if defined(__x86_64__)
-  if (set == InstructionSet::kAvx512) return matvec_avx512();
-  if (set == InstructionSet::kAvx2) return matvec_avx2();
-#endif
-  (void)set;
-  return kPortableTable.kernels;
-}
-
 // Calls `use` with an element and the functions that widen and narrow one.
 template <typename Use>
 void with_element(Element element, Use use) {
@@ -113,9 +104,18 @@ float* prepared_rows(int64_t floats) {
 
 }  // namespace
 
+const MatvecTable& matvec_table(InstructionSet set) {
+#if defined(__x86_64__)
+  if (set == InstructionSet::kAvx512) return matvec_avx512();
+  if (set == InstructionSet::kAvx2) return matvec_avx2();
+#endif
+  (void)set;
+  return kPortableTable.kernels;
+}
+
 void widen(Element element, const void* from, int64_t count, float* to, InstructionSet set) {
   const int64_t whole = count / kMatvecMaxBlock * kMatvecMaxBlock;
-  table_of(set)[static_cast<int>(element)][1].prepare(from, whole, to);
+  matvec_table(set)[static_cast<int>(element)][1].prepare(from, whole, to);
   with_element(element, [&](auto example, auto widen_one, auto) {
     const auto* const elements = static_cast<const decltype(example)*>(from);
     for (int64_t i = whole; i < count; ++i) to[i] = widen_one(elements[i]);
@@ -124,7 +124,7 @@ void widen(Element element, const void* from, int64_t count, float* to, Instruct
 
 void narrow(Element element, const float* from, int64_t count, void* to, InstructionSet set) {
   const int64_t whole = count / kMatvecMaxBlock * kMatvecMaxBlock;
-  table_of(set)[static_cast<int>(element)][1].narrow(from, whole, to);
+  matvec_table(set)[static_cast<int>(element)][1].narrow(from, whole, to);
   with_element(element, [&](auto example, auto, auto narrow_one) {
     auto* const elements = static_cast<decltype(example)*>(to);
     for (int64_t i = whole; i < count; ++i) elements[i] = narrow_one(from[i]);
@@ -142,7 +142,7 @@ void matvec(const Matvec& call) { matvec(call, instruction_set()); }
 
 void matvec(const Matvec& call, InstructionSet set) {
   if (call.m <= 0 || call.n <= 0) return;
-  const MatvecKernels& kernels = table_of(set)[static_cast<int>(call.element)][call.columns ? 1 : 0];
+  const MatvecKernels& kernels = matvec_table(set)[static_cast<int>(call.element)][call.columns ? 1 : 0];
   const int64_t item = element_bytes(call.element);
   const int64_t padded = round_up(call.k, kMatvecMaxBlock);
   float* const x = prepared_rows(call.m * padded);

@@ -13,6 +13,8 @@
 
 #include <cstdint>
 
+#include "backend/cpu/instruction_set.h"
+
 namespace hetero::backend {
 
 // Part of a product: `count` outputs beginning with the first one that w points to.
@@ -42,6 +44,8 @@ inline constexpr int64_t kMatvecMaxBlock = 32;
 using MatvecTable = MatvecKernels[3][2];
 const MatvecTable& matvec_avx512();
 const MatvecTable& matvec_avx2();
+// REQUIRES: set <= instruction_set().
+const MatvecTable& matvec_table(InstructionSet set);
 
 template <typename V, typename L>
 void prepare_row(const void* row, int64_t k, float* out) {

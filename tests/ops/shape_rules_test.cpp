@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/arange.h>
@@ -22,6 +24,7 @@
 #include <ATen/ops/var.h>
 #include <ATen/ops/where.h>
 
+#include "ops/config.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {
@@ -56,6 +59,19 @@ TEST_F(ShapeRules, PointwiseResultsAreBroadcast) {
                    at::add(x.transpose(0, 2), 1),
                    at::mul(x.transpose(0, 1), y.unsqueeze(1))};
   });
+}
+
+TEST_F(ShapeRules, AttentionIsLaidOutAsTheQuery) {
+  config().fusion = false;
+  expect_same_look([](int64_t n, auto put) {
+    const at::Tensor q = put(numbers({2, n, 3, 8}, 1)).transpose(1, 2), k = put(numbers({2, 3, n + 1, 8}, 2)),
+                     v = put(numbers({2, 3, n + 1, 8}, 3)), mask = put(numbers({n, 1}));
+    const auto [out, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0, false, mask);
+    const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+        put(numbers({2, 3, n, 8}, 4)), q, k, v, out, logsumexp, 0, false, mask);
+    return Tensors{out, logsumexp, dq, dk, dv};
+  });
+  config().fusion = true;
 }
 
 TEST_F(ShapeRules, ProductsAndReductions) {

@@ -6,7 +6,7 @@ import models
 import pytest
 import torch
 from counters import counting
-from helpers import DEVICE, assert_same, fresh, needs_hetero
+from helpers import DEVICE, ON_HETERO, assert_same, fresh, needs_hetero
 from torch import nn
 
 
@@ -31,7 +31,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("case", TEXTS)
-def test_minilm_with_real_weights_embeds_bitwise_as_cpu(case: str) -> None:
+def test_minilm_with_real_weights_embeds_bitwise_as_cpu(case: str, unfused: None) -> None:
     model, tokenize = models.minilm()
     batch = tokenize(TEXTS[case])
 
@@ -119,14 +119,14 @@ def test_packed_sequences_run_through_an_lstm_as_on_cpu() -> None:
     assert_same(run(DEVICE), run("cpu"))
 
 
-def test_transformer_forward_is_bitwise_cpu() -> None:
+def test_transformer_forward_is_bitwise_cpu(unfused: None) -> None:
     model = models.transformer()
     forward_on_both(model, torch.randint(40, (2, 10)))
     forward_on_both(model.to("cpu").eval(), torch.randint(40, (2, 7)))
 
 
 @pytest.mark.parametrize("family", ("gpt2", "llama", "qwen3"))
-def test_decoder_logits_are_bitwise_cpu(family: str) -> None:
+def test_decoder_logits_are_bitwise_cpu(family: str, unfused: None) -> None:
     model = models.causal_lm(family)
     tokens = torch.randint(3, 64, (2, 11))
     mask = torch.ones_like(tokens)
@@ -226,7 +226,7 @@ TRAINED = {
 def test_three_training_steps_leave_every_parameter_bitwise_cpu(
     name: str, optimizer: str, request: pytest.FixtureRequest
 ) -> None:
-    if name == "resnet18":  # convolutions
+    if name in ("resnet18", "transformer"):  # convolutions, attention
         request.getfixturevalue("unfused")
     build, data = TRAINED[name]
     inputs, targets = data()
@@ -316,7 +316,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer_forward_and_backward_are_bitwise_cpu(name: str, request: pytest.FixtureRequest) -> None:
-    if name.startswith("conv"):
+    if name.startswith("conv") or name == "attention":
         request.getfixturevalue("unfused")
     build, size = LAYERS[name]
 

@@ -1,0 +1,47 @@
+// What the kernels have in common that stand in for stock ones: when they may run, on which elements, and how a profiler sees them.
+//
+// Thread safety: any thread.
+
+#pragma once
+
+#include <ATen/record_function.h>
+
+#include <optional>
+#include <vector>
+
+#include "backend/cpu/matvec.h"
+#include "graph/op.h"
+#include "ops/config.h"
+
+namespace hetero::ops {
+
+// Results of ours differ from the stock kernels' in the last bits, so they may run with fusion only, and not where bits are compared.
+inline bool own_kernels_allowed() {
+  return config().fusion.load(std::memory_order_relaxed) && !config().verify.load(std::memory_order_relaxed);
+}
+
+inline std::optional<backend::Element> element_of(graph::DType dtype) {
+  switch (static_cast<c10::ScalarType>(dtype)) {
+    case c10::kFloat:
+      return backend::Element::kFloat32;
+    case c10::kBFloat16:
+      return backend::Element::kBfloat16;
+    case c10::kHalf:
+      return backend::Element::kFloat16;
+    default:
+      return std::nullopt;
+  }
+}
+
+// A profiler shall see the operator.
+template <typename Run>
+void run_as_operator(const graph::Invocation& invocation, Run&& run) {
+  if (at::hasCallbacks()) [[unlikely]] {
+    RECORD_FUNCTION(invocation.traits->name.c_str(), std::vector<c10::IValue>());
+    run();
+  } else {
+    run();
+  }
+}
+
+}  // namespace hetero::ops
