@@ -230,7 +230,9 @@ Status CutRun::run(Cut& cut, SyncReason reason) {
   go_on(nullptr);
   status = finish();
   if (cut.keeps && cut.end != nullptr) {
-    overlap().learn(cut, begin - cut.begun, std::chrono::steady_clock::now() - begin);
+    const auto now = std::chrono::steady_clock::now();
+    overlap().learn(cut, begin - cut.begun, now - begin);
+    if (cut.mark != nullptr) overlap().judge(cut.mark, now - cut.divided_begun);
   }
   return status.ok() ? verifier.compare(cut) : status;
 }

@@ -29,7 +29,11 @@ constexpr int64_t kLeastForced = 4;  // the same, for tests
 // than all of the recording.
 constexpr int kMostRuns = 8;
 // Traces like this one must have been seen before it is divided.
-constexpr int kVotes = 2;
+constexpr int kVotes = 8;
+// Divided, it must be faster than this much of its time before, in the best of some trials; the first ones make plans.
+constexpr double kWorthDividing = 0.95;
+constexpr int kFirstTrial = 4;
+constexpr int kLastTrial = 11;
 // Machines with more threads were not measured: there, a kernel on a few threads may hold up the many.
 constexpr int kMostThreads = 4;
 
@@ -93,6 +97,7 @@ void Overlap::cut_early() {
     }
     flight->started = false;
     flights_.push_back(std::move(flight));
+    flight_count_.fetch_add(1, std::memory_order_release);
   }
   start_thread();
   waiting_.notify_one();
@@ -113,9 +118,21 @@ void Overlap::learn(const Cut& cut, nanoseconds recording, nanoseconds running) 
     plans.overlap_votes = 0;
     return;
   }
+  plans.whole = std::min(plans.whole, recording + running);
   if (++plans.overlap_votes < kVotes) return;
   plans.overlap_votes = 0;
   plans.pieces = static_cast<int>(pieces);
+}
+
+void Overlap::judge(TrieNode* mark, nanoseconds all) {
+  if (forced_pieces_.load(std::memory_order_relaxed) > 0) return;
+  PlanSet& plans = mark->plans();
+  if (plans.trials > kLastTrial || ++plans.trials < kFirstTrial) return;
+  plans.divided = std::min(plans.divided, all);
+  if (plans.trials <= kLastTrial) return;
+  if (static_cast<double>(plans.divided.count()) < kWorthDividing * static_cast<double>(plans.whole.count())) return;
+  Locked lock(recorder().mutex());
+  mark->set_cuts(0);
 }
 
 void Overlap::start_thread() {
@@ -140,6 +157,7 @@ void Overlap::abandon() {
   new (&waiting_) std::condition_variable;
   new (&flights_) std::deque<std::unique_ptr<Flight>>;
   new (&thread_) std::thread;
+  flight_count_ = 0;
   wanted_ = 0;
 }
 
@@ -162,10 +180,7 @@ void Overlap::work() {
 }
 
 void Overlap::run_waiting() {
-  {
-    const std::lock_guard guard(mutex_);
-    if (flights_.empty()) return;
-  }
+  if (flight_count_.load(std::memory_order_acquire) == 0) return;
   const WithoutInterpreter released;
   const KernelScope scope;
   choose_thread_count();
@@ -208,6 +223,7 @@ bool Overlap::run_front(const std::atomic<int32_t>* stop) {
     const std::lock_guard guard(mutex_);
     landed = std::move(flights_.front());
     flights_.pop_front();
+    flight_count_.fetch_sub(1, std::memory_order_release);
   }
   complete(std::move(landed), status);
   return true;

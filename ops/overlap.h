@@ -10,6 +10,9 @@
 // flight will have done is known to the recorder before it is done: which storages will have bytes (HeteroStorage::valid_later), and which owners are
 // flights (HeteroStorage::flights), so that plans do not depend on how far the flights are.
 //
+// Whether it pays is not foretold but tried: processors may be two threads of one core, and others may need them. A trace that was divided some times and
+// did not get faster is divided no more.
+//
 // A kernel of a flight has fewer threads than one of a sync point, and some kernels add in another order then. So results may differ in the last bits
 // from run to run, within the tolerances of fusion. There are no flights with config().overlap or config().fusion off, with
 // torch.use_deterministic_algorithms(), with an accelerator, under a profiler, or with an option that looks at each flush. Operators that are not
@@ -40,6 +43,10 @@ class Overlap {
 
   // Takes note of how long it took to record and to run a whole trace, and says in how many pieces it is to be recorded. REQUIRES: the executor lock.
   void learn(const Cut& cut, std::chrono::nanoseconds recording, std::chrono::nanoseconds running);
+
+  // Takes note of how long it took to record and run a trace that is divided at `mark`; where that does not pay, it is not divided any more.
+  // REQUIRES: the executor lock.
+  void judge(TrieNode* mark, std::chrono::nanoseconds all);
 
   // Every trace of some nodes is divided into so many pieces as soon as it was seen, whatever it takes; 0 ends that. For tests.
   void force_pieces(int pieces) { forced_pieces_ = pieces; }
@@ -72,6 +79,7 @@ class Overlap {
   std::mutex mutex_;  // of all below
   std::condition_variable waiting_;
   std::deque<std::unique_ptr<Flight>> flights_;  // the front may be running
+  std::atomic<int32_t> flight_count_{0};         // of them
   std::vector<std::unique_ptr<Flight>> unused_;
   std::thread thread_;
   bool stopped_ = false;

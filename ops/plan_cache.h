@@ -11,6 +11,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -80,6 +81,9 @@ class PlanSet {
   // Of overlap.h.
   int overlap_votes = 0;
   int pieces = 0;  // in how many the next trace that ends here is to be divided; 0: it is not
+  std::chrono::nanoseconds whole = std::chrono::nanoseconds::max();    // the least that the trace took, undivided
+  std::chrono::nanoseconds divided = std::chrono::nanoseconds::max();  // of a mark: the same in pieces
+  int trials = 0;                                                      // of a mark: how often it was used
 
  private:
   CachedPlan* used(size_t i);

@@ -261,7 +261,10 @@ void Recorder::divide(PlanSet& plans) {
       path_, [](const TrieNode* node) { return graph::op_table()[node->op()].name.starts_with("aten::"); });
   if (!own) return;
   if (path_.size() - left_over_ < count) return;
-  path_[left_over_ + (path_.size() - left_over_) / count - 1]->set_cuts(static_cast<int>(count) - 1);
+  TrieNode* const mark = path_[left_over_ + (path_.size() - left_over_) / count - 1];
+  if (mark->plans().trials > 0) return;  // it did not pay
+  mark->plans().whole = plans.whole;
+  mark->set_cuts(static_cast<int>(count) - 1);
 }
 
 bool Recorder::cut_early(Cut& cut, uint64_t& flight) {
@@ -270,7 +273,12 @@ bool Recorder::cut_early(Cut& cut, uint64_t& flight) {
   if (at_->is_mark()) {
     piece_ = path_.size() - left_over_;
     cuts_left_ = at_->cuts();
+    if (mark_ == nullptr) {
+      mark_ = at_;
+      divided_begun_ = begun_;
+    }
   }
+  TrieNode* const mark = mark_;
   flight = ++last_flight_;
   cut.keeps = true;
   cut.default_dtype = default_dtype_;
@@ -278,6 +286,7 @@ bool Recorder::cut_early(Cut& cut, uint64_t& flight) {
   write_down();
   finish(cut, flight);
   take_all(cut);
+  mark_ = mark;
   cut_at_ = --cuts_left_ > 0 ? piece_ : kNever;
   return true;
 }
@@ -340,6 +349,8 @@ void Recorder::end_path(Cut& cut) {
   cut.recorded_nodes = path_.size() - left_over_;
   path_.clear();
   left_over_ = 0;
+  cut.mark = std::exchange(mark_, nullptr);
+  cut.divided_begun = divided_begun_;
   values_.clear();
   trace_.clear();
   version_ = 0;
@@ -559,6 +570,7 @@ bool Recorder::trim_caches() {
   meta_cache_.trim(limit / 4);
   if (!too_many_windows && !too_many_traces) return true;
   if (!path_.empty()) return false;
+  mark_ = nullptr;
   if (too_many_traces) trie_.trim(limit / 2);
   // Windows have no age: programs whose shapes keep changing begin anew.
   if (too_many_windows) forget();
@@ -569,6 +581,7 @@ void Recorder::forget() {
   meta_cache_.clear();
   trie_.clear();
   at_ = trie_.root();
+  mark_ = nullptr;
   windows_.clear();
   forget_alias_windows();
 }

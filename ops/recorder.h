@@ -155,6 +155,9 @@ struct Cut {
   int threads = 0;                              // at::get_num_threads() of who records
   std::chrono::steady_clock::time_point begun;  // when the first node of the trace was recorded
   size_t recorded_nodes = 0;                    // of the trace, since then
+  // Of the last piece of a divided trace: where it was divided, and when the first piece was begun.
+  TrieNode* mark = nullptr;
+  std::chrono::steady_clock::time_point divided_begun;
   // Where the trace ended that the nodes were cut out of; null where its plans cannot be kept.
   TrieNode* end = nullptr;
   std::vector<uint8_t> selection;  // per node of that trace: it was cut; empty: all
@@ -165,6 +168,7 @@ struct Cut {
     keeps = false;
     values.clear();
     end = nullptr;
+    mark = nullptr;
     selection.clear();
     graph.clear();
     holds.clear();
@@ -320,6 +324,8 @@ class Recorder {
   uint64_t landed_ = 0;  // the last one that has
   // In the middle of a divided trace: the nodes of a piece, how many pieces come before the last, and where this one ends.
   static constexpr size_t kNever = SIZE_MAX;
+  TrieNode* mark_ = nullptr;  // where the first piece ended
+  std::chrono::steady_clock::time_point divided_begun_;
   size_t left_over_ = 0;  // nodes of an earlier trace, of which some were cut out
   size_t piece_ = 0;
   int cuts_left_ = 0;

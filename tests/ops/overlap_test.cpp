@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "ops/config.h"
+#include "ops/plan_cache.h"
 #include "ops/sync.h"
 #include "tests/ops/fixture.h"
 
@@ -185,6 +186,26 @@ TEST_F(OverlapTest, ThreadsThatRecordAndReadSeeTheirOwnValues) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(OverlapTest, WhereItDoesNotPayATraceIsDividedNoMore) {
+  warm_up(a);
+  overlap().force_pieces(0);
+  const TrieNode* node = nullptr;
+  for (const TrieNode* first = recorder().trie().first(); first != nullptr && node == nullptr;
+       first = first->sibling()) {
+    for (node = first; node != nullptr && !node->is_mark();) node = node->first_child();
+  }
+  ASSERT_NE(node, nullptr);
+  {
+    const Executing executing;
+    auto* const divided = const_cast<TrieNode*>(node);
+    divided->plans().whole = std::chrono::milliseconds(1);
+    for (int i = 0; i < 20; ++i) overlap().judge(divided, std::chrono::milliseconds(2));
+  }
+  mark();
+  expect_same(run(a), program(x));
+  EXPECT_EQ(flights(), 0);
 }
 
 TEST_F(OverlapTest, ShortTracesAreNotDivided) {

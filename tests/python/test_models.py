@@ -6,7 +6,7 @@ import models
 import pytest
 import torch
 from counters import counting
-from helpers import DEVICE, ON_HETERO, assert_same, fresh, needs_hetero
+from helpers import DEVICE, assert_same, fresh, needs_hetero
 from torch import nn
 
 

@@ -30,7 +30,8 @@ def flights() -> int:
 
 def test_a_model_in_pieces_gives_the_same_values_every_time() -> None:
     torch.manual_seed(0)
-    model = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)  # eval() would be one operator
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 3)  # eval() would make each layer one operator
     inputs = [torch.randn(2, 6, 16) for _ in range(3)]
     with torch.no_grad():
         expected = [model(x) for x in inputs]

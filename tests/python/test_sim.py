@@ -25,7 +25,7 @@ def assert_both_devices_worked(seen: Seen) -> None:
     assert seen.events > 0 and seen.waits > 0
 
 
-def test_minilm_on_two_devices_is_bitwise_cpu() -> None:
+def test_minilm_on_two_devices_is_bitwise_cpu(unfused: None) -> None:
     model, tokenize = models.minilm()
     batch = tokenize(["Return the sum of numbers.", "Open a file and return a stream."])
     with torch.no_grad():
@@ -42,7 +42,7 @@ def test_minilm_on_two_devices_is_bitwise_cpu() -> None:
 
 
 @pytest.mark.parametrize("optimizer", models.OPTIMIZERS)
-def test_training_a_transformer_on_two_devices_is_bitwise_cpu(optimizer: str) -> None:
+def test_training_a_transformer_on_two_devices_is_bitwise_cpu(optimizer: str, unfused: None) -> None:
     inputs, targets = torch.randint(40, (2, 8)), torch.randint(40, (2, 8))
     expected = models.train(models.transformer, inputs, targets, optimizer, "cpu")
     with counting() as seen:
