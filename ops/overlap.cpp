@@ -25,6 +25,7 @@ constexpr nanoseconds kPiece{400'000};
 constexpr int64_t kMostPieces = 32;
 constexpr int64_t kLeastNodes = 16;  // in a piece
 constexpr int64_t kLeastForced = 4;  // the same, for tests
+constexpr int32_t kMostFlights = 2 * kMostPieces;
 // When its value is wanted, a kernel in flight has to end first, on fewer threads. Where running takes many times as long as recording, that may be longer
 // than all of the recording.
 constexpr int kMostRuns = 8;
@@ -101,6 +102,8 @@ void Overlap::cut_early() {
   }
   start_thread();
   waiting_.notify_one();
+  // A program that reads nothing would otherwise run away from its flights.
+  if (flight_count_.load(std::memory_order_relaxed) >= kMostFlights) const Executing executing;
 }
 
 void Overlap::learn(const Cut& cut, nanoseconds recording, nanoseconds running) {

@@ -8,6 +8,7 @@
 //
 //   record:  recorder lock            windows, meta cache, trace
 //   run:     executor lock, and inside it the recorder lock for as long as it takes to cut the trace
+//   early:   the recorder lock alone; the cut waits until somebody with the executor lock runs it (overlap.h)
 //
 // Program order is the order in which threads got the recorder lock. The executor lock is never taken while the
 // recorder lock is held, and no kernel, meta kernel or Python code runs under the recorder lock.

@@ -118,6 +118,13 @@ TEST_F(OverlapTest, ValuesThatDieBetweenRecordingAndRunningDoNotHarmOthers) {
   expect_same(run(a), program(x));
 }
 
+TEST_F(OverlapTest, AProgramThatReadsNothingDoesNotRunAway) {
+  warm_up(a);
+  at::Tensor last;
+  for (int i = 0; i < 400; ++i) last = program(a)[0];
+  expect_same(last, program(x)[0]);
+}
+
 TEST_F(OverlapTest, OffNothingFlies) {
   warm_up(a);
   config().overlap = false;
