@@ -1,6 +1,5 @@
 #include "ops/attention.h"
 
-#include <atomic>
 #include <cmath>
 #include <optional>
 
@@ -17,9 +16,6 @@ using backend::AttentionOperand;
 using backend::Element;
 
 constexpr int64_t kMostKeysPerQuery = 64;
-
-std::atomic<int64_t> forward_runs;
-std::atomic<int64_t> backward_runs;
 
 // The operands of a call, one after another, in the order of its schema.
 class Operands {
@@ -160,8 +156,7 @@ bool run_attention(const graph::Invocation& invocation) {
   Attention call;
   if (!own_kernels_allowed() || !recognize(invocation, call)) return false;
   Isolated isolated;
-  run_as_operator(invocation, [&] { backend::attention_forward(call); });
-  ++forward_runs;
+  run_as_operator(OwnKernel::kAttention, invocation, [&] { backend::attention_forward(call); });
   return true;
 }
 
@@ -169,11 +164,13 @@ bool run_attention_backward(const graph::Invocation& invocation) {
   AttentionBackward backward;
   if (!own_kernels_allowed() || !recognize(invocation, backward)) return false;
   Isolated isolated;
-  run_as_operator(invocation, [&] { backend::attention_backward(backward); });
-  ++backward_runs;
+  run_as_operator(OwnKernel::kAttentionBackward, invocation, [&] { backend::attention_backward(backward); });
   return true;
 }
 
-AttentionCounts attention_counts() { return {forward_runs, backward_runs}; }
+AttentionCounts attention_counts() {
+  const auto runs = [](OwnKernel kernel) { return counters().own_kernels[static_cast<size_t>(kernel)].load(); };
+  return {runs(OwnKernel::kAttention), runs(OwnKernel::kAttentionBackward)};
+}
 
 }  // namespace hetero::ops

@@ -11,8 +11,8 @@
 
 #include "backend/cpu/convolution.h"
 #include "ops/blas.h"
-#include "ops/config.h"
 #include "ops/measure.h"
+#include "ops/own_kernel.h"
 
 namespace hetero::ops {
 namespace {
@@ -20,7 +20,6 @@ namespace {
 using Implementation = ConvolutionImplementation;
 using backend::ConvolutionGeometry;
 
-std::atomic<int64_t> runs[kConvolutionImplementations];
 std::atomic<int64_t> measurements;
 std::atomic<int> forced{-1};
 
@@ -315,17 +314,15 @@ class Output {
 };
 
 // Whether ours may run at all.
-bool may_choose() {
-  return config().fusion.load(std::memory_order_relaxed) && !config().verify.load(std::memory_order_relaxed) &&
-         has_sgemm();
-}
+bool may_choose() { return own_kernels_allowed() && has_sgemm(); }
 
 bool run_recognized(const graph::Invocation& invocation, Convolution& call) {
   call.shape.threads = at::get_num_threads();
   if (!backend::convolution_fits(call.shape.geometry)) return false;
   Isolated isolated;
   if (chosen(invocation, call) == Implementation::kStock) return false;
-  const auto run = [&] {
+  const bool backward = call.shape.work == ConvolutionWork::kBackward;
+  run_as_operator(backward ? OwnKernel::kConvolutionBackward : OwnKernel::kConvolution, invocation, [&] {
     KernelTensors tensors(invocation);
     Output output(invocation, tensors, call.output), grad_input(invocation, tensors, call.grad_input),
         grad_weight(invocation, tensors, call.grad_weight), grad_bias(invocation, tensors, call.grad_bias);
@@ -336,15 +333,7 @@ bool run_recognized(const graph::Invocation& invocation, Convolution& call) {
                               .output = output.numbers(),
                               .gradients = {grad_input.numbers(), grad_weight.numbers(), grad_bias.numbers()}});
     for (Output* one : {&output, &grad_input, &grad_weight, &grad_bias}) one->deliver();
-  };
-  // A profiler shall see the operator.
-  if (at::hasCallbacks()) [[unlikely]] {
-    RECORD_FUNCTION(invocation.traits->name.c_str(), std::vector<c10::IValue>());
-    run();
-  } else {
-    run();
-  }
-  ++runs[static_cast<int>(Implementation::kUnfolded)];
+  });
   return true;
 }
 
@@ -362,7 +351,9 @@ bool run_convolution_backward(const graph::Invocation& invocation) {
 
 ConvolutionCounts convolution_counts() {
   ConvolutionCounts counts;
-  for (int i = 0; i < kConvolutionImplementations; ++i) counts.runs[i] = runs[i];
+  for (const OwnKernel kernel : {OwnKernel::kConvolution, OwnKernel::kConvolutionBackward}) {
+    counts.runs[static_cast<int>(Implementation::kUnfolded)] += counters().own_kernels[static_cast<size_t>(kernel)];
+  }
   counts.measurements = measurements;
   return counts;
 }

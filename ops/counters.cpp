@@ -15,6 +15,19 @@ const char* to_string(SyncReason reason) {
   return "unknown";
 }
 
+const char* to_string(OwnKernel kernel) {
+  switch (kernel) {
+#define X(name, text)   \
+  case OwnKernel::name: \
+    return text;
+    HETERO_OWN_KERNELS(X)
+#undef X
+    case OwnKernel::kCount:
+      break;
+  }
+  return "unknown";
+}
+
 constinit Counters* counters_instance = nullptr;
 namespace {
 // Before the static initializers, which register operators.
@@ -63,6 +76,7 @@ void Counters::reset() {
     *counter = 0;
   }
   for (Count& flush : flushes) flush = 0;
+  for (Count& own : own_kernels) own = 0;
   std::lock_guard lock(mutex_);
   fallbacks_.clear();
 }

@@ -42,6 +42,24 @@ enum class SyncReason : uint8_t {
 };
 const char* to_string(SyncReason reason);
 
+// The kernels that run in place of PyTorch's; see own_kernel.h.
+#define HETERO_OWN_KERNELS(X)                                    \
+  X(kFewRows, "products of few rows")                            \
+  X(kWideProduct, "products of 2-byte floats in float32")        \
+  X(kPackedProduct, "products with a packed weight")             \
+  X(kConvolution, "convolutions as products over all images")    \
+  X(kConvolutionBackward, "gradients of convolutions, likewise") \
+  X(kAttention, "attention")                                     \
+  X(kAttentionBackward, "gradients of attention")
+
+enum class OwnKernel : uint8_t {
+#define X(name, text) name,
+  HETERO_OWN_KERNELS(X)
+#undef X
+      kCount,
+};
+const char* to_string(OwnKernel kernel);
+
 struct Counters {
   using Count = std::atomic<int64_t>;
 
@@ -75,6 +93,7 @@ struct Counters {
   Count skipped_nodes{0};
   Count verified_flushes{0};
   std::array<Count, static_cast<size_t>(SyncReason::kCount)> flushes{};
+  std::array<Count, static_cast<size_t>(OwnKernel::kCount)> own_kernels{};
 
   void count_fallback(const std::string& op);
   std::map<std::string, int64_t> fallbacks();

@@ -30,7 +30,6 @@ constexpr int64_t kSmallestWeight = 16 << 10;
 constexpr int64_t kFewestWideRows = 12;
 constexpr double kWorthPacking = 1 / 1.15;
 
-std::atomic<int64_t> runs[kLinearImplementations];
 std::atomic<int64_t> measurements;
 std::atomic<int64_t> packed_bytes;
 std::atomic<int> forced{-1};
@@ -357,18 +356,11 @@ LinearChoice chosen(const graph::Invocation& invocation, const Product& product,
   return *choice;
 }
 
-// Runs an implementation of ours.
-template <typename Run>
-void run_counted(Implementation implementation, const graph::Invocation& invocation, Run&& run) {
-  run_as_operator(invocation, run);
-  ++runs[static_cast<int>(implementation)];
-}
-
 // False where the weight is not packed and there is no room to pack it.
 bool run_packed(const graph::Invocation& invocation, const Product& product, PackedWeights& weights) {
   const at::Tensor* packed = pack(invocation, product, weights);
   if (packed == nullptr) return false;
-  run_counted(Implementation::kPacked, invocation, [&] {
+  run_as_operator(OwnKernel::kPackedProduct, invocation, [&] {
     Tensors tensors(invocation, product);
     tensors.out().copy_(one_dnn_linear(tensors.x(), *packed, tensors.bias()));
   });
@@ -392,10 +384,10 @@ bool run_linear(const graph::Invocation& invocation, LinearKind kind) {
   }
   switch (choice.plain) {
     case Implementation::kMatvec:
-      run_counted(choice.plain, invocation, [&] { backend::matvec(product.call); });
+      run_as_operator(OwnKernel::kFewRows, invocation, [&] { backend::matvec(product.call); });
       return true;
     case Implementation::kWide:
-      run_counted(choice.plain, invocation, [&] { backend::wide_gemm(product.call, &sgemm); });
+      run_as_operator(OwnKernel::kWideProduct, invocation, [&] { backend::wide_gemm(product.call, &sgemm); });
       return true;
     case Implementation::kStock:
     case Implementation::kPacked:
@@ -406,7 +398,12 @@ bool run_linear(const graph::Invocation& invocation, LinearKind kind) {
 
 LinearCounts linear_counts() {
   LinearCounts counts;
-  for (int i = 0; i < kLinearImplementations; ++i) counts.runs[i] = runs[i];
+  const auto take = [&](Implementation implementation, OwnKernel kernel) {
+    counts.runs[static_cast<int>(implementation)] = counters().own_kernels[static_cast<size_t>(kernel)];
+  };
+  take(Implementation::kMatvec, OwnKernel::kFewRows);
+  take(Implementation::kWide, OwnKernel::kWideProduct);
+  take(Implementation::kPacked, OwnKernel::kPackedProduct);
   counts.measurements = measurements;
   counts.packed_bytes = packed_bytes;
   return counts;

@@ -12,6 +12,7 @@
 #include "backend/cpu/matvec.h"
 #include "graph/op.h"
 #include "ops/config.h"
+#include "ops/counters.h"
 
 namespace hetero::ops {
 
@@ -33,9 +34,10 @@ inline std::optional<backend::Element> element_of(graph::DType dtype) {
   }
 }
 
-// A profiler shall see the operator.
+// Runs and counts a kernel of ours. A profiler shall see the operator.
 template <typename Run>
-void run_as_operator(const graph::Invocation& invocation, Run&& run) {
+void run_as_operator(OwnKernel kernel, const graph::Invocation& invocation, Run&& run) {
+  count(counters().own_kernels[static_cast<size_t>(kernel)]);
   if (at::hasCallbacks()) [[unlikely]] {
     RECORD_FUNCTION(invocation.traits->name.c_str(), std::vector<c10::IValue>());
     run();

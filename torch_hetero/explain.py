@@ -24,6 +24,7 @@ _TITLES = {
     "flushes": "flushes by reason",
     "dead_nodes": "dead nodes, never run as nobody read them",
     "kernels": "kernels run",
+    "own_kernels": "kernels of hetero's own that ran in place of PyTorch's",
     "copies": "copies between memories",
     "events": "events recorded",
     "waits": "waits for events",
@@ -53,6 +54,7 @@ class Report:
         flushes: how often recorded work was run, by the reason for it.
         dead_nodes: recorded operators that were never run because nobody read their results.
         kernels: kernels run, by device.
+        own_kernels: of these, the ones that ran in place of PyTorch's (products, convolutions, attention), by kind.
         copies: copies and bytes between host and accelerator memory.
         events: events recorded on queues.
         waits: waits of one queue for another.
@@ -70,6 +72,7 @@ class Report:
     flushes: dict[str, int] = field(default_factory=dict)
     dead_nodes: int = 0
     kernels: dict[str, int] = field(default_factory=dict)
+    own_kernels: dict[str, int] = field(default_factory=dict)
     copies: dict[str, int] = field(default_factory=dict)
     events: int = 0
     waits: int = 0
@@ -86,7 +89,7 @@ class Report:
         if not isinstance(earlier, Report):
             return NotImplemented
         figures = _difference(self.as_dict(), earlier.as_dict())
-        for table in ("flushes", "fallbacks", "mispredictions"):
+        for table in ("flushes", "fallbacks", "mispredictions", "own_kernels"):
             figures[table] = {name: count for name, count in figures[table].items() if count}
         return Report(**{**figures, "plan": self.plan})
 

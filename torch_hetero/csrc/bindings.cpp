@@ -111,6 +111,11 @@ py::dict counters_dict() {
     }
   }
   result["fusion"] = fusion;
+  py::dict own_kernels;
+  for (size_t i = 0; i < c.own_kernels.size(); ++i) {
+    if (const int64_t n = c.own_kernels[i].load()) own_kernels[ops::to_string(static_cast<ops::OwnKernel>(i))] = n;
+  }
+  result["own_kernels"] = own_kernels;
   result["flushes"] = flushes;
   result["dead_nodes"] = c.dead_nodes.load();
   result["fused_groups"] = c.fused_groups.load();
