@@ -69,6 +69,7 @@ struct Executor::Impl {
   std::vector<Outcome> outcomes;  // per node
   std::vector<uint8_t> written;   // per buffer
   RunCounts* counts = nullptr;    // of this run
+  bool host_only = false;         // its program uses the CPU only
   Status status;                  // of a run with queues
   uint32_t position = 0;          // the next instruction of a run on the host
 
@@ -209,6 +210,8 @@ void Executor::begin(const Graph& graph, const Plan& plan, std::span<Binding* co
   impl.state.begin(graph, plan, bindings, impl.devices);
   for (const uint64_t bytes : plan.arena_bytes) counts.arena_bytes += static_cast<int64_t>(bytes);
   impl.counts = &counts;
+  impl.host_only = uses_host_only(plan);
+  if (!impl.host_only) return;
   impl.poison.begin(impl.state);
   impl.outcomes.assign(graph.nodes.size(), Outcome::kNotRun);
   impl.position = 0;
@@ -216,14 +219,14 @@ void Executor::begin(const Graph& graph, const Plan& plan, std::span<Binding* co
 
 bool Executor::go_on(const std::atomic<int32_t>* stop) {
   Impl& impl = *impl_;
-  if (uses_host_only(impl.state.plan())) return impl.run_on_host(stop);
+  if (impl.host_only) return impl.run_on_host(stop);
   impl.status = impl.queue_run.run(impl.state, *impl.counts);
   return true;
 }
 
 Status Executor::end() {
   Impl& impl = *impl_;
-  Status status = uses_host_only(impl.state.plan()) ? impl.state.first_failure() : std::exchange(impl.status, Status());
+  Status status = impl.host_only ? impl.state.first_failure() : std::exchange(impl.status, Status());
   impl.state.end();
   return status;
 }

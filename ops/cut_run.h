@@ -27,6 +27,14 @@ struct ExecutorState {
 };
 ExecutorState& executor_state();
 
+// A run goes on, for a scope. REQUIRES: the executor lock.
+class RunScope {
+ public:
+  RunScope() { ++executor_state().depth; }
+  ~RunScope() { --executor_state().depth; }
+  RunScope(const RunScope&) = delete;
+};
+
 // The default dtype, for a scope.
 class DefaultDtype {
  public:

@@ -38,13 +38,6 @@ constexpr int kLastTrial = 11;
 // Machines with more threads were not measured: there, a kernel on a few threads may hold up the many.
 constexpr int kMostThreads = 4;
 
-// For a scope, a run is going on.
-struct Depth {
-  Depth() { ++executor_state().depth; }
-  ~Depth() { --executor_state().depth; }
-  Depth(const Depth&) = delete;
-};
-
 // `threads`: of the process.
 bool is_worthwhile(int threads) { return threads > 1 && threads <= kMostThreads; }
 
@@ -208,7 +201,7 @@ bool Overlap::run_front(const std::atomic<int32_t>* stop) {
   Status status;
   {
     const DefaultDtype dtype(cut.default_dtype);
-    const Depth depth;
+    const RunScope running;
     if (!flight->started) {
       // Plans are made for all threads, whoever runs them.
       if (background) use_threads_here(cut.threads);

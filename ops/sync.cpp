@@ -41,22 +41,19 @@ Runner& runner() {
 // A run, which may be inside another. Whatever happens, its cut holds nothing afterwards.
 class Nested {
  public:
-  Nested(int& depth, Cut& cut) : depth_(depth), cut_(cut) { ++depth_; }
-  ~Nested() {
-    cut_.clear();
-    --depth_;
-  }
+  explicit Nested(Cut& cut) : cut_(cut) {}
+  ~Nested() { cut_.clear(); }
   Nested(const Nested&) = delete;
 
  private:
-  int& depth_;
+  const RunScope running_;
   Cut& cut_;
 };
 
 // Cuts with `cut_nodes(recorder, reuse, cut)` and runs the result. Returns the error of the run.
 template <typename CutNodes>
 Status cut_and_run_once(SyncReason reason, CutNodes cut_nodes, Cut& cut, CutRun& run) {
-  const Nested nested(executor_state().depth, cut);
+  const Nested nested(cut);
   cut.threads = at::get_num_threads();
   bool any;
   {
