@@ -3,60 +3,10 @@
 #include <immintrin.h>
 
 #include "backend/cpu/attention_kernel.h"
+#include "backend/cpu/vector_avx512.h"
 
 namespace hetero::backend {
 namespace {
-
-struct Vector {
-  static constexpr int kWidth = 16;
-  static constexpr int kRegisters = 32;
-  __m512 v;
-
-  static __mmask16 first_mask(int n) { return static_cast<__mmask16>((1u << n) - 1); }
-
-  static Vector zero() { return {_mm512_setzero_ps()}; }
-  static Vector of(float value) { return {_mm512_set1_ps(value)}; }
-  static Vector broadcast(const float* p) { return {_mm512_set1_ps(*p)}; }
-  static Vector load(const float* p) { return {_mm512_loadu_ps(p)}; }
-  static Vector load_first(const float* p, int n) { return {_mm512_maskz_loadu_ps(first_mask(n), p)}; }
-  void store(float* p) const { _mm512_storeu_ps(p, v); }
-  void store_first(float* p, int n) const { _mm512_mask_storeu_ps(p, first_mask(n), v); }
-  static Vector first(Vector a, int n, Vector other) { return {_mm512_mask_blend_ps(first_mask(n), other.v, a.v)}; }
-  static Vector keep(Vector a) {
-    asm("" : "+v"(a.v));
-    return a;
-  }
-
-  static Vector add(Vector a, Vector b) { return {_mm512_add_ps(a.v, b.v)}; }
-  static Vector sub(Vector a, Vector b) { return {_mm512_sub_ps(a.v, b.v)}; }
-  static Vector mul(Vector a, Vector b) { return {_mm512_mul_ps(a.v, b.v)}; }
-  static Vector fma(Vector a, Vector b, Vector c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-  static Vector max(Vector a, Vector b) { return {_mm512_max_ps(a.v, b.v)}; }
-  float sum() const { return _mm512_reduce_add_ps(v); }
-  float largest() const { return _mm512_reduce_max_ps(v); }
-
-  static Vector exponent(Vector a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a.v), 23))}; }
-  static Vector zero_below(Vector a, Vector x, float limit) {
-    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(limit), _CMP_NLT_UQ), a.v)};
-  }
-
-  static Vector quads(const float* p, int64_t stride) {
-    __m512 four = _mm512_castps128_ps512(_mm_loadu_ps(p));
-    four = _mm512_insertf32x4(four, _mm_loadu_ps(p + 4 * stride), 1);
-    four = _mm512_insertf32x4(four, _mm_loadu_ps(p + 8 * stride), 2);
-    return {_mm512_insertf32x4(four, _mm_loadu_ps(p + 12 * stride), 3)};
-  }
-  static void transpose(Vector& a, Vector& b, Vector& c, Vector& d) {
-    const __m512d ab_low = _mm512_castps_pd(_mm512_unpacklo_ps(a.v, b.v));
-    const __m512d ab_high = _mm512_castps_pd(_mm512_unpackhi_ps(a.v, b.v));
-    const __m512d cd_low = _mm512_castps_pd(_mm512_unpacklo_ps(c.v, d.v));
-    const __m512d cd_high = _mm512_castps_pd(_mm512_unpackhi_ps(c.v, d.v));
-    a.v = _mm512_castpd_ps(_mm512_unpacklo_pd(ab_low, cd_low));
-    b.v = _mm512_castpd_ps(_mm512_unpackhi_pd(ab_low, cd_low));
-    c.v = _mm512_castpd_ps(_mm512_unpacklo_pd(ab_high, cd_high));
-    d.v = _mm512_castpd_ps(_mm512_unpackhi_pd(ab_high, cd_high));
-  }
-};
 
 constexpr AttentionKernels kKernels = make_attention_kernels<Vector>();
 

@@ -10,33 +10,13 @@
 
 #include "backend/cpu/half.h"
 #include "backend/cpu/matvec_kernel.h"
+#include "backend/cpu/vector_portable.h"
 #include "backend/parallel.h"
 
 namespace hetero::backend {
 namespace {
 
 // ---- the portable instruction set: loops that the compiler makes vectors of -----------------------------------------------
-
-struct Vector {
-  static constexpr int kWidth = 4;
-  static constexpr int kRegisters = 16;
-  float v[4];
-
-  static Vector zero() { return {}; }
-  static Vector load(const float* p) { return {p[0], p[1], p[2], p[3]}; }
-  static Vector broadcast(const float* p) { return {*p, *p, *p, *p}; }
-  static Vector fma(Vector a, Vector b, Vector c) {
-    for (int i = 0; i < 4; ++i) c.v[i] += a.v[i] * b.v[i];
-    return c;
-  }
-  void store(float* p) const { std::memcpy(p, v, sizeof(v)); }
-  static Vector keep(Vector a) { return a; }
-  float sum() const { return (v[0] + v[1]) + (v[2] + v[3]); }
-  static void sums(Vector a, Vector b, Vector c, Vector d, float* out) {
-    const float four[4] = {a.sum(), b.sum(), c.sum(), d.sum()};
-    std::memcpy(out, four, sizeof(four));
-  }
-};
 
 template <typename S, float (*widen)(S), S (*round)(float)>
 struct Elements {

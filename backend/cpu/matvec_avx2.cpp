@@ -3,33 +3,10 @@
 #include <immintrin.h>
 
 #include "backend/cpu/matvec_kernel.h"
+#include "backend/cpu/vector_avx2.h"
 
 namespace hetero::backend {
 namespace {
-
-struct Vector {
-  static constexpr int kWidth = 8;
-  static constexpr int kRegisters = 16;
-  __m256 v;
-
-  static Vector zero() { return {_mm256_setzero_ps()}; }
-  static Vector load(const float* p) { return {_mm256_loadu_ps(p)}; }
-  static Vector broadcast(const float* p) { return {_mm256_broadcast_ss(p)}; }
-  static Vector fma(Vector a, Vector b, Vector c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
-  void store(float* p) const { _mm256_storeu_ps(p, v); }
-  static Vector keep(Vector a) {
-    asm("" : "+x"(a.v));
-    return a;
-  }
-  static void sums(Vector a, Vector b, Vector c, Vector d, float* out) {
-    const __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a.v, b.v), _mm256_unpackhi_ps(a.v, b.v));
-    const __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c.v, d.v), _mm256_unpackhi_ps(c.v, d.v));
-    // In each half one partial sum of a, b, c and d.
-    const __m256 halves = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, _MM_SHUFFLE(1, 0, 1, 0)),
-                                        _mm256_shuffle_ps(ab, cd, _MM_SHUFFLE(3, 2, 3, 2)));
-    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
-  }
-};
 
 // The end of a row goes through memory of a whole block.
 template <typename L>

@@ -3,34 +3,10 @@
 #include <immintrin.h>
 
 #include "backend/cpu/matvec_kernel.h"
+#include "backend/cpu/vector_avx512.h"
 
 namespace hetero::backend {
 namespace {
-
-struct Vector {
-  static constexpr int kWidth = 16;
-  static constexpr int kRegisters = 32;
-  __m512 v;
-
-  static Vector zero() { return {_mm512_setzero_ps()}; }
-  static Vector load(const float* p) { return {_mm512_loadu_ps(p)}; }
-  static Vector broadcast(const float* p) { return {_mm512_set1_ps(*p)}; }
-  static Vector fma(Vector a, Vector b, Vector c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-  void store(float* p) const { _mm512_storeu_ps(p, v); }
-  static Vector keep(Vector a) {
-    asm("" : "+v"(a.v));
-    return a;
-  }
-  static void sums(Vector a, Vector b, Vector c, Vector d, float* out) {
-    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a.v, b.v), _mm512_unpackhi_ps(a.v, b.v));
-    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c.v, d.v), _mm512_unpackhi_ps(c.v, d.v));
-    // In each quarter one partial sum of a, b, c and d.
-    const __m512 quarters = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, _MM_SHUFFLE(1, 0, 1, 0)),
-                                          _mm512_shuffle_ps(ab, cd, _MM_SHUFFLE(3, 2, 3, 2)));
-    const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(quarters), _mm512_extractf32x8_ps(quarters, 1));
-    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
-  }
-};
 
 __mmask16 first_lanes(int count) {
   return count <= 0 ? __mmask16(0) : count >= 16 ? __mmask16(0xffff) : __mmask16((1u << count) - 1);
