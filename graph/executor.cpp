@@ -74,9 +74,12 @@ struct Executor::Impl {
   uint32_t position = 0;          // the next instruction of a run on the host
 
   bool run_on_host(const std::atomic<int32_t>* stop);
-  void run_alone(uint32_t node, uint32_t position, bool unfused, RunCounts& counts);
-  FailureId run_node(uint32_t node, uint32_t position, bool unfused);
-  void run_group(const FusedGroup& group, uint32_t position, RunCounts& counts);
+  void run_alone(uint32_t node, uint32_t position, Part part);
+  void run_member(uint32_t node, uint32_t position);
+  FailureId run_node(uint32_t node, uint32_t position, Part part, bool unfused);
+  bool skip(uint32_t node);
+  void settle_node(uint32_t node, FailureId failure);
+  void run_group(const FusedGroup& group, uint32_t position);
   bool find_memory(const FusedGroup& group);
   void settle_host_run();
 };
@@ -99,36 +102,59 @@ bool Executor::Impl::run_on_host(const std::atomic<int32_t>* stop) {
   for (; position < program.size(); ++position) {
     if (stop != nullptr && stop->load(std::memory_order_relaxed) != 0) return false;
     const Instruction& instruction = program[position];
-    if (instruction.kind == Instruction::Kind::kRun) {
-      run_alone(instruction.index, position, false, *counts);
-      state.release(graph.nodes[instruction.index], position);
-    } else if (instruction.kind == Instruction::Kind::kFused) {
-      run_group(state.plan().groups[instruction.index], position, *counts);
+    switch (instruction.kind) {
+      case Instruction::Kind::kRun:
+        run_alone(instruction.index, position, Part::kWhole);
+        state.release(graph.nodes[instruction.index], position);
+        break;
+      case Instruction::Kind::kBody:
+        run_alone(instruction.index, position, Part::kBody);
+        state.release(graph.nodes[instruction.index], position);
+        break;
+      case Instruction::Kind::kFused:
+        run_group(state.plan().groups[instruction.index], position);
+        break;
+      default:
+        break;
     }
   }
   settle_host_run();
   return true;
 }
 
-// `unfused`: as a member of a fused group.
-void Executor::Impl::run_alone(uint32_t index, uint32_t position, bool unfused, RunCounts& counts) {
-  const Graph& graph = state.graph();
-  const Node& node = graph.nodes[index];
-  if (poison.active()) [[unlikely]] {
-    if (const FailureId failure = poison.of_inputs(state, node)) {
-      outcomes[index] = Outcome::kSkipped;
-      ++counts.skipped;
-      state.raise(failure);
-      poison.mark_outputs(graph, node, failure);
-      return;
-    }
-  }
-  const FailureId failure = run_node(index, position, unfused);
-  counts.kernels[kCpu] += outcomes[index] != Outcome::kNotRun;
-  if (failure != kHealthy || poison.active()) poison.mark_outputs(graph, node, failure);
+void Executor::Impl::run_alone(uint32_t index, uint32_t place, Part part) {
+  if (poison.active() && skip(index)) return;
+  settle_node(index, run_node(index, place, part, false));
 }
 
-FailureId Executor::Impl::run_node(uint32_t index, uint32_t position, bool unfused) {
+// As a member of a fused group that cannot run as one.
+void Executor::Impl::run_member(uint32_t index, uint32_t place) {
+  const bool tail = op_table()[state.graph().nodes[index].op].has_tail;
+  // Where the body did not run, it has said so; where it did, what the tail reads is still there.
+  if (tail ? outcomes[index] != Outcome::kRan : poison.active() && skip(index)) return;
+  settle_node(index, run_node(index, place, tail ? Part::kTail : Part::kWhole, true));
+}
+
+// True where the node reads something poisoned.
+bool Executor::Impl::skip(uint32_t index) {
+  const Graph& graph = state.graph();
+  const FailureId failure = poison.of_inputs(state, graph.nodes[index]);
+  if (failure == kHealthy) return false;
+  outcomes[index] = Outcome::kSkipped;
+  ++counts->skipped;
+  state.raise(failure);
+  poison.mark_outputs(graph, graph.nodes[index], failure);
+  return true;
+}
+
+void Executor::Impl::settle_node(uint32_t index, FailureId failure) {
+  counts->kernels[kCpu] += outcomes[index] != Outcome::kNotRun;
+  if (failure != kHealthy || poison.active()) {
+    poison.mark_outputs(state.graph(), state.graph().nodes[index], failure);
+  }
+}
+
+FailureId Executor::Impl::run_node(uint32_t index, uint32_t place, Part part, bool unfused) {
   const Graph& graph = state.graph();
   const Node& node = graph.nodes[index];
   if (node.operand_count > data.size()) {
@@ -137,7 +163,7 @@ FailureId Executor::Impl::run_node(uint32_t index, uint32_t position, bool unfus
   }
   bool brings = false;
   FailureId failure =
-      unfused ? state.resolve_unfused(index, position, data.data()) : state.resolve(index, kCpu, data.data(), brings);
+      unfused ? state.resolve_unfused(index, place, data.data()) : state.resolve(index, kCpu, data.data(), brings);
   if (failure == kHealthy) {
     const OpTraits& traits = op_table()[node.op];
     failure = state.call_kernel(index, {.node = &node,
@@ -147,7 +173,8 @@ FailureId Executor::Impl::run_node(uint32_t index, uint32_t position, bool unfus
                                         .attributes = graph.attributes.data() + node.attribute_offset,
                                         .windows = graph.windows,
                                         .traits = &traits,
-                                        .bindings = state.unwritten_bindings()});
+                                        .bindings = state.unwritten_bindings(),
+                                        .part = part});
     outcomes[index] = failure == kHealthy ? Outcome::kRan : Outcome::kFailed;
   }
   if (brings) {
@@ -157,19 +184,19 @@ FailureId Executor::Impl::run_node(uint32_t index, uint32_t position, bool unfus
   return failure;
 }
 
-void Executor::Impl::run_group(const FusedGroup& group, uint32_t position, RunCounts& counts) {
+void Executor::Impl::run_group(const FusedGroup& group, uint32_t place) {
   if (group.prepared && !poison.active() && find_memory(group) &&
       backend::run_fused(group.launch, data.data(), group.numbers.data())) [[likely]] {
     for (const uint32_t n : group.members) outcomes[n] = Outcome::kRan;
-    ++counts.kernels[kCpu];
-    ++counts.fused_groups;
-    counts.compiled_groups += group.launch.is_compiled();
-    counts.fused_nodes += static_cast<int64_t>(group.members.size());
+    ++counts->kernels[kCpu];
+    ++counts->fused_groups;
+    counts->compiled_groups += group.launch.is_compiled();
+    counts->fused_nodes += static_cast<int64_t>(group.members.size());
   } else {
-    for (const uint32_t n : group.members) run_alone(n, position, true, counts);
+    for (const uint32_t n : group.members) run_member(n, place);
     state.end_unfused();
   }
-  for (const GroupOperand& operand : group.operands) state.release(operand.buffer, position);
+  for (const GroupOperand& operand : group.operands) state.release(operand.buffer, place);
 }
 
 // Fills `data` with the addresses of the group's operands. False where one cannot get its memory.

@@ -37,7 +37,8 @@ std::vector<uint8_t> stored_buffers(const Graph& graph, const FusedGroup& group)
 
 bool build_group(const Graph& graph, std::span<const uint8_t> needed, FusedGroup& group) {
   GroupBuilder builder;
-  if (!build(graph, group.members, builder) || !builder.finish(needed, group)) return false;
+  if (!build(graph, group.members, builder)) return false;
+  builder.finish(needed, group);
   group.prepared = backend::prepare_fused(group.kernel, group.space, group.launch).ok();
   return true;
 }
@@ -46,7 +47,8 @@ bool space_of(const Graph& graph, const FusedGroup& group, backend::FusedSpace& 
   GroupBuilder builder;
   FusedGroup other;
   other.members = group.members;
-  if (!build(graph, group.members, builder) || !builder.finish(stored_buffers(graph, group), other)) return false;
+  if (!build(graph, group.members, builder)) return false;
+  builder.finish(stored_buffers(graph, group), other);
   if (!(other == group) || other.kernel.values != group.kernel.values ||
       !std::ranges::equal(other.kernel.steps, group.kernel.steps, same_step)) {
     return false;

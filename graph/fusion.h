@@ -27,6 +27,7 @@ namespace hetero::graph {
 // What fusion has made of a live node, and what kept it from joining the group it depends on or shares an input with.
 enum class FusionNote : uint8_t {
   kJoined,       // in a group with others
+  kTailJoined,   // its tail is in a group with others
   kAlone,        // there was no group to join
   kNoLowering,   // the operator, or this call of it, cannot be fused
   kOtherShape,   // the iteration spaces do not agree
@@ -62,7 +63,7 @@ struct FusedGroup {
 };
 
 // Builds everything but `members` from them. What is written to buffers with needed[buffer] is stored. False where the members do not fit
-// together, or nothing they write is needed.
+// together.
 bool build_group(const Graph& graph, std::span<const uint8_t> needed, FusedGroup& group);
 
 // The sizes and strides of `group` for the windows that the graph has now. False where the members no longer fit together as they did.

@@ -193,6 +193,8 @@ const char* to_string(FusionNote note) {
   switch (note) {
     case FusionNote::kJoined:
       return "joined";
+    case FusionNote::kTailJoined:
+      return "tail joined";
     case FusionNote::kAlone:
       return "alone";
     case FusionNote::kNoLowering:
@@ -235,6 +237,7 @@ bool lower_node(const Graph& graph, const Node& node, Lowering& lowering) {
 FusionNote measure(const Graph& graph, const Node& node, const Lowering& lowering, Footprint& footprint) {
   const Operand* const operands = graph.operands_of(node);
   const WindowTable& windows = *graph.windows;
+  const bool tail = op_table()[node.op].has_tail;
   footprint.entry_count = 0;
   for (const Lowering::Value& value : lowering.values) {
     if (value.kind != ValueKind::kOperand && value.kind != ValueKind::kRowOperand) continue;
@@ -242,7 +245,7 @@ FusionNote measure(const Graph& graph, const Node& node, const Lowering& lowerin
       return FusionNote::kNoLowering;
     }
     Footprint::Entry* entry = entry_of(footprint, value.operand);
-    if (entry == nullptr || !operands[value.operand].reads()) return FusionNote::kNoLowering;
+    if (entry == nullptr || !(tail || operands[value.operand].reads())) return FusionNote::kNoLowering;
     entry->reads = true;
     entry->by_row = value.kind == ValueKind::kRowOperand;
   }
@@ -251,8 +254,9 @@ FusionNote measure(const Graph& graph, const Node& node, const Lowering& lowerin
     if (entry == nullptr || entry->writes || !operands[output.operand].writes()) return FusionNote::kNoLowering;
     entry->writes = true;
   }
-  // What the program leaves out is touched by the node all the same, for all that others know.
-  if (footprint.entry_count != node.operand_count || lowering.outputs.empty()) return FusionNote::kNoLowering;
+  // What the program leaves out is touched by the node all the same, for all that others know; by the body, where there is one.
+  if ((footprint.entry_count != node.operand_count && !tail) || lowering.outputs.empty())
+    return FusionNote::kNoLowering;
   for (int i = 0; i < footprint.entry_count; ++i) {
     const Operand& operand = operands[footprint.entries[i].operand];
     if (operand.writes() != footprint.entries[i].writes) return FusionNote::kNoLowering;
@@ -598,9 +602,10 @@ void GroupBuilder::commit(uint32_t index, const Lowering& lowering, const Footpr
     Match& match = matches_[i];
     if (match.access < -1) match.access = matches_[-2 - match.access].access;
     const Footprint::Entry& entry = footprint.entries[i];
+    const bool reads = entry.reads || operands[entry.operand].reads();
     if (match.access >= 0) {
       const auto known = static_cast<uint16_t>(match.access);
-      if (operands[entry.operand].reads() && !accesses_[known].written) reads_.push_back(known);
+      if (reads && !accesses_[known].written) reads_.push_back(known);
       continue;
     }
     const Window& window = (*graph_->windows)[operands[entry.operand].window];
@@ -614,7 +619,7 @@ void GroupBuilder::commit(uint32_t index, const Lowering& lowering, const Footpr
                                                              .strides = {}});
     std::copy_n(match.strides, dims_.rank, access.strides);
     buffers_.push_back(operands[entry.operand].buffer);
-    if (operands[entry.operand].reads()) reads_.push_back(static_cast<uint16_t>(match.access));
+    if (reads) reads_.push_back(static_cast<uint16_t>(match.access));
   }
 
   const auto access_of = [&](int operand) {
@@ -679,20 +684,16 @@ bool GroupBuilder::fits(const GroupBuilder& other) const {
          accesses_.size() + other.accesses_.size() <= kMaxAccesses && steps_.size() + other.steps_.size() <= kMaxSteps;
 }
 
-bool GroupBuilder::finish(std::span<const uint8_t> needed, FusedGroup& group) {
+void GroupBuilder::finish(std::span<const uint8_t> needed, FusedGroup& group) {
   group.operands.clear();
   group.kernel.values.clear();
   group.kernel.steps.clear();
   // Backwards: which steps the stored values need.
   needed_values_.assign(values_.size(), 0);
   const auto is_stored = [&](size_t a) { return accesses_[a].written && needed[buffers_[a]] != 0; };
-  bool stores = false;
   for (size_t a = 0; a < accesses_.size(); ++a) {
-    if (!is_stored(a)) continue;
-    needed_values_[static_cast<size_t>(accesses_[a].value)] = 1;
-    stores = true;
+    if (is_stored(a)) needed_values_[static_cast<size_t>(accesses_[a].value)] = 1;
   }
-  if (!stores) return false;
   for (const uint16_t checked : checks_) needed_values_[checked] = 1;
   for (size_t s = steps_.size(); s-- > 0;) {
     const FusedStep& step = steps_[s];
@@ -758,7 +759,6 @@ bool GroupBuilder::finish(std::span<const uint8_t> needed, FusedGroup& group) {
     std::fill_n(operand.strides, kMaxFusedRank, 0);
     for (int d = 0; d < dims_.rank; ++d) operand.strides[d] = accesses_[a].strides[d] * operand.bytes;
   }
-  return true;
 }
 
 }  // namespace hetero::graph

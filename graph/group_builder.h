@@ -71,8 +71,9 @@ class GroupBuilder {
   // Whether the members of `other` can be added, as far as spaces and limits tell.
   bool fits(const GroupBuilder& other) const;
 
-  // Writes the kernel, its operands, space and numbers. False where nothing is stored.
-  bool finish(std::span<const uint8_t> needed, FusedGroup& group);
+  // Writes the kernel, its operands, space and numbers. The kernel has no steps where nothing is to be stored: what a later node writes has
+  // taken the place of it before anybody read it.
+  void finish(std::span<const uint8_t> needed, FusedGroup& group);
 
   // Marks the buffers of which members read what was there before the group.
   void mark_reads(std::span<uint8_t> needed) const;

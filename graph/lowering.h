@@ -8,6 +8,8 @@
 //   reduction:       the space is the sizes of operand `space`; `reduced` says which of its dimensions go. Operands are broadcast to it, or to
 //                    the dimensions that stay (row_operand), such as the indices of a cross entropy
 //
+//   tail:            a pointwise node that reads its own output, as the operator's body has left it (OpTraits::has_tail)
+//
 // What a fused kernel cannot raise, the lowering checks: where a check fails, the group's members run one by one, and the stock kernel raises.
 //
 // `lower` returns false where this call cannot be fused (a dtype, a mode); it may leave half a program behind then.

@@ -37,6 +37,9 @@ enum class OpClass : uint8_t {
 };
 const char* to_string(OpClass op_class);
 
+// What a kernel is to do of its operator: see OpTraits::has_tail.
+enum class Part : uint8_t { kWhole, kBody, kTail };
+
 struct Binding;
 struct Node;
 struct Operand;
@@ -58,6 +61,7 @@ struct Invocation {
   const WindowTable* windows;
   const OpTraits* traits;
   Binding* const* bindings = nullptr;
+  Part part = Part::kWhole;
 };
 
 // Runs on the thread of the device's compute queue. May throw; the executor turns that into a Status.
@@ -75,6 +79,10 @@ struct OpTraits {
   KernelFunction kernel = nullptr;
   // How a fused kernel computes it; null where it cannot be fused. See lowering.h.
   bool (*lower)(const LowerRequest& request, Lowering& lowering) = nullptr;
+  // `lower` describes only what is done last, the tail: a pointwise program that reads the output as the rest of the work, the body, has left
+  // it there. A fused kernel may then compute the tail, and what follows it, after the operator's kernel has run the body. The kernel can run
+  // the whole, the body and the tail. A bias that is added to a product is such a tail.
+  bool has_tail = false;
   // The owner's data, for `kernel`.
   const void* self = nullptr;
 };

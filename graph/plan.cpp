@@ -34,9 +34,10 @@ constexpr int kHomes = static_cast<int>(std::size(kHomeWords));
 constexpr Reason kReasons[] = {Reason::kOnlyDevice, Reason::kRequested,   Reason::kUnsupported, Reason::kOpClass,
                                Reason::kTooSmall,   Reason::kFollowsData, Reason::kNoMemory};
 
-constexpr FusionNote kNotes[] = {FusionNote::kJoined,     FusionNote::kAlone,    FusionNote::kNoLowering,
-                                 FusionNote::kOtherShape, FusionNote::kOtherRow, FusionNote::kNotTrailing,
-                                 FusionNote::kOverlap,    FusionNote::kTooLarge, FusionNote::kClosed};
+constexpr FusionNote kNotes[] = {FusionNote::kJoined,      FusionNote::kTailJoined, FusionNote::kAlone,
+                                 FusionNote::kNoLowering,  FusionNote::kOtherShape, FusionNote::kOtherRow,
+                                 FusionNote::kNotTrailing, FusionNote::kOverlap,    FusionNote::kTooLarge,
+                                 FusionNote::kClosed};
 
 std::string queue_text(QueueId queue) {
   return std::string(device_word(device_of(queue))) + ' ' + kQueueWords[static_cast<int>(kind_of(queue))];
@@ -97,6 +98,9 @@ void append_program(std::string& text, const Plan& plan) {
     switch (instruction.kind) {
       case Kind::kRun:
         text += "run n" + index;
+        break;
+      case Kind::kBody:
+        text += "body of n" + index;
         break;
       case Kind::kCopy:
         text += "copy b" + index + " from " + device_word(instruction.from) + " to " + device_word(instruction.to);
@@ -268,6 +272,9 @@ class PlanParser {
     instruction.queue = queue_id(device, static_cast<backend::QueueKind>(kind));
     if (reader_.accept("run")) {
       instruction.kind = Kind::kRun;
+      if (!reader_.accept_id("n", instruction.index)) return reader_.error("a node");
+    } else if (reader_.accept("body of")) {
+      instruction.kind = Kind::kBody;
       if (!reader_.accept_id("n", instruction.index)) return reader_.error("a node");
     } else if (reader_.accept("fused")) {
       instruction.kind = Kind::kFused;

@@ -77,10 +77,10 @@ inline constexpr int kMaxQueues = backend::kMaxDevices * backend::kQueueKinds;
 inline constexpr QueueId kHostQueue = 0;
 
 struct Instruction {
-  enum class Kind : uint8_t { kRun, kCopy, kRecord, kWait, kFused };
+  enum class Kind : uint8_t { kRun, kBody, kCopy, kRecord, kWait, kFused };
   Kind kind = Kind::kRun;
   QueueId queue = 0;
-  // kRun: the node. kCopy: the buffer. kRecord and kWait: the event. kFused: the group.
+  // kRun: the node. kBody: the node, whose tail is a member of a group that comes later. kCopy: the buffer. kRecord and kWait: the event. kFused: the group.
   uint32_t index = 0;
   // kCopy: the devices.
   backend::DeviceIndex from = 0;

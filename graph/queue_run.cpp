@@ -28,6 +28,7 @@ Status QueueRun::run(RunState& state, RunCounts& counts) {
       case Instruction::Kind::kWait:
         wait(instruction, counts);
         break;
+      case Instruction::Kind::kBody:
       case Instruction::Kind::kFused:
         lose(Status(ErrorClass::kInternal, "a fused group in a program of several queues"));
         break;

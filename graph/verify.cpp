@@ -8,6 +8,8 @@
 #include <array>
 #include <string>
 
+#include "graph/group_builder.h"
+
 namespace hetero::graph {
 namespace {
 
@@ -25,6 +27,7 @@ struct ByteRange {
   int64_t first;
   int64_t last;
   bool overlaps(const ByteRange& other) const { return first < other.last && other.first < last; }
+  bool holds(const ByteRange& other) const { return first <= other.first && other.last <= last; }
 };
 
 // The bytes that an operand may touch. An empty buffer counts as one that everybody touches: its
@@ -59,6 +62,7 @@ class PlanVerifier {
     uint32_t node;
     ByteRange range;
     bool whole;
+    bool dense;  // leaves no byte of the range as it was
   };
   struct Touch {
     uint32_t position;
@@ -106,6 +110,7 @@ class PlanVerifier {
   Status check_program() {
     std::vector<uint8_t> runs(graph_.nodes.size());
     std::vector<uint8_t> group_runs(plan_.groups.size());
+    bodies_.resize(graph_.nodes.size());
     touches_.resize(plan_.residences.size());
     accesses_.resize(plan_.residences.size());
     for (uint32_t p = 0; p < plan_.program.size(); ++p) {
@@ -114,6 +119,8 @@ class PlanVerifier {
       Status status;
       if (instruction.kind == Kind::kRun) {
         status = check_run(p, instruction, runs);
+      } else if (instruction.kind == Kind::kBody) {
+        status = check_body(p, instruction, runs);
       } else if (instruction.kind == Kind::kCopy) {
         status = check_copy(p, instruction);
       } else if (instruction.kind == Kind::kFused) {
@@ -124,6 +131,16 @@ class PlanVerifier {
     for (uint32_t n = 0; n < runs.size(); ++n) {
       if (plan_.live[n] && !runs[n]) return violation(name("n", n) + " lives but never runs");
     }
+    return Status();
+  }
+
+  // The first part of a node whose tail runs later, as a member of a group.
+  Status check_body(uint32_t p, const Instruction& instruction, std::vector<uint8_t>& runs) {
+    const uint32_t n = instruction.index;
+    if (Status status = check_run(p, instruction, runs); !status.ok()) return status;
+    if (!traits_of(n).has_tail) return violation(name("n", n) + " runs in parts but has no tail");
+    runs[n] = 0;
+    bodies_[n] = 1;
     return Status();
   }
 
@@ -149,6 +166,9 @@ class PlanVerifier {
     const FusedGroup& group = plan_.groups[instruction.index];
     if (group.members.empty()) return violation(name("g", instruction.index) + " has no members");
     for (const uint32_t n : group.members) {
+      if (n < graph_.nodes.size() && traits_of(n).has_tail && bodies_[n] != 1) {
+        return violation(name("n", n) + " has its tail before its body");
+      }
       if (Status status = check_node(p, instruction, n, runs); !status.ok()) return status;
       if (traits_of(n).side_effects) return violation(name("n", n) + " has effects and is fused");
     }
@@ -172,6 +192,7 @@ class PlanVerifier {
     if (n >= graph_.nodes.size()) return violation(name("p", p) + " runs a node that is not there");
     if (!plan_.live[n]) return violation(name("p", p) + " runs the dead node " + name("n", n));
     if (runs[n]++) return violation(name("n", n) + " runs twice");
+    const bool is_tail = instruction.kind == Kind::kFused && traits_of(n).has_tail;
     const DeviceIndex device = plan_.placements[n].device;
     if (instruction.queue != queue_id(device, backend::QueueKind::kCompute)) {
       return violation(name("n", n) + " runs on another queue than its placement says");
@@ -179,9 +200,20 @@ class PlanVerifier {
     const Node& node = graph_.nodes[n];
     for (int i = 0; i < node.operand_count; ++i) {
       const Operand& operand = graph_.operands_of(node)[i];
+      if (is_tail && !in_tail(node, i)) continue;
       accesses_[operand.buffer * kMaxDevices + device].push_back(touch_of(p, instruction.queue, n, operand));
     }
     return Status();
+  }
+
+  // Whether the tail of a node reads or writes its operand.
+  bool in_tail(const Node& node, int operand) const {
+    Lowering lowering;
+    if (!lower_node(graph_, node, lowering)) return true;
+    return std::ranges::any_of(lowering.outputs, [=](const auto& output) { return output.operand == operand; }) ||
+           std::ranges::any_of(lowering.values, [=](const Lowering::Value& value) {
+             return value.kind == Lowering::Value::Kind::kOperand && value.operand == operand;
+           });
   }
 
   Touch touch_of(uint32_t p, QueueId queue, uint32_t n, const Operand& operand) const {
@@ -249,7 +281,8 @@ class PlanVerifier {
         const Operand& operand = graph_.operands_of(node)[i];
         if (!operand.writes()) continue;
         const bool whole = overwrites(*graph_.windows, operand, graph_.buffers[operand.buffer]);
-        writes_[operand.buffer].push_back({n, range_of(graph_, operand), whole});
+        const bool dense = whole || (*graph_.windows)[operand.window].dense;
+        writes_[operand.buffer].push_back({n, range_of(graph_, operand), whole, dense});
       }
     }
   }
@@ -319,7 +352,7 @@ class PlanVerifier {
       if (instruction.kind == Kind::kCopy) {
         contents_[instruction.index * kMaxDevices + instruction.to] =
             contents_[instruction.index * kMaxDevices + instruction.from];
-      } else if (instruction.kind == Kind::kRun) {
+      } else if (instruction.kind == Kind::kRun || instruction.kind == Kind::kBody) {
         if (Status status = replay(instruction.index, device_of(instruction.queue)); !status.ok()) return status;
       } else if (instruction.kind == Kind::kFused) {
         if (Status status = replay_group(plan_.groups[instruction.index]); !status.ok()) return status;
@@ -332,7 +365,7 @@ class PlanVerifier {
     std::vector<uint32_t> members = group.members;
     std::ranges::sort(members);
     for (const uint32_t n : members) {
-      if (Status status = replay(n, kCpu); !status.ok()) return status;
+      if (Status status = traits_of(n).has_tail ? replay_tail(n) : replay(n, kCpu); !status.ok()) return status;
     }
     // What is not stored is gone.
     for (const uint32_t n : members) {
@@ -340,6 +373,20 @@ class PlanVerifier {
       for (int i = 0; i < node.operand_count; ++i) {
         const Operand& operand = graph_.operands_of(node)[i];
         if (operand.writes() && !is_stored(group, operand)) contents_[operand.buffer * kMaxDevices + kCpu] = {};
+      }
+    }
+    return Status();
+  }
+
+  // What the body has written is still there, and so is what the tail reads beside.
+  Status replay_tail(uint32_t n) const {
+    const Node& node = graph_.nodes[n];
+    for (int i = 0; i < node.operand_count; ++i) {
+      const Operand& operand = graph_.operands_of(node)[i];
+      if (!in_tail(node, i)) continue;
+      if (!holds(operand.buffer, kCpu, operand.writes() ? n + 1 : n, range_of(graph_, operand))) {
+        return violation("the tail of " + name("n", n) + " reads " + name("b", operand.buffer) +
+                         " where its bytes are not valid");
       }
     }
     return Status();
@@ -402,11 +449,14 @@ class PlanVerifier {
     bool whole = false;
     for (const Write& write : writes_[buffer]) {
       const bool overlaps = write.range.overlaps(range);
+      // What was there before does not matter.
+      const bool covers = write.whole || (write.dense && write.range.holds(range));
       if (overlaps && std::ranges::count(contents.writes, write.node) > 0) {
+        if (covers) overlapping.clear();
         overlapping.push_back(write.node);
       }
       if (write.node >= reader || !plan_.live[write.node]) continue;
-      if (write.whole) {
+      if (covers) {
         whole = true;
         expected.clear();
       }
@@ -555,6 +605,7 @@ class PlanVerifier {
   std::vector<std::vector<Touch>>
       accesses_;  // per residence, in program order: by nodes, of values with and without bytes
   std::vector<std::vector<Write>> writes_;  // per buffer, in graph order
+  std::vector<uint8_t> bodies_;             // per node: its body has run
   std::vector<Clock> clocks_;               // per instruction
   std::vector<Contents> contents_;          // per residence
 };

@@ -417,7 +417,7 @@ Status check_members(const Graph& graph, const FusedGroup& group) {
 Status verify_group(const Graph& graph, const FusedGroup& group) {
   if (Status status = check_members(graph, group); !status.ok()) return status;
   const size_t operands = group.operands.size();
-  if (group.kernel.operand_count != operands || group.space.operands.size() != operands || group.kernel.steps.empty() ||
+  if (group.kernel.operand_count != operands || group.space.operands.size() != operands ||
       group.kernel.number_count != group.numbers.size()) {
     return violation("the kernel is of another group");
   }

@@ -72,9 +72,10 @@ bool plain_addmm(const graph::Invocation& invocation) {
 
 bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& product) {
   const int inputs = kind == LinearKind::kAddmm ? 3 : 2;
+  const bool has_bias = kind == LinearKind::kAddmm && invocation.part == graph::Part::kWhole;
   const graph::Node& node = *invocation.node;
   if (node.operand_count != inputs + 1 || node.output_count != 1) return false;
-  product.bias = kind == LinearKind::kAddmm ? 0 : -1;
+  product.bias = has_bias ? 0 : -1;
   product.x = inputs - 2;
   product.w = inputs - 1;
   product.out = inputs;
@@ -394,6 +395,17 @@ bool run_linear(const graph::Invocation& invocation, LinearKind kind) {
       break;
   }
   return false;
+}
+
+void run_addmm_part(const graph::Invocation& invocation) {
+  Isolated isolated;
+  KernelTensors tensors(invocation);
+  at::Tensor out = tensors.operand(3);
+  if (invocation.part == graph::Part::kBody) {
+    at::mm_out(out, tensors.operand(1), tensors.operand(2));
+  } else {
+    out.add_(tensors.operand(0));
+  }
 }
 
 LinearCounts linear_counts() {

@@ -8,8 +8,8 @@
 // Everything unusual, small products, and every product with fusion off (or with config().verify, which compares bits) goes to the stock kernel. Results of
 // the others differ from eager's in the last bits: sums are kept in float32 and rounded once, as eager's are, but added in another order.
 //
-// A function that follows a product (an activation, a sum) fits where sums become elements: backend/cpu/matvec.cpp `store`, wide_gemm.cpp
-// `multiply_block`, and the `attr` of oneDNN's linear.
+// The bias of addmm is a tail (OpTraits::has_tail): where an activation or a sum follows, the product runs without it, and one fused kernel adds it and
+// does what follows. That is faster than a library's product that adds to what is there already, as addmm is.
 //
 // Thread safety: as any kernel; several threads may run products at once.
 
@@ -30,10 +30,14 @@ enum class LinearKind : uint8_t { kMm, kAddmm, kBmm };
 
 // Runs the product by the best implementation. False, and nothing is done, where that is the stock kernel.
 bool run_linear(const graph::Invocation& invocation, LinearKind kind);
+// Runs a part of addmm by stock kernels.
+void run_addmm_part(const graph::Invocation& invocation);
 
 template <LinearKind kind, graph::KernelFunction stock>
 void linear_kernel(const graph::Invocation& invocation) {
-  if (!run_linear(invocation, kind)) stock(invocation);
+  if (invocation.part != graph::Part::kTail && run_linear(invocation, kind)) return;
+  if (invocation.part == graph::Part::kWhole) return stock(invocation);
+  run_addmm_part(invocation);
 }
 
 template <graph::KernelFunction stock>

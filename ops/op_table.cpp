@@ -68,7 +68,10 @@ graph::OpTraits traits_of(const std::string& name) {
   graph::OpTraits traits;
   traits.name = name;
   traits.brings_memory = true;
-  traits.lower = lower_function(name);
+  if (const LowerRow* row = lowering_of(name)) {
+    traits.lower = row->function;
+    traits.has_tail = row->tail;
+  }
   const auto row = class_rows().find(name);
   if (row != class_rows().end()) traits.op_class = row->second;
   return traits;

@@ -9,8 +9,10 @@
 //   3. With nothing to join, it joins an open group that reads the same bytes, if that accepts it; otherwise it opens a group of its
 //      own.
 //   4. A node that cannot be lowered closes all groups that it conflicts with.
-//   5. A group of one runs as before, unless it is a plain pointwise operator: a fused kernel starts faster than the stock one.
-//   6. A sweep from the last instruction to the first, as in dead_values.cpp, says which values are needed after their group. Only these
+//   5. A node of which only the tail can be lowered (a product with a bias) runs its body at its own place, so nothing may wait for it: it closes all
+//      groups that it conflicts with, and its tail opens a new one. If nobody joins that, the node runs as a whole.
+//   6. A group of one runs as before, unless it is a plain pointwise operator: a fused kernel starts faster than the stock one.
+//   7. A sweep from the last instruction to the first, as in dead_values.cpp, says which values are needed after their group. Only these
 //      are stored; the others get no memory.
 // The result depends on structure and windows alone, so the same trace gives the same groups.
 
@@ -60,7 +62,10 @@ class Fuser {
     const bool fusable = note == FusionNote::kJoined;
     find_conflicts(n);
     uint32_t joined = kNone;
-    if (fusable) {
+    if (fusable && has_tail(n)) {
+      note = FusionNote::kAlone;
+      joined = open(n, note);
+    } else if (fusable) {
       joined = join_conflicting(n, note);
       if (joined == kNone && own_.touched.empty()) joined = join_neighbour(n);
       if (joined == kNone) joined = open(n, note);
@@ -75,6 +80,8 @@ class Fuser {
       if (operands[i].writes()) own_.last_writer[operands[i].buffer] = n;
     }
   }
+
+  bool has_tail(uint32_t n) const { return op_table()[graph_.nodes[n].op].has_tail; }
 
   // Fills `touched`, the largest group first.
   void find_conflicts(uint32_t n) {
@@ -224,7 +231,12 @@ class Fuser {
         scratch_.program.push_back(instruction);
         continue;
       }
-      if (group(g).builder.members().size() > 1) plan_.fusion[n] = FusionNote::kJoined;
+      if (has_tail(n)) {
+        scratch_.program.push_back({.kind = Instruction::Kind::kBody, .queue = instruction.queue, .index = n});
+        plan_.fusion[n] = FusionNote::kTailJoined;
+      } else if (group(g).builder.members().size() > 1) {
+        plan_.fusion[n] = FusionNote::kJoined;
+      }
       if (group(g).last != n) continue;
       group(g).number = count++;
       scratch_.program.push_back({.kind = Instruction::Kind::kFused, .queue = kHostQueue, .index = g});
@@ -243,7 +255,7 @@ class Fuser {
     for (size_t b = 0; b < needed.size(); ++b) needed[b] = graph_.buffers[b].escapes;
     for (size_t p = plan_.program.size(); p-- > 0;) {
       Instruction& instruction = plan_.program[p];
-      if (instruction.kind == Instruction::Kind::kRun) {
+      if (instruction.kind != Instruction::Kind::kFused) {
         pass_over(instruction.index, needed);
         pass_reads(instruction.index, needed);
         continue;

@@ -58,16 +58,17 @@ std::string out_of_place(std::string_view name) {
 
 }  // namespace
 
-LowerFunction lower_function(std::string_view name) {
+const LowerRow* lowering_of(std::string_view name) {
   static const auto* rows = [] {
-    auto* made = new std::unordered_map<std::string, LowerFunction>;
-    for (const LowerRow& row : pointwise_lowerings()) made->emplace(row.name, row.function);
-    for (const LowerRow& row : reduction_lowerings()) made->emplace(row.name, row.function);
+    auto* made = new std::unordered_map<std::string, LowerRow>;
+    for (const LowerRow& row : pointwise_lowerings()) made->emplace(row.name, row);
+    for (const LowerRow& row : reduction_lowerings()) made->emplace(row.name, row);
     return made;
   }();
-  auto found = rows->find(std::string(name));
-  if (found == rows->end()) found = rows->find(out_of_place(name));
-  return found == rows->end() ? nullptr : found->second;
+  if (const auto found = rows->find(std::string(name)); found != rows->end()) return &found->second;
+  const auto found = rows->find(out_of_place(name));
+  // Only the operator itself has a kernel that runs in parts.
+  return found == rows->end() || found->second.tail ? nullptr : &found->second;
 }
 
 at::ScalarType as_float(at::ScalarType dtype) {
@@ -267,6 +268,12 @@ at::ScalarType Builder::common(std::initializer_list<Source> sources) const {
     return higher;
   };
   return combine(classes[0], combine(classes[1], classes[2]));
+}
+
+Source Builder::result(int output) const {
+  const int operand = output_operand(output);
+  return {
+      .operand = operand, .dtype = static_cast<at::ScalarType>(window(operand).dtype), .rank = window(operand).rank};
 }
 
 int Builder::output_operand(int output) const {

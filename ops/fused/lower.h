@@ -1,6 +1,6 @@
 // How operators are described to the fusion pass (graph/lowering.h): the lowerings of the op table's operators.
 //
-// lower_function("aten::add_.Tensor") is what OpTraits::lower of that operator is; rows of lower_pointwise.cpp and
+// lowering_of("aten::add_.Tensor") has what OpTraits::lower of that operator is; rows of lower_pointwise.cpp and
 // lower_reduction.cpp give one for each operator. An in-place form without a row of its own has that of
 // "aten::add.Tensor": it computes the same, and stores to its first argument. A lowering is a function of a Builder.
 // It reads the arguments in schema order, puts values together, and stores:
@@ -34,8 +34,14 @@ namespace hetero::ops {
 
 using LowerFunction = bool (*)(const graph::LowerRequest& request, graph::Lowering& lowering);
 
+struct LowerRow {
+  const char* name;
+  LowerFunction function;
+  bool tail = false;  // it is that of a tail: OpTraits::has_tail
+};
+
 // Null where the operator is not fused.
-LowerFunction lower_function(std::string_view name);
+const LowerRow* lowering_of(std::string_view name);
 
 // A tensor argument, or a number in the place of one.
 struct Source {
@@ -56,6 +62,8 @@ class Builder {
 
   // ---- arguments, in schema order ----
   Source tensor();
+  // The output-th result, as the body of a node with a tail leaves it.
+  Source result(int output = 0) const;
   std::optional<Source> optional_tensor();
   at::Scalar scalar();  // also of a double
   std::optional<at::Scalar> optional_scalar();
@@ -165,10 +173,6 @@ bool lower(const graph::LowerRequest& request, graph::Lowering& lowering) {
   return !builder.failed();
 }
 
-struct LowerRow {
-  const char* name;
-  LowerFunction function;
-};
 std::initializer_list<LowerRow> pointwise_lowerings();
 std::initializer_list<LowerRow> reduction_lowerings();
 

@@ -117,6 +117,17 @@ void rsub(Builder& b) {
   sum_of(b, y, x, negated(b.scalar()));
 }
 
+// A product, and then its bias. In 2-byte dtypes eager rounds only once, after the bias.
+void addmm(Builder& b) {
+  const Source bias = b.tensor();
+  b.tensor();
+  b.tensor();
+  const at::Scalar beta = b.scalar(), alpha = b.scalar();
+  const at::ScalarType dtype = b.output_dtype();
+  if ((dtype != at::kFloat && dtype != at::kDouble) || !beta.equal(1) || !alpha.equal(1)) return b.fail();
+  b.store(b.pair(Function::kAdd, dtype, dtype, b.result(), bias), dtype);
+}
+
 void div_mode(Builder& b) {
   const Source x = b.tensor(), y = b.tensor();
   const std::string_view mode = b.text();
@@ -362,6 +373,7 @@ std::initializer_list<LowerRow> pointwise_lowerings() {
       LowerRow{"aten::fill.Tensor", lower<copy_from_second>},
       LowerRow{"aten::zero", lower<zero>},
 
+      LowerRow{"aten::addmm", lower<addmm>, true},
       LowerRow{"aten::add.Tensor", lower<add<Right::kTensor>>},
       LowerRow{"aten::add.Scalar", lower<add<kScalar>>},
       LowerRow{"aten::sub.Tensor", lower<sub<Right::kTensor>>},

@@ -197,7 +197,7 @@ class FusableGenerator {
     const float constant = 0.25f * static_cast<float>(below(16));
     const List spaces[] = {{4, 6}, {4, 6}, {4, 6}, {24}, {2, 2, 6}, {6}, {4}, {4, 1}, {1}, {}};
     const List matrices[] = {{4, 6}, {2, 2, 6}, {24}};
-    const int kind = below(20);
+    const int kind = below(22);
     if (kind < 11) {
       const List& space = spaces[below(below(3) == 0 ? 10 : 3)];
       std::vector<Operand> operands;
@@ -221,7 +221,10 @@ class FusableGenerator {
       program_.add(ops.copy, {in, below(3) == 0 ? view(pick(24), Access::kWrite, space) : define(space)});
     } else if (kind < 18) {
       add_partial(constant);
-    } else if (kind < 19) {
+    } else if (kind < 20) {
+      const List& space = matrices[below(3)];
+      program_.add(ops.product, {input(space), input({4, 6}), define(space)}, Preference::kAuto, constant);
+    } else if (kind < 21) {
       program_.add(ops.matmul, {input({4, 6}), input({4, 6}), output({4, 6})}, Preference::kAuto, constant);
     } else {
       program_.add(ops.brings, {input({4, 6}), define({4, 6})}, Preference::kAuto, constant);

@@ -256,6 +256,27 @@ bool lower_copy(const LowerRequest&, Lowering& lowering) {
   return true;
 }
 
+void run_product(const Invocation& call) {
+  const Window& x = window_of(call, 1);
+  const Window& out = window_of(call, 2);
+  void* const data = call.data[2];
+  for (int64_t i = 0; i < out.numel && call.part != Part::kTail; ++i) {
+    *element(data, out, i) = 0.5f * *element(call.data[1], x, i % x.numel);
+  }
+  for (int64_t i = 0; i < out.numel && call.part != Part::kBody; ++i) {
+    const float inputs[] = {*element(data, out, i), *broadcast_element(call.data[0], window_of(call, 0), out, i)};
+    *element(data, out, i) = map_entry(inputs, 2, attribute_of(call.attributes));
+  }
+}
+
+bool lower_product(const LowerRequest& request, Lowering& lowering) {
+  const DType f32 = parse_dtype("f32");
+  const Lowering::Ref out = lowering.operand(2, f32);
+  const Lowering::Ref bias = lowering.operand(0, f32);
+  lowering.output(2, lowering.map(map_block<2>, f32, {out, bias}, {number_of(attribute_of(request.attributes))}));
+  return true;
+}
+
 TestOps register_ops() {
   const auto add = [](const char* name, OpClass op_class, KernelFunction kernel, auto adjust) {
     OpTraits traits{.name = name, .op_class = op_class, .kernel = kernel};
@@ -281,6 +302,11 @@ TestOps register_ops() {
       .normalize = add("test::normalize", OpClass::kNormalization, run_normalize,
                        [](OpTraits& traits) { traits.lower = lower_normalize; }),
       .copy = add("test::copy", OpClass::kCopy, run_copy, [](OpTraits& traits) { traits.lower = lower_copy; }),
+      .product = add("test::product", OpClass::kMatmul, run_product,
+                     [](OpTraits& traits) {
+                       traits.lower = lower_product;
+                       traits.has_tail = true;
+                     }),
   };
 }
 

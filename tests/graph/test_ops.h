@@ -27,6 +27,8 @@ struct TestOps {
       digest;  // a number in [0, 1) that depends on the bits of a row; dimensions that the output lacks, or has with size 1, go
   OpId normalize;  // the map of an operand and of its digest over the last dimension
   OpId copy;       // what it reads
+  // (bias, x) -> out: the body writes 0.5 * x, and the tail, which is the map of what is there and of the bias, has a lowering.
+  OpId product;
 };
 
 // Registers the operators on first use.

@@ -92,6 +92,11 @@ class Seen:
         return self._get("fused_nodes")
 
     @property
+    def fusion(self) -> dict[str, int]:
+        """What fusion made of the operators of plans that were made (not of resized ones)."""
+        return self._table("fusion")
+
+    @property
     def compiled_groups(self) -> int:
         """Fused kernels that ran machine code."""
         return self._get("compiled_groups")
