@@ -1,11 +1,13 @@
 // 1. The rows of x become floats once, in an order that suits the loads of w.
-// 2. Outputs are split over parallel_for, and by each thread into tiles whose sums stay in its first-level cache.
+// 2. The outputs of all calls, one call after the other, are split over parallel_for, and by each thread into tiles whose sums stay in its
+//    first-level cache.
 // 3. A kernel of the instruction set computes a tile in float32; the tile gets its bias, is rounded and stored.
 
 #include "backend/cpu/matvec.h"
 
 #include <algorithm>
-#include <cstring>
+#include <cstddef>
+#include <span>
 #include <vector>
 
 #include "backend/cpu/half.h"
@@ -57,7 +59,7 @@ void with_element(Element element, Use use) {
 
 // ---- the product ----------------------------------------------------------------------------------------------------------
 
-// Outputs go to threads in whole groups, so that where one thread's part ends does not change any result.
+// The outputs of a call go to threads in whole groups, so that where one thread's part ends does not change any result.
 constexpr int64_t kGroup = 64;
 // Floats of a tile, for all rows of x together.
 constexpr int64_t kTileFloats = 8192;
@@ -65,6 +67,8 @@ constexpr int64_t kTileFloats = 8192;
 constexpr int64_t kBytesPerThread = 64 << 10;
 
 int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+int64_t group_count(const Matvec& call) { return (call.n + kGroup - 1) / kGroup; }
 
 void store(const Matvec& call, InstructionSet set, float* sums, int64_t stride, int64_t first, int64_t count) {
   const int64_t item = element_bytes(call.element);
@@ -75,11 +79,36 @@ void store(const Matvec& call, InstructionSet set, float* sums, int64_t stride, 
   }
 }
 
-// The rows of x as floats. One buffer for each thread that calls; helpers read the caller's.
-float* prepared_rows(int64_t floats) {
+// The rows of x as floats, each `stride` long. One buffer for each thread that calls; helpers read the caller's.
+const float* prepared_rows(const Matvec& call, const MatvecKernels& kernels, int64_t stride) {
   static thread_local std::vector<float> buffer;
-  if (static_cast<int64_t>(buffer.size()) < floats) buffer.resize(static_cast<size_t>(floats));
+  const auto floats = static_cast<size_t>(call.m * stride);
+  if (buffer.size() < floats) buffer.resize(floats);
+  for (int64_t m = 0; m < call.m; ++m) {
+    const int64_t skip = m * call.x_stride * element_bytes(call.element);
+    kernels.prepare(static_cast<const std::byte*>(call.x) + skip, call.k, buffer.data() + m * stride);
+  }
   return buffer.data();
+}
+
+// Outputs [first, last).
+void compute(const Matvec& call, InstructionSet set, const MatvecKernels& kernels, const float* x, int64_t x_stride,
+             int64_t first, int64_t last) {
+  alignas(64) float sums[kTileFloats];
+  const int64_t tile = kTileFloats / call.m / kGroup * kGroup;
+  for (; first < last; first += tile) {
+    const int64_t count = std::min(tile, last - first);
+    const int64_t skip = first * (call.columns ? 1 : call.w_stride) * element_bytes(call.element);
+    kernels.parts[call.m - 1]({.x = x,
+                               .x_stride = x_stride,
+                               .k = call.k,
+                               .w = static_cast<const std::byte*>(call.w) + skip,
+                               .w_stride = call.w_stride,
+                               .count = count,
+                               .out = sums,
+                               .out_stride = tile});
+    store(call, set, sums, tile, first, count);
+  }
 }
 
 }  // namespace
@@ -118,34 +147,25 @@ void add_elements(Element element, const void* from, int64_t first, int64_t coun
   });
 }
 
-void matvec(const Matvec& call) { matvec(call, instruction_set()); }
+void matvec(std::span<const Matvec> calls) { matvec(calls, instruction_set()); }
 
-void matvec(const Matvec& call, InstructionSet set) {
-  if (call.m <= 0 || call.n <= 0) return;
-  const MatvecKernels& kernels = matvec_table(set)[static_cast<int>(call.element)][call.columns ? 1 : 0];
-  const int64_t item = element_bytes(call.element);
-  const int64_t padded = round_up(call.k, kMatvecMaxBlock);
-  float* const x = prepared_rows(call.m * padded);
-  for (int64_t m = 0; m < call.m; ++m) {
-    kernels.prepare(static_cast<const std::byte*>(call.x) + m * call.x_stride * item, call.k, x + m * padded);
-  }
-  const int64_t tile = kTileFloats / call.m / kGroup * kGroup;
-  const int64_t grain = std::max<int64_t>(1, kBytesPerThread / std::max<int64_t>(1, kGroup * call.k * item));
-  parallel_for(0, (call.n + kGroup - 1) / kGroup, grain, [&](int64_t begin, int64_t end) {
-    alignas(64) float sums[kTileFloats];
-    const int64_t last = std::min(call.n, end * kGroup);
-    for (int64_t first = begin * kGroup; first < last; first += tile) {
-      const int64_t count = std::min(tile, last - first);
-      const int64_t skip = first * (call.columns ? 1 : call.w_stride) * item;
-      kernels.parts[call.m - 1]({.x = x,
-                                 .x_stride = padded,
-                                 .k = call.k,
-                                 .w = static_cast<const std::byte*>(call.w) + skip,
-                                 .w_stride = call.w_stride,
-                                 .count = count,
-                                 .out = sums,
-                                 .out_stride = tile});
-      store(call, set, sums, tile, first, count);
+void matvec(std::span<const Matvec> calls, InstructionSet set) {
+  int64_t groups = 0;
+  for (const Matvec& call : calls) groups += group_count(call);
+  if (groups == 0 || calls.front().m <= 0) return;
+  const Matvec& common = calls.front();
+  const MatvecKernels& kernels = matvec_table(set)[static_cast<int>(common.element)][common.columns ? 1 : 0];
+  const int64_t x_stride = round_up(common.k, kMatvecMaxBlock);
+  const float* const x = prepared_rows(common, kernels, x_stride);
+  const int64_t group_bytes = kGroup * common.k * element_bytes(common.element);
+  const int64_t grain = std::max<int64_t>(1, kBytesPerThread / std::max<int64_t>(1, group_bytes));
+  parallel_for(0, groups, grain, [&](int64_t begin, int64_t end) {
+    int64_t before = 0;  // groups of the calls before
+    for (const Matvec& call : calls) {
+      const int64_t first = std::max<int64_t>(0, begin - before) * kGroup;
+      const int64_t last = std::min(call.n, (end - before) * kGroup);
+      compute(call, set, kernels, x, x_stride, first, last);
+      before += group_count(call);
     }
   });
 }

@@ -7,6 +7,9 @@
 //               .y = y, .y_stride = 3072};
 //   matvec(call);
 //
+// Several products of one x, such as those of a layer with the weights of Q, K and V, may be one call: x is prepared once and the threads start
+// once, over the outputs of all.
+//
 // A result does not depend on the number of threads; it depends on the instruction set in its last bits.
 //
 // Thread safety: any thread; calls share nothing.
@@ -14,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "backend/cpu/instruction_set.h"
 
@@ -40,10 +44,19 @@ struct Matvec {
   int64_t y_stride = 0;
 };
 
-// Writes y. REQUIRES: 0 <= m <= kMaxMatvecRows; y overlaps nothing that is read.
-void matvec(const Matvec& call);
+// Whether calls may be computed together: they have the same x and prepare it the same way.
+inline bool same_x(const Matvec& a, const Matvec& b) {
+  return a.element == b.element && a.columns == b.columns && a.m == b.m && a.k == b.k && a.x == b.x &&
+         a.x_stride == b.x_stride;
+}
+
+// Writes the y of each call, to the bits of the calls made one by one. Takes no memory from the heap once it has run with as large an x.
+// REQUIRES: same_x for any two calls; 0 <= m <= kMaxMatvecRows; a y overlaps nothing that is read, and no other y.
+void matvec(std::span<const Matvec> calls);
 // The same by a given instruction set, for tests. REQUIRES: set <= instruction_set().
-void matvec(const Matvec& call, InstructionSet set);
+void matvec(std::span<const Matvec> calls, InstructionSet set);
+inline void matvec(const Matvec& call) { matvec(std::span(&call, 1)); }
+inline void matvec(const Matvec& call, InstructionSet set) { matvec(std::span(&call, 1), set); }
 
 // Rows of elements to floats and back, rounded to nearest.
 void widen(Element element, const void* from, int64_t count, float* to, InstructionSet set = instruction_set());

@@ -1,12 +1,14 @@
 // For each kWideRows rows of x:
 // 1. they become float32, in parallel;
-// 2. blocks of rows of w go to threads; a thread converts pieces of its block, kDepth wide, and multiplies each while it is in the cache;
+// 2. blocks of rows of w, those of one call after those of the other, go to threads; a thread converts pieces of its block, kDepth wide, and
+//    multiplies each while it is in the cache;
 // 3. the block of results gets its bias, is rounded and stored.
 
 #include "backend/cpu/wide_gemm.h"
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "backend/parallel.h"
@@ -17,6 +19,8 @@ namespace {
 // A piece of w in float32 has 512 KiB: a quarter to a half of a second-level cache.
 constexpr int64_t kOutputs = 256;
 constexpr int64_t kDepth = 512;
+// Blocks are whole multiples of this, and are weighed in it where work is split.
+constexpr int64_t kUnit = 16;
 
 // A thread's memory, kept from call to call.
 float* scratch(std::vector<float>& memory, int64_t floats) {
@@ -61,27 +65,43 @@ void multiply_block(const Matvec& call, Sgemm sgemm, const float* x, int64_t row
   }
 }
 
+int64_t units(int64_t outputs) { return (outputs + kUnit - 1) / kUnit; }
+
+// The size of a call's blocks: equal, and as many for each thread if the call were alone.
+int64_t block_outputs(const Matvec& call, int64_t threads) {
+  const int64_t rounds = std::max<int64_t>(1, (call.n + threads * kOutputs - 1) / (threads * kOutputs));
+  return std::min(kOutputs, units((call.n + threads * rounds - 1) / (threads * rounds)) * kUnit);
+}
+
 }  // namespace
 
-void wide_gemm(const Matvec& call, Sgemm sgemm) {
-  if (call.n <= 0) return;
-  std::vector<float> memory;
-  float* const x = scratch(memory, std::min(call.m, kWideRows) * call.k);
-  // Blocks of equal size, and as many for each thread.
+void wide_gemm(std::span<const Matvec> calls, Sgemm sgemm) {
+  int64_t all_units = 0;
+  for (const Matvec& call : calls) all_units += units(call.n);
+  if (all_units == 0) return;
+  const Matvec& common = calls.front();
+  static thread_local std::vector<float> memory;
+  float* const x = scratch(memory, std::min(common.m, kWideRows) * common.k);
   const int64_t threads = thread_count();
-  const int64_t rounds = (call.n + threads * kOutputs - 1) / (threads * kOutputs);
-  const int64_t outputs = std::min(kOutputs, ((call.n + threads * rounds - 1) / (threads * rounds) + 15) / 16 * 16);
-  for (int64_t row = 0; row < call.m; row += kWideRows) {
-    const int64_t rows = std::min(kWideRows, call.m - row);
+  for (int64_t row = 0; row < common.m; row += kWideRows) {
+    const int64_t rows = std::min(kWideRows, common.m - row);
     parallel_for(0, rows, 16, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        widen(call.element, at(call.x, (row + i) * call.x_stride, element_bytes(call.element)), call.k, x + i * call.k);
+        widen(common.element, at(common.x, (row + i) * common.x_stride, element_bytes(common.element)), common.k,
+              x + i * common.k);
       }
     });
-    parallel_for(0, (call.n + outputs - 1) / outputs, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t block = begin; block < end; ++block) {
-        const int64_t first = block * outputs;
-        multiply_block(call, sgemm, x, row, rows, first, std::min(outputs, call.n - first));
+    // A block belongs to the range that has its middle: blocks of different size still make even parts.
+    parallel_for(0, all_units, 1, [&](int64_t begin, int64_t end) {
+      int64_t unit = 0;
+      for (const Matvec& call : calls) {
+        const int64_t outputs = block_outputs(call, threads);
+        for (int64_t first = 0; first < call.n; first += outputs) {
+          const int64_t count = std::min(outputs, call.n - first);
+          const int64_t middle = unit + units(count) / 2;
+          unit += units(count);
+          if (begin <= middle && middle < end) multiply_block(call, sgemm, x, row, rows, first, count);
+        }
       }
     });
   }

@@ -2,12 +2,15 @@
 
 #include "backend/cpu/matvec.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "backend/cpu/half.h"
@@ -30,8 +33,8 @@ std::vector<InstructionSet> instruction_sets() {
 // A [rows, columns] matrix with a row stride. Between the rows are NaNs, so that reading or writing there shows.
 class Matrix {
  public:
-  Matrix(Element element, int64_t rows, int64_t columns, int64_t stride)
-      : stride(stride), element_(element), bits_(static_cast<size_t>(rows * stride + 1)) {
+  Matrix(Element element, int64_t rows, int64_t columns, int64_t stride, uint64_t seed = 7)
+      : stride(stride), element_(element), bits_(static_cast<size_t>(rows * stride + 1)), seed_(seed) {
     for (size_t i = 0; i < bits_.size(); ++i) put(i, std::numeric_limits<float>::quiet_NaN());
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t column = 0; column < columns; ++column) put(index(row, column), next());
@@ -59,6 +62,7 @@ class Matrix {
     }
     return bytes_.data();
   }
+  const std::vector<uint8_t>& bytes() const { return bytes_; }
   void read_back() {
     for (size_t i = 0; i < bits_.size(); ++i) {
       bits_[i] = 0;
@@ -89,7 +93,7 @@ class Matrix {
   Element element_;
   std::vector<uint32_t> bits_;
   std::vector<uint8_t> bytes_;
-  uint64_t seed_ = 7;
+  uint64_t seed_;
 };
 
 struct Case {
@@ -268,8 +272,171 @@ TEST_CASE("two threads compute the bits of one") {
   }
 }
 
+// ---- several products of one x --------------------------------------------------------------------------------------------
+
+// Calls the body on `threads` parts, each on a thread of its own.
+template <int threads>
+const ParallelPool kThreads = {[](int64_t begin, int64_t end, int64_t, RangeFunction body) {
+                                 std::vector<std::thread> others;
+                                 const int64_t part = (end - begin + threads - 1) / threads;
+                                 for (int64_t at = begin; at < end; at += part) {
+                                   others.emplace_back([=] { body(at, std::min(end, at + part)); });
+                                 }
+                                 for (std::thread& other : others) other.join();
+                               },
+                               [] { return int64_t{threads}; }};
+const ParallelPool* const kPools[] = {nullptr, &kThreads<2>, &kThreads<3>};
+
+// Calls that share x. Every second one has a bias.
+class Group {
+ public:
+  Group(Element element, bool columns, int64_t m, int64_t k, const std::vector<int64_t>& outputs)
+      : x_(element, m, k, k + 3) {
+    const void* const x = x_.data();
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const int64_t n = outputs[i];
+      const auto gap = static_cast<int64_t>(i);
+      w_.emplace_back(element, columns ? k : n, columns ? n : k, (columns ? n : k) + gap, 2 * i);
+      bias_.emplace_back(element, 1, n, n, 2 * i + 1);
+      y_.emplace_back(element, m, 0, n + gap);
+      calls.push_back({.element = element,
+                       .columns = columns,
+                       .m = m,
+                       .n = n,
+                       .k = k,
+                       .x = x,
+                       .x_stride = x_.stride,
+                       .w = w_.back().data(),
+                       .w_stride = w_.back().stride,
+                       .bias = i % 2 == 1 ? bias_.back().data() : nullptr,
+                       .y_stride = y_.back().stride});
+    }
+  }
+
+  // The bits of all outputs, and of what lies between them.
+  template <typename Run>
+  std::vector<std::vector<uint8_t>> outputs(Run run) {
+    for (size_t i = 0; i < calls.size(); ++i) calls[i].y = y_[i].data();
+    run();
+    std::vector<std::vector<uint8_t>> all;
+    for (const Matrix& y : y_) all.push_back(y.bytes());
+    return all;
+  }
+
+  std::vector<Matvec> calls;
+
+ private:
+  Matrix x_;
+  std::vector<Matrix> w_, bias_, y_;
+};
+
+TEST_CASE("products of one x have the bits of the products one by one, on any number of threads") {
+  for (const InstructionSet set : instruction_sets()) {
+    for (const Element element : kElements) {
+      for (const bool columns : {false, true}) {
+        for (int64_t m = 1; m <= kMaxMatvecRows; ++m) {
+          for (const int64_t k : {0, 77}) {
+            Group group(element, columns, m, k, {130, 0, 1, 64, 200, 1100});
+            const auto expected = group.outputs([&] {
+              for (const Matvec& call : group.calls) matvec(call, set);
+            });
+            for (const ParallelPool* pool : kPools) {
+              set_parallel_pool(pool);
+              const auto outputs = group.outputs([&] { matvec(group.calls, set); });
+              set_parallel_pool(nullptr);
+              INFO(to_string(set) << ": " << text({element, columns, m, 0, k, 0, false}));
+              REQUIRE(outputs == expected);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// As a BLAS may, it gives each shape other bits.
+void shape_dependent_sgemm(const Gemm& call) {
+  plain_sgemm(call);
+  for (int64_t i = 0; i < call.m; ++i) {
+    for (int64_t j = 0; j < call.n; ++j) {
+      call.c[i * call.ldc + j] += static_cast<float>(call.m + 3 * call.n) * 0x1p-10f;
+    }
+  }
+}
+
+TEST_CASE("products of one x by way of float32 have the bits of the products one by one") {
+  for (const Element element : kElements) {
+    for (const ParallelPool* pool : kPools) {
+      for (const auto& [m, k, outputs] :
+           {std::tuple{int64_t{13}, int64_t{600}, std::vector<int64_t>{530, 0, 1, 64, 90, 272}},
+            std::tuple{kWideRows + 88, int64_t{33}, std::vector<int64_t>{70, 33}},
+            std::tuple{int64_t{5}, int64_t{0}, std::vector<int64_t>{7, 20}},
+            std::tuple{int64_t{0}, int64_t{5}, std::vector<int64_t>{7, 20}},
+            std::tuple{int64_t{4}, int64_t{5}, std::vector<int64_t>{0, 0}}}) {
+        Group group(element, false, m, k, outputs);
+        set_parallel_pool(pool);
+        const auto expected = group.outputs([&] {
+          for (const Matvec& call : group.calls) wide_gemm(call, shape_dependent_sgemm);
+        });
+        const auto together = group.outputs([&] { wide_gemm(group.calls, shape_dependent_sgemm); });
+        set_parallel_pool(nullptr);
+        INFO(text({element, false, m, 0, k, 0, false}));
+        REQUIRE(together == expected);
+      }
+    }
+  }
+}
+
+int64_t multiplied = 0;  // outputs
+void counting_sgemm(const Gemm& call) {
+  plain_sgemm(call);
+  multiplied += call.m * call.n;
+}
+
+TEST_CASE("a thread computes its part of the outputs and no more") {
+  static const ParallelPool kFirstHalf = {
+      [](int64_t begin, int64_t end, int64_t, RangeFunction body) { body(begin, begin + (end - begin) / 2); },
+      [] { return int64_t{2}; }};
+  Group group(Element::kBfloat16, false, 2, 512, {64, 256, 128, 64});
+  const auto untouched = group.outputs([] {});
+  const auto all = group.outputs([&] { matvec(group.calls); });
+  set_parallel_pool(&kFirstHalf);
+  const auto half = group.outputs([&] { matvec(group.calls); });
+  set_parallel_pool(nullptr);
+  REQUIRE(half[0] == all[0]);
+  REQUIRE(half[1] != untouched[1]);
+  REQUIRE(half[1] != all[1]);
+  REQUIRE(half[2] == untouched[2]);
+  REQUIRE(half[3] == untouched[3]);
+}
+
+TEST_CASE("products of one x start the threads once and have even parts") {
+  static std::vector<std::vector<int64_t>> parts;  // by run
+  static const ParallelPool kCounting = {[](int64_t begin, int64_t end, int64_t, RangeFunction body) {
+                                           parts.emplace_back();
+                                           const int64_t middle = begin + (end - begin + 1) / 2;
+                                           for (const auto& [from, to] : {std::pair{begin, middle}, {middle, end}}) {
+                                             multiplied = 0;
+                                             body(from, to);
+                                             parts.back().push_back(multiplied);
+                                           }
+                                         },
+                                         [] { return int64_t{2}; }};
+  Group few(Element::kBfloat16, false, 2, 512, {256, 64, 128});
+  Group many(Element::kBfloat16, false, 3, 32, {1024, 256, 256});
+  parts.clear();
+  set_parallel_pool(&kCounting);
+  few.outputs([&] { matvec(few.calls); });
+  const size_t starts = parts.size();
+  many.outputs([&] { wide_gemm(many.calls, counting_sgemm); });
+  set_parallel_pool(nullptr);
+  REQUIRE(starts == 1);
+  REQUIRE(parts.size() == 2);
+  REQUIRE(parts[1] == std::vector<int64_t>{3 * 768, 3 * 768});
+}
+
 TEST_CASE("a product by way of float32 is right in every block") {
-  for (const Element element : {Element::kBfloat16, Element::kFloat16}) {
+  for (const Element element : kElements) {
     for (const Case& c : {Case{element, false, 17, 300, 70, 3, true}, Case{element, false, 3, 40, 1030, 0, false},
                           Case{element, false, 513, 5, 33, 1, true}, Case{element, false, 4, 7, 0, 0, true},
                           Case{element, false, 0, 7, 5, 0, false}, Case{element, false, 4, 0, 5, 0, false}}) {

@@ -1,5 +1,5 @@
-// Running a fused kernel, and preparing it for other sizes, takes no memory from the heap once it has run before. The test counts calls
-// of operator new; sanitizers bring their own, so there it is left out.
+// What runs in every step takes no memory from the heap once it has run before. The tests count calls of operator new; sanitizers bring their own,
+// so there they are left out.
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 
@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "backend/cpu/fused_launch.h"
+#include "backend/cpu/wide_gemm.h"
 #include "tests/backend/catch.h"
 #include "tests/backend/fused_program.h"
+#include "tests/backend/plain_gemm.h"
 #include "tests/backend/portable_functions.h"
 
 namespace {
@@ -62,6 +64,36 @@ TEST_CASE("preparing and running fused kernels allocates nothing in the long run
     if (round == 0) CHECK(last > 0);
   }
   CHECK(last == 0);
+}
+
+TEST_CASE("products of one x allocate nothing in the long run") {
+  constexpr int64_t kDepth = 40;
+  // Zeros, for x, the weights and the results of both calls.
+  std::vector<uint16_t> x(20 * kDepth), w(70 * kDepth), y(2 * 20 * 70);
+  const auto allocations = [&](int64_t m, const auto& run) {
+    std::vector<Matvec> calls;
+    for (const int64_t n : {70, 9}) {
+      calls.push_back({.element = Element::kBfloat16,
+                       .m = m,
+                       .n = n,
+                       .k = kDepth,
+                       .x = x.data(),
+                       .x_stride = kDepth,
+                       .w = w.data(),
+                       .w_stride = kDepth,
+                       .y = y.data() + 20 * 70 * static_cast<int64_t>(calls.size()),
+                       .y_stride = n});
+    }
+    long last = 0;
+    for (int round = 0; round < 3; ++round) {
+      const long before = heap_allocations;
+      run(calls);
+      last = heap_allocations - before;
+    }
+    return last;
+  };
+  CHECK(allocations(8, [](const std::vector<Matvec>& calls) { matvec(calls); }) == 0);
+  CHECK(allocations(20, [](const std::vector<Matvec>& calls) { wide_gemm(calls, plain_sgemm); }) == 0);
 }
 
 }  // namespace hetero::backend::testing
