@@ -80,11 +80,18 @@ struct Executor::Impl {
   bool skip(uint32_t node);
   void settle_node(uint32_t node, FailureId failure);
   void run_group(const FusedGroup& group, uint32_t position);
+  void run_batch(const std::vector<Instruction>& calls, uint32_t position);
+  bool run_together(const std::vector<Instruction>& calls);
+  Invocation invocation(uint32_t node, void* const* data, Part part);
   bool find_memory(const FusedGroup& group);
   void settle_host_run();
 };
 
 namespace {
+
+Part part_of(const Instruction& instruction) {
+  return instruction.kind == Instruction::Kind::kBody ? Part::kBody : Part::kWhole;
+}
 
 bool uses_host_only(const Plan& plan) {
   for (const Instruction& instruction : plan.program) {
@@ -104,12 +111,12 @@ bool Executor::Impl::run_on_host(const std::atomic<int32_t>* stop) {
     const Instruction& instruction = program[position];
     switch (instruction.kind) {
       case Instruction::Kind::kRun:
-        run_alone(instruction.index, position, Part::kWhole);
+      case Instruction::Kind::kBody:
+        run_alone(instruction.index, position, part_of(instruction));
         state.release(graph.nodes[instruction.index], position);
         break;
-      case Instruction::Kind::kBody:
-        run_alone(instruction.index, position, Part::kBody);
-        state.release(graph.nodes[instruction.index], position);
+      case Instruction::Kind::kBatch:
+        run_batch(state.plan().batches[instruction.index], position);
         break;
       case Instruction::Kind::kFused:
         run_group(state.plan().groups[instruction.index], position);
@@ -154,6 +161,20 @@ void Executor::Impl::settle_node(uint32_t index, FailureId failure) {
   }
 }
 
+Invocation Executor::Impl::invocation(uint32_t index, void* const* addresses, Part part) {
+  const Graph& graph = state.graph();
+  const Node& node = graph.nodes[index];
+  return {.node = &node,
+          .operands = graph.operands_of(node),
+          .data = addresses,
+          .brought = brought.data(),
+          .attributes = graph.attributes.data() + node.attribute_offset,
+          .windows = graph.windows,
+          .traits = &op_table()[node.op],
+          .bindings = state.unwritten_bindings(),
+          .part = part};
+}
+
 FailureId Executor::Impl::run_node(uint32_t index, uint32_t place, Part part, bool unfused) {
   const Graph& graph = state.graph();
   const Node& node = graph.nodes[index];
@@ -165,16 +186,7 @@ FailureId Executor::Impl::run_node(uint32_t index, uint32_t place, Part part, bo
   FailureId failure =
       unfused ? state.resolve_unfused(index, place, data.data()) : state.resolve(index, kCpu, data.data(), brings);
   if (failure == kHealthy) {
-    const OpTraits& traits = op_table()[node.op];
-    failure = state.call_kernel(index, {.node = &node,
-                                        .operands = graph.operands_of(node),
-                                        .data = data.data(),
-                                        .brought = brought.data(),
-                                        .attributes = graph.attributes.data() + node.attribute_offset,
-                                        .windows = graph.windows,
-                                        .traits = &traits,
-                                        .bindings = state.unwritten_bindings(),
-                                        .part = part});
+    failure = state.call_kernel(index, invocation(index, data.data(), part));
     outcomes[index] = failure == kHealthy ? Outcome::kRan : Outcome::kFailed;
   }
   if (brings) {
@@ -197,6 +209,42 @@ void Executor::Impl::run_group(const FusedGroup& group, uint32_t place) {
     state.end_unfused();
   }
   for (const GroupOperand& operand : group.operands) state.release(operand.buffer, place);
+}
+
+void Executor::Impl::run_batch(const std::vector<Instruction>& calls, uint32_t place) {
+  if (!poison.active() && run_together(calls)) [[likely]] {
+    for (const Instruction& call : calls) outcomes[call.index] = Outcome::kRan;
+    ++counts->kernels[kCpu];
+    ++counts->batches;
+    counts->batched_nodes += static_cast<int64_t>(calls.size());
+  } else {
+    for (const Instruction& call : calls) run_alone(call.index, place, part_of(call));
+  }
+  for (const Instruction& call : calls) state.release(state.graph().nodes[call.index], place);
+}
+
+// False, and no harm is done, where a call has to be made on its own.
+bool Executor::Impl::run_together(const std::vector<Instruction>& calls) {
+  const Graph& graph = state.graph();
+  size_t operands = 0;
+  for (const Instruction& call : calls) operands += graph.nodes[call.index].operand_count;
+  if (operands > data.size()) {
+    data.resize(operands);
+    brought.resize(operands);
+  }
+  Invocation invocations[kMaxBatch];
+  void** addresses = data.data();
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const Node& node = graph.nodes[calls[i].index];
+    for (int k = 0; k < node.operand_count; ++k) {
+      const BufferId buffer = graph.operands_of(node)[k].buffer;
+      if (state.address(buffer, kCpu) == nullptr && !state.try_provide(buffer, kCpu).ok()) return false;
+      addresses[k] = state.address(buffer, kCpu);
+    }
+    invocations[i] = invocation(calls[i].index, addresses, part_of(calls[i]));
+    addresses += node.operand_count;
+  }
+  return state.call_together({invocations, calls.size()});
 }
 
 // Fills `data` with the addresses of the group's operands. False where one cannot get its memory.

@@ -37,6 +37,8 @@ struct RunCounts {
   int64_t fused_groups = 0;     // of the kernels on the CPU
   int64_t fused_nodes = 0;      // in these
   int64_t compiled_groups = 0;  // fused groups that ran machine code
+  int64_t batches = 0;          // of the kernels on the CPU: calls that were made together
+  int64_t batched_nodes = 0;    // in these
   int64_t copies = 0;
   int64_t copied_bytes[backend::kMaxDevices] = {};  // by destination
   int64_t events = 0;

@@ -67,6 +67,9 @@ struct Invocation {
 // Runs on the thread of the device's compute queue. May throw; the executor turns that into a Status.
 using KernelFunction = void (*)(const Invocation& invocation);
 
+// So many calls are made together at most.
+inline constexpr size_t kMaxBatch = 8;
+
 struct OpTraits {
   std::string name;  // "aten::add.Tensor"
   OpClass op_class = OpClass::kOther;
@@ -83,6 +86,10 @@ struct OpTraits {
   // it there. A fused kernel may then compute the tail, and what follows it, after the operator's kernel has run the body. The kernel can run
   // the whole, the body and the tail. A bias that is added to a product is such a tail.
   bool has_tail = false;
+  // Calls of operators with the same function here that read the same operand, each as its operand `shared_operand`, may be made by it, all at
+  // once. They write their outputs only, and nothing that another reads. Where it throws, they are made again one by one.
+  void (*run_together)(const Invocation* calls, size_t count) = nullptr;
+  int shared_operand = 0;
   // The owner's data, for `kernel`.
   const void* self = nullptr;
 };

@@ -13,8 +13,10 @@ bool lay_out(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch
   plan.fusion.clear();
   if (options.fusion && host_only(options)) {
     fuse_nodes(graph, plan, scratch);
+    join_calls(graph, plan, scratch);
   } else {
     plan.groups.clear();
+    plan.batches.clear();
   }
   if (!host_only(options)) order_queues(graph, plan, scratch);
   const bool fits = plan_memory(graph, options, plan, scratch);

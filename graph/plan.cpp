@@ -75,6 +75,16 @@ void append_groups(std::string& text, const Plan& plan) {
   }
 }
 
+void append_batches(std::string& text, const Plan& plan) {
+  for (size_t b = 0; b < plan.batches.size(); ++b) {
+    text += 't' + std::to_string(b) + ':';
+    for (const Instruction& call : plan.batches[b]) {
+      text += std::string(call.kind == Kind::kBody ? " body of" : " run") + " n" + std::to_string(call.index);
+    }
+    text += '\n';
+  }
+}
+
 void append_buffers(std::string& text, const Plan& plan) {
   for (BufferId b = 0; b < plan.valid_after.size(); ++b) {
     std::string line;
@@ -101,6 +111,9 @@ void append_program(std::string& text, const Plan& plan) {
         break;
       case Kind::kBody:
         text += "body of n" + index;
+        break;
+      case Kind::kBatch:
+        text += "batch t" + index;
         break;
       case Kind::kCopy:
         text += "copy b" + index + " from " + device_word(instruction.from) + " to " + device_word(instruction.to);
@@ -135,12 +148,14 @@ class PlanParser {
         status = parse_node(id);
       } else if (reader_.accept_id("g", id)) {
         status = parse_group(id);
+      } else if (reader_.accept_id("t", id)) {
+        status = parse_batch(id);
       } else if (reader_.accept_id("b", id)) {
         status = parse_buffer(id);
       } else if (reader_.accept_id("p", id)) {
         status = parse_instruction(id);
       } else {
-        status = reader_.error("an arena, a node, a group, a buffer or an instruction");
+        status = reader_.error("an arena, a node, a group, a batch, a buffer or an instruction");
       }
       if (!status.ok()) return status;
       if (!reader_.accept_line_end()) return reader_.error("the end of the line");
@@ -228,6 +243,22 @@ class PlanParser {
     return Status();
   }
 
+  Status parse_batch(uint32_t id) {
+    if (id != plan_.batches.size() || !reader_.accept(":")) return reader_.error("batches numbered from t0");
+    std::vector<Instruction>& calls = plan_.batches.emplace_back();
+    while (true) {
+      Instruction call;
+      if (reader_.accept("body of")) {
+        call.kind = Kind::kBody;
+      } else if (!reader_.accept("run")) {
+        break;
+      }
+      if (!reader_.accept_id("n", call.index)) return reader_.error("a node");
+      calls.push_back(call);
+    }
+    return calls.empty() ? reader_.error("'run nN' or 'body of nN'") : Status();
+  }
+
   Status parse_buffer(BufferId id) {
     if (id >= plan_.valid_after.size() || !reader_.accept(":")) {
       return reader_.error("a buffer of the plan");
@@ -276,6 +307,9 @@ class PlanParser {
     } else if (reader_.accept("body of")) {
       instruction.kind = Kind::kBody;
       if (!reader_.accept_id("n", instruction.index)) return reader_.error("a node");
+    } else if (reader_.accept("batch")) {
+      instruction.kind = Kind::kBatch;
+      if (!reader_.accept_id("t", instruction.index)) return reader_.error("a batch");
     } else if (reader_.accept("fused")) {
       instruction.kind = Kind::kFused;
       if (!reader_.accept_id("g", instruction.index)) return reader_.error("a group");
@@ -350,6 +384,7 @@ std::string to_string(const Plan& plan) {
   }
   append_nodes(text, plan);
   append_groups(text, plan);
+  append_batches(text, plan);
   append_buffers(text, plan);
   append_program(text, plan);
   return text;

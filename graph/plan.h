@@ -77,10 +77,10 @@ inline constexpr int kMaxQueues = backend::kMaxDevices * backend::kQueueKinds;
 inline constexpr QueueId kHostQueue = 0;
 
 struct Instruction {
-  enum class Kind : uint8_t { kRun, kBody, kCopy, kRecord, kWait, kFused };
+  enum class Kind : uint8_t { kRun, kBody, kBatch, kCopy, kRecord, kWait, kFused };
   Kind kind = Kind::kRun;
   QueueId queue = 0;
-  // kRun: the node. kBody: the node, whose tail is a member of a group that comes later. kCopy: the buffer. kRecord and kWait: the event. kFused: the group.
+  // kRun: the node. kBody: the node, whose tail is a member of a group that comes later. kBatch: the batch. kCopy: the buffer. kRecord and kWait: the event. kFused: the group.
   uint32_t index = 0;
   // kCopy: the devices.
   backend::DeviceIndex from = 0;
@@ -102,8 +102,9 @@ struct Plan {
   std::vector<uint8_t> live;          // per node: it runs
   std::vector<Placement> placements;  // per node
   std::vector<FusedGroup> groups;
-  std::vector<FusionNote> fusion;     // per node; empty where nothing was to be fused
-  std::vector<Residence> residences;  // per buffer * kMaxDevices + device
+  std::vector<std::vector<Instruction>> batches;  // of kRun and kBody: made by one call of OpTraits::run_together
+  std::vector<FusionNote> fusion;                 // per node; empty where nothing was to be fused
+  std::vector<Residence> residences;              // per buffer * kMaxDevices + device
   uint64_t arena_bytes[backend::kMaxDevices] = {};
   uint64_t arena_lower_bound[backend::kMaxDevices] = {};  // the most bytes live at once
   std::vector<Instruction> program;                       // in the order of submission

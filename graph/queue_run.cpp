@@ -29,6 +29,7 @@ Status QueueRun::run(RunState& state, RunCounts& counts) {
         wait(instruction, counts);
         break;
       case Instruction::Kind::kBody:
+      case Instruction::Kind::kBatch:
       case Instruction::Kind::kFused:
         lose(Status(ErrorClass::kInternal, "a fused group in a program of several queues"));
         break;

@@ -192,6 +192,15 @@ void RunState::release(BufferId buffer, uint32_t position) {
   }
 }
 
+bool RunState::call_together(std::span<const Invocation> calls) {
+  try {
+    calls[0].traits->run_together(calls.data(), calls.size());
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
 FailureId RunState::call_kernel(uint32_t node, const Invocation& invocation) {
   try {
     invocation.traits->kernel(invocation);

@@ -69,6 +69,8 @@ class RunState {
   // What Invocation::bindings of kernels on the CPU is.
   Binding* const* unwritten_bindings() const { return unwritten_.data(); }
 
+  // Whether calls that run together did; where one threw, none counts.
+  bool call_together(std::span<const Invocation> calls);
   // Calls the kernel; what it throws becomes a failure.
   FailureId call_kernel(uint32_t node, const Invocation& invocation);
 

@@ -119,6 +119,8 @@ class PlanVerifier {
       Status status;
       if (instruction.kind == Kind::kRun) {
         status = check_run(p, instruction, runs);
+      } else if (instruction.kind == Kind::kBatch) {
+        status = check_batch(p, instruction, runs);
       } else if (instruction.kind == Kind::kBody) {
         status = check_body(p, instruction, runs);
       } else if (instruction.kind == Kind::kCopy) {
@@ -131,6 +133,43 @@ class PlanVerifier {
     for (uint32_t n = 0; n < runs.size(); ++n) {
       if (plan_.live[n] && !runs[n]) return violation(name("n", n) + " lives but never runs");
     }
+    return Status();
+  }
+
+  // Its calls may run in any order.
+  Status check_batch(uint32_t p, const Instruction& instruction, std::vector<uint8_t>& runs) {
+    if (instruction.index >= plan_.batches.size()) return violation(name("p", p) + " runs a batch that is not there");
+    const std::vector<Instruction>& calls = plan_.batches[instruction.index];
+    if (instruction.queue != kHostQueue || calls.empty() || calls.size() > kMaxBatch) {
+      return violation(name("p", p) + " runs a batch that cannot run");
+    }
+    for (size_t i = 0; i < calls.size(); ++i) {
+      if (calls[i].queue != kHostQueue || (calls[i].kind != Kind::kRun && calls[i].kind != Kind::kBody)) {
+        return violation(name("t", instruction.index) + " has a call that is none");
+      }
+      const Status status = calls[i].kind == Kind::kRun ? check_run(p, calls[i], runs) : check_body(p, calls[i], runs);
+      if (!status.ok()) return status;
+      for (size_t j = 0; j < i; ++j) {
+        if (Status s = check_pair(graph_.nodes[calls[i].index], graph_.nodes[calls[j].index]); !s.ok()) return s;
+      }
+    }
+    return Status();
+  }
+
+  Status check_pair(const Node& a, const Node& b) const {
+    const OpTraits &of_a = op_table()[a.op], &of_b = op_table()[b.op];
+    if (of_a.run_together == nullptr || of_a.run_together != of_b.run_together)
+      return violation("calls of a batch that cannot run together");
+    for (int i = 0; i < a.operand_count; ++i) {
+      for (int j = 0; j < b.operand_count; ++j) {
+        if (conflicts(*graph_.windows, graph_.operands_of(a)[i], graph_.operands_of(b)[j])) {
+          return violation("a call of a batch must come before another");
+        }
+      }
+    }
+    const Operand& x = graph_.operands_of(a)[of_a.shared_operand];
+    const Operand& y = graph_.operands_of(b)[of_b.shared_operand];
+    if (x.buffer != y.buffer || x.window != y.window) return violation("calls of a batch that share no operand");
     return Status();
   }
 
@@ -354,6 +393,10 @@ class PlanVerifier {
             contents_[instruction.index * kMaxDevices + instruction.from];
       } else if (instruction.kind == Kind::kRun || instruction.kind == Kind::kBody) {
         if (Status status = replay(instruction.index, device_of(instruction.queue)); !status.ok()) return status;
+      } else if (instruction.kind == Kind::kBatch) {
+        for (const Instruction& call : plan_.batches[instruction.index]) {
+          if (Status status = replay(call.index, kCpu); !status.ok()) return status;
+        }
       } else if (instruction.kind == Kind::kFused) {
         if (Status status = replay_group(plan_.groups[instruction.index]); !status.ok()) return status;
       }

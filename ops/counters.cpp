@@ -63,6 +63,7 @@ void Counters::reset() {
                          &cpu_kernels,
                          &accelerator_kernels,
                          &fused_groups,
+                         &batched_nodes,
                          &fused_nodes,
                          &compiled_groups,
                          &copies_to_accelerator,

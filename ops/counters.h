@@ -77,6 +77,7 @@ struct Counters {
   Count cpu_kernels{0};
   Count accelerator_kernels{0};
   Count fused_groups{0};     // of the kernels
+  Count batched_nodes{0};    // operators that ran in kernels of several calls
   Count fused_nodes{0};      // in these
   Count compiled_groups{0};  // fused groups that ran machine code
   Count plans_made{0};

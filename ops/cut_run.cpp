@@ -51,6 +51,7 @@ void add_counts(const graph::Plan& plan, const graph::RunCounts& counts) {
   count(total.cpu_kernels, counts.kernels[backend::kCpu]);
   count(total.fused_groups, counts.fused_groups);
   count(total.fused_nodes, counts.fused_nodes);
+  count(total.batched_nodes, counts.batched_nodes);
   count(total.compiled_groups, counts.compiled_groups);
   count(total.accelerator_kernels, counts.kernels[backend::kAccelerator]);
   if (counts.copies != 0) {

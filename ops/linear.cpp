@@ -368,6 +368,41 @@ bool run_packed(const graph::Invocation& invocation, const Product& product, Pac
   return true;
 }
 
+// A weight that changes often is never worth packing.
+void note_use(PackedWeights* weights) {
+  if (weights != nullptr && weights->uses < kUsesBeforePacking) ++weights->uses;
+}
+
+Implementation choose_now(const graph::Invocation& invocation, const Product& product, PackedWeights* weights) {
+  const LinearChoice choice = chosen(invocation, product, weights);
+  const bool packs = choice.packing == Packing::kBetter && weights != nullptr && weights->uses >= kUsesBeforePacking;
+  return packs && pack(invocation, product, *weights) != nullptr ? Implementation::kPacked : choice.plain;
+}
+
+// Those of a batch that are one call.
+class Products {
+ public:
+  // False where the call has another x than those before.
+  bool add(size_t index, const Matvec& call) {
+    if (count_ > 0 && !same_x(calls_[0], call)) return false;
+    calls_[count_] = call;
+    indices_[count_++] = index;
+    return true;
+  }
+  bool has(size_t index) const { return std::find(indices_, indices_ + count_, index) != indices_ + count_; }
+  template <typename Run>
+  void run(OwnKernel kernel, const graph::Invocation* invocations, Run&& run) const {
+    if (count_ == 0) return;
+    count(counters().own_kernels[static_cast<size_t>(kernel)], static_cast<int64_t>(count_ - 1));
+    run_as_operator(kernel, invocations[indices_[0]], [&] { run(std::span(calls_, count_)); });
+  }
+
+ private:
+  Matvec calls_[graph::kMaxBatch];
+  size_t indices_[graph::kMaxBatch];
+  size_t count_ = 0;
+};
+
 }  // namespace
 
 bool run_linear(const graph::Invocation& invocation, LinearKind kind) {
@@ -376,25 +411,43 @@ bool run_linear(const graph::Invocation& invocation, LinearKind kind) {
   if (!recognize(invocation, kind, product)) return false;
   Isolated isolated;
   PackedWeights* const weights = packed_weights(invocation, product);
-  // A weight that changes often is never worth packing.
-  if (weights != nullptr && weights->uses < kUsesBeforePacking) ++weights->uses;
-  const LinearChoice choice = chosen(invocation, product, weights);
-  if (choice.packing == Packing::kBetter && weights != nullptr && weights->uses >= kUsesBeforePacking &&
-      run_packed(invocation, product, *weights)) {
-    return true;
-  }
-  switch (choice.plain) {
+  note_use(weights);
+  switch (choose_now(invocation, product, weights)) {
     case Implementation::kMatvec:
       run_as_operator(OwnKernel::kFewRows, invocation, [&] { backend::matvec(product.call); });
       return true;
     case Implementation::kWide:
       run_as_operator(OwnKernel::kWideProduct, invocation, [&] { backend::wide_gemm(product.call, &sgemm); });
       return true;
-    case Implementation::kStock:
     case Implementation::kPacked:
+      return run_packed(invocation, product, *weights);
+    case Implementation::kStock:
       break;
   }
   return false;
+}
+
+void run_linears(const graph::Invocation* calls, size_t count) {
+  const bool allowed = own_kernels_allowed();
+  Products few, wide;
+  {
+    Isolated isolated;
+    for (size_t i = 0; i < count; ++i) {
+      Product product;
+      const LinearKind kind = calls[i].node->operand_count == 4 ? LinearKind::kAddmm : LinearKind::kMm;
+      if (!allowed || !recognize(calls[i], kind, product)) continue;
+      PackedWeights* const weights = packed_weights(calls[i], product);
+      const Implementation implementation = choose_now(calls[i], product, weights);
+      Products& products = implementation == Implementation::kMatvec ? few : wide;
+      if (implementation != Implementation::kMatvec && implementation != Implementation::kWide) continue;
+      if (products.add(i, product.call)) note_use(weights);
+    }
+    few.run(OwnKernel::kFewRows, calls, [](std::span<const Matvec> all) { backend::matvec(all); });
+    wide.run(OwnKernel::kWideProduct, calls, [](std::span<const Matvec> all) { backend::wide_gemm(all, &sgemm); });
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (!few.has(i) && !wide.has(i)) calls[i].traits->kernel(calls[i]);
+  }
 }
 
 void run_addmm_part(const graph::Invocation& invocation) {

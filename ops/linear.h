@@ -32,6 +32,8 @@ enum class LinearKind : uint8_t { kMm, kAddmm, kBmm };
 bool run_linear(const graph::Invocation& invocation, LinearKind kind);
 // Runs a part of addmm by stock kernels.
 void run_addmm_part(const graph::Invocation& invocation);
+// Products of one x, as projections to Q, K and V are: those that the same one of our implementations computes are one call of it.
+void run_linears(const graph::Invocation* calls, size_t count);
 
 template <LinearKind kind, graph::KernelFunction stock>
 void linear_kernel(const graph::Invocation& invocation) {
@@ -43,10 +45,15 @@ void linear_kernel(const graph::Invocation& invocation) {
 template <graph::KernelFunction stock>
 struct KernelOf<at::_ops::mm, stock> {
   static constexpr graph::KernelFunction kValue = &linear_kernel<LinearKind::kMm, stock>;
+  static void complete(graph::OpTraits& traits) { traits.run_together = &run_linears; }
 };
 template <graph::KernelFunction stock>
 struct KernelOf<at::_ops::addmm, stock> {
   static constexpr graph::KernelFunction kValue = &linear_kernel<LinearKind::kAddmm, stock>;
+  static void complete(graph::OpTraits& traits) {
+    traits.run_together = &run_linears;
+    traits.shared_operand = 1;
+  }
 };
 template <graph::KernelFunction stock>
 struct KernelOf<at::_ops::bmm, stock> {

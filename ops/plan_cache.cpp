@@ -51,6 +51,12 @@ size_t group_bytes(const graph::Plan& plan) {
   return bytes;
 }
 
+size_t batch_bytes(const graph::Plan& plan) {
+  size_t bytes = bytes_of(plan.batches);
+  for (const auto& calls : plan.batches) bytes += bytes_of(calls);
+  return bytes;
+}
+
 }  // namespace
 
 size_t PlanSet::total_bytes_ = 0;
@@ -59,7 +65,7 @@ size_t CachedPlan::bytes() const {
   return sizeof(CachedPlan) + bytes_of(selection) + bytes_of(bound) + bytes_of(graph.buffers) + bytes_of(graph.nodes) +
          bytes_of(graph.operands) + bytes_of(graph.attributes) + bytes_of(values) + bytes_of(plan.live) +
          bytes_of(plan.placements) + bytes_of(plan.residences) + bytes_of(plan.program) + bytes_of(plan.valid_after) +
-         bytes_of(plan.notes.placed) + bytes_of(plan.notes.written) + group_bytes(plan);
+         bytes_of(plan.notes.placed) + bytes_of(plan.notes.written) + group_bytes(plan) + batch_bytes(plan);
 }
 
 std::array<std::atomic<int64_t>, kFusionNotes>& fusion_notes() {

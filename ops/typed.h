@@ -560,7 +560,7 @@ struct TypedKernel<Op, Out, R(A...)> {
 };
 
 // The kernel of an operator whose typed kernel is `stock`; specialized where there is something better for some calls. With a member
-// kTakesMemory it is given its outputs' memory although the operator has no `out=` variant.
+// kTakesMemory it is given its outputs' memory although the operator has no `out=` variant; complete(OpTraits&) says what else is known of it.
 template <typename Op, graph::KernelFunction stock>
 struct KernelOf {
   static constexpr graph::KernelFunction kValue = stock;
@@ -579,6 +579,7 @@ void enter_typed_row(graph::OpClass op_class) {
   using Kernel = KernelOf<Op, &TypedKernel<Op, Out>::run>;
   traits.brings_memory = std::is_same_v<Out, NoOut> && !requires { Kernel::kTakesMemory; };
   traits.kernel = Kernel::kValue;
+  if constexpr (requires { Kernel::complete(traits); }) Kernel::complete(traits);
   TypedRecorder<Op>::id = graph::op_table().add(std::move(traits));
   if (overwrites_first_argument(full_name<Op>())) TypedRecorder<Op>::written = graph::Access::kWrite;
 }

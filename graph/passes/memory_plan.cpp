@@ -149,18 +149,26 @@ class MemoryPlanner {
         for (const GroupOperand& o : plan_.groups[instruction.index].operands) touch_by_group(i, o.buffer);
         continue;
       }
-      const Node& node = graph_.nodes[instruction.index];
-      const DeviceIndex device = device_of(instruction.queue);
-      const Operand* const first = graph_.operands_of(node);
-      const Operand* const end = first + node.operand_count;
-      for (const Operand* o = first; o != end; ++o) {
-        Residence& residence = plan_.residence(o->buffer, device);
-        if (residence.home == Home::kNone) {
-          residence.home = home_of(graph_.buffers[o->buffer], *o, node, device);
-          residence.first = i;
-        }
-        residence.last = i;
+      if (instruction.kind == Instruction::Kind::kBatch) {
+        for (const Instruction& call : plan_.batches[instruction.index]) touch_by_node(i, call);
+        continue;
       }
+      touch_by_node(i, instruction);
+    }
+  }
+
+  void touch_by_node(uint32_t i, const Instruction& instruction) {
+    const Node& node = graph_.nodes[instruction.index];
+    const DeviceIndex device = device_of(instruction.queue);
+    const Operand* const first = graph_.operands_of(node);
+    const Operand* const end = first + node.operand_count;
+    for (const Operand* o = first; o != end; ++o) {
+      Residence& residence = plan_.residence(o->buffer, device);
+      if (residence.home == Home::kNone) {
+        residence.home = home_of(graph_.buffers[o->buffer], *o, node, device);
+        residence.first = i;
+      }
+      residence.last = i;
     }
   }
 

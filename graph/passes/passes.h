@@ -68,6 +68,7 @@ struct Scratch {
   std::vector<Clock> clocks;        // per instruction: what has run before (order, events)
   std::vector<uint32_t> slices;     // per residence: its slice of the arena + 1 (memory_plan)
   FusionScratch fusion;
+  std::vector<uint8_t> taken;    // per instruction: it is part of a batch (batches)
   std::vector<uint8_t> partial;  // per buffer: some write covers a part of it (resize)
   SliceAllocator arenas[backend::kMaxDevices];
   IntervalPacking packing;          // these: the arena of plans for the CPU alone (memory_plan)
@@ -93,6 +94,8 @@ void place_nodes(const Graph& graph, const PlanOptions& options, uint64_t accele
 void insert_copies(const Graph& graph, Plan& plan, Scratch& scratch);
 // Replaces runs of the program by fused groups. REQUIRES: the program has runs on the CPU only.
 void fuse_nodes(const Graph& graph, Plan& plan, Scratch& scratch);
+// Makes batches of calls that read the same operand. REQUIRES: the same.
+void join_calls(const Graph& graph, Plan& plan, Scratch& scratch);
 void order_queues(const Graph& graph, const Plan& plan, Scratch& scratch);
 // True when what lies on the accelerator fits into options.accelerator_bytes.
 bool plan_memory(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);

@@ -269,6 +269,10 @@ void run_product(const Invocation& call) {
   }
 }
 
+void run_products(const Invocation* calls, size_t count) {
+  for (size_t i = count; i-- > 0;) run_product(calls[i]);
+}
+
 bool lower_product(const LowerRequest& request, Lowering& lowering) {
   const DType f32 = parse_dtype("f32");
   const Lowering::Ref out = lowering.operand(2, f32);
@@ -306,6 +310,8 @@ TestOps register_ops() {
                      [](OpTraits& traits) {
                        traits.lower = lower_product;
                        traits.has_tail = true;
+                       traits.shared_operand = 1;
+                       traits.run_together = run_products;
                      }),
   };
 }

@@ -28,6 +28,7 @@ struct TestOps {
   OpId normalize;  // the map of an operand and of its digest over the last dimension
   OpId copy;       // what it reads
   // (bias, x) -> out: the body writes 0.5 * x, and the tail, which is the map of what is there and of the bias, has a lowering.
+  // Products of one x run together.
   OpId product;
 };
 

@@ -97,6 +97,11 @@ class Seen:
         return self._table("fusion")
 
     @property
+    def batched_nodes(self) -> int:
+        """Operators that ran in kernels of several calls."""
+        return self._get("batched_nodes")
+
+    @property
     def compiled_groups(self) -> int:
         """Fused kernels that ran machine code."""
         return self._get("compiled_groups")

@@ -77,3 +77,25 @@ def test_what_a_bias_is_changed_to_counts() -> None:
             linear.bias.add_(1)
             expected = F.relu(F.linear(x.cpu(), linear.weight.cpu(), linear.bias.cpu() - 1))
             torch.testing.assert_close(y.cpu(), expected, msg=f"step {step}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [1, 6, 40])
+def test_projections_of_one_input_run_together(tokens: int, dtype: torch.dtype) -> None:
+    class Projections(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value = nn.Linear(192, 256), nn.Linear(192, 128), nn.Linear(192, 128)
+            self.gate, self.up = nn.Linear(192, 320, bias=False), nn.Linear(192, 320, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            heads = [project(x).softmax(-1) for project in (self.query, self.key, self.value)]
+            return torch.cat([*heads, F.silu(self.gate(x)) * self.up(x)], dim=-1)
+
+    def build(device: str) -> Callable[[], list[Tensor]]:
+        model = module(Projections, device).to(dtype).requires_grad_(False)
+        x = random(1, tokens, 192, device=device, dtype=dtype)
+        return lambda: [model(x)]
+
+    # Three with a bias and two without.
+    assert compare(build).batched_nodes >= 5

@@ -119,6 +119,7 @@ py::dict counters_dict() {
   result["flushes"] = flushes;
   result["dead_nodes"] = c.dead_nodes.load();
   result["fused_groups"] = c.fused_groups.load();
+  result["batched_nodes"] = c.batched_nodes.load();
   result["fused_nodes"] = c.fused_nodes.load();
   result["compiled_groups"] = c.compiled_groups.load();
   result["skipped_nodes"] = c.skipped_nodes.load();
