@@ -92,7 +92,8 @@ bool read(const graph::Invocation& invocation, int tensors, Attributes& attribut
   if (decoder.next() != Tag::kBoolean) return false;
   attributes.causal = decoder.get<uint8_t>() != 0;
   const Tag mask = decoder.next();
-  if (mask != Tag::kTensor && mask != Tag::kNone) return false;
+  // Autograd gives an undefined tensor for none.
+  if (mask != Tag::kTensor && mask != Tag::kNone && mask != Tag::kUndefined) return false;
   attributes.mask = mask == Tag::kTensor;
   const Tag scale = decoder.next();
   if (scale == Tag::kNone) return true;

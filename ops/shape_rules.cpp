@@ -203,6 +203,7 @@ bool attention_fits(const at::Tensor& query, const at::Tensor& key, const at::Te
   if (query.size(0) != key.size(0) || query.size(1) != key.size(1) || query.size(3) != key.size(3)) return false;
   if (mask.isNone()) return true;
   if (!mask.isTensor()) return false;
+  if (!mask.toTensor().defined()) return true;
   const int64_t sizes[] = {query.size(0), query.size(1), query.size(2), key.size(2)};
   const at::Tensor& tensor = mask.toTensor();
   return (tensor.dim() == 2 || tensor.dim() == 4) && at::is_expandable_to(tensor.sizes(), sizes);

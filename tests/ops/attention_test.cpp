@@ -133,6 +133,19 @@ TEST_F(Attention, TwoByteFloatsRunForward) {
   }
 }
 
+TEST_F(Attention, AnUndefinedMaskIsNone) {
+  const Inputs there = inputs(1, 2, 20, 30, 16).there();
+  const at::Tensor grad = on_device(projected(1, 2, 20, 16, 5));
+  const Forward results = forward(there);
+  const Tensors expected = backward(there, grad, results);
+  flush_all(SyncReason::kFlush);
+  const AttentionCounts before = attention_counts();
+  const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      grad, there.q, there.k, there.v, std::get<0>(results), std::get<1>(results), 0, false, at::Tensor());
+  expect_same(Tensors{dq, dk, dv}, Tensors{expected[0].cpu(), expected[1].cpu(), expected[2].cpu()});
+  EXPECT_EQ(attention_counts().backward - before.backward, 1);
+}
+
 TEST_F(Attention, RowsWithoutKeysAreWhatTheCpuMakesOfThem) {
   Inputs here = inputs(1, 2, 20, 30, 16);
   here.mask = at::zeros({20, 30});
