@@ -29,16 +29,23 @@ class Operands {
   bool plain(int i) const { return invocation_.operands[i].bits == 0 && invocation_.data[i] != nullptr; }
 
   // [batches, heads, rows, head_size] of the call's element type.
-  bool matrix(int i, const Attention& call, int64_t rows, AttentionOperand& operand) const {
+  bool matrix(int i, const Attention& call, int64_t heads, int64_t rows, AttentionOperand& operand) const {
     const graph::Window& w = window(i);
     if (!plain(i) || w.rank != 4 || element_of(w.dtype) != call.element) return false;
     const auto sizes = w.sizes(), strides = w.strides();
-    if (sizes[0] != call.batches || sizes[1] != call.heads || sizes[2] != rows || sizes[3] != call.head_size) {
+    if (sizes[0] != call.batches || sizes[1] != heads || sizes[2] != rows || sizes[3] != call.head_size) {
       return false;
     }
     if (strides[3] != 1 && sizes[3] != 1) return false;
     operand = {address(i, element_bytes(call.element)), strides[0], strides[1], strides[2]};
     return true;
+  }
+
+  bool queries(int i, const Attention& call, AttentionOperand& operand) const {
+    return matrix(i, call, call.heads, call.queries, operand);
+  }
+  bool keys(int i, const Attention& call, AttentionOperand& operand) const {
+    return matrix(i, call, call.kv_heads, call.keys, operand);
   }
 
   // [batches, heads, queries] of float32.
@@ -111,9 +118,11 @@ bool read_sizes(const Operands& operands, int query, int key, const Attributes& 
   call.causal = attributes.causal;
   call.batches = q.sizes()[0];
   call.heads = q.sizes()[1];
+  call.kv_heads = k.sizes()[1];
   call.queries = q.sizes()[2];
   call.head_size = q.sizes()[3];
   call.keys = k.sizes()[2];
+  if (call.heads % call.kv_heads != 0) return false;
   call.scale = static_cast<float>(attributes.scale.value_or(1 / std::sqrt(static_cast<double>(call.head_size))));
   return true;
 }
@@ -125,9 +134,9 @@ bool recognize(const graph::Invocation& invocation, Attention& call) {
   const int inputs = attributes.mask ? 4 : 3;
   if (invocation.node->operand_count != inputs + 2 || invocation.node->output_count != 2) return false;
   const Operands operands(invocation);
-  return read_sizes(operands, 0, 1, attributes, call) && operands.matrix(0, call, call.queries, call.q) &&
-         operands.matrix(1, call, call.keys, call.k) && operands.matrix(2, call, call.keys, call.v) &&
-         (!attributes.mask || operands.mask(3, call)) && operands.matrix(inputs, call, call.queries, call.out) &&
+  return read_sizes(operands, 0, 1, attributes, call) && operands.queries(0, call, call.q) &&
+         operands.keys(1, call, call.k) && operands.keys(2, call, call.v) &&
+         (!attributes.mask || operands.mask(3, call)) && operands.queries(inputs, call, call.out) &&
          operands.logsumexp(inputs + 1, call);
 }
 
@@ -140,15 +149,14 @@ bool recognize(const graph::Invocation& invocation, AttentionBackward& backward)
   const Operands operands(invocation);
   Attention& call = backward.call;
   if (!read_sizes(operands, 1, 2, attributes, call)) return false;
-  // Packing many keys for few queries costs more than it gains.
-  if (call.keys > kMostKeysPerQuery * call.queries) return false;
-  return call.element == Element::kFloat32 && operands.matrix(0, call, call.queries, backward.grad_out) &&
-         operands.matrix(1, call, call.queries, call.q) && operands.matrix(2, call, call.keys, call.k) &&
-         operands.matrix(3, call, call.keys, call.v) && operands.matrix(4, call, call.queries, call.out) &&
+  // Packing many keys for few queries costs more than it gains, save for 2-byte floats, which ATen rounds and packs more often.
+  const int64_t queries = call.queries * (call.heads / call.kv_heads);
+  if (call.element == Element::kFloat32 && call.keys > kMostKeysPerQuery * queries) return false;
+  return operands.queries(0, call, backward.grad_out) && operands.queries(1, call, call.q) &&
+         operands.keys(2, call, call.k) && operands.keys(3, call, call.v) && operands.queries(4, call, call.out) &&
          operands.logsumexp(5, call) && (!attributes.mask || operands.mask(6, call)) &&
-         operands.matrix(inputs, call, call.queries, backward.grad_q) &&
-         operands.matrix(inputs + 1, call, call.keys, backward.grad_k) &&
-         operands.matrix(inputs + 2, call, call.keys, backward.grad_v);
+         operands.queries(inputs, call, backward.grad_q) && operands.keys(inputs + 1, call, backward.grad_k) &&
+         operands.keys(inputs + 2, call, backward.grad_v);
 }
 
 }  // namespace

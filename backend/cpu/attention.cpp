@@ -1,10 +1,10 @@
-// Forward, for a group of queries of one head:
+// Forward, for a group of queries of the heads that share one head of keys:
 // 1. A block of keys is packed transposed, the block of values as it is; both as floats.
 // 2. For each tile of queries: scores = q k^T; weights = exp(scores - the largest so far); out = out * correction + weights v.
 // 3. After the last block: out / sums of the weights.
 //
-// Backward, for a head, by blocks of keys and tiles of queries: the weights are computed again, gradients of the weights are grad_out v^T, and
-// those of the scores follow from both. grad_q sums over the blocks; grad_k and grad_v over the tiles.
+// Backward, for a head of keys, by blocks of keys and tiles of queries of the heads that share it: the weights are computed again, gradients of the
+// weights are grad_out v^T, and those of the scores follow from both. grad_q sums over the blocks; grad_k and grad_v over the tiles.
 
 #include "backend/cpu/attention.h"
 
@@ -38,6 +38,8 @@ constexpr int64_t kBlockKeys = 512;
 constexpr int64_t kBackwardBlockKeys = 256;
 // Queries for which a block is packed.
 constexpr int64_t kGroupRows = 240;
+// Rows of all heads that share a head of keys for which nothing is packed.
+constexpr int64_t kFewRows = 4 * kMaxMatvecRows;
 // Keys and values packed at a time, where a thread takes several heads: what half of a second-level cache holds.
 constexpr int64_t kPackedFloats = 128 << 10;
 // What is worth another thread, in multiplications.
@@ -84,20 +86,28 @@ struct Rows {
 class Engine {
  public:
   Engine(const Attention& call, InstructionSet set)
-      : call_(call), set_(set), item_(element_bytes(call.element)), kernels_(&attention_kernels(set)) {}
+      : call_(call),
+        set_(set),
+        item_(element_bytes(call.element)),
+        sharing_(call.heads / std::max<int64_t>(1, call.kv_heads)),
+        kernels_(&attention_kernels(set)) {}
 
   void forward() const;
   void backward(const AttentionBackward& backward) const;
 
  private:
   bool wide() const { return call_.element != Element::kFloat32; }
-  // The first of `count` rows of an operand as floats: in place, or widened into `buffer`.
+  // `count` rows of an operand as floats: in place, or widened into `buffer`.
   Rows rows(const AttentionOperand& operand, Place place, int64_t first, int64_t count, float* buffer) const;
   // The mask for some queries and keys, put into `scores`.
   void set_mask(AttentionScores& scores, Place place, int64_t query, int64_t key, float* buffer) const;
+  // Where head `i` of those that share the head of keys `place` is.
+  Place sharer(Place place, int64_t i) const { return {place.batch, place.head * sharing_ + i}; }
+  bool few_queries() const;
   void forward_nothing() const;
-  void forward_few(Place place, int64_t first, int64_t queries) const;
-  // Some queries of `heads` heads from place.head on.
+  // Some rows of those of a head of keys: all queries of the first head that shares it, then those of the next.
+  void forward_few(Place place, int64_t first, int64_t count) const;
+  // Some queries of all heads that share `heads` heads of keys from place.head on.
   void forward_group(Place place, int64_t heads, int64_t first, int64_t count) const;
   void backward_head(const AttentionBackward& backward, Place place) const;
   // Divides by the sums and writes the results of some queries.
@@ -112,6 +122,7 @@ class Engine {
   const Attention& call_;
   const InstructionSet set_;
   const int64_t item_;
+  const int64_t sharing_;  // heads of queries for each head of keys
   const AttentionKernels* const kernels_;
 };
 
@@ -180,42 +191,57 @@ void Engine::forward_nothing() const {
   }
 }
 
-// Up to eight queries at once, and all keys.
-void Engine::forward_few(Place place, int64_t first, int64_t queries) const {
+// Up to eight rows at once, and all keys.
+void Engine::forward_few(Place place, int64_t first, int64_t count) const {
   const int64_t keys = call_.keys, size = call_.head_size;
   const int64_t q_stride = round_up(size, kMatvecMaxBlock), score_stride = round_up(keys, kMatvecMaxBlock);
-  const auto [q, scores, out, largest, sums, mask] = scratch<6>(
-      {queries * q_stride, queries * score_stride, queries * q_stride, queries, queries, queries * score_stride});
+  const auto [q, scores, out, largest, sums, mask] =
+      scratch<6>({count * q_stride, count * score_stride, count * q_stride, count, count, count * score_stride});
   const auto& products = matvec_table(set_)[static_cast<int>(call_.element)];
-  for (int64_t row = 0; row < queries; ++row) {
-    products[0].prepare(row_of(call_.q, place, first + row, item_), size, q + row * q_stride);
-  }
-  products[0].parts[queries - 1]({.x = q,
-                                  .x_stride = q_stride,
-                                  .k = size,
-                                  .w = row_of(call_.k, place, 0, item_),
-                                  .w_stride = call_.k.row_stride,
-                                  .count = keys,
-                                  .out = scores,
-                                  .out_stride = score_stride});
-  AttentionScores part{.scores = scores,
-                       .stride = score_stride,
-                       .rows = queries,
-                       .columns = keys,
-                       .diagonal = diagonal(first, 0),
-                       .scale = call_.scale};
-  set_mask(part, place, first, 0, mask);
-  std::fill_n(largest, queries, -std::numeric_limits<float>::infinity());
-  kernels_->soften(part, {.largest = largest, .sums = sums, .first = true});
-  products[1].parts[queries - 1]({.x = scores,
-                                  .x_stride = score_stride,
-                                  .k = keys,
-                                  .w = row_of(call_.v, place, 0, item_),
-                                  .w_stride = call_.v.row_stride,
-                                  .count = size,
-                                  .out = out,
-                                  .out_stride = q_stride});
-  finish(place, first, queries, out, q_stride, largest, sums);
+  // Calls use(head, query, row, n) for the rows of each head.
+  const auto for_each_head = [&](auto&& use) {
+    for (int64_t row = 0; row < count;) {
+      const int64_t query = (first + row) % call_.queries;
+      const int64_t n = std::min(count - row, call_.queries - query);
+      use(sharer(place, (first + row) / call_.queries), query, row, n);
+      row += n;
+    }
+  };
+  for_each_head([&](Place head, int64_t query, int64_t row, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+      products[0].prepare(row_of(call_.q, head, query + i, item_), size, q + (row + i) * q_stride);
+    }
+  });
+  products[0].parts[count - 1]({.x = q,
+                                .x_stride = q_stride,
+                                .k = size,
+                                .w = row_of(call_.k, place, 0, item_),
+                                .w_stride = call_.k.row_stride,
+                                .count = keys,
+                                .out = scores,
+                                .out_stride = score_stride});
+  std::fill_n(largest, count, -std::numeric_limits<float>::infinity());
+  for_each_head([&](Place head, int64_t query, int64_t row, int64_t n) {
+    AttentionScores part{.scores = scores + row * score_stride,
+                         .stride = score_stride,
+                         .rows = n,
+                         .columns = keys,
+                         .diagonal = diagonal(query, 0),
+                         .scale = call_.scale};
+    set_mask(part, head, query, 0, mask);
+    kernels_->soften(part, {.largest = largest + row, .sums = sums + row, .first = true});
+  });
+  products[1].parts[count - 1]({.x = scores,
+                                .x_stride = score_stride,
+                                .k = keys,
+                                .w = row_of(call_.v, place, 0, item_),
+                                .w_stride = call_.v.row_stride,
+                                .count = size,
+                                .out = out,
+                                .out_stride = q_stride});
+  for_each_head([&](Place head, int64_t query, int64_t row, int64_t n) {
+    finish(head, query, n, out + row * q_stride, q_stride, largest + row, sums + row);
+  });
 }
 
 void Engine::forward_group(Place place, int64_t heads, int64_t first, int64_t count) const {
@@ -224,27 +250,20 @@ void Engine::forward_group(Place place, int64_t heads, int64_t first, int64_t co
   const int64_t block = std::min(kBlockKeys, end), score_stride = padded(block);
   // With a single block a tile is finished at once, and the next one may take its memory.
   const bool single = end <= block;
-  const int64_t kept = single ? std::min(kTileRows, count) : heads * count;
+  const int64_t sharers = heads * sharing_;
+  const int64_t kept = single ? std::min(kTileRows, count) : sharers * count;
   const bool wide_mask = call_.mask.data != nullptr && call_.mask.element != Element::kFloat32;
   const int64_t packed = size * score_stride, packed_values = block * out_stride;
   const auto [keys, values, scores, out, largest, sums, wide_rows, wide_q, mask] =
       scratch<9>({heads * packed, heads * packed_values, kTileRows * score_stride, kept * out_stride, kept, kept,
-                  wide() ? block * size : 0, wide() ? heads * count * size : 0, wide_mask ? kTileRows * block : 0});
-  const auto at = [&](int64_t head) { return Place{place.batch, place.head + head}; };
-  const auto q_of = [&](int64_t head, int64_t row) -> Rows {
-    if (wide()) return {wide_q + (head * count + row) * size, size};
-    return rows(call_.q, at(head), first + row, 0, nullptr);
-  };
-  if (wide()) {
-    for (int64_t head = 0; head < heads; ++head) rows(call_.q, at(head), first, count, wide_q + head * count * size);
-  }
+                  wide() ? block * size : 0, wide() ? kTileRows * size : 0, wide_mask ? kTileRows * block : 0});
   for (int64_t key = 0; key < end; key += block) {
     const int64_t columns = std::min(block, end - key);
     const auto pack = [&](const AttentionOperand& operand, float* to, int64_t to_stride, auto kernel) {
       // Floats of all heads at once; others are widened head by head.
       const int64_t together = wide() ? 1 : heads;
       for (int64_t head = 0; head < heads; head += together) {
-        const Rows from = rows(operand, at(head), key, columns, wide_rows);
+        const Rows from = rows(operand, {place.batch, place.head + head}, key, columns, wide_rows);
         kernel({.from = from.data,
                 .stride = from.stride,
                 .rows = columns,
@@ -261,14 +280,16 @@ void Engine::forward_group(Place place, int64_t heads, int64_t first, int64_t co
       const int64_t tile = std::min(kTileRows, count - row);
       const int64_t limit = call_.causal ? std::min(columns, first + row + tile - key) : columns;
       if (limit <= 0) continue;
-      for (int64_t head = 0; head < heads; ++head) {
-        const int64_t kept_row = single ? 0 : head * count + row;
+      for (int64_t i = 0; i < sharers; ++i) {
+        const Place at = sharer(place, i);
+        const int64_t head = i / sharing_;
+        const int64_t kept_row = single ? 0 : i * count + row;
         float* const tile_out = out + kept_row * out_stride;
         if (key == 0) {
           std::fill_n(largest + kept_row, tile, -std::numeric_limits<float>::infinity());
           std::fill_n(sums + kept_row, tile, 0.0f);
         }
-        const Rows q = q_of(head, row);
+        const Rows q = rows(call_.q, at, first + row, tile, wide_q);
         kernels_->multiply({.a = q.data,
                             .a_stride = q.stride,
                             .a_transposed = false,
@@ -287,7 +308,7 @@ void Engine::forward_group(Place place, int64_t heads, int64_t first, int64_t co
                              .columns = limit,
                              .diagonal = diagonal(first + row, key),
                              .scale = call_.scale};
-        set_mask(part, at(head), first + row, key, mask);
+        set_mask(part, at, first + row, key, mask);
         kernels_->soften(part, {.largest = largest + kept_row,
                                 .sums = sums + kept_row,
                                 .first = key == 0,
@@ -306,49 +327,59 @@ void Engine::forward_group(Place place, int64_t heads, int64_t first, int64_t co
                             .steps = limit,
                             .columns = size,
                             .add = key > 0});
-        if (single) finish(at(head), first + row, tile, tile_out, out_stride, largest, sums);
+        if (single) finish(at, first + row, tile, tile_out, out_stride, largest, sums);
       }
     }
   }
   if (single) return;
-  for (int64_t head = 0; head < heads; ++head) {
-    const int64_t row = head * count;
-    finish(at(head), first, count, out + row * out_stride, out_stride, largest + row, sums + row);
+  for (int64_t i = 0; i < sharers; ++i) {
+    const int64_t row = i * count;
+    finish(sharer(place, i), first, count, out + row * out_stride, out_stride, largest + row, sums + row);
   }
 }
 
+// Packing pays off with many rows, but not for single queries: the rows of a tile are of one head.
+bool Engine::few_queries() const {
+  if (call_.queries > (wide() ? 2 : 1) * kMaxMatvecRows) return false;
+  return call_.queries == 1 || sharing_ * call_.queries <= kFewRows;
+}
+
 void Engine::forward() const {
-  const int64_t places = call_.batches * call_.heads, threads = thread_count();
-  if (places == 0 || call_.queries == 0) return;
+  if (call_.batches * call_.heads == 0 || call_.queries == 0) return;
   if (call_.keys == 0) return forward_nothing();
+  const int64_t places = call_.batches * call_.kv_heads, threads = thread_count();
   const int64_t work = 2 * call_.keys * std::max<int64_t>(1, call_.head_size);
-  if (call_.queries <= (wide() ? 2 : 1) * kMaxMatvecRows) {
-    const int64_t grain = std::max<int64_t>(1, kWorkPerThread / (call_.queries * work));
-    parallel_for(0, places, grain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        for (int64_t first = 0; first < call_.queries; first += kMaxMatvecRows) {
-          forward_few({i / call_.heads, i % call_.heads}, first, std::min(kMaxMatvecRows, call_.queries - first));
-        }
-      }
-    });
+  if (few_queries()) {
+    const int64_t rows = sharing_ * call_.queries, parts = (rows + kMaxMatvecRows - 1) / kMaxMatvecRows;
+    const int64_t part = (rows + parts - 1) / parts;
+    parallel_for(0, places * parts, std::max<int64_t>(1, kWorkPerThread / (part * work)),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t i = begin; i < end; ++i) {
+                     const int64_t place = i / parts, first = i % parts * part;
+                     forward_few({place / call_.kv_heads, place % call_.kv_heads}, first, std::min(part, rows - first));
+                   }
+                 });
     return;
   }
   // There should be some groups for each thread; beyond that, many queries pack less often, and many heads read memory in its order.
   constexpr int64_t kGroupsPerThread = 4;
   const int64_t wanted = (kGroupsPerThread * threads + places - 1) / places;
-  const int64_t rows = std::min(kGroupRows, round_up((call_.queries + wanted - 1) / wanted, kTileRows));
+  const int64_t most_rows =
+      std::max(kTileRows, std::min(kGroupRows, 2 * kGroupRows / sharing_ / kTileRows * kTileRows));
+  const int64_t rows = std::min(most_rows, round_up((call_.queries + wanted - 1) / wanted, kTileRows));
   const int64_t parts = (call_.queries + rows - 1) / rows;
   const bool interleaved = call_.q.head_stride < call_.q.row_stride;
   const int64_t packed = 2 * std::min(kBlockKeys, call_.keys) * padded(call_.head_size);
   const int64_t most = std::min(
-      {call_.heads, kPackedFloats / std::max<int64_t>(1, packed), places * parts / (kGroupsPerThread * threads)});
+      {call_.kv_heads, kPackedFloats / std::max<int64_t>(1, packed), places * parts / (kGroupsPerThread * threads)});
   const int64_t heads = interleaved ? std::max<int64_t>(1, most) : 1;
-  const int64_t head_groups = (call_.heads + heads - 1) / heads;
-  const int64_t grain = std::max<int64_t>(1, kWorkPerThread / (std::min(rows, call_.queries) * heads * work));
+  const int64_t head_groups = (call_.kv_heads + heads - 1) / heads;
+  const int64_t group_work = std::min(rows, call_.queries) * heads * sharing_ * work;
+  const int64_t grain = std::max<int64_t>(1, kWorkPerThread / group_work);
   parallel_for(0, call_.batches * head_groups * parts, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t first = i % parts * rows, head = i / parts % head_groups * heads;
-      forward_group({i / parts / head_groups, head}, std::min(heads, call_.heads - head), first,
+      forward_group({i / parts / head_groups, head}, std::min(heads, call_.kv_heads - head), first,
                     std::min(rows, call_.queries - first));
     }
   });
@@ -359,106 +390,119 @@ void Engine::backward_head(const AttentionBackward& backward, Place place) const
   const int64_t block = std::min(kBackwardBlockKeys, call_.keys), score_stride = padded(block);
   const int64_t most_rows = std::min(kBackwardTileRows, queries);
   const bool wide_mask = call_.mask.data != nullptr && call_.mask.element != Element::kFloat32;
+  const int64_t wide_row = wide() ? size : 0;
   const auto [keys, keys_across, values_across, grad_k, grad_v, grad_q, scores, gradients, tile_q, tile_out, logsumexps,
-              dots, mask] =
-      scratch<13>({block * stride, size * score_stride, size * score_stride, block * stride, block * stride,
-                   queries * stride, most_rows * score_stride, most_rows * score_stride, most_rows * stride,
-                   most_rows * stride, most_rows, most_rows, wide_mask ? most_rows * block : 0});
-  const float one = 1;
-  const auto store = [&](const AttentionOperand& operand, int64_t first, int64_t count, const float* from,
-                         const float& factor) {
-    kernels_->scale_rows(from, stride, count, size, &factor, 0,
-                         reinterpret_cast<float*>(row_of(operand, place, first, item_)), operand.row_stride);
+              dots, mask, wide_keys, wide_q, wide_out, wide_grad_out] =
+      scratch<17>({block * stride, size * score_stride, size * score_stride, block * stride, block * stride,
+                   sharing_ * queries * stride, most_rows * score_stride, most_rows * score_stride, most_rows * stride,
+                   most_rows * stride, most_rows, most_rows, wide_mask ? most_rows * block : 0, block * wide_row,
+                   most_rows * wide_row, most_rows * wide_row, most_rows * wide_row});
+  // The rows times a number, as the call's elements.
+  const auto store = [&](const AttentionOperand& operand, Place at, int64_t first, int64_t count, float* from,
+                         float factor) {
+    std::byte* const to = row_of(operand, at, first, item_);
+    kernels_->scale_rows(from, stride, count, size, &factor, 0, wide() ? from : reinterpret_cast<float*>(to),
+                         wide() ? stride : operand.row_stride);
+    if (!wide()) return;
+    for (int64_t row = 0; row < count; ++row) {
+      narrow(call_.element, from + row * stride, size, to + row * operand.row_stride * item_, set_);
+    }
   };
-  if (call_.keys == 0) std::fill_n(grad_q, queries * stride, 0.0f);
+  if (call_.keys == 0) std::fill_n(grad_q, sharing_ * queries * stride, 0.0f);
   for (int64_t key = 0; key < call_.keys; key += block) {
     const int64_t columns = std::min(block, call_.keys - key);
-    const Rows k = rows(call_.k, place, key, columns, nullptr);
-    const Rows v = rows(call_.v, place, key, columns, nullptr);
     const auto packing = [&](Rows from, int64_t count, float* to) {
       return AttentionPacking{.from = from.data, .stride = from.stride, .rows = count, .columns = size, .to = to};
     };
+    const Rows k = rows(call_.k, place, key, columns, wide_keys);
     kernels_->pack(packing(k, columns, keys));
     kernels_->pack_transposed(packing(k, columns, keys_across));
+    const Rows v = rows(call_.v, place, key, columns, wide_keys);
     kernels_->pack_transposed(packing(v, columns, values_across));
     std::fill_n(grad_k, columns * stride, 0.0f);
     std::fill_n(grad_v, columns * stride, 0.0f);
-    for (int64_t row = 0; row < queries; row += kBackwardTileRows) {
-      const int64_t tile = std::min(kBackwardTileRows, queries - row);
-      const int64_t limit = call_.causal ? std::min(columns, row + tile - key) : columns;
-      if (limit <= 0) continue;
-      const Rows q = rows(call_.q, place, row, tile, nullptr);
-      const Rows out = rows(call_.out, place, row, tile, nullptr);
-      const Rows grad_out = rows(backward.grad_out, place, row, tile, nullptr);
-      kernels_->pack(packing(q, tile, tile_q));
-      kernels_->pack(packing(grad_out, tile, tile_out));
-      kernels_->dot_rows(grad_out.data, grad_out.stride, out.data, out.stride, tile, size, dots);
-      for (int64_t i = 0; i < tile; ++i) logsumexps[i] = logsumexp(place, row + i);
-      const auto across = [&](Rows a, const float* b, float* c) {
-        kernels_->multiply({.a = a.data,
-                            .a_stride = a.stride,
-                            .a_transposed = false,
-                            .b = b,
-                            .b_rows = size,
-                            .b_columns = columns,
-                            .c = c,
-                            .c_stride = score_stride,
-                            .rows = tile,
-                            .steps = size,
-                            .columns = limit,
-                            .add = false});
-      };
-      across(q, keys_across, scores);
-      across(grad_out, values_across, gradients);
-      AttentionScores part{.scores = scores,
-                           .stride = score_stride,
-                           .rows = tile,
-                           .columns = limit,
-                           .diagonal = diagonal(row, key),
-                           .scale = call_.scale};
-      set_mask(part, place, row, key, mask);
-      kernels_->differentiate(part, {.gradients = gradients, .logsumexp = logsumexps, .dots = dots});
-      const auto add_to_keys = [&](const float* a, const float* b, float* c) {
-        kernels_->multiply({.a = a,
+    for (int64_t i = 0; i < sharing_; ++i) {
+      const Place at = sharer(place, i);
+      float* const head_grad_q = grad_q + i * queries * stride;
+      for (int64_t row = 0; row < queries; row += kBackwardTileRows) {
+        const int64_t tile = std::min(kBackwardTileRows, queries - row);
+        const int64_t limit = call_.causal ? std::min(columns, row + tile - key) : columns;
+        if (limit <= 0) continue;
+        const Rows q = rows(call_.q, at, row, tile, wide_q);
+        const Rows out = rows(call_.out, at, row, tile, wide_out);
+        const Rows grad_out = rows(backward.grad_out, at, row, tile, wide_grad_out);
+        kernels_->pack(packing(q, tile, tile_q));
+        kernels_->pack(packing(grad_out, tile, tile_out));
+        kernels_->dot_rows(grad_out.data, grad_out.stride, out.data, out.stride, tile, size, dots);
+        for (int64_t r = 0; r < tile; ++r) logsumexps[r] = logsumexp(at, row + r);
+        const auto across = [&](Rows a, const float* b, float* c) {
+          kernels_->multiply({.a = a.data,
+                              .a_stride = a.stride,
+                              .a_transposed = false,
+                              .b = b,
+                              .b_rows = size,
+                              .b_columns = columns,
+                              .c = c,
+                              .c_stride = score_stride,
+                              .rows = tile,
+                              .steps = size,
+                              .columns = limit,
+                              .add = false});
+        };
+        across(q, keys_across, scores);
+        across(grad_out, values_across, gradients);
+        AttentionScores part{.scores = scores,
+                             .stride = score_stride,
+                             .rows = tile,
+                             .columns = limit,
+                             .diagonal = diagonal(row, key),
+                             .scale = call_.scale};
+        set_mask(part, at, row, key, mask);
+        kernels_->differentiate(part, {.gradients = gradients, .logsumexp = logsumexps, .dots = dots});
+        const auto add_to_keys = [&](const float* a, const float* b, float* c) {
+          kernels_->multiply({.a = a,
+                              .a_stride = score_stride,
+                              .a_transposed = true,
+                              .b = b,
+                              .b_rows = tile,
+                              .b_columns = size,
+                              .c = c,
+                              .c_stride = stride,
+                              .rows = limit,
+                              .steps = tile,
+                              .columns = size,
+                              .add = true});
+        };
+        add_to_keys(scores, tile_out, grad_v);
+        add_to_keys(gradients, tile_q, grad_k);
+        kernels_->multiply({.a = gradients,
                             .a_stride = score_stride,
-                            .a_transposed = true,
-                            .b = b,
-                            .b_rows = tile,
+                            .a_transposed = false,
+                            .b = keys,
+                            .b_rows = columns,
                             .b_columns = size,
-                            .c = c,
+                            .c = head_grad_q + row * stride,
                             .c_stride = stride,
-                            .rows = limit,
-                            .steps = tile,
+                            .rows = tile,
+                            .steps = limit,
                             .columns = size,
-                            .add = true});
-      };
-      add_to_keys(scores, tile_out, grad_v);
-      add_to_keys(gradients, tile_q, grad_k);
-      kernels_->multiply({.a = gradients,
-                          .a_stride = score_stride,
-                          .a_transposed = false,
-                          .b = keys,
-                          .b_rows = columns,
-                          .b_columns = size,
-                          .c = grad_q + row * stride,
-                          .c_stride = stride,
-                          .rows = tile,
-                          .steps = limit,
-                          .columns = size,
-                          .add = key > 0});
+                            .add = key > 0});
+      }
     }
-    store(backward.grad_k, key, columns, grad_k, call_.scale);
-    store(backward.grad_v, key, columns, grad_v, one);
+    store(backward.grad_k, place, key, columns, grad_k, call_.scale);
+    store(backward.grad_v, place, key, columns, grad_v, 1);
   }
-  store(backward.grad_q, 0, queries, grad_q, call_.scale);
+  for (int64_t i = 0; i < sharing_; ++i) {
+    store(backward.grad_q, sharer(place, i), 0, queries, grad_q + i * queries * stride, call_.scale);
+  }
 }
 
 void Engine::backward(const AttentionBackward& backward) const {
-  const int64_t work = std::max<int64_t>(1, 5 * call_.queries * call_.keys * call_.head_size);
-  parallel_for(0, call_.batches * call_.heads, std::max<int64_t>(1, kWorkPerThread / work),
+  const int64_t work = std::max<int64_t>(1, 5 * sharing_ * call_.queries * call_.keys * call_.head_size);
+  parallel_for(0, call_.batches * call_.kv_heads, std::max<int64_t>(1, kWorkPerThread / work),
                [&](int64_t begin, int64_t end) {
                  for (int64_t i = begin; i < end; ++i) {
-                   backward_head(backward, {i / call_.heads, i % call_.heads});
+                   backward_head(backward, {i / call_.kv_heads, i % call_.kv_heads});
                  }
                });
 }

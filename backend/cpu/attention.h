@@ -5,10 +5,14 @@
 // online softmax of FlashAttention, Dao et al. 2022). Gradients compute the weights again from `logsumexp`. With eight queries or fewer (16 of 2-byte
 // floats), as in decoding, keys and values are read where they are, by the kernels of matvec.h; else they are packed once for many queries.
 //
+// Several heads of queries may share one of keys and values (grouped-query attention). It is read or packed once for all of them, as if their queries
+// were more queries of one head, and its gradients are the sums of theirs.
+//
 // Sums are kept in float32. Results do not depend on the number of threads; they depend on the instruction set in their last bits. A query whose
 // scores are all -inf has 0 as result, as logsumexp and in its gradients. exp of what gives a denormal is 0.
 //
-// Thread safety: any thread; calls share nothing. Each thread keeps scratch memory, about a megabyte with a head size of 128.
+// Thread safety: any thread; calls share nothing. Each thread keeps scratch memory: about a megabyte with a head size of 128, and after gradients as
+// much as those of the queries of one head of keys.
 
 #pragma once
 
@@ -41,7 +45,8 @@ struct Attention {
   Element element = Element::kFloat32;  // of q, k, v and out
   bool causal = false;                  // query i attends to the keys 0 to i only
   int64_t batches = 0;
-  int64_t heads = 0;
+  int64_t heads = 0;     // of q and out
+  int64_t kv_heads = 0;  // of k and v: head h of q attends to head h / (heads / kv_heads)
   int64_t queries = 0;
   int64_t keys = 0;
   int64_t head_size = 0;
@@ -54,12 +59,12 @@ struct Attention {
   AttentionOperand logsumexp;  // float32 [batches, heads, queries]
 };
 
-// Writes `out` and `logsumexp`. REQUIRES: they overlap nothing else.
+// Writes `out` and `logsumexp`. REQUIRES: they overlap nothing else; heads is a multiple of kv_heads.
 void attention_forward(const Attention& call);
 // The same by a given instruction set, for tests. REQUIRES: set <= instruction_set().
 void attention_forward(const Attention& call, InstructionSet set);
 
-// What a forward pass with `call` has written is read here.
+// What a forward pass with `call` has written is read here. Gradients are of the call's element type.
 struct AttentionBackward {
   Attention call;
   AttentionOperand grad_out;
@@ -68,7 +73,7 @@ struct AttentionBackward {
   AttentionOperand grad_v;
 };
 
-// Writes the gradients of q, k and v. REQUIRES: float32; they overlap nothing else.
+// Writes the gradients of q, k and v. REQUIRES: as for attention_forward.
 void attention_backward(const AttentionBackward& backward);
 void attention_backward(const AttentionBackward& backward, InstructionSet set);
 

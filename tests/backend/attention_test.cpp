@@ -34,13 +34,18 @@ float random_number() {
   return static_cast<float>(static_cast<int32_t>(state)) / 1073741824.0f;
 }
 
-// [batches, heads, rows, columns], heads interleaved as models have them. Between the rows are NaNs, so that reading or writing there shows.
+// How [batches, heads, rows, columns] lies in memory: heads interleaved as projections give them, or one after another as in a cache.
+enum class Layout { kInterleaved, kByHead };
+
+// Between the rows are NaNs, so that reading or writing there shows.
 class Tensor {
  public:
-  Tensor(Element element, int64_t batches, int64_t heads, int64_t rows, int64_t columns, int64_t gap = 3)
-      : element(element), rows(rows), columns(columns), head_stride(columns + gap) {
-    row_stride = heads * head_stride;
-    batch_stride = rows * row_stride + 1;
+  Tensor(Element element, Layout layout, int64_t batches, int64_t heads, int64_t rows, int64_t columns, int64_t gap = 3)
+      : element(element), rows(rows), columns(columns), width(columns + gap) {
+    const bool interleaved = layout == Layout::kInterleaved;
+    head_stride = interleaved ? width : rows * width;
+    row_stride = interleaved ? heads * width : width;
+    batch_stride = heads * rows * width + 1;
     const int64_t count = batches * batch_stride + 1;
     bytes_.resize(static_cast<size_t>(count * element_bytes(element)));
     for (int64_t i = 0; i < count; ++i) put(i, kNaN);
@@ -84,7 +89,7 @@ class Tensor {
     for (int64_t b = 0; b < batches; ++b) {
       for (int64_t h = 0; h < heads; ++h) {
         for (int64_t r = 0; r < rows; ++r) {
-          for (int64_t c = columns; c < head_stride; ++c) {
+          for (int64_t c = columns; c < width; ++c) {
             if (!std::isnan(at(b, h, r, c))) return false;
           }
         }
@@ -95,7 +100,7 @@ class Tensor {
   std::vector<std::byte>& bytes() { return bytes_; }
 
   Element element;
-  int64_t rows, columns, head_stride, row_stride, batch_stride;
+  int64_t rows, columns, width, head_stride, row_stride, batch_stride;
 
  private:
   std::vector<std::byte> bytes_;
@@ -108,14 +113,20 @@ struct Case {
   Element element = Element::kFloat32;
   bool causal = false;
   Mask mask = Mask::kNone;
-  float magnitude = 1;  // of queries
-  float scale = 0;      // 0 for the usual one
+  float magnitude = 1;   // of queries
+  float scale = 0;       // 0 for the usual one
+  int64_t kv_heads = 0;  // 0 for `heads`
+  Layout layout = Layout::kInterleaved;
+
+  int64_t key_heads() const { return kv_heads == 0 ? heads : kv_heads; }
+  int64_t key_head(int64_t head) const { return head / (heads / key_heads()); }
 };
 
 std::string text(const Case& c, InstructionSet set) {
-  return std::string(to_string(set)) + ": [" + std::to_string(c.batches) + ", " + std::to_string(c.heads) + ", " +
-         std::to_string(c.queries) + " x " + std::to_string(c.keys) + ", " + std::to_string(c.size) + "] element " +
-         std::to_string(static_cast<int>(c.element)) + (c.causal ? " causal" : "") + " mask " +
+  return std::string(to_string(set)) + ": [" + std::to_string(c.batches) + ", " + std::to_string(c.heads) + " on " +
+         std::to_string(c.key_heads()) + ", " + std::to_string(c.queries) + " x " + std::to_string(c.keys) + ", " +
+         std::to_string(c.size) + "] element " + std::to_string(static_cast<int>(c.element)) +
+         (c.causal ? " causal" : "") + (c.layout == Layout::kByHead ? " by head" : "") + " mask " +
          std::to_string(static_cast<int>(c.mask)) + " magnitude " + std::to_string(c.magnitude);
 }
 
@@ -124,22 +135,24 @@ struct Problem {
   Problem(const Case& c, InstructionSet set)
       : c(c),
         set(set),
-        q(c.element, c.batches, c.heads, c.queries, c.size),
-        k(c.element, c.batches, c.heads, c.keys, c.size),
-        v(c.element, c.batches, c.heads, c.keys, c.size, 0),
-        out(c.element, c.batches, c.heads, c.queries, c.size),
-        logsumexp(Element::kFloat32, c.batches, c.heads, c.queries, 1, 0),
-        mask(c.element, c.batches, c.heads, c.mask == Mask::kKeys ? 1 : c.queries, c.mask == Mask::kRows ? 1 : c.keys),
-        grad_out(Element::kFloat32, c.batches, c.heads, c.queries, c.size),
-        grad_q(Element::kFloat32, c.batches, c.heads, c.queries, c.size),
-        grad_k(Element::kFloat32, c.batches, c.heads, c.keys, c.size, 0),
-        grad_v(Element::kFloat32, c.batches, c.heads, c.keys, c.size) {
+        q(c.element, c.layout, c.batches, c.heads, c.queries, c.size),
+        k(c.element, c.layout, c.batches, c.key_heads(), c.keys, c.size),
+        v(c.element, c.layout, c.batches, c.key_heads(), c.keys, c.size, 0),
+        out(c.element, c.layout, c.batches, c.heads, c.queries, c.size),
+        logsumexp(Element::kFloat32, c.layout, c.batches, c.heads, c.queries, 1, 0),
+        mask(c.element, c.layout, c.batches, c.heads, c.mask == Mask::kKeys ? 1 : c.queries,
+             c.mask == Mask::kRows ? 1 : c.keys),
+        grad_out(c.element, c.layout, c.batches, c.heads, c.queries, c.size),
+        grad_q(c.element, c.layout, c.batches, c.heads, c.queries, c.size),
+        grad_k(c.element, c.layout, c.batches, c.key_heads(), c.keys, c.size, 0),
+        grad_v(c.element, c.layout, c.batches, c.key_heads(), c.keys, c.size) {
     q.scale(c.magnitude);
     const auto usual = static_cast<float>(1 / std::sqrt(static_cast<double>(std::max<int64_t>(1, c.size))));
     call = {.element = c.element,
             .causal = c.causal,
             .batches = c.batches,
             .heads = c.heads,
+            .kv_heads = c.key_heads(),
             .queries = c.queries,
             .keys = c.keys,
             .head_size = c.size,
@@ -180,7 +193,7 @@ struct Problem {
   double score(int64_t b, int64_t h, int64_t r, int64_t j) const {
     if (c.causal && j > r) return -kInfinity;
     double sum = 0;
-    for (int64_t d = 0; d < c.size; ++d) sum += q.at(b, h, r, d) * k.at(b, h, j, d);
+    for (int64_t d = 0; d < c.size; ++d) sum += q.at(b, h, r, d) * k.at(b, c.key_head(h), j, d);
     sum *= call.scale;
     if (c.mask != Mask::kNone) sum += mask.at(b, h, c.mask == Mask::kKeys ? 0 : r, c.mask == Mask::kRows ? 0 : j);
     return sum;
@@ -207,7 +220,7 @@ struct Problem {
           if (!close(logsumexp.at(b, h, r, 0), weights(b, h, r, row), Element::kFloat32)) return false;
           for (int64_t d = 0; d < c.size; ++d) {
             double sum = 0;
-            for (int64_t j = 0; j < c.keys; ++j) sum += row[j] * v.at(b, h, j, d);
+            for (int64_t j = 0; j < c.keys; ++j) sum += row[j] * v.at(b, c.key_head(h), j, d);
             if (!close(out.at(b, h, r, d), sum, c.element)) return false;
           }
         }
@@ -216,46 +229,55 @@ struct Problem {
     return out.gaps_are_untouched(c.batches, c.heads);
   }
 
+  // Gradients of the result as it was stored.
   bool backward_is_right() const {
-    std::vector<double> row, changes(static_cast<size_t>(c.keys));
+    std::vector<double> row, dk, dv;
+    const auto sharing = static_cast<double>(c.heads) / static_cast<double>(std::max<int64_t>(1, c.key_heads()));
+    const auto same = [&](const Tensor& actual, int64_t b, int64_t h, const std::vector<double>& expected,
+                          double sums = 1) {
+      for (size_t i = 0; i < expected.size(); ++i) {
+        const auto at = static_cast<int64_t>(i);
+        if (!close(actual.at(b, h, at / c.size, at % c.size), expected[i], c.element, std::sqrt(sums))) return false;
+      }
+      return true;
+    };
     for (int64_t b = 0; b < c.batches; ++b) {
       for (int64_t h = 0; h < c.heads; ++h) {
-        std::vector<double> dq(static_cast<size_t>(c.queries * c.size)), dk(static_cast<size_t>(c.keys * c.size)),
-            dv(static_cast<size_t>(c.keys * c.size));
+        const int64_t key_head = c.key_head(h);
+        std::vector<double> dq(static_cast<size_t>(c.queries * c.size));
+        if (h == 0 || key_head != c.key_head(h - 1)) {
+          dk.assign(static_cast<size_t>(c.keys * c.size), 0);
+          dv = dk;
+        }
         for (int64_t r = 0; r < c.queries; ++r) {
           weights(b, h, r, row);
           double dot = 0;
+          for (int64_t d = 0; d < c.size; ++d) dot += grad_out.at(b, h, r, d) * out.at(b, h, r, d);
           for (int64_t j = 0; j < c.keys; ++j) {
-            changes[j] = 0;
-            for (int64_t d = 0; d < c.size; ++d) changes[j] += grad_out.at(b, h, r, d) * v.at(b, h, j, d);
-            dot += changes[j] * row[j];
-          }
-          for (int64_t j = 0; j < c.keys; ++j) {
-            const double change = row[j] * (changes[j] - dot) * call.scale;
+            double change = -dot;
+            for (int64_t d = 0; d < c.size; ++d) change += grad_out.at(b, h, r, d) * v.at(b, key_head, j, d);
+            change *= row[j] * call.scale;
             for (int64_t d = 0; d < c.size; ++d) {
-              dq[r * c.size + d] += change * k.at(b, h, j, d);
+              dq[r * c.size + d] += change * k.at(b, key_head, j, d);
               dk[j * c.size + d] += change * q.at(b, h, r, d);
               dv[j * c.size + d] += row[j] * grad_out.at(b, h, r, d);
             }
           }
         }
-        const auto same = [&](const Tensor& actual, const std::vector<double>& expected) {
-          for (size_t i = 0; i < expected.size(); ++i) {
-            const auto at = static_cast<int64_t>(i);
-            if (!close(actual.at(b, h, at / c.size, at % c.size), expected[i], Element::kFloat32)) return false;
-          }
-          return true;
-        };
-        if (!same(grad_q, dq) || !same(grad_k, dk) || !same(grad_v, dv)) return false;
+        if (!same(grad_q, b, h, dq)) return false;
+        const bool last = h + 1 == c.heads || c.key_head(h + 1) != key_head;
+        if (last && (!same(grad_k, b, key_head, dk, sharing) || !same(grad_v, b, key_head, dv, sharing))) return false;
       }
     }
-    return grad_q.gaps_are_untouched(c.batches, c.heads) && grad_v.gaps_are_untouched(c.batches, c.heads);
+    return grad_q.gaps_are_untouched(c.batches, c.heads) && grad_v.gaps_are_untouched(c.batches, c.key_heads());
   }
 
-  // PyTorch's default tolerances; scores of a large magnitude have errors of that magnitude.
-  bool close(double actual, double expected, Element element) const {
+  // PyTorch's default tolerances, times a factor; scores of a large magnitude have errors of that magnitude.
+  bool close(double actual, double expected, Element element, double factor = 1) const {
     const double relative = element == Element::kFloat32 ? 1.3e-6 : element == Element::kFloat16 ? 1e-3 : 1.6e-2;
-    return std::abs(actual - expected) <= (relative * std::abs(expected) + 1e-5) * std::max(1.0f, c.magnitude);
+    const float usual = 1 / std::sqrt(static_cast<float>(std::max<int64_t>(1, c.size)));
+    const float magnitude = std::max(1.0f, c.magnitude * std::abs(call.scale) / usual);
+    return std::abs(actual - expected) <= (relative * std::abs(expected) + 1e-5) * magnitude * factor;
   }
 
   Case c;
@@ -270,7 +292,6 @@ void check(const Case& c) {
     Problem problem(c, set);
     problem.forward();
     REQUIRE(problem.forward_is_right());
-    if (c.element != Element::kFloat32) continue;
     problem.backward();
     REQUIRE(problem.backward_is_right());
   }
@@ -303,6 +324,44 @@ TEST_CASE("attention goes on from block to block of keys, and over groups of que
     check({1, 2, 50, 1100, 8, Element::kFloat32, causal, Mask::kFull});
     check({1, 1, 600, 1100, 8, Element::kFloat32, causal, Mask::kNone});
     check({1, 1, 600, 520, 8, Element::kBfloat16, causal, Mask::kKeys});
+  }
+}
+
+TEST_CASE("heads of queries may share a head of keys") {
+  for (const Element element : kElements) {
+    for (const auto& [heads, kv_heads] : {std::pair<int64_t, int64_t>{4, 2}, {6, 2}, {9, 1}, {32, 1}, {3, 3}, {1, 1}}) {
+      for (const Layout layout : {Layout::kInterleaved, Layout::kByHead}) {
+        for (const bool causal : {false, true}) {
+          for (const Mask mask : {Mask::kNone, Mask::kFull}) {
+            for (const int64_t queries : {1, 3, 30}) {
+              check({.batches = 2,
+                     .heads = heads,
+                     .queries = queries,
+                     .keys = 21,
+                     .size = 20,
+                     .element = element,
+                     .causal = causal,
+                     .mask = mask,
+                     .kv_heads = kv_heads,
+                     .layout = layout});
+            }
+          }
+        }
+      }
+    }
+    for (const Layout layout : {Layout::kInterleaved, Layout::kByHead}) {
+      for (const int64_t queries : {1, 260}) {
+        check({.batches = 1,
+               .heads = 4,
+               .queries = queries,
+               .keys = 530,
+               .size = 8,
+               .element = element,
+               .causal = queries > 1,
+               .kv_heads = 2,
+               .layout = layout});
+      }
+    }
   }
 }
 
@@ -346,7 +405,10 @@ TEST_CASE("NaN stays in its row") {
 TEST_CASE("without queries nothing is written, and without keys results are zero") {
   for (const InstructionSet set : instruction_sets()) {
     for (const Case& c : {Case{2, 2, 0, 5, 4}, Case{0, 2, 5, 5, 4}, Case{2, 0, 5, 5, 4}, Case{2, 2, 5, 0, 4},
-                          Case{2, 2, 30, 0, 4}, Case{2, 2, 30, 5, 0}}) {
+                          Case{2, 2, 30, 0, 4}, Case{2, 2, 30, 5, 0}, Case{2, 2, 30, 0, 4, Element::kBfloat16},
+                          Case{.batches = 1, .heads = 4, .queries = 0, .keys = 5, .size = 4, .kv_heads = 2},
+                          Case{.batches = 1, .heads = 4, .queries = 3, .keys = 0, .size = 4, .kv_heads = 2},
+                          Case{.batches = 1, .heads = 4, .queries = 30, .keys = 0, .size = 4, .kv_heads = 2}}) {
       INFO(text(c, set));
       Problem problem(c, set);
       problem.forward();
@@ -367,7 +429,23 @@ TEST_CASE("attention by two threads has the bits of one") {
                           [] { return int64_t{2}; }};
   for (const bool causal : {false, true}) {
     for (const Case& c :
-         {Case{2, 3, 100, 600, 40, Element::kFloat32, causal}, Case{1, 4, 1, 3000, 64, Element::kFloat32, causal}}) {
+         {Case{2, 3, 100, 600, 40, Element::kFloat32, causal}, Case{1, 4, 1, 3000, 64, Element::kFloat32, causal},
+          Case{.batches = 1,
+               .heads = 8,
+               .queries = 100,
+               .keys = 600,
+               .size = 40,
+               .element = Element::kBfloat16,
+               .causal = causal,
+               .kv_heads = 2},
+          Case{.batches = 1,
+               .heads = 12,
+               .queries = 1,
+               .keys = 3000,
+               .size = 64,
+               .element = Element::kBfloat16,
+               .causal = causal,
+               .kv_heads = 1}}) {
       Problem one(c, instruction_set());
       Problem two = one;
       two.call = Problem(c, instruction_set()).call;

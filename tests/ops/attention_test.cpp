@@ -4,8 +4,11 @@
 
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/abs.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/gt.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/sub.h>
 #include <ATen/ops/zeros.h>
 
 #include <limits>
@@ -52,16 +55,19 @@ at::Tensor projected(int64_t batches, int64_t heads, int64_t rows, int64_t size,
   return numbers({batches, rows, heads * size}, seed).view({batches, rows, heads, size}).transpose(1, 2);
 }
 
-Inputs inputs(int64_t batches, int64_t heads, int64_t queries, int64_t keys, int64_t size) {
+Inputs inputs(int64_t batches, int64_t heads, int64_t queries, int64_t keys, int64_t size, int64_t kv_heads = 0) {
+  if (kv_heads == 0) kv_heads = heads;
   return {.q = projected(batches, heads, queries, size, 1),
-          .k = projected(batches, heads, keys, size, 2),
-          .v = projected(batches, heads, keys, size, 3)};
+          .k = projected(batches, kv_heads, keys, size, 2),
+          .v = projected(batches, kv_heads, keys, size, 3)};
 }
 
 // The numbers, of which the large ones are -inf.
 at::Tensor masked(const at::Tensor& values) {
   return values.masked_fill(at::gt(values, 0.4), -std::numeric_limits<double>::infinity());
 }
+
+float largest(const at::Tensor& values) { return at::max(at::abs(values)).item().toFloat(); }
 
 // PyTorch's default tolerances, and the CPU's layout.
 void expect_close(const at::Tensor& actual, const at::Tensor& expected) {
@@ -116,19 +122,69 @@ TEST_F(Attention, ForwardAndBackwardGiveTheCpusValues) {
   }
 }
 
-TEST_F(Attention, TwoByteFloatsRunForward) {
+TEST_F(Attention, SeveralHeadsOfQueriesMayShareOneOfKeys) {
+  for (const int64_t kv_heads : {1, 2, 3, 6}) {
+    for (const int64_t queries : {1, 5, 40}) {
+      for (const bool causal : {false, true}) {
+        SCOPED_TRACE(std::to_string(kv_heads) + " heads of keys, " + std::to_string(queries) + " queries" +
+                     (causal ? " causal" : ""));
+        Inputs here = inputs(2, 6, queries, 50, 20, kv_heads);
+        here.causal = causal;
+        here.mask = masked(numbers({2, 6, queries, 50}, 4));
+        const Inputs there = here.there();
+        const at::Tensor grad = projected(2, 6, queries, 20, 5);
+        const AttentionCounts before = attention_counts();
+        const Forward expected = forward(here), actual = forward(there);
+        const Tensors expected_grads = backward(here, grad, expected);
+        const Tensors actual_grads = backward(there, on_device(grad), actual);
+        expect_close(std::get<0>(actual), std::get<0>(expected));
+        expect_close(std::get<1>(actual), std::get<1>(expected));
+        for (size_t i = 0; i < 3; ++i) expect_close(actual_grads[i], expected_grads[i]);
+        const AttentionCounts after = attention_counts();
+        EXPECT_EQ(after.forward - before.forward, 1);
+        EXPECT_EQ(after.backward - before.backward, 1);
+      }
+    }
+  }
+}
+
+// ATen rounds weights to two bytes, so both are held against what float32 gives.
+TEST_F(Attention, TwoByteFloatsAreNoFurtherFromFloat32ThanTheCpus) {
+  const auto furthest = [](const at::Tensor& actual, const at::Tensor& right) {
+    return largest(at::sub(actual.cpu().to(at::kFloat), right));
+  };
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
-    for (const int64_t queries : {1, 30}) {
-      Inputs here = inputs(1, 2, queries, 50, 64);
-      for (at::Tensor* tensor : {&here.q, &here.k, &here.v}) *tensor = tensor->to(dtype);
-      here.mask = masked(numbers({queries, 50}, 4)).to(dtype);
-      const AttentionCounts before = attention_counts();
-      const Forward expected = forward(here), actual = forward(here.there());
-      EXPECT_TRUE(
-          at::allclose(std::get<0>(actual).cpu().to(at::kFloat), std::get<0>(expected).to(at::kFloat), 1.6e-2, 4e-3));
-      // ATen's scores have errors of their own here.
-      EXPECT_TRUE(at::allclose(std::get<1>(actual).cpu(), std::get<1>(expected), 1e-4, 1e-4));
-      EXPECT_EQ(attention_counts().forward - before.forward, 1);
+    const float one_rounding = dtype == at::kHalf ? 1.0f / 2048 : 1.0f / 256;
+    for (const int64_t kv_heads : {1, 4}) {
+      for (const int64_t queries : {1, 30}) {
+        SCOPED_TRACE(std::to_string(kv_heads) + " heads of keys, " + std::to_string(queries) + " queries");
+        Inputs here = inputs(1, 4, queries, 50, 64, kv_heads);
+        here.mask = masked(numbers({queries, 50}, 4));
+        at::Tensor grad = projected(1, 4, queries, 64, 5).to(dtype);
+        for (at::Tensor* tensor : {&here.q, &here.k, &here.v, &here.mask}) *tensor = tensor->to(dtype);
+        Inputs wide = here;
+        for (at::Tensor* tensor : {&wide.q, &wide.k, &wide.v, &wide.mask}) *tensor = tensor->to(at::kFloat);
+        const AttentionCounts before = attention_counts();
+        const Inputs there = here.there();
+        const Forward right = forward(wide), expected = forward(here), actual = forward(there);
+        const Tensors right_grads = backward(wide, grad.to(at::kFloat), right);
+        const Tensors expected_grads = backward(here, grad, expected);
+        const Tensors actual_grads = backward(there, on_device(grad), actual);
+        flush_all(SyncReason::kFlush);
+        const auto check = [&](const at::Tensor& ours, const at::Tensor& cpus, const at::Tensor& value) {
+          ASSERT_EQ(ours.scalar_type(), cpus.scalar_type());
+          ASSERT_EQ(ours.sizes(), cpus.sizes());
+          EXPECT_EQ(ours.strides(), cpus.strides());
+          const float rounding = one_rounding * largest(value) + 1e-5f;
+          EXPECT_LE(furthest(ours, value), furthest(cpus, value) + rounding);
+        };
+        check(std::get<0>(actual), std::get<0>(expected), std::get<0>(right));
+        check(std::get<1>(actual), std::get<1>(expected), std::get<1>(right));
+        for (size_t i = 0; i < 3; ++i) check(actual_grads[i], expected_grads[i], right_grads[i]);
+        const AttentionCounts after = attention_counts();
+        EXPECT_EQ(after.forward - before.forward, 1);
+        EXPECT_EQ(after.backward - before.backward, 1);
+      }
     }
   }
 }

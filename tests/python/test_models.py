@@ -199,7 +199,7 @@ def test_beam_search_gives_cpu_tokens() -> None:
     assert_same(generate(DEVICE), expected)
 
 
-def test_half_precision_decoder_is_bitwise_cpu() -> None:
+def test_half_precision_decoder_is_bitwise_cpu(unfused: None) -> None:
     model = models.causal_lm("qwen3").to(torch.bfloat16)
     tokens = torch.randint(3, 64, (1, 9))
     with torch.no_grad():
