@@ -200,7 +200,8 @@ bool attention_fits(const at::Tensor& query, const at::Tensor& key, const at::Te
   if (query.dim() != 4 || key.dim() != 4 || query.numel() == 0 || key.numel() == 0 || key.sizes() != value.sizes()) {
     return false;
   }
-  if (query.size(0) != key.size(0) || query.size(1) != key.size(1) || query.size(3) != key.size(3)) return false;
+  // Several heads of queries may share one of keys.
+  if (query.size(0) != key.size(0) || query.size(1) % key.size(1) != 0 || query.size(3) != key.size(3)) return false;
   if (mask.isNone()) return true;
   if (!mask.isTensor()) return false;
   if (!mask.toTensor().defined()) return true;

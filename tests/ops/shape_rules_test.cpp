@@ -74,6 +74,19 @@ TEST_F(ShapeRules, AttentionIsLaidOutAsTheQuery) {
   config().fusion = true;
 }
 
+TEST_F(ShapeRules, AttentionOfSeveralHeadsForOneOfKeysIsLaidOutAsTheQuery) {
+  config().fusion = false;
+  expect_same_look([](int64_t n, auto put) {
+    const at::Tensor q = put(numbers({2, n, 4, 8}, 1)).transpose(1, 2), k = put(numbers({2, 2, n + 1, 8}, 2)),
+                     v = put(numbers({2, 2, n + 1, 8}, 3));
+    const auto [out, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v);
+    const auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(put(numbers({2, 4, n, 8}, 4)), q,
+                                                                                       k, v, out, logsumexp, 0, false);
+    return Tensors{out, logsumexp, dq, dk, dv};
+  });
+  config().fusion = true;
+}
+
 TEST_F(ShapeRules, ProductsAndReductions) {
   expect_same_look([](int64_t n, auto put) {
     const at::Tensor x = put(numbers({n, 4})), w = put(numbers({4, 5})), b = put(numbers({5}));
