@@ -101,6 +101,8 @@ StepKind step_kind(ValueKind kind) {
     case ValueKind::kReduce:
     case ValueKind::kTotal:
       return StepKind::kReduce;
+    case ValueKind::kLookUp:
+      return StepKind::kLookUp;
     case ValueKind::kOneHot:
       return StepKind::kOneHot;
     default:
@@ -118,6 +120,8 @@ Footprint::Entry* entry_of(Footprint& footprint, int operand) {
   entry.reads = false;
   entry.writes = false;
   entry.by_row = false;
+  entry.table_rows = 0;
+  entry.table_stride = 0;
   return &entry;
 }
 
@@ -166,6 +170,10 @@ bool find_extents(const Lowering& lowering, Footprint& footprint) {
       case ValueKind::kPick:
         if (input(0) == Extent::kTotal || input(1) != Extent::kRow) return false;
         break;
+      case ValueKind::kLookUp:
+        if (input(0) != Extent::kRow) return false;
+        extent = Extent::kElement;
+        break;
       case ValueKind::kOneHot:
         if (input(0) != Extent::kRow || input(1) != Extent::kRow) return false;
         extent = Extent::kElement;
@@ -180,11 +188,23 @@ bool find_extents(const Lowering& lowering, Footprint& footprint) {
   return true;
 }
 
-// The reduced dimensions are the last of the space.
+// The window is broadcast to what is left of the space; the reduced dimensions are its last.
 bool align_to_rows(const FullSpace& space, const Window& window, int64_t* strides, const Dims& dims, int row_rank) {
-  int rank = space.rank;
-  while (rank > 0 && (space.reduced >> (rank - 1) & 1) != 0) --rank;
-  return window.rank == rank && align(dims, dims.rank - row_rank, window, strides);
+  FullSpace rows = space;
+  while (rows.rank > 0 && (space.reduced >> (rows.rank - 1) & 1) != 0) --rows.rank;
+  std::fill(strides + dims.rank - row_rank, strides + dims.rank, 0);
+  return window.rank <= rows.rank && broadcast(rows, window, strides);
+}
+
+// The window is a table of rows as the space has them.
+bool align_to_table(const Window& window, const Dims& dims, int row_rank, Footprint::Entry& entry) {
+  if (window.rank != 2 || row_rank != 1 || window.dims[0] < 1 || window.dims[1] != dims.sizes[dims.rank - 1])
+    return false;
+  std::fill(entry.strides, entry.strides + dims.rank, 0);
+  entry.strides[dims.rank - 1] = window.dims[3];
+  entry.table_rows = window.dims[0];
+  entry.table_stride = window.dims[2];
+  return true;
 }
 
 }  // namespace
@@ -240,13 +260,16 @@ FusionNote measure(const Graph& graph, const Node& node, const Lowering& lowerin
   const bool tail = op_table()[node.op].has_tail;
   footprint.entry_count = 0;
   for (const Lowering::Value& value : lowering.values) {
-    if (value.kind != ValueKind::kOperand && value.kind != ValueKind::kRowOperand) continue;
+    const bool is_table = value.kind == ValueKind::kLookUp;
+    if (value.kind != ValueKind::kOperand && value.kind != ValueKind::kRowOperand && !is_table) continue;
     if (value.operand >= node.operand_count || windows[operands[value.operand].window].dtype != value.dtype) {
       return FusionNote::kNoLowering;
     }
     Footprint::Entry* entry = entry_of(footprint, value.operand);
     if (entry == nullptr || !(tail || operands[value.operand].reads())) return FusionNote::kNoLowering;
+    if (entry->reads && is_table != (entry->table_rows != 0)) return FusionNote::kNoLowering;
     entry->reads = true;
+    entry->table_rows = is_table;
     entry->by_row = value.kind == ValueKind::kRowOperand;
   }
   for (const Lowering::Output& output : lowering.outputs) {
@@ -255,8 +278,13 @@ FusionNote measure(const Graph& graph, const Node& node, const Lowering& lowerin
     entry->writes = true;
   }
   // What the program leaves out is touched by the node all the same, for all that others know; by the body, where there is one.
-  if ((footprint.entry_count != node.operand_count && !tail) || lowering.outputs.empty())
+  int empty = 0;
+  for (int i = node.operand_count - node.output_count; i < node.operand_count; ++i) {
+    empty += windows[operands[i].window].numel == 0 && find_entry(footprint, i) < 0;
+  }
+  if (lowering.outputs.empty() || (footprint.entry_count + empty != node.operand_count && !tail)) {
     return FusionNote::kNoLowering;
+  }
   for (int i = 0; i < footprint.entry_count; ++i) {
     const Operand& operand = operands[footprint.entries[i].operand];
     if (operand.writes() != footprint.entries[i].writes) return FusionNote::kNoLowering;
@@ -288,7 +316,9 @@ FusionNote measure(const Graph& graph, const Node& node, const Lowering& lowerin
   for (int i = 0; i < footprint.entry_count; ++i) {
     Footprint::Entry& entry = footprint.entries[i];
     const Window& window = windows[operands[entry.operand].window];
-    if (entry.by_row) {
+    if (entry.table_rows != 0) {
+      if (entry.writes || !align_to_table(window, dims, footprint.row_rank, entry)) return FusionNote::kNoLowering;
+    } else if (entry.by_row) {
       if (!align_to_rows(space, window, entry.strides, dims, footprint.row_rank)) return FusionNote::kNoLowering;
     } else if (entry.reads && !broadcast(space, window, entry.strides)) {
       return FusionNote::kNoLowering;
@@ -424,8 +454,8 @@ FusionNote GroupBuilder::match(const Node& node, const Footprint& footprint, boo
     for (size_t a = 0; a < buffers_.size(); ++a) {
       if (buffers_[a] != operand.buffer) continue;
       const AccessState& access = accesses_[a];
-      if (access.dtype == window.dtype && access.offset == window.offset &&
-          equal_strides(access.strides, found.strides, dims_.rank)) {
+      if (access.dtype == window.dtype && access.offset == window.offset && access.table_rows == entry.table_rows &&
+          access.table_stride == entry.table_stride && equal_strides(access.strides, found.strides, dims_.rank)) {
         found.access = static_cast<int32_t>(a);
       } else if ((entry.writes || access.written) &&
                  !windows[graph_->operands[access.operand].window].disjoint(window)) {
@@ -436,8 +466,9 @@ FusionNote GroupBuilder::match(const Node& node, const Footprint& footprint, boo
       const Operand& other = operands[footprint.entries[j].operand];
       if (other.buffer != operand.buffer) continue;
       const Window& seen = windows[other.window];
-      if (seen.dtype == window.dtype && seen.offset == window.offset &&
-          equal_strides(matches_[j].strides, found.strides, dims_.rank)) {
+      const Footprint::Entry& earlier = footprint.entries[j];
+      if (seen.dtype == window.dtype && seen.offset == window.offset && earlier.table_rows == entry.table_rows &&
+          earlier.table_stride == entry.table_stride && equal_strides(matches_[j].strides, found.strides, dims_.rank)) {
         if (entry.writes && footprint.entries[j].writes) return FusionNote::kOverlap;
         if (found.access < 0) found.access = matches_[j].access < -1 ? matches_[j].access : -2 - j;
         if (matches_[j].access >= 0) found.access = matches_[j].access;
@@ -616,6 +647,8 @@ void GroupBuilder::commit(uint32_t index, const Lowering& lowering, const Footpr
                                                              .value = -1,
                                                              .written_at = 0,
                                                              .offset = window.offset,
+                                                             .table_rows = entry.table_rows,
+                                                             .table_stride = entry.table_stride,
                                                              .strides = {}});
     std::copy_n(match.strides, dims_.rank, access.strides);
     buffers_.push_back(operands[entry.operand].buffer);
@@ -647,6 +680,7 @@ void GroupBuilder::commit(uint32_t index, const Lowering& lowering, const Footpr
     FusedStep step{
         .kind = step_kind(value.kind),
         .input_count = value.input_count,
+        .operand = value.kind == ValueKind::kLookUp ? access_of(value.operand) : uint16_t{0},
         .first_number = static_cast<uint16_t>(value.number_count > 0 ? first_number + value.first_number : 0),
         .map = value.map,
         .row_map = value.row_map,
@@ -732,7 +766,7 @@ void GroupBuilder::finish(std::span<const uint8_t> needed, FusedGroup& group) {
     kernel.values.push_back(values_[step.value]);
     step.value = renamed_[step.value];
     for (int i = 0; i < step.input_count; ++i) step.inputs[i] = renamed_[step.inputs[i]];
-    if (step.kind == StepKind::kLoad) {
+    if (step.kind == StepKind::kLoad || step.kind == StepKind::kLookUp) {
       step.operand = operand_of(step.operand);
       group.operands[step.operand].loads = true;
     }
@@ -756,6 +790,8 @@ void GroupBuilder::finish(std::span<const uint8_t> needed, FusedGroup& group) {
     backend::FusedOperand& operand = space.operands[static_cast<size_t>(operand_of_[a])];
     operand.bytes = dtype_bytes(accesses_[a].dtype);
     operand.offset = accesses_[a].offset * operand.bytes;
+    operand.table_rows = accesses_[a].table_rows;
+    operand.table_stride = accesses_[a].table_stride * operand.bytes;
     std::fill_n(operand.strides, kMaxFusedRank, 0);
     for (int d = 0; d < dims_.rank; ++d) operand.strides[d] = accesses_[a].strides[d] * operand.bytes;
   }

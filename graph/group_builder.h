@@ -38,7 +38,9 @@ struct Footprint {
     uint16_t operand;  // of the node
     bool reads;
     bool writes;
-    bool by_row;                              // read along the dimensions that are not reduced
+    bool by_row;         // read along the dimensions that are not reduced
+    int64_t table_rows;  // of a table, whose strides are those along a row; else 0
+    int64_t table_stride;
     int64_t strides[backend::kMaxFusedRank];  // in elements; 0 along the row for row values
   };
 
@@ -94,6 +96,8 @@ class GroupBuilder {
     int32_t value;        // the current one; -1 before the first load
     uint32_t written_at;  // the step before which its current value is stored
     int64_t offset;       // in elements
+    int64_t table_rows;   // as in Footprint
+    int64_t table_stride;
     int64_t strides[backend::kMaxFusedRank];
   };
   struct Match {

@@ -5,7 +5,7 @@
 // would call the same arithmetic in the stock kernel; for maps the two must agree to the last bit.
 //
 //   pointwise node:  the space is the output's sizes; operands are broadcast to it from the right, as in PyTorch
-//   reduction:       the space is the sizes of operand `space`; `reduced` says which of its dimensions go. Operands are broadcast to it, or to
+//   reduction:       the space is the sizes of operand `space`; `reduced` says which of its dimensions are a row, that may be reduced. Operands are broadcast to it, or to
 //                    the dimensions that stay (row_operand), such as the indices of a cross entropy
 //
 //   tail:            a pointwise node that reads its own output, as the operator's body has left it (OpTraits::has_tail)
@@ -43,12 +43,12 @@ class Lowering {
   using Ref = int16_t;  // a value of this node's program: an index into `values`
 
   struct Value {
-    enum class Kind : uint8_t { kOperand, kRowOperand, kNumber, kMap, kReduce, kPick, kOneHot, kTotal };
+    enum class Kind : uint8_t { kOperand, kRowOperand, kNumber, kMap, kReduce, kPick, kLookUp, kOneHot, kTotal };
     Kind kind;
     DType dtype;
     uint8_t input_count = 0;
     uint8_t number_count = 0;
-    uint16_t operand = 0;       // kOperand, kRowOperand: of the node
+    uint16_t operand = 0;       // kOperand, kRowOperand, kLookUp: of the node
     uint16_t first_number = 0;  // kNumber, kMap: in `numbers`
     Ref inputs[4] = {};
     backend::MapFunction map = nullptr;
@@ -74,7 +74,7 @@ class Lowering {
     values.push_back({.kind = Value::Kind::kOperand, .dtype = dtype, .operand = static_cast<uint16_t>(index)});
     return last();
   }
-  // The same with one entry for each row: its dimensions are those that are not reduced.
+  // The same with one entry for each row: it is broadcast, from the right, to the dimensions that are not reduced.
   Ref row_operand(int index, DType dtype) {
     values.push_back({.kind = Value::Kind::kRowOperand, .dtype = dtype, .operand = static_cast<uint16_t>(index)});
     return last();
@@ -114,6 +114,14 @@ class Lowering {
   }
   // The row's entry of `value` at `index`, an int64 row value. What it is where the row has no such index is not said.
   Ref pick(Ref value, Ref index) { return indexed(Value::Kind::kPick, value, index); }
+  // The row of a table at `index`, an int64 row value that is checked to be one of its rows. The table has two dimensions, and its rows are as long
+  // as those of the space, of which only the last dimension is reduced.
+  Ref look_up(int table, DType dtype, Ref index) {
+    Value made{.kind = Value::Kind::kLookUp, .dtype = dtype, .input_count = 1, .operand = static_cast<uint16_t>(table)};
+    made.inputs[0] = index;
+    values.push_back(made);
+    return last();
+  }
   // The row value `value` at `index`, an int64 row value; zeros elsewhere.
   Ref one_hot(Ref value, Ref index) { return indexed(Value::Kind::kOneHot, value, index); }
   // One entry for the node: a reduction of a row value over all rows. Maps of totals are totals.

@@ -150,8 +150,7 @@ class MemberRun {
       case ValueKind::kOperand:
         return load(request.operands[value.operand].buffer, request.window(value.operand), i);
       case ValueKind::kRowOperand:
-        return load_row(request.operands[value.operand].buffer, request.window(value.operand),
-                        row_of(lowering.reduced, i));
+        return load_row(request.operands[value.operand].buffer, request.window(value.operand), lowering.reduced, i);
       case ValueKind::kNumber:
         return number_symbol(lowering.numbers[value.first_number], bytes);
       case ValueKind::kMap: {
@@ -185,6 +184,12 @@ class MemberRun {
           }
         }
         return symbol;
+      case ValueKind::kLookUp: {
+        const Window& table = request.window(value.operand);
+        const int64_t row = place_of_symbol(input(0)[static_cast<size_t>(i)], table.dims[0]);
+        const int64_t position = table.offset + row * table.dims[2] + place_of(lowering.reduced, i) * table.dims[3];
+        return memory_.load(request.operands[value.operand].buffer, position * bytes, bytes);
+      }
       case ValueKind::kOneHot:
         return place_of(lowering.reduced, i) == place_of_symbol(input(1)[static_cast<size_t>(i)], row_length(lowering))
                    ? input(0)[static_cast<size_t>(i)]
@@ -226,10 +231,18 @@ class MemberRun {
     return memory_.load(buffer, position * bytes, bytes);
   }
 
-  // The window's entry for a row: its dimensions are those that are not reduced.
-  Symbol load_row(BufferId buffer, const Window& window, int64_t row) {
+  // The window broadcast to the dimensions that are not reduced, at point i.
+  Symbol load_row(BufferId buffer, const Window& window, uint64_t reduced, int64_t i) {
+    int64_t position = window.offset;
+    int k = window.rank;
+    for (int d = shape_->rank; d-- > 0;) {
+      const int64_t index = i % shape_->dims[d];
+      i /= shape_->dims[d];
+      if ((reduced >> d & 1) != 0 || k == 0) continue;
+      --k;
+      if (window.dims[k] != 1) position += index * window.dims[window.rank + k];
+    }
     const int bytes = dtype_bytes(window.dtype);
-    const int64_t position = window.offset + position_of(row, window.rank, window.dims, window.dims + window.rank);
     return memory_.load(buffer, position * bytes, bytes);
   }
 
@@ -280,7 +293,7 @@ class KernelRun {
       if (per_row(step.value) && per_row(step.inputs[i]) == reduces) return violation("a step mixes extents");
     }
     if (per_row(step.value) && space_.row_rank == 0) return violation("a row value without rows");
-    if (step.kind != FusedStep::Kind::kLoad && !stores) return Status();
+    if (step.kind != FusedStep::Kind::kLoad && step.kind != FusedStep::Kind::kLookUp && !stores) return Status();
     if (step.operand >= space_.operands.size()) return violation("a step has no operand");
     const backend::FusedOperand& operand = space_.operands[step.operand];
     if (operand.bytes != group_.kernel.values[step.value].bytes)
@@ -310,6 +323,17 @@ class KernelRun {
           const int64_t bytes = space_.operands[step.operand].bytes;
           if (!memory_.holds(buffer, first, bytes)) return violation("a load reaches outside its buffer");
           value[i] = memory_.load(buffer, first, bytes);
+          break;
+        }
+        case FusedStep::Kind::kLookUp: {
+          const backend::FusedOperand& table = space_.operands[step.operand];
+          if (table.table_rows < 1) return violation("a table without rows");
+          const Symbol index = values_[step.inputs[0]][i];
+          const int64_t first =
+              address(step.operand, i) + place_of_symbol(index, table.table_rows) * table.table_stride;
+          const BufferId buffer = group_.operands[step.operand].buffer;
+          if (!memory_.holds(buffer, first, table.bytes)) return violation("a table reaches outside its buffer");
+          value[i] = memory_.load(buffer, first, table.bytes);
           break;
         }
         case FusedStep::Kind::kFill:

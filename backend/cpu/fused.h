@@ -151,6 +151,7 @@ struct FusedStep {
     kMap,     // value <- map(inputs; numbers + first_number)
     kReduce,  // row value <- reducer over the element value inputs[0] (or a row value, repeated), with the row value inputs[1] as parameter
               // total value <- reducer over the row value inputs[0]
+    kLookUp,  // element value <- the row of a table, `operand`, at the row value inputs[0], an int64 index
     kOneHot,  // element value <- the row value inputs[0] at the row value inputs[1], an int64 index of the row; zeros elsewhere
     kStore,  // operand <- value
     kCheck,  // every entry of the row value, a byte, must be other than 0; it is computed by maps from row values that are loaded or filled
@@ -182,6 +183,10 @@ struct FusedOperand {
   int64_t offset = 0;                   // bytes from the address to the first entry
   int64_t strides[kMaxFusedRank] = {};  // bytes; 0 where the operand is broadcast; along the row 0 for row values
   int64_t bytes = 0;                    // of one entry
+  // Of a table, which only kLookUp reads: it has `table_rows` rows, so many bytes apart, laid out as the strides along the row say; the other strides
+  // are 0. A kernel that looks something up checks that its index is one of them.
+  int64_t table_rows = 0;
+  int64_t table_stride = 0;
 };
 
 struct FusedSpace {

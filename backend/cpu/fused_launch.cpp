@@ -49,7 +49,8 @@ const char* broken_rule(const FusedKernel& kernel, const FusedSpace& space, cons
   const FusedValue& value = kernel.values[step.value];
   const bool row = value.extent == Extent::kRow;
   const bool total = value.extent == Extent::kTotal;
-  if (step.kind == FusedStep::Kind::kLoad || step.kind == FusedStep::Kind::kStore) {
+  const bool looks_up = step.kind == FusedStep::Kind::kLookUp;
+  if (step.kind == FusedStep::Kind::kLoad || step.kind == FusedStep::Kind::kStore || looks_up) {
     if (step.operand >= kernel.operand_count) return "no such operand";
     if (space.operands[step.operand].bytes != value.bytes) return "value and operand differ in bytes";
   }
@@ -87,6 +88,11 @@ const char* broken_rule(const FusedKernel& kernel, const FusedSpace& space, cons
         return "no such number";
       facts.from_rows[step.value] = row;
       break;
+    case FusedStep::Kind::kLookUp:
+      if (space.operands[step.operand].table_rows < 1 && !facts.is_empty) return "a table without rows";
+      if (!is_same_along(space, step.operand, 0, space.rank - space.row_rank))
+        return "a table with strides along the rows";
+      [[fallthrough]];
     case FusedStep::Kind::kMap:
     case FusedStep::Kind::kOneHot:
     case FusedStep::Kind::kReduce: {
@@ -94,10 +100,10 @@ const char* broken_rule(const FusedKernel& kernel, const FusedSpace& space, cons
       const bool one_hot = step.kind == FusedStep::Kind::kOneHot;
       const int parameters = reduces && step.reducer != nullptr && step.reducer->parameter_bytes != 0 ? 1 : 0;
       if (step.input_count > 4 || (reduces && step.input_count != 1 + parameters) ||
-          (one_hot && step.input_count != 2)) {
+          (one_hot && step.input_count != 2) || (looks_up && step.input_count != 1)) {
         return "a wrong number of inputs";
       }
-      facts.from_rows[step.value] = row && !reduces && !one_hot;
+      facts.from_rows[step.value] = row && !reduces && !one_hot && !looks_up;
       if (step.first_number > kernel.number_count) return "no such number";
       for (int j = 0; j < step.input_count; ++j) {
         if (step.inputs[j] >= value_count || step.inputs[j] == step.value || !facts.defined[step.inputs[j]]) {
@@ -112,14 +118,14 @@ const char* broken_rule(const FusedKernel& kernel, const FusedSpace& space, cons
           return "a map of other entries with a row map";
         }
         const bool is_parameter = reduces && j == 1;
-        if (one_hot || is_parameter) {
-          const int64_t bytes = is_parameter ? step.reducer->parameter_bytes : j == 1 ? 8 : value.bytes;
+        if (one_hot || is_parameter || looks_up) {
+          const int64_t bytes = is_parameter ? step.reducer->parameter_bytes : j == 1 || looks_up ? 8 : value.bytes;
           if (input.extent != Extent::kRow || input.bytes != bytes) return "an index or a parameter of another kind";
         }
         facts.from_rows[step.value] &= facts.from_rows[step.inputs[j]];
       }
       if (reduces && !row && !total) return "a reduction to an element value";
-      if (one_hot && value.extent != Extent::kElement) return "one entry of a row value";
+      if ((one_hot || looks_up) && value.extent != Extent::kElement) return "one entry of a row value";
       if (reduces &&
           (step.reducer == nullptr || step.reducer->state_bytes < 1 || step.reducer->state_bytes > kMaxReducerState)) {
         return "a reducer without states, or with too large ones";

@@ -39,6 +39,7 @@ struct ProgramStep {
     kCopy,      // out <- in[0]
     kFill,      // out <- a number
     kExpand,    // out <- in[0], a row value, repeated along the rows
+    kLookUp,    // out <- the rows of operand, a table, at the indices in[0]
     kOneHot,    // out <- in[0], a row value, at the row's index in[1]; zeros elsewhere
     kReduce,    // out <- reducer over the whole rows of in[0], with parameters in[1]
     kAdd,       // states at out <- a piece of the rows of in[0]

@@ -218,6 +218,9 @@ class Task {
         case ProgramStep::Kind::kExpand:
           repeat(out, table_[it->in[0]], rows_, piece_, it->bytes);
           break;
+        case ProgramStep::Kind::kLookUp:
+          look_up(*it, out);
+          break;
         case ProgramStep::Kind::kOneHot:
           one_hot(*it, out);
           break;
@@ -259,6 +262,17 @@ class Task {
   void begin(const Reducer& reducer, char* state, uint32_t parameter, int64_t row) const {
     if (reducer.parameter_bytes == 0) return reducer.begin(state);
     reducer.begin_with(state, table_[parameter] + row * reducer.parameter_bytes);
+  }
+
+  void look_up(const ProgramStep& step, char* out) const {
+    if (piece_ == 0) return;
+    const OperandView& view = space_.operands[step.operand];
+    for (int64_t j = 0; j < rows_; ++j) {
+      int64_t index;
+      std::memcpy(&index, table_[step.in[0]] + j * static_cast<int64_t>(sizeof(index)), sizeof(index));
+      gather(out + j * piece_ * step.bytes, address_of(step.operand) + index * view.table_stride, view.in_row, entry_,
+             piece_, step.bytes);
+    }
   }
 
   void one_hot(const ProgramStep& step, char* out) const {

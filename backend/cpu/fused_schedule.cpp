@@ -146,7 +146,7 @@ class Scheduler {
   static bool is_computed(const FusedStep& it) { return it.kind != StepKind::kLoad && it.kind != StepKind::kFill; }
   // Whether the step reads its j-th input, where that is a row value, once for each row.
   static bool reads_rows(const FusedStep& it, int j) {
-    return it.kind == StepKind::kOneHot || (it.kind == StepKind::kReduce && j == 1);
+    return it.kind == StepKind::kOneHot || it.kind == StepKind::kLookUp || (it.kind == StepKind::kReduce && j == 1);
   }
   bool repeats(const FusedStep& it, int j) const { return !reads_rows(it, j) && !is_row_map(it); }
   // Whether the step is a map of one element value and of row values, and blocks lie in one row.
@@ -402,6 +402,12 @@ class Scheduler {
         case StepKind::kReduce:
           emit_reduction(it);
           break;
+        case StepKind::kLookUp: {
+          ProgramStep& to = emit(ProgramStep::Kind::kLookUp, false, it.value, bytes_of(it.value));
+          to.in[0] = it.inputs[0];
+          to.operand = it.operand;
+          break;
+        }
         case StepKind::kOneHot:
           emit_one_hot(it);
           break;

@@ -152,6 +152,7 @@ void make_row_space(const FusedSpace& space, bool has_row_values, const std::vec
     for (int d = 0; d < result.rank; ++d) strides[d] = operand.strides[source[d]];
     view.offset = operand.offset;
     view.bytes = static_cast<int32_t>(operand.bytes);
+    view.table_stride = operand.table_stride;
     view.entries = make_view(result.sizes, strides, 0, result.rank);
     view.in_row = make_view(result.sizes, strides, result.outer_rank, result.rank);
     view.by_row = make_view(result.sizes, strides, 0, result.outer_rank);

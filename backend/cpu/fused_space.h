@@ -32,6 +32,7 @@ struct OperandView {
   bool same_for_rows = false;  // all rows are one
   int64_t entry_stride = 0;    // along the innermost dimension of the row
   int64_t row_stride = 0;      // from row to row, along the innermost dimension of the rows
+  int64_t table_stride = 0;    // of a table
   LinearView entries;          // over the whole linear index
   LinearView in_row;           // over one row
   LinearView by_row;           // over the row numbers

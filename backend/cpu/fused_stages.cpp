@@ -63,7 +63,9 @@ class StageWriter {
       for (int j = 0; j < it.input_count; ++j) it.inputs[j] = value_of_[it.inputs[j]];
       it.value = new_value(it.value, kernel_.values[it.value]);
     }
-    if (it.kind == StepKind::kStore || it.kind == StepKind::kLoad) it.operand = operand(it.operand);
+    if (it.kind == StepKind::kStore || it.kind == StepKind::kLoad || it.kind == StepKind::kLookUp) {
+      it.operand = operand(it.operand);
+    }
     to_.kernel.steps.push_back(it);
   }
   void load_temporary(uint16_t value, int64_t offset) {

@@ -516,6 +516,24 @@ Builder::Ref Builder::row_value(const Source& source, at::ScalarType dtype) {
   return cast(lowering_.row_operand(source.operand, static_cast<graph::DType>(source.dtype)), dtype);
 }
 
+Builder::Ref Builder::is_index(Ref index, int64_t size) {
+  const auto compare = [&](Function function, int64_t bound) {
+    return map_as(function, Form::kNumberRight, at::kLong, at::kBool, {index}, {number(bound, at::kLong)});
+  };
+  return map(Function::kBitwiseAnd, at::kBool, {compare(Function::kGreaterEqual, 0), compare(Function::kLess, size)});
+}
+
+bool Builder::is_contiguous(const Source& source) const {
+  if (source.is_number()) return true;
+  const graph::Window& it = window(source.operand);
+  int64_t stride = 1;
+  for (int d = it.rank; d-- > 0;) {
+    if (it.sizes()[d] != 1 && it.strides()[d] != stride) return false;
+    stride *= it.sizes()[d];
+  }
+  return true;
+}
+
 double Builder::row_length() const {
   const graph::Window& space = window(lowering_.space);
   double length = 1;

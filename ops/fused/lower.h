@@ -72,6 +72,9 @@ class Builder {
   int64_t integer();
   bool boolean();
   std::string_view text();  // empty for none
+  int64_t size(const Source& source, int dimension) const { return window(source.operand).sizes()[dimension]; }
+  // Whether its entries lie in row-major order without gaps.
+  bool is_contiguous(const Source& source) const;
   // The number of integers in a list.
   int list_length();
   // An optional int, an optional list of ints: dimensions of a tensor of this rank. None and an empty list stand for all.
@@ -129,6 +132,12 @@ class Builder {
   Ref row_value(const Source& source, at::ScalarType dtype);
   // See graph/lowering.h. `index` is an int64 row value.
   Ref pick(Ref value, Ref index) { return failed_ ? Ref{0} : lowering_.pick(value, index); }
+  Ref look_up(const Source& table, Ref index) {
+    if (table.is_number()) fail();
+    return failed_ ? Ref{0} : lowering_.look_up(table.operand, static_cast<graph::DType>(table.dtype), index);
+  }
+  // Whether the int64 row value is in [0, size).
+  Ref is_index(Ref index, int64_t size);
   Ref one_hot(Ref value, Ref index) { return failed_ ? Ref{0} : lowering_.one_hot(value, index); }
   // The sum over all rows.
   Ref total(at::ScalarType common, Ref value);

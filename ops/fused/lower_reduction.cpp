@@ -170,15 +170,11 @@ Target read_target(Builder& b, const Source& scores, const Source& target, const
   if (scores.rank < 1 || target.rank != scores.rank - 1) b.fail();
   if (b.failed()) return {};
   b.reduce_over(uint64_t{1} << (scores.rank - 1), scores);
-  const auto compare = [&](Function function, Ref index, const at::Scalar& number) {
-    return b.map_as(function, Form::kNumberRight, at::kLong, at::kBool, {index}, {b.number(number, at::kLong)});
-  };
-  const auto both = [&](Function function, Ref x, Ref y) { return b.map(function, at::kBool, {x, y}); };
   const Ref index = b.row_value(target, at::kLong);
-  const Ref is_ignored = compare(Function::kEqual, index, ignored);
-  const Ref is_class = both(Function::kBitwiseAnd, compare(Function::kGreaterEqual, index, 0),
-                            compare(Function::kLess, index, static_cast<int64_t>(b.row_length())));
-  b.check(both(Function::kBitwiseOr, is_ignored, is_class));
+  const Ref is_ignored =
+      b.map_as(Function::kEqual, Form::kNumberRight, at::kLong, at::kBool, {index}, {b.number(ignored, at::kLong)});
+  const Ref is_class = b.is_index(index, static_cast<int64_t>(b.row_length()));
+  b.check(b.map(Function::kBitwiseOr, at::kBool, {is_ignored, is_class}));
   if (!weight.has_value()) return {index, is_ignored, {}};
   return {index, is_ignored, b.pick(b.value(*weight, common), index)};
 }
@@ -274,6 +270,46 @@ void layer_norm(Builder& b) {
   b.store(scale, compute, 2);
 }
 
+// Inference: (x, weight, bias, running_mean, running_var, training, momentum, eps) -> y, and two results without entries.
+// An image's pixels of one channel are a row.
+void batch_norm(Builder& b) {
+  const Source x = b.tensor();
+  const std::optional<Source> weight = b.optional_tensor(), bias = b.optional_tensor();
+  const std::optional<Source> mean = b.optional_tensor(), variance = b.optional_tensor();
+  const bool training = b.boolean();
+  b.skip();
+  const at::Scalar epsilon = b.scalar();
+  if (training || !mean.has_value() || !variance.has_value() || x.rank < 2 || !c10::isFloatingType(x.dtype) ||
+      !b.is_contiguous(x)) {
+    b.fail();
+  }
+  if (b.failed()) return;
+  if (x.rank > 2) b.reduce_over((uint64_t{1} << x.rank) - 4, x);
+  const at::ScalarType compute = compute_dtype(x.dtype);
+  const auto of_channel = [&](const Source& source) {
+    return x.rank > 2 ? b.row_value(source, compute) : b.raw(source, compute);
+  };
+  Ref scale = b.map(Function::kRsqrt, compute,
+                    {b.with_number(Function::kAdd, compute, of_channel(*variance), b.number(epsilon, compute))});
+  if (weight.has_value()) scale = b.map(Function::kMul, compute, {scale, of_channel(*weight)});
+  Ref shift = b.map(Function::kNegatedProduct, compute, {of_channel(*mean), scale});
+  if (bias.has_value()) shift = b.map(Function::kAdd, compute, {shift, of_channel(*bias)});
+  b.store(b.map(Function::kMulAdd, compute, {b.raw(x, compute), scale, shift}), x.dtype, 0);
+}
+
+// ---- tables ----------------------------------------------------------------------------------------------------------
+
+// (weight, indices, ...) -> the rows of weight at the indices
+void embedding(Builder& b) {
+  const Source weight = b.tensor(), indices = b.tensor();
+  if (weight.rank != 2 || indices.is_number()) b.fail();
+  if (b.failed()) return;
+  b.reduce_over(uint64_t{1} << indices.rank, b.result());
+  const Ref index = b.row_value(indices, at::kLong);
+  b.check(b.is_index(index, b.size(weight, 0)));
+  b.store(b.look_up(weight, index), weight.dtype);
+}
+
 }  // namespace
 
 std::initializer_list<LowerRow> reduction_lowerings() {
@@ -310,6 +346,8 @@ std::initializer_list<LowerRow> reduction_lowerings() {
       LowerRow{"aten::nll_loss_forward", lower<nll_loss>},
       LowerRow{"aten::nll_loss_backward", lower<nll_loss_backward>},
       LowerRow{"aten::native_layer_norm", lower<layer_norm>},
+      LowerRow{"aten::native_batch_norm", lower<batch_norm>},
+      LowerRow{"aten::embedding", lower<embedding>},
   };
   return kRows;
 }

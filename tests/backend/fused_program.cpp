@@ -120,6 +120,16 @@ bool interpret(const FusedKernel& kernel, const FusedSpace& space, void* const* 
             step.reducer->finish(state.data(), entry(step.value, r, true));
           }
           break;
+        case FusedStep::Kind::kLookUp:
+          for (int64_t i = 0; i < count; ++i) {
+            int64_t index;
+            std::memcpy(&index, entry(step.inputs[0], i / row, true), sizeof(index));
+            std::memcpy(entry(step.value, i, false),
+                        address(space, step.operand, operands[step.operand], i, space.rank) +
+                            index * space.operands[step.operand].table_stride,
+                        kernel.values[step.value].bytes);
+          }
+          break;
         case FusedStep::Kind::kOneHot:
           for (int64_t i = 0; i < count; ++i) {
             const int bytes = kernel.values[step.value].bytes;

@@ -1,4 +1,4 @@
-"""Patterns that models make and that fusion takes as one: results within PyTorch's default tolerances of CPU, and the pattern was taken.
+"""Patterns that models make and that fusion takes as one: within PyTorch's default tolerances of CPU, and taken.
 
 Each pattern runs three times: at first sight, planned, and replayed."""
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 def compare(build: Callable[[str], Callable[[], list[Tensor]]]) -> Seen:
-    """Runs what `build` makes for a device, on CPU once and on hetero three times. Returns what was counted on hetero."""
+    """Runs what `build` makes for a device, on CPU once and on hetero three times; returns what hetero counted."""
     expected = build("cpu")()
     run = build(DEVICE)
     with counting() as seen:
@@ -99,3 +99,100 @@ def test_projections_of_one_input_run_together(tokens: int, dtype: torch.dtype) 
 
     # Three with a bias and two without.
     assert compare(build).batched_nodes >= 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("indices", [torch.int64, torch.int32])
+def test_embeddings_their_sum_and_norm_are_one_kernel(indices: torch.dtype, dtype: torch.dtype) -> None:
+    class Embeddings(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.word, self.position = nn.Embedding(97, 48, padding_idx=0), nn.Embedding(20, 48)
+            self.norm = nn.LayerNorm(48)
+
+        def forward(self, words: Tensor, positions: Tensor) -> Tensor:
+            return self.norm(self.word(words) + self.position(positions))
+
+    def build(device: str) -> Callable[[], list[Tensor]]:
+        model = module(Embeddings, device).to(dtype).requires_grad_(False)
+        words = torch.randint(97, (3, 7), generator=torch.Generator().manual_seed(1), dtype=indices).to(device)
+        positions = torch.arange(7, dtype=indices).to(device)
+        return lambda: [model(words, positions)]
+
+    seen = compare(build)
+    assert seen.fused_nodes >= 3
+
+
+def test_embeddings_of_views_and_in_training() -> None:
+    def build(device: str) -> Callable[[], list[Tensor]]:
+        table = random(40, 64, device=device).requires_grad_()
+        words = torch.randint(40, (5, 6), generator=torch.Generator().manual_seed(1)).to(device)
+
+        def step() -> list[Tensor]:
+            # Every second row, and half of each; indices across their rows.
+            y = F.embedding(words.t(), table[::2, 32:].repeat(2, 1)) + F.embedding(words.t() // 2, table[::2, 32:])
+            loss = (y * y).sum(-1).mean()
+            return [y.detach(), loss.detach(), *torch.autograd.grad(loss, [table])]
+
+        return step
+
+    compare(build)
+
+
+@pytest.mark.parametrize("wrong", [-1, 30, 2**40])
+def test_an_index_outside_of_its_table_raises_what_cpu_raises(wrong: int) -> None:
+    table, bias = torch.randn(30, 16).to(DEVICE), torch.randn(16).to(DEVICE)
+    right = torch.arange(10).to(DEVICE)
+    for index in (right, right, torch.tensor([1, 2, wrong, 4, 5, 6, 7, 8, 9, 10]).to(DEVICE)):
+        y = F.embedding(index, table) + bias
+        if index is right:
+            torch.testing.assert_close(y.cpu(), table.cpu()[:10] + bias.cpu())
+    with pytest.raises(IndexError, match="out of range"):
+        y.cpu()
+    torch.testing.assert_close((F.embedding(right, table) + bias).cpu(), table.cpu()[:10] + bias.cpu())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "sizes", [(2, 6, 9, 7), (3, 4, 40), (5, 6), (2, 3, 4, 5, 6), (1, 3, 1, 1), (0, 3, 4, 4)], ids=str
+)
+def test_batch_norm_in_inference_joins_residual_and_activation(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    def build(device: str) -> Callable[[], list[Tensor]]:
+        kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}[len(sizes)]
+        norm = module(lambda: kind(sizes[1]), device).eval().to(dtype)
+        with torch.no_grad():
+            for parameter in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+                parameter.copy_(torch.rand(sizes[1], generator=torch.Generator().manual_seed(3)) + 0.5)
+        x, residual = (random(*sizes, device=device, dtype=dtype) for _ in range(2))
+        return lambda: [F.relu(norm(x) + residual).detach()]
+
+    seen = compare(build)
+    assert seen.fused_nodes >= (3 if len(sizes) == 4 and min(sizes) > 1 else 0)
+
+
+def test_batch_norm_of_other_layouts_and_without_parameters() -> None:
+    def build(device: str) -> Callable[[], list[Tensor]]:
+        x = random(2, 6, 8, 8, device=device)
+        mean, variance = random(6, device=device), random(6, device=device).abs()
+
+        def run() -> list[Tensor]:
+            inputs = [x, x.contiguous(memory_format=torch.channels_last), x.transpose(2, 3), x[:, :, ::2]]
+            return [F.relu(F.batch_norm(value, mean, variance)) for value in inputs]
+
+        return run
+
+    compare(build)
+
+
+def test_gradients_through_batch_norm_in_inference() -> None:
+    def build(device: str) -> Callable[[], list[Tensor]]:
+        norm = module(lambda: nn.BatchNorm2d(5), device).eval()
+        x = random(2, 5, 6, 6, device=device).requires_grad_()
+
+        def step() -> list[Tensor]:
+            loss = F.relu(norm(x)).square().mean()
+            return [loss.detach(), *torch.autograd.grad(loss, [x, norm.weight, norm.bias])]
+
+        return step
+
+    compare(build)
