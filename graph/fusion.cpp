@@ -57,11 +57,14 @@ bool space_of(const Graph& graph, const FusedGroup& group, backend::FusedSpace& 
   return true;
 }
 
-bool gather_numbers(const Graph& graph, const FusedGroup& group, std::vector<backend::Number>& numbers) {
+bool gather_numbers(const Graph& graph, const FusedGroup& group, std::vector<backend::Number>& numbers,
+                    const std::vector<uint8_t>* changed) {
   thread_local Lowering lowering;
   numbers.clear();
   for (const uint32_t n : group.members) {
     if (!lower_node(graph, graph.nodes[n], lowering)) return false;
+    // A number may say which piece is which.
+    if (lowering.pieces > 1 && changed != nullptr && (*changed)[n] != 0) return false;
     numbers.insert(numbers.end(), lowering.numbers.begin(), lowering.numbers.end());
   }
   return numbers.size() == group.kernel.number_count;

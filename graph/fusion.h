@@ -70,7 +70,9 @@ bool build_group(const Graph& graph, std::span<const uint8_t> needed, FusedGroup
 // Other sizes may come with other numbers.
 bool space_of(const Graph& graph, const FusedGroup& group, backend::FusedSpace& space);
 
-// The members' numbers for the attributes that the graph has now. False where a member no longer lowers as it did.
-bool gather_numbers(const Graph& graph, const FusedGroup& group, std::vector<backend::Number>& numbers);
+// The members' numbers for the attributes that the graph has now. False where a member no longer lowers as it did; `changed`, where given, marks the
+// nodes of which only the numbers among the attributes may be others than when the group was made.
+bool gather_numbers(const Graph& graph, const FusedGroup& group, std::vector<backend::Number>& numbers,
+                    const std::vector<uint8_t>* changed = nullptr);
 
 }  // namespace hetero::graph

@@ -1,6 +1,7 @@
 #include "graph/group_builder.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
 #include <utility>
 
@@ -91,6 +92,132 @@ bool align(const Dims& dims, int count, const Window& window, int64_t* strides) 
   return true;
 }
 
+// The window is broadcast to one piece of the space, which is cut along `cut`; as strides over the whole space.
+bool broadcast_to_piece(const FullSpace& space, int cut, int pieces, const Window& window, int64_t* strides) {
+  if (space.rank > kMaxFusedRank) return false;
+  const int64_t length = space.sizes[cut] / pieces;
+  int64_t sizes[kMaxFusedRank];
+  std::copy_n(space.sizes, space.rank, sizes);
+  sizes[cut] = length;
+  FullSpace piece{.rank = space.rank, .sizes = sizes};
+  if (length == 1 && window.rank == space.rank - 1) {
+    std::copy(sizes + cut + 1, sizes + space.rank, sizes + cut);
+    --piece.rank;
+  }
+  if (!broadcast(piece, window, strides)) return false;
+  if (length != 1) return true;
+  const auto before = std::count_if(space.sizes, space.sizes + cut, [](int64_t size) { return size != 1; });
+  const auto count = std::count_if(sizes, sizes + piece.rank, [](int64_t size) { return size != 1; });
+  std::copy_backward(strides + before, strides + count, strides + count + 1);
+  strides[before] = 0;
+  return true;
+}
+
+// The part of a node's program that computes one piece.
+void take_piece(const Lowering& whole, int piece, std::vector<Lowering::Ref>& renamed, Lowering& part) {
+  part.clear();
+  part.numbers = whole.numbers;
+  renamed.assign(whole.values.size(), -1);
+  for (const Lowering::Output& output : whole.outputs) {
+    if (output.piece == piece) renamed[static_cast<size_t>(output.value)] = 0;
+  }
+  for (size_t v = whole.values.size(); v-- > 0;) {
+    const Lowering::Value& value = whole.values[v];
+    for (int i = 0; i < value.input_count && renamed[v] == 0; ++i) renamed[static_cast<size_t>(value.inputs[i])] = 0;
+  }
+  for (size_t v = 0; v < whole.values.size(); ++v) {
+    if (renamed[v] < 0) continue;
+    renamed[v] = static_cast<Lowering::Ref>(part.values.size());
+    Lowering::Value& value = part.values.emplace_back(whole.values[v]);
+    if (value.kind == ValueKind::kPieceOperand) value.kind = ValueKind::kOperand;
+    for (int i = 0; i < value.input_count; ++i) value.inputs[i] = renamed[static_cast<size_t>(value.inputs[i])];
+  }
+  for (const Lowering::Output& output : whole.outputs) {
+    if (output.piece == piece) part.output(output.operand, renamed[static_cast<size_t>(output.value)]);
+  }
+}
+
+bool touches(const Lowering& part, uint16_t operand) {
+  return std::ranges::any_of(part.outputs, [=](const auto& output) { return output.operand == operand; }) ||
+         std::ranges::any_of(part.values, [=](const Lowering::Value& value) {
+           return value.kind == ValueKind::kOperand && value.operand == operand;
+         });
+}
+
+// What the piece's part of the program touches, over the piece.
+void take_piece(const Footprint& whole, const Lowering& part, int cut, int pieces, int piece, Footprint& result) {
+  const int64_t length = whole.dims.sizes[cut] / pieces;
+  const auto drop = [&](int64_t* entries) { std::copy(entries + cut + 1, entries + whole.dims.rank, entries + cut); };
+  result.dims = whole.dims;
+  result.dims.sizes[cut] = length;
+  if (length == 1) {
+    drop(result.dims.sizes);
+    --result.dims.rank;
+  }
+  result.numel = whole.numel / pieces;
+  result.row = 0;
+  result.row_rank = 0;
+  result.entry_count = 0;
+  for (int i = 0; i < whole.entry_count; ++i) {
+    if (!touches(part, whole.entries[i].operand)) continue;
+    Footprint::Entry& entry = result.entries[result.entry_count++];
+    entry = whole.entries[i];
+    if (!entry.of_piece) entry.shift = piece * length * entry.strides[cut];
+    if (length == 1) drop(entry.strides);
+  }
+}
+
+// The footprint with dimension `cut` as two, of which the inner one has so many entries. False where there is no room for it.
+bool split_dimension(const Footprint& whole, int cut, int pieces, Footprint& result) {
+  if (whole.dims.rank == kMaxFusedRank || whole.dims.sizes[cut] == pieces) return false;
+  const int rank = whole.dims.rank;
+  result = whole;
+  std::copy_backward(whole.dims.sizes + cut + 1, whole.dims.sizes + rank, result.dims.sizes + rank + 1);
+  result.dims.rank = rank + 1;
+  result.dims.sizes[cut] /= pieces;
+  result.dims.sizes[cut + 1] = pieces;
+  for (int i = 0; i < whole.entry_count; ++i) {
+    const int64_t* const from = whole.entries[i].strides;
+    int64_t* const to = result.entries[i].strides;
+    std::copy_backward(from + cut + 1, from + rank, to + rank + 1);
+    to[cut] = from[cut] * pieces;
+    to[cut + 1] = from[cut];
+  }
+  return true;
+}
+
+// Whether `distance` is that of two points of a space with these strides, sorted from the largest; also where that takes too long to find out.
+bool is_distance(int64_t distance, const std::pair<int64_t, int64_t>* sizes, const std::pair<int64_t, int64_t>* end,
+                 int& patience) {
+  int64_t reach = 0;
+  for (const auto* it = sizes; it != end; ++it) reach += (it->second - 1) * it->first;
+  if (std::abs(distance) > reach) return false;
+  if (sizes == end || --patience < 0) return true;
+  const auto [stride, size] = *sizes;
+  for (int64_t k = distance / stride - 1; k <= distance / stride + 1; ++k) {
+    if (std::abs(k) < size && is_distance(distance - k * stride, sizes + 1, end, patience)) return true;
+  }
+  return false;
+}
+
+// Memory of what is tried and may be undone, kept from try to try.
+struct Spare {
+  GroupBuilder tried;
+  GroupBuilder before_pieces;
+  GroupBuilder before_taking;
+  Lowering part;  // of one piece
+  Footprint piece;
+  Footprint split;
+  std::vector<Lowering::Ref> renamed;
+  Lowering taken;  // of one member
+  Footprint taken_footprint;
+};
+Spare& spare() {
+  // On the heap: a shared library has little room for thread-local objects.
+  thread_local const auto own = std::make_unique<Spare>();
+  return *own;
+}
+
 // So many maps are computed again for a picked entry.
 constexpr int kMaxPickSteps = 8;
 
@@ -120,6 +247,8 @@ Footprint::Entry* entry_of(Footprint& footprint, int operand) {
   entry.reads = false;
   entry.writes = false;
   entry.by_row = false;
+  entry.of_piece = false;
+  entry.shift = 0;
   entry.table_rows = 0;
   entry.table_stride = 0;
   return &entry;
@@ -145,6 +274,7 @@ bool find_extents(const Lowering& lowering, Footprint& footprint) {
     const auto input = [&](int i) { return footprint.extents[static_cast<size_t>(value.inputs[i])]; };
     switch (value.kind) {
       case ValueKind::kOperand:
+      case ValueKind::kPieceOperand:
       case ValueKind::kRowOperand: {
         const int entry = find_entry(footprint, value.operand);
         if (!is_row_strides(footprint.entries[entry].strides, footprint.dims.rank, footprint.row_rank)) {
@@ -261,20 +391,26 @@ FusionNote measure(const Graph& graph, const Node& node, const Lowering& lowerin
   footprint.entry_count = 0;
   for (const Lowering::Value& value : lowering.values) {
     const bool is_table = value.kind == ValueKind::kLookUp;
-    if (value.kind != ValueKind::kOperand && value.kind != ValueKind::kRowOperand && !is_table) continue;
+    const bool of_piece = value.kind == ValueKind::kPieceOperand;
+    if (value.kind != ValueKind::kOperand && value.kind != ValueKind::kRowOperand && !of_piece && !is_table) continue;
     if (value.operand >= node.operand_count || windows[operands[value.operand].window].dtype != value.dtype) {
       return FusionNote::kNoLowering;
     }
     Footprint::Entry* entry = entry_of(footprint, value.operand);
     if (entry == nullptr || !(tail || operands[value.operand].reads())) return FusionNote::kNoLowering;
-    if (entry->reads && is_table != (entry->table_rows != 0)) return FusionNote::kNoLowering;
+    if (entry->reads && (is_table != (entry->table_rows != 0) || of_piece != entry->of_piece)) {
+      return FusionNote::kNoLowering;
+    }
+    entry->of_piece = of_piece;
     entry->reads = true;
     entry->table_rows = is_table;
     entry->by_row = value.kind == ValueKind::kRowOperand;
   }
   for (const Lowering::Output& output : lowering.outputs) {
     Footprint::Entry* entry = entry_of(footprint, output.operand);
-    if (entry == nullptr || entry->writes || !operands[output.operand].writes()) return FusionNote::kNoLowering;
+    if (entry == nullptr || !operands[output.operand].writes()) return FusionNote::kNoLowering;
+    // Each piece is written once.
+    if (entry->writes && output.piece == 0) return FusionNote::kNoLowering;
     entry->writes = true;
   }
   // What the program leaves out is touched by the node all the same, for all that others know; by the body, where there is one.
@@ -312,12 +448,24 @@ FusionNote measure(const Graph& graph, const Node& node, const Lowering& lowerin
   }
   // A row of one entry is none.
   if (lowering.reduced != 0 && footprint.row == 0) return FusionNote::kNoLowering;
+  if (lowering.pieces > 1) {
+    if (lowering.reduced != 0 || lowering.pieces > GroupBuilder::kMaxPieces || lowering.cut >= space.rank ||
+        space.sizes[lowering.cut] % lowering.pieces != 0) {
+      return FusionNote::kNoLowering;
+    }
+    footprint.cut = static_cast<int>(
+        std::count_if(space.sizes, space.sizes + lowering.cut, [](int64_t size) { return size != 1; }));
+  }
 
   for (int i = 0; i < footprint.entry_count; ++i) {
     Footprint::Entry& entry = footprint.entries[i];
     const Window& window = windows[operands[entry.operand].window];
     if (entry.table_rows != 0) {
       if (entry.writes || !align_to_table(window, dims, footprint.row_rank, entry)) return FusionNote::kNoLowering;
+    } else if (entry.of_piece) {
+      if (entry.writes || !broadcast_to_piece(space, lowering.cut, lowering.pieces, window, entry.strides)) {
+        return FusionNote::kNoLowering;
+      }
     } else if (entry.by_row) {
       if (!align_to_rows(space, window, entry.strides, dims, footprint.row_rank)) return FusionNote::kNoLowering;
     } else if (entry.reads && !broadcast(space, window, entry.strides)) {
@@ -437,6 +585,25 @@ bool GroupBuilder::overlaps_itself(const Window& window) const {
   return false;
 }
 
+// Whether an operand at `offset` with these strides can touch a byte of the access.
+bool GroupBuilder::may_meet(const AccessState& access, const Window& seen, int64_t offset, const int64_t* strides,
+                            const Window& window) const {
+  if (seen.disjoint(window)) return false;
+  if (access.dtype != window.dtype || access.table_rows != 0 || !equal_strides(access.strides, strides, dims_.rank)) {
+    return true;
+  }
+  std::pair<int64_t, int64_t> sizes[kMaxFusedRank];
+  int count = 0;
+  for (int d = 0; d < dims_.rank; ++d) {
+    if (strides[d] == 0) continue;
+    int k = count++;
+    for (; k > 0 && sizes[k - 1].first < strides[d]; --k) sizes[k] = sizes[k - 1];
+    sizes[k] = {strides[d], dims_.sizes[d]};
+  }
+  int patience = 64;
+  return is_distance(offset - access.offset, sizes, sizes + count, patience);
+}
+
 // Finds for each entry of the node the access that it is, or none where it is new.
 FusionNote GroupBuilder::match(const Node& node, const Footprint& footprint, bool as_row) {
   const Operand* const operands = graph_->operands_of(node);
@@ -454,11 +621,12 @@ FusionNote GroupBuilder::match(const Node& node, const Footprint& footprint, boo
     for (size_t a = 0; a < buffers_.size(); ++a) {
       if (buffers_[a] != operand.buffer) continue;
       const AccessState& access = accesses_[a];
-      if (access.dtype == window.dtype && access.offset == window.offset && access.table_rows == entry.table_rows &&
+      const int64_t offset = window.offset + entry.shift;
+      if (access.dtype == window.dtype && access.offset == offset && access.table_rows == entry.table_rows &&
           access.table_stride == entry.table_stride && equal_strides(access.strides, found.strides, dims_.rank)) {
         found.access = static_cast<int32_t>(a);
       } else if ((entry.writes || access.written) &&
-                 !windows[graph_->operands[access.operand].window].disjoint(window)) {
+                 may_meet(access, windows[graph_->operands[access.operand].window], offset, found.strides, window)) {
         return FusionNote::kOverlap;
       }
     }
@@ -467,8 +635,9 @@ FusionNote GroupBuilder::match(const Node& node, const Footprint& footprint, boo
       if (other.buffer != operand.buffer) continue;
       const Window& seen = windows[other.window];
       const Footprint::Entry& earlier = footprint.entries[j];
-      if (seen.dtype == window.dtype && seen.offset == window.offset && earlier.table_rows == entry.table_rows &&
-          earlier.table_stride == entry.table_stride && equal_strides(matches_[j].strides, found.strides, dims_.rank)) {
+      if (seen.dtype == window.dtype && seen.offset + earlier.shift == window.offset + entry.shift &&
+          earlier.table_rows == entry.table_rows && earlier.table_stride == entry.table_stride &&
+          equal_strides(matches_[j].strides, found.strides, dims_.rank)) {
         if (entry.writes && footprint.entries[j].writes) return FusionNote::kOverlap;
         if (found.access < 0) found.access = matches_[j].access < -1 ? matches_[j].access : -2 - j;
         if (matches_[j].access >= 0) found.access = matches_[j].access;
@@ -530,6 +699,13 @@ bool GroupBuilder::can_check(const Lowering& lowering, const Footprint& footprin
 }
 
 FusionNote GroupBuilder::check(uint32_t index, const Lowering& lowering, const Footprint& footprint) {
+  if (lowering.pieces == 1 && pieces_of(footprint) == 0) return check_one(index, lowering, footprint);
+  GroupBuilder& copy = spare().tried;
+  copy = *this;
+  return copy.add(index, lowering, footprint);
+}
+
+FusionNote GroupBuilder::check_one(uint32_t index, const Lowering& lowering, const Footprint& footprint) {
   const Node& node = graph_->nodes[index];
   bool& as_row = as_row_;
   int64_t& row = next_row_;
@@ -564,12 +740,80 @@ FusionNote GroupBuilder::check(uint32_t index, const Lowering& lowering, const F
 }
 
 FusionNote GroupBuilder::add(uint32_t index, const Lowering& lowering, const Footprint& footprint) {
-  const FusionNote note = check(index, lowering, footprint);
-  if (note != FusionNote::kJoined) return note;
+  if (lowering.pieces > 1) return add_pieces(index, lowering, footprint, footprint.cut, lowering.pieces);
+  const FusionNote note = check_one(index, lowering, footprint);
+  if (note == FusionNote::kJoined) add_one(index, lowering, footprint, true);
+  return note == FusionNote::kOtherShape ? add_wide(index, lowering, footprint) : note;
+}
+
+// REQUIRES: check_one() has said kJoined.
+void GroupBuilder::add_one(uint32_t index, const Lowering& lowering, const Footprint& footprint, bool first_piece) {
   operand_count_ = next_operand_count_;
   row_ = next_row_;
-  commit(index, lowering, footprint, as_row_);
+  commit(index, lowering, footprint, as_row_, first_piece);
+}
+
+// Into how many pieces of the group's size the node can be cut; 0 for none.
+int GroupBuilder::pieces_of(const Footprint& footprint) const {
+  if (members_.empty() || row_ != 0 || footprint.row != 0 || footprint.numel % numel_ != 0) return 0;
+  const int64_t pieces = footprint.numel / numel_;
+  return pieces < 2 || pieces > kMaxPieces ? 0 : static_cast<int>(pieces);
+}
+
+// Cuts the node where its pieces are what the group knows already.
+FusionNote GroupBuilder::add_wide(uint32_t index, const Lowering& lowering, const Footprint& footprint) {
+  const int pieces = pieces_of(footprint);
+  FusionNote note = FusionNote::kOtherShape;
+  for (int cut = footprint.dims.rank; cut-- > 0 && pieces != 0 && note != FusionNote::kJoined;) {
+    if (footprint.dims.sizes[cut] % pieces != 0) continue;
+    note = add_pieces(index, lowering, footprint, cut, pieces);
+    // Pieces that alternate.
+    if (note != FusionNote::kJoined && split_dimension(footprint, cut, pieces, spare().split)) {
+      note = add_pieces(index, lowering, spare().split, cut + 1, pieces);
+    }
+  }
+  return note;
+}
+
+FusionNote GroupBuilder::add_pieces(uint32_t index, const Lowering& lowering, const Footprint& footprint, int cut,
+                                    int pieces) {
+  if (!members_.empty() && (row_ != 0 || footprint.numel != numel_ * pieces)) return FusionNote::kOtherShape;
+  GroupBuilder& before = spare().before_pieces;
+  before = *this;
+  const bool known = lowering.pieces > 1;
+  Lowering& own_part = spare().part;
+  Footprint& piece = spare().piece;
+  for (int p = 0; p < pieces; ++p) {
+    if (known) take_piece(lowering, p, spare().renamed, own_part);
+    const Lowering& part = known ? own_part : lowering;
+    take_piece(footprint, part, cut, pieces, p, piece);
+    FusionNote note = check_one(index, part, piece);
+    const bool fits = known || std::any_of(matches_, matches_ + piece.entry_count,
+                                           [](const Match& match) { return match.access >= 0; });
+    if (note == FusionNote::kJoined && !fits) note = FusionNote::kOtherShape;
+    if (note != FusionNote::kJoined) {
+      *this = before;
+      return note;
+    }
+    add_one(index, part, piece, p == 0);
+  }
   return FusionNote::kJoined;
+}
+
+bool GroupBuilder::take_over(const GroupBuilder& other) {
+  GroupBuilder& before = spare().before_taking;
+  before = *this;
+  Lowering& lowering = spare().taken;
+  Footprint& footprint = spare().taken_footprint;
+  for (const uint32_t n : other.members_) {
+    const Node& node = graph_->nodes[n];
+    if (!lower_node(*graph_, node, lowering) || measure(*graph_, node, lowering, footprint) != FusionNote::kJoined ||
+        add(n, lowering, footprint) != FusionNote::kJoined) {
+      *this = before;
+      return false;
+    }
+  }
+  return true;
 }
 
 void GroupBuilder::mark_reads(std::span<uint8_t> needed) const {
@@ -625,10 +869,15 @@ uint16_t GroupBuilder::value_of(uint16_t index, bool as_row, bool as_element) {
   return value;
 }
 
-void GroupBuilder::commit(uint32_t index, const Lowering& lowering, const Footprint& footprint, bool as_row) {
+void GroupBuilder::commit(uint32_t index, const Lowering& lowering, const Footprint& footprint, bool as_row,
+                          bool first_piece) {
   const Node& node = graph_->nodes[index];
   const Operand* const operands = graph_->operands_of(node);
-  members_.push_back(index);
+  if (first_piece) {
+    members_.push_back(index);
+    first_number_ = static_cast<uint16_t>(numbers_.size());
+    numbers_.insert(numbers_.end(), lowering.numbers.begin(), lowering.numbers.end());
+  }
   for (int i = 0; i < footprint.entry_count; ++i) {
     Match& match = matches_[i];
     if (match.access < -1) match.access = matches_[-2 - match.access].access;
@@ -646,7 +895,7 @@ void GroupBuilder::commit(uint32_t index, const Lowering& lowering, const Footpr
                                                              .written = false,
                                                              .value = -1,
                                                              .written_at = 0,
-                                                             .offset = window.offset,
+                                                             .offset = window.offset + entry.shift,
                                                              .table_rows = entry.table_rows,
                                                              .table_stride = entry.table_stride,
                                                              .strides = {}});
@@ -658,8 +907,6 @@ void GroupBuilder::commit(uint32_t index, const Lowering& lowering, const Footpr
   const auto access_of = [&](int operand) {
     return static_cast<uint16_t>(matches_[find_entry(footprint, operand)].access);
   };
-  const auto first_number = static_cast<uint16_t>(numbers_.size());
-  numbers_.insert(numbers_.end(), lowering.numbers.begin(), lowering.numbers.end());
   refs_.resize(lowering.values.size());
   for (size_t v = 0; v < lowering.values.size(); ++v) {
     const Lowering::Value& value = lowering.values[v];
@@ -681,7 +928,7 @@ void GroupBuilder::commit(uint32_t index, const Lowering& lowering, const Footpr
         .kind = step_kind(value.kind),
         .input_count = value.input_count,
         .operand = value.kind == ValueKind::kLookUp ? access_of(value.operand) : uint16_t{0},
-        .first_number = static_cast<uint16_t>(value.number_count > 0 ? first_number + value.first_number : 0),
+        .first_number = static_cast<uint16_t>(value.number_count > 0 ? first_number_ + value.first_number : 0),
         .map = value.map,
         .row_map = value.row_map,
         .reducer = value.reducer};

@@ -8,6 +8,8 @@
 //
 //   element member: its space has the points of the group's
 //   row member:     its space has one point for each row of the group's; only after a reduction has said what a row is
+//   wide member:    a pointwise node whose space is cut along one dimension into a few pieces, each with the points of the group's. A concatenation of
+//                   equal parts is one, and so is what reads or writes the whole of what it makes
 //
 // Thread safety: none. A builder keeps its memory from group to group.
 
@@ -41,6 +43,8 @@ struct Footprint {
     bool by_row;         // read along the dimensions that are not reduced
     int64_t table_rows;  // of a table, whose strides are those along a row; else 0
     int64_t table_stride;
+    bool of_piece;                            // read along the dimensions of one piece
+    int64_t shift;                            // of a piece: from the window's offset, in elements
     int64_t strides[backend::kMaxFusedRank];  // in elements; 0 along the row for row values
   };
 
@@ -48,6 +52,7 @@ struct Footprint {
   int64_t numel = 1;
   int64_t row = 0;  // points in a row of a reduction; 0 for a pointwise node
   int row_rank = 0;
+  int cut = 0;  // of a node of pieces: which of `dims`
   int entry_count = 0;
   Entry entries[kMaxEntries];
   std::vector<backend::Extent> extents;  // per value of the lowering; of a reduction only
@@ -72,6 +77,8 @@ class GroupBuilder {
   bool conflicts(const Operand& operand) const;
   // Whether the members of `other` can be added, as far as spaces and limits tell.
   bool fits(const GroupBuilder& other) const;
+  // Makes the members of `other` members as well, where that is possible.
+  bool take_over(const GroupBuilder& other);
 
   // Writes the kernel, its operands, space and numbers. The kernel has no steps where nothing is to be stored: what a later node writes has
   // taken the place of it before anybody read it.
@@ -87,6 +94,7 @@ class GroupBuilder {
   static constexpr size_t kMaxOperands = 64;  // that are known to be loaded or stored
   static constexpr size_t kMaxAccesses = 256;
   static constexpr size_t kMaxSteps = 768;
+  static constexpr int kMaxPieces = 4;  // of a wide member
 
  private:
   struct AccessState {
@@ -105,11 +113,18 @@ class GroupBuilder {
     int64_t strides[backend::kMaxFusedRank];
   };
 
+  FusionNote check_one(uint32_t node, const Lowering& lowering, const Footprint& footprint);
+  void add_one(uint32_t node, const Lowering& lowering, const Footprint& footprint, bool first_piece);
+  int pieces_of(const Footprint& footprint) const;
+  FusionNote add_wide(uint32_t node, const Lowering& lowering, const Footprint& footprint);
+  FusionNote add_pieces(uint32_t node, const Lowering& lowering, const Footprint& footprint, int cut, int pieces);
+  bool may_meet(const AccessState& access, const Window& seen, int64_t offset, const int64_t* strides,
+                const Window& window) const;
   FusionNote take_space(const Footprint& footprint, bool& as_row, Dims& refined, int64_t& row) const;
   void refine(const Dims& refined);
   FusionNote match(const Node& node, const Footprint& footprint, bool as_row);
   bool passes_row_through(const Lowering& lowering, const Footprint& footprint, int64_t row) const;
-  void commit(uint32_t node, const Lowering& lowering, const Footprint& footprint, bool as_row);
+  void commit(uint32_t node, const Lowering& lowering, const Footprint& footprint, bool as_row, bool first_piece);
   uint16_t value_of(uint16_t access, bool as_row, bool as_element);
   uint16_t new_value(uint8_t bytes, backend::Extent extent);
   uint16_t add_step(backend::FusedStep step, uint8_t bytes, backend::Extent extent);
@@ -143,6 +158,7 @@ class GroupBuilder {
   bool as_row_ = false;
   int64_t next_row_ = 0;
   size_t next_operand_count_ = 0;
+  uint16_t first_number_ = 0;  // of the member at hand
   Match matches_[Footprint::kMaxEntries];
   std::vector<uint16_t> refs_;                         // per value of the lowering
   std::vector<uint8_t> checked_;                       // the same

@@ -8,6 +8,8 @@
 //   reduction:       the space is the sizes of operand `space`; `reduced` says which of its dimensions are a row, that may be reduced. Operands are broadcast to it, or to
 //                    the dimensions that stay (row_operand), such as the indices of a cross entropy
 //
+//   pieces:          a pointwise node whose output is cut along one dimension into parts of equal size, each with a program of its own (cut_into);
+//                    operands are broadcast to the output or to a part. The parts of a concatenation, for example
 //   tail:            a pointwise node that reads its own output, as the operator's body has left it (OpTraits::has_tail)
 //
 // What a fused kernel cannot raise, the lowering checks: where a check fails, the group's members run one by one, and the stock kernel raises.
@@ -43,12 +45,23 @@ class Lowering {
   using Ref = int16_t;  // a value of this node's program: an index into `values`
 
   struct Value {
-    enum class Kind : uint8_t { kOperand, kRowOperand, kNumber, kMap, kReduce, kPick, kLookUp, kOneHot, kTotal };
+    enum class Kind : uint8_t {
+      kOperand,
+      kRowOperand,
+      kPieceOperand,
+      kNumber,
+      kMap,
+      kReduce,
+      kPick,
+      kLookUp,
+      kOneHot,
+      kTotal
+    };
     Kind kind;
     DType dtype;
     uint8_t input_count = 0;
     uint8_t number_count = 0;
-    uint16_t operand = 0;       // kOperand, kRowOperand, kLookUp: of the node
+    uint16_t operand = 0;       // kOperand, kRowOperand, kPieceOperand, kLookUp: of the node
     uint16_t first_number = 0;  // kNumber, kMap: in `numbers`
     Ref inputs[4] = {};
     backend::MapFunction map = nullptr;
@@ -58,6 +71,7 @@ class Lowering {
   struct Output {
     uint16_t operand;  // of the node: the one that is written
     Ref value;         // of the dtype of the operand's window
+    int piece = 0;     // which is written; of a node of one piece all of it
   };
 
   void clear() {
@@ -67,6 +81,8 @@ class Lowering {
     checks.clear();
     reduced = 0;
     space = 0;
+    cut = 0;
+    pieces = 1;
   }
 
   // The node's operand as it lies in memory, in the dtype of its window.
@@ -78,6 +94,16 @@ class Lowering {
   Ref row_operand(int index, DType dtype) {
     values.push_back({.kind = Value::Kind::kRowOperand, .dtype = dtype, .operand = static_cast<uint16_t>(index)});
     return last();
+  }
+  // An operand that is broadcast to one piece. Where a piece has size 1 along the cut, the operand may lack that dimension.
+  Ref piece_operand(int index, DType dtype) {
+    values.push_back({.kind = Value::Kind::kPieceOperand, .dtype = dtype, .operand = static_cast<uint16_t>(index)});
+    return last();
+  }
+  // REQUIRES: the output's size in `dimension` is a multiple of `count`.
+  void cut_into(int count, int dimension) {
+    pieces = count;
+    cut = dimension;
   }
   // One number for every point, already in the bytes of `dtype`.
   Ref number(DType dtype, backend::Number value) {
@@ -132,7 +158,9 @@ class Lowering {
   }
   // `condition`, a bool for each row, is computed by maps from row operands and numbers.
   void check(Ref condition) { checks.push_back(condition); }
-  void output(int operand, Ref value) { outputs.push_back({static_cast<uint16_t>(operand), value}); }
+  void output(int operand, Ref value, int piece = 0) {
+    outputs.push_back({static_cast<uint16_t>(operand), value, piece});
+  }
 
   std::vector<Value> values;
   std::vector<backend::Number> numbers;
@@ -142,6 +170,8 @@ class Lowering {
   // Which dimensions of that operand are reduced (bit i is dimension i); 0 for a pointwise node. A reduced output has these dimensions with
   // size 1, or not at all.
   uint64_t reduced = 0;
+  int cut = 0;  // the dimension of the output along which there are pieces
+  int pieces = 1;
 
  private:
   Ref indexed(Value::Kind kind, Ref value, Ref index) {

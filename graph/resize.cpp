@@ -66,7 +66,7 @@ bool renew_numbers(const Graph& graph, const std::vector<uint8_t>& changed, Plan
   for (FusedGroup& group : plan.groups) {
     for (const uint32_t member : group.members) {
       if (changed[member] == 0) continue;
-      if (!gather_numbers(graph, group, group.numbers)) return false;
+      if (!gather_numbers(graph, group, group.numbers, &changed)) return false;
       break;
     }
   }

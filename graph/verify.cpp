@@ -8,8 +8,6 @@
 #include <array>
 #include <string>
 
-#include "graph/group_builder.h"
-
 namespace hetero::graph {
 namespace {
 
@@ -239,20 +237,10 @@ class PlanVerifier {
     const Node& node = graph_.nodes[n];
     for (int i = 0; i < node.operand_count; ++i) {
       const Operand& operand = graph_.operands_of(node)[i];
-      if (is_tail && !in_tail(node, i)) continue;
+      if (is_tail && !in_tail(graph_, node, i)) continue;
       accesses_[operand.buffer * kMaxDevices + device].push_back(touch_of(p, instruction.queue, n, operand));
     }
     return Status();
-  }
-
-  // Whether the tail of a node reads or writes its operand.
-  bool in_tail(const Node& node, int operand) const {
-    Lowering lowering;
-    if (!lower_node(graph_, node, lowering)) return true;
-    return std::ranges::any_of(lowering.outputs, [=](const auto& output) { return output.operand == operand; }) ||
-           std::ranges::any_of(lowering.values, [=](const Lowering::Value& value) {
-             return value.kind == Lowering::Value::Kind::kOperand && value.operand == operand;
-           });
   }
 
   Touch touch_of(uint32_t p, QueueId queue, uint32_t n, const Operand& operand) const {
@@ -426,7 +414,7 @@ class PlanVerifier {
     const Node& node = graph_.nodes[n];
     for (int i = 0; i < node.operand_count; ++i) {
       const Operand& operand = graph_.operands_of(node)[i];
-      if (!in_tail(node, i)) continue;
+      if (!in_tail(graph_, node, i)) continue;
       if (!holds(operand.buffer, kCpu, operand.writes() ? n + 1 : n, range_of(graph_, operand))) {
         return violation("the tail of " + name("n", n) + " reads " + name("b", operand.buffer) +
                          " where its bytes are not valid");

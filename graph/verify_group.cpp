@@ -131,6 +131,7 @@ class MemberRun {
       const Window& window = request.window(output.operand);
       const std::vector<Symbol>& value = values[static_cast<size_t>(output.value)];
       for (int64_t i = 0; i < shape_->numel; ++i) {
+        if (lowering.pieces > 1 && piece_of(lowering, i) != output.piece) continue;
         const int64_t k = window.numel == shape_->numel ? i : window.numel == 1 ? 0 : row_of(lowering.reduced, i);
         store(operand.buffer, window, k, value[static_cast<size_t>(i)]);
       }
@@ -149,6 +150,8 @@ class MemberRun {
     switch (value.kind) {
       case ValueKind::kOperand:
         return load(request.operands[value.operand].buffer, request.window(value.operand), i);
+      case ValueKind::kPieceOperand:
+        return load_piece(request.operands[value.operand].buffer, request.window(value.operand), lowering, i);
       case ValueKind::kRowOperand:
         return load_row(request.operands[value.operand].buffer, request.window(value.operand), lowering.reduced, i);
       case ValueKind::kNumber:
@@ -196,6 +199,33 @@ class MemberRun {
                    : kZero;
     }
     return symbol;
+  }
+
+  int64_t along_cut(const Lowering& lowering, int64_t i) const {
+    for (int d = shape_->rank; --d > lowering.cut;) i /= shape_->dims[d];
+    return i % shape_->dims[lowering.cut];
+  }
+  int64_t piece_length(const Lowering& lowering) const { return shape_->dims[lowering.cut] / lowering.pieces; }
+  int piece_of(const Lowering& lowering, int64_t i) const {
+    return static_cast<int>(along_cut(lowering, i) / piece_length(lowering));
+  }
+
+  // The window broadcast to the piece that holds point i.
+  Symbol load_piece(BufferId buffer, const Window& window, const Lowering& lowering, int64_t i) {
+    const int64_t length = piece_length(lowering);
+    const bool lacks_cut = length == 1 && window.rank == shape_->rank - 1;
+    int64_t position = window.offset;
+    int k = window.rank;
+    for (int d = shape_->rank; d-- > 0;) {
+      int64_t index = i % shape_->dims[d];
+      i /= shape_->dims[d];
+      if (d == lowering.cut) index %= length;
+      if (k == 0 || (d == lowering.cut && lacks_cut)) continue;
+      --k;
+      if (window.dims[k] != 1) position += index * window.dims[window.rank + k];
+    }
+    const int bytes = dtype_bytes(window.dtype);
+    return memory_.load(buffer, position * bytes, bytes);
   }
 
   // Where the point stands in its row.
@@ -417,6 +447,11 @@ class KernelRun {
   int64_t row_ = 1;
 };
 
+// As a member of a group: the body of a node with a tail has run before.
+bool touches(const Graph& graph, const Node& node, int operand) {
+  return !op_table()[node.op].has_tail || in_tail(graph, node, operand);
+}
+
 Status check_members(const Graph& graph, const FusedGroup& group) {
   for (size_t i = 0; i < group.members.size(); ++i) {
     if (group.members[i] >= graph.nodes.size()) return violation("a member is not there");
@@ -426,6 +461,7 @@ Status check_members(const Graph& graph, const FusedGroup& group) {
       const Node& b = graph.nodes[group.members[j]];
       for (int k = 0; k < a.operand_count; ++k) {
         for (int l = 0; l < b.operand_count; ++l) {
+          if (!touches(graph, a, k) || !touches(graph, b, l)) continue;
           if (conflicts(*graph.windows, graph.operands_of(a)[k], graph.operands_of(b)[l])) {
             return violation("members are not in the order of the program");
           }
@@ -437,6 +473,21 @@ Status check_members(const Graph& graph, const FusedGroup& group) {
 }
 
 }  // namespace
+
+bool in_tail(const Graph& graph, const Node& node, int operand) {
+  Lowering lowering;
+  const OpTraits& traits = op_table()[node.op];
+  const LowerRequest request{.node = &node,
+                             .operands = graph.operands_of(node),
+                             .attributes = graph.attributes.data() + node.attribute_offset,
+                             .windows = graph.windows,
+                             .traits = &traits};
+  if (!traits.lower(request, lowering)) return true;
+  return std::ranges::any_of(lowering.outputs, [=](const auto& output) { return output.operand == operand; }) ||
+         std::ranges::any_of(lowering.values, [=](const Lowering::Value& value) {
+           return value.kind == ValueKind::kOperand && value.operand == operand;
+         });
+}
 
 Status verify_group(const Graph& graph, const FusedGroup& group) {
   if (Status status = check_members(graph, group); !status.ok()) return status;

@@ -136,6 +136,11 @@ class Fuser {
         chosen = g;
       } else if (group(chosen).builder.fits(group(g).builder)) {
         merge(g, chosen);
+      } else if (is_wider(g, chosen) && group(chosen).builder.take_over(group(g).builder)) {
+        absorb(g, chosen);
+      } else if (is_wider(chosen, g) && group(g).builder.take_over(group(chosen).builder)) {
+        absorb(chosen, g);
+        chosen = g;
       }
     }
     if (chosen == kNone) return kNone;
@@ -154,15 +159,25 @@ class Fuser {
     return FusionNote::kAlone;
   }
 
+  // Whether the members of `a` could be wide members of `b`.
+  bool is_wider(uint32_t a, uint32_t b) { return group(a).builder.numel() > group(b).builder.numel(); }
+
   void merge(uint32_t from, uint32_t into) {
-    OpenGroup& source = group(from);
-    OpenGroup& target = group(into);
-    for (const uint32_t n : source.builder.members()) {
+    for (const uint32_t n : group(from).builder.members()) {
       const Node& node = graph_.nodes[n];
       lower_node(graph_, node, own_.merged_lowering);
       measure(graph_, node, own_.merged_lowering, own_.merged_footprint);
       // fits() has said so.
-      target.builder.add(n, own_.merged_lowering, own_.merged_footprint);
+      group(into).builder.add(n, own_.merged_lowering, own_.merged_footprint);
+    }
+    absorb(from, into);
+  }
+
+  // The members of `from` have become members of `into`.
+  void absorb(uint32_t from, uint32_t into) {
+    OpenGroup& source = group(from);
+    OpenGroup& target = group(into);
+    for (const uint32_t n : source.builder.members()) {
       own_.group_of[n] = into;
       link(n, into);
     }
@@ -179,7 +194,8 @@ class Fuser {
       if (!operands[i].reads()) continue;
       for (uint32_t l = own_.readers[operands[i].buffer]; l != kNone && asked < kNeighbours; l = own_.links[l].next) {
         const uint32_t g = own_.links[l].group;
-        if (!group(g).open || !is_patient(g, n) || group(g).builder.numel() != own_.footprint.numel) continue;
+        const int64_t points = own_.footprint.numel / own_.lowering.pieces;
+        if (!group(g).open || !is_patient(g, n) || group(g).builder.numel() != points) continue;
         ++asked;
         if (group(g).builder.add(n, own_.lowering, own_.footprint) == FusionNote::kJoined) return g;
       }

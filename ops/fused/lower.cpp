@@ -162,6 +162,14 @@ std::optional<Source> Builder::optional_tensor() {
   return read_tensor(tag);
 }
 
+int Builder::tensors(Source* list, int limit) {
+  if (decoder_.next() != Tag::kList) fail();
+  const auto count = failed_ ? 0 : static_cast<int>(decoder_.get<uint32_t>());
+  if (count > limit) fail();
+  for (int i = 0; i < count && !failed_; ++i) list[i] = tensor();
+  return count;
+}
+
 std::optional<at::Scalar> Builder::optional_scalar() {
   const Tag tag = decoder_.next();
   switch (tag) {
@@ -480,6 +488,26 @@ Builder::Ref Builder::pair(Function function, at::ScalarType common, at::ScalarT
 
 // ---- rows -----------------------------------------------------------------------------------------------------------------
 
+void Builder::cut_into(int count, int64_t dimension) {
+  const Source output = result();
+  if (dimension < 0) dimension += output.rank;
+  if (count < 2 || dimension < 0 || dimension >= output.rank ||
+      size(output, static_cast<int>(dimension)) % count != 0) {
+    return fail();
+  }
+  lowering_.cut_into(count, static_cast<int>(dimension));
+}
+
+Builder::Ref Builder::piece(const Source& source, at::ScalarType dtype) {
+  if (source.is_number()) fail();
+  if (failed_) return 0;
+  return cast(lowering_.piece_operand(source.operand, static_cast<graph::DType>(source.dtype)), dtype);
+}
+
+void Builder::store_piece(Ref value, int piece) {
+  if (!failed_) lowering_.output(output_operand(0), cast(value, output_dtype()), piece);
+}
+
 void Builder::reduce_over(uint64_t dimensions, const Source& space) {
   lowering_.reduced = dimensions;
   lowering_.space = space.operand;
@@ -524,14 +552,7 @@ Builder::Ref Builder::is_index(Ref index, int64_t size) {
 }
 
 bool Builder::is_contiguous(const Source& source) const {
-  if (source.is_number()) return true;
-  const graph::Window& it = window(source.operand);
-  int64_t stride = 1;
-  for (int d = it.rank; d-- > 0;) {
-    if (it.sizes()[d] != 1 && it.strides()[d] != stride) return false;
-    stride *= it.sizes()[d];
-  }
-  return true;
+  return source.is_number() || window(source.operand).contiguous;
 }
 
 double Builder::row_length() const {

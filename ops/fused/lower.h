@@ -65,6 +65,8 @@ class Builder {
   // The output-th result, as the body of a node with a tail leaves it.
   Source result(int output = 0) const;
   std::optional<Source> optional_tensor();
+  // A list of tensors, of which there are at most `limit`; the call fails where there are more. Returns their number.
+  int tensors(Source* list, int limit);
   at::Scalar scalar();  // also of a double
   std::optional<at::Scalar> optional_scalar();
   Source wrapped_scalar() { return wrap(scalar()); }
@@ -120,6 +122,13 @@ class Builder {
   }
   Ref map_as(Function function, Form form, at::ScalarType common, at::ScalarType result,
              std::initializer_list<Ref> inputs, std::initializer_list<backend::Number> numbers);
+
+  // ---- pieces ----
+  // The result consists of `count` pieces along a dimension.
+  void cut_into(int count, int64_t dimension);
+  // A source that has the sizes of a piece, in this very dtype.
+  Ref piece(const Source& source, at::ScalarType dtype);
+  void store_piece(Ref value, int piece);
 
   // ---- rows ----
   // Of `space`, a tensor argument; without one the first operand. REQUIRES: before the first reduce().

@@ -5,6 +5,7 @@
 
 #include <c10/core/DefaultDtype.h>
 
+#include "graph/group_builder.h"
 #include "ops/fused/lower.h"
 
 namespace hetero::ops {
@@ -37,6 +38,65 @@ void gelu(Builder& b) {
   const Source x = b.tensor();
   const Function function = b.text() == "tanh" ? Function::kGeluTanh : Function::kGelu;
   b.store(b.map(function, x.dtype, {b.value(x, x.dtype)}), x.dtype);
+}
+
+// ---- parts of equal size ----------------------------------------------------------------------------------------------
+
+constexpr int kMaxParts = graph::GroupBuilder::kMaxPieces;
+
+// cat, and stack, where a part has size 1 and lacks the dimension.
+template <bool kStack>
+void cat(Builder& b) {
+  Source parts[kMaxParts];
+  const int count = b.tensors(parts, kMaxParts);
+  const int64_t dimension = b.integer();
+  b.cut_into(count, dimension);
+  if (b.failed()) return;
+  const at::ScalarType dtype = b.output_dtype();
+  for (int i = 0; i < count; ++i) {
+    const Source& part = parts[i];
+    if (part.is_number() || part.rank != b.result().rank - kStack) return b.fail();
+    // Equal sizes in all other dimensions are eager's rule.
+    const int64_t along = dimension < 0 ? dimension + part.rank : dimension;
+    if (!kStack && b.size(part, static_cast<int>(along)) != b.size(parts[0], static_cast<int>(along))) return b.fail();
+    b.store_piece(b.piece(part, dtype), i);
+  }
+}
+
+// The gradient is one part of the result, and the rest is 0.
+void store_part(Builder& b, const Source& gradient, int64_t part, int64_t count, int64_t dimension) {
+  if (count > kMaxParts || part < 0 || part >= count) return b.fail();
+  b.cut_into(static_cast<int>(count), dimension);
+  const at::ScalarType dtype = b.output_dtype();
+  const Ref zero = b.raw(Builder::wrap(0), dtype);
+  for (int i = 0; i < count && !b.failed(); ++i) b.store_piece(i == part ? b.piece(gradient, dtype) : zero, i);
+}
+
+// (grad, input_sizes, dim, index)
+void select_backward(Builder& b) {
+  const Source gradient = b.tensor();
+  b.list_length();
+  int64_t dimension = b.integer(), index = b.integer();
+  if (b.failed()) return;
+  if (dimension < 0) dimension += b.result().rank;
+  const int64_t count = b.size(b.result(), static_cast<int>(dimension));
+  store_part(b, gradient, index < 0 ? index + count : index, count, dimension);
+}
+
+// (grad, input_sizes, dim, start, end, step)
+void slice_backward(Builder& b) {
+  const Source gradient = b.tensor();
+  b.list_length();
+  int64_t dimension = b.integer(), start = b.integer();
+  b.skip();
+  const int64_t step = b.integer();
+  if (b.failed() || gradient.is_number() || step != 1) return b.fail();
+  if (dimension < 0) dimension += b.result().rank;
+  const int64_t size = b.size(b.result(), static_cast<int>(dimension));
+  const int64_t length = b.size(gradient, static_cast<int>(dimension));
+  if (start < 0) start += size;
+  if (length == 0 || size % length != 0 || start % length != 0) return b.fail();
+  store_part(b, gradient, start / length, size / length, dimension);
 }
 
 // ---- copies -----------------------------------------------------------------------------------------------------------
@@ -373,6 +433,10 @@ std::initializer_list<LowerRow> pointwise_lowerings() {
       LowerRow{"aten::fill.Tensor", lower<copy_from_second>},
       LowerRow{"aten::zero", lower<zero>},
 
+      LowerRow{"aten::cat", lower<cat<false>>},
+      LowerRow{"aten::stack", lower<cat<true>>},
+      LowerRow{"aten::select_backward", lower<select_backward>},
+      LowerRow{"aten::slice_backward", lower<slice_backward>},
       LowerRow{"aten::addmm", lower<addmm>, true},
       LowerRow{"aten::add.Tensor", lower<add<Right::kTensor>>},
       LowerRow{"aten::add.Scalar", lower<add<kScalar>>},

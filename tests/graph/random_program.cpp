@@ -162,6 +162,17 @@ class FusableGenerator {
     }
   }
 
+  // Halves, in the way of rotary embeddings.
+  void add_half(float constant) {
+    const BufferId x = pick(24);
+    const int64_t half = below(2);
+    program_.add(test_ops().map, {program_.operand(x, Access::kRead, {4, 3}, {6, 1}, 3 * half), define({4, 3})},
+                 Preference::kAuto, constant);
+    const Operand made = program_.graph.operands.back();
+    program_.add(test_ops().join, {view(made.buffer, Access::kRead, {4, 3}),
+                                   program_.operand(x, Access::kRead, {4, 3}, {6, 1}, 3 - 3 * half), define({4, 6})});
+  }
+
   // In a part of a matrix, or on a transposed one.
   void add_partial(float constant) {
     const BufferId x = pick(24);
@@ -192,12 +203,37 @@ class FusableGenerator {
     }
   }
 
+  // Of halves or thirds of matrices, mostly of one.
+  void add_join() {
+    const BufferId x = pick(24);
+    const BufferId y = below(3) == 0 ? pick(24) : x;
+    const auto part = [&](List sizes, int64_t offset) {
+      return program_.operand(below(2) == 0 ? x : y, Access::kRead, std::move(sizes), {6, 1}, offset);
+    };
+    switch (below(4)) {
+      case 0:
+        program_.add(test_ops().join, {part({4, 3}, 3), part({4, 3}, 0), define({4, 6})});
+        break;
+      case 1:
+        program_.add(test_ops().join, {part({2, 6}, 12), part({2, 6}, 0), define({4, 6})});
+        break;
+      case 2:
+        program_.add(test_ops().join, {part({4, 2}, 2 * below(3)), part({4, 2}, 2 * below(3)), part({4, 2}, 1),
+                                       view(pick(24), Access::kWrite, {4, 6})});
+        break;
+      default:
+        // What is read is written, piece by piece or otherwise.
+        program_.add(test_ops().join,
+                     {part({4, 3}, 3 * below(2)), part({4, 3}, 3 * below(2)), view(x, Access::kWrite, {4, 6})});
+    }
+  }
+
   void add_node() {
     const TestOps& ops = test_ops();
     const float constant = 0.25f * static_cast<float>(below(16));
     const List spaces[] = {{4, 6}, {4, 6}, {4, 6}, {24}, {2, 2, 6}, {6}, {4}, {4, 1}, {1}, {}};
     const List matrices[] = {{4, 6}, {2, 2, 6}, {24}};
-    const int kind = below(22);
+    const int kind = below(25);
     if (kind < 11) {
       const List& space = spaces[below(below(3) == 0 ? 10 : 3)];
       std::vector<Operand> operands;
@@ -224,7 +260,9 @@ class FusableGenerator {
     } else if (kind < 20) {
       const List& space = matrices[below(3)];
       program_.add(ops.product, {input(space), input({4, 6}), define(space)}, Preference::kAuto, constant);
-    } else if (kind < 21) {
+    } else if (kind < 23) {
+      below(2) == 0 ? add_join() : add_half(constant);
+    } else if (kind < 24) {
       program_.add(ops.matmul, {input({4, 6}), input({4, 6}), output({4, 6})}, Preference::kAuto, constant);
     } else {
       program_.add(ops.brings, {input({4, 6}), define({4, 6})}, Preference::kAuto, constant);

@@ -256,6 +256,38 @@ bool lower_copy(const LowerRequest&, Lowering& lowering) {
   return true;
 }
 
+// The dimension along which the parts differ from the whole.
+int joined_dimension(const Window& part, const Window& whole) {
+  int d = 0;
+  while (part.dims[d] == whole.dims[d]) ++d;
+  return d;
+}
+
+void run_join(const Invocation& call) {
+  const int count = call.node->operand_count - 1;
+  const Window& out = window_of(call, count);
+  const int cut = joined_dimension(window_of(call, 0), out);
+  const int64_t length = out.dims[cut] / count;
+  int64_t inner = 1;
+  for (int d = cut + 1; d < out.rank; ++d) inner *= out.dims[d];
+  std::vector<float> results;
+  for (int64_t i = 0; i < out.numel; ++i) {
+    const int64_t along = i / inner % out.dims[cut];
+    const int64_t outer = i / inner / out.dims[cut];
+    const int part = static_cast<int>(along / length);
+    results.push_back(
+        *element(call.data[part], window_of(call, part), (outer * length + along % length) * inner + i % inner));
+  }
+  for (int64_t i = 0; i < out.numel; ++i) *element(call.data[count], out, i) = results[static_cast<size_t>(i)];
+}
+
+bool lower_join(const LowerRequest& request, Lowering& lowering) {
+  const int count = request.node->operand_count - 1;
+  lowering.cut_into(count, joined_dimension(request.window(0), request.window(count)));
+  for (int k = 0; k < count; ++k) lowering.output(count, lowering.piece_operand(k, parse_dtype("f32")), k);
+  return true;
+}
+
 void run_product(const Invocation& call) {
   const Window& x = window_of(call, 1);
   const Window& out = window_of(call, 2);
@@ -306,6 +338,7 @@ TestOps register_ops() {
       .normalize = add("test::normalize", OpClass::kNormalization, run_normalize,
                        [](OpTraits& traits) { traits.lower = lower_normalize; }),
       .copy = add("test::copy", OpClass::kCopy, run_copy, [](OpTraits& traits) { traits.lower = lower_copy; }),
+      .join = add("test::join", OpClass::kIndexing, run_join, [](OpTraits& traits) { traits.lower = lower_join; }),
       .product = add("test::product", OpClass::kMatmul, run_product,
                      [](OpTraits& traits) {
                        traits.lower = lower_product;

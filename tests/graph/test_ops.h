@@ -27,6 +27,7 @@ struct TestOps {
       digest;  // a number in [0, 1) that depends on the bits of a row; dimensions that the output lacks, or has with size 1, go
   OpId normalize;  // the map of an operand and of its digest over the last dimension
   OpId copy;       // what it reads
+  OpId join;       // of parts of equal sizes, along the dimension in which the output has another size
   // (bias, x) -> out: the body writes 0.5 * x, and the tail, which is the map of what is there and of the bias, has a lowering.
   // Products of one x run together.
   OpId product;

@@ -196,3 +196,110 @@ def test_gradients_through_batch_norm_in_inference() -> None:
         return step
 
     compare(build)
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+def rotate_pairs(x: Tensor) -> Tensor:
+    return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rotate", [rotate_half, rotate_pairs])
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotary_embedding_is_one_kernel(normed: bool, rotate: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    def build(device: str) -> Callable[[], list[Tensor]]:
+        q = random(1, 5, 4 * 32, device=device, dtype=dtype)
+        angles = random(1, 5, 32, device=device)
+        cosine, sine = (f(angles).to(dtype).unsqueeze(1) for f in (torch.cos, torch.sin))
+
+        def run() -> list[Tensor]:
+            heads = q.view(1, 5, 4, 32)
+            if normed:
+                heads = heads * torch.rsqrt(heads.float().square().mean(-1, keepdim=True) + 1e-6).to(dtype)
+            heads = heads.transpose(1, 2)
+            return [heads * cosine + rotate(heads) * sine]
+
+        return run
+
+    seen = compare(build)
+    assert seen.fused_nodes >= 5
+    # The norm, where there is one, is one more.
+    assert replayed_kernels(build) == 1 + normed
+
+
+def replayed_kernels(build: Callable[[str], Callable[[], list[Tensor]]]) -> int:
+    run = build(DEVICE)
+    for _ in range(4):
+        with counting() as seen:
+            for tensor in run():
+                tensor.cpu()
+    return seen.kernels
+
+
+PIECES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cat": lambda x, y: torch.cat([x.exp(), y * 2], dim=1) + 1,
+    "cat, four": lambda x, y: torch.cat([x, y, x + y, x - y], dim=-1).relu() * 2,
+    "cat, first dimension": lambda x, y: torch.cat([x * 2, y + 1]).sigmoid(),
+    "cat of dtypes": lambda x, y: torch.cat([x * 2, (y + 1).to(torch.float64)]).neg(),
+    "cat of itself": lambda x, y: torch.cat([x, x], dim=1).mul(2) + torch.cat([y, y], dim=1),
+    "cat of unequal parts": lambda x, y: torch.cat([x[:, :2] * 2, y], dim=1).exp(),
+    "stack": lambda x, y: torch.stack([x.exp(), y.neg()], dim=1).mul(3),
+    "stack, last": lambda x, y: torch.stack([x + 1, y, x * y], dim=-1).abs(),
+    "in place": lambda x, y: torch.cat([x * 1, y * 1], dim=1).add_(1).mul_(torch.cat([y, x], dim=1)),
+    "halves swapped": lambda x, y: torch.cat([x.chunk(2, 1)[1] + 1, x.chunk(2, 1)[0] - 1], dim=1) * y,
+    "halves of a result": lambda x, y: (lambda z: torch.cat([z[:, 3:] * 2, z[:, :3]], dim=1) + z)(x + y),
+    "norm after it": lambda x, y: F.layer_norm(torch.cat([x * 2, y], dim=1), (12,)),
+    "rows of it": lambda x, y: torch.cat([x * 2, y], dim=1).softmax(-1).sum(0),
+}
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_what_consists_of_equal_parts(name: str) -> None:
+    def build(device: str) -> Callable[[], list[Tensor]]:
+        x, y = random(4, 6, device=device), random(4, 6, device=device).flip(0)
+        return lambda: [PIECES[name](x, y)]
+
+    compare(build)
+
+
+@pytest.mark.parametrize("name", [name for name in PIECES if name != "in place"])
+def test_gradients_of_what_consists_of_equal_parts(name: str) -> None:
+    def build(device: str) -> Callable[[], list[Tensor]]:
+        leaves = [random(4, 6, device=device).requires_grad_(), random(4, 6, device=device).flip(0).requires_grad_()]
+
+        def step() -> list[Tensor]:
+            return list(torch.autograd.grad(PIECES[name](*leaves).square().sum(), leaves))
+
+        return step
+
+    compare(build)
+
+
+def test_the_part_that_a_gradient_is_counts() -> None:
+    """The index of select_backward is a number of the call, and yet decides what the kernel computes."""
+    for _ in range(3):
+        for index in (0, 1, 2, -1, 1):
+            results = []
+            for device in ("cpu", DEVICE):
+                x = random(3, 4, 8, device=device).requires_grad_()
+                loss = (x * 2)[index].exp().sum() + (x * 3)[:, index + 1 : index + 2].sum()
+                results.append(torch.autograd.grad(loss, [x])[0].cpu())
+            torch.testing.assert_close(results[1], results[0])
+
+
+def test_training_of_multi_head_attention() -> None:
+    def build(device: str) -> Callable[[], list[Tensor]]:
+        layer = module(lambda: nn.MultiheadAttention(32, 4, batch_first=True), device)
+        x = random(2, 9, 32, device=device).requires_grad_()
+
+        def step() -> list[Tensor]:
+            loss = layer(x, x, x, need_weights=False)[0].square().mean()
+            return [loss.detach(), *torch.autograd.grad(loss, [x, *layer.parameters()])]
+
+        return step
+
+    compare(build)
