@@ -83,6 +83,7 @@ class Lowering {
     space = 0;
     cut = 0;
     pieces = 1;
+    refusal = nullptr;
   }
 
   // The node's operand as it lies in memory, in the dtype of its window.
@@ -172,6 +173,7 @@ class Lowering {
   uint64_t reduced = 0;
   int cut = 0;  // the dimension of the output along which there are pieces
   int pieces = 1;
+  const char* refusal = nullptr;  // where `lower` has returned false: why, a literal; or null
 
  private:
   Ref indexed(Value::Kind kind, Ref value, Ref index) {

@@ -1,4 +1,5 @@
 #include "ops/cut_run.h"
+#include "ops/fusion_counts.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/record_function.h>
@@ -176,9 +177,7 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
   graph::note_buffers(cut.graph, made.plan, made.plan.notes);
   known->measure();
   count(counters().plans_made);
-  for (size_t n = 0; n < made.plan.fusion.size(); ++n) {
-    if (made.plan.live[n] != 0) count(fusion_notes()[static_cast<size_t>(made.plan.fusion[n])]);
-  }
+  count_fusion(cut.graph, made.plan);
   return made.plan;
 }
 

@@ -68,11 +68,6 @@ size_t CachedPlan::bytes() const {
          bytes_of(plan.notes.placed) + bytes_of(plan.notes.written) + group_bytes(plan) + batch_bytes(plan);
 }
 
-std::array<std::atomic<int64_t>, kFusionNotes>& fusion_notes() {
-  static std::array<std::atomic<int64_t>, kFusionNotes> notes{};
-  return notes;
-}
-
 PlanSet::~PlanSet() { total_bytes_ -= bytes_; }
 
 CachedPlan* PlanSet::find(const Cut& cut, CachedPlan*& similar) {

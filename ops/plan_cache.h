@@ -99,8 +99,4 @@ class PlanSet {
   uint64_t all_version_ = 0;
 };
 
-// What fusion has made of the nodes of all plans that were made, by FusionNote.
-inline constexpr size_t kFusionNotes = static_cast<size_t>(graph::FusionNote::kClosed) + 1;
-std::array<std::atomic<int64_t>, kFusionNotes>& fusion_notes();
-
 }  // namespace hetero::ops

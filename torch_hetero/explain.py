@@ -21,6 +21,7 @@ _TITLES = {
     "plans": "plans",
     "mispredictions": "latest calls that were not as predicted",
     "fusion": "what fusion made of the operators of the plans that were made",
+    "unfused": "which of them joined no others, and why",
     "flushes": "flushes by reason",
     "dead_nodes": "dead nodes, never run as nobody read them",
     "kernels": "kernels run",
@@ -51,6 +52,7 @@ class Report:
             remembered traces.
         mispredictions: the latest calls that differed from what earlier runs let expect, with the difference.
         fusion: operators of all plans that were made: joined with others, alone in a kernel, or why they did not join.
+        unfused: of these, the ones that did not join, by ``operator: reason``.
         flushes: how often recorded work was run, by the reason for it.
         dead_nodes: recorded operators that were never run because nobody read their results.
         kernels: kernels run, by device.
@@ -69,6 +71,7 @@ class Report:
     plans: dict[str, float] = field(default_factory=dict)
     mispredictions: dict[str, int] = field(default_factory=dict)
     fusion: dict[str, int] = field(default_factory=dict)
+    unfused: dict[str, int] = field(default_factory=dict)
     flushes: dict[str, int] = field(default_factory=dict)
     dead_nodes: int = 0
     kernels: dict[str, int] = field(default_factory=dict)
@@ -89,7 +92,7 @@ class Report:
         if not isinstance(earlier, Report):
             return NotImplemented
         figures = _difference(self.as_dict(), earlier.as_dict())
-        for table in ("flushes", "fallbacks", "mispredictions", "own_kernels"):
+        for table in ("flushes", "fallbacks", "mispredictions", "own_kernels", "unfused"):
             figures[table] = {name: count for name, count in figures[table].items() if count}
         return Report(**{**figures, "plan": self.plan})
 

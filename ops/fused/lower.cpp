@@ -80,7 +80,7 @@ Builder::Builder(const graph::LowerRequest& request, graph::Lowering& lowering)
   for (int i = 0; i < request.node->operand_count; ++i) {
     const auto bits = request.operands[i].bits;
     if ((bits & (graph::kConjugate | graph::kNegative)) != 0) fail();
-    if (!is_fusible(static_cast<at::ScalarType>(window(i).dtype))) fail();
+    if (!is_fusible(static_cast<at::ScalarType>(window(i).dtype))) fail("a dtype that is not fused");
   }
 }
 
@@ -165,7 +165,7 @@ std::optional<Source> Builder::optional_tensor() {
 int Builder::tensors(Source* list, int limit) {
   if (decoder_.next() != Tag::kList) fail();
   const auto count = failed_ ? 0 : static_cast<int>(decoder_.get<uint32_t>());
-  if (count > limit) fail();
+  if (count > limit) fail("too many parts");
   for (int i = 0; i < count && !failed_; ++i) list[i] = tensor();
   return count;
 }
@@ -493,7 +493,7 @@ void Builder::cut_into(int count, int64_t dimension) {
   if (dimension < 0) dimension += output.rank;
   if (count < 2 || dimension < 0 || dimension >= output.rank ||
       size(output, static_cast<int>(dimension)) % count != 0) {
-    return fail();
+    return fail("parts of unequal sizes");
   }
   lowering_.cut_into(count, static_cast<int>(dimension));
 }

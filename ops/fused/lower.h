@@ -158,7 +158,11 @@ class Builder {
   // The value becomes the output-th result, or the in-place operator's first argument. `common`: what it is rounded to first.
   void store(Ref value, at::ScalarType common, int output = 0);
 
-  void fail() { failed_ = true; }
+  // `why`: a literal.
+  void fail(const char* why = nullptr) {
+    if (!failed_) lowering_.refusal = why;
+    failed_ = true;
+  }
   bool failed() const { return failed_; }
 
  private:

@@ -58,14 +58,17 @@ void cat(Builder& b) {
     if (part.is_number() || part.rank != b.result().rank - kStack) return b.fail();
     // Equal sizes in all other dimensions are eager's rule.
     const int64_t along = dimension < 0 ? dimension + part.rank : dimension;
-    if (!kStack && b.size(part, static_cast<int>(along)) != b.size(parts[0], static_cast<int>(along))) return b.fail();
+    if (!kStack && b.size(part, static_cast<int>(along)) != b.size(parts[0], static_cast<int>(along))) {
+      return b.fail("parts of unequal sizes");
+    }
     b.store_piece(b.piece(part, dtype), i);
   }
 }
 
 // The gradient is one part of the result, and the rest is 0.
 void store_part(Builder& b, const Source& gradient, int64_t part, int64_t count, int64_t dimension) {
-  if (count > kMaxParts || part < 0 || part >= count) return b.fail();
+  if (count > kMaxParts) return b.fail("too many parts");
+  if (part < 0 || part >= count) return b.fail();
   b.cut_into(static_cast<int>(count), dimension);
   const at::ScalarType dtype = b.output_dtype();
   const Ref zero = b.raw(Builder::wrap(0), dtype);
@@ -95,7 +98,7 @@ void slice_backward(Builder& b) {
   const int64_t size = b.size(b.result(), static_cast<int>(dimension));
   const int64_t length = b.size(gradient, static_cast<int>(dimension));
   if (start < 0) start += size;
-  if (length == 0 || size % length != 0 || start % length != 0) return b.fail();
+  if (length == 0 || size % length != 0 || start % length != 0) return b.fail("parts of unequal sizes");
   store_part(b, gradient, start / length, size / length, dimension);
 }
 
@@ -184,7 +187,9 @@ void addmm(Builder& b) {
   b.tensor();
   const at::Scalar beta = b.scalar(), alpha = b.scalar();
   const at::ScalarType dtype = b.output_dtype();
-  if ((dtype != at::kFloat && dtype != at::kDouble) || !beta.equal(1) || !alpha.equal(1)) return b.fail();
+  if ((dtype != at::kFloat && dtype != at::kDouble) || !beta.equal(1) || !alpha.equal(1)) {
+    return b.fail("a product that is scaled, or rounded after its bias only");
+  }
   b.store(b.pair(Function::kAdd, dtype, dtype, b.result(), bias), dtype);
 }
 

@@ -279,10 +279,9 @@ void batch_norm(Builder& b) {
   const bool training = b.boolean();
   b.skip();
   const at::Scalar epsilon = b.scalar();
-  if (training || !mean.has_value() || !variance.has_value() || x.rank < 2 || !c10::isFloatingType(x.dtype) ||
-      !b.is_contiguous(x)) {
-    b.fail();
-  }
+  if (training || !mean.has_value() || !variance.has_value()) b.fail("statistics of the batch");
+  if (!b.is_contiguous(x)) b.fail("another layout than row-major");
+  if (x.rank < 2 || !c10::isFloatingType(x.dtype)) b.fail();
   if (b.failed()) return;
   if (x.rank > 2) b.reduce_over((uint64_t{1} << x.rank) - 4, x);
   const at::ScalarType compute = compute_dtype(x.dtype);

@@ -97,6 +97,11 @@ class Seen:
         return self._table("fusion")
 
     @property
+    def unfused(self) -> dict[str, int]:
+        """Operators of plans that were made that did not join others, by `operator: reason`."""
+        return self._table("unfused")
+
+    @property
     def batched_nodes(self) -> int:
         """Operators that ran in kernels of several calls."""
         return self._get("batched_nodes")

@@ -46,6 +46,22 @@ def test_bias_and_activation_follow_a_product_as_one_kernel(rows: int, dtype: to
     assert compare(build).fused_nodes >= 2 * 3
 
 
+def test_explain_says_why_a_pattern_was_not_taken() -> None:
+    x, y = torch.randn(4, 6).to(DEVICE), torch.randn(4, 6).to(DEVICE)
+    linear = nn.Linear(6, 8).to(DEVICE, torch.bfloat16)
+    with counting() as seen:
+        for _ in range(3):
+            parts = torch.cat([x[:, :2] * 2, y.exp()], dim=1)
+            many = torch.stack([x + 1] * 5)
+            products = F.relu(linear(x.to(torch.bfloat16)))
+            (parts.sum() + many.sum() + products.sum()).item()
+    assert seen.unfused["aten::cat: parts of unequal sizes"] == 1
+    assert seen.unfused["aten::stack: too many parts"] == 1
+    assert seen.unfused["aten::addmm: a product that is scaled, or rounded after its bias only"] == 1
+    report = str(torch.hetero.explain())
+    assert "aten::cat: parts of unequal sizes" in report
+
+
 def test_a_product_alone_keeps_its_bias() -> None:
     def build(device: str) -> Callable[[], list[Tensor]]:
         linear = module(lambda: nn.Linear(64, 64), device)

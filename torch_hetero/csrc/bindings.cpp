@@ -14,6 +14,7 @@
 #include "ops/counters.h"
 #include "ops/device.h"
 #include "ops/fused/functions.h"
+#include "ops/fusion_counts.h"
 #include "ops/generator.h"
 #include "ops/memory_stats.h"
 #include "ops/overlap.h"
@@ -105,12 +106,14 @@ py::dict counters_dict() {
   result["plans"] = plans;
   result["mispredictions"] = mispredictions;
   py::dict fusion;
-  for (size_t i = 0; i < ops::kFusionNotes; ++i) {
-    if (const int64_t n = ops::fusion_notes()[i].load()) {
-      fusion[hetero::graph::to_string(static_cast<hetero::graph::FusionNote>(i))] = n;
-    }
+  const auto notes = ops::fusion_notes();
+  for (size_t i = 0; i < notes.size(); ++i) {
+    if (notes[i] != 0) fusion[hetero::graph::to_string(static_cast<hetero::graph::FusionNote>(i))] = notes[i];
   }
   result["fusion"] = fusion;
+  py::dict unfused;
+  for (const auto& [what, n] : ops::unfused_operators()) unfused[what.c_str()] = n;
+  result["unfused"] = unfused;
   py::dict own_kernels;
   for (size_t i = 0; i < c.own_kernels.size(); ++i) {
     if (const int64_t n = c.own_kernels[i].load()) own_kernels[ops::to_string(static_cast<ops::OwnKernel>(i))] = n;
@@ -218,7 +221,10 @@ PYBIND11_MODULE(_C, m) {
   m.def("flush", [] { ops::flush_all(ops::SyncReason::kFlush); }, released());
   m.def("synchronize", [] { ops::flush_all(ops::SyncReason::kSynchronize); }, released());
   m.def("counters", &counters_dict);
-  m.def("reset_counters", [] { ops::counters().reset(); });
+  m.def("reset_counters", [] {
+    ops::counters().reset();
+    ops::reset_fusion_counts();
+  });
   m.def("config_list", &config_list);
   m.def("config_get", &ops::get_option);
   m.def("config_set", &ops::set_option, released());
