@@ -19,50 +19,11 @@
 #include <span>
 #include <vector>
 
+#include "graph/footprint.h"
 #include "graph/fusion.h"
 #include "graph/lowering.h"
 
 namespace hetero::graph {
-
-// A list of sizes, none of them 1.
-struct Dims {
-  int rank = 0;
-  int64_t sizes[backend::kMaxFusedRank];
-
-  int64_t numel() const;
-  bool operator==(const Dims& other) const;
-};
-
-// What one node touches, over its own space.
-struct Footprint {
-  static constexpr int kMaxEntries = 24;
-  struct Entry {
-    uint16_t operand;  // of the node
-    bool reads;
-    bool writes;
-    bool by_row;         // read along the dimensions that are not reduced
-    int64_t table_rows;  // of a table, whose strides are those along a row; else 0
-    int64_t table_stride;
-    bool of_piece;                            // read along the dimensions of one piece
-    int64_t shift;                            // of a piece: from the window's offset, in elements
-    int64_t strides[backend::kMaxFusedRank];  // in elements; 0 along the row for row values
-  };
-
-  Dims dims;
-  int64_t numel = 1;
-  int64_t row = 0;  // points in a row of a reduction; 0 for a pointwise node
-  int row_rank = 0;
-  int cut = 0;  // of a node of pieces: which of `dims`
-  int entry_count = 0;
-  Entry entries[kMaxEntries];
-  std::vector<backend::Extent> extents;  // per value of the lowering; of a reduction only
-};
-
-// Fills `footprint`; kJoined where the node can be a member of some group.
-FusionNote measure(const Graph& graph, const Node& node, const Lowering& lowering, Footprint& footprint);
-
-// Asks the operator for the node's program. False where it has none.
-bool lower_node(const Graph& graph, const Node& node, Lowering& lowering);
 
 class GroupBuilder {
  public:
@@ -94,7 +55,6 @@ class GroupBuilder {
   static constexpr size_t kMaxOperands = 64;  // that are known to be loaded or stored
   static constexpr size_t kMaxAccesses = 256;
   static constexpr size_t kMaxSteps = 768;
-  static constexpr int kMaxPieces = 4;  // of a wide member
 
  private:
   struct AccessState {

@@ -3,7 +3,7 @@
 #include <mutex>
 #include <utility>
 
-#include "graph/group_builder.h"
+#include "graph/footprint.h"
 #include "graph/op.h"
 
 namespace hetero::ops {

@@ -5,7 +5,7 @@
 
 #include <c10/core/DefaultDtype.h>
 
-#include "graph/group_builder.h"
+#include "graph/footprint.h"
 #include "ops/fused/lower.h"
 
 namespace hetero::ops {
@@ -42,7 +42,7 @@ void gelu(Builder& b) {
 
 // ---- parts of equal size ----------------------------------------------------------------------------------------------
 
-constexpr int kMaxParts = graph::GroupBuilder::kMaxPieces;
+constexpr int kMaxParts = graph::kMaxPieces;
 
 // cat, and stack, where a part has size 1 and lacks the dimension.
 template <bool kStack>
