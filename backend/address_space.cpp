@@ -103,28 +103,14 @@ AddressSpace& space() {
   return leaked;
 }
 
-// The released addresses that a thread keeps for itself, so that reserve and release of the sizes
-// that programs create and destroy most need no lock.
-struct ThreadCache {
-  static constexpr int kClasses = kLinearClasses + kClassesPerDoubling * (20 - 9);  // up to 1 MiB
-  static constexpr int kCapacity = 16;
-  struct Stack {
-    int count = 0;
-    uintptr_t addresses[kCapacity];
-  };
-  Stack stacks[kClasses];
-};
-
-// Null before the thread's first use and after its end. Trivial, so that it stays readable while
-// the thread ends.
-constinit thread_local ThreadCache* thread_cache = nullptr;
+// Trivial, so that it stays readable while the thread ends.
 constinit thread_local bool thread_is_ending = false;
 
 struct ThreadCacheOwner {
   ThreadCache cache;
-  ThreadCacheOwner() { thread_cache = &cache; }
+  ThreadCacheOwner() { thread_block().addresses = &cache; }
   ~ThreadCacheOwner() {
-    thread_cache = nullptr;
+    thread_block().addresses = nullptr;
     thread_is_ending = true;
     for (int index = 0; index < ThreadCache::kClasses; ++index) {
       ThreadCache::Stack& stack = cache.stacks[index];
@@ -136,40 +122,12 @@ struct ThreadCacheOwner {
 // The stack of this thread for a class, or null where the class or the thread has none.
 ThreadCache::Stack* open_stack(int index) {
   if (index >= ThreadCache::kClasses || thread_is_ending) return nullptr;
-  if (thread_cache == nullptr) {
+  if (thread_block().addresses == nullptr) {
     // On the heap: a thread_local of this size would take up the scarce static TLS of a shared
     // library.
     static thread_local const std::unique_ptr<ThreadCacheOwner> owner = std::make_unique<ThreadCacheOwner>();
   }
-  return &thread_cache->stacks[index];
-}
-
-[[gnu::noinline]] void* reserve_slow(int index) {
-  ThreadCache::Stack* stack = open_stack(index);
-  uintptr_t address = 0;
-  if (stack == nullptr) {
-    space().take(index, &address, 1);
-  } else {
-    stack->count = space().take(index, stack->addresses, ThreadCache::kCapacity / 2);
-    if (stack->count != 0) address = stack->addresses[--stack->count];
-  }
-  return reinterpret_cast<void*>(address);
-}
-
-[[gnu::noinline]] void release_slow(int index, uintptr_t address) {
-  ThreadCache::Stack* stack = open_stack(index);
-  if (stack == nullptr) {
-    space().give(index, &address, 1);
-    return;
-  }
-  if (stack->count == ThreadCache::kCapacity) {
-    // The latest half stays.
-    constexpr int kHalf = ThreadCache::kCapacity / 2;
-    space().give(index, stack->addresses, kHalf);
-    std::copy(stack->addresses + kHalf, stack->addresses + ThreadCache::kCapacity, stack->addresses);
-    stack->count = kHalf;
-  }
-  stack->addresses[stack->count++] = address;
+  return &thread_block().addresses->stacks[index];
 }
 
 struct GuardedRange {
@@ -263,26 +221,37 @@ void handle_fault(int signal, siginfo_t* info, void* context) {
 
 }  // namespace
 
-void* reserve(size_t bytes) {
+void* reserve_slow(size_t bytes) {
   if (bytes > kLargestClassBytes) return nullptr;
   const int index = size_class(bytes);
-  ThreadCache* cache = thread_cache;
-  if (cache == nullptr || index >= ThreadCache::kClasses) return reserve_slow(index);
-  ThreadCache::Stack& stack = cache->stacks[index];
-  if (stack.count == 0) return reserve_slow(index);
-  return reinterpret_cast<void*>(stack.addresses[--stack.count]);
+  ThreadCache::Stack* stack = open_stack(index);
+  uintptr_t address = 0;
+  if (stack == nullptr) {
+    space().take(index, &address, 1);
+  } else {
+    stack->count = space().take(index, stack->addresses, ThreadCache::kCapacity / 2);
+    if (stack->count != 0) address = stack->addresses[--stack->count];
+  }
+  return reinterpret_cast<void*>(address);
 }
 
-void release(void* address, size_t bytes) {
-  assert(contains(address) && bytes <= kLargestClassBytes);
+void release_slow(void* address, size_t bytes) {
+  assert(bytes <= kLargestClassBytes);
   const int index = size_class(bytes);
-  ThreadCache* cache = thread_cache;
-  if (cache == nullptr || index >= ThreadCache::kClasses || cache->stacks[index].count == ThreadCache::kCapacity) {
-    release_slow(index, reinterpret_cast<uintptr_t>(address));
+  const auto released = reinterpret_cast<uintptr_t>(address);
+  ThreadCache::Stack* stack = open_stack(index);
+  if (stack == nullptr) {
+    space().give(index, &released, 1);
     return;
   }
-  ThreadCache::Stack& stack = cache->stacks[index];
-  stack.addresses[stack.count++] = reinterpret_cast<uintptr_t>(address);
+  if (stack->count == ThreadCache::kCapacity) {
+    // The latest half stays.
+    constexpr int kHalf = ThreadCache::kCapacity / 2;
+    space().give(index, stack->addresses, kHalf);
+    std::copy(stack->addresses + kHalf, stack->addresses + ThreadCache::kCapacity, stack->addresses);
+    stack->count = kHalf;
+  }
+  stack->addresses[stack->count++] = released;
 }
 
 void install_fault_handler(Describe describe) {

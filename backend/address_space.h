@@ -20,17 +20,14 @@
 #pragma once
 
 #include <atomic>
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 
+#include "backend/size_classes.h"
+#include "backend/thread_block.h"
+
 namespace hetero::backend::address_space {
-
-// A unique address of `bytes` bytes, aligned to 64, never null except when the whole range
-// (terabytes) is taken or could not be reserved. Zero bytes give a unique address too.
-void* reserve(size_t bytes);
-
-// Gives an address back. REQUIRES: `address` came from reserve(bytes) with the same `bytes`.
-void release(void* address, size_t bytes);
 
 // Part of the implementation of `contains`; written once, by the first reserve.
 inline std::atomic<uintptr_t> range_begin{0};
@@ -41,6 +38,50 @@ inline bool contains(const void* address) {
   const size_t bytes = range_bytes.load(std::memory_order_acquire);
   const uintptr_t begin = range_begin.load(std::memory_order_relaxed);
   return reinterpret_cast<uintptr_t>(address) - begin < bytes;
+}
+
+// The released addresses that a thread keeps for itself, so that reserve and release of the sizes
+// that programs create and destroy most need no lock.
+struct ThreadCache {
+  static constexpr size_t kMostBytes = size_t{1} << 20;
+  static constexpr int kClasses = size_class(kMostBytes) + 1;
+  static constexpr int kCapacity = 16;
+  struct Stack {
+    int count = 0;
+    uintptr_t addresses[kCapacity];
+  };
+  Stack stacks[kClasses];
+};
+
+void* reserve_slow(size_t bytes);
+void release_slow(void* address, size_t bytes);
+
+// A unique address of `bytes` bytes, aligned to 64, never null except when the whole range
+// (terabytes) is taken or could not be reserved. Zero bytes give a unique address too.
+inline void* reserve(size_t bytes) {
+  ThreadCache* const cache = thread_block().addresses;
+  if (cache == nullptr || bytes > ThreadCache::kMostBytes) [[unlikely]] {
+    return reserve_slow(bytes);
+  }
+  ThreadCache::Stack& stack = cache->stacks[size_class(bytes)];
+  if (stack.count == 0) [[unlikely]] {
+    return reserve_slow(bytes);
+  }
+  return reinterpret_cast<void*>(stack.addresses[--stack.count]);
+}
+
+// Gives an address back. REQUIRES: `address` came from reserve(bytes) with the same `bytes`.
+inline void release(void* address, size_t bytes) {
+  assert(contains(address));
+  ThreadCache* const cache = thread_block().addresses;
+  if (cache == nullptr || bytes > ThreadCache::kMostBytes) [[unlikely]] {
+    return release_slow(address, bytes);
+  }
+  ThreadCache::Stack& stack = cache->stacks[size_class(bytes)];
+  if (stack.count == ThreadCache::kCapacity) [[unlikely]] {
+    return release_slow(address, bytes);
+  }
+  stack.addresses[stack.count++] = reinterpret_cast<uintptr_t>(address);
 }
 
 // Says which storage owns `address`: writes at most `capacity` characters to `buffer` and returns

@@ -71,7 +71,8 @@ class Block {
   explicit operator bool() const { return data_ != nullptr; }
 
   void reset() {
-    if (data_ != nullptr && release_ != nullptr) release_(context_, data_, bytes_);
+    if (data_ == nullptr) return;
+    if (release_ != nullptr) release_(context_, data_, bytes_);
     data_ = nullptr;
     bytes_ = 0;
     release_ = nullptr;

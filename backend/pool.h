@@ -26,6 +26,7 @@
 #include <cstdint>
 
 #include "backend/spin_lock.h"
+#include "backend/thread_block.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -43,14 +44,6 @@ struct FreeObject {
   FreeObject* next;
   FreeObject* next_batch;
   size_t count;
-};
-
-// The free objects of one size and one thread. Trivial, so that it stays usable while the thread
-// ends.
-struct ThreadList {
-  FreeObject* head = nullptr;
-  uint32_t count = 0;
-  uint32_t capacity = 0;  // 0 before the thread's first use and after its end: the slow path decides
 };
 
 // The free objects of one size that belong to no thread.
@@ -81,7 +74,7 @@ struct FreeList {
   static constexpr size_t kObjectBytes = Size <= 32 ? 32 : (Size + 15) / 16 * 16;
 
   static void* allocate() {
-    pool_detail::ThreadList& list = thread_list_;
+    pool_detail::ThreadList& list = thread_block().lists[kIndex];
     pool_detail::FreeObject* object = list.head;
     if (object == nullptr) [[unlikely]] {
       return pool_detail::allocate_slow(list, shared_list_);
@@ -95,7 +88,7 @@ struct FreeList {
   // REQUIRES: `object` came from allocate of the same Size; null is ignored.
   static void deallocate(void* object) {
     if (object == nullptr) return;
-    pool_detail::ThreadList& list = thread_list_;
+    pool_detail::ThreadList& list = thread_block().lists[kIndex];
     if (list.count >= list.capacity) [[unlikely]] {
       pool_detail::deallocate_slow(list, shared_list_, object);
       return;
@@ -108,9 +101,8 @@ struct FreeList {
   }
 
  private:
-  // No tls_model: torch leaves no static TLS for libraries loaded later. No TLS descriptors either: before glibc 2.40 they
-  // may clobber vector registers.
-  static inline constinit thread_local pool_detail::ThreadList thread_list_{};
+  static constexpr size_t kIndex = kObjectBytes / 16 - 1;
+  static_assert(kIndex < ThreadBlock::kSizes);
   static inline constinit pool_detail::SharedList shared_list_{kObjectBytes};
 };
 

@@ -3,30 +3,30 @@
 namespace hetero::ops {
 
 void Match::tensor(const at::Tensor& value, graph::Access access) {
-  const HeteroTensorImpl* const impl = hetero_impl(value.unsafeGetTensorImpl());
+  const HeteroTensorImpl* const impl = hetero_impl(*value.unsafeGetTensorImpl());
+  constexpr c10::DispatchKeySet kOurs(c10::BackendComponent::PrivateUse1Bit);
   constexpr c10::DispatchKeySet kBits({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
-  if (impl == nullptr || impl->key_set().has_any(kBits) || impl->is_wrapped_number() ||
-      !impl->key_set().has_backend(c10::BackendComponent::PrivateUse1Bit)) [[unlikely]] {
+  if (impl == nullptr || (impl->key_set() & (kOurs | kBits)) != kOurs || impl->is_wrapped_number()) [[unlikely]] {
     return Encoder::tensor(value, access);
   }
-  put_structure(static_cast<uint8_t>(Tag::kTensor));
-  operand(storage_of(value), recorder_.window_of(impl), access, 0);
+  put_structure(Tag::kTensor);
+  if (!equal_) return;
+  const graph::Operand& expected = expected_->inputs()[inputs_];
+  storage(storage_of(value), expected.access == access && expected.bits == 0 &&
+                                 impl->looks_like(recorder_.windows_[expected.window]));
 }
 
 void Match::operand(const at::Tensor& value, graph::Access access, uint8_t bits) {
-  operand(storage_of(value), recorder_.window_of(value.unsafeGetTensorImpl()), access, bits);
+  if (!equal_) return;
+  const graph::Operand& expected = expected_->inputs()[inputs_];
+  storage(storage_of(value), expected.access == access && expected.bits == bits &&
+                                 expected.window == recorder_.window_of(value.unsafeGetTensorImpl()));
 }
 
-void Match::operand(HeteroStorage* storage, graph::WindowId window, graph::Access access, uint8_t bits) {
+// The storage of the next input, of which the rest was compared.
+inline void Match::storage(HeteroStorage* storage, bool equal) {
   const std::span<const graph::Operand> inputs = expected_->inputs();
-  if (inputs_ >= inputs.size()) [[unlikely]] {
-    equal_ = false;
-    return;
-  }
-  const graph::BufferId buffer = recorder_.buffer_of(storage, inputs_, inputs.data());
-  const graph::Operand& expected = inputs[inputs_];
-  equal_ = equal_ && expected.buffer == buffer && expected.window == window && expected.access == access &&
-           expected.bits == bits;
+  equal_ = equal && inputs[inputs_].buffer == recorder_.buffer_of(storage, inputs_, inputs.data());
   recorder_.input_storages_[inputs_++] = storage;
 }
 

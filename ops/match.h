@@ -17,7 +17,7 @@ namespace hetero::ops {
 
 class Match : public Encoder<Match> {
  public:
-  Match(Recorder& recorder, graph::OpId op)
+  [[gnu::always_inline]] Match(Recorder& recorder, graph::OpId op)
       : recorder_(recorder), expected_(recorder.at_->first_child()), values_before_(recorder.values_.size()) {
     equal_ =
         expected_ != nullptr && expected_->op() == op &&
@@ -27,9 +27,6 @@ class Match : public Encoder<Match> {
     if (!equal_) return;
     structure_ = expected_->structure();
     sizes_ = expected_->sizes();
-    structure_end_ = sizes_;
-    sizes_end_ = sizes_ + expected_->size_bytes();
-    recorder.reserve_inputs(expected_->inputs().size());
   }
   // Numbers of a call that was not appended are forgotten.
   ~Match() {
@@ -40,20 +37,21 @@ class Match : public Encoder<Match> {
   // No argument has differed so far.
   bool possible() const { return equal_; }
   bool complete() const {
-    return equal_ && structure_ == structure_end_ && sizes_ == sizes_end_ && inputs_ == expected_->inputs().size();
+    // Sizes and inputs are as many as the structure says.
+    return equal_ && structure_ == expected_->sizes();
   }
   const MetaEntry& entry() const { return expected_->entry(); }
 
   template <typename T>
   void put_structure(const T& value) {
-    compare(structure_, structure_end_, value);
+    compare(structure_, &value, sizeof(T));
   }
-  void put_structure(const void* bytes, size_t count) { compare(structure_, structure_end_, bytes, count); }
+  void put_structure(const void* bytes, size_t count) { compare(structure_, bytes, count); }
   template <typename T>
   void put_sizes(const T& value) {
-    compare(sizes_, sizes_end_, value);
+    compare(sizes_, &value, sizeof(T));
   }
-  void put_sizes(const void* bytes, size_t count) { compare(sizes_, sizes_end_, bytes, count); }
+  void put_sizes(const void* bytes, size_t count) { compare(sizes_, bytes, count); }
   template <typename T>
   void put_values(const T& value) {
     recorder_.values_.put(value);
@@ -67,22 +65,12 @@ class Match : public Encoder<Match> {
  private:
   friend class Recorder;
 
-  void operand(HeteroStorage* storage, graph::WindowId window, graph::Access access, uint8_t bits);
-  template <typename T>
-  void compare(const std::byte*& at, const std::byte* end, const T& value) {
-    if (end - at < static_cast<std::ptrdiff_t>(sizeof(T))) {
-      equal_ = false;
-      return;
-    }
-    equal_ = std::memcmp(at, &value, sizeof(T)) == 0 && equal_;
-    at += sizeof(T);
-  }
-  void compare(const std::byte*& at, const std::byte* end, const void* bytes, size_t count) {
-    if (static_cast<size_t>(end - at) < count) {
-      equal_ = false;
-      return;
-    }
-    equal_ = equal_ && std::memcmp(at, bytes, count) == 0;
+  void storage(HeteroStorage* storage, bool equal);
+  // Does not look for the end: two calls of one operator are equally long as far as they are equal, for tags and counts come before what they
+  // announce.
+  [[gnu::always_inline]] void compare(const std::byte*& at, const void* bytes, size_t count) {
+    if (!equal_) return;
+    equal_ = std::memcmp(at, bytes, count) == 0;
     at += count;
   }
 
@@ -90,9 +78,7 @@ class Match : public Encoder<Match> {
   TrieNode* const expected_;
   const size_t values_before_;
   const std::byte* structure_ = nullptr;
-  const std::byte* structure_end_ = nullptr;
   const std::byte* sizes_ = nullptr;
-  const std::byte* sizes_end_ = nullptr;
   size_t inputs_ = 0;  // so many were compared; their storages are the recorder's scratch
   bool equal_ = false;
   bool appended_ = false;

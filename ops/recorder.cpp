@@ -46,9 +46,10 @@ graph::WindowId Recorder::intern(const c10::TensorImpl* impl) {
 
 CallView Recorder::view(graph::OpId op, const Call& call) {
   const size_t count = call.operands.size();
-  if (inputs_.size() < count) [[unlikely]]
+  if (inputs_.size() < count) [[unlikely]] {
     inputs_.resize(2 * count);
-  reserve_inputs(count);
+    input_storages_.resize(2 * count);
+  }
   for (size_t i = 0; i < count; ++i) {
     const CallOperand& operand = call.operands[i];
     inputs_[i] = {buffer_of(operand.storage, i, inputs_.data()), operand.window, operand.access, operand.bits};
@@ -129,26 +130,39 @@ bool Recorder::append(Match& match, std::span<const at::Tensor> outputs) {
   return advance(match.expected_, outputs);
 }
 
+// A storage with bytes that the trace has not met.
+[[gnu::noinline]] void Recorder::hold(HeteroStorage* storage) {
+  storage->epoch = epoch_;
+  storage->buffer = static_cast<graph::BufferId>(holds_.size());
+  holds_.emplace_back(storage, true);
+}
+
 // A step of the trace, with the inputs in input_storages_ and the numbers in values_.
 bool Recorder::advance(TrieNode* node, std::span<const at::Tensor> outputs) {
   at_ = node;
-  if (path_.empty()) begun_ = std::chrono::steady_clock::now();
+  if (path_.empty()) [[unlikely]]
+    begun_ = std::chrono::steady_clock::now();
   path_.push_back(node);
   version_ = std::max(version_, node->version());
-  const uint32_t sequence = sequence_++;
+  ++sequence_;
   bool writes_exported = false;
   HeteroStorage* const* storage = input_storages_.data();
   for (const graph::Operand& operand : node->inputs()) {
-    const graph::BufferId buffer = touch(*storage, false);
+    if ((*storage)->epoch != epoch_) [[unlikely]]
+      hold(*storage);
+    StorageHold& held = holds_[operand.buffer];
+    held.make_strong();
     if (operand.access != graph::Access::kRead) {
-      holds_[buffer].written = true;
+      held.written = true;
       writes_exported |= (*storage)->exported;
     }
     ++storage;
   }
   for (const at::Tensor& output : outputs) {
     HeteroStorage* const born = storage_of(output);
-    holds_[touch(born, true)].written = true;
+    born->epoch = epoch_;
+    born->buffer = static_cast<graph::BufferId>(holds_.size());
+    holds_.emplace_back(born, false).written = true;
     pending_bytes_ += static_cast<int64_t>(born->nbytes());
   }
   if (writes_exported) [[unlikely]] {
@@ -159,7 +173,7 @@ bool Recorder::advance(TrieNode* node, std::span<const at::Tensor> outputs) {
     version_ = kUnlikeTrie;
   }
   if (config().traceback.load(std::memory_order_relaxed) && interpreter_hooks().where) [[unlikely]] {
-    lines_[sequence] = interpreter_hooks().where();
+    lines_[sequence_ - 1] = interpreter_hooks().where();
   }
   return node->is_mark() || path_.size() == cut_at_ || pressure() != SyncReason::kCount;
 }

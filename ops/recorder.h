@@ -188,7 +188,7 @@ class Recorder {
 
   // The window of a tensor; from its hint where that still holds.
   graph::WindowId window_of(const c10::TensorImpl* impl) {
-    const HeteroTensorImpl* const hetero = hetero_impl(impl);
+    const HeteroTensorImpl* const hetero = hetero_impl(*impl);
     return hetero != nullptr ? window_of(hetero) : intern(impl);
   }
   graph::WindowId window_of(const HeteroTensorImpl* impl) {
@@ -251,20 +251,7 @@ class Recorder {
   friend class Match;
 
   graph::WindowId intern(const c10::TensorImpl* impl);
-  graph::BufferId touch(HeteroStorage* storage, bool born) {
-    if (storage->epoch == epoch_) {
-      holds_[storage->buffer].make_strong();
-      return storage->buffer;
-    }
-    storage->epoch = epoch_;
-    storage->buffer = static_cast<graph::BufferId>(holds_.size());
-    holds_.emplace_back(storage, !born);
-    return storage->buffer;
-  }
-  void reserve_inputs(size_t count) {
-    if (input_storages_.size() < count) [[unlikely]]
-      input_storages_.resize(2 * count);
-  }
+  void hold(HeteroStorage* storage);
   // The number of the storage of a call's input i. One that the trace has not met gets the next number, unless an input before it has the same
   // storage; those are in input_storages_ and `earlier`.
   graph::BufferId buffer_of(const HeteroStorage* storage, size_t i, const graph::Operand* earlier) const {
@@ -313,7 +300,7 @@ class Recorder {
   std::array<Misprediction, 16> mispredictions_{};
   size_t mispredicted_ = 0;
   std::vector<graph::Operand> inputs_;          // of the call that was looked at last
-  std::vector<HeteroStorage*> input_storages_;  // of the call that is recorded
+  std::vector<HeteroStorage*> input_storages_;  // of the call that is recorded; as many as any call has had
   std::unordered_map<uint32_t, std::string> lines_;
   at::ScalarType default_dtype_ = at::kFloat;
   int64_t pending_bytes_ = 0;

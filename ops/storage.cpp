@@ -22,16 +22,22 @@ std::atomic<bool> was_used{false};
 
 c10::Device hetero_device() { return c10::Device(kHetero, 0); }
 
-c10::DataPtr identity_pointer(size_t bytes) {
-  void* address = address_space::reserve(bytes);
-  TORCH_CHECK_WITH(OutOfMemoryError, address != nullptr, "hetero: no address range of ", bytes,
+[[noreturn, gnu::cold]] void raise_no_address(size_t bytes) {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "hetero: no address range of ", bytes,
                    " bytes is left for a storage; free some tensors");
+}
+
+[[gnu::always_inline]] inline c10::DataPtr identity_pointer(size_t bytes) {
+  void* address = address_space::reserve(bytes);
+  if (address == nullptr) [[unlikely]]
+    raise_no_address(bytes);
   return c10::DataPtr(address, hetero_device());
 }
 
 }  // namespace
 
-HeteroStorage::HeteroStorage(size_t bytes, bool resizable)
+// Inlined, so that the thread's block is looked up once for the object and for its address.
+[[gnu::always_inline]] inline HeteroStorage::HeteroStorage(size_t bytes, bool resizable)
     : StorageImpl(use_byte_size_t(), static_cast<int64_t>(bytes), identity_pointer(bytes), hetero_allocator(),
                   resizable),
       reserved_bytes_(bytes) {
@@ -49,7 +55,7 @@ void* HeteroStorage::operator new(size_t) { return backend::FreeList<sizeof(Hete
 
 void HeteroStorage::operator delete(void* memory) { backend::FreeList<sizeof(HeteroStorage)>::deallocate(memory); }
 
-void HeteroStorage::release_address() {
+[[gnu::always_inline]] inline void HeteroStorage::release_address() {
   void* address = _mutable_data_ptr_no_checks().get();
   if (address == nullptr) return;
   address_space::release(address, reserved_bytes_);
@@ -99,7 +105,7 @@ c10::intrusive_ptr<c10::TensorImpl> HeteroTensorImpl::shallow_copy_and_detach(c1
   return copy;
 }
 
-void HeteroTensorImpl::look_through(const graph::Window& seen, graph::WindowId id) {
+[[gnu::always_inline]] inline void HeteroTensorImpl::look_through(const graph::Window& seen, graph::WindowId id) {
   window = id;
   const auto rank = static_cast<size_t>(seen.rank);
   constexpr size_t kChannelsLast2d = 4, kChannelsLast3d = 5;
@@ -109,38 +115,36 @@ void HeteroTensorImpl::look_through(const graph::Window& seen, graph::WindowId i
   }
   // The flags of a new tensor say that it is contiguous, and only tensors of those ranks have others.
   if (rank != 1) sizes_and_strides_.resize(rank);
+  int64_t* const sizes = sizes_and_strides_.sizes_data();
+  int64_t* const strides = sizes_and_strides_.strides_data();
   for (size_t i = 0; i < rank; ++i) {
-    sizes_and_strides_.size_at_unchecked(i) = seen.dims[i];
-    sizes_and_strides_.stride_at_unchecked(i) = seen.dims[rank + i];
+    sizes[i] = seen.dims[i];
+    strides[i] = seen.dims[rank + i];
   }
   numel_ = seen.numel;
 }
 
 namespace {
 
-// What c10 makes of the key in inference mode.
-c10::DispatchKeySet inference_keys() {
-  const c10::InferenceMode mode;
-  return c10::make_intrusive<HeteroTensorImpl>(c10::Storage(c10::make_intrusive<HeteroStorage>(0)),
-                                               c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+// What c10 makes of the key, in inference mode or not.
+c10::DispatchKeySet usual_keys(bool inference) {
+  const c10::InferenceMode mode(inference);
+  return c10::make_intrusive<HeteroTensorImpl>(make_storage(0), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                                caffe2::TypeMeta::Make<float>())
       ->key_set();
 }
 
 }  // namespace
 
+c10::Storage make_storage(size_t bytes) { return c10::Storage(c10::make_intrusive<HeteroStorage>(bytes, true)); }
+
 at::Tensor make_tensor(const graph::Window& window, graph::WindowId id, size_t storage_bytes) {
   const caffe2::TypeMeta dtype = c10::scalarTypeToTypeMeta(static_cast<at::ScalarType>(window.dtype));
-  c10::Storage storage(c10::make_intrusive<HeteroStorage>(storage_bytes));
-  c10::intrusive_ptr<HeteroTensorImpl> impl;
-  if (c10::InferenceMode::is_enabled()) {
-    // A constructor that takes the keys as they are; the other one finds them out each time.
-    static const c10::DispatchKeySet keys = inference_keys();
-    impl = c10::make_intrusive<HeteroTensorImpl>(c10::TensorImpl::VIEW, std::move(storage), keys, dtype);
-  } else {
-    impl = c10::make_intrusive<HeteroTensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                                 dtype);
-  }
+  // A constructor that takes the keys as they are; the other one finds them out each time.
+  static const c10::DispatchKeySet keys[] = {usual_keys(false), usual_keys(true)};
+  auto impl = c10::make_intrusive<HeteroTensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(c10::make_intrusive<HeteroStorage>(storage_bytes, true)),
+      keys[c10::InferenceMode::is_enabled()], dtype);
   impl->look_through(window, id);
   return at::Tensor(std::move(impl));
 }
@@ -155,7 +159,7 @@ at::Tensor make_view(c10::Storage storage, at::ScalarType dtype, c10::IntArrayRe
 
 at::Tensor make_strided(at::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   const size_t bytes = storage_bytes_for(sizes, strides, 0, c10::elementSize(dtype));
-  return make_view(c10::Storage(c10::make_intrusive<HeteroStorage>(bytes)), dtype, sizes, strides, 0);
+  return make_view(make_storage(bytes), dtype, sizes, strides, 0);
 }
 
 size_t storage_bytes_for(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, size_t item_bytes) {

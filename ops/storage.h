@@ -30,7 +30,7 @@ namespace hetero::ops {
 
 class HeteroStorage final : public c10::StorageImpl {
  public:
-  explicit HeteroStorage(size_t bytes, bool resizable = true);
+  HeteroStorage(size_t bytes, bool resizable);  // for make_storage
   ~HeteroStorage() override;
 
   static void* operator new(size_t bytes);
@@ -62,7 +62,7 @@ class HeteroTensorImpl final : public c10::TensorImpl {
  public:
   HeteroTensorImpl(c10::Storage&& storage, c10::DispatchKeySet keys, caffe2::TypeMeta dtype)
       : TensorImpl(std::move(storage), keys, dtype) {}
-  // With these keys and no others, and without a version counter.
+  // With these keys and no others.
   HeteroTensorImpl(ImplType view, c10::Storage&& storage, c10::DispatchKeySet keys, caffe2::TypeMeta dtype)
       : TensorImpl(view, std::move(storage), keys, dtype) {}
 
@@ -101,12 +101,14 @@ inline HeteroStorage* storage_of(const at::TensorBase& tensor) {
 }
 
 // The tensor's HeteroTensorImpl, or null where autograd or a shallow copy made a plain one.
-inline const HeteroTensorImpl* hetero_impl(const c10::TensorImpl* impl) {
+inline const HeteroTensorImpl* hetero_impl(const c10::TensorImpl& impl) {
   // The class is final and lives in one library, so equal type_info means equal address.
-  return &typeid(*impl) == &typeid(HeteroTensorImpl) ? static_cast<const HeteroTensorImpl*>(impl) : nullptr;
+  return &typeid(impl) == &typeid(HeteroTensorImpl) ? static_cast<const HeteroTensorImpl*>(&impl) : nullptr;
 }
 
-// A new tensor over a new storage. Takes no memory for the elements.
+// A new storage. Takes no memory for the bytes.
+c10::Storage make_storage(size_t bytes);
+// A new tensor over a new storage.
 at::Tensor make_tensor(const graph::Window& window, graph::WindowId id, size_t storage_bytes);
 // A new tensor over `storage`.
 at::Tensor make_view(c10::Storage storage, at::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,

@@ -37,16 +37,14 @@ class ResultWrapper {
     for (const auto& [cpu, hetero] : wrapped_) {
       if (cpu == storage) return like(hetero, result);
     }
-    auto made = c10::make_intrusive<HeteroStorage>(storage->nbytes());
-    HeteroStorage* hetero = made.get();
-    c10::Storage owner(std::move(made));
+    const c10::Storage owner = make_storage(storage->nbytes());
     c10::Storage bytes = result.storage();
     if (storage->data_ptr().get_context() == nullptr && storage->nbytes() != 0) {
       // Memory that the storage does not own: a constant, or somebody else's buffer.
       bytes = result.clone(at::MemoryFormat::Preserve).storage();
       return wrap(result.clone(at::MemoryFormat::Preserve));
     }
-    install_bytes(hetero, adopt_cpu_storage(bytes));
+    install_bytes(static_cast<HeteroStorage*>(owner.unsafeGetStorageImpl()), adopt_cpu_storage(bytes));
     wrapped_.emplace_back(storage, owner);
     return like(owner, result);
   }

@@ -1,0 +1,39 @@
+// ThreadBlock: what the fastest allocators keep for each thread, in one place.
+//
+// A library that is loaded by dlopen, as this one is, reaches its thread_local variables by a call. So the free lists of handles (pool.h) and
+// the released addresses (address_space.h) share one variable, and a function that makes several things asks for it once. No tls_model: torch
+// leaves no static TLS for libraries loaded later. No TLS descriptors either: before glibc 2.40 they may clobber vector registers.
+//
+// Thread safety: each thread has its own. Trivial, so that it stays usable while the thread ends.
+
+#pragma once
+
+#include <cstdint>
+
+namespace hetero::backend {
+
+namespace pool_detail {
+struct FreeObject;
+
+// The free objects of one size.
+struct ThreadList {
+  FreeObject* head = nullptr;
+  uint32_t count = 0;
+  uint32_t capacity = 0;  // 0 before the thread's first use and after its end: the slow path decides
+};
+}  // namespace pool_detail
+
+namespace address_space {
+struct ThreadCache;
+}
+
+struct ThreadBlock {
+  static constexpr int kSizes = 32;
+  pool_detail::ThreadList lists[kSizes];
+  address_space::ThreadCache* addresses = nullptr;  // null before the thread's first use and after its end
+};
+
+// The calling thread's. Const as errno's location is: within a function, the compiler calls it once.
+[[gnu::const]] ThreadBlock& thread_block() noexcept;
+
+}  // namespace hetero::backend
