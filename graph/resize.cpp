@@ -1,6 +1,6 @@
 // resize_plan: a plan for other sizes, out of one for the same structure.
 //
-// What planning decides depends on sizes in two places: how large things are (spaces of fused groups, the memory plan), and whether two
+// What planning decides depends on sizes in two places: how large things are (spaces of fused groups, batches, the memory plan), and whether two
 // windows of one buffer overlap. The first is done again here, for what changed. The second cannot change where every write covers its whole
 // buffer; where one does not, the windows of that buffer must be as they were.
 
@@ -75,7 +75,7 @@ bool renew_numbers(const Graph& graph, const std::vector<uint8_t>& changed, Plan
 
 bool resize_plan(const Graph& before, const Graph& now, const PlanOptions& options, Plan& plan) {
   Scratch& scratch = thread_scratch();
-  if (!same_overlaps(before, now, scratch.partial)) return false;
+  if (!same_overlaps(before, now, scratch.partial) || !are_batches_small(now, plan)) return false;
   for (FusedGroup& group : plan.groups) {
     bool same = true;
     for (const uint32_t member : group.members) same = same && same_windows(before, now, now.nodes[member]);

@@ -16,6 +16,17 @@ using Kind = Instruction::Kind;
 constexpr uint32_t kReach = 64;          // instructions that a call may move across
 constexpr int64_t kMostBytes = 1 << 20;  // of a call's results
 
+// Whether the results of a call are small.
+bool is_small(const Graph& graph, const Node& node) {
+  int64_t bytes = 0;
+  const Operand* const operands = graph.operands_of(node);
+  for (int i = 0; i < node.operand_count; ++i) {
+    const Window& window = (*graph.windows)[operands[i].window];
+    if (operands[i].writes()) bytes += window.numel * dtype_bytes(window.dtype);
+  }
+  return bytes <= kMostBytes;
+}
+
 class Joiner {
  public:
   Joiner(const Graph& graph, Plan& plan, Scratch& scratch) : graph_(graph), plan_(plan), taken_(scratch.taken) {}
@@ -36,14 +47,7 @@ class Joiner {
 
   bool can_join(const Instruction& instruction) const {
     if (instruction.kind != Kind::kRun && instruction.kind != Kind::kBody) return false;
-    if (op_table()[node(instruction).op].run_together == nullptr) return false;
-    int64_t bytes = 0;
-    const Operand* const operands = graph_.operands_of(node(instruction));
-    for (int i = 0; i < node(instruction).operand_count; ++i) {
-      const Window& window = (*graph_.windows)[operands[i].window];
-      if (operands[i].writes()) bytes += window.numel * dtype_bytes(window.dtype);
-    }
-    return bytes <= kMostBytes;
+    return op_table()[node(instruction).op].run_together != nullptr && is_small(graph_, node(instruction));
   }
 
   const Operand& shared_operand(const Instruction& instruction) const {
@@ -117,5 +121,12 @@ class Joiner {
 }  // namespace
 
 void join_calls(const Graph& graph, Plan& plan, Scratch& scratch) { Joiner(graph, plan, scratch).run(); }
+
+bool are_batches_small(const Graph& graph, const Plan& plan) {
+  return std::ranges::all_of(plan.batches, [&](const std::vector<Instruction>& calls) {
+    return std::ranges::all_of(calls,
+                               [&](const Instruction& call) { return is_small(graph, graph.nodes[call.index]); });
+  });
+}
 
 }  // namespace hetero::graph

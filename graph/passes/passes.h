@@ -96,6 +96,8 @@ void insert_copies(const Graph& graph, Plan& plan, Scratch& scratch);
 void fuse_nodes(const Graph& graph, Plan& plan, Scratch& scratch);
 // Makes batches of calls that read the same operand. REQUIRES: the same.
 void join_calls(const Graph& graph, Plan& plan, Scratch& scratch);
+// Whether join_calls() could have made the plan's batches, as far as sizes tell.
+bool are_batches_small(const Graph& graph, const Plan& plan);
 void order_queues(const Graph& graph, const Plan& plan, Scratch& scratch);
 // True when what lies on the accelerator fits into options.accelerator_bytes.
 bool plan_memory(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);

@@ -572,6 +572,34 @@ TEST_CASE("batches: products of one operand run together, at the place of the fi
   CHECK_FALSE(verify_plan(p.graph, damaged, fused_options()).ok());
 }
 
+TEST_CASE("batches: a plan is not resized to calls that are too large for its batches") {
+  const auto make = [](Fusable& p, int64_t rows) {
+    const BufferId x = p.input(6 * rows), bias = p.input(6);
+    for (int i = 0; i < 2; ++i) {
+      const BufferId out = p.empty(6 * rows);
+      p.add(test_ops().product, {p.row(bias), p.matrix(x, Access::kRead, rows), p.matrix(out, Access::kDefine, rows)});
+      p.escape(out);
+    }
+  };
+  Fusable small;
+  make(small, 4);
+  Plan plan = small.plan(fused_options());
+  REQUIRE(plan.batches.size() == 1);
+  // Graphs that are compared have one table of windows.
+  for (const int64_t rows : {5, 60000}) {
+    Graph now = small.graph;
+    for (Operand& operand : now.operands) {
+      const Window& window = small.windows[operand.window];
+      if (window.rank != 2) continue;
+      const std::vector<int64_t> sizes = {rows, 6};
+      operand.window = small.windows.intern_contiguous(window.dtype, sizes);
+      now.buffers[operand.buffer].bytes = static_cast<uint64_t>(24 * rows);
+    }
+    Plan resized = plan;
+    CHECK(resize_plan(small.graph, now, fused_options(), resized) == (rows == 5));
+  }
+}
+
 TEST_CASE("batches: a product does not move before what it depends on") {
   for (const int what : {0, 1, 2}) {
     Fusable p;
