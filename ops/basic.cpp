@@ -54,9 +54,8 @@ at::Tensor empty(at::SymIntArrayRef symbolic, std::optional<at::ScalarType> dtyp
   const at::IntArrayRef sizes = C10_AS_INTARRAYREF_SLOW(symbolic);
   at::detail::check_size_nonnegative(sizes);
   const size_t bytes = at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(type));
-  auto impl = c10::make_intrusive<HeteroTensorImpl>(make_storage(bytes),
-                                                    c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                                    c10::scalarTypeToTypeMeta(type));
+  auto impl = c10::make_intrusive<HeteroTensorImpl>(
+      make_storage(bytes), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::scalarTypeToTypeMeta(type));
   if (sizes.size() != 1 || sizes[0] != 0) impl->set_sizes_contiguous(sizes);
   if (format.has_value() && *format != at::MemoryFormat::Contiguous) impl->empty_tensor_restride(*format);
   return at::Tensor(std::move(impl));
@@ -218,9 +217,7 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source) {
   return set_storage_offset(self, std::move(source), 0, {c10::SymInt(count)}, {});
 }
 
-at::Tensor& set_nothing(at::Tensor& self) {
-  return set_storage_offset(self, make_storage(0), 0, {c10::SymInt(0)}, {});
-}
+at::Tensor& set_nothing(at::Tensor& self) { return set_storage_offset(self, make_storage(0), 0, {c10::SymInt(0)}, {}); }
 
 void record_stream(at::Tensor&, at::Stream) {}
 

@@ -12,8 +12,8 @@ void Match::tensor(const at::Tensor& value, graph::Access access) {
   put_structure(Tag::kTensor);
   if (!equal_) return;
   const graph::Operand& expected = expected_->inputs()[inputs_];
-  storage(storage_of(value), expected.access == access && expected.bits == 0 &&
-                                 impl->looks_like(recorder_.windows_[expected.window]));
+  storage(storage_of(value),
+          expected.access == access && expected.bits == 0 && impl->looks_like(recorder_.windows_[expected.window]));
 }
 
 void Match::operand(const at::Tensor& value, graph::Access access, uint8_t bits) {
