@@ -9,6 +9,7 @@
 
 #include "backend/device.h"
 #include "backend/status.h"
+#include "graph/layout.h"
 
 namespace hetero::graph {
 
@@ -22,6 +23,7 @@ struct Derived {
 struct Binding {
   backend::Block blocks[backend::kMaxDevices];
   uint8_t valid_on = 0;
+  Layout layout;        // of the storage in the CPU's block
   bool shared = false;  // others may write the bytes unseen: nothing may be derived of them
   std::unique_ptr<Derived> derived;
   Status error;  // not ok: the bytes are lost, for this reason

@@ -91,12 +91,24 @@ class GraphParser {
         buffer.escapes = true;
       } else if (reader_.accept("on")) {
         if (!accept_devices(reader_, buffer.valid_on)) return reader_.error("a device");
+      } else if (reader_.accept("rows of")) {
+        if (!accept_layout(buffer.layout)) return reader_.error("'rows of N every N', not more than that");
+      } else if (reader_.accept("takes")) {
+        if (!reader_.accept_id("b", buffer.takes)) return reader_.error("a buffer");
       } else {
-        return reader_.error("'escapes' or 'on DEVICE'");
+        return reader_.error("'escapes', 'on DEVICE', 'rows of N every N' or 'takes BUFFER'");
       }
     }
     graph_.buffers.push_back(buffer);
     return Status();
+  }
+
+  bool accept_layout(Layout& layout) {
+    uint64_t row = 0;
+    uint64_t pitch = 0;
+    if (!reader_.accept_number(row) || !reader_.accept("every") || !reader_.accept_number(pitch)) return false;
+    layout = {row, pitch};
+    return row != 0 && row < pitch;
   }
 
   Status parse_node(uint32_t id) {
@@ -198,6 +210,11 @@ std::string to_string(const Graph& graph) {
     text += 'b' + std::to_string(i) + ": " + std::to_string(buffer.bytes) + " bytes";
     if (buffer.valid_on != 0) text += ", on " + devices_text(buffer.valid_on);
     if (buffer.escapes) text += ", escapes";
+    if (buffer.layout.has_gaps()) {
+      text += ", rows of " + std::to_string(buffer.layout.row_bytes) + " every " +
+              std::to_string(buffer.layout.pitch_bytes);
+    }
+    if (buffer.takes != kNoBuffer) text += ", takes b" + std::to_string(buffer.takes);
     text += '\n';
   }
   for (size_t i = 0; i < graph.nodes.size(); ++i) append_node(text, graph, i);

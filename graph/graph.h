@@ -19,12 +19,14 @@
 #include <vector>
 
 #include "backend/status.h"
+#include "graph/layout.h"
 #include "graph/op.h"
 #include "graph/window.h"
 
 namespace hetero::graph {
 
 using BufferId = uint32_t;
+inline constexpr BufferId kNoBuffer = UINT32_MAX;
 
 enum class Access : uint8_t {
   kRead,
@@ -65,13 +67,19 @@ static_assert(sizeof(Node) <= 64);
 static_assert(sizeof(Operand) == 12);
 
 struct Buffer {
-  uint64_t bytes;
+  uint64_t bytes;  // of the block
   // Devices on which the bytes are valid before the graph runs (bit i is device i); 0 for a buffer born in the graph
   // or never written.
   uint8_t valid_on;
   // Somebody can read the bytes after the graph has run.
   bool escapes;
+  uint16_t reserved = 0;  // buffers are compared as bytes
+  // The block in which this buffer is made is that of another, whose bytes stay as they are: what a concatenation grows in place.
+  BufferId takes = kNoBuffer;
+  // Of the storage in the block. Operands' windows are of the block.
+  Layout layout{};
 };
+static_assert(sizeof(Buffer) == 32);
 
 struct Graph {
   std::vector<Buffer> buffers;
@@ -97,7 +105,7 @@ bool overwrites(const WindowTable& windows, const Operand& operand, const Buffer
 
 // Text, one line a node, that parse_graph reads back to an equal Graph:
 //   b0: 64 bytes, on cpu
-//   b1: 64 bytes, escapes
+//   b1: 64 bytes, escapes, rows of 16 every 32, takes b0
 //   n0: aten::add.Tensor(read b0:f32[4,4], read b0:f32[4,4]) -> b1:f32[4,4] {attributes in hex}
 std::string to_string(const Graph& graph);
 Result<Graph> parse_graph(std::string_view text, WindowTable& windows);

@@ -362,12 +362,14 @@ const char* to_string(Reason reason) {
 void note_buffers(const Graph& graph, const Plan& plan, BufferNotes& notes) {
   notes.placed.clear();
   notes.written.clear();
+  notes.taking.clear();
   for (BufferId b = 0; b < graph.buffers.size(); ++b) {
     bool placed = false;
     for (int d = 0; d < backend::kMaxDevices; ++d) {
       placed |= plan.residence(b, static_cast<backend::DeviceIndex>(d)).home != Home::kNone;
     }
     if (placed) notes.placed.push_back(b);
+    if (graph.buffers[b].takes != kNoBuffer) notes.taking.push_back(b);
   }
   for (const Operand& operand : graph.operands) {
     if (operand.writes()) notes.written.push_back(operand.buffer);

@@ -93,6 +93,7 @@ struct Instruction {
 struct BufferNotes {
   std::vector<BufferId> placed;   // have a home on some device
   std::vector<BufferId> written;  // some node writes them; may have a buffer twice
+  std::vector<BufferId> taking;   // take another's block
   bool empty() const { return placed.empty() && written.empty(); }
 
   bool operator==(const BufferNotes&) const = default;

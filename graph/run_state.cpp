@@ -50,10 +50,12 @@ void RunState::begin(const Graph& graph, const Plan& plan, std::span<Binding* co
       }
     }
   }
+  for (const BufferId b : notes_->taking) take_block(b);
   unwritten_.assign(buffers, nullptr);
   for (size_t b = 0; b < buffers; ++b) {
     Binding* const binding = bindings[b];
     if (binding == nullptr) continue;
+    binding->layout = graph.buffers[b].layout;
     if (!binding->error.ok()) [[unlikely]] {
       on_entry_.emplace_back(b, add_failure(0, binding->error));
       failures_.back().raised = false;
@@ -65,6 +67,16 @@ void RunState::begin(const Graph& graph, const Plan& plan, std::span<Binding* co
     // What was derived of bytes that this run changes.
     if (bindings[b] != nullptr && bindings[b]->derived != nullptr) bindings[b]->derived.reset();
   }
+}
+
+// Where it cannot, the buffer gets memory of its own, and its kernel moves all bytes.
+void RunState::take_block(BufferId buffer) {
+  const Buffer& shape = graph_->buffers[buffer];
+  Binding* const from = bindings_[shape.takes];
+  Binding* const to = bindings_[buffer];
+  if (from == nullptr || to == nullptr || !from->error.ok() || from->blocks[kCpu].bytes() < shape.bytes) return;
+  addresses_[buffer * kMaxDevices + kCpu] = from->blocks[kCpu].data();
+  to->blocks[kCpu] = std::move(from->blocks[kCpu]);
 }
 
 void RunState::end() {

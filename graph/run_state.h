@@ -93,6 +93,7 @@ class RunState {
   void settle(BufferId buffer, FailureId failure, uint8_t valid_on, bool written);
 
  private:
+  void take_block(BufferId buffer);
   bool dies_on_host(BufferId buffer) const;
   void* unfused_memory(BufferId buffer);
 

@@ -652,6 +652,30 @@ Status check_operand(const Graph& graph, const Operand& operand) {
   return Status();
 }
 
+// What takes another's block leaves that one's bytes as they are: nobody else sees them, and nobody changes either but who makes it.
+Status check_takers(const Graph& graph) {
+  std::vector<uint32_t> writers(graph.buffers.size());
+  std::vector<uint8_t> taken(graph.buffers.size());
+  for (const Operand& operand : graph.operands) writers[operand.buffer] += operand.writes();
+  for (BufferId b = 0; b < graph.buffers.size(); ++b) {
+    const Buffer& taker = graph.buffers[b];
+    if (taker.takes == kNoBuffer) continue;
+    if (taker.takes >= graph.buffers.size()) return violation(name("b", b) + " takes a buffer that is not there");
+    const Buffer& from = graph.buffers[taker.takes];
+    if (taken[taker.takes]++ != 0) return violation(name("b", taker.takes) + " is taken twice");
+    if (from.escapes || from.valid_on != 1u << kCpu || writers[taker.takes] != 0) {
+      return violation(name("b", b) + " takes " + name("b", taker.takes) + ", which others see or write");
+    }
+    if (!taker.escapes || taker.valid_on != 0 || writers[b] != 1) {
+      return violation(name("b", b) + " takes another's bytes, but is not made once and kept");
+    }
+    if (!from.layout.has_gaps() || taker.bytes > from.bytes) {
+      return violation(name("b", taker.takes) + " has no room for " + name("b", b));
+    }
+  }
+  return Status();
+}
+
 }  // namespace
 
 Status verify_graph(const Graph& graph) {
@@ -682,7 +706,7 @@ Status verify_graph(const Graph& graph) {
       touched[operand.buffer] = 1;
     }
   }
-  return Status();
+  return check_takers(graph);
 }
 
 Status verify_plan(const Graph& graph, const Plan& plan, const PlanOptions& options) {

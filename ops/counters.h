@@ -50,7 +50,8 @@ const char* to_string(SyncReason reason);
   X(kConvolution, "convolutions as products over all images")    \
   X(kConvolutionBackward, "gradients of convolutions, likewise") \
   X(kAttention, "attention")                                     \
-  X(kAttentionBackward, "gradients of attention")
+  X(kAttentionBackward, "gradients of attention")                \
+  X(kGrowth, "concatenations that grew in place")
 
 enum class OwnKernel : uint8_t {
 #define X(name, text) name,

@@ -11,6 +11,7 @@
 #include "backend/registry.h"
 #include "graph/verify.h"
 #include "ops/config.h"
+#include "ops/growth.h"
 #include "ops/overlap.h"
 #include "ops/parallel.h"
 #include "ops/plan_cache.h"
@@ -182,6 +183,7 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
 }
 
 Status CutRun::start(Cut& cut, SyncReason reason) {
+  for (const graph::BufferId b : cut.to_close) close_gaps(cut.holds[b].storage());
   count(counters().flushes[static_cast<size_t>(reason)]);
   options_ = plan_options();
   const graph::Plan& plan = plan_for(cut);

@@ -15,15 +15,17 @@ Fit fit_of_buffers(const CachedPlan& known, const Cut& cut) {
   const std::vector<graph::Buffer>& a = known.graph.buffers;
   const std::vector<graph::Buffer>& b = cut.graph.buffers;
   if (a.size() != b.size() || known.selection != cut.selection) return Fit::kNone;
-  bool same_sizes = true;
   for (size_t i = 0; i < a.size(); ++i) {
-    if (a[i].valid_on != b[i].valid_on || a[i].escapes != b[i].escapes ||
-        (known.bound[i] != 0) != (cut.bindings[i] != nullptr)) {
+    if ((known.bound[i] != 0) != (cut.bindings[i] != nullptr)) return Fit::kNone;
+  }
+  if (std::memcmp(a.data(), b.data(), a.size() * sizeof(graph::Buffer)) == 0) return Fit::kExact;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].valid_on != b[i].valid_on || a[i].escapes != b[i].escapes || a[i].takes != b[i].takes ||
+        a[i].layout.has_gaps() != b[i].layout.has_gaps()) {
       return Fit::kNone;
     }
-    same_sizes &= a[i].bytes == b[i].bytes;
   }
-  return same_sizes ? Fit::kExact : Fit::kSimilar;
+  return Fit::kSimilar;
 }
 
 Fit fit(const CachedPlan& known, const Cut& cut) {

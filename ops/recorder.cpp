@@ -5,6 +5,7 @@
 
 #include "graph/liveness.h"
 #include "ops/config.h"
+#include "ops/growth.h"
 #include "ops/kernel.h"
 #include "ops/match.h"
 #include "ops/plan_cache.h"
@@ -261,6 +262,7 @@ void Recorder::take_all(Cut& cut) {
     std::swap(cut.graph.nodes, trace_.nodes);
     std::swap(cut.graph.operands, trace_.operands);
     std::swap(cut.graph.attributes, trace_.attributes);
+    lay_out(cut, windows_);
   }
   std::swap(cut.values, values_);
   end_path(cut);
@@ -549,6 +551,7 @@ void Recorder::split(bool reuse, Cut& cut) {
   // held by both, so it has an owner beside the cut and escapes.
   holds.clear();
   finish(cut);
+  lay_out(cut, windows_);
 }
 
 void Recorder::finish(Cut& cut, uint64_t flight) {
@@ -566,6 +569,10 @@ void Recorder::finish(Cut& cut, uint64_t flight) {
     const bool flies = storage->in_flight > landed_;
     buffer.valid_on = flies ? storage->valid_later : storage->binding.valid_on;
     buffer.escapes = c10::raw::intrusive_ptr::use_count(storage) > 1 + storage->flights;
+    if (buffer.valid_on != 0) {
+      buffer.layout = flies ? storage->layout_later : storage->binding.layout;
+      buffer.bytes = buffer.layout.block_bytes(buffer.bytes);
+    }
     if (buffer.escapes || buffer.valid_on != 0 || (!flies && !storage->binding.error.ok())) {
       cut.bindings[b] = &storage->binding;
     }
@@ -574,6 +581,7 @@ void Recorder::finish(Cut& cut, uint64_t flight) {
     if (cut.bindings[b] == nullptr) continue;
     storage->in_flight = flight;
     storage->valid_later = hold.written ? uint8_t{1u << backend::kCpu} : buffer.valid_on;
+    storage->layout_later = buffer.layout;
   }
 }
 

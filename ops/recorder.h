@@ -151,6 +151,7 @@ struct Cut {
   uint64_t version = 0;                             // of the trie, when the nodes were cut
   std::vector<StorageHold> holds;                   // per buffer
   std::vector<graph::Binding*> bindings;            // per buffer; null for temporaries
+  std::vector<graph::BufferId> to_close;            // their blocks have gaps that must go before the run: growth.h
   std::unordered_map<uint32_t, std::string> lines;  // node sequence -> Python line, with HETERO_TRACEBACK
   at::ScalarType default_dtype = at::kFloat;
   int threads = 0;                              // at::get_num_threads() of who records
@@ -174,6 +175,7 @@ struct Cut {
     graph.clear();
     holds.clear();
     bindings.clear();
+    to_close.clear();
     lines.clear();
   }
 };

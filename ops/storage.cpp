@@ -68,6 +68,7 @@ void HeteroStorage::release_resources() {
   binding.derived.reset();
   for (auto& block : binding.blocks) block.reset();
   binding.valid_on = 0;
+  binding.layout = graph::Layout();
   if (!binding.error.ok()) binding.error = Status();
   release_address();
 }
@@ -136,15 +137,19 @@ c10::DispatchKeySet usual_keys(bool inference) {
 
 }  // namespace
 
-c10::Storage make_storage(size_t bytes) { return c10::Storage(c10::make_intrusive<HeteroStorage>(bytes, true)); }
+// Inlined into make_tensor, which c10::make_intrusive is or is not.
+[[gnu::always_inline]] inline c10::Storage new_storage(size_t bytes) {
+  return c10::Storage(c10::intrusive_ptr<HeteroStorage>::unsafe_steal_from_new(new HeteroStorage(bytes, true)));
+}
+
+c10::Storage make_storage(size_t bytes) { return new_storage(bytes); }
 
 at::Tensor make_tensor(const graph::Window& window, graph::WindowId id, size_t storage_bytes) {
   const caffe2::TypeMeta dtype = c10::scalarTypeToTypeMeta(static_cast<at::ScalarType>(window.dtype));
   // A constructor that takes the keys as they are; the other one finds them out each time.
   static const c10::DispatchKeySet keys[] = {usual_keys(false), usual_keys(true)};
-  auto impl = c10::make_intrusive<HeteroTensorImpl>(
-      c10::TensorImpl::VIEW, c10::Storage(c10::make_intrusive<HeteroStorage>(storage_bytes, true)),
-      keys[c10::InferenceMode::is_enabled()], dtype);
+  auto impl = c10::make_intrusive<HeteroTensorImpl>(c10::TensorImpl::VIEW, new_storage(storage_bytes),
+                                                    keys[c10::InferenceMode::is_enabled()], dtype);
   impl->look_through(window, id);
   return at::Tensor(std::move(impl));
 }

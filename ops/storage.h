@@ -28,6 +28,13 @@
 
 namespace hetero::ops {
 
+// What growth.h knows of a storage.
+enum class Growth : uint8_t {
+  kNone,
+  kGrown,     // a concatenation made it that has added little to another
+  kNotApart,  // the same, but its bytes are wanted in one piece
+};
+
 class HeteroStorage final : public c10::StorageImpl {
  public:
   HeteroStorage(size_t bytes, bool resizable);  // for make_storage
@@ -49,9 +56,12 @@ class HeteroStorage final : public c10::StorageImpl {
   graph::Binding binding;
 
   // Of flights (overlap.h), which run while others record; the recorder's lock.
-  uint32_t flights = 0;     // owners of the storage that are flights
-  uint8_t valid_later = 0;  // binding.valid_on when the flight has landed that is `in_flight`
-  uint64_t in_flight = 0;   // the last flight that touches it
+  uint32_t flights = 0;        // owners of the storage that are flights
+  uint8_t valid_later = 0;     // binding.valid_on when the flight has landed that is `in_flight`
+  uint64_t in_flight = 0;      // the last flight that touches it
+  graph::Layout layout_later;  // of binding.layout, the same
+
+  Growth growth = Growth::kNone;  // the recorder's lock
 
  private:
   void release_address();

@@ -11,6 +11,7 @@
 #include "backend/registry.h"
 #include "ops/config.h"
 #include "ops/cut_run.h"
+#include "ops/growth.h"
 #include "ops/overlap.h"
 #include "ops/recorder.h"
 
@@ -118,6 +119,31 @@ void bring_to_host(HeteroStorage* storage) {
   binding.valid_on |= kOnCpu;
 }
 
+// Moves the bytes of a settled storage together, which somebody wants that way. REQUIRES: the executor lock.
+void bring_together(HeteroStorage* storage) {
+  if (!storage->binding.layout.has_gaps()) return;
+  close_gaps(storage);
+  check_bytes(storage);
+  Locked recording(recorder().mutex());
+  storage->growth = Growth::kNotApart;
+}
+
+c10::Storage cpu_storage(c10::DataPtr bytes, size_t size) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(size), std::move(bytes), c10::GetCPUAllocator(), true));
+}
+
+// A CPU storage of a storage's bytes, which have gaps where they are. REQUIRES: the executor lock.
+c10::Storage dense_copy(const HeteroStorage* storage) {
+  Result<backend::Block> block = without_gaps(storage);
+  if (!block.ok()) raise(block.status());
+  auto* const owner = new backend::Block(std::move(block.value()));
+  return cpu_storage(c10::DataPtr(
+                         owner->data(), owner, [](void* context) { delete static_cast<backend::Block*>(context); },
+                         c10::Device(c10::kCPU)),
+                     storage->nbytes());
+}
+
 }  // namespace
 
 void flush_all(SyncReason reason) {
@@ -175,7 +201,9 @@ c10::Storage host_storage(const c10::Storage& of, SyncReason reason, bool writes
   if (writes) settle_users(storage, reason);
   settle(storages, reason);
   bring_to_host(storage);
+  if (storage->binding.layout.has_gaps() && !writes) return dense_copy(storage);
   if (writes) {
+    bring_together(storage);
     storage->binding.valid_on = 1u << backend::kCpu;
     storage->binding.derived.reset();
     storage->binding.shared |= reason == SyncReason::kLeaveDispatcher;
@@ -186,9 +214,7 @@ c10::Storage host_storage(const c10::Storage& of, SyncReason reason, bool writes
       storage->binding.blocks[backend::kCpu].data(), owner,
       [](void* context) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(context)); },
       c10::Device(c10::kCPU));
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
-                                                            static_cast<int64_t>(storage->nbytes()), std::move(pointer),
-                                                            c10::GetCPUAllocator(), true));
+  return cpu_storage(std::move(pointer), storage->nbytes());
 }
 
 at::Tensor tensor_over(c10::Storage bytes, const at::Tensor& tensor) {
@@ -217,6 +243,7 @@ void install_bytes(HeteroStorage* storage, backend::Block block) {
   storage->binding.derived.reset();
   storage->binding.blocks[backend::kCpu] = std::move(block);
   storage->binding.valid_on = 1u << backend::kCpu;
+  storage->binding.layout = graph::Layout();
   storage->binding.error = Status();
 }
 
@@ -229,6 +256,7 @@ void resize_storage(HeteroStorage* storage, size_t bytes) {
   binding.derived.reset();
   if (binding.valid_on != 0) {
     bring_to_host(storage);
+    bring_together(storage);
     Result<backend::Block> block = backend::cpu_device().allocate(bytes);
     if (!block.ok()) raise(block.status());
     std::memcpy(block.value().data(), binding.blocks[backend::kCpu].data(), std::min(bytes, storage->nbytes()));

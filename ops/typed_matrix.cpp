@@ -52,6 +52,7 @@
 #include <ATen/ops/var_mean_ops.h>
 #include <ATen/ops/var_ops.h>
 
+#include "ops/growth.h"
 #include "ops/linear.h"
 #include "ops/op_table.h"
 

@@ -1,4 +1,4 @@
-"""A decoder in the shape of Qwen3-0.6B, bf16, random weights: decoding at context 64, and prefill of 64 and 256 tokens.
+"""A decoder in the shape of Qwen3-0.6B, bf16, random weights: decoding at context 64 and 2,048, prefill of 64 and 256.
 
 It is uncompiled code of transformers with its DynamicCache, called as `generate` calls it: logits of the last
 position, argmax, and the token is read, so a step cannot begin before the one before has ended. The cache grows by a
@@ -22,6 +22,7 @@ from tests.perf.memory import arena_row, peak_row
 FULL_DEPTH = 28
 VOCABULARY = 151936
 CONTEXT = 64
+LONG_CONTEXT = 2048
 PREFILL = (64, 256)
 DECODE_BAR, READ_BAR, PREFILL_BAR, INDUCTOR_BAR = 0.5, 1.35, 0.85, 1.0
 
@@ -74,6 +75,7 @@ class Decoder:
     def __init__(self, model: nn.Module, device: str, run: Callable[..., object] | None = None) -> None:
         from transformers import DynamicCache
 
+        self.config = model.config
         self.make_cache = lambda: DynamicCache(config=model.config)
         self.run = model if run is None else run
         self.device = device
@@ -90,6 +92,15 @@ class Decoder:
         """Begins again with CONTEXT tokens."""
         self.cache = self.make_cache()
         self.token = self._next(self.prompts[CONTEXT], self.cache)
+        flush()
+
+    def begin_long(self) -> None:
+        """Begins with LONG_CONTEXT tokens whose keys and values are random, which takes no prefill."""
+        self.cache = self.make_cache()
+        sizes = (1, self.config.num_key_value_heads, LONG_CONTEXT, self.config.head_dim)
+        for layer in range(self.config.num_hidden_layers):
+            keys, values = (torch.randn(sizes).to(torch.bfloat16).to(self.device) for _ in range(2))
+            self.cache.update(keys, values, layer)
         flush()
 
     def step(self) -> None:
@@ -154,6 +165,25 @@ def decode_rows(what: str, decoders: dict[str, Decoder], model: nn.Module, compi
     return rows
 
 
+def long_decode_rows(what: str, decoders: dict[str, Decoder]) -> list[Row]:
+    """Decoding with keys and values that are larger than what else a step reads but the weights."""
+    what = f"{what}, decode from context {LONG_CONTEXT:,}"
+    pair = {name: decoders[name] for name in ("hetero", "eager")}
+    for decoder in pair.values():
+        decoder.begin_long()
+    times = alternate({name: decoder.step for name, decoder in pair.items()}, rounds=24, seconds=12.0)
+    there, here = pair["hetero"], pair["eager"]
+    peak = peak_row(
+        what,
+        there.step,
+        here.step,
+        prepare_there=there.begin_long,
+        prepare_here=here.begin_long,
+        held=here.held,
+    )
+    return [timed_row(what, times, DECODE_BAR, "ms"), peak]
+
+
 def inductor_row(what: str, times: dict[str, list[float]], compiling: float) -> Row:
     """The row against inductor, or why there is none."""
     if "inductor" not in times:
@@ -195,7 +225,11 @@ def measure() -> list[Row]:
                 decoders["inductor"].prefill(PREFILL[-1])
 
             compiling = peers.first_call(compile_and_run)
-        return [*decode_rows(what, decoders, here, compiling), *prefill_rows(what, decoders, compiling)]
+        return [
+            *decode_rows(what, decoders, here, compiling),
+            *long_decode_rows(what, decoders),
+            *prefill_rows(what, decoders, compiling),
+        ]
 
 
 if __name__ == "__main__":

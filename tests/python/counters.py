@@ -111,6 +111,16 @@ class Seen:
         """Fused kernels that ran machine code."""
         return self._get("compiled_groups")
 
+    @property
+    def own_kernels(self) -> dict[str, int]:
+        """Kernels of hetero's own that ran in place of PyTorch's."""
+        return self._table("own_kernels")
+
+    @property
+    def plans_made(self) -> int:
+        """Plans that were not made of one for other sizes."""
+        return self._get("plans", "made")
+
     def kernels_on(self, device: str) -> int:
         return self._get("kernels", device)
 
