@@ -84,6 +84,7 @@ struct Executor::Impl {
   bool run_together(const std::vector<Instruction>& calls);
   Invocation invocation(uint32_t node, void* const* data, Part part);
   bool find_memory(const FusedGroup& group);
+  bool find_memory(BufferId buffer, void*& address);
   void settle_host_run();
 };
 
@@ -237,9 +238,7 @@ bool Executor::Impl::run_together(const std::vector<Instruction>& calls) {
   for (size_t i = 0; i < calls.size(); ++i) {
     const Node& node = graph.nodes[calls[i].index];
     for (int k = 0; k < node.operand_count; ++k) {
-      const BufferId buffer = graph.operands_of(node)[k].buffer;
-      if (state.address(buffer, kCpu) == nullptr && !state.try_provide(buffer, kCpu).ok()) return false;
-      addresses[k] = state.address(buffer, kCpu);
+      if (!find_memory(graph.operands_of(node)[k].buffer, addresses[k])) return false;
     }
     invocations[i] = invocation(calls[i].index, addresses, part_of(calls[i]));
     addresses += node.operand_count;
@@ -254,13 +253,18 @@ bool Executor::Impl::find_memory(const FusedGroup& group) {
     brought.resize(group.operands.size());
   }
   for (size_t k = 0; k < group.operands.size(); ++k) {
-    const BufferId buffer = group.operands[k].buffer;
-    data[k] = state.address(buffer, kCpu);
-    if (data[k] != nullptr) continue;
-    if (!state.try_provide(buffer, kCpu).ok()) return false;
-    data[k] = state.address(buffer, kCpu);
+    if (!find_memory(group.operands[k].buffer, data[k])) return false;
   }
   return true;
+}
+
+bool Executor::Impl::find_memory(BufferId buffer, void*& address) {
+  address = state.address(buffer, kCpu);
+  if (address != nullptr) [[likely]]
+    return true;
+  const bool found = state.try_provide(buffer, kCpu).ok();
+  address = state.address(buffer, kCpu);
+  return found;
 }
 
 void Executor::Impl::settle_host_run() {

@@ -71,19 +71,10 @@ bool broadcast_to_piece(const FullSpace& space, int cut, int pieces, const Windo
 }
 
 Footprint::Entry* entry_of(Footprint& footprint, int operand) {
-  for (int i = 0; i < footprint.entry_count; ++i) {
-    if (footprint.entries[i].operand == operand) return &footprint.entries[i];
-  }
+  if (const int i = find_entry(footprint, operand); i >= 0) return &footprint.entries[i];
   if (footprint.entry_count == Footprint::kMaxEntries) return nullptr;
   Footprint::Entry& entry = footprint.entries[footprint.entry_count++];
-  entry.operand = static_cast<uint16_t>(operand);
-  entry.reads = false;
-  entry.writes = false;
-  entry.by_row = false;
-  entry.of_piece = false;
-  entry.shift = 0;
-  entry.table_rows = 0;
-  entry.table_stride = 0;
+  entry = {.operand = static_cast<uint16_t>(operand)};
   return &entry;
 }
 
@@ -159,13 +150,6 @@ bool align_to_table(const Window& window, const Dims& dims, int row_rank, Footpr
   return true;
 }
 
-bool touches(const Lowering& part, uint16_t operand) {
-  return std::ranges::any_of(part.outputs, [=](const auto& output) { return output.operand == operand; }) ||
-         std::ranges::any_of(part.values, [=](const Lowering::Value& value) {
-           return value.kind == ValueKind::kOperand && value.operand == operand;
-         });
-}
-
 }  // namespace
 
 int64_t Dims::numel() const {
@@ -186,16 +170,19 @@ bool is_row_strides(const int64_t* strides, int rank, int row_rank) {
   return std::all_of(strides + rank - row_rank, strides + rank, [](int64_t stride) { return stride == 0; });
 }
 
+LowerRequest request_of(const Graph& graph, const Node& node) {
+  return {.node = &node,
+          .operands = graph.operands_of(node),
+          .attributes = graph.attributes.data() + node.attribute_offset,
+          .windows = graph.windows,
+          .traits = &op_table()[node.op]};
+}
+
 bool lower_node(const Graph& graph, const Node& node, Lowering& lowering) {
-  const OpTraits& traits = op_table()[node.op];
-  if (traits.lower == nullptr) return false;
+  const LowerRequest request = request_of(graph, node);
+  if (request.traits->lower == nullptr) return false;
   lowering.clear();
-  const LowerRequest request{.node = &node,
-                             .operands = graph.operands_of(node),
-                             .attributes = graph.attributes.data() + node.attribute_offset,
-                             .windows = graph.windows,
-                             .traits = &traits};
-  return traits.lower(request, lowering);
+  return request.traits->lower(request, lowering);
 }
 
 FusionNote measure(const Graph& graph, const Node& node, const Lowering& lowering, Footprint& footprint) {
@@ -344,7 +331,7 @@ void take_piece(const Footprint& whole, const Lowering& part, int cut, int piece
   result.row_rank = 0;
   result.entry_count = 0;
   for (int i = 0; i < whole.entry_count; ++i) {
-    if (!touches(part, whole.entries[i].operand)) continue;
+    if (!part.touches(whole.entries[i].operand)) continue;
     Footprint::Entry& entry = result.entries[result.entry_count++];
     entry = whole.entries[i];
     if (!entry.of_piece) entry.shift = piece * length * entry.strides[cut];

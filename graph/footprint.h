@@ -31,15 +31,15 @@ struct Dims {
 struct Footprint {
   static constexpr int kMaxEntries = 24;
   struct Entry {
-    uint16_t operand;  // of the node
-    bool reads;
-    bool writes;
-    bool by_row;         // read along the dimensions that are not reduced
-    int64_t table_rows;  // of a table, whose strides are those along a row; else 0
-    int64_t table_stride;
-    bool of_piece;                            // read along the dimensions of one piece
-    int64_t shift;                            // of a piece: from the window's offset, in elements
-    int64_t strides[backend::kMaxFusedRank];  // in elements; 0 along the row for row values
+    uint16_t operand = 0;  // of the node
+    bool reads = false;
+    bool writes = false;
+    bool by_row = false;     // read along the dimensions that are not reduced
+    bool of_piece = false;   // read along the dimensions of one piece
+    int64_t shift = 0;       // of a piece: from the window's offset, in elements
+    int64_t table_rows = 0;  // of a table, whose strides are those along a row; else 0
+    int64_t table_stride = 0;
+    int64_t strides[backend::kMaxFusedRank] = {};  // in elements; 0 along the row for row values
   };
 
   Dims dims;

@@ -21,6 +21,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <vector>
@@ -39,6 +40,7 @@ struct LowerRequest {
 
   const Window& window(int operand) const { return (*windows)[operands[operand].window]; }
 };
+LowerRequest request_of(const Graph& graph, const Node& node);
 
 class Lowering {
  public:
@@ -161,6 +163,15 @@ class Lowering {
   void check(Ref condition) { checks.push_back(condition); }
   void output(int operand, Ref value, int piece = 0) {
     outputs.push_back({static_cast<uint16_t>(operand), value, piece});
+  }
+
+  // Whether the program of a pointwise node reads or writes this operand.
+  bool touches(int index) const {
+    const auto operand = static_cast<uint16_t>(index);
+    return std::ranges::any_of(outputs, [=](const Output& output) { return output.operand == operand; }) ||
+           std::ranges::any_of(values, [=](const Value& value) {
+             return value.kind == Value::Kind::kOperand && value.operand == operand;
+           });
   }
 
   std::vector<Value> values;

@@ -111,14 +111,10 @@ class MemberRun {
 
   Status run(uint32_t n) {
     const Node& node = graph_.nodes[n];
-    const OpTraits& traits = op_table()[node.op];
+    const LowerRequest request = request_of(graph_, node);
     Lowering lowering;
-    const LowerRequest request{.node = &node,
-                               .operands = graph_.operands_of(node),
-                               .attributes = graph_.attributes.data() + node.attribute_offset,
-                               .windows = graph_.windows,
-                               .traits = &traits};
-    if (traits.lower == nullptr || !traits.lower(request, lowering)) return violation("a member has no lowering");
+    if (request.traits->lower == nullptr || !request.traits->lower(request, lowering))
+      return violation("a member has no lowering");
     if (lowering.outputs.empty()) return violation("a member has no outputs");
     shape_ = &request.window(lowering.reduced == 0 ? lowering.outputs[0].operand : lowering.space);
     std::vector<std::vector<Symbol>> values;
@@ -323,7 +319,7 @@ class KernelRun {
       if (per_row(step.value) && per_row(step.inputs[i]) == reduces) return violation("a step mixes extents");
     }
     if (per_row(step.value) && space_.row_rank == 0) return violation("a row value without rows");
-    if (step.kind != FusedStep::Kind::kLoad && step.kind != FusedStep::Kind::kLookUp && !stores) return Status();
+    if (!backend::uses_operand(step)) return Status();
     if (step.operand >= space_.operands.size()) return violation("a step has no operand");
     const backend::FusedOperand& operand = space_.operands[step.operand];
     if (operand.bytes != group_.kernel.values[step.value].bytes)
@@ -475,18 +471,9 @@ Status check_members(const Graph& graph, const FusedGroup& group) {
 }  // namespace
 
 bool in_tail(const Graph& graph, const Node& node, int operand) {
+  const LowerRequest request = request_of(graph, node);
   Lowering lowering;
-  const OpTraits& traits = op_table()[node.op];
-  const LowerRequest request{.node = &node,
-                             .operands = graph.operands_of(node),
-                             .attributes = graph.attributes.data() + node.attribute_offset,
-                             .windows = graph.windows,
-                             .traits = &traits};
-  if (!traits.lower(request, lowering)) return true;
-  return std::ranges::any_of(lowering.outputs, [=](const auto& output) { return output.operand == operand; }) ||
-         std::ranges::any_of(lowering.values, [=](const Lowering::Value& value) {
-           return value.kind == ValueKind::kOperand && value.operand == operand;
-         });
+  return !request.traits->lower(request, lowering) || lowering.touches(operand);
 }
 
 Status verify_group(const Graph& graph, const FusedGroup& group) {

@@ -163,7 +163,7 @@ bool recognize(const graph::Invocation& invocation, AttentionBackward& backward)
 
 bool run_attention(const graph::Invocation& invocation) {
   Attention call;
-  if (!own_kernels_allowed() || !recognize(invocation, call)) return false;
+  if (!last_bits_may_differ() || !recognize(invocation, call)) return false;
   Isolated isolated;
   run_as_operator(OwnKernel::kAttention, invocation, [&] { backend::attention_forward(call); });
   return true;
@@ -171,7 +171,7 @@ bool run_attention(const graph::Invocation& invocation) {
 
 bool run_attention_backward(const graph::Invocation& invocation) {
   AttentionBackward backward;
-  if (!own_kernels_allowed() || !recognize(invocation, backward)) return false;
+  if (!last_bits_may_differ() || !recognize(invocation, backward)) return false;
   Isolated isolated;
   run_as_operator(OwnKernel::kAttentionBackward, invocation, [&] { backend::attention_backward(backward); });
   return true;

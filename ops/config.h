@@ -51,6 +51,11 @@ struct Config {
 extern Config* config_instance;  // made when the library is loaded
 inline Config& config() { return *config_instance; }
 
+// Whether results may differ in the last bits from those of the stock kernels, one by one: not where somebody compares bits.
+inline bool last_bits_may_differ() {
+  return config().fusion.load(std::memory_order_relaxed) && !config().verify.load(std::memory_order_relaxed);
+}
+
 // One row of the table that documents the options.
 struct Option {
   std::string name;

@@ -31,8 +31,7 @@ void track_accelerator(const Cut& cut) {
 
 graph::PlanOptions plan_options() {
   graph::PlanOptions options;
-  // The straight interpreter knows bits, not tolerances.
-  options.fusion = config().fusion.load(std::memory_order_relaxed) && !config().verify.load(std::memory_order_relaxed);
+  options.fusion = last_bits_may_differ();
   options.cpu = backend::cpu_device().capabilities();
   if (backend::Device* accelerator = backend::accelerator()) {
     options.has_accelerator = true;

@@ -8,6 +8,7 @@
 
 #include "backend/registry.h"
 #include "ops/boxed.h"
+#include "ops/kernel.h"
 #include "ops/meta.h"
 #include "ops/recorder.h"
 #include "ops/straight.h"
@@ -140,6 +141,17 @@ FirstSight first_sight(const OpInfo& info, const Call& call, uint64_t signature)
 
 namespace {
 
+// An entry that was made under the lock before: another thread may since have forgotten all windows.
+struct Learned {
+  MetaEntry entry;
+  uint32_t generation = window_generation();
+
+  // REQUIRES: the recorder lock.
+  bool is_current() const { return entry.outputs.empty() || generation == window_generation(); }
+};
+
+Learned never_recorded(SyncReason reason) { return {MetaEntry{true, reason, {}, {}}}; }
+
 bool same_outputs(const MetaEntry& a, const MetaEntry& b) {
   if (a.outputs.size() != b.outputs.size() || a.list_lengths != b.list_lengths) return false;
   for (size_t i = 0; i < a.outputs.size(); ++i) {
@@ -149,22 +161,23 @@ bool same_outputs(const MetaEntry& a, const MetaEntry& b) {
 }
 
 // Keeps what is now known of the call. REQUIRES: the recorder lock is not held.
-void remember(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, RandomState random, MetaEntry entry) {
+void remember(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, RandomState random, Learned learned) {
   Locked lock(recorder().mutex());
+  if (!learned.is_current()) return;
   Call& call = scratch_call();
   if (!encode(info, arguments, call, random) || call.foreign.defined()) return;
   recorder().meta_cache().make_key(info.id, call, recorder().default_dtype());
-  if (recorder().meta_cache().find() == nullptr) recorder().meta_cache().insert(std::move(entry));
+  if (recorder().meta_cache().find() == nullptr) recorder().meta_cache().insert(std::move(learned.entry));
 }
 
 // What real outputs say, next to what the Meta kernel said: equal ones make the signature trusted.
-MetaEntry compare_entries(const OpInfo& info, const MetaRun* meta, const MetaRun& real, uint64_t signature) {
+Learned compare_entries(const OpInfo& info, const MetaRun* meta, const MetaRun& real, uint64_t signature) {
   Locked lock(recorder().mutex());
-  MetaEntry entry = entry_of(info, real);
-  if (meta != nullptr && !never_trusted(info) && same_outputs(entry, entry_of(info, *meta))) {
+  Learned learned{entry_of(info, real)};
+  if (meta != nullptr && !never_trusted(info) && same_outputs(learned.entry, entry_of(info, *meta))) {
     trusted_signatures().insert(signature);
   }
-  return entry;
+  return learned;
 }
 
 // The outputs that the rule predicts. REQUIRES: the recorder lock.
@@ -190,16 +203,17 @@ bool entry_by_rule(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, con
 }
 
 // Believes the rule of this kind of call from now on, if it says what a kernel did. Returns whether it does.
-bool learn_rule(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const MetaEntry& real, uint64_t signature) {
+bool learn_rule(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Learned& real, uint64_t signature) {
   if (info.shape_rule == ShapeRule::kNone || never_trusted(info)) return false;
   Locked lock(recorder().mutex());
+  if (!real.is_current()) return false;
   std::vector<at::ScalarType> dtypes;
-  for (const MetaOutput& output : real.outputs) {
+  for (const MetaOutput& output : real.entry.outputs) {
     if (output.window == graph::kNoWindow) return false;
     dtypes.push_back(static_cast<at::ScalarType>(recorder().windows()[output.window].dtype));
   }
   MetaEntry ruled;
-  if (!entry_by_rule(info, arguments, dtypes, ruled) || !same_outputs(ruled, real)) return false;
+  if (!entry_by_rule(info, arguments, dtypes, ruled) || !same_outputs(ruled, real.entry)) return false;
   ruled_signatures().emplace(signature, std::move(dtypes));
   return true;
 }
@@ -228,9 +242,9 @@ void run_and_learn(const OpInfo& info, torch::jit::Stack* stack, RandomState ran
   MetaRun real;
   const auto results = torch::jit::last(*stack, info.returns.size());
   real.results.assign(results.begin(), results.end());
-  MetaEntry entry = compare_entries(info, meta, real, signature);
-  learn_rule(info, arguments, entry, signature);
-  remember(info, arguments, random, std::move(entry));
+  Learned learned = compare_entries(info, meta, real, signature);
+  learn_rule(info, arguments, learned, signature);
+  remember(info, arguments, random, std::move(learned));
 }
 
 // Data-dependent calls of operators that otherwise are not: indexing by a mask.
@@ -257,12 +271,13 @@ enum class Met : uint8_t { kNo, kKnown, kRan };
 Met meet_by_rule(const OpInfo& info, torch::jit::Stack* stack, RandomState random, FirstSight how, uint64_t signature) {
   const auto arguments = arguments_of(info, *stack);
   if (how == FirstSight::kTrustRule) {
-    MetaEntry entry;
+    Learned learned;
     {
       Locked lock(recorder().mutex());
-      if (!entry_by_rule(info, arguments, ruled_signatures().at(signature), entry)) return Met::kNo;
+      learned.generation = window_generation();
+      if (!entry_by_rule(info, arguments, ruled_signatures().at(signature), learned.entry)) return Met::kNo;
     }
-    remember(info, arguments, random, std::move(entry));
+    remember(info, arguments, random, std::move(learned));
     return Met::kKnown;
   }
   std::vector<RuledOutput> outputs;
@@ -273,9 +288,9 @@ Met meet_by_rule(const OpInfo& info, torch::jit::Stack* stack, RandomState rando
   }
   MetaRun probe;
   if (how != FirstSight::kProbe || !run_probe(info, arguments, probe)) return Met::kNo;
-  MetaEntry entry = compare_entries(info, nullptr, probe, signature);
-  if (!learn_rule(info, arguments, entry, signature)) return Met::kNo;
-  remember(info, arguments, random, std::move(entry));
+  Learned learned = compare_entries(info, nullptr, probe, signature);
+  if (!learn_rule(info, arguments, learned, signature)) return Met::kNo;
+  remember(info, arguments, random, std::move(learned));
   return Met::kKnown;
 }
 
@@ -299,18 +314,18 @@ bool meet(const OpInfo& info, torch::jit::Stack* stack, RandomState random, Firs
     return true;
   }
   if (!known) {
-    if (!meta.failed) remember(info, arguments_of(info, *stack), random, MetaEntry{true, meta.reason, {}, {}});
+    if (!meta.failed) remember(info, arguments_of(info, *stack), random, never_recorded(meta.reason));
     // Where the Meta kernel raised, the call itself may be wrong: the CPU kernel knows.
     run_drawn(info, stack, random, meta.failed ? failure_reason(arguments_of(info, *stack)) : meta.reason);
     return true;
   }
   if (how == FirstSight::kTrustMeta) {
-    MetaEntry entry;
+    Learned learned;
     {
       Locked lock(recorder().mutex());
-      entry = entry_of(info, meta);
+      learned = {entry_of(info, meta)};
     }
-    remember(info, arguments_of(info, *stack), random, std::move(entry));
+    remember(info, arguments_of(info, *stack), random, std::move(learned));
     return false;
   }
   if (how == FirstSight::kRun) {
@@ -325,7 +340,7 @@ bool meet(const OpInfo& info, torch::jit::Stack* stack, RandomState random, Firs
   // It fails on zeros: with the real data it either raises now, or cannot be predicted.
   const torch::jit::Stack arguments(stack->end() - static_cast<int64_t>(info.access.size()), stack->end());
   run_drawn(info, stack, random, SyncReason::kNotRecordable);
-  remember(info, arguments, random, MetaEntry{true, SyncReason::kNotRecordable, {}, {}});
+  remember(info, arguments, random, never_recorded(SyncReason::kNotRecordable));
   return true;
 }
 

@@ -15,7 +15,7 @@
 namespace hetero::ops {
 namespace {
 
-std::atomic<uint32_t> window_generation{1};
+std::atomic<uint32_t> generation_of_windows{1};
 
 struct AliasSlot {
   at::Tensor tensor;
@@ -65,7 +65,8 @@ Isolated::Isolated() : guard_(c10::DispatchKeySet(c10::DispatchKey::BackendSelec
   follow_thread_count();
 }
 
-void forget_alias_windows() { window_generation.fetch_add(1, std::memory_order_relaxed); }
+uint32_t window_generation() { return generation_of_windows.load(std::memory_order_relaxed); }
+void begin_window_generation() { generation_of_windows.fetch_add(1, std::memory_order_relaxed); }
 
 KernelTensors::KernelTensors(const graph::Invocation& invocation) : invocation_(invocation), base_(alias_stack().top) {
   AliasStack& stack = alias_stack();
@@ -90,7 +91,7 @@ const at::Tensor& KernelTensors::operand(int i) {
   const graph::Operand& operand = invocation_.operands[i];
   const graph::Window& window = (*invocation_.windows)[operand.window];
   const auto dtype = static_cast<at::ScalarType>(window.dtype);
-  const uint32_t generation = window_generation.load(std::memory_order_relaxed);
+  const uint32_t generation = window_generation();
   if (slot.storage == nullptr || slot.tensor.scalar_type() != dtype || slot.bits != operand.bits ||
       // A kernel may have changed the alias (resized an output) or its storage.
       slot.tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() != slot.storage) {

@@ -44,7 +44,8 @@ class KernelTensors {
   size_t base_;
 };
 
-// Bumped when window ids change their meaning; aliases remember windows by id.
-void forget_alias_windows();
+// Window ids mean something within one generation: who remembers them, remembers that too. A new one begins under the recorder's lock.
+uint32_t window_generation();
+void begin_window_generation();
 
 }  // namespace hetero::ops

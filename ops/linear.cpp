@@ -406,7 +406,7 @@ class Products {
 }  // namespace
 
 bool run_linear(const graph::Invocation& invocation, LinearKind kind) {
-  if (!own_kernels_allowed()) return false;
+  if (!last_bits_may_differ()) return false;
   Product product;
   if (!recognize(invocation, kind, product)) return false;
   Isolated isolated;
@@ -428,7 +428,7 @@ bool run_linear(const graph::Invocation& invocation, LinearKind kind) {
 }
 
 void run_linears(const graph::Invocation* calls, size_t count) {
-  const bool allowed = own_kernels_allowed();
+  const bool allowed = last_bits_may_differ();
   Products few, wide;
   {
     Isolated isolated;

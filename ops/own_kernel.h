@@ -16,11 +16,6 @@
 
 namespace hetero::ops {
 
-// Results of ours differ from the stock kernels' in the last bits, so they may run with fusion only, and not where bits are compared.
-inline bool own_kernels_allowed() {
-  return config().fusion.load(std::memory_order_relaxed) && !config().verify.load(std::memory_order_relaxed);
-}
-
 inline std::optional<backend::Element> element_of(graph::DType dtype) {
   switch (static_cast<c10::ScalarType>(dtype)) {
     case c10::kFloat:

@@ -605,7 +605,7 @@ void Recorder::forget() {
   at_ = trie_.root();
   mark_ = nullptr;
   windows_.clear();
-  forget_alias_windows();
+  begin_window_generation();
 }
 
 }  // namespace hetero::ops

@@ -169,6 +169,12 @@ struct FusedStep {
   const Reducer* reducer = nullptr;
 };
 
+// Whether `operand` of the step means something.
+inline bool uses_operand(const FusedStep& step) {
+  using Kind = FusedStep::Kind;
+  return step.kind == Kind::kLoad || step.kind == Kind::kLookUp || step.kind == Kind::kStore;
+}
+
 // Steps in an order in which values are written before they are read, each value by one step.
 struct FusedKernel {
   std::vector<FusedValue> values;

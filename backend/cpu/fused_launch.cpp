@@ -43,101 +43,140 @@ bool is_same_along(const FusedSpace& space, uint16_t operand, int begin, int end
   return true;
 }
 
+using Kind = FusedStep::Kind;
+
+const char* broken_rule_of_store(const FusedSpace& space, const FusedStep& step, Extent extent, Facts& facts) {
+  if (!facts.defined[step.value]) return "a value is stored before it is written";
+  if (facts.stored[step.operand]) return "an operand is stored twice";
+  facts.stored[step.operand] = 1;
+  if (extent == Extent::kTotal) {
+    return is_same_along(space, step.operand, 0, space.rank) ? nullptr : "a total value is stored more than once";
+  }
+  // A row value may be stored once for each row, or for each point.
+  const int row_begin = space.rank - space.row_rank;
+  const bool by_row = extent == Extent::kRow && is_same_along(space, step.operand, row_begin, space.rank);
+  for (int d = 0; d < (by_row ? row_begin : space.rank) && !facts.is_empty; ++d) {
+    if (space.sizes[d] > 1 && space.operands[step.operand].strides[d] == 0) return "a store to a broadcast operand";
+  }
+  return nullptr;
+}
+
+// Whether input j is a row value that says where, or with what: an index, or the parameter of a reduction. So many bytes it has then, else 0.
+int64_t parameter_bytes(const FusedStep& step, int j, int64_t value_bytes) {
+  constexpr int64_t kIndexBytes = 8;
+  switch (step.kind) {
+    case Kind::kLookUp:
+      return kIndexBytes;
+    case Kind::kOneHot:
+      return j == 1 ? kIndexBytes : value_bytes;
+    case Kind::kReduce:
+      return j == 1 ? step.reducer->parameter_bytes : 0;
+    default:
+      return 0;
+  }
+}
+
+const char* broken_rule_of_input(const FusedKernel& kernel, const FusedStep& step, int j, const Facts& facts) {
+  if (step.inputs[j] >= kernel.values.size() || step.inputs[j] == step.value || !facts.defined[step.inputs[j]]) {
+    return "a value is read before it is written";
+  }
+  const FusedValue& value = kernel.values[step.value];
+  const FusedValue& input = kernel.values[step.inputs[j]];
+  const bool total = value.extent == Extent::kTotal;
+  if (step.kind == Kind::kReduce) {
+    if (total && input.extent != Extent::kRow) return "a total of no row value";
+    if (!total && input.extent == Extent::kTotal) return "a reduction of a total value";
+  } else {
+    if (value.extent == Extent::kRow && input.extent == Extent::kElement)
+      return "a map from element values to a row value";
+    if (total != (input.extent == Extent::kTotal)) return "a map from other values to a total value";
+  }
+  if (step.row_map != nullptr && (value.bytes > sizeof(Number) || input.bytes != value.bytes)) {
+    return "a map of other entries with a row map";
+  }
+  const int64_t bytes = parameter_bytes(step, j, value.bytes);
+  if (bytes != 0 && (input.extent != Extent::kRow || input.bytes != bytes)) {
+    return "an index or a parameter of another kind";
+  }
+  return nullptr;
+}
+
+// How many inputs the step has; -1 for a map, which has as many as its function takes.
+int needed_inputs(const FusedStep& step) {
+  switch (step.kind) {
+    case Kind::kLookUp:
+      return 1;
+    case Kind::kOneHot:
+      return 2;
+    case Kind::kReduce:
+      return step.reducer->parameter_bytes != 0 ? 2 : 1;
+    default:
+      return -1;
+  }
+}
+
+// Of a step that computes a value of others.
+const char* broken_rule_of_result(const FusedKernel& kernel, const FusedSpace& space, const FusedStep& step,
+                                  Facts& facts) {
+  const Extent extent = kernel.values[step.value].extent;
+  if (step.kind == Kind::kReduce) {
+    if (step.reducer == nullptr || step.reducer->state_bytes < 1 || step.reducer->state_bytes > kMaxReducerState) {
+      return "a reducer without states, or with too large ones";
+    }
+    if (extent == Extent::kElement) return "a reduction to an element value";
+    if (extent == Extent::kTotal && step.reducer->parameter_bytes != 0) return "a total of no row value";
+  }
+  if (step.kind == Kind::kMap && step.map == nullptr) return "a map without function";
+  if ((step.kind == Kind::kOneHot || step.kind == Kind::kLookUp) && extent != Extent::kElement) {
+    return "one entry of a row value";
+  }
+  if (step.kind == Kind::kLookUp) {
+    if (space.operands[step.operand].table_rows < 1 && !facts.is_empty) return "a table without rows";
+    if (!is_same_along(space, step.operand, 0, space.rank - space.row_rank)) {
+      return "a table with strides along the rows";
+    }
+  }
+  if (const int inputs = needed_inputs(step); step.input_count > 4 || (inputs >= 0 && step.input_count != inputs)) {
+    return "a wrong number of inputs";
+  }
+  if (step.first_number > kernel.number_count) return "no such number";
+  facts.from_rows[step.value] = extent == Extent::kRow && step.kind == Kind::kMap;
+  for (int j = 0; j < step.input_count; ++j) {
+    if (const char* rule = broken_rule_of_input(kernel, step, j, facts)) return rule;
+    facts.from_rows[step.value] &= facts.from_rows[step.inputs[j]];
+  }
+  return nullptr;
+}
+
 const char* broken_rule(const FusedKernel& kernel, const FusedSpace& space, const FusedStep& step, Facts& facts) {
-  const size_t value_count = kernel.values.size();
-  if (step.value >= value_count) return "no such value";
+  if (step.value >= kernel.values.size()) return "no such value";
   const FusedValue& value = kernel.values[step.value];
   const bool row = value.extent == Extent::kRow;
-  const bool total = value.extent == Extent::kTotal;
-  const bool looks_up = step.kind == FusedStep::Kind::kLookUp;
-  if (step.kind == FusedStep::Kind::kLoad || step.kind == FusedStep::Kind::kStore || looks_up) {
+  if (uses_operand(step)) {
     if (step.operand >= kernel.operand_count) return "no such operand";
     if (space.operands[step.operand].bytes != value.bytes) return "value and operand differ in bytes";
   }
-  if (step.kind == FusedStep::Kind::kStore) {
-    if (!facts.defined[step.value]) return "a value is stored before it is written";
-    if (facts.stored[step.operand]) return "an operand is stored twice";
-    facts.stored[step.operand] = 1;
-    // A row value may be stored once for each row, or for each point.
-    const int row_begin = space.rank - space.row_rank;
-    const bool by_row = row && is_same_along(space, step.operand, row_begin, space.rank);
-    if (total) {
-      return is_same_along(space, step.operand, 0, space.rank) ? nullptr : "a total value is stored more than once";
-    }
-    for (int d = 0; d < (by_row ? row_begin : space.rank) && !facts.is_empty; ++d) {
-      if (space.sizes[d] > 1 && space.operands[step.operand].strides[d] == 0) return "a store to a broadcast operand";
-    }
-    return nullptr;
-  }
-  if (step.kind == FusedStep::Kind::kCheck) {
+  if (step.kind == Kind::kStore) return broken_rule_of_store(space, step, value.extent, facts);
+  if (step.kind == Kind::kCheck) {
     return facts.from_rows[step.value] && value.bytes == 1 ? nullptr : "a check of what must be computed first";
   }
-
   if (facts.defined[step.value]) return "a value is written twice";
-  facts.defined[step.value] = 1;
-  switch (step.kind) {
-    case FusedStep::Kind::kLoad:
-      if (row && !is_same_along(space, step.operand, space.rank - space.row_rank, space.rank)) {
-        return "a row value is loaded from an operand with strides along the row";
-      }
-      if (total) return "a total value is loaded";
-      facts.from_rows[step.value] = row;
-      break;
-    case FusedStep::Kind::kFill:
-      if (step.first_number * sizeof(Number) + value.bytes > kernel.number_count * sizeof(Number))
-        return "no such number";
-      facts.from_rows[step.value] = row;
-      break;
-    case FusedStep::Kind::kLookUp:
-      if (space.operands[step.operand].table_rows < 1 && !facts.is_empty) return "a table without rows";
-      if (!is_same_along(space, step.operand, 0, space.rank - space.row_rank))
-        return "a table with strides along the rows";
-      [[fallthrough]];
-    case FusedStep::Kind::kMap:
-    case FusedStep::Kind::kOneHot:
-    case FusedStep::Kind::kReduce: {
-      const bool reduces = step.kind == FusedStep::Kind::kReduce;
-      const bool one_hot = step.kind == FusedStep::Kind::kOneHot;
-      const int parameters = reduces && step.reducer != nullptr && step.reducer->parameter_bytes != 0 ? 1 : 0;
-      if (step.input_count > 4 || (reduces && step.input_count != 1 + parameters) ||
-          (one_hot && step.input_count != 2) || (looks_up && step.input_count != 1)) {
-        return "a wrong number of inputs";
-      }
-      facts.from_rows[step.value] = row && !reduces && !one_hot && !looks_up;
-      if (step.first_number > kernel.number_count) return "no such number";
-      for (int j = 0; j < step.input_count; ++j) {
-        if (step.inputs[j] >= value_count || step.inputs[j] == step.value || !facts.defined[step.inputs[j]]) {
-          return "a value is read before it is written";
-        }
-        const FusedValue& input = kernel.values[step.inputs[j]];
-        if (!reduces && row && input.extent == Extent::kElement) return "a map from element values to a row value";
-        if (!reduces && total != (input.extent == Extent::kTotal)) return "a map from other values to a total value";
-        if (reduces && total && (input.extent != Extent::kRow || parameters != 0)) return "a total of no row value";
-        if (reduces && row && input.extent == Extent::kTotal) return "a reduction of a total value";
-        if (step.row_map != nullptr && (value.bytes > sizeof(Number) || input.bytes != value.bytes)) {
-          return "a map of other entries with a row map";
-        }
-        const bool is_parameter = reduces && j == 1;
-        if (one_hot || is_parameter || looks_up) {
-          const int64_t bytes = is_parameter ? step.reducer->parameter_bytes : j == 1 || looks_up ? 8 : value.bytes;
-          if (input.extent != Extent::kRow || input.bytes != bytes) return "an index or a parameter of another kind";
-        }
-        facts.from_rows[step.value] &= facts.from_rows[step.inputs[j]];
-      }
-      if (reduces && !row && !total) return "a reduction to an element value";
-      if ((one_hot || looks_up) && value.extent != Extent::kElement) return "one entry of a row value";
-      if (reduces &&
-          (step.reducer == nullptr || step.reducer->state_bytes < 1 || step.reducer->state_bytes > kMaxReducerState)) {
-        return "a reducer without states, or with too large ones";
-      }
-      if (step.kind == FusedStep::Kind::kMap && step.map == nullptr) return "a map without function";
-      break;
+  const char* rule = nullptr;
+  if (step.kind == Kind::kLoad) {
+    if (row && !is_same_along(space, step.operand, space.rank - space.row_rank, space.rank)) {
+      rule = "a row value is loaded from an operand with strides along the row";
     }
-    case FusedStep::Kind::kStore:
-    case FusedStep::Kind::kCheck:
-      break;
+    if (value.extent == Extent::kTotal) rule = "a total value is loaded";
+    facts.from_rows[step.value] = row;
+  } else if (step.kind == Kind::kFill) {
+    if (step.first_number * sizeof(Number) + value.bytes > kernel.number_count * sizeof(Number))
+      rule = "no such number";
+    facts.from_rows[step.value] = row;
+  } else {
+    rule = broken_rule_of_result(kernel, space, step, facts);
   }
-  return nullptr;
+  facts.defined[step.value] = 1;
+  return rule;
 }
 
 const char* broken_rule(const FusedKernel& kernel, const FusedSpace& space, Facts& facts) {

@@ -63,7 +63,7 @@ class StageWriter {
       for (int j = 0; j < it.input_count; ++j) it.inputs[j] = value_of_[it.inputs[j]];
       it.value = new_value(it.value, kernel_.values[it.value]);
     }
-    if (it.kind == StepKind::kStore || it.kind == StepKind::kLoad || it.kind == StepKind::kLookUp) {
+    if (uses_operand(it)) {
       it.operand = operand(it.operand);
     }
     to_.kernel.steps.push_back(it);

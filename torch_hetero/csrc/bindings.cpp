@@ -62,6 +62,21 @@ std::string where() {
 
 // ---- reports ------------------------------------------------------------------------------------------------------
 
+struct RecorderFacts {
+  size_t meta_entries;
+  size_t trace_bytes;
+  size_t pending_nodes;
+  std::vector<ops::Misprediction> mispredictions;
+};
+
+// No Python object is made under the lock: the garbage collector may run then, and whatever it ends may record.
+RecorderFacts recorder_facts() {
+  ops::Locked lock(ops::recorder().mutex());
+  const ops::Recorder& recorder = ops::recorder();
+  return {ops::recorder().meta_cache().size(), recorder.trie().bytes(), recorder.pending_nodes(),
+          recorder.mispredictions()};
+}
+
 py::dict counters_dict() {
   ops::Counters& c = ops::counters();
   py::dict nodes, meta, plans, mispredictions, flushes, kernels, copies, fallbacks, result;
@@ -79,17 +94,15 @@ py::dict counters_dict() {
   nodes["written"] = c.written_nodes.load();
   meta["hits"] = c.meta_hits.load();
   meta["misses"] = c.meta_misses.load();
-  {
-    ops::Locked lock(ops::recorder().mutex());
-    meta["entries"] = ops::recorder().meta_cache().size();
-    plans["trace_bytes"] = ops::recorder().trie().bytes();
-    for (const ops::Misprediction& one : ops::recorder().mispredictions()) {
-      const std::string text = "node " + std::to_string(one.position) + ": " +
-                               hetero::graph::op_table()[one.recorded].name + " instead of " +
-                               hetero::graph::op_table()[one.expected].name + ", " + ops::to_string(one.difference);
-      mispredictions[text.c_str()] = py::int_(mispredictions.attr("get")(text, 0)) + py::int_(1);
-    }
-    result["pending_nodes"] = ops::recorder().pending_nodes();
+  const RecorderFacts recorder = recorder_facts();
+  meta["entries"] = recorder.meta_entries;
+  plans["trace_bytes"] = recorder.trace_bytes;
+  result["pending_nodes"] = recorder.pending_nodes;
+  for (const ops::Misprediction& one : recorder.mispredictions) {
+    const std::string text = "node " + std::to_string(one.position) + ": " +
+                             hetero::graph::op_table()[one.recorded].name + " instead of " +
+                             hetero::graph::op_table()[one.expected].name + ", " + ops::to_string(one.difference);
+    mispredictions[text.c_str()] = py::int_(mispredictions.attr("get")(text, 0)) + py::int_(1);
   }
   for (size_t i = 0; i < c.flushes.size(); ++i) {
     if (const int64_t n = c.flushes[i].load()) flushes[ops::to_string(static_cast<ops::SyncReason>(i))] = n;
