@@ -15,9 +15,7 @@ namespace hetero::backend {
 namespace {
 
 constexpr size_t kPageBytes = 4096;
-constexpr size_t kHugePageBytes = size_t{2} << 20;
 constexpr size_t kMappedBytes = size_t{1} << 20;  // from here on a block is a mapping of its own
-constexpr size_t kHugeBytes = size_t{4} << 20;    // from here on it is advised to use huge pages
 constexpr int64_t kAlwaysCachedBytes = int64_t{64} << 20;
 
 size_t round_to_pages(size_t bytes) { return (bytes + kPageBytes - 1) & ~(kPageBytes - 1); }
@@ -27,22 +25,9 @@ void* map(size_t bytes) {
   return data == MAP_FAILED ? nullptr : data;
 }
 
-// Maps more than asked for and cuts off what lies outside the alignment.
-void* map_huge(size_t bytes) {
-  auto* begin = static_cast<char*>(map(bytes + kHugePageBytes));
-  if (begin == nullptr) return nullptr;
-  const size_t before = -reinterpret_cast<uintptr_t>(begin) % kHugePageBytes;
-  char* aligned = begin + before;
-  if (before != 0) munmap(begin, before);
-  munmap(aligned + bytes, kHugePageBytes - before);
-  madvise(aligned, bytes, MADV_HUGEPAGE);
-  return aligned;
-}
-
 void* acquire_host(void*, size_t bytes) {
   if (bytes < kMappedBytes) return std::aligned_alloc(kAlignment, bytes);
-  const size_t mapped = round_to_pages(bytes);
-  return mapped < kHugeBytes ? map(mapped) : map_huge(mapped);
+  return map(round_to_pages(bytes));
 }
 
 void release_host(void*, void* data, size_t bytes) {

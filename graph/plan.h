@@ -144,7 +144,7 @@ struct PlanOptions {
   // Where an arena beside the results would take more memory than op-by-op execution, temporaries of at least this size on the CPU get a
   // block of their own instead of a slice of the arena; where even that takes more, those of at least the second size.
   uint64_t own_block_bytes = 4096;
-  uint64_t least_own_block_bytes = 128;
+  uint64_t least_own_block_bytes = 1;
 };
 
 // Plans `graph`. The pipeline of passes; see pipeline.cpp. Never fails on a legal graph: where the accelerator's memory does
