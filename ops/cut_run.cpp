@@ -9,6 +9,7 @@
 #include <cstdio>
 
 #include "backend/registry.h"
+#include "graph/simulate.h"
 #include "graph/verify.h"
 #include "ops/config.h"
 #include "ops/growth.h"
@@ -195,7 +196,9 @@ Status CutRun::start(Cut& cut, SyncReason reason) {
   }
   std::string& text = executor_state().plan_text;
   if (config().keep_plans.load(std::memory_order_relaxed) || log >= 2) {
-    text = graph::to_string(graph) + "\n" + graph::to_string(plan);
+    graph::Simulation simulation;
+    graph::simulate(graph, plan, graph::CostModel(options_), simulation);
+    text = graph::to_string(graph) + "\n" + graph::to_string(plan) + graph::to_string(simulation);
   }
   if (log >= 1) {
     std::fprintf(stderr, "hetero: flush (%s): %zu nodes, %u dead\n%s", to_string(reason), graph.nodes.size(),

@@ -11,11 +11,11 @@
 //      done it before the accelerator would have started.
 //   5. A node that would bring more bytes to the accelerator than the budget has left stays on the
 //      CPU.
-// The guess ("Roofline", Williams et al. 2009) knows the operator's class and windows only.
+// What things take is guessed by graph/cost.h.
 
 #include <algorithm>
-#include <cmath>
 
+#include "graph/cost.h"
 #include "graph/passes/passes.h"
 
 namespace hetero::graph {
@@ -26,19 +26,16 @@ using backend::kCpu;
 
 constexpr uint8_t bit(backend::DeviceIndex device) { return static_cast<uint8_t>(1u << device); }
 
-struct Work {
-  double flops = 0;
-  double bytes = 0;         // touched
-  double bytes_on_cpu = 0;  // of the operands, valid on the CPU only
+// Of a node, where the placement so far has left its operands.
+struct Residents {
+  double bytes_on_cpu = 0;  // valid there only
   double bytes_on_accelerator = 0;
 };
-
-double fallback(double value, double otherwise) { return value > 0 ? value : otherwise; }
 
 class Placer {
  public:
   Placer(const Graph& graph, const PlanOptions& options, uint64_t budget, Scratch& scratch)
-      : graph_(graph), options_(options), budget_(budget), scratch_(scratch) {
+      : graph_(graph), costs_(options), budget_(budget), scratch_(scratch) {
     scratch_.valid.resize(graph.buffers.size());
     scratch_.charged.resize(graph.buffers.size());
     for (size_t b = 0; b < graph.buffers.size(); ++b) {
@@ -51,19 +48,20 @@ class Placer {
 
   Placement place(const Node& node) {
     const OpTraits& traits = op_table()[node.op];
-    const Work work = measure(node, traits.op_class);
-    Placement placement = decide(node, traits, work);
+    const Work work = work_of(graph_, node);
+    const Residents residents = find_residents(node);
+    Placement placement = decide(node, traits, work, residents);
     if (placement.device == kAccelerator && !charge(node)) {
       placement.device = kCpu;
       placement.reason = Reason::kNoMemory;
     }
-    placement.predicted_seconds = static_cast<float>(seconds(work, placement.device));
+    placement.predicted_seconds = static_cast<float>(seconds(work, residents, placement.device));
     move_bytes(node, placement.device);
     return placement;
   }
 
  private:
-  Placement decide(const Node& node, const OpTraits& traits, const Work& work) const {
+  Placement decide(const Node& node, const OpTraits& traits, const Work& work, const Residents& residents) const {
     if (!traits.on_accelerator) return {kCpu, Reason::kUnsupported};
     if (node.preference == Preference::kCpu) return {kCpu, Reason::kRequested};
     if (node.preference == Preference::kAccelerator) return {kAccelerator, Reason::kRequested};
@@ -71,11 +69,11 @@ class Placer {
       case OpClass::kIndexing:
       case OpClass::kCopy:
       case OpClass::kOther:
-        return {work.bytes_on_accelerator > work.bytes_on_cpu ? kAccelerator : kCpu, Reason::kFollowsData};
+        return {residents.bytes_on_accelerator > residents.bytes_on_cpu ? kAccelerator : kCpu, Reason::kFollowsData};
       case OpClass::kPointwise:
       case OpClass::kReduction:
       case OpClass::kRandom:
-        if (work.bytes_on_accelerator == 0 && seconds(work, kCpu) < launch_seconds()) {
+        if (residents.bytes_on_accelerator == 0 && costs_.run_seconds(work, kCpu) < costs_.launch_seconds()) {
           return {kCpu, Reason::kTooSmall};
         }
         break;
@@ -85,64 +83,23 @@ class Placer {
     return {kAccelerator, Reason::kOpClass};
   }
 
-  Work measure(const Node& node, OpClass op_class) const {
-    Work work;
-    const Window* read[3] = {};
-    int reads = 0;
-    const Window* written = nullptr;
-    const Operand* operands = graph_.operands_of(node);
+  Residents find_residents(const Node& node) const {
+    Residents residents;
+    const Operand* const operands = graph_.operands_of(node);
     for (int i = 0; i < node.operand_count; ++i) {
-      const Operand& operand = operands[i];
-      const Window& window = (*graph_.windows)[operand.window];
+      const Window& window = (*graph_.windows)[operands[i].window];
       const double bytes = static_cast<double>(window.numel) * dtype_bytes(window.dtype);
-      work.bytes += bytes;
-      const uint8_t valid = scratch_.valid[operand.buffer];
-      if (valid == bit(kCpu)) work.bytes_on_cpu += bytes;
-      if (valid == bit(kAccelerator)) work.bytes_on_accelerator += bytes;
-      if (operand.reads() && reads < 3) read[reads++] = &window;
-      if (operand.writes() && written == nullptr) written = &window;
+      const uint8_t valid = scratch_.valid[operands[i].buffer];
+      if (valid == bit(kCpu)) residents.bytes_on_cpu += bytes;
+      if (valid == bit(kAccelerator)) residents.bytes_on_accelerator += bytes;
     }
-    work.flops = work.bytes / 4;
-    if (written != nullptr && reads >= 2) work.flops = flops(op_class, *written, read, reads);
-    return work;
+    return residents;
   }
 
-  static double flops(OpClass op_class, const Window& written, const Window* const* read, int reads) {
-    const auto size = [](const Window& w) { return static_cast<double>(w.numel); };
-    const double out = size(written);
-    switch (op_class) {
-      case OpClass::kMatmul: {
-        // With A of m*k, B of k*n and C of m*n elements, |A||B|/|C| is k squared. A bias comes
-        // first.
-        const double a = size(*read[reads - 2]);
-        const double b = size(*read[reads - 1]);
-        return out > 0 ? 2 * out * std::sqrt(a * b / out) : 0;
-      }
-      case OpClass::kConvolution: {
-        const Window& weight = *read[1];
-        return weight.rank > 0 && weight.dims[0] > 0 ? 2 * out * size(weight) / weight.dims[0] : out;
-      }
-      case OpClass::kAttention: {
-        const Window& key = *read[1];
-        return key.rank >= 2 ? 4 * out * static_cast<double>(key.dims[key.rank - 2]) : out;
-      }
-      case OpClass::kNormalization:
-        return 8 * out;
-      default:
-        return out;
-    }
-  }
-
-  double launch_seconds() const { return fallback(options_.accelerator.launch_latency, 5e-6); }
-
-  double seconds(const Work& work, backend::DeviceIndex device) const {
-    const bool on_cpu = device == kCpu;
-    const backend::Capabilities& c = on_cpu ? options_.cpu : options_.accelerator;
-    const double arithmetic = work.flops / fallback(c.flops, on_cpu ? 1e11 : 1e13);
-    const double traffic = work.bytes / fallback(c.memory_bandwidth, on_cpu ? 2e10 : 1e12);
-    const double moved = on_cpu ? work.bytes_on_accelerator : work.bytes_on_cpu;
-    const double copies = moved / fallback(options_.accelerator.copy_bandwidth, 1e10);
-    return std::max(arithmetic, traffic) + copies + (on_cpu ? 0 : launch_seconds());
+  // With the copies that it needs.
+  double seconds(const Work& work, const Residents& residents, backend::DeviceIndex device) const {
+    const double moved = device == kCpu ? residents.bytes_on_accelerator : residents.bytes_on_cpu;
+    return costs_.run_seconds(work, device) + costs_.copy_seconds(moved);
   }
 
   // Takes the node's buffers out of the budget; false where they do not fit.
@@ -171,7 +128,7 @@ class Placer {
   }
 
   const Graph& graph_;
-  const PlanOptions& options_;
+  const CostModel costs_;
   uint64_t budget_;
   Scratch& scratch_;
 };

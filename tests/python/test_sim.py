@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import models
 import pytest
 import torch
@@ -206,3 +208,11 @@ def test_bytes_that_the_host_looks_at_are_written_on_the_host() -> None:
         other = value * 2
     assert seen_by_host.tolist() == [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]
     assert other.tolist() == [2.0, 6.0, 10.0, 14.0, 18.0, 22.0]
+
+
+def test_the_report_tells_how_long_the_last_program_was_predicted_to_take() -> None:
+    x = torch.randn(256, 256).to(DEVICE)
+    with torch.hetero.config.override(keep_plans=True):
+        (x @ x).cpu()
+        plan = torch.hetero.explain().plan
+    assert re.search(r"^predicted: \S+ s; .*accelerator compute: busy \S+ s, waits \S+ s", plan, re.MULTILINE), plan

@@ -1,0 +1,67 @@
+#include "graph/cost.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace hetero::graph {
+namespace {
+
+double known_or(double value, double guess) { return value > 0 ? value : guess; }
+
+double flops_of(OpClass op_class, const Window& written, const Window* const* read, int reads) {
+  const auto size = [](const Window& w) { return static_cast<double>(w.numel); };
+  const double out = size(written);
+  switch (op_class) {
+    case OpClass::kMatmul: {
+      // With A of m*k, B of k*n and C of m*n elements, |A||B|/|C| is k squared. A bias comes first.
+      const double a = size(*read[reads - 2]);
+      const double b = size(*read[reads - 1]);
+      return out > 0 ? 2 * out * std::sqrt(a * b / out) : 0;
+    }
+    case OpClass::kConvolution: {
+      const Window& weight = *read[1];
+      return weight.rank > 0 && weight.dims[0] > 0 ? 2 * out * size(weight) / static_cast<double>(weight.dims[0]) : out;
+    }
+    case OpClass::kAttention: {
+      const Window& key = *read[1];
+      return key.rank >= 2 ? 4 * out * static_cast<double>(key.dims[key.rank - 2]) : out;
+    }
+    case OpClass::kNormalization:
+      return 8 * out;
+    default:
+      return out;
+  }
+}
+
+}  // namespace
+
+Work work_of(const Graph& graph, const Node& node) {
+  Work work;
+  const Window* read[3] = {};
+  int reads = 0;
+  const Window* written = nullptr;
+  const Operand* const operands = graph.operands_of(node);
+  for (int i = 0; i < node.operand_count; ++i) {
+    const Window& window = (*graph.windows)[operands[i].window];
+    work.bytes += static_cast<double>(window.numel) * dtype_bytes(window.dtype);
+    if (operands[i].reads() && reads < 3) read[reads++] = &window;
+    if (operands[i].writes() && written == nullptr) written = &window;
+  }
+  const OpClass op_class = op_table()[node.op].op_class;
+  work.flops = written != nullptr && reads >= 2 ? flops_of(op_class, *written, read, reads) : work.bytes / 4;
+  return work;
+}
+
+double CostModel::launch_seconds() const { return known_or(accelerator_.launch_latency, 5e-6); }
+
+double CostModel::run_seconds(const Work& work, backend::DeviceIndex device) const {
+  const bool on_cpu = device == backend::kCpu;
+  const backend::Capabilities& rates = on_cpu ? cpu_ : accelerator_;
+  const double arithmetic = work.flops / known_or(rates.flops, on_cpu ? 1e11 : 1e13);
+  const double traffic = work.bytes / known_or(rates.memory_bandwidth, on_cpu ? 2e10 : 1e12);
+  return std::max(arithmetic, traffic) + (on_cpu ? 0 : launch_seconds());
+}
+
+double CostModel::copy_seconds(double bytes) const { return bytes / known_or(accelerator_.copy_bandwidth, 1e10); }
+
+}  // namespace hetero::graph

@@ -1,0 +1,94 @@
+#include "graph/simulate.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace hetero::graph {
+namespace {
+
+using Kind = Instruction::Kind;
+
+// A fused kernel computes what its members do, and touches what it loads and stores.
+Work work_of_group(const Graph& graph, const FusedGroup& group) {
+  Work work;
+  for (const uint32_t member : group.members) work.flops += work_of(graph, graph.nodes[member]).flops;
+  for (const GroupOperand& operand : group.operands) {
+    const Window& window = (*graph.windows)[graph.operands[operand.operand].window];
+    const double bytes = static_cast<double>(window.numel) * dtype_bytes(window.dtype);
+    work.bytes += bytes * (operand.loads + operand.stores);
+  }
+  return work;
+}
+
+double seconds_of(const Graph& graph, const Plan& plan, const CostModel& costs, const Instruction& instruction) {
+  const backend::DeviceIndex device = device_of(instruction.queue);
+  const auto node_seconds = [&](uint32_t node) { return costs.run_seconds(work_of(graph, graph.nodes[node]), device); };
+  switch (instruction.kind) {
+    case Kind::kRun:
+    case Kind::kBody:
+      return node_seconds(instruction.index);
+    case Kind::kBatch: {
+      double seconds = 0;
+      for (const Instruction& call : plan.batches[instruction.index]) seconds += node_seconds(call.index);
+      return seconds;
+    }
+    case Kind::kFused:
+      return costs.run_seconds(work_of_group(graph, plan.groups[instruction.index]), device);
+    case Kind::kCopy:
+      return costs.copy_seconds(static_cast<double>(graph.buffers[instruction.index].bytes));
+    case Kind::kRecord:
+    case Kind::kWait:
+      return 0;
+  }
+  return 0;
+}
+
+const char* const kQueueNames[] = {"compute", "h2d", "d2h"};
+
+}  // namespace
+
+void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simulation& simulation) {
+  std::array<double, kMaxQueues> free{};  // when the queue is done with what was submitted
+  std::array<double, kMaxQueues> first{};
+  std::array<bool, kMaxQueues> used{};
+  std::vector<double> recorded(plan.event_count);
+  simulation.spans.resize(plan.program.size());
+  simulation.busy.fill(0);
+  simulation.waited.fill(0);
+  for (size_t p = 0; p < plan.program.size(); ++p) {
+    const Instruction& instruction = plan.program[p];
+    const QueueId queue = instruction.queue;
+    // Nothing begins before the host submits it, and the host is done with its own queue then.
+    double begin = std::max(free[queue], free[kHostQueue]);
+    if (instruction.kind == Kind::kWait) begin = std::max(begin, recorded[instruction.index]);
+    const double seconds = seconds_of(graph, plan, costs, instruction);
+    if (seconds > 0 && !used[queue]) {
+      used[queue] = true;
+      first[queue] = begin;
+    }
+    free[queue] = begin + seconds;
+    simulation.busy[queue] += seconds;
+    simulation.spans[p] = {begin, free[queue]};
+    if (instruction.kind == Kind::kRecord) recorded[instruction.index] = free[queue];
+  }
+  simulation.seconds = *std::max_element(free.begin(), free.end());
+  for (size_t q = 0; q < free.size(); ++q) {
+    if (used[q]) simulation.waited[q] = free[q] - first[q] - simulation.busy[q];
+  }
+}
+
+std::string to_string(const Simulation& simulation) {
+  char line[160];
+  std::snprintf(line, sizeof(line), "predicted: %.3g s", simulation.seconds);
+  std::string text = line;
+  for (int q = 0; q < kMaxQueues; ++q) {
+    if (simulation.busy[static_cast<size_t>(q)] == 0) continue;
+    std::snprintf(line, sizeof(line), "; %s %s: busy %.3g s, waits %.3g s",
+                  q / backend::kQueueKinds == 0 ? "cpu" : "accelerator", kQueueNames[q % backend::kQueueKinds],
+                  simulation.busy[static_cast<size_t>(q)], simulation.waited[static_cast<size_t>(q)]);
+    text += line;
+  }
+  return text + '\n';
+}
+
+}  // namespace hetero::graph

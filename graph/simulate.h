@@ -1,0 +1,37 @@
+// simulate: when each instruction of a program begins and ends, by a cost model: a discrete-event simulation in the order of submission.
+//
+// The rules are those of running (queue_run.h): a queue runs its instructions in order; the host submits one after the other, and runs those of its own
+// queue before it goes on; an event holds a queue up until what was recorded has run. So one walk over the program is the simulation.
+//
+// Thread safety: pure function. A Simulation keeps its memory from call to call.
+
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "graph/cost.h"
+
+namespace hetero::graph {
+
+// Seconds since the program began.
+struct Span {
+  double begin = 0;
+  double end = 0;
+};
+
+struct Simulation {
+  std::vector<Span> spans;                  // per instruction
+  std::array<double, kMaxQueues> busy{};    // per queue: how long it runs or copies
+  std::array<double, kMaxQueues> waited{};  // per queue: between the first and the last of that, how long it does not
+  double seconds = 0;                       // of the whole
+};
+
+// REQUIRES: the plan is legal.
+void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simulation& simulation);
+
+// "predicted: 0.00123 s; cpu compute: busy 0.001 s, waits 0 s; ..."
+std::string to_string(const Simulation& simulation);
+
+}  // namespace hetero::graph
