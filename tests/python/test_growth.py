@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Callable, Iterator
+from random import Random
 
 import pytest
 import torch
@@ -185,6 +186,44 @@ def test_a_write_in_the_same_trace_as_the_concatenation() -> None:
         pair.device = torch.cat([pair.device, new.to(DEVICE)], 1).mul_(0.5)
         pair.check()
         torch.testing.assert_close(before.cpu(), expected)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_programs_of_growth_views_and_writes(seed: int) -> None:
+    choose = Random(seed)
+    sizes = choose.choice([(4, 600, 64), (2, 3, 400, 64), (200_000,), (3, 100_000), (1, 8, 300, 64), (5, 40_000, 1)])
+    pair = Pair(*sizes, dim=choose.randrange(len(sizes)))
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def both(function: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        return function(pair.device), function(pair.cpu)
+
+    for _ in range(choose.randrange(4, 14)):
+        i, dim = choose.randrange(pair.cpu.shape[pair.dim]), pair.dim
+        view = choose.choice(
+            [
+                lambda t, i=i, dim=dim: t.select(dim, i),
+                lambda t, i=i, dim=dim: t.narrow(dim, i // 2, i - i // 2),
+                lambda t, i=i: t.view(-1)[i : i + 99],
+                lambda t: t.transpose(0, -1),
+            ]
+        )
+        match choose.randrange(10):
+            case 0 | 1 | 2 | 3 | 4:
+                pair.grow()
+            case 5:
+                kept.append(both(view))
+            case 6:
+                both(lambda t, view=view: view(t).mul_(0.5))
+            case 7:
+                kept.append(both(torch.clone))
+            case 8:
+                kept = kept[1:]
+            case 9:
+                torch.testing.assert_close(*(t.cpu() for t in both(lambda t, dim=dim: (t * t).sum(dim))))
+    pair.check()
+    for actual, expected in kept:
+        assert torch.equal(actual.cpu(), expected)
 
 
 def test_what_is_still_seen_is_not_taken() -> None:
