@@ -11,12 +11,12 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
 
 #include "backend/allocator.h"
+#include "backend/atomic_counters.h"
 #include "backend/device.h"
 
 namespace hetero::backend {
@@ -38,22 +38,15 @@ class CpuDevice final : public Device {
   void reset_peak() override { allocator_.reset_peak(); }
   // Copies are counted by the queue they ran on; those of the compute queue stay on the host and
   // are not.
-  DeviceCounters counters() const override;
+  DeviceCounters counters() const override { return counters_.read(); }
 
  private:
   class InlineQueue;
-  struct Counters {
-    std::atomic<int64_t> launches{0};
-    std::atomic<int64_t> copies[kQueueKinds] = {};
-    std::atomic<int64_t> bytes[kQueueKinds] = {};
-    std::atomic<int64_t> events_recorded{0};
-    std::atomic<int64_t> events_waited{0};
-  };
 
   const std::string name_ = "cpu";
   const Capabilities capabilities_;
   CachingAllocator allocator_;
-  Counters counters_;
+  AtomicCounters counters_;
   std::array<std::unique_ptr<Queue>, kQueueKinds> queues_;
 };
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "backend/allocator.h"
+#include "backend/atomic_counters.h"
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/staging_pool.h"
 #include "backend/spin_lock.h"
@@ -46,18 +47,6 @@ struct Gpu {
     return Status(ErrorClass::kDevice, "cuda: the device cannot be used in a forked process");
   }
 };
-
-struct Counters {
-  std::atomic<int64_t> launches{0};
-  std::atomic<int64_t> copies_in{0};
-  std::atomic<int64_t> copies_out{0};
-  std::atomic<int64_t> bytes_in{0};
-  std::atomic<int64_t> bytes_out{0};
-  std::atomic<int64_t> events_recorded{0};
-  std::atomic<int64_t> events_waited{0};
-};
-
-void add(std::atomic<int64_t>& counter, int64_t amount) { counter.fetch_add(amount, std::memory_order_relaxed); }
 
 void* acquire_device_memory(void* context, size_t bytes) {
   const Gpu& gpu = *static_cast<Gpu*>(context);
@@ -106,7 +95,7 @@ class CudaEvent final : public Event {
 
 class CudaQueue final : public Queue {
  public:
-  CudaQueue(const Gpu& gpu, Counters& counters) : gpu_(gpu), counters_(counters) {}
+  CudaQueue(const Gpu& gpu, AtomicCounters& counters) : gpu_(gpu), counters_(counters) {}
 
   ~CudaQueue() override {
     if (stream_ == nullptr || !gpu_.check_not_forked().ok()) return;
@@ -128,7 +117,7 @@ class CudaQueue final : public Queue {
     task.run(task.context);
     if (hook != nullptr) hook(nullptr);
     stream_of_task = outer;
-    add(counters_.launches, 1);
+    counters_.count_launch();
     return Status();
   }
 
@@ -141,14 +130,14 @@ class CudaQueue final : public Queue {
       return Status(ErrorClass::kUsage, "cuda: a queue can record only events of its own device");
     }
     if (!own->created().ok()) return own->created();
-    add(counters_.events_recorded, 1);
+    counters_.count_record();
     const CurrentGpu current(gpu_.ordinal);
     return cuda_status(cudaEventRecord(own->handle(), stream_), "cudaEventRecord");
   }
 
   Status wait(Event& event) override {
     if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
-    add(counters_.events_waited, 1);
+    counters_.count_wait();
     auto* own = dynamic_cast<CudaEvent*>(&event);
     // Another device's event cannot be put on a stream, so it is waited for here and now.
     if (own == nullptr) return event.query() ? Status() : event.synchronize();
@@ -223,7 +212,7 @@ class CudaQueue final : public Queue {
   }
 
   const Gpu& gpu_;
-  Counters& counters_;
+  AtomicCounters& counters_;
   StagingPool staging_;
   cudaStream_t stream_ = nullptr;
 };
@@ -247,13 +236,7 @@ Status CudaQueue::copy(void* destination, const void* source, size_t bytes) {
   const Residence from = residence_of(source);
   const bool into_device = to == Residence::kDevice;
   const bool from_device = from == Residence::kDevice;
-  if (into_device && !from_device) {
-    add(counters_.copies_in, 1);
-    add(counters_.bytes_in, static_cast<int64_t>(bytes));
-  } else if (from_device && !into_device) {
-    add(counters_.copies_out, 1);
-    add(counters_.bytes_out, static_cast<int64_t>(bytes));
-  }
+  counters_.count_copy(into_device, from_device, bytes);
   if (!into_device && !from_device) {
     return enqueue({&staging_, nullptr, destination, source, bytes, false});
   }
@@ -296,16 +279,7 @@ class CudaDeviceImplementation final : public CudaDevice {
   void set_memory_limit(size_t bytes) override { allocator_.set_memory_limit(bytes); }
   MemoryStats memory_stats() const override { return allocator_.stats(); }
   void reset_peak() override { allocator_.reset_peak(); }
-  DeviceCounters counters() const override {
-    const auto read = [](const std::atomic<int64_t>& counter) { return counter.load(std::memory_order_relaxed); };
-    return {.launches = read(counters_.launches),
-            .copies_in = read(counters_.copies_in),
-            .copies_out = read(counters_.copies_out),
-            .bytes_in = read(counters_.bytes_in),
-            .bytes_out = read(counters_.bytes_out),
-            .events_recorded = read(counters_.events_recorded),
-            .events_waited = read(counters_.events_waited)};
-  }
+  DeviceCounters counters() const override { return counters_.read(); }
 
  private:
   // Peak figures of the data sheet: clocks in kHz, two transfers a memory clock, two operations a
@@ -328,7 +302,7 @@ class CudaDeviceImplementation final : public CudaDevice {
   Gpu gpu_;
   Capabilities capabilities_;
   CachingAllocator allocator_;
-  Counters counters_;
+  AtomicCounters counters_;
   std::array<std::unique_ptr<CudaQueue>, kQueueKinds> queues_;
 };
 

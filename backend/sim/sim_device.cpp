@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
@@ -21,8 +22,6 @@ namespace {
 
 std::mutex configured_mutex;
 SimOptions configured_options;
-
-void add(std::atomic<int64_t>& counter, int64_t amount) { counter.fetch_add(amount, std::memory_order_relaxed); }
 
 Status usage_error(const char* message) { return Status(ErrorClass::kUsage, std::string("sim: ") + message); }
 
@@ -131,7 +130,7 @@ class SimDevice::SimQueue final : public Queue {
 
   Status launch(Task task) override {
     const Status status = submit({.kind = CommandKind::kTask, .task = task});
-    if (status.ok()) add(device_.counters_.launches, 1);
+    if (status.ok()) device_.counters_.count_launch();
     return status;
   }
 
@@ -144,13 +143,13 @@ class SimDevice::SimQueue final : public Queue {
     }
     auto signal = std::make_shared<Signal>();
     const Status status = submit({.kind = CommandKind::kRecord, .signal = signal}, own);
-    if (status.ok()) add(device_.counters_.events_recorded, 1);
+    if (status.ok()) device_.counters_.count_record();
     return status;
   }
 
   Status wait(Event& event) override {
     if (shared_.is_forked()) return forked_error();
-    add(device_.counters_.events_waited, 1);
+    device_.counters_.count_wait();
     auto* own = dynamic_cast<SimEvent*>(&event);
     if (own == nullptr) {
       // The last record of another device's event cannot be captured, so it is waited for here and
@@ -282,16 +281,8 @@ Status SimDevice::SimQueue::copy(void* destination, const void* source, size_t b
                                 .destination = memory.kernel_address(destination),
                                 .source = memory.kernel_address(const_cast<void*>(source)),
                                 .bytes = bytes});
-  if (!status.ok()) return status;
-  Counters& counters = device_.counters_;
-  if (into_device && !from_device) {
-    add(counters.copies_in, 1);
-    add(counters.bytes_in, static_cast<int64_t>(bytes));
-  } else if (from_device && !into_device) {
-    add(counters.copies_out, 1);
-    add(counters.bytes_out, static_cast<int64_t>(bytes));
-  }
-  return Status();
+  if (status.ok()) device_.counters_.count_copy(into_device, from_device, bytes);
+  return status;
 }
 
 void set_sim_options(const SimOptions& options) {
@@ -349,17 +340,6 @@ Status SimDevice::synchronize() {
     if (Status status = queue->synchronize(); !status.ok()) return status;
   }
   return Status();
-}
-
-DeviceCounters SimDevice::counters() const {
-  const auto read = [](const std::atomic<int64_t>& counter) { return counter.load(std::memory_order_relaxed); };
-  return {.launches = read(counters_.launches),
-          .copies_in = read(counters_.copies_in),
-          .copies_out = read(counters_.copies_out),
-          .bytes_in = read(counters_.bytes_in),
-          .bytes_out = read(counters_.bytes_out),
-          .events_recorded = read(counters_.events_recorded),
-          .events_waited = read(counters_.events_waited)};
 }
 
 }  // namespace hetero::backend

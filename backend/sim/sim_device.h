@@ -24,11 +24,11 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
 
+#include "backend/atomic_counters.h"
 #include "backend/device.h"
 #include "backend/sim/sim_memory.h"
 
@@ -80,7 +80,7 @@ class SimDevice final : public Device {
   MemoryStats memory_stats() const override { return memory_->stats(); }
   void reset_peak() override { memory_->reset_peak(); }
   // Counted when submitted. Copies within the device are not counted.
-  DeviceCounters counters() const override;
+  DeviceCounters counters() const override { return counters_.read(); }
 
   // How many Blocks were released with damaged guard bands.
   int64_t guard_violations() const { return memory_->guard_violations(); }
@@ -90,15 +90,6 @@ class SimDevice final : public Device {
   class SimEvent;
   struct Signal;
   struct Shared;  // the lock and condition that all queues and events of a device share
-  struct Counters {
-    std::atomic<int64_t> launches{0};
-    std::atomic<int64_t> copies_in{0};
-    std::atomic<int64_t> copies_out{0};
-    std::atomic<int64_t> bytes_in{0};
-    std::atomic<int64_t> bytes_out{0};
-    std::atomic<int64_t> events_recorded{0};
-    std::atomic<int64_t> events_waited{0};
-  };
 
   SimDevice(const SimOptions& options, std::unique_ptr<SimMemory> memory);
 
@@ -107,7 +98,7 @@ class SimDevice final : public Device {
   const Capabilities capabilities_;
   const std::unique_ptr<SimMemory> memory_;
   const std::shared_ptr<Shared> shared_;
-  Counters counters_;
+  AtomicCounters counters_;
   std::array<std::unique_ptr<SimQueue>, kQueueKinds> queues_;
 };
 

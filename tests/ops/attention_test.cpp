@@ -96,6 +96,21 @@ class Attention : public OpsTest {
   }
 };
 
+// Both passes run by our kernels, with the CPU's values.
+void expect_cpus_values(const Inputs& here, const at::Tensor& grad) {
+  const Inputs there = here.there();
+  const AttentionCounts before = attention_counts();
+  const Forward expected = forward(here), actual = forward(there);
+  const Tensors expected_grads = backward(here, grad, expected);
+  const Tensors actual_grads = backward(there, on_device(grad), actual);
+  expect_close(std::get<0>(actual), std::get<0>(expected));
+  expect_close(std::get<1>(actual), std::get<1>(expected));
+  for (size_t i = 0; i < 3; ++i) expect_close(actual_grads[i], expected_grads[i]);
+  const AttentionCounts after = attention_counts();
+  EXPECT_EQ(after.forward - before.forward, 1);
+  EXPECT_EQ(after.backward - before.backward, 1);
+}
+
 TEST_F(Attention, ForwardAndBackwardGiveTheCpusValues) {
   for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{1, 9}, {8, 8}, {33, 129}, {129, 33}}) {
     for (const bool causal : {false, true}) {
@@ -105,18 +120,7 @@ TEST_F(Attention, ForwardAndBackwardGiveTheCpusValues) {
         Inputs here = inputs(2, 3, queries, keys, 20);
         here.causal = causal;
         if (with_mask) here.mask = masked(numbers({2, 1, queries, keys}, 4));
-        const Inputs there = here.there();
-        const at::Tensor grad = projected(2, 3, queries, 20, 5);
-        const AttentionCounts before = attention_counts();
-        const Forward expected = forward(here), actual = forward(there);
-        const Tensors expected_grads = backward(here, grad, expected);
-        const Tensors actual_grads = backward(there, on_device(grad), actual);
-        expect_close(std::get<0>(actual), std::get<0>(expected));
-        expect_close(std::get<1>(actual), std::get<1>(expected));
-        for (size_t i = 0; i < 3; ++i) expect_close(actual_grads[i], expected_grads[i]);
-        const AttentionCounts after = attention_counts();
-        EXPECT_EQ(after.forward - before.forward, 1);
-        EXPECT_EQ(after.backward - before.backward, 1);
+        expect_cpus_values(here, projected(2, 3, queries, 20, 5));
       }
     }
   }
@@ -131,18 +135,7 @@ TEST_F(Attention, SeveralHeadsOfQueriesMayShareOneOfKeys) {
         Inputs here = inputs(2, 6, queries, 50, 20, kv_heads);
         here.causal = causal;
         here.mask = masked(numbers({2, 6, queries, 50}, 4));
-        const Inputs there = here.there();
-        const at::Tensor grad = projected(2, 6, queries, 20, 5);
-        const AttentionCounts before = attention_counts();
-        const Forward expected = forward(here), actual = forward(there);
-        const Tensors expected_grads = backward(here, grad, expected);
-        const Tensors actual_grads = backward(there, on_device(grad), actual);
-        expect_close(std::get<0>(actual), std::get<0>(expected));
-        expect_close(std::get<1>(actual), std::get<1>(expected));
-        for (size_t i = 0; i < 3; ++i) expect_close(actual_grads[i], expected_grads[i]);
-        const AttentionCounts after = attention_counts();
-        EXPECT_EQ(after.forward - before.forward, 1);
-        EXPECT_EQ(after.backward - before.backward, 1);
+        expect_cpus_values(here, projected(2, 6, queries, 20, 5));
       }
     }
   }
