@@ -183,7 +183,11 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
 }
 
 Status CutRun::start(Cut& cut, SyncReason reason) {
-  for (const graph::BufferId b : cut.to_close) close_gaps(cut.holds[b].storage());
+  for (const graph::BufferId b : cut.to_close) {
+    HeteroStorage* const storage = cut.holds[b].storage();
+    // The nodes cannot see the bytes as they lie: they are lost to them, and so to what the run makes.
+    if (Status status = close_gaps(storage); !status.ok()) storage->binding.error = std::move(status);
+  }
   count(counters().flushes[static_cast<size_t>(reason)]);
   options_ = plan_options();
   const graph::Plan& plan = plan_for(cut);

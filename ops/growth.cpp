@@ -85,6 +85,7 @@ class LayOut {
       return;
     }
     before_ = graph_.buffers;
+    taken_.assign(graph_.buffers.size(), 0);
     for (const Addition& addition : additions_) choose_layout(addition);
     refused_.assign(graph_.buffers.size(), allowed ? 0 : 1);
     place_operands();
@@ -113,8 +114,10 @@ class LayOut {
     const Buffer& from = before_[addition.from];
     Buffer& to = graph_.buffers[addition.to];
     const bool fits = from.layout.row_bytes == addition.row_before && from.layout.pitch_bytes >= addition.row_after;
-    const auto takes_it = [&](const Buffer& other) { return other.takes == addition.from; };
-    if (fits && !from.escapes && std::ranges::none_of(graph_.buffers, takes_it)) to.takes = addition.from;
+    if (fits && !from.escapes && taken_[addition.from] == 0) {
+      taken_[addition.from] = 1;
+      to.takes = addition.from;
+    }
     if (to.takes == graph::kNoBuffer && growth != Growth::kGrown) return;
     const uint64_t added = addition.row_after - addition.row_before;
     const uint64_t room = added * std::max(kLeastRoom, addition.row_after / kRoomShare / added);
@@ -163,6 +166,7 @@ class LayOut {
   WindowTable& windows_;
   std::vector<Addition> additions_;
   std::vector<Buffer> before_;
+  std::vector<uint8_t> taken_;
   std::vector<uint8_t> refused_;
   std::vector<uint32_t> writers_;
   std::vector<WindowId> placed_;
@@ -181,16 +185,17 @@ Result<backend::Block> without_gaps(const HeteroStorage* storage) {
   return block;
 }
 
-void close_gaps(HeteroStorage* storage) {
+Status close_gaps(HeteroStorage* storage) {
   graph::Binding& binding = storage->binding;
-  if (!binding.layout.has_gaps()) return;
+  if (!binding.layout.has_gaps()) return Status();
   if (binding.error.ok() && binding.blocks[backend::kCpu]) {
     Result<backend::Block> block = without_gaps(storage);
-    if (!block.ok()) binding.error = block.status();
-    binding.blocks[backend::kCpu] = block.ok() ? std::move(block.value()) : backend::Block();
+    if (!block.ok()) return block.status();
+    binding.blocks[backend::kCpu] = std::move(block.value());
   }
   binding.derived.reset();
   binding.layout = Layout();
+  return Status();
 }
 
 bool grow_in_place(const graph::Invocation& invocation) {

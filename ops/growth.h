@@ -28,9 +28,9 @@ struct Cut;
 // REQUIRES: the buffers of the cut are described, and its nodes written down.
 void lay_out(Cut& cut, graph::WindowTable& windows);
 
-// Moves a settled storage's bytes together. Where there is no memory for that, they are lost, with that error. REQUIRES: the executor lock, and no flights
-// but those of the caller.
-void close_gaps(HeteroStorage* storage);
+// Moves a settled storage's bytes together. Where there is no memory for that, they stay as they are. REQUIRES: the executor lock, and no flights but
+// those of the caller.
+[[nodiscard]] Status close_gaps(HeteroStorage* storage);
 
 // A block in which they are together, for somebody else. REQUIRES: the executor lock; valid on the CPU.
 Result<backend::Block> without_gaps(const HeteroStorage* storage);

@@ -122,8 +122,7 @@ void bring_to_host(HeteroStorage* storage) {
 // Moves the bytes of a settled storage together, which somebody wants that way. REQUIRES: the executor lock.
 void bring_together(HeteroStorage* storage) {
   if (!storage->binding.layout.has_gaps()) return;
-  close_gaps(storage);
-  check_bytes(storage);
+  if (const Status status = close_gaps(storage); !status.ok()) raise(status);
   Locked recording(recorder().mutex());
   storage->growth = Growth::kNotApart;
 }

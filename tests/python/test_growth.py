@@ -295,6 +295,18 @@ def test_ways_out_of_the_dispatcher() -> None:
     assert (array == 1).all()
 
 
+def test_bytes_that_cannot_be_moved_together_are_not_lost() -> None:
+    pair = apart(4, 512, 64, dim=1)
+    with torch.hetero.config.override(memory_limit=torch.hetero.memory_allocated() + 4096):
+        for leave in (Tensor.cpu, Tensor.numpy, lambda t: t.resize_(4, 600, 64)):
+            torch.hetero.empty_cache()
+            with pytest.raises(torch.OutOfMemoryError):
+                leave(pair.device)
+    pair.check()
+    pair.grow(2)
+    pair.check()
+
+
 def test_resizing_and_replacing() -> None:
     pair = apart(4, 512, 64, dim=1)
     for tensor in (pair.cpu, pair.device):
