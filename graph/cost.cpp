@@ -35,6 +35,8 @@ double flops_of(OpClass op_class, const Window& written, const Window* const* re
 
 }  // namespace
 
+double bytes_seen(const Window& window) { return static_cast<double>(window.numel) * dtype_bytes(window.dtype); }
+
 Work work_of(const Graph& graph, const Node& node) {
   Work work;
   const Window* read[3] = {};
@@ -43,7 +45,7 @@ Work work_of(const Graph& graph, const Node& node) {
   const Operand* const operands = graph.operands_of(node);
   for (int i = 0; i < node.operand_count; ++i) {
     const Window& window = (*graph.windows)[operands[i].window];
-    work.bytes += static_cast<double>(window.numel) * dtype_bytes(window.dtype);
+    work.bytes += bytes_seen(window);
     if (operands[i].reads() && reads < 3) read[reads++] = &window;
     if (operands[i].writes() && written == nullptr) written = &window;
   }

@@ -16,6 +16,8 @@ struct Work {
   double flops = 0;
   double bytes = 0;  // touched
 };
+// What one look at all elements moves.
+double bytes_seen(const Window& window);
 Work work_of(const Graph& graph, const Node& node);
 
 class CostModel {

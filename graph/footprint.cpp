@@ -170,14 +170,6 @@ bool is_row_strides(const int64_t* strides, int rank, int row_rank) {
   return std::all_of(strides + rank - row_rank, strides + rank, [](int64_t stride) { return stride == 0; });
 }
 
-LowerRequest request_of(const Graph& graph, const Node& node) {
-  return {.node = &node,
-          .operands = graph.operands_of(node),
-          .attributes = graph.attributes.data() + node.attribute_offset,
-          .windows = graph.windows,
-          .traits = &op_table()[node.op]};
-}
-
 bool lower_node(const Graph& graph, const Node& node, Lowering& lowering) {
   const LowerRequest request = request_of(graph, node);
   if (request.traits->lower == nullptr) return false;

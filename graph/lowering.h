@@ -40,7 +40,13 @@ struct LowerRequest {
 
   const Window& window(int operand) const { return (*windows)[operands[operand].window]; }
 };
-LowerRequest request_of(const Graph& graph, const Node& node);
+inline LowerRequest request_of(const Graph& graph, const Node& node) {
+  return {.node = &node,
+          .operands = graph.operands_of(node),
+          .attributes = graph.attributes.data() + node.attribute_offset,
+          .windows = graph.windows,
+          .traits = &op_table()[node.op]};
+}
 
 class Lowering {
  public:

@@ -28,7 +28,6 @@ using backend::DeviceIndex;
 using backend::kMaxDevices;
 using Kind = Instruction::Kind;
 
-constexpr const char* kQueueWords[] = {"compute", "h2d", "d2h"};
 constexpr const char* kHomeWords[] = {"none", "bound", "arena", "brought", "owned"};
 constexpr int kHomes = static_cast<int>(std::size(kHomeWords));
 constexpr Reason kReasons[] = {Reason::kOnlyDevice, Reason::kRequested,   Reason::kUnsupported, Reason::kOpClass,
@@ -40,7 +39,7 @@ constexpr FusionNote kNotes[] = {FusionNote::kJoined,      FusionNote::kTailJoin
                                  FusionNote::kClosed};
 
 std::string queue_text(QueueId queue) {
-  return std::string(device_word(device_of(queue))) + ' ' + kQueueWords[static_cast<int>(kind_of(queue))];
+  return std::string(device_word(device_of(queue))) + ' ' + to_string(kind_of(queue));
 }
 
 void append_nodes(std::string& text, const Plan& plan) {
@@ -298,7 +297,7 @@ class PlanParser {
     DeviceIndex device = 0;
     if (!reader_.accept(":") || !accept_device(reader_, device)) return reader_.error("a device");
     int kind = 0;
-    while (kind < backend::kQueueKinds && !reader_.accept(kQueueWords[kind])) ++kind;
+    while (kind < backend::kQueueKinds && !reader_.accept(to_string(static_cast<backend::QueueKind>(kind)))) ++kind;
     if (kind == backend::kQueueKinds || !reader_.accept(":")) return reader_.error("a queue");
     instruction.queue = queue_id(device, static_cast<backend::QueueKind>(kind));
     if (reader_.accept("run")) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "graph/text.h"
+
 namespace hetero::graph {
 namespace {
 
@@ -13,8 +15,7 @@ Work work_of_group(const Graph& graph, const FusedGroup& group) {
   Work work;
   for (const uint32_t member : group.members) work.flops += work_of(graph, graph.nodes[member]).flops;
   for (const GroupOperand& operand : group.operands) {
-    const Window& window = (*graph.windows)[graph.operands[operand.operand].window];
-    const double bytes = static_cast<double>(window.numel) * dtype_bytes(window.dtype);
+    const double bytes = bytes_seen((*graph.windows)[graph.operands[operand.operand].window]);
     work.bytes += bytes * (operand.loads + operand.stores);
   }
   return work;
@@ -42,8 +43,6 @@ double seconds_of(const Graph& graph, const Plan& plan, const CostModel& costs, 
   }
   return 0;
 }
-
-const char* const kQueueNames[] = {"compute", "h2d", "d2h"};
 
 }  // namespace
 
@@ -81,11 +80,10 @@ std::string to_string(const Simulation& simulation) {
   char line[160];
   std::snprintf(line, sizeof(line), "predicted: %.3g s", simulation.seconds);
   std::string text = line;
-  for (int q = 0; q < kMaxQueues; ++q) {
-    if (simulation.busy[static_cast<size_t>(q)] == 0) continue;
-    std::snprintf(line, sizeof(line), "; %s %s: busy %.3g s, waits %.3g s",
-                  q / backend::kQueueKinds == 0 ? "cpu" : "accelerator", kQueueNames[q % backend::kQueueKinds],
-                  simulation.busy[static_cast<size_t>(q)], simulation.waited[static_cast<size_t>(q)]);
+  for (QueueId queue = 0; queue < kMaxQueues; ++queue) {
+    if (simulation.busy[queue] == 0) continue;
+    std::snprintf(line, sizeof(line), "; %s %s: busy %.3g s, waits %.3g s", device_word(device_of(queue)),
+                  to_string(kind_of(queue)), simulation.busy[queue], simulation.waited[queue]);
     text += line;
   }
   return text + '\n';

@@ -61,7 +61,7 @@ const char* broken_rule_of_store(const FusedSpace& space, const FusedStep& step,
   return nullptr;
 }
 
-// Whether input j is a row value that says where, or with what: an index, or the parameter of a reduction. So many bytes it has then, else 0.
+// How many bytes input j has where it must be a row value: an index, what is put there, or the parameter of a reduction. Else 0.
 int64_t parameter_bytes(const FusedStep& step, int j, int64_t value_bytes) {
   constexpr int64_t kIndexBytes = 8;
   switch (step.kind) {

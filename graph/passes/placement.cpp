@@ -87,8 +87,7 @@ class Placer {
     Residents residents;
     const Operand* const operands = graph_.operands_of(node);
     for (int i = 0; i < node.operand_count; ++i) {
-      const Window& window = (*graph_.windows)[operands[i].window];
-      const double bytes = static_cast<double>(window.numel) * dtype_bytes(window.dtype);
+      const double bytes = bytes_seen((*graph_.windows)[operands[i].window]);
       const uint8_t valid = scratch_.valid[operands[i].buffer];
       if (valid == bit(kCpu)) residents.bytes_on_cpu += bytes;
       if (valid == bit(kAccelerator)) residents.bytes_on_accelerator += bytes;

@@ -150,19 +150,22 @@ def decode_rows(what: str, decoders: dict[str, Decoder], model: nn.Module, compi
         note=note,
     )
     rows += [against, inductor_row(what, times, compiling)]
-    there, here = decoders["hetero"], decoders["eager"]
-    rows.append(
-        peak_row(
-            what,
-            there.step,
-            here.step,
-            prepare_there=there.reset,
-            prepare_here=here.reset,
-            held=here.held,
-        )
-    )
-    rows.append(arena_row(what, there.step))
+    rows.append(step_peak_row(what, decoders, Decoder.reset))
+    rows.append(arena_row(what, decoders["hetero"].step))
     return rows
+
+
+def step_peak_row(what: str, decoders: dict[str, Decoder], begin: Callable[[Decoder], None]) -> Row:
+    """The memory of the step that comes after `begin`."""
+    there, here = decoders["hetero"], decoders["eager"]
+    return peak_row(
+        what,
+        there.step,
+        here.step,
+        prepare_there=lambda: begin(there),
+        prepare_here=lambda: begin(here),
+        held=here.held,
+    )
 
 
 def long_decode_rows(what: str, decoders: dict[str, Decoder]) -> list[Row]:
@@ -172,16 +175,7 @@ def long_decode_rows(what: str, decoders: dict[str, Decoder]) -> list[Row]:
     for decoder in pair.values():
         decoder.begin_long()
     times = alternate({name: decoder.step for name, decoder in pair.items()}, rounds=24, seconds=12.0)
-    there, here = pair["hetero"], pair["eager"]
-    peak = peak_row(
-        what,
-        there.step,
-        here.step,
-        prepare_there=there.begin_long,
-        prepare_here=here.begin_long,
-        held=here.held,
-    )
-    return [timed_row(what, times, DECODE_BAR, "ms"), peak]
+    return [timed_row(what, times, DECODE_BAR, "ms"), step_peak_row(what, pair, Decoder.begin_long)]
 
 
 def inductor_row(what: str, times: dict[str, list[float]], compiling: float) -> Row:

@@ -72,9 +72,8 @@ struct RecorderFacts {
 // No Python object is made under the lock: the garbage collector may run then, and whatever it ends may record.
 RecorderFacts recorder_facts() {
   ops::Locked lock(ops::recorder().mutex());
-  const ops::Recorder& recorder = ops::recorder();
-  return {ops::recorder().meta_cache().size(), recorder.trie().bytes(), recorder.pending_nodes(),
-          recorder.mispredictions()};
+  ops::Recorder& recorder = ops::recorder();
+  return {recorder.meta_cache().size(), recorder.trie().bytes(), recorder.pending_nodes(), recorder.mispredictions()};
 }
 
 py::dict counters_dict() {
