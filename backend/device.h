@@ -132,10 +132,14 @@ class Queue {
 struct Capabilities {
   bool host_accessible = false;  // the host may dereference Block::data()
   bool inline_queues = false;    // launch and copy return after the work is done
-  double flops = 0;              // fp32 operations per second, 0 when unknown
-  double memory_bandwidth = 0;   // bytes per second, 0 when unknown
-  double copy_bandwidth = 0;     // host to device, bytes per second, 0 when unknown
-  double launch_latency = 0;     // seconds
+  // Operations and bytes per second, and seconds; 0 when unknown.
+  double flops = 0;       // of float32
+  double flops_half = 0;  // of 2-byte floats
+  double memory_bandwidth = 0;
+  double copy_bandwidth = 0;      // host to device
+  double readback_bandwidth = 0;  // device to host
+  double copy_latency = 0;
+  double launch_latency = 0;  // of a call
 };
 
 struct MemoryStats {

@@ -27,6 +27,14 @@ struct Binding {
   bool shared = false;  // others may write the bytes unseen: nothing may be derived of them
   std::unique_ptr<Derived> derived;
   Status error;  // not ok: the bytes are lost, for this reason
+  // How many programs with an accelerator have read the bytes since they were written.
+  uint8_t reads = 0;
+
+  // What was known of the bytes holds no more.
+  void changed() {
+    derived.reset();
+    reads = 0;
+  }
 };
 
 }  // namespace hetero::graph

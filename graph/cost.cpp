@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "graph/history.h"
+
 namespace hetero::graph {
 namespace {
 
@@ -50,20 +52,30 @@ Work work_of(const Graph& graph, const Node& node) {
     if (operands[i].writes() && written == nullptr) written = &window;
   }
   const OpClass op_class = op_table()[node.op].op_class;
+  work.half = written != nullptr && dtype_bytes(written->dtype) == 2;
   work.flops = written != nullptr && reads >= 2 ? flops_of(op_class, *written, read, reads) : work.bytes / 4;
   return work;
 }
 
-double CostModel::launch_seconds() const { return known_or(accelerator_.launch_latency, 5e-6); }
-
 double CostModel::run_seconds(const Work& work, backend::DeviceIndex device) const {
   const bool on_cpu = device == backend::kCpu;
-  const backend::Capabilities& rates = on_cpu ? cpu_ : accelerator_;
-  const double arithmetic = work.flops / known_or(rates.flops, on_cpu ? 1e11 : 1e13);
+  const backend::Capabilities& rates = rates_[device];
+  double flops = known_or(rates.flops, on_cpu ? 1e11 : 1e13);
+  if (work.half) flops = known_or(rates.flops_half, flops);
+  const double arithmetic = work.flops / flops;
   const double traffic = work.bytes / known_or(rates.memory_bandwidth, on_cpu ? 2e10 : 1e12);
-  return std::max(arithmetic, traffic) + (on_cpu ? 0 : launch_seconds());
+  return std::max(arithmetic, traffic) + known_or(rates.launch_latency, on_cpu ? 1e-6 : 5e-6);
 }
 
-double CostModel::copy_seconds(double bytes) const { return bytes / known_or(accelerator_.copy_bandwidth, 1e10); }
+double CostModel::node_seconds(const Graph& graph, const Node& node, backend::DeviceIndex device) const {
+  const double measured = history_ == nullptr ? 0 : history_->find(cost_key(graph, node, device));
+  return measured > 0 ? measured : run_seconds(work_of(graph, node), device);
+}
+
+double CostModel::copy_seconds(double bytes, backend::DeviceIndex to) const {
+  const backend::Capabilities& rates = rates_[backend::kAccelerator];
+  const double in = known_or(rates.copy_bandwidth, 1e10);
+  return rates.copy_latency + bytes / (to == backend::kAccelerator ? in : known_or(rates.readback_bandwidth, in));
+}
 
 }  // namespace hetero::graph

@@ -1,7 +1,8 @@
-// Cost: what nodes and copies are expected to take, before anything was measured.
+// Cost: what nodes and copies are expected to take.
 //
-// A roofline ("Roofline", Williams et al. 2009): the larger of arithmetic and memory traffic, each at the device's rate, which the operator's class and
-// windows give; a launch on a device that is not the host takes its latency beside that. A rate that a device does not know is a guess.
+// What was measured often enough on this machine (graph/history.h), and before that a guess:
+// a roofline ("Roofline", Williams et al. 2009): the larger of arithmetic and memory traffic, each at the device's rate, which the operator's class and
+// windows give, and beside that what a call or a copy costs however small it is. A rate that a device does not know is a guess.
 //
 // Thread safety: plain data.
 
@@ -14,7 +15,8 @@ namespace hetero::graph {
 
 struct Work {
   double flops = 0;
-  double bytes = 0;  // touched
+  double bytes = 0;   // touched
+  bool half = false;  // the arithmetic is that of 2-byte floats
 };
 // What one look at all elements moves.
 double bytes_seen(const Window& window);
@@ -22,17 +24,18 @@ Work work_of(const Graph& graph, const Node& node);
 
 class CostModel {
  public:
-  explicit CostModel(const PlanOptions& options) : cpu_(options.cpu), accelerator_(options.accelerator) {}
+  explicit CostModel(const PlanOptions& options)
+      : rates_{options.cpu, options.accelerator}, history_(options.history) {}
 
-  double launch_seconds() const;
-  // Launch included.
+  // Of one call.
   double run_seconds(const Work& work, backend::DeviceIndex device) const;
-  // Between the devices, one way.
-  double copy_seconds(double bytes) const;
+  double node_seconds(const Graph& graph, const Node& node, backend::DeviceIndex device) const;
+  // From the other device.
+  double copy_seconds(double bytes, backend::DeviceIndex to) const;
 
  private:
-  backend::Capabilities cpu_;
-  backend::Capabilities accelerator_;
+  backend::Capabilities rates_[backend::kMaxDevices];
+  const CostHistory* history_;
 };
 
 }  // namespace hetero::graph

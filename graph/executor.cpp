@@ -94,13 +94,6 @@ Part part_of(const Instruction& instruction) {
   return instruction.kind == Instruction::Kind::kBody ? Part::kBody : Part::kWhole;
 }
 
-bool uses_host_only(const Plan& plan) {
-  for (const Instruction& instruction : plan.program) {
-    if (instruction.queue != kHostQueue) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 // False where it was stopped before the end.

@@ -47,6 +47,13 @@ struct RunCounts {
   int64_t arena_bytes = 0;
 };
 
+// When a run's instructions began and ended: by the accelerator's virtual clock, if it has one; else by the host's clock, which sees what the host and the
+// threads of queues do, but not what a GPU does behind them.
+struct RunTimes {
+  std::vector<Span> spans;  // per instruction
+  double seconds = 0;       // of the whole
+};
+
 class Executor {
  public:
   Executor();  // runs on the devices of the registry
@@ -61,7 +68,9 @@ class Executor {
   // The same in parts, one after the other on whatever threads: begin(), go_on() until it returns true, end(). `stop` is looked at between
   // instructions of a program that uses the CPU only: where it is not 0, the rest is left to the next go_on(). Null: never.
   // REQUIRES: the arguments of begin() live until end().
-  void begin(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings, RunCounts& counts);
+  // `times`, if not null, is filled in.
+  void begin(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings, RunCounts& counts,
+             RunTimes* times = nullptr);
   bool go_on(const std::atomic<int32_t>* stop);
   Status end();
 

@@ -73,7 +73,9 @@ struct Buffer {
   uint8_t valid_on;
   // Somebody can read the bytes after the graph has run.
   bool escapes;
-  uint16_t reserved = 0;  // buffers are compared as bytes
+  // Earlier programs have read the same bytes, so later ones are expected to: a weight. A hint for placement.
+  bool steady = false;
+  uint8_t reserved = 0;  // buffers are compared as bytes
   // The block in which this buffer is made is that of another, whose bytes stay as they are: what a concatenation grows in place.
   BufferId takes = kNoBuffer;
   // Of the storage in the block. Operands' windows are of the block.

@@ -1,29 +1,207 @@
 // make_plan: the pipeline of passes. See passes/passes.h for what each reads and writes.
+//
+//   dead values -> placement -> one of
+//     everything on the CPU:       order -> fusion -> batches -> memory
+//     everything fits:             copies -> order of submission -> memory -> events
+//     the accelerator is too small: several placements, each with residents chosen, copies, memory and events, and simulated; the fastest is taken
 
+#include <limits>
 #include <memory>
+#include <utility>
 
 #include "graph/passes/passes.h"
+#include "graph/simulate.h"
 
 namespace hetero::graph {
 namespace {
 
-// Everything after placement. False where the accelerator's memory does not hold it.
-bool lay_out(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch) {
-  insert_copies(graph, plan, scratch);
+using backend::DeviceIndex;
+using backend::kAccelerator;
+using backend::kCpu;
+
+void lay_out_on_host(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch) {
+  run_in_order(graph, plan, scratch);
   plan.fusion.clear();
-  if (options.fusion && host_only(options)) {
+  if (options.fusion) {
     fuse_nodes(graph, plan, scratch);
     join_calls(graph, plan, scratch);
   } else {
     plan.groups.clear();
     plan.batches.clear();
   }
-  if (!host_only(options)) order_queues(graph, plan, scratch);
-  const bool fits = plan_memory(graph, options, plan, scratch);
+  plan_host_memory(graph, options, plan, scratch);
   plan.event_count = 0;
-  if (!host_only(options)) insert_events(plan, scratch);
+}
+
+// Everything after placement, on several queues. `limit` is what the accelerator may hold; kAnyBytes keeps there whatever gets there. False where it does not fit.
+bool lay_out(const Graph& graph, const PlanOptions& options, uint64_t limit, Plan& plan, Scratch& scratch) {
+  plan.fusion.clear();
+  plan.groups.clear();
+  plan.batches.clear();
+  if (!insert_copies(graph, limit, plan, scratch)) return false;
+  order_queues(graph, plan, scratch);
+  submit_early(graph, limit, plan, scratch);
+  order_queues(graph, plan, scratch);
+  const bool fits = plan_memory(graph, options, limit == kAnyBytes, plan, scratch);
+  insert_events(plan, scratch);
   return fits;
 }
+
+bool is_host_only(const Graph& graph, const Plan& plan) {
+  for (size_t n = 0; n < plan.placements.size(); ++n) {
+    if (plan.live[n] && plan.placements[n].device != kCpu) return false;
+  }
+  for (const Operand& operand : graph.operands) {
+    if (graph.buffers[operand.buffer].valid_on == 1u << kAccelerator) return false;
+  }
+  return true;
+}
+
+// Where the accelerator cannot hold everything at once.
+class BoundedSearch {
+ public:
+  BoundedSearch(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch)
+      : graph_(graph), options_(options), costs_(options), plan_(plan), scratch_(scratch), tasks_(scratch.tasks) {
+    // In the order of the program: others may need more memory at once.
+    scratch.order.clear();
+    for (const Task& task : tasks_.tasks) scratch.order.push_back(task.node);
+    for (const Task& task : tasks_.tasks) found_.push_back(plan.placements[task.node].device);
+  }
+
+  void run() {
+    const std::vector<DeviceIndex> from_search = found_;
+    consider("all on the CPU", all_on(kCpu));
+    consider("as if it fitted", from_search);
+    const std::vector<DeviceIndex> accelerator = all_on(kAccelerator);
+    consider("streamed to the accelerator", accelerator);
+    // Parts where they lie: the links and the CPU read different bytes at the same time.
+    for (const double share : {0.25, 0.5, 0.75}) {
+      for (const size_t run : {size_t{1}, size_t{8}}) consider("shared with the CPU", shared(accelerator, share, run));
+    }
+    if (best_.empty()) best_ = all_on(kCpu);
+    if (options_.candidates != nullptr) {
+      for (Candidate& candidate : *options_.candidates) candidate.chosen = false;
+      for (const Candidate& candidate : candidates_) options_.candidates->push_back(candidate);
+    }
+    place(best_);
+    if (lay_out_within(graph_, best_slack_)) return;
+    // Also what was asked for elsewhere.
+    place(std::vector<DeviceIndex>(tasks_.size(), kCpu));
+    scratch_.resident.assign(graph_.buffers.size(), 0);
+    if (is_host_only(graph_, plan_)) {
+      lay_out_on_host(graph_, options_, plan_, scratch_);
+    } else if (!lay_out_within(graph_, 0)) {
+      lay_out(graph_, options_, kAnyBytes, plan_, scratch_);
+    }
+  }
+
+ private:
+  // Arenas waste something between their slices; how much less than its memory the accelerator is asked to hold, in sixteenths.
+  static constexpr int kSlacks[] = {1, 3, 6, 10};
+
+  std::vector<DeviceIndex> all_on(DeviceIndex device) const {
+    std::vector<DeviceIndex> devices(tasks_.size(), device);
+    for (size_t t = 0; t < devices.size(); ++t) {
+      if ((tasks_.tasks[t].allowed >> device & 1) == 0) devices[t] = device ^ 1;
+    }
+    return devices;
+  }
+
+  // About `share` of the bytes that had to be streamed is used by the CPU, in runs of so many units: a unit is a task that reads something that outlives
+  // the program, with the tasks that follow it.
+  std::vector<DeviceIndex> shared(std::vector<DeviceIndex> devices, double share, size_t run) const {
+    double due = 0;
+    size_t unit = 0;
+    bool here = false;
+    for (size_t t = 0; t < devices.size(); ++t) {
+      const Task& task = tasks_.tasks[t];
+      double bytes = 0;
+      for (const Use* use = tasks_.begin(task); use != tasks_.end(task); ++use) {
+        const bool streamed = graph_.buffers[use->buffer].valid_on == 1u << kCpu && streamed_[use->buffer] != 0;
+        if (streamed && use->reads) bytes += static_cast<double>(tasks_.values[use->buffer].bytes);
+      }
+      if (bytes > 0 && unit++ % run == 0) {
+        due += share;
+        here = due >= 1;
+        if (here) due -= 1;
+      }
+      if (here && (task.allowed & 1u << kCpu) != 0) devices[t] = kCpu;
+    }
+    return devices;
+  }
+
+  void place(const std::vector<DeviceIndex>& devices) { write_placements(tasks_, devices, plan_); }
+
+  // Lays out with residents chosen. `first` is the first slack to try; best_slack_ is the one that did.
+  bool lay_out_within(const Graph& graph, size_t first) {
+    for (size_t s = first; s < std::size(kSlacks); ++s) {
+      const uint64_t limit =
+          options_.accelerator_bytes - options_.accelerator_bytes / 16 * static_cast<uint64_t>(kSlacks[s]);
+      choose_residents(graph, costs_, limit, plan_, scratch_);
+      slack_ = s;
+      if (lay_out(graph, options_, limit, plan_, scratch_)) return true;
+    }
+    return false;
+  }
+
+  void consider(const char* name, const std::vector<DeviceIndex>& devices) {
+    place(devices);
+    double seconds = std::numeric_limits<double>::infinity();
+    if (is_host_only(graph_, plan_)) {
+      seconds = 0;
+      for (const Task& task : tasks_.tasks) seconds += task.seconds[kCpu];
+    } else if (lay_out_within(graph_, 0)) {
+      if (streamed_.empty()) note_streamed();
+      seconds = steady_seconds();
+    }
+    candidates_.push_back({name, seconds});
+    if (seconds < best_seconds_ * (best_.empty() ? 1 : 0.98)) {
+      if (chosen_ < candidates_.size()) candidates_[chosen_].chosen = false;
+      chosen_ = candidates_.size() - 1;
+      candidates_[chosen_].chosen = true;
+      best_seconds_ = seconds;
+      best_ = devices;
+      best_slack_ = slack_;
+    }
+    if (streamed_.empty()) streamed_.assign(graph_.buffers.size(), 0);
+  }
+
+  void note_streamed() {
+    streamed_.assign(graph_.buffers.size(), 0);
+    for (BufferId b = 0; b < graph_.buffers.size(); ++b) streamed_[b] = scratch_.resident[b] == 0;
+  }
+
+  // Of the program as it will run from the second time on, when the residents are there.
+  double steady_seconds() {
+    Simulation simulation;
+    Graph steady = graph_;
+    bool differs = false;
+    for (BufferId b = 0; b < steady.buffers.size(); ++b) {
+      Buffer& buffer = steady.buffers[b];
+      if (scratch_.resident[b] == 0 || buffer.valid_on != 1u << kCpu || !buffer.steady) continue;
+      buffer.valid_on = plan_.valid_after[b];
+      differs = true;
+    }
+    if (differs && !lay_out_within(steady, slack_)) return std::numeric_limits<double>::infinity();
+    simulate(steady, plan_, costs_, simulation);
+    return simulation.seconds;
+  }
+
+  const Graph& graph_;
+  const PlanOptions& options_;
+  const CostModel costs_;
+  Plan& plan_;
+  Scratch& scratch_;
+  const TaskGraph& tasks_;
+  std::vector<DeviceIndex> found_;
+  std::vector<uint8_t> streamed_;  // per buffer: it had no place in the first candidate that uses the accelerator
+  std::vector<Candidate> candidates_;
+  size_t chosen_ = SIZE_MAX;
+  std::vector<DeviceIndex> best_;
+  double best_seconds_ = std::numeric_limits<double>::infinity();
+  size_t slack_ = 0;
+  size_t best_slack_ = 0;
+};
 
 }  // namespace
 
@@ -39,18 +217,17 @@ void make_plan(const Graph& graph, const PlanOptions& options, Plan& plan) {
   plan.notes.written.clear();
 
   drop_dead_values(graph, plan, scratch);
-
-  place_nodes(graph, options, kAnyBytes, plan, scratch);
-  if (lay_out(graph, options, plan, scratch)) return;
-
-  // The budget counts each buffer once, for good; an eighth is left for what the arena wastes
-  // between its slices.
-  const uint64_t budget = options.accelerator_bytes - options.accelerator_bytes / 8;
-  place_nodes(graph, options, budget, plan, scratch);
-  if (lay_out(graph, options, plan, scratch)) return;
-
-  place_nodes(graph, options, 0, plan, scratch);
-  lay_out(graph, options, plan, scratch);
+  if (!options.has_accelerator) {
+    plan.placements.assign(graph.nodes.size(), Placement{});
+    lay_out_on_host(graph, options, plan, scratch);
+    return;
+  }
+  place_nodes(graph, options, plan, scratch);
+  if (is_host_only(graph, plan)) {
+    lay_out_on_host(graph, options, plan, scratch);
+  } else if (!lay_out(graph, options, kAnyBytes, plan, scratch)) {
+    BoundedSearch(graph, options, plan, scratch).run();
+  }
 }
 
 }  // namespace hetero::graph

@@ -2,11 +2,12 @@
 //
 //   plan: 3 nodes, 2 buffers, 2 events
 //   arena cpu: 128 bytes, lower bound 128
-//   n0: cpu, too small, 1.5e-06 s
+//   n0: cpu, faster, 1.5e-06 s, elsewhere 5e-06 s
 //   n1: dead
-//   n2: cpu, only device, 0 s, fusion: joined
+//   n2: cpu, only device, 0 s, elsewhere 0 s, fusion: joined
 //   g0: n2 n3; load b0 by o4; load store b1 by o6
 //   b0: valid after on cpu; on cpu bound from 0 to 3; on accelerator arena 64 from 1 to 2
+//   r0: b0 on accelerator arena 128 from 9 to 12
 //   p0: accelerator compute: run n0
 //   p1: accelerator h2d: copy b0 from cpu to accelerator
 //   p2: accelerator h2d: record e0
@@ -30,8 +31,8 @@ using Kind = Instruction::Kind;
 
 constexpr const char* kHomeWords[] = {"none", "bound", "arena", "brought", "owned"};
 constexpr int kHomes = static_cast<int>(std::size(kHomeWords));
-constexpr Reason kReasons[] = {Reason::kOnlyDevice, Reason::kRequested,   Reason::kUnsupported, Reason::kOpClass,
-                               Reason::kTooSmall,   Reason::kFollowsData, Reason::kNoMemory};
+constexpr Reason kReasons[] = {Reason::kOnlyDevice, Reason::kRequested, Reason::kUnsupported,
+                               Reason::kFaster,     Reason::kSavesTime, Reason::kNoMemory};
 
 constexpr FusionNote kNotes[] = {FusionNote::kJoined,      FusionNote::kTailJoined, FusionNote::kAlone,
                                  FusionNote::kNoLowering,  FusionNote::kOtherShape, FusionNote::kOtherRow,
@@ -50,9 +51,13 @@ void append_nodes(std::string& text, const Plan& plan) {
       continue;
     }
     const Placement& placement = plan.placements[n];
-    char seconds[32];
-    std::snprintf(seconds, sizeof(seconds), "%.9g", static_cast<double>(placement.predicted_seconds));
-    text += std::string(device_word(placement.device)) + ", " + to_string(placement.reason) + ", " + seconds + " s";
+    const auto seconds = [](float value) {
+      char digits[32];
+      std::snprintf(digits, sizeof(digits), "%.9g", static_cast<double>(value));
+      return std::string(digits);
+    };
+    text += std::string(device_word(placement.device)) + ", " + to_string(placement.reason) + ", " +
+            seconds(placement.predicted_seconds) + " s, elsewhere " + seconds(placement.elsewhere_seconds) + " s";
     if (!plan.fusion.empty()) text += std::string(", fusion: ") + to_string(plan.fusion[n]);
     text += '\n';
   }
@@ -99,6 +104,15 @@ void append_buffers(std::string& text, const Plan& plan) {
   }
 }
 
+void append_returns(std::string& text, const Plan& plan) {
+  for (size_t r = 0; r < plan.returns.size(); ++r) {
+    const auto& [buffer, device, residence] = plan.returns[r];
+    text += 'r' + std::to_string(r) + ": b" + std::to_string(buffer) + " on " + device_word(device) + ' ' +
+            kHomeWords[static_cast<int>(residence.home)] + ' ' + std::to_string(residence.offset) + " from " +
+            std::to_string(residence.first) + " to " + std::to_string(residence.last) + '\n';
+  }
+}
+
 void append_program(std::string& text, const Plan& plan) {
   for (size_t p = 0; p < plan.program.size(); ++p) {
     const Instruction& instruction = plan.program[p];
@@ -116,6 +130,7 @@ void append_program(std::string& text, const Plan& plan) {
         break;
       case Kind::kCopy:
         text += "copy b" + index + " from " + device_word(instruction.from) + " to " + device_word(instruction.to);
+        if (instruction.stay != 0) text += " as r" + std::to_string(instruction.stay - 1);
         break;
       case Kind::kRecord:
         text += "record e" + index;
@@ -151,10 +166,12 @@ class PlanParser {
         status = parse_batch(id);
       } else if (reader_.accept_id("b", id)) {
         status = parse_buffer(id);
+      } else if (reader_.accept_id("r", id)) {
+        status = parse_return(id);
       } else if (reader_.accept_id("p", id)) {
         status = parse_instruction(id);
       } else {
-        status = reader_.error("an arena, a node, a group, a batch, a buffer or an instruction");
+        status = reader_.error("an arena, a node, a group, a batch, a buffer, a return or an instruction");
       }
       if (!status.ok()) return status;
       if (!reader_.accept_line_end()) return reader_.error("the end of the line");
@@ -207,8 +224,10 @@ class PlanParser {
       known = true;
     }
     if (!known) return reader_.error("a reason");
-    if (!reader_.accept(",") || !reader_.accept_number(placement.predicted_seconds) || !reader_.accept("s")) {
-      return reader_.error("', SECONDS s'");
+    if (!reader_.accept(",") || !reader_.accept_number(placement.predicted_seconds) ||
+        !reader_.accept("s, elsewhere") || !reader_.accept_number(placement.elsewhere_seconds) ||
+        !reader_.accept("s")) {
+      return reader_.error("', SECONDS s, elsewhere SECONDS s'");
     }
     return reader_.accept(", fusion:") ? parse_note(id) : Status();
   }
@@ -276,7 +295,20 @@ class PlanParser {
   Status parse_residence(BufferId id) {
     DeviceIndex device = 0;
     if (!reader_.accept("on") || !accept_device(reader_, device)) return reader_.error("'on DEVICE'");
-    Residence& residence = plan_.residence(id, device);
+    return parse_stay(plan_.residence(id, device));
+  }
+
+  Status parse_return(uint32_t id) {
+    if (id != plan_.returns.size() || !reader_.accept(":")) return reader_.error("returns numbered from r0");
+    Return& entry = plan_.returns.emplace_back();
+    if (!reader_.accept_id("b", entry.buffer) || entry.buffer >= plan_.valid_after.size() || !reader_.accept("on") ||
+        !accept_device(reader_, entry.device)) {
+      return reader_.error("'bN on DEVICE'");
+    }
+    return parse_stay(entry.residence);
+  }
+
+  Status parse_stay(Residence& residence) {
     for (int home = 1; home < kHomes && residence.home == Home::kNone; ++home) {
       if (reader_.accept(kHomeWords[home])) residence.home = static_cast<Home>(home);
     }
@@ -319,6 +351,10 @@ class PlanParser {
           !accept_device(reader_, instruction.to)) {
         return reader_.error("'copy bN from DEVICE to DEVICE'");
       }
+      if (reader_.accept("as")) {
+        if (!reader_.accept_id("r", instruction.stay)) return reader_.error("a return");
+        ++instruction.stay;
+      }
     } else if (reader_.accept("record")) {
       instruction.kind = Kind::kRecord;
       if (!reader_.accept_id("e", instruction.index)) return reader_.error("an event");
@@ -346,14 +382,33 @@ const char* to_string(Reason reason) {
       return "requested";
     case Reason::kUnsupported:
       return "unsupported";
-    case Reason::kOpClass:
-      return "operator class";
-    case Reason::kTooSmall:
-      return "too small";
-    case Reason::kFollowsData:
-      return "follows data";
+    case Reason::kFaster:
+      return "faster";
+    case Reason::kSavesTime:
+      return "saves time";
     case Reason::kNoMemory:
       return "no memory";
+  }
+  return "?";
+}
+
+bool uses_host_only(const Plan& plan) {
+  for (const Instruction& instruction : plan.program) {
+    if (instruction.queue != kHostQueue) return false;
+  }
+  return true;
+}
+
+const char* to_string(Policy policy) {
+  switch (policy) {
+    case Policy::kAuto:
+      return "auto";
+    case Policy::kCpu:
+      return "cpu";
+    case Policy::kAccelerator:
+      return "accelerator";
+    case Policy::kMixed:
+      return "mixed";
   }
   return "?";
 }
@@ -387,6 +442,7 @@ std::string to_string(const Plan& plan) {
   append_groups(text, plan);
   append_batches(text, plan);
   append_buffers(text, plan);
+  append_returns(text, plan);
   append_program(text, plan);
   return text;
 }

@@ -25,9 +25,8 @@ enum class Reason : uint8_t {
   kOnlyDevice,   // there is no accelerator
   kRequested,    // the user's placement
   kUnsupported,  // the accelerator has no kernel for it
-  kOpClass,      // the preference of its operator class
-  kTooSmall,     // predicted cost does not pay for the launch and copies
-  kFollowsData,  // its operands are there
+  kFaster,       // it is faster there
+  kSavesTime,    // it would be faster elsewhere, but copies would take more than that, or the other device is busy
   kNoMemory,     // the accelerator's memory does not suffice
 };
 const char* to_string(Reason reason);
@@ -35,7 +34,8 @@ const char* to_string(Reason reason);
 struct Placement {
   backend::DeviceIndex device = backend::kCpu;
   Reason reason = Reason::kOnlyDevice;
-  float predicted_seconds = 0;  // the cost guess that decided
+  float predicted_seconds = 0;  // of the node there
+  float elsewhere_seconds = 0;  // of the node on the other device; 0 where there is none
 
   bool operator==(const Placement&) const = default;
 };
@@ -85,8 +85,25 @@ struct Instruction {
   // kCopy: the devices.
   backend::DeviceIndex from = 0;
   backend::DeviceIndex to = 0;
+  // kCopy: the bytes have been there before and come back: Plan::returns[stay - 1]. 0 otherwise.
+  uint32_t stay = 0;
 
   bool operator==(const Instruction&) const = default;
+};
+
+// The bytes of a buffer on a device that they had to leave before, in other memory.
+struct Return {
+  BufferId buffer = 0;
+  backend::DeviceIndex device = 0;
+  Residence residence;
+
+  bool operator==(const Return&) const = default;
+};
+
+// Seconds since the program began.
+struct Span {
+  double begin = 0;
+  double end = 0;
 };
 
 // What a run asks of the buffers, so that a plan that runs often is not looked through each time: note_buffers().
@@ -105,7 +122,8 @@ struct Plan {
   std::vector<FusedGroup> groups;
   std::vector<std::vector<Instruction>> batches;  // of kRun and kBody: made by one call of OpTraits::run_together
   std::vector<FusionNote> fusion;                 // per node; empty where nothing was to be fused
-  std::vector<Residence> residences;              // per buffer * kMaxDevices + device
+  std::vector<Residence> residences;              // per buffer * kMaxDevices + device: the first stay there
+  std::vector<Return> returns;                    // the later ones
   uint64_t arena_bytes[backend::kMaxDevices] = {};
   uint64_t arena_lower_bound[backend::kMaxDevices] = {};  // the most bytes live at once
   std::vector<Instruction> program;                       // in the order of submission
@@ -124,6 +142,9 @@ struct Plan {
   }
 };
 
+// Whether all its instructions run on the host's own queue.
+bool uses_host_only(const Plan& plan);
+
 void note_buffers(const Graph& graph, const Plan& plan, BufferNotes& notes);
 
 std::string to_string(const Plan& plan);
@@ -132,15 +153,41 @@ Result<Plan> parse_plan(std::string_view text);
 // Builds what the text of a plan leaves out: the groups' kernels, spaces and numbers. Fails where the groups are not those of `graph`.
 Status restore_groups(const Graph& graph, Plan& plan);
 
+// Who decides where nodes run for which the user has no preference.
+enum class Policy : uint8_t {
+  kAuto,         // planning, by cost
+  kCpu,          // the CPU
+  kAccelerator,  // the accelerator, where it has a kernel and the memory
+  kMixed,        // a pseudo-random device for each: for tests
+};
+const char* to_string(Policy policy);
+
+class CostHistory;
+
+// A placement that was looked at.
+struct Candidate {
+  const char* name;
+  double seconds;  // predicted
+  bool chosen = false;
+};
+
 // What planning may use.
 struct PlanOptions {
-  // Nodes on the CPU may run as fused kernels; so far only where there is no accelerator.
+  // Nodes may run as fused kernels; so far only where everything runs on the CPU.
   bool fusion = false;
   bool has_accelerator = false;
   bool accelerator_host_accessible = false;
+  Policy policy = Policy::kAuto;
+  // Where not null: per OpId, what is preferred for nodes without a preference of their own; operators behind its end have none.
+  const std::vector<Preference>* preferences = nullptr;
   backend::Capabilities cpu;
   backend::Capabilities accelerator;
-  uint64_t accelerator_bytes = 0;  // capacity; 0 for unlimited
+  // What the accelerator's memory may hold of this graph's buffers, those that lie there already included; 0 for unlimited.
+  uint64_t accelerator_bytes = 0;
+  // What was measured, where not null; what it does not know is guessed.
+  const CostHistory* history = nullptr;
+  // Where not null, the placements that were looked at go there.
+  std::vector<Candidate>* candidates = nullptr;
   // Where an arena beside the results would take more memory than op-by-op execution, temporaries of at least this size on the CPU get a
   // block of their own instead of a slice of the arena; where even that takes more, those of at least the second size.
   uint64_t own_block_bytes = 4096;

@@ -59,6 +59,10 @@ void QueueRun::begin(RunState& state) {
   outcomes_.assign(graph.nodes.size(), Outcome::kNotRun);
   events_.assign(state.plan().event_count, {nullptr, 0});
   for (int d = 0; d < kMaxDevices; ++d) pool_used_[d] = 0;
+  // In the order of the graph: a value may be read after the next one was submitted on another device.
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    if (state.plan().live[n]) assign_slots(graph.nodes[n]);
+  }
 }
 
 backend::Queue& QueueRun::queue(QueueId id) const { return state_->device(device_of(id)).queue(kind_of(id)); }
@@ -68,7 +72,6 @@ void QueueRun::submit_run(const Instruction& instruction, uint32_t position) {
   const DeviceIndex device = device_of(instruction.queue);
   bool brings = false;
   const FailureId failure = prepare(instruction.index, device, brings);
-  assign_slots(node);
   NodeTask& task = tasks_.emplace_back(NodeTask{this, instruction.index, device, failure});
   if (instruction.queue == kHostQueue) {
     if (brought_.size() < node.operand_count) brought_.resize(node.operand_count);
@@ -184,6 +187,7 @@ void QueueRun::submit_copy(const Instruction& instruction, RunCounts& counts) {
   FailureId& target = broken_[buffer * kMaxDevices + instruction.to];
   target = source;
   const void* const from = state_->address(buffer, instruction.from);
+  if (instruction.stay != 0) state_->come_back(state_->plan().returns[instruction.stay - 1]);
   // Without memory there, whoever should have written it has failed, and the value's slot says so.
   if (source != kHealthy || from == nullptr) return;
   const auto no_node = static_cast<uint32_t>(state_->graph().nodes.size());

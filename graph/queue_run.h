@@ -58,7 +58,7 @@ class QueueRun {
   std::vector<void*> data_;      // per operand of the graph
   // Per operand: the slot of what it reads, or writes a part of.
   std::vector<uint32_t> slot_before_;
-  std::vector<uint32_t> slot_of_;  // per buffer: the slot of its value at this point of the walk
+  std::vector<uint32_t> slot_of_;  // per buffer: the slot of its last value
   // First one per buffer, for what is there on entry; then one per operand.
   std::vector<FailureId> slots_;
   std::vector<FailureId> broken_;            // per residence

@@ -88,7 +88,8 @@ bool resize_plan(const Graph& before, const Graph& now, const PlanOptions& optio
   std::vector<uint8_t>& changed = scratch.needed;
   find_changed_attributes(before, now, changed);
   if (!renew_numbers(now, changed, plan)) return false;
-  return plan_memory(now, options, plan, scratch);
+  plan_host_memory(now, options, plan, scratch);
+  return true;
 }
 
 }  // namespace hetero::graph

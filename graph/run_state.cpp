@@ -19,14 +19,15 @@ void RunState::begin(const Graph& graph, const Plan& plan, std::span<Binding* co
   failures_.clear();
   on_entry_.clear();
   failure_count_ = 0;
-  std::byte* bases[kMaxDevices] = {};
+  std::byte* const* const bases = arena_bases_;
   for (int d = 0; d < kMaxDevices; ++d) {
     arena_status_[d] = Status();
+    arena_bases_[d] = nullptr;
     if (plan.arena_bytes[d] == 0) continue;
     Result<backend::Block> block = devices_[d]->allocate(plan.arena_bytes[d]);
     if (block.ok()) {
       arenas_[d] = std::move(block.value());
-      bases[d] = static_cast<std::byte*>(arenas_[d].data());
+      arena_bases_[d] = static_cast<std::byte*>(arenas_[d].data());
     } else {
       arena_status_[d] = block.status();
     }
@@ -60,12 +61,14 @@ void RunState::begin(const Graph& graph, const Plan& plan, std::span<Binding* co
       on_entry_.emplace_back(b, add_failure(0, binding->error));
       failures_.back().raised = false;
     }
-    if (graph.buffers[b].valid_on != 0 && !binding->shared) unwritten_[b] = binding;
+    if (graph.buffers[b].valid_on == 0) continue;
+    if (!binding->shared) unwritten_[b] = binding;
+    if (devices_[backend::kAccelerator] != nullptr && binding->reads != UINT8_MAX) ++binding->reads;
   }
   for (const BufferId b : notes_->written) {
     unwritten_[b] = nullptr;
     // What was derived of bytes that this run changes.
-    if (bindings[b] != nullptr && bindings[b]->derived != nullptr) bindings[b]->derived.reset();
+    if (bindings[b] != nullptr) bindings[b]->changed();
   }
 }
 
@@ -82,6 +85,11 @@ void RunState::take_block(BufferId buffer) {
 void RunState::end() {
   for (backend::Block& arena : arenas_) arena.reset();
   bindings_ = {};
+}
+
+void RunState::come_back(const Return& entry) {
+  std::byte* const base = arena_bases_[entry.device];
+  addresses_[entry.buffer * kMaxDevices + entry.device] = base == nullptr ? nullptr : base + entry.residence.offset;
 }
 
 FailureId RunState::provide(uint32_t node, BufferId buffer, DeviceIndex device) {
@@ -276,6 +284,10 @@ void RunState::settle(BufferId buffer, FailureId failure, uint8_t valid_on, bool
     if (!binding.blocks[d]) valid_on &= static_cast<uint8_t>(~(1u << d));
   }
   binding.valid_on = valid_on;
+  // What is stale takes no memory.
+  for (int d = 0; d < kMaxDevices; ++d) {
+    if ((valid_on >> d & 1) == 0 && valid_on != 0) binding.blocks[d].reset();
+  }
 }
 
 }  // namespace hetero::graph

@@ -48,6 +48,8 @@ class RunState {
     return addresses_[buffer * backend::kMaxDevices + device];
   }
 
+  // The bytes come back to a device, in other memory.
+  void come_back(const Return& entry);
   // Gives memory to bytes that have none yet, as their home says.
   FailureId provide(uint32_t node, BufferId buffer, backend::DeviceIndex device);
   Status try_provide(BufferId buffer, backend::DeviceIndex device);
@@ -108,6 +110,7 @@ class RunState {
   std::span<Binding* const> bindings_;
   std::array<backend::Device*, backend::kMaxDevices> devices_{};
   backend::Block arenas_[backend::kMaxDevices];
+  std::byte* arena_bases_[backend::kMaxDevices] = {};
   Status arena_status_[backend::kMaxDevices];
   const BufferNotes* notes_ = nullptr;  // the plan's, or
   BufferNotes own_notes_;

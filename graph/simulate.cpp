@@ -23,7 +23,7 @@ Work work_of_group(const Graph& graph, const FusedGroup& group) {
 
 double seconds_of(const Graph& graph, const Plan& plan, const CostModel& costs, const Instruction& instruction) {
   const backend::DeviceIndex device = device_of(instruction.queue);
-  const auto node_seconds = [&](uint32_t node) { return costs.run_seconds(work_of(graph, graph.nodes[node]), device); };
+  const auto node_seconds = [&](uint32_t node) { return costs.node_seconds(graph, graph.nodes[node], device); };
   switch (instruction.kind) {
     case Kind::kRun:
     case Kind::kBody:
@@ -36,7 +36,7 @@ double seconds_of(const Graph& graph, const Plan& plan, const CostModel& costs, 
     case Kind::kFused:
       return costs.run_seconds(work_of_group(graph, plan.groups[instruction.index]), device);
     case Kind::kCopy:
-      return costs.copy_seconds(static_cast<double>(graph.buffers[instruction.index].bytes));
+      return costs.copy_seconds(static_cast<double>(graph.buffers[instruction.index].bytes), instruction.to);
     case Kind::kRecord:
     case Kind::kWait:
       return 0;

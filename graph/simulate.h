@@ -15,12 +15,6 @@
 
 namespace hetero::graph {
 
-// Seconds since the program began.
-struct Span {
-  double begin = 0;
-  double end = 0;
-};
-
 struct Simulation {
   std::vector<Span> spans;                  // per instruction
   std::array<double, kMaxQueues> busy{};    // per queue: how long it runs or copies

@@ -109,8 +109,10 @@ class PlanVerifier {
     std::vector<uint8_t> runs(graph_.nodes.size());
     std::vector<uint8_t> group_runs(plan_.groups.size());
     bodies_.resize(graph_.nodes.size());
-    touches_.resize(plan_.residences.size());
-    accesses_.resize(plan_.residences.size());
+    touches_.resize(plan_.residences.size() + plan_.returns.size());
+    accesses_.resize(plan_.residences.size() + plan_.returns.size());
+    places_.resize(plan_.residences.size());
+    for (size_t r = 0; r < places_.size(); ++r) places_[r] = r;
     for (uint32_t p = 0; p < plan_.program.size(); ++p) {
       const Instruction& instruction = plan_.program[p];
       if (instruction.queue >= kMaxQueues) return violation(name("p", p) + ": no such queue");
@@ -188,7 +190,7 @@ class PlanVerifier {
     const Node& node = graph_.nodes[n];
     for (int i = 0; i < node.operand_count; ++i) {
       const Operand& operand = graph_.operands_of(node)[i];
-      touches_[operand.buffer * kMaxDevices + device].push_back(touch_of(p, instruction.queue, n, operand));
+      touches_[place_of(operand.buffer, device)].push_back(touch_of(p, instruction.queue, n, operand));
     }
     return Status();
   }
@@ -238,9 +240,25 @@ class PlanVerifier {
     for (int i = 0; i < node.operand_count; ++i) {
       const Operand& operand = graph_.operands_of(node)[i];
       if (is_tail && !in_tail(graph_, node, i)) continue;
-      accesses_[operand.buffer * kMaxDevices + device].push_back(touch_of(p, instruction.queue, n, operand));
+      accesses_[place_of(operand.buffer, device)].push_back(touch_of(p, instruction.queue, n, operand));
     }
     return Status();
+  }
+
+  // Where the bytes are at this point of the program: a residence, or a return behind them.
+  size_t place_of(BufferId buffer, size_t device) const { return places_[buffer * kMaxDevices + device]; }
+  const Residence& stay_at(size_t place) const {
+    const size_t residences = plan_.residences.size();
+    return place < residences ? plan_.residences[place] : plan_.returns[place - residences].residence;
+  }
+  BufferId buffer_at(size_t place) const {
+    const size_t residences = plan_.residences.size();
+    return place < residences ? static_cast<BufferId>(place / kMaxDevices) : plan_.returns[place - residences].buffer;
+  }
+  DeviceIndex device_at(size_t place) const {
+    const size_t residences = plan_.residences.size();
+    return place < residences ? static_cast<DeviceIndex>(place % kMaxDevices)
+                              : plan_.returns[place - residences].device;
   }
 
   Touch touch_of(uint32_t p, QueueId queue, uint32_t n, const Operand& operand) const {
@@ -262,15 +280,25 @@ class PlanVerifier {
     if (instruction.queue != queue_id(kAccelerator, kind)) {
       return violation(name("p", p) + " copies on the wrong queue");
     }
+    if (instruction.stay != 0) {
+      const size_t r = instruction.stay - 1;
+      if (r >= plan_.returns.size() || plan_.returns[r].buffer != instruction.index ||
+          plan_.returns[r].device != instruction.to || !touches_[plan_.residences.size() + r].empty()) {
+        return violation(name("p", p) + " begins a return that is not its own");
+      }
+    }
     for (const DeviceIndex device : {instruction.from, instruction.to}) {
+      if (device == instruction.to && instruction.stay != 0) {
+        places_[instruction.index * kMaxDevices + device] = plan_.residences.size() + instruction.stay - 1;
+      }
       const Touch touch{.position = p,
                         .queue = instruction.queue,
                         .writes = device == instruction.to,
                         .range = {0, INT64_MAX},
                         .node = kNoNode,
                         .brings = false};
-      touches_[instruction.index * kMaxDevices + device].push_back(touch);
-      accesses_[instruction.index * kMaxDevices + device].push_back(touch);
+      touches_[place_of(instruction.index, device)].push_back(touch);
+      accesses_[place_of(instruction.index, device)].push_back(touch);
     }
     return Status();
   }
@@ -460,6 +488,10 @@ class PlanVerifier {
         if ((claimed >> d & 1) != 0 && !holds(b, d, kNoNode, {0, INT64_MAX})) {
           return violation(name("b", b) + " is not valid after the program where the plan says");
         }
+        const bool touched = !touches_[b * kMaxDevices + d].empty();
+        if ((claimed >> d & 1) != 0 && touched && stay_at(place_of(b, d)).home == Home::kArena) {
+          return violation(name("b", b) + " is said to be valid after the program in an arena");
+        }
       }
       const bool written =
           std::ranges::any_of(writes_[b], [this](const Write& write) { return plan_.live[write.node] != 0; });
@@ -498,8 +530,8 @@ class PlanVerifier {
 
   // Conflicting touches of the same bytes happen one after the other, in the order of the graph.
   Status check_hazards() {
-    for (size_t residence = 0; residence < accesses_.size(); ++residence) {
-      const std::vector<Touch>& touches = accesses_[residence];
+    for (size_t place = 0; place < accesses_.size(); ++place) {
+      const std::vector<Touch>& touches = accesses_[place];
       for (size_t j = 0; j < touches.size(); ++j) {
         for (size_t i = 0; i < j; ++i) {
           const Touch& a = touches[i];
@@ -510,7 +542,7 @@ class PlanVerifier {
           const bool swapped = a.node != kNoNode && b.node != kNoNode && a.node > b.node;
           if (swapped || !happens_before(a.position, a.queue, b.position)) {
             return violation(name("p", a.position) + " and " + name("p", b.position) + " both touch " +
-                             name("b", residence / kMaxDevices) + " and are not in order");
+                             name("b", buffer_at(place)) + " and are not in order");
           }
         }
       }
@@ -519,21 +551,22 @@ class PlanVerifier {
   }
 
   Status check_residences() {
-    for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
-      for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
-        const char* const error = residence_error(b, d);
-        if (error != nullptr) {
-          return violation(name("b", b) + " on device " + std::to_string(d) + ": " + error);
-        }
-      }
+    for (size_t place = 0; place < touches_.size(); ++place) {
+      const char* const error = residence_error(place);
+      if (error == nullptr) continue;
+      return violation(name("b", buffer_at(place)) + " on device " + std::to_string(device_at(place)) + ": " + error);
     }
     return Status();
   }
 
   // Null where the residence is legal.
-  const char* residence_error(BufferId b, DeviceIndex d) const {
-    const Residence& residence = plan_.residence(b, d);
-    const std::vector<Touch>& touches = touches_[b * kMaxDevices + d];
+  const char* residence_error(size_t place) const {
+    const BufferId b = buffer_at(place);
+    const DeviceIndex d = device_at(place);
+    const Residence& residence = stay_at(place);
+    const std::vector<Touch>& touches = touches_[place];
+    const bool returns = place >= plan_.residences.size();
+    if (returns && residence.home != Home::kArena) return "comes back to another place than the arena";
     if (touches.empty()) {
       return residence.home == Home::kNone ? nullptr : "has a home but is never touched";
     }
@@ -555,7 +588,7 @@ class PlanVerifier {
       case Home::kArena:
         break;
     }
-    if (survives(b)) return "lies in the arena but outlives the program";
+    if (survives(b) && d == kCpu) return "lies in the arena but outlives the program";
     if (residence.offset % 64 != 0) return "is not aligned";
     const uint64_t size = plan_.arena_bytes[d];
     if (residence.offset >= size || size - residence.offset < graph_.buffers[b].bytes) {
@@ -567,21 +600,23 @@ class PlanVerifier {
   // Values that share bytes of an arena are not in use at the same time.
   Status check_sharing() {
     for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
-      std::vector<BufferId> members;
-      for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
-        if (plan_.residence(b, d).home == Home::kArena && graph_.buffers[b].bytes > 0) {
-          members.push_back(b);
+      std::vector<size_t> members;
+      for (size_t place = 0; place < touches_.size(); ++place) {
+        if (device_at(place) == d && stay_at(place).home == Home::kArena &&
+            graph_.buffers[buffer_at(place)].bytes > 0) {
+          members.push_back(place);
         }
       }
-      const auto offset = [&](BufferId b) { return plan_.residence(b, d).offset; };
+      const auto offset = [&](size_t place) { return stay_at(place).offset; };
       std::ranges::sort(members, {}, offset);
       for (size_t i = 0; i < members.size(); ++i) {
-        const BufferId a = members[i];
-        const uint64_t end = offset(a) + graph_.buffers[a].bytes;
+        const size_t a = members[i];
+        const uint64_t end = offset(a) + graph_.buffers[buffer_at(a)].bytes;
         for (size_t j = i + 1; j < members.size() && offset(members[j]) < end; ++j) {
-          const BufferId b = members[j];
-          if (!all_before(a, b, d) && !all_before(b, a, d)) {
-            return violation(name("b", a) + " and " + name("b", b) + " share bytes while both are in use");
+          const size_t b = members[j];
+          if (!all_before(a, b) && !all_before(b, a)) {
+            return violation(name("b", buffer_at(a)) + " and " + name("b", buffer_at(b)) +
+                             " share bytes while both are in use");
           }
         }
       }
@@ -589,12 +624,10 @@ class PlanVerifier {
     return Status();
   }
 
-  bool all_before(BufferId a, BufferId b, DeviceIndex device) const {
+  bool all_before(size_t a, size_t b) const {
     Clock last{};
-    for (const Touch& touch : touches_[a * kMaxDevices + device]) {
-      last[touch.queue] = touch.position + 1;
-    }
-    return std::ranges::all_of(touches_[b * kMaxDevices + device], [&](const Touch& touch) {
+    for (const Touch& touch : touches_[a]) last[touch.queue] = touch.position + 1;
+    return std::ranges::all_of(touches_[b], [&](const Touch& touch) {
       const Clock& clock = clocks_[touch.position];
       for (int q = 0; q < kMaxQueues; ++q) {
         if (last[q] > clock[q]) return false;
@@ -632,9 +665,10 @@ class PlanVerifier {
   const Graph& graph_;
   const Plan& plan_;
   const PlanOptions& options_;
-  std::vector<std::vector<Touch>> touches_;  // per residence, in program order: of its bytes
-  std::vector<std::vector<Touch>>
-      accesses_;  // per residence, in program order: by nodes, of values with and without bytes
+  // Per residence, then per return, in program order: of its bytes, and by nodes, of values with and without bytes.
+  std::vector<std::vector<Touch>> touches_;
+  std::vector<std::vector<Touch>> accesses_;
+  std::vector<size_t> places_;              // per residence: where it is at this point of the walk
   std::vector<std::vector<Write>> writes_;  // per buffer, in graph order
   std::vector<uint8_t> bodies_;             // per node: its body has run
   std::vector<Clock> clocks_;               // per instruction

@@ -107,6 +107,25 @@ void choose_accelerator(const std::string& name) {
   const Status status = backend::choose_accelerator(name);
   TORCH_CHECK_VALUE(status.ok(), "hetero: ", status.ok() ? "" : status.message());
   accelerator_choice() = name;
+  if (backend::accelerator() != nullptr) backend::accelerator()->set_memory_limit(config().memory_budget.load());
+}
+
+// What is there and has no place any more leaves first.
+void change_memory_budget(int64_t bytes) {
+  if (backend::accelerator() == nullptr) return;
+  settle_everything_on_cpu();
+  backend::accelerator()->set_memory_limit(bytes);
+}
+
+void set_policy(const std::string& name) {
+  for (const auto policy :
+       {graph::Policy::kAuto, graph::Policy::kCpu, graph::Policy::kAccelerator, graph::Policy::kMixed}) {
+    if (name != graph::to_string(policy)) continue;
+    flush_all(SyncReason::kSettings);
+    config().placement = policy;
+    return;
+  }
+  TORCH_CHECK_VALUE(false, "hetero: option 'placement' takes auto, cpu, accelerator or mixed, not '", name, "'");
 }
 
 const std::vector<Row>& rows() {
@@ -145,11 +164,14 @@ const std::vector<Row>& rows() {
                   [](int64_t bytes) { backend::cpu_device().set_memory_limit(bytes); }),
       integer_row("packed_bytes", "bytes", "268435456", config().packed_bytes,
                   "The most bytes that copies of weights in a faster layout may take; 0 for none."),
-      integer_row("accelerator_memory_limit", "bytes", "0", config().accelerator_memory_limit,
-                  "The most bytes of accelerator memory; 0 for the device's capacity.",
-                  [](int64_t bytes) {
-                    if (backend::accelerator()) backend::accelerator()->set_memory_limit(bytes);
-                  }),
+      integer_row("memory_budget", "bytes", "0", config().memory_budget,
+                  "The most bytes of accelerator memory, a hard cap; 0 for the device's capacity.",
+                  change_memory_budget),
+      {"placement", "str", "auto",
+       [] { return std::string(graph::to_string(config().placement.load(std::memory_order_relaxed))); }, set_policy,
+       "Where operators run that no placement() block or rule is about: auto (planning decides), cpu, accelerator "
+       "(where "
+       "it can), or mixed (each on a pseudo-random device, for tests)."},
       integer_row("cache_bytes", "bytes", "268435456", config().cache_bytes,
                   "Bound of what is remembered of earlier programs: output shapes, traces and plans."),
   };

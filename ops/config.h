@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "graph/plan.h"
+
 namespace hetero::ops {
 
 struct Config {
@@ -43,7 +45,9 @@ struct Config {
   // The most bytes of host memory that copies of weights in a faster layout may take; 0 for none.
   std::atomic<int64_t> packed_bytes{int64_t{256} << 20};
   // The most bytes of accelerator memory; 0 for the device's own capacity.
-  std::atomic<int64_t> accelerator_memory_limit{0};
+  std::atomic<int64_t> memory_budget{0};
+  // Who decides where operators run that nothing else is said of.
+  std::atomic<graph::Policy> placement{graph::Policy::kAuto};
   // Bound, in bytes, of what is remembered of earlier programs: shapes, traces and plans.
   std::atomic<int64_t> cache_bytes{int64_t{256} << 20};
 };

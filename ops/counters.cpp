@@ -72,6 +72,7 @@ void Counters::reset() {
                          &bytes_to_cpu,
                          &events,
                          &waits,
+                         &storages_evicted,
                          &skipped_nodes,
                          &verified_flushes}) {
     *counter = 0;

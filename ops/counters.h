@@ -92,6 +92,7 @@ struct Counters {
   Count bytes_to_cpu{0};
   Count events{0};
   Count waits{0};
+  Count storages_evicted{0};  // from the accelerator, to make room
   Count skipped_nodes{0};
   Count verified_flushes{0};
   std::array<Count, static_cast<size_t>(SyncReason::kCount)> flushes{};

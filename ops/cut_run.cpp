@@ -11,24 +11,20 @@
 #include "backend/registry.h"
 #include "graph/simulate.h"
 #include "graph/verify.h"
+#include "ops/accelerator_memory.h"
 #include "ops/config.h"
 #include "ops/growth.h"
 #include "ops/overlap.h"
 #include "ops/parallel.h"
+#include "ops/placement_rules.h"
 #include "ops/plan_cache.h"
 #include "ops/verify_flush.h"
 
 namespace hetero::ops {
 namespace {
 
-void track_accelerator(const Cut& cut) {
-  std::lock_guard guard(tracked().mutex);
-  for (size_t b = 0; b < cut.bindings.size(); ++b) {
-    if (cut.bindings[b] != nullptr && cut.bindings[b]->blocks[backend::kAccelerator]) {
-      tracked().storages.insert(cut.holds[b].storage());
-    }
-  }
-}
+// The share of the accelerator's memory that a program may claim from others before it is planned.
+constexpr std::pair<uint64_t, uint64_t> kPressure{4, 5};
 
 graph::PlanOptions plan_options() {
   graph::PlanOptions options;
@@ -38,11 +34,8 @@ graph::PlanOptions plan_options() {
     options.has_accelerator = true;
     options.accelerator = accelerator->capabilities();
     options.accelerator_host_accessible = options.accelerator.host_accessible;
-    const backend::MemoryStats stats = accelerator->memory_stats();
-    if (stats.limit_bytes > 0) {
-      options.accelerator_bytes =
-          static_cast<uint64_t>(std::max<int64_t>(1, stats.limit_bytes - stats.allocated_bytes));
-    }
+    options.policy = config().placement.load(std::memory_order_relaxed);
+    options.preferences = &placement_rules().by_op();
   }
   return options;
 }
@@ -133,19 +126,36 @@ ExecutorState& executor_state() {
   return *instance;
 }
 
-TrackedStorages& tracked() {
-  static auto* instance = new TrackedStorages;
-  return *instance;
+bool CutRun::keeps_plans() { return executor_state().depth == 1; }
+
+// Before planning: what other programs left on the accelerator goes where this one may need the memory.
+void CutRun::find_room(const Cut& cut) {
+  if (!options_.has_accelerator || accelerator_budget() == 0) return;
+  uint64_t bytes = 0;
+  for (const graph::Buffer& buffer : cut.graph.buffers) bytes += buffer.bytes;
+  make_room(cut, std::min(bytes + bytes / 8, accelerator_budget() / kPressure.second * kPressure.first));
+  options_.accelerator_bytes = room_for(cut);
 }
 
-bool CutRun::keeps_plans() { return executor_state().depth == 1 && backend::accelerator() == nullptr; }
+bool CutRun::still_fits(const CachedPlan& kept, const Cut& cut) {
+  if (kept.accelerator_need == 0 || accelerator_budget() == 0) return true;
+  make_room(cut, kept.accelerator_need);
+  return room_for(cut) >= kept.accelerator_need;
+}
 
 graph::Plan& CutRun::plan_for(Cut& cut) {
   graph::PlanOptions& options = options_;
   PlanSet* const known = cut.keeps && cut.end != nullptr ? &cut.end->plans() : nullptr;
-  const PlanSettings settings{options.fusion, config().jit.load(std::memory_order_relaxed), cut.threads};
+  PlanSettings settings{
+      .fusion = options.fusion, .jit = config().jit.load(std::memory_order_relaxed), .threads = cut.threads};
+  if (options.has_accelerator) {
+    settings.accelerator = backend::accelerator();
+    settings.policy = options.policy;
+    settings.budget = accelerator_budget();
+    settings.preferences = placement_rules().version();
+  }
   if (cut.kept != nullptr) {
-    if (cut.kept->renew(cut.values) && cut.kept->settings == settings) {
+    if (cut.kept->renew(cut.values) && cut.kept->settings == settings && still_fits(*cut.kept, cut)) {
       count(counters().plans_replayed);
       return cut.kept->plan;
     }
@@ -154,27 +164,31 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
   }
   if (known == nullptr || ++known->sightings == 1) {
     options.fusion = false;
+    find_room(cut);
     graph::make_plan(cut.graph, options, scratch_);
     return scratch_;
   }
   CachedPlan* similar;
   if (CachedPlan* kept = known->find(cut, similar)) {
-    if (kept->settings == settings && renewed(*kept, cut)) {
+    if (kept->settings == settings && still_fits(*kept, cut) && renewed(*kept, cut)) {
       count(counters().plans_replayed);
       return kept->plan;
     }
     known->drop(kept);
     similar = nullptr;
   }
-  if (similar != nullptr && similar->settings == settings) {
+  // Where nodes run depends on sizes.
+  if (similar != nullptr && similar->settings == settings && !options.has_accelerator) {
     if (graph::Plan* plan = resized_plan(*known, similar, cut, options)) return *plan;
   }
   const PlanningTime time(cut);
   CachedPlan& made = known->add(cut);
   made.settings = settings;
   made.version = 0;  // until the plan is whole
+  find_room(cut);
   graph::make_plan(cut.graph, options, made.plan);
   made.version = cut.version;
+  made.accelerator_need = options.has_accelerator ? accelerator_need(cut.graph, made.plan) : 0;
   graph::note_buffers(cut.graph, made.plan, made.plan.notes);
   known->measure();
   count(counters().plans_made);

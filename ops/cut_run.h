@@ -10,11 +10,11 @@
 #include <atomic>
 #include <mutex>
 #include <string>
-#include <unordered_set>
 
 #include "graph/executor.h"
 #include "graph/plan.h"
 #include "ops/counters.h"
+#include "ops/plan_cache.h"
 #include "ops/recorder.h"
 
 namespace hetero::ops {
@@ -57,12 +57,13 @@ class CutRun {
   bool go_on(const std::atomic<int32_t>* stop);
   Status finish();
 
-  // Whether plans can be kept now: what the accelerator's memory can hold changes from run to run, and a run inside another must not replace
-  // the other's plan.
+  // Whether plans can be kept now: a run inside another must not replace the other's plan.
   static bool keeps_plans();
 
  private:
   graph::Plan& plan_for(Cut& cut);
+  void find_room(const Cut& cut);
+  bool still_fits(const CachedPlan& kept, const Cut& cut);
 
   Cut* cut_ = nullptr;
   const graph::Plan* plan_ = nullptr;
@@ -71,12 +72,5 @@ class CutRun {
   graph::Executor executor_;
   graph::RunCounts counts_;
 };
-
-// The storages that hold memory of the accelerator, so that it can be switched off.
-struct TrackedStorages {
-  std::mutex mutex;
-  std::unordered_set<HeteroStorage*> storages;
-};
-TrackedStorages& tracked();
 
 }  // namespace hetero::ops

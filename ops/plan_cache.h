@@ -31,6 +31,10 @@ struct PlanSettings {
   bool fusion = false;
   bool jit = false;
   int threads = 0;  // eager's own, whose loops decide which calls fuse to the same bits
+  const void* accelerator = nullptr;
+  graph::Policy policy = graph::Policy::kAuto;
+  uint64_t budget = 0;       // of the accelerator's memory
+  uint64_t preferences = 0;  // PlacementRules::version
 
   bool operator==(const PlanSettings&) const = default;
 };
@@ -44,6 +48,7 @@ struct CachedPlan {
       0;  // the path of the trace is the graph's as long as no node of it is of a later version; 0: never
   graph::Plan plan;
   PlanSettings settings;
+  uint64_t accelerator_need = 0;  // bytes that the accelerator must have for it
 
   // Notes that the plan is for this cut now.
   void keep(const Cut& cut);

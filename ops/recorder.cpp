@@ -20,6 +20,9 @@ InterpreterHooks& interpreter_hooks() {
 constinit Recorder* recorder_instance = nullptr;
 namespace {
 
+// After so many programs that read a storage and do not write it, later ones are expected to do the same.
+constexpr uint8_t kSteadyReads = 3;
+
 constexpr size_t kWindowBytes = 128;  // of one with four dimensions, index included
 
 // Before the static initializers, which register operators.
@@ -570,6 +573,7 @@ void Recorder::finish(Cut& cut, uint64_t flight) {
     buffer.valid_on = flies ? storage->valid_later : storage->binding.valid_on;
     buffer.escapes = c10::raw::intrusive_ptr::use_count(storage) > 1 + storage->flights;
     if (buffer.valid_on != 0) {
+      buffer.steady = storage->binding.reads >= kSteadyReads && !flies;
       buffer.layout = flies ? storage->layout_later : storage->binding.layout;
       buffer.bytes = buffer.layout.block_bytes(buffer.bytes);
     }

@@ -10,6 +10,7 @@
 #include <atomic>
 
 #include "backend/registry.h"
+#include "ops/accelerator_memory.h"
 #include "ops/memory_stats.h"
 #include "ops/sync.h"
 
@@ -45,7 +46,7 @@ c10::Device hetero_device() { return c10::Device(kHetero, 0); }
 }
 
 HeteroStorage::~HeteroStorage() {
-  if (binding.blocks[backend::kAccelerator]) untrack_accelerator(this);
+  if (tracked) untrack_accelerator(this);
   release_address();
 }
 
@@ -64,8 +65,8 @@ void HeteroStorage::operator delete(void* memory) { backend::FreeList<sizeof(Het
 
 void HeteroStorage::release_resources() {
   // Somebody may still hold a weak reference (the trace does), but nobody will see the bytes again.
-  if (binding.blocks[backend::kAccelerator]) untrack_accelerator(this);
-  binding.derived.reset();
+  if (tracked) untrack_accelerator(this);
+  binding.changed();
   for (auto& block : binding.blocks) block.reset();
   binding.valid_on = 0;
   binding.layout = graph::Layout();

@@ -62,6 +62,9 @@ class HeteroStorage final : public c10::StorageImpl {
   graph::Layout layout_later;  // of binding.layout, the same
 
   Growth growth = Growth::kNone;  // the recorder's lock
+  bool tracked = false;           // it is in the set of accelerator_memory.h
+  uint64_t last_used =
+      0;  // of the runs that left bytes on the accelerator, the last that touched it; the executor's lock
 
  private:
   void release_address();

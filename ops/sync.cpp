@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "backend/registry.h"
+#include "ops/accelerator_memory.h"
 #include "ops/config.h"
 #include "ops/cut_run.h"
 #include "ops/growth.h"
@@ -96,27 +97,8 @@ void check_bytes(const HeteroStorage* storage) {
 }
 
 // Brings the bytes of a settled storage to the host. REQUIRES: the executor lock.
-void bring_to_host(HeteroStorage* storage) {
-  graph::Binding& binding = storage->binding;
-  check_bytes(storage);
-  constexpr uint8_t kOnCpu = 1u << backend::kCpu;
-  if ((binding.valid_on & kOnCpu) != 0) return;
-  if (!binding.blocks[backend::kCpu]) {
-    Result<backend::Block> block = backend::cpu_device().allocate(storage->nbytes());
-    if (!block.ok()) raise(block.status());
-    binding.blocks[backend::kCpu] = std::move(block.value());
-  }
-  if (binding.valid_on != 0) {
-    backend::Device* accelerator = backend::accelerator();
-    backend::Queue& queue = accelerator->queue(backend::QueueKind::kDeviceToHost);
-    Status status = queue.copy(binding.blocks[backend::kCpu].data(), binding.blocks[backend::kAccelerator].data(),
-                               storage->nbytes());
-    if (status.ok()) status = queue.synchronize();
-    if (!status.ok()) raise(status);
-    count(counters().copies_to_cpu);
-    count(counters().bytes_to_cpu, static_cast<int64_t>(storage->nbytes()));
-  }
-  binding.valid_on |= kOnCpu;
+void fetch_bytes(HeteroStorage* storage) {
+  if (const Status status = bring_to_host(storage); !status.ok()) raise(status);
 }
 
 // Moves the bytes of a settled storage together, which somebody wants that way. REQUIRES: the executor lock.
@@ -199,12 +181,12 @@ c10::Storage host_storage(const c10::Storage& of, SyncReason reason, bool writes
   const Executing executing;
   if (writes) settle_users(storage, reason);
   settle(storages, reason);
-  bring_to_host(storage);
+  fetch_bytes(storage);
   if (storage->binding.layout.has_gaps() && !writes) return dense_copy(storage);
   if (writes) {
     bring_together(storage);
     storage->binding.valid_on = 1u << backend::kCpu;
-    storage->binding.derived.reset();
+    storage->binding.changed();
     storage->binding.shared |= reason == SyncReason::kLeaveDispatcher;
   }
 
@@ -239,7 +221,7 @@ bool is_fresh(HeteroStorage* storage) {
 
 void install_bytes(HeteroStorage* storage, backend::Block block) {
   const Executing executing;
-  storage->binding.derived.reset();
+  storage->binding.changed();
   storage->binding.blocks[backend::kCpu] = std::move(block);
   storage->binding.valid_on = 1u << backend::kCpu;
   storage->binding.layout = graph::Layout();
@@ -252,9 +234,9 @@ void resize_storage(HeteroStorage* storage, size_t bytes) {
   const Executing executing;
   settle_users(storage, SyncReason::kStorageChange);
   graph::Binding& binding = storage->binding;
-  binding.derived.reset();
+  binding.changed();
   if (binding.valid_on != 0) {
-    bring_to_host(storage);
+    fetch_bytes(storage);
     bring_together(storage);
     Result<backend::Block> block = backend::cpu_device().allocate(bytes);
     if (!block.ok()) raise(block.status());
@@ -271,26 +253,7 @@ void resize_storage(HeteroStorage* storage, size_t bytes) {
 void settle_everything_on_cpu() {
   flush_all(SyncReason::kSettings);
   const Executing executing;
-  std::vector<StorageHold> holds;
-  {
-    std::lock_guard guard(tracked().mutex);
-    for (HeteroStorage* storage : tracked().storages) {
-      StorageHold hold(storage, false);
-      if (hold.lock()) holds.push_back(std::move(hold));
-    }
-    tracked().storages.clear();
-  }
-  for (StorageHold& hold : holds) {
-    graph::Binding& binding = hold.storage()->binding;
-    if (binding.error.ok()) bring_to_host(hold.storage());
-    binding.blocks[backend::kAccelerator].reset();
-    binding.valid_on &= 1u << backend::kCpu;
-  }
-}
-
-void untrack_accelerator(HeteroStorage* storage) {
-  std::lock_guard guard(tracked().mutex);
-  tracked().storages.erase(storage);
+  leave_accelerator();
 }
 
 std::string last_plan_text() {
@@ -311,13 +274,13 @@ void prepare_fork() {
   overlap().want();
   executor_state().mutex.lock();
   recorder().mutex().lock();
-  tracked().mutex.lock();
+  tracking_mutex().lock();
   prepared_fork = true;
 }
 
 void finish_fork_in_parent() {
   if (!std::exchange(prepared_fork, false)) return;
-  tracked().mutex.unlock();
+  tracking_mutex().unlock();
   recorder().mutex().unlock();
   executor_state().mutex.unlock();
   overlap().want_no_more();
@@ -325,7 +288,7 @@ void finish_fork_in_parent() {
 
 void finish_fork_in_child() {
   if (!std::exchange(prepared_fork, false)) return;
-  tracked().mutex.unlock();
+  tracking_mutex().unlock();
   recorder().mutex().unlock();
   // A recursive mutex belongs to a thread of the parent: the child's cannot unlock it.
   new (&executor_state().mutex) std::recursive_mutex;

@@ -49,8 +49,6 @@ void resize_storage(HeteroStorage* storage, size_t bytes);
 
 // Moves every storage's bytes back to the host; before the accelerator changes.
 void settle_everything_on_cpu();
-// Called by a storage with accelerator memory when it dies.
-void untrack_accelerator(HeteroStorage* storage);
 
 // Lines of the last flush, with config().keep_plans.
 std::string last_plan_text();

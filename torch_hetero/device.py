@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +24,11 @@ from torch_hetero.explain import Report, explain, reset_counters
 __all__ = [
     "DeviceProperties", "Event", "Report", "Stream", "StreamContext", "config", "current_device", "current_stream",
     "default_generators", "default_stream", "device", "device_count", "device_of", "empty_cache", "explain", "flush",
-    "get_amp_supported_dtype", "get_device_capability", "get_device_name", "get_device_properties", "get_rng_state",
+    "get_amp_supported_dtype", "get_device_capability", "get_device_name", "get_device_properties", "get_memory_budget", "get_rng_state",
     "get_rng_state_all", "init", "initial_seed", "is_available", "is_bf16_supported", "is_initialized", "manual_seed",
-    "manual_seed_all", "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory_allocated",
-    "memory_reserved", "memory_stats", "memory_summary", "placement", "reset_accumulated_memory_stats",
-    "reset_counters", "reset_peak_memory_stats", "seed", "seed_all", "set_device", "set_rng_state",
+    "manual_seed_all", "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_budget",
+    "memory_reserved", "memory_stats", "memory_summary", "place", "placement", "reset_accumulated_memory_stats",
+    "reset_counters", "reset_peak_memory_stats", "seed", "seed_all", "set_device", "set_memory_budget", "set_placement_rules", "set_rng_state",
     "set_rng_state_all", "set_stream", "stream", "synchronize",
 ]
 
@@ -230,6 +230,59 @@ class placement(contextlib.ContextDecorator):  # noqa: N801
         _C.set_placement(self._previous.pop())
 
 
+def place(module: torch.nn.Module, where: str) -> torch.nn.Module:
+    """Makes a module record its forward pass in a `placement` block, wherever it is called; returns the module.
+
+    What autograd records later, its backward pass, is placed by itself. ``"auto"`` takes an earlier call back.
+
+    Args:
+        module: any module; its submodules follow, unless they were placed themselves.
+        where: as for `placement`.
+
+    Raises:
+        ValueError: for any other word.
+    """
+    wanted = placement(where)  # checks the word
+    for handle in getattr(module, "_hetero_placement", ()):
+        handle.remove()
+    module._hetero_placement = ()
+    if where == "auto":
+        return module
+    blocks: list[placement] = []
+
+    def enter(*_: Any) -> None:
+        blocks.append(wanted._recreate_cm())
+        blocks[-1].__enter__()
+
+    def leave(*_: Any) -> None:
+        blocks.pop().__exit__()
+
+    module._hetero_placement = (
+        module.register_forward_pre_hook(enter),
+        module.register_forward_hook(leave, always_call=True),
+    )
+    return module
+
+
+def set_placement_rules(rules: Iterable[tuple[str, str]] | dict[str, str] = ()) -> None:
+    """Says by their names where operators run that are recorded outside of `placement` blocks. Holds for the process.
+
+    Example::
+
+        torch.hetero.set_placement_rules({"aten::embedding*": "cpu", "aten::*mm": "accelerator"})
+        torch.hetero.set_placement_rules()  # none
+
+    Args:
+        rules: pairs of a pattern and ``"auto"``, ``"cpu"`` or ``"accelerator"``. A pattern is one of a shell over names as
+            `explain` prints them (``aten::mm``); the first that matches holds.
+
+    Raises:
+        ValueError: for any other word.
+    """
+    pairs = rules.items() if isinstance(rules, dict) else rules
+    _C.set_placement_rules([(str(pattern), str(where)) for pattern, where in pairs])
+
+
 # -- Streams and events ----------------------------------------------------------------------------------------------
 
 
@@ -366,6 +419,34 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
     """Restores what `get_rng_state_all` returned."""
     for index, state in enumerate(new_states):
         set_rng_state(state, index)
+
+
+# -- Memory budget ---------------------------------------------------------------------------------------------------
+
+
+def set_memory_budget(budget: int | str | None) -> None:
+    """Caps what tensors may hold of the accelerator's memory. Programs that need more stream what they need, or run on
+    the CPU, whichever is predicted to be faster. May change at any time; what lies on the accelerator leaves it then.
+
+    Args:
+        budget: bytes, also as text (``"8GiB"``); 0 or None for all that the accelerator has.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    config.memory_budget = 0 if budget is None else budget
+
+
+def get_memory_budget() -> int:
+    """Returns the cap in bytes, 0 for none."""
+    return int(config.memory_budget)
+
+
+@contextlib.contextmanager
+def memory_budget(budget: int | str | None) -> Iterator[None]:
+    """Context manager and decorator: `set_memory_budget` for the length of a block, for all threads."""
+    with config.override(memory_budget=0 if budget is None else budget):
+        yield
 
 
 # -- Memory ----------------------------------------------------------------------------------------------------------

@@ -1,16 +1,20 @@
-// Copies: the program in order, with a copy wherever a node needs bytes that its device does not
-// have.
+// Copies: the nodes in order, with a copy wherever a node needs bytes that its device does not have, and room for them made before.
 //
-// A write-invalidate protocol over whole buffers, simulated while planning (as StarPU's MSI data
-// states do at run time):
+// A write-invalidate protocol over whole buffers, simulated while planning (as StarPU's MSI data states do at run time):
 //   1. A buffer starts valid where the graph says.
-//   2. A node that reads a buffer, or writes a part of it, needs it valid on its device: if it is
-//      valid elsewhere only, a copy comes first, on the accelerator's copy queue of that direction.
-//   3. A buffer that is valid nowhere holds whatever its memory holds; the first device to touch it
-//      has the valid bytes. An empty buffer is copied like any other: whether its writer has failed
-//      must be known in order.
+//   2. A node that reads a buffer, or writes a part of it, needs it valid on its device: if it is valid elsewhere only, a copy comes first, on the
+//      accelerator's copy queue of that direction.
+//   3. A buffer that is valid nowhere holds whatever its memory holds; the first device to touch it has the valid bytes. An empty buffer is copied like
+//      any other: whether its writer has failed must be known in order.
 //   4. A write makes all other devices' bytes stale.
-// What is valid after the last node stays where it is.
+//
+// Where everything fits, what is valid after the last node stays where it is. Where the accelerator may hold only so much (`limit`), bytes come and go:
+//   5. Residents (passes/residency.cpp) have their place for the whole program. Everything else leaves after its last use there, and is copied back only
+//      if the CPU's bytes are not the same and somebody will want them.
+//   6. When even so there is no room, the bytes whose next use is furthest away leave early (L. Belady, 1966), and come back for it.
+// What has left and comes back does so in other memory: a Return of the plan.
+
+#include <algorithm>
 
 #include "graph/passes/passes.h"
 
@@ -18,52 +22,234 @@ namespace hetero::graph {
 namespace {
 
 using backend::DeviceIndex;
+using backend::kAccelerator;
+using backend::kCpu;
 using backend::QueueKind;
 
-// The devices are two: bytes that are not on one are on the other.
-Instruction copy_to(DeviceIndex to, BufferId buffer) {
-  const bool in = to == backend::kAccelerator;
-  return {.kind = Instruction::Kind::kCopy,
-          .queue = queue_id(backend::kAccelerator, in ? QueueKind::kHostToDevice : QueueKind::kDeviceToHost),
-          .index = buffer,
-          .from = in ? backend::kCpu : backend::kAccelerator,
-          .to = to};
-}
+constexpr uint8_t kHere[] = {1u << kCpu, 1u << kAccelerator};
+constexpr uint32_t kNever = UINT32_MAX;
 
-}  // namespace
+class Walk {
+ public:
+  Walk(const Graph& graph, uint64_t limit, Plan& plan, Scratch& scratch)
+      : graph_(graph), limit_(limit), plan_(plan), scratch_(scratch), states_(scratch.states) {}
 
-void insert_copies(const Graph& graph, Plan& plan, Scratch& scratch) {
-  std::vector<uint8_t>& valid = scratch.valid;
-  valid.resize(graph.buffers.size());
-  for (size_t b = 0; b < valid.size(); ++b) valid[b] = graph.buffers[b].valid_on;
-
-  plan.program.clear();
-  for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
-    if (!plan.live[n]) continue;
-    const Node& node = graph.nodes[n];
-    const DeviceIndex device = plan.placements[n].device;
-    const auto here = static_cast<uint8_t>(1u << device);
-    const Operand* const first = graph.operands_of(node);
-    const Operand* const end = first + node.operand_count;
-    for (const Operand* o = first; o != end; ++o) {
-      uint8_t& bytes = valid[o->buffer];
-      if (bytes & here) continue;
-      if (o->writes() && overwrites(*graph.windows, *o, graph.buffers[o->buffer])) continue;
-      if (bytes != 0) plan.program.push_back(copy_to(device, o->buffer));
-      bytes |= here;
+  bool run() {
+    begin();
+    for (uint32_t i = 0; i < scratch_.order.size(); ++i) {
+      const uint32_t n = scratch_.order[i];
+      const DeviceIndex device = plan_.placements[n].device;
+      find_buffers(graph_.nodes[n]);
+      if (device == kAccelerator && bounded() && !make_room()) return false;
+      bring(graph_.nodes[n], device);
+      plan_.program.push_back(
+          {.kind = Instruction::Kind::kRun, .queue = queue_id(device, QueueKind::kCompute), .index = n});
+      note_writes(graph_.nodes[n], device);
+      if (bounded()) let_go(i, device);
     }
-    plan.program.push_back(
-        {.kind = Instruction::Kind::kRun, .queue = queue_id(device, QueueKind::kCompute), .index = n});
-    for (const Operand* o = first; o != end; ++o) {
-      if (o->writes()) valid[o->buffer] = here;
+    finish();
+    return true;
+  }
+
+ private:
+  bool bounded() const { return limit_ != kAnyBytes; }
+  bool survives(BufferId b) const { return graph_.buffers[b].escapes || graph_.buffers[b].valid_on != 0; }
+  uint64_t size_of(BufferId b) const { return SliceAllocator::round_up(graph_.buffers[b].bytes); }
+
+  void begin() {
+    plan_.program.clear();
+    plan_.returns.clear();
+    states_.assign(graph_.buffers.size(), {});
+    for (size_t b = 0; b < states_.size(); ++b) states_[b].valid_on = graph_.buffers[b].valid_on;
+    scratch_.peak_bytes = 0;
+    if (!bounded()) return;
+    used_ = 0;
+    for (BufferId b = 0; b < states_.size(); ++b) {
+      BufferState& state = states_[b];
+      state.stays = (state.valid_on & kHere[kAccelerator]) != 0 || scratch_.resident[b] != 0;
+      state.present = state.stays;
+      if (state.stays) used_ += size_of(b);
+    }
+    find_next_uses();
+    scratch_.present.clear();
+    scratch_.peak_bytes = used_;
+  }
+
+  // For each operand of the order, when the accelerator touches its buffer next; and the last touches.
+  void find_next_uses() {
+    scratch_.next_use.resize(graph_.operands.size());
+    for (uint32_t i = static_cast<uint32_t>(scratch_.order.size()); i-- > 0;) {
+      const Node& node = graph_.nodes[scratch_.order[i]];
+      const bool there = plan_.placements[scratch_.order[i]].device == kAccelerator;
+      for (uint32_t o = node.first_operand; o < node.first_operand + node.operand_count; ++o) {
+        scratch_.next_use[o] = states_[graph_.operands[o].buffer].next_use;
+      }
+      for (uint32_t o = node.first_operand; o < node.first_operand + node.operand_count; ++o) {
+        BufferState& state = states_[graph_.operands[o].buffer];
+        if (there) state.next_use = i;
+        if (state.last_use == kNever) state.last_use = i;
+      }
     }
   }
 
+  void find_buffers(const Node& node) {
+    buffers_.clear();
+    for (const Operand *o = graph_.operands_of(node), *end = o + node.operand_count; o != end; ++o) {
+      if (std::ranges::find(buffers_, o->buffer) == buffers_.end()) buffers_.push_back(o->buffer);
+    }
+    if (!bounded()) return;
+    for (uint32_t o = node.first_operand; o < node.first_operand + node.operand_count; ++o) {
+      states_[graph_.operands[o].buffer].next_use = scratch_.next_use[o];
+    }
+  }
+
+  // For what the node needs on the accelerator. False where that cannot be.
+  bool make_room() {
+    uint64_t needed = 0;
+    for (const BufferId b : buffers_) needed += states_[b].present ? 0 : size_of(b);
+    while (used_ + needed > limit_) {
+      const BufferId victim = find_victim();
+      if (victim == kNoBuffer) return false;
+      leave(victim);
+    }
+    for (const BufferId b : buffers_) {
+      if (states_[b].present) continue;
+      states_[b].present = true;
+      used_ += size_of(b);
+      scratch_.present.push_back(b);
+    }
+    scratch_.peak_bytes = std::max(scratch_.peak_bytes, used_);
+    return true;
+  }
+
+  // What is used last, and of those the largest.
+  BufferId find_victim() const {
+    BufferId victim = kNoBuffer;
+    for (const BufferId b : scratch_.present) {
+      if (std::ranges::find(buffers_, b) != buffers_.end()) continue;
+      if (victim == kNoBuffer || states_[b].next_use > states_[victim].next_use ||
+          (states_[b].next_use == states_[victim].next_use && graph_.buffers[b].bytes > graph_.buffers[victim].bytes)) {
+        victim = b;
+      }
+    }
+    return victim;
+  }
+
+  // The bytes leave the accelerator. They will be wanted.
+  void leave(BufferId b) {
+    if (states_[b].valid_on == kHere[kAccelerator]) copy_to(kCpu, b);
+    forget(b);
+  }
+
+  void forget(BufferId b) {
+    BufferState& state = states_[b];
+    state.present = false;
+    state.has_left = true;
+    state.valid_on &= kHere[kCpu];
+    used_ -= size_of(b);
+    auto& present = scratch_.present;
+    const auto place = std::ranges::find(present, b);
+    *place = present.back();
+    present.pop_back();
+  }
+
+  void bring(const Node& node, DeviceIndex device) {
+    const uint8_t here = kHere[device];
+    for (const Operand *o = graph_.operands_of(node), *end = o + node.operand_count; o != end; ++o) {
+      BufferState& state = states_[o->buffer];
+      // What comes back gets its new memory with a copy, needed or not.
+      const bool comes_back = device == kAccelerator && state.has_left;
+      if ((state.valid_on & here) != 0) continue;
+      if (!comes_back && o->writes() && overwrites(*graph_.windows, *o, graph_.buffers[o->buffer])) continue;
+      if (state.valid_on != 0) copy_to(device, o->buffer);
+      state.valid_on |= here;
+    }
+  }
+
+  void copy_to(DeviceIndex to, BufferId b) {
+    const bool in = to == kAccelerator;
+    Instruction copy{.kind = Instruction::Kind::kCopy,
+                     .queue = queue_id(kAccelerator, in ? QueueKind::kHostToDevice : QueueKind::kDeviceToHost),
+                     .index = b,
+                     .from = in ? kCpu : kAccelerator,
+                     .to = to};
+    BufferState& state = states_[b];
+    if (in && state.has_left) {
+      plan_.returns.push_back({b, kAccelerator, {}});
+      copy.stay = static_cast<uint32_t>(plan_.returns.size());
+      state.has_left = false;
+    }
+    plan_.program.push_back(copy);
+    state.valid_on |= kHere[to];
+  }
+
+  void note_writes(const Node& node, DeviceIndex device) {
+    for (const Operand *o = graph_.operands_of(node), *end = o + node.operand_count; o != end; ++o) {
+      if (o->writes()) states_[o->buffer].valid_on = kHere[device];
+    }
+  }
+
+  // What need not stay on the accelerator after the node.
+  void let_go(uint32_t position, DeviceIndex device) {
+    for (const BufferId b : buffers_) {
+      const BufferState& state = states_[b];
+      if (!state.present || state.stays) continue;
+      if (device == kCpu) {
+        if ((state.valid_on & kHere[kAccelerator]) == 0) forget(b);
+      } else if (state.last_use == position && !graph_.buffers[b].escapes) {
+        forget(b);
+      } else if (state.next_use == kNever) {
+        leave(b);
+      }
+    }
+  }
+
+  void finish() {
+    // What lay on the accelerator before and has no place there any more.
+    for (BufferId b = 0; bounded() && b < states_.size(); ++b) {
+      if (!states_[b].stays || scratch_.resident[b] || (states_[b].valid_on & kHere[kAccelerator]) == 0) continue;
+      if (states_[b].valid_on == kHere[kAccelerator] && graph_.buffers[b].escapes) copy_to(kCpu, b);
+      states_[b].valid_on &= kHere[kCpu];
+    }
+    plan_.valid_after.resize(states_.size());
+    for (BufferId b = 0; b < states_.size(); ++b) plan_.valid_after[b] = survives(b) ? states_[b].valid_on : 0;
+  }
+
+  const Graph& graph_;
+  const uint64_t limit_;
+  Plan& plan_;
+  Scratch& scratch_;
+  std::vector<BufferState>& states_;
+  std::vector<BufferId> buffers_;  // of the node at hand
+  uint64_t used_ = 0;
+};
+
+}  // namespace
+
+void run_in_order(const Graph& graph, Plan& plan, Scratch& scratch) {
+  std::vector<uint8_t>& valid = scratch.valid;
+  valid.resize(graph.buffers.size());
+  for (size_t b = 0; b < valid.size(); ++b) valid[b] = graph.buffers[b].valid_on;
+  plan.program.clear();
+  plan.returns.clear();
+  for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
+    if (!plan.live[n]) continue;
+    plan.program.push_back({.kind = Instruction::Kind::kRun, .queue = kHostQueue, .index = n});
+    const Node& node = graph.nodes[n];
+    for (const Operand *o = graph.operands_of(node), *end = o + node.operand_count; o != end; ++o) {
+      uint8_t& bytes = valid[o->buffer];
+      bytes = o->writes() ? kHere[kCpu] : bytes | kHere[kCpu];
+    }
+  }
   plan.valid_after.resize(valid.size());
   for (size_t b = 0; b < valid.size(); ++b) {
     const Buffer& buffer = graph.buffers[b];
     plan.valid_after[b] = buffer.escapes || buffer.valid_on != 0 ? valid[b] : 0;
   }
+}
+
+bool insert_copies(const Graph& graph, uint64_t limit, Plan& plan, Scratch& scratch) {
+  return Walk(graph, limit, plan, scratch).run();
 }
 
 }  // namespace hetero::graph

@@ -33,11 +33,14 @@ void insert_events(Plan& plan, Scratch& scratch) {
     scratch.event_of[i] = ++plan.event_count;
   }
   plan.program.swap(scratch.program);
-  for (Residence& residence : plan.residences) {
-    if (residence.home == Home::kNone) continue;
+  const auto move = [&scratch](Residence& residence) {
     residence.first = scratch.positions[residence.first];
     residence.last = scratch.positions[residence.last];
+  };
+  for (Residence& residence : plan.residences) {
+    if (residence.home != Home::kNone) move(residence);
   }
+  for (Return& entry : plan.returns) move(entry.residence);
 }
 
 }  // namespace hetero::graph

@@ -8,7 +8,7 @@
 //      than op-by-op execution has at its worst moment (a training step: activations go as gradients
 //      come), large temporaries get blocks of their own instead (kOwned), from first to last use.
 //   3. With several queues, walk the program: an instruction takes slices for what it touches first
-//      and gives back those of what it touches last. A slice given back remembers who touched it,
+//      and gives back those of what it touches last; bytes that leave and come back have a slice for each stay. A slice given back remembers who touched it,
 //      and only an instruction that comes after all of them takes it; near the end of the
 //      accelerator's memory an instruction is rather made to wait for them.
 // Memory outside an arena is released by the host as it passes the last use, so only bytes that no
@@ -29,19 +29,22 @@ bool survives(const Buffer& buffer) { return buffer.escapes || buffer.valid_on !
 
 class MemoryPlanner {
  public:
-  MemoryPlanner(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch)
-      : graph_(graph), options_(options), plan_(plan), scratch_(scratch) {}
+  MemoryPlanner(const Graph& graph, const PlanOptions& options, bool keep, Plan& plan, Scratch& scratch)
+      : graph_(graph), options_(options), keep_(keep), plan_(plan), scratch_(scratch) {}
+
+  void run_on_host() {
+    const uint64_t most = unplanned_peak();
+    for (const uint64_t largest : {UINT64_MAX, options_.own_block_bytes, options_.least_own_block_bytes}) {
+      pack_host(largest);
+      if (planned_peak() <= most) break;
+    }
+  }
 
   bool run() {
-    if (host_only(options_)) {
-      const uint64_t most = unplanned_peak();
-      for (const uint64_t largest : {UINT64_MAX, options_.own_block_bytes, options_.least_own_block_bytes}) {
-        pack_host(largest);
-        if (planned_peak() <= most) break;
-      }
-      return true;
-    }
-    scratch_.slices.assign(graph_.buffers.size() * backend::kMaxDevices, 0);
+    const size_t residences = graph_.buffers.size() * backend::kMaxDevices;
+    scratch_.slices.assign(residences, 0);
+    scratch_.users.assign(residences, {});
+    scratch_.stay.assign(residences, 0);
     largest_slice_ = options_.own_block_bytes;
     find_lifetimes();
     const uint64_t capacity = options_.accelerator_bytes == 0 ? UINT64_MAX : options_.accelerator_bytes;
@@ -51,6 +54,7 @@ class MemoryPlanner {
     scratch_.arenas[kAccelerator].reset(true, room);
     std::fill_n(live_, backend::kMaxDevices, 0);
     std::fill_n(plan_.arena_lower_bound, backend::kMaxDevices, 0);
+    std::ranges::fill(scratch_.stay, 0);
     assign_slices();
     plan_.arena_bytes[kCpu] = scratch_.arenas[kCpu].high_water();
     plan_.arena_bytes[kAccelerator] = scratch_.arenas[kAccelerator].high_water();
@@ -142,6 +146,7 @@ class MemoryPlanner {
       const Instruction& instruction = plan_.program[i];
       if (instruction.kind == Instruction::Kind::kCopy) {
         touch_by_copy(i, instruction.index, instruction.from);
+        if (instruction.stay != 0) scratch_.stay[index_of(instruction.index, instruction.to)] = instruction.stay;
         touch_by_copy(i, instruction.index, instruction.to);
         continue;
       }
@@ -163,45 +168,61 @@ class MemoryPlanner {
     const Operand* const first = graph_.operands_of(node);
     const Operand* const end = first + node.operand_count;
     for (const Operand* o = first; o != end; ++o) {
-      Residence& residence = plan_.residence(o->buffer, device);
+      Residence& residence = stay_of(o->buffer, device);
       if (residence.home == Home::kNone) {
-        residence.home = home_of(graph_.buffers[o->buffer], *o, node, device);
+        residence.home = home_of(*o, node, device);
         residence.first = i;
       }
       residence.last = i;
     }
   }
 
-  Home home_of(const Buffer& buffer, const Operand& operand, const Node& node, DeviceIndex device) const {
+  static size_t index_of(BufferId buffer, DeviceIndex device) { return buffer * backend::kMaxDevices + device; }
+
+  // Of what the bytes are in at this point of the walk.
+  Residence& stay_of(BufferId buffer, DeviceIndex device) {
+    // Plans for the CPU alone have no returns.
+    if (plan_.returns.empty()) return plan_.residence(buffer, device);
+    const uint32_t stay = scratch_.stay[index_of(buffer, device)];
+    return stay == 0 ? plan_.residence(buffer, device) : plan_.returns[stay - 1].residence;
+  }
+
+  Home home_of(const Operand& operand, const Node& node, DeviceIndex device) const {
     if (device == kCpu && operand.access == Access::kDefine && op_table()[node.op].brings_memory) {
       return Home::kBrought;
     }
-    return home_of(buffer, device);
+    return home_of(operand.buffer, device);
   }
 
-  Home home_of(const Buffer& buffer, DeviceIndex device) const {
-    if (survives(buffer)) return Home::kBound;
+  Home home_of(BufferId b, DeviceIndex device) const {
+    const Buffer& buffer = graph_.buffers[b];
+    if (survives(buffer)) return is_kept(b, device) ? Home::kBound : Home::kArena;
     return device == kCpu && buffer.bytes >= largest_slice_ ? Home::kOwned : Home::kArena;
+  }
+
+  // Whether a storage has memory of its own there.
+  bool is_kept(BufferId b, DeviceIndex device) const {
+    return keep_ || device == kCpu || scratch_.resident[b] != 0 || (graph_.buffers[b].valid_on >> device & 1) != 0;
   }
 
   // A fused kernel writes into memory that it is given.
   void touch_by_group(uint32_t i, BufferId buffer) {
     Residence& residence = plan_.residence(buffer, kCpu);
     if (residence.home == Home::kNone) {
-      residence.home = home_of(graph_.buffers[buffer], kCpu);
+      residence.home = home_of(buffer, kCpu);
       residence.first = i;
     }
     residence.last = i;
   }
 
   void touch_by_copy(uint32_t i, BufferId buffer, DeviceIndex device) {
-    Residence& residence = plan_.residence(buffer, device);
+    Residence& residence = stay_of(buffer, device);
     if (residence.home == Home::kNone) residence.first = i;
     residence.last = i;
     if (!survives(graph_.buffers[buffer])) {
       residence.home = Home::kArena;
     } else if (residence.home == Home::kNone) {
-      residence.home = Home::kBound;
+      residence.home = home_of(buffer, device);
     }
   }
 
@@ -222,6 +243,7 @@ class MemoryPlanner {
       const Instruction& instruction = plan_.program[i];
       if (instruction.kind == Instruction::Kind::kCopy) {
         take(i, instruction.index, instruction.from);
+        if (instruction.stay != 0) scratch_.stay[index_of(instruction.index, instruction.to)] = instruction.stay;
         take(i, instruction.index, instruction.to);
         give_back(i, instruction.index, instruction.from);
         give_back(i, instruction.index, instruction.to);
@@ -243,10 +265,16 @@ class MemoryPlanner {
   }
 
   void take(uint32_t i, BufferId buffer, DeviceIndex device) {
-    Residence& residence = plan_.residence(buffer, device);
-    if (residence.first != i || residence.home != Home::kArena) return;
-    uint32_t& slice = scratch_.slices[buffer * backend::kMaxDevices + device];
-    if (slice != 0) return;
+    Residence& residence = stay_of(buffer, device);
+    if (residence.home != Home::kArena) return;
+    const size_t index = index_of(buffer, device);
+    uint32_t& slice = scratch_.slices[index];
+    if (residence.first != i || slice != 0) {
+      scratch_.users[index][plan_.program[i].queue] = i + 1;
+      return;
+    }
+    scratch_.users[index] = {};
+    scratch_.users[index][plan_.program[i].queue] = i + 1;
     SliceAllocator& arena = scratch_.arenas[device];
     const uint32_t taken = arena.allocate(graph_.buffers[buffer].bytes, &scratch_.clocks[i], &scratch_.requirements[i]);
     slice = taken + 1;
@@ -256,19 +284,20 @@ class MemoryPlanner {
   }
 
   void give_back(uint32_t i, BufferId buffer, DeviceIndex device) {
-    const Residence& residence = plan_.residence(buffer, device);
+    const Residence& residence = stay_of(buffer, device);
     if (residence.last != i || residence.home != Home::kArena) return;
-    const size_t index = buffer * backend::kMaxDevices + device;
+    const size_t index = index_of(buffer, device);
     uint32_t& slice = scratch_.slices[index];
     if (slice == 0) return;
     SliceAllocator& arena = scratch_.arenas[device];
     live_[device] -= arena.size(slice - 1);
-    arena.free(slice - 1, &scratch_.touches[index].any);
+    arena.free(slice - 1, &scratch_.users[index]);
     slice = 0;
   }
 
   const Graph& graph_;
   const PlanOptions& options_;
+  const bool keep_;  // on the accelerator, what survives
   Plan& plan_;
   Scratch& scratch_;
   uint64_t largest_slice_ = 0;
@@ -277,8 +306,12 @@ class MemoryPlanner {
 
 }  // namespace
 
-bool plan_memory(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch) {
-  return MemoryPlanner(graph, options, plan, scratch).run();
+void plan_host_memory(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch) {
+  MemoryPlanner(graph, options, true, plan, scratch).run_on_host();
+}
+
+bool plan_memory(const Graph& graph, const PlanOptions& options, bool keep, Plan& plan, Scratch& scratch) {
+  return MemoryPlanner(graph, options, keep, plan, scratch).run();
 }
 
 }  // namespace hetero::graph

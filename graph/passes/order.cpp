@@ -6,6 +6,8 @@
 //   2. Walk again with a vector clock per queue (Fidge/Mattern 1988): what every queue is known to
 //      have run. A requirement that the clock does not cover costs a wait, after which the clock
 //      also knows what the awaited instruction knew.
+//   3. What runs on other queues is submitted before the host's own work where nothing forbids it (submit_early): a kernel of the CPU keeps the
+//      host from submitting anything else.
 // The host submits in program order and runs its own queue while submitting, so every instruction
 // is after all earlier ones of the host's queue, and after whatever these waited for.
 
@@ -36,6 +38,8 @@ void order_queues(const Graph& graph, const Plan& plan, Scratch& scratch) {
     Clock& requirement = scratch.requirements[i];
     if (instruction.kind == Instruction::Kind::kCopy) {
       touch(bytes_of(instruction.index, instruction.from), false, queue, i, requirement);
+      // What comes back has other memory.
+      if (instruction.stay != 0) bytes_of(instruction.index, instruction.to) = {};
       touch(bytes_of(instruction.index, instruction.to), true, queue, i, requirement);
       continue;
     }
@@ -49,6 +53,123 @@ void order_queues(const Graph& graph, const Plan& plan, Scratch& scratch) {
     requirement[queue] = 0;
   }
   compute_clocks(plan, scratch);
+}
+
+namespace {
+
+// Emits the instructions of a program again, queue by queue in their order, those of the host last.
+class EarlySubmission {
+ public:
+  EarlySubmission(const Graph& graph, uint64_t limit, Plan& plan, Scratch& scratch)
+      : graph_(graph), limit_(limit), plan_(plan), scratch_(scratch) {}
+
+  void run() {
+    std::vector<Instruction>& program = plan_.program;
+    for (uint32_t i = 0; i < program.size(); ++i) lines_[program[i].queue].push_back(i);
+    if (limit_ != kAnyBytes) find_stays();
+    scratch_.program.clear();
+    while (scratch_.program.size() < program.size()) emit(find_next());
+    program.swap(scratch_.program);
+  }
+
+ private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  uint32_t head(QueueId queue) const {
+    return next_[queue] < lines_[queue].size() ? lines_[queue][next_[queue]] : kNone;
+  }
+
+  // The first in the old order of those that may come now; the host's own only where there is no other.
+  uint32_t find_next() const {
+    uint32_t first = kNone;   // of all
+    uint32_t remote = kNone;  // may come now
+    for (QueueId queue = 0; queue < kMaxQueues; ++queue) {
+      const uint32_t i = head(queue);
+      first = std::min(first, i);
+      if (queue != kHostQueue && i < remote && may_come(i)) remote = i;
+    }
+    if (remote != kNone) return remote;
+    const uint32_t host = head(kHostQueue);
+    return host != kNone && may_come(host) ? host : first;
+  }
+
+  // What it must come after has come, and it needs no memory that is not there. The first of all always may.
+  bool may_come(uint32_t i) const {
+    const Clock& requirement = scratch_.requirements[i];
+    for (QueueId queue = 0; queue < kMaxQueues; ++queue) {
+      const uint32_t before = head(queue);
+      if (before != kNone && requirement[queue] > before) return false;
+    }
+    return limit_ == kAnyBytes || live_ + begun_[i] <= limit_;
+  }
+
+  void emit(uint32_t i) {
+    ++next_[plan_.program[i].queue];
+    scratch_.program.push_back(plan_.program[i]);
+    if (limit_ == kAnyBytes) return;
+    live_ += begun_[i];
+    for_each_stay(i, [this](uint32_t stay) {
+      if (--touches_[stay] == 0) live_ -= bytes_[stay];
+    });
+  }
+
+  // Bytes of the accelerator that begin to be used at each instruction, and by how many each stay is touched.
+  void find_stays() {
+    begun_.assign(plan_.program.size(), 0);
+    stays_.assign(plan_.program.size() + 1, 0);
+    current_.assign(graph_.buffers.size(), kNone);
+    for (uint32_t i = 0; i < plan_.program.size(); ++i) {
+      stays_[i] = static_cast<uint32_t>(touched_.size());
+      const Instruction& instruction = plan_.program[i];
+      if (instruction.kind == Instruction::Kind::kCopy) {
+        if (instruction.stay != 0) current_[instruction.index] = kNone;
+        touch(i, instruction.index);
+      } else if (device_of(instruction.queue) == backend::kAccelerator) {
+        const Node& node = graph_.nodes[instruction.index];
+        for (int k = 0; k < node.operand_count; ++k) touch(i, graph_.operands_of(node)[k].buffer);
+      }
+    }
+    stays_[plan_.program.size()] = static_cast<uint32_t>(touched_.size());
+  }
+
+  void touch(uint32_t i, BufferId buffer) {
+    // What stays throughout has its memory.
+    if (scratch_.states[buffer].stays) return;
+    uint32_t& stay = current_[buffer];
+    if (stay == kNone) {
+      stay = static_cast<uint32_t>(bytes_.size());
+      bytes_.push_back(SliceAllocator::round_up(graph_.buffers[buffer].bytes));
+      touches_.push_back(0);
+      begun_[i] += bytes_.back();
+    }
+    ++touches_[stay];
+    touched_.push_back(stay);
+  }
+
+  template <typename Function>
+  void for_each_stay(uint32_t i, Function function) {
+    for (uint32_t k = stays_[i]; k < stays_[i + 1]; ++k) function(touched_[k]);
+  }
+
+  const Graph& graph_;
+  const uint64_t limit_;
+  Plan& plan_;
+  Scratch& scratch_;
+  std::vector<uint32_t> lines_[kMaxQueues];  // per queue: its instructions
+  size_t next_[kMaxQueues] = {};
+  uint64_t live_ = 0;
+  std::vector<uint64_t> begun_;    // per instruction
+  std::vector<uint32_t> stays_;    // per instruction: where its entries of touched_ begin
+  std::vector<uint32_t> touched_;  // stays
+  std::vector<uint32_t> current_;  // per buffer: the stay that it is in
+  std::vector<uint64_t> bytes_;    // per stay
+  std::vector<uint32_t> touches_;  // per stay: those that are to come
+};
+
+}  // namespace
+
+void submit_early(const Graph& graph, uint64_t limit, Plan& plan, Scratch& scratch) {
+  EarlySubmission(graph, limit, plan, scratch).run();
 }
 
 void compute_clocks(const Plan& plan, Scratch& scratch) {

@@ -11,6 +11,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "graph/interval_packing.h"
 #include "graph/passes/slice_allocator.h"
 #include "graph/plan.h"
+#include "graph/task_graph.h"
 
 namespace hetero::graph {
 
@@ -57,16 +59,34 @@ struct FusionScratch {
   std::vector<uint32_t> touched;      // groups that the node at hand conflicts with
 };
 
+// What insert_copies knows of a buffer at a point of the program.
+struct BufferState {
+  uint8_t valid_on = 0;
+  bool stays = false;              // on the accelerator for the whole program
+  bool present = false;            // has memory there
+  bool has_left = false;           // had memory there, and may come back
+  uint32_t next_use = UINT32_MAX;  // there: a position in the order
+  uint32_t last_use = UINT32_MAX;  // anywhere
+};
+
 // Vectors that keep their memory from plan to plan, so that planning allocates nothing in the long
 // run.
 struct Scratch {
   std::vector<uint8_t> needed;      // per buffer: a live node or the caller reads it (dead_values)
-  std::vector<uint8_t> valid;       // per buffer: devices with valid bytes (placement, copies)
-  std::vector<uint8_t> charged;     // per buffer: counted against the byte budget (placement)
+  std::vector<uint8_t> valid;       // per buffer: devices with valid bytes (copies)
+  TaskGraph tasks;                  // (placement, residency)
+  std::vector<uint32_t> order;      // live nodes, as they are to be submitted (placement)
+  std::vector<uint8_t> resident;    // per buffer: has its place on the accelerator throughout (residency)
+  std::vector<BufferState> states;  // per buffer (copies)
+  std::vector<uint32_t> next_use;   // per operand (copies)
+  std::vector<BufferId> present;    // on the accelerator and may leave (copies)
+  uint64_t peak_bytes = 0;          // the most that the accelerator was to hold (copies)
   std::vector<Touches> touches;     // per residence (order)
   std::vector<Clock> requirements;  // per instruction: what must run before (order, memory_plan)
   std::vector<Clock> clocks;        // per instruction: what has run before (order, events)
   std::vector<uint32_t> slices;     // per residence: its slice of the arena + 1 (memory_plan)
+  std::vector<Clock> users;         // per residence: the last instructions that touched its slice (memory_plan)
+  std::vector<uint32_t> stay;       // per residence: the return that it is in + 1 (memory_plan, order)
   FusionScratch fusion;
   std::vector<uint8_t> taken;    // per instruction: it is part of a batch (batches)
   std::vector<uint8_t> partial;  // per buffer: some write covers a part of it (resize)
@@ -85,13 +105,22 @@ struct Scratch {
 
 Scratch& thread_scratch();
 
-// How many bytes placement may put on the accelerator.
+// No bound of what the accelerator may hold.
 inline constexpr uint64_t kAnyBytes = UINT64_MAX;
 
 void drop_dead_values(const Graph& graph, Plan& plan, Scratch& scratch);
-void place_nodes(const Graph& graph, const PlanOptions& options, uint64_t accelerator_bytes, Plan& plan,
-                 Scratch& scratch);
-void insert_copies(const Graph& graph, Plan& plan, Scratch& scratch);
+// Fills scratch.tasks and scratch.order.
+void place_nodes(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);
+// What the search for a placement finds, in seconds of the rollout.
+double search_seconds(TaskGraph& tasks);
+// Says in the plan where the tasks run, and why there.
+void write_placements(const TaskGraph& tasks, std::span<const backend::DeviceIndex> devices, Plan& plan);
+// The program of a plan for the CPU alone.
+void run_in_order(const Graph& graph, Plan& plan, Scratch& scratch);
+// Chooses what has its place on the accelerator while it holds `limit` bytes. REQUIRES: placements and scratch.order.
+void choose_residents(const Graph& graph, const CostModel& costs, uint64_t limit, Plan& plan, Scratch& scratch);
+// False where the accelerator cannot hold what a node needs within `limit` bytes.
+bool insert_copies(const Graph& graph, uint64_t limit, Plan& plan, Scratch& scratch);
 // Replaces runs of the program by fused groups. REQUIRES: the program has runs on the CPU only.
 void fuse_nodes(const Graph& graph, Plan& plan, Scratch& scratch);
 // Makes batches of calls that read the same operand. REQUIRES: the same.
@@ -99,16 +128,16 @@ void join_calls(const Graph& graph, Plan& plan, Scratch& scratch);
 // Whether join_calls() could have made the plan's batches, as far as sizes tell.
 bool are_batches_small(const Graph& graph, const Plan& plan);
 void order_queues(const Graph& graph, const Plan& plan, Scratch& scratch);
-// True when what lies on the accelerator fits into options.accelerator_bytes.
-bool plan_memory(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);
+// Moves what runs elsewhere before the host's own work where nothing forbids it. REQUIRES: order_queues; it is needed again afterwards.
+void submit_early(const Graph& graph, uint64_t limit, Plan& plan, Scratch& scratch);
+// Where everything runs on the CPU.
+void plan_host_memory(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);
+// True when what lies on the accelerator fits into options.accelerator_bytes. Survivors stay there if `keep` or scratch.resident says so.
+bool plan_memory(const Graph& graph, const PlanOptions& options, bool keep, Plan& plan, Scratch& scratch);
 void insert_events(Plan& plan, Scratch& scratch);
 
 // Fills scratch.clocks: what has run before each instruction when every requirement is met by as
 // few waits as possible. The waits go to scratch.waits.
 void compute_clocks(const Plan& plan, Scratch& scratch);
-
-// True when the program uses only the host's own queue, where program order is all the order there
-// is.
-inline bool host_only(const PlanOptions& options) { return !options.has_accelerator; }
 
 }  // namespace hetero::graph

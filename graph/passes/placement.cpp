@@ -1,147 +1,249 @@
-// Placement: which device runs each node, and why.
+// Placement: which device runs each node, in which order, and why.
 //
-// A greedy walk in program order, after the list-scheduling habit of deciding a node when its
-// inputs are decided:
-//   1. Keep for each buffer the devices that would hold valid bytes at this point.
-//   2. What the user asked for, and what the accelerator cannot run, is settled.
-//   3. Operators that only move data (indexing, copies) and unclassified ones go where most of
-//      their bytes are.
-//   4. The others go to the accelerator, as their class prefers; except light work on bytes that
-//      lie on the CPU when a roofline guess (the larger of arithmetic and traffic) says the CPU has
-//      done it before the accelerator would have started.
-//   5. A node that would bring more bytes to the accelerator than the budget has left stays on the
-//      CPU.
-// What things take is guessed by graph/cost.h.
+// No single method is good for all graphs: a minimum cut is the optimum of a chain and knows nothing of working side by side, HEFT knows that and misjudges
+// what it has not come to yet. So there are several candidates, each judged by a rollout (graph/rollout.h) and improved step by step:
+//
+//   1. Candidates: everything on the CPU; everything on the accelerator; the minimum cut; HEFT (H. Topcuoglu et al., 2002): tasks by rank, each on the
+//      device that has it done first, with links reserved; each task where it alone is fastest.
+//   2. Orders: that of the graph, and that of the ranks.
+//   3. Local search from each of them: a task, two or three close ones, or a run of them change the device; what makes the whole faster stays. Effort is counted, not timed, so the
+//      same graph gives the same placement everywhere.
+//      While effort is left, the best is shaken, three tasks at a time, and improved again (iterated local search).
+//   4. What uses the accelerator must gain a fiftieth over the CPU alone.
+//
+// Where nothing is left to decide, as for one device, none of that is done.
 
 #include <algorithm>
+#include <numeric>
 
-#include "graph/cost.h"
+#include "graph/min_cut.h"
 #include "graph/passes/passes.h"
+#include "graph/rollout.h"
 
 namespace hetero::graph {
 namespace {
 
+using backend::DeviceIndex;
 using backend::kAccelerator;
 using backend::kCpu;
+using Devices = std::vector<DeviceIndex>;
 
-constexpr uint8_t bit(backend::DeviceIndex device) { return static_cast<uint8_t>(1u << device); }
+constexpr uint8_t kBoth = 1u << kCpu | 1u << kAccelerator;
+constexpr double kWorthIt = 0.98;
+constexpr int kShakes = 16;
+// Steps of the search: uses of tasks that rollouts look at.
+constexpr int64_t kEffort = 1'500'000;
+// As many tasks may change places at random; more get the cheaper moves only.
+constexpr size_t kSmall = 24;
 
-// Of a node, where the placement so far has left its operands.
-struct Residents {
-  double bytes_on_cpu = 0;  // valid there only
-  double bytes_on_accelerator = 0;
-};
-
-class Placer {
+class Search {
  public:
-  Placer(const Graph& graph, const PlanOptions& options, uint64_t budget, Scratch& scratch)
-      : graph_(graph), costs_(options), budget_(budget), scratch_(scratch) {
-    scratch_.valid.resize(graph.buffers.size());
-    scratch_.charged.resize(graph.buffers.size());
-    for (size_t b = 0; b < graph.buffers.size(); ++b) {
-      const Buffer& buffer = graph.buffers[b];
-      scratch_.valid[b] = buffer.valid_on;
-      scratch_.charged[b] = (buffer.valid_on & bit(kAccelerator)) != 0;
-      if (scratch_.charged[b] && budget_ != kAnyBytes) budget_ -= std::min(budget_, buffer.bytes);
+  explicit Search(TaskGraph& tasks) : tasks_(tasks), rollout_(tasks), effort_(kEffort) {
+    orders_[0].resize(tasks.size());
+    std::iota(orders_[0].begin(), orders_[0].end(), 0);
+    tasks.order_by_rank(orders_[1]);
+    for (uint32_t t = 0; t < tasks.size(); ++t) {
+      if (tasks.tasks[t].allowed == kBoth) free_.push_back(t);
     }
   }
 
-  Placement place(const Node& node) {
-    const OpTraits& traits = op_table()[node.op];
-    const Work work = work_of(graph_, node);
-    const Residents residents = find_residents(node);
-    Placement placement = decide(node, traits, work, residents);
-    if (placement.device == kAccelerator && !charge(node)) {
-      placement.device = kCpu;
-      placement.reason = Reason::kNoMemory;
+  void run(std::vector<Candidate>* candidates) {
+    const size_t cpu = consider("all on the CPU", all_on(kCpu));
+    if (!free_.empty()) {
+      consider("all on the accelerator", all_on(kAccelerator));
+      consider("minimum cut", min_cut(tasks_));
+      consider("earliest finish", earliest_finish());
+      consider("fastest device", fastest_device());
+      improve();
     }
-    placement.predicted_seconds = static_cast<float>(seconds(work, residents, placement.device));
-    move_bytes(node, placement.device);
-    return placement;
+    size_t best = 0;
+    for (size_t i = 1; i < found_.size(); ++i) {
+      if (found_[i].seconds < found_[best].seconds) best = i;
+    }
+    // Only where the CPU alone is a choice.
+    const bool any_forced =
+        std::ranges::any_of(tasks_.tasks, [](const Task& t) { return t.allowed == 1u << kAccelerator; });
+    if (!any_forced && found_[best].seconds > kWorthIt * found_[cpu].seconds) best = cpu;
+    best_ = best;
+    if (candidates == nullptr) return;
+    for (size_t i = 0; i < found_.size(); ++i) {
+      candidates->push_back({found_[i].name, found_[i].seconds, i == best});
+    }
   }
+
+  double seconds() const { return found_[best_].seconds; }
+  const Devices& devices() const { return found_[best_].devices; }
+  const std::vector<uint32_t>& order() const { return orders_[found_[best_].order]; }
 
  private:
-  Placement decide(const Node& node, const OpTraits& traits, const Work& work, const Residents& residents) const {
-    if (!traits.on_accelerator) return {kCpu, Reason::kUnsupported};
-    if (node.preference == Preference::kCpu) return {kCpu, Reason::kRequested};
-    if (node.preference == Preference::kAccelerator) return {kAccelerator, Reason::kRequested};
-    switch (traits.op_class) {
-      case OpClass::kIndexing:
-      case OpClass::kCopy:
-      case OpClass::kOther:
-        return {residents.bytes_on_accelerator > residents.bytes_on_cpu ? kAccelerator : kCpu, Reason::kFollowsData};
-      case OpClass::kPointwise:
-      case OpClass::kReduction:
-      case OpClass::kRandom:
-        if (residents.bytes_on_accelerator == 0 && costs_.run_seconds(work, kCpu) < costs_.launch_seconds()) {
-          return {kCpu, Reason::kTooSmall};
+  struct Found {
+    const char* name;
+    Devices devices;
+    int order;
+    double seconds;
+  };
+
+  Devices all_on(DeviceIndex device) const {
+    Devices devices(tasks_.size(), device);
+    for (uint32_t t = 0; t < devices.size(); ++t) {
+      if ((tasks_.tasks[t].allowed >> device & 1) == 0) devices[t] = device ^ 1;
+    }
+    return devices;
+  }
+
+  Devices fastest_device() const {
+    Devices devices = all_on(kCpu);
+    for (const uint32_t t : free_) {
+      const double* const seconds = tasks_.tasks[t].seconds;
+      devices[t] = seconds[kAccelerator] < seconds[kCpu] ? kAccelerator : kCpu;
+    }
+    return devices;
+  }
+
+  Devices earliest_finish() {
+    Devices devices = all_on(kCpu);
+    rollout_.begin();
+    for (const uint32_t t : orders_[1]) {
+      if (tasks_.tasks[t].allowed == kBoth) {
+        devices[t] = rollout_.finish(t, kAccelerator) < rollout_.finish(t, kCpu) ? kAccelerator : kCpu;
+      }
+      rollout_.place(t, devices[t]);
+    }
+    return devices;
+  }
+
+  double seconds_of(const Devices& devices, int order) {
+    effort_ -= static_cast<int64_t>(tasks_.uses.size());
+    return rollout_.run(devices, orders_[order]);
+  }
+
+  size_t consider(const char* name, Devices devices) {
+    const double in_order = seconds_of(devices, 0);
+    const double by_rank = seconds_of(devices, 1);
+    const int order = by_rank < in_order ? 1 : 0;
+    found_.push_back({name, std::move(devices), order, std::min(in_order, by_rank)});
+    return found_.size() - 1;
+  }
+
+  // From each candidate in each order, the best first, with half of the effort that is left for each.
+  void improve() {
+    std::vector<Found> starts;
+    for (const Found& found : found_) {
+      if (std::ranges::any_of(starts, [&](const Found& start) { return start.devices == found.devices; })) continue;
+      starts.push_back(found);
+      starts.push_back({found.name, found.devices, found.order ^ 1, seconds_of(found.devices, found.order ^ 1)});
+    }
+    std::ranges::stable_sort(starts, {}, &Found::seconds);
+    for (const Found& start : starts) climb(start, effort_ / 2);
+    uint64_t random = 1;
+    for (int i = 0; i < kShakes && free_.size() > 3; ++i) {
+      Found shaken = *std::ranges::min_element(found_, {}, &Found::seconds);
+      for (int k = 0; k < 3; ++k) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        shaken.devices[free_[(random >> 33) % free_.size()]] ^= 1;
+      }
+      shaken.seconds = seconds_of(shaken.devices, shaken.order);
+      climb(std::move(shaken), effort_ / 2);
+    }
+  }
+
+  // Until nothing is better or only `left` of the effort is.
+  void climb(Found from, int64_t left) {
+    from.name = "local search";
+    bool better = true;
+    while (better && effort_ > left) {
+      better = false;
+      for (size_t i = 0; i < free_.size() && effort_ > left; ++i) better |= try_flip(from, {free_[i]});
+      better |= move_runs(from, left);
+      const size_t reach = free_.size() <= kSmall ? free_.size() : 4;
+      for (size_t i = 0; i < free_.size() && effort_ > left; ++i) {
+        for (size_t j = i + 1; j < std::min(i + reach, free_.size()) && effort_ > left; ++j) {
+          better |= try_flip(from, {free_[i], free_[j]});
+          for (size_t k = j + 1; k < std::min(i + reach, free_.size()) && effort_ > left; ++k) {
+            better |= try_flip(from, {free_[i], free_[j], free_[k]});
+          }
         }
-        break;
-      default:
-        break;
+      }
     }
-    return {kAccelerator, Reason::kOpClass};
+    // One of them is enough.
+    if (!found_.empty() && std::ranges::any_of(found_, [&](const Found& f) { return f.seconds <= from.seconds; }))
+      return;
+    found_.push_back(std::move(from));
   }
 
-  Residents find_residents(const Node& node) const {
-    Residents residents;
-    const Operand* const operands = graph_.operands_of(node);
-    for (int i = 0; i < node.operand_count; ++i) {
-      const double bytes = bytes_seen((*graph_.windows)[operands[i].window]);
-      const uint8_t valid = scratch_.valid[operands[i].buffer];
-      if (valid == bit(kCpu)) residents.bytes_on_cpu += bytes;
-      if (valid == bit(kAccelerator)) residents.bytes_on_accelerator += bytes;
+  // Runs of 2, 4, 8, ... free tasks go to one device.
+  bool move_runs(Found& from, int64_t left) {
+    bool better = false;
+    for (size_t length = 2; length < free_.size(); length *= 2) {
+      for (size_t i = 0; i + length <= free_.size(); i += std::max<size_t>(1, length / 4)) {
+        if (effort_ <= left) return better;
+        for (const DeviceIndex device : {kCpu, kAccelerator}) {
+          moved_.clear();
+          for (size_t k = i; k < i + length; ++k) {
+            if (from.devices[free_[k]] != device) moved_.push_back(free_[k]);
+          }
+          if (moved_.size() > 1) better |= try_flip(from, moved_);
+        }
+      }
     }
-    return residents;
+    return better;
   }
 
-  // With the copies that it needs.
-  double seconds(const Work& work, const Residents& residents, backend::DeviceIndex device) const {
-    const double moved = device == kCpu ? residents.bytes_on_accelerator : residents.bytes_on_cpu;
-    return costs_.run_seconds(work, device) + costs_.copy_seconds(moved);
+  bool try_flip(Found& from, std::span<const uint32_t> tasks) {
+    for (const uint32_t t : tasks) from.devices[t] ^= 1;
+    const double seconds = seconds_of(from.devices, from.order);
+    if (seconds < from.seconds * (1 - 1e-9)) {
+      from.seconds = seconds;
+      return true;
+    }
+    for (const uint32_t t : tasks) from.devices[t] ^= 1;
+    return false;
+  }
+  bool try_flip(Found& from, std::initializer_list<uint32_t> tasks) {
+    return try_flip(from, std::span<const uint32_t>(tasks.begin(), tasks.size()));
   }
 
-  // Takes the node's buffers out of the budget; false where they do not fit.
-  bool charge(const Node& node) {
-    if (budget_ == kAnyBytes) return true;
-    uint64_t bytes = 0;
-    const Operand* operands = graph_.operands_of(node);
-    for (int i = 0; i < node.operand_count; ++i) {
-      const BufferId b = operands[i].buffer;
-      if (!scratch_.charged[b]) bytes += SliceAllocator::round_up(graph_.buffers[b].bytes);
-    }
-    if (bytes > budget_) return false;
-    budget_ -= bytes;
-    for (int i = 0; i < node.operand_count; ++i) scratch_.charged[operands[i].buffer] = 1;
-    return true;
-  }
-
-  void move_bytes(const Node& node, backend::DeviceIndex device) {
-    const Operand* operands = graph_.operands_of(node);
-    for (int i = 0; i < node.operand_count; ++i) {
-      scratch_.valid[operands[i].buffer] |= bit(device);
-    }
-    for (int i = 0; i < node.operand_count; ++i) {
-      if (operands[i].writes()) scratch_.valid[operands[i].buffer] = bit(device);
-    }
-  }
-
-  const Graph& graph_;
-  const CostModel costs_;
-  uint64_t budget_;
-  Scratch& scratch_;
+  TaskGraph& tasks_;
+  Rollout rollout_;
+  int64_t effort_;
+  std::vector<uint32_t> orders_[2];
+  std::vector<uint32_t> free_;  // tasks that may run anywhere
+  std::vector<uint32_t> moved_;
+  std::vector<Found> found_;
+  size_t best_ = 0;
 };
 
 }  // namespace
 
-void place_nodes(const Graph& graph, const PlanOptions& options, uint64_t accelerator_bytes, Plan& plan,
-                 Scratch& scratch) {
-  plan.placements.assign(graph.nodes.size(), Placement{});
-  if (host_only(options)) return;
-  Placer placer(graph, options, accelerator_bytes, scratch);
-  for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    if (plan.live[n]) plan.placements[n] = placer.place(graph.nodes[n]);
+double search_seconds(TaskGraph& tasks) {
+  Search search(tasks);
+  search.run(nullptr);
+  return search.seconds();
+}
+
+void write_placements(const TaskGraph& tasks, std::span<const DeviceIndex> devices, Plan& plan) {
+  for (uint32_t t = 0; t < tasks.size(); ++t) {
+    const Task& task = tasks.tasks[t];
+    const DeviceIndex device = devices[t];
+    Placement& placement = plan.placements[task.node];
+    placement.device = device;
+    placement.reason = (task.allowed >> device & 1) == 0                  ? Reason::kNoMemory
+                       : task.allowed != kBoth                            ? task.reason
+                       : task.seconds[device] <= task.seconds[device ^ 1] ? Reason::kFaster
+                                                                          : Reason::kSavesTime;
+    placement.predicted_seconds = static_cast<float>(task.seconds[device]);
+    placement.elsewhere_seconds = static_cast<float>(task.seconds[device ^ 1]);
   }
+}
+
+void place_nodes(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch) {
+  scratch.tasks.build(graph, plan.live, options);
+  Search search(scratch.tasks);
+  search.run(options.candidates);
+  plan.placements.assign(graph.nodes.size(), Placement{});
+  write_placements(scratch.tasks, search.devices(), plan);
+  scratch.order.clear();
+  for (const uint32_t t : search.order()) scratch.order.push_back(scratch.tasks.tasks[t].node);
 }
 
 }  // namespace hetero::graph

@@ -36,16 +36,40 @@ int SliceAllocator::class_of(uint64_t size) {
 
 uint32_t SliceAllocator::allocate(uint64_t bytes, const Clock* known, Clock* required) {
   const uint64_t size = round_up(bytes);
-  uint32_t slice = find(size, with_clocks_ ? known : nullptr);
-  if (slice != kNone) return take(slice, size);
-  if (with_clocks_ && end_ + size > soft_limit_) {
-    slice = find(size, nullptr);
-    if (slice != kNone) {
-      merge(*required, clocks_[slice]);
-      return take(slice, size);
+  if (soft_limit_ != UINT64_MAX) return allocate_bounded(size, *known, *required);
+  const uint32_t slice = find(size, with_clocks_ ? known : nullptr);
+  return slice != kNone ? take(slice, size) : grow(size, known);
+}
+
+// Free slices next to each other whose users are done first; of those the tightest.
+uint32_t SliceAllocator::allocate_bounded(uint64_t size, const Clock& known, Clock& required) {
+  uint32_t best = kNone;
+  uint32_t best_wait = UINT32_MAX;
+  uint64_t best_size = UINT64_MAX;
+  for (uint32_t first = last_; first != kNone; first = slices_[first].before) {
+    uint64_t found = 0;
+    uint32_t wait = 0;
+    for (uint32_t s = first; s != kNone && slices_[s].is_free && found < size; s = slices_[s].after) {
+      found += slices_[s].size;
+      for (int q = 0; q < kMaxQueues; ++q) {
+        if (clocks_[s][q] > known[q]) wait = std::max(wait, clocks_[s][q]);
+      }
     }
+    if (found < size || wait > best_wait || (wait == best_wait && found >= best_size)) continue;
+    best = first;
+    best_wait = wait;
+    best_size = found;
   }
-  return grow(size, known);
+  const bool can_grow = end_ + size <= soft_limit_;
+  if (best == kNone || (best_wait != 0 && can_grow)) return grow(size, &known);
+  unlink(best);
+  while (slices_[best].size < size) {
+    unlink(slices_[best].after);
+    absorb_next(best);
+  }
+  if (best_wait != 0) merge(required, clocks_[best]);
+  link(best);
+  return take(best, size);
 }
 
 uint32_t SliceAllocator::find(uint64_t size, const Clock* known) const {
@@ -121,26 +145,28 @@ uint32_t SliceAllocator::grow(uint64_t size, const Clock* known) {
 }
 
 void SliceAllocator::free(uint32_t slice, const Clock* users) {
-  if (with_clocks_) clocks_[slice] = *users;
   slices_[slice].is_free = true;
+  if (with_clocks_) clocks_[slice] = *users;
+  if (soft_limit_ != UINT64_MAX) return link(slice);
   if (const uint32_t after = slices_[slice].after; after != kNone && slices_[after].is_free) {
     unlink(after);
-    slices_[slice].size += slices_[after].size;
-    slices_[slice].after = slices_[after].after;
-    (slices_[after].after == kNone ? last_ : slices_[slices_[after].after].before) = slice;
-    if (with_clocks_) merge(clocks_[slice], clocks_[after]);
-    recycle(after);
+    absorb_next(slice);
   }
   if (const uint32_t before = slices_[slice].before; before != kNone && slices_[before].is_free) {
     unlink(before);
-    slices_[before].size += slices_[slice].size;
-    slices_[before].after = slices_[slice].after;
-    (slices_[slice].after == kNone ? last_ : slices_[slices_[slice].after].before) = before;
-    if (with_clocks_) merge(clocks_[before], clocks_[slice]);
-    recycle(slice);
+    absorb_next(before);
     slice = before;
   }
   link(slice);
+}
+
+void SliceAllocator::absorb_next(uint32_t slice) {
+  const uint32_t after = slices_[slice].after;
+  slices_[slice].size += slices_[after].size;
+  slices_[slice].after = slices_[after].after;
+  (slices_[after].after == kNone ? last_ : slices_[slices_[after].after].before) = slice;
+  if (with_clocks_) merge(clocks_[slice], clocks_[after]);
+  recycle(after);
 }
 
 uint32_t SliceAllocator::new_slice(const Slice& slice) {

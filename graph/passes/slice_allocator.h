@@ -7,7 +7,9 @@
 //
 // With several queues a free slice still carries a Clock: the instructions that touched it last. It
 // may be reused at once by an instruction that they happen before; any other would have to wait for
-// them.
+// them. Where the arena is bounded that may be needed, and free neighbours stay apart until one of
+// both is taken: those are taken whose users are done first, so that slots that are filled in turn are
+// used in turn, of whatever sizes. That takes time in proportion to the number of slices.
 //
 // Thread safety: none.
 
@@ -71,6 +73,9 @@ class SliceAllocator {
 
   static int class_of(uint64_t size);
   uint32_t find(uint64_t size, const Clock* known) const;
+  uint32_t allocate_bounded(uint64_t size, const Clock& known, Clock& required);
+  // REQUIRES: the slice and its neighbour behind it are in no list.
+  void absorb_next(uint32_t slice);
   uint32_t find_in_class(int size_class, uint64_t size, const Clock* known) const;
   uint32_t take(uint32_t slice, uint64_t size);
   uint32_t grow(uint64_t size, const Clock* known);

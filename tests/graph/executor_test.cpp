@@ -23,7 +23,7 @@ constexpr Preference kPreferences[] = {Preference::kCpu, Preference::kAccelerato
 
 Plan plan_for(Program& program, Preference preference) {
   for (Node& node : program.graph.nodes) node.preference = preference;
-  return program.plan(both_options());
+  return program.plan(mixed_options());
 }
 
 void check_kernel_error(const Status& status) {
@@ -175,7 +175,7 @@ TEST_CASE("a value read by a task keeps its health while the next value of the b
     }
     p.escape(result);
     p.add(test_ops().half_throws, {p.update(x)}, Preference::kCpu);
-    Results results = p.run(both_options());
+    Results results = p.run(mixed_options());
     REQUIRE(results.bindings[result].error.ok());
     REQUIRE(results.values[result] == p.interpret().values[result]);
     check_kernel_error(results.bindings[x].error);
@@ -195,7 +195,7 @@ TEST_CASE("the interpreter poisons as the executor does") {
     for (Buffer& buffer : p.graph.buffers) buffer.escapes = true;
     const Results expected = p.interpret();
     for (const bool both : {false, true}) {
-      const Results got = p.run(both ? both_options() : cpu_options());
+      const Results got = p.run(both ? mixed_options() : cpu_options());
       for (BufferId b = 0; b < p.graph.buffers.size(); ++b) {
         // A node that the plan drops as overwritten cannot fail there.
         if (!got.bindings[b].error.ok()) REQUIRE_FALSE(expected.bindings[b].error.ok());
@@ -236,7 +236,7 @@ TEST_CASE("a copy that cannot be had fails its readers, and the original stays")
   const BufferId local = p.define(test_ops().matmul, 16, {p.read(x)}, Preference::kCpu);
   p.escape(remote);
   p.escape(local);
-  const Plan plan = p.plan(both_options());
+  const Plan plan = p.plan(mixed_options());
   FaultyDevices faulty;
   const Results results = run_with_fault(p, plan, faulty, faulty.accelerator, FaultKind::kCopy, 1);
   CHECK(results.status.error_class() == ErrorClass::kDevice);
@@ -252,7 +252,7 @@ TEST_CASE("without events the host keeps the order") {
   for (int round = 0; round < 40; ++round) {
     Program p;
     make_random(p, random, 40, true);
-    const Plan plan = p.plan(both_options());
+    const Plan plan = p.plan(mixed_options());
     FaultyDevices faulty;
     const FaultKind kind = round % 2 == 0 ? FaultKind::kEventRecord : FaultKind::kEventWait;
     faulty.cpu.fail(kind, 1, FaultDuration::kForEver);
@@ -275,7 +275,7 @@ TEST_CASE("whatever fails, at whatever call: no crash, no hang, no wrong value, 
     {
       Program p;
       make_random(p, random, 40, true);
-      const Plan plan = p.plan(both_options());
+      const Plan plan = p.plan(mixed_options());
       const Results expected = p.interpret();
       FaultyDevices faulty;
       FaultDevice& device = round % 2 == 0 ? faulty.cpu : faulty.accelerator;
@@ -316,7 +316,7 @@ TEST_CASE("memory that was never written is handed out, and stays what it was") 
   p.add(test_ops().pointwise, {p.operand(empty, Access::kWrite, {4}, {1}, 0)}, Preference::kCpu);
   p.add(test_ops().matmul, {p.operand(empty, Access::kUpdate, {4}, {1}, 4)}, Preference::kAccelerator);
   p.add(test_ops().matmul, {p.operand(empty, Access::kWrite, {4}, {1}, 8)}, Preference::kCpu);
-  const Results results = p.run(both_options());
+  const Results results = p.run(mixed_options());
   REQUIRE(results.status.ok());
   REQUIRE(results.values[empty].has_value());
   CHECK(results.values[empty]->at(0) == 1.0f);

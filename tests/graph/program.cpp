@@ -60,6 +60,16 @@ PlanOptions fused_options() {
   return options;
 }
 PlanOptions both_options() { return options_for(test_devices()); }
+PlanOptions mixed_options() {
+  PlanOptions options = both_options();
+  options.policy = Policy::kMixed;
+  return options;
+}
+PlanOptions remote_options() {
+  PlanOptions options = both_options();
+  options.policy = Policy::kAccelerator;
+  return options;
+}
 
 BufferId Program::input(int64_t count, uint8_t valid_on) {
   graph.buffers.push_back(

@@ -34,7 +34,9 @@ const Devices& test_devices();
 PlanOptions options_for(const Devices& devices);
 PlanOptions cpu_options();
 PlanOptions both_options();
-PlanOptions fused_options();  // of the CPU
+PlanOptions mixed_options();   // each node on a device of its own choice
+PlanOptions remote_options();  // what can runs on the accelerator
+PlanOptions fused_options();   // of the CPU
 
 struct Results {
   Status status;

@@ -36,8 +36,8 @@ TEST_CASE("random programs across both devices give the interpreter's bits") {
   for (int round = 0; round < 150; ++round) {
     Program program;
     make_random(program, random, 5 + round % 60, true);
-    check_same(program, both_options(), test_devices());
-    const Results results = program.run(both_options());
+    check_same(program, mixed_options(), test_devices());
+    const Results results = program.run(mixed_options());
     for (int d = 0; d < backend::kMaxDevices; ++d) {
       counts.kernels[d] += results.counts.kernels[d];
       counts.copied_bytes[d] += results.counts.copied_bytes[d];
@@ -59,7 +59,7 @@ TEST_CASE("random programs keep within the accelerator's memory, and give the sa
   for (int round = 0; round < 150; ++round) {
     Program program;
     make_random(program, random, 30, false);
-    PlanOptions options = both_options();
+    PlanOptions options = mixed_options();
     options.accelerator_bytes = 512 + 256 * static_cast<uint64_t>(round);
     check_same(program, options, test_devices());
     for (const Placement& placement : program.plan(options).placements) {
@@ -78,7 +78,7 @@ TEST_CASE("random programs on queues that stall at random give the same bits") {
     REQUIRE(sim.ok());
     Program program;
     make_random(program, random, 40, true);
-    check_same(program, both_options(), {test_devices()[0], sim.value().get()});
+    check_same(program, mixed_options(), {test_devices()[0], sim.value().get()});
     CHECK(sim.value()->guard_violations() == 0);
   }
 }
@@ -93,7 +93,7 @@ TEST_CASE("a run gives back all memory but the bindings'") {
       before[d] = test_devices()[d]->memory_stats().allocated_bytes;
     }
     {
-      const Results results = program.run(both_options());
+      const Results results = program.run(mixed_options());
     }
     for (int d = 0; d < backend::kMaxDevices; ++d) {
       CHECK(test_devices()[d]->memory_stats().allocated_bytes == before[d]);

@@ -116,7 +116,7 @@ TEST_CASE("a plan prints and parses back to an equal plan") {
   for (int round = 0; round < 20; ++round) {
     Program program;
     make_random(program, random, 40, true);
-    const Plan plan = program.plan(both_options());
+    const Plan plan = program.plan(mixed_options());
     const std::string text = to_string(plan);
     const Result<Plan> parsed = parse_plan(text);
     INFO(text);

@@ -20,7 +20,7 @@ void for_random_plans(int seed, int rounds,
   for (int round = 0; round < rounds; ++round) {
     Program program;
     make_random(program, random, 30, true);
-    const PlanOptions options = both_options();
+    const PlanOptions options = mixed_options();
     damage(program, program.plan(options), options);
   }
 }
@@ -184,8 +184,8 @@ TEST_CASE("verify: an accelerator that is not there is not used") {
   Program p;
   const BufferId x = p.input(8);
   p.escape(p.define(test_ops().matmul, 8, {p.read(x)}));
-  const Plan plan = p.plan(both_options());
-  CHECK(verify_plan(p.graph, plan, both_options()).ok());
+  const Plan plan = p.plan(mixed_options());
+  CHECK(verify_plan(p.graph, plan, mixed_options()).ok());
   CHECK(caught(p, plan, cpu_options()));
 }
 

@@ -15,8 +15,9 @@ pytestmark = needs_hetero
 
 @pytest.fixture(autouse=True)
 def simulated_accelerator() -> None:
-    """Turns the accelerator on; conftest.py's clean_state gives the old choice back."""
+    """Turns the accelerator on, and spreads the work over both devices; conftest.py's clean_state gives the old choices back."""
     torch.hetero.config.accelerator = "sim"
+    torch.hetero.config.placement = "mixed"
 
 
 def assert_both_devices_worked(seen: Seen) -> None:
@@ -182,7 +183,7 @@ def test_the_accelerator_is_chosen_by_the_environment() -> None:
         print(torch.equal(y, (x @ x).relu()), torch.hetero.config.accelerator,
               seen["kernels"]["accelerator"] > 0, seen["copies"]["bytes_to_cpu"] > 0)
         """,
-        {"HETERO_ACCELERATOR": "sim", "HETERO_VERIFY_PLANS": "1"},
+        {"HETERO_ACCELERATOR": "sim", "HETERO_PLACEMENT": "accelerator", "HETERO_VERIFY_PLANS": "1"},
     )
     assert out == "True sim True True\n"
 

@@ -19,6 +19,7 @@
 #include "ops/memory_stats.h"
 #include "ops/overlap.h"
 #include "ops/parallel.h"
+#include "ops/placement_rules.h"
 #include "ops/plan_cache.h"
 #include "ops/recorder.h"
 #include "ops/storage.h"
@@ -208,11 +209,17 @@ std::string get_placement() {
   }
 }
 
-void set_placement(const std::string& name) {
+hetero::graph::Preference preference_of(const std::string& name) {
   using hetero::graph::Preference;
   TORCH_CHECK_VALUE(name == "auto" || name == "cpu" || name == "accelerator",
                     "hetero: placement takes 'auto', 'cpu' or 'accelerator', not '", name, "'");
-  ops::prefer(name == "cpu" ? Preference::kCpu : name == "accelerator" ? Preference::kAccelerator : Preference::kAuto);
+  return name == "cpu" ? Preference::kCpu : name == "accelerator" ? Preference::kAccelerator : Preference::kAuto;
+}
+
+void set_placement_rules(const std::vector<std::pair<std::string, std::string>>& rules) {
+  std::vector<ops::PlacementRules::Rule> parsed;
+  for (const auto& [pattern, where] : rules) parsed.emplace_back(pattern, preference_of(where));
+  ops::set_placement_rules(std::move(parsed));
 }
 
 }  // namespace
@@ -257,7 +264,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("default_generator",
         [] { return py::reinterpret_steal<py::object>(THPGenerator_initDefaultGenerator(ops::default_generator())); });
   m.def("get_placement", &get_placement);
-  m.def("set_placement", &set_placement);
+  m.def("set_placement", [](const std::string& name) { ops::prefer(preference_of(name)); });
+  m.def("set_placement_rules", &set_placement_rules, released());
   m.def("accelerator_name", [] {
     const auto* device = hetero::backend::accelerator();
     return device == nullptr ? std::string("none") : device->name();

@@ -1,0 +1,74 @@
+#include "graph/rollout.h"
+
+#include <algorithm>
+
+namespace hetero::graph {
+
+using backend::DeviceIndex;
+
+double Rollout::run(std::span<const DeviceIndex> devices, std::span<const uint32_t> order) {
+  begin();
+  for (const uint32_t t : order) place(t, devices[t]);
+  return last_;
+}
+
+void Rollout::begin() {
+  states_.resize(tasks_.values.size());
+  for (size_t b = 0; b < states_.size(); ++b) states_[b] = {tasks_.values[b].valid_on, {}, {}};
+  std::ranges::fill(device_, 0.0);
+  std::ranges::fill(link_, 0.0);
+  last_ = 0;
+}
+
+double Rollout::finish(uint32_t t, DeviceIndex device) const {
+  const Task& task = tasks_.tasks[t];
+  const DeviceIndex other = device ^ 1;
+  double begin = device_[device];
+  double link = link_[device];
+  for (const Use* use = tasks_.begin(task); use != tasks_.end(task); ++use) {
+    const State& state = states_[use->buffer];
+    if (use->reads && state.valid_on != 0 && (state.valid_on >> device & 1) == 0) {
+      link = std::max({link, state.written[other], state.touched[device]}) +
+             tasks_.values[use->buffer].copy_seconds[device];
+      begin = std::max(begin, link);
+    } else {
+      begin = std::max(begin, use->writes ? state.touched[device] : state.written[device]);
+    }
+  }
+  return begin + task.seconds[device];
+}
+
+void Rollout::place(uint32_t t, DeviceIndex device) {
+  const Task& task = tasks_.tasks[t];
+  const DeviceIndex other = device ^ 1;
+  const auto here = static_cast<uint8_t>(1u << device);
+  double begin = device_[device];
+  const Use* const first = tasks_.begin(task);
+  const Use* const end = tasks_.end(task);
+  for (const Use* use = first; use != end; ++use) {
+    State& state = states_[use->buffer];
+    if (use->reads && (state.valid_on & here) == 0) {
+      if (state.valid_on != 0) {
+        link_[device] = std::max({link_[device], state.written[other], state.touched[device]}) +
+                        tasks_.values[use->buffer].copy_seconds[device];
+        state.written[device] = state.touched[device] = link_[device];
+        state.touched[other] = std::max(state.touched[other], link_[device]);
+        last_ = std::max(last_, link_[device]);
+      }
+      state.valid_on |= here;
+    }
+    begin = std::max(begin, use->writes ? state.touched[device] : state.written[device]);
+  }
+  const double done = begin + task.seconds[device];
+  device_[device] = done;
+  last_ = std::max(last_, done);
+  for (const Use* use = first; use != end; ++use) {
+    State& state = states_[use->buffer];
+    state.touched[device] = done;
+    if (!use->writes) continue;
+    state.written[device] = done;
+    state.valid_on = here;
+  }
+}
+
+}  // namespace hetero::graph

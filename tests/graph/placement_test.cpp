@@ -1,0 +1,281 @@
+// Placement: the rollout is what the program will do, the search comes near the best of all placements, and bytes that do not fit come and go.
+
+#include "graph/rollout.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+
+#include "graph/min_cut.h"
+#include "graph/passes/passes.h"
+#include "graph/simulate.h"
+#include "graph/verify.h"
+#include "tests/graph/catch.h"
+#include "tests/graph/program.h"
+
+namespace hetero::graph::testing {
+namespace {
+
+using backend::DeviceIndex;
+using backend::kAccelerator;
+using backend::kCpu;
+
+// A graph of tasks that exists in numbers only: no kernels, no windows. `edges` say from which earlier tasks one reads.
+struct Tasks {
+  TaskGraph graph;
+  explicit Tasks(const std::vector<std::array<double, 2>>& seconds) {
+    for (uint32_t t = 0; t < seconds.size(); ++t) {
+      graph.tasks.push_back({.node = t,
+                             .first_use = 0,
+                             .use_count = 0,
+                             .allowed = 3,
+                             .reason = Reason::kFaster,
+                             .seconds = {seconds[t][0], seconds[t][1]}});
+      graph.values.push_back({.bytes = 64, .valid_on = 0, .copy_seconds = {}});
+    }
+  }
+  // Value t is what task t makes.
+  void finish(const std::vector<std::vector<uint32_t>>& reads) {
+    for (uint32_t t = 0; t < graph.tasks.size(); ++t) {
+      Task& task = graph.tasks[t];
+      task.first_use = static_cast<uint32_t>(graph.uses.size());
+      for (const uint32_t from : reads[t]) graph.uses.push_back({from, true, false});
+      graph.uses.push_back({t, false, true});
+      task.use_count = static_cast<uint32_t>(graph.uses.size()) - task.first_use;
+    }
+  }
+};
+
+enum class Shape { kChain, kForkJoin, kRandom };
+
+// Eleven tasks: their times differ by a factor of 16 at most, the devices by 8; `ratio` is that of copies to work (CCR).
+Tasks make_tasks(Shape shape, double ratio, std::mt19937& random) {
+  constexpr uint32_t kTasks = 11;
+  const auto uniform = [&](double low, double high) {
+    return std::uniform_real_distribution<double>(low, high)(random);
+  };
+  std::vector<std::array<double, 2>> seconds(kTasks);
+  double mean = 0;
+  for (auto& [cpu, accelerator] : seconds) {
+    cpu = std::exp2(uniform(0, 4));
+    accelerator = cpu * std::exp2(uniform(-3, 1));
+    mean += (cpu + accelerator) / (2 * kTasks);
+  }
+  Tasks tasks(seconds);
+  std::vector<std::vector<uint32_t>> reads(kTasks);
+  for (uint32_t t = 1; t < kTasks; ++t) {
+    if (shape == Shape::kChain) {
+      reads[t] = {t - 1};
+    } else if (shape == Shape::kForkJoin) {
+      // Three branches of three between the first and the last.
+      reads[t] = t == kTasks - 1 ? std::vector<uint32_t>{3, 6, 9} : std::vector<uint32_t>{t % 3 == 1 ? 0 : t - 1};
+    } else {
+      for (uint32_t from = 0; from < t; ++from) {
+        if (random() % 10 < 3) reads[t].push_back(from);
+      }
+    }
+  }
+  for (Value& value : tasks.graph.values) {
+    value.copy_seconds[kCpu] = value.copy_seconds[kAccelerator] = ratio * mean * uniform(0.5, 1.5);
+  }
+  tasks.finish(reads);
+  return tasks;
+}
+
+// The least over all 2^11 placements in the two orders that the search has.
+double best_of_all(TaskGraph& tasks) {
+  std::vector<uint32_t> orders[2];
+  orders[0].resize(tasks.size());
+  std::iota(orders[0].begin(), orders[0].end(), 0);
+  tasks.order_by_rank(orders[1]);
+  Rollout rollout(tasks);
+  double best = 1e300;
+  std::vector<DeviceIndex> devices(tasks.size());
+  for (uint32_t bits = 0; bits < 1u << tasks.size(); ++bits) {
+    for (size_t t = 0; t < tasks.size(); ++t) devices[t] = static_cast<DeviceIndex>(bits >> t & 1);
+    for (const auto& order : orders) best = std::min(best, rollout.run(devices, order));
+  }
+  return best;
+}
+
+double seconds_of(TaskGraph& tasks, const std::vector<DeviceIndex>& devices) {
+  std::vector<uint32_t> order(tasks.size());
+  std::iota(order.begin(), order.end(), 0);
+  return Rollout(tasks).run(devices, order);
+}
+
+// A chain of products, each with a weight of its own of `bytes[i]`.
+struct Layers {
+  Program program;
+  std::vector<BufferId> weights;
+  explicit Layers(const std::vector<int64_t>& floats) {
+    BufferId x = program.input(64);
+    for (const int64_t count : floats) {
+      weights.push_back(program.input(count));
+      program.graph.buffers.back().escapes = true;
+      program.graph.buffers.back().steady = true;
+      x = program.define(test_ops().matmul, 64, {program.read(x), program.read(weights.back())});
+    }
+    program.escape(x);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("placement: a rollout takes as long as the program that the passes make of it") {
+  std::mt19937 random(31);
+  for (int round = 0; round < 300; ++round) {
+    Program program;
+    make_random(program, random, 10 + round % 50, true);
+    PlanOptions options = round % 3 == 0 ? both_options() : mixed_options();
+    options.accelerator.copy_latency = 1e-6;
+    std::vector<Candidate> candidates;
+    options.candidates = &candidates;
+    const Plan plan = program.plan(options);
+    if (uses_host_only(plan)) continue;
+    const auto chosen = std::ranges::find_if(candidates, &Candidate::chosen);
+    REQUIRE(chosen != candidates.end());
+    Simulation simulation;
+    simulate(program.graph, plan, CostModel(options), simulation);
+    INFO(to_string(program.graph));
+    INFO(to_string(plan));
+    REQUIRE(simulation.seconds == Approx(chosen->seconds).epsilon(1e-9));
+  }
+}
+
+TEST_CASE("placement: the search comes near the best of all placements") {
+  const char* const names[] = {"chains", "fork-join", "random"};
+  double sum = 0;
+  double worst = 0;
+  int graphs = 0;
+  for (const Shape shape : {Shape::kChain, Shape::kForkJoin, Shape::kRandom}) {
+    double shape_sum = 0;
+    double shape_worst = 0;
+    for (const double ratio : {0.1, 0.5, 2.0}) {
+      for (unsigned seed = 0; seed < 25; ++seed) {
+        std::mt19937 random(seed);
+        Tasks tasks = make_tasks(shape, ratio, random);
+        const double got = search_seconds(tasks.graph);
+        const double least = best_of_all(tasks.graph);
+        REQUIRE(got >= least * (1 - 1e-9));
+        shape_sum += got / least;
+        shape_worst = std::max(shape_worst, got / least);
+        ++graphs;
+      }
+    }
+    std::printf("placement over the best of all, %s: mean %.4f, worst %.4f\n", names[static_cast<int>(shape)],
+                shape_sum / 75, shape_worst);
+    sum += shape_sum;
+    worst = std::max(worst, shape_worst);
+  }
+  CHECK(graphs == 225);
+  CHECK(sum / graphs <= 1.01);
+  CHECK(worst <= 1.12);
+}
+
+TEST_CASE("placement: the minimum cut is the best placement of a chain") {
+  for (unsigned seed = 0; seed < 50; ++seed) {
+    std::mt19937 random(seed);
+    Tasks tasks = make_tasks(Shape::kChain, 0.5, random);
+    REQUIRE(seconds_of(tasks.graph, min_cut(tasks.graph)) == Approx(best_of_all(tasks.graph)).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("placement: weights that do not fit are streamed beside the work") {
+  // 64 layers; a copy takes as long as four layers' work, or a quarter of one's.
+  for (const bool uneven : {false, true}) {
+    for (const double copies : {4.0, 0.25}) {
+      for (const int streamed : {25, 50, 75, 100}) {
+        std::mt19937 random(7);
+        std::vector<int64_t> floats(64, 1 << 16);
+        for (int64_t& count : floats) {
+          if (uneven) count = (1 << 15) + static_cast<int64_t>(random() % (1 << 16));
+        }
+        Layers layers(floats);
+        double bytes = 0;
+        for (const int64_t count : floats) bytes += static_cast<double>(count) * 4;
+        PlanOptions options = both_options();
+        options.policy = Policy::kAccelerator;
+        // A layer's work takes as long as its bytes do at 1e9 a second.
+        options.accelerator = {
+            .flops = 1e30, .memory_bandwidth = 1e9, .copy_bandwidth = 1e9 / copies, .launch_latency = 1e-9};
+        const double largest = 4 * static_cast<double>(*std::ranges::max_element(floats));
+        // What stays, three slots, and what an arena wastes.
+        options.accelerator_bytes =
+            static_cast<uint64_t>((bytes * (100 - streamed) / 100 + 3 * largest + 4096) * 16 / 15);
+        std::vector<Candidate> candidates;
+        options.candidates = &candidates;
+        const Plan plan = layers.program.plan(options);
+        // From the second time on: what stays is there.
+        Graph& graph = layers.program.graph;
+        double moved = 0;
+        for (BufferId b = 0; b < graph.buffers.size(); ++b) {
+          if (graph.buffers[b].valid_on != 0) graph.buffers[b].valid_on |= plan.valid_after[b];
+        }
+        for (const BufferId w : layers.weights) {
+          if (graph.buffers[w].valid_on == 1u << kCpu) moved += static_cast<double>(graph.buffers[w].bytes);
+        }
+        const Plan steady = layers.program.plan(options);
+        Simulation simulation;
+        simulate(graph, steady, CostModel(options), simulation);
+        const double least =
+            std::max(simulation.busy[queue_id(kAccelerator, backend::QueueKind::kCompute)], moved * copies / 1e9);
+        std::printf("streaming %s layers, %3d %% asked, %3.0f %% streamed, copies %.2f x work: %.4f of the least\n",
+                    uneven ? "uneven" : "equal", streamed, 100 * moved / bytes, copies, simulation.seconds / least);
+        // Work does not wait for what was moved needlessly.
+        CHECK(moved <= bytes * streamed / 100 + 2 * largest);
+        CHECK(simulation.seconds <= (uneven ? 1.05 : 1.02) * least);
+      }
+    }
+  }
+}
+
+TEST_CASE("placement: within any memory, the bits are the interpreter's and the plan is legal") {
+  std::mt19937 random(5);
+  int64_t returns = 0;
+  int64_t remote = 0;
+  for (int round = 0; round < 300; ++round) {
+    Program program;
+    make_random(program, random, 10 + round % 40, round % 2 == 0);
+    PlanOptions options = round % 3 == 0 ? both_options() : round % 3 == 1 ? mixed_options() : remote_options();
+    uint64_t there = 0;
+    uint64_t all = 0;
+    for (const Buffer& buffer : program.graph.buffers) {
+      if (buffer.valid_on >> kAccelerator & 1) there += SliceAllocator::round_up(buffer.bytes);
+      all += SliceAllocator::round_up(buffer.bytes);
+    }
+    options.accelerator_bytes = there + 512 + random() % (all + 1);
+    const Plan plan = program.plan(options);
+    returns += static_cast<int64_t>(plan.returns.size());
+    const Results got = program.run_plan(plan);
+    remote += got.counts.kernels[kAccelerator];
+    INFO(to_string(program.graph));
+    INFO(to_string(plan));
+    REQUIRE(got.status.ok());
+    REQUIRE(same_values(program, got, program.interpret()));
+  }
+  CHECK(returns > 50);
+  CHECK(remote > 500);
+}
+
+TEST_CASE("placement: a thousand nodes are planned in less than a second") {
+  std::vector<int64_t> floats(1000, 4096);
+  Layers layers(floats);
+  PlanOptions options = both_options();
+  for (const uint64_t bytes : {uint64_t{0}, uint64_t{1000} * 4096}) {
+    options.accelerator_bytes = bytes;
+    Plan plan;
+    make_plan(layers.program.graph, options, plan);
+    const auto begin = std::chrono::steady_clock::now();
+    make_plan(layers.program.graph, options, plan);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    std::printf("planning 1,000 nodes, %s: %.0f ms\n", bytes == 0 ? "all fit" : "a quarter fits", 1e3 * seconds);
+    CHECK(verify_plan(layers.program.graph, plan, options).ok());
+    CHECK(seconds < 1);
+  }
+}
+
+}  // namespace hetero::graph::testing
