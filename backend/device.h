@@ -97,6 +97,8 @@ class Block {
 struct Task {
   void (*run)(void* context);
   void* context;
+  // How long it is expected to take on this device, launch included. A device that simulates time takes it for the truth; others ignore it.
+  double seconds = 0;
 };
 
 // A point in a queue's order. An Event that was never recorded counts as done. Recording again moves it.
@@ -179,6 +181,13 @@ class Device {
   virtual Queue& queue(QueueKind kind) = 0;
   virtual std::unique_ptr<Event> create_event() = 0;
   virtual Status synchronize() = 0;
+
+  // A device that simulates time has a clock for each queue and one for the host, which waits for them and works beside them. The others have
+  // none: there advance_host does nothing and host_seconds is 0.
+  virtual bool has_virtual_clock() const { return false; }
+  // The host works for so long, at kernels of the CPU for example. Its clock begins with the device and moves only by this and by waiting.
+  virtual void advance_host(double seconds) { (void)seconds; }
+  virtual double host_seconds() const { return 0; }
 
   // Counts memory that others allocated and Blocks adopted (negative: released) in allocated_bytes and its peak. More than the
   // cap is refused with kResource, and not counted.

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <csignal>
 #include <cstring>
@@ -26,6 +27,31 @@ SimOptions configured_options;
 Status usage_error(const char* message) { return Status(ErrorClass::kUsage, std::string("sim: ") + message); }
 
 Status forked_error() { return Status(ErrorClass::kDevice, "sim: the device cannot be used in a forked process"); }
+
+bool is_amount(double value) { return value >= 0 && std::isfinite(value); }
+
+Status check(const SimOptions& options) {
+  for (double value : {options.flops, options.memory_bandwidth, options.launch_latency, options.h2d_bandwidth,
+                       options.d2h_bandwidth, options.copy_latency, options.pace}) {
+    if (!is_amount(value)) return usage_error("rates, latencies and pace must be finite and not negative");
+  }
+  if (!(options.duration_spread >= 0 && options.duration_spread <= 0.9)) {
+    return usage_error("duration_spread must be between 0 and 0.9");
+  }
+  return Status();
+}
+
+double copy_seconds(const SimOptions& options, bool into_device, bool from_device, size_t bytes) {
+  double moved = static_cast<double>(bytes);
+  double bandwidth = options.h2d_bandwidth;
+  if (into_device && from_device) {
+    moved *= 2;  // read and written
+    bandwidth = options.memory_bandwidth;
+  } else if (from_device) {
+    bandwidth = options.d2h_bandwidth;
+  }
+  return options.copy_latency + (bandwidth > 0 ? moved / bandwidth : 0);
+}
 
 // While it lives, threads that are created do not receive the signals meant for the program's own
 // threads.
@@ -50,9 +76,12 @@ class BlockedSignals {
 // One record of an event: done once the queue that recorded it has come to that point.
 struct SimDevice::Signal {
   std::atomic<bool> done{false};  // changes under Shared::mutex, so that nobody misses the notification
+  VirtualClock::Moment moment;    // guarded by Shared::mutex
 };
 
 struct SimDevice::Shared {
+  explicit Shared(const SimOptions& options) : clock(options.schedule_seed, options.duration_spread) {}
+
   const int fork_generation = backend::fork_generation();
   std::mutex mutex;
   // Guarded by mutex.
@@ -60,6 +89,7 @@ struct SimDevice::Shared {
   int waiting_hosts = 0;
   std::condition_variable workers[kQueueKinds];
   bool waits_for_signal[kQueueKinds] = {};
+  VirtualClock clock;
 
   bool is_forked() const { return backend::fork_generation() != fork_generation; }
 
@@ -88,7 +118,11 @@ class SimDevice::SimEvent final : public Event {
 
   bool query() const override {
     if (shared_->is_forked()) return true;
-    const std::shared_ptr<Signal> signal = last_record();
+    std::shared_ptr<Signal> signal;
+    {
+      std::lock_guard lock(shared_->mutex);
+      signal = last_;
+    }
     return signal == nullptr || signal->done.load(std::memory_order_acquire);
   }
 
@@ -97,15 +131,13 @@ class SimDevice::SimEvent final : public Event {
     std::unique_lock lock(shared_->mutex);
     const std::shared_ptr<Signal> signal = last_;
     if (signal == nullptr) return Status();
+    shared_->clock.host_waits(signal->moment);
     shared_->wait_on_host(lock, [&] { return signal->done.load(std::memory_order_relaxed); });
     return Status();
   }
 
-  std::shared_ptr<Signal> last_record() const {
-    std::lock_guard lock(shared_->mutex);
-    return last_;
-  }
-  // REQUIRES: the mutex of `shared()` is held.
+  // REQUIRES, for both: the mutex of `shared()` is held.
+  const std::shared_ptr<Signal>& last_record() const { return last_; }
   void set_last_record(std::shared_ptr<Signal> signal) { last_ = std::move(signal); }
 
   const std::shared_ptr<Shared>& shared() const { return shared_; }
@@ -129,7 +161,7 @@ class SimDevice::SimQueue final : public Queue {
   }
 
   Status launch(Task task) override {
-    const Status status = submit({.kind = CommandKind::kTask, .task = task});
+    const Status status = submit({.kind = CommandKind::kTask, .task = task, .seconds = task.seconds});
     if (status.ok()) device_.counters_.count_launch();
     return status;
   }
@@ -157,9 +189,14 @@ class SimDevice::SimQueue final : public Queue {
       return event.query() ? Status() : event.synchronize();
     }
     if (own->shared() != device_.shared_) return own->synchronize();
+    std::lock_guard lock(shared_.mutex);
     std::shared_ptr<Signal> signal = own->last_record();
-    if (signal == nullptr || signal->done.load(std::memory_order_acquire)) return Status();
-    return submit({.kind = CommandKind::kWait, .signal = std::move(signal)});
+    if (signal == nullptr) return Status();
+    if (signal->done.load(std::memory_order_acquire)) {
+      shared_.clock.wait(kind_, signal->moment);
+      return Status();
+    }
+    return submit_locked({.kind = CommandKind::kWait, .signal = std::move(signal)});
   }
 
   Status synchronize() override {
@@ -168,6 +205,7 @@ class SimDevice::SimQueue final : public Queue {
     if (std::this_thread::get_id() == worker_.get_id()) {
       return usage_error("a task must not synchronize with the queue it runs on");
     }
+    shared_.clock.host_waits(kind_);
     const uint64_t target = submitted_;
     shared_.wait_on_host(lock, [&] { return completed_ >= target; });
     return Status();
@@ -181,6 +219,7 @@ class SimDevice::SimQueue final : public Queue {
     void* destination = nullptr;
     const void* source = nullptr;
     size_t bytes = 0;
+    double seconds = 0;  // virtual; of a task or a copy
     std::shared_ptr<Signal> signal = nullptr;
   };
 
@@ -190,6 +229,11 @@ class SimDevice::SimQueue final : public Queue {
   Status submit(Command command, SimEvent* recorded = nullptr) {
     if (shared_.is_forked()) return forked_error();
     std::lock_guard lock(shared_.mutex);
+    return submit_locked(std::move(command), recorded);
+  }
+
+  // REQUIRES: the mutex is held.
+  Status submit_locked(Command command, SimEvent* recorded = nullptr) {
     if (!worker_.joinable()) {
       try {
         const BlockedSignals blocked;
@@ -198,11 +242,29 @@ class SimDevice::SimQueue final : public Queue {
         return Status(ErrorClass::kDevice, std::string("sim: cannot start a thread: ") + error.what());
       }
     }
+    tell_clock(command);
     if (recorded != nullptr) recorded->set_last_record(command.signal);
     commands_.push_back(std::move(command));
     ++submitted_;
     worker_wakeup().notify_one();
     return Status();
+  }
+
+  // REQUIRES: the mutex is held.
+  void tell_clock(Command& command) {
+    VirtualClock& clock = shared_.clock;
+    switch (command.kind) {
+      case CommandKind::kTask:
+      case CommandKind::kCopy:
+        command.seconds = clock.run(kind_, command.seconds, command.kind == CommandKind::kCopy, command.bytes);
+        break;
+      case CommandKind::kRecord:
+        command.signal->moment = clock.record(kind_);
+        break;
+      case CommandKind::kWait:
+        clock.wait(kind_, command.signal->moment);
+        break;
+    }
   }
 
   void work() {
@@ -234,11 +296,15 @@ class SimDevice::SimQueue final : public Queue {
       return;
     }
     lock.unlock();
+    const auto begin = std::chrono::steady_clock::now();
     pause_by_seed();
     if (command.kind == CommandKind::kTask) {
       command.task.run(command.task.context);
     } else {
       std::memmove(command.destination, command.source, command.bytes);
+    }
+    if (const double least = command.seconds * device_.options_.pace; least > 0) {
+      std::this_thread::sleep_until(begin + std::chrono::duration<double>(least));
     }
     lock.lock();
   }
@@ -280,7 +346,8 @@ Status SimDevice::SimQueue::copy(void* destination, const void* source, size_t b
   const Status status = submit({.kind = CommandKind::kCopy,
                                 .destination = memory.kernel_address(destination),
                                 .source = memory.kernel_address(const_cast<void*>(source)),
-                                .bytes = bytes});
+                                .bytes = bytes,
+                                .seconds = copy_seconds(device_.options_, into_device, from_device, bytes)});
   if (status.ok()) device_.counters_.count_copy(into_device, from_device, bytes);
   return status;
 }
@@ -296,6 +363,7 @@ SimOptions sim_options() {
 }
 
 Result<std::unique_ptr<SimDevice>> SimDevice::create(const SimOptions& options) {
+  if (Status status = check(options); !status.ok()) return status;
   Result<std::unique_ptr<SimMemory>> memory = SimMemory::create(options.capacity_bytes);
   if (!memory.ok()) return memory.status();
   return std::unique_ptr<SimDevice>(new SimDevice(options, std::move(memory.value())));
@@ -307,10 +375,10 @@ SimDevice::SimDevice(const SimOptions& options, std::unique_ptr<SimMemory> memor
                     .inline_queues = false,
                     .flops = options.flops,
                     .memory_bandwidth = options.memory_bandwidth,
-                    .copy_bandwidth = options.copy_bandwidth,
+                    .copy_bandwidth = options.h2d_bandwidth,
                     .launch_latency = options.launch_latency},
       memory_(std::move(memory)),
-      shared_(std::make_shared<Shared>()) {
+      shared_(std::make_shared<Shared>(options)) {
   for (int kind = 0; kind < kQueueKinds; ++kind) {
     queues_[static_cast<size_t>(kind)] = std::make_unique<SimQueue>(*this, static_cast<QueueKind>(kind));
   }
@@ -340,6 +408,62 @@ Status SimDevice::synchronize() {
     if (Status status = queue->synchronize(); !status.ok()) return status;
   }
   return Status();
+}
+
+// A forked child has only the parent's clock, behind a lock that nobody may ever give back.
+
+void SimDevice::advance_host(double seconds) {
+  if (shared_->is_forked()) return;
+  std::lock_guard lock(shared_->mutex);
+  shared_->clock.advance_host(seconds);
+}
+
+double SimDevice::host_seconds() const {
+  if (shared_->is_forked()) return 0;
+  std::lock_guard lock(shared_->mutex);
+  return shared_->clock.host_seconds();
+}
+
+double SimDevice::queue_seconds(QueueKind kind) const {
+  if (shared_->is_forked()) return 0;
+  std::lock_guard lock(shared_->mutex);
+  return shared_->clock.queue_seconds(kind);
+}
+
+void SimDevice::reset_clock() {
+  if (shared_->is_forked()) return;
+  std::lock_guard lock(shared_->mutex);
+  shared_->clock.reset();
+}
+
+Result<double> SimDevice::seconds_between(const Event& first, const Event& second) const {
+  if (shared_->is_forked()) return forked_error();
+  std::lock_guard lock(shared_->mutex);
+  double seconds[2];
+  const Event* const events[] = {&first, &second};
+  for (int i = 0; i < 2; ++i) {
+    const auto* own = dynamic_cast<const SimEvent*>(events[i]);
+    if (own == nullptr || own->shared() != shared_)
+      return usage_error("an event of another device has no time on this one's clock");
+    const Signal* signal = own->last_record().get();
+    if (signal == nullptr || !shared_->clock.is_current(signal->moment)) {
+      return usage_error("an event that was not recorded since the clock began has no time");
+    }
+    seconds[i] = signal->moment.seconds;
+  }
+  return seconds[1] - seconds[0];
+}
+
+void SimDevice::record_spans(bool on) {
+  if (shared_->is_forked()) return;
+  std::lock_guard lock(shared_->mutex);
+  shared_->clock.record_spans(on);
+}
+
+std::vector<SimSpan> SimDevice::spans() const {
+  if (shared_->is_forked()) return {};
+  std::lock_guard lock(shared_->mutex);
+  return shared_->clock.spans();
 }
 
 }  // namespace hetero::backend

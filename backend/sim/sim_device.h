@@ -11,6 +11,9 @@
 //   is released.
 // Results are real: tasks are ordinary functions that run on the queue's thread.
 //
+// Times are virtual: VirtualClock computes from Task::seconds, the link's figures and the order of submission when each command begins and
+// ends, whatever the threads do. A task that submits or waits counts as the host. `pace` makes the threads keep to these times.
+//
 // Event semantics are CUDA's: record captures the work submitted so far, wait captures the event's
 // last record at the time of the call, recording again does not affect waits already submitted.
 //
@@ -27,24 +30,34 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "backend/atomic_counters.h"
 #include "backend/device.h"
 #include "backend/sim/sim_memory.h"
+#include "backend/sim/virtual_clock.h"
 
 namespace hetero::backend {
 
 struct SimOptions {
   // What allocate can hand out; taken from the system only when touched.
   size_t capacity_bytes = size_t{4} << 30;
-  // What capabilities() reports, for planners. The simulation itself runs as fast as it can.
+  // What capabilities() reports, for planners. Tasks do not take their time from it but from Task::seconds.
   double flops = 10e12;
   double memory_bandwidth = 1e12;
-  double copy_bandwidth = 25e9;
   double launch_latency = 5e-6;
+  // The link: a copy takes copy_latency + bytes / bandwidth of virtual time. A copy within the device reads and writes at memory_bandwidth,
+  // one within the host goes at h2d_bandwidth. A bandwidth of 0 stands for no limit.
+  double h2d_bandwidth = 25e9;  // capabilities().copy_bandwidth
+  double d2h_bandwidth = 25e9;
+  double copy_latency = 0;
   // Not 0: each worker pauses for a pseudo-random moment before each command, to shake out missing
   // events.
   uint64_t schedule_seed = 0;
+  // 0 to 0.9: every virtual duration is multiplied by a pseudo-random factor in [1 - spread, 1 + spread), which schedule_seed gives.
+  double duration_spread = 0;
+  // Not 0: a worker sleeps so that a command takes at least its virtual duration times this in real time.
+  double pace = 0;
 
   bool operator==(const SimOptions&) const = default;
 };
@@ -55,7 +68,7 @@ SimOptions sim_options();
 
 class SimDevice final : public Device {
  public:
-  // Errors: kDevice where the system grants no memory to map.
+  // Errors: kDevice where the system grants no memory to map; kUsage for options out of range.
   static Result<std::unique_ptr<SimDevice>> create(const SimOptions& options = {});
   ~SimDevice() override;
 
@@ -82,6 +95,23 @@ class SimDevice final : public Device {
   // Counted when submitted. Copies within the device are not counted.
   DeviceCounters counters() const override { return counters_.read(); }
 
+  // The virtual clock, in seconds since the device was made or the clock reset. What is submitted counts at once. Synchronizing with a
+  // queue, an event or the device raises the host's clock to the time waited for; Event::query() moves no clock.
+  bool has_virtual_clock() const override { return true; }
+  void advance_host(double seconds) override;
+  double host_seconds() const override;
+  // When the queue is done with what was submitted to it.
+  double queue_seconds(QueueKind kind) const;
+  // All clocks at 0, no spans, and the factors of duration_spread from the first again. Events recorded before count as recorded at 0.
+  void reset_clock();
+  // From the first event's last record to the second's. Errors: kUsage unless this device recorded both since the last reset_clock.
+  Result<double> seconds_between(const Event& first, const Event& second) const;
+  // Whether the commands submitted from now on that have a duration leave a span. Spans stay until reset_clock; the oldest are dropped
+  // beyond VirtualClock::kMostSpans.
+  void record_spans(bool on);
+  // In the order of submission.
+  std::vector<SimSpan> spans() const;
+
   // How many Blocks were released with damaged guard bands.
   int64_t guard_violations() const { return memory_->guard_violations(); }
 
@@ -89,7 +119,7 @@ class SimDevice final : public Device {
   class SimQueue;
   class SimEvent;
   struct Signal;
-  struct Shared;  // the lock and condition that all queues and events of a device share
+  struct Shared;  // the lock, the conditions and the clock that all queues and events of a device share
 
   SimDevice(const SimOptions& options, std::unique_ptr<SimMemory> memory);
 

@@ -1,0 +1,116 @@
+// VirtualClock: when the commands of a SimDevice begin and end if each takes exactly as long as it is expected to.
+//
+// A discrete-event simulation that takes place where a command is submitted, in the order of submission, from durations alone. When the
+// workers really run has no influence, so one program has the same times in every run and on every machine. The rules are those of
+// graph/simulate.h:
+// - a command begins once its queue is free and the host has come to submit it: max(queue, host);
+// - recording notes the queue's time, and waiting raises the queue's time to the noted one;
+// - the host moves on by work of its own and by waiting for queues and events. Submitting takes it no time.
+//
+// Invariant: no clock ever goes back, except that all begin at 0 again with reset().
+// Thread safety: none; the lock of the SimDevice guards it.
+
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "backend/device.h"
+#include "backend/random.h"
+
+namespace hetero::backend {
+
+// What a queue did from `begin` to `end`, in virtual seconds.
+struct SimSpan {
+  QueueKind queue = QueueKind::kCompute;
+  bool is_copy = false;
+  double begin = 0;
+  double end = 0;
+  size_t bytes = 0;  // of a copy
+
+  bool operator==(const SimSpan&) const = default;
+};
+
+class VirtualClock {
+ public:
+  static constexpr size_t kMostSpans = 1'000'000;
+
+  // A noted time. It counts as 0 after the next reset().
+  struct Moment {
+    double seconds = 0;
+    uint64_t reset = 0;
+  };
+
+  // Every duration is multiplied by a factor in [1 - spread, 1 + spread) that the seed, the queue and the number of durations the queue had
+  // before give. REQUIRES: 0 <= spread < 1.
+  explicit VirtualClock(uint64_t seed = 0, double spread = 0) : seed_(seed), spread_(spread) {}
+
+  // Returns how long it takes, the factor included. What has no duration takes no time and leaves no span.
+  double run(QueueKind kind, double seconds, bool is_copy = false, size_t bytes = 0) {
+    const size_t q = static_cast<size_t>(kind);
+    const double begin = start(kind);
+    const double duration = std::max(0.0, seconds) * next_factor(kind);
+    if (!(duration > 0)) return 0;
+    queues_[q] = begin + duration;
+    if (records_spans_) {
+      if (spans_.size() == kMostSpans) spans_.pop_front();
+      spans_.push_back({kind, is_copy, begin, queues_[q], bytes});
+    }
+    return duration;
+  }
+  Moment record(QueueKind kind) { return {start(kind), reset_}; }
+  void wait(QueueKind kind, Moment moment) {
+    const double begin = start(kind);
+    queues_[static_cast<size_t>(kind)] = std::max(begin, seconds_of(moment));
+  }
+
+  void advance_host(double seconds) { host_ += std::max(0.0, seconds); }
+  void host_waits(QueueKind kind) { host_ = std::max(host_, queue_seconds(kind)); }
+  void host_waits(Moment moment) { host_ = std::max(host_, seconds_of(moment)); }
+
+  double host_seconds() const { return host_; }
+  // When the queue is done with what was submitted.
+  double queue_seconds(QueueKind kind) const { return queues_[static_cast<size_t>(kind)]; }
+  bool is_current(Moment moment) const { return moment.reset == reset_; }
+
+  void reset() {
+    queues_.fill(0);
+    host_ = 0;
+    durations_.fill(0);
+    spans_.clear();
+    ++reset_;
+  }
+
+  void record_spans(bool on) { records_spans_ = on; }
+  // In the order of submission; the oldest are dropped beyond kMostSpans.
+  std::vector<SimSpan> spans() const { return {spans_.begin(), spans_.end()}; }
+
+ private:
+  double start(QueueKind kind) {
+    double& queue = queues_[static_cast<size_t>(kind)];
+    queue = std::max(queue, host_);
+    return queue;
+  }
+  double seconds_of(Moment moment) const { return is_current(moment) ? moment.seconds : 0; }
+  double next_factor(QueueKind kind) {
+    if (spread_ == 0) return 1;
+    const uint64_t before = durations_[static_cast<size_t>(kind)]++;
+    const auto words = philox(seed_, before * kQueueKinds + static_cast<uint64_t>(kind));
+    return 1 + spread_ * (2 * uniform_double(words[0], words[1]) - 1);
+  }
+
+  const uint64_t seed_;
+  const double spread_;
+  std::array<double, kQueueKinds> queues_{};  // when each is free
+  double host_ = 0;
+  std::array<uint64_t, kQueueKinds> durations_{};
+  uint64_t reset_ = 0;  // how often
+  bool records_spans_ = false;
+  std::deque<SimSpan> spans_;
+};
+
+}  // namespace hetero::backend
