@@ -61,6 +61,7 @@ setup(
     package_data={"torch_hetero": ["profiles/*.json"]},
     include_package_data=False,  # the folder of the profiles is data, not a package that was forgotten above
     package_dir={"": "."},
+    package_data={"torch_hetero": ["report.html"]},
     install_requires=[torch_requirement()],
     ext_modules=[Extension("torch_hetero._C", sources=[])] if native else [],
     cmdclass={"build_ext": CMakeBuild},
