@@ -11,6 +11,7 @@ dicts meanwhile.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -197,11 +198,12 @@ def write_trace(path: str | os.PathLike[str], programs: Sequence[Program]) -> No
     queues = _queues(programs)
     threads = {queue: number for number, queue in enumerate(queues, start=_PROGRAMS_THREAD + 1)}
     events: list[dict[str, Any]] = []
+    arrow_numbers = itertools.count(1)
     begin = 0
     for index, program in enumerate(plain):
         end = begin + _length(program)
         events += _slices(program, index, begin, threads)
-        events += _arrows(program, index, begin, threads)
+        events += _arrows(program, begin, threads, arrow_numbers)
         events += _counters(program, begin)
         begin = end
     events.sort(key=lambda event: event["ts"])  # stable: programs before their spans, spans before their arrows
@@ -277,15 +279,17 @@ def _slices(program: dict[str, Any], index: int, origin: int, threads: dict[str,
                              origin + times[1], values)
 
 
-def _arrows(program: dict[str, Any], index: int, origin: int, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _arrows(
+    program: dict[str, Any], origin: int, threads: dict[str, int], numbers: Iterator[int]
+) -> Iterator[dict[str, Any]]:
     """Yields the two ends of each arrow from a copy to what uses it, in both processes."""
-    for number, (copy, user) in enumerate(_uses(program)):
+    for copy, user in _uses(program):
         for process in _PROCESS_NAMES:
             source, target = _times(copy, process), _times(user, process)
             if source is None or target is None:
                 continue
             # Each end belongs to the span around its time on its thread; "bp": "e" says so for the second.
-            flow = {"name": "copy", "cat": "copy", "pid": process, "id": f"{process}.{index}.{number}"}
+            flow = {"name": "copy", "cat": "copy", "pid": process, "id": next(numbers)}
             yield {**flow, "ph": "s", "tid": threads[str(copy.get("queue"))], "ts": (origin + source[0]) / 1e3}
             yield {**flow, "ph": "f", "bp": "e", "tid": threads[str(user.get("queue"))],
                    "ts": (origin + target[0]) / 1e3}

@@ -438,6 +438,7 @@ def arrows(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
     for event in events:
         if event["ph"] in "sf" and event["pid"] == 1:
             assert event["ph"] == "s" or event["bp"] == "e"
+            assert isinstance(event["id"], int)  # Perfetto reads texts as hexadecimal
             ends.setdefault(event["id"], {})[event["ph"]] = inside(event)
     return [(end["s"], end["f"]) for end in ends.values()]
 
