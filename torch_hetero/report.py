@@ -256,8 +256,8 @@ def _length(program: dict[str, Any]) -> int:
 def _slice(name: str, process: int, thread: int, begin: int, end: int, values: dict[str, Any]) -> dict[str, Any]:
     """Returns a complete event; times in nanoseconds, values that are None left out."""
     known = {key: value for key, value in values.items() if value is not None}
-    return {"ph": "X", "name": name, "pid": process, "tid": thread, "ts": begin / 1e3, "dur": (end - begin) / 1e3,
-            "args": known}
+    return {"ph": "X", "name": name, "cat": str(known.get("kind", "program")), "pid": process, "tid": thread,
+            "ts": begin / 1e3, "dur": (end - begin) / 1e3, "args": known}
 
 
 def _slices(program: dict[str, Any], index: int, origin: int, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
@@ -288,11 +288,11 @@ def _arrows(
             source, target = _times(copy, process), _times(user, process)
             if source is None or target is None:
                 continue
-            # Each end belongs to the span around its time on its thread; "bp": "e" says so for the second.
+            # Each end belongs to the span around its time, which the middle makes clear where spans touch.
             flow = {"name": "copy", "cat": "copy", "pid": process, "id": next(numbers)}
-            yield {**flow, "ph": "s", "tid": threads[str(copy.get("queue"))], "ts": (origin + source[0]) / 1e3}
+            yield {**flow, "ph": "s", "tid": threads[str(copy.get("queue"))], "ts": (origin + sum(source) // 2) / 1e3}
             yield {**flow, "ph": "f", "bp": "e", "tid": threads[str(user.get("queue"))],
-                   "ts": (origin + target[0]) / 1e3}
+                   "ts": (origin + sum(target) // 2) / 1e3}
 
 
 def _uses(program: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -345,11 +345,11 @@ def _counters(program: dict[str, Any], origin: int) -> Iterator[dict[str, Any]]:
     for memory in program.get("memory") or ():
         device = memory.get("device") or "memory"
         if memory.get("budget") is not None:
-            yield {"ph": "C", "name": f"budget: {device}", "pid": _PREDICTED, "ts": origin / 1e3,
+            yield {"ph": "C", "name": f"budget: {device}", "cat": "memory", "pid": _PREDICTED, "ts": origin / 1e3,
                    "args": {"bytes": memory["budget"]}}
         for seconds, size in memory.get("points") or ():
             if seconds is not None and size is not None:
-                yield {"ph": "C", "name": f"memory: {device}", "pid": _PREDICTED,
+                yield {"ph": "C", "name": f"memory: {device}", "cat": "memory", "pid": _PREDICTED,
                        "ts": (origin + _ticks(seconds)) / 1e3, "args": {"bytes": size}}
 
 

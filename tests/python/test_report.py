@@ -432,7 +432,7 @@ def arrows(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Returns the names of the spans at both ends of each arrow of the predicted process."""
     def inside(event: dict[str, Any]) -> str:
         [name] = [each["name"] for each in events if each["ph"] == "X" and (each["pid"], each["tid"]) ==
-                  (event["pid"], event["tid"]) and each["ts"] <= event["ts"] < each["ts"] + each["dur"]]
+                  (event["pid"], event["tid"]) and each["ts"] <= event["ts"] <= each["ts"] + each["dur"]]
         return name
     ends: dict[str, dict[str, str]] = {}
     for event in events:
