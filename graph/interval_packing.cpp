@@ -1,23 +1,383 @@
+// The greedy orders and, where they miss the bound, the search below a given capacity:
+//
+//   1. What is never alive at the same time is packed apart: time is cut wherever no value is alive across (parts).
+//   2. A section is a set of values that are alive at once and are in no larger such set; the part has them in order of time, and a value
+//      is in consecutive ones. A section's floor is the lowest offset that one of its values can still get. Floor and bytes of what is
+//      not placed yet must stay within the capacity: what lies below the floor and is not taken is lost.
+//   3. Go from the bottom up. Of the values with the lowest possible offset choose one. Either it lies there, and what lives at the
+//      same time goes above it; or it is postponed: then it lies on a value that is not placed yet, and its lowest offset becomes the
+//      lowest end of those. Both raise lowest offsets and floors. Where neither can be, the choice before was wrong.
+//   4. Give up after some decisions and begin again with another order of choice or another capacity: a wrong choice at the bottom is
+//      not mended at the top. The bound itself is tried first and often, since no space may be lost there and mistakes show early.
+//
+// Sources: M. Moffitt, "MiniMalloc", 2023 (sections, floors, bottom up); C. Le Pape et al., "Time-versus-capacity compromises in project
+// scheduling", 1994 (place or postpone); C. Gomes et al., "Boosting combinatorial search through randomization", 1998 (restarts).
+
 #include "graph/interval_packing.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
+#include <random>
+#include <span>
+#include <utility>
 #include <vector>
 
 namespace hetero::graph {
 namespace {
 
-constexpr int64_t kEffort = 2'000'000;  // comparisons: about two milliseconds
-constexpr size_t kExactIntervals = 10;
+constexpr int64_t kLeastEffort = 10'000'000;  // steps: some 25 milliseconds
+constexpr int64_t kMostEffort = 100'000'000;  // a quarter of a second
+
+// A hundred values or more that miss the bound by an eighth are worth the most. Fewer, or a smaller miss, are worth less: a program is
+// planned while its user waits.
+int64_t usual_effort(size_t intervals, uint64_t total, uint64_t lower_bound) {
+  const double size = std::min(1.0, static_cast<double>(intervals) / 100);
+  const double miss = std::min(1.0, static_cast<double>(total - lower_bound) / static_cast<double>(lower_bound) * 8);
+  return std::max(kLeastEffort, static_cast<int64_t>(static_cast<double>(kMostEffort) * size * size * miss));
+}
+
+// Searches for smaller arenas of one part.
+class PartSearch {
+ public:
+  // REQUIRES: no interval is empty.
+  explicit PartSearch(std::vector<Interval> intervals) : intervals_(std::move(intervals)), count_(intervals_.size()) {}
+
+  // Searches until the arena has `enough` bytes or can be no smaller. Returns its size: `total` when nothing is found below that.
+  // REQUIRES: enough, total and all bytes are multiples of the alignment; enough < total; no section has more than `enough`.
+  uint64_t shrink(uint64_t enough, uint64_t total, uint64_t alignment, int64_t& effort);
+
+  // One for each interval when shrink found any.
+  const std::vector<uint64_t>& offsets() const { return offsets_; }
+
+ private:
+  enum class Outcome { kFound, kImpossible, kGaveUp };
+  static constexpr uint64_t kPlaced = UINT64_MAX;
+  static constexpr size_t kOrders = 3;
+  // What is tried: so many sixteenths of what the arena has above the least possible. Below all of it, so that each find is better.
+  static constexpr std::array<uint64_t, 4> kCapacities = {0, 10, 12, 14};
+
+  struct Decision {
+    uint32_t interval;
+    uint64_t offset;
+    size_t changes;  // made before
+  };
+
+  bool find_sections();
+  void find_members();
+  void find_neighbors();
+  void find_orders();
+  void choose_order(uint32_t round);
+  Outcome fit(uint64_t capacity, uint32_t round);
+  uint64_t keep_offsets();
+  uint32_t next();
+  uint64_t least_slack(uint32_t interval);
+  bool place(uint32_t interval);
+  bool postpone_last();
+  bool lift(uint32_t interval, uint64_t offset);
+  bool settle_floors();
+  void touch(uint32_t section);
+  void set_level(size_t index, uint64_t value);
+
+  std::span<const uint32_t> neighbors(uint32_t i) const {
+    return {neighbors_.data() + neighbors_begin_[i], neighbors_.data() + neighbors_begin_[i + 1]};
+  }
+  std::span<const uint32_t> members(uint32_t section) const {
+    return {members_.data() + members_begin_[section], members_.data() + members_begin_[section + 1]};
+  }
+  uint64_t& floor(uint32_t section) { return levels_[count_ + section]; }
+
+  // What the part is.
+  std::vector<Interval> intervals_;  // first and last are sections once these are found, last not included
+  size_t count_;
+  uint32_t sections_ = 0;
+  std::vector<uint64_t> section_bytes_;
+  std::vector<uint32_t> members_, members_begin_;      // by section
+  std::vector<uint32_t> neighbors_, neighbors_begin_;  // by interval
+  std::array<std::vector<uint32_t>, kOrders> ranks_;
+
+  // How far the search is.
+  uint64_t capacity_ = 0;
+  bool by_slack_ = false;
+  std::vector<uint32_t> rank_;    // lowest first
+  std::vector<uint64_t> levels_;  // the lowest offset of each interval, or kPlaced; then the floor of each section
+  std::vector<uint64_t> left_;    // bytes of a section's intervals that are not placed
+  std::vector<std::pair<size_t, uint64_t>> changes_;  // of levels: index and what was there
+  std::vector<Decision> decisions_;
+  std::vector<uint32_t> touched_;  // sections whose floor may rise
+  std::vector<uint32_t> touched_at_;
+  uint32_t touch_round_ = 0;
+  int64_t effort_ = 0;  // steps left
+
+  std::vector<uint64_t> offsets_;
+};
+
+uint64_t PartSearch::shrink(uint64_t enough, uint64_t total, uint64_t alignment, int64_t& effort) {
+  effort_ = effort;
+  if (find_sections()) {
+    find_members();
+    find_neighbors();
+    find_orders();
+    uint64_t possible = enough;  // less is impossible, or not needed
+    for (uint32_t round = 0; possible < total && effort_ > 0; ++round) {
+      const uint64_t units = (total - possible) / alignment;
+      const uint64_t sixteenths = kCapacities[round / (2 * kOrders) % kCapacities.size()];
+      const uint64_t capacity = possible + (units / 16 * sixteenths + units % 16 * sixteenths / 16) * alignment;
+      switch (fit(capacity, round)) {
+        case Outcome::kFound:
+          total = keep_offsets();
+          break;
+        case Outcome::kImpossible:
+          possible = capacity + alignment;
+          break;
+        case Outcome::kGaveUp:
+          break;
+      }
+    }
+  }
+  effort = effort_;
+  return total;
+}
+
+// A section is complete where a value ends after another has begun. False when they are too many for the effort.
+bool PartSearch::find_sections() {
+  struct Event {
+    uint64_t position;
+    uint32_t interval;
+    bool end;
+  };
+  std::vector<Event> events;
+  for (uint32_t i = 0; i < count_; ++i) {
+    events.push_back({uint64_t{intervals_[i].first} * 2, i, false});
+    events.push_back({uint64_t{intervals_[i].last} * 2 + 1, i, true});
+  }
+  std::sort(events.begin(), events.end(), [](const Event& a, const Event& b) {
+    return a.position < b.position || (a.position == b.position && a.interval < b.interval);
+  });
+  bool begun = false;
+  int64_t alive = 0;
+  int64_t pairs = 0;
+  uint64_t bytes = 0;
+  for (const Event& event : events) {
+    Interval& interval = intervals_[event.interval];
+    if (!event.end) {
+      interval.first = sections_;
+      bytes += interval.bytes;
+      ++alive;
+      begun = true;
+      continue;
+    }
+    if (begun) {
+      ++sections_;
+      section_bytes_.push_back(bytes);
+      pairs += alive * alive;
+    }
+    begun = false;
+    interval.last = sections_;
+    bytes -= interval.bytes;
+    --alive;
+  }
+  effort_ -= pairs;
+  return effort_ > 0;
+}
+
+void PartSearch::find_members() {
+  members_begin_.assign(sections_ + 1, 0);
+  for (const Interval& interval : intervals_) {
+    for (uint32_t s = interval.first; s < interval.last; ++s) ++members_begin_[s + 1];
+  }
+  std::partial_sum(members_begin_.begin(), members_begin_.end(), members_begin_.begin());
+  members_.resize(members_begin_.back());
+  std::vector<uint32_t> end(members_begin_.begin(), members_begin_.end() - 1);
+  for (uint32_t i = 0; i < count_; ++i) {
+    for (uint32_t s = intervals_[i].first; s < intervals_[i].last; ++s) members_[end[s]++] = i;
+  }
+}
+
+void PartSearch::find_neighbors() {
+  neighbors_begin_.push_back(0);
+  for (uint32_t i = 0; i < count_; ++i) {
+    for (uint32_t s = intervals_[i].first; s < intervals_[i].last; ++s) {
+      for (const uint32_t other : members(s)) {
+        if (other != i && s == std::max(intervals_[i].first, intervals_[other].first)) neighbors_.push_back(other);
+      }
+    }
+    neighbors_begin_.push_back(static_cast<uint32_t>(neighbors_.size()));
+  }
+}
+
+// By length; by the fullest section, then area; by the fullest section, then length.
+void PartSearch::find_orders() {
+  std::vector<uint64_t> fullest(count_);
+  for (uint32_t i = 0; i < count_; ++i) {
+    fullest[i] =
+        *std::max_element(section_bytes_.begin() + intervals_[i].first, section_bytes_.begin() + intervals_[i].last);
+  }
+  const auto length = [&](uint32_t i) { return static_cast<double>(intervals_[i].last - intervals_[i].first); };
+  const auto area = [&](uint32_t i) { return static_cast<double>(intervals_[i].bytes) * length(i); };
+  const auto rank_by = [&](std::vector<uint32_t>& rank, auto key) {
+    std::vector<uint32_t> order(count_);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return key(a) > key(b); });
+    rank.resize(count_);
+    for (uint32_t position = 0; position < count_; ++position) rank[order[position]] = position;
+  };
+  rank_by(ranks_[0], [&](uint32_t i) { return std::pair(length(i), area(i)); });
+  rank_by(ranks_[1], [&](uint32_t i) { return std::pair(static_cast<double>(fullest[i]), area(i)); });
+  rank_by(ranks_[2], [&](uint32_t i) { return std::pair(static_cast<double>(fullest[i]), length(i)); });
+}
+
+// The first rounds take the orders as they are, later ones shuffle a little: a value moves back by at most a sixteenth of all places.
+void PartSearch::choose_order(uint32_t round) {
+  by_slack_ = round % 2 == 1;
+  rank_ = ranks_[round / 2 % kOrders];
+  if (round < 2 * kOrders) return;
+  std::mt19937 random(round);
+  const uint32_t places = static_cast<uint32_t>(count_) / 16 + 2;
+  for (uint32_t& rank : rank_) rank += random() % places;
+}
+
+// Each round chooses in another order.
+PartSearch::Outcome PartSearch::fit(uint64_t capacity, uint32_t round) {
+  capacity_ = capacity;
+  choose_order(round);
+  levels_.assign(count_ + sections_, 0);
+  left_ = section_bytes_;
+  touched_at_.assign(sections_, 0);
+  touch_round_ = 0;
+  changes_.clear();
+  decisions_.clear();
+  // Twice as many from time to time: what can be searched to its end is, in the end.
+  int64_t tries = static_cast<int64_t>(count_) * (int64_t{2} << std::min(round / 64, 20u));
+  while (decisions_.size() < count_) {
+    if (effort_ <= 0 || tries <= 0) return Outcome::kGaveUp;
+    bool fits = place(next());
+    for (--tries; !fits; --tries) {
+      if (decisions_.empty()) return Outcome::kImpossible;
+      fits = postpone_last();
+    }
+  }
+  return Outcome::kFound;
+}
+
+uint64_t PartSearch::keep_offsets() {
+  offsets_.resize(count_);
+  uint64_t total = 0;
+  for (const Decision& decision : decisions_) {
+    offsets_[decision.interval] = decision.offset;
+    total = std::max(total, decision.offset + intervals_[decision.interval].bytes);
+  }
+  return total;
+}
+
+// Of the intervals with the lowest offset, the first in order, or the one in the section with the least space to lose.
+uint32_t PartSearch::next() {
+  effort_ -= static_cast<int64_t>(count_);
+  uint64_t lowest = kPlaced;
+  for (uint32_t i = 0; i < count_; ++i) lowest = std::min(lowest, levels_[i]);
+  uint32_t best = UINT32_MAX;
+  uint64_t best_slack = UINT64_MAX;
+  for (uint32_t i = 0; i < count_; ++i) {
+    if (levels_[i] != lowest) continue;
+    const uint64_t slack = by_slack_ ? least_slack(i) : 0;
+    if (best == UINT32_MAX || slack < best_slack || (slack == best_slack && rank_[i] < rank_[best])) {
+      best = i;
+      best_slack = slack;
+    }
+  }
+  return best;
+}
+
+uint64_t PartSearch::least_slack(uint32_t index) {
+  const Interval& interval = intervals_[index];
+  effort_ -= interval.last - interval.first;
+  uint64_t slack = UINT64_MAX;
+  for (uint32_t s = interval.first; s < interval.last; ++s) slack = std::min(slack, capacity_ - floor(s) - left_[s]);
+  return slack;
+}
+
+// False when something has no place any more. All neighbors go above: those below it would have a lower offset.
+bool PartSearch::place(uint32_t index) {
+  const Interval& interval = intervals_[index];
+  const uint64_t offset = levels_[index];
+  const uint64_t end = offset + interval.bytes;
+  decisions_.push_back({index, offset, changes_.size()});
+  set_level(index, kPlaced);
+  ++touch_round_;
+  for (uint32_t s = interval.first; s < interval.last; ++s) {
+    left_[s] -= interval.bytes;
+    touch(s);
+  }
+  effort_ -= static_cast<int64_t>(neighbors(index).size());
+  for (const uint32_t other : neighbors(index)) {
+    if (levels_[other] < end && !lift(other, end)) return false;
+  }
+  return settle_floors();
+}
+
+bool PartSearch::postpone_last() {
+  const Decision last = decisions_.back();
+  decisions_.pop_back();
+  const Interval& interval = intervals_[last.interval];
+  for (; changes_.size() > last.changes; changes_.pop_back()) levels_[changes_.back().first] = changes_.back().second;
+  for (uint32_t s = interval.first; s < interval.last; ++s) left_[s] += interval.bytes;
+  touched_.clear();
+
+  uint64_t lowest_end = UINT64_MAX;
+  effort_ -= static_cast<int64_t>(neighbors(last.interval).size());
+  for (const uint32_t other : neighbors(last.interval)) {
+    if (levels_[other] != kPlaced) lowest_end = std::min(lowest_end, levels_[other] + intervals_[other].bytes);
+  }
+  if (lowest_end == UINT64_MAX) return false;
+  ++touch_round_;
+  return lift(last.interval, lowest_end) && settle_floors();
+}
+
+bool PartSearch::lift(uint32_t index, uint64_t offset) {
+  const Interval& interval = intervals_[index];
+  if (offset > capacity_ - interval.bytes) return false;
+  const uint64_t before = levels_[index];
+  set_level(index, offset);
+  effort_ -= interval.last - interval.first;
+  for (uint32_t s = interval.first; s < interval.last; ++s) {
+    if (floor(s) == before) touch(s);
+  }
+  return true;
+}
+
+void PartSearch::touch(uint32_t section) {
+  if (touched_at_[section] == touch_round_) return;
+  touched_at_[section] = touch_round_;
+  touched_.push_back(section);
+}
+
+bool PartSearch::settle_floors() {
+  bool fits = true;
+  for (size_t t = 0; fits && t < touched_.size(); ++t) {
+    const uint32_t section = touched_[t];
+    uint64_t lowest = kPlaced;
+    for (const uint32_t member : members(section)) lowest = std::min(lowest, levels_[member]);
+    effort_ -= static_cast<int64_t>(members(section).size());
+    if (lowest == kPlaced) continue;
+    if (lowest != floor(section)) set_level(count_ + section, lowest);
+    fits = left_[section] <= capacity_ - lowest;
+  }
+  touched_.clear();
+  return fits;
+}
+
+void PartSearch::set_level(size_t index, uint64_t value) {
+  changes_.emplace_back(index, levels_[index]);
+  levels_[index] = value;
+}
 
 }  // namespace
 
-void IntervalPacking::pack(std::span<const Interval> intervals, uint64_t alignment) {
+void IntervalPacking::pack(std::span<const Interval> intervals, uint64_t alignment, std::optional<int64_t> effort) {
   intervals_.assign(intervals.begin(), intervals.end());
   for (Interval& interval : intervals_) interval.bytes = (interval.bytes + alignment - 1) / alignment * alignment;
   find_lower_bound();
   total_ = UINT64_MAX;
-  effort_ = kEffort;
   offsets_.resize(intervals_.size());
   best_.assign(intervals_.size(), 0);
   order_.resize(intervals_.size());
@@ -40,26 +400,26 @@ void IntervalPacking::pack(std::span<const Interval> intervals, uint64_t alignme
     by([](const Interval& i) { return i.bytes; });
     done = keep_if_better(place(order_, total_, false));
   }
-  if (done || effort_ <= 0) return;
-  boost_peak();
-  if (total_ > lower_bound_ && intervals_.size() <= kExactIntervals) search_all_orders();
+  if (done) return;
+  const int64_t most = effort.value_or(usual_effort(intervals_.size(), total_, lower_bound_));
+  if (most > 0) search(alignment, most);
 }
 
 void IntervalPacking::find_lower_bound() {
   changes_.clear();
   for (const Interval& interval : intervals_) {
     // What ends at a position still lives there: ends sort behind beginnings.
-    changes_.emplace_back(uint64_t{interval.first} * 2, static_cast<int64_t>(interval.bytes));
-    changes_.emplace_back(uint64_t{interval.last} * 2 + 1, -static_cast<int64_t>(interval.bytes));
+    changes_.emplace_back(uint64_t{interval.first} * 2, interval.bytes);
+    changes_.emplace_back(uint64_t{interval.last} * 2 + 1, 0 - interval.bytes);
   }
   std::sort(changes_.begin(), changes_.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  int64_t live = 0;
-  int64_t most = 0;
+  uint64_t live = 0;
+  uint64_t most = 0;
   for (const auto& [position, change] : changes_) {
     live += change;
     most = std::max(most, live);
   }
-  lower_bound_ = static_cast<uint64_t>(most);
+  lower_bound_ = most;
 }
 
 // Returns the arena's size, or `limit` as soon as it is reached. In order of time, what has ended is of no concern any more.
@@ -83,7 +443,6 @@ uint64_t IntervalPacking::place(std::span<const uint32_t> order, uint64_t limit,
       }
       end = std::max(end, other.end);
     }
-    effort_ -= static_cast<int64_t>(placed_.size());
     const uint64_t offset = best_offset == UINT64_MAX ? end : best_offset;
     offsets_[index] = offset;
     total = std::max(total, offset + interval.bytes);
@@ -105,63 +464,39 @@ bool IntervalPacking::keep_if_better(uint64_t total) {
   return total_ <= lower_bound_;
 }
 
-// REQUIRES: order_ is an order to start from.
-void IntervalPacking::boost_peak() {
-  std::vector<uint32_t>& order = order_;
-  uint64_t total = place(order, UINT64_MAX, false);
-  while (total_ > lower_bound_ && effort_ > 0) {
-    const auto peak = std::find_if(order.begin(), order.end(),
-                                   [&](uint32_t i) { return offsets_[i] + intervals_[i].bytes == total; });
-    if (peak == order.begin()) return;
-    std::rotate(order.begin(), peak, peak + 1);
-    total = place(order, UINT64_MAX, false);
-    keep_if_better(total);
-  }
-}
-
-uint64_t IntervalPacking::lowest_offset(uint32_t index) const {
-  const Interval& interval = intervals_[index];
-  uint64_t end = 0;
-  for (const Placed& other : placed_) {
-    if (other.last < interval.first || interval.last < other.first) continue;
-    if (other.offset >= end + interval.bytes) break;
-    end = std::max(end, other.end);
-  }
-  return end;
-}
-
-// Some order, with each value at its lowest place, gives the smallest arena.
-void IntervalPacking::search_all_orders() {
-  std::iota(order_.begin(), order_.end(), 0);
-  placed_.clear();
-  search(0, 0);
-}
-
-void IntervalPacking::search(size_t placed, uint64_t total) {
-  if (placed == order_.size()) {
-    keep_if_better(total);
-    return;
-  }
-  for (size_t i = placed; i < order_.size() && effort_ > 0 && total_ > lower_bound_; ++i) {
-    std::swap(order_[placed], order_[i]);
-    const uint32_t index = order_[placed];
-    const Interval& interval = intervals_[index];
-    const uint64_t offset = lowest_offset(index);
-    effort_ -= static_cast<int64_t>(placed) + 1;
-    const uint64_t grown = std::max(total, offset + interval.bytes);
-    if (grown < total_) {
-      offsets_[index] = offset;
-      const Placed here{offset, offset + interval.bytes, interval.first, interval.last};
-      const auto at =
-          placed_.insert(std::upper_bound(placed_.begin(), placed_.end(), here,
-                                          [](const Placed& a, const Placed& b) { return a.offset < b.offset; }),
-                         here);
-      const auto position = at - placed_.begin();
-      search(placed + 1, grown);
-      placed_.erase(placed_.begin() + position);
+// Parts share the effort by their numbers of intervals; what one leaves, the next ones have.
+void IntervalPacking::search(uint64_t alignment, int64_t effort) {
+  order_.clear();
+  for (uint32_t i = 0; i < intervals_.size(); ++i) {
+    if (intervals_[i].bytes != 0) {
+      order_.push_back(i);
+    } else {
+      best_[i] = 0;
     }
-    std::swap(order_[placed], order_[i]);
   }
+  std::sort(order_.begin(), order_.end(), [&](uint32_t a, uint32_t b) {
+    return intervals_[a].first < intervals_[b].first || (intervals_[a].first == intervals_[b].first && a < b);
+  });
+  uint64_t enough = lower_bound_;  // no part needs to be smaller
+  for (size_t begin = 0, end = 0; begin < order_.size(); begin = end) {
+    uint64_t total = 0;
+    std::vector<Interval> part;
+    for (uint32_t last = intervals_[order_[begin]].last; end < order_.size(); ++end) {
+      const Interval& interval = intervals_[order_[end]];
+      if (interval.first > last) break;
+      last = std::max(last, interval.last);
+      total = std::max(total, best_[order_[end]] + interval.bytes);
+      part.push_back(interval);
+    }
+    if (total <= enough) continue;
+    PartSearch search(std::move(part));
+    int64_t share = effort / static_cast<int64_t>(order_.size() - begin) * static_cast<int64_t>(end - begin);
+    effort -= share;
+    enough = std::max(enough, search.shrink(enough, total, alignment, share));
+    effort += share;
+    for (size_t i = 0; i < search.offsets().size(); ++i) best_[order_[begin + i]] = search.offsets()[i];
+  }
+  total_ = enough;
 }
 
 }  // namespace hetero::graph
