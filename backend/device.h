@@ -188,6 +188,11 @@ class Device {
   // The host works for so long, at kernels of the CPU for example. Its clock begins with the device and moves only by this and by waiting.
   virtual void advance_host(double seconds) { (void)seconds; }
   virtual double host_seconds() const { return 0; }
+  // When the queue is done with what was submitted to it.
+  virtual double queue_seconds(QueueKind kind) const {
+    (void)kind;
+    return 0;
+  }
 
   // Counts memory that others allocated and Blocks adopted (negative: released) in allocated_bytes and its peak. More than the
   // cap is refused with kResource, and not counted.

@@ -74,6 +74,7 @@ double CostModel::node_seconds(const Graph& graph, const Node& node, backend::De
 
 double CostModel::copy_seconds(double bytes, backend::DeviceIndex to) const {
   const backend::Capabilities& rates = rates_[backend::kAccelerator];
+  if (bytes == 0) return 0;
   const double in = known_or(rates.copy_bandwidth, 1e10);
   return rates.copy_latency + bytes / (to == backend::kAccelerator ? in : known_or(rates.readback_bandwidth, in));
 }

@@ -4,6 +4,8 @@
 
 #include "graph/executor.h"
 
+#include <chrono>
+
 #include "backend/registry.h"
 #include "graph/queue_run.h"
 #include "graph/run_state.h"
@@ -69,11 +71,14 @@ struct Executor::Impl {
   std::vector<Outcome> outcomes;  // per node
   std::vector<uint8_t> written;   // per buffer
   RunCounts* counts = nullptr;    // of this run
-  bool host_only = false;         // its program uses the CPU only
-  Status status;                  // of a run with queues
-  uint32_t position = 0;          // the next instruction of a run on the host
+  RunTimes* times = nullptr;      // of this run, if wanted
+  std::chrono::steady_clock::time_point begun;
+  bool host_only = false;  // its program uses the CPU only
+  Status status;           // of a run with queues
+  uint32_t position = 0;   // the next instruction of a run on the host
 
   bool run_on_host(const std::atomic<int32_t>* stop);
+  double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count(); }
   void run_alone(uint32_t node, uint32_t position, Part part);
   void run_member(uint32_t node, uint32_t position);
   FailureId run_node(uint32_t node, uint32_t position, Part part, bool unfused);
@@ -103,6 +108,8 @@ bool Executor::Impl::run_on_host(const std::atomic<int32_t>* stop) {
   for (; position < program.size(); ++position) {
     if (stop != nullptr && stop->load(std::memory_order_relaxed) != 0) return false;
     const Instruction& instruction = program[position];
+    if (times != nullptr) [[unlikely]]
+      times->spans[position].begin = seconds();
     switch (instruction.kind) {
       case Instruction::Kind::kRun:
       case Instruction::Kind::kBody:
@@ -118,6 +125,8 @@ bool Executor::Impl::run_on_host(const std::atomic<int32_t>* stop) {
       default:
         break;
     }
+    if (times != nullptr) [[unlikely]]
+      times->seconds = times->spans[position].end = seconds();
   }
   settle_host_run();
   return true;
@@ -276,8 +285,15 @@ Executor::Executor(std::array<backend::Device*, backend::kMaxDevices> devices) :
 }
 Executor::~Executor() = default;
 
-void Executor::begin(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings, RunCounts& counts) {
+void Executor::begin(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings, RunCounts& counts,
+                     RunTimes* times) {
   Impl& impl = *impl_;
+  impl.times = times;
+  if (times != nullptr) {
+    times->spans.assign(plan.program.size(), {});
+    times->seconds = 0;
+    impl.begun = std::chrono::steady_clock::now();
+  }
   if (impl.from_registry) impl.devices = {&backend::cpu_device(), backend::accelerator()};
   impl.state.begin(graph, plan, bindings, impl.devices);
   for (const uint64_t bytes : plan.arena_bytes) counts.arena_bytes += static_cast<int64_t>(bytes);
@@ -292,7 +308,7 @@ void Executor::begin(const Graph& graph, const Plan& plan, std::span<Binding* co
 bool Executor::go_on(const std::atomic<int32_t>* stop) {
   Impl& impl = *impl_;
   if (impl.host_only) return impl.run_on_host(stop);
-  impl.status = impl.queue_run.run(impl.state, *impl.counts);
+  impl.status = impl.queue_run.run(impl.state, *impl.counts, impl.times);
   return true;
 }
 

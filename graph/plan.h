@@ -175,6 +175,8 @@ struct Candidate {
 struct PlanOptions {
   // Nodes may run as fused kernels; so far only where everything runs on the CPU.
   bool fusion = false;
+  // The program will run often: time may be spent on a smaller arena.
+  bool thorough = true;
   bool has_accelerator = false;
   bool accelerator_host_accessible = false;
   Policy policy = Policy::kAuto;

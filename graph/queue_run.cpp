@@ -1,5 +1,7 @@
 #include "graph/queue_run.h"
 
+#include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace hetero::graph {
@@ -9,12 +11,19 @@ using backend::kCpu;
 using backend::kMaxDevices;
 using Outcome = RunState::Outcome;
 
-Status QueueRun::run(RunState& state, RunCounts& counts) {
+Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times) {
   begin(state);
+  times_ = times;
+  backend::Device& accelerator = state.device(backend::kAccelerator);
+  clock_ = accelerator.has_virtual_clock() ? &accelerator : nullptr;
+  begun_ = now();
   const std::vector<Instruction>& program = state.plan().program;
   for (uint32_t position = 0; position < program.size(); ++position) {
     const Instruction& instruction = program[position];
     used_queues_ |= 1u << instruction.queue;
+    // What the threads of queues do without a virtual clock, they note themselves.
+    const bool noted = times != nullptr && (clock_ != nullptr || instruction.queue == kHostQueue);
+    if (noted) times->spans[position].begin = begin_of(instruction.queue) - begun_;
     switch (instruction.kind) {
       case Instruction::Kind::kRun:
         submit_run(instruction, position);
@@ -34,11 +43,33 @@ Status QueueRun::run(RunState& state, RunCounts& counts) {
         lose(Status(ErrorClass::kInternal, "a fused group in a program of several queues"));
         break;
     }
+    // A queue whose clock has not moved is behind the host's.
+    if (noted) {
+      Span& span = times->spans[position];
+      span.end = std::max(span.begin, end_of(instruction.queue) - begun_);
+    }
   }
   synchronize();
+  if (times != nullptr) times->seconds = now() - begun_;
   settle(counts);
   Status first = state.first_failure();
   return first.ok() ? lost_ : first;
+}
+
+double QueueRun::now() const {
+  if (clock_ != nullptr) return clock_->host_seconds();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// When what is submitted to the queue now begins.
+double QueueRun::begin_of(QueueId queue) const {
+  if (clock_ == nullptr || queue == kHostQueue) return now();
+  return std::max(now(), clock_->queue_seconds(kind_of(queue)));
+}
+
+// When what was submitted to the queue last ends.
+double QueueRun::end_of(QueueId queue) const {
+  return clock_ == nullptr || queue == kHostQueue ? now() : clock_->queue_seconds(kind_of(queue));
 }
 
 void QueueRun::begin(RunState& state) {
@@ -70,20 +101,26 @@ backend::Queue& QueueRun::queue(QueueId id) const { return state_->device(device
 void QueueRun::submit_run(const Instruction& instruction, uint32_t position) {
   const Node& node = state_->graph().nodes[instruction.index];
   const DeviceIndex device = device_of(instruction.queue);
+  const auto seconds = static_cast<double>(state_->plan().placements[instruction.index].predicted_seconds);
   bool brings = false;
   const FailureId failure = prepare(instruction.index, device, brings);
-  NodeTask& task = tasks_.emplace_back(NodeTask{this, instruction.index, device, failure});
+  NodeTask& task = tasks_.emplace_back(NodeTask{this, instruction.index, device, failure, position});
   if (instruction.queue == kHostQueue) {
     if (brought_.size() < node.operand_count) brought_.resize(node.operand_count);
     run_node(task, brought_.data(), brings);
+    if (clock_ != nullptr) clock_->advance_host(seconds);
     state_->release(node, position);
     return;
   }
   const auto run = [](void* context) {
     const NodeTask& task = *static_cast<const NodeTask*>(context);
-    task.owner->run_node(task, nullptr, false);
+    QueueRun& owner = *task.owner;
+    const bool noted = owner.times_ != nullptr && owner.clock_ == nullptr;
+    if (noted) owner.times_->spans[task.position].begin = owner.now() - owner.begun_;
+    owner.run_node(task, nullptr, false);
+    if (noted) owner.times_->spans[task.position].end = owner.now() - owner.begun_;
   };
-  if (Status status = queue(instruction.queue).launch({run, &task}); !status.ok()) {
+  if (Status status = queue(instruction.queue).launch({run, &task, seconds}); !status.ok()) {
     // Not submitted, so the host marks the outputs in the task's stead.
     mark_outputs(node, state_->add_failure(instruction.index, std::move(status)));
   }

@@ -26,7 +26,8 @@ class QueueRun {
  public:
   // Runs state.plan(), synchronizes every queue used and settles the bindings. Returns the first
   // failure.
-  Status run(RunState& state, RunCounts& counts);
+  // `times` may be null.
+  Status run(RunState& state, RunCounts& counts, RunTimes* times);
 
  private:
   struct NodeTask {
@@ -34,7 +35,13 @@ class QueueRun {
     uint32_t node;
     backend::DeviceIndex device;
     FailureId failure;  // known to the host
+    uint32_t position;
   };
+
+  // The time by the clock that the run goes by.
+  double now() const;
+  double begin_of(QueueId queue) const;
+  double end_of(QueueId queue) const;
 
   void begin(RunState& state);
   void submit_run(const Instruction& instruction, uint32_t position);
@@ -52,6 +59,9 @@ class QueueRun {
   backend::Queue& queue(QueueId id) const;
 
   RunState* state_ = nullptr;
+  RunTimes* times_ = nullptr;
+  backend::Device* clock_ = nullptr;  // the accelerator, where it has a virtual clock
+  double begun_ = 0;
   Status lost_;  // a device failed in a way that leaves no result certain
   uint32_t used_queues_ = 0;
   std::vector<NodeTask> tasks_;  // reserved for the whole run: queues hold pointers

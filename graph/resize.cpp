@@ -88,7 +88,10 @@ bool resize_plan(const Graph& before, const Graph& now, const PlanOptions& optio
   std::vector<uint8_t>& changed = scratch.needed;
   find_changed_attributes(before, now, changed);
   if (!renew_numbers(now, changed, plan)) return false;
-  plan_host_memory(now, options, plan, scratch);
+  // Sizes may change at every run.
+  PlanOptions quick = options;
+  quick.thorough = false;
+  plan_host_memory(now, quick, plan, scratch);
   return true;
 }
 

@@ -30,13 +30,15 @@ std::string processor_model() {
 }
 
 // The first line of the file. What it names decides which choices are right.
-std::string header(const char* kind) {
-  static const auto* machine = new std::string(
-      ", torch " TORCH_VERSION ", " + std::string(to_string(backend::instruction_set())) + "," + processor_model());
-  return std::string("hetero ") + kind + *machine;
-}
+std::string header(const char* kind) { return std::string("hetero ") + kind + ", " + machine_text(); }
 
 }  // namespace
+
+const std::string& machine_text() {
+  static const auto* machine = new std::string(
+      "torch " TORCH_VERSION ", " + std::string(to_string(backend::instruction_set())) + "," + processor_model());
+  return *machine;
+}
 
 std::string ChoiceFile::default_path(const char* kind) {
   namespace fs = std::filesystem;

@@ -29,6 +29,9 @@
 
 namespace hetero::ops {
 
+// The processor and the versions that measurements belong to.
+const std::string& machine_text();
+
 // Lines of text below a first line that says what they are of.
 class ChoiceFile {
  public:

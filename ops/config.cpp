@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "backend/registry.h"
+#include "backend/sim/sim_device.h"
 #include "ops/fused/functions.h"
 #include "ops/sync.h"
 
@@ -128,6 +129,26 @@ void set_policy(const std::string& name) {
   TORCH_CHECK_VALUE(false, "hetero: option 'placement' takes auto, cpu, accelerator or mixed, not '", name, "'");
 }
 
+double* sim_figure(backend::SimOptions& options, const std::string& name) {
+  const std::pair<const char*, double*> figures[] = {{"flops", &options.flops},
+                                                     {"flops_half", &options.flops_half},
+                                                     {"memory_bandwidth", &options.memory_bandwidth},
+                                                     {"launch_latency", &options.launch_latency},
+                                                     {"h2d_bandwidth", &options.h2d_bandwidth},
+                                                     {"d2h_bandwidth", &options.d2h_bandwidth},
+                                                     {"copy_latency", &options.copy_latency},
+                                                     {"cpu_flops", &options.cpu_flops},
+                                                     {"cpu_flops_half", &options.cpu_flops_half},
+                                                     {"cpu_memory_bandwidth", &options.cpu_memory_bandwidth},
+                                                     {"slowdown", &options.slowdown},
+                                                     {"duration_spread", &options.duration_spread},
+                                                     {"pace", &options.pace}};
+  for (const auto& [known, figure] : figures) {
+    if (name == known) return figure;
+  }
+  return nullptr;
+}
+
 const std::vector<Row>& rows() {
   static const auto* table = new std::vector<Row>{
       {"accelerator", "str", "none", [] { return accelerator_choice(); }, choose_accelerator,
@@ -195,6 +216,33 @@ std::string environment_name(const Row& option) {
 }
 
 }  // namespace
+
+void set_sim_options(const std::vector<std::pair<std::string, double>>& figures) {
+  backend::SimOptions options;
+  for (const auto& [name, value] : figures) {
+    if (name == "capacity_bytes") {
+      options.capacity_bytes = static_cast<size_t>(value);
+    } else if (name == "schedule_seed") {
+      options.schedule_seed = static_cast<uint64_t>(value);
+    } else {
+      double* const figure = sim_figure(options, name);
+      TORCH_CHECK_VALUE(figure != nullptr, "hetero: the simulated accelerator has no figure '", name, "'");
+      *figure = value;
+    }
+  }
+  const backend::SimOptions before = backend::sim_options();
+  const bool in_use = accelerator_choice() == "sim";
+  if (in_use) choose_accelerator("none");
+  backend::set_sim_options(options);
+  if (!in_use) return;
+  try {
+    choose_accelerator("sim");
+  } catch (...) {
+    backend::set_sim_options(before);
+    choose_accelerator("sim");
+    throw;
+  }
+}
 
 std::vector<Option> list_options() {
   std::vector<Option> options;

@@ -9,10 +9,13 @@
 #include <cstdio>
 
 #include "backend/registry.h"
+#include "backend/sim/sim_device.h"
+#include "graph/describe.h"
 #include "graph/simulate.h"
 #include "graph/verify.h"
 #include "ops/accelerator_memory.h"
 #include "ops/config.h"
+#include "ops/cost_history.h"
 #include "ops/growth.h"
 #include "ops/overlap.h"
 #include "ops/parallel.h"
@@ -25,6 +28,18 @@ namespace {
 
 // The share of the accelerator's memory that a program may claim from others before it is planned.
 constexpr std::pair<uint64_t, uint64_t> kPressure{4, 5};
+// So many runs of a plan with an accelerator are measured.
+constexpr int kMeasuredRuns = 12;
+constexpr size_t kLoggedPrograms = 64;
+
+// The host that the simulated machine has.
+backend::Capabilities simulated_host(backend::Capabilities rates) {
+  const backend::SimOptions options = backend::sim_options();
+  if (options.cpu_flops > 0) rates.flops = options.cpu_flops;
+  if (options.cpu_flops_half > 0) rates.flops_half = options.cpu_flops_half;
+  if (options.cpu_memory_bandwidth > 0) rates.memory_bandwidth = options.cpu_memory_bandwidth;
+  return rates;
+}
 
 graph::PlanOptions plan_options() {
   graph::PlanOptions options;
@@ -36,6 +51,8 @@ graph::PlanOptions plan_options() {
     options.accelerator_host_accessible = options.accelerator.host_accessible;
     options.policy = config().placement.load(std::memory_order_relaxed);
     options.preferences = &placement_rules().by_op();
+    options.history = &cost_history();
+    if (accelerator->name() == "sim") options.cpu = simulated_host(options.cpu);
   }
   return options;
 }
@@ -137,6 +154,15 @@ void CutRun::find_room(const Cut& cut) {
   options_.accelerator_bytes = room_for(cut);
 }
 
+void CutRun::predict(const graph::Graph& graph, CachedPlan& made) {
+  graph::Simulation simulation;
+  graph::simulate(graph, made.plan, graph::CostModel(options_), simulation);
+  made.predicted_seconds = simulation.seconds;
+  made.accelerator_need = accelerator_need(graph, made.plan);
+  made.measured = 0;
+  made.candidates = candidates_;
+}
+
 bool CutRun::still_fits(const CachedPlan& kept, const Cut& cut) {
   if (kept.accelerator_need == 0 || accelerator_budget() == 0) return true;
   make_room(cut, kept.accelerator_need);
@@ -149,14 +175,18 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
   PlanSettings settings{
       .fusion = options.fusion, .jit = config().jit.load(std::memory_order_relaxed), .threads = cut.threads};
   if (options.has_accelerator) {
+    if (known != nullptr && options.policy == graph::Policy::kAuto) options.policy = known->trial.policy;
     settings.accelerator = backend::accelerator();
     settings.policy = options.policy;
     settings.budget = accelerator_budget();
     settings.preferences = placement_rules().version();
+    settings.history = cost_history().version();
   }
+  kept_ = nullptr;
   if (cut.kept != nullptr) {
     if (cut.kept->renew(cut.values) && cut.kept->settings == settings && still_fits(*cut.kept, cut)) {
       count(counters().plans_replayed);
+      kept_ = cut.kept;
       return cut.kept->plan;
     }
     cut.graph = cut.kept->graph;
@@ -164,6 +194,7 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
   }
   if (known == nullptr || ++known->sightings == 1) {
     options.fusion = false;
+    options.thorough = false;
     find_room(cut);
     graph::make_plan(cut.graph, options, scratch_);
     return scratch_;
@@ -172,6 +203,7 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
   if (CachedPlan* kept = known->find(cut, similar)) {
     if (kept->settings == settings && still_fits(*kept, cut) && renewed(*kept, cut)) {
       count(counters().plans_replayed);
+      kept_ = kept;
       return kept->plan;
     }
     known->drop(kept);
@@ -188,7 +220,8 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
   find_room(cut);
   graph::make_plan(cut.graph, options, made.plan);
   made.version = cut.version;
-  made.accelerator_need = options.has_accelerator ? accelerator_need(cut.graph, made.plan) : 0;
+  if (options.has_accelerator) predict(cut.graph, made);
+  kept_ = &made;
   graph::note_buffers(cut.graph, made.plan, made.plan.notes);
   known->measure();
   count(counters().plans_made);
@@ -204,6 +237,8 @@ Status CutRun::start(Cut& cut, SyncReason reason) {
   }
   count(counters().flushes[static_cast<size_t>(reason)]);
   options_ = plan_options();
+  candidates_.clear();
+  if (options_.has_accelerator) options_.candidates = &candidates_;
   const graph::Plan& plan = plan_for(cut);
   const graph::Graph& graph = cut.planned();
   const int64_t log = config().log.load(std::memory_order_relaxed);
@@ -212,8 +247,9 @@ Status CutRun::start(Cut& cut, SyncReason reason) {
     if (status.ok()) status = graph::verify_plan(graph, plan, options_);
     if (!status.ok()) return status;
   }
+  const bool keeps = config().keep_plans.load(std::memory_order_relaxed);
   std::string& text = executor_state().plan_text;
-  if (config().keep_plans.load(std::memory_order_relaxed) || log >= 2) {
+  if (keeps || log >= 2) {
     graph::Simulation simulation;
     graph::simulate(graph, plan, graph::CostModel(options_), simulation);
     text = graph::to_string(graph) + "\n" + graph::to_string(plan) + graph::to_string(simulation);
@@ -224,8 +260,10 @@ Status CutRun::start(Cut& cut, SyncReason reason) {
   }
   cut_ = &cut;
   plan_ = &plan;
+  reason_ = reason;
   counts_ = graph::RunCounts();
-  executor_.begin(graph, plan, cut.bindings, counts_);
+  measures_ = keeps || (options_.has_accelerator && kept_ != nullptr && kept_->measured < kMeasuredRuns);
+  executor_.begin(graph, plan, cut.bindings, counts_, measures_ ? &times_ : nullptr);
   return Status();
 }
 
@@ -235,7 +273,45 @@ Status CutRun::finish() {
   Status status = executor_.end();
   if (options_.has_accelerator) track_accelerator(*cut_);
   add_counts(*plan_, counts_);
+  if (measures_) note_run();
   return status;
+}
+
+// Learns from what the run took.
+void CutRun::note_run() {
+  const graph::Graph& graph = cut_->planned();
+  const bool on_host = graph::uses_host_only(*plan_);
+  backend::Device* const accelerator = options_.has_accelerator ? backend::accelerator() : nullptr;
+  if (accelerator != nullptr && kept_ != nullptr) {
+    if (on_host && accelerator->has_virtual_clock()) {
+      // A virtual clock does not see what the host does; it is told.
+      accelerator->advance_host(kept_->predicted_seconds);
+      times_.seconds = kept_->predicted_seconds;
+    } else {
+      learn_costs(graph, *plan_, times_);
+    }
+    ++kept_->measured;
+    if (cut_->end != nullptr) {
+      cut_->end->plans().trial.note(times_.seconds, kept_->predicted_seconds, !on_host);
+    }
+  }
+  if (config().keep_plans.load(std::memory_order_relaxed)) log_program();
+}
+
+void CutRun::log_program() {
+  ExecutorState& state = executor_state();
+  const graph::Graph& graph = cut_->planned();
+  graph::Simulation simulation;
+  graph::simulate(graph, *plan_, graph::CostModel(options_), simulation);
+  const backend::Device* const accelerator = backend::accelerator();
+  const graph::Description about{
+      .name = "flush " + std::to_string(++state.program_count) + ": " + to_string(reason_),
+      .profile = accelerator == nullptr ? "cpu" : "cpu + " + accelerator->name(),
+      .budget_bytes = accelerator_budget(),
+      .candidates = kept_ != nullptr ? kept_->candidates : candidates_,
+  };
+  state.programs.push_back(graph::describe(graph, *plan_, simulation, &times_, about));
+  if (state.programs.size() > kLoggedPrograms) state.programs.pop_front();
 }
 
 Status CutRun::run(Cut& cut, SyncReason reason) {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <mutex>
 #include <string>
 
@@ -23,7 +24,10 @@ struct ExecutorState {
   std::recursive_mutex mutex;  // the executor lock; recursive because a Python kernel may use hetero tensors
   int depth = 0;               // of runs inside of runs
   Status deferred;             // the first error that no caller has seen
-  std::string plan_text;       // of the last run, with config().keep_plans
+  // With config().keep_plans:
+  std::string plan_text;             // of the last run
+  std::deque<std::string> programs;  // what the latest runs did, as graph/describe.h has it
+  int64_t program_count = 0;         // of all, also those that are not there any more
 };
 ExecutorState& executor_state();
 
@@ -62,11 +66,19 @@ class CutRun {
 
  private:
   graph::Plan& plan_for(Cut& cut);
+  void predict(const graph::Graph& graph, CachedPlan& made);
+  void note_run();
+  void log_program();
   void find_room(const Cut& cut);
   bool still_fits(const CachedPlan& kept, const Cut& cut);
 
   Cut* cut_ = nullptr;
   const graph::Plan* plan_ = nullptr;
+  CachedPlan* kept_ = nullptr;  // whose plan it is; null for one that is not kept
+  SyncReason reason_ = SyncReason::kFlush;
+  bool measures_ = false;
+  graph::RunTimes times_;
+  std::vector<graph::Candidate> candidates_;
   graph::Plan scratch_;
   graph::PlanOptions options_;
   graph::Executor executor_;

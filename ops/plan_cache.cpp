@@ -61,6 +61,24 @@ size_t batch_bytes(const graph::Plan& plan) {
 
 }  // namespace
 
+void PlacementTrial::note(double seconds, double predicted, bool uses_accelerator) {
+  if (stage == Stage::kSettled) return;
+  double& least = stage == Stage::kWatch ? watched : tried;
+  // The first run of a plan also moves what stays.
+  if (runs > 0) least = std::min(least, seconds);
+  if (++runs < kRuns) return;
+  runs = 0;
+  if (stage == Stage::kTry) {
+    if (tried >= watched) policy = graph::Policy::kAuto;
+    stage = Stage::kSettled;
+  } else if (watched > kSurprise * predicted) {
+    policy = uses_accelerator ? graph::Policy::kCpu : graph::Policy::kAccelerator;
+    stage = Stage::kTry;
+  } else {
+    stage = Stage::kSettled;
+  }
+}
+
 size_t PlanSet::total_bytes_ = 0;
 
 size_t CachedPlan::bytes() const {

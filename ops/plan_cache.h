@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -35,8 +36,25 @@ struct PlanSettings {
   graph::Policy policy = graph::Policy::kAuto;
   uint64_t budget = 0;       // of the accelerator's memory
   uint64_t preferences = 0;  // PlacementRules::version
+  uint64_t history = 0;      // CostHistory::version
 
   bool operator==(const PlanSettings&) const = default;
+};
+
+// Whether the placement that is predicted to be the best is: what takes much longer than predicted is tried the other way, and the faster stays.
+struct PlacementTrial {
+  static constexpr int kRuns = 4;           // of each
+  static constexpr double kSurprise = 1.5;  // measured over predicted
+  enum class Stage : uint8_t { kWatch, kTry, kSettled };
+
+  // After a run that took so long.
+  void note(double seconds, double predicted, bool uses_accelerator);
+
+  Stage stage = Stage::kWatch;
+  int runs = 0;
+  double watched = std::numeric_limits<double>::infinity();  // the least
+  double tried = std::numeric_limits<double>::infinity();
+  graph::Policy policy = graph::Policy::kAuto;  // in place of kAuto
 };
 
 struct CachedPlan {
@@ -48,7 +66,11 @@ struct CachedPlan {
       0;  // the path of the trace is the graph's as long as no node of it is of a later version; 0: never
   graph::Plan plan;
   PlanSettings settings;
-  uint64_t accelerator_need = 0;  // bytes that the accelerator must have for it
+  // With an accelerator:
+  uint64_t accelerator_need = 0;  // bytes that it must have for the plan
+  double predicted_seconds = 0;
+  int measured = 0;  // runs whose times were looked at
+  std::vector<graph::Candidate> candidates;
 
   // Notes that the plan is for this cut now.
   void keep(const Cut& cut);
@@ -83,6 +105,7 @@ class PlanSet {
   static size_t total_bytes() { return total_bytes_; }
 
   uint32_t sightings = 0;  // how often a trace ended here
+  PlacementTrial trial;
   // Of overlap.h.
   int overlap_votes = 0;
   int pieces = 0;  // in how many the next trace that ends here is to be divided; 0: it is not

@@ -261,6 +261,17 @@ std::string last_plan_text() {
   return executor_state().plan_text;
 }
 
+std::vector<std::string> program_log() {
+  const Executing executing;
+  const auto& programs = executor_state().programs;
+  return {programs.begin(), programs.end()};
+}
+
+void clear_program_log() {
+  const Executing executing;
+  executor_state().programs.clear();
+}
+
 std::string line_of(uint32_t sequence) {
   const auto& lines = runner().cut.lines;
   const auto found = lines.find(sequence);

@@ -57,6 +57,7 @@ class FaultDevice final : public Device {
   bool has_virtual_clock() const override { return device_.has_virtual_clock(); }
   void advance_host(double seconds) override { device_.advance_host(seconds); }
   double host_seconds() const override { return device_.host_seconds(); }
+  double queue_seconds(QueueKind kind) const override { return device_.queue_seconds(kind); }
   void empty_cache() override { device_.empty_cache(); }
   void set_memory_limit(size_t bytes) override { device_.set_memory_limit(bytes); }
   MemoryStats memory_stats() const override { return device_.memory_stats(); }

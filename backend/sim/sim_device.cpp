@@ -35,6 +35,7 @@ Status check(const SimOptions& options) {
                        options.d2h_bandwidth, options.copy_latency, options.pace}) {
     if (!is_amount(value)) return usage_error("rates, latencies and pace must be finite and not negative");
   }
+  if (!(options.slowdown > 0)) return usage_error("slowdown must be above 0");
   if (!(options.duration_spread >= 0 && options.duration_spread <= 0.9)) {
     return usage_error("duration_spread must be between 0 and 0.9");
   }
@@ -80,7 +81,8 @@ struct SimDevice::Signal {
 };
 
 struct SimDevice::Shared {
-  explicit Shared(const SimOptions& options) : clock(options.schedule_seed, options.duration_spread) {}
+  explicit Shared(const SimOptions& options)
+      : clock(options.schedule_seed, options.duration_spread, options.slowdown) {}
 
   const int fork_generation = backend::fork_generation();
   std::mutex mutex;
@@ -374,8 +376,11 @@ SimDevice::SimDevice(const SimOptions& options, std::unique_ptr<SimMemory> memor
       capabilities_{.host_accessible = false,
                     .inline_queues = false,
                     .flops = options.flops,
+                    .flops_half = options.flops_half,
                     .memory_bandwidth = options.memory_bandwidth,
                     .copy_bandwidth = options.h2d_bandwidth,
+                    .readback_bandwidth = options.d2h_bandwidth,
+                    .copy_latency = options.copy_latency,
                     .launch_latency = options.launch_latency},
       memory_(std::move(memory)),
       shared_(std::make_shared<Shared>(options)) {

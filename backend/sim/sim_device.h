@@ -44,6 +44,7 @@ struct SimOptions {
   size_t capacity_bytes = size_t{4} << 30;
   // What capabilities() reports, for planners. Tasks do not take their time from it but from Task::seconds.
   double flops = 10e12;
+  double flops_half = 0;  // 0: as flops
   double memory_bandwidth = 1e12;
   double launch_latency = 5e-6;
   // The link: a copy takes copy_latency + bytes / bandwidth of virtual time. A copy within the device reads and writes at memory_bandwidth,
@@ -51,6 +52,12 @@ struct SimOptions {
   double h2d_bandwidth = 25e9;  // capabilities().copy_bandwidth
   double d2h_bandwidth = 25e9;
   double copy_latency = 0;
+  // The host that the simulated machine has, for planners; 0 for what this one is thought to have.
+  double cpu_flops = 0;
+  double cpu_flops_half = 0;
+  double cpu_memory_bandwidth = 0;
+  // Every duration takes so many times as long as it is expected to: a machine that is not what its figures say.
+  double slowdown = 1;
   // Not 0: each worker pauses for a pseudo-random moment before each command, to shake out missing
   // events.
   uint64_t schedule_seed = 0;
@@ -101,7 +108,7 @@ class SimDevice final : public Device {
   void advance_host(double seconds) override;
   double host_seconds() const override;
   // When the queue is done with what was submitted to it.
-  double queue_seconds(QueueKind kind) const;
+  double queue_seconds(QueueKind kind) const override;
   // All clocks at 0, no spans, and the factors of duration_spread from the first again. Events recorded before count as recorded at 0.
   void reset_clock();
   // From the first event's last record to the second's. Errors: kUsage unless this device recorded both since the last reset_clock.

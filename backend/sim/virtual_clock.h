@@ -47,7 +47,9 @@ class VirtualClock {
 
   // Every duration is multiplied by a factor in [1 - spread, 1 + spread) that the seed, the queue and the number of durations the queue had
   // before give. REQUIRES: 0 <= spread < 1.
-  explicit VirtualClock(uint64_t seed = 0, double spread = 0) : seed_(seed), spread_(spread) {}
+  // And by `slowdown`.
+  explicit VirtualClock(uint64_t seed = 0, double spread = 0, double slowdown = 1)
+      : seed_(seed), spread_(spread), slowdown_(slowdown) {}
 
   // Returns how long it takes, the factor included. What has no duration takes no time and leaves no span.
   double run(QueueKind kind, double seconds, bool is_copy = false, size_t bytes = 0) {
@@ -97,14 +99,15 @@ class VirtualClock {
   }
   double seconds_of(Moment moment) const { return is_current(moment) ? moment.seconds : 0; }
   double next_factor(QueueKind kind) {
-    if (spread_ == 0) return 1;
+    if (spread_ == 0) return slowdown_;
     const uint64_t before = durations_[static_cast<size_t>(kind)]++;
     const auto words = philox(seed_, before * kQueueKinds + static_cast<uint64_t>(kind));
-    return 1 + spread_ * (2 * uniform_double(words[0], words[1]) - 1);
+    return slowdown_ * (1 + spread_ * (2 * uniform_double(words[0], words[1]) - 1));
   }
 
   const uint64_t seed_;
   const double spread_;
+  const double slowdown_;
   std::array<double, kQueueKinds> queues_{};  // when each is free
   double host_ = 0;
   std::array<uint64_t, kQueueKinds> durations_{};

@@ -15,6 +15,7 @@
 // copy queue touches qualify.
 
 #include <algorithm>
+#include <optional>
 
 #include "graph/passes/passes.h"
 
@@ -76,7 +77,8 @@ class MemoryPlanner {
       scratch_.intervals.push_back({residence.first, residence.last, bytes});
       scratch_.packed.push_back(b);
     }
-    scratch_.packing.pack(scratch_.intervals, SliceAllocator::kAlignment);
+    const std::optional<int64_t> effort = options_.thorough ? std::nullopt : std::optional<int64_t>(0);
+    scratch_.packing.pack(scratch_.intervals, SliceAllocator::kAlignment, effort);
     for (size_t i = 0; i < scratch_.packed.size(); ++i) {
       plan_.residence(scratch_.packed[i], kCpu).offset = scratch_.packing.offset(i);
     }

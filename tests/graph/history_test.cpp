@@ -25,13 +25,11 @@ struct File {
   void write(const std::string& text) const { std::ofstream(path, std::ios::trunc) << text; }
 };
 
-CostHistory measured() {
-  CostHistory history;
+void measure(CostHistory& history) {
   for (uint64_t key = 1; key <= 20; ++key) {
     for (int i = 0; i < 5; ++i) history.add(key, static_cast<double>(key) * (1 + 0.01 * i));
   }
   history.add(99, 1.0);
-  return history;
 }
 
 }  // namespace
@@ -66,7 +64,8 @@ TEST_CASE("history: outliers are passed over, a change is not") {
 
 TEST_CASE("history: is kept in a file of its machine, and a file that is damaged is none") {
   const File file;
-  const CostHistory history = measured();
+  CostHistory history;
+  measure(history);
   REQUIRE(history.save(file.path, "cpu + gpu").ok());
   const std::string text = file.read();
   CostHistory again;

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <numeric>
 
+#include "backend/sim/sim_device.h"
 #include "graph/min_cut.h"
 #include "graph/passes/passes.h"
 #include "graph/simulate.h"
@@ -144,6 +145,41 @@ TEST_CASE("placement: a rollout takes as long as the program that the passes mak
     INFO(to_string(plan));
     REQUIRE(simulation.seconds == Approx(chosen->seconds).epsilon(1e-9));
   }
+}
+
+TEST_CASE("placement: a program takes on the simulated accelerator what was predicted") {
+  std::mt19937 random(32);
+  int compared = 0;
+  for (int round = 0; round < 100; ++round) {
+    auto sim = backend::SimDevice::create({.d2h_bandwidth = 10e9, .copy_latency = 2e-6, .schedule_seed = 1});
+    REQUIRE(sim.ok());
+    const Devices devices{test_devices()[kCpu], sim.value().get()};
+    Program program;
+    make_random(program, random, 10 + round % 50, true);
+    PlanOptions options = options_for(devices);
+    options.policy = Policy::kMixed;
+    if (round % 2 == 1) options.accelerator_bytes = 4096 + 256 * static_cast<uint64_t>(round);
+    const Plan plan = program.plan(options);
+    if (uses_host_only(plan)) continue;
+    Simulation simulation;
+    simulate(program.graph, plan, CostModel(options), simulation);
+    RunTimes times;
+    const Results results = program.run_plan(plan, devices, &times);
+    // Bytes that nobody has written are not copied.
+    if (results.counts.copies != std::ranges::count(plan.program, Instruction::Kind::kCopy, &Instruction::kind))
+      continue;
+    ++compared;
+    INFO(to_string(plan));
+    REQUIRE(times.seconds == Approx(simulation.seconds).epsilon(1e-5));
+    for (size_t p = 0; p < plan.program.size(); ++p) {
+      const Instruction::Kind kind = plan.program[p].kind;
+      if (kind == Instruction::Kind::kWait || kind == Instruction::Kind::kRecord) continue;
+      INFO("p" << p);
+      REQUIRE(times.spans[p].begin == Approx(simulation.spans[p].begin).epsilon(1e-5).margin(1e-12));
+      REQUIRE(times.spans[p].end == Approx(simulation.spans[p].end).epsilon(1e-5).margin(1e-12));
+    }
+  }
+  CHECK(compared > 50);
 }
 
 TEST_CASE("placement: the search comes near the best of all placements") {

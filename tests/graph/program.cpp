@@ -182,11 +182,14 @@ Plan Program::plan(const PlanOptions& options) const {
 
 Results Program::run(const PlanOptions& options, const Devices& devices) { return run_plan(plan(options), devices); }
 
-Results Program::run_plan(const Plan& plan, const Devices& devices) {
+Results Program::run_plan(const Plan& plan, const Devices& devices, RunTimes* times) {
   Results results;
   results.bindings = bind(devices);
   Executor executor(devices);
-  results.status = executor.run(graph, plan, pointers(results.bindings), results.counts);
+  const std::vector<Binding*> bound = pointers(results.bindings);
+  executor.begin(graph, plan, bound, results.counts, times);
+  executor.go_on(nullptr);
+  results.status = executor.end();
   read_values(results, devices);
   return results;
 }

@@ -73,7 +73,7 @@ class Program {
   // Runs the program by a plan, or by the interpreter. Inputs hold numbers that depend on their id
   // only.
   Results run(const PlanOptions& options, const Devices& devices = test_devices());
-  Results run_plan(const Plan& plan, const Devices& devices = test_devices());
+  Results run_plan(const Plan& plan, const Devices& devices = test_devices(), RunTimes* times = nullptr);
   Results interpret();
   Plan plan(const PlanOptions& options) const;
 

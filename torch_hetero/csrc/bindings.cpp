@@ -271,4 +271,7 @@ PYBIND11_MODULE(_C, m) {
     return device == nullptr ? std::string("none") : device->name();
   });
   m.def("plan_text", &ops::last_plan_text, released());
+  m.def("program_log", &ops::program_log, released());
+  m.def("clear_program_log", &ops::clear_program_log, released());
+  m.def("set_sim_options", &ops::set_sim_options, released());
 }

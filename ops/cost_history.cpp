@@ -1,0 +1,71 @@
+#include "ops/cost_history.h"
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "backend/registry.h"
+#include "ops/choices.h"
+
+namespace hetero::ops {
+namespace {
+
+// Additions until the file is written again.
+constexpr int kSaveEvery = 256;
+
+struct Entry {
+  graph::CostHistory history;
+  std::string path;  // "": of a clock that is not real
+  int unsaved = 0;
+};
+
+std::string machine_of(const backend::Device& accelerator) { return machine_text() + ", " + accelerator.name(); }
+
+Entry& entry() {
+  static auto& entries = *new std::map<const backend::Device*, std::unique_ptr<Entry>>;
+  backend::Device* const accelerator = backend::accelerator();
+  std::unique_ptr<Entry>& found = entries[accelerator];
+  if (found != nullptr) return *found;
+  found = std::make_unique<Entry>();
+  if (accelerator == nullptr || accelerator->has_virtual_clock()) return *found;
+  found->path = ChoiceFile::default_path("costs");
+  if (!found->path.empty()) (void)found->history.load(found->path, machine_of(*accelerator));
+  return *found;
+}
+
+void save(Entry& entry) {
+  entry.unsaved = 0;
+  if (entry.path.empty()) return;
+  std::error_code ignored;
+  std::filesystem::create_directories(std::filesystem::path(entry.path).parent_path(), ignored);
+  // Without a file the next process measures again.
+  (void)entry.history.save(entry.path, machine_of(*backend::accelerator()));
+}
+
+}  // namespace
+
+graph::CostHistory& cost_history() { return entry().history; }
+
+void learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph::RunTimes& times) {
+  const backend::Device* const accelerator = backend::accelerator();
+  if (accelerator == nullptr) return;
+  Entry& known = entry();
+  for (size_t p = 0; p < plan.program.size(); ++p) {
+    const graph::Instruction& instruction = plan.program[p];
+    if (instruction.kind != graph::Instruction::Kind::kRun) continue;
+    const backend::DeviceIndex device = graph::device_of(instruction.queue);
+    // A virtual clock knows nothing new of the host, and the host's clock nothing of what a GPU does.
+    const bool seen = accelerator->has_virtual_clock() ? device == backend::kAccelerator
+                                                       : device == backend::kCpu || accelerator->name() == "sim";
+    if (!seen) continue;
+    const double seconds = times.spans[p].end - times.spans[p].begin;
+    known.history.add(graph::cost_key(graph, graph.nodes[instruction.index], device), seconds);
+    ++known.unsaved;
+  }
+  if (known.unsaved >= kSaveEvery) save(known);
+}
+
+void forget_costs() { entry().history.clear(); }
+
+}  // namespace hetero::ops

@@ -1,0 +1,22 @@
+// What operators have taken on this machine: the history that planning reads, its file, and what runs add to it.
+//
+// The file is ~/.cache/hetero/costs-HASH.txt (or below $XDG_CACHE_HOME), for one processor model, one version of torch and one accelerator. Only what was
+// measured by real clocks is kept there. Deleting it is always safe.
+//
+// Thread safety: the executor's lock.
+
+#pragma once
+
+#include "graph/executor.h"
+#include "graph/history.h"
+
+namespace hetero::ops {
+
+// Of the accelerator that is chosen now; loaded from its file at first use.
+graph::CostHistory& cost_history();
+// Adds what the plan's instructions took.
+void learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph::RunTimes& times);
+// Forgets all, in memory only.
+void forget_costs();
+
+}  // namespace hetero::ops
