@@ -13,7 +13,8 @@ using backend::kMaxDevices;
 constexpr uint8_t kBoth = 1u << kCpu | 1u << kAccelerator;
 
 // Where the node may run, and why.
-void find_allowed(const Graph& graph, const Node& node, const PlanOptions& options, Task& task) {
+void find_allowed(const Graph& graph, uint32_t n, const PlanOptions& options, Task& task) {
+  const Node& node = graph.nodes[n];
   const OpTraits& traits = op_table()[node.op];
   const auto only = [&task](backend::DeviceIndex device, Reason reason) {
     task.allowed = static_cast<uint8_t>(1u << device);
@@ -45,7 +46,7 @@ void find_allowed(const Graph& graph, const Node& node, const PlanOptions& optio
       return only(kAccelerator, Reason::kRequested);
     case Policy::kMixed:
       // Fibonacci hashing of the position in the program.
-      return only((node.sequence + 1) * 0x9E3779B97F4A7C15u >> 63 != 0 ? kAccelerator : kCpu, Reason::kRequested);
+      return only((uint64_t{n} + 1) * 0x9E3779B97F4A7C15u >> 63 != 0 ? kAccelerator : kCpu, Reason::kRequested);
   }
 }
 
@@ -73,7 +74,7 @@ void TaskGraph::build(const Graph& graph, const std::vector<uint8_t>& live, cons
     add_uses(graph, node);
     task.use_count = static_cast<uint32_t>(uses.size()) - task.first_use;
     for (const Use* use = begin(task); use != end(task); ++use) written[use->buffer] |= use->writes;
-    find_allowed(graph, node, options, task);
+    find_allowed(graph, n, options, task);
     for (backend::DeviceIndex d = 0; d < kMaxDevices; ++d) task.seconds[d] = costs.node_seconds(graph, node, d);
   }
   for (size_t b = 0; b < values.size(); ++b) {

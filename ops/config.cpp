@@ -173,7 +173,9 @@ const std::vector<Row>& rows() {
                "Check every graph and plan with the static verifier before it runs."),
       bool_row("traceback", "0", config().traceback,
                "Keep the Python line of each recorded operator and name it in errors."),
-      bool_row("keep_plans", "0", config().keep_plans, "Keep the text of the last plan for torch.hetero.explain()."),
+      bool_row(
+          "keep_plans", "0", config().keep_plans,
+          "Keep the last plan and what the latest programs did, for torch.hetero.explain(), report() and trace()."),
       integer_row("log", "int", "0", config().log,
                   "0: silent; 1: one line on stderr for each flush; 2: graph and plan as well."),
       integer_row("pending_bytes", "bytes", "1073741824", config().pending_bytes,

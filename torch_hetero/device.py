@@ -20,16 +20,19 @@ import torch
 from torch_hetero import _C
 from torch_hetero.config import config
 from torch_hetero.explain import Report, explain, reset_counters
+from torch_hetero.simulation import Prediction, programs, report, simulate, trace, use_profile
 
 __all__ = [
-    "DeviceProperties", "Event", "Report", "Stream", "StreamContext", "config", "current_device", "current_stream",
-    "default_generators", "default_stream", "device", "device_count", "device_of", "empty_cache", "explain", "flush",
-    "get_amp_supported_dtype", "get_device_capability", "get_device_name", "get_device_properties", "get_memory_budget", "get_rng_state",
-    "get_rng_state_all", "init", "initial_seed", "is_available", "is_bf16_supported", "is_initialized", "manual_seed",
-    "manual_seed_all", "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_budget",
-    "memory_reserved", "memory_stats", "memory_summary", "place", "placement", "reset_accumulated_memory_stats",
-    "reset_counters", "reset_peak_memory_stats", "seed", "seed_all", "set_device", "set_memory_budget", "set_placement_rules", "set_rng_state",
-    "set_rng_state_all", "set_stream", "stream", "synchronize",
+    "DeviceProperties", "Event", "Prediction", "Report", "Stream", "StreamContext", "config", "current_device",
+    "current_stream", "default_generators", "default_stream", "device", "device_count", "device_of", "empty_cache",
+    "explain", "flush", "get_amp_supported_dtype", "get_device_capability", "get_device_name",
+    "get_device_properties", "get_memory_budget", "get_rng_state", "get_rng_state_all", "init", "initial_seed",
+    "is_available", "is_bf16_supported", "is_initialized", "manual_seed", "manual_seed_all", "max_memory_allocated",
+    "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_budget", "memory_reserved", "memory_stats",
+    "memory_summary", "place", "placement", "programs", "report", "reset_accumulated_memory_stats",
+    "reset_counters", "reset_peak_memory_stats", "seed", "seed_all", "set_device", "set_memory_budget",
+    "set_placement_rules", "set_rng_state", "set_rng_state_all", "set_stream", "simulate", "stream", "synchronize",
+    "trace", "use_profile",
 ]
 
 DeviceLike = torch.device | str | int | None
@@ -273,8 +276,8 @@ def set_placement_rules(rules: Iterable[tuple[str, str]] | dict[str, str] = ()) 
         torch.hetero.set_placement_rules()  # none
 
     Args:
-        rules: pairs of a pattern and ``"auto"``, ``"cpu"`` or ``"accelerator"``. A pattern is one of a shell over names as
-            `explain` prints them (``aten::mm``); the first that matches holds.
+        rules: pairs of a pattern and ``"auto"``, ``"cpu"`` or ``"accelerator"``. A pattern is one of a shell, over
+            names as `explain` prints them (``aten::mm``); the first that matches holds.
 
     Raises:
         ValueError: for any other word.
@@ -425,8 +428,10 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
 
 
 def set_memory_budget(budget: int | str | None) -> None:
-    """Caps what tensors may hold of the accelerator's memory. Programs that need more stream what they need, or run on
-    the CPU, whichever is predicted to be faster. May change at any time; what lies on the accelerator leaves it then.
+    """Caps what tensors may hold of the accelerator's memory.
+
+    Programs that need more stream what they need, or run on the CPU, whichever is predicted to be faster. The cap may
+    change at any time; what lies on the accelerator leaves it then.
 
     Args:
         budget: bytes, also as text (``"8GiB"``); 0 or None for all that the accelerator has.

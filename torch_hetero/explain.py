@@ -5,6 +5,7 @@ The figures are counted where things happen, in C++; here they get names and a f
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -63,7 +64,10 @@ class Report:
         fallbacks: operators that could not be recorded, by name.
         memory: bytes allocated, reserved and reused.
         others: figures without a field of their own.
+        storages_evicted: tensors that left the accelerator to make room for others.
         plan: text of the last plan, when ``torch.hetero.config.keep_plans`` is set.
+        program: what the last plan's program did, likewise: for each operator its device, the reason, the predicted and
+            the measured time; for each copy its bytes; `torch_hetero.report.Program` names the fields.
     """
 
     nodes: dict[str, int] = field(default_factory=dict)
@@ -79,10 +83,12 @@ class Report:
     copies: dict[str, int] = field(default_factory=dict)
     events: int = 0
     waits: int = 0
+    storages_evicted: int = 0
     fallbacks: dict[str, int] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
     others: dict[str, Any] = field(default_factory=dict)
     plan: str = ""
+    program: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns all figures as nested dicts of plain values."""
@@ -94,17 +100,20 @@ class Report:
         figures = _difference(self.as_dict(), earlier.as_dict())
         for table in ("flushes", "fallbacks", "mispredictions", "own_kernels", "unfused"):
             figures[table] = {name: count for name, count in figures[table].items() if count}
-        return Report(**{**figures, "plan": self.plan})
+        return Report(**{**figures, "plan": self.plan, "program": self.program})
 
     def __str__(self) -> str:
         figures = self.as_dict()
         plan = figures.pop("plan")
+        program = figures.pop("program")
         others = figures.pop("others")
         lines = ["hetero: what happened"]
         for name, value in {**figures, **others}.items():
             lines += _format(_TITLES.get(name, name.replace("_", " ")), value)
         if plan:
             lines += ["  last plan:", *(f"    {line}" for line in plan.splitlines())]
+        if program:
+            lines += _format_program(program)
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -144,12 +153,54 @@ def _format(title: str, value: Any, indent: str = "  ") -> list[str]:
     return lines
 
 
+# A longer program is told by what took longest.
+_MOST_ROWS = 40
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{1e6 * value:,.1f} us"
+
+
+def _format_program(program: dict[str, Any]) -> list[str]:
+    """Formats the steps of a program: where each ran and why, what it was to take and took."""
+    nodes = {node["id"]: node for node in program["nodes"]}
+    steps = []
+    for span in program["spans"]:
+        node = nodes.get(span.get("node"), {})
+        measured = None if span.get("measured_end") is None else span["measured_end"] - span["measured_begin"]
+        moved = f"{span.get('bytes') or node.get('bytes') or 0:,.0f} bytes"
+        steps.append((span["queue"], span["name"], node.get("reason", ""), span["end"] - span["begin"], measured, moved,
+                      span.get("stall")))
+    told = steps
+    if len(steps) > _MOST_ROWS:
+        least = sorted((step[3] for step in steps), reverse=True)[_MOST_ROWS - 1]
+        told = [step for step in steps if step[3] >= least][:_MOST_ROWS]
+    total = f"predicted {_seconds(program['predicted_seconds'])}, measured {_seconds(program.get('measured_seconds'))}"
+    lines = [f"  last program ({program['name']}; {program['profile']}): {total}"]
+    if len(told) < len(steps):
+        lines.append(f"    the {len(told)} longest of {len(steps)} steps:")
+    rows = [("queue", "step", "reason", "predicted", "measured", "moves", "stalls"),
+            *((queue, name, reason, _seconds(predicted), _seconds(measured), moved, _seconds(stall))
+              for queue, name, reason, predicted, measured, moved, stall in told)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        words = [cell.ljust(width) for cell, width in zip(row[:3], widths[:3], strict=True)]
+        figures = [cell.rjust(width) for cell, width in zip(row[3:], widths[3:], strict=True)]
+        lines.append("    " + "  ".join(words + figures).rstrip())
+    decisions = program.get("decisions") or []
+    if decisions:
+        lines.append("    placements that were considered:")
+        lines += [f"      {'*' if d['chosen'] else ' '} {d['candidate']}: {_seconds(d['seconds'])}" for d in decisions]
+    return lines
+
+
 def explain() -> Report:
     """Returns what happened on the device so far. Counting is always on; asking flushes nothing."""
     counters = dict(_C.counters())
     fields = {name: counters.pop(name) for name in list(counters) if name in Report.__dataclass_fields__}
     fields.setdefault("memory", dict(_C.memory_stats()))
-    return Report(**fields, others=counters, plan=_C.plan_text())
+    last = _C.program_log()[-1:]
+    return Report(**fields, others=counters, plan=_C.plan_text(), program=json.loads(last[0]) if last else {})
 
 
 def reset_counters() -> None:

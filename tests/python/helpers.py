@@ -33,6 +33,9 @@ OPTIONS = (
     "log",
     "memory_limit",
     "packed_bytes",
+    "placement",
+    "memory_budget",
+    "keep_plans",
 )
 
 needs_hetero = pytest.mark.skipif(not ON_HETERO, reason="asks for what only hetero has")

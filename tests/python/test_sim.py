@@ -15,7 +15,7 @@ pytestmark = needs_hetero
 
 @pytest.fixture(autouse=True)
 def simulated_accelerator() -> None:
-    """Turns the accelerator on, and spreads the work over both devices; conftest.py's clean_state gives the old choices back."""
+    """Turns the accelerator on, and spreads the work over both devices; clean_state gives the old choices back."""
     torch.hetero.config.accelerator = "sim"
     torch.hetero.config.placement = "mixed"
 
@@ -213,7 +213,7 @@ def test_bytes_that_the_host_looks_at_are_written_on_the_host() -> None:
 
 def test_the_report_tells_how_long_the_last_program_was_predicted_to_take() -> None:
     x = torch.randn(256, 256).to(DEVICE)
-    with torch.hetero.config.override(keep_plans=True):
+    with torch.hetero.config.override(keep_plans=True, placement="accelerator"):
         (x @ x).cpu()
         plan = torch.hetero.explain().plan
     assert re.search(r"^predicted: \S+ s; .*accelerator compute: busy \S+ s, waits \S+ s", plan, re.MULTILINE), plan

@@ -144,6 +144,7 @@ py::dict counters_dict() {
   result["copies"] = copies;
   result["events"] = c.events.load();
   result["waits"] = c.waits.load();
+  result["storages_evicted"] = c.storages_evicted.load();
   result["fallbacks"] = fallbacks;
   const auto memory = ops::memory_stats();
   py::dict allocator;
@@ -156,8 +157,7 @@ py::dict counters_dict() {
   return result;
 }
 
-py::dict memory_stats_dict() {
-  const hetero::backend::MemoryStats stats = ops::memory_stats();
+py::dict memory_stats_dict(const hetero::backend::MemoryStats& stats) {
   py::dict result;
   result["allocated_bytes"] = stats.allocated_bytes;
   result["peak_bytes"] = stats.peak_bytes;
@@ -247,7 +247,15 @@ PYBIND11_MODULE(_C, m) {
   m.def("config_list", &config_list);
   m.def("config_get", &ops::get_option);
   m.def("config_set", &ops::set_option, released());
-  m.def("memory_stats", &memory_stats_dict);
+  m.def("memory_stats", [] { return memory_stats_dict(ops::memory_stats()); });
+  m.def("accelerator_stats", [] {
+    const auto* device = hetero::backend::accelerator();
+    return memory_stats_dict(device == nullptr ? hetero::backend::MemoryStats() : device->memory_stats());
+  });
+  m.def("virtual_seconds", [] {
+    const auto* device = hetero::backend::accelerator();
+    return device == nullptr ? 0.0 : device->host_seconds();
+  });
   m.def("memory_info", &ops::memory_info);
   m.def("reset_peak_memory_stats", &ops::reset_peak);
   m.def("empty_cache", &ops::empty_cache, released());

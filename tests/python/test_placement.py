@@ -1,0 +1,313 @@
+"""One graph on two devices: where operators run and why, within a budget of bytes, on the simulated accelerator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import models
+import pytest
+import torch
+from counters import counting
+from helpers import DEVICE, assert_same, fresh, needs_hetero
+from torch import nn
+
+pytestmark = needs_hetero
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def simulated_accelerator(unfused: None) -> Iterator[None]:
+    """An accelerator, and planning decides; clean_state gives the options back, this the rules and the profile."""
+    torch.hetero.config.accelerator = "sim"
+    yield
+    torch.hetero.set_placement_rules()
+    torch.hetero.use_profile(None)
+
+
+class Layers(nn.Module):
+    """Equal layers, each with one large weight."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+
+def accelerator_peak() -> int:
+    return torch.hetero._C.accelerator_stats()["peak_bytes"]
+
+
+# -- Policies, blocks and rules ----------------------------------------------------------------------------------------
+
+
+def test_small_work_stays_on_the_cpu_and_large_work_on_resident_weights_leaves_it() -> None:
+    with counting() as small:
+        (fresh(torch.randn(8, 8)) + 1).cpu()
+    assert small.kernels_on("accelerator") == 0
+    model = Layers(4, 512)
+    x = torch.randn(64, 512)
+    with torch.no_grad():
+        expected = model(x)
+        model.to(DEVICE)
+        for _ in range(6):
+            actual = model(x.to(DEVICE)).cpu()
+        with counting() as large:
+            actual = model(x.to(DEVICE)).cpu()
+    assert_same(actual, expected)
+    assert large.kernels_on("accelerator") >= 4
+    # The weights are there by now.
+    assert large.copies["bytes_to_accelerator"] < 2 * x.nbytes
+
+
+@pytest.mark.parametrize("policy", ["cpu", "accelerator", "mixed"])
+def test_a_policy_decides_for_all_operators(policy: str) -> None:
+    torch.hetero.config.placement = policy
+    x = torch.randn(32, 32)
+    with counting() as seen:
+        actual = ((fresh(x) @ fresh(x)).relu().sin() + 1).cumsum(0).cpu()
+    assert_same(actual, ((x @ x).relu().sin() + 1).cumsum(0))
+    on_cpu, on_accelerator = seen.kernels_on("cpu"), seen.kernels_on("accelerator")
+    assert (on_accelerator == 0) == (policy == "cpu")
+    assert (on_cpu == 0) == (policy == "accelerator")
+
+
+def test_rules_by_name_and_blocks_before_rules() -> None:
+    x = fresh(torch.randn(32, 32))
+
+    def run() -> tuple[int, int]:
+        with counting() as seen:
+            ((x @ x).relu()).cpu()
+        return seen.kernels_on("cpu"), seen.kernels_on("accelerator")
+
+    torch.hetero.set_placement_rules({"aten::mm*": "accelerator", "aten::*": "cpu"})
+    assert run() == (1, 1)
+    torch.hetero.set_placement_rules([("aten::*", "accelerator"), ("aten::mm*", "cpu")])
+    assert run() == (0, 2)
+    with torch.hetero.placement("cpu"):
+        assert run() == (2, 0)
+    torch.hetero.set_placement_rules()
+    assert run() == (2, 0)
+    with pytest.raises(ValueError, match="'auto', 'cpu' or 'accelerator'"):
+        torch.hetero.set_placement_rules({"aten::mm": "gpu"})
+
+
+def test_a_module_has_a_place_of_its_own() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)).to(DEVICE)
+    assert torch.hetero.place(model[0], "accelerator") is model[0]
+    torch.hetero.place(model[2], "cpu")
+    x = torch.randn(4, 16)
+    with torch.no_grad(), counting() as seen:
+        model(x.to(DEVICE)).cpu()
+    assert seen.kernels_on("accelerator") == 1
+    torch.hetero.place(model[0], "auto")
+    with torch.no_grad(), counting() as seen:
+        model(x.to(DEVICE)).cpu()
+    assert seen.kernels_on("accelerator") == 0
+    torch.hetero.place(model[0], "accelerator")
+    with pytest.raises(RuntimeError):
+        model(torch.randn(3, 3, device=DEVICE))
+    assert torch.hetero._C.get_placement() == "auto"
+    with pytest.raises(ValueError, match="placement takes"):
+        torch.hetero.place(model, "gpu")
+
+
+# -- Budget ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_five_times_the_budget_infers_within_it() -> None:
+    model = Layers(20, 512)
+    size = sum(p.nbytes for p in model.parameters())
+    x = torch.randn(16, 512)
+    torch.hetero.config.placement = "accelerator"
+    torch.hetero.set_memory_budget(size // 5)
+    torch.hetero.reset_peak_memory_stats()
+    with torch.no_grad():
+        expected = model(x)
+        model.to(DEVICE)
+        for _ in range(6):
+            with counting() as seen:
+                assert_same(model(x.to(DEVICE)).cpu(), expected)
+    assert 0 < accelerator_peak() <= size // 5
+    assert seen.kernels_on("accelerator") >= 20
+    # What has a place there is not copied again and again.
+    assert seen.copies["bytes_to_accelerator"] < size
+    assert seen.copies["bytes_to_cpu"] < MIB
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("policy", ["auto", "accelerator", "mixed"])
+def test_a_model_five_times_the_budget_trains_within_it(optimizer: str, policy: str) -> None:
+    inputs, targets = torch.randint(40, (2, 8)), torch.randint(40, (2, 8))
+    expected = models.train(models.transformer, inputs, targets, optimizer, "cpu")
+    size = sum(p.nbytes for p in models.transformer().parameters())
+    torch.hetero.config.placement = policy
+    torch.hetero.set_memory_budget(size // 5)
+    torch.hetero.reset_peak_memory_stats()
+    with counting() as seen:
+        actual = models.train(models.transformer, inputs, targets, optimizer, DEVICE)
+    assert_same(actual, expected)
+    assert accelerator_peak() <= size // 5
+    if policy != "auto":
+        # Not the optimizer's operators on all parameters at once, which do not fit.
+        assert seen.kernels_on("accelerator") > 20
+
+
+def test_the_budget_changes_between_iterations() -> None:
+    model = Layers(8, 256)
+    size = sum(p.nbytes for p in model.parameters())
+    x = torch.randn(4, 256)
+    torch.hetero.config.placement = "accelerator"
+    with torch.no_grad():
+        expected = model(x)
+        model.to(DEVICE)
+        for budget in (size // 3, 0, size // 2, 2 * size, 64 * 1024, size // 4):
+            torch.hetero.set_memory_budget(budget)
+            torch.hetero.reset_peak_memory_stats()
+            for _ in range(3):
+                assert_same(model(x.to(DEVICE)).cpu(), expected)
+            assert budget == 0 or accelerator_peak() <= budget
+        with torch.hetero.memory_budget("256KiB"):
+            assert torch.hetero.get_memory_budget() == 256 * 1024
+            assert_same(model(x.to(DEVICE)).cpu(), expected)
+        assert torch.hetero.get_memory_budget() == size // 4
+    with pytest.raises(ValueError, match="memory_budget"):
+        torch.hetero.set_memory_budget("much")
+
+
+def test_what_was_used_long_ago_makes_room() -> None:
+    torch.hetero.config.placement = "accelerator"
+    torch.hetero.set_memory_budget("4MiB")
+    with counting() as seen:
+        kept = [(fresh(torch.full((256, 1024), float(i))) * 2).relu() for i in range(8)]
+        for tensor in kept:
+            torch.hetero.flush()
+            (tensor + 1).sum().item()
+        for i, tensor in enumerate(kept):
+            assert tensor.sum().item() == 2.0 * i * 256 * 1024
+    assert seen.kernels_on("accelerator") > 16
+    assert accelerator_peak() <= 4 * MIB
+
+
+def test_a_budget_that_holds_nothing_leaves_all_to_the_cpu() -> None:
+    torch.hetero.config.placement = "accelerator"
+    torch.hetero.set_memory_budget(64)
+    x = torch.randn(64, 64)
+    with counting() as seen:
+        assert_same((fresh(x) @ fresh(x)).relu().cpu(), (x @ x).relu())
+    assert seen.kernels_on("accelerator") == 0
+
+
+# -- Plans and costs ---------------------------------------------------------------------------------------------------
+
+
+def test_plans_are_kept_with_an_accelerator() -> None:
+    torch.hetero.config.placement = "mixed"
+    model = Layers(3, 64).to(DEVICE)
+    with torch.no_grad():
+        for _ in range(8):
+            model(torch.randn(2, 64).to(DEVICE)).cpu()
+        with counting() as seen:
+            for _ in range(5):
+                model(torch.randn(2, 64).to(DEVICE)).cpu()
+    assert seen.plans_made == 0
+
+
+def test_a_machine_that_is_slower_than_its_profile_is_found_out() -> None:
+    model = Layers(4, 512)
+    x = torch.randn(64, 512)
+    with torch.no_grad():
+        expected = model(x)
+        model.to(DEVICE)
+        torch.hetero.use_profile("h200", slowdown=5000)
+        on_accelerator = []
+        for _ in range(40):
+            with counting() as seen:
+                assert_same(model(x.to(DEVICE)).cpu(), expected)
+            on_accelerator.append(seen.kernels_on("accelerator"))
+    assert max(on_accelerator) >= 4
+    assert on_accelerator[-1] == 0
+
+
+# -- What is told ------------------------------------------------------------------------------------------------------
+
+
+def planned_program() -> None:
+    torch.hetero.config.keep_plans = True
+    torch.hetero.config.placement = "mixed"
+    x = fresh(torch.randn(32, 32))
+    ((x @ x).relu().sin() + x).sum(0).cpu()
+
+
+def test_explain_tells_device_reason_times_and_bytes() -> None:
+    planned_program()
+    report = torch.hetero.explain()
+    program = report.program
+    assert program["measured_seconds"] == pytest.approx(program["predicted_seconds"], rel=0.1)
+    live = [node for node in program["nodes"] if node["live"]]
+    assert {node["device"] for node in live} == {"cpu", "accelerator"}
+    for node in live:
+        assert node["reason"] == "requested" and node["bytes"] > 0
+        assert node["measured"] == pytest.approx(node["predicted"], rel=0.1)
+    text = str(report)
+    assert "last program" in text and "accelerator h2d" in text and "aten::mm" in text
+    assert "placements that were considered" in text
+
+
+def test_report_and_trace_are_written(tmp_path: Path) -> None:
+    torch.hetero._C.clear_program_log()
+    torch.hetero.config.keep_plans = False
+    with pytest.raises(RuntimeError, match="keep_plans"):
+        torch.hetero.report(tmp_path / "none.html")
+    planned_program()
+    torch.hetero.report(tmp_path / "out.html")
+    assert "aten::mm" in (tmp_path / "out.html").read_text()
+    torch.hetero.trace(tmp_path / "out.json")
+    events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+    assert any(event["ph"] == "X" and event["name"] == "aten::mm" for event in events)
+
+
+def test_simulate_predicts_time_and_memory_of_other_machines() -> None:
+    model = Layers(8, 512).to(DEVICE)
+    x = torch.randn(512, 512)
+    size = sum(p.nbytes for p in model.parameters())
+
+    def step() -> torch.Tensor:
+        with torch.no_grad():
+            return model(x.to(DEVICE)).cpu()
+
+    expected = step()
+    before = torch.hetero.config.as_dict()
+    fast = torch.hetero.simulate(step, profile="h200")
+    slow = torch.hetero.simulate(step, profile="pcie3-slow")
+    assert torch.hetero.config.as_dict() == before
+    assert_same(fast.result, expected)
+    assert 0 < fast.seconds < slow.seconds
+    assert fast.peak_bytes >= size and fast.bytes_to_cpu >= expected.nbytes
+    assert "h200" in str(fast) and "accelerator compute" in fast.queue_seconds
+    tight = torch.hetero.simulate(step, profile="h200", budget=size // 3)
+    assert tight.peak_bytes <= size // 3 and tight.seconds >= fast.seconds
+    # The same program twice takes the same virtual time.
+    assert torch.hetero.simulate(step, profile="h200").seconds == pytest.approx(fast.seconds, rel=1e-6)
+    with pytest.raises(ValueError, match="no profile"):
+        torch.hetero.simulate(step, profile="h9000")
+    with pytest.raises(ZeroDivisionError):
+        torch.hetero.simulate(lambda: 1 / 0, profile="tiny")
+    assert torch.hetero.config.as_dict() == before
+
+
+def test_profiles_change_the_simulated_machine() -> None:
+    profile = torch.hetero.use_profile("tiny")
+    assert profile is not None
+    assert torch.hetero._C.accelerator_stats()["limit_bytes"] == profile.accelerator.capacity_bytes
+    x = fresh(torch.ones(4))
+    for bad in ({"flop": 1.0}, {"slowdown": 0.0}, {"duration_spread": 2.0}):
+        with pytest.raises(ValueError):
+            torch.hetero.use_profile("tiny", **bad)
+    assert_same((x + 1).cpu(), torch.full((4,), 2.0))

@@ -1,0 +1,205 @@
+"""``torch.hetero.use_profile`` and ``torch.hetero.simulate``: what a program would take on hardware one does not have.
+
+The accelerator ``sim`` computes real results in memory of its own, and has a virtual clock that goes by the figures of
+a profile (`torch_hetero.profiles`). So a program that runs on it is planned, placed and ordered just as it would be on
+such a machine, and its times come from the clock; docs/simulator.md has the rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch_hetero import _C
+from torch_hetero.config import config
+from torch_hetero.profiles import Profile, load_profile
+from torch_hetero.report import Program, write_report, write_trace
+
+__all__ = ["Prediction", "programs", "report", "simulate", "trace", "use_profile"]
+
+
+def use_profile(profile: str | os.PathLike[str] | Profile | None, **figures: float) -> Profile | None:
+    """Gives the simulated accelerator the figures of a machine; what lies on it now leaves it first.
+
+    Args:
+        profile: a name of `torch_hetero.profiles.available_profiles`, the path of a file, or a profile; None for the
+            figures that ``sim`` has by itself.
+        **figures: single figures in place of the profile's, by the names of ``Profile.as_options``; beside these
+            ``schedule_seed``, ``duration_spread``, ``slowdown`` and ``pace`` (docs/simulator.md).
+
+    Returns:
+        The profile.
+
+    Raises:
+        ValueError: for an unknown profile or figure, or a figure out of range. Nothing is changed then.
+    """
+    chosen = profile if profile is None or isinstance(profile, Profile) else load_profile(profile)
+    options: dict[str, float] = {} if chosen is None else dict(chosen.as_options())
+    options.update(figures)
+    _C.set_sim_options([(name, float(value)) for name, value in options.items()])
+    global _profile
+    _profile = (chosen, dict(figures))
+    return chosen
+
+
+# What use_profile() was called with last.
+_profile: tuple[Profile | None, dict[str, float]] = (None, {})
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What `simulate` found out.
+
+    Attributes:
+        profile: name of the machine.
+        seconds: of virtual time that one call takes: kernels and copies, not Python's own time.
+        queue_seconds: how long each queue is busy, by name.
+        peak_bytes: the most that the accelerator held.
+        budget_bytes: what it may hold; 0 for all it has.
+        bytes_to_accelerator: that were copied there.
+        bytes_to_cpu: that were copied back.
+        result: what the last call returned.
+        programs: the programs of the last call, as `programs` returns them.
+    """
+
+    profile: str
+    seconds: float
+    queue_seconds: dict[str, float]
+    peak_bytes: int
+    budget_bytes: int
+    bytes_to_accelerator: int
+    bytes_to_cpu: int
+    result: Any = field(repr=False, default=None)
+    programs: list[Program] = field(repr=False, default_factory=list)
+
+    def __str__(self) -> str:
+        queues = "; ".join(f"{name} busy {seconds:.3g} s" for name, seconds in self.queue_seconds.items())
+        return (
+            f"{self.profile}: {self.seconds:.3g} s a call; {queues or 'nothing ran'}; the accelerator held at most "
+            f"{self.peak_bytes / 2**20:,.1f} MiB; {self.bytes_to_accelerator / 2**20:,.1f} MiB went there, "
+            f"{self.bytes_to_cpu / 2**20:,.1f} MiB came back"
+        )
+
+
+@contextlib.contextmanager
+def _simulated(profile: str | os.PathLike[str] | Profile, budget: int | str | None) -> Iterator[Profile]:
+    before = _profile
+    with config.override(accelerator="none"):
+        chosen = use_profile(profile)
+        assert chosen is not None
+        try:
+            with config.override(memory_budget=0 if budget is None else budget, keep_plans=True):
+                with config.override(accelerator="sim"):
+                    yield chosen
+        finally:
+            use_profile(before[0], **before[1])
+
+
+def simulate(
+    fn: Callable[..., Any],
+    *args: Any,
+    profile: str | os.PathLike[str] | Profile,
+    budget: int | str | None = None,
+    warmup: int = 5,
+    **kwargs: Any,
+) -> Prediction:
+    """Predicts time and memory of ``fn(*args, **kwargs)`` on a machine, by running it on the simulated one.
+
+    Results are computed for real, on the CPU of this machine, so the host needs the memory for them.
+
+    Example::
+
+        print(torch.hetero.simulate(lambda: model(x).cpu(), profile="h200", budget="8GiB"))
+
+    Args:
+        fn: uses tensors on ``"hetero"``; should need its results (``.cpu()``), as what nobody needs is not run.
+        *args: for ``fn``.
+        profile: the machine, as for `use_profile`.
+        budget: bytes of the accelerator's memory, also as text; None for all it has.
+        warmup: calls before the one that is looked at. A program is planned with care when it comes again, and a
+            weight is known as one when several calls have left it alone.
+        **kwargs: for ``fn``.
+
+    Returns:
+        The prediction. Configuration and profile are as before.
+
+    Raises:
+        ValueError: for an unknown profile or a budget that is none.
+        Exception: what ``fn`` raises.
+    """
+    with _simulated(profile, budget) as chosen:
+        for _ in range(max(0, warmup)):
+            fn(*args, **kwargs)
+        _C.synchronize()
+        _C.clear_program_log()
+        _C.reset_peak_memory_stats()
+        copies_before = dict(_C.counters()["copies"])
+        begin = _C.virtual_seconds()
+        result = fn(*args, **kwargs)
+        _C.synchronize()
+        seconds = _C.virtual_seconds() - begin
+        made = programs()
+        copies = _C.counters()["copies"]
+        queues: dict[str, float] = {}
+        for program in made:
+            for span in program["spans"]:
+                busy = span["end"] - span["begin"]
+                if busy > 0:
+                    queues[span["queue"]] = queues.get(span["queue"], 0.0) + busy
+        return Prediction(
+            profile=chosen.name,
+            seconds=seconds,
+            queue_seconds=queues,
+            peak_bytes=_C.accelerator_stats()["peak_bytes"],
+            budget_bytes=int(config.memory_budget),
+            bytes_to_accelerator=copies["bytes_to_accelerator"] - copies_before["bytes_to_accelerator"],
+            bytes_to_cpu=copies["bytes_to_cpu"] - copies_before["bytes_to_cpu"],
+            result=result,
+            programs=made,
+        )
+
+
+def programs() -> list[Program]:
+    """Returns what the latest programs did, 64 at most, the oldest first; ``config.keep_plans`` must be set for it."""
+    return [json.loads(text) for text in _C.program_log()]
+
+
+def report(path: str | os.PathLike[str], of: Prediction | None = None) -> None:
+    """Writes a page about the latest programs: graph, timeline, memory, decisions; docs/reports.md says how to read it.
+
+    Args:
+        path: of the html file.
+        of: a prediction, for its programs instead.
+
+    Raises:
+        RuntimeError: when there are none, as ``torch.hetero.config.keep_plans`` was off.
+        OSError: when the file cannot be written.
+    """
+    write_report(path, _logged() if of is None else of.programs)
+
+
+def trace(path: str | os.PathLike[str], of: Prediction | None = None) -> None:
+    """Writes the timeline of the latest programs for Perfetto (ui.perfetto.dev) or ``chrome://tracing``.
+
+    Args:
+        path: of the JSON file.
+        of: a prediction, for its programs instead.
+
+    Raises:
+        RuntimeError: when there are none, as ``torch.hetero.config.keep_plans`` was off.
+        OSError: when the file cannot be written.
+    """
+    write_trace(path, _logged() if of is None else of.programs)
+
+
+def _logged() -> list[Program]:
+    made = programs()
+    if not made:
+        raise RuntimeError(
+            "hetero: no programs were kept; set torch.hetero.config.keep_plans = True before the program runs"
+        )
+    return made
