@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "backend/device.h"
+#include "backend/spill_file.h"
 #include "backend/status.h"
 #include "graph/layout.h"
 
@@ -26,6 +27,8 @@ struct Binding {
   Layout layout;        // of the storage in the CPU's block
   bool shared = false;  // others may write the bytes unseen: nothing may be derived of them
   std::unique_ptr<Derived> derived;
+  // Where the CPU's bytes are while it has no block for them; valid_on says that they are valid there.
+  std::unique_ptr<backend::SpillFile> spilled;
   Status error;  // not ok: the bytes are lost, for this reason
   // How many programs with an accelerator have read the bytes since they were written.
   uint8_t reads = 0;

@@ -1,5 +1,6 @@
 #include "graph/run_state.h"
 
+#include <cstring>
 #include <exception>
 #include <string>
 #include <utility>
@@ -176,12 +177,14 @@ FailureId RunState::collect(uint32_t index, void* const* data, backend::Block* b
   FailureId failure = kHealthy;
   for (int i = 0; i < node.operand_count; ++i) {
     if (data[i] != nullptr) continue;
+    const BufferId buffer = operands[i].buffer;
     if (!brought[i]) {
-      failure = add_failure(
-          index, Status(ErrorClass::kInternal, op_table()[node.op].name + " brought no memory for its output"));
+      // The operator left an output undefined that its Meta kernel had promised: zeros stand for it.
+      failure = earlier(failure, provide(index, buffer, kCpu));
+      void* const bytes = address(buffer, kCpu);
+      if (bytes != nullptr) std::memset(bytes, 0, graph_->buffers[buffer].bytes);
       continue;
     }
-    const BufferId buffer = operands[i].buffer;
     addresses_[buffer * kMaxDevices + kCpu] = brought[i].data();
     Binding* const bound = bindings_[buffer];
     (bound != nullptr ? bound->blocks[kCpu] : held_[buffer]) = std::move(brought[i]);

@@ -1,6 +1,7 @@
 #include "ops/config.h"
 
 #include <c10/util/Exception.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
@@ -118,6 +119,12 @@ void change_memory_budget(int64_t bytes) {
   backend::accelerator()->set_memory_limit(bytes);
 }
 
+void set_spill_folder(const std::string& folder) {
+  TORCH_CHECK_VALUE(folder.empty() || access(folder.c_str(), W_OK | X_OK) == 0,
+                    "hetero: option 'spill' takes a folder in which files can be made, not '", folder, "'");
+  config().set_spill_folder(folder);
+}
+
 void set_policy(const std::string& name) {
   for (const auto policy :
        {graph::Policy::kAuto, graph::Policy::kCpu, graph::Policy::kAccelerator, graph::Policy::kMixed}) {
@@ -195,6 +202,10 @@ const std::vector<Row>& rows() {
        "Where operators run that no placement() block or rule is about: auto (planning decides), cpu, accelerator "
        "(where "
        "it can), or mixed (each on a pseudo-random device, for tests)."},
+      {"spill", "str", "", [] { return config().spill_folder(); }, set_spill_folder,
+       "A folder for tensors that have no room below memory_limit and were not used for long: they come back when they "
+       "are "
+       "needed. Empty: none."},
       integer_row("cache_bytes", "bytes", "268435456", config().cache_bytes,
                   "Bound of what is remembered of earlier programs: output shapes, traces and plans."),
   };
@@ -244,6 +255,16 @@ void set_sim_options(const std::vector<std::pair<std::string, double>>& figures)
     choose_accelerator("sim");
     throw;
   }
+}
+
+std::string Config::spill_folder() const {
+  const std::lock_guard lock(mutex_);
+  return spill_folder_;
+}
+
+void Config::set_spill_folder(std::string folder) {
+  const std::lock_guard lock(mutex_);
+  spill_folder_ = std::move(folder);
 }
 
 std::vector<Option> list_options() {

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -46,10 +47,17 @@ struct Config {
   std::atomic<int64_t> packed_bytes{int64_t{256} << 20};
   // The most bytes of accelerator memory; 0 for the device's own capacity.
   std::atomic<int64_t> memory_budget{0};
+  // Where tensors go that the host's memory has no room for; "" for nowhere.
+  std::string spill_folder() const;
+  void set_spill_folder(std::string folder);
   // Who decides where operators run that nothing else is said of.
   std::atomic<graph::Policy> placement{graph::Policy::kAuto};
   // Bound, in bytes, of what is remembered of earlier programs: shapes, traces and plans.
   std::atomic<int64_t> cache_bytes{int64_t{256} << 20};
+
+ private:
+  mutable std::mutex mutex_;
+  std::string spill_folder_;  // guarded by mutex_
 };
 
 extern Config* config_instance;  // made when the library is loaded

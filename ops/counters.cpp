@@ -73,6 +73,8 @@ void Counters::reset() {
                          &events,
                          &waits,
                          &storages_evicted,
+                         &storages_spilled,
+                         &bytes_spilled,
                          &skipped_nodes,
                          &verified_flushes}) {
     *counter = 0;

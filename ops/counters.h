@@ -93,6 +93,8 @@ struct Counters {
   Count events{0};
   Count waits{0};
   Count storages_evicted{0};  // from the accelerator, to make room
+  Count storages_spilled{0};  // from the host's memory, likewise
+  Count bytes_spilled{0};     // to files
   Count skipped_nodes{0};
   Count verified_flushes{0};
   std::array<Count, static_cast<size_t>(SyncReason::kCount)> flushes{};

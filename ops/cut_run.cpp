@@ -13,7 +13,6 @@
 #include "graph/describe.h"
 #include "graph/simulate.h"
 #include "graph/verify.h"
-#include "ops/accelerator_memory.h"
 #include "ops/config.h"
 #include "ops/cost_history.h"
 #include "ops/growth.h"
@@ -21,6 +20,7 @@
 #include "ops/parallel.h"
 #include "ops/placement_rules.h"
 #include "ops/plan_cache.h"
+#include "ops/storage_memory.h"
 #include "ops/verify_flush.h"
 
 namespace hetero::ops {
@@ -230,6 +230,7 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
 }
 
 Status CutRun::start(Cut& cut, SyncReason reason) {
+  bring_back(cut);
   for (const graph::BufferId b : cut.to_close) {
     HeteroStorage* const storage = cut.holds[b].storage();
     // The nodes cannot see the bytes as they lie: they are lost to them, and so to what the run makes.
@@ -260,6 +261,7 @@ Status CutRun::start(Cut& cut, SyncReason reason) {
   }
   cut_ = &cut;
   plan_ = &plan;
+  if (spills()) make_host_room(&cut, host_need(cut, plan));
   reason_ = reason;
   counts_ = graph::RunCounts();
   measures_ = keeps || (options_.has_accelerator && kept_ != nullptr && kept_->measured < kMeasuredRuns);
@@ -271,7 +273,7 @@ bool CutRun::go_on(const std::atomic<int32_t>* stop) { return executor_.go_on(st
 
 Status CutRun::finish() {
   Status status = executor_.end();
-  if (options_.has_accelerator) track_accelerator(*cut_);
+  if (options_.has_accelerator || spills()) track_storages(*cut_);
   add_counts(*plan_, counts_);
   if (measures_) note_run();
   return status;

@@ -8,6 +8,7 @@
 #include "ops/kernel.h"
 #include "ops/own_kernel.h"
 #include "ops/recorder.h"
+#include "ops/storage_memory.h"
 
 namespace hetero::ops {
 namespace {
@@ -177,7 +178,8 @@ class LayOut {
 void lay_out(Cut& cut, WindowTable& windows) { LayOut(cut, windows).run(); }
 
 Result<backend::Block> without_gaps(const HeteroStorage* storage) {
-  Result<backend::Block> block = backend::cpu_device().allocate(storage->nbytes());
+  const HostPin pin(storage);
+  Result<backend::Block> block = allocate_on_host(storage->nbytes());
   if (block.ok()) {
     graph::copy_rows(block.value().data(), storage->binding.blocks[backend::kCpu].data(), storage->nbytes(),
                      storage->binding.layout);

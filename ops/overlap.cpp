@@ -14,6 +14,7 @@
 #include "ops/config.h"
 #include "ops/parallel.h"
 #include "ops/plan_cache.h"
+#include "ops/storage_memory.h"
 
 namespace hetero::ops {
 namespace {
@@ -46,7 +47,8 @@ bool is_possible() {
   const auto is_set = [](const std::atomic<bool>& option) { return option.load(std::memory_order_relaxed); };
   return last_bits_may_differ() && is_set(options.overlap) && !is_set(options.sync) && !is_set(options.traceback) &&
          !is_set(options.keep_plans) && options.log.load(std::memory_order_relaxed) == 0 &&
-         backend::accelerator() == nullptr && !at::hasCallbacks() && !at::globalContext().deterministicAlgorithms();
+         backend::accelerator() == nullptr && !spills() && !at::hasCallbacks() &&
+         !at::globalContext().deterministicAlgorithms();
 }
 
 }  // namespace

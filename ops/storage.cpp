@@ -10,8 +10,8 @@
 #include <atomic>
 
 #include "backend/registry.h"
-#include "ops/accelerator_memory.h"
 #include "ops/memory_stats.h"
+#include "ops/storage_memory.h"
 #include "ops/sync.h"
 
 namespace hetero::ops {
@@ -46,7 +46,7 @@ c10::Device hetero_device() { return c10::Device(kHetero, 0); }
 }
 
 HeteroStorage::~HeteroStorage() {
-  if (tracked) untrack_accelerator(this);
+  if (tracked) untrack_storage(this);
   release_address();
 }
 
@@ -65,8 +65,9 @@ void HeteroStorage::operator delete(void* memory) { backend::FreeList<sizeof(Het
 
 void HeteroStorage::release_resources() {
   // Somebody may still hold a weak reference (the trace does), but nobody will see the bytes again.
-  if (tracked) untrack_accelerator(this);
+  if (tracked) untrack_storage(this);
   binding.changed();
+  binding.spilled.reset();
   for (auto& block : binding.blocks) block.reset();
   binding.valid_on = 0;
   binding.layout = graph::Layout();
@@ -183,7 +184,12 @@ backend::Block adopt_cpu_storage(c10::Storage storage) {
     static char nothing[64];
     return backend::Block::adopt(nothing, 0, nullptr, nullptr);
   }
-  if (const Status status = backend::cpu_device().account_external(static_cast<int64_t>(bytes)); !status.ok()) {
+  Status status = backend::cpu_device().account_external(static_cast<int64_t>(bytes));
+  if (!status.ok() && spills()) {
+    make_host_room(nullptr, bytes);
+    status = backend::cpu_device().account_external(static_cast<int64_t>(bytes));
+  }
+  if (!status.ok()) {
     c10::raw::intrusive_ptr::decref(impl);
     TORCH_CHECK_WITH(OutOfMemoryError, false, status.message());
   }

@@ -19,6 +19,7 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 
+#include <atomic>
 #include <typeinfo>
 
 #include "backend/address_space.h"
@@ -62,9 +63,11 @@ class HeteroStorage final : public c10::StorageImpl {
   graph::Layout layout_later;  // of binding.layout, the same
 
   Growth growth = Growth::kNone;  // the recorder's lock
-  bool tracked = false;           // it is in the set of accelerator_memory.h
-  uint64_t last_used =
-      0;  // of the runs that left bytes on the accelerator, the last that touched it; the executor's lock
+  // Of storage_memory.h; the executor's lock:
+  bool tracked = false;    // it is in the set
+  uint64_t last_used = 0;  // the last run that touched it
+  // How many CPU storages look at the CPU's block, so that it must stay.
+  std::atomic<int32_t> host_readers{0};
 
  private:
   void release_address();

@@ -9,12 +9,12 @@
 #include <mutex>
 
 #include "backend/registry.h"
-#include "ops/accelerator_memory.h"
 #include "ops/config.h"
 #include "ops/cut_run.h"
 #include "ops/growth.h"
 #include "ops/overlap.h"
 #include "ops/recorder.h"
+#include "ops/storage_memory.h"
 
 namespace hetero::ops {
 namespace {
@@ -191,9 +191,14 @@ c10::Storage host_storage(const c10::Storage& of, SyncReason reason, bool writes
   }
 
   c10::StorageImpl* owner = c10::Storage(of).unsafeReleaseStorageImpl();
+  ++storage->host_readers;
   c10::DataPtr pointer(
       storage->binding.blocks[backend::kCpu].data(), owner,
-      [](void* context) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(context)); },
+      [](void* context) {
+        auto* const read = static_cast<HeteroStorage*>(static_cast<c10::StorageImpl*>(context));
+        --read->host_readers;
+        c10::raw::intrusive_ptr::decref(read);
+      },
       c10::Device(c10::kCPU));
   return cpu_storage(std::move(pointer), storage->nbytes());
 }
@@ -222,10 +227,12 @@ bool is_fresh(HeteroStorage* storage) {
 void install_bytes(HeteroStorage* storage, backend::Block block) {
   const Executing executing;
   storage->binding.changed();
+  storage->binding.spilled.reset();
   storage->binding.blocks[backend::kCpu] = std::move(block);
   storage->binding.valid_on = 1u << backend::kCpu;
   storage->binding.layout = graph::Layout();
   storage->binding.error = Status();
+  if (spills()) track_storage(storage);
 }
 
 void resize_storage(HeteroStorage* storage, size_t bytes) {
@@ -234,11 +241,12 @@ void resize_storage(HeteroStorage* storage, size_t bytes) {
   const Executing executing;
   settle_users(storage, SyncReason::kStorageChange);
   graph::Binding& binding = storage->binding;
-  binding.changed();
   if (binding.valid_on != 0) {
     fetch_bytes(storage);
+    binding.changed();
     bring_together(storage);
-    Result<backend::Block> block = backend::cpu_device().allocate(bytes);
+    const HostPin pin(storage);
+    Result<backend::Block> block = allocate_on_host(bytes);
     if (!block.ok()) raise(block.status());
     std::memcpy(block.value().data(), binding.blocks[backend::kCpu].data(), std::min(bytes, storage->nbytes()));
     binding.blocks[backend::kCpu] = std::move(block.value());

@@ -12,7 +12,7 @@ fi
 
 # System packages, where they are missing and may be installed.
 required=(g++ cmake python3-venv python3-dev libgtest-dev catch2)
-helpful=(ninja-build libbenchmark-dev libxbyak-dev ccache mold valgrind)
+helpful=(ninja-build libbenchmark-dev libxbyak-dev ccache mold valgrind chromium)
 missing() {
   for package in "$@"; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || echo "$package"

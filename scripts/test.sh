@@ -24,4 +24,8 @@ suites=()
 for folder in tests/python tests/upstream; do
   if compgen -G "$folder/test_*.py" >/dev/null; then suites+=("$folder"); fi
 done
-exec .venv/bin/python -m pytest "${suites[@]}" -q -n "$jobs" --dist worksteal "$@"
+.venv/bin/python -m pytest "${suites[@]}" -q -n "$jobs" --dist worksteal "$@"
+
+# The same programs with every operator on a pseudo-random device and little memory on the accelerator: the bits stay the CPU's.
+stage "Python tests on two devices"
+scripts/test_two_devices.sh

@@ -65,6 +65,8 @@ class Report:
         memory: bytes allocated, reserved and reused.
         others: figures without a field of their own.
         storages_evicted: tensors that left the accelerator to make room for others.
+        storages_spilled: tensors that left the host's memory likewise (``config.spill``).
+        bytes_spilled: of these, what was written to files.
         plan: text of the last plan, when ``torch.hetero.config.keep_plans`` is set.
         program: what the last plan's program did, likewise: for each operator its device, the reason, the predicted and
             the measured time; for each copy its bytes; `torch_hetero.report.Program` names the fields.
@@ -84,6 +86,8 @@ class Report:
     events: int = 0
     waits: int = 0
     storages_evicted: int = 0
+    storages_spilled: int = 0
+    bytes_spilled: int = 0
     fallbacks: dict[str, int] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
     others: dict[str, Any] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -258,6 +259,7 @@ class CudaDeviceImplementation final : public CudaDevice {
       if (Status status = queue->open(); !status.ok()) return status;
     }
     read_capabilities();
+    measure_link();
     return Status();
   }
 
@@ -276,7 +278,10 @@ class CudaDeviceImplementation final : public CudaDevice {
     return Status();
   }
   void empty_cache() override { allocator_.empty_cache(); }
-  void set_memory_limit(size_t bytes) override { allocator_.set_memory_limit(bytes); }
+  // The smaller of this and what was free when the device was made holds.
+  void set_memory_limit(size_t bytes) override {
+    allocator_.set_memory_limit(bytes == 0 ? capacity_ : std::min(bytes, capacity_));
+  }
   MemoryStats memory_stats() const override { return allocator_.stats(); }
   void reset_peak() override { allocator_.reset_peak(); }
   DeviceCounters counters() const override { return counters_.read(); }
@@ -296,8 +301,45 @@ class CudaDeviceImplementation final : public CudaDevice {
     capabilities_.memory_bandwidth =
         attribute(cudaDevAttrMemoryClockRate) * 1e3 * 2 * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8;
     capabilities_.launch_latency = 5e-6;
+    size_t free = 0;
+    size_t total = 0;
+    if (cuda_status(cudaMemGetInfo(&free, &total), "cudaMemGetInfo").ok()) capacity_ = free - free / 16;
+    set_memory_limit(0);
   }
 
+  // Copies both ways at once, as programs do, of a size that hides what each copy costs. Without a link's figures placement would guess.
+  void measure_link() {
+    constexpr size_t kBytes = size_t{32} << 20;
+    const QueueKind kinds[] = {QueueKind::kHostToDevice, QueueKind::kDeviceToHost};
+    void* host[2] = {};
+    Block device[2];
+    for (int i = 0; i < 2; ++i) {
+      Result<Block> block = allocate(kBytes);
+      if (block.ok()) device[i] = std::move(block.value());
+      if (cudaMallocHost(&host[i], kBytes) != cudaSuccess) host[i] = nullptr;
+    }
+    double bandwidth[2] = {};
+    if (device[0] && device[1] && host[0] != nullptr && host[1] != nullptr) {
+      for (int round = 0; round < 3; ++round) {
+        const auto begin = std::chrono::steady_clock::now();
+        (void)queue(kinds[0]).copy(device[0].data(), host[0], kBytes);
+        (void)queue(kinds[1]).copy(host[1], device[1].data(), kBytes);
+        for (int i = 0; i < 2; ++i) {
+          if (!queue(kinds[i]).synchronize().ok()) continue;
+          const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+          bandwidth[i] = std::max(bandwidth[i], static_cast<double>(kBytes) / seconds.count());
+        }
+      }
+    }
+    for (void* memory : host) {
+      if (memory != nullptr) (void)cudaFreeHost(memory);
+    }
+    capabilities_.copy_bandwidth = bandwidth[0];
+    capabilities_.readback_bandwidth = bandwidth[1];
+    capabilities_.copy_latency = 10e-6;
+  }
+
+  size_t capacity_ = 0;  // bytes; 0 where it is not known
   const std::string name_ = "cuda";
   Gpu gpu_;
   Capabilities capabilities_;

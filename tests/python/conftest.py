@@ -24,6 +24,29 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.set_num_threads(1)
 
 
+# Tests that assert how the CPU does something when it is alone (fusion, growth in place, its memory, a fork before the
+# first use), for suites that run with an accelerator in the environment.
+CPU_ALONE = (
+    "test_attention.py::test_the_kernels_are_ours",
+    "test_config.py::test_jit_compiles",
+    "test_fork.py::test_a_child_forked_before_first_use",
+    "test_growth.py",
+    "test_losses.py",
+    "test_memory.py",
+    "test_overlap.py",
+    "test_patterns.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("HETERO_ACCELERATOR", "none") == "none":
+        return
+    skip = pytest.mark.skip(reason="asserts what happens without an accelerator")
+    for item in items:
+        if any(f"/{name}" in item.nodeid for name in CPU_ALONE):
+            item.add_marker(skip)
+
+
 @pytest.fixture
 def device() -> str:
     return DEVICE

@@ -36,6 +36,7 @@ OPTIONS = (
     "placement",
     "memory_budget",
     "keep_plans",
+    "spill",
 )
 
 needs_hetero = pytest.mark.skipif(not ON_HETERO, reason="asks for what only hetero has")

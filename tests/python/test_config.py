@@ -23,6 +23,10 @@ TYPES = {
     "log": int,
     "memory_limit": int,
     "packed_bytes": int,
+    "placement": str,
+    "memory_budget": int,
+    "keep_plans": bool,
+    "spill": str,
 }
 OTHER = {
     "sync": ("1", True),
@@ -36,6 +40,10 @@ OTHER = {
     "log": ("1", 1),
     "memory_limit": ("1073741824", 1073741824),
     "packed_bytes": ("1MiB", 1 << 20),
+    "placement": ("cpu", "cpu"),
+    "memory_budget": ("1MiB", 1 << 20),
+    "keep_plans": ("1", True),
+    "spill": ("/tmp", "/tmp"),
 }
 
 

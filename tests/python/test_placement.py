@@ -22,6 +22,8 @@ MIB = 1 << 20
 def simulated_accelerator(unfused: None) -> Iterator[None]:
     """An accelerator, and planning decides; clean_state gives the options back, this the rules and the profile."""
     torch.hetero.config.accelerator = "sim"
+    torch.hetero.config.placement = "auto"
+    torch.hetero.config.memory_budget = 0
     yield
     torch.hetero.set_placement_rules()
     torch.hetero.use_profile(None)

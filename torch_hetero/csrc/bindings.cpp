@@ -145,6 +145,8 @@ py::dict counters_dict() {
   result["events"] = c.events.load();
   result["waits"] = c.waits.load();
   result["storages_evicted"] = c.storages_evicted.load();
+  result["storages_spilled"] = c.storages_spilled.load();
+  result["bytes_spilled"] = c.bytes_spilled.load();
   result["fallbacks"] = fallbacks;
   const auto memory = ops::memory_stats();
   py::dict allocator;
@@ -279,6 +281,7 @@ PYBIND11_MODULE(_C, m) {
     return device == nullptr ? std::string("none") : device->name();
   });
   m.def("plan_text", &ops::last_plan_text, released());
+  m.def("set_spill_faults", &hetero::backend::set_spill_faults);  // for tests
   m.def("program_log", &ops::program_log, released());
   m.def("clear_program_log", &ops::clear_program_log, released());
   m.def("set_sim_options", &ops::set_sim_options, released());

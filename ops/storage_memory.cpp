@@ -1,0 +1,252 @@
+#include "ops/storage_memory.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "backend/registry.h"
+#include "ops/config.h"
+#include "ops/counters.h"
+#include "ops/cut_run.h"
+
+namespace hetero::ops {
+namespace {
+
+using backend::kAccelerator;
+using backend::kCpu;
+
+constexpr uint8_t kOnCpu = 1u << kCpu;
+
+struct Tracked {
+  std::mutex mutex;
+  std::unordered_set<HeteroStorage*> storages;
+};
+Tracked& tracked() {
+  static auto* instance = new Tracked;
+  return *instance;
+}
+
+// Keeps them alive.
+std::vector<StorageHold> hold_tracked() {
+  std::vector<StorageHold> holds;
+  std::lock_guard guard(tracked().mutex);
+  for (HeteroStorage* storage : tracked().storages) {
+    StorageHold hold(storage, false);
+    if (hold.lock()) holds.push_back(std::move(hold));
+  }
+  return holds;
+}
+
+// As allocators count it.
+uint64_t held_bytes(const graph::Binding& binding) { return (binding.blocks[kAccelerator].bytes() + 63) / 64 * 64; }
+
+uint64_t bytes_of(const Cut& cut) {
+  uint64_t bytes = 0;
+  for (const graph::Binding* binding : cut.bindings) {
+    if (binding != nullptr && binding->blocks[kAccelerator]) bytes += held_bytes(*binding);
+  }
+  return bytes;
+}
+
+// Smaller blocks are not worth a file.
+constexpr size_t kLeastSpill = 64 << 10;
+
+// Those of the tracked that a cut does not touch, the one used longest ago first.
+std::vector<StorageHold> others_by_age(const Cut* cut) {
+  std::vector<StorageHold> holds = hold_tracked();
+  if (cut != nullptr) {
+    std::unordered_set<const graph::Binding*> touched(cut->bindings.begin(), cut->bindings.end());
+    std::erase_if(holds, [&](const StorageHold& hold) { return touched.count(&hold.storage()->binding) != 0; });
+  }
+  std::ranges::stable_sort(holds, {}, [](const StorageHold& hold) { return hold.storage()->last_used; });
+  return holds;
+}
+
+// Frees the host's copy of the bytes. False where that cannot be.
+bool leave_host(HeteroStorage* storage) {
+  graph::Binding& binding = storage->binding;
+  backend::Block& block = binding.blocks[kCpu];
+  // Others may look at them at any time: whoever has taken them out of the dispatcher, a reader of the block, a flight.
+  if (!block || block.bytes() < kLeastSpill || !binding.error.ok() || binding.shared || storage->exported ||
+      storage->host_readers.load() != 0 || storage->flights != 0 || (binding.valid_on & kOnCpu) == 0) {
+    return false;
+  }
+  if (binding.valid_on == kOnCpu) {
+    auto file = backend::SpillFile::create(config().spill_folder(), block.data(), block.bytes());
+    if (!file.ok()) return false;
+    binding.spilled = std::move(file.value());
+    count(counters().bytes_spilled, static_cast<int64_t>(block.bytes()));
+  } else {
+    binding.valid_on &= static_cast<uint8_t>(~kOnCpu);
+  }
+  binding.derived.reset();
+  block.reset();
+  count(counters().storages_spilled);
+  return true;
+}
+
+// The bytes of the storage are only on the host from now on. False, and nothing has changed, where they cannot be brought there.
+bool leave(HeteroStorage* storage) {
+  graph::Binding& binding = storage->binding;
+  if (binding.error.ok() && !bring_to_host(storage).ok()) return false;
+  binding.blocks[kAccelerator].reset();
+  binding.valid_on &= kOnCpu;
+  return true;
+}
+
+}  // namespace
+
+Result<backend::Block> allocate_on_host(size_t bytes) {
+  Result<backend::Block> block = backend::cpu_device().allocate(bytes);
+  if (block.ok() || !spills()) return block;
+  make_host_room(nullptr, bytes);
+  return backend::cpu_device().allocate(bytes);
+}
+
+Status bring_to_host(HeteroStorage* storage) {
+  graph::Binding& binding = storage->binding;
+  if (!binding.error.ok()) return binding.error;
+  if ((binding.valid_on & kOnCpu) != 0 && binding.spilled == nullptr) return Status();
+  if (!binding.blocks[kCpu]) {
+    const size_t bytes = binding.spilled != nullptr ? binding.spilled->bytes() : storage->nbytes();
+    Result<backend::Block> block = allocate_on_host(bytes);
+    if (!block.ok()) return block.status();
+    binding.blocks[kCpu] = std::move(block.value());
+  }
+  if (binding.spilled != nullptr) {
+    const Status status = binding.spilled->read(binding.blocks[kCpu].data());
+    if (!status.ok()) {
+      // The file still has them.
+      binding.blocks[kCpu].reset();
+      return status;
+    }
+    binding.spilled.reset();
+    return Status();
+  }
+  if (binding.valid_on != 0) {
+    backend::Queue& queue = backend::accelerator()->queue(backend::QueueKind::kDeviceToHost);
+    Status status = queue.copy(binding.blocks[kCpu].data(), binding.blocks[kAccelerator].data(), storage->nbytes());
+    if (status.ok()) status = queue.synchronize();
+    if (!status.ok()) return status;
+    count(counters().copies_to_cpu);
+    count(counters().bytes_to_cpu, static_cast<int64_t>(storage->nbytes()));
+  }
+  binding.valid_on |= kOnCpu;
+  return Status();
+}
+
+uint64_t accelerator_budget() {
+  const backend::Device* const accelerator = backend::accelerator();
+  return accelerator == nullptr ? 0 : static_cast<uint64_t>(accelerator->memory_stats().limit_bytes);
+}
+
+uint64_t room_for(const Cut& cut) {
+  const backend::MemoryStats stats = backend::accelerator()->memory_stats();
+  if (stats.limit_bytes == 0) return 0;
+  const int64_t others = stats.allocated_bytes - static_cast<int64_t>(bytes_of(cut));
+  // No room at all is not the same as no limit.
+  return static_cast<uint64_t>(std::max<int64_t>(1, stats.limit_bytes - others));
+}
+
+void make_room(const Cut& cut, uint64_t bytes) {
+  if (room_for(cut) == 0 || room_for(cut) >= bytes) return;
+  std::vector<StorageHold> holds = others_by_age(&cut);
+  for (StorageHold& hold : holds) {
+    if (room_for(cut) >= bytes) return;
+    if (!hold.storage()->binding.blocks[kAccelerator] || !leave(hold.storage())) continue;
+    count(counters().storages_evicted);
+  }
+}
+
+uint64_t accelerator_need(const graph::Graph& graph, const graph::Plan& plan) {
+  uint64_t bytes = (plan.arena_bytes[kAccelerator] + 63) / 64 * 64;
+  for (graph::BufferId b = 0; b < graph.buffers.size(); ++b) {
+    const bool there = (graph.buffers[b].valid_on >> kAccelerator & 1) != 0;
+    if (there || plan.residence(b, kAccelerator).home == graph::Home::kBound) {
+      bytes += (std::max<uint64_t>(1, graph.buffers[b].bytes) + 63) / 64 * 64;
+    }
+  }
+  return bytes;
+}
+
+bool spills() { return backend::cpu_device().memory_stats().limit_bytes > 0 && !config().spill_folder().empty(); }
+
+void make_host_room(const Cut* cut, uint64_t bytes) {
+  if (!spills()) return;
+  const std::lock_guard lock(executor_state().mutex);
+  const auto enough = [bytes] {
+    const backend::MemoryStats stats = backend::cpu_device().memory_stats();
+    return stats.allocated_bytes + static_cast<int64_t>(bytes) <= stats.limit_bytes;
+  };
+  if (enough()) return;
+  for (StorageHold& hold : others_by_age(cut)) {
+    if (enough()) return;
+    (void)leave_host(hold.storage());
+  }
+}
+
+void bring_back(const Cut& cut) {
+  for (size_t b = 0; b < cut.bindings.size(); ++b) {
+    if (cut.bindings[b] == nullptr || cut.bindings[b]->spilled == nullptr) continue;
+    make_host_room(&cut, cut.bindings[b]->spilled->bytes());
+    if (Status status = bring_to_host(cut.holds[b].storage()); !status.ok()) {
+      cut.holds[b].storage()->binding.error = std::move(status);
+    }
+  }
+}
+
+uint64_t host_need(const Cut& cut, const graph::Plan& plan) {
+  const graph::Graph& graph = cut.planned();
+  uint64_t bytes = plan.arena_bytes[kCpu];
+  for (graph::BufferId b = 0; b < graph.buffers.size(); ++b) {
+    const graph::Home home = plan.residence(b, kCpu).home;
+    const bool there = cut.bindings[b] != nullptr && cut.bindings[b]->blocks[kCpu];
+    if (home != graph::Home::kNone && home != graph::Home::kArena && !there) bytes += graph.buffers[b].bytes;
+  }
+  return bytes;
+}
+
+namespace {
+uint64_t runs = 0;  // guarded by the executor's lock
+}
+
+void track_storages(const Cut& cut) {
+  ++runs;
+  const bool all = spills();
+  for (size_t b = 0; b < cut.bindings.size(); ++b) {
+    graph::Binding* const binding = cut.bindings[b];
+    if (binding == nullptr) continue;
+    if (binding->spilled != nullptr) {
+      // The file still has the bytes.
+      binding->error = Status();
+      binding->valid_on = kOnCpu;
+    }
+    if (all || binding->blocks[kAccelerator] || binding->spilled != nullptr) track_storage(cut.holds[b].storage());
+  }
+}
+
+void track_storage(HeteroStorage* storage) {
+  storage->last_used = runs;
+  storage->tracked = true;
+  std::lock_guard guard(tracked().mutex);
+  tracked().storages.insert(storage);
+}
+
+void untrack_storage(HeteroStorage* storage) {
+  std::lock_guard guard(tracked().mutex);
+  tracked().storages.erase(storage);
+  storage->tracked = false;
+}
+
+void leave_accelerator() {
+  for (StorageHold& hold : hold_tracked()) {
+    graph::Binding& binding = hold.storage()->binding;
+    if (!binding.blocks[kAccelerator] || leave(hold.storage())) continue;
+    if (binding.error.ok()) binding.error = bring_to_host(hold.storage());
+    binding.blocks[kAccelerator].reset();
+    binding.valid_on &= kOnCpu;
+  }
+}
+
+std::mutex& tracking_mutex() { return tracked().mutex; }
+
+}  // namespace hetero::ops

@@ -1,0 +1,145 @@
+"""Tensors that have no room in the host's memory leave it for a file, and come back when they are needed."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from counters import snapshot
+from helpers import DEVICE, assert_same, fresh, needs_hetero, run_python
+
+pytestmark = needs_hetero
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def limited(tmp_path: Path) -> Path:
+    """Room for four tensors of 4 MiB beside what is there already, and a folder."""
+    torch.hetero.empty_cache()
+    torch.hetero.config.spill = str(tmp_path)
+    torch.hetero.config.memory_limit = torch.hetero.memory_allocated() + 16 * MIB
+    yield tmp_path
+    torch.hetero._C.set_spill_faults(-1, False)
+
+
+def tensors(count: int) -> list[torch.Tensor]:
+    made = [fresh(torch.full((MIB,), float(i))) + 1 for i in range(count)]
+    for tensor in made:
+        tensor[0].item()
+    return made
+
+
+def spilled() -> int:
+    return snapshot()["storages_spilled"]
+
+
+def test_more_tensors_than_memory_keep_their_values(limited: Path) -> None:
+    before = spilled()
+    kept = tensors(12)
+    assert spilled() > before
+    for _ in range(2):
+        for i, tensor in enumerate(kept):
+            assert tensor.sum().item() == (i + 1) * MIB
+    for i, tensor in enumerate(kept):
+        assert_same(tensor.cpu(), torch.full((MIB,), float(i + 1)))
+    assert torch.hetero.memory_allocated() <= torch.hetero.config.memory_limit
+    assert list(limited.iterdir()) == []
+
+
+def test_without_a_folder_there_is_an_error_and_nothing_is_lost() -> None:
+    torch.hetero.config.spill = ""
+    kept = tensors(2)
+    with pytest.raises(torch.OutOfMemoryError):
+        tensors(12)
+    assert kept[0].sum().item() == MIB
+
+
+def test_written_viewed_and_resized_tensors_come_back() -> None:
+    kept = tensors(10)
+    kept[0].add_(1)
+    kept[1][:10] = 7
+    view = kept[2].view(1024, 1024)[3]
+    assert view.sum().item() == 3 * 1024
+    assert kept[0].sum().item() == 2 * MIB
+    assert kept[1].sum().item() == 2 * (MIB - 10) + 70
+    kept[3].untyped_storage().resize_(8)
+    assert kept[3].untyped_storage().nbytes() == 8
+    kept[4].set_()
+    assert kept[5].sum().item() == 6 * MIB
+
+
+def test_what_numpy_shares_stays() -> None:
+    shared = tensors(1)[0]
+    array = shared.cpu().numpy() if shared.device.type == "cpu" else torch.hetero._C.host_view(shared).numpy()
+    tensors(10)
+    array[0] = 123.0
+    assert shared[0].item() == 123.0
+
+
+def test_a_disk_that_fails_is_told_and_nothing_is_lost() -> None:
+    kept = tensors(10)
+    torch.hetero._C.set_spill_faults(0, True)
+    failed = 0
+    for tensor in kept:
+        try:
+            tensor.sum().item()
+        except RuntimeError as error:
+            assert "spill" in str(error) or "memory" in str(error)
+            failed += 1
+    assert failed > 0
+    torch.hetero._C.set_spill_faults(-1, False)
+    for i, tensor in enumerate(kept):
+        assert tensor.sum().item() == (i + 1) * MIB
+
+
+def test_threads_use_what_others_make_leave() -> None:
+    kept = tensors(8)
+    errors: list[Exception] = []
+
+    def work(first: int) -> None:
+        try:
+            for round_ in range(20):
+                i = (first + round_) % 8
+                assert kept[i].sum().item() == (i + 1) * MIB
+                assert kept[i][5].cpu().item() == i + 1
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(3 * i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def test_with_an_accelerator_its_copy_serves() -> None:
+    torch.hetero.config.accelerator = "sim"
+    torch.hetero.config.placement = "accelerator"
+    kept = tensors(12)
+    for i, tensor in enumerate(kept):
+        assert (tensor * 2).sum().item() == 2 * (i + 1) * MIB
+
+
+def test_a_process_that_is_killed_leaves_no_file(tmp_path: Path) -> None:
+    code = f"""
+        import os, signal, torch
+        torch.hetero.config.memory_limit = 16 << 20
+        torch.hetero.config.spill = {str(tmp_path)!r}
+        kept = [torch.full((1 << 20,), float(i)).to("hetero") + 1 for i in range(10)]
+        for tensor in kept:
+            tensor[0].item()
+        assert torch.hetero.explain().storages_spilled > 0
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    assert run_python(code).returncode == -9
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="spill"):
+        torch.hetero.config.spill = "/nonexistent/folder"
+    assert DEVICE == "hetero"
