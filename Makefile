@@ -5,10 +5,10 @@ export JOBS
 PYTHON_BIN := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test bench compat lint sanitize clean distclean
+.PHONY: help setup build demo test sim-fuzz bench compat lint sanitize clean distclean
 
 help:       ## show this list
-	@grep -E '^[a-z]+: .*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+: .*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup:      ## system packages, .venv and requirements, where missing
 	@scripts/setup.sh
@@ -21,6 +21,9 @@ demo: build ## the main job: semantic search with a real model (ARGS="--help" fo
 
 test: build ## all tests, C++ and Python (ARGS go to pytest)
 	@scripts/test.sh $(ARGS)
+
+sim-fuzz: build ## 100,000 random programs on simulated accelerators, some 20 minutes (ARGS="--seed 7", "--first 100000 --seeds 5000")
+	@build/tests/graph/hetero_sim_fuzz $(ARGS)
 
 bench: build ## timings as ratios to eager and other peers, measured in the same run (ARGS="chain norms --peers")
 	@$(PYTHON_BIN) -m tests.perf $(ARGS)

@@ -13,6 +13,9 @@ stage "C++ tests"
 ctest --test-dir build --output-on-failure -j "$jobs"
 grep -hE '^(All tests passed|\[  PASSED)' build/Testing/Temporary/LastTest.log
 
+stage "random programs on simulated accelerators"
+build/tests/graph/hetero_sim_fuzz --seeds 2000
+
 stage "instruction counts"
 scripts/instructions.sh
 

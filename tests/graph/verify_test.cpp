@@ -3,8 +3,11 @@
 
 #include "graph/verify.h"
 
+#include <cstdio>
 #include <functional>
 
+#include "backend/sim/sim_device.h"
+#include "graph/passes/slice_allocator.h"
 #include "tests/graph/catch.h"
 #include "tests/graph/program.h"
 
@@ -44,10 +47,195 @@ Plan without(const Plan& plan, size_t position) {
     residence.first -= residence.first > position;
     residence.last -= residence.last > position;
   }
+  for (Return& entry : damaged.returns) {
+    entry.residence.first -= entry.residence.first > position;
+    entry.residence.last -= entry.residence.last > position;
+  }
   return damaged;
 }
 
+// --- Damage of all kinds, drawn at random
+
+enum class Damage : uint8_t {
+  kNoWait,
+  kNoRecord,
+  kNoCopy,
+  kOtherOffset,
+  kLaterFirst,
+  kEarlierLast,
+  kSwapped,
+  kOtherQueue,
+  kNoStay,
+  kOtherValidity,
+};
+constexpr const char* kDamageNames[] = {
+    "a wait gone",        "a record gone",        "a copy gone",   "another offset",       "a lifetime later",
+    "a lifetime shorter", "instructions swapped", "another queue", "a return's stay gone", "another validity"};
+constexpr int kDamages = static_cast<int>(std::size(kDamageNames));
+
+class Mutator {
+ public:
+  explicit Mutator(unsigned seed) : random_(seed) {}
+
+  // A random program with a plan; within a budget or not.
+  void make(Program& program, Plan& plan, PlanOptions& options) {
+    make_random(program, random_, 10 + static_cast<int>(below(40)), below(2) == 0);
+    constexpr Policy kPolicies[] = {Policy::kMixed, Policy::kMixed, Policy::kAccelerator};
+    options = both_options();
+    options.policy = kPolicies[below(std::size(kPolicies))];
+    if (below(2) == 0) {
+      uint64_t there = 0;
+      for (const Buffer& buffer : program.graph.buffers) {
+        if (buffer.valid_on >> backend::kAccelerator & 1) there += SliceAllocator::round_up(buffer.bytes);
+      }
+      options.accelerator_bytes = there + 512 + 64 * below(48);
+    }
+    plan = program.plan(options);
+  }
+
+  // False where the plan has nothing that could be damaged so.
+  bool apply(Damage damage, const Program& program, Plan& plan) {
+    switch (damage) {
+      case Damage::kNoWait:
+        return remove(Kind::kWait, plan);
+      case Damage::kNoRecord:
+        return remove(Kind::kRecord, plan);
+      case Damage::kNoCopy:
+        return remove(Kind::kCopy, plan);
+      case Damage::kOtherOffset:
+        return change_residence(plan, [this](Residence& residence) {
+          if (residence.home != Home::kArena) return false;
+          residence.offset += 64 * (1 + below(8)) * (below(2) == 0 ? 1 : -1);
+          return true;
+        });
+      case Damage::kLaterFirst:
+        return change_residence(plan, [](Residence& residence) { return ++residence.first <= residence.last; });
+      case Damage::kEarlierLast:
+        return change_residence(plan, [](Residence& residence) { return residence.last-- > residence.first; });
+      case Damage::kSwapped:
+        return swap(plan);
+      case Damage::kOtherQueue:
+        return change_queue(plan);
+      case Damage::kNoStay: {
+        const size_t p = pick(plan, [](const Instruction& instruction) { return instruction.stay != 0; });
+        if (p != plan.program.size()) plan.program[p].stay = 0;
+        return p != plan.program.size();
+      }
+      case Damage::kOtherValidity: {
+        const auto b = static_cast<BufferId>(below(plan.valid_after.size()));
+        const auto devices = static_cast<uint8_t>(below(4));
+        if (plan.valid_after[b] == devices || !program.graph.buffers[b].escapes) return false;
+        plan.valid_after[b] = devices;
+        return true;
+      }
+    }
+    return false;
+  }
+
+ private:
+  uint64_t below(uint64_t limit) { return std::uniform_int_distribution<uint64_t>(0, limit - 1)(random_); }
+
+  template <typename Condition>
+  size_t pick(const Plan& plan, Condition condition) {
+    std::vector<size_t> found;
+    for (size_t p = 0; p < plan.program.size(); ++p) {
+      if (condition(plan.program[p])) found.push_back(p);
+    }
+    return found.empty() ? plan.program.size() : found[below(found.size())];
+  }
+
+  bool remove(Kind kind, Plan& plan) {
+    const size_t p = pick(plan, [kind](const Instruction& instruction) { return instruction.kind == kind; });
+    if (p == plan.program.size()) return false;
+    plan = without(plan, p);
+    return true;
+  }
+
+  template <typename Change>
+  bool change_residence(Plan& plan, Change change) {
+    const size_t r = below(plan.residences.size() + plan.returns.size());
+    const bool returns = r >= plan.residences.size();
+    Residence& residence = returns ? plan.returns[r - plan.residences.size()].residence : plan.residences[r];
+    return residence.home != Home::kNone && change(residence);
+  }
+
+  // Two instructions near each other; lifetimes are what they are then.
+  bool swap(Plan& plan) {
+    if (plan.program.size() < 2) return false;
+    const size_t a = below(plan.program.size() - 1);
+    const size_t b = std::min(plan.program.size() - 1, a + 1 + below(3));
+    std::swap(plan.program[a], plan.program[b]);
+    const auto follow = [a, b](Residence& residence) {
+      if (residence.home == Home::kNone || (residence.first == a && residence.last == b)) return;
+      for (uint32_t* position : {&residence.first, &residence.last}) {
+        *position = static_cast<uint32_t>(*position == a ? b : *position == b ? a : *position);
+      }
+    };
+    for (Residence& residence : plan.residences) follow(residence);
+    for (Return& entry : plan.returns) follow(entry.residence);
+    return true;
+  }
+
+  bool change_queue(Plan& plan) {
+    if (plan.program.empty()) return false;
+    Instruction& instruction = plan.program[below(plan.program.size())];
+    const auto queue = static_cast<QueueId>(below(kMaxQueues));
+    if (queue == instruction.queue) return false;
+    instruction.queue = queue;
+    return true;
+  }
+
+  std::mt19937 random_;
+};
+
 }  // namespace
+
+TEST_CASE("verify: of damage of all kinds, what is not found does no harm") {
+  constexpr int kMutations = 200;
+  // Stalls bring out what happens to go well.
+  static const auto stalling = backend::SimDevice::create({.schedule_seed = 5});
+  REQUIRE(stalling.ok());
+  const Devices devices[] = {test_devices(), {test_devices()[backend::kCpu], stalling.value().get()}};
+  Mutator mutator(9);
+  int caught_of[kDamages] = {};
+  int tried_of[kDamages] = {};
+  int found = 0;
+  int with_returns = 0;
+  for (int tried = 0; tried < kMutations;) {
+    Program program;
+    Plan plan;
+    PlanOptions options;
+    mutator.make(program, plan, options);
+    const Plan sound = plan;
+    const int kind = tried % kDamages;
+    if (!mutator.apply(static_cast<Damage>(kind), program, plan)) continue;
+    ++tried;
+    ++tried_of[kind];
+    with_returns += !plan.returns.empty();
+    if (caught(program, plan, options)) {
+      ++caught_of[kind];
+      ++found;
+      continue;
+    }
+    INFO(kDamageNames[kind]);
+    INFO(to_string(program.graph));
+    INFO("sound:\n" << to_string(sound));
+    INFO("damaged:\n" << to_string(plan));
+    const Results expected = program.interpret();
+    for (const Devices& some : devices) {
+      const Results results = program.run_plan(plan, some);
+      REQUIRE(results.status.ok());
+      REQUIRE(same_values(program, results, expected));
+    }
+  }
+  for (int kind = 0; kind < kDamages; ++kind) {
+    std::printf("verifier, %s: %d of %d caught\n", kDamageNames[kind], caught_of[kind], tried_of[kind]);
+  }
+  std::printf("verifier: %d of %d mutations caught, %d proven harmless by running them\n", found, kMutations,
+              kMutations - found);
+  CHECK(found >= kMutations * 3 / 4);
+  CHECK(with_returns > kMutations / 10);
+}
 
 TEST_CASE("verify: every wait and every record is needed") {
   int tried = 0;
