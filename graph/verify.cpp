@@ -37,6 +37,9 @@ ByteRange range_of(const Graph& graph, const Operand& operand) {
   return {window.first_byte, window.last_byte};
 }
 
+// What a block of a device takes: no less than its alignment.
+uint64_t block_bytes(uint64_t bytes) { return std::max<uint64_t>(1, (bytes + 63) / 64) * 64; }
+
 class PlanVerifier {
  public:
   PlanVerifier(const Graph& graph, const Plan& plan, const PlanOptions& options)
@@ -113,9 +116,14 @@ class PlanVerifier {
     accesses_.resize(plan_.residences.size() + plan_.returns.size());
     places_.resize(plan_.residences.size());
     for (size_t r = 0; r < places_.size(); ++r) places_[r] = r;
+    const bool one_queue = std::ranges::all_of(
+        plan_.program, [](const Instruction& instruction) { return instruction.queue == kHostQueue; });
     for (uint32_t p = 0; p < plan_.program.size(); ++p) {
       const Instruction& instruction = plan_.program[p];
       if (instruction.queue >= kMaxQueues) return violation(name("p", p) + ": no such queue");
+      if (!one_queue && needs_one_queue(instruction.kind)) {
+        return violation(name("p", p) + " runs nodes together in a program of several queues");
+      }
       Status status;
       if (instruction.kind == Kind::kRun) {
         status = check_run(p, instruction, runs);
@@ -135,6 +143,9 @@ class PlanVerifier {
     }
     return Status();
   }
+
+  // The executor makes groups and batches only where the CPU runs everything.
+  static bool needs_one_queue(Kind kind) { return kind == Kind::kBody || kind == Kind::kBatch || kind == Kind::kFused; }
 
   // Its calls may run in any order.
   Status check_batch(uint32_t p, const Instruction& instruction, std::vector<uint8_t>& runs) {
@@ -650,14 +661,17 @@ class PlanVerifier {
         return violation("an arena is smaller than its lower bound");
       }
     }
-    if (options_.accelerator_bytes == 0 || plan_.arena_bytes[kAccelerator] == 0) return Status();
+    if (options_.accelerator_bytes == 0) return Status();
     uint64_t bytes = plan_.arena_bytes[kAccelerator];
+    bool takes = bytes > 0;
     for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
       const bool there = (graph_.buffers[b].valid_on >> kAccelerator & 1) != 0;
-      if (there || plan_.residence(b, kAccelerator).home == Home::kBound) {
-        bytes += graph_.buffers[b].bytes;
-      }
+      const bool bound = plan_.residence(b, kAccelerator).home == Home::kBound;
+      if (there || bound) bytes += block_bytes(graph_.buffers[b].bytes);
+      takes |= bound && !there;
     }
+    // What lay there before may be too much already; then nothing is added.
+    if (!takes) return Status();
     if (bytes > options_.accelerator_bytes) return violation("the accelerator's memory is exceeded");
     return Status();
   }

@@ -25,6 +25,7 @@
 #endif
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cmath>
@@ -188,7 +189,10 @@ class Trial {
     const auto most = static_cast<double>(all + 128);
     const uint64_t room = one_in(2) ? below(all + 128) + 64 : static_cast<uint64_t>(between(64, most));
     if (!one_in(4)) options_.accelerator_bytes = there + room;
-    sim_options_.capacity_bytes = options_.accelerator_bytes != 0 ? options_.accelerator_bytes : size_t{1} << 24;
+    // Less than lies there already: then the plan adds nothing.
+    if (one_in(16)) options_.accelerator_bytes = 1 + below(there + 1);
+    most_bytes_ = options_.accelerator_bytes == 0 ? size_t{1} << 24 : std::max(options_.accelerator_bytes, there);
+    sim_options_.capacity_bytes = std::max<size_t>(most_bytes_, 1);
     constexpr Policy kPolicies[] = {Policy::kAuto, Policy::kMixed, Policy::kMixed, Policy::kAccelerator};
     options_.policy = one_in(20) ? Policy::kCpu : kPolicies[below(std::size(kPolicies))];
     options_.fusion = one_in(2);
@@ -327,7 +331,7 @@ class Trial {
 
   Status check_memory() const {
     const MemoryStats stats = sim_->memory_stats();
-    if (options_.accelerator_bytes != 0 && stats.peak_bytes > static_cast<int64_t>(options_.accelerator_bytes)) {
+    if (static_cast<uint64_t>(stats.peak_bytes) > most_bytes_) {
       return found("the accelerator held " + std::to_string(stats.peak_bytes) + " bytes");
     }
     uint64_t held = 0;
@@ -387,7 +391,8 @@ class Trial {
   SimOptions sim_options_;
   std::vector<Preference> preferences_;
   Trouble trouble_ = Trouble::kNone;
-  bool from_text_ = false;  // runs what the plan's text says
+  uint64_t most_bytes_ = 0;  // that the accelerator may hold
+  bool from_text_ = false;   // runs what the plan's text says
   int round_ = 0;
   std::unique_ptr<SimDevice> sim_;
   std::unique_ptr<FaultDevice> faulty_[backend::kMaxDevices];

@@ -3,6 +3,7 @@
 
 #include "graph/verify.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 
@@ -375,6 +376,44 @@ TEST_CASE("verify: an accelerator that is not there is not used") {
   const Plan plan = p.plan(mixed_options());
   CHECK(verify_plan(p.graph, plan, mixed_options()).ok());
   CHECK(caught(p, plan, cpu_options()));
+}
+
+TEST_CASE("verify: memory that the accelerator may not take is found") {
+  std::mt19937 random(10);
+  int without_arena = 0;
+  for (int round = 0; round < 60; ++round) {
+    Program program;
+    make_random(program, random, 2 + round % 20, round % 2 == 0);
+    PlanOptions options = remote_options();
+    const Plan plan = program.plan(options);
+    uint64_t bytes = plan.arena_bytes[backend::kAccelerator];
+    bool takes = bytes > 0;
+    for (BufferId b = 0; b < program.graph.buffers.size(); ++b) {
+      const Buffer& buffer = program.graph.buffers[b];
+      const bool there = (buffer.valid_on >> backend::kAccelerator & 1) != 0;
+      const bool bound = plan.residence(b, backend::kAccelerator).home == Home::kBound;
+      if (there || bound) bytes += SliceAllocator::round_up(buffer.bytes);
+      takes |= bound && !there;
+    }
+    options.accelerator_bytes = std::max<uint64_t>(bytes, 1);
+    REQUIRE_FALSE(caught(program, plan, options));
+    options.accelerator_bytes = bytes - 1;
+    if (bytes > 1) REQUIRE(caught(program, plan, options) == takes);
+    without_arena += takes && plan.arena_bytes[backend::kAccelerator] == 0;
+  }
+  CHECK(without_arena > 0);
+}
+
+TEST_CASE("verify: a group in a program of several queues is found") {
+  Program p;
+  const BufferId x = p.input(16);
+  const BufferId y = p.define(test_ops().map, 16, {p.read(x)});
+  p.escape(p.define(test_ops().map, 16, {p.read(y)}));
+  Plan plan = p.plan(fused_options());
+  REQUIRE(plan.groups.size() == 1);
+  const QueueId other = queue_id(backend::kAccelerator, backend::QueueKind::kCompute);
+  plan.program.push_back({.kind = Kind::kRecord, .queue = other, .index = plan.event_count++});
+  CHECK(caught(p, plan, both_options()));
 }
 
 TEST_CASE("verify_graph: what is out of range or defined twice is found") {
