@@ -9,7 +9,8 @@
 //   - the verifier accepts graph and plan, and both print and parse back;
 //   - every result has the bits that the interpreter gives;
 //   - the accelerator never holds more than it may, and afterwards just what the bindings hold; at last neither device holds anything;
-//   - nothing is written beside a block.
+//   - nothing is written beside a block;
+//   - where durations are what they are said to be, the run takes the virtual time that the simulation of its plan predicts.
 //
 // One seed in four has trouble: kernels that throw, inputs that were lost before, or a device whose k-th call of some kind fails. Then what has no
 // error must have the interpreter's bits, memory is given back all the same, and the executor's next run, without trouble where that can be, is as
@@ -42,6 +43,7 @@
 #include "backend/fault/fault_device.h"
 #include "backend/sim/sim_device.h"
 #include "graph/passes/slice_allocator.h"
+#include "graph/simulate.h"
 #include "graph/verify.h"
 #include "tests/graph/catch.h"
 #include "tests/graph/program.h"
@@ -71,6 +73,7 @@ struct Totals {
   int64_t bounded = 0;   // plans within a budget
   int64_t streamed = 0;  // of these, those with returns
   int64_t fused = 0;     // plans with fused groups
+  int64_t timed = 0;     // runs whose time was predicted
   int64_t failed = 0;    // runs with an error
   RunCounts counts;
 };
@@ -219,7 +222,11 @@ class Trial {
     if (fault) set_fault();
     sim_->reset_peak();
     RunCounts counts;
-    const Status run = executor.run(graph, plan_, program_.pointers(bindings_), counts);
+    RunTimes times;
+    const std::vector<Binding*> bound = program_.pointers(bindings_);
+    executor.begin(graph, plan_, bound, counts, &times);
+    executor.go_on(nullptr);
+    const Status run = executor.end();
     for (const auto& device : faulty_) device->heal();
     Graph on_cpu = graph;
     for (Buffer& buffer : on_cpu.buffers) buffer.valid_on = buffer.valid_on == 0 ? 0 : 1u << kCpu;
@@ -228,6 +235,7 @@ class Trial {
     if (!run.ok() && !fault && interpreted.ok()) return found("the run failed: " + run.message());
     add(counts);
     if (Status status = check_memory(); !status.ok()) return status;
+    if (Status status = check_times(times); !status.ok()) return status;
     return check_values(fault);
   }
 
@@ -353,6 +361,29 @@ class Trial {
     return Status();
   }
 
+  Status check_times(const RunTimes& times) const {
+    const bool known = sim_options_.h2d_bandwidth > 0 && sim_options_.d2h_bandwidth > 0;
+    if (uses_host_only(plan_) || !known || sim_options_.duration_spread > 0 || trouble_ != Trouble::kNone) {
+      return Status();
+    }
+    Simulation simulation;
+    simulate(program_.graph, plan_, CostModel(options_), simulation);
+    const double tolerance = 1e-5 * simulation.seconds;  // a placement keeps its seconds as a float
+    const auto differ = [tolerance](double a, double b) { return std::abs(a - b) > tolerance; };
+    for (size_t p = 0; p < plan_.program.size(); ++p) {
+      const Instruction::Kind kind = plan_.program[p].kind;
+      if (kind != Instruction::Kind::kRun && kind != Instruction::Kind::kCopy) continue;
+      const Span& took = times.spans[p];
+      const Span& predicted = simulation.spans[p];
+      if (differ(took.end, predicted.end)) {
+        return found("p" + std::to_string(p) + " ends at " + std::to_string(took.end) + " s, not at the predicted " +
+                     std::to_string(predicted.end) + " s");
+      }
+    }
+    ++totals_.timed;
+    return differ(times.seconds, simulation.seconds) ? found("the run takes another time than predicted") : Status();
+  }
+
   // A fault reaches what the interpreter, which has none, computes. No other error does.
   Status check_values(bool fault) {
     const Graph& graph = program_.graph;
@@ -438,15 +469,16 @@ bool run_seeds(uint64_t first, uint64_t count) {
     std::fflush(stdout);
   }
   alarm(0);
+  const auto number = [](auto value) { return static_cast<long long>(value); };
   std::printf(
-      "sim-fuzz: %llu seeds in %.1f s: %lld plans (%lld bounded, %lld with returns, %lld fused), %lld runs (%lld "
-      "failed), %lld + "
-      "%lld kernels, %lld copies, %lld waits: all as the interpreter\n",
-      static_cast<unsigned long long>(count), seconds(), static_cast<long long>(totals.plans),
-      static_cast<long long>(totals.bounded), static_cast<long long>(totals.streamed),
-      static_cast<long long>(totals.fused), static_cast<long long>(totals.runs), static_cast<long long>(totals.failed),
-      static_cast<long long>(totals.counts.kernels[kCpu]), static_cast<long long>(totals.counts.kernels[kAccelerator]),
-      static_cast<long long>(totals.counts.copies), static_cast<long long>(totals.counts.waits));
+      "sim-fuzz: %lld seeds as they should be in %.1f s: %lld plans (%lld bounded, %lld with returns, %lld fused), ",
+      number(count), seconds(), number(totals.plans), number(totals.bounded), number(totals.streamed),
+      number(totals.fused));
+  std::printf(
+      "%lld runs (%lld failed, %lld timed), %lld kernels on the CPU, %lld on the accelerator, %lld copies, %lld "
+      "waits\n",
+      number(totals.runs), number(totals.failed), number(totals.timed), number(totals.counts.kernels[kCpu]),
+      number(totals.counts.kernels[kAccelerator]), number(totals.counts.copies), number(totals.counts.waits));
   return true;
 }
 
