@@ -600,6 +600,7 @@ class PlanVerifier {
         break;
     }
     if (survives(b) && d == kCpu) return "lies in the arena but outlives the program";
+    if (!returns && (graph_.buffers[b].valid_on >> d & 1) != 0) return "was there before, but not in the arena";
     if (residence.offset % 64 != 0) return "is not aligned";
     const uint64_t size = plan_.arena_bytes[d];
     if (residence.offset >= size || size - residence.offset < graph_.buffers[b].bytes) {
