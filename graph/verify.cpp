@@ -62,6 +62,7 @@ class PlanVerifier {
   struct Write {
     uint32_t node;
     ByteRange range;
+    WindowId window;
     bool whole;
     bool dense;  // leaves no byte of the range as it was
   };
@@ -348,7 +349,7 @@ class PlanVerifier {
         if (!operand.writes()) continue;
         const bool whole = overwrites(*graph_.windows, operand, graph_.buffers[operand.buffer]);
         const bool dense = whole || (*graph_.windows)[operand.window].dense;
-        writes_[operand.buffer].push_back({n, range_of(graph_, operand), whole, dense});
+        writes_[operand.buffer].push_back({n, range_of(graph_, operand), operand.window, whole, dense});
       }
     }
   }
@@ -454,7 +455,7 @@ class PlanVerifier {
     for (int i = 0; i < node.operand_count; ++i) {
       const Operand& operand = graph_.operands_of(node)[i];
       if (!in_tail(graph_, node, i)) continue;
-      if (!holds(operand.buffer, kCpu, operand.writes() ? n + 1 : n, range_of(graph_, operand))) {
+      if (!holds(operand, kCpu, operand.writes() ? n + 1 : n)) {
         return violation("the tail of " + name("n", n) + " reads " + name("b", operand.buffer) +
                          " where its bytes are not valid");
       }
@@ -474,7 +475,7 @@ class PlanVerifier {
     const Node& node = graph_.nodes[n];
     const Operand* const operands = graph_.operands_of(node);
     for (int i = 0; i < node.operand_count; ++i) {
-      if (operands[i].reads() && !holds(operands[i].buffer, device, n, range_of(graph_, operands[i]))) {
+      if (operands[i].reads() && !holds(operands[i], device, n)) {
         return violation(name("n", n) + " reads " + name("b", operands[i].buffer) + " where its bytes are not valid");
       }
     }
@@ -496,7 +497,7 @@ class PlanVerifier {
       const uint8_t claimed = plan_.valid_after[b];
       if (claimed >> kMaxDevices != 0) return violation(name("b", b) + ": no such device");
       for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
-        if ((claimed >> d & 1) != 0 && !holds(b, d, kNoNode, {0, INT64_MAX})) {
+        if ((claimed >> d & 1) != 0 && !holds(b, d, kNoNode, {0, INT64_MAX}, kNoWindow)) {
           return violation(name("b", b) + " is not valid after the program where the plan says");
         }
         const bool touched = !touches_[b * kMaxDevices + d].empty();
@@ -514,9 +515,13 @@ class PlanVerifier {
     return Status();
   }
 
+  bool holds(const Operand& operand, DeviceIndex device, uint32_t reader) const {
+    return holds(operand.buffer, device, reader, range_of(graph_, operand), operand.window);
+  }
+
   // True when a residence holds, within `range`, just the live writes that come before `reader` in
-  // the graph.
-  bool holds(BufferId buffer, DeviceIndex device, uint32_t reader, const ByteRange& range) const {
+  // the graph. What is seen of the range is `window`; kNoWindow for every byte.
+  bool holds(BufferId buffer, DeviceIndex device, uint32_t reader, const ByteRange& range, WindowId window) const {
     const Contents& contents = contents_[buffer * kMaxDevices + device];
     std::vector<uint32_t> expected;
     std::vector<uint32_t> overlapping;
@@ -524,7 +529,7 @@ class PlanVerifier {
     for (const Write& write : writes_[buffer]) {
       const bool overlaps = write.range.overlaps(range);
       // What was there before does not matter.
-      const bool covers = write.whole || (write.dense && write.range.holds(range));
+      const bool covers = write.whole || write.window == window || (write.dense && write.range.holds(range));
       if (overlaps && std::ranges::count(contents.writes, write.node) > 0) {
         if (covers) overlapping.clear();
         overlapping.push_back(write.node);

@@ -10,7 +10,6 @@
 #include <set>
 
 #include "backend/fault/fault_device.h"
-#include "graph/passes/slice_allocator.h"
 #include "tests/graph/catch.h"
 #include "tests/graph/program.h"
 

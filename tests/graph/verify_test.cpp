@@ -434,6 +434,23 @@ TEST_CASE("verify: an input that lies on the accelerator is not looked for in th
   CHECK(caught(p, plan, remote_options()));
 }
 
+TEST_CASE("verify: what is read through the window through which it was written needs nothing around it") {
+  Program p;
+  const BufferId x = p.input(24);
+  const BufferId y = p.define(test_ops().map, 24, {p.read(x)});
+  p.escape(p.define(test_ops().map, 24, {p.read(y)}));
+  const auto columns = [&](BufferId buffer, Access access) { return p.operand(buffer, access, {4, 3}, {6, 2}, 0); };
+  p.add(test_ops().map, {columns(x, Access::kRead), columns(y, Access::kWrite)});
+  const BufferId z = p.empty(12);
+  p.add(test_ops().map, {columns(y, Access::kRead), p.operand(z, Access::kDefine, {4, 3}, {3, 1}, 0)});
+  p.escape(z);
+  const Plan plan = p.plan(fused_options());
+  // Nobody stores y: each group has the values that it reads of it.
+  REQUIRE(plan.groups.size() == 2);
+  CHECK(plan.residence(y, backend::kCpu).home == Home::kNone);
+  CHECK(same_values(p, p.run_plan(plan), p.interpret()));
+}
+
 TEST_CASE("verify: a group in a program of several queues is found") {
   Program p;
   const BufferId x = p.input(16);
