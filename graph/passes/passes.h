@@ -111,8 +111,8 @@ inline constexpr uint64_t kAnyBytes = UINT64_MAX;
 void drop_dead_values(const Graph& graph, Plan& plan, Scratch& scratch);
 // Fills scratch.tasks and scratch.order.
 void place_nodes(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);
-// What the search for a placement finds, in seconds of the rollout.
-double search_seconds(TaskGraph& tasks);
+// What the search for a placement finds, in seconds of the rollout. `candidates`, where not null, gets what was looked at.
+double search_seconds(TaskGraph& tasks, std::vector<Candidate>* candidates = nullptr);
 // Says in the plan where the tasks run, and why there.
 void write_placements(const TaskGraph& tasks, std::span<const backend::DeviceIndex> devices, Plan& plan);
 // The program of a plan for the CPU alone.

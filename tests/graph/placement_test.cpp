@@ -1,13 +1,8 @@
 // Placement: the rollout is what the program will do, the search comes near the best of all placements, and bytes that do not fit come and go.
 
-#include "graph/rollout.h"
-
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
-#include <cstdlib>
-#include <numeric>
 
 #include "backend/sim/sim_device.h"
 #include "graph/min_cut.h"
@@ -15,98 +10,15 @@
 #include "graph/simulate.h"
 #include "graph/verify.h"
 #include "tests/graph/catch.h"
+#include "tests/graph/placement_cases.h"
 #include "tests/graph/program.h"
+#include "tests/graph/steady.h"
 
 namespace hetero::graph::testing {
 namespace {
 
-using backend::DeviceIndex;
 using backend::kAccelerator;
 using backend::kCpu;
-
-// A graph of tasks that exists in numbers only: no kernels, no windows. `edges` say from which earlier tasks one reads.
-struct Tasks {
-  TaskGraph graph;
-  explicit Tasks(const std::vector<std::array<double, 2>>& seconds) {
-    for (uint32_t t = 0; t < seconds.size(); ++t) {
-      graph.tasks.push_back({.node = t,
-                             .first_use = 0,
-                             .use_count = 0,
-                             .allowed = 3,
-                             .reason = Reason::kFaster,
-                             .seconds = {seconds[t][0], seconds[t][1]}});
-      graph.values.push_back({.bytes = 64, .valid_on = 0, .copy_seconds = {}});
-    }
-  }
-  // Value t is what task t makes.
-  void finish(const std::vector<std::vector<uint32_t>>& reads) {
-    for (uint32_t t = 0; t < graph.tasks.size(); ++t) {
-      Task& task = graph.tasks[t];
-      task.first_use = static_cast<uint32_t>(graph.uses.size());
-      for (const uint32_t from : reads[t]) graph.uses.push_back({from, true, false});
-      graph.uses.push_back({t, false, true});
-      task.use_count = static_cast<uint32_t>(graph.uses.size()) - task.first_use;
-    }
-  }
-};
-
-enum class Shape { kChain, kForkJoin, kRandom };
-
-// Eleven tasks: their times differ by a factor of 16 at most, the devices by 8; `ratio` is that of copies to work (CCR).
-Tasks make_tasks(Shape shape, double ratio, std::mt19937& random) {
-  constexpr uint32_t kTasks = 11;
-  const auto uniform = [&](double low, double high) {
-    return std::uniform_real_distribution<double>(low, high)(random);
-  };
-  std::vector<std::array<double, 2>> seconds(kTasks);
-  double mean = 0;
-  for (auto& [cpu, accelerator] : seconds) {
-    cpu = std::exp2(uniform(0, 4));
-    accelerator = cpu * std::exp2(uniform(-3, 1));
-    mean += (cpu + accelerator) / (2 * kTasks);
-  }
-  Tasks tasks(seconds);
-  std::vector<std::vector<uint32_t>> reads(kTasks);
-  for (uint32_t t = 1; t < kTasks; ++t) {
-    if (shape == Shape::kChain) {
-      reads[t] = {t - 1};
-    } else if (shape == Shape::kForkJoin) {
-      // Three branches of three between the first and the last.
-      reads[t] = t == kTasks - 1 ? std::vector<uint32_t>{3, 6, 9} : std::vector<uint32_t>{t % 3 == 1 ? 0 : t - 1};
-    } else {
-      for (uint32_t from = 0; from < t; ++from) {
-        if (random() % 10 < 3) reads[t].push_back(from);
-      }
-    }
-  }
-  for (Value& value : tasks.graph.values) {
-    value.copy_seconds[kCpu] = value.copy_seconds[kAccelerator] = ratio * mean * uniform(0.5, 1.5);
-  }
-  tasks.finish(reads);
-  return tasks;
-}
-
-// The least over all 2^11 placements in the two orders that the search has.
-double best_of_all(TaskGraph& tasks) {
-  std::vector<uint32_t> orders[2];
-  orders[0].resize(tasks.size());
-  std::iota(orders[0].begin(), orders[0].end(), 0);
-  tasks.order_by_rank(orders[1]);
-  Rollout rollout(tasks);
-  double best = 1e300;
-  std::vector<DeviceIndex> devices(tasks.size());
-  for (uint32_t bits = 0; bits < 1u << tasks.size(); ++bits) {
-    for (size_t t = 0; t < tasks.size(); ++t) devices[t] = static_cast<DeviceIndex>(bits >> t & 1);
-    for (const auto& order : orders) best = std::min(best, rollout.run(devices, order));
-  }
-  return best;
-}
-
-double seconds_of(TaskGraph& tasks, const std::vector<DeviceIndex>& devices) {
-  std::vector<uint32_t> order(tasks.size());
-  std::iota(order.begin(), order.end(), 0);
-  return Rollout(tasks).run(devices, order);
-}
 
 // A chain of products, each with a weight of its own of `bytes[i]`.
 struct Layers {
@@ -183,15 +95,14 @@ TEST_CASE("placement: a program takes on the simulated accelerator what was pred
 }
 
 TEST_CASE("placement: the search comes near the best of all placements") {
-  const char* const names[] = {"chains", "fork-join", "random"};
   double sum = 0;
   double worst = 0;
   int graphs = 0;
-  for (const Shape shape : {Shape::kChain, Shape::kForkJoin, Shape::kRandom}) {
+  for (const Shape shape : kShapes) {
     double shape_sum = 0;
     double shape_worst = 0;
-    for (const double ratio : {0.1, 0.5, 2.0}) {
-      for (unsigned seed = 0; seed < 25; ++seed) {
+    for (const double ratio : kCopyRatios) {
+      for (unsigned seed = 0; seed < kGraphsOfEach; ++seed) {
         std::mt19937 random(seed);
         Tasks tasks = make_tasks(shape, ratio, random);
         const double got = search_seconds(tasks.graph);
@@ -202,8 +113,8 @@ TEST_CASE("placement: the search comes near the best of all placements") {
         ++graphs;
       }
     }
-    std::printf("placement over the best of all, %s: mean %.4f, worst %.4f\n", names[static_cast<int>(shape)],
-                shape_sum / 75, shape_worst);
+    std::printf("placement over the best of all, %s: mean %.4f, worst %.4f\n", to_string(shape), shape_sum / 75,
+                shape_worst);
     sum += shape_sum;
     worst = std::max(worst, shape_worst);
   }
@@ -242,21 +153,9 @@ TEST_CASE("placement: weights that do not fit are streamed beside the work") {
         // What stays, three slots, and what an arena wastes.
         options.accelerator_bytes =
             static_cast<uint64_t>((bytes * (100 - streamed) / 100 + 3 * largest + 4096) * 16 / 15);
-        std::vector<Candidate> candidates;
-        options.candidates = &candidates;
-        const Plan plan = layers.program.plan(options);
-        // From the second time on: what stays is there.
-        Graph& graph = layers.program.graph;
-        double moved = 0;
-        for (BufferId b = 0; b < graph.buffers.size(); ++b) {
-          if (graph.buffers[b].valid_on != 0) graph.buffers[b].valid_on |= plan.valid_after[b];
-        }
-        for (const BufferId w : layers.weights) {
-          if (graph.buffers[w].valid_on == 1u << kCpu) moved += static_cast<double>(graph.buffers[w].bytes);
-        }
-        const Plan steady = layers.program.plan(options);
-        Simulation simulation;
-        simulate(graph, steady, CostModel(options), simulation);
+        const Steady steady = plan_until_steady(layers.program.graph, options);
+        const Simulation& simulation = steady.simulation;
+        const double moved = static_cast<double>(steady.streamed_bytes);
         const double least =
             std::max(simulation.busy[queue_id(kAccelerator, backend::QueueKind::kCompute)], moved * copies / 1e9);
         std::printf("streaming %s layers, %3d %% asked, %3.0f %% streamed, copies %.2f x work: %.4f of the least\n",

@@ -1,11 +1,10 @@
 #include "tests/graph/program.h"
 
 #include <cstring>
+#include <stdexcept>
 
 #include "backend/cpu/cpu_device.h"
 #include "backend/sim/sim_device.h"
-#include "graph/verify.h"
-#include "tests/graph/catch.h"
 
 namespace hetero::graph::testing {
 
@@ -20,18 +19,22 @@ float input_value(BufferId buffer, int64_t i) {
   return static_cast<float>(buffer) + 0.125f * static_cast<float>(i % 97);
 }
 
+void require(const Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.message());
+}
+
+}  // namespace
+
 Block allocate(backend::Device& device, size_t bytes) {
   Result<Block> block = device.allocate(bytes);
-  REQUIRE(block.ok());
+  if (!block.ok()) require(block.status());
   return std::move(block.value());
 }
 
 void copy(backend::Device& accelerator, QueueKind direction, void* to, const void* from, size_t bytes) {
-  REQUIRE(accelerator.queue(direction).copy(to, from, bytes).ok());
-  REQUIRE(accelerator.queue(direction).synchronize().ok());
+  require(accelerator.queue(direction).copy(to, from, bytes));
+  require(accelerator.queue(direction).synchronize());
 }
-
-}  // namespace
 
 const Devices& test_devices() {
   static const Devices devices = [] {
@@ -139,72 +142,6 @@ std::vector<Binding*> Program::pointers(std::vector<Binding>& bindings) const {
     if (graph.buffers[b].escapes || graph.buffers[b].valid_on != 0) pointers[b] = &bindings[b];
   }
   return pointers;
-}
-
-void Program::read_values(Results& results, const Devices& devices) const {
-  results.values.resize(graph.buffers.size());
-  for (BufferId b = 0; b < graph.buffers.size(); ++b) {
-    const Binding& binding = results.bindings[b];
-    const size_t bytes = graph.buffers[b].bytes;
-    if (binding.valid_on == 0) continue;
-    std::vector<float> values(bytes / sizeof(float));
-    if (binding.valid_on >> kCpu & 1) {
-      REQUIRE(binding.blocks[kCpu]);
-      if (bytes > 0) std::memcpy(values.data(), binding.blocks[kCpu].data(), bytes);
-    }
-    if (binding.valid_on >> kAccelerator & 1) {
-      REQUIRE(binding.blocks[kAccelerator]);
-      Block host = allocate(*devices[kCpu], bytes);
-      copy(*devices[kAccelerator], QueueKind::kDeviceToHost, host.data(), binding.blocks[kAccelerator].data(), bytes);
-      // Where both devices claim to have the bytes, they are the same bytes.
-      if (binding.valid_on >> kCpu & 1 && bytes > 0) {
-        REQUIRE(std::memcmp(host.data(), values.data(), bytes) == 0);
-      }
-      if (bytes > 0) std::memcpy(values.data(), host.data(), bytes);
-    }
-    results.values[b] = std::move(values);
-  }
-}
-
-Plan Program::plan(const PlanOptions& options) const {
-  const Status legal_graph = verify_graph(graph);
-  INFO(to_string(graph));
-  INFO((legal_graph.ok() ? "" : legal_graph.message()));
-  REQUIRE(legal_graph.ok());
-  Plan plan;
-  make_plan(graph, options, plan);
-  const Status legal_plan = verify_plan(graph, plan, options);
-  INFO(to_string(plan));
-  INFO((legal_plan.ok() ? "" : legal_plan.message()));
-  REQUIRE(legal_plan.ok());
-  return plan;
-}
-
-Results Program::run(const PlanOptions& options, const Devices& devices) { return run_plan(plan(options), devices); }
-
-Results Program::run_plan(const Plan& plan, const Devices& devices, RunTimes* times) {
-  Results results;
-  results.bindings = bind(devices);
-  Executor executor(devices);
-  const std::vector<Binding*> bound = pointers(results.bindings);
-  executor.begin(graph, plan, bound, results.counts, times);
-  executor.go_on(nullptr);
-  results.status = executor.end();
-  read_values(results, devices);
-  return results;
-}
-
-Results Program::interpret() {
-  Results results;
-  Graph on_cpu = graph;
-  for (Buffer& buffer : on_cpu.buffers) buffer.valid_on = buffer.valid_on == 0 ? 0 : 1u << kCpu;
-  std::swap(on_cpu, graph);
-  const Devices devices{test_devices()[kCpu], nullptr};
-  results.bindings = bind(devices);
-  results.status = graph::interpret(graph, pointers(results.bindings));
-  read_values(results, devices);
-  std::swap(on_cpu, graph);
-  return results;
 }
 
 bool same_values(const Program& program, const Results& a, const Results& b) {

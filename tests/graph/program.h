@@ -8,7 +8,8 @@
 //   Results results = p.run(cpu_options());
 //   results.values[y]
 //
-// `run` verifies the graph and the plan, and fails the test where they are not legal.
+// `run` verifies the graph and the plan, and fails the test where they are not legal. It and whatever else checks is in program_run.cpp; the rest needs no
+// Catch2, so that benchmarks build the same programs.
 
 #pragma once
 
@@ -37,6 +38,11 @@ PlanOptions both_options();
 PlanOptions mixed_options();   // each node on a device of its own choice
 PlanOptions remote_options();  // what can runs on the accelerator
 PlanOptions fused_options();   // of the CPU
+
+// These throw where the device refuses.
+backend::Block allocate(backend::Device& device, size_t bytes);
+// And waits for it.
+void copy(backend::Device& accelerator, backend::QueueKind direction, void* to, const void* from, size_t bytes);
 
 struct Results {
   Status status;
