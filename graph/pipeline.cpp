@@ -5,6 +5,7 @@
 //     everything fits:             copies -> order of submission -> memory -> events
 //     the accelerator is too small: several placements, each with residents chosen, copies, memory and events, and simulated; the fastest is taken
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -70,13 +71,17 @@ class BoundedSearch {
 
   void run() {
     const std::vector<DeviceIndex> from_search = found_;
-    consider("all on the CPU", all_on(kCpu));
-    consider("as if it fitted", from_search);
+    const std::vector<DeviceIndex> cpu = all_on(kCpu);
     const std::vector<DeviceIndex> accelerator = all_on(kAccelerator);
-    consider("streamed to the accelerator", accelerator);
-    // Parts where they lie: the links and the CPU read different bytes at the same time.
-    for (const double share : {0.25, 0.5, 0.75}) {
-      for (const size_t run : {size_t{1}, size_t{8}}) consider("shared with the CPU", shared(accelerator, share, run));
+    consider("all on the CPU", cpu);
+    if (from_search != cpu && from_search != accelerator) consider("as if it fitted", from_search);
+    const bool streams = consider("streamed to the accelerator", accelerator);
+    if (streams) note_streamed();
+    if (const double even = streams ? balanced_share() : 0; even > 0) {
+      // Parts where they lie: the links and the CPU read different bytes at the same time.
+      for (const double share : {0.75 * even, even, (1 + even) / 2, 1.0}) {
+        consider("shared with the CPU", shared(accelerator, share));
+      }
     }
     if (best_.empty()) best_ = all_on(kCpu);
     if (options_.candidates != nullptr) {
@@ -84,7 +89,7 @@ class BoundedSearch {
       for (const Candidate& candidate : candidates_) options_.candidates->push_back(candidate);
     }
     place(best_);
-    if (lay_out_within(graph_, best_slack_)) return;
+    if (!is_host_only(graph_, plan_) && lay_out_within(graph_, best_slack_)) return;
     // Also what was asked for elsewhere.
     place(std::vector<DeviceIndex>(tasks_.size(), kCpu));
     scratch_.resident.assign(graph_.buffers.size(), 0);
@@ -107,23 +112,50 @@ class BoundedSearch {
     return devices;
   }
 
-  // About `share` of the bytes that had to be streamed is used by the CPU, in runs of so many units: a unit is a task that reads something that outlives
-  // the program, with the tasks that follow it.
-  std::vector<DeviceIndex> shared(std::vector<DeviceIndex> devices, double share, size_t run) const {
-    double due = 0;
-    size_t unit = 0;
+  // What a task reads of what is streamed, in bytes.
+  double streamed_bytes(const Task& task) const {
+    double bytes = 0;
+    for (const Use* use = tasks_.begin(task); use != tasks_.end(task); ++use) {
+      if (use->reads && streamed_[use->buffer] != 0) bytes += static_cast<double>(tasks_.values[use->buffer].bytes);
+    }
+    return bytes;
+  }
+
+  bool touches_resident(const Task& task) const {
+    return std::any_of(tasks_.begin(task), tasks_.end(task), [this](const Use& use) {
+      const Buffer& buffer = graph_.buffers[use.buffer];
+      return (buffer.escapes || buffer.valid_on != 0) && streamed_[use.buffer] == 0;
+    });
+  }
+
+  // The share of what is streamed with which the CPU and the accelerator, which take turns, are as long at work as the link. One at most.
+  double balanced_share() const {
+    double copies = 0;
+    double there = 0;  // on the accelerator
+    double here = 0;   // what reads streamed bytes, on the CPU
+    for (const Task& task : tasks_.tasks) {
+      const double bytes = streamed_bytes(task);
+      there += task.seconds[kAccelerator];
+      if (bytes == 0) continue;
+      copies += costs_.copy_seconds(bytes, kAccelerator);
+      here += task.seconds[kCpu] - task.seconds[kAccelerator];
+    }
+    return copies > there && here > 0 ? std::min(1.0, (copies - there) / (copies + here)) : 0;
+  }
+
+  // About `share` of the bytes that had to be streamed is used by the CPU, spread evenly: tasks that read such bytes, each with those that follow it up to
+  // the next one that needs what lies on the accelerator.
+  std::vector<DeviceIndex> shared(std::vector<DeviceIndex> devices, double share) const {
+    double due = 0;  // bytes that the CPU has read too few
     bool here = false;
     for (size_t t = 0; t < devices.size(); ++t) {
       const Task& task = tasks_.tasks[t];
-      double bytes = 0;
-      for (const Use* use = tasks_.begin(task); use != tasks_.end(task); ++use) {
-        const bool streamed = graph_.buffers[use->buffer].valid_on == 1u << kCpu && streamed_[use->buffer] != 0;
-        if (streamed && use->reads) bytes += static_cast<double>(tasks_.values[use->buffer].bytes);
-      }
-      if (bytes > 0 && unit++ % run == 0) {
-        due += share;
-        here = due >= 1;
-        if (here) due -= 1;
+      if (const double bytes = streamed_bytes(task); bytes > 0) {
+        due += share * bytes;
+        here = due >= bytes / 2;
+        if (here) due -= bytes;
+      } else {
+        here = here && !touches_resident(task);
       }
       if (here && (task.allowed & 1u << kCpu) != 0) devices[t] = kCpu;
     }
@@ -144,14 +176,14 @@ class BoundedSearch {
     return false;
   }
 
-  void consider(const char* name, const std::vector<DeviceIndex>& devices) {
+  // False where it cannot be.
+  bool consider(const char* name, const std::vector<DeviceIndex>& devices) {
     place(devices);
     double seconds = std::numeric_limits<double>::infinity();
     if (is_host_only(graph_, plan_)) {
       seconds = 0;
       for (const Task& task : tasks_.tasks) seconds += task.seconds[kCpu];
     } else if (lay_out_within(graph_, 0)) {
-      if (streamed_.empty()) note_streamed();
       seconds = steady_seconds();
     }
     candidates_.push_back({name, seconds});
@@ -163,12 +195,15 @@ class BoundedSearch {
       best_ = devices;
       best_slack_ = slack_;
     }
-    if (streamed_.empty()) streamed_.assign(graph_.buffers.size(), 0);
+    return seconds < std::numeric_limits<double>::infinity();
   }
 
+  // What the candidate at hand copies in from the CPU in each run.
   void note_streamed() {
     streamed_.assign(graph_.buffers.size(), 0);
-    for (BufferId b = 0; b < graph_.buffers.size(); ++b) streamed_[b] = scratch_.resident[b] == 0;
+    for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
+      streamed_[b] = graph_.buffers[b].valid_on == 1u << kCpu && scratch_.resident[b] == 0;
+    }
   }
 
   // Of the program as it will run from the second time on, when the residents are there.
@@ -194,7 +229,7 @@ class BoundedSearch {
   Scratch& scratch_;
   const TaskGraph& tasks_;
   std::vector<DeviceIndex> found_;
-  std::vector<uint8_t> streamed_;  // per buffer: it had no place in the first candidate that uses the accelerator
+  std::vector<uint8_t> streamed_;  // per buffer: "streamed to the accelerator" copies it in each time
   std::vector<Candidate> candidates_;
   size_t chosen_ = SIZE_MAX;
   std::vector<DeviceIndex> best_;

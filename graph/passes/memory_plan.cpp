@@ -3,11 +3,11 @@
 //   1. Find the first and the last instruction that touches each buffer on each device, and choose
 //      a home: bytes that exist before or after the program are the storage's own (kBound); what a
 //      kernel brings stays in the kernel's memory (kBrought); the rest goes to the device's arena.
-//   2. On the CPU alone, pack the arena with all lifetimes known (interval_packing.h). An arena is
+//   2. Where one queue alone touches an arena, as on the CPU alone, pack it with all lifetimes known (interval_packing.h). An arena of the CPU is
 //      held from the first instruction to the last, beside the results; where that would be more
 //      than op-by-op execution has at its worst moment (a training step: activations go as gradients
 //      come), large temporaries get blocks of their own instead (kOwned), from first to last use.
-//   3. With several queues, walk the program: an instruction takes slices for what it touches first
+//   3. Where several queues touch an arena, walk the program: an instruction takes slices for what it touches first
 //      and gives back those of what it touches last; bytes that leave and come back have a slice for each stay. A slice given back remembers who touched it,
 //      and only an instruction that comes after all of them takes it; near the end of the
 //      accelerator's memory an instruction is rather made to wait for them.
@@ -56,9 +56,12 @@ class MemoryPlanner {
     std::fill_n(live_, backend::kMaxDevices, 0);
     std::fill_n(plan_.arena_lower_bound, backend::kMaxDevices, 0);
     std::ranges::fill(scratch_.stay, 0);
+    find_shared_arenas();
     assign_slices();
-    plan_.arena_bytes[kCpu] = scratch_.arenas[kCpu].high_water();
-    plan_.arena_bytes[kAccelerator] = scratch_.arenas[kAccelerator].high_water();
+    for (DeviceIndex d = 0; d < backend::kMaxDevices; ++d) {
+      plan_.arena_bytes[d] = scratch_.arenas[d].high_water();
+      if (!shared_arena_[d]) pack(d, keep_);
+    }
     return bound <= capacity && plan_.arena_bytes[kAccelerator] <= room;
   }
 
@@ -67,25 +70,30 @@ class MemoryPlanner {
   void pack_host(uint64_t largest) {
     largest_slice_ = largest;
     find_lifetimes();
+    std::fill_n(plan_.arena_bytes, backend::kMaxDevices, 0);
+    std::fill_n(plan_.arena_lower_bound, backend::kMaxDevices, 0);
+    pack(kCpu, true);
+  }
+
+  // All lifetimes known. REQUIRES: one queue touches the device's arena.
+  void pack(DeviceIndex device, bool searches) {
     scratch_.intervals.clear();
     scratch_.packed.clear();
     for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
-      const Residence& residence = plan_.residence(b, kCpu);
+      const Residence& residence = plan_.residence(b, device);
       if (residence.home != Home::kArena) continue;
       // Nothing has an address, too.
       const uint64_t bytes = std::max<uint64_t>(1, graph_.buffers[b].bytes);
       scratch_.intervals.push_back({residence.first, residence.last, bytes});
       scratch_.packed.push_back(b);
     }
-    const std::optional<int64_t> effort = options_.thorough ? std::nullopt : std::optional<int64_t>(0);
+    const std::optional<int64_t> effort = options_.thorough && searches ? std::nullopt : std::optional<int64_t>(0);
     scratch_.packing.pack(scratch_.intervals, SliceAllocator::kAlignment, effort);
     for (size_t i = 0; i < scratch_.packed.size(); ++i) {
-      plan_.residence(scratch_.packed[i], kCpu).offset = scratch_.packing.offset(i);
+      plan_.residence(scratch_.packed[i], device).offset = scratch_.packing.offset(i);
     }
-    std::fill_n(plan_.arena_bytes, backend::kMaxDevices, 0);
-    std::fill_n(plan_.arena_lower_bound, backend::kMaxDevices, 0);
-    plan_.arena_bytes[kCpu] = scratch_.packing.total_bytes();
-    plan_.arena_lower_bound[kCpu] = scratch_.packing.lower_bound();
+    plan_.arena_bytes[device] = scratch_.packing.total_bytes();
+    plan_.arena_lower_bound[device] = scratch_.packing.lower_bound();
   }
 
   // The most bytes at once, beyond those that stay throughout, when the program runs as planned.
@@ -240,6 +248,17 @@ class MemoryPlanner {
     return bytes;
   }
 
+  // Kernels of a device are on one queue; so where no copy touches its arena, one queue does.
+  void find_shared_arenas() {
+    std::fill_n(shared_arena_, backend::kMaxDevices, false);
+    for (const Instruction& instruction : plan_.program) {
+      if (instruction.kind != Instruction::Kind::kCopy) continue;
+      for (const DeviceIndex d : {instruction.from, instruction.to}) {
+        shared_arena_[d] |= plan_.residence(instruction.index, d).home == Home::kArena;
+      }
+    }
+  }
+
   void assign_slices() {
     for (uint32_t i = 0; i < plan_.program.size(); ++i) {
       const Instruction& instruction = plan_.program[i];
@@ -268,7 +287,7 @@ class MemoryPlanner {
 
   void take(uint32_t i, BufferId buffer, DeviceIndex device) {
     Residence& residence = stay_of(buffer, device);
-    if (residence.home != Home::kArena) return;
+    if (residence.home != Home::kArena || !shared_arena_[device]) return;
     const size_t index = index_of(buffer, device);
     uint32_t& slice = scratch_.slices[index];
     if (residence.first != i || slice != 0) {
@@ -287,7 +306,7 @@ class MemoryPlanner {
 
   void give_back(uint32_t i, BufferId buffer, DeviceIndex device) {
     const Residence& residence = stay_of(buffer, device);
-    if (residence.last != i || residence.home != Home::kArena) return;
+    if (residence.last != i || residence.home != Home::kArena || !shared_arena_[device]) return;
     const size_t index = index_of(buffer, device);
     uint32_t& slice = scratch_.slices[index];
     if (slice == 0) return;
@@ -303,6 +322,7 @@ class MemoryPlanner {
   Plan& plan_;
   Scratch& scratch_;
   uint64_t largest_slice_ = 0;
+  bool shared_arena_[backend::kMaxDevices] = {};  // several queues touch it
   uint64_t live_[backend::kMaxDevices] = {};
 };
 

@@ -118,6 +118,9 @@ class EarlySubmission {
     begun_.assign(plan_.program.size(), 0);
     stays_.assign(plan_.program.size() + 1, 0);
     current_.assign(graph_.buffers.size(), kNone);
+    for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
+      if (scratch_.states[b].stays) live_ += SliceAllocator::round_up(graph_.buffers[b].bytes);
+    }
     for (uint32_t i = 0; i < plan_.program.size(); ++i) {
       stays_[i] = static_cast<uint32_t>(touched_.size());
       const Instruction& instruction = plan_.program[i];
@@ -133,7 +136,7 @@ class EarlySubmission {
   }
 
   void touch(uint32_t i, BufferId buffer) {
-    // What stays throughout has its memory.
+    // What stays throughout has its memory, which is in live_ from the beginning.
     if (scratch_.states[buffer].stays) return;
     uint32_t& stay = current_[buffer];
     if (stay == kNone) {

@@ -168,6 +168,54 @@ TEST_CASE("placement: weights that do not fit are streamed beside the work") {
   }
 }
 
+TEST_CASE(
+    "placement: the CPU computes with what would have to be streamed, where that takes less than both ways alone") {
+  const std::vector<int64_t> floats(64, 1 << 16);
+  const double bytes = 4.0 * 64 * (1 << 16);
+  PlanOptions options = both_options();
+  options.cpu = {.flops = 1e30, .memory_bandwidth = 4e9, .launch_latency = 1e-9};
+  options.accelerator = {
+      .flops = 1e30, .memory_bandwidth = 64e9, .copy_bandwidth = 1e9, .copy_latency = 1e-6, .launch_latency = 1e-9};
+  options.accelerator_bytes = static_cast<uint64_t>(0.75 * bytes);
+  double seconds[4] = {};
+  for (const Policy policy : {Policy::kAuto, Policy::kCpu, Policy::kAccelerator}) {
+    Layers layers(floats);
+    options.policy = policy;
+    const Steady steady = plan_until_steady(layers.program.graph, options);
+    seconds[static_cast<int>(policy)] = steady.simulation.seconds;
+    if (policy != Policy::kAuto) continue;
+    // The CPU runs what has no place on the accelerator, and nothing else.
+    for (size_t i = 0; i < layers.weights.size(); ++i) {
+      const bool resident = layers.program.graph.buffers[layers.weights[i]].valid_on >> kAccelerator & 1;
+      CHECK_FALSE((resident && steady.plan.placements[i].device == kCpu));
+    }
+    CHECK(steady.plan.placements.front().device != steady.plan.placements.back().device);
+  }
+  const double alone =
+      std::min(seconds[static_cast<int>(Policy::kCpu)], seconds[static_cast<int>(Policy::kAccelerator)]);
+  CHECK(seconds[static_cast<int>(Policy::kAuto)] < 0.7 * alone);
+}
+
+TEST_CASE("placement: what only the accelerator's kernels touch is packed with all lifetimes known") {
+  Program program;
+  const auto make = [&](int64_t count, std::vector<BufferId> from) {
+    std::vector<Operand> operands;
+    for (const BufferId b : from) operands.push_back(program.read(b));
+    return program.define(test_ops().pointwise, count, operands);
+  };
+  const BufferId x = program.input(16, 1u << kAccelerator);
+  program.escape(x);
+  // In the order of allocation, c goes into the hole of a, and d does not fit there any more.
+  const BufferId a = make(2048, {x});
+  const BufferId b = make(1024, {a});
+  const BufferId c = make(1024, {x});
+  const BufferId d = make(2048, {x});
+  program.escape(make(16, {b, c, d}));
+  const Plan plan = program.plan(remote_options());
+  CHECK(plan.arena_lower_bound[kAccelerator] == 4 * 4096);
+  CHECK(plan.arena_bytes[kAccelerator] == plan.arena_lower_bound[kAccelerator]);
+}
+
 TEST_CASE("placement: within any memory, the bits are the interpreter's and the plan is legal") {
   std::mt19937 random(5);
   int64_t returns = 0;
