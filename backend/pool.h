@@ -106,4 +106,19 @@ struct FreeList {
   static inline constinit pool_detail::SharedList shared_list_{kObjectBytes};
 };
 
+// For containers and shared_ptr, whose nodes then come from free lists. It gives memory for one object at a time.
+template <typename Object>
+struct PoolAllocator {
+  using value_type = Object;
+  PoolAllocator() = default;
+  template <typename Other>
+  PoolAllocator(const PoolAllocator<Other>&) {}
+  Object* allocate(size_t) { return static_cast<Object*>(FreeList<sizeof(Object)>::allocate()); }
+  void deallocate(Object* object, size_t) { FreeList<sizeof(Object)>::deallocate(object); }
+  template <typename Other>
+  bool operator==(const PoolAllocator<Other>&) const {
+    return true;
+  }
+};
+
 }  // namespace hetero::backend

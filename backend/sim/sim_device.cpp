@@ -2,20 +2,22 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <csignal>
 #include <cstring>
-#include <deque>
 #include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "backend/address_space.h"
 #include "backend/parallel.h"
+#include "backend/pool.h"
 #include "backend/spin_lock.h"
 
 namespace hetero::backend {
@@ -53,6 +55,36 @@ double copy_seconds(const SimOptions& options, bool into_device, bool from_devic
   }
   return options.copy_latency + (bandwidth > 0 ? moved / bandwidth : 0);
 }
+
+// First in, first out; keeps its memory, so that steady work takes none from the heap.
+template <typename Entry>
+class Ring {
+ public:
+  bool empty() const { return count_ == 0; }
+  void push_back(Entry entry) {
+    if (count_ == entries_.size()) grow();
+    entries_[(first_ + count_++) % entries_.size()] = std::move(entry);
+  }
+  // REQUIRES: not empty.
+  Entry pop_front() {
+    Entry entry = std::move(entries_[first_]);
+    first_ = (first_ + 1) % entries_.size();
+    --count_;
+    return entry;
+  }
+
+ private:
+  void grow() {
+    std::vector<Entry> larger(std::max<size_t>(16, 2 * count_));
+    for (size_t i = 0; i < count_; ++i) larger[i] = std::move(entries_[(first_ + i) % count_]);
+    entries_.swap(larger);
+    first_ = 0;
+  }
+
+  std::vector<Entry> entries_;
+  size_t first_ = 0;
+  size_t count_ = 0;
+};
 
 // While it lives, threads that are created do not receive the signals meant for the program's own
 // threads.
@@ -175,7 +207,7 @@ class SimDevice::SimQueue final : public Queue {
     if (own == nullptr || own->shared() != device_.shared_) {
       return usage_error("a queue can record only events of its own device");
     }
-    auto signal = std::make_shared<Signal>();
+    auto signal = std::allocate_shared<Signal>(PoolAllocator<Signal>());
     const Status status = submit({.kind = CommandKind::kRecord, .signal = signal}, own);
     if (status.ok()) device_.counters_.count_record();
     return status;
@@ -216,7 +248,7 @@ class SimDevice::SimQueue final : public Queue {
  private:
   enum class CommandKind { kTask, kCopy, kRecord, kWait };
   struct Command {
-    CommandKind kind;
+    CommandKind kind = CommandKind::kTask;
     Task task = {};
     void* destination = nullptr;
     const void* source = nullptr;
@@ -276,8 +308,7 @@ class SimDevice::SimQueue final : public Queue {
     while (true) {
       worker_wakeup().wait(lock, [this] { return !commands_.empty() || stopping_; });
       if (commands_.empty()) return;
-      const Command command = std::move(commands_.front());
-      commands_.pop_front();
+      const Command command = commands_.pop_front();
       run(command, lock);
       ++completed_;
       shared_.notify_hosts();
@@ -324,7 +355,7 @@ class SimDevice::SimQueue final : public Queue {
   const QueueKind kind_;
   uint64_t random_ = 0;  // the worker's own
   // Guarded by shared_.mutex.
-  std::deque<Command> commands_;
+  Ring<Command> commands_;
   uint64_t submitted_ = 0;
   uint64_t completed_ = 0;
   bool stopping_ = false;

@@ -23,11 +23,14 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "backend/device.h"
+#include "backend/pool.h"
 #include "backend/spin_lock.h"
 
 namespace hetero::backend {
@@ -88,8 +91,9 @@ class SimMemory {
   mutable ForkSafeSpinLock lock_;
   // Guarded by lock_.
   MemoryStats stats_;
-  size_t touched_end_ = 0;         // ranges below were in use before
-  std::map<size_t, size_t> free_;  // offset to bytes
+  size_t touched_end_ = 0;  // ranges below were in use before
+  // Offset to bytes.
+  std::map<size_t, size_t, std::less<>, PoolAllocator<std::pair<const size_t, size_t>>> free_;
 };
 
 }  // namespace hetero::backend
