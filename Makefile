@@ -5,10 +5,10 @@ export JOBS
 PYTHON_BIN := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test sim-fuzz bench compat lint sanitize clean distclean
+.PHONY: help setup build demo test sim-fuzz bench bench-partition compat lint sanitize clean distclean
 
 help:       ## show this list
-	@grep -E '^[a-z-]+: .*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+: .*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 17
 
 setup:      ## system packages, .venv and requirements, where missing
 	@scripts/setup.sh
@@ -27,6 +27,9 @@ sim-fuzz: build ## 100,000 random programs on simulated accelerators, some 20 mi
 
 bench: build ## timings as ratios to eager and other peers, measured in the same run (ARGS="chain norms --peers")
 	@$(PYTHON_BIN) -m tests.perf $(ARGS)
+
+bench-partition: ## planning for two devices in virtual time, with bars; no torch (ARGS="streaming peers" for some sections)
+	@scripts/bench_partition.sh $(ARGS)
 
 compat: setup ## build against the newest stable torch in .venv-compat, and a smoke test
 	@scripts/compat.sh

@@ -1,0 +1,26 @@
+// The rows of the bench, by what they are about. Everything is virtual time but for what says "ms" and for the host's time of a run, which are the
+// processor's time of one thread.
+//
+// Thread safety: one thread.
+
+#pragma once
+
+#include <vector>
+
+#include "tests/perf/partition/machine.h"
+#include "tests/perf/partition/table.h"
+
+namespace hetero::graph::testing {
+
+using Machines = std::vector<Machine>;
+
+void placement_rows(Table& table);
+void streaming_rows(Table& table, const Machines& machines);
+// Against accelerate's hooks, all on the accelerator, the CPU alone.
+void peer_rows(Table& table, const Machines& machines);
+void memory_rows(Table& table);
+void planning_rows(Table& table, const Machine& machine);
+void prediction_rows(Table& table, const Machines& machines);
+void run_rows(Table& table, const Machine& machine);
+
+}  // namespace hetero::graph::testing
