@@ -58,10 +58,9 @@ native = os.environ.get("HETERO_NO_BUILD") != "1"
 (ROOT / "build").mkdir(exist_ok=True)
 setup(
     packages=["torch_hetero"],
-    package_data={"torch_hetero": ["profiles/*.json"]},
+    package_data={"torch_hetero": ["profiles/*.json", "report.html"]},
     include_package_data=False,  # the folder of the profiles is data, not a package that was forgotten above
     package_dir={"": "."},
-    package_data={"torch_hetero": ["report.html"]},
     install_requires=[torch_requirement()],
     ext_modules=[Extension("torch_hetero._C", sources=[])] if native else [],
     cmdclass={"build_ext": CMakeBuild},

@@ -6,6 +6,7 @@
 #include <c10/core/DefaultDtype.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 
 #include "backend/registry.h"
@@ -117,6 +118,20 @@ graph::Plan* resized_plan(PlanSet& known, CachedPlan* similar, const Cut& cut, c
   return &target->plan;
 }
 
+// Whether the plan is still what planning would make. Where only costs were learned since: unless they change what it is predicted to take, or it has been
+// measured to the end, and what is known now may speak for another.
+bool still_right(CachedPlan& kept, const PlanSettings& settings, const graph::PlanOptions& options) {
+  if (kept.settings == settings) return true;
+  PlanSettings relearned = kept.settings;
+  relearned.history = settings.history;
+  if (relearned != settings || kept.measured >= kMeasuredRuns) return false;
+  graph::Simulation simulation;
+  graph::simulate(kept.graph, kept.plan, graph::CostModel(options), simulation);
+  if (std::abs(simulation.seconds - kept.predicted_seconds) > kept.predicted_seconds / 4) return false;
+  kept.settings = settings;
+  return true;
+}
+
 // Takes the numbers of a cut over to a plan that fits it exactly.
 bool renewed(CachedPlan& kept, const Cut& cut) {
   if (kept.graph.attributes != cut.graph.attributes) {
@@ -184,7 +199,7 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
   }
   kept_ = nullptr;
   if (cut.kept != nullptr) {
-    if (cut.kept->renew(cut.values) && cut.kept->settings == settings && still_fits(*cut.kept, cut)) {
+    if (cut.kept->renew(cut.values) && still_right(*cut.kept, settings, options) && still_fits(*cut.kept, cut)) {
       count(counters().plans_replayed);
       kept_ = cut.kept;
       return cut.kept->plan;
@@ -201,7 +216,7 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
   }
   CachedPlan* similar;
   if (CachedPlan* kept = known->find(cut, similar)) {
-    if (kept->settings == settings && still_fits(*kept, cut) && renewed(*kept, cut)) {
+    if (still_right(*kept, settings, options) && still_fits(*kept, cut) && renewed(*kept, cut)) {
       count(counters().plans_replayed);
       kept_ = kept;
       return kept->plan;
