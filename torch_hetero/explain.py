@@ -193,7 +193,7 @@ def _format_program(program: dict[str, Any]) -> list[str]:
         lines.append("    " + "  ".join(words + figures).rstrip())
     decisions = program.get("decisions") or []
     if decisions:
-        lines.append("    placements that were considered:")
+        lines.append("    placements that were considered, where copies of weights that stay count a sixteenth:")
         lines += [f"      {'*' if d['chosen'] else ' '} {d['candidate']}: {_seconds(d['seconds'])}" for d in decisions]
     return lines
 
