@@ -12,6 +12,7 @@
 #include "backend/registry.h"
 #include "backend/sim/sim_device.h"
 #include "ops/fused/functions.h"
+#include "ops/storage_memory.h"
 #include "ops/sync.h"
 
 namespace hetero::ops {
@@ -123,6 +124,7 @@ void set_spill_folder(const std::string& folder) {
   TORCH_CHECK_VALUE(folder.empty() || access(folder.c_str(), W_OK | X_OK) == 0,
                     "hetero: option 'spill' takes a folder in which files can be made, not '", folder, "'");
   config().set_spill_folder(folder);
+  may_spill = !folder.empty();
 }
 
 void set_policy(const std::string& name) {

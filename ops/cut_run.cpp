@@ -245,7 +245,8 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
 }
 
 Status CutRun::start(Cut& cut, SyncReason reason) {
-  bring_back(cut);
+  if (has_spilled.load(std::memory_order_relaxed)) [[unlikely]]
+    bring_back(cut);
   for (const graph::BufferId b : cut.to_close) {
     HeteroStorage* const storage = cut.holds[b].storage();
     // The nodes cannot see the bytes as they lie: they are lost to them, and so to what the run makes.
@@ -288,7 +289,8 @@ bool CutRun::go_on(const std::atomic<int32_t>* stop) { return executor_.go_on(st
 
 Status CutRun::finish() {
   Status status = executor_.end();
-  if (options_.has_accelerator || spills()) track_storages(*cut_);
+  const bool spilling = may_spill.load(std::memory_order_relaxed) || has_spilled.load(std::memory_order_relaxed);
+  if (options_.has_accelerator || spilling) track_storages(*cut_);
   add_counts(*plan_, counts_);
   if (measures_) note_run();
   return status;

@@ -74,6 +74,7 @@ bool leave_host(HeteroStorage* storage) {
     auto file = backend::SpillFile::create(config().spill_folder(), block.data(), block.bytes());
     if (!file.ok()) return false;
     binding.spilled = std::move(file.value());
+    has_spilled = true;
     count(counters().bytes_spilled, static_cast<int64_t>(block.bytes()));
   } else {
     binding.valid_on &= static_cast<uint8_t>(~kOnCpu);
@@ -168,7 +169,10 @@ uint64_t accelerator_need(const graph::Graph& graph, const graph::Plan& plan) {
   return bytes;
 }
 
-bool spills() { return backend::cpu_device().memory_stats().limit_bytes > 0 && !config().spill_folder().empty(); }
+constinit std::atomic<bool> may_spill{false};
+constinit std::atomic<bool> has_spilled{false};
+
+bool spills_below_limit() { return backend::cpu_device().memory_stats().limit_bytes > 0; }
 
 void make_host_room(const Cut* cut, uint64_t bytes) {
   if (!spills()) return;

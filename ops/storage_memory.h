@@ -12,6 +12,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <unordered_set>
@@ -49,8 +50,12 @@ void make_room(const Cut& cut, uint64_t bytes);
 // The most bytes that the plan of a graph ever holds there: its arena, and its buffers with memory of their own.
 uint64_t accelerator_need(const graph::Graph& graph, const graph::Plan& plan);
 
-// Whether storages may leave the host's memory.
-bool spills();
+// Whether storages may leave the host's memory. Every run asks.
+extern std::atomic<bool> may_spill;  // there is a folder
+bool spills_below_limit();
+inline bool spills() { return may_spill.load(std::memory_order_relaxed) && spills_below_limit(); }
+// Whether some storage ever did, so that its bytes may be in a file.
+extern std::atomic<bool> has_spilled;
 // Lets storages leave the host's memory until there are `bytes` below the limit, or there are no more. The cut, which may be null, keeps its own. Takes the
 // executor's lock if the caller does not have it.
 void make_host_room(const Cut* cut, uint64_t bytes);
