@@ -46,7 +46,7 @@ c10::Device hetero_device() { return c10::Device(kHetero, 0); }
 }
 
 HeteroStorage::~HeteroStorage() {
-  if (tracked) untrack_storage(this);
+  // Not tracked any more: what tracks it holds it weakly, so it has gone through release_resources().
   release_address();
 }
 

@@ -1,6 +1,8 @@
 #include "ops/storage_memory.h"
 
 #include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "backend/registry.h"
@@ -16,9 +18,10 @@ using backend::kCpu;
 
 constexpr uint8_t kOnCpu = 1u << kCpu;
 
+// Holds them weakly: only so a storage that dies on another thread at this moment can be asked whether it lives.
 struct Tracked {
   std::mutex mutex;
-  std::unordered_set<HeteroStorage*> storages;
+  std::unordered_map<HeteroStorage*, StorageHold> storages;
 };
 Tracked& tracked() {
   static auto* instance = new Tracked;
@@ -28,11 +31,13 @@ Tracked& tracked() {
 // Keeps them alive.
 std::vector<StorageHold> hold_tracked() {
   std::vector<StorageHold> holds;
-  std::lock_guard guard(tracked().mutex);
-  for (HeteroStorage* storage : tracked().storages) {
-    StorageHold hold(storage, false);
-    if (hold.lock()) holds.push_back(std::move(hold));
+  {
+    std::lock_guard guard(tracked().mutex);
+    holds.reserve(tracked().storages.size());
+    for (const auto& [storage, weak] : tracked().storages) holds.emplace_back(storage, false);
   }
+  // Without the lock, which a storage that goes with its hold takes.
+  std::erase_if(holds, [](StorageHold& hold) { return !hold.lock(); });
   return holds;
 }
 
@@ -232,12 +237,13 @@ void track_storage(HeteroStorage* storage) {
   storage->last_used = runs;
   storage->tracked = true;
   std::lock_guard guard(tracked().mutex);
-  tracked().storages.insert(storage);
+  if (!tracked().storages.contains(storage)) tracked().storages.try_emplace(storage, storage, false);
 }
 
 void untrack_storage(HeteroStorage* storage) {
+  std::unordered_map<HeteroStorage*, StorageHold>::node_type node;  // goes after the lock
   std::lock_guard guard(tracked().mutex);
-  tracked().storages.erase(storage);
+  node = tracked().storages.extract(storage);
   storage->tracked = false;
 }
 

@@ -15,7 +15,6 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
-#include <unordered_set>
 
 #include "backend/status.h"
 #include "graph/plan.h"
