@@ -9,26 +9,13 @@
 #include <string_view>
 #include <vector>
 
+#include "backend/fnv.h"
+
 namespace hetero::graph {
 namespace {
 
 constexpr const char* kFormat = "hetero costs 1";
 constexpr uint32_t kOutliersInARow = 3;
-
-// FNV-1a, 64 bits.
-class Hash {
- public:
-  void add(const void* data, size_t bytes) {
-    const auto* const from = static_cast<const unsigned char*>(data);
-    for (size_t i = 0; i < bytes; ++i) value_ = (value_ ^ from[i]) * 0x100000001B3u;
-  }
-  void add(int64_t number) { add(&number, sizeof(number)); }
-  void add(std::string_view text) { add(text.data(), text.size()); }
-  uint64_t value() const { return value_; }
-
- private:
-  uint64_t value_ = 0xCBF29CE484222325u;
-};
 
 std::string first_line(const std::string& machine, size_t count, uint64_t checksum) {
   char numbers[64];
@@ -36,16 +23,10 @@ std::string first_line(const std::string& machine, size_t count, uint64_t checks
   return std::string(kFormat) + "; " + machine + numbers;
 }
 
-uint64_t checksum_of(std::string_view text) {
-  Hash hash;
-  hash.add(text);
-  return hash.value();
-}
-
 }  // namespace
 
 uint64_t cost_key(const Graph& graph, const Node& node, backend::DeviceIndex device) {
-  Hash hash;
+  backend::Fnv hash;
   hash.add(op_table()[node.op].name);
   hash.add(device);
   for (const Operand *o = graph.operands_of(node), *end = o + node.operand_count; o != end; ++o) {
@@ -105,12 +86,6 @@ uint64_t CostHistory::version() const {
   return version_;
 }
 
-void CostHistory::clear() {
-  const std::lock_guard lock(mutex_);
-  entries_.clear();
-  ++version_;
-}
-
 Status CostHistory::save(const std::string& path, const std::string& machine) const {
   std::string text;
   size_t count = 0;
@@ -128,7 +103,7 @@ Status CostHistory::save(const std::string& path, const std::string& machine) co
   // Another process may read while we write.
   const std::string unfinished = path + ".new";
   std::ofstream file(unfinished, std::ios::trunc);
-  file << first_line(machine, count, checksum_of(text)) << '\n' << text;
+  file << first_line(machine, count, backend::fnv(text)) << '\n' << text;
   file.close();
   if (!file || std::rename(unfinished.c_str(), path.c_str()) != 0) {
     std::remove(unfinished.c_str());
@@ -161,7 +136,7 @@ bool CostHistory::load(const std::string& path, const std::string& machine) {
     entry.reported = entry.mean;
     read.emplace_back(key, entry);
   }
-  if (first != first_line(machine, read.size(), checksum_of(text))) return false;
+  if (first != first_line(machine, read.size(), backend::fnv(text))) return false;
   const std::lock_guard lock(mutex_);
   for (const auto& [key, entry] : read) entries_.try_emplace(key, entry);
   ++version_;

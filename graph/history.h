@@ -38,7 +38,6 @@ class CostHistory {
   size_t size() const;
   // Changes when something that counts differs by a quarter from what it was when the number last changed.
   uint64_t version() const;
-  void clear();
 
   // Text: a first line with version, machine, count and checksum, then an entry a line. Errors: kStorage.
   Status save(const std::string& path, const std::string& machine) const;

@@ -71,8 +71,8 @@ class BoundedSearch {
 
   void run() {
     const std::vector<DeviceIndex> from_search = found_;
-    const std::vector<DeviceIndex> cpu = all_on(kCpu);
-    const std::vector<DeviceIndex> accelerator = all_on(kAccelerator);
+    const std::vector<DeviceIndex> cpu = tasks_.all_on(kCpu);
+    const std::vector<DeviceIndex> accelerator = tasks_.all_on(kAccelerator);
     consider("all on the CPU", cpu);
     if (from_search != cpu && from_search != accelerator) consider("as if it fitted", from_search);
     const bool streams = consider("streamed to the accelerator", accelerator);
@@ -83,7 +83,7 @@ class BoundedSearch {
         consider("shared with the CPU", shared(accelerator, share));
       }
     }
-    if (best_.empty()) best_ = all_on(kCpu);
+    if (best_.empty()) best_ = tasks_.all_on(kCpu);
     if (options_.candidates != nullptr) {
       for (Candidate& candidate : *options_.candidates) candidate.chosen = false;
       for (const Candidate& candidate : candidates_) options_.candidates->push_back(candidate);
@@ -104,14 +104,6 @@ class BoundedSearch {
   // Arenas waste something between their slices; how much less than its memory the accelerator is asked to hold, in sixteenths.
   static constexpr int kSlacks[] = {1, 3, 6, 10};
 
-  std::vector<DeviceIndex> all_on(DeviceIndex device) const {
-    std::vector<DeviceIndex> devices(tasks_.size(), device);
-    for (size_t t = 0; t < devices.size(); ++t) {
-      if ((tasks_.tasks[t].allowed >> device & 1) == 0) devices[t] = device ^ 1;
-    }
-    return devices;
-  }
-
   // What a task reads of what is streamed, in bytes.
   double streamed_bytes(const Task& task) const {
     double bytes = 0;
@@ -123,8 +115,7 @@ class BoundedSearch {
 
   bool touches_resident(const Task& task) const {
     return std::any_of(tasks_.begin(task), tasks_.end(task), [this](const Use& use) {
-      const Buffer& buffer = graph_.buffers[use.buffer];
-      return (buffer.escapes || buffer.valid_on != 0) && streamed_[use.buffer] == 0;
+      return survives(graph_.buffers[use.buffer]) && streamed_[use.buffer] == 0;
     });
   }
 

@@ -97,6 +97,14 @@ void TaskGraph::add_uses(const Graph& graph, const Node& node) {
   }
 }
 
+std::vector<backend::DeviceIndex> TaskGraph::all_on(backend::DeviceIndex device) const {
+  std::vector<backend::DeviceIndex> devices(tasks.size(), device);
+  for (size_t t = 0; t < devices.size(); ++t) {
+    if ((tasks[t].allowed >> device & 1) == 0) devices[t] = device ^ 1;
+  }
+  return devices;
+}
+
 void TaskGraph::order_by_rank(std::vector<uint32_t>& order) {
   rank_.resize(tasks.size());
   after_write_.assign(values.size(), 0);

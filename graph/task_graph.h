@@ -51,6 +51,8 @@ class TaskGraph {
   const Use* end(const Task& task) const { return uses.data() + task.first_use + task.use_count; }
   size_t size() const { return tasks.size(); }
 
+  // Per task: the device, or the other one where that is all that may run it.
+  std::vector<backend::DeviceIndex> all_on(backend::DeviceIndex device) const;
   // Tasks by decreasing rank: how long, on the average of devices and with copies, everything takes from a task to the end (HEFT's upward rank;
   // H. Topcuoglu et al., 2002). An order that the buffers allow.
   void order_by_rank(std::vector<uint32_t>& order);

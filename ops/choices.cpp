@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "backend/cpu/instruction_set.h"
+#include "backend/fnv.h"
 
 namespace hetero::ops {
 namespace {
@@ -52,13 +53,10 @@ std::string ChoiceFile::default_path(const char* kind) {
   } else {
     return "";
   }
-  // FNV-1a: the same in every process.
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (const char c : header(kind)) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
   std::string name = kind;
   std::replace(name.begin(), name.end(), ' ', '-');
   std::ostringstream file;
-  file << name << '-' << std::hex << hash << ".txt";
+  file << name << '-' << std::hex << backend::fnv(header(kind)) << ".txt";
   return (folder / "hetero" / file.str()).string();
 }
 

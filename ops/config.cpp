@@ -202,12 +202,10 @@ const std::vector<Row>& rows() {
       {"placement", "str", "auto",
        [] { return std::string(graph::to_string(config().placement.load(std::memory_order_relaxed))); }, set_policy,
        "Where operators run that no placement() block or rule is about: auto (planning decides), cpu, accelerator "
-       "(where "
-       "it can), or mixed (each on a pseudo-random device, for tests)."},
+       "(where it can), or mixed (each on a pseudo-random device, for tests)."},
       {"spill", "str", "", [] { return config().spill_folder(); }, set_spill_folder,
        "A folder for tensors that have no room below memory_limit and were not used for long: they come back when they "
-       "are "
-       "needed. Empty: none."},
+       "are needed. Empty: none."},
       integer_row("cache_bytes", "bytes", "268435456", config().cache_bytes,
                   "Bound of what is remembered of earlier programs: output shapes, traces and plans."),
   };

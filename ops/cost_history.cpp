@@ -66,6 +66,4 @@ void learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph
   if (known.unsaved >= kSaveEvery) save(known);
 }
 
-void forget_costs() { entry().history.clear(); }
-
 }  // namespace hetero::ops

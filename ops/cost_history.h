@@ -16,7 +16,5 @@ namespace hetero::ops {
 graph::CostHistory& cost_history();
 // Adds what the plan's instructions took.
 void learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph::RunTimes& times);
-// Forgets all, in memory only.
-void forget_costs();
 
 }  // namespace hetero::ops

@@ -41,13 +41,13 @@ std::vector<StorageHold> hold_tracked() {
   return holds;
 }
 
-// As allocators count it.
-uint64_t held_bytes(const graph::Binding& binding) { return (binding.blocks[kAccelerator].bytes() + 63) / 64 * 64; }
+// As allocators count them.
+uint64_t counted(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 uint64_t bytes_of(const Cut& cut) {
   uint64_t bytes = 0;
   for (const graph::Binding* binding : cut.bindings) {
-    if (binding != nullptr && binding->blocks[kAccelerator]) bytes += held_bytes(*binding);
+    if (binding != nullptr && binding->blocks[kAccelerator]) bytes += counted(binding->blocks[kAccelerator].bytes());
   }
   return bytes;
 }
@@ -164,11 +164,11 @@ void make_room(const Cut& cut, uint64_t bytes) {
 }
 
 uint64_t accelerator_need(const graph::Graph& graph, const graph::Plan& plan) {
-  uint64_t bytes = (plan.arena_bytes[kAccelerator] + 63) / 64 * 64;
+  uint64_t bytes = counted(plan.arena_bytes[kAccelerator]);
   for (graph::BufferId b = 0; b < graph.buffers.size(); ++b) {
     const bool there = (graph.buffers[b].valid_on >> kAccelerator & 1) != 0;
     if (there || plan.residence(b, kAccelerator).home == graph::Home::kBound) {
-      bytes += (std::max<uint64_t>(1, graph.buffers[b].bytes) + 63) / 64 * 64;
+      bytes += counted(std::max<uint64_t>(1, graph.buffers[b].bytes));
     }
   }
   return bytes;

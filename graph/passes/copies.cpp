@@ -53,7 +53,6 @@ class Walk {
 
  private:
   bool bounded() const { return limit_ != kAnyBytes; }
-  bool survives(BufferId b) const { return graph_.buffers[b].escapes || graph_.buffers[b].valid_on != 0; }
   uint64_t size_of(BufferId b) const { return SliceAllocator::round_up(graph_.buffers[b].bytes); }
 
   void begin() {
@@ -212,7 +211,8 @@ class Walk {
       states_[b].valid_on &= kHere[kCpu];
     }
     plan_.valid_after.resize(states_.size());
-    for (BufferId b = 0; b < states_.size(); ++b) plan_.valid_after[b] = survives(b) ? states_[b].valid_on : 0;
+    for (BufferId b = 0; b < states_.size(); ++b)
+      plan_.valid_after[b] = survives(graph_.buffers[b]) ? states_[b].valid_on : 0;
   }
 
   const Graph& graph_;
@@ -242,10 +242,7 @@ void run_in_order(const Graph& graph, Plan& plan, Scratch& scratch) {
     }
   }
   plan.valid_after.resize(valid.size());
-  for (size_t b = 0; b < valid.size(); ++b) {
-    const Buffer& buffer = graph.buffers[b];
-    plan.valid_after[b] = buffer.escapes || buffer.valid_on != 0 ? valid[b] : 0;
-  }
+  for (size_t b = 0; b < valid.size(); ++b) plan.valid_after[b] = survives(graph.buffers[b]) ? valid[b] : 0;
 }
 
 bool insert_copies(const Graph& graph, uint64_t limit, Plan& plan, Scratch& scratch) {

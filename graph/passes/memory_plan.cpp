@@ -26,8 +26,6 @@ using backend::DeviceIndex;
 using backend::kAccelerator;
 using backend::kCpu;
 
-bool survives(const Buffer& buffer) { return buffer.escapes || buffer.valid_on != 0; }
-
 class MemoryPlanner {
  public:
   MemoryPlanner(const Graph& graph, const PlanOptions& options, bool keep, Plan& plan, Scratch& scratch)

@@ -105,6 +105,9 @@ struct Scratch {
 
 Scratch& thread_scratch();
 
+// Whether a storage has the bytes before or after the program.
+inline bool survives(const Buffer& buffer) { return buffer.escapes || buffer.valid_on != 0; }
+
 // No bound of what the accelerator may hold.
 inline constexpr uint64_t kAnyBytes = UINT64_MAX;
 

@@ -48,9 +48,9 @@ class Search {
   }
 
   void run(std::vector<Candidate>* candidates) {
-    const size_t cpu = consider("all on the CPU", all_on(kCpu));
+    const size_t cpu = consider("all on the CPU", tasks_.all_on(kCpu));
     if (!free_.empty()) {
-      consider("all on the accelerator", all_on(kAccelerator));
+      consider("all on the accelerator", tasks_.all_on(kAccelerator));
       consider("minimum cut", min_cut(tasks_));
       consider("earliest finish", earliest_finish());
       consider("fastest device", fastest_device());
@@ -83,16 +83,8 @@ class Search {
     double seconds;
   };
 
-  Devices all_on(DeviceIndex device) const {
-    Devices devices(tasks_.size(), device);
-    for (uint32_t t = 0; t < devices.size(); ++t) {
-      if ((tasks_.tasks[t].allowed >> device & 1) == 0) devices[t] = device ^ 1;
-    }
-    return devices;
-  }
-
   Devices fastest_device() const {
-    Devices devices = all_on(kCpu);
+    Devices devices = tasks_.all_on(kCpu);
     for (const uint32_t t : free_) {
       const double* const seconds = tasks_.tasks[t].seconds;
       devices[t] = seconds[kAccelerator] < seconds[kCpu] ? kAccelerator : kCpu;
@@ -101,7 +93,7 @@ class Search {
   }
 
   Devices earliest_finish() {
-    Devices devices = all_on(kCpu);
+    Devices devices = tasks_.all_on(kCpu);
     rollout_.begin();
     for (const uint32_t t : orders_[1]) {
       if (tasks_.tasks[t].allowed == kBoth) {

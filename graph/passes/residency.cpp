@@ -62,7 +62,7 @@ class Chooser {
       at += static_cast<double>(plan_.placements[n].predicted_seconds);
       for (const Operand *o = graph_.operands_of(node), *end = o + node.operand_count; o != end; ++o) {
         const Buffer& buffer = graph_.buffers[o->buffer];
-        if (!buffer.escapes && buffer.valid_on == 0) continue;
+        if (!survives(buffer)) continue;
         uint32_t& unit = unit_of[o->buffer];
         if (unit == UINT32_MAX) {
           unit = static_cast<uint32_t>(units_.size());
