@@ -31,6 +31,8 @@
 namespace hetero::backend {
 
 class Device;
+struct FusedCall;    // backend/cpu/fused_launch.h
+struct FusedKernel;  // backend/cpu/fused.h
 
 // Devices of one process are numbered densely. The CPU is always 0; an accelerator, where there is one, is 1.
 using DeviceIndex = uint8_t;
@@ -177,6 +179,11 @@ class Device {
   // The address under which a kernel that runs on this device's queue reaches a Block's bytes. The identity, except
   // where the host must not touch device memory. REQUIRES: called from inside a Task of this device.
   virtual void* kernel_address(void* data) { return data; }
+
+  // Whether run_fused() computes this kernel. It depends on the kernel's structure alone.
+  virtual bool can_fuse(const FusedKernel& kernel) const;
+  // Runs a fused kernel; `call.operands` are kernel addresses. REQUIRES: called from inside a Task of this device; can_fuse(); the kernel has no checks.
+  virtual Status run_fused(const FusedCall& call);
 
   virtual Queue& queue(QueueKind kind) = 0;
   virtual std::unique_ptr<Event> create_event() = 0;

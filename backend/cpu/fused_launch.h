@@ -54,6 +54,15 @@ struct FusedStage {
   std::vector<int64_t> checks;  // temporaries of one byte; where one is 0 after this stage, no other runs
 };
 
+// What a device is given to run: one of them is enough for it. `launch` is prepared for `space`.
+struct FusedCall {
+  const FusedKernel& kernel;
+  const FusedSpace& space;
+  const FusedLaunch& launch;
+  void* const* operands;
+  const Number* numbers;
+};
+
 // Errors: kUsage for a kernel or space that breaks the contract of fused.h; the launch then runs nothing.
 Status prepare_fused(const FusedKernel& kernel, const FusedSpace& space, FusedLaunch& launch);
 

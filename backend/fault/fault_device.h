@@ -51,6 +51,8 @@ class FaultDevice final : public Device {
   const Capabilities& capabilities() const override { return device_.capabilities(); }
   Result<Block> allocate(size_t bytes) override;
   void* kernel_address(void* data) override { return device_.kernel_address(data); }
+  bool can_fuse(const FusedKernel& kernel) const override { return device_.can_fuse(kernel); }
+  Status run_fused(const FusedCall& call) override { return device_.run_fused(call); }
   Queue& queue(QueueKind kind) override;
   std::unique_ptr<Event> create_event() override { return device_.create_event(); }
   Status synchronize() override { return device_.synchronize(); }
@@ -58,6 +60,7 @@ class FaultDevice final : public Device {
   void advance_host(double seconds) override { device_.advance_host(seconds); }
   double host_seconds() const override { return device_.host_seconds(); }
   double queue_seconds(QueueKind kind) const override { return device_.queue_seconds(kind); }
+  Status account_external(int64_t bytes) override { return device_.account_external(bytes); }
   void empty_cache() override { device_.empty_cache(); }
   void set_memory_limit(size_t bytes) override { device_.set_memory_limit(bytes); }
   MemoryStats memory_stats() const override { return device_.memory_stats(); }
