@@ -57,6 +57,16 @@ Work work_of(const Graph& graph, const Node& node) {
   return work;
 }
 
+Work work_of(const Graph& graph, const FusedGroup& group) {
+  Work work;
+  for (const uint32_t member : group.members) work.flops += work_of(graph, graph.nodes[member]).flops;
+  for (const GroupOperand& operand : group.operands) {
+    const double bytes = bytes_seen((*graph.windows)[graph.operands[operand.operand].window]);
+    work.bytes += bytes * (operand.loads + operand.stores);
+  }
+  return work;
+}
+
 double CostModel::run_seconds(const Work& work, backend::DeviceIndex device) const {
   const bool on_cpu = device == backend::kCpu;
   const backend::Capabilities& rates = rates_[device];
@@ -70,6 +80,11 @@ double CostModel::run_seconds(const Work& work, backend::DeviceIndex device) con
 double CostModel::node_seconds(const Graph& graph, const Node& node, backend::DeviceIndex device) const {
   const double measured = history_ == nullptr ? 0 : history_->find(cost_key(graph, node, device));
   return measured > 0 ? measured : run_seconds(work_of(graph, node), device);
+}
+
+double CostModel::group_seconds(const Graph& graph, const FusedGroup& group, backend::DeviceIndex device) const {
+  const double measured = history_ == nullptr ? 0 : history_->find(cost_key(graph, group, device));
+  return measured > 0 ? measured : run_seconds(work_of(graph, group), device);
 }
 
 double CostModel::copy_seconds(double bytes, backend::DeviceIndex to) const {

@@ -21,6 +21,8 @@ struct Work {
 // What one look at all elements moves.
 double bytes_seen(const Window& window);
 Work work_of(const Graph& graph, const Node& node);
+// A fused kernel computes what its members do, and touches what it loads and stores.
+Work work_of(const Graph& graph, const FusedGroup& group);
 
 class CostModel {
  public:
@@ -30,6 +32,7 @@ class CostModel {
   // Of one call.
   double run_seconds(const Work& work, backend::DeviceIndex device) const;
   double node_seconds(const Graph& graph, const Node& node, backend::DeviceIndex device) const;
+  double group_seconds(const Graph& graph, const FusedGroup& group, backend::DeviceIndex device) const;
   // From the other device.
   double copy_seconds(double bytes, backend::DeviceIndex to) const;
 

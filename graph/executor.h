@@ -34,7 +34,7 @@ namespace hetero::graph {
 // Executor::run adds to these.
 struct RunCounts {
   int64_t kernels[backend::kMaxDevices] = {};
-  int64_t fused_groups = 0;     // of the kernels on the CPU
+  int64_t fused_groups = 0;     // of the kernels
   int64_t fused_nodes = 0;      // in these
   int64_t compiled_groups = 0;  // fused groups that ran machine code
   int64_t batches = 0;          // of the kernels on the CPU: calls that were made together

@@ -36,6 +36,7 @@ enum class FusionNote : uint8_t {
   kOverlap,      // touches bytes of the group through another window
   kTooLarge,     // the group has reached a limit
   kClosed,       // the group it depends on had to run before
+  kOtherDevice,  // the group it depends on may run on other devices
 };
 const char* to_string(FusionNote note);
 

@@ -128,6 +128,8 @@ const char* to_string(FusionNote note) {
       return "too large";
     case FusionNote::kClosed:
       return "closed";
+    case FusionNote::kOtherDevice:
+      return "other device";
   }
   return "?";
 }

@@ -40,6 +40,14 @@ uint64_t cost_key(const Graph& graph, const Node& node, backend::DeviceIndex dev
   return hash.value();
 }
 
+uint64_t cost_key(const Graph& graph, const FusedGroup& group, backend::DeviceIndex device) {
+  backend::Fnv hash;
+  hash.add("fused");
+  for (const uint32_t member : group.members) hash.add(cost_key(graph, graph.nodes[member], device));
+  for (const GroupOperand& operand : group.operands) hash.add(operand.loads * 2 + operand.stores);
+  return hash.value();
+}
+
 void CostHistory::add(uint64_t key, double seconds) {
   if (!(seconds > 0) || !std::isfinite(seconds)) return;
   const std::lock_guard lock(mutex_);

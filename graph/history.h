@@ -20,12 +20,15 @@
 
 #include "backend/device.h"
 #include "backend/status.h"
+#include "graph/fusion.h"
 #include "graph/graph.h"
 
 namespace hetero::graph {
 
 // The same in every process: of names, sizes and strides, not of ids.
 uint64_t cost_key(const Graph& graph, const Node& node, backend::DeviceIndex device);
+// Of a fused group: of its members and of what it loads and stores.
+uint64_t cost_key(const Graph& graph, const FusedGroup& group, backend::DeviceIndex device);
 
 class CostHistory {
  public:

@@ -1,7 +1,7 @@
 // make_plan: the pipeline of passes. See passes/passes.h for what each reads and writes.
 //
-//   dead values -> placement -> one of
-//     everything on the CPU:       order -> fusion -> batches -> memory
+//   dead values -> fusion -> placement -> one of
+//     everything on the CPU:       fusion for the CPU alone -> batches -> memory
 //     everything fits:             copies -> order of submission -> memory -> events
 //     the accelerator is too small: several placements, each with residents chosen, copies, memory and events, and simulated; the fastest is taken
 
@@ -20,11 +20,20 @@ using backend::DeviceIndex;
 using backend::kAccelerator;
 using backend::kCpu;
 
+// Each live node, and where there is an accelerator groups of them, by itself: what can be placed.
+void find_tasks(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch) {
+  run_in_order(graph, plan, scratch);
+  plan.fusion.clear();
+  plan.groups.clear();
+  plan.batches.clear();
+  if (options.fusion) fuse_nodes(graph, &options, plan, scratch);
+}
+
 void lay_out_on_host(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch) {
   run_in_order(graph, plan, scratch);
   plan.fusion.clear();
   if (options.fusion) {
-    fuse_nodes(graph, plan, scratch);
+    fuse_nodes(graph, nullptr, plan, scratch);
     join_calls(graph, plan, scratch);
   } else {
     plan.groups.clear();
@@ -36,9 +45,6 @@ void lay_out_on_host(const Graph& graph, const PlanOptions& options, Plan& plan,
 
 // Everything after placement, on several queues. `limit` is what the accelerator may hold; kAnyBytes keeps there whatever gets there. False where it does not fit.
 bool lay_out(const Graph& graph, const PlanOptions& options, uint64_t limit, Plan& plan, Scratch& scratch) {
-  plan.fusion.clear();
-  plan.groups.clear();
-  plan.batches.clear();
   if (!insert_copies(graph, limit, plan, scratch)) return false;
   order_queues(graph, plan, scratch);
   submit_early(graph, limit, plan, scratch);
@@ -64,8 +70,7 @@ class BoundedSearch {
   BoundedSearch(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch)
       : graph_(graph), options_(options), costs_(options), plan_(plan), scratch_(scratch), tasks_(scratch.tasks) {
     // In the order of the program: others may need more memory at once.
-    scratch.order.clear();
-    for (const Task& task : tasks_.tasks) scratch.order.push_back(task.node);
+    std::ranges::sort(scratch.order);
     for (const Task& task : tasks_.tasks) found_.push_back(plan.placements[task.node].device);
   }
 
@@ -248,6 +253,7 @@ void make_plan(const Graph& graph, const PlanOptions& options, Plan& plan) {
     lay_out_on_host(graph, options, plan, scratch);
     return;
   }
+  find_tasks(graph, options, plan, scratch);
   place_nodes(graph, options, plan, scratch);
   if (is_host_only(graph, plan)) {
     lay_out_on_host(graph, options, plan, scratch);

@@ -37,7 +37,7 @@ constexpr Reason kReasons[] = {Reason::kOnlyDevice, Reason::kRequested, Reason::
 constexpr FusionNote kNotes[] = {FusionNote::kJoined,      FusionNote::kTailJoined, FusionNote::kAlone,
                                  FusionNote::kNoLowering,  FusionNote::kOtherShape, FusionNote::kOtherRow,
                                  FusionNote::kNotTrailing, FusionNote::kOverlap,    FusionNote::kTooLarge,
-                                 FusionNote::kClosed};
+                                 FusionNote::kClosed,      FusionNote::kOtherDevice};
 
 std::string queue_text(QueueId queue) {
   return std::string(device_word(device_of(queue))) + ' ' + to_string(kind_of(queue));

@@ -34,8 +34,8 @@ const char* to_string(Reason reason);
 struct Placement {
   backend::DeviceIndex device = backend::kCpu;
   Reason reason = Reason::kOnlyDevice;
-  float predicted_seconds = 0;  // of the node there
-  float elsewhere_seconds = 0;  // of the node on the other device; 0 where there is none
+  float predicted_seconds = 0;  // of the node there; of a member of a group an equal share
+  float elsewhere_seconds = 0;  // the same on the other device; 0 where there is none
 
   bool operator==(const Placement&) const = default;
 };
@@ -173,7 +173,7 @@ struct Candidate {
 
 // What planning may use.
 struct PlanOptions {
-  // Nodes may run as fused kernels; so far only where everything runs on the CPU.
+  // Nodes may run as fused kernels.
   bool fusion = false;
   // The program will run often: time may be spent on a smaller arena.
   bool thorough = true;
@@ -184,6 +184,8 @@ struct PlanOptions {
   const std::vector<Preference>* preferences = nullptr;
   backend::Capabilities cpu;
   backend::Capabilities accelerator;
+  // Where not null, it is asked which fused kernels it can run.
+  const backend::Device* accelerator_device = nullptr;
   // What the accelerator's memory may hold of this graph's buffers, those that lie there already included; 0 for unlimited.
   uint64_t accelerator_bytes = 0;
   // What was measured, where not null; what it does not know is guessed.

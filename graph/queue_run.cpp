@@ -37,10 +37,12 @@ Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times) {
       case Instruction::Kind::kWait:
         wait(instruction, counts);
         break;
+      case Instruction::Kind::kFused:
+        submit_group(instruction, position);
+        break;
       case Instruction::Kind::kBody:
       case Instruction::Kind::kBatch:
-      case Instruction::Kind::kFused:
-        lose(Status(ErrorClass::kInternal, "a fused group in a program of several queues"));
+        lose(Status(ErrorClass::kInternal, "calls of the CPU alone in a program of several queues"));
         break;
     }
     // A queue whose clock has not moved is behind the host's.
@@ -80,6 +82,14 @@ void QueueRun::begin(RunState& state) {
   used_queues_ = 0;
   tasks_.clear();
   tasks_.reserve(graph.nodes.size());
+  group_tasks_.clear();
+  group_tasks_.reserve(state.plan().groups.size());
+  size_t group_operands = 0;
+  for (const FusedGroup& group : state.plan().groups) group_operands += group.operands.size();
+  group_data_.clear();
+  group_data_.reserve(group_operands);
+  group_broken_.clear();
+  group_broken_.reserve(group_operands);
   data_.resize(graph.operands.size());
   slot_before_.resize(graph.operands.size());
   slot_of_.resize(buffers);
@@ -112,18 +122,130 @@ void QueueRun::submit_run(const Instruction& instruction, uint32_t position) {
     state_->release(node, position);
     return;
   }
-  const auto run = [](void* context) {
-    const NodeTask& task = *static_cast<const NodeTask*>(context);
-    QueueRun& owner = *task.owner;
-    const bool noted = owner.times_ != nullptr && owner.clock_ == nullptr;
-    if (noted) owner.times_->spans[task.position].begin = owner.now() - owner.begun_;
-    owner.run_node(task, nullptr, false);
-    if (noted) owner.times_->spans[task.position].end = owner.now() - owner.begun_;
-  };
-  if (Status status = queue(instruction.queue).launch({run, &task, seconds}); !status.ok()) {
+  const auto run = [](const NodeTask& submitted) { submitted.owner->run_node(submitted, nullptr, false); };
+  if (Status status = submit<run>(instruction.queue, task, seconds); !status.ok()) {
     // Not submitted, so the host marks the outputs in the task's stead.
     mark_outputs(node, state_->add_failure(instruction.index, std::move(status)));
   }
+}
+
+template <auto run, typename Task>
+Status QueueRun::submit(QueueId id, Task& task, double seconds) {
+  const auto run_on_queue = [](void* context) {
+    const Task& submitted = *static_cast<const Task*>(context);
+    QueueRun& owner = *submitted.owner;
+    const bool noted = owner.times_ != nullptr && owner.clock_ == nullptr;
+    if (noted) owner.times_->spans[submitted.position].begin = owner.now() - owner.begun_;
+    run(submitted);
+    if (noted) owner.times_->spans[submitted.position].end = owner.now() - owner.begun_;
+  };
+  return queue(id).launch({run_on_queue, &task, seconds});
+}
+
+void QueueRun::submit_group(const Instruction& instruction, uint32_t position) {
+  const FusedGroup& group = state_->plan().groups[instruction.index];
+  double seconds = 0;
+  for (const uint32_t n : group.members) {
+    seconds += static_cast<double>(state_->plan().placements[n].predicted_seconds);
+  }
+  GroupTask& task = group_tasks_.emplace_back(prepare_group(group, device_of(instruction.queue), position));
+  if (instruction.queue == kHostQueue) {
+    run_group(task);
+    if (clock_ != nullptr) clock_->advance_host(seconds);
+    for (const GroupOperand& operand : group.operands) state_->release(operand.buffer, position);
+    return;
+  }
+  const auto run = [](const GroupTask& submitted) { submitted.owner->run_group(submitted); };
+  if (Status status = submit<run>(instruction.queue, task, seconds); !status.ok()) {
+    const FailureId failure = state_->add_failure(group.members.back(), std::move(status));
+    for (const uint32_t n : group.members) mark_outputs(state_->graph().nodes[n], failure);
+  }
+}
+
+// Finds memory for the group's operands, and what the host knows to be broken among what it loads.
+QueueRun::GroupTask QueueRun::prepare_group(const FusedGroup& group, DeviceIndex device, uint32_t position) {
+  GroupTask task{.owner = this,
+                 .group = &group,
+                 .first_data = static_cast<uint32_t>(group_data_.size()),
+                 .first_broken = static_cast<uint32_t>(group_broken_.size()),
+                 .broken_count = 0,
+                 .device = device,
+                 .failure = kHealthy,
+                 .position = position};
+  for (const GroupOperand& operand : group.operands) {
+    if (state_->address(operand.buffer, device) == nullptr) {
+      task.failure = state_->earlier(task.failure, state_->provide(group.members.back(), operand.buffer, device));
+    }
+    group_data_.push_back(state_->address(operand.buffer, device));
+    const FailureId broken = broken_[operand.buffer * kMaxDevices + device];
+    if (operand.loads && broken != kHealthy) group_broken_.push_back({operand.buffer, broken});
+  }
+  task.broken_count = static_cast<uint32_t>(group_broken_.size()) - task.first_broken;
+  for (const GroupOperand& operand : group.operands) {
+    if (operand.stores && !operand.loads) broken_[operand.buffer * kMaxDevices + device] = kHealthy;
+  }
+  return task;
+}
+
+// On the thread of the task's queue.
+void QueueRun::run_group(const GroupTask& task) {
+  const FusedGroup& group = *task.group;
+  const bool poisoned = state_->has_failures();
+  const bool runs = !poisoned || find_poison(task);
+  if (!runs || task.failure != kHealthy) return;
+  void** const data = group_data_.data() + task.first_data;
+  backend::Device& device = state_->device(task.device);
+  if (task.device != kCpu) {
+    for (size_t k = 0; k < group.operands.size(); ++k) data[k] = device.kernel_address(data[k]);
+  }
+  Status status = device.run_fused({group.kernel, group.space, group.launch, data, group.numbers.data()});
+  const Outcome outcome = status.ok() ? Outcome::kRan : Outcome::kFailed;
+  const FailureId failure = status.ok() ? kHealthy : state_->add_failure(group.members.back(), std::move(status));
+  for (const uint32_t n : group.members) {
+    if (outcomes_[n] == Outcome::kSkipped) continue;
+    outcomes_[n] = outcome;
+    if (failure != kHealthy) mark_outputs(state_->graph().nodes[n], failure);
+  }
+}
+
+// Marks the outputs of all members: what depends on something poisoned is. True where something does not.
+bool QueueRun::find_poison(const GroupTask& task) {
+  bool healthy = false;
+  for (size_t m = 0; m < task.group->members.size(); ++m) {
+    const uint32_t n = task.group->members[m];
+    const Node& node = state_->graph().nodes[n];
+    FailureId failure = state_->earlier(task.failure, poison_of_inputs(node));
+    if (task.broken_count > 0) failure = state_->earlier(failure, broken_inputs(task, m));
+    mark_outputs(node, failure);
+    if (failure == kHealthy) {
+      healthy = true;
+      continue;
+    }
+    outcomes_[n] = Outcome::kSkipped;
+    state_->raise(failure);
+  }
+  return healthy;
+}
+
+// What the host knows to be broken of the bytes that a member reads as they were before the group.
+FailureId QueueRun::broken_inputs(const GroupTask& task, size_t member) const {
+  const Graph& graph = state_->graph();
+  const std::vector<uint32_t>& members = task.group->members;
+  const Node& node = graph.nodes[members[member]];
+  FailureId failure = kHealthy;
+  for (const Operand *o = graph.operands_of(node), *end = o + node.operand_count; o != end; ++o) {
+    if (!o->reads()) continue;
+    const bool made_here = std::any_of(members.begin(), members.begin() + static_cast<long>(member), [&](uint32_t n) {
+      const Node& other = graph.nodes[n];
+      return std::any_of(graph.operands_of(other), graph.operands_of(other) + other.operand_count,
+                         [o](const Operand& made) { return made.buffer == o->buffer && made.writes(); });
+    });
+    if (made_here) continue;
+    for (uint32_t k = task.first_broken; k < task.first_broken + task.broken_count; ++k) {
+      if (group_broken_[k].buffer == o->buffer) failure = state_->earlier(failure, group_broken_[k].failure);
+    }
+  }
+  return failure;
 }
 
 // Finds memory for the node's operands, and what the host knows to be broken among them.
@@ -275,6 +397,17 @@ void QueueRun::synchronize() {
   }
 }
 
+// Its members are one kernel.
+void QueueRun::count_group(const GroupTask& task, RunCounts& counts) const {
+  const FusedGroup& group = *task.group;
+  const auto ran = std::ranges::count_if(group.members, [this](uint32_t n) { return outcomes_[n] == Outcome::kRan; });
+  if (ran == 0) return;
+  counts.kernels[task.device] -= ran - 1;
+  ++counts.fused_groups;
+  counts.fused_nodes += ran;
+  counts.compiled_groups += group.launch.is_compiled();
+}
+
 void QueueRun::settle(RunCounts& counts) {
   const Graph& graph = state_->graph();
   const Plan& plan = state_->plan();
@@ -282,6 +415,7 @@ void QueueRun::settle(RunCounts& counts) {
     counts.skipped += outcomes_[n] == Outcome::kSkipped;
     counts.kernels[plan.placements[n].device] += outcomes_[n] == Outcome::kRan || outcomes_[n] == Outcome::kFailed;
   }
+  for (const GroupTask& task : group_tasks_) count_group(task, counts);
   FailureId lost = kHealthy;
   if (!lost_.ok()) lost = state_->add_failure(static_cast<uint32_t>(graph.nodes.size()), lost_);
   const bool failures = state_->has_failures();

@@ -7,6 +7,8 @@
 // write of the program makes a new slot; a slot is set by the one task that writes it, and read by
 // tasks that the program orders after it.
 //
+// A fused group runs as one kernel whatever is poisoned, since arithmetic on garbage does no harm; its members' outputs are poisoned one by one.
+//
 // What the host itself finds broken, memory that it cannot get or a copy that it cannot submit,
 // concerns the bytes of one device and is known in program order; `broken_` keeps it per residence.
 //
@@ -38,6 +40,22 @@ class QueueRun {
     uint32_t position;
   };
 
+  // A run of a group. Its addresses are in group_data_.
+  struct GroupTask {
+    QueueRun* owner;
+    const FusedGroup* group;
+    uint32_t first_data;
+    uint32_t first_broken;  // known to the host, as `failure`
+    uint32_t broken_count;
+    backend::DeviceIndex device;
+    FailureId failure;  // there is no memory for some operand
+    uint32_t position;
+  };
+  struct Broken {
+    BufferId buffer;
+    FailureId failure;
+  };
+
   // The time by the clock that the run goes by.
   double now() const;
   double begin_of(QueueId queue) const;
@@ -45,16 +63,25 @@ class QueueRun {
 
   void begin(RunState& state);
   void submit_run(const Instruction& instruction, uint32_t position);
+  void submit_group(const Instruction& instruction, uint32_t position);
+  // Calls `run` on the instruction's queue. False where that could not be submitted.
+  template <auto run, typename Task>
+  Status submit(QueueId queue, Task& task, double seconds);
   void submit_copy(const Instruction& instruction, RunCounts& counts);
   void record(const Instruction& instruction, RunCounts& counts);
   void wait(const Instruction& instruction, RunCounts& counts);
   FailureId prepare(uint32_t node, backend::DeviceIndex device, bool& brings);
   void assign_slots(const Node& node);
   void run_node(const NodeTask& task, backend::Block* brought, bool brings);
+  GroupTask prepare_group(const FusedGroup& group, backend::DeviceIndex device, uint32_t position);
+  void run_group(const GroupTask& task);
+  bool find_poison(const GroupTask& task);
+  FailureId broken_inputs(const GroupTask& task, size_t member) const;
   FailureId poison_of_inputs(const Node& node) const;
   void mark_outputs(const Node& node, FailureId failure);
   void lose(Status status);
   void synchronize();
+  void count_group(const GroupTask& task, RunCounts& counts) const;
   void settle(RunCounts& counts);
   backend::Queue& queue(QueueId id) const;
 
@@ -64,8 +91,11 @@ class QueueRun {
   double begun_ = 0;
   Status lost_;  // a device failed in a way that leaves no result certain
   uint32_t used_queues_ = 0;
-  std::vector<NodeTask> tasks_;  // reserved for the whole run: queues hold pointers
-  std::vector<void*> data_;      // per operand of the graph
+  std::vector<NodeTask> tasks_;  // this and the next: reserved for the whole run, since queues hold pointers
+  std::vector<GroupTask> group_tasks_;
+  std::vector<void*> group_data_;  // per operand of the groups
+  std::vector<Broken> group_broken_;
+  std::vector<void*> data_;  // per operand of the graph
   // Per operand: the slot of what it reads, or writes a part of.
   std::vector<uint32_t> slot_before_;
   std::vector<uint32_t> slot_of_;  // per buffer: the slot of its last value

@@ -10,17 +10,6 @@ namespace {
 
 using Kind = Instruction::Kind;
 
-// A fused kernel computes what its members do, and touches what it loads and stores.
-Work work_of_group(const Graph& graph, const FusedGroup& group) {
-  Work work;
-  for (const uint32_t member : group.members) work.flops += work_of(graph, graph.nodes[member]).flops;
-  for (const GroupOperand& operand : group.operands) {
-    const double bytes = bytes_seen((*graph.windows)[graph.operands[operand.operand].window]);
-    work.bytes += bytes * (operand.loads + operand.stores);
-  }
-  return work;
-}
-
 double seconds_of(const Graph& graph, const Plan& plan, const CostModel& costs, const Instruction& instruction) {
   const backend::DeviceIndex device = device_of(instruction.queue);
   const auto node_seconds = [&](uint32_t node) { return costs.node_seconds(graph, graph.nodes[node], device); };
@@ -34,7 +23,7 @@ double seconds_of(const Graph& graph, const Plan& plan, const CostModel& costs, 
       return seconds;
     }
     case Kind::kFused:
-      return costs.run_seconds(work_of_group(graph, plan.groups[instruction.index]), device);
+      return costs.group_seconds(graph, plan.groups[instruction.index], device);
     case Kind::kCopy:
       return costs.copy_seconds(static_cast<double>(graph.buffers[instruction.index].bytes), instruction.to);
     case Kind::kRecord:

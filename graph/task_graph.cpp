@@ -12,50 +12,53 @@ using backend::kMaxDevices;
 
 constexpr uint8_t kBoth = 1u << kCpu | 1u << kAccelerator;
 
-// Where the node may run, and why.
-void find_allowed(const Graph& graph, uint32_t n, const PlanOptions& options, Task& task) {
-  const Node& node = graph.nodes[n];
-  const OpTraits& traits = op_table()[node.op];
-  const auto only = [&task](backend::DeviceIndex device, Reason reason) {
-    task.allowed = static_cast<uint8_t>(1u << device);
-    task.reason = reason;
-  };
-  task.allowed = kBoth;
-  task.reason = Reason::kFaster;
-  if (!traits.on_accelerator) return only(kCpu, Reason::kUnsupported);
+Allowed only(backend::DeviceIndex device, Reason reason) { return {static_cast<uint8_t>(1u << device), reason}; }
+
+// Where the task may run, and why. `uses`: its own.
+Allowed find_allowed(const Graph& graph, const Task& task, std::span<const Use> uses, const PlanOptions& options) {
+  const Allowed allowed = allowed_devices(graph.nodes[task.node], options);
+  if (allowed.reason == Reason::kUnsupported) return allowed;
   uint64_t bytes = 0;
-  for (const Operand *o = graph.operands_of(node), *end = o + node.operand_count; o != end; ++o) {
-    bytes += graph.buffers[o->buffer].bytes;
-  }
+  for (const Use& use : uses) bytes += use.in_memory() ? graph.buffers[use.buffer].bytes : 0;
   // Leaves an eighth for what an arena wastes between its slices.
   if (options.accelerator_bytes != 0 && bytes > options.accelerator_bytes - options.accelerator_bytes / 8) {
     return only(kCpu, Reason::kNoMemory);
   }
+  if (allowed.devices != kBoth) return allowed;
+  switch (options.policy) {
+    case Policy::kAuto:
+      return allowed;
+    case Policy::kCpu:
+      return only(kCpu, Reason::kRequested);
+    case Policy::kAccelerator:
+      return only(kAccelerator, Reason::kRequested);
+    case Policy::kMixed:
+      break;
+  }
+  // Fibonacci hashing of the position in the program.
+  const bool there = (uint64_t{task.node} + 1) * 0x9E3779B97F4A7C15u >> 63 != 0;
+  return only(there ? kAccelerator : kCpu, Reason::kRequested);
+}
+
+}  // namespace
+
+Allowed allowed_devices(const Node& node, const PlanOptions& options) {
+  if (!op_table()[node.op].on_accelerator) return only(kCpu, Reason::kUnsupported);
   Preference preference = node.preference;
   if (preference == Preference::kAuto && options.preferences != nullptr && node.op < options.preferences->size()) {
     preference = (*options.preferences)[node.op];
   }
   if (preference == Preference::kCpu) return only(kCpu, Reason::kRequested);
   if (preference == Preference::kAccelerator) return only(kAccelerator, Reason::kRequested);
-  switch (options.policy) {
-    case Policy::kAuto:
-      return;
-    case Policy::kCpu:
-      return only(kCpu, Reason::kRequested);
-    case Policy::kAccelerator:
-      return only(kAccelerator, Reason::kRequested);
-    case Policy::kMixed:
-      // Fibonacci hashing of the position in the program.
-      return only((uint64_t{n} + 1) * 0x9E3779B97F4A7C15u >> 63 != 0 ? kAccelerator : kCpu, Reason::kRequested);
-  }
+  return {kBoth, Reason::kFaster};
 }
 
-}  // namespace
-
-void TaskGraph::build(const Graph& graph, const std::vector<uint8_t>& live, const PlanOptions& options) {
+void TaskGraph::build(const Graph& graph, const Plan& plan, const PlanOptions& options) {
   const CostModel costs(options);
   tasks.clear();
   uses.clear();
+  task_of_node_.resize(graph.nodes.size());
+  task_of_group_.resize(plan.groups.size());
   values.resize(graph.buffers.size());
   for (size_t b = 0; b < values.size(); ++b) {
     const Buffer& buffer = graph.buffers[b];
@@ -65,17 +68,29 @@ void TaskGraph::build(const Graph& graph, const std::vector<uint8_t>& live, cons
     }
   }
   std::vector<uint8_t> written(graph.buffers.size());
-  for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
-    if (!live[n]) continue;
-    const Node& node = graph.nodes[n];
+  for (const Instruction& instruction : plan.program) {
+    const auto number = static_cast<uint32_t>(tasks.size());
     Task& task = tasks.emplace_back();
-    task.node = n;
     task.first_use = static_cast<uint32_t>(uses.size());
-    add_uses(graph, node);
+    if (instruction.kind == Instruction::Kind::kFused) {
+      const FusedGroup& group = plan.groups[instruction.index];
+      task.node = group.members.back();
+      task.group = instruction.index;
+      task_of_group_[instruction.index] = number;
+      add_uses(graph, group);
+      for (backend::DeviceIndex d = 0; d < kMaxDevices; ++d) task.seconds[d] = costs.group_seconds(graph, group, d);
+    } else {
+      const Node& node = graph.nodes[instruction.index];
+      task.node = instruction.index;
+      task_of_node_[instruction.index] = number;
+      add_uses(graph, node);
+      for (backend::DeviceIndex d = 0; d < kMaxDevices; ++d) task.seconds[d] = costs.node_seconds(graph, node, d);
+    }
     task.use_count = static_cast<uint32_t>(uses.size()) - task.first_use;
     for (const Use* use = begin(task); use != end(task); ++use) written[use->buffer] |= use->writes;
-    find_allowed(graph, n, options, task);
-    for (backend::DeviceIndex d = 0; d < kMaxDevices; ++d) task.seconds[d] = costs.node_seconds(graph, node, d);
+    const Allowed allowed = find_allowed(graph, task, {begin(task), task.use_count}, options);
+    task.allowed = allowed.devices;
+    task.reason = allowed.reason;
   }
   for (size_t b = 0; b < values.size(); ++b) {
     if (graph.buffers[b].steady && !written[b]) values[b].copy_seconds[kAccelerator] /= kAmortized;
@@ -86,14 +101,44 @@ void TaskGraph::add_uses(const Graph& graph, const Node& node) {
   const size_t first = uses.size();
   for (const Operand *o = graph.operands_of(node), *last = o + node.operand_count; o != last; ++o) {
     const bool whole = o->writes() && overwrites(*graph.windows, *o, graph.buffers[o->buffer]);
-    const auto known = std::find_if(uses.begin() + static_cast<long>(first), uses.end(),
-                                    [&](const Use& use) { return use.buffer == o->buffer; });
-    if (known == uses.end()) {
-      uses.push_back({o->buffer, !whole, o->writes()});
-    } else {
-      known->reads |= !whole;
-      known->writes |= o->writes();
+    add_use(first, o->buffer, !whole, o->writes());
+  }
+}
+
+// What the kernel loads and stores, and what the members write that is not stored.
+void TaskGraph::add_uses(const Graph& graph, const FusedGroup& group) {
+  const size_t first = uses.size();
+  for (const GroupOperand& o : group.operands) {
+    Operand written = graph.operands[o.operand];
+    written.access = Access::kWrite;
+    const bool whole = !o.loads && overwrites(*graph.windows, written, graph.buffers[o.buffer]);
+    add_use(first, o.buffer, !whole, o.stores);
+  }
+  const size_t touched = uses.size();
+  for (const uint32_t n : group.members) {
+    const Node& node = graph.nodes[n];
+    for (const Operand *o = graph.operands_of(node), *last = o + node.operand_count; o != last; ++o) {
+      if (!o->writes()) continue;
+      const auto known = std::find_if(uses.begin() + static_cast<long>(first), uses.end(),
+                                      [&](const Use& use) { return use.buffer == o->buffer; });
+      if (known == uses.end()) {
+        uses.push_back({.buffer = o->buffer, .reads = false, .writes = true, .stores = false});
+      } else if (known - uses.begin() < static_cast<long>(touched) && !known->writes) {
+        known->writes = true;
+        known->stores = false;
+      }
     }
+  }
+}
+
+void TaskGraph::add_use(size_t first, BufferId buffer, bool reads, bool writes) {
+  const auto known = std::find_if(uses.begin() + static_cast<long>(first), uses.end(),
+                                  [&](const Use& use) { return use.buffer == buffer; });
+  if (known == uses.end()) {
+    uses.push_back({.buffer = buffer, .reads = reads, .writes = writes});
+  } else {
+    known->reads |= reads;
+    known->writes |= writes;
   }
 }
 

@@ -1,6 +1,6 @@
 // TaskGraph: a graph as placement sees it: tasks with what they take on each device, and values with what moving them takes.
 //
-// A Task is a live node. Its Uses are its operands by buffer: several operands on one buffer are one use. Order between tasks is that of buffers: who
+// A Task is what runs as one: a live node, or a fused group of them. Its Uses are its operands by buffer: several operands on one buffer are one use. Order between tasks is that of buffers: who
 // writes one comes after all that touched it before, who reads it after the last that wrote it. That is coarser than conflicts(), which looks
 // at windows, and it is what the queues' order (passes/order.cpp) keeps.
 //
@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "graph/cost.h"
@@ -19,12 +20,18 @@ namespace hetero::graph {
 
 struct Use {
   BufferId buffer;
-  bool reads;   // bytes that were there before; also where a part is written
-  bool writes;  // afterwards only the task's device has the bytes
+  bool reads;          // bytes that were there before; also where a part is written
+  bool writes;         // afterwards only the task's device has the bytes
+  bool stores = true;  // otherwise nobody needs what is written, and nobody has it
+
+  bool in_memory() const { return reads || stores; }
 };
 
 struct Task {
-  uint32_t node;
+  static constexpr uint32_t kNoGroup = UINT32_MAX;
+
+  uint32_t node;              // of a group: the last member
+  uint32_t group = kNoGroup;  // of the plan
   uint32_t first_use;
   uint32_t use_count;
   uint8_t allowed;                       // devices that may run it, as bits
@@ -40,16 +47,22 @@ struct Value {
 
 class TaskGraph {
  public:
-  // REQUIRES: `live` says of each node of `graph` whether it runs.
-  void build(const Graph& graph, const std::vector<uint8_t>& live, const PlanOptions& options);
+  // REQUIRES: the program of `plan` has runs and fused groups only.
+  void build(const Graph& graph, const Plan& plan, const PlanOptions& options);
 
-  std::vector<Task> tasks;  // in the order of the graph
+  std::vector<Task> tasks;  // in the order of the plan's program
   std::vector<Use> uses;
   std::vector<Value> values;  // per buffer
 
   const Use* begin(const Task& task) const { return uses.data() + task.first_use; }
   const Use* end(const Task& task) const { return uses.data() + task.first_use + task.use_count; }
   size_t size() const { return tasks.size(); }
+  // What a run or a fused group touches.
+  std::span<const Use> uses_of(const Instruction& instruction) const {
+    const auto& numbers = instruction.kind == Instruction::Kind::kFused ? task_of_group_ : task_of_node_;
+    const Task& task = tasks[numbers[instruction.index]];
+    return {begin(task), task.use_count};
+  }
 
   // Per task: the device, or the other one where that is all that may run it.
   std::vector<backend::DeviceIndex> all_on(backend::DeviceIndex device) const;
@@ -59,11 +72,23 @@ class TaskGraph {
 
  private:
   void add_uses(const Graph& graph, const Node& node);
+  void add_uses(const Graph& graph, const FusedGroup& group);
+  void add_use(size_t first, BufferId buffer, bool reads, bool writes);
 
+  std::vector<uint32_t> task_of_node_;
+  std::vector<uint32_t> task_of_group_;
   std::vector<double> rank_;
   std::vector<double> after_write_;  // per buffer: the largest rank of those that come after a write of it
   std::vector<double> after_read_;   // of those that come after a read of it
 };
+
+// Where a node may run.
+struct Allowed {
+  uint8_t devices;  // as bits
+  Reason reason;    // why, where that is only one
+};
+// What the operator, the user and the rules allow, whatever the memory and the policy are.
+Allowed allowed_devices(const Node& node, const PlanOptions& options);
 
 // How often a copy of bytes that nobody changes, and that stay, is expected to pay.
 inline constexpr double kAmortized = 16;

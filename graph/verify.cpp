@@ -123,7 +123,7 @@ class PlanVerifier {
       const Instruction& instruction = plan_.program[p];
       if (instruction.queue >= kMaxQueues) return violation(name("p", p) + ": no such queue");
       if (!one_queue && needs_one_queue(instruction.kind)) {
-        return violation(name("p", p) + " runs nodes together in a program of several queues");
+        return violation(name("p", p) + " splits or joins calls in a program of several queues");
       }
       Status status;
       if (instruction.kind == Kind::kRun) {
@@ -136,6 +136,7 @@ class PlanVerifier {
         status = check_copy(p, instruction);
       } else if (instruction.kind == Kind::kFused) {
         status = check_fused(p, instruction, runs, group_runs);
+        if (status.ok() && !one_queue) status = check_runs_anywhere(p, plan_.groups[instruction.index]);
       }
       if (!status.ok()) return status;
     }
@@ -145,8 +146,8 @@ class PlanVerifier {
     return Status();
   }
 
-  // The executor makes groups and batches only where the CPU runs everything.
-  static bool needs_one_queue(Kind kind) { return kind == Kind::kBody || kind == Kind::kBatch || kind == Kind::kFused; }
+  // The executor splits calls and makes batches only where the CPU runs everything.
+  static bool needs_one_queue(Kind kind) { return kind == Kind::kBody || kind == Kind::kBatch; }
 
   // Its calls may run in any order.
   Status check_batch(uint32_t p, const Instruction& instruction, std::vector<uint8_t>& runs) {
@@ -207,13 +208,11 @@ class PlanVerifier {
     return Status();
   }
 
-  // The kernel touches the group's operands; its members' operands keep their order with other instructions.
+  // The kernel touches the group's operands; its members' operands keep their order with other instructions, but for bytes that they need not read.
   Status check_fused(uint32_t p, const Instruction& instruction, std::vector<uint8_t>& runs,
                      std::vector<uint8_t>& group_runs) {
     if (instruction.index >= plan_.groups.size()) return violation(name("p", p) + " runs a group that is not there");
     if (group_runs[instruction.index]++) return violation(name("g", instruction.index) + " runs twice");
-    if (instruction.queue != kHostQueue)
-      return violation(name("p", p) + " runs a group on another queue than the CPU's");
     const FusedGroup& group = plan_.groups[instruction.index];
     if (group.members.empty()) return violation(name("g", instruction.index) + " has no members");
     for (const uint32_t n : group.members) {
@@ -227,7 +226,7 @@ class PlanVerifier {
       if (operand.operand >= graph_.operands.size() || graph_.operands[operand.operand].buffer != operand.buffer) {
         return violation(name("g", instruction.index) + " has an operand that is not there");
       }
-      touches_[operand.buffer * kMaxDevices + kCpu].push_back(
+      touches_[place_of(operand.buffer, device_of(instruction.queue))].push_back(
           {.position = p,
            .queue = instruction.queue,
            .writes = operand.stores,
@@ -236,6 +235,15 @@ class PlanVerifier {
            .brings = false});
     }
     return Status();
+  }
+
+  // Whoever runs it on a queue has nothing else to fall back on.
+  Status check_runs_anywhere(uint32_t p, const FusedGroup& group) const {
+    const bool checks = std::ranges::any_of(
+        group.kernel.steps, [](const backend::FusedStep& s) { return s.kind == backend::FusedStep::Kind::kCheck; });
+    const bool tails = std::ranges::any_of(group.members, [this](uint32_t n) { return traits_of(n).has_tail; });
+    if (group.prepared && !checks && !tails) return Status();
+    return violation(name("p", p) + " runs a group that may have to run node by node");
   }
 
   // That the node may run here, and that it runs once. Collects who touches what.
@@ -252,6 +260,9 @@ class PlanVerifier {
     for (int i = 0; i < node.operand_count; ++i) {
       const Operand& operand = graph_.operands_of(node)[i];
       if (is_tail && !in_tail(graph_, node, i)) continue;
+      const bool unread = instruction.kind == Kind::kFused && !operand.writes() &&
+                          !touches_any(plan_.groups[instruction.index], operand, &GroupOperand::loads);
+      if (unread) continue;
       accesses_[place_of(operand.buffer, device)].push_back(touch_of(p, instruction.queue, n, operand));
     }
     return Status();
@@ -426,24 +437,26 @@ class PlanVerifier {
           if (Status status = replay(call.index, kCpu); !status.ok()) return status;
         }
       } else if (instruction.kind == Kind::kFused) {
-        if (Status status = replay_group(plan_.groups[instruction.index]); !status.ok()) return status;
+        const DeviceIndex device = device_of(instruction.queue);
+        if (Status status = replay_group(plan_.groups[instruction.index], device); !status.ok()) return status;
       }
     }
     return check_results();
   }
 
-  Status replay_group(const FusedGroup& group) {
+  Status replay_group(const FusedGroup& group, DeviceIndex device) {
     std::vector<uint32_t> members = group.members;
     std::ranges::sort(members);
     for (const uint32_t n : members) {
-      if (Status status = traits_of(n).has_tail ? replay_tail(n) : replay(n, kCpu); !status.ok()) return status;
+      if (Status status = traits_of(n).has_tail ? replay_tail(n) : replay(n, device, &group); !status.ok())
+        return status;
     }
     // What is not stored is gone.
     for (const uint32_t n : members) {
       const Node& node = graph_.nodes[n];
       for (int i = 0; i < node.operand_count; ++i) {
         const Operand& operand = graph_.operands_of(node)[i];
-        if (operand.writes() && !is_stored(group, operand)) contents_[operand.buffer * kMaxDevices + kCpu] = {};
+        if (operand.writes() && !is_stored(group, operand)) contents_[operand.buffer * kMaxDevices + device] = {};
       }
     }
     return Status();
@@ -464,18 +477,36 @@ class PlanVerifier {
   }
 
   bool is_stored(const FusedGroup& group, const Operand& written) const {
-    const ByteRange range = range_of(graph_, written);
+    return touches_any(group, written, &GroupOperand::stores);
+  }
+  bool touches_any(const FusedGroup& group, const Operand& bytes, bool GroupOperand::* how) const {
+    const ByteRange range = range_of(graph_, bytes);
     return std::ranges::any_of(group.operands, [&](const GroupOperand& operand) {
-      return operand.stores && operand.buffer == written.buffer &&
+      return operand.*how && operand.buffer == bytes.buffer &&
              range_of(graph_, graph_.operands[operand.operand]).overlaps(range);
     });
   }
 
-  Status replay(uint32_t n, DeviceIndex device) {
+  // Whether the kernel stores all bytes of a buffer and loads none.
+  bool replaces(const FusedGroup& group, BufferId buffer) const {
+    bool all = false;
+    for (const GroupOperand& operand : group.operands) {
+      if (operand.buffer != buffer) continue;
+      if (operand.loads) return false;
+      Operand written = graph_.operands[operand.operand];
+      written.access = Access::kWrite;
+      all |= operand.stores && overwrites(*graph_.windows, written, graph_.buffers[buffer]);
+    }
+    return all;
+  }
+
+  // `group`: that the node is a member of. A member of which nothing is needed reads nothing; verify_group() knows which.
+  Status replay(uint32_t n, DeviceIndex device, const FusedGroup* group = nullptr) {
     const Node& node = graph_.nodes[n];
     const Operand* const operands = graph_.operands_of(node);
     for (int i = 0; i < node.operand_count; ++i) {
-      if (operands[i].reads() && !holds(operands[i], device, n)) {
+      const bool loads = group == nullptr || touches_any(*group, operands[i], &GroupOperand::loads);
+      if (operands[i].reads() && loads && !holds(operands[i], device, n)) {
         return violation(name("n", n) + " reads " + name("b", operands[i].buffer) + " where its bytes are not valid");
       }
     }
@@ -483,6 +514,14 @@ class PlanVerifier {
       if (!operands[i].writes()) continue;
       const BufferId b = operands[i].buffer;
       Contents& contents = contents_[b * kMaxDevices + device];
+      // To a kernel that does not load it, what was there before is as good as what should have been.
+      if (group != nullptr && replaces(*group, b)) {
+        contents.known = true;
+        contents.writes.clear();
+        for (const Write& write : writes_[b]) {
+          if (write.node < n && plan_.live[write.node]) contents.writes.push_back(write.node);
+        }
+      }
       if (overwrites(*graph_.windows, operands[i], graph_.buffers[b])) {
         contents.known = true;
         contents.writes.clear();

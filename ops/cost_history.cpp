@@ -53,14 +53,17 @@ void learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph
   Entry& known = entry();
   for (size_t p = 0; p < plan.program.size(); ++p) {
     const graph::Instruction& instruction = plan.program[p];
-    if (instruction.kind != graph::Instruction::Kind::kRun) continue;
+    const bool fused = instruction.kind == graph::Instruction::Kind::kFused;
+    if (!fused && instruction.kind != graph::Instruction::Kind::kRun) continue;
     const backend::DeviceIndex device = graph::device_of(instruction.queue);
     // A virtual clock knows nothing new of the host, and the host's clock nothing of what a GPU does.
     const bool seen = accelerator->has_virtual_clock() ? device == backend::kAccelerator
                                                        : device == backend::kCpu || accelerator->name() == "sim";
     if (!seen) continue;
     const double seconds = times.spans[p].end - times.spans[p].begin;
-    known.history.add(graph::cost_key(graph, graph.nodes[instruction.index], device), seconds);
+    const uint64_t key = fused ? graph::cost_key(graph, plan.groups[instruction.index], device)
+                               : graph::cost_key(graph, graph.nodes[instruction.index], device);
+    known.history.add(key, seconds);
     ++known.unsaved;
   }
   if (known.unsaved >= kSaveEvery) save(known);

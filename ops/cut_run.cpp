@@ -49,6 +49,7 @@ graph::PlanOptions plan_options() {
   if (backend::Device* accelerator = backend::accelerator()) {
     options.has_accelerator = true;
     options.accelerator = accelerator->capabilities();
+    options.accelerator_device = accelerator;
     options.accelerator_host_accessible = options.accelerator.host_accessible;
     options.policy = config().placement.load(std::memory_order_relaxed);
     options.preferences = &placement_rules().by_op();

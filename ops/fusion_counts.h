@@ -18,7 +18,7 @@ namespace hetero::ops {
 void count_fusion(const graph::Graph& graph, const graph::Plan& plan);
 
 // How many nodes, by FusionNote.
-inline constexpr size_t kFusionNotes = static_cast<size_t>(graph::FusionNote::kClosed) + 1;
+inline constexpr size_t kFusionNotes = static_cast<size_t>(graph::FusionNote::kOtherDevice) + 1;
 std::array<int64_t, kFusionNotes> fusion_notes();
 // How many of those that did not join others, by "operator: reason".
 std::map<std::string, int64_t> unfused_operators();

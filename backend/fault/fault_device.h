@@ -31,7 +31,7 @@ const char* to_string(FaultKind kind);
 
 enum class FaultDuration : uint8_t { kOnce, kForEver };
 
-class FaultDevice final : public Device {
+class FaultDevice : public Device {
  public:
   explicit FaultDevice(Device& device);
   ~FaultDevice() override;

@@ -37,7 +37,9 @@ Result<std::unique_ptr<SimMemory>> SimMemory::create(size_t capacity_bytes) {
     return Status(ErrorClass::kUsage,
                   "sim: a capacity of " + format_bytes(capacity_bytes) + " does not fit the address space");
   }
-  const size_t mapped = (2 * capacity_bytes + kPageBytes) / kPageBytes * kPageBytes;
+  // Guards, which are most of a tiny block, and gaps between blocks are no part of the capacity.
+  const size_t beside = capacity_bytes + std::min(6 * capacity_bytes, size_t{64} << 20);
+  const size_t mapped = (capacity_bytes + beside + kPageBytes) / kPageBytes * kPageBytes;
   const int file = memfd_create("hetero-sim", MFD_CLOEXEC);
   if (file < 0) return system_error("memfd_create");
   if (ftruncate(file, static_cast<off_t>(mapped)) != 0) {

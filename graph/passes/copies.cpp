@@ -15,6 +15,7 @@
 // What has left and comes back does so in other memory: a Return of the plan.
 
 #include <algorithm>
+#include <span>
 
 #include "graph/passes/passes.h"
 
@@ -37,14 +38,17 @@ class Walk {
   bool run() {
     begin();
     for (uint32_t i = 0; i < scratch_.order.size(); ++i) {
-      const uint32_t n = scratch_.order[i];
-      const DeviceIndex device = plan_.placements[n].device;
-      find_buffers(graph_.nodes[n]);
+      const Task& task = scratch_.tasks.tasks[scratch_.order[i]];
+      const DeviceIndex device = plan_.placements[task.node].device;
+      const bool grouped = task.group != Task::kNoGroup;
+      uses_ = {scratch_.tasks.begin(task), task.use_count};
+      find_next_use(task);
       if (device == kAccelerator && bounded() && !make_room()) return false;
-      bring(graph_.nodes[n], device);
-      plan_.program.push_back(
-          {.kind = Instruction::Kind::kRun, .queue = queue_id(device, QueueKind::kCompute), .index = n});
-      note_writes(graph_.nodes[n], device);
+      bring(device);
+      plan_.program.push_back({.kind = grouped ? Instruction::Kind::kFused : Instruction::Kind::kRun,
+                               .queue = queue_id(device, QueueKind::kCompute),
+                               .index = grouped ? task.group : task.node});
+      note_writes(device);
       if (bounded()) let_go(i, device);
     }
     finish();
@@ -74,58 +78,56 @@ class Walk {
     scratch_.peak_bytes = used_;
   }
 
-  // For each operand of the order, when the accelerator touches its buffer next; and the last touches.
+  // For each use of the order, when the accelerator touches its buffer next; and the last touches.
   void find_next_uses() {
-    scratch_.next_use.resize(graph_.operands.size());
+    const TaskGraph& tasks = scratch_.tasks;
+    scratch_.next_use.resize(tasks.uses.size());
     for (uint32_t i = static_cast<uint32_t>(scratch_.order.size()); i-- > 0;) {
-      const Node& node = graph_.nodes[scratch_.order[i]];
-      const bool there = plan_.placements[scratch_.order[i]].device == kAccelerator;
-      for (uint32_t o = node.first_operand; o < node.first_operand + node.operand_count; ++o) {
-        scratch_.next_use[o] = states_[graph_.operands[o].buffer].next_use;
-      }
-      for (uint32_t o = node.first_operand; o < node.first_operand + node.operand_count; ++o) {
-        BufferState& state = states_[graph_.operands[o].buffer];
+      const Task& task = tasks.tasks[scratch_.order[i]];
+      const bool there = plan_.placements[task.node].device == kAccelerator;
+      for (uint32_t u = task.first_use; u < task.first_use + task.use_count; ++u) {
+        BufferState& state = states_[tasks.uses[u].buffer];
+        scratch_.next_use[u] = state.next_use;
+        if (!tasks.uses[u].in_memory()) continue;
         if (there) state.next_use = i;
         if (state.last_use == kNever) state.last_use = i;
       }
     }
   }
 
-  void find_buffers(const Node& node) {
-    buffers_.clear();
-    for (const Operand *o = graph_.operands_of(node), *end = o + node.operand_count; o != end; ++o) {
-      if (std::ranges::find(buffers_, o->buffer) == buffers_.end()) buffers_.push_back(o->buffer);
-    }
+  void find_next_use(const Task& task) {
     if (!bounded()) return;
-    for (uint32_t o = node.first_operand; o < node.first_operand + node.operand_count; ++o) {
-      states_[graph_.operands[o].buffer].next_use = scratch_.next_use[o];
+    for (uint32_t u = task.first_use; u < task.first_use + task.use_count; ++u) {
+      states_[scratch_.tasks.uses[u].buffer].next_use = scratch_.next_use[u];
     }
   }
 
-  // For what the node needs on the accelerator. False where that cannot be.
+  // For what the task needs on the accelerator. False where that cannot be.
   bool make_room() {
     uint64_t needed = 0;
-    for (const BufferId b : buffers_) needed += states_[b].present ? 0 : size_of(b);
+    for (const Use& use : uses_) needed += takes_memory(use) ? size_of(use.buffer) : 0;
     while (used_ + needed > limit_) {
       const BufferId victim = find_victim();
       if (victim == kNoBuffer) return false;
       leave(victim);
     }
-    for (const BufferId b : buffers_) {
-      if (states_[b].present) continue;
-      states_[b].present = true;
-      used_ += size_of(b);
-      scratch_.present.push_back(b);
+    for (const Use& use : uses_) {
+      if (!takes_memory(use)) continue;
+      states_[use.buffer].present = true;
+      used_ += size_of(use.buffer);
+      scratch_.present.push_back(use.buffer);
     }
     scratch_.peak_bytes = std::max(scratch_.peak_bytes, used_);
     return true;
   }
 
+  bool takes_memory(const Use& use) const { return use.in_memory() && !states_[use.buffer].present; }
+
   // What is used last, and of those the largest.
   BufferId find_victim() const {
     BufferId victim = kNoBuffer;
     for (const BufferId b : scratch_.present) {
-      if (std::ranges::find(buffers_, b) != buffers_.end()) continue;
+      if (std::ranges::find(uses_, b, &Use::buffer) != uses_.end()) continue;
       if (victim == kNoBuffer || states_[b].next_use > states_[victim].next_use ||
           (states_[b].next_use == states_[victim].next_use && graph_.buffers[b].bytes > graph_.buffers[victim].bytes)) {
         victim = b;
@@ -152,15 +154,15 @@ class Walk {
     present.pop_back();
   }
 
-  void bring(const Node& node, DeviceIndex device) {
+  void bring(DeviceIndex device) {
     const uint8_t here = kHere[device];
-    for (const Operand *o = graph_.operands_of(node), *end = o + node.operand_count; o != end; ++o) {
-      BufferState& state = states_[o->buffer];
+    for (const Use& use : uses_) {
+      BufferState& state = states_[use.buffer];
+      if (!use.in_memory() || (state.valid_on & here) != 0) continue;
       // What comes back gets its new memory with a copy, needed or not.
       const bool comes_back = device == kAccelerator && state.has_left;
-      if ((state.valid_on & here) != 0) continue;
-      if (!comes_back && o->writes() && overwrites(*graph_.windows, *o, graph_.buffers[o->buffer])) continue;
-      if (state.valid_on != 0) copy_to(device, o->buffer);
+      if (!comes_back && !use.reads) continue;
+      if (state.valid_on != 0) copy_to(device, use.buffer);
       state.valid_on |= here;
     }
   }
@@ -182,15 +184,16 @@ class Walk {
     state.valid_on |= kHere[to];
   }
 
-  void note_writes(const Node& node, DeviceIndex device) {
-    for (const Operand *o = graph_.operands_of(node), *end = o + node.operand_count; o != end; ++o) {
-      if (o->writes()) states_[o->buffer].valid_on = kHere[device];
+  void note_writes(DeviceIndex device) {
+    for (const Use& use : uses_) {
+      if (use.writes) states_[use.buffer].valid_on = use.stores ? kHere[device] : 0;
     }
   }
 
-  // What need not stay on the accelerator after the node.
+  // What need not stay on the accelerator after the task.
   void let_go(uint32_t position, DeviceIndex device) {
-    for (const BufferId b : buffers_) {
+    for (const Use& use : uses_) {
+      const BufferId b = use.buffer;
       const BufferState& state = states_[b];
       if (!state.present || state.stays) continue;
       if (device == kCpu) {
@@ -220,7 +223,7 @@ class Walk {
   Plan& plan_;
   Scratch& scratch_;
   std::vector<BufferState>& states_;
-  std::vector<BufferId> buffers_;  // of the node at hand
+  std::span<const Use> uses_;  // of the task at hand
   uint64_t used_ = 0;
 };
 

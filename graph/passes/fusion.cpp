@@ -12,7 +12,9 @@
 //   5. A node of which only the tail can be lowered (a product with a bias) runs its body at its own place, so nothing may wait for it: it closes all
 //      groups that it conflicts with, and its tail opens a new one. If nobody joins that, the node runs as a whole.
 //   6. A group of one runs as before, unless it is a plain pointwise operator: a fused kernel starts faster than the stock one.
-//   7. A sweep from the last instruction to the first, as in dead_values.cpp, says which values are needed after their group. Only these
+//   7. Where there are two devices, a group is what is placed. Nodes that may not run on the same devices do not join. Tails stay with their bodies, nodes that check
+//      what they read run alone, since only the CPU's kernels could raise, and so do nodes whose group the accelerator cannot run.
+//   8. A sweep from the last instruction to the first, as in dead_values.cpp, says which values are needed after their group. Only these
 //      are stored; the others get no memory.
 // The result depends on structure and windows alone, so the same trace gives the same groups.
 
@@ -31,10 +33,18 @@ constexpr int kNeighbours = 2;
 
 class Fuser {
  public:
-  Fuser(const Graph& graph, Plan& plan, Scratch& scratch)
-      : graph_(graph), plan_(plan), scratch_(scratch), own_(scratch.fusion) {}
+  Fuser(const Graph& graph, const PlanOptions* two_devices, Plan& plan, Scratch& scratch)
+      : graph_(graph), two_devices_(two_devices), plan_(plan), scratch_(scratch), own_(scratch.fusion) {}
 
   void run() {
+    own_.refused.assign(graph_.nodes.size(), 0);
+    const std::vector<Instruction> runs = two_devices_ != nullptr ? plan_.program : std::vector<Instruction>();
+    while (!run_once()) plan_.program = runs;
+  }
+
+ private:
+  // False where groups turned out that cannot run everywhere: their nodes are marked.
+  bool run_once() {
     own_.group_count = 0;
     own_.group_of.assign(graph_.nodes.size(), kNone);
     own_.links.clear();
@@ -48,15 +58,32 @@ class Fuser {
     if (plan_.dead_nodes == graph_.nodes.size()) plan_.fusion.clear();
     write_program();
     finish_groups();
+    if (two_devices_ == nullptr) return true;
+    bool all_run = true;
+    for (const FusedGroup& made : plan_.groups) {
+      const backend::Device* const accelerator = two_devices_->accelerator_device;
+      if (made.prepared && (accelerator == nullptr || accelerator->can_fuse(made.kernel))) continue;
+      for (const uint32_t n : made.members) own_.refused[n] = 1;
+      all_run = false;
+    }
+    return all_run;
   }
 
- private:
   OpenGroup& group(uint32_t g) { return *own_.groups[g]; }
+
+  bool may_fuse(uint32_t n) const {
+    return two_devices_ == nullptr || (!has_tail(n) && !own_.refused[n] && own_.lowering.checks.empty());
+  }
+
+  uint8_t devices_of(uint32_t n) const {
+    return two_devices_ == nullptr ? uint8_t{1} : allowed_devices(graph_.nodes[n], *two_devices_).devices;
+  }
 
   void visit(uint32_t n) {
     const Node& node = graph_.nodes[n];
     FusionNote note = FusionNote::kNoLowering;
-    if (!op_table()[node.op].side_effects && lower_node(graph_, node, own_.lowering)) {
+    devices_ = devices_of(n);
+    if (!op_table()[node.op].side_effects && lower_node(graph_, node, own_.lowering) && may_fuse(n)) {
       note = measure(graph_, node, own_.lowering, own_.footprint);
     }
     const bool fusable = note == FusionNote::kJoined;
@@ -126,6 +153,11 @@ class Fuser {
     bool noted = false;
     for (const uint32_t g : own_.touched) {
       if (!is_patient(g, n)) continue;
+      if (group(g).devices != devices_) {
+        if (!noted) note = FusionNote::kOtherDevice;
+        noted = true;
+        continue;
+      }
       const FusionNote answer = group(g).builder.check(n, own_.lowering, own_.footprint);
       if (answer != FusionNote::kJoined) {
         if (!noted) note = answer;
@@ -195,7 +227,8 @@ class Fuser {
       for (uint32_t l = own_.readers[operands[i].buffer]; l != kNone && asked < kNeighbours; l = own_.links[l].next) {
         const uint32_t g = own_.links[l].group;
         const int64_t points = own_.footprint.numel / own_.lowering.pieces;
-        if (!group(g).open || !is_patient(g, n) || group(g).builder.numel() != points) continue;
+        if (!group(g).open || group(g).devices != devices_ || !is_patient(g, n) || group(g).builder.numel() != points)
+          continue;
         ++asked;
         if (group(g).builder.add(n, own_.lowering, own_.footprint) == FusionNote::kJoined) return g;
       }
@@ -214,6 +247,7 @@ class Fuser {
       return kNone;
     }
     opened.open = true;
+    opened.devices = devices_;
     opened.last = n;
     ++own_.group_count;
     return g;
@@ -316,13 +350,17 @@ class Fuser {
   }
 
   const Graph& graph_;
+  const PlanOptions* const two_devices_;
   Plan& plan_;
   Scratch& scratch_;
   FusionScratch& own_;
+  uint8_t devices_ = 0;  // of the node at hand
 };
 
 }  // namespace
 
-void fuse_nodes(const Graph& graph, Plan& plan, Scratch& scratch) { Fuser(graph, plan, scratch).run(); }
+void fuse_nodes(const Graph& graph, const PlanOptions* two_devices, Plan& plan, Scratch& scratch) {
+  Fuser(graph, two_devices, plan, scratch).run();
+}
 
 }  // namespace hetero::graph

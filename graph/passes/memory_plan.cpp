@@ -159,7 +159,8 @@ class MemoryPlanner {
         continue;
       }
       if (instruction.kind == Instruction::Kind::kFused) {
-        for (const GroupOperand& o : plan_.groups[instruction.index].operands) touch_by_group(i, o.buffer);
+        const DeviceIndex device = device_of(instruction.queue);
+        for (const GroupOperand& o : plan_.groups[instruction.index].operands) touch_by_group(i, o.buffer, device);
         continue;
       }
       if (instruction.kind == Instruction::Kind::kBatch) {
@@ -214,10 +215,10 @@ class MemoryPlanner {
   }
 
   // A fused kernel writes into memory that it is given.
-  void touch_by_group(uint32_t i, BufferId buffer) {
-    Residence& residence = plan_.residence(buffer, kCpu);
+  void touch_by_group(uint32_t i, BufferId buffer, DeviceIndex device) {
+    Residence& residence = stay_of(buffer, device);
     if (residence.home == Home::kNone) {
-      residence.home = home_of(buffer, kCpu);
+      residence.home = home_of(buffer, device);
       residence.first = i;
     }
     residence.last = i;
@@ -270,8 +271,9 @@ class MemoryPlanner {
       }
       if (instruction.kind == Instruction::Kind::kFused) {
         const std::vector<GroupOperand>& operands = plan_.groups[instruction.index].operands;
-        for (const GroupOperand& o : operands) take(i, o.buffer, kCpu);
-        for (const GroupOperand& o : operands) give_back(i, o.buffer, kCpu);
+        const DeviceIndex device = device_of(instruction.queue);
+        for (const GroupOperand& o : operands) take(i, o.buffer, device);
+        for (const GroupOperand& o : operands) give_back(i, o.buffer, device);
         continue;
       }
       const Node& node = graph_.nodes[instruction.index];

@@ -43,13 +43,9 @@ void order_queues(const Graph& graph, const Plan& plan, Scratch& scratch) {
       touch(bytes_of(instruction.index, instruction.to), true, queue, i, requirement);
       continue;
     }
-    const Node& node = graph.nodes[instruction.index];
-    const Operand* operands = graph.operands_of(node);
-    for (int k = 0; k < node.operand_count; ++k) {
-      Touches& touches = bytes_of(operands[k].buffer, device_of(queue));
-      touch(touches, operands[k].writes(), queue, i, requirement);
+    for (const Use& use : scratch.tasks.uses_of(instruction)) {
+      touch(bytes_of(use.buffer, device_of(queue)), use.writes, queue, i, requirement);
     }
-    // Two operands of one node on one buffer must not make it wait for itself.
     requirement[queue] = 0;
   }
   compute_clocks(plan, scratch);
@@ -128,8 +124,9 @@ class EarlySubmission {
         if (instruction.stay != 0) current_[instruction.index] = kNone;
         touch(i, instruction.index);
       } else if (device_of(instruction.queue) == backend::kAccelerator) {
-        const Node& node = graph_.nodes[instruction.index];
-        for (int k = 0; k < node.operand_count; ++k) touch(i, graph_.operands_of(node)[k].buffer);
+        for (const Use& use : scratch_.tasks.uses_of(instruction)) {
+          if (use.in_memory()) touch(i, use.buffer);
+        }
       }
     }
     stays_[plan_.program.size()] = static_cast<uint32_t>(touched_.size());

@@ -34,6 +34,7 @@ struct Touches {
 struct OpenGroup {
   GroupBuilder builder;
   bool open = false;
+  uint8_t devices = 0;  // on which its members may run, as bits
   uint32_t last = 0;    // its last member, at whose place it runs
   uint32_t number = 0;  // in the plan
 };
@@ -57,6 +58,7 @@ struct FusionScratch {
   std::vector<uint32_t> readers;      // per buffer: the first link of the groups that only read it
   std::vector<uint32_t> last_writer;  // per buffer: a node
   std::vector<uint32_t> touched;      // groups that the node at hand conflicts with
+  std::vector<uint8_t> refused;       // per node: it was in a group that cannot run everywhere
 };
 
 // What insert_copies knows of a buffer at a point of the program.
@@ -75,10 +77,10 @@ struct Scratch {
   std::vector<uint8_t> needed;      // per buffer: a live node or the caller reads it (dead_values)
   std::vector<uint8_t> valid;       // per buffer: devices with valid bytes (copies)
   TaskGraph tasks;                  // (placement, residency)
-  std::vector<uint32_t> order;      // live nodes, as they are to be submitted (placement)
+  std::vector<uint32_t> order;      // tasks, as they are to be submitted (placement)
   std::vector<uint8_t> resident;    // per buffer: has its place on the accelerator throughout (residency)
   std::vector<BufferState> states;  // per buffer (copies)
-  std::vector<uint32_t> next_use;   // per operand (copies)
+  std::vector<uint32_t> next_use;   // per use (copies)
   std::vector<BufferId> present;    // on the accelerator and may leave (copies)
   uint64_t peak_bytes = 0;          // the most that the accelerator was to hold (copies)
   std::vector<Touches> touches;     // per residence (order)
@@ -112,20 +114,20 @@ inline bool survives(const Buffer& buffer) { return buffer.escapes || buffer.val
 inline constexpr uint64_t kAnyBytes = UINT64_MAX;
 
 void drop_dead_values(const Graph& graph, Plan& plan, Scratch& scratch);
-// Fills scratch.tasks and scratch.order.
+// Fills scratch.tasks and scratch.order. REQUIRES: the program has runs and fused groups only.
 void place_nodes(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);
 // What the search for a placement finds, in seconds of the rollout. `candidates`, where not null, gets what was looked at.
 double search_seconds(TaskGraph& tasks, std::vector<Candidate>* candidates = nullptr);
 // Says in the plan where the tasks run, and why there.
 void write_placements(const TaskGraph& tasks, std::span<const backend::DeviceIndex> devices, Plan& plan);
-// The program of a plan for the CPU alone.
+// The program of a plan for the CPU alone, node by node.
 void run_in_order(const Graph& graph, Plan& plan, Scratch& scratch);
-// Chooses what has its place on the accelerator while it holds `limit` bytes. REQUIRES: placements and scratch.order.
+// Chooses what has its place on the accelerator while it holds `limit` bytes. REQUIRES: placements, scratch.tasks and scratch.order.
 void choose_residents(const Graph& graph, const CostModel& costs, uint64_t limit, Plan& plan, Scratch& scratch);
-// False where the accelerator cannot hold what a node needs within `limit` bytes.
+// Makes the program of scratch.tasks in scratch.order. False where the accelerator cannot hold what a task needs within `limit` bytes.
 bool insert_copies(const Graph& graph, uint64_t limit, Plan& plan, Scratch& scratch);
-// Replaces runs of the program by fused groups. REQUIRES: the program has runs on the CPU only.
-void fuse_nodes(const Graph& graph, Plan& plan, Scratch& scratch);
+// Replaces runs of the program by fused groups; `two_devices`, where not null, says what may run where. REQUIRES: the program has runs on the CPU only.
+void fuse_nodes(const Graph& graph, const PlanOptions* two_devices, Plan& plan, Scratch& scratch);
 // Makes batches of calls that read the same operand. REQUIRES: the same.
 void join_calls(const Graph& graph, Plan& plan, Scratch& scratch);
 // Whether join_calls() could have made the plan's batches, as far as sizes tell.

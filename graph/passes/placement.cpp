@@ -217,25 +217,30 @@ void write_placements(const TaskGraph& tasks, std::span<const DeviceIndex> devic
   for (uint32_t t = 0; t < tasks.size(); ++t) {
     const Task& task = tasks.tasks[t];
     const DeviceIndex device = devices[t];
-    Placement& placement = plan.placements[task.node];
-    placement.device = device;
-    placement.reason = (task.allowed >> device & 1) == 0                  ? Reason::kNoMemory
-                       : task.allowed != kBoth                            ? task.reason
-                       : task.seconds[device] <= task.seconds[device ^ 1] ? Reason::kFaster
-                                                                          : Reason::kSavesTime;
-    placement.predicted_seconds = static_cast<float>(task.seconds[device]);
-    placement.elsewhere_seconds = static_cast<float>(task.seconds[device ^ 1]);
+    const bool grouped = task.group != Task::kNoGroup;
+    const std::span<const uint32_t> members =
+        grouped ? std::span(plan.groups[task.group].members) : std::span(&task.node, 1);
+    const auto share = [&](DeviceIndex d) {
+      return static_cast<float>(task.seconds[d] / static_cast<double>(members.size()));
+    };
+    const Placement placement{.device = device,
+                              .reason = (task.allowed >> device & 1) == 0                  ? Reason::kNoMemory
+                                        : task.allowed != kBoth                            ? task.reason
+                                        : task.seconds[device] <= task.seconds[device ^ 1] ? Reason::kFaster
+                                                                                           : Reason::kSavesTime,
+                              .predicted_seconds = share(device),
+                              .elsewhere_seconds = share(device ^ 1)};
+    for (const uint32_t n : members) plan.placements[n] = placement;
   }
 }
 
 void place_nodes(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch) {
-  scratch.tasks.build(graph, plan.live, options);
+  scratch.tasks.build(graph, plan, options);
   Search search(scratch.tasks);
   search.run(options.candidates);
   plan.placements.assign(graph.nodes.size(), Placement{});
   write_placements(scratch.tasks, search.devices(), plan);
-  scratch.order.clear();
-  for (const uint32_t t : search.order()) scratch.order.push_back(scratch.tasks.tasks[t].node);
+  scratch.order = search.order();
 }
 
 }  // namespace hetero::graph

@@ -56,19 +56,20 @@ class Chooser {
   void find_units() {
     std::vector<uint32_t> unit_of(graph_.buffers.size(), UINT32_MAX);
     double at = 0;
-    for (const uint32_t n : scratch_.order) {
-      const Node& node = graph_.nodes[n];
-      if (plan_.placements[n].device != kAccelerator) continue;
-      at += static_cast<double>(plan_.placements[n].predicted_seconds);
-      for (const Operand *o = graph_.operands_of(node), *end = o + node.operand_count; o != end; ++o) {
-        const Buffer& buffer = graph_.buffers[o->buffer];
-        if (!survives(buffer)) continue;
-        uint32_t& unit = unit_of[o->buffer];
+    const TaskGraph& tasks = scratch_.tasks;
+    for (const uint32_t t : scratch_.order) {
+      const Task& task = tasks.tasks[t];
+      if (plan_.placements[task.node].device != kAccelerator) continue;
+      at += task.seconds[kAccelerator];
+      for (const Use* use = tasks.begin(task); use != tasks.end(task); ++use) {
+        const Buffer& buffer = graph_.buffers[use->buffer];
+        if (!survives(buffer) || !use->in_memory()) continue;
+        uint32_t& unit = unit_of[use->buffer];
         if (unit == UINT32_MAX) {
           unit = static_cast<uint32_t>(units_.size());
-          units_.push_back({o->buffer, SliceAllocator::round_up(buffer.bytes), at, false});
+          units_.push_back({use->buffer, SliceAllocator::round_up(buffer.bytes), at, false});
         }
-        units_[unit].written |= o->writes();
+        units_[unit].written |= use->writes;
       }
     }
   }

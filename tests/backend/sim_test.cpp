@@ -361,7 +361,7 @@ TEST_CASE("live blocks of the device do not overlap, guards included") {
 TEST_CASE("a copy that reaches beyond the device's memory or uses an identity address is refused") {
   const auto device = make_sim({.capacity_bytes = kMiB});
   Block block = take(*device, 64);
-  std::vector<char> host(8 * kMiB);
+  std::vector<char> host(16 * kMiB);
   Queue& queue = device->queue(QueueKind::kHostToDevice);
   const Status beyond = queue.copy(block.data(), host.data(), host.size());
   REQUIRE_FALSE(beyond.ok());

@@ -433,6 +433,9 @@ TEST_CASE("whatever call fails, the error reaches what depends on it, and only t
   sweep("evicted values", make_evicted, bounded, swept, expect_returns);
   sweep("the CPU alone", make_on_host, cpu_options(), swept);
   sweep("fused groups", make_fused, fused_options(), swept, expect_groups);
+  PlanOptions fused_there = mixed;
+  fused_there.fusion = true;
+  sweep("fused groups on two devices", make_fused, fused_there, swept, expect_groups);
   std::printf("fault sweep: %lld faults injected\n", static_cast<long long>(swept.injected));
   CHECK(swept.injected > 300);
   CHECK(swept.reached > 300);

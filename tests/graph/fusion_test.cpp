@@ -874,4 +874,146 @@ TEST_CASE("verify: groups that are damaged are found, or do no harm") {
   CHECK(found * 10 > tried * 8);
 }
 
+namespace {
+
+// What can runs on the accelerator, fused.
+PlanOptions fused_remote_options() {
+  PlanOptions options = remote_options();
+  options.fusion = true;
+  return options;
+}
+
+// An accelerator that cannot run fused kernels of more than so many steps.
+class Picky : public backend::FaultDevice {
+ public:
+  Picky(backend::Device& device, size_t most) : FaultDevice(device), most_(most) {}
+  bool can_fuse(const backend::FusedKernel& kernel) const override { return kernel.steps.size() <= most_; }
+
+ private:
+  const size_t most_;
+};
+
+}  // namespace
+
+TEST_CASE("fusion: the accelerator runs groups, each as one kernel") {
+  Fusable p;
+  const BufferId x = p.input(24), row = p.input(6);
+  const BufferId a = p.map_matrix({p.matrix(x, Access::kRead), p.row(row)});
+  const BufferId b = p.map_matrix({p.matrix(a, Access::kRead), p.column(p.digest(a), Access::kRead)});
+  const BufferId c = p.matmul(b);
+  const BufferId d = p.map({p.read(c), p.read(b)});
+  p.escape(p.map({p.read(d)}));
+  const Plan plan = p.plan(fused_remote_options());
+  REQUIRE(plan.groups.size() == 2);
+  CHECK_FALSE(uses_host_only(plan));
+  for (const Placement& placement : plan.placements) CHECK(placement.device == backend::kAccelerator);
+  for (const BufferId inner : {a, d}) {
+    CHECK(plan.residence(inner, backend::kAccelerator).home == Home::kNone);
+    CHECK(plan.residence(inner, backend::kCpu).home == Home::kNone);
+  }
+  const Results results = p.run_plan(plan);
+  CHECK(same_values(p, results, p.interpret()));
+  CHECK(results.counts.kernels[backend::kAccelerator] == 3);
+  CHECK(results.counts.kernels[backend::kCpu] == 0);
+  CHECK(results.counts.fused_groups == 2);
+  CHECK(results.counts.fused_nodes == 5);
+}
+
+TEST_CASE("fusion: nodes that may not run on the same devices do not join") {
+  Fusable p;
+  const BufferId x = p.input(24);
+  const BufferId a = p.map({p.read(x)});
+  const BufferId b = p.define(test_ops().map, 24, {p.read(a)}, Preference::kCpu);
+  const BufferId c = p.define(test_ops().map, 24, {p.read(b)}, Preference::kCpu);
+  const BufferId d = p.map({p.read(c)});
+  p.escape(d);
+  const Plan plan = p.plan(fused_remote_options());
+  REQUIRE(plan.groups.size() == 3);
+  CHECK(plan.groups[1].members == Members{1, 2});
+  CHECK(plan.fusion[3] == FusionNote::kOtherDevice);
+  CHECK(plan.placements[0].device == backend::kAccelerator);
+  CHECK(plan.placements[2].device == backend::kCpu);
+  CHECK(plan.placements[2].reason == Reason::kRequested);
+  CHECK(same_values(p, p.run_plan(plan), p.interpret()));
+}
+
+TEST_CASE("fusion: where there are two devices, products keep their tails") {
+  Fusable p;
+  const BufferId x = p.input(24), bias = p.input(6);
+  const BufferId a = p.product(bias, x);
+  p.escape(p.map({p.read(p.map({p.read(a)}))}));
+  const Plan plan = p.plan(fused_remote_options());
+  REQUIRE(plan.groups.size() == 1);
+  CHECK(plan.groups[0].members == Members{1, 2});
+  CHECK(same_values(p, p.run_plan(plan), p.interpret()));
+}
+
+TEST_CASE("fusion: what the accelerator cannot run as a group it runs node by node") {
+  Fusable p;
+  const BufferId x = p.input(24), y = p.input(24);
+  BufferId a = x;
+  for (int i = 0; i < 6; ++i) a = p.map({p.read(a)});
+  p.escape(a);
+  p.escape(p.map({p.read(p.map({p.read(p.matmul(y))}))}));
+  const Picky picky(*test_devices()[backend::kAccelerator], 5);
+  PlanOptions options = fused_remote_options();
+  options.accelerator_device = &picky;
+  const Plan plan = p.plan(options);
+  REQUIRE(plan.groups.size() == 1);
+  CHECK(plan.groups[0].members == Members{7, 8});
+  const Results results = p.run_plan(plan);
+  CHECK(same_values(p, results, p.interpret()));
+  CHECK(results.counts.kernels[backend::kAccelerator] == 8);
+}
+
+TEST_CASE("fusion: a poisoned input of a group on a queue reaches what depends on it, and nothing else") {
+  for (const bool remote : {false, true}) {
+    Fusable p;
+    const BufferId x = p.input(24);
+    const BufferId broken = p.define(test_ops().throws, 24, {p.read(x)});
+    const BufferId healthy = p.map({p.read(x)});
+    const BufferId sum = p.map({p.read(healthy), p.read(broken)});
+    const BufferId after = p.map({p.read(sum)});
+    const BufferId other = p.map({p.read(healthy)});
+    for (const BufferId b : {healthy, sum, after, other}) p.escape(b);
+    if (!remote) {
+      for (Node& node : p.graph.nodes) node.preference = Preference::kCpu;
+      // Something that makes a program of two devices of it.
+      p.escape(p.define(test_ops().matmul, 24, {p.read(x)}, Preference::kAccelerator));
+    }
+    const Plan plan = p.plan(fused_remote_options());
+    REQUIRE(plan.groups.size() == 1);
+    REQUIRE(plan.groups[0].members.size() == 4);
+    REQUIRE_FALSE(uses_host_only(plan));
+    const Results results = p.run_plan(plan);
+    CHECK_FALSE(results.status.ok());
+    CHECK_FALSE(results.bindings[sum].error.ok());
+    CHECK_FALSE(results.bindings[after].error.ok());
+    const Results expected = p.interpret();
+    for (const BufferId b : {healthy, other}) {
+      CHECK(results.bindings[b].error.ok());
+      CHECK(results.values[b] == expected.values[b]);
+    }
+    CHECK(results.counts.skipped == 2);
+  }
+}
+
+TEST_CASE("fusion: a group that would not fit into the accelerator's memory runs on the CPU") {
+  Fusable p;
+  std::vector<BufferId> inputs;
+  for (int i = 0; i < 6; ++i) inputs.push_back(p.input(256));
+  BufferId sum = inputs[0];
+  for (int i = 1; i < 6; ++i) sum = p.map({p.read(sum), p.read(inputs[static_cast<size_t>(i)])}, 256);
+  const BufferId small = p.map({p.read(p.matmul(p.input(24)))});
+  p.escape(sum);
+  p.escape(small);
+  PlanOptions options = fused_remote_options();
+  options.accelerator_bytes = 4096;
+  const Plan plan = p.plan(options);
+  CHECK(plan.placements[0].device == backend::kCpu);
+  CHECK(plan.placements[0].reason == Reason::kNoMemory);
+  CHECK(plan.placements.back().device == backend::kAccelerator);
+  CHECK(same_values(p, p.run_plan(plan), p.interpret()));
+}
+
 }  // namespace hetero::graph::testing

@@ -374,7 +374,8 @@ class Trial {
     const auto differ = [tolerance](double a, double b) { return std::abs(a - b) > tolerance; };
     for (size_t p = 0; p < plan_.program.size(); ++p) {
       const Instruction::Kind kind = plan_.program[p].kind;
-      if (kind != Instruction::Kind::kRun && kind != Instruction::Kind::kCopy) continue;
+      if (kind != Instruction::Kind::kRun && kind != Instruction::Kind::kCopy && kind != Instruction::Kind::kFused)
+        continue;
       const Span& took = times.spans[p];
       const Span& predicted = simulation.spans[p];
       if (differ(took.end, predicted.end)) {
@@ -394,7 +395,8 @@ class Trial {
       const Binding& binding = bindings_[b];
       const std::string name = "b" + std::to_string(b);
       if (!binding.error.ok()) {
-        if (!fault && expected_[b].error.ok()) return found(name + " has an error that the interpreter does not find");
+        if (!fault && expected_[b].error.ok())
+          return found(name + " has an error that the interpreter does not find: " + binding.error.message());
         continue;
       }
       // What the plan does not run, because nobody sees it, has no error there.

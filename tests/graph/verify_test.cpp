@@ -451,7 +451,7 @@ TEST_CASE("verify: what is read through the window through which it was written 
   CHECK(same_values(p, p.run_plan(plan), p.interpret()));
 }
 
-TEST_CASE("verify: a group in a program of several queues is found") {
+TEST_CASE("verify: a group that may have to run node by node is found in a program of several queues") {
   Program p;
   const BufferId x = p.input(16);
   const BufferId y = p.define(test_ops().map, 16, {p.read(x)});
@@ -460,6 +460,8 @@ TEST_CASE("verify: a group in a program of several queues is found") {
   REQUIRE(plan.groups.size() == 1);
   const QueueId other = queue_id(backend::kAccelerator, backend::QueueKind::kCompute);
   plan.program.push_back({.kind = Kind::kRecord, .queue = other, .index = plan.event_count++});
+  CHECK(!caught(p, plan, both_options()));
+  plan.groups[0].prepared = false;
   CHECK(caught(p, plan, both_options()));
 }
 
