@@ -12,6 +12,10 @@ const char* to_string(QueueKind kind) {
       return "h2d";
     case QueueKind::kDeviceToHost:
       return "d2h";
+    case QueueKind::kUrgentToDevice:
+      return "urgent h2d";
+    case QueueKind::kUrgentToHost:
+      return "urgent d2h";
   }
   return "unknown";
 }

@@ -113,9 +113,16 @@ class Event {
   virtual Status synchronize() = 0;
 };
 
-enum class QueueKind : uint8_t { kCompute, kHostToDevice, kDeviceToHost };
-inline constexpr int kQueueKinds = 3;
+// The urgent queues are for small copies that somebody waits for, which would otherwise stand behind large ones that are in no hurry. They use the same link.
+enum class QueueKind : uint8_t { kCompute, kHostToDevice, kDeviceToHost, kUrgentToDevice, kUrgentToHost };
+inline constexpr int kQueueKinds = 5;
 const char* to_string(QueueKind kind);
+// The queue of the same direction that yields the link to an urgent one; the kind itself for any other.
+inline QueueKind yielding(QueueKind kind) {
+  return kind == QueueKind::kUrgentToDevice ? QueueKind::kHostToDevice
+         : kind == QueueKind::kUrgentToHost ? QueueKind::kDeviceToHost
+                                            : kind;
+}
 
 class Queue {
  public:

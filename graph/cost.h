@@ -24,6 +24,9 @@ Work work_of(const Graph& graph, const Node& node);
 // A fused kernel computes what its members do, and touches what it loads and stores.
 Work work_of(const Graph& graph, const FusedGroup& group);
 
+// A copy of no more bytes that the program has made itself does not wait for others: it goes by an urgent queue.
+inline constexpr uint64_t kUrgentBytes = uint64_t{256} << 10;
+
 class CostModel {
  public:
   explicit CostModel(const PlanOptions& options)

@@ -9,25 +9,32 @@ using backend::DeviceIndex;
 double Rollout::run(std::span<const DeviceIndex> devices, std::span<const uint32_t> order) {
   begin();
   for (const uint32_t t : order) place(t, devices[t]);
-  return last_;
+  return seconds();
 }
 
 void Rollout::begin() {
   states_.resize(tasks_.values.size());
-  for (size_t b = 0; b < states_.size(); ++b) states_[b] = {tasks_.values[b].valid_on, {}, {}};
+  for (size_t b = 0; b < states_.size(); ++b) states_[b] = {tasks_.values[b].valid_on, false, {}, {}};
   std::ranges::fill(device_, 0.0);
   std::ranges::fill(link_, 0.0);
+  std::ranges::fill(urgent_, 0.0);
   last_ = 0;
+  shares_ = 0;
 }
 
 double Rollout::finish(uint32_t t, DeviceIndex device) const {
   const Task& task = tasks_.tasks[t];
   const DeviceIndex other = device ^ 1;
   double begin = device_[device];
-  double link = link_[device];
+  double shares = 0;
+  double links[] = {link_[device], urgent_[device]};
   for (const Use* use = tasks_.begin(task); use != tasks_.end(task); ++use) {
     const State& state = states_[use->buffer];
-    if (use->reads && state.valid_on != 0 && (state.valid_on >> device & 1) == 0) {
+    const bool copied = use->reads && state.valid_on != 0 && (state.valid_on >> device & 1) == 0;
+    if (copied && is_amortized(*use, device)) {
+      shares += tasks_.values[use->buffer].copy_seconds[device];
+    } else if (copied) {
+      double& link = links[is_urgent(*use)];
       link = std::max({link, state.written[other], state.touched[device]}) +
              tasks_.values[use->buffer].copy_seconds[device];
       begin = std::max(begin, link);
@@ -35,7 +42,7 @@ double Rollout::finish(uint32_t t, DeviceIndex device) const {
       begin = std::max(begin, use->writes ? state.touched[device] : state.written[device]);
     }
   }
-  return begin + task.seconds[device];
+  return begin + task.seconds[device] + shares;
 }
 
 void Rollout::place(uint32_t t, DeviceIndex device) {
@@ -48,12 +55,18 @@ void Rollout::place(uint32_t t, DeviceIndex device) {
   for (const Use* use = first; use != end; ++use) {
     State& state = states_[use->buffer];
     if (use->reads && (state.valid_on & here) == 0) {
-      if (state.valid_on != 0) {
-        link_[device] = std::max({link_[device], state.written[other], state.touched[device]}) +
-                        tasks_.values[use->buffer].copy_seconds[device];
-        state.written[device] = state.touched[device] = link_[device];
-        state.touched[other] = std::max(state.touched[other], link_[device]);
-        last_ = std::max(last_, link_[device]);
+      if (is_amortized(*use, device)) {
+        shares_ += tasks_.values[use->buffer].copy_seconds[device];
+      } else if (state.valid_on != 0) {
+        const bool urgent = is_urgent(*use);
+        double& link = urgent ? urgent_[device] : link_[device];
+        const double seconds = tasks_.values[use->buffer].copy_seconds[device];
+        const double start = std::max({link, state.written[other], state.touched[device]});
+        link = start + seconds;
+        if (urgent && link_[device] > start) link_[device] += seconds;
+        state.written[device] = state.touched[device] = link;
+        state.touched[other] = std::max(state.touched[other], link);
+        last_ = std::max({last_, link, link_[device]});
       }
       state.valid_on |= here;
     }
@@ -68,6 +81,7 @@ void Rollout::place(uint32_t t, DeviceIndex device) {
     if (!use->writes) continue;
     state.written[device] = done;
     state.valid_on = here;
+    state.made = true;
   }
 }
 

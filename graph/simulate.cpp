@@ -55,6 +55,8 @@ void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simu
       first[queue] = begin;
     }
     free[queue] = begin + seconds;
+    const QueueId yields = queue_id(device_of(queue), backend::yielding(kind_of(queue)));
+    if (yields != queue && free[yields] > begin) free[yields] += seconds;
     simulation.busy[queue] += seconds;
     simulation.spans[p] = {begin, free[queue]};
     if (instruction.kind == Kind::kRecord) recorded[instruction.index] = free[queue];

@@ -62,7 +62,8 @@ void TaskGraph::build(const Graph& graph, const Plan& plan, const PlanOptions& o
   values.resize(graph.buffers.size());
   for (size_t b = 0; b < values.size(); ++b) {
     const Buffer& buffer = graph.buffers[b];
-    values[b] = {.bytes = buffer.bytes, .valid_on = buffer.valid_on, .copy_seconds = {}};
+    values[b] = {
+        .bytes = buffer.bytes, .valid_on = buffer.valid_on, .small = buffer.bytes <= kUrgentBytes, .copy_seconds = {}};
     for (backend::DeviceIndex d = 0; d < kMaxDevices; ++d) {
       values[b].copy_seconds[d] = costs.copy_seconds(static_cast<double>(buffer.bytes), d);
     }
@@ -93,7 +94,9 @@ void TaskGraph::build(const Graph& graph, const Plan& plan, const PlanOptions& o
     task.reason = allowed.reason;
   }
   for (size_t b = 0; b < values.size(); ++b) {
-    if (graph.buffers[b].steady && !written[b]) values[b].copy_seconds[kAccelerator] /= kAmortized;
+    if (!graph.buffers[b].steady || written[b]) continue;
+    values[b].amortized = true;
+    values[b].copy_seconds[kAccelerator] /= kAmortized;
   }
 }
 

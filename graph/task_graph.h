@@ -41,7 +41,9 @@ struct Task {
 
 struct Value {
   uint64_t bytes;
-  uint8_t valid_on;                           // before the first task
+  uint8_t valid_on;        // before the first task
+  bool small = false;      // its copies may be urgent
+  bool amortized = false;  // it is copied to the accelerator once for many runs; copy_seconds is a run's share
   double copy_seconds[backend::kMaxDevices];  // to the device
 };
 

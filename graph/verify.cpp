@@ -300,7 +300,7 @@ class PlanVerifier {
     }
     const auto kind =
         instruction.to == kAccelerator ? backend::QueueKind::kHostToDevice : backend::QueueKind::kDeviceToHost;
-    if (instruction.queue != queue_id(kAccelerator, kind)) {
+    if (device_of(instruction.queue) != kAccelerator || backend::yielding(kind_of(instruction.queue)) != kind) {
       return violation(name("p", p) + " copies on the wrong queue");
     }
     if (instruction.stay != 0) {

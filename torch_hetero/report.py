@@ -146,7 +146,14 @@ _TEMPLATE = Path(__file__).with_name("report.html")
 _PLACEHOLDER = "{{data}}"
 
 # The order of lanes, in the page and in the trace; other queues follow in the order of their first use.
-_QUEUES = ("accelerator compute", "accelerator h2d", "accelerator d2h", "cpu compute")
+_QUEUES = (
+    "accelerator compute",
+    "accelerator urgent h2d",
+    "accelerator h2d",
+    "accelerator urgent d2h",
+    "accelerator d2h",
+    "cpu compute",
+)
 
 # Numbers of the trace: processes, and the thread that shows where programs begin and end.
 _PREDICTED, _MEASURED = 1, 2

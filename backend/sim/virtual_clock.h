@@ -5,6 +5,7 @@
 // graph/simulate.h:
 // - a command begins once its queue is free and the host has come to submit it: max(queue, host);
 // - recording notes the queue's time, and waiting raises the queue's time to the noted one;
+// - an urgent copy begins at once, and puts off the other queue of its direction for as long as it takes;
 // - the host moves on by work of its own and by waiting for queues and events. Submitting takes it no time.
 //
 // Invariant: no clock ever goes back, except that all begin at 0 again with reset().
@@ -58,6 +59,9 @@ class VirtualClock {
     const double duration = std::max(0.0, seconds) * next_factor(kind);
     if (!(duration > 0)) return 0;
     queues_[q] = begin + duration;
+    // The link does one thing at a time: what yields to an urgent copy is done so much later.
+    double& other = queues_[static_cast<size_t>(yielding(kind))];
+    if (yielding(kind) != kind && other > begin) other += duration;
     if (records_spans_) {
       if (spans_.size() == kMostSpans) spans_.pop_front();
       spans_.push_back({kind, is_copy, begin, queues_[q], bytes});

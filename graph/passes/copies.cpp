@@ -169,8 +169,11 @@ class Walk {
 
   void copy_to(DeviceIndex to, BufferId b) {
     const bool in = to == kAccelerator;
+    const bool urgent = states_[b].made && scratch_.tasks.values[b].small;
+    const QueueKind kind = in ? (urgent ? QueueKind::kUrgentToDevice : QueueKind::kHostToDevice)
+                              : (urgent ? QueueKind::kUrgentToHost : QueueKind::kDeviceToHost);
     Instruction copy{.kind = Instruction::Kind::kCopy,
-                     .queue = queue_id(kAccelerator, in ? QueueKind::kHostToDevice : QueueKind::kDeviceToHost),
+                     .queue = queue_id(kAccelerator, kind),
                      .index = b,
                      .from = in ? kCpu : kAccelerator,
                      .to = to};
@@ -186,7 +189,9 @@ class Walk {
 
   void note_writes(DeviceIndex device) {
     for (const Use& use : uses_) {
-      if (use.writes) states_[use.buffer].valid_on = use.stores ? kHere[device] : 0;
+      if (!use.writes) continue;
+      states_[use.buffer].valid_on = use.stores ? kHere[device] : 0;
+      states_[use.buffer].made = true;
     }
   }
 

@@ -64,6 +64,7 @@ struct FusionScratch {
 // What insert_copies knows of a buffer at a point of the program.
 struct BufferState {
   uint8_t valid_on = 0;
+  bool made = false;               // by a task
   bool stays = false;              // on the accelerator for the whole program
   bool present = false;            // has memory there
   bool has_left = false;           // had memory there, and may come back

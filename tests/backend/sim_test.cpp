@@ -471,7 +471,8 @@ struct ClockedDevice {
     return event;
   }
   void wait(QueueKind kind, Event& event) { REQUIRE(device->queue(kind).wait(event).ok()); }
-  std::array<double, kQueueKinds + 1> clocks() const {
+  // Of the queues that are not urgent, and of the host.
+  std::array<double, 4> clocks() const {
     return {device->queue_seconds(QueueKind::kCompute), device->queue_seconds(QueueKind::kHostToDevice),
             device->queue_seconds(QueueKind::kDeviceToHost), device->host_seconds()};
   }
@@ -483,7 +484,7 @@ struct ClockedDevice {
   std::array<char, 4096> result = {};
 };
 
-using Clocks = std::array<double, kQueueKinds + 1>;
+using Clocks = std::array<double, 4>;
 constexpr QueueKind kIn = QueueKind::kHostToDevice;
 constexpr QueueKind kOut = QueueKind::kDeviceToHost;
 constexpr QueueKind kCompute = QueueKind::kCompute;
@@ -497,6 +498,28 @@ TEST_CASE("copies and compute overlap in virtual time, each at its own rate") {
   REQUIRE(sim.clocks() == Clocks{2.5, 1.25, 2.25, 0});
   REQUIRE(sim.device->synchronize().ok());
   REQUIRE(sim.clocks() == Clocks{2.5, 1.25, 2.25, 2.5});
+}
+
+TEST_CASE("an urgent copy begins at once, and puts off the other copies of its direction") {
+  ClockedDevice sim;
+  sim.copy_in(1024);
+  sim.copy_out(1024);
+  std::array<char, 256> small = {};
+  Block other = take(*sim.device, 4096);
+  sim.device->record_spans(true);
+  REQUIRE(sim.device->queue(QueueKind::kUrgentToDevice).copy(other.data(), small.data(), 256).ok());
+  REQUIRE(sim.device->queue_seconds(QueueKind::kUrgentToDevice) == 0.5);
+  REQUIRE(sim.clocks() == Clocks{0, 1.75, 2.25, 0});
+  REQUIRE(sim.device->queue(QueueKind::kUrgentToHost).copy(small.data(), other.data(), 256).ok());
+  REQUIRE(sim.device->queue_seconds(QueueKind::kUrgentToHost) == 0.75);
+  REQUIRE(sim.clocks() == Clocks{0, 1.75, 3, 0});
+  // There is nothing to put off any more.
+  sim.device->advance_host(4);
+  REQUIRE(sim.device->queue(QueueKind::kUrgentToDevice).copy(other.data(), small.data(), 256).ok());
+  REQUIRE(sim.device->queue_seconds(QueueKind::kUrgentToDevice) == 4.5);
+  REQUIRE(sim.device->queue_seconds(kIn) == 1.75);
+  REQUIRE(sim.device->spans().size() == 3);
+  REQUIRE(sim.device->synchronize().ok());
 }
 
 TEST_CASE("a copy within the device takes its time from the memory bandwidth") {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "graph/cost.h"
 #include "tests/graph/catch.h"
 #include "tests/graph/program.h"
 
@@ -9,6 +10,7 @@ namespace hetero::graph::testing {
 
 using backend::kAccelerator;
 using backend::kCpu;
+using backend::QueueKind;
 using Kind = Instruction::Kind;
 
 namespace {
@@ -155,6 +157,31 @@ TEST_CASE("copies: one for each reader's device, none where the bytes are") {
   CHECK(results.counts.copied_bytes[kCpu] == 256);
   CHECK(results.counts.kernels[kCpu] == 2);
   CHECK(results.counts.kernels[kAccelerator] == 2);
+}
+
+TEST_CASE("copies: small ones of what the program has made are urgent, others are not") {
+  const auto queue_of = [](const Plan& plan, BufferId buffer, backend::DeviceIndex to) {
+    for (const Instruction& instruction : plan.program) {
+      if (instruction.kind == Kind::kCopy && instruction.index == buffer && instruction.to == to)
+        return kind_of(instruction.queue);
+    }
+    return QueueKind::kCompute;
+  };
+  constexpr int64_t kMany = kUrgentBytes / sizeof(float) + 1;
+  Program p;
+  const BufferId weight = p.input(64);
+  const BufferId small = p.define(test_ops().cpu_only, 64, {p.read(weight)});
+  const BufferId large = p.define(test_ops().cpu_only, kMany, {p.read(weight)});
+  const BufferId result = p.define(test_ops().matmul, 64, {p.read(weight), p.read(small), p.read(large)});
+  const BufferId many = p.define(test_ops().pointwise, kMany, {p.read(large)}, Preference::kAccelerator);
+  p.escape(p.define(test_ops().cpu_only, 64, {p.read(result), p.read(many)}));
+  const Plan plan = p.plan(remote_options());
+  CHECK(queue_of(plan, weight, kAccelerator) == QueueKind::kHostToDevice);
+  CHECK(queue_of(plan, small, kAccelerator) == QueueKind::kUrgentToDevice);
+  CHECK(queue_of(plan, large, kAccelerator) == QueueKind::kHostToDevice);
+  CHECK(queue_of(plan, result, kCpu) == QueueKind::kUrgentToHost);
+  CHECK(queue_of(plan, many, kCpu) == QueueKind::kDeviceToHost);
+  CHECK(same_values(p, p.run_plan(plan), p.interpret()));
 }
 
 TEST_CASE("copies: a write makes the other device's bytes stale") {

@@ -261,4 +261,24 @@ TEST_CASE("placement: a thousand nodes are planned in less than a second") {
   }
 }
 
+TEST_CASE("placement: a copy that pays for many runs is no part of a run, its share is") {
+  // Two tasks, each with a weight on the CPU that takes 1 s to copy.
+  Tasks two({{10, 1}, {10, 1}});
+  two.finish({{}, {0}});
+  for (uint32_t t = 0; t < 2; ++t) {
+    const auto weight = static_cast<BufferId>(two.graph.values.size());
+    two.graph.values.push_back(
+        {.bytes = 64, .valid_on = 1u << kCpu, .amortized = t == 0, .copy_seconds = {0, t == 0 ? 0.25 : 1.0}});
+    Task& task = two.graph.tasks[t];
+    const std::vector<Use> uses(two.graph.begin(task), two.graph.end(task));
+    task.first_use = static_cast<uint32_t>(two.graph.uses.size());
+    two.graph.uses.insert(two.graph.uses.end(), uses.begin(), uses.end());
+    two.graph.uses.push_back({weight, true, false});
+    ++task.use_count;
+  }
+  // The first weight's copy holds up nothing. The second's takes place while the first task runs.
+  CHECK(seconds_of(two.graph, {kAccelerator, kAccelerator}) == Approx(1 + 1 + 0.25));
+  CHECK(seconds_of(two.graph, {kCpu, kCpu}) == Approx(20));
+}
+
 }  // namespace hetero::graph::testing

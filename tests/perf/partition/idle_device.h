@@ -5,7 +5,6 @@
 
 #pragma once
 
-#include <array>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -28,7 +27,7 @@ class IdleDevice final : public backend::Device {
     const auto release = [](void*, void* data, size_t) { std::free(data); };
     return backend::Block::adopt(std::aligned_alloc(64, (bytes / 64 + 1) * 64), bytes, release, nullptr);
   }
-  backend::Queue& queue(backend::QueueKind kind) override { return queues_[static_cast<size_t>(kind)]; }
+  backend::Queue& queue(backend::QueueKind) override { return queue_; }
   std::unique_ptr<backend::Event> create_event() override { return std::make_unique<IdleEvent>(*this); }
   Status synchronize() override { return wait_for_queue(); }
   void empty_cache() override {}
@@ -82,8 +81,8 @@ class IdleDevice final : public backend::Device {
   const std::string name_ = "idle";
   const backend::Capabilities capabilities_;
   Waits waits_;
-  int64_t waited_ = 0;  // for queues, since something was submitted
-  std::array<IdleQueue, backend::kQueueKinds> queues_{IdleQueue(*this), IdleQueue(*this), IdleQueue(*this)};
+  int64_t waited_ = 0;      // for queues, since something was submitted
+  IdleQueue queue_{*this};  // stands for all of them
 };
 
 }  // namespace hetero::graph::testing
