@@ -2,7 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <iterator>
+#include <vector>
 
 namespace hetero::backend {
 namespace {
@@ -42,18 +44,27 @@ bool Nvrtc::open() {
   if (library == nullptr) return false;
   Functions& f = functions_;
   int major = 0, minor = 0;
-  const bool found = find(library, "nvrtcVersion", f.version) && find(library, "nvrtcCreateProgram", f.create) &&
-                     find(library, "nvrtcDestroyProgram", f.destroy) &&
-                     find(library, "nvrtcCompileProgram", f.compile) &&
-                     find(library, "nvrtcGetCUBINSize", f.cubin_size) && find(library, "nvrtcGetCUBIN", f.cubin) &&
-                     find(library, "nvrtcGetProgramLogSize", f.log_size) &&
-                     find(library, "nvrtcGetProgramLog", f.log) && f.version(&major, &minor) == 0;
+  const bool found =
+      find(library, "nvrtcVersion", f.version) && find(library, "nvrtcGetNumSupportedArchs", f.architecture_count) &&
+      find(library, "nvrtcGetSupportedArchs", f.architectures) && find(library, "nvrtcCreateProgram", f.create) &&
+      find(library, "nvrtcDestroyProgram", f.destroy) && find(library, "nvrtcCompileProgram", f.compile) &&
+      find(library, "nvrtcGetCUBINSize", f.cubin_size) && find(library, "nvrtcGetCUBIN", f.cubin) &&
+      find(library, "nvrtcGetProgramLogSize", f.log_size) && find(library, "nvrtcGetProgramLog", f.log) &&
+      f.version(&major, &minor) == 0;
   if (!found) {
     dlclose(library);
     return false;
   }
   version_ = std::to_string(major) + "." + std::to_string(minor);
   return true;
+}
+
+bool Nvrtc::supports(ComputeCapability capability) const {
+  int count = 0;
+  if (functions_.architecture_count(&count) != 0 || count <= 0) return false;
+  std::vector<int> list(static_cast<size_t>(count));
+  if (functions_.architectures(list.data()) != 0) return false;
+  return std::ranges::find(list, 10 * capability.major + capability.minor) != list.end();
 }
 
 std::string Nvrtc::log_of(Program program) const {

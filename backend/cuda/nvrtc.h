@@ -28,6 +28,7 @@ class Nvrtc {
 
   // "12.4"
   const std::string& version() const { return version_; }
+  bool supports(ComputeCapability capability) const;
   // Machine code for GPUs of this capability. Nothing is rounded together that the text does not round together.
   // Errors: kDevice, with what the compiler says.
   Result<std::string> compile(const std::string& text, ComputeCapability capability) const;
@@ -37,6 +38,8 @@ class Nvrtc {
   using Code = int;  // 0 is success
   struct Functions {
     Code (*version)(int* major, int* minor);
+    Code (*architecture_count)(int* count);
+    Code (*architectures)(int* list);
     Code (*create)(Program* program, const char* text, const char* name, int headers, const char* const* header_texts,
                    const char* const* header_names);
     Code (*destroy)(Program* program);
