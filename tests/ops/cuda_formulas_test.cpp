@@ -5,7 +5,9 @@
 #include <ATen/Version.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <random>
@@ -14,6 +16,7 @@
 
 #include "backend/cpu/fused_formula.h"
 #include "backend/cpu/fused_launch.h"
+#include "backend/cuda/nvrtc.h"
 #include "ops/fused/functions.h"
 #include "tests/backend/cuda_emulation.h"
 
@@ -84,6 +87,25 @@ void write_real(at::ScalarType dtype, double value, char* to) {
 
 double epsilon_of(at::ScalarType dtype) {
   return dtype == at::kDouble ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
+}
+
+// Runs all kernels on the CPU, and compiles them for GPUs where the machine has NVRTC.
+template <typename Trials>
+void check_all(Trials& trials, CudaEmulation& emulation) {
+  for (auto& it : trials) it.emulate_with(emulation);
+  ASSERT_EQ(emulation.compile(), "");
+  for (auto& it : trials) it.check(emulation);
+  const backend::Nvrtc* const nvrtc = backend::Nvrtc::get();
+  if (nvrtc == nullptr) {
+    std::fprintf(stderr, "NVRTC was not found: generated CUDA kernels are not compiled for GPUs\n");
+    return;
+  }
+  const std::vector<std::string> texts = emulation.texts();
+  for (size_t i = 0; i < texts.size(); ++i) {
+    // The two texts of a kernel go to different GPUs.
+    const Result<std::string> code = nvrtc->compile(texts[i], {i % 2 == 0 ? 9 : 8, 0});
+    EXPECT_TRUE(code.ok()) << (code.ok() ? "" : code.status().message().substr(0, 2000));
+  }
 }
 
 // A kernel with its operands' memory, and what is expected of each of its results.
@@ -303,9 +325,7 @@ TEST(CudaFormulas, EveryFunctionComputesWhatTheVectorFunctionDoes) {
   }
   EXPECT_GT(maps, 500);
   CudaEmulation emulation;
-  for (Trial& it : trials) it.emulate_with(emulation);
-  ASSERT_EQ(emulation.compile(), "");
-  for (Trial& it : trials) it.check(emulation);
+  check_all(trials, emulation);
 }
 
 TEST(CudaFormulas, EveryCastComputesWhatTheVectorFunctionDoes) {
@@ -343,9 +363,7 @@ TEST(CudaFormulas, EveryCastComputesWhatTheVectorFunctionDoes) {
   }
   EXPECT_EQ(trials.size(), 10);
   CudaEmulation emulation;
-  for (Trial& it : trials) it.emulate_with(emulation);
-  ASSERT_EQ(emulation.compile(), "");
-  for (Trial& it : trials) it.check(emulation);
+  check_all(trials, emulation);
 }
 
 // -- Reducers -----------------------------------------------------------------------------------------------------------------------------
@@ -418,9 +436,7 @@ TEST(CudaFormulas, EveryReducerComputesWhatTheCpuDoes) {
   }
   EXPECT_GT(reducers, 150);
   CudaEmulation emulation;
-  for (Trial& it : trials) it.emulate_with(emulation);
-  ASSERT_EQ(emulation.compile(), "");
-  for (Trial& it : trials) it.check(emulation);
+  check_all(trials, emulation);
   EXPECT_GT(emulation.ways().parts, 0);
   EXPECT_GT(emulation.ways().blocks, 0);
 }
