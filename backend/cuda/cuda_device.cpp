@@ -291,6 +291,7 @@ class CudaDeviceImplementation final : public CudaDevice {
     if (Status status = cuda_status(cudaSetDevice(gpu_.ordinal), "cudaSetDevice"); !status.ok()) return status;
     return engine_->run(call, stream_of_task);
   }
+  void prepare_fused(const FusedCall& call) override { engine_->prepare(call); }
   void empty_cache() override { allocator_.empty_cache(); }
   // The smaller of this and what was free when the device was made holds.
   void set_memory_limit(size_t bytes) override {

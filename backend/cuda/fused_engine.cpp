@@ -290,10 +290,10 @@ Result<char*> FusedEngine::memory(int64_t bytes) {
 
 // ---- the thread -----------------------------------------------------------------------------------------------------------------------------
 
-void FusedEngine::prepare(const FusedKernel& kernel, const FusedSpace& space, const FusedLaunch& launch) {
+void FusedEngine::prepare(const FusedCall& call) {
   if (fork_generation() != created_in_fork_generation_) return;
   std::call_once(started_, [&] { start_thread(); });
-  std::unique_ptr<Plan> plan = make_plan(kernel, space, launch);
+  std::unique_ptr<Plan> plan = make_plan(call.kernel, call.space, call.launch);
   for (const auto& stage : plan->stages) {
     const Variant* const variant = make_variant(*stage, true);
     if (variant->code->state.load(std::memory_order_acquire) != Code::State::kNone) continue;
@@ -302,7 +302,7 @@ void FusedEngine::prepare(const FusedKernel& kernel, const FusedSpace& space, co
   }
   changed_.notify_all();
   std::unique_ptr<DevicePart> kept = std::move(plan);
-  launch.device_part.offer(kept);
+  call.launch.device_part.offer(kept);
 }
 
 void FusedEngine::start_thread() {

@@ -81,8 +81,8 @@ class FusedEngine {
   // Errors: kDevice, where the compiler or the driver fails.
   Status run(const FusedCall& call, void* stream);
 
-  // Has the code compiled that runs of this launch with aligned operands need, in the background.
-  void prepare(const FusedKernel& kernel, const FusedSpace& space, const FusedLaunch& launch);
+  // Has the code compiled in the background that runs of this launch with aligned operands need. Addresses and numbers are not looked at.
+  void prepare(const FusedCall& call);
   // Blocks until everything that was asked for is compiled, or failed to be.
   void wait_until_compiled();
 

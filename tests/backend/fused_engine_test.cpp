@@ -283,7 +283,7 @@ TEST_CASE("engine: what was prepared in the background is not compiled again") {
   CountingCompiler compiler;
   FusedEngine engine(machine, compiler, {});
   const Prepared it = total(100, 300);
-  engine.prepare(it.kernel, it.space, it.launch);
+  engine.prepare(it.call());
   engine.wait_until_compiled();
   REQUIRE(compiler.compiled == 1);  // both stages are sums of rows
   REQUIRE(machine.loads == 0);      // loading is for threads where the device is current
@@ -307,7 +307,7 @@ TEST_CASE("engine: it may be destroyed while it compiles, and used by many threa
         for (int i = 0; i < 50; ++i) {
           (void)engine.run(shared.call(), nullptr);
           (void)engine.run(own[t].call(), nullptr);
-          if (i == 10) engine.prepare(own[t].kernel, own[t].space, own[t].launch);
+          if (i == 10) engine.prepare(own[t].call());
         }
       });
     }
@@ -315,7 +315,7 @@ TEST_CASE("engine: it may be destroyed while it compiles, and used by many threa
     REQUIRE(engine.counters().launches == 4 * 50 * 3);
     REQUIRE(compiler.compiled == 2);
     const Prepared last = pointwise(77);
-    engine.prepare(last.kernel, last.space, last.launch);
+    engine.prepare(last.call());
   }
 }
 
@@ -324,10 +324,10 @@ TEST_CASE("engine: a forked child is refused, and ends") {
   CountingCompiler compiler;
   FusedEngine engine(machine, compiler, {});
   const Prepared it = pointwise(4096);
-  engine.prepare(it.kernel, it.space, it.launch);
+  engine.prepare(it.call());
   engine.wait_until_compiled();
   const ChildOutcome outcome = run_in_child([&] {
-    engine.prepare(it.kernel, it.space, it.launch);
+    engine.prepare(it.call());
     return engine.run(it.call(), nullptr).ok() ? 1 : 0;
   });
   REQUIRE(outcome.exit_code == 0);
