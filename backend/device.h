@@ -191,6 +191,9 @@ class Device {
   virtual bool can_fuse(const FusedKernel& kernel) const;
   // Runs a fused kernel; `call.operands` are kernel addresses. REQUIRES: called from inside a Task of this device; can_fuse(); the kernel has no checks.
   virtual Status run_fused(const FusedCall& call);
+  // Begins to make what run_fused() will need for this kernel, where that takes long; addresses and numbers are not looked at. Any thread may call it,
+  // and nobody has to. REQUIRES: can_fuse().
+  virtual void prepare_fused(const FusedCall& call) { (void)call; }
 
   virtual Queue& queue(QueueKind kind) = 0;
   virtual std::unique_ptr<Event> create_event() = 0;

@@ -45,9 +45,10 @@ union Number {
   uint64_t bits;
 };
 
-// What a map computes, where it is simple enough to be compiled together with its neighbours (fused_compile.h). a, b and c are its inputs in
-// order, x and y its numbers. Each operation rounds, but for fma, which is one rounding of a product and a sum. A form puts a number in
-// the place of an operand; the others follow.
+// What a map computes: its name, by which other devices than the CPU know it, and by which simple ones are compiled together with their neighbours
+// (fused_compile.h). a, b and c are its operands in order, x, y and z its numbers. Of the first part each operation rounds, but for fma,
+// which is one rounding of a product and a sum, and the CPU's bits are these; of the second part some are only near. Integers wrap. A form
+// puts a number in the place of an operand; the others follow.
 enum class MapOperation : uint8_t {
   kOpaque,  // only the function knows
   kNegate,
@@ -59,14 +60,14 @@ enum class MapOperation : uint8_t {
   kReciprocal,
   kRsqrt,      // 1 / sqrt(a)
   kRelu,       // NaN stays NaN, -0 stays -0
-  kAdd,        // a + b
-  kSubtract,   // a - b
-  kMultiply,   // a * b
-  kDivide,     // a / b
+  kAdd,        // a + b; of bools a | b
+  kSub,        // a - b
+  kMul,        // a * b; of bools a & b
+  kDiv,        // a / b
   kMaximum,    // NaN wins
   kMinimum,    // NaN wins
   kAddScaled,  // fma(b, x, a)
-  kEqual,      // comparisons give bytes: 0 or 1
+  kEqual,      // comparisons give bools
   kNotEqual,   // true for NaN
   kLess,       // this and the others: false for NaN
   kLessEqual,
@@ -83,13 +84,78 @@ enum class MapOperation : uint8_t {
   kAddcdiv,          // a + x * b / c
   kWhere,            // a != 0 ? b : c, with bytes for a
   kMaskedFill,       // b != 0 ? x : a, with bytes for b
-  kAnd,              // of bytes, this and the next two
-  kOr,
-  kXor,
-  kConvert,  // from entries of type `from`; to kByte: a != 0
-};
+  kBitwiseAnd,
+  kBitwiseOr,
+  kBitwiseXor,
+  kLogicalAnd,  // logical operations give bools
+  kLogicalOr,
+  kConvert,  // from entries of type `from`; to kBool: a != 0
 
-enum class EntryType : uint8_t { kByte, kFloat16, kBFloat16, kFloat32, kFloat64 };
+  // Second part. One operand.
+  kSign,
+  kSqrt,
+  kExp,
+  kExp2,
+  kExpm1,
+  kLog,
+  kLog1p,
+  kLog2,
+  kLog10,
+  kSin,
+  kCos,
+  kTan,
+  kTanh,
+  kErf,
+  kErfc,
+  kSigmoid,
+  kSilu,
+  kGelu,
+  kGeluTanh,
+  kLogicalNot,
+  kBitwiseNot,
+  kExpFast,       // exp as softmax takes it: up to 20 ulp
+  kFiniteOrZero,  // a, or 0 where a is infinite
+  // Two operands.
+  kDivTrunc,
+  kDivFloor,
+  kFmod,
+  kRemainder,
+  kAtan2,
+  kPow,  // where b is a number, it is a double, or an int64 for integers
+  kSiluBackward,
+  kGeluBackward,
+  kGeluTanhBackward,
+  // One operand and numbers.
+  kElu,               // a >= 0 ? a * y : expm1(a * z) * x
+  kSoftplus,          // a * x > y ? a : log1p(exp(a * x)) / x
+  kInverseDeviation,  // 1 / sqrt(a / x + y)
+  kNormTerm,          // what a norm of order x, a double, sums up
+  kNormPeak,          // what it takes the maximum of; x as above
+  // Two operands and numbers.
+  kNegatedProduct,     // -(a * b)
+  kNormResult,         // from the sum of terms and the maximum of peaks; x as above
+  kHardtanhBackward,   // x < b < y ? a : 0
+  kLeakyReluBackward,  // a * (b > 0 ? 1 : x)
+  kLerpNumber,         // lerp(a, b, x)
+  // Three operands.
+  kLerp,    // from a to b by the weight c
+  kMulAdd,  // fma(a, b, c); as NumberForm::kRight b and c are numbers
+  kCount,
+};
+inline constexpr MapOperation kLastCompilable = MapOperation::kConvert;
+
+enum class EntryType : uint8_t {
+  kByte,
+  kFloat16,
+  kBFloat16,
+  kFloat32,
+  kFloat64,
+  kBool,  // a byte that is 0 or 1
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+};
 
 // Which operand of a map of two is a number, the first of its numbers.
 enum class NumberForm : uint8_t { kNone, kRight, kLeft };
@@ -97,7 +163,9 @@ enum class NumberForm : uint8_t { kNone, kRight, kLeft };
 struct MapFormula {
   MapOperation operation;
   EntryType type;  // that is computed in; of choices between values only its size counts
-  EntryType from;  // kConvert
+  // kConvert: of the input. Of other maps over float32: a half type, where this is the half type's own function, which rounds to it between
+  // operations.
+  EntryType from;
   NumberForm form;
   bool operator==(const MapFormula&) const = default;
 };
@@ -119,6 +187,32 @@ struct MapFunction {
   MapFormula formula;
 };
 
+enum class ReduceOperation : uint8_t {
+  kOpaque,  // only the functions know
+  kSum,
+  kProduct,
+  kMaximum,  // NaN wins, in the next three too
+  kMinimum,
+  kArgMaximum,  // the first place, an int64; -1 in an empty row
+  kArgMinimum,
+  kAny,  // of bools, this and the next
+  kAll,
+  kSquaredDeviation,  // the sum of (a - mean)^2
+  kPeak,              // the maximum of what is no NaN
+  // With a parameter.
+  kSquaredDistance,  // the sum of (a - parameter)^2
+  kSumExpFast,       // the sum of exp(a - parameter), as near as kExpFast
+  kPick,             // pick_reducer
+  kCount,
+};
+
+// The name of a reducer, as MapFormula is a map's.
+struct ReducerFormula {
+  ReduceOperation operation;
+  EntryType type;  // of the entries; kPick: of any of their size
+  bool operator==(const ReducerFormula&) const = default;
+};
+
 // A reduction along a row. `add` takes n entries of which the first stands at `index` of its row; entries come in order; `merge` takes
 // the state of a later part of the row. States are moved as bytes, and are aligned to 8 bytes where state_bytes is a multiple of 8. What
 // is to be done may depend on the row: then `begin_with` takes the place of `begin`, with the row's entry of another row value.
@@ -130,6 +224,7 @@ struct Reducer {
   void (*finish)(const void* state, void* out);  // writes one entry
   int32_t parameter_bytes = 0;                   // of the row value's entry; 0 where there is no parameter
   void (*begin_with)(void* state, const void* parameter) = nullptr;
+  ReducerFormula formula = {};
 };
 inline constexpr int32_t kMaxReducerState = 512;
 

@@ -23,20 +23,6 @@
 namespace hetero::backend {
 namespace {
 
-int entry_bytes(EntryType type) {
-  switch (type) {
-    case EntryType::kByte:
-      return 1;
-    case EntryType::kFloat16:
-    case EntryType::kBFloat16:
-      return 2;
-    case EntryType::kFloat32:
-      return 4;
-    default:
-      return 8;
-  }
-}
-
 // Comparisons as vcmpps names them: the quiet ones, ordered save for "not equal".
 enum Predicate : uint8_t {
   kEqualTo = 0x00,
@@ -374,9 +360,6 @@ class LoopGenerator : private Xbyak::CodeGenerator {
     const uint64_t sign = is_double_ ? uint64_t{1} << 63 : uint64_t{1} << 31;
     using O = MapOperation;
     switch (formula.operation) {
-      case O::kOpaque:
-        failed_ = true;
-        break;
       case O::kNegate: {
         const Xmm of = input(0), flip = literal(bytes_, sign);
         exclusive_or(result_over(), of, flip);
@@ -420,17 +403,21 @@ class LoopGenerator : private Xbyak::CodeGenerator {
         add_to(result_over(), first, second);
         break;
       }
-      case O::kSubtract: {
+      case O::kSub: {
         const Xmm first = a(), second = b();
         subtract(result_over(), first, second);
         break;
       }
-      case O::kMultiply: {
+      case O::kMul: {
+        if (formula.type == EntryType::kBool) {
+          bit_and_of_inputs();
+          break;
+        }
         const Xmm first = a(), second = b();
         multiply(result_over(), first, second);
         break;
       }
-      case O::kDivide: {
+      case O::kDiv: {
         const Xmm first = a(), second = b();
         divide(result_over(), first, second);
         break;
@@ -536,17 +523,17 @@ class LoopGenerator : private Xbyak::CodeGenerator {
         select(result_apart(), no, input(0), value, bytes_);
         break;
       }
-      case O::kAnd: {
-        const Xmm first = input(0), second = input(1);
-        bit_and(result_over(), first, second);
+      case O::kBitwiseAnd:
+      case O::kLogicalAnd:
+        bit_and_of_inputs();
         break;
-      }
-      case O::kOr: {
+      case O::kBitwiseOr:
+      case O::kLogicalOr: {
         const Xmm first = input(0), second = input(1);
         bit_or(result_over(), first, second);
         break;
       }
-      case O::kXor: {
+      case O::kBitwiseXor: {
         const Xmm first = input(0), second = input(1);
         exclusive_or(result_over(), first, second);
         break;
@@ -554,12 +541,19 @@ class LoopGenerator : private Xbyak::CodeGenerator {
       case O::kConvert:
         convert(formula);
         break;
+      default:
+        failed_ = true;
     }
+  }
+
+  void bit_and_of_inputs() {
+    const Xmm first = input(0), second = input(1);
+    bit_and(result_over(), first, second);
   }
 
   void convert(const MapFormula& formula) {
     const Xmm from = input(0);
-    if (formula.type == EntryType::kByte) {
+    if (formula.type == EntryType::kBool) {
       is_double_ = formula.from == EntryType::kFloat64;
       bytes_ = entry_bytes(formula.from);
       const Mask mask = compare(from, literal(bytes_, 0), kNotEqualTo);
@@ -569,6 +563,7 @@ class LoopGenerator : private Xbyak::CodeGenerator {
     const Xmm to = result_over();
     switch (formula.from) {
       case EntryType::kByte:
+      case EntryType::kBool:
         if (is_double_) {
           const Xmm integers = as(to.getIdx(), 4);
           vpmovzxbd(integers, from);
@@ -591,6 +586,8 @@ class LoopGenerator : private Xbyak::CodeGenerator {
       case EntryType::kFloat64:
         vcvtpd2ps(to, from);
         break;
+      default:
+        failed_ = true;
     }
   }
 
@@ -649,32 +646,49 @@ class LoopGenerator : private Xbyak::CodeGenerator {
 
 bool has_code_generator() { return true; }
 
+namespace {
+
+bool can_convert(EntryType from, EntryType to) {
+  const bool is_byte = from == EntryType::kByte || from == EntryType::kBool;
+  switch (to) {
+    case EntryType::kBool:
+      return from == EntryType::kFloat32 || from == EntryType::kFloat64;
+    case EntryType::kFloat16:
+    case EntryType::kBFloat16:
+      return from == EntryType::kFloat32;
+    case EntryType::kFloat32:
+      return is_byte || (is_floating(from) && from != EntryType::kFloat32);
+    case EntryType::kFloat64:
+      return is_byte || from == EntryType::kFloat32;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
 bool can_generate(const MapFormula& formula) {
-  const EntryType type = formula.type, from = formula.from;
+  const EntryType type = formula.type;
   switch (formula.operation) {
     case MapOperation::kOpaque:
       return false;
-    case MapOperation::kAnd:
-    case MapOperation::kOr:
-    case MapOperation::kXor:
-      return type == EntryType::kByte && formula.form == NumberForm::kNone;
+    case MapOperation::kBitwiseAnd:
+    case MapOperation::kBitwiseOr:
+    case MapOperation::kBitwiseXor:
+    case MapOperation::kLogicalAnd:
+    case MapOperation::kLogicalOr:
+      return type == EntryType::kBool && formula.form == NumberForm::kNone;
     case MapOperation::kWhere:
     case MapOperation::kMaskedFill:
       return true;
     case MapOperation::kConvert:
-      switch (type) {
-        case EntryType::kByte:
-          return from == EntryType::kFloat32 || from == EntryType::kFloat64;
-        case EntryType::kFloat16:
-        case EntryType::kBFloat16:
-          return from == EntryType::kFloat32;
-        case EntryType::kFloat32:
-          return from != EntryType::kFloat32;
-        default:
-          return from == EntryType::kFloat32 || from == EntryType::kByte;
-      }
+      return can_convert(formula.from, type);
+    case MapOperation::kMul:
+      if (type == EntryType::kBool) return formula.form == NumberForm::kNone;
+      [[fallthrough]];
     default:
-      return type == EntryType::kFloat32 || type == EntryType::kFloat64;
+      return formula.operation < kLastCompilable && formula.from == EntryType{} &&
+             (type == EntryType::kFloat32 || type == EntryType::kFloat64);
   }
 }
 
@@ -690,66 +704,6 @@ bool can_generate(const MapFormula&) { return false; }
 size_t generate_vector_loop(std::span<const VectorInstruction>, int, InstructionSet, std::span<uint8_t>) { return 0; }
 
 #endif
-
-int input_count(const MapFormula& formula) {
-  switch (formula.operation) {
-    case MapOperation::kOpaque:
-      return 0;
-    case MapOperation::kAdd:
-    case MapOperation::kSubtract:
-    case MapOperation::kMultiply:
-    case MapOperation::kDivide:
-    case MapOperation::kMaximum:
-    case MapOperation::kMinimum:
-    case MapOperation::kAddScaled:
-    case MapOperation::kEqual:
-    case MapOperation::kNotEqual:
-    case MapOperation::kLess:
-    case MapOperation::kLessEqual:
-    case MapOperation::kGreater:
-    case MapOperation::kGreaterEqual:
-      return formula.form == NumberForm::kNone ? 2 : 1;
-    case MapOperation::kThreshold:
-    case MapOperation::kSigmoidBackward:
-    case MapOperation::kTanhBackward:
-    case MapOperation::kMaskedFill:
-    case MapOperation::kAnd:
-    case MapOperation::kOr:
-    case MapOperation::kXor:
-      return 2;
-    case MapOperation::kAddcmul:
-    case MapOperation::kAddcdiv:
-    case MapOperation::kWhere:
-      return 3;
-    default:
-      return 1;
-  }
-}
-
-int input_bytes(const MapFormula& formula, int j) {
-  const bool is_condition = (formula.operation == MapOperation::kWhere && j == 0) ||
-                            (formula.operation == MapOperation::kMaskedFill && j == 1);
-  if (is_condition) return 1;
-  return entry_bytes(formula.operation == MapOperation::kConvert ? formula.from : formula.type);
-}
-
-bool reads_numbers(const MapFormula& formula) {
-  if (formula.form != NumberForm::kNone) return true;
-  switch (formula.operation) {
-    case MapOperation::kAddScaled:
-    case MapOperation::kClamp:
-    case MapOperation::kClampMin:
-    case MapOperation::kClampMax:
-    case MapOperation::kThreshold:
-    case MapOperation::kLeakyRelu:
-    case MapOperation::kAddcmul:
-    case MapOperation::kAddcdiv:
-    case MapOperation::kMaskedFill:
-      return true;
-    default:
-      return false;
-  }
-}
 
 int vector_lanes(std::span<const VectorInstruction> run, InstructionSet set) {
   int widest = 4;

@@ -16,6 +16,7 @@
 #include <type_traits>
 
 #include "backend/cpu/fused.h"
+#include "backend/cpu/fused_formula.h"
 #include "backend/cpu/instruction_set.h"
 
 namespace hetero::backend {
@@ -49,15 +50,6 @@ inline constexpr size_t kMaxVectorInstructions = 256;
 
 // How many entries a vector of the run has.
 int vector_lanes(std::span<const VectorInstruction> run, InstructionSet set);
-
-// How many inputs a map with this formula reads.
-int input_count(const MapFormula& formula);
-
-// Bytes of an entry of input j.
-int input_bytes(const MapFormula& formula, int j);
-
-// Whether it reads numbers.
-bool reads_numbers(const MapFormula& formula);
 
 // Whether code can be generated for maps with this formula.
 bool can_generate(const MapFormula& formula);

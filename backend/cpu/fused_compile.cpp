@@ -215,7 +215,7 @@ class ProgramCompiler {
   }
 
   static bool has_numbers(const ProgramStep& it) {
-    return it.kind == Kind::kFill || (it.kind == Kind::kMap && reads_numbers(it.map.formula));
+    return it.kind == Kind::kFill || (it.kind == Kind::kMap && number_count(it.map.formula) > 0);
   }
   // Runs that differ only in where their numbers stand are equal.
   uint16_t first_number_of(std::span<const uint32_t> run) const {

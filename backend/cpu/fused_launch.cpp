@@ -227,6 +227,7 @@ Status prepare_fused(const FusedKernel& kernel, const FusedSpace& space, FusedLa
   launch.empty = true;
   launch.pairs.clear();
   launch.stages.clear();
+  launch.device_part.clear();
   if (const char* rule = broken_rule(kernel, space, facts)) {
     return {ErrorClass::kUsage, std::string("illegal fused kernel: ") + rule};
   }

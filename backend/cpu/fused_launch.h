@@ -13,7 +13,9 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -25,6 +27,36 @@
 namespace hetero::backend {
 
 struct FusedStage;
+
+// What a device other than the CPU knows of a launch: its own code, say, found once.
+struct DevicePart {
+  virtual ~DevicePart() = default;
+};
+
+// Room for one beside a launch, filled while the launch is run. Copies of a launch begin without one.
+class DeviceSlot {
+ public:
+  DeviceSlot() = default;
+  DeviceSlot(const DeviceSlot&) {}
+  DeviceSlot(DeviceSlot&& other) noexcept : part_(other.part_.exchange(nullptr)) {}
+  DeviceSlot& operator=(DeviceSlot other) noexcept {
+    delete part_.exchange(other.part_.exchange(nullptr));
+    return *this;
+  }
+  ~DeviceSlot() { clear(); }
+
+  DevicePart* get() const { return part_.load(std::memory_order_acquire); }
+  // Takes the part, if there is none yet.
+  void offer(std::unique_ptr<DevicePart>& part) const {
+    DevicePart* none = nullptr;
+    if (part_.compare_exchange_strong(none, part.get(), std::memory_order_acq_rel)) (void)part.release();
+  }
+  // REQUIRES: no run is under way.
+  void clear() { delete part_.exchange(nullptr); }
+
+ private:
+  mutable std::atomic<DevicePart*> part_{nullptr};
+};
 
 struct FusedLaunch {
   RowSpace space;
@@ -38,6 +70,7 @@ struct FusedLaunch {
   std::vector<FusedStage> stages;
   int64_t temporary_bytes = 0;  // what stages pass on to later ones
   int64_t max_stage_operands = 0;
+  DeviceSlot device_part;
 
   // Whether a part of it is machine code (fused_compile.h).
   bool is_compiled() const;

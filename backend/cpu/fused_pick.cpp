@@ -30,7 +30,8 @@ struct Pick {
   static void finish(const void* state, void* out) {
     std::memcpy(out, static_cast<const State*>(state)->entry, kBytes);
   }
-  static constexpr Reducer kReducer{sizeof(State), nullptr, add, merge, finish, sizeof(int64_t), begin};
+  static constexpr Reducer kReducer{sizeof(State), nullptr,         add,   merge,
+                                    finish,        sizeof(int64_t), begin, {ReduceOperation::kPick, EntryType{}}};
 };
 
 }  // namespace

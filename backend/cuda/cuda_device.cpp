@@ -5,12 +5,17 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 
 #include "backend/allocator.h"
 #include "backend/atomic_counters.h"
 #include "backend/cuda/cuda_status.h"
+#include "backend/cuda/driver.h"
+#include "backend/cuda/fused_engine.h"
+#include "backend/cuda/nvrtc.h"
 #include "backend/cuda/staging_pool.h"
 #include "backend/spin_lock.h"
 
@@ -277,6 +282,16 @@ class CudaDeviceImplementation final : public CudaDevice {
     }
     return Status();
   }
+  bool can_fuse(const FusedKernel& kernel) const override {
+    std::call_once(engine_opened_, [&] { open_engine(); });
+    return engine_ != nullptr && FusedEngine::can_fuse(kernel);
+  }
+  // On this thread the driver may not know the GPU's context yet.
+  Status run_fused(const FusedCall& call) override {
+    if (Status status = cuda_status(cudaSetDevice(gpu_.ordinal), "cudaSetDevice"); !status.ok()) return status;
+    return engine_->run(call, stream_of_task);
+  }
+  void prepare_fused(const FusedCall& call) override { engine_->prepare(call); }
   void empty_cache() override { allocator_.empty_cache(); }
   // The smaller of this and what was free when the device was made holds.
   void set_memory_limit(size_t bytes) override {
@@ -291,11 +306,6 @@ class CudaDeviceImplementation final : public CudaDevice {
   // multiply-add.
   void read_capabilities() {
     constexpr double kLanesPerMultiprocessor = 128;
-    const auto attribute = [this](cudaDeviceAttr which) {
-      int value = 0;
-      const cudaError_t error = cudaDeviceGetAttribute(&value, which, gpu_.ordinal);
-      return cuda_status(error, "cudaDeviceGetAttribute").ok() ? static_cast<double>(value) : 0.0;
-    };
     capabilities_.flops =
         attribute(cudaDevAttrMultiProcessorCount) * kLanesPerMultiprocessor * 2 * attribute(cudaDevAttrClockRate) * 1e3;
     capabilities_.memory_bandwidth =
@@ -339,12 +349,37 @@ class CudaDeviceImplementation final : public CudaDevice {
     capabilities_.copy_latency = 10e-6;
   }
 
+  int attribute(cudaDeviceAttr which) const {
+    int value = 0;
+    const cudaError_t error = cudaDeviceGetAttribute(&value, which, gpu_.ordinal);
+    return cuda_status(error, "cudaDeviceGetAttribute").ok() ? value : 0;
+  }
+
+  // None where driver or compiler are missing, or too old for this GPU.
+  void open_engine() const {
+    const CudaDriver* const driver = CudaDriver::get();
+    const Nvrtc* const nvrtc = Nvrtc::get();
+    const ComputeCapability capability{attribute(cudaDevAttrComputeCapabilityMajor),
+                                       attribute(cudaDevAttrComputeCapabilityMinor)};
+    if (driver == nullptr || nvrtc == nullptr || !nvrtc->supports(capability)) return;
+    compiler_ = std::make_unique<NvrtcCompiler>(*nvrtc, capability);
+    machine_ = std::make_unique<DriverMachine>(*driver, attribute(cudaDevAttrMultiProcessorCount),
+                                               [this](size_t bytes) { return allocator_.allocate(bytes); });
+    engine_ = std::make_unique<FusedEngine>(*machine_, *compiler_, FusedEngine::Options{KernelCache::default_folder()});
+  }
+
   size_t capacity_ = 0;  // bytes; 0 where it is not known
   const std::string name_ = "cuda";
   Gpu gpu_;
   Capabilities capabilities_;
-  CachingAllocator allocator_;
+  mutable CachingAllocator allocator_;
   AtomicCounters counters_;
+  // Of fused kernels, made when the first one is asked about.
+  mutable std::once_flag engine_opened_;
+  mutable std::unique_ptr<NvrtcCompiler> compiler_;
+  mutable std::unique_ptr<DriverMachine> machine_;
+  mutable std::unique_ptr<FusedEngine> engine_;
+  // Destroyed first, which waits for what uses the others.
   std::array<std::unique_ptr<CudaQueue>, kQueueKinds> queues_;
 };
 

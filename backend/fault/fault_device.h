@@ -53,6 +53,7 @@ class FaultDevice : public Device {
   void* kernel_address(void* data) override { return device_.kernel_address(data); }
   bool can_fuse(const FusedKernel& kernel) const override { return device_.can_fuse(kernel); }
   Status run_fused(const FusedCall& call) override { return device_.run_fused(call); }
+  void prepare_fused(const FusedCall& call) override { device_.prepare_fused(call); }
   Queue& queue(QueueKind kind) override;
   std::unique_ptr<Event> create_event() override { return device_.create_event(); }
   Status synchronize() override { return device_.synchronize(); }

@@ -17,24 +17,26 @@ void* vml_function(const char* name) {
   return dlsym(library, name);
 }
 
+namespace {
+
+// By the functions for this CPU.
+void fill(FunctionTable& table) {
+#if defined(__x86_64__)
+  const std::string capability = at::get_cpu_capability();
+  if (capability == "AVX512") return AVX512::fill(table);
+  if (capability == "AVX2") return AVX2::fill(table);
+#endif
+  DEFAULT::fill(table);
+}
+
+}  // namespace
+
 const FunctionTable& functions() {
   // Leaked: plans point to its functions.
   static const FunctionTable* table = [] {
     auto* made = new FunctionTable{};
-    const std::string capability = at::get_cpu_capability();
-#if defined(__x86_64__)
-    if (capability == "AVX512") {
-      AVX512::fill(*made);
-      add_formulas(*made);
-      return made;
-    }
-    if (capability == "AVX2") {
-      AVX2::fill(*made);
-      add_formulas(*made);
-      return made;
-    }
-#endif
-    DEFAULT::fill(*made);
+    fill(*made);
+    add_formulas(*made);
     return made;
   }();
   return *table;

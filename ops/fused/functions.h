@@ -31,117 +31,13 @@
 
 namespace hetero::ops {
 
-enum class Function : uint8_t {
-  // one tensor; kGelu..: activations
-  kNegate,
-  kAbs,
-  kSign,
-  kFloor,
-  kCeil,
-  kRound,
-  kTrunc,
-  kSqrt,
-  kRsqrt,
-  kReciprocal,
-  kExp,
-  kExp2,
-  kExpm1,
-  kLog,
-  kLog1p,
-  kLog2,
-  kLog10,
-  kSin,
-  kCos,
-  kTan,
-  kTanh,
-  kErf,
-  kErfc,
-  kSigmoid,
-  kSilu,
-  kGelu,
-  kGeluTanh,
-  kRelu,
-  kLogicalNot,  // gives bool
-  kBitwiseNot,
-  kExpFast,       // what softmax uses: up to 20 ulp
-  kFiniteOrZero,  // x, or 0 where x is infinite
-  // two tensors, or one and a number
-  kAdd,
-  kSub,
-  kMul,
-  kDiv,
-  kDivTrunc,
-  kDivFloor,
-  kFmod,
-  kRemainder,
-  kAtan2,
-  kPow,
-  kMaximum,
-  kMinimum,
-  kAddScaled,  // a + alpha * b; numbers: alpha, behind the operand that is a number
-  kLogicalAnd,
-  kLogicalOr,
-  kEqual,
-  kNotEqual,
-  kLess,
-  kLessEqual,
-  kGreater,
-  kGreaterEqual,  // give bool
-  kBitwiseAnd,
-  kBitwiseOr,
-  kBitwiseXor,
-  kSigmoidBackward,
-  kTanhBackward,
-  kSiluBackward,
-  kGeluBackward,
-  kGeluTanhBackward,
-  // one tensor and numbers
-  kClamp,             // low, high
-  kClampMin,          // low
-  kClampMax,          // high
-  kLeakyRelu,         // slope
-  kElu,               // alpha * scale, scale, input_scale
-  kSoftplus,          // beta, threshold
-  kInverseDeviation,  // 1 / sqrt(x / count + epsilon); count, epsilon
-  kNormTerm,          // order, a double
-  kNormPeak,          // order, a double
-  // two tensors and numbers
-  kNegatedProduct,     // -(a * b)
-  kNormResult,         // sum of terms, maximum of peaks; order, a double
-  kThreshold,          // x, other; threshold, value
-  kHardtanhBackward,   // grad, x; low, high
-  kLeakyReluBackward,  // grad, x; slope
-  kLerpNumber,         // start, end; weight
-  kMaskedFill,         // x, mask; value
-  // three tensors
-  kWhere,         // condition, x, other
-  kClampTensors,  // x, low, high
-  kLerp,          // start, end, weight
-  kAddcmul,       // self, a, b; value
-  kAddcdiv,       // self, a, b; value
-  kMulAdd,        // x * a + b; as Form::kNumberRight a and b are numbers
-  kCount,
-};
+// A function's name is that of what it computes (backend/cpu/fused.h), so each one in the table has a name that other devices understand.
+using Function = backend::MapOperation;
 
 // Which operand of a function of two is a number (the first of its numbers).
 enum class Form : uint8_t { kTensors, kNumberRight, kNumberLeft, kCount };
 
-enum class Reduction : uint8_t {
-  kSum,
-  kProduct,
-  kMaximum,
-  kMinimum,
-  kArgMaximum,
-  kArgMinimum,  // give int64
-  kAny,
-  kAll,               // of bool
-  kSquaredDeviation,  // the sum of (x - mean)^2
-  kPeak,              // the maximum of what is no NaN
-  // with a row value as parameter
-  kSquaredDistance,  // the sum of (x - parameter)^2
-  kSumExpFast,       // the sum of kExpFast(x - parameter)
-  kCount,
-};
+using Reduction = backend::ReduceOperation;
 
 // Dtypes of which lowering knows something: the first sixteen of c10, without the complex ones.
 inline constexpr int kDTypeCount = 16;
@@ -172,7 +68,7 @@ struct FunctionTable {
   }
 };
 
-// Says of the functions that can be compiled what they compute (formulas.cpp), as those of AVX2 and AVX-512 do.
+// Gives each map of the table its formula: function, form and dtype (formulas.cpp). Reducers have theirs where they are made.
 void add_formulas(FunctionTable& table);
 
 // Kernels planned from now on are compiled for the capability that PyTorch has chosen, or not at all: as config().jit says.

@@ -25,6 +25,7 @@ namespace hetero::ops::CPU_CAPABILITY {
 namespace {
 
 using at::vec::Vectorized;
+using backend::EntryType;
 using backend::MapFunction;
 using backend::Number;
 using backend::Reducer;
@@ -573,6 +574,7 @@ struct Place {
 
 template <bool kAnyOf>
 struct Truth {
+  static constexpr EntryType kEntry = EntryType::kBool;
   using State = uint8_t;
   using Result = uint8_t;
   static void begin(State& state) { state = kAnyOf ? 0 : 1; }
@@ -656,6 +658,19 @@ constexpr int32_t parameter_bytes_of() {
 }
 
 template <typename R, typename T>
+constexpr EntryType entry_type_of() {
+  if constexpr (requires { R::kEntry; }) return R::kEntry;
+  if constexpr (std::is_same_v<T, float>) return EntryType::kFloat32;
+  if constexpr (std::is_same_v<T, double>) return EntryType::kFloat64;
+  if constexpr (std::is_same_v<T, int8_t>) return EntryType::kInt8;
+  if constexpr (std::is_same_v<T, int16_t>) return EntryType::kInt16;
+  if constexpr (std::is_same_v<T, int32_t>) return EntryType::kInt32;
+  if constexpr (std::is_same_v<T, int64_t>) return EntryType::kInt64;
+  static_assert(std::is_arithmetic_v<T>);
+  return EntryType::kByte;
+}
+
+template <Reduction reduction, typename R, typename T>
 const Reducer* reducer_of() {
   using State = typename R::State;
   static_assert(sizeof(State) <= backend::kMaxReducerState && std::is_trivially_copyable_v<State>);
@@ -670,7 +685,8 @@ const Reducer* reducer_of() {
         *static_cast<typename R::Result*>(out) = R::finish(*static_cast<const State*>(state));
       },
       parameter_bytes_of<R>(),
-      begin_with_of<R>()};
+      begin_with_of<R>(),
+      {reduction, entry_type_of<R, T>()}};
   return &reducer;
 }
 
@@ -777,25 +793,25 @@ struct Filler {
     put(c10::Half()), put(c10::BFloat16()), put(float()), put(double());
   }
 
-  template <typename R, typename T>
-  void reduce(Reduction reduction, at::ScalarType dtype) {
-    table.reducers[static_cast<size_t>(reduction)][static_cast<size_t>(dtype)] = reducer_of<R, T>();
+  template <Reduction reduction, typename R, typename T>
+  void reduce(at::ScalarType dtype) {
+    table.reducers[static_cast<size_t>(reduction)][static_cast<size_t>(dtype)] = reducer_of<reduction, R, T>();
   }
   template <typename T>
   void reduce_extrema(at::ScalarType dtype) {
-    reduce<Extremum<T, true>, T>(Reduction::kMaximum, dtype);
-    reduce<Extremum<T, false>, T>(Reduction::kMinimum, dtype);
-    reduce<Place<T, true>, T>(Reduction::kArgMaximum, dtype);
-    reduce<Place<T, false>, T>(Reduction::kArgMinimum, dtype);
+    reduce<Reduction::kMaximum, Extremum<T, true>, T>(dtype);
+    reduce<Reduction::kMinimum, Extremum<T, false>, T>(dtype);
+    reduce<Reduction::kArgMaximum, Place<T, true>, T>(dtype);
+    reduce<Reduction::kArgMinimum, Place<T, false>, T>(dtype);
   }
   template <typename T>
   void reduce_floats(at::ScalarType dtype) {
-    reduce<Sum<T>, T>(Reduction::kSum, dtype);
-    reduce<Product<T>, T>(Reduction::kProduct, dtype);
-    reduce<SquaredDeviation<T>, T>(Reduction::kSquaredDeviation, dtype);
-    reduce<Peak<T>, T>(Reduction::kPeak, dtype);
-    reduce<SumWith<T, AddSquaredDistance>, T>(Reduction::kSquaredDistance, dtype);
-    reduce<SumWith<T, AddExpFast>, T>(Reduction::kSumExpFast, dtype);
+    reduce<Reduction::kSum, Sum<T>, T>(dtype);
+    reduce<Reduction::kProduct, Product<T>, T>(dtype);
+    reduce<Reduction::kSquaredDeviation, SquaredDeviation<T>, T>(dtype);
+    reduce<Reduction::kPeak, Peak<T>, T>(dtype);
+    reduce<Reduction::kSquaredDistance, SumWith<T, AddSquaredDistance>, T>(dtype);
+    reduce<Reduction::kSumExpFast, SumWith<T, AddExpFast>, T>(dtype);
     reduce_extrema<T>(dtype);
   }
 
@@ -1125,12 +1141,12 @@ void Filler::fill_reductions() {
   reduce_extrema<int16_t>(at::kShort);
   reduce_extrema<int32_t>(at::kInt);
   reduce_extrema<int64_t>(at::kLong);
-  reduce<Sum<int64_t>, int64_t>(R::kSum, at::kLong);
-  reduce<Product<int64_t>, int64_t>(R::kProduct, at::kLong);
-  reduce<Truth<true>, uint8_t>(R::kAny, at::kBool);
-  reduce<Truth<false>, uint8_t>(R::kAll, at::kBool);
-  reduce<Truth<true>, uint8_t>(R::kMaximum, at::kBool);
-  reduce<Truth<false>, uint8_t>(R::kMinimum, at::kBool);
+  reduce<R::kSum, Sum<int64_t>, int64_t>(at::kLong);
+  reduce<R::kProduct, Product<int64_t>, int64_t>(at::kLong);
+  reduce<R::kAny, Truth<true>, uint8_t>(at::kBool);
+  reduce<R::kAll, Truth<false>, uint8_t>(at::kBool);
+  reduce<R::kMaximum, Truth<true>, uint8_t>(at::kBool);
+  reduce<R::kMinimum, Truth<false>, uint8_t>(at::kBool);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "backend/cuda/cuda_device.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <numeric>
@@ -9,8 +10,11 @@
 #include <utility>
 #include <vector>
 
+#include "backend/cpu/fused_launch.h"
 #include "backend/registry.h"
 #include "tests/backend/catch.h"
+#include "tests/backend/fused_program.h"
+#include "tests/backend/portable_functions.h"
 
 namespace hetero::backend {
 namespace {
@@ -87,6 +91,74 @@ TEST_CASE("a request beyond the GPU's memory fails with figures and the device s
   REQUIRE(refused.status().error_class() == ErrorClass::kResource);
   REQUIRE(device->allocate(1 << 20).ok());
   REQUIRE(device->synchronize().ok());
+}
+
+MapFunction named_add() {
+  return {testing::kAdd<float>.pointer, {MapOperation::kAdd, EntryType::kFloat32, {}, NumberForm::kNone}};
+}
+
+TEST_CASE("a GPU runs fused kernels: entries, sums of rows, and their total") {
+  const std::unique_ptr<CudaDevice> device = first_gpu();
+  if (device == nullptr) return;
+  Reducer sum = testing::kSum<float, float>;
+  sum.formula = {ReduceOperation::kSum, EntryType::kFloat32};
+  constexpr int64_t kRows = 100, kRow = 3000;
+  testing::KernelBuilder b;
+  const uint16_t both = b.map(named_add(), 4, {b.load(0, 4), b.load(0, 4)});
+  const uint16_t by_row = b.reduce(sum, 4, both);
+  b.store(1, both);
+  b.store(2, by_row);
+  b.store(3, b.total(sum, 4, by_row));
+  FusedSpace space = testing::dense_space({kRows, kRow}, 1, 4, 4);
+  std::fill_n(space.operands[2].strides, 2, 0);
+  space.operands[2].strides[0] = 4;
+  std::fill_n(space.operands[3].strides, 2, 0);
+  FusedLaunch launch;
+  REQUIRE(prepare_fused(b.kernel, space, launch).ok());
+  if (!device->can_fuse(b.kernel)) {
+    WARN("this machine has no NVRTC for its GPU: fused kernels were not run");
+    return;
+  }
+
+  std::vector<float> host(kRows * kRow);
+  for (size_t i = 0; i < host.size(); ++i) host[i] = static_cast<float>(i % 7);  // whose sums are exact
+  std::vector<std::vector<float>> expected{host, std::vector<float>(host.size()), std::vector<float>(kRows), {0.0f}};
+  std::vector<void*> on_host;
+  for (std::vector<float>& it : expected) on_host.push_back(it.data());
+  REQUIRE(run_fused(launch, on_host.data(), nullptr));
+
+  std::vector<Block> blocks;
+  struct Context {
+    CudaDevice* device;
+    FusedCall call;
+    Status status;
+  };
+  std::vector<void*> operands;
+  for (const std::vector<float>& it : expected) {
+    Result<Block> block = device->allocate(it.size() * sizeof(float));
+    REQUIRE(block.ok());
+    operands.push_back(block.value().data());
+    blocks.push_back(std::move(block.value()));
+  }
+  Queue& compute = device->queue(QueueKind::kCompute);
+  REQUIRE(compute.copy(operands[0], host.data(), host.size() * sizeof(float)).ok());
+  for (int round = 0; round < 2; ++round) {
+    Context context{device.get(), {b.kernel, space, launch, operands.data(), nullptr}, {}};
+    const auto run = [](void* it) {
+      auto& self = *static_cast<Context*>(it);
+      self.status = self.device->run_fused(self.call);
+    };
+    REQUIRE(compute.launch({run, &context}).ok());
+    INFO((context.status.ok() ? "" : context.status.message()));
+    REQUIRE(context.status.ok());
+  }
+  for (size_t o = 1; o < expected.size(); ++o) {
+    std::vector<float> back(expected[o].size());
+    REQUIRE(compute.copy(back.data(), operands[o], back.size() * sizeof(float)).ok());
+    REQUIRE(compute.synchronize().ok());
+    const bool same = back == expected[o];
+    REQUIRE(same);
+  }
 }
 
 }  // namespace

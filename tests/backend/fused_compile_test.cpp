@@ -62,9 +62,9 @@ auto compute(T a, T b, T c, T x, T y) {
   if constexpr (kOperation == O::kRsqrt) return 1 / std::sqrt(a);
   if constexpr (kOperation == O::kRelu) return a < 0 ? T(0) : a;
   if constexpr (kOperation == O::kAdd) return a + b;
-  if constexpr (kOperation == O::kSubtract) return a - b;
-  if constexpr (kOperation == O::kMultiply) return a * b;
-  if constexpr (kOperation == O::kDivide) return a / b;
+  if constexpr (kOperation == O::kSub) return a - b;
+  if constexpr (kOperation == O::kMul) return a * b;
+  if constexpr (kOperation == O::kDiv) return a / b;
   if constexpr (kOperation == O::kMaximum) return greater_of(a, b);
   if constexpr (kOperation == O::kMinimum) return lesser_of(a, b);
   if constexpr (kOperation == O::kAddScaled) return std::fma(b, x, a);
@@ -91,7 +91,7 @@ void map_entries(void* out, const void* const* in, const Number* numbers, int64_
   const int inputs = input_count(formula);
   const bool has_form = kForm != NumberForm::kNone;
   const Number none[2] = {};
-  if (!reads_numbers(formula)) numbers = none;
+  if (number_count(formula) == 0) numbers = none;
   for (int64_t i = 0; i < n; ++i) {
     T operands[3] = {};
     int at = 0;
@@ -118,7 +118,7 @@ void fill_masked(void* out, const void* const* in, const Number* numbers, int64_
     store_entry(out, i, load_entry<uint8_t>(in[1], i) != 0 ? value : load_entry<T>(in[0], i));
 }
 
-// A map and the types of what it takes and gives.
+// A map and the types of what it takes and gives; bools are bytes here.
 struct Described {
   MapFunction map;
   std::vector<EntryType> inputs;
@@ -151,11 +151,13 @@ void add_floats(std::vector<Described>& to) {
 
 template <typename To, typename From, auto kFunction>
 Described convert(EntryType to, EntryType from) {
-  return {{map_unary<To, From, kFunction>, {O::kConvert, to, from, {}}}, {from}, to};
+  return {{map_unary<To, From, kFunction>, {O::kConvert, to, from, {}}},
+          {from},
+          to == EntryType::kBool ? EntryType::kByte : to};
 }
 template <auto kFunction>
 Described of_bytes(O operation) {
-  return {{map_binary<uint8_t, kFunction>, {operation, EntryType::kByte, {}, {}}},
+  return {{map_binary<uint8_t, kFunction>, {operation, EntryType::kBool, {}, {}}},
           {EntryType::kByte, EntryType::kByte},
           EntryType::kByte};
 }
@@ -172,9 +174,9 @@ std::vector<Described> all_functions() {
                  {EntryType::kBFloat16, EntryType::kByte},
                  EntryType::kBFloat16});
   using E = EntryType;
-  all.push_back(of_bytes<[](uint8_t a, uint8_t b) -> uint8_t { return a & b; }>(O::kAnd));
-  all.push_back(of_bytes<[](uint8_t a, uint8_t b) -> uint8_t { return a | b; }>(O::kOr));
-  all.push_back(of_bytes<[](uint8_t a, uint8_t b) -> uint8_t { return a ^ b; }>(O::kXor));
+  all.push_back(of_bytes<[](uint8_t a, uint8_t b) -> uint8_t { return a & b; }>(O::kBitwiseAnd));
+  all.push_back(of_bytes<[](uint8_t a, uint8_t b) -> uint8_t { return a | b; }>(O::kBitwiseOr));
+  all.push_back(of_bytes<[](uint8_t a, uint8_t b) -> uint8_t { return a ^ b; }>(O::kBitwiseXor));
   all.push_back(convert<float, uint16_t, [](uint16_t x) { return float16_to_float(x); }>(E::kFloat32, E::kFloat16));
   all.push_back(convert<uint16_t, float, [](float x) { return float_to_float16(x); }>(E::kFloat16, E::kFloat32));
   all.push_back(convert<float, uint16_t, [](uint16_t x) { return bfloat16_to_float(x); }>(E::kFloat32, E::kBFloat16));
@@ -183,8 +185,8 @@ std::vector<Described> all_functions() {
   all.push_back(convert<float, double, [](double x) { return static_cast<float>(x); }>(E::kFloat32, E::kFloat64));
   all.push_back(convert<float, uint8_t, [](uint8_t x) { return static_cast<float>(x); }>(E::kFloat32, E::kByte));
   all.push_back(convert<double, uint8_t, [](uint8_t x) { return static_cast<double>(x); }>(E::kFloat64, E::kByte));
-  all.push_back(convert<uint8_t, float, [](float x) -> uint8_t { return x != 0; }>(E::kByte, E::kFloat32));
-  all.push_back(convert<uint8_t, double, [](double x) -> uint8_t { return x != 0; }>(E::kByte, E::kFloat64));
+  all.push_back(convert<uint8_t, float, [](float x) -> uint8_t { return x != 0; }>(E::kBool, E::kFloat32));
+  all.push_back(convert<uint8_t, double, [](double x) -> uint8_t { return x != 0; }>(E::kBool, E::kFloat64));
   return all;
 }
 
@@ -210,7 +212,7 @@ void random_entry(std::mt19937& random, EntryType type, char* to) {
       return store_entry(to, 0, float_to_bfloat16(static_cast<float>(real)));
     case EntryType::kFloat32:
       return store_entry(to, 0, static_cast<float>(real));
-    case EntryType::kFloat64:
+    default:
       return store_entry(to, 0, real);
   }
 }
@@ -453,7 +455,7 @@ TEST_CASE("compiled: random programs give the interpreter's bits") {
 }
 
 MapFunction add() { return describe<float, O::kAdd, NumberForm::kNone>().map; }
-MapFunction multiply() { return describe<float, O::kMultiply, NumberForm::kNone>().map; }
+MapFunction multiply() { return describe<float, O::kMul, NumberForm::kNone>().map; }
 
 // Eight steps on two operands.
 Case chain(std::mt19937& random, int64_t n) {
@@ -534,7 +536,7 @@ TEST_CASE("compiled: one code serves other numbers") {
   std::mt19937 random(6);
   Case c = case_of({100});
   const uint16_t x = c.builder.load(c.add_operand(random, EntryType::kFloat32), 4);
-  const MapFunction scale = describe<float, O::kMultiply, NumberForm::kRight>().map;
+  const MapFunction scale = describe<float, O::kMul, NumberForm::kRight>().map;
   c.builder.store(c.add_operand(random, EntryType::kFloat32),
                   c.builder.map(scale, 4, {c.builder.map(scale, 4, {x}, Extent::kElement, 0)}, Extent::kElement, 1));
   c.builder.kernel.number_count = 2;

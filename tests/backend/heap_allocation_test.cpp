@@ -5,10 +5,12 @@
 
 #include <cstdlib>
 #include <new>
+#include <string>
 #include <vector>
 
 #include "backend/cpu/fused_launch.h"
 #include "backend/cpu/wide_gemm.h"
+#include "backend/cuda/fused_engine.h"
 #include "tests/backend/catch.h"
 #include "tests/backend/fused_program.h"
 #include "tests/backend/plain_gemm.h"
@@ -94,6 +96,47 @@ TEST_CASE("products of one x allocate nothing in the long run") {
   };
   CHECK(allocations(8, [](const std::vector<Matvec>& calls) { matvec(calls); }) == 0);
   CHECK(allocations(20, [](const std::vector<Matvec>& calls) { wide_gemm(calls, plain_sgemm); }) == 0);
+}
+
+// A machine that runs nothing.
+struct IdleMachine final : CudaMachine {
+  int multiprocessors() const override { return 4; }
+  Result<std::vector<void*>> load(const std::string&, const std::vector<std::string>& names) override {
+    return std::vector<void*>(names.size());
+  }
+  Status launch(void*, unsigned, unsigned, void*, void*) override { return {}; }
+  Result<void*> allocate(size_t) override { return static_cast<void*>(&memory); }
+  uint64_t memory = 0;
+};
+struct IdleCompiler final : CudaCompiler {
+  std::string target() const override { return ""; }
+  Result<std::string> compile(const std::string&) override { return std::string("code"); }
+};
+
+TEST_CASE("a fused kernel that the CUDA engine knows is launched without allocating") {
+  Reducer sum = kSum<float, float>;
+  sum.formula = {ReduceOperation::kSum, EntryType::kFloat32};
+  KernelBuilder b;
+  const uint16_t by_row = b.reduce(sum, 4, b.load(0, 4));
+  b.store(1, by_row);
+  b.store(2, b.total(sum, 4, by_row));
+  FusedSpace space = dense_space({50, 3000}, 1, 3, 4);
+  space.operands[1].strides[1] = space.operands[2].strides[0] = space.operands[2].strides[1] = 0;
+  FusedLaunch launch;
+  REQUIRE(prepare_fused(b.kernel, space, launch).ok());
+  IdleMachine machine;
+  IdleCompiler compiler;
+  FusedEngine engine(machine, compiler, {});
+  void* const operands[3] = {};
+  long last = 0;
+  for (int round = 0; round < 3; ++round) {
+    const long before = heap_allocations;
+    const bool ok = engine.run({b.kernel, space, launch, operands, nullptr}, nullptr).ok();
+    last = heap_allocations - before;
+    CHECK(ok);
+    if (round == 0) CHECK(last > 0);
+  }
+  CHECK(last == 0);
 }
 
 }  // namespace hetero::backend::testing

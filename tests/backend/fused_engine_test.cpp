@@ -1,0 +1,338 @@
+// The engine's own promises, with a machine and a compiler that only count: what is compiled when, what is read from disk, what a known launch
+// costs. Nothing here needs a GPU.
+
+#include "backend/cuda/fused_engine.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "backend/fnv.h"
+#include "tests/backend/catch.h"
+#include "tests/backend/child.h"
+#include "tests/backend/fused_program.h"
+#include "tests/backend/portable_functions.h"
+
+namespace hetero::backend {
+namespace {
+
+using namespace testing;
+
+class CountingMachine final : public CudaMachine {
+ public:
+  struct Launch {
+    void* function;
+    unsigned blocks;
+    uint64_t first_word;
+  };
+  int multiprocessors() const override { return 4; }
+  Result<std::vector<void*>> load(const std::string& code, const std::vector<std::string>& names) override {
+    if (code.find("refused") != std::string::npos) return Status(ErrorClass::kDevice, "no such code");
+    ++loads;
+    std::vector<void*> functions;
+    for (size_t i = 0; i < names.size(); ++i) functions.push_back(reinterpret_cast<void*>(++functions_made));
+    return functions;
+  }
+  Status launch(void* function, unsigned blocks, unsigned, void* arguments, void*) override {
+    if (recording) launches.push_back({function, blocks, *static_cast<uint64_t*>(arguments)});
+    return {};
+  }
+  Result<void*> allocate(size_t bytes) override { return static_cast<void*>(memory.emplace_back(bytes).data()); }
+
+  int loads = 0;
+  uintptr_t functions_made = 0;
+  bool recording = true;
+  std::vector<Launch> launches;
+  std::vector<std::vector<char>> memory;
+};
+
+class CountingCompiler final : public CudaCompiler {
+ public:
+  std::string target() const override { return architecture; }
+  Result<std::string> compile(const std::string& text) override {
+    ++compiled;
+    if (fails) return Status(ErrorClass::kDevice, "the compiler is out of order");
+    return "code of " + std::to_string(fnv(text));
+  }
+  std::string architecture = "sm_90 13.0";
+  std::atomic<int> compiled{0};
+  bool fails = false;
+};
+
+struct Folder {
+  Folder() {
+    char name[] = "/tmp/hetero_kernels_XXXXXX";
+    path = mkdtemp(name);
+  }
+  ~Folder() { std::filesystem::remove_all(path); }
+  std::vector<std::filesystem::path> files() const {
+    std::vector<std::filesystem::path> found;
+    for (const auto& it : std::filesystem::directory_iterator(path + "/cache")) found.push_back(it.path());
+    return found;
+  }
+  std::string path;
+};
+
+MapFunction add() { return {kAdd<float>.pointer, {MapOperation::kAdd, EntryType::kFloat32, {}, NumberForm::kNone}}; }
+const Reducer& sum() {
+  static const Reducer named = [] {
+    Reducer made = kSum<float, float>;
+    made.formula = {ReduceOperation::kSum, EntryType::kFloat32};
+    return made;
+  }();
+  return named;
+}
+
+// A kernel prepared for a space, with addresses that are never read.
+struct Prepared {
+  FusedKernel kernel;
+  FusedSpace space;
+  FusedLaunch launch;
+  std::vector<void*> operands;
+  std::vector<Number> numbers{4, Number{.bits = 0}};
+
+  Prepared(FusedKernel made, FusedSpace sizes) : kernel(std::move(made)), space(std::move(sizes)) {
+    REQUIRE(prepare_fused(kernel, space, launch).ok());
+    for (uint16_t o = 0; o < kernel.operand_count; ++o)
+      operands.push_back(reinterpret_cast<void*>(uintptr_t{4096} * (o + 1)));
+  }
+  FusedCall call() const { return {kernel, space, launch, operands.data(), numbers.data()}; }
+};
+
+Prepared pointwise(int64_t entries) {
+  KernelBuilder b;
+  b.store(2, b.map(add(), 4, {b.load(0, 4), b.load(1, 4)}));
+  return {b.kernel, dense_space({entries}, 0, 3, 4)};
+}
+Prepared total(int64_t rows, int64_t row) {
+  KernelBuilder b;
+  const uint16_t by_row = b.reduce(sum(), 4, b.load(0, 4));
+  b.store(1, b.total(sum(), 4, by_row));
+  FusedSpace space = dense_space({rows, row}, 1, 2, 4);
+  std::fill_n(space.operands[1].strides, kMaxFusedRank, 0);
+  return {b.kernel, space};
+}
+
+TEST_CASE("engine: a launch is planned once, and its code compiled once for all sizes") {
+  CountingMachine machine;
+  CountingCompiler compiler;
+  FusedEngine engine(machine, compiler, {});
+  const Prepared first = pointwise(4096), second = pointwise(65536);
+  for (int i = 0; i < 3; ++i) REQUIRE(engine.run(first.call(), nullptr).ok());
+  REQUIRE(engine.run(second.call(), nullptr).ok());
+  REQUIRE(engine.counters().planned == 2);
+  REQUIRE(compiler.compiled == 1);
+  REQUIRE(machine.loads == 1);
+  REQUIRE(machine.launches.size() == 4);
+  REQUIRE(machine.launches[0].first_word == 4096);
+  REQUIRE(machine.launches[0].function == machine.launches[3].function);
+  REQUIRE(machine.launches[0].blocks < machine.launches[3].blocks);
+}
+
+TEST_CASE("engine: addresses that are not aligned take code of their own") {
+  CountingMachine machine;
+  CountingCompiler compiler;
+  FusedEngine engine(machine, compiler, {});
+  Prepared it = pointwise(4096);
+  REQUIRE(engine.run(it.call(), nullptr).ok());
+  it.operands[1] = reinterpret_cast<void*>(uintptr_t{8196});
+  REQUIRE(engine.run(it.call(), nullptr).ok());
+  REQUIRE(compiler.compiled == 2);
+  REQUIRE(engine.counters().planned == 1);
+  REQUIRE(machine.launches[0].function != machine.launches[1].function);
+}
+
+TEST_CASE("engine: totals run as stages that pass on memory of the engine, which is allocated once") {
+  CountingMachine machine;
+  CountingCompiler compiler;
+  FusedEngine engine(machine, compiler, {});
+  const Prepared it = total(100, 300);
+  for (int i = 0; i < 3; ++i) REQUIRE(engine.run(it.call(), nullptr).ok());
+  REQUIRE(machine.launches.size() == 6);
+  REQUIRE(machine.memory.size() == 1);
+  // One long row is cut into parts: a pass, and what merges them.
+  const Prepared whole = total(1, 1 << 20);
+  machine.launches.clear();
+  REQUIRE(engine.run(whole.call(), nullptr).ok());
+  REQUIRE(machine.launches.size() == 3);
+  REQUIRE(machine.launches[0].blocks > 1);
+}
+
+TEST_CASE("engine: another process reads from disk what one compiled") {
+  const Folder folder;
+  const FusedEngine::Options options{folder.path + "/cache"};
+  const Prepared first = pointwise(4096), second = pointwise(4096);
+  CountingCompiler compiler;
+  {
+    CountingMachine machine;
+    FusedEngine engine(machine, compiler, options);
+    REQUIRE(engine.run(first.call(), nullptr).ok());
+    REQUIRE(engine.counters().from_disk == 0);
+  }
+  CountingMachine machine;
+  FusedEngine engine(machine, compiler, options);
+  REQUIRE(engine.run(second.call(), nullptr).ok());
+  REQUIRE(engine.counters().from_disk == 1);
+  REQUIRE(compiler.compiled == 1);
+  REQUIRE(folder.files().size() == 1);
+
+  // Another GPU, or another compiler, does not take it.
+  compiler.architecture = "sm_80 13.0";
+  CountingMachine other;
+  FusedEngine elsewhere(other, compiler, options);
+  REQUIRE(elsewhere.run(pointwise(4096).call(), nullptr).ok());
+  REQUIRE(compiler.compiled == 2);
+}
+
+TEST_CASE("engine: a launch that another engine knows runs") {
+  CountingMachine machine, other;
+  CountingCompiler compiler;
+  FusedEngine engine(machine, compiler, {}), second(other, compiler, {});
+  const Prepared it = pointwise(4096);
+  REQUIRE(engine.run(it.call(), nullptr).ok());
+  REQUIRE(second.run(it.call(), nullptr).ok());
+  REQUIRE(machine.launches.size() == 1);
+  REQUIRE(other.launches.size() == 1);
+}
+
+TEST_CASE("kernel cache: a file that is cut, changed or lengthened is as good as none") {
+  const Folder folder;
+  const KernelCache cache(folder.path + "/cache");
+  cache.add("source", "target", "machine code");
+  REQUIRE(cache.find("source", "target") == "machine code");
+  REQUIRE_FALSE(cache.find("source", "other").has_value());
+  const std::string path = cache.path_of("source", "target");
+  std::string whole;
+  {
+    std::ifstream file(path, std::ios::binary);
+    whole.assign(std::istreambuf_iterator<char>(file), {});
+  }
+  const auto write = [&](const std::string& bytes) {
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+  };
+  for (size_t kept = 0; kept < whole.size(); kept += 3) {
+    write(whole.substr(0, kept));
+    REQUIRE_FALSE(cache.find("source", "target").has_value());
+  }
+  for (size_t at = 0; at < whole.size(); ++at) {
+    std::string changed = whole;
+    changed[at] = static_cast<char>(changed[at] ^ 0x10);
+    write(changed);
+    REQUIRE_FALSE(cache.find("source", "target").has_value());
+  }
+  write(whole + "x");
+  REQUIRE_FALSE(cache.find("source", "target").has_value());
+  cache.add("source", "target", "machine code");
+  REQUIRE(cache.find("source", "target") == "machine code");
+  REQUIRE(folder.files().size() == 1);
+}
+
+TEST_CASE("kernel cache: a folder that cannot be made keeps nothing and harms nobody") {
+  const KernelCache nowhere("/proc/none/cache");
+  nowhere.add("source", "target", "code");
+  REQUIRE_FALSE(nowhere.find("source", "target").has_value());
+  const KernelCache none("");
+  none.add("source", "target", "code");
+  REQUIRE_FALSE(none.find("source", "target").has_value());
+}
+
+TEST_CASE("engine: code on disk that the driver refuses is made anew") {
+  const Folder folder;
+  const Prepared it = pointwise(4096);
+  std::string text;
+  {
+    const CudaStages stages = cuda_stages(it.kernel, it.space, it.launch);
+    const CudaStage& stage = stages.stages[0];
+    text = write_source(stage.kernel, choose_variant(stage.kernel, stage.space, true, 4)).text;
+  }
+  CountingCompiler compiler;
+  const KernelCache cache(folder.path + "/cache");
+  cache.add(text, compiler.target(), "refused");
+  CountingMachine machine;
+  FusedEngine engine(machine, compiler, {folder.path + "/cache"});
+  REQUIRE(engine.run(it.call(), nullptr).ok());
+  REQUIRE(engine.counters().from_disk == 1);
+  REQUIRE(compiler.compiled == 1);
+  REQUIRE(cache.find(text, compiler.target()) != "refused");
+}
+
+TEST_CASE("engine: a compiler that fails is reported by each run, and asked once") {
+  CountingMachine machine;
+  CountingCompiler compiler;
+  compiler.fails = true;
+  FusedEngine engine(machine, compiler, {});
+  const Prepared it = pointwise(4096);
+  for (int i = 0; i < 2; ++i) {
+    const Status status = engine.run(it.call(), nullptr);
+    REQUIRE_FALSE(status.ok());
+    REQUIRE(status.message() == "the compiler is out of order");
+  }
+  REQUIRE(compiler.compiled == 1);
+  REQUIRE(machine.launches.empty());
+}
+
+TEST_CASE("engine: what was prepared in the background is not compiled again") {
+  CountingMachine machine;
+  CountingCompiler compiler;
+  FusedEngine engine(machine, compiler, {});
+  const Prepared it = total(100, 300);
+  engine.prepare(it.call());
+  engine.wait_until_compiled();
+  REQUIRE(compiler.compiled == 1);  // both stages are sums of rows
+  REQUIRE(machine.loads == 0);      // loading is for threads where the device is current
+  REQUIRE(engine.run(it.call(), nullptr).ok());
+  REQUIRE(compiler.compiled == 1);
+  REQUIRE(machine.loads == 1);
+}
+
+TEST_CASE("engine: it may be destroyed while it compiles, and used by many threads at once") {
+  CountingMachine machine;
+  machine.recording = false;
+  CountingCompiler compiler;
+  {
+    FusedEngine engine(machine, compiler, {});
+    const Prepared shared = pointwise(4096);
+    std::vector<Prepared> own;
+    for (int t = 0; t < 4; ++t) own.push_back(total(48 + 4 * t, 300));
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        for (int i = 0; i < 50; ++i) {
+          (void)engine.run(shared.call(), nullptr);
+          (void)engine.run(own[t].call(), nullptr);
+          if (i == 10) engine.prepare(own[t].call());
+        }
+      });
+    }
+    for (std::thread& it : threads) it.join();
+    REQUIRE(engine.counters().launches == 4 * 50 * 3);
+    REQUIRE(compiler.compiled == 2);
+    const Prepared last = pointwise(77);
+    engine.prepare(last.call());
+  }
+}
+
+TEST_CASE("engine: a forked child is refused, and ends") {
+  CountingMachine machine;
+  CountingCompiler compiler;
+  FusedEngine engine(machine, compiler, {});
+  const Prepared it = pointwise(4096);
+  engine.prepare(it.call());
+  engine.wait_until_compiled();
+  const ChildOutcome outcome = run_in_child([&] {
+    engine.prepare(it.call());
+    return engine.run(it.call(), nullptr).ok() ? 1 : 0;
+  });
+  REQUIRE(outcome.exit_code == 0);
+  REQUIRE(engine.run(it.call(), nullptr).ok());
+}
+
+}  // namespace
+}  // namespace hetero::backend
