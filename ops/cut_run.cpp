@@ -192,6 +192,7 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
     if (known != nullptr && options.policy == graph::Policy::kAuto) options.policy = known->trial.policy;
     settings.accelerator = backend::accelerator();
     settings.policy = options.policy;
+    settings.pressure = static_cast<float>(config().memory_pressure.load(std::memory_order_relaxed));
     settings.budget = accelerator_budget();
     settings.preferences = placement_rules().version();
     settings.history = cost_history().version();
