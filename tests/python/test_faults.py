@@ -49,7 +49,7 @@ def failing_devices() -> Iterator[None]:
 
 
 def use_two_devices() -> None:
-    """Each operator runs on a device of its own choice, by eager's kernels, so that bits do not depend on what fails."""
+    """Each operator runs on a device of its own choice, by eager's kernels, so no failure changes bits."""
     config = torch.hetero.config
     config.fusion = False
     config.accelerator = "sim"

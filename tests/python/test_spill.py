@@ -100,7 +100,12 @@ def test_a_disk_that_fails_is_told_and_nothing_is_lost() -> None:
         assert tensor.sum().item() == (i + 1) * MIB
 
 
-def test_threads_use_what_others_make_leave() -> None:
+@pytest.mark.parametrize("accelerator", ["none", "sim"])
+def test_threads_use_what_others_make_leave(accelerator: str) -> None:
+    torch.hetero.config.accelerator = accelerator
+    # Too little memory on both devices: what a program is about to use must stay where it is.
+    torch.hetero.config.placement = "mixed"
+    torch.hetero.config.memory_budget = 16 * MIB
     kept = tensors(8)
     errors: list[Exception] = []
 
