@@ -14,6 +14,7 @@ namespace {
 
 std::atomic<int64_t> operations_to_fault{-1};
 std::atomic<bool> faults_for_ever{false};
+std::atomic<int64_t> operations{0};
 
 bool faults() {
   int64_t left = operations_to_fault.load();
@@ -40,6 +41,7 @@ int open_unnamed(const std::string& folder) {
 // Moves all bytes, in as many calls as the system needs. `move` is pread or pwrite. Returns 0 or an errno.
 template <typename Byte, typename Move>
 int transfer(int file, Byte* data, size_t bytes, Move move) {
+  ++operations;
   if (faults()) return EIO;
   for (size_t done = 0; done < bytes;) {
     const ssize_t moved = move(file, data + done, bytes - done, static_cast<off_t>(done));
@@ -73,5 +75,7 @@ void set_spill_faults(int64_t skipped, bool for_ever) {
   faults_for_ever = for_ever;
   operations_to_fault = skipped;
 }
+
+int64_t spill_operations() { return operations; }
 
 }  // namespace hetero::backend

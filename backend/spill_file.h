@@ -37,5 +37,7 @@ class SpillFile {
 // For tests: of all reads and writes of spill files from now on, the one after the next `skipped` fails, and with `for_ever` all that come later; negative:
 // none does.
 void set_spill_faults(int64_t skipped, bool for_ever);
+// So many there were.
+int64_t spill_operations();
 
 }  // namespace hetero::backend

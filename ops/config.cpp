@@ -4,10 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cctype>
+#include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <mutex>
 #include <optional>
+#include <string_view>
 
 #include "backend/registry.h"
 #include "backend/sim/sim_device.h"
@@ -68,6 +72,13 @@ std::optional<int64_t> parse_integer(const std::string& text) {
   }
 }
 
+std::optional<double> parse_share(const std::string& text) {
+  char* end = nullptr;
+  const double share = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !(share >= 0 && share <= 1)) return std::nullopt;
+  return share;
+}
+
 Row bool_row(const char* name, const char* default_value, std::atomic<bool>& field, const char* doc,
              void (*then)() = nullptr) {
   return {name,
@@ -103,14 +114,32 @@ std::string& accelerator_choice() {
   static auto* choice = new std::string("none");
   return *choice;
 }
+// The choice waits for the first use.
+std::atomic<bool> accelerator_pending{false};
+
+Status make_accelerator(const std::string& name) {
+  Status status = backend::choose_accelerator(name);
+  if (status.ok() && backend::accelerator() != nullptr) {
+    backend::accelerator()->set_memory_limit(config().memory_budget.load());
+  }
+  return status;
+}
 
 void choose_accelerator(const std::string& name) {
   if (name == accelerator_choice()) return;
   settle_everything_on_cpu();
-  const Status status = backend::choose_accelerator(name);
+  const Status status = make_accelerator(name);
   TORCH_CHECK_VALUE(status.ok(), "hetero: ", status.ok() ? "" : status.message());
   accelerator_choice() = name;
-  if (backend::accelerator() != nullptr) backend::accelerator()->set_memory_limit(config().memory_budget.load());
+  accelerator_pending = false;
+}
+
+// From the environment.
+void choose_accelerator_later(const std::string& name) {
+  const Status status = backend::check_accelerator(name);
+  TORCH_CHECK_VALUE(status.ok(), "hetero: ", status.ok() ? "" : status.message());
+  accelerator_choice() = name;
+  accelerator_pending = name != "none";
 }
 
 // What is there and has no place any more leaves first.
@@ -136,6 +165,24 @@ void set_policy(const std::string& name) {
     return;
   }
   TORCH_CHECK_VALUE(false, "hetero: option 'placement' takes auto, cpu, accelerator or mixed, not '", name, "'");
+}
+
+Row share_row(const char* name, const char* default_value, std::atomic<double>& field, const char* doc) {
+  return {name,
+          "float",
+          default_value,
+          [&field] {
+            char text[32];
+            std::snprintf(text, sizeof(text), "%g", field.load());
+            return std::string(text);
+          },
+          [&field, name](const std::string& text) {
+            const auto value = parse_share(text);
+            TORCH_CHECK_VALUE(value.has_value(), "hetero: option '", name, "' takes a number from 0 to 1, not '", text,
+                              "'");
+            field = *value;
+          },
+          doc};
 }
 
 double* sim_figure(backend::SimOptions& options, const std::string& name) {
@@ -199,6 +246,10 @@ const std::vector<Row>& rows() {
       integer_row("memory_budget", "bytes", "0", config().memory_budget,
                   "The most bytes of accelerator memory, a hard cap; 0 for the device's capacity.",
                   change_memory_budget),
+      share_row(
+          "memory_pressure", "0.8", config().memory_pressure,
+          "The share of the accelerator's memory that a program may claim from the tensors of others before it is "
+          "planned, from 0 to 1: they leave, the one used longest ago first."),
       {"placement", "str", "auto",
        [] { return std::string(graph::to_string(config().placement.load(std::memory_order_relaxed))); }, set_policy,
        "Where operators run that no placement() block or rule is about: auto (planning decides), cpu, accelerator "
@@ -282,8 +333,29 @@ void set_option(const std::string& name, const std::string& value) { row(name).s
 
 void load_environment() {
   for (const Row& option : rows()) {
-    if (const char* value = std::getenv(environment_name(option).c_str())) option.set(value);
+    const char* const value = std::getenv(environment_name(option).c_str());
+    if (value == nullptr) continue;
+    if (option.name == std::string_view("accelerator")) {
+      choose_accelerator_later(value);
+    } else {
+      option.set(value);
+    }
   }
+}
+
+void make_chosen_accelerator() {
+  if (!accelerator_pending) return;
+  static auto& mutex = *new std::mutex;
+  const std::lock_guard guard(mutex);
+  if (!accelerator_pending) return;
+  const Status status = make_accelerator(accelerator_choice());
+  TORCH_CHECK(status.ok(), "hetero: ", status.ok() ? "" : status.message());
+  accelerator_pending = false;
+}
+
+void forget_made_accelerator() {
+  backend::forget_accelerator();
+  accelerator_pending = accelerator_choice() != "none";
 }
 
 }  // namespace hetero::ops

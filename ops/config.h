@@ -54,6 +54,8 @@ struct Config {
   std::atomic<graph::Policy> placement{graph::Policy::kAuto};
   // Bound, in bytes, of what is remembered of earlier programs: shapes, traces and plans.
   std::atomic<int64_t> cache_bytes{int64_t{256} << 20};
+  // The share of the accelerator's memory that a program may claim from others before it is planned.
+  std::atomic<double> memory_pressure{0.8};
 
  private:
   mutable std::mutex mutex_;
@@ -76,7 +78,7 @@ void set_sim_options(const std::vector<std::pair<std::string, double>>& figures)
 struct Option {
   std::string name;
   std::string environment;
-  std::string type;  // "bool", "int", "bytes" or "str"
+  std::string type;  // "bool", "int", "bytes", "float" or "str"
   std::string default_value;
   std::string value;
   std::string doc;
@@ -88,7 +90,13 @@ std::vector<Option> list_options();
 std::string get_option(const std::string& name);
 void set_option(const std::string& name, const std::string& value);
 
-// Reads the environment. Called once, at import.
+// Reads the environment. Called once, at import. No device is made then, so that the process may still fork.
 void load_environment();
+
+// Makes the accelerator that was chosen before the device was used. Throws c10::Error where the machine has no such device.
+// Called before the first tensor is made.
+void make_chosen_accelerator();
+// In a forked child of a process that never used the device: the child makes its own.
+void forget_made_accelerator();
 
 }  // namespace hetero::ops

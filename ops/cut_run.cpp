@@ -27,8 +27,6 @@
 namespace hetero::ops {
 namespace {
 
-// The share of the accelerator's memory that a program may claim from others before it is planned.
-constexpr std::pair<uint64_t, uint64_t> kPressure{4, 5};
 // So many runs of a plan with an accelerator are measured.
 constexpr int kMeasuredRuns = 12;
 constexpr size_t kLoggedPrograms = 64;
@@ -159,14 +157,15 @@ ExecutorState& executor_state() {
   return *instance;
 }
 
-bool CutRun::keeps_plans() { return executor_state().depth == 1; }
+bool CutRun::keeps_plans() { return executor_state().cuts.size() == 1; }
 
 // Before planning: what other programs left on the accelerator goes where this one may need the memory.
 void CutRun::find_room(const Cut& cut) {
   if (!options_.has_accelerator || accelerator_budget() == 0) return;
   uint64_t bytes = 0;
   for (const graph::Buffer& buffer : cut.graph.buffers) bytes += buffer.bytes;
-  make_room(cut, std::min(bytes + bytes / 8, accelerator_budget() / kPressure.second * kPressure.first));
+  const double share = config().memory_pressure.load(std::memory_order_relaxed);
+  make_room(cut, std::min(bytes + bytes / 8, static_cast<uint64_t>(share * static_cast<double>(accelerator_budget()))));
   options_.accelerator_bytes = room_for(cut);
 }
 
@@ -194,6 +193,7 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
     if (known != nullptr && options.policy == graph::Policy::kAuto) options.policy = known->trial.policy;
     settings.accelerator = backend::accelerator();
     settings.policy = options.policy;
+    settings.pressure = static_cast<float>(config().memory_pressure.load(std::memory_order_relaxed));
     settings.budget = accelerator_budget();
     settings.preferences = placement_rules().version();
     settings.history = cost_history().version();
@@ -278,7 +278,7 @@ Status CutRun::start(Cut& cut, SyncReason reason) {
   }
   cut_ = &cut;
   plan_ = &plan;
-  if (spills()) make_host_room(&cut, host_need(cut, plan));
+  if (spills()) make_host_room(host_need(cut, plan));
   reason_ = reason;
   counts_ = graph::RunCounts();
   measures_ = keeps || (options_.has_accelerator && kept_ != nullptr && kept_->measured < kMeasuredRuns);

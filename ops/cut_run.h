@@ -11,6 +11,7 @@
 #include <deque>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "graph/executor.h"
 #include "graph/plan.h"
@@ -21,9 +22,9 @@
 namespace hetero::ops {
 
 struct ExecutorState {
-  std::recursive_mutex mutex;  // the executor lock; recursive because a Python kernel may use hetero tensors
-  int depth = 0;               // of runs inside of runs
-  Status deferred;             // the first error that no caller has seen
+  std::recursive_mutex mutex;    // the executor lock; recursive because a Python kernel may use hetero tensors
+  std::vector<const Cut*> cuts;  // of the runs that go on, each inside the one before
+  Status deferred;               // the first error that no caller has seen
   // With config().keep_plans:
   std::string plan_text;             // of the last run
   std::deque<std::string> programs;  // what the latest runs did, as graph/describe.h has it
@@ -31,11 +32,11 @@ struct ExecutorState {
 };
 ExecutorState& executor_state();
 
-// A run goes on, for a scope. REQUIRES: the executor lock.
+// A run goes on, for a scope; what the cut touches keeps its bytes where they are. REQUIRES: the executor lock.
 class RunScope {
  public:
-  RunScope() { ++executor_state().depth; }
-  ~RunScope() { --executor_state().depth; }
+  explicit RunScope(const Cut& cut) { executor_state().cuts.push_back(&cut); }
+  ~RunScope() { executor_state().cuts.pop_back(); }
   RunScope(const RunScope&) = delete;
 };
 

@@ -59,7 +59,7 @@ Overlap& overlap() {
 }
 
 Executing::Executing() : lock_(executor_state().mutex) {
-  if (executor_state().depth == 0) overlap().run_waiting();
+  if (executor_state().cuts.empty()) overlap().run_waiting();
 }
 
 void Overlap::want() {
@@ -202,7 +202,7 @@ bool Overlap::run_front(const std::atomic<int32_t>* stop) {
   Status status;
   {
     const DefaultDtype dtype(cut.default_dtype);
-    const RunScope running;
+    const RunScope running(cut);
     if (!flight->started) {
       // Plans are made for all threads, whoever runs them.
       if (background) use_threads_here(cut.threads);

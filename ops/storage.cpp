@@ -10,6 +10,7 @@
 #include <atomic>
 
 #include "backend/registry.h"
+#include "ops/config.h"
 #include "ops/memory_stats.h"
 #include "ops/storage_memory.h"
 #include "ops/sync.h"
@@ -23,12 +24,19 @@ std::atomic<bool> was_used{false};
 
 c10::Device hetero_device() { return c10::Device(kHetero, 0); }
 
+[[gnu::cold]] void note_first_use() {
+  make_chosen_accelerator();
+  was_used.store(true, std::memory_order_relaxed);
+}
+
 [[noreturn, gnu::cold]] void raise_no_address(size_t bytes) {
   TORCH_CHECK_WITH(OutOfMemoryError, false, "hetero: no address range of ", bytes,
                    " bytes is left for a storage; free some tensors");
 }
 
 [[gnu::always_inline]] inline c10::DataPtr identity_pointer(size_t bytes) {
+  if (!was_used.load(std::memory_order_relaxed)) [[unlikely]]
+    note_first_use();
   void* address = address_space::reserve(bytes);
   if (address == nullptr) [[unlikely]]
     raise_no_address(bytes);
@@ -41,9 +49,7 @@ c10::Device hetero_device() { return c10::Device(kHetero, 0); }
 [[gnu::always_inline]] inline HeteroStorage::HeteroStorage(size_t bytes, bool resizable)
     : StorageImpl(use_byte_size_t(), static_cast<int64_t>(bytes), identity_pointer(bytes), hetero_allocator(),
                   resizable),
-      reserved_bytes_(bytes) {
-  was_used.store(true, std::memory_order_relaxed);
-}
+      reserved_bytes_(bytes) {}
 
 HeteroStorage::~HeteroStorage() {
   // Not tracked any more: what tracks it holds it weakly, so it has gone through release_resources().
@@ -186,7 +192,7 @@ backend::Block adopt_cpu_storage(c10::Storage storage) {
   }
   Status status = backend::cpu_device().account_external(static_cast<int64_t>(bytes));
   if (!status.ok() && spills()) {
-    make_host_room(nullptr, bytes);
+    make_host_room(bytes);
     status = backend::cpu_device().account_external(static_cast<int64_t>(bytes));
   }
   if (!status.ok()) {

@@ -55,13 +55,12 @@ uint64_t bytes_of(const Cut& cut) {
 // Smaller blocks are not worth a file.
 constexpr size_t kLeastSpill = 64 << 10;
 
-// Those of the tracked that a cut does not touch, the one used longest ago first.
-std::vector<StorageHold> others_by_age(const Cut* cut) {
+// Those of the tracked that no running cut touches, the one used longest ago first. Plans and kernels count on the bytes of the others where they are.
+std::vector<StorageHold> others_by_age() {
   std::vector<StorageHold> holds = hold_tracked();
-  if (cut != nullptr) {
-    std::unordered_set<const graph::Binding*> touched(cut->bindings.begin(), cut->bindings.end());
-    std::erase_if(holds, [&](const StorageHold& hold) { return touched.count(&hold.storage()->binding) != 0; });
-  }
+  std::unordered_set<const graph::Binding*> touched;
+  for (const Cut* cut : executor_state().cuts) touched.insert(cut->bindings.begin(), cut->bindings.end());
+  std::erase_if(holds, [&](const StorageHold& hold) { return touched.count(&hold.storage()->binding) != 0; });
   std::ranges::stable_sort(holds, {}, [](const StorageHold& hold) { return hold.storage()->last_used; });
   return holds;
 }
@@ -104,7 +103,7 @@ bool leave(HeteroStorage* storage) {
 Result<backend::Block> allocate_on_host(size_t bytes) {
   Result<backend::Block> block = backend::cpu_device().allocate(bytes);
   if (block.ok() || !spills()) return block;
-  make_host_room(nullptr, bytes);
+  make_host_room(bytes);
   return backend::cpu_device().allocate(bytes);
 }
 
@@ -155,7 +154,7 @@ uint64_t room_for(const Cut& cut) {
 
 void make_room(const Cut& cut, uint64_t bytes) {
   if (room_for(cut) == 0 || room_for(cut) >= bytes) return;
-  std::vector<StorageHold> holds = others_by_age(&cut);
+  std::vector<StorageHold> holds = others_by_age();
   for (StorageHold& hold : holds) {
     if (room_for(cut) >= bytes) return;
     if (!hold.storage()->binding.blocks[kAccelerator] || !leave(hold.storage())) continue;
@@ -179,7 +178,7 @@ constinit std::atomic<bool> has_spilled{false};
 
 bool spills_below_limit() { return backend::cpu_device().memory_stats().limit_bytes > 0; }
 
-void make_host_room(const Cut* cut, uint64_t bytes) {
+void make_host_room(uint64_t bytes) {
   if (!spills()) return;
   const std::lock_guard lock(executor_state().mutex);
   const auto enough = [bytes] {
@@ -187,7 +186,7 @@ void make_host_room(const Cut* cut, uint64_t bytes) {
     return stats.allocated_bytes + static_cast<int64_t>(bytes) <= stats.limit_bytes;
   };
   if (enough()) return;
-  for (StorageHold& hold : others_by_age(cut)) {
+  for (StorageHold& hold : others_by_age()) {
     if (enough()) return;
     (void)leave_host(hold.storage());
   }
@@ -196,7 +195,6 @@ void make_host_room(const Cut* cut, uint64_t bytes) {
 void bring_back(const Cut& cut) {
   for (size_t b = 0; b < cut.bindings.size(); ++b) {
     if (cut.bindings[b] == nullptr || cut.bindings[b]->spilled == nullptr) continue;
-    make_host_room(&cut, cut.bindings[b]->spilled->bytes());
     if (Status status = bring_to_host(cut.holds[b].storage()); !status.ok()) {
       cut.holds[b].storage()->binding.error = std::move(status);
     }

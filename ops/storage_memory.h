@@ -44,7 +44,7 @@ Status bring_to_host(HeteroStorage* storage);
 uint64_t accelerator_budget();
 // What the plan of the cut may hold there.
 uint64_t room_for(const Cut& cut);
-// Lets storages leave that the cut does not touch, until the cut's plan may hold `bytes`, or there are no more.
+// Lets storages leave that no running cut touches, until the cut's plan may hold `bytes`, or there are no more.
 void make_room(const Cut& cut, uint64_t bytes);
 // The most bytes that the plan of a graph ever holds there: its arena, and its buffers with memory of their own.
 uint64_t accelerator_need(const graph::Graph& graph, const graph::Plan& plan);
@@ -55,9 +55,9 @@ bool spills_below_limit();
 inline bool spills() { return may_spill.load(std::memory_order_relaxed) && spills_below_limit(); }
 // Whether some storage ever did, so that its bytes may be in a file.
 extern std::atomic<bool> has_spilled;
-// Lets storages leave the host's memory until there are `bytes` below the limit, or there are no more. The cut, which may be null, keeps its own. Takes the
-// executor's lock if the caller does not have it.
-void make_host_room(const Cut* cut, uint64_t bytes);
+// Lets storages leave the host's memory that no running cut touches, until there are `bytes` below the limit, or there are no more. Takes the executor's lock
+// if the caller does not have it.
+void make_host_room(uint64_t bytes);
 // Brings back what the cut touches. A storage whose bytes cannot be read has that error until track_storages().
 void bring_back(const Cut& cut);
 // What running the plan may take of the host's memory beside what is there.

@@ -43,7 +43,7 @@ Runner& runner() {
 // A run, which may be inside another. Whatever happens, its cut holds nothing afterwards.
 class Nested {
  public:
-  explicit Nested(Cut& cut) : cut_(cut) {}
+  explicit Nested(Cut& cut) : running_(cut), cut_(cut) {}
   ~Nested() { cut_.clear(); }
   Nested(const Nested&) = delete;
 
@@ -73,7 +73,7 @@ bool trim_caches() {
 
 template <typename CutNodes>
 Status cut_and_run(SyncReason reason, CutNodes cut_nodes) {
-  if (executor_state().depth != 0) {
+  if (!executor_state().cuts.empty()) {
     // A Python kernel inside a run came back to us: run on objects of its own.
     Cut cut;
     CutRun run;
@@ -306,7 +306,10 @@ void finish_fork_in_parent() {
 }
 
 void finish_fork_in_child() {
-  if (!std::exchange(prepared_fork, false)) return;
+  if (!std::exchange(prepared_fork, false)) {
+    if (!bad_fork) forget_made_accelerator();
+    return;
+  }
   tracking_mutex().unlock();
   recorder().mutex().unlock();
   // A recursive mutex belongs to a thread of the parent: the child's cannot unlock it.

@@ -17,9 +17,11 @@ from torch_hetero import _C
 __all__ = ["Config", "config"]
 
 
-def _from_text(kind: str, text: str) -> bool | int | str:
+def _from_text(kind: str, text: str) -> bool | int | float | str:
     if kind == "bool":
         return text.lower() in ("1", "true", "on", "yes")
+    if kind == "float":
+        return float(text)
     return int(text) if kind in ("int", "bytes") else text
 
 
@@ -28,7 +30,7 @@ def _to_text(value: Any) -> str:
 
 
 class Config:
-    """Every option as an attribute: reading gives a bool, int or str; assigning holds for operators recorded later.
+    """Every option as an attribute: reading gives its type; assigning holds for operators recorded later.
 
     A size in bytes also takes text with a unit::
 
@@ -52,20 +54,20 @@ class Config:
         names = ", ".join(sorted(option["name"] for option in options))
         raise AttributeError(f"torch.hetero.config has no option {name!r}; the options are: {names}")
 
-    def __getattr__(self, name: str) -> bool | int | str:
+    def __getattr__(self, name: str) -> bool | int | float | str:
         if name.startswith("__"):  # what copy, pickle and inspect ask every object for
             raise AttributeError(name)
         option = self._option(name)
         return _from_text(option["type"], option["value"])
 
-    def __setattr__(self, name: str, value: bool | int | str) -> None:
+    def __setattr__(self, name: str, value: bool | int | float | str) -> None:
         self._option(name)
         _C.config_set(name, _to_text(value))
 
     def __dir__(self) -> list[str]:
         return sorted([*super().__dir__(), *self.as_dict()])
 
-    def as_dict(self) -> dict[str, bool | int | str]:
+    def as_dict(self) -> dict[str, bool | int | float | str]:
         """Returns the value of every option by name."""
         return {option["name"]: _from_text(option["type"], option["value"]) for option in _C.config_list()}
 
@@ -74,7 +76,7 @@ class Config:
         return [dict(option) for option in _C.config_list()]
 
     @contextlib.contextmanager
-    def override(self, **values: bool | int | str) -> Iterator[Config]:
+    def override(self, **values: bool | int | float | str) -> Iterator[Config]:
         """Sets options for the length of a ``with`` block or of a decorated function, for all threads.
 
         Args:

@@ -46,14 +46,14 @@ class FaultDevice::FaultQueue final : public Queue {
   Queue& inner() { return device_.device_.queue(kind_); }
   Status failure(FaultKind kind) const {
     return Status(ErrorClass::kDevice,
-                  device_.name_ + ": injected failure of a " + to_string(kind) + " on queue " + to_string(kind_));
+                  device_.name() + ": injected failure of a " + to_string(kind) + " on queue " + to_string(kind_));
   }
 
   FaultDevice& device_;
   const QueueKind kind_;
 };
 
-FaultDevice::FaultDevice(Device& device) : device_(device), name_("fault:" + device.name()) {
+FaultDevice::FaultDevice(Device& device) : device_(device) {
   for (int kind = 0; kind < kQueueKinds; ++kind) {
     queues_[static_cast<size_t>(kind)] = std::make_unique<FaultQueue>(*this, static_cast<QueueKind>(kind));
   }
@@ -95,7 +95,7 @@ bool FaultDevice::next_call_fails(FaultKind kind) {
 
 Result<Block> FaultDevice::allocate(size_t bytes) {
   if (next_call_fails(FaultKind::kAllocation)) {
-    return out_of_memory_error(name_, bytes, device_.memory_stats());
+    return out_of_memory_error(name(), bytes, device_.memory_stats());
   }
   return device_.allocate(bytes);
 }

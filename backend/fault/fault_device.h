@@ -2,8 +2,8 @@
 //
 // It wraps a device and forwards everything, counting the calls of each kind; the k-th call of a
 // kind can be made to fail, once or for ever, before it reaches the device: nothing is allocated,
-// copied, launched, recorded or waited for. Blocks and Events are the wrapped device's own, so both
-// devices' queues accept them.
+// copied, launched, recorded or waited for. Blocks, Events and the name are the wrapped device's own, so
+// both devices' queues accept them, and nobody can tell which of the two he has.
 //
 //   FaultDevice device(registry_device);
 //   device.fail(FaultKind::kAllocation, 3);                       // the third from now on fails
@@ -47,7 +47,9 @@ class FaultDevice : public Device {
   int64_t calls(FaultKind kind) const;
   int64_t failures(FaultKind kind) const;
 
-  const std::string& name() const override { return name_; }
+  Device& device() const { return device_; }
+
+  const std::string& name() const override { return device_.name(); }
   const Capabilities& capabilities() const override { return device_.capabilities(); }
   Result<Block> allocate(size_t bytes) override;
   void* kernel_address(void* data) override { return device_.kernel_address(data); }
@@ -81,7 +83,6 @@ class FaultDevice : public Device {
   bool next_call_fails(FaultKind kind);
 
   Device& device_;
-  const std::string name_;
   mutable std::mutex mutex_;
   std::array<Plan, kFaultKinds> plans_;  // guarded by mutex_
   std::array<std::unique_ptr<FaultQueue>, kQueueKinds> queues_;

@@ -420,6 +420,8 @@ SimDevice::SimDevice(const SimOptions& options, std::unique_ptr<SimMemory> memor
   }
 }
 
+bool SimDevice::is_usable() const { return !shared_->is_forked(); }
+
 SimDevice::~SimDevice() {
   if (shared_->is_forked()) {
     // The workers do not exist in this process. Joining them would hang, and so would destroying

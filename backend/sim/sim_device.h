@@ -82,6 +82,8 @@ class SimDevice final : public Device {
   const std::string& name() const override { return name_; }
   const Capabilities& capabilities() const override { return capabilities_; }
   const SimOptions& options() const { return options_; }
+  // Not in a child that was forked since the device was made.
+  bool is_usable() const;
 
   // REQUIRES, as for a GPU without a stream-ordered allocator: a Block is released only when no
   // submitted work uses it.

@@ -42,7 +42,7 @@ TEST_CASE("without orders a fault device forwards every call") {
     REQUIRE(device.calls(static_cast<FaultKind>(kind)) == 1);
     REQUIRE(device.failures(static_cast<FaultKind>(kind)) == 0);
   }
-  REQUIRE(device.name() == "fault:cpu");
+  REQUIRE(device.name() == "cpu");
   REQUIRE(device.capabilities().host_accessible);
   REQUIRE(device.counters().launches == 1);
 }
@@ -80,7 +80,7 @@ TEST_CASE("a failed launch does not run the task and a failed copy moves nothing
   runs = 0;
   const Status launch = device.queue(QueueKind::kCompute).launch(kCountingTask);
   REQUIRE(launch.error_class() == ErrorClass::kDevice);
-  REQUIRE(launch.message() == "fault:cpu: injected failure of a launch on queue compute");
+  REQUIRE(launch.message() == "cpu: injected failure of a launch on queue compute");
   REQUIRE(runs == 0);
 
   device.fail(FaultKind::kCopy, 1);

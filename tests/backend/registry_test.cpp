@@ -2,8 +2,10 @@
 
 #include <string>
 
+#include "backend/fault/fault_device.h"
 #include "backend/sim/sim_device.h"
 #include "tests/backend/catch.h"
+#include "tests/backend/child.h"
 
 namespace hetero::backend {
 namespace {
@@ -51,6 +53,51 @@ TEST_CASE("an unknown accelerator is refused and the choice stays") {
   REQUIRE(status.message() == "unknown accelerator \"tpu\"; choose one of none, sim, cuda");
   REQUIRE(accelerator() == before);
   REQUIRE(choose_accelerator("none").ok());
+}
+
+TEST_CASE("asking whether there can be an accelerator makes none") {
+  REQUIRE(choose_accelerator("none").ok());
+  REQUIRE(check_accelerator("none").ok());
+  REQUIRE(check_accelerator("sim").ok());
+  REQUIRE(check_accelerator("tpu").error_class() == ErrorClass::kUsage);
+  REQUIRE(accelerator() == nullptr);
+}
+
+TEST_CASE("an accelerator that a parent made is forgotten, and a child makes its own") {
+  REQUIRE(choose_accelerator("sim").ok());
+  Device* const parents = accelerator();
+  const testing::ChildOutcome child = testing::run_in_child([parents] {
+    forget_accelerator();
+    if (accelerator() != nullptr || !choose_accelerator("sim").ok() || accelerator() == parents) return 1;
+    return accelerator()->allocate(64).ok() && accelerator()->synchronize().ok() ? 0 : 2;
+  });
+  REQUIRE(child.exit_code == 0);
+  REQUIRE(accelerator() == parents);
+  REQUIRE(choose_accelerator("none").ok());
+}
+
+TEST_CASE("faults are put before devices, for all who ask, and taken away") {
+  REQUIRE(choose_accelerator("none").ok());
+  REQUIRE(interpose_faults(kAccelerator) == nullptr);
+  REQUIRE(choose_accelerator("sim").ok());
+  for (const DeviceIndex index : {kCpu, kAccelerator}) {
+    Device* const device = device_at(index);
+    FaultDevice* const faulty = interpose_faults(index);
+    REQUIRE(faulty != nullptr);
+    REQUIRE(device_at(index) == faulty);
+    REQUIRE(&faulty->device() == device);
+    REQUIRE(interpose_faults(index) == faulty);
+    REQUIRE(device_at(index)->name() == device->name());
+    faulty->fail(FaultKind::kAllocation, 1);
+    REQUIRE_FALSE(device_at(index)->allocate(64).ok());
+    REQUIRE(device_at(index)->allocate(64).ok());
+    remove_faults();
+    REQUIRE(device_at(index) == device);
+  }
+  REQUIRE(interpose_faults(kAccelerator) != nullptr);
+  REQUIRE(choose_accelerator("none").ok());
+  REQUIRE(accelerator() == nullptr);
+  remove_faults();
 }
 
 #if !defined(HETERO_WITH_CUDA)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,27 +25,51 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.set_num_threads(1)
 
 
-# Tests that assert how the CPU does something when it is alone (fusion, growth in place, its memory, a fork before the
-# first use), for suites that run with an accelerator in the environment.
-CPU_ALONE = (
-    "test_attention.py::test_the_kernels_are_ours",
-    "test_config.py::test_jit_compiles",
-    "test_fork.py::test_a_child_forked_before_first_use",
-    "test_growth.py",
-    "test_losses.py",
-    "test_memory.py",
-    "test_overlap.py",
-    "test_patterns.py",
-)
+# What suites with an accelerator in the environment leave out, and why: tests of how the CPU does something when it is
+# alone. Every other test runs there as well.
+CPU_ALONE = {
+    "test_attention.py::test_the_kernels_are_ours": "counts the CPU's attention kernels",
+    "test_config.py::test_jit_compiles": "counts kernels that are fused and compiled for the CPU",
+    "test_growth.py": "tensors grow in place without an accelerator only",
+    "test_losses.py": "counts groups that are fused for the CPU",
+    "test_memory.py": "counts the bytes of the host's allocator, peaks and reuse included",
+    "test_overlap.py": "programs are recorded while they run without an accelerator only",
+    "test_patterns.py": "counts groups that are fused for the CPU",
+}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sample",
+        type=int,
+        default=0,
+        help="of each test with more sets of parameters than this, run so many, always the same; 0: all",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    sample = config.getoption("--sample")
+    if sample > 0:
+        kept = sampled(items, sample)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
     if os.environ.get("HETERO_ACCELERATOR", "none") == "none":
         return
-    skip = pytest.mark.skip(reason="asserts what happens without an accelerator")
     for item in items:
-        if any(f"/{name}" in item.nodeid for name in CPU_ALONE):
-            item.add_marker(skip)
+        for name, reason in CPU_ALONE.items():
+            if f"/{name}" in item.nodeid:
+                item.add_marker(pytest.mark.skip(reason=f"without an accelerator: {reason}"))
+
+
+def sampled(items: list[pytest.Item], most: int) -> set[pytest.Item]:
+    """At most so many of the items of each test function, chosen by its name."""
+    functions: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        functions.setdefault(item.nodeid.split("[")[0], []).append(item)
+    kept: set[pytest.Item] = set()
+    for name, of_function in functions.items():
+        kept.update(random.Random(name).sample(of_function, min(most, len(of_function))))
+    return kept
 
 
 @pytest.fixture

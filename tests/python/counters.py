@@ -121,6 +121,16 @@ class Seen:
         """Plans that were not made of one for other sizes."""
         return self._get("plans", "made")
 
+    @property
+    def plans_replayed(self) -> int:
+        """Programs that ran by a plan that was there."""
+        return self._get("plans", "replayed")
+
+    @property
+    def storages_spilled(self) -> int:
+        """Storages that left the host's memory for a file."""
+        return self._get("storages_spilled")
+
     def kernels_on(self, device: str) -> int:
         return self._get("kernels", device)
 

@@ -35,6 +35,7 @@ OPTIONS = (
     "packed_bytes",
     "placement",
     "memory_budget",
+    "memory_pressure",
     "keep_plans",
     "spill",
 )
@@ -204,19 +205,32 @@ def run_python(
     timeout: float = 180,
 ) -> subprocess.CompletedProcess[str]:
     """Runs `code` in a new interpreter in which DEVICE names the device under test."""
+    process = start_python(code, environment, arguments)
+    with process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def start_python(
+    code: str, environment: dict[str, str] | None = None, arguments: Iterable[str] = ()
+) -> subprocess.Popen[str]:
+    """The new interpreter of `run_python`, which goes on meanwhile; its output and errors are pipes."""
     variables = dict(os.environ, OMP_NUM_THREADS="1", **(environment or {}))
     if not ON_HETERO:
         variables["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     body = f"DEVICE = {DEVICE!r}\n" + textwrap.dedent(code)
     here = os.path.dirname(os.path.abspath(__file__))
     variables["PYTHONPATH"] = os.pathsep.join(part for part in (here, variables.get("PYTHONPATH", "")) if part)
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, *arguments, "-c", body],
         env=variables,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=timeout,
-        check=False,
     )
 
 

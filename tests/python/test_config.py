@@ -25,6 +25,7 @@ TYPES = {
     "packed_bytes": int,
     "placement": str,
     "memory_budget": int,
+    "memory_pressure": float,
     "keep_plans": bool,
     "spill": str,
 }
@@ -42,6 +43,7 @@ OTHER = {
     "packed_bytes": ("1MiB", 1 << 20),
     "placement": ("cpu", "cpu"),
     "memory_budget": ("1MiB", 1 << 20),
+    "memory_pressure": ("0.25", 0.25),
     "keep_plans": ("1", True),
     "spill": ("/tmp", "/tmp"),
 }
@@ -76,7 +78,13 @@ def test_an_unknown_option_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    (("pending_nodes", "many"), ("fusion", "perhaps"), ("accelerator", "tpu"), ("log", "loud")),
+    (
+        ("pending_nodes", "many"),
+        ("fusion", "perhaps"),
+        ("accelerator", "tpu"),
+        ("log", "loud"),
+        ("memory_pressure", 1.5),
+    ),
 )
 def test_a_value_that_does_not_fit_is_refused_and_changes_nothing(name: str, value: str) -> None:
     before = getattr(torch.hetero.config, name)

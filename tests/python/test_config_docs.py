@@ -20,7 +20,7 @@ def test_the_documented_table_is_the_table_of_the_source() -> None:
         for option in torch.hetero.config.options()
     ]
     text = (ROOT / "docs" / "configuration.md").read_text()
-    row = re.compile(r"\| `\w+` \| `HETERO_\w+` \| (bool|int|bytes|str) ")
+    row = re.compile(r"\| `\w+` \| `HETERO_\w+` \| (bool|int|bytes|float|str) ")
     documented = [line for line in text.splitlines() if row.match(line)]
     assert documented == rows
 
@@ -35,7 +35,7 @@ def test_every_variable_named_in_the_documents_exists() -> None:
 
 
 def test_every_option_has_a_typed_value() -> None:
-    types = {"bool": bool, "int": int, "bytes": int, "str": str}
+    types = {"bool": bool, "int": int, "bytes": int, "float": float, "str": str}
     for option in torch.hetero.config.options():
         assert type(getattr(torch.hetero.config, option["name"])) is types[option["type"]]
         assert option["env"] == "HETERO_" + option["name"].upper()

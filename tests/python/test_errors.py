@@ -413,7 +413,7 @@ def test_the_memory_limit_also_counts_what_kernels_allocate_themselves() -> None
     torch.hetero.flush()
     torch.hetero.config.memory_limit = torch.hetero.memory_allocated() + (1 << 20)
     for call in (lambda: F.conv2d(signal, weight).sum(), lambda: torch.special.bessel_j0(signal.repeat(8, 1, 1, 1))):
-        with pytest.raises(torch.OutOfMemoryError, match="hetero out of memory"):
+        with torch.hetero.placement("cpu"), pytest.raises(torch.OutOfMemoryError, match="hetero out of memory"):
             call().cpu()
     torch.hetero.config.memory_limit = 0
     assert F.conv2d(signal, weight).shape == (1, 8, 510, 510)
@@ -424,7 +424,7 @@ def test_after_out_of_memory_earlier_tensors_are_intact() -> None:
     kept = torch.arange(1000.0, device=DEVICE)
     torch.hetero.flush()
     torch.hetero.config.memory_limit = torch.hetero.memory_allocated() + (1 << 16)
-    with pytest.raises(torch.OutOfMemoryError):
+    with torch.hetero.placement("cpu"), pytest.raises(torch.OutOfMemoryError):
         (torch.zeros(1 << 18, device=DEVICE) + kept[0]).sum().item()
     assert kept.sum().item() == 499500.0
     torch.hetero.config.memory_limit = 0

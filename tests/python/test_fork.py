@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import DEVICE, ON_HETERO, needs_hetero, run_python_ok
+from helpers import DEVICE, ON_HETERO, needs_hetero, run_python, run_python_ok
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 
@@ -75,6 +75,110 @@ def test_a_child_forked_before_first_use_may_use_the_device() -> None:
         """
     )
     assert out == "child 6.0\n"
+
+
+SIM = {"HETERO_ACCELERATOR": "sim", "HETERO_PLACEMENT": "accelerator"}
+
+
+@needs_hetero
+def test_the_accelerator_of_the_environment_is_made_at_the_first_use() -> None:
+    out = run_python_ok(
+        """
+        import torch
+        core = torch.hetero._C
+        print(torch.hetero.config.accelerator, core.accelerator_name(), core.accelerator_stats()["limit_bytes"])
+        torch.ones(2, device="hetero")
+        print(core.accelerator_stats()["limit_bytes"])
+        """,
+        {**SIM, "HETERO_MEMORY_BUDGET": "3MiB"},
+    )
+    assert out.split() == ["sim", "sim", "0", str(3 << 20)]
+
+
+@needs_hetero
+@pytest.mark.parametrize("chosen", ("environment", "option"))
+def test_a_child_forked_before_first_use_has_an_accelerator_of_its_own(chosen: str) -> None:
+    out = run_python_ok(
+        """
+        import os, torch
+        from counters import snapshot
+        torch.hetero.config.accelerator = "sim"
+        torch.hetero.config.placement = "accelerator"
+        def work(name):
+            x = torch.eye(3).to("hetero") + 1
+            total = (x @ x).sum().item()
+            there = snapshot()["kernels"]["accelerator"] > 0
+            os.write(1, f"{name} {total} {there}\\n".encode())
+        def fork(name):
+            pid = os.fork()
+            if pid == 0:
+                work(name)
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+        for name in ("first", "second"):
+            fork(name)
+        work("parent")
+        """,
+        SIM if chosen == "environment" else {},
+    )
+    assert out == "first 48.0 True\nsecond 48.0 True\nparent 48.0 True\n"
+
+
+@needs_hetero
+def test_a_child_of_a_process_that_used_its_accelerator_is_told_what_to_do() -> None:
+    out = run_python_ok(
+        """
+        import os, torch
+        value = torch.ones(3, device="hetero") + 1
+        pid = os.fork()
+        if pid == 0:
+            try:
+                torch.ones(2, device="hetero")
+            except RuntimeError as error:
+                os.write(1, f"{error}\\n".encode())
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        print(value.sum().item())
+        """,
+        SIM,
+    )
+    assert "'spawn' start method" in out and out.endswith("6.0\n")
+
+
+@needs_hetero
+@pytest.mark.parametrize("environment", ({}, SIM), ids=("cpu", "sim"))
+def test_dataloader_workers_use_the_device_that_the_parent_has_not_used(environment: dict[str, str]) -> None:
+    out = run_python_ok(
+        """
+        import torch
+        from torch.utils.data import DataLoader
+        class Products(torch.utils.data.Dataset):
+            def __len__(self):
+                return 8
+            def __getitem__(self, index):
+                return (torch.full((2, 2), float(index)).to("hetero") @ torch.eye(2).to("hetero")).sum().item()
+        values = [v for batch in DataLoader(Products(), batch_size=2, num_workers=2) for v in batch.tolist()]
+        print(values, (torch.ones(2, device="hetero") * 3).tolist())
+        """,
+        environment,
+    )
+    assert out == f"{[4.0 * i for i in range(8)]} [3.0, 3.0]\n"
+
+
+@needs_hetero
+def test_an_accelerator_that_the_machine_lacks_is_told_at_the_first_use_and_not_before() -> None:
+    done = run_python(
+        """
+        import torch
+        print("CPU:", torch.ones(3).sum().item(), flush=True)
+        torch.ones(2, device="hetero")
+        """,
+        {"HETERO_ACCELERATOR": "cuda"},
+    )
+    if done.returncode == 0 or "CPU-only" in done.stderr:
+        pytest.skip("there is a GPU, or the build has no CUDA, which is told at once")
+    assert done.stdout == "CPU: 3.0\n"
+    assert "cuda" in done.stderr
 
 
 def test_a_spawned_process_uses_the_device() -> None:

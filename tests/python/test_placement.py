@@ -197,6 +197,32 @@ def test_what_was_used_long_ago_makes_room() -> None:
     assert accelerator_peak() <= 4 * MIB
 
 
+def evicted_by_a_large_program(share: float) -> int:
+    """How many of seven tensors of 512 KiB leave 4 MiB of the accelerator to a program that can use all of it."""
+    torch.hetero.config.memory_pressure = share
+    kept = []
+    for i in range(7):
+        kept.append(fresh(torch.full((128, 1024), float(i))) + 1)
+        torch.hetero.flush()
+    assert torch.hetero._C.accelerator_stats()["allocated_bytes"] >= 3 * MIB
+    before = torch.hetero._C.counters()["storages_evicted"]
+    made = fresh(torch.ones(512, 1024)) * 2
+    torch.hetero.flush()
+    evicted = torch.hetero._C.counters()["storages_evicted"] - before
+    assert made.sum().item() == 2 * 512 * 1024
+    for i, tensor in enumerate(kept):
+        assert tensor.sum().item() == (i + 1) * 128 * 1024
+    return evicted
+
+
+def test_a_program_claims_the_share_of_memory_that_the_option_says_from_others_also_when_it_changes() -> None:
+    torch.hetero.config.placement = "accelerator"
+    torch.hetero.set_memory_budget("4MiB")
+    # There are 512 KiB free, and each tensor that leaves frees as much.
+    for _ in range(2):
+        assert [evicted_by_a_large_program(share) for share in (0.0, 0.5, 0.8, 1.0)] == [0, 3, 6, 7]
+
+
 def test_a_budget_that_holds_nothing_leaves_all_to_the_cpu() -> None:
     torch.hetero.config.placement = "accelerator"
     torch.hetero.set_memory_budget(64)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from counters import snapshot
-from helpers import DEVICE, assert_same, fresh, needs_hetero, run_python
+from helpers import DEVICE, assert_same, fresh, needs_hetero, run_python, start_python
 
 pytestmark = needs_hetero
 
@@ -45,7 +48,9 @@ def test_more_tensors_than_memory_keep_their_values(limited: Path) -> None:
             assert tensor.sum().item() == (i + 1) * MIB
     for i, tensor in enumerate(kept):
         assert_same(tensor.cpu(), torch.full((MIB,), float(i + 1)))
-    assert torch.hetero.memory_allocated() <= torch.hetero.config.memory_limit
+    core = torch.hetero._C
+    on_host = core.memory_stats()["allocated_bytes"] - core.accelerator_stats()["allocated_bytes"]
+    assert on_host <= torch.hetero.config.memory_limit
     assert list(limited.iterdir()) == []
 
 
@@ -95,7 +100,12 @@ def test_a_disk_that_fails_is_told_and_nothing_is_lost() -> None:
         assert tensor.sum().item() == (i + 1) * MIB
 
 
-def test_threads_use_what_others_make_leave() -> None:
+@pytest.mark.parametrize("accelerator", ["none", "sim"])
+def test_threads_use_what_others_make_leave(accelerator: str) -> None:
+    torch.hetero.config.accelerator = accelerator
+    # Too little memory on both devices: what a program is about to use must stay where it is.
+    torch.hetero.config.placement = "mixed"
+    torch.hetero.config.memory_budget = 16 * MIB
     kept = tensors(8)
     errors: list[Exception] = []
 
@@ -137,6 +147,48 @@ def test_a_process_that_is_killed_leaves_no_file(tmp_path: Path) -> None:
     """
     assert run_python(code).returncode == -9
     assert list(tmp_path.iterdir()) == []
+
+
+SPILLING_FOR_EVER = """
+    import os, torch
+    torch.hetero.config.memory_limit = 16 << 20
+    torch.hetero.config.spill = {folder!r}
+    kept = [torch.full((1 << 20,), float(i)).to("hetero") + 1 for i in range(10)]
+    started = False
+    while True:
+        for tensor in kept:
+            tensor.add_(1).sum().item()
+        if not started and torch.hetero._C.spill_operations() > 20:
+            started = True
+            os.write(1, b"spilling\\n")
+"""
+
+
+def test_processes_that_are_killed_while_they_write_leave_no_file(tmp_path: Path) -> None:
+    processes = [start_python(SPILLING_FOR_EVER.format(folder=str(tmp_path))) for _ in range(3)]
+    try:
+        for process in processes:
+            assert process.stdout.readline() == "spilling\n"
+        # At that moment the files are open, have no name, and grow: each process has several.
+        for process in processes:
+            assert process.poll() is None
+            assert any(str(tmp_path) in name for name in open_files(process.pid))
+    finally:
+        for i, process in enumerate(processes):
+            # Not all at the same point of a write.
+            time.sleep(0.013 * i)
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in processes] == [-9, -9, -9]
+    assert list(tmp_path.iterdir()) == []
+
+
+def open_files(process: int) -> list[str]:
+    names = []
+    for file in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            names.append(os.readlink(file))
+    return names
 
 
 def test_a_folder_that_is_none_is_refused() -> None:

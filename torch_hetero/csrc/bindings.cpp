@@ -17,13 +17,13 @@
 #include "ops/fusion_counts.h"
 #include "ops/generator.h"
 #include "ops/memory_stats.h"
-#include "ops/overlap.h"
 #include "ops/parallel.h"
 #include "ops/placement_rules.h"
 #include "ops/plan_cache.h"
 #include "ops/recorder.h"
 #include "ops/storage.h"
 #include "ops/sync.h"
+#include "torch_hetero/csrc/test_hooks.h"
 
 namespace py = pybind11;
 namespace ops = hetero::ops;
@@ -238,7 +238,6 @@ PYBIND11_MODULE(_C, m) {
 
   using released = py::call_guard<py::gil_scoped_release>;
   m.def("compiles", [] { return hetero::backend::compile_target() != hetero::backend::InstructionSet::kPortable; });
-  m.def("force_overlap", [](int pieces) { ops::overlap().force_pieces(pieces); });  // for tests
   m.def("flush", [] { ops::flush_all(ops::SyncReason::kFlush); }, released());
   m.def("synchronize", [] { ops::flush_all(ops::SyncReason::kSynchronize); }, released());
   m.def("counters", &counters_dict);
@@ -278,11 +277,12 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_placement_rules", &set_placement_rules, released());
   m.def("accelerator_name", [] {
     const auto* device = hetero::backend::accelerator();
-    return device == nullptr ? std::string("none") : device->name();
+    // Before the first use there is a choice and no device.
+    return device == nullptr ? ops::get_option("accelerator") : device->name();
   });
   m.def("plan_text", &ops::last_plan_text, released());
-  m.def("set_spill_faults", &hetero::backend::set_spill_faults);  // for tests
   m.def("program_log", &ops::program_log, released());
   m.def("clear_program_log", &ops::clear_program_log, released());
   m.def("set_sim_options", &ops::set_sim_options, released());
+  add_test_hooks(m);
 }

@@ -1,0 +1,7 @@
+// What tests reach through torch_hetero._C and nobody else should: devices and spill files that fail on demand, forced overlap.
+
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+void add_test_hooks(pybind11::module& m);
