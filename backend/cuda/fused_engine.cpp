@@ -148,6 +148,7 @@ Status FusedEngine::load(Code& code) {
     if (functions.ok()) {
       code.functions = std::move(functions.value());
       code.binary = {};
+      code.source.text = {};  // the table's key is the other copy
       ++loaded_;
       code.state.store(Code::State::kReady, std::memory_order_release);
     } else if (code.from_disk) {

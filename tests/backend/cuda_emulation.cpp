@@ -108,10 +108,17 @@ std::string entry_name(size_t source, size_t entry) {
 }  // namespace
 
 bool has_compiler() {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  constexpr bool kFollowsFibers = false;
+#else
+  constexpr bool kFollowsFibers = true;
+#endif
   static const bool found = [] {
-    const bool ok = std::system("g++ --version >/dev/null 2>&1") == 0;
-    if (!ok) std::fprintf(stderr, "g++ was not found: generated CUDA kernels are not run\n");
-    return ok;
+    const char* const why = !kFollowsFibers                                     ? "sanitizers do not follow fibers"
+                            : std::system("g++ --version >/dev/null 2>&1") != 0 ? "g++ was not found"
+                                                                                : nullptr;
+    if (why != nullptr) std::fprintf(stderr, "%s: generated CUDA kernels are not run\n", why);
+    return why == nullptr;
   }();
   return found;
 }
