@@ -25,6 +25,7 @@ SYNCHRONIZE = "synchronize"
 PENDING_BYTES = "too many pending bytes"
 PENDING_NODES = "too many pending nodes"
 EXPLICIT_FLUSH = "flush"
+COMPILED = "compiled program"
 SYNC_MODE = "HETERO_SYNC"
 
 
@@ -120,6 +121,20 @@ class Seen:
     def plans_made(self) -> int:
         """Plans that were not made of one for other sizes."""
         return self._get("plans", "made")
+
+    @property
+    def plans_resized(self) -> int:
+        """Plans that were made of one for other sizes."""
+        return self._get("plans", "resized")
+
+    @property
+    def captures(self) -> int:
+        """Graphs that became compiled programs."""
+        return self._get("compiled", "captures")
+
+    @property
+    def compiled_calls(self) -> int:
+        return self._get("compiled", "calls")
 
     def kernels_on(self, device: str) -> int:
         return self._get("kernels", device)
