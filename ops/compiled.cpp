@@ -113,8 +113,8 @@ struct CompiledProgram::Variant {
 
   std::vector<Argument> arguments;
   std::vector<Result> results;
-  uint32_t storage_count = 0;           // of the arguments
-  std::vector<uint8_t> written;         // per storage of the arguments
+  std::vector<uint64_t> storage_bytes;  // per storage of the arguments, when they were captured
+  std::vector<uint8_t> written;         // the same: some node writes it
   std::vector<c10::Storage> constants;  // with bytes
   std::vector<uint64_t> result_bytes;   // per storage that is made for the results
   graph::Graph graph;                   // its buffers tell their size only
@@ -175,7 +175,7 @@ void CompiledProgram::Storages::look(const std::vector<c10::IValue>& arguments) 
 
 bool CompiledProgram::Variant::fits(const std::vector<c10::IValue>& values, const Storages& of,
                                     const graph::WindowTable& windows) const {
-  if (values.size() != arguments.size() || of.storages.size() != storage_count) return false;
+  if (values.size() != arguments.size() || of.storages.size() != written.size()) return false;
   for (size_t i = 0; i < values.size(); ++i) {
     const Argument& known = arguments[i];
     if (of.numbers[i] != known.storage) return false;
@@ -211,8 +211,8 @@ CompiledProgram::Variant* CompiledProgram::find(const std::vector<c10::IValue>& 
 // A storage on hetero for each of the arguments. A CPU one lends its memory.
 void CompiledProgram::Work::take_arguments(std::vector<c10::IValue>& values, const Storages& storages,
                                            const Variant& variant) {
-  arguments.resize(variant.storage_count);
-  originals.resize(variant.storage_count);
+  arguments.resize(variant.written.size());
+  originals.resize(variant.written.size());
   for (size_t i = 0; i < values.size(); ++i) {
     const uint32_t number = storages.numbers[i];
     if (number == kNone || arguments[number]) continue;
@@ -402,9 +402,9 @@ std::vector<c10::IValue> CompiledProgram::begin_capture(const std::vector<c10::I
   TORCH_CHECK(capture_ == nullptr, "hetero: the program is being captured already");
   storages_.look(arguments);
   Variant& variant = *capture->variant;
-  variant.storage_count = static_cast<uint32_t>(storages_.storages.size());
-  variant.written.assign(variant.storage_count, 0);
+  variant.written.assign(storages_.storages.size(), 0);
   for (const c10::StorageImpl* storage : storages_.storages) {
+    variant.storage_bytes.push_back(storage->nbytes());
     capture->stand_ins.push_back(make_storage(storage->nbytes()));
   }
   std::vector<c10::IValue> stand_ins;
@@ -465,6 +465,8 @@ void CompiledProgram::end_capture(std::vector<c10::IValue> results, const std::v
 
   std::unordered_map<const c10::StorageImpl*, Variant::Source> sources;
   for (uint32_t s = 0; s < capture->stand_ins.size(); ++s) {
+    TORCH_CHECK(capture->stand_ins[s].nbytes() == variant.storage_bytes[s],
+                "hetero: a compiled program cannot resize an argument's storage");
     sources[capture->stand_ins[s].unsafeGetStorageImpl()] = {Kind::kArgument, s};
   }
   std::vector<uint8_t> born(cut.holds.size(), 0);
@@ -561,8 +563,9 @@ std::string CompiledProgram::describe() {
   std::string text;
   for (const auto& variant : variants_) {
     text += graph::to_string(variant->graph);
-    if (const CachedPlan* plan = variant->plans.latest()) text += "\n" + graph::to_string(plan->plan);
-    text += "\n";
+    text += '\n';
+    if (const CachedPlan* plan = variant->plans.latest()) text += graph::to_string(plan->plan);
+    text += '\n';
   }
   return text;
 }

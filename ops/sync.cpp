@@ -88,15 +88,15 @@ void check_bytes(const HeteroStorage* storage) {
   if (!storage->binding.error.ok()) raise(storage->binding.error);
 }
 
+bool is_touched(const HeteroStorage* storage) {
+  Locked recording(recorder().mutex());
+  return recorder().touched(storage);
+}
+
 // In a capture nothing can run; what has its bytes may be looked at. REQUIRES: the executor lock.
 void check_settled(std::span<HeteroStorage* const> storages, SyncReason reason) {
   for (const HeteroStorage* storage : storages) {
-    bool touched;
-    {
-      Locked recording(recorder().mutex());
-      touched = recorder().touched(storage);
-    }
-    if (touched || storage->binding.valid_on == 0) refuse_capture(to_string(reason));
+    if (is_touched(storage) || storage->binding.valid_on == 0) refuse_capture(to_string(reason));
     check_bytes(storage);
   }
 }
@@ -173,8 +173,11 @@ void settle(std::span<HeteroStorage* const> storages, SyncReason reason) {
 
 void settle_users(HeteroStorage* storage, SyncReason reason) {
   check_fork();
-  refuse_capture(to_string(reason));
   const Executing executing;
+  if (captures_here()) [[unlikely]] {
+    if (is_touched(storage)) refuse_capture(to_string(reason));
+    return;
+  }
   HeteroStorage* const storages[] = {storage};
   const Status status = cut_and_run(
       reason, [&](Recorder& from, bool reuse, Cut& cut) { return from.cut_ancestors(storages, true, reuse, cut); });

@@ -71,7 +71,8 @@ class CompiledGraph:
     """A graph of ATen operators as a program of the device; what AOTAutograd calls.
 
     Attributes:
-        name: ``forward``, ``backward`` or ``inference``, and a number.
+        kind: ``forward``, ``backward`` or ``inference``.
+        number: in the order in which they were made.
         calls: how often the program ran.
         lazy_calls: how often the graph ran lazily instead.
         refusal: why it could not be captured the last time; empty where it could.
@@ -80,7 +81,7 @@ class CompiledGraph:
     def __init__(self, module: fx.GraphModule, kind: str, options: dict[str, bool]) -> None:
         self._boxed_call = True  # the arguments come as a list that is ours; wrappers copy the attributes of an object, not those of a class
         self.number = next(_numbers)
-        self.name = f"{kind} {self.number}"
+        self.kind = kind
         self.calls = 0
         self.lazy_calls = 0
         self.refusal = ""
@@ -112,7 +113,8 @@ class CompiledGraph:
         if self._refusals >= _MOST_REFUSALS:
             return False
         try:
-            with torch.no_grad(), torch._C._DisableAutocast():
+            # Some kernels keep more where a backward pass may follow.
+            with torch.set_grad_enabled(self.kind == "forward"), torch._C._DisableAutocast():
                 results = self._record(arguments)
                 self._program.end_capture(results, self._on_host)
         except Exception as error:
@@ -135,7 +137,7 @@ class CompiledGraph:
         state = f"{self.calls} calls, {self._program.variants} captured" + (
             f", {self.lazy_calls} calls ran lazily" if self.lazy_calls else "")
         why = f"\n  not captured: {self.refusal}" if self.refusal else ""
-        return f"{self.name}: {state}{why}\n{self._program.describe()}"
+        return f"{self.kind} {self.number}: {state}{why}\n{self._program.describe()}"
 
 
 def graphs() -> list[CompiledGraph]:
