@@ -437,7 +437,7 @@ std::vector<c10::IValue> CompiledProgram::begin_capture(const std::vector<c10::I
 }
 
 void CompiledProgram::cancel_capture() {
-  if (capture_ == nullptr) return;
+  if (!captures_here()) return;  // it is over, and another thread's may have begun
   const std::unique_ptr<Capture> capture = std::move(capture_);
   Cut cut;
   Locked lock(recorder().mutex());

@@ -61,7 +61,7 @@ class CompiledProgram {
   // Makes a variant of what was recorded. `results` are what run() will return; those that `on_host` marks as CPU tensors. Raises a sentence
   // where that cannot be; the capture is over in any case.
   void end_capture(std::vector<c10::IValue> results, const std::vector<bool>& on_host);
-  // Forgets what was recorded.
+  // Forgets what was recorded. Does nothing on a thread that does not capture.
   void cancel_capture();
 
   // What the variants are, for people: their graphs and latest plans as text.

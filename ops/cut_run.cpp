@@ -336,7 +336,23 @@ void CutRun::log_program() {
   if (state.programs.size() > kLoggedPrograms) state.programs.pop_front();
 }
 
+namespace {
+
+// The cut that runs, for a scope.
+class Running {
+ public:
+  explicit Running(const Cut& cut) : before_(std::exchange(executor_state().running, &cut)) {}
+  ~Running() { executor_state().running = before_; }
+  Running(const Running&) = delete;
+
+ private:
+  const Cut* const before_;
+};
+
+}  // namespace
+
 Status CutRun::run(Cut& cut, SyncReason reason) {
+  const Running running(cut);
   RECORD_FUNCTION("hetero::flush", std::vector<c10::IValue>());
   // Planning, too, asks what untyped numbers become.
   const DefaultDtype dtype(cut.default_dtype);

@@ -21,9 +21,10 @@
 namespace hetero::ops {
 
 struct ExecutorState {
-  std::recursive_mutex mutex;  // the executor lock; recursive because a Python kernel may use hetero tensors
-  int depth = 0;               // of runs inside of runs
-  Status deferred;             // the first error that no caller has seen
+  std::recursive_mutex mutex;    // the executor lock; recursive because a Python kernel may use hetero tensors
+  int depth = 0;                 // of runs inside of runs
+  Status deferred;               // the first error that no caller has seen
+  const Cut* running = nullptr;  // of the innermost run on this stack of runs, for messages
   // With config().keep_plans:
   std::string plan_text;             // of the last run
   std::deque<std::string> programs;  // what the latest runs did, as graph/describe.h has it

@@ -301,9 +301,10 @@ void clear_program_log() {
 }
 
 std::string line_of(uint32_t sequence) {
-  const auto& lines = runner().cut.lines;
-  const auto found = lines.find(sequence);
-  return found == lines.end() ? std::string() : found->second;
+  const Cut* const cut = executor_state().running;
+  if (cut == nullptr) return "";
+  const auto found = cut->lines.find(sequence);
+  return found == cut->lines.end() ? std::string() : found->second;
 }
 
 void prepare_fork() {

@@ -46,10 +46,21 @@ _graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 _numbers = itertools.count()
 
 
+def _batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    return torch.ops.aten.native_batch_norm.default(x, weight, bias, mean, variance, False, momentum, eps)
+
+
+# What AOTAutograd makes of operators that the device knows better by the name that they have without it.
+_AS_WITHOUT_AOT = {torch.ops.aten._native_batch_norm_legit_no_training.default: _batch_norm}
+
+
 class _Capture(fx.Interpreter):
     """Runs a graph with every tensor on hetero, whatever device it was traced for."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        target = _AS_WITHOUT_AOT.get(target, target)
         args, kwargs = torch.utils._pytree.tree_map_only(torch.device, _on_hetero, (args, kwargs))
         return super().call_function(target, args, kwargs)
 

@@ -192,12 +192,13 @@ def _patch_compile() -> None:
     @_replace(torch, "compile")
     def _(original: Callable[..., Any]) -> Callable[..., Any]:
         def compile(*arguments: Any, **named: Any) -> Any:
-            from torch._dynamo.backends import registry
+            if named.get("backend") == "hetero":
+                from torch._dynamo.backends import registry
 
-            if "hetero" not in registry.list_backends():
                 from torch_hetero.compiler import backend
 
-                registry.register_backend(backend, name="hetero")
+                if "hetero" not in registry._COMPILER_FNS:
+                    registry.register_backend(backend, name="hetero")
             return original(*arguments, **named)
 
         return compile
