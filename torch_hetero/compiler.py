@@ -1,11 +1,12 @@
 """``torch.compile(model, backend="hetero")``: graphs that are recorded once and run as programs.
 
-TorchDynamo captures the Python, AOTAutograd makes graphs of ATen operators of it, one for the forward pass and one for the backward pass. Such a graph
-is run once over tensors without bytes; what the device recorded meanwhile is kept as a `CompiledProgram` (``ops/compiled.h``), planned by
-the same planner as everything else, and from then on a call of the graph is a call of the program: nothing is recorded, and no Python runs for an
-operator.
+TorchDynamo captures the Python, AOTAutograd makes graphs of ATen operators of it, one for the forward pass and one for
+the backward pass. Such a graph is run once over tensors without bytes; what the device recorded meanwhile is kept as a
+`CompiledProgram` (``ops/compiled.h``), planned by the same planner as everything else. From then on a call of the graph
+is a call of the program: nothing is recorded, and no Python runs for an operator.
 
-What cannot be captured, because it depends on values, runs lazily, as without ``torch.compile``; ``torch.hetero.explain()`` says why.
+What cannot be captured, because it depends on values, runs lazily, as without ``torch.compile``;
+``torch.hetero.explain()`` says why.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ __all__ = ["CompiledGraph", "backend", "graphs"]
 
 _HETERO = torch.device("hetero", 0)
 
-# What torch.compile's modes mean here, as options of a program. There is no overhead for each operator that a mode could reduce.
+# What torch.compile's modes mean here, as options of a program. There is no overhead for each operator that a mode
+# could reduce.
 _MODES: dict[str | None, dict[str, bool]] = {
     None: {},
     "default": {},
@@ -38,8 +40,8 @@ _MODES: dict[str | None, dict[str, bool]] = {
 }
 _OPTIONS = ("plan_each_size",)
 
-# A graph that could not be captured so often is not tried again: the first call may meet operators that have to run once before anybody
-# knows what their results look like.
+# A graph that could not be captured so often is not tried again: the first call may meet operators that have to run
+# once before anybody knows what their results look like.
 _MOST_REFUSALS = 2
 
 _graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
@@ -90,7 +92,8 @@ class CompiledGraph:
     """
 
     def __init__(self, module: fx.GraphModule, kind: str, options: dict[str, bool]) -> None:
-        self._boxed_call = True  # the arguments come as a list that is ours; wrappers copy the attributes of an object, not those of a class
+        # The arguments come as a list that is ours. Wrappers copy the attributes of an object, not those of a class.
+        self._boxed_call = True
         self.number = next(_numbers)
         self.kind = kind
         self.calls = 0
@@ -165,7 +168,7 @@ def _options(mode: str | None, options: dict[str, Any] | None) -> dict[str, bool
         if name not in _OPTIONS:
             raise ValueError(f'torch.compile(backend="hetero") knows the options {", ".join(_OPTIONS)}, not {name!r}.')
         if not isinstance(value, bool):
-            raise ValueError(f'The option {name} of torch.compile(backend="hetero") takes True or False, not {value!r}.')
+            raise ValueError(f'torch.compile(backend="hetero") takes True or False for {name}, not {value!r}.')
         chosen[name] = value
     return chosen
 

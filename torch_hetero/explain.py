@@ -60,8 +60,8 @@ class Report:
         fusion: operators of all plans that were made: joined with others, alone in a kernel, or why they did not join.
         unfused: of these, the ones that did not join, by ``operator: reason``.
         flushes: how often recorded work was run, by the reason for it.
-        compiled: calls of compiled programs (``torch.compile(backend="hetero")``), captures, and graphs that could not be
-            captured and ran lazily, by reason.
+        compiled: calls of compiled programs (``torch.compile(backend="hetero")``), captures, and graphs that could not
+            be captured and ran lazily, by reason.
         dead_nodes: recorded operators that were never run because nobody read their results.
         kernels: kernels run, by device.
         own_kernels: of these, the ones that ran in place of PyTorch's (products, convolutions, attention), by kind.

@@ -1,7 +1,8 @@
 """What ``torch.compile(backend="inductor")`` is told about hetero tensors: one sentence.
 
-Inductor writes C++ and Triton for devices whose memory a kernel may read as it runs. Hetero's memory is planned when the program is, and may be
-on either device, so there is nothing that such a kernel could be given. Inductor asks the device's module for these classes.
+Inductor writes C++ and Triton for devices whose memory a kernel may read as it runs. Hetero's memory is planned when
+the program is, and may be on either device, so there is nothing that such a kernel could be given. Inductor asks the
+device's module for these classes.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class PythonWrapperCodegen:
     def create(*_: Any) -> NoReturn:
         """Raises the sentence."""
         raise RuntimeError(
-            'Inductor generates no code for the device "hetero": use torch.compile(backend="hetero"), or move the model '
-            "and its inputs to the CPU for inductor."
+            'Inductor generates no code for the device "hetero": use torch.compile(backend="hetero"), or move the '
+            "model and its inputs to the CPU for inductor."
         )
 
 

@@ -187,8 +187,8 @@ def _patch_files() -> None:
 
 
 def _patch_compile() -> None:
-    # An installed package is found by the entry point group torch_dynamo_backends. In a source tree there is none, and importing
-    # TorchDynamo only to register the backend would take a second of each program's start.
+    # An installed package is found by the entry point group torch_dynamo_backends. In a source tree there is none, and
+    # importing TorchDynamo only to register the backend would take a second of each program's start.
     @_replace(torch, "compile")
     def _(original: Callable[..., Any]) -> Callable[..., Any]:
         def compile(*arguments: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""torch.compile(backend="hetero") on MiniLM: the first call, and steady calls against eager and against the lazy device."""
+"""torch.compile(backend="hetero") on MiniLM: the first call, and steady calls against eager and the lazy device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LAZY_BAR = 1.0
 
 
 def measure() -> list[Row]:
-    """For each case the compiled program's time against eager's and the lazy device's; before, what the first call takes."""
+    """For each case what the first call takes, and the program's time against eager's and the lazy device's."""
     import models
 
     if DEVICE == "cpu":

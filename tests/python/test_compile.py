@@ -54,7 +54,7 @@ def assert_steady(function: Callable[[], Any], programs: int = 1) -> None:
     assert seen.flushes == {COMPILED: programs}
 
 
-# ---- models -----------------------------------------------------------------------------------------------------------
+# ---- models --------------------------------------------------------------------------------------------------------
 
 
 def mlp() -> nn.Module:
@@ -106,7 +106,7 @@ def test_inference_has_the_lazy_devices_bits_and_eagers_values(name: str, fusion
             lazy = model(there).cpu()
         fast = compiled(model)
         for _ in range(2):
-            if fusion and "net" in name:  # of several kernels for a convolution, the faster one may turn out to be another
+            if fusion and "net" in name:  # another kernel for a convolution may turn out to be the faster one
                 torch.testing.assert_close(fast(there).cpu(), lazy)
             else:
                 assert_same(fast(there).cpu(), lazy)
@@ -187,7 +187,7 @@ def test_no_model_breaks_the_graph(name: str) -> None:
     assert told.graph_break_count == 0, told.break_reasons
 
 
-# ---- devices of the arguments -----------------------------------------------------------------------------------------
+# ---- devices of the arguments --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -237,11 +237,11 @@ def test_arguments_may_lie_on_both_devices() -> None:
     torch.testing.assert_close(sine.cpu(), x.sin())
 
 
-# ---- mutation, aliasing, odd results ------------------------------------------------------------------------------------
+# ---- mutation, aliasing, odd results -------------------------------------------------------------------------------
 
 
 def both(function: Callable[..., Any], *inputs: torch.Tensor, calls: int = 2, **arguments: Any) -> None:
-    """The compiled function does to hetero tensors what the function does to CPU tensors: results, and what became of the arguments."""
+    """The compiled function does to hetero tensors what the function does to CPU tensors, arguments included."""
     fast = compiled(function, **arguments)
     here = [value.clone() for value in inputs]
     there = [value.to("hetero") for value in inputs]
@@ -348,7 +348,7 @@ def test_pending_work_that_the_arguments_wait_for_runs_first() -> None:
     assert_same(x.cpu(), torch.full((4,), 11.0))
 
 
-# ---- random numbers -----------------------------------------------------------------------------------------------------
+# ---- random numbers ------------------------------------------------------------------------------------------------
 
 
 def test_random_numbers_are_those_of_the_lazy_device() -> None:
@@ -381,7 +381,7 @@ def test_dropout_in_training_drops_what_the_lazy_device_drops(unfused: None) -> 
     assert_same(results[1], results[0])
 
 
-# ---- custom operators, refusals, graph breaks ----------------------------------------------------------------------------
+# ---- custom operators, refusals, graph breaks ----------------------------------------------------------------------
 
 
 @torch.library.custom_op("hetero_compile_test::scale", mutates_args=())
@@ -471,7 +471,7 @@ def test_recording_goes_on_across_a_graph_break() -> None:
     assert_steady(lambda: fast(there), programs=2)
 
 
-# ---- sizes ----------------------------------------------------------------------------------------------------------------
+# ---- sizes ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dynamic", (True, None))
@@ -536,7 +536,7 @@ def test_more_sizes_than_are_kept_still_run() -> None:
         torch.testing.assert_close(fast(x.to("hetero")).cpu(), (x * 2).sum())
 
 
-# ---- options, other backends ------------------------------------------------------------------------------------------------
+# ---- options, other backends ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"))
@@ -557,7 +557,7 @@ def test_max_autotune_plans_each_size() -> None:
     (
         ({"mode": "fastest"}, "knows the modes .*, not 'fastest'"),
         ({"options": {"speed": True}}, "knows the options plan_each_size, not 'speed'"),
-        ({"options": {"plan_each_size": 3}}, "takes True or False, not 3"),
+        ({"options": {"plan_each_size": 3}}, "takes True or False for plan_each_size, not 3"),
     ),
 )
 def test_an_unknown_mode_or_option_is_one_clear_error(arguments: dict[str, Any], sentence: str) -> None:
