@@ -258,9 +258,9 @@ py::list objects_of(const std::vector<c10::IValue>& values) {
   py::list objects(values.size());
   for (size_t i = 0; i < values.size(); ++i) {
     const c10::IValue& value = values[i];
-    objects[i] = value.isTensor() ? py::reinterpret_steal<py::object>(THPVariable_Wrap(value.toTensor()))
-                 : value.isBool() ? py::object(py::bool_(value.toBool()))
-                 : value.isInt()  ? py::object(py::int_(value.toInt()))
+    objects[i] = value.isTensor()   ? py::reinterpret_steal<py::object>(THPVariable_Wrap(value.toTensor()))
+                 : value.isBool()   ? py::object(py::bool_(value.toBool()))
+                 : value.isInt()    ? py::object(py::int_(value.toInt()))
                  : value.isDouble() ? py::object(py::float_(value.toDouble()))
                                     : py::object(py::none());
   }
@@ -287,10 +287,8 @@ void add_compiled_program(py::module_& m) {
            [](ops::CompiledProgram& program, const py::list& arguments) {
              return objects_of(program.begin_capture(values_of(arguments)));
            })
-      .def("end_capture",
-           [](ops::CompiledProgram& program, const py::list& results, const std::vector<bool>& on_host) {
-             program.end_capture(values_of(results), on_host);
-           })
+      .def("end_capture", [](ops::CompiledProgram& program, const py::list& results,
+                             const std::vector<bool>& on_host) { program.end_capture(values_of(results), on_host); })
       .def("cancel_capture", &ops::CompiledProgram::cancel_capture)
       .def("describe", &ops::CompiledProgram::describe)
       .def_property_readonly("variants", &ops::CompiledProgram::variants);
