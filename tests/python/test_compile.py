@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib.metadata
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -596,6 +598,84 @@ def test_a_source_tree_and_an_import_of_torch_alone_know_the_backend() -> None:
     import sys, torch
     assert not any(name.startswith("torch._dynamo") for name in sys.modules)
     fast = torch.compile(lambda x: x * 2 + 1, backend="hetero")
+    assert fast(torch.ones(3, device="hetero")).tolist() == [3.0, 3.0, 3.0]
+    """
+    run_python_ok(code)
+
+
+def test_an_exported_program_is_compiled() -> None:
+    exported = torch.export.export(mlp(), (numbers(4, 12),)).module()
+    fast = compiled(exported)
+    for _ in range(2):
+        torch.testing.assert_close(fast(numbers(4, 12)), exported(numbers(4, 12)))
+
+
+# ---- threads, lines, memory ---------------------------------------------------------------------------------------------
+
+
+def test_threads_may_call_and_capture_while_others_record() -> None:
+    model, oracle = mlp().to("hetero"), mlp()
+    fast = compiled(model, dynamic=True)
+    with torch.no_grad():
+        fast(numbers(3, 12).to("hetero"))  # torch 2.11 crashes where TorchDynamo begins on a thread that ends
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        with torch.no_grad():
+            for i in range(20):
+                x = numbers(2 + i * seed % 7, 12)
+                for forward in (fast, model):
+                    why = (forward(x.to("hetero")).cpu() - oracle(x)).abs().max().item()
+                    if why > 1e-5:
+                        wrong.append(f"{seed} {i} {why}")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_traceback_names_the_line_that_called_the_program() -> None:
+    torch.hetero.config.traceback = True
+    fast = compiled(lambda index, table: nn.functional.embedding(index, table))
+    table = numbers(5, 2).to("hetero")
+    fast(torch.tensor([1], device="hetero"), table)
+    with pytest.raises(IndexError, match="test_compile.py"):
+        fast(torch.tensor([7], device="hetero"), table)
+
+
+def test_training_leaves_no_memory_behind_and_takes_about_what_the_lazy_device_takes() -> None:
+    inputs = numbers(2048, 64).to("hetero")
+    peaks = []
+    for compile_it in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8))).to("hetero")
+        forward = compiled(model) if compile_it else model
+        held = 0
+        for _ in range(4):
+            model.zero_grad()
+            torch.hetero.flush()
+            torch.hetero.reset_peak_memory_stats()
+            before = held
+            held = torch.hetero.memory_allocated()
+            step(forward, inputs)
+            torch.hetero.flush()
+        assert held == before
+        peaks.append(torch.hetero.max_memory_allocated() - held)
+        del model, forward
+    assert peaks[1] < 1.25 * peaks[0], peaks
+
+
+def test_an_installed_package_is_found_by_its_entry_point() -> None:
+    installed = importlib.metadata.entry_points(group="torch_dynamo_backends", name="hetero")
+    if not installed:
+        pytest.skip("the package was not installed since it has this entry point")
+    code = """
+    import torch
+    assert "hetero" in torch._dynamo.list_backends()
+    fast = torch._dynamo.optimize("hetero")(lambda x: x * 2 + 1)
     assert fast(torch.ones(3, device="hetero")).tolist() == [3.0, 3.0, 3.0]
     """
     run_python_ok(code)
