@@ -610,7 +610,7 @@ def test_an_exported_program_is_compiled() -> None:
         torch.testing.assert_close(fast(numbers(4, 12)), exported(numbers(4, 12)))
 
 
-# ---- threads, lines, memory ---------------------------------------------------------------------------------------------
+# ---- threads, lines, memory ---------------------------------------------------------------------------------
 
 
 def test_threads_may_call_and_capture_while_others_record() -> None:
