@@ -40,6 +40,13 @@ bool looks_through(const at::Tensor& tensor, const graph::Window& window) {
                        span_of(tensor.strides()), tensor.storage_offset());
 }
 
+graph::WindowId intern(const at::Tensor& tensor, graph::WindowTable& windows) {
+  const graph::WindowId id = windows.intern(static_cast<graph::DType>(tensor.scalar_type()), span_of(tensor.sizes()),
+                                            span_of(tensor.strides()), tensor.storage_offset());
+  TORCH_CHECK(id != graph::kNoWindow, "hetero: the program has met too many shapes");
+  return id;
+}
+
 at::Tensor view_through(c10::Storage storage, const graph::Window& window, uint8_t bits) {
   const auto rank = static_cast<size_t>(window.rank);
   at::Tensor view = make_view(std::move(storage), static_cast<at::ScalarType>(window.dtype),
@@ -127,10 +134,21 @@ struct CompiledProgram::Variant {
   PlanSet plans{false};
 };
 
+// The executor lock, and a variant as it comes to be.
 struct CompiledProgram::Capture {
+  using Kind = Variant::Source::Kind;
+
+  void name_arguments();
+  void name_constants(const Cut& cut);
+  Variant::Source name_constant(const c10::Storage& storage);
+  Variant::Source source_of_result(const c10::Storage& storage);
+  void add_result(const c10::IValue& value, bool on_host, graph::WindowTable& windows);
+  void keep(Cut& cut, const graph::WindowTable& windows);
+
   Executing executing;
   std::unique_ptr<Variant> variant = std::make_unique<Variant>();
   std::vector<c10::Storage> stand_ins;  // per storage of the arguments
+  std::unordered_map<const c10::StorageImpl*, Variant::Source> sources;
 };
 
 // Of a run; reused, so that a steady state allocates little.
@@ -420,9 +438,7 @@ std::vector<c10::IValue> CompiledProgram::begin_capture(const std::vector<c10::I
     TORCH_CHECK(known.storage != kNone && (is_hetero(tensor) || tensor.device().is_cpu()),
                 "hetero: an argument of a compiled program is a strided tensor on hetero or on the CPU, not one on ",
                 tensor.device(), " of layout ", tensor.layout());
-    known.window = windows_.intern(static_cast<graph::DType>(tensor.scalar_type()), span_of(tensor.sizes()),
-                                   span_of(tensor.strides()), tensor.storage_offset());
-    TORCH_CHECK(known.window != graph::kNoWindow, "hetero: the program has met too many shapes");
+    known.window = intern(tensor, windows_);
     known.bits = bits_of(tensor);
     known.on_host = tensor.device().is_cpu();
     stand_ins.push_back(view_through(capture->stand_ins[known.storage], windows_[known.window], known.bits));
@@ -445,10 +461,8 @@ void CompiledProgram::cancel_capture() {
 }
 
 void CompiledProgram::end_capture(std::vector<c10::IValue> results, const std::vector<bool>& on_host) {
-  using Kind = Variant::Source::Kind;
   const std::unique_ptr<Capture> capture = std::move(capture_);
   TORCH_CHECK(capture != nullptr, "hetero: the program is not being captured");
-  Variant& variant = *capture->variant;
   Cut cut;
   bool alone;
   {
@@ -462,85 +476,97 @@ void CompiledProgram::end_capture(std::vector<c10::IValue> results, const std::v
     }
   }
   TORCH_CHECK(alone, "hetero: another thread used the device while the program was captured");
+  capture->name_arguments();
+  capture->name_constants(cut);
+  for (size_t i = 0; i < results.size(); ++i) capture->add_result(results[i], on_host[i], windows_);
+  capture->keep(cut, windows_);
+  count(counters().captures);
+  add(std::move(capture->variant));
+}
 
-  std::unordered_map<const c10::StorageImpl*, Variant::Source> sources;
-  for (uint32_t s = 0; s < capture->stand_ins.size(); ++s) {
-    TORCH_CHECK(capture->stand_ins[s].nbytes() == variant.storage_bytes[s],
+void CompiledProgram::Capture::name_arguments() {
+  for (uint32_t s = 0; s < stand_ins.size(); ++s) {
+    TORCH_CHECK(stand_ins[s].nbytes() == variant->storage_bytes[s],
                 "hetero: a compiled program cannot resize an argument's storage");
-    sources[capture->stand_ins[s].unsafeGetStorageImpl()] = {Kind::kArgument, s};
+    sources[stand_ins[s].unsafeGetStorageImpl()] = {Kind::kArgument, s};
   }
+}
+
+// What was neither an argument nor made by the graph.
+void CompiledProgram::Capture::name_constants(const Cut& cut) {
   std::vector<uint8_t> born(cut.holds.size(), 0);
-  for (const graph::Operand& operand : cut.graph.operands)
+  for (const graph::Operand& operand : cut.graph.operands) {
     born[operand.buffer] |= operand.access == graph::Access::kDefine;
-  const auto add_constant = [&](const c10::StorageImpl* storage, c10::Storage owner) {
-    variant.constants.push_back(std::move(owner));
-    return sources[storage] = {Kind::kConstant, static_cast<uint32_t>(variant.constants.size() - 1)};
-  };
+  }
   for (size_t b = 0; b < cut.holds.size(); ++b) {
     HeteroStorage* const storage = cut.holds[b].storage();
     if (born[b] != 0 || sources.count(storage) != 0) continue;
-    add_constant(storage, c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)));
+    name_constant(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)));
   }
-  for (size_t i = 0; i < results.size(); ++i) {
-    Variant::Result& result = variant.results.emplace_back();
-    result.source.kind = Kind::kNumber;
-    if (!results[i].isTensor()) {
-      result.number = results[i];
-      continue;
-    }
-    const at::Tensor& tensor = results[i].toTensor();
-    TORCH_CHECK(is_hetero(tensor) && is_strided(tensor),
-                "hetero: a result of the program is not a strided tensor on hetero");
-    const c10::Storage& storage = tensor.storage();
-    auto found = sources.find(storage.unsafeGetStorageImpl());
-    if (found == sources.end()) {
-      const bool made = hetero(storage)->binding.valid_on == 0;
-      if (made) {
-        variant.result_bytes.push_back(storage.nbytes());
-        const Variant::Source source{Kind::kResult, static_cast<uint32_t>(variant.result_bytes.size() - 1)};
-        found = sources.emplace(storage.unsafeGetStorageImpl(), source).first;
-      } else {
-        add_constant(storage.unsafeGetStorageImpl(), storage);
-        found = sources.find(storage.unsafeGetStorageImpl());
-      }
-    }
-    result.source = found->second;
-    result.window = windows_.intern(static_cast<graph::DType>(tensor.scalar_type()), span_of(tensor.sizes()),
-                                    span_of(tensor.strides()), tensor.storage_offset());
-    result.bits = bits_of(tensor);
-    result.on_host = on_host[i];
-    if (result.source.kind != Kind::kArgument) continue;
-    for (const Variant::Argument& argument : variant.arguments) {
-      TORCH_CHECK(argument.storage != result.source.index || argument.on_host == result.on_host,
-                  "hetero: a result of the program shares the memory of an argument on another device");
-    }
+}
+
+CompiledProgram::Variant::Source CompiledProgram::Capture::name_constant(const c10::Storage& storage) {
+  variant->constants.push_back(storage);
+  const auto index = static_cast<uint32_t>(variant->constants.size() - 1);
+  return sources[storage.unsafeGetStorageImpl()] = {Kind::kConstant, index};
+}
+
+CompiledProgram::Variant::Source CompiledProgram::Capture::source_of_result(const c10::Storage& storage) {
+  const auto found = sources.find(storage.unsafeGetStorageImpl());
+  if (found != sources.end()) return found->second;
+  if (hetero(storage)->binding.valid_on != 0) return name_constant(storage);
+  variant->result_bytes.push_back(storage.nbytes());
+  const auto index = static_cast<uint32_t>(variant->result_bytes.size() - 1);
+  return sources[storage.unsafeGetStorageImpl()] = {Kind::kResult, index};
+}
+
+void CompiledProgram::Capture::add_result(const c10::IValue& value, bool on_host, graph::WindowTable& windows) {
+  Variant::Result& result = variant->results.emplace_back();
+  result.source.kind = Kind::kNumber;
+  if (!value.isTensor()) {
+    result.number = value;
+    return;
   }
+  const at::Tensor& tensor = value.toTensor();
+  TORCH_CHECK(is_hetero(tensor) && is_strided(tensor),
+              "hetero: a result of the program is not a strided tensor on hetero");
+  result.source = source_of_result(tensor.storage());
+  result.window = intern(tensor, windows);
+  result.bits = bits_of(tensor);
+  result.on_host = on_host;
+  if (result.source.kind != Kind::kArgument) return;
+  for (const Variant::Argument& argument : variant->arguments) {
+    TORCH_CHECK(argument.storage != result.source.index || argument.on_host == on_host,
+                "hetero: a result of the program shares the memory of an argument on another device");
+  }
+}
+
+// The graph, and what its buffers and numbers are.
+void CompiledProgram::Capture::keep(Cut& cut, const graph::WindowTable& windows) {
   for (const StorageHold& hold : cut.holds) {
     const auto found = sources.find(hold.storage());
-    variant.sources.push_back(found == sources.end() ? Variant::Source{} : found->second);
+    variant->sources.push_back(found == sources.end() ? Variant::Source{} : found->second);
   }
   for (const graph::Operand& operand : cut.graph.operands) {
-    const Variant::Source source = variant.sources[operand.buffer];
-    if (operand.writes() && source.kind == Kind::kArgument) variant.written[source.index] = 1;
+    const Variant::Source source = variant->sources[operand.buffer];
+    if (operand.writes() && source.kind == Kind::kArgument) variant->written[source.index] = 1;
   }
-  variant.graph = std::move(cut.graph);
-  variant.graph.windows = &windows_;
-  for (graph::Buffer& buffer : variant.graph.buffers) buffer = {buffer.bytes, 0, false};
-  variant.numbers = std::move(cut.values);
-  size_t numbers = 0;
-  for (const graph::Node& node : variant.graph.nodes) {
-    const std::byte* const attributes = variant.graph.attributes.data() + node.attribute_offset;
-    Decoder::find_random_states(attributes, numbers, variant.draws);
+  variant->graph = std::move(cut.graph);
+  variant->graph.windows = &windows;
+  for (graph::Buffer& buffer : variant->graph.buffers) buffer = {buffer.bytes, 0, false};
+  variant->numbers = std::move(cut.values);
+  size_t before = 0;
+  for (const graph::Node& node : variant->graph.nodes) {
+    const std::byte* const attributes = variant->graph.attributes.data() + node.attribute_offset;
+    Decoder::find_random_states(attributes, before, variant->draws);
     AttributeHeader header;
     std::memcpy(&header, attributes, sizeof(header));
-    numbers += node.attribute_bytes - sizeof(header) - header.structure_bytes - header.size_bytes;
+    before += node.attribute_bytes - sizeof(header) - header.structure_bytes - header.size_bytes;
   }
-  variant.default_dtype = cut.default_dtype;
-  variant.lines = std::move(cut.lines);
+  variant->default_dtype = cut.default_dtype;
+  variant->lines = std::move(cut.lines);
   // What a program is for runs often: it is planned at once.
-  variant.plans.sightings = 1;
-  count(counters().captures);
-  add(std::move(capture->variant));
+  variant->plans.sightings = 1;
 }
 
 void CompiledProgram::add(std::unique_ptr<Variant> variant) {
