@@ -7,6 +7,10 @@
 #include "ops/recorder.h"
 
 namespace hetero::ops {
+namespace {
+constexpr size_t kConstantBytes = 16;  // of any dtype's number
+}
+
 template <typename Sink>
 void Encoder<Sink>::tensor(const at::Tensor& value, graph::Access access) {
   if (!value.defined()) {
@@ -41,7 +45,7 @@ void Encoder<Sink>::constant(const at::Tensor& value) {
   sink().put_structure(static_cast<int8_t>(plain.scalar_type()));
   sink().put_structure(
       static_cast<uint8_t>(value.unsafeGetTensorImpl()->is_wrapped_number() ? graph::kWrappedNumber : 0));
-  std::byte number[16] = {};
+  std::byte number[kConstantBytes] = {};
   std::memcpy(number, plain.const_data_ptr(), plain.element_size());
   sink().put_values(number);
 }
@@ -148,13 +152,73 @@ at::Tensor Decoder::constant() {
   const auto dtype = static_cast<at::ScalarType>(get<int8_t>());
   const auto bits = get<uint8_t>();
   struct Number {
-    std::byte bytes[16];
+    std::byte bytes[kConstantBytes];
   };
   const auto number = get_value<Number>();
   at::Tensor tensor = at::detail::empty_cpu({}, dtype, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
   std::memcpy(tensor.mutable_data_ptr(), number.bytes, tensor.element_size());
   if ((bits & graph::kWrappedNumber) != 0) tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
   return tensor;
+}
+
+void Decoder::find_random_states(const std::byte* attributes, size_t base, std::vector<size_t>& offsets) {
+  using ScalarKind = Encoder<Call>::ScalarKind;
+  AttributeHeader header;
+  std::memcpy(&header, attributes, sizeof(header));
+  const std::byte* at = attributes + sizeof(header);
+  const std::byte* const end = at + header.structure_bytes;
+  size_t values = base;  // read so far
+  const auto get = [&]<typename T>(T value) {
+    std::memcpy(&value, at, sizeof(T));
+    at += sizeof(T);
+    return value;
+  };
+  const auto skip = [&](size_t bytes) { at += bytes; };
+  while (at < end) {
+    switch (get(Tag{})) {
+      case Tag::kNone:
+      case Tag::kTensor:
+      case Tag::kUndefined:
+      case Tag::kSize:
+      case Tag::kShapeReal:
+      case Tag::kDevice:
+        break;
+      case Tag::kConstant:
+        skip(sizeof(int8_t) + sizeof(uint8_t));
+        values += kConstantBytes;
+        break;
+      case Tag::kList:
+      case Tag::kSizes:
+        skip(sizeof(uint32_t));
+        break;
+      case Tag::kInteger:
+        skip(sizeof(int64_t));
+        break;
+      case Tag::kIntegers:
+        skip(get(uint32_t{}) * sizeof(int64_t));
+        break;
+      case Tag::kReal:
+        values += sizeof(double);
+        break;
+      case Tag::kReals:
+        values += get(uint32_t{}) * sizeof(double);
+        break;
+      case Tag::kBoolean:
+      case Tag::kShapeScalar:
+        skip(sizeof(uint8_t));
+        break;
+      case Tag::kScalar:
+        values += get(ScalarKind{}) == ScalarKind::kComplex ? sizeof(c10::complex<double>) : sizeof(double);
+        break;
+      case Tag::kString:
+        skip(get(uint32_t{}));
+        break;
+      case Tag::kGenerator:
+        offsets.push_back(values);
+        values += sizeof(RandomState);
+        break;
+    }
+  }
 }
 
 at::Generator derived_generator(RandomState state) {

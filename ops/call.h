@@ -253,6 +253,8 @@ class Decoder {
     const auto seed = get_value<uint64_t>();
     return {seed, get_value<uint64_t>()};
   }
+  // Where in the values of a node its random states stand: appended to `offsets`, in bytes, each plus `base`.
+  static void find_random_states(const std::byte* attributes, size_t base, std::vector<size_t>& offsets);
   // The next unread operand.
   int operand() { return next_operand_++; }
 

@@ -76,7 +76,9 @@ void Counters::reset() {
                          &storages_spilled,
                          &bytes_spilled,
                          &skipped_nodes,
-                         &verified_flushes}) {
+                         &verified_flushes,
+                         &captures,
+                         &compiled_calls}) {
     *counter = 0;
   }
   for (Count& flush : flushes) flush = 0;

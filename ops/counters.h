@@ -29,6 +29,7 @@ namespace hetero::ops {
   X(kPendingNodes, "too many pending nodes")            \
   X(kFlush, "flush")                                    \
   X(kOverlap, "run while recording goes on")            \
+  X(kCompiled, "compiled program")                      \
   X(kFork, "fork")                                      \
   X(kSyncMode, "HETERO_SYNC")                           \
   X(kExported, "write to an exported storage")          \
@@ -97,6 +98,8 @@ struct Counters {
   Count bytes_spilled{0};     // to files
   Count skipped_nodes{0};
   Count verified_flushes{0};
+  Count captures{0};        // graphs that became compiled programs, for their first or for other sizes
+  Count compiled_calls{0};  // of compiled programs
   std::array<Count, static_cast<size_t>(SyncReason::kCount)> flushes{};
   std::array<Count, static_cast<size_t>(OwnKernel::kCount)> own_kernels{};
 

@@ -95,11 +95,12 @@ class PlanningTime {
 };
 
 // A plan for the cut out of one for other sizes; null where that cannot be.
-graph::Plan* resized_plan(PlanSet& known, CachedPlan* similar, const Cut& cut, const graph::PlanOptions& options) {
+graph::Plan* resized_plan(PlanSet& known, const CachedPlan* similar, const Cut& cut,
+                          const graph::PlanOptions& options) {
   const PlanningTime time(cut);
   // Sizes that come back shall find their plan; sizes that only grow shall not fill the set with old ones.
-  CachedPlan* target = similar;
-  if (!known.full()) {
+  CachedPlan* target = known.full() ? known.own(similar) : nullptr;
+  if (target == nullptr) {
     target = &known.add(cut);
     target->graph = similar->graph;
     target->plan = similar->plan;
@@ -186,7 +187,7 @@ bool CutRun::still_fits(const CachedPlan& kept, const Cut& cut) {
 
 graph::Plan& CutRun::plan_for(Cut& cut) {
   graph::PlanOptions& options = options_;
-  PlanSet* const known = cut.keeps && cut.end != nullptr ? &cut.end->plans() : nullptr;
+  PlanSet* const known = cut.plans();
   PlanSettings settings{
       .fusion = options.fusion, .jit = config().jit.load(std::memory_order_relaxed), .threads = cut.threads};
   if (options.has_accelerator) {
@@ -215,7 +216,7 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
     graph::make_plan(cut.graph, options, scratch_);
     return scratch_;
   }
-  CachedPlan* similar;
+  const CachedPlan* similar;
   if (CachedPlan* kept = known->find(cut, similar)) {
     if (still_right(*kept, settings, options) && still_fits(*kept, cut) && renewed(*kept, cut)) {
       count(counters().plans_replayed);
@@ -224,6 +225,8 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
     }
     known->drop(kept);
     similar = nullptr;
+  } else if (similar == nullptr) {
+    similar = cut.similar;
   }
   // Where nodes run depends on sizes.
   if (similar != nullptr && similar->settings == settings && !options.has_accelerator) {
@@ -311,8 +314,8 @@ void CutRun::note_run() {
       learn_costs(graph, *plan_, times_);
     }
     ++kept_->measured;
-    if (cut_->end != nullptr) {
-      cut_->end->plans().trial.note(times_.seconds, kept_->predicted_seconds, !on_host);
+    if (PlanSet* const plans = cut_->plans()) {
+      plans->trial.note(times_.seconds, kept_->predicted_seconds, !on_host);
     }
   }
   if (config().keep_plans.load(std::memory_order_relaxed)) log_program();

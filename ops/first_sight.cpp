@@ -134,7 +134,8 @@ FirstSight first_sight(const OpInfo& info, const Call& call, uint64_t signature)
   if (probe_is_unsafe(info, call)) return FirstSight::kRun;
   size_t bytes = 0;
   for (const CallOperand& operand : call.operands) bytes += operand.storage->nbytes();
-  if (bytes <= kSmall) return FirstSight::kProbe;
+  // A capture has no bytes to run it on.
+  if (bytes <= kSmall || captures_here()) return FirstSight::kProbe;
   // With an accelerator, running here would drag the operands home.
   return overlaps || backend::accelerator() == nullptr ? FirstSight::kRun : FirstSight::kTrustMeta;
 }

@@ -6,6 +6,8 @@
 
 #include <cstring>
 
+#include "ops/recorder.h"
+
 namespace hetero::ops {
 
 HeteroGenerator::HeteroGenerator(uint64_t seed)
@@ -51,6 +53,12 @@ const at::Generator& default_generator() {
 RandomState draw_random_state(const std::optional<at::Generator>& generator) {
   if (generator.has_value() && generator->defined() && generator->device().is_cpu()) {
     TORCH_CHECK(false, "Expected a 'hetero' device type for generator but found 'cpu'");
+  }
+  if (captures_here()) {
+    // A program draws at each call.
+    const bool own = generator.has_value() && generator->defined() && *generator != default_generator();
+    if (own) refuse_capture("random numbers from a generator of its own");
+    return {};
   }
   const at::Generator& source = generator.has_value() && generator->defined() ? *generator : default_generator();
   std::lock_guard lock(source.unsafeGetGeneratorImpl()->mutex_);

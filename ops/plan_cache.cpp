@@ -88,9 +88,11 @@ size_t CachedPlan::bytes() const {
          bytes_of(plan.notes.placed) + bytes_of(plan.notes.written) + group_bytes(plan) + batch_bytes(plan);
 }
 
-PlanSet::~PlanSet() { total_bytes_ -= bytes_; }
+PlanSet::~PlanSet() {
+  if (bounded_) total_bytes_ -= bytes_;
+}
 
-CachedPlan* PlanSet::find(const Cut& cut, CachedPlan*& similar) {
+CachedPlan* PlanSet::find(const Cut& cut, const CachedPlan*& similar) {
   similar = nullptr;
   for (size_t i = 0; i < plans_.size(); ++i) {
     const Fit how = fit(*plans_[i], cut);
@@ -132,11 +134,9 @@ void CachedPlan::keep(const Cut& cut) {
   for (size_t i = 0; i < cut.bindings.size(); ++i) bound[i] = cut.bindings[i] != nullptr;
 }
 
-bool CachedPlan::renew(const Bytes& numbers) {
-  if (numbers.size() == values.size() && std::memcmp(numbers.data(), values.data(), values.size()) == 0) return true;
-  values.assign(numbers.data(), numbers.data() + numbers.size());
-  std::vector<uint8_t> changed(graph.nodes.size());
-  const std::byte* from = values.data();
+void put_numbers(std::span<const std::byte> numbers, graph::Graph& graph, std::vector<uint8_t>& changed) {
+  changed.assign(graph.nodes.size(), 0);
+  const std::byte* from = numbers.data();
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const graph::Node& node = graph.nodes[i];
     std::byte* const attributes = graph.attributes.data() + node.attribute_offset;
@@ -149,10 +149,22 @@ bool CachedPlan::renew(const Bytes& numbers) {
     std::memcpy(attributes + before, from, count);
     from += count;
   }
+}
+
+bool CachedPlan::renew(const Bytes& numbers) {
+  if (numbers.size() == values.size() && std::memcmp(numbers.data(), values.data(), values.size()) == 0) return true;
+  values.assign(numbers.data(), numbers.data() + numbers.size());
+  std::vector<uint8_t> changed;
+  put_numbers(values, graph, changed);
   return graph::renew_numbers(graph, changed, plan);
 }
 
 bool PlanSet::full() const { return plans_.size() >= kMostPlans; }
+
+CachedPlan* PlanSet::own(const CachedPlan* plan) {
+  const auto found = std::ranges::find(plans_, plan, &std::unique_ptr<CachedPlan>::get);
+  return found == plans_.end() ? nullptr : found->get();
+}
 
 void PlanSet::drop(CachedPlan* plan) {
   std::erase_if(plans_, [&](const auto& kept) { return kept.get() == plan; });
@@ -174,7 +186,7 @@ CachedPlan& PlanSet::add(const Cut& cut) {
 void PlanSet::measure() {
   size_t bytes = 0;
   for (const auto& plan : plans_) bytes += plan->bytes();
-  total_bytes_ += bytes - bytes_;
+  if (bounded_) total_bytes_ += bytes - bytes_;
   bytes_ = bytes;
 }
 

@@ -58,6 +58,9 @@ struct PlacementTrial {
   graph::Policy policy = graph::Policy::kAuto;  // in place of kAuto
 };
 
+// Puts other numbers, those of all its nodes, into a graph; `changed` says for each node whether it has other ones now.
+void put_numbers(std::span<const std::byte> numbers, graph::Graph& graph, std::vector<uint8_t>& changed);
+
 struct CachedPlan {
   std::vector<uint8_t> selection;  // per node of the trace: it was cut; empty: all
   std::vector<uint8_t> bound;      // per buffer: it has a binding
@@ -83,12 +86,13 @@ struct CachedPlan {
 
 class PlanSet {
  public:
-  PlanSet() = default;
+  // `bounded`: its bytes count among total_bytes(), which the recorder keeps within config().cache_bytes. Those of a program that somebody owns do not.
+  explicit PlanSet(bool bounded = true) : bounded_(bounded) {}
   ~PlanSet();
   PlanSet(const PlanSet&) = delete;
 
   // The plan that fits the cut exactly; else null, and `similar` is one that fits but for sizes, or null.
-  CachedPlan* find(const Cut& cut, CachedPlan*& similar);
+  CachedPlan* find(const Cut& cut, const CachedPlan*& similar);
   // The plan of the whole trace, if the graph need not be looked at to know that it fits: no node of the path is of a later version than `version`.
   CachedPlan* find_unchanged(const Cut& cut, uint64_t version);
   // Whether the buffers' bytes need every node of the trace, as far as it was learned since the path changed.
@@ -97,12 +101,16 @@ class PlanSet {
   // A place for a new plan of the cut, the least recently used one where there are many. The caller fills in `plan`, and calls measure().
   CachedPlan& add(const Cut& cut);
   bool full() const;
+  // The plan used last, or null.
+  const CachedPlan* latest() const { return plans_.empty() ? nullptr : plans_.front().get(); }
+  // The same plan, to be changed, if it is one of this set; else null.
+  CachedPlan* own(const CachedPlan* plan);
   void drop(CachedPlan* plan);
   // Takes note of the sizes of its plans.
   void measure();
 
   size_t bytes() const { return bytes_; }
-  // Of all sets of the process.
+  // Of all bounded sets of the process.
   static size_t total_bytes() { return total_bytes_; }
 
   uint32_t sightings = 0;  // how often a trace ended here
@@ -120,6 +128,7 @@ class PlanSet {
   static constexpr size_t kMostPlans = 4;
   static size_t total_bytes_;
 
+  const bool bounded_;
   std::vector<std::unique_ptr<CachedPlan>> plans_;  // the one used last comes first
   size_t bytes_ = 0;
   // What learn_needs_all() was told last.

@@ -37,6 +37,13 @@ bool StorageHold::lock() {
   return true;
 }
 
+PlanSet* Cut::plans() const {
+  if (!keeps) return nullptr;
+  return own_plans != nullptr || end == nullptr ? own_plans : &end->plans();
+}
+
+bool is_steady(const HeteroStorage& storage) { return storage.binding.reads >= kSteadyReads; }
+
 const graph::Graph& Cut::planned() const { return kept != nullptr ? kept->graph : graph; }
 
 Recorder::Recorder() { trace_.windows = &windows_; }
@@ -224,7 +231,11 @@ void Recorder::describe_buffers() {
   for (const StorageHold& hold : holds_) trace_.buffers.push_back({hold.storage()->nbytes(), 0, false});
 }
 
-SyncReason Recorder::pressure() const {
+SyncReason Recorder::pressure() {
+  if (captures_) [[unlikely]] {
+    capture_spoiled_ |= !captures_here();
+    return SyncReason::kCount;
+  }
   const Config& options = config();
   if (wrote_exported_) return SyncReason::kExported;
   if (options.sync.load(std::memory_order_relaxed)) return SyncReason::kSyncMode;
@@ -284,6 +295,40 @@ void Recorder::divide(PlanSet& plans) {
   if (mark->plans().trials > 0) return;  // it did not pay
   mark->plans().whole = plans.whole;
   mark->set_cuts(static_cast<int>(count) - 1);
+}
+
+namespace {
+constinit thread_local bool this_thread_captures = false;
+}  // namespace
+
+bool captures_here() { return this_thread_captures; }
+
+void refuse_capture(const std::string& what) {
+  TORCH_CHECK(!this_thread_captures, "hetero: a compiled program cannot contain this: ", what);
+}
+
+bool Recorder::begin_capture() {
+  if (!path_.empty()) return false;
+  captures_ = this_thread_captures = true;
+  capture_spoiled_ = false;
+  return true;
+}
+
+bool Recorder::end_capture(Cut& cut) {
+  captures_ = this_thread_captures = false;
+  if (capture_spoiled_) return false;
+  write_down();
+  std::swap(cut.holds, holds_);
+  std::swap(cut.lines, lines_);
+  finish(cut);
+  std::swap(cut.graph.nodes, trace_.nodes);
+  std::swap(cut.graph.operands, trace_.operands);
+  std::swap(cut.graph.attributes, trace_.attributes);
+  std::swap(cut.values, values_);
+  cut.default_dtype = default_dtype_;
+  end_path(cut);
+  next_epoch();
+  return true;
 }
 
 bool Recorder::cut_early(Cut& cut, uint64_t& flight) {
@@ -573,7 +618,7 @@ void Recorder::finish(Cut& cut, uint64_t flight) {
     buffer.valid_on = flies ? storage->valid_later : storage->binding.valid_on;
     buffer.escapes = c10::raw::intrusive_ptr::use_count(storage) > 1 + storage->flights;
     if (buffer.valid_on != 0) {
-      buffer.steady = storage->binding.reads >= kSteadyReads && !flies;
+      buffer.steady = is_steady(*storage) && !flies;
       buffer.layout = flies ? storage->layout_later : storage->binding.layout;
       buffer.bytes = buffer.layout.block_bytes(buffer.bytes);
     }

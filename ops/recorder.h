@@ -88,6 +88,7 @@ class Locked {
 // A storage as the trace sees it.
 class StorageHold {
  public:
+  StorageHold() : strong_(false), storage_(nullptr) {}  // of none
   StorageHold(HeteroStorage* storage, bool strong) : strong_(strong), storage_(storage) {
     if (strong) {
       c10::raw::intrusive_ptr::incref(storage);
@@ -130,6 +131,11 @@ class StorageHold {
   HeteroStorage* storage_;
 };
 
+// Whether this thread captures.
+bool captures_here();
+// What cannot be part of a capture ends it, by raising this sentence. Does nothing where this thread does not capture.
+void refuse_capture(const std::string& what);
+
 // A call that was not the one that the trie expected.
 struct Misprediction {
   uint32_t position;  // in the trace
@@ -139,6 +145,7 @@ struct Misprediction {
 };
 
 struct CachedPlan;
+class PlanSet;
 class Match;
 
 // The nodes cut out of the trace for one run, and what they hold.
@@ -163,6 +170,11 @@ struct Cut {
   // Where the trace ended that the nodes were cut out of; null where its plans cannot be kept.
   TrieNode* end = nullptr;
   std::vector<uint8_t> selection;  // per node of that trace: it was cut; empty: all
+  // Of a compiled program (compiled.h): its own plans in place of those at `end`, and where it has none yet, one for other sizes.
+  PlanSet* own_plans = nullptr;
+  const CachedPlan* similar = nullptr;
+  // The plans that may be kept for it, or null. REQUIRES: the executor lock.
+  PlanSet* plans() const;
   // What is to run.
   const graph::Graph& planned() const;
   void clear() {
@@ -171,6 +183,8 @@ struct Cut {
     values.clear();
     end = nullptr;
     mark = nullptr;
+    own_plans = nullptr;
+    similar = nullptr;
     selection.clear();
     graph.clear();
     holds.clear();
@@ -223,7 +237,7 @@ class Recorder {
   }
   size_t pending_nodes() const { return path_.size(); }
   // Why the trace should be flushed now; kCount where it need not be.
-  SyncReason pressure() const;
+  SyncReason pressure();
 
   // Moves nodes from the trace to `cut`: all of them, or those that must run so that `storages` have their final bytes
   // (with `readers`: also those that read them). Returns false when nothing has to run. `reuse`: a plan of the same trace may stand for its nodes.
@@ -239,6 +253,12 @@ class Recorder {
   bool cut_early(Cut& cut, uint64_t& flight);
   // A flight has run: its storages are now what finish() foretold. Gives what it owned away, what nobody else owns in `last`.
   void land(Cut& cut, uint64_t flight, std::vector<StorageHold>& last);
+
+  // A capture (compiled.h) begins: until end_capture(), what this thread records stays in the trace, and nothing runs. False where something is pending.
+  // REQUIRES: the executor lock, until end_capture().
+  [[nodiscard]] bool begin_capture();
+  // Moves what was recorded to `cut`. False where another thread recorded meanwhile: all of it stays pending then.
+  [[nodiscard]] bool end_capture(Cut& cut);
 
   // Keeps the meta cache, the windows and the trie within their bounds. False where that needs an empty trace. REQUIRES: the executor
   // lock as well.
@@ -307,6 +327,8 @@ class Recorder {
   at::ScalarType default_dtype_ = at::kFloat;
   int64_t pending_bytes_ = 0;
   bool wrote_exported_ = false;
+  bool captures_ = false;
+  bool capture_spoiled_ = false;  // another thread has recorded
   uint32_t epoch_ = 1;
   uint32_t sequence_ = 0;
   std::chrono::steady_clock::time_point begun_;  // when the first node was recorded
@@ -327,6 +349,9 @@ class Recorder {
   std::vector<uint8_t> needed_;
   std::vector<uint8_t> live_;
 };
+
+// Whether later programs are expected to read the bytes as earlier ones did: a weight.
+bool is_steady(const HeteroStorage& storage);
 
 extern Recorder* recorder_instance;  // made when the library is loaded
 inline Recorder& recorder() { return *recorder_instance; }

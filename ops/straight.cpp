@@ -109,6 +109,7 @@ void run_straight(const OpInfo& info, torch::jit::Stack* stack, SyncReason reaso
 }
 
 void run_drawn(const OpInfo& info, torch::jit::Stack* stack, RandomState random, SyncReason reason) {
+  refuse_capture(info.name + " (" + to_string(reason) + ")");
   count(counters().straight);
   if (reason != SyncReason::kFirstSight) counters().count_fallback(info.name);
   const auto arguments = arguments_of(info, *stack);

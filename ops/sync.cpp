@@ -32,14 +32,6 @@ Runner& runner() {
   return *instance;
 }
 
-[[noreturn]] void raise(const Status& status) {
-  if (status.cause()) std::rethrow_exception(status.cause());
-  if (status.error_class() == ErrorClass::kResource) {
-    TORCH_CHECK_WITH(OutOfMemoryError, false, status.message());
-  }
-  TORCH_CHECK(false, "hetero: ", status.message());
-}
-
 // A run, which may be inside another. Whatever happens, its cut holds nothing afterwards.
 class Nested {
  public:
@@ -96,6 +88,19 @@ void check_bytes(const HeteroStorage* storage) {
   if (!storage->binding.error.ok()) raise(storage->binding.error);
 }
 
+bool is_touched(const HeteroStorage* storage) {
+  Locked recording(recorder().mutex());
+  return recorder().touched(storage);
+}
+
+// In a capture nothing can run; what has its bytes may be looked at. REQUIRES: the executor lock.
+void check_settled(std::span<HeteroStorage* const> storages, SyncReason reason) {
+  for (const HeteroStorage* storage : storages) {
+    if (is_touched(storage) || storage->binding.valid_on == 0) refuse_capture(to_string(reason));
+    check_bytes(storage);
+  }
+}
+
 // Brings the bytes of a settled storage to the host. REQUIRES: the executor lock.
 void fetch_bytes(HeteroStorage* storage) {
   if (const Status status = bring_to_host(storage); !status.ok()) raise(status);
@@ -127,8 +132,17 @@ c10::Storage dense_copy(const HeteroStorage* storage) {
 
 }  // namespace
 
+void raise(const Status& status) {
+  if (status.cause()) std::rethrow_exception(status.cause());
+  if (status.error_class() == ErrorClass::kResource) {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, status.message());
+  }
+  TORCH_CHECK(false, "hetero: ", status.message());
+}
+
 void flush_all(SyncReason reason) {
   if (bad_fork) return;
+  refuse_capture(to_string(reason));
   const Executing executing;
   const bool too_long = reason == SyncReason::kPendingNodes || reason == SyncReason::kPendingBytes;
   Status status = cut_and_run(reason, [too_long](Recorder& from, bool reuse, Cut& cut) {
@@ -148,6 +162,8 @@ void flush_all(SyncReason reason) {
 void settle(std::span<HeteroStorage* const> storages, SyncReason reason) {
   check_fork();
   const Executing executing;
+  if (captures_here()) [[unlikely]]
+    return check_settled(storages, reason);
   const Status status = cut_and_run(
       reason, [&](Recorder& from, bool reuse, Cut& cut) { return from.cut_ancestors(storages, false, reuse, cut); });
   for (HeteroStorage* storage : storages) check_bytes(storage);
@@ -158,6 +174,10 @@ void settle(std::span<HeteroStorage* const> storages, SyncReason reason) {
 void settle_users(HeteroStorage* storage, SyncReason reason) {
   check_fork();
   const Executing executing;
+  if (captures_here()) [[unlikely]] {
+    if (is_touched(storage)) refuse_capture(to_string(reason));
+    return;
+  }
   HeteroStorage* const storages[] = {storage};
   const Status status = cut_and_run(
       reason, [&](Recorder& from, bool reuse, Cut& cut) { return from.cut_ancestors(storages, true, reuse, cut); });
@@ -281,9 +301,10 @@ void clear_program_log() {
 }
 
 std::string line_of(uint32_t sequence) {
-  const auto& lines = runner().cut.lines;
-  const auto found = lines.find(sequence);
-  return found == lines.end() ? std::string() : found->second;
+  const std::vector<const Cut*>& cuts = executor_state().cuts;
+  if (cuts.empty()) return "";
+  const auto found = cuts.back()->lines.find(sequence);
+  return found == cuts.back()->lines.end() ? std::string() : found->second;
 }
 
 void prepare_fork() {

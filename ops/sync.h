@@ -27,6 +27,9 @@ void settle(std::span<HeteroStorage* const> storages, SyncReason reason);
 // The same, and also runs what still reads them: afterwards the bytes may be replaced.
 void settle_users(HeteroStorage* storage, SyncReason reason);
 
+// Raises an error of running: the very exception of a kernel, where one raised it. REQUIRES: !status.ok().
+[[noreturn]] void raise(const Status& status);
+
 // Flushes if the recorder says so: a limit of config() is reached, or a node wrote an exported storage.
 void after_record();
 

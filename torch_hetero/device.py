@@ -20,10 +20,12 @@ import torch
 from torch_hetero import _C
 from torch_hetero.config import config
 from torch_hetero.explain import Report, explain, reset_counters
+from torch_hetero.inductor import CppWrapperCodegen, PythonWrapperCodegen, Scheduling, WrapperFxCodegen  # noqa: F401
 from torch_hetero.simulation import Prediction, programs, report, simulate, trace, use_profile
 
 __all__ = [
-    "DeviceProperties", "Event", "Prediction", "Report", "Stream", "StreamContext", "config", "current_device",
+    "DeviceProperties", "Event", "Prediction", "Report", "Stream", "StreamContext", "compiled_graphs",
+    "config", "current_device",
     "current_stream", "default_generators", "default_stream", "device", "device_count", "device_of", "empty_cache",
     "explain", "flush", "get_amp_supported_dtype", "get_device_capability", "get_device_name",
     "get_device_properties", "get_memory_budget", "get_rng_state", "get_rng_state_all", "init", "initial_seed",
@@ -62,6 +64,13 @@ def _index(device: DeviceLike = None) -> int:
 
 
 # -- Existence and choice of the device ------------------------------------------------------------------------------
+
+
+def compiled_graphs() -> list[Any]:
+    """Returns the graphs of ``torch.compile(backend="hetero")`` that are alive; printing one shows its program."""
+    from torch_hetero import compiler
+
+    return compiler.graphs()
 
 
 def is_available() -> bool:

@@ -6,12 +6,16 @@ The figures are counted where things happen, in C++; here they get names and a f
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch_hetero import _C
 
 __all__ = ["Report", "explain", "reset_counters"]
+
+# Why graphs of torch.compile could not be captured: torch_hetero/compiler.py counts.
+refused_captures: Counter[str] = Counter()
 
 # Figures that state how things are now; a difference of two reports keeps the later one.
 _LEVELS = {"entries", "allocated_bytes", "peak_bytes", "reserved_bytes", "limit_bytes", "pending_nodes", "trace_bytes"}
@@ -24,6 +28,7 @@ _TITLES = {
     "fusion": "what fusion made of the operators of the plans that were made",
     "unfused": "which of them joined no others, and why",
     "flushes": "flushes by reason",
+    "compiled": "compiled programs",
     "dead_nodes": "dead nodes, never run as nobody read them",
     "kernels": "kernels run",
     "own_kernels": "kernels of hetero's own that ran in place of PyTorch's",
@@ -55,6 +60,8 @@ class Report:
         fusion: operators of all plans that were made: joined with others, alone in a kernel, or why they did not join.
         unfused: of these, the ones that did not join, by ``operator: reason``.
         flushes: how often recorded work was run, by the reason for it.
+        compiled: calls of compiled programs (``torch.compile(backend="hetero")``), captures, and graphs that could not
+            be captured and ran lazily, by reason.
         dead_nodes: recorded operators that were never run because nobody read their results.
         kernels: kernels run, by device.
         own_kernels: of these, the ones that ran in place of PyTorch's (products, convolutions, attention), by kind.
@@ -79,6 +86,7 @@ class Report:
     fusion: dict[str, int] = field(default_factory=dict)
     unfused: dict[str, int] = field(default_factory=dict)
     flushes: dict[str, int] = field(default_factory=dict)
+    compiled: dict[str, Any] = field(default_factory=dict)
     dead_nodes: int = 0
     kernels: dict[str, int] = field(default_factory=dict)
     own_kernels: dict[str, int] = field(default_factory=dict)
@@ -203,6 +211,7 @@ def explain() -> Report:
     counters = dict(_C.counters())
     fields = {name: counters.pop(name) for name in list(counters) if name in Report.__dataclass_fields__}
     fields.setdefault("memory", dict(_C.memory_stats()))
+    fields["compiled"]["refused"] = dict(refused_captures)
     last = _C.program_log()[-1:]
     return Report(**fields, others=counters, plan=_C.plan_text(), program=json.loads(last[0]) if last else {})
 
@@ -210,3 +219,4 @@ def explain() -> Report:
 def reset_counters() -> None:
     """Sets all counters back to 0; memory figures stay."""
     _C.reset_counters()
+    refused_captures.clear()

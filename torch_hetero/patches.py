@@ -186,6 +186,24 @@ def _patch_files() -> None:
         return _set_from_file
 
 
+def _patch_compile() -> None:
+    # An installed package is found by the entry point group torch_dynamo_backends. In a source tree there is none, and
+    # importing TorchDynamo only to register the backend would take a second of each program's start.
+    @_replace(torch, "compile")
+    def _(original: Callable[..., Any]) -> Callable[..., Any]:
+        def compile(*arguments: Any, **named: Any) -> Any:
+            if named.get("backend") == "hetero":
+                from torch._dynamo.backends import registry
+
+                from torch_hetero.compiler import backend
+
+                if "hetero" not in registry._COMPILER_FNS:
+                    registry.register_backend(backend, name="hetero")
+            return original(*arguments, **named)
+
+        return compile
+
+
 def _register_fork_handlers() -> None:
     os.register_at_fork(
         before=_C.prepare_fork,
@@ -204,4 +222,5 @@ def apply() -> None:
     _patch_data_ptr()
     _patch_sharing()
     _patch_files()
+    _patch_compile()
     _register_fork_handlers()

@@ -33,6 +33,7 @@ BENCHMARKS = (
     "chain",
     "norms",
     "minilm",
+    "compiled",
     "qwen3",
     "training",
     "import_time",

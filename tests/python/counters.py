@@ -25,6 +25,7 @@ SYNCHRONIZE = "synchronize"
 PENDING_BYTES = "too many pending bytes"
 PENDING_NODES = "too many pending nodes"
 EXPLICIT_FLUSH = "flush"
+COMPILED = "compiled program"
 SYNC_MODE = "HETERO_SYNC"
 
 
@@ -130,6 +131,20 @@ class Seen:
     def storages_spilled(self) -> int:
         """Storages that left the host's memory for a file."""
         return self._get("storages_spilled")
+
+    @property
+    def plans_resized(self) -> int:
+        """Plans that were made of one for other sizes."""
+        return self._get("plans", "resized")
+
+    @property
+    def captures(self) -> int:
+        """Graphs that became compiled programs."""
+        return self._get("compiled", "captures")
+
+    @property
+    def compiled_calls(self) -> int:
+        return self._get("compiled", "calls")
 
     def kernels_on(self, device: str) -> int:
         return self._get("kernels", device)

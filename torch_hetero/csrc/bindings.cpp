@@ -10,6 +10,7 @@
 #include "backend/address_space.h"
 #include "backend/cpu/fused_compile.h"
 #include "backend/registry.h"
+#include "ops/compiled.h"
 #include "ops/config.h"
 #include "ops/counters.h"
 #include "ops/device.h"
@@ -133,6 +134,10 @@ py::dict counters_dict() {
   }
   result["own_kernels"] = own_kernels;
   result["flushes"] = flushes;
+  py::dict compiled;
+  compiled["captures"] = c.captures.load();
+  compiled["calls"] = c.compiled_calls.load();
+  result["compiled"] = compiled;
   result["dead_nodes"] = c.dead_nodes.load();
   result["fused_groups"] = c.fused_groups.load();
   result["batched_nodes"] = c.batched_nodes.load();
@@ -224,6 +229,71 @@ void set_placement_rules(const std::vector<std::pair<std::string, std::string>>&
   ops::set_placement_rules(std::move(parsed));
 }
 
+// ---- compiled programs --------------------------------------------------------------------------------------------
+
+// Arguments and results of a program: tensors, numbers, None.
+std::vector<c10::IValue> values_of(const py::list& objects) {
+  std::vector<c10::IValue> values;
+  values.reserve(objects.size());
+  for (const py::handle object : objects) {
+    PyObject* const raw = object.ptr();
+    if (THPVariable_Check(raw)) {
+      values.emplace_back(THPVariable_Unpack(raw));
+    } else if (raw == Py_None) {
+      values.emplace_back();
+    } else if (PyBool_Check(raw)) {
+      values.emplace_back(raw == Py_True);
+    } else if (PyLong_Check(raw)) {
+      values.emplace_back(py::cast<int64_t>(object));
+    } else {
+      TORCH_CHECK(PyFloat_Check(raw), "hetero: a compiled program takes and gives tensors, numbers and None, not a ",
+                  Py_TYPE(raw)->tp_name);
+      values.emplace_back(py::cast<double>(object));
+    }
+  }
+  return values;
+}
+
+py::list objects_of(const std::vector<c10::IValue>& values) {
+  py::list objects(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const c10::IValue& value = values[i];
+    objects[i] = value.isTensor()   ? py::reinterpret_steal<py::object>(THPVariable_Wrap(value.toTensor()))
+                 : value.isBool()   ? py::object(py::bool_(value.toBool()))
+                 : value.isInt()    ? py::object(py::int_(value.toInt()))
+                 : value.isDouble() ? py::object(py::float_(value.toDouble()))
+                                    : py::object(py::none());
+  }
+  return objects;
+}
+
+// The list is empty while and after the program runs: what nobody else owns is released as it goes. It is as before where nothing ran.
+py::object run_program(ops::CompiledProgram& program, py::list arguments) {
+  std::vector<c10::IValue> values = values_of(arguments);
+  arguments.attr("clear")();
+  if (const auto results = program.run(values)) return objects_of(*results);
+  arguments.attr("extend")(objects_of(values));
+  return py::none();
+}
+
+void add_compiled_program(py::module_& m) {
+  py::class_<ops::CompiledProgram>(m, "CompiledProgram")
+      .def(py::init([](bool plan_each_size) {
+             return std::make_unique<ops::CompiledProgram>(ops::CompiledProgram::Options{plan_each_size});
+           }),
+           py::arg("plan_each_size") = false)
+      .def("run", &run_program)
+      .def("begin_capture",
+           [](ops::CompiledProgram& program, const py::list& arguments) {
+             return objects_of(program.begin_capture(values_of(arguments)));
+           })
+      .def("end_capture", [](ops::CompiledProgram& program, const py::list& results,
+                             const std::vector<bool>& on_host) { program.end_capture(values_of(results), on_host); })
+      .def("cancel_capture", &ops::CompiledProgram::cancel_capture)
+      .def("describe", &ops::CompiledProgram::describe)
+      .def_property_readonly("variants", &ops::CompiledProgram::variants);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -283,6 +353,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("plan_text", &ops::last_plan_text, released());
   m.def("program_log", &ops::program_log, released());
   m.def("clear_program_log", &ops::clear_program_log, released());
+  add_compiled_program(m);
   m.def("set_sim_options", &ops::set_sim_options, released());
   add_test_hooks(m);
 }

@@ -1,0 +1,96 @@
+// CompiledProgram: a graph that is captured once and then run as often as one likes, without recording.
+//
+// Capturing is recording. A capture gives the caller tensors that look like the arguments and have no bytes, *stand-ins*; the caller calls the
+// program's operators on them; what the recorder (recorder.h) wrote down meanwhile is not run but kept. A call of the program binds the
+// storages of its arguments to the graph's buffers, makes storages for the results, draws new random numbers, and runs the plan by the same planner and
+// executor as everything else (cut_run.h): a call is a cut that was made beforehand.
+//
+//   CompiledProgram program(options);
+//   results = program.run(arguments);                        nothing: it was not captured for arguments like these
+//   stand_ins = program.begin_capture(arguments);
+//   ... operators on stand_ins, on this thread ...
+//   program.end_capture(results, on_host);                   or cancel_capture()
+//
+// What was captured for arguments of certain sizes is a *variant*; it says of each buffer what it is: the storage of an argument, a constant (a storage
+// with bytes that was no argument: held), a result, or nothing that is seen outside. A variant keeps plans of its own for the ways in which
+// the arguments' bytes may lie. Variants that differ in sizes only share the planning: the plan of one is resized for the other, so other sizes are captured
+// again but not planned again.
+//
+// Arguments and results are tensors, on hetero or on the CPU, and numbers, which are part of what a variant is for. A CPU argument is used where it lies, for
+// the length of the call. Arguments may be written, may share storages, and may be results.
+//
+// What depends on values cannot be captured (`refuse_capture` of recorder.h raises); whoever captures then runs the operators as usual.
+//
+// Thread safety: any thread; the executor lock, which a capture holds from its beginning to its end, on one thread. No Python here.
+// Ownership: variants own their graphs, plans, windows and constants, and nothing of the recorder's.
+
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "graph/graph.h"
+#include "ops/cut_run.h"
+#include "ops/plan_cache.h"
+#include "ops/recorder.h"
+
+namespace hetero::ops {
+
+class CompiledProgram {
+ public:
+  struct Options {
+    // Each size gets a plan of its own, where one for other sizes could be resized.
+    bool plan_each_size = false;
+  };
+  explicit CompiledProgram(Options options);
+  ~CompiledProgram();
+  CompiledProgram(const CompiledProgram&) = delete;
+
+  // The results, or nothing where there is no variant for these arguments. `arguments` is empty afterwards where it ran, so that memory
+  // nobody else owns is released as the program goes. Raises what a kernel raised.
+  std::optional<std::vector<c10::IValue>> run(std::vector<c10::IValue>& arguments);
+
+  // The stand-ins; numbers stand for themselves. Runs what is pending. A call of end_capture() or cancel_capture() must follow, on this thread.
+  std::vector<c10::IValue> begin_capture(const std::vector<c10::IValue>& arguments);
+  // Makes a variant of what was recorded. `results` are what run() will return; those that `on_host` marks as CPU tensors. Raises a sentence
+  // where that cannot be; the capture is over in any case.
+  void end_capture(std::vector<c10::IValue> results, const std::vector<bool>& on_host);
+  // Forgets what was recorded. Does nothing on a thread that does not capture.
+  void cancel_capture();
+
+  // What the variants are, for people: their graphs and latest plans as text.
+  std::string describe();
+  size_t variants() const { return variants_.size(); }
+
+ private:
+  struct Variant;
+  struct Capture;
+  // The arguments of a call as far as they are looked at once.
+  struct Storages {
+    std::vector<uint32_t>
+        numbers;  // per argument, in the order of first appearance; kNone for those that are no tensors
+    std::vector<c10::StorageImpl*> storages;  // per number
+    std::vector<uint32_t> table;              // scratch: a hash table of numbers
+    void look(const std::vector<c10::IValue>& arguments);
+  };
+  struct Work;
+
+  Variant* find(const std::vector<c10::IValue>& arguments);
+  void find_similar(Cut& cut, const Variant& variant);
+  void add(std::unique_ptr<Variant> variant);
+
+  const Options options_;
+  graph::WindowTable windows_;
+  std::vector<std::unique_ptr<Variant>> variants_;  // the one used last comes first
+  std::unique_ptr<Capture> capture_;
+  Storages storages_;
+  std::unique_ptr<Work> work_;
+};
+
+}  // namespace hetero::ops

@@ -1,0 +1,681 @@
+"""torch.compile(backend="hetero"): programs that are captured once give what the lazy device and eager give."""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import models
+import pytest
+import torch
+import torch._dynamo
+from counters import COMPILED, counting
+from helpers import assert_same, needs_hetero, run_python_ok
+from torch import nn
+
+pytestmark = [
+    needs_hetero,
+    # TorchDynamo and AOTAutograd warn about themselves.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(allow_rnn=True):  # without it TorchDynamo leaves models with an LSTM alone
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def layers_in_operators() -> Iterator[None]:
+    """The one operator that PyTorch has for a whole layer of nn.TransformerEncoder has no Meta kernel."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(before)
+
+
+def compiled(function: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
+    return torch.compile(function, backend="hetero", fullgraph=True, **arguments)
+
+
+def assert_steady(function: Callable[[], Any], programs: int = 1) -> None:
+    """Repeated calls are calls of programs that were captured, and nothing else."""
+    function()
+    with counting() as seen:
+        function()
+        torch.hetero.flush()
+    assert seen.recorded == 0, seen.recorded
+    assert seen.plans_made == seen.plans_resized == seen.captures == 0
+    assert seen.compiled_calls == programs
+    assert seen.flushes == {COMPILED: programs}
+
+
+# ---- models --------------------------------------------------------------------------------------------------------
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(12, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 5))
+
+
+def conv_net() -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10)
+    )
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Linear(12, 5)
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(4))
+
+
+def tokens(vocabulary: int, *shape: int) -> torch.Tensor:
+    return torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(5))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
+    "linear": (linear, numbers(4, 12)),
+    "mlp": (mlp, numbers(4, 12)),
+    "conv net": (conv_net, numbers(3, 3, 8, 8)),
+    "resnet18": (models.resnet18, numbers(4, 3, 48, 48)),
+    "transformer": (models.transformer, tokens(40, 3, 7)),
+    "vit": (models.vit, numbers(1, 3, 32, 32)),
+    "lstm": (models.language_model, tokens(50, 3, 9)),
+}
+
+
+@pytest.mark.parametrize("fusion", (True, False))
+@pytest.mark.parametrize("name", MODELS)
+def test_inference_has_the_lazy_devices_bits_and_eagers_values(name: str, fusion: bool) -> None:
+    torch.hetero.config.fusion = fusion
+    build, inputs = MODELS[name]
+    expected = build().eval()(inputs).detach()
+    model = build().eval().to("hetero")
+    there = inputs.to("hetero")
+    with torch.no_grad():
+        for _ in range(2):  # a plan is fused from the second time on
+            lazy = model(there).cpu()
+        fast = compiled(model)
+        for _ in range(2):
+            if fusion and "net" in name:  # another kernel for a convolution may turn out to be the faster one
+                torch.testing.assert_close(fast(there).cpu(), lazy)
+            else:
+                assert_same(fast(there).cpu(), lazy)
+        torch.testing.assert_close(fast(there).cpu(), expected)
+        assert_steady(lambda: fast(there))
+
+
+def step(model: Callable[..., torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
+    loss = model(inputs).float().square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.grad.cpu() for name, value in model.named_parameters() if value.grad is not None}
+
+
+def state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().cpu() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_without_fusion_has_the_bits_of_the_same_graphs_on_the_cpu(name: str, unfused: None) -> None:
+    if name == "lstm":
+        pytest.skip("the CPU's graph lacks what the kernel keeps for the backward pass")
+    build, inputs = MODELS[name]
+    oracle, model = build().train(), build().train().to("hetero")
+    fast, same = compiled(model), torch.compile(oracle, backend="aot_eager")
+    for _ in range(3):
+        for one in (oracle, model):
+            one.zero_grad()
+        assert_same(step(fast, inputs.to("hetero")).cpu(), step(same, inputs))
+        assert_same(gradients(model), gradients(oracle))
+    assert_same(state(model), state(oracle))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_is_close_to_eager_and_records_nothing_but_the_loss(name: str) -> None:
+    build, inputs = MODELS[name]
+    oracle, model = build().train(), build().train().to("hetero")
+    fast = compiled(lambda values: model(values).float().square().mean())
+    there = inputs.to("hetero")
+    for _ in range(2):
+        for one in (oracle, model):
+            one.zero_grad()
+        expected = step(oracle, inputs)
+        loss = fast(there)
+        loss.backward()
+        torch.testing.assert_close(loss.detach().cpu(), expected)
+        torch.testing.assert_close(gradients(model), gradients(oracle), rtol=1e-3, atol=1e-4)
+    model.zero_grad()
+    fast(there).backward()
+    model.zero_grad()
+    with counting() as seen:
+        fast(there).backward()
+        torch.hetero.flush()
+    assert seen.compiled_calls == 2
+    assert seen.plans_made == seen.captures == 0
+    assert seen.recorded <= 1  # the gradient that backward() begins with
+
+
+def test_minilm_with_real_weights_is_one_program() -> None:
+    model, tokenize = models.minilm()
+    batch = tokenize(["How do I read a file?", "sort"])
+    with torch.no_grad():
+        expected = model(**batch).last_hidden_state
+        model.to("hetero")
+        there = {name: value.to("hetero") for name, value in batch.items()}
+        fast = compiled(model)
+        torch.testing.assert_close(fast(**there).last_hidden_state.cpu(), expected, rtol=1e-4, atol=1e-4)
+        assert_steady(lambda: fast(**there))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_model_breaks_the_graph(name: str) -> None:
+    build, inputs = MODELS[name]
+    told = torch._dynamo.explain(build().to("hetero"))(inputs.to("hetero"))
+    assert told.graph_break_count == 0, told.break_reasons
+
+
+# ---- devices of the arguments --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_on_the_cpu_runs_on_the_device_and_its_results_come_back(name: str) -> None:
+    build, inputs = MODELS[name]
+    model = build().eval()
+    fast = compiled(model)
+    with torch.no_grad():
+        expected = model(inputs)
+        actual = fast(inputs)
+        assert actual.device.type == "cpu"
+        torch.testing.assert_close(actual, expected)
+        assert_steady(lambda: fast(inputs))
+
+
+def test_a_model_on_the_cpu_trains_on_the_device(unfused: None) -> None:
+    build, inputs = MODELS["conv net"]
+    oracle, model = build().train(), build().train()
+    fast = compiled(model)
+    for _ in range(2):
+        for one in (oracle, model):
+            one.zero_grad()
+        assert_same(step(fast, inputs), step(oracle, inputs))
+        assert_same(gradients(model), gradients(oracle))
+    assert_same(state(model), state(oracle))  # the statistics of batch norm, written where they lie
+    assert all(value.device.type == "cpu" for value in model.state_dict().values())
+
+
+def test_a_cpu_argument_is_not_copied() -> None:
+    x = torch.zeros(1 << 20)
+    fast = compiled(lambda value: value.add_(1))
+    fast(x)
+    before = torch.hetero.explain().memory
+    address = x.data_ptr()
+    fast(x)
+    after = torch.hetero.explain().memory
+    assert x.data_ptr() == address and x.sum().item() == 2 << 20
+    assert after["allocated_bytes"] == before["allocated_bytes"]
+
+
+def test_arguments_may_lie_on_both_devices() -> None:
+    x, y = numbers(3, 4), numbers(4, 5)
+    fast = compiled(lambda a, b: (a.cpu() @ b, a.sin()))
+    product, sine = fast(x.to("hetero"), y)
+    assert product.device.type == "cpu" and sine.device.type == "hetero"
+    torch.testing.assert_close(product, x @ y)
+    torch.testing.assert_close(sine.cpu(), x.sin())
+
+
+# ---- mutation, aliasing, odd results -------------------------------------------------------------------------------
+
+
+def both(function: Callable[..., Any], *inputs: torch.Tensor, calls: int = 2, **arguments: Any) -> None:
+    """The compiled function does to hetero tensors what the function does to CPU tensors, arguments included."""
+    fast = compiled(function, **arguments)
+    here = [value.clone() for value in inputs]
+    there = [value.to("hetero") for value in inputs]
+    for _ in range(calls):
+        expected = function(*here)
+        actual = fast(*there)
+        assert_same(torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, actual), expected)
+        assert_same([value.cpu() for value in there], here)
+
+
+def test_arguments_are_written() -> None:
+    both(lambda x, y: (x.add_(y), y.mul_(2))[0] * 3, numbers(3, 4), numbers(3, 4))
+
+
+def test_an_argument_is_written_through_a_view() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x[:, 1].zero_()
+        x.t()[0] += 1
+        return x.sum()
+
+    both(function, numbers(3, 4))
+
+
+def test_arguments_that_share_memory_see_each_others_writes() -> None:
+    def function(base: torch.Tensor) -> torch.Tensor:
+        part = base[1:]
+        part.add_(1)
+        return base * part[0]
+
+    both(function, numbers(3, 4))
+    fast = compiled(lambda x, y: (x.add_(1), x + y)[1])
+    for device in ("hetero", "cpu"):
+        base = torch.zeros(4, device=device)
+        assert_same(fast(base[:2], base[:2]).cpu(), torch.full((2,), 2.0))
+        assert_same(base.cpu(), torch.tensor([1.0, 1, 0, 0]))
+
+
+def test_results_may_be_arguments_views_constants_and_none() -> None:
+    def function(x: torch.Tensor) -> tuple[Any, ...]:
+        return x, x.t(), x[1:], None, 7, torch.arange(3, device=x.device), x + 1
+
+    fast = compiled(function)
+    x = numbers(3, 4).to("hetero")
+    for _ in range(2):
+        same, turned, part, nothing, seven, counted, more = fast(x)
+        assert same is x and nothing is None and seven == 7
+        for view in (turned, part):
+            assert view.untyped_storage()._cdata == x.untyped_storage()._cdata
+        assert_same(counted.cpu(), torch.arange(3))
+        assert_same(more.cpu(), x.cpu() + 1)
+    turned.zero_()
+    assert x.cpu().abs().sum() == 0
+
+
+def test_results_may_be_views_of_each_other() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        return y, y[0]
+
+    fast = compiled(function)
+    for _ in range(2):
+        whole, part = fast(numbers(3, 4).to("hetero"))
+        part.fill_(5)
+        assert whole.cpu()[0].eq(5).all()
+
+
+def test_a_constant_tensor_stays_the_same() -> None:
+    table = torch.arange(4.0)
+    both(lambda x: x + torch.tensor([1.0, 2, 3, 4], device=x.device), torch.ones(4))
+    there = table.to("hetero")
+    fast = compiled(lambda x: x * there)
+    for _ in range(2):
+        assert_same(fast(torch.ones(4, device="hetero")).cpu(), table)
+    there.add_(1)
+    assert_same(fast(torch.ones(4, device="hetero")).cpu(), table + 1)
+
+
+def test_a_parameter_is_updated_in_place_by_compiled_code() -> None:
+    torch.manual_seed(0)
+    oracle = nn.Linear(4, 3)
+    model = copy.deepcopy(oracle).to("hetero")
+
+    def update(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            layer.weight.sub_(0.1 * layer.weight.sign())
+        return layer(x).sum()
+
+    fast = compiled(update)
+    x = numbers(2, 4)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(model, x.to("hetero")).cpu(), update(oracle, x))
+    assert_same(state(model), state(oracle))
+
+
+def test_pending_work_that_the_arguments_wait_for_runs_first() -> None:
+    fast = compiled(lambda x: x.add_(1))
+    x = torch.zeros(4, device="hetero")
+    fast(x)
+    x.mul_(10)
+    seen = x + 1  # pending, and reads what the program writes
+    fast(x)
+    assert_same(seen.cpu(), torch.full((4,), 11.0))
+    assert_same(x.cpu(), torch.full((4,), 11.0))
+
+
+# ---- random numbers ------------------------------------------------------------------------------------------------
+
+
+def test_random_numbers_are_those_of_the_lazy_device() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = nn.functional.dropout(x, 0.3)
+        return y, torch.rand(5, device=x.device), torch.randn_like(x), torch.bernoulli(torch.full_like(x, 0.5))
+
+    x = torch.ones(64, device="hetero")
+    fast = compiled(function)
+    fast(x)
+    torch.manual_seed(7)
+    lazy = [[value.cpu() for value in function(x)] for _ in range(3)]
+    state = torch.hetero.get_rng_state()
+    torch.manual_seed(7)
+    assert_same([[value.cpu() for value in fast(x)] for _ in range(3)], lazy)
+    assert_same(torch.hetero.get_rng_state(), state)
+    assert not torch.equal(lazy[0][1], lazy[1][1])
+
+
+def test_dropout_in_training_drops_what_the_lazy_device_drops(unfused: None) -> None:
+    model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5), nn.Linear(64, 2)).to("hetero")
+    fast = compiled(model)
+    x = numbers(4, 8).to("hetero")
+    step(fast, x)
+    results = []
+    for forward in (model, fast):
+        torch.manual_seed(3)
+        model.zero_grad()
+        results.append((step(forward, x).cpu(), gradients(model)))
+    assert_same(results[1], results[0])
+
+
+# ---- custom operators, refusals, graph breaks ----------------------------------------------------------------------
+
+
+@torch.library.custom_op("hetero_compile_test::scale", mutates_args=())
+def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x * factor
+
+
+@scale.register_fake
+def _(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("hetero_compile_test::bump", mutates_args=("x",))
+def bump(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+@torch.library.custom_op("hetero_compile_test::fail_on_negative", mutates_args=())
+def fail_on_negative(x: torch.Tensor) -> torch.Tensor:
+    if bool((x < 0).any()):
+        raise ValueError("a negative number")
+    return x.clone()
+
+
+@fail_on_negative.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_custom_operators_are_part_of_a_program() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = scale(x + 1, 3.0)
+        bump(y)
+        return y.relu()
+
+    both(function, numbers(3, 4))
+    x = numbers(3, 4).to("hetero")
+    fast = compiled(function)
+    assert_steady(lambda: fast(x))
+
+
+def test_an_error_of_an_operator_is_its_own_and_the_next_call_works() -> None:
+    fast = compiled(lambda x: fail_on_negative(x * 2) + 1)
+    x = torch.ones(3, device="hetero")
+    fast(x)
+    with pytest.raises(ValueError, match="a negative number"):
+        fast(-x)
+    assert_same(fast(x).cpu(), torch.full((3,), 3.0))
+
+
+def test_an_index_out_of_range_raises_what_the_lazy_device_raises() -> None:
+    table = numbers(5, 2).to("hetero")
+    fast = compiled(nn.functional.embedding)
+    fast(torch.tensor([1, 2], device="hetero"), table)
+    wrong = torch.tensor([1, 9], device="hetero")
+    with pytest.raises(IndexError) as lazy:
+        nn.functional.embedding(wrong, table).cpu()
+    with pytest.raises(IndexError) as seen:
+        fast(wrong, table)
+    assert str(seen.value) == str(lazy.value)
+
+
+def test_what_depends_on_values_runs_lazily_and_explain_says_why() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0] * 2
+
+    before = torch.hetero.explain()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        both(function, numbers(3, 4), calls=4)
+    told = (torch.hetero.explain() - before).compiled
+    assert told["calls"] == 0
+    assert any("data-dependent shape" in reason for reason in told["refused"]), told
+    assert "data-dependent shape" in str(torch.hetero.explain())
+
+
+def test_recording_goes_on_across_a_graph_break() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2 + 1
+        torch._dynamo.graph_break()
+        return (y * y).sum()
+
+    fast = torch.compile(function, backend="hetero")
+    x = numbers(3, 4)
+    for _ in range(2):
+        torch.testing.assert_close(fast(x.to("hetero")).cpu(), function(x))
+    there = x.to("hetero")
+    assert_steady(lambda: fast(there), programs=2)
+
+
+# ---- sizes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", (True, None))
+def test_another_batch_size_does_not_plan_anew(dynamic: bool | None) -> None:
+    model, oracle = mlp().to("hetero"), mlp()
+    fast = compiled(model, dynamic=dynamic)
+    with torch.no_grad():
+        for size in (4, 6):
+            fast(numbers(size, 12).to("hetero"))
+        with counting() as seen:
+            for size in (5, 9, 17):
+                inputs = numbers(size, 12)
+                torch.testing.assert_close(fast(inputs.to("hetero")).cpu(), oracle(inputs))
+    assert (seen.plans_made, seen.plans_resized, seen.captures, seen.compiled_calls) == (0, 3, 3, 3)
+
+
+def test_another_sequence_length_does_not_plan_anew() -> None:
+    model, oracle = models.transformer().eval().to("hetero"), models.transformer().eval()
+    fast = compiled(model, dynamic=True)
+    with torch.no_grad():
+        fast(tokens(40, 2, 5).to("hetero"))
+        with counting() as seen:
+            for length in (6, 9, 7):
+                inputs = tokens(40, 2, length)
+                torch.testing.assert_close(fast(inputs.to("hetero")).cpu(), oracle(inputs))
+        assert (seen.plans_made, seen.plans_resized) == (0, 3)
+        with counting() as seen:
+            fast(tokens(40, 2, 9).to("hetero"))
+        assert seen.recorded == seen.plans_resized == 0  # sizes that come back find their program
+
+
+def test_training_with_other_sizes_does_not_plan_anew() -> None:
+    model = mlp().to("hetero")
+    fast = compiled(lambda x: model(x).square().mean(), dynamic=True)
+    for size in (4, 6):
+        model.zero_grad()
+        fast(numbers(size, 12).to("hetero")).backward()
+    with counting() as seen:
+        for size in (5, 9):
+            model.zero_grad()
+            fast(numbers(size, 12).to("hetero")).backward()
+    assert seen.compiled_calls == 4
+    assert seen.plans_made == 0
+
+
+def test_sizes_may_be_results() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return x * x.shape[0], x.shape[0] + 1
+
+    fast = compiled(function, dynamic=True)
+    for size in (3, 5, 4):
+        x = numbers(size, 2)
+        values, count = fast(x.to("hetero"))
+        assert count == size + 1
+        assert_same(values.cpu(), x * size)
+
+
+def test_more_sizes_than_are_kept_still_run() -> None:
+    fast = compiled(lambda x: (x * 2).sum(), dynamic=True)
+    for size in [*range(2, 30), *range(2, 30)]:
+        x = numbers(size)
+        torch.testing.assert_close(fast(x.to("hetero")).cpu(), (x * 2).sum())
+
+
+# ---- options, other backends ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"))
+def test_the_modes_of_torch_compile_are_taken(mode: str) -> None:
+    both(lambda x: x.exp().sum(0), numbers(3, 4), mode=mode)
+
+
+def test_max_autotune_plans_each_size() -> None:
+    fast = compiled(lambda x: (x * 2).sum(0), dynamic=True, mode="max-autotune")
+    fast(numbers(3, 4).to("hetero"))
+    with counting() as seen:
+        fast(numbers(5, 4).to("hetero"))
+    assert (seen.plans_made, seen.plans_resized) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    (
+        ({"mode": "fastest"}, "knows the modes .*, not 'fastest'"),
+        ({"options": {"speed": True}}, "knows the options plan_each_size, not 'speed'"),
+        ({"options": {"plan_each_size": 3}}, "takes True or False for plan_each_size, not 3"),
+    ),
+)
+def test_an_unknown_mode_or_option_is_one_clear_error(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(Exception, match=sentence):
+        compiled(lambda x: x + 1, **arguments)(torch.ones(2, device="hetero"))
+
+
+def test_inductor_says_in_one_sentence_that_it_does_not_know_the_device() -> None:
+    with pytest.raises(Exception, match='use torch.compile\\(backend="hetero"\\)'):
+        torch.compile(lambda x: x.sin() + 1, backend="inductor")(torch.ones(4, device="hetero"))
+
+
+def test_autocast_is_what_it_was_when_the_graph_was_made() -> None:
+    model = mlp().to("hetero")
+    fast = compiled(model)
+    x = numbers(4, 12).to("hetero")
+    with torch.no_grad(), torch.autocast("hetero", torch.bfloat16):
+        for _ in range(2):
+            lazy, quick = model(x), fast(x)
+            assert quick.dtype == lazy.dtype
+            torch.testing.assert_close(quick, lazy)
+
+
+def test_sync_mode_runs_every_operator_on_its_own_line() -> None:
+    fast = compiled(lambda x: x.sin() * 2)
+    x = numbers(3).to("hetero")
+    fast(x)
+    torch.hetero.config.sync = True
+    with counting() as seen:
+        fast(x)
+    assert seen.compiled_calls == 0 and seen.recorded == 2
+
+
+def test_a_source_tree_and_an_import_of_torch_alone_know_the_backend() -> None:
+    code = """
+    import sys, torch
+    assert not any(name.startswith("torch._dynamo") for name in sys.modules)
+    fast = torch.compile(lambda x: x * 2 + 1, backend="hetero")
+    assert fast(torch.ones(3, device="hetero")).tolist() == [3.0, 3.0, 3.0]
+    """
+    run_python_ok(code)
+
+
+def test_an_exported_program_is_compiled() -> None:
+    exported = torch.export.export(mlp(), (numbers(4, 12),)).module()
+    fast = compiled(exported)
+    for _ in range(2):
+        torch.testing.assert_close(fast(numbers(4, 12)), exported(numbers(4, 12)))
+
+
+# ---- threads, lines, memory ---------------------------------------------------------------------------------
+
+
+def test_threads_may_call_and_capture_while_others_record() -> None:
+    model, oracle = mlp().to("hetero"), mlp()
+    fast = compiled(model, dynamic=True)
+    with torch.no_grad():
+        fast(numbers(3, 12).to("hetero"))  # torch 2.11 crashes where TorchDynamo begins on a thread that ends
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        with torch.no_grad():
+            for i in range(20):
+                x = numbers(2 + i * seed % 7, 12)
+                for forward in (fast, model):
+                    why = (forward(x.to("hetero")).cpu() - oracle(x)).abs().max().item()
+                    if why > 1e-5:
+                        wrong.append(f"{seed} {i} {why}")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_traceback_names_the_line_that_called_the_program() -> None:
+    torch.hetero.config.traceback = True
+    fast = compiled(lambda index, table: nn.functional.embedding(index, table))
+    table = numbers(5, 2).to("hetero")
+    fast(torch.tensor([1], device="hetero"), table)
+    with pytest.raises(IndexError, match="test_compile.py"):
+        fast(torch.tensor([7], device="hetero"), table)
+
+
+def test_training_leaves_no_memory_behind_and_takes_about_what_the_lazy_device_takes() -> None:
+    inputs = numbers(2048, 64).to("hetero")
+    peaks = []
+    for compile_it in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8))).to("hetero")
+        forward = compiled(model) if compile_it else model
+        held = 0
+        for _ in range(4):
+            model.zero_grad()
+            torch.hetero.flush()
+            torch.hetero.reset_peak_memory_stats()
+            before = held
+            held = torch.hetero.memory_allocated()
+            step(forward, inputs)
+            torch.hetero.flush()
+        assert held == before
+        peaks.append(torch.hetero.max_memory_allocated() - held)
+        del model, forward
+    assert peaks[1] < 1.25 * peaks[0], peaks
+
+
+def test_an_installed_package_is_found_by_its_entry_point() -> None:
+    installed = importlib.metadata.entry_points(group="torch_dynamo_backends", name="hetero")
+    if not installed:
+        pytest.skip("the package was not installed since it has this entry point")
+    code = """
+    import torch
+    assert "hetero" in torch._dynamo.list_backends()
+    fast = torch._dynamo.optimize("hetero")(lambda x: x * 2 + 1)
+    assert fast(torch.ones(3, device="hetero")).tolist() == [3.0, 3.0, 3.0]
+    """
+    run_python_ok(code)

@@ -1,0 +1,196 @@
+"""``torch.compile(model, backend="hetero")``: graphs that are recorded once and run as programs.
+
+TorchDynamo captures the Python, AOTAutograd makes graphs of ATen operators of it, one for the forward pass and one for
+the backward pass. Such a graph is run once over tensors without bytes; what the device recorded meanwhile is kept as a
+`CompiledProgram` (``ops/compiled.h``), planned by the same planner as everything else. From then on a call of the graph
+is a call of the program: nothing is recorded, and no Python runs for an operator.
+
+What cannot be captured, because it depends on values, runs lazily, as without ``torch.compile``;
+``torch.hetero.explain()`` says why.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from torch_hetero import _C
+from torch_hetero.config import config
+from torch_hetero.explain import refused_captures
+
+__all__ = ["CompiledGraph", "backend", "graphs"]
+
+_HETERO = torch.device("hetero", 0)
+
+# What torch.compile's modes mean here, as options of a program. There is no overhead for each operator that a mode
+# could reduce.
+_MODES: dict[str | None, dict[str, bool]] = {
+    None: {},
+    "default": {},
+    "reduce-overhead": {},
+    "max-autotune": {"plan_each_size": True},
+    "max-autotune-no-cudagraphs": {"plan_each_size": True},
+}
+_OPTIONS = ("plan_each_size",)
+
+# A graph that could not be captured so often is not tried again: the first call may meet operators that have to run
+# once before anybody knows what their results look like.
+_MOST_REFUSALS = 2
+
+_graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
+_numbers = itertools.count()
+
+
+def _batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: float, eps: float
+) -> tuple[Any, ...]:
+    return torch.ops.aten.native_batch_norm.default(x, weight, bias, mean, variance, False, momentum, eps)
+
+
+# What AOTAutograd makes of operators that the device knows better by the name that they have without it.
+_AS_WITHOUT_AOT = {torch.ops.aten._native_batch_norm_legit_no_training.default: _batch_norm}
+
+
+class _Capture(fx.Interpreter):
+    """Runs a graph with every tensor on hetero, whatever device it was traced for."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        target = _AS_WITHOUT_AOT.get(target, target)
+        args, kwargs = torch.utils._pytree.tree_map_only(torch.device, _on_hetero, (args, kwargs))
+        return super().call_function(target, args, kwargs)
+
+    def get_attr(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        value = super().get_attr(target, args, kwargs)
+        return value.to(_HETERO) if isinstance(value, torch.Tensor) else value
+
+
+def _on_hetero(device: torch.device) -> torch.device:
+    return _HETERO if device.type == "cpu" else device
+
+
+def _is_on_host(result: Any) -> bool:
+    value = result.meta.get("val") if isinstance(result, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
+
+
+class CompiledGraph:
+    """A graph of ATen operators as a program of the device; what AOTAutograd calls.
+
+    Attributes:
+        kind: ``forward``, ``backward`` or ``inference``.
+        number: in the order in which they were made.
+        calls: how often the program ran.
+        lazy_calls: how often the graph ran lazily instead.
+        refusal: why it could not be captured the last time; empty where it could.
+    """
+
+    def __init__(self, module: fx.GraphModule, kind: str, options: dict[str, bool]) -> None:
+        # The arguments come as a list that is ours. Wrappers copy the attributes of an object, not those of a class.
+        self._boxed_call = True
+        self.number = next(_numbers)
+        self.kind = kind
+        self.calls = 0
+        self.lazy_calls = 0
+        self.refusal = ""
+        self._refusals = 0
+        self._module = module
+        self._program = _C.CompiledProgram(**options)
+        self._on_host = [_is_on_host(result) for result in module.graph.output_node().args[0]]
+        _graphs.add(self)
+
+    def __call__(self, arguments: list[Any]) -> Any:
+        """Returns the graph's results, and takes the arguments out of their list."""
+        if config.sync:  # every operator on its own line
+            return self._run_lazily(arguments)
+        results = self._program.run(arguments)
+        if results is None:
+            if not self._capture(arguments):
+                return self._run_lazily(arguments)
+            results = self._program.run(arguments)
+        self.calls += 1
+        return results
+
+    def _run_lazily(self, arguments: list[Any]) -> Any:
+        self.lazy_calls += 1
+        taken = list(arguments)
+        arguments.clear()
+        return self._module(*taken)
+
+    def _capture(self, arguments: list[Any]) -> bool:
+        if self._refusals >= _MOST_REFUSALS:
+            return False
+        try:
+            # Some kernels keep more where a backward pass may follow.
+            with torch.set_grad_enabled(self.kind == "forward"), torch._C._DisableAutocast():
+                results = self._record(arguments)
+                self._program.end_capture(results, self._on_host)
+        except Exception as error:
+            self._program.cancel_capture()
+            self.refusal = str(error).splitlines()[0]
+            self._refusals += 1
+            refused_captures[self.refusal] += 1
+            return False
+        self.refusal = ""
+        return True
+
+    def _record(self, arguments: list[Any]) -> list[Any]:
+        stand_ins = self._program.begin_capture(arguments)
+        interpreter = _Capture(self._module)
+        interpreter.extra_traceback = False
+        return list(interpreter.run(*stand_ins, enable_io_processing=False))
+
+    def __str__(self) -> str:
+        """The graph as it was recorded, and its plan."""
+        state = f"{self.calls} calls, {self._program.variants} captured" + (
+            f", {self.lazy_calls} calls ran lazily" if self.lazy_calls else "")
+        why = f"\n  not captured: {self.refusal}" if self.refusal else ""
+        return f"{self.kind} {self.number}: {state}{why}\n{self._program.describe()}"
+
+
+def graphs() -> list[CompiledGraph]:
+    """Returns the compiled graphs that are alive, oldest first."""
+    return sorted(_graphs, key=lambda graph: graph.number)
+
+
+def _options(mode: str | None, options: dict[str, Any] | None) -> dict[str, bool]:
+    if mode not in _MODES:
+        known = ", ".join(repr(name) for name in _MODES if name)
+        raise ValueError(f'torch.compile(backend="hetero") knows the modes {known}, not {mode!r}.')
+    chosen = dict(_MODES[mode])
+    for name, value in (options or {}).items():
+        if name not in _OPTIONS:
+            raise ValueError(f'torch.compile(backend="hetero") knows the options {", ".join(_OPTIONS)}, not {name!r}.')
+        if not isinstance(value, bool):
+            raise ValueError(f'torch.compile(backend="hetero") takes True or False for {name}, not {value!r}.')
+        chosen[name] = value
+    return chosen
+
+
+def backend(
+    model: fx.GraphModule,
+    example_inputs: list[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """The backend of ``torch.compile``. Registered as "hetero"; see ``docs/compile.md``."""
+    chosen = _options(mode, options)
+
+    def compiler(kind: str) -> Callable[[fx.GraphModule, list[Any]], CompiledGraph]:
+        return lambda module, _: CompiledGraph(module, kind, chosen)
+
+    compile_graphs = aot_autograd(
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
+    return compile_graphs(model, example_inputs)
