@@ -118,6 +118,14 @@ graph::Plan* resized_plan(PlanSet& known, const CachedPlan* similar, const Cut& 
   return &target->plan;
 }
 
+// Tells the accelerator what it will be asked to run, so that it can begin to make it.
+void announce_groups(const graph::Plan& plan, backend::Device& accelerator) {
+  for (const graph::FusedGroup& group : plan.groups) {
+    if (plan.placements[group.members.front()].device != backend::kAccelerator) continue;
+    accelerator.prepare_fused({group.kernel, group.space, group.launch, nullptr, group.numbers.data()});
+  }
+}
+
 // Whether the plan is still what planning would make. Where only costs were learned since: unless they change what it is predicted to take, or it has been
 // measured to the end, and what is known now may speak for another.
 bool still_right(CachedPlan& kept, const PlanSettings& settings, const graph::PlanOptions& options) {
@@ -239,7 +247,10 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
   find_room(cut);
   graph::make_plan(cut.graph, options, made.plan);
   made.version = cut.version;
-  if (options.has_accelerator) predict(cut.graph, made);
+  if (options.has_accelerator) {
+    predict(cut.graph, made);
+    announce_groups(made.plan, *backend::accelerator());
+  }
   kept_ = &made;
   graph::note_buffers(cut.graph, made.plan, made.plan.notes);
   known->measure();

@@ -46,6 +46,93 @@ def accelerator_peak() -> int:
     return torch.hetero._C.accelerator_stats()["peak_bytes"]
 
 
+# -- Fused kernels and overlap -----------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """A product, and pointwise work and a norm behind it that fuse."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.gelu(self.linear(x)) * 0.5 + x
+        return self.norm(y * y.sigmoid())
+
+
+@pytest.mark.parametrize("placement", ["accelerator", "mixed", "auto"])
+def test_fused_kernels_run_on_the_accelerator_too(placement: str) -> None:
+    torch.hetero.config.fusion = True
+    torch.hetero.config.placement = placement
+    model = nn.Sequential(Block(96), Block(96))
+    x = torch.randn(32, 96)
+    with torch.no_grad():
+        expected = model(x)
+        model.to(DEVICE)
+        hetero = x.to(DEVICE)
+        for _ in range(3):
+            with counting() as seen:
+                got = model(hetero).cpu()
+            torch.testing.assert_close(got, expected)
+    assert seen.fused_nodes > 0
+    if placement == "accelerator":
+        assert seen.kernels_on("cpu") == 0
+        assert seen.kernels_on("accelerator") < seen.recorded
+
+
+def test_training_with_fused_kernels_under_a_budget_matches_the_cpu() -> None:
+    torch.hetero.config.fusion = True
+    torch.hetero.config.placement = "accelerator"
+    torch.hetero.set_memory_budget("1MiB")
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block(128) for _ in range(6)), nn.Linear(128, 4))
+    copy = nn.Sequential(*(Block(128) for _ in range(6)), nn.Linear(128, 4))
+    copy.load_state_dict(model.state_dict())
+    copy.to(DEVICE)
+    data = [(torch.randn(16, 128), torch.randint(0, 4, (16,))) for _ in range(4)]
+
+    def train(net: nn.Module, device: str) -> list[float]:
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+        losses = []
+        for x, target in data:
+            loss = nn.functional.cross_entropy(net(x.to(device)), target.to(device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    expected = train(model, "cpu")
+    torch.hetero.reset_peak_memory_stats()
+    with counting() as seen:
+        got = train(copy, DEVICE)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert seen.fused_nodes > 0
+    assert seen.kernels_on("accelerator") > 0
+    assert accelerator_peak() <= MIB
+
+
+def test_the_next_batch_is_uploaded_while_this_one_is_computed() -> None:
+    model = Layers(4, 256).to(DEVICE)
+    batches = [torch.randn(2048, 256) for _ in range(3)]
+
+    def run() -> list[torch.Tensor]:
+        with torch.no_grad(), torch.hetero.placement("accelerator"):
+            results = [model(batch.to(DEVICE)) for batch in batches]
+        torch.hetero.flush()
+        return [result.cpu() for result in results]
+
+    predicted = torch.hetero.simulate(run, profile="rtx4090")
+    spans = [span for program in predicted.programs for span in program["spans"]]
+    uploads = [s for s in spans if s["kind"] == "copy" and s["bytes"] == batches[0].nbytes and "h2d" in s["queue"]]
+    runs = [s for s in spans if s["kind"] != "copy" and s["queue"] == "accelerator compute"]
+    assert len(uploads) == len(batches)
+    for upload in uploads[1:]:
+        assert any(r["begin"] < upload["end"] and upload["begin"] < r["end"] for r in runs)
+
+
 # -- Policies, blocks and rules ----------------------------------------------------------------------------------------
 
 
@@ -186,6 +273,7 @@ def test_the_budget_changes_between_iterations() -> None:
 def test_what_was_used_long_ago_makes_room() -> None:
     torch.hetero.config.placement = "accelerator"
     torch.hetero.set_memory_budget("4MiB")
+    torch.hetero.reset_peak_memory_stats()
     with counting() as seen:
         kept = [(fresh(torch.full((256, 1024), float(i))) * 2).relu() for i in range(8)]
         for tensor in kept:
@@ -248,8 +336,8 @@ def test_plans_are_kept_with_an_accelerator() -> None:
 
 
 def test_a_machine_that_is_slower_than_its_profile_is_found_out() -> None:
-    model = Layers(4, 512)
-    x = torch.randn(64, 512)
+    model = Layers(4, 1024)
+    x = torch.randn(128, 1024)
     with torch.no_grad():
         expected = model(x)
         model.to(DEVICE)
@@ -261,6 +349,18 @@ def test_a_machine_that_is_slower_than_its_profile_is_found_out() -> None:
             on_accelerator.append(seen.kernels_on("accelerator"))
     assert max(on_accelerator) >= 4
     assert on_accelerator[-1] == 0
+
+
+@pytest.mark.parametrize("placement", ["accelerator", "mixed"])
+def test_batch_norm_in_inference_runs_on_the_accelerator(placement: str) -> None:
+    torch.hetero.config.placement = placement
+    model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()).eval()
+    x = torch.randn(8, 3, 64, 64)
+    with torch.no_grad():
+        expected = model(x)
+        model.to(DEVICE)
+        for _ in range(3):
+            assert_same(model(x.to(DEVICE)).cpu(), expected)
 
 
 # -- What is told ------------------------------------------------------------------------------------------------------
