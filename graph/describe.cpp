@@ -239,8 +239,7 @@ class Describer {
         break;
       case Kind::kFused:
         json_.field("kind", "fused");
-        json_.field("name", "group " + std::to_string(instruction.index) + " of " +
-                                std::to_string(plan_.groups[instruction.index].members.size()));
+        json_.field("name", name_of(instruction.index));
         json_.field("node", plan_.groups[instruction.index].members.front());
         break;
       case Kind::kBatch: {
@@ -255,6 +254,22 @@ class Describer {
         json_.field("name", op_table()[graph_.nodes[instruction.index].op].name);
         json_.field("node", instruction.index);
     }
+  }
+
+  // "group 3: mul, add, gelu": the first of its operators, without namespaces and overloads.
+  std::string name_of(uint32_t group) const {
+    constexpr size_t kNamed = 4;
+    const std::vector<uint32_t>& members = plan_.groups[group].members;
+    std::string name = "group " + std::to_string(group);
+    for (size_t i = 0; i < std::min(kNamed, members.size()); ++i) {
+      const std::string_view op = op_table()[graph_.nodes[members[i]].op].name;
+      const size_t space = op.find("::");
+      const size_t begin = space == std::string_view::npos ? 0 : space + 2;
+      name += i == 0 ? ": " : ", ";
+      name += op.substr(begin, op.find('.') - begin);
+    }
+    if (members.size() > kNamed) name += " and " + std::to_string(members.size() - kNamed) + " more";
+    return name;
   }
 
   // What the accelerator holds of the program's buffers: its arena by what is live in it, and blocks of their own.

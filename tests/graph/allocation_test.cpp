@@ -115,6 +115,39 @@ TEST_CASE("running on two devices allocates nothing in the long run") {
   CHECK(last == 0);
 }
 
+TEST_CASE("running fused groups on two devices allocates nothing in the long run") {
+  Program p;
+  const BufferId x = p.input(64);
+  p.escape(x);
+  BufferId value = x;
+  for (int i = 0; i < 50; ++i) {
+    value = p.define(test_ops().map, 64, {p.read(value), p.read(x)});
+    p.add(test_ops().map, {p.operand(value, Access::kUpdate, {32}, {1}, 0)});
+  }
+  p.escape(value);
+  PlanOptions options = mixed_options();
+  options.fusion = true;
+  Plan plan;
+  make_plan(p.graph, options, plan);
+  p.graph.buffers[x].valid_on = plan.valid_after[x];
+  make_plan(p.graph, options, plan);
+  note_buffers(p.graph, plan, plan.notes);
+  REQUIRE_FALSE(uses_host_only(plan));
+  Executor executor(test_devices());
+  RunCounts counts;
+  long last = 0;
+  for (int round = 0; round < 10; ++round) {
+    std::vector<Binding> bindings = p.bind(test_devices());
+    const std::vector<Binding*> pointers = p.pointers(bindings);
+    const long before = heap_allocations;
+    const Status status = executor.run(p.graph, plan, pointers, counts);
+    last = heap_allocations - before;
+    REQUIRE(status.ok());
+  }
+  CHECK(counts.fused_groups > 100);
+  CHECK(last == 0);
+}
+
 }  // namespace hetero::graph::testing
 
 #endif
