@@ -505,12 +505,13 @@ TEST_CASE("an urgent copy begins at once, and puts off the other copies of its d
   sim.copy_in(1024);
   sim.copy_out(1024);
   std::array<char, 256> small = {};
+  std::array<char, 256> small_result = {};
   Block other = take(*sim.device, 4096);
   sim.device->record_spans(true);
   REQUIRE(sim.device->queue(QueueKind::kUrgentToDevice).copy(other.data(), small.data(), 256).ok());
   REQUIRE(sim.device->queue_seconds(QueueKind::kUrgentToDevice) == 0.5);
   REQUIRE(sim.clocks() == Clocks{0, 1.75, 2.25, 0});
-  REQUIRE(sim.device->queue(QueueKind::kUrgentToHost).copy(small.data(), other.data(), 256).ok());
+  REQUIRE(sim.device->queue(QueueKind::kUrgentToHost).copy(small_result.data(), sim.read.data(), 256).ok());
   REQUIRE(sim.device->queue_seconds(QueueKind::kUrgentToHost) == 0.75);
   REQUIRE(sim.clocks() == Clocks{0, 1.75, 3, 0});
   // There is nothing to put off any more.
