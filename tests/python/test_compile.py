@@ -51,7 +51,10 @@ def assert_steady(function: Callable[[], Any], programs: int = 1) -> None:
         function()
         torch.hetero.flush()
     assert seen.recorded == 0, seen.recorded
-    assert seen.plans_made == seen.plans_resized == seen.captures == 0
+    assert seen.captures == 0
+    # With an accelerator a plan is made anew when what is learned of costs speaks for another.
+    if torch.hetero.config.accelerator == "none":
+        assert seen.plans_made == seen.plans_resized == 0
     assert seen.compiled_calls == programs
     assert seen.flushes == {COMPILED: programs}
 
