@@ -104,7 +104,9 @@ void TaskGraph::add_uses(const Graph& graph, const Node& node) {
   const size_t first = uses.size();
   for (const Operand *o = graph.operands_of(node), *last = o + node.operand_count; o != last; ++o) {
     const bool whole = o->writes() && overwrites(*graph.windows, *o, graph.buffers[o->buffer]);
-    add_use(first, o->buffer, !whole, o->writes());
+    Use& use = use_of(first, o->buffer);
+    use.reads |= !whole;
+    use.writes |= o->writes();
   }
 }
 
@@ -115,34 +117,29 @@ void TaskGraph::add_uses(const Graph& graph, const FusedGroup& group) {
     Operand written = graph.operands[o.operand];
     written.access = Access::kWrite;
     const bool whole = !o.loads && overwrites(*graph.windows, written, graph.buffers[o.buffer]);
-    add_use(first, o.buffer, !whole, o.stores);
+    Use& use = use_of(first, o.buffer);
+    use.reads |= !whole;
+    use.writes |= o.stores;
   }
-  const size_t touched = uses.size();
   for (const uint32_t n : group.members) {
     const Node& node = graph.nodes[n];
     for (const Operand *o = graph.operands_of(node), *last = o + node.operand_count; o != last; ++o) {
       if (!o->writes()) continue;
-      const auto known = std::find_if(uses.begin() + static_cast<long>(first), uses.end(),
-                                      [&](const Use& use) { return use.buffer == o->buffer; });
-      if (known == uses.end()) {
-        uses.push_back({.buffer = o->buffer, .reads = false, .writes = true, .stores = false});
-      } else if (known - uses.begin() < static_cast<long>(touched) && !known->writes) {
-        known->writes = true;
-        known->stores = false;
+      // What the kernel stores is known as written.
+      if (Use& use = use_of(first, o->buffer); !use.writes) {
+        use.writes = true;
+        use.stores = false;
       }
     }
   }
 }
 
-void TaskGraph::add_use(size_t first, BufferId buffer, bool reads, bool writes) {
+// Of the uses from `first` on, that of the buffer: a new one where there is none.
+Use& TaskGraph::use_of(size_t first, BufferId buffer) {
   const auto known = std::find_if(uses.begin() + static_cast<long>(first), uses.end(),
                                   [&](const Use& use) { return use.buffer == buffer; });
-  if (known == uses.end()) {
-    uses.push_back({.buffer = buffer, .reads = reads, .writes = writes});
-  } else {
-    known->reads |= reads;
-    known->writes |= writes;
-  }
+  if (known != uses.end()) return *known;
+  return uses.emplace_back(Use{.buffer = buffer, .reads = false, .writes = false});
 }
 
 std::vector<backend::DeviceIndex> TaskGraph::all_on(backend::DeviceIndex device) const {

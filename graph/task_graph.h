@@ -75,7 +75,7 @@ class TaskGraph {
  private:
   void add_uses(const Graph& graph, const Node& node);
   void add_uses(const Graph& graph, const FusedGroup& group);
-  void add_use(size_t first, BufferId buffer, bool reads, bool writes);
+  Use& use_of(size_t first, BufferId buffer);
 
   std::vector<uint32_t> task_of_node_;
   std::vector<uint32_t> task_of_group_;

@@ -2,17 +2,13 @@
 
 #include <dlfcn.h>
 
+#include "backend/cuda/library_function.h"
+
 namespace hetero::backend {
 namespace {
 
 // The first whose kernels may have as many arguments as fused ones have (32,764 bytes).
 constexpr int kOldestDriver = 12010;
-
-template <typename Function>
-bool find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  return function != nullptr;
-}
 
 }  // namespace
 
@@ -32,10 +28,11 @@ bool CudaDriver::open() {
   if (library == nullptr) return false;
   Functions& f = functions_;
   int version = 0;
-  const bool found = find(library, "cuModuleLoadData", f.load) && find(library, "cuModuleUnload", f.unload) &&
-                     find(library, "cuModuleGetFunction", f.function) && find(library, "cuLaunchKernel", f.launch) &&
-                     find(library, "cuGetErrorString", f.message) && find(library, "cuDriverGetVersion", f.version) &&
-                     f.version(&version) == 0 && version >= kOldestDriver;
+  const bool found =
+      find_function(library, "cuModuleLoadData", f.load) && find_function(library, "cuModuleUnload", f.unload) &&
+      find_function(library, "cuModuleGetFunction", f.function) && find_function(library, "cuLaunchKernel", f.launch) &&
+      find_function(library, "cuGetErrorString", f.message) &&
+      find_function(library, "cuDriverGetVersion", f.version) && f.version(&version) == 0 && version >= kOldestDriver;
   if (!found) dlclose(library);
   return found;
 }

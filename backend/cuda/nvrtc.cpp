@@ -6,6 +6,8 @@
 #include <iterator>
 #include <vector>
 
+#include "backend/cuda/library_function.h"
+
 namespace hetero::backend {
 namespace {
 
@@ -18,12 +20,6 @@ void* open_library() {
     }
   }
   return nullptr;
-}
-
-template <typename Function>
-bool find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  return function != nullptr;
 }
 
 }  // namespace
@@ -44,13 +40,16 @@ bool Nvrtc::open() {
   if (library == nullptr) return false;
   Functions& f = functions_;
   int major = 0, minor = 0;
-  const bool found =
-      find(library, "nvrtcVersion", f.version) && find(library, "nvrtcGetNumSupportedArchs", f.architecture_count) &&
-      find(library, "nvrtcGetSupportedArchs", f.architectures) && find(library, "nvrtcCreateProgram", f.create) &&
-      find(library, "nvrtcDestroyProgram", f.destroy) && find(library, "nvrtcCompileProgram", f.compile) &&
-      find(library, "nvrtcGetCUBINSize", f.cubin_size) && find(library, "nvrtcGetCUBIN", f.cubin) &&
-      find(library, "nvrtcGetProgramLogSize", f.log_size) && find(library, "nvrtcGetProgramLog", f.log) &&
-      f.version(&major, &minor) == 0;
+  const bool found = find_function(library, "nvrtcVersion", f.version) &&
+                     find_function(library, "nvrtcGetNumSupportedArchs", f.architecture_count) &&
+                     find_function(library, "nvrtcGetSupportedArchs", f.architectures) &&
+                     find_function(library, "nvrtcCreateProgram", f.create) &&
+                     find_function(library, "nvrtcDestroyProgram", f.destroy) &&
+                     find_function(library, "nvrtcCompileProgram", f.compile) &&
+                     find_function(library, "nvrtcGetCUBINSize", f.cubin_size) &&
+                     find_function(library, "nvrtcGetCUBIN", f.cubin) &&
+                     find_function(library, "nvrtcGetProgramLogSize", f.log_size) &&
+                     find_function(library, "nvrtcGetProgramLog", f.log) && f.version(&major, &minor) == 0;
   if (!found) {
     dlclose(library);
     return false;

@@ -81,6 +81,25 @@ TEST_CASE("planning and running fused groups allocate nothing in the long run") 
   CHECK(last == 0);
 }
 
+namespace {
+
+// The bytes move as they will; each run gets them where the plan expects them.
+long allocations_of_the_last_run(Program& p, const Plan& plan, int runs, RunCounts& counts) {
+  Executor executor(test_devices());
+  long last = 0;
+  for (int run = 0; run < runs; ++run) {
+    std::vector<Binding> bindings = p.bind(test_devices());
+    const std::vector<Binding*> pointers = p.pointers(bindings);
+    const long before = heap_allocations;
+    const Status status = executor.run(p.graph, plan, pointers, counts);
+    last = heap_allocations - before;
+    REQUIRE(status.ok());
+  }
+  return last;
+}
+
+}  // namespace
+
 TEST_CASE("running on two devices allocates nothing in the long run") {
   std::mt19937 random(33);
   Program p;
@@ -98,18 +117,8 @@ TEST_CASE("running on two devices allocates nothing in the long run") {
   }
   make_plan(p.graph, mixed_options(), plan);
   note_buffers(p.graph, plan, plan.notes);
-  Executor executor(test_devices());
   RunCounts counts;
-  long last = 0;
-  // The bytes move as they will; each run gets them where the plan expects them.
-  for (int round = 0; round < 30; ++round) {
-    std::vector<Binding> bindings = p.bind(test_devices());
-    const std::vector<Binding*> pointers = p.pointers(bindings);
-    const long before = heap_allocations;
-    const Status status = executor.run(p.graph, plan, pointers, counts);
-    last = heap_allocations - before;
-    REQUIRE(status.ok());
-  }
+  const long last = allocations_of_the_last_run(p, plan, 30, counts);
   CHECK(counts.copies > 30);
   CHECK(counts.waits > 30);
   CHECK(last == 0);
@@ -133,17 +142,8 @@ TEST_CASE("running fused groups on two devices allocates nothing in the long run
   make_plan(p.graph, options, plan);
   note_buffers(p.graph, plan, plan.notes);
   REQUIRE_FALSE(uses_host_only(plan));
-  Executor executor(test_devices());
   RunCounts counts;
-  long last = 0;
-  for (int round = 0; round < 10; ++round) {
-    std::vector<Binding> bindings = p.bind(test_devices());
-    const std::vector<Binding*> pointers = p.pointers(bindings);
-    const long before = heap_allocations;
-    const Status status = executor.run(p.graph, plan, pointers, counts);
-    last = heap_allocations - before;
-    REQUIRE(status.ok());
-  }
+  const long last = allocations_of_the_last_run(p, plan, 10, counts);
   CHECK(counts.fused_groups > 100);
   CHECK(last == 0);
 }

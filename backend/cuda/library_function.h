@@ -1,0 +1,18 @@
+// A function of a library that was opened at run time, for driver.h and nvrtc.h.
+//
+// Thread safety: pure.
+
+#pragma once
+
+#include <dlfcn.h>
+
+namespace hetero::backend {
+
+// False, and null, where the library has none of this name.
+template <typename Function>
+bool find_function(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  return function != nullptr;
+}
+
+}  // namespace hetero::backend
