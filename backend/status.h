@@ -24,6 +24,7 @@ enum class ErrorClass {
   kDevice,    // the device or its driver failed
   kStorage,   // a storage tier failed to read or write
   kKernel,    // a kernel threw; `cause` holds the exception
+  kCancelled,  // whoever asked for it does not want it any more, or it came too late
   kInternal,  // a broken invariant; a bug of hetero
 };
 

@@ -119,8 +119,8 @@ class GraphParser {
     node.first_operand = static_cast<uint32_t>(graph_.operands.size());
     node.attribute_offset = static_cast<uint32_t>(graph_.attributes.size());
     const std::string_view name = reader_.take_until("(");
-    node.op = op_table().find(name);
-    if (node.op == op_table().size()) return reader_.error("a registered operator, not " + std::string(name));
+    node.op = op_table().resolve(name);
+    if (node.op == kNoOp) return reader_.error("a registered operator, not " + std::string(name));
     if (!reader_.accept("(")) return reader_.error("'('");
     for (bool first = true; !reader_.accept(")"); first = false) {
       if (!first && !reader_.accept(",")) return reader_.error("',' or ')'");

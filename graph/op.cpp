@@ -1,5 +1,6 @@
 #include "graph/op.h"
 
+#include <cstdlib>
 #include <utility>
 
 namespace hetero::graph {
@@ -31,15 +32,32 @@ const char* to_string(OpClass op_class) {
 }
 
 OpId OpTable::add(OpTraits traits) {
-  const auto id = static_cast<OpId>(entries_.size());
-  by_name_.emplace(traits.name, id);
-  entries_.push_back(std::move(traits));
+  const std::lock_guard lock(mutex_);
+  const size_t size = size_.load(std::memory_order_relaxed);
+  const size_t chunk = size >> kChunkBits;
+  if (chunk == kMaxChunks) std::abort();  // a quarter of a million operators: something adds them in a loop
+  if (chunks_[chunk].load(std::memory_order_relaxed) == nullptr) {
+    chunks_[chunk].store(new OpTraits[size_t{1} << kChunkBits], std::memory_order_release);
+  }
+  const auto id = static_cast<OpId>(size);
+  by_name_[traits.name] = id;
+  chunks_[chunk].load(std::memory_order_relaxed)[id & kChunkMask] = std::move(traits);
+  size_.store(size + 1, std::memory_order_release);
   return id;
 }
 
 OpId OpTable::find(std::string_view name) const {
+  const std::lock_guard lock(mutex_);
   const auto found = by_name_.find(std::string(name));
-  return found == by_name_.end() ? static_cast<OpId>(entries_.size()) : found->second;
+  return found == by_name_.end() ? kNoOp : found->second;
+}
+
+OpId OpTable::resolve(std::string_view name) {
+  const OpId known = find(name);
+  auto* const resolver = resolver_.load();
+  if (known != kNoOp || resolver == nullptr) return known;
+  resolver(std::string(name));
+  return find(name);
 }
 
 OpTable& op_table() {

@@ -4,24 +4,27 @@
 // nodes carry. Tests register their own. The traits answer the only questions planning asks: what kind of work is this,
 // who brings the memory of its outputs, may it be dropped.
 //
-// Thread safety: add() needs external locking; lookup of an id obtained earlier may happen from any thread.
+// Thread safety: any thread.
 // Ownership: the table keeps its entries for ever (ids are stored in plans).
 
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <array>
+#include <atomic>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 
 #include "backend/device.h"
+#include "backend/status.h"
 #include "graph/window.h"
 
 namespace hetero::graph {
 
 using OpId = uint32_t;
+inline constexpr OpId kNoOp = UINT32_MAX;
 
 enum class OpClass : uint8_t {
   kPointwise,
@@ -41,6 +44,7 @@ const char* to_string(OpClass op_class);
 enum class Part : uint8_t { kWhole, kBody, kTail };
 
 struct Binding;
+struct Graph;
 struct Node;
 struct Operand;
 struct OpTraits;
@@ -90,21 +94,36 @@ struct OpTraits {
   // once. They write their outputs only, and nothing that another reads. Where it throws, they are made again one by one.
   void (*run_together)(const Invocation* calls, size_t count) = nullptr;
   int shared_operand = 0;
+  // Whether a node of this operator that was read from a file is one that a recorder would have written, so that the kernel may trust it.
+  // Null where the kernel trusts nothing.
+  Status (*check)(const Graph& graph, const Node& node) = nullptr;
   // The owner's data, for `kernel`.
   const void* self = nullptr;
 };
 
 class OpTable {
  public:
+  // The id of the new entry. An earlier one of the same name keeps its id; the name leads to the new one.
   OpId add(OpTraits traits);
-  const OpTraits& operator[](OpId id) const { return entries_[id]; }
-  size_t size() const { return entries_.size(); }
-  // The id of that name, or size() where there is none.
+  const OpTraits& operator[](OpId id) const { return chunks_[id >> kChunkBits].load(std::memory_order_acquire)[id & kChunkMask]; }
+  size_t size() const { return size_.load(std::memory_order_acquire); }
+  // The id of that name, if it was added; otherwise kNoOp.
   OpId find(std::string_view name) const;
+  // The same, but asks the resolver for a name that was not added.
+  OpId resolve(std::string_view name);
+  // Who knows operators that are added when somebody asks for them: adds the one of this name, if there is one.
+  void set_resolver(void (*resolver)(const std::string& name)) { resolver_.store(resolver); }
 
  private:
-  std::deque<OpTraits> entries_;
+  static constexpr int kChunkBits = 10;
+  static constexpr OpId kChunkMask = (1u << kChunkBits) - 1;
+  static constexpr size_t kMaxChunks = 256;
+
+  mutable std::mutex mutex_;
+  std::array<std::atomic<OpTraits*>, kMaxChunks> chunks_{};
+  std::atomic<size_t> size_{0};
   std::unordered_map<std::string, OpId> by_name_;
+  std::atomic<void (*)(const std::string& name)> resolver_{nullptr};
 };
 
 // The table of this process. Leaked on purpose: plans may be run while the process exits.

@@ -1,6 +1,7 @@
 #include "graph/window.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cassert>
 
 #include "graph/text.h"
@@ -42,6 +43,11 @@ uint64_t hash_window(DType dtype, const int64_t* sizes, const int64_t* strides, 
   }
   uint64_t h = (a ^ (b << 23 | b >> 41)) * 0x9FB21C651E98DF25u;
   return h ^ (h >> 32);
+}
+
+uint64_t next_serial() {
+  static std::atomic<uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
 uint32_t tag_of(uint64_t hash) { return static_cast<uint32_t>(hash >> 32) & ~kIdMask; }
@@ -131,7 +137,7 @@ DType parse_dtype(std::string_view name) {
   return -1;
 }
 
-WindowTable::WindowTable() : index_(kFirstIndexSize) {}
+WindowTable::WindowTable() : index_(kFirstIndexSize), serial_(next_serial()) {}
 WindowTable::~WindowTable() = default;
 
 WindowId WindowTable::intern(DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides,
@@ -182,6 +188,7 @@ void WindowTable::clear() {
   next_dims_ = nullptr;
   index_.assign(kFirstIndexSize, 0);
   size_ = 0;
+  serial_.store(next_serial(), std::memory_order_relaxed);
 }
 
 void WindowTable::grow_index() {

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -78,6 +79,8 @@ class WindowTable {
   // REQUIRES: id < size().
   const Window& operator[](WindowId id) const { return chunks_[id >> kChunkBits][id & kChunkMask]; }
   size_t size() const { return size_; }
+  // Differs for all tables there ever were, and for one table before and after clear(): with it, an id names a window for ever.
+  uint64_t serial() const { return serial_.load(std::memory_order_relaxed); }
 
   // Forgets all windows. REQUIRES: nobody holds an id.
   void clear();
@@ -97,6 +100,7 @@ class WindowTable {
   // Open addressing with linear probing. An entry is id + 1 in its low bits and bits of the hash above; 0 is empty.
   std::vector<uint32_t> index_;
   size_t size_ = 0;
+  std::atomic<uint64_t> serial_;
 };
 
 // "f32[2,3]" for row-major windows at offset 0, "f32[2,3]{1,2}+4" otherwise; parse_window reads it back.
