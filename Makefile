@@ -5,7 +5,7 @@ export JOBS
 PYTHON_BIN := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test sim-fuzz bench bench-partition compat lint sanitize clean distclean
+.PHONY: help setup build demo test sim-fuzz load-fuzz bench bench-partition compat lint sanitize clean distclean
 
 help:       ## show this list
 	@grep -E '^[a-z-]+: .*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 17
@@ -24,6 +24,9 @@ test: build ## all tests, C++ and Python (ARGS go to pytest)
 
 sim-fuzz: build ## 100,000 random programs on simulated accelerators, some 20 minutes (ARGS="--seed 7", "--first 100000 --seeds 5000")
 	@build/tests/graph/hetero_sim_fuzz $(ARGS)
+
+load-fuzz: build ## 100,000 damaged files of saved programs, some minutes (ARGS="--seed 7", "--first 100000 --seeds 5000")
+	@build/tests/graph/hetero_load_fuzz $(ARGS)
 
 bench: build ## timings as ratios to eager and other peers, measured in the same run (ARGS="chain norms --peers")
 	@$(PYTHON_BIN) -m tests.perf $(ARGS)

@@ -63,6 +63,8 @@ class GraphParser {
   }
 
   Result<Graph> parse() {
+    // Nodes count operands and bytes of attributes with 32 bits, and a text has fewer of them than characters.
+    if (reader_.size() > UINT32_MAX) return reader_.error("a text of less than 4 GiB");
     for (reader_.skip_empty_lines(); !reader_.at_end(); reader_.skip_empty_lines()) {
       uint32_t id = 0;
       Status status;
@@ -138,7 +140,9 @@ class GraphParser {
     if (reader_.accept("@accelerator")) node.preference = Preference::kAccelerator;
     // '#' followed by a number is the position in the program; otherwise it starts a comment.
     reader_.accept_id("#", node.sequence);
-    node.operand_count = static_cast<uint16_t>(graph_.operands.size() - node.first_operand);
+    const size_t operands = graph_.operands.size() - node.first_operand;
+    if (operands > UINT16_MAX) return reader_.error("at most 65535 operands");
+    node.operand_count = static_cast<uint16_t>(operands);
     graph_.nodes.push_back(node);
     return Status();
   }

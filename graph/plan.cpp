@@ -18,6 +18,7 @@
 
 #include "graph/plan.h"
 
+#include <cmath>
 #include <cstdio>
 
 #include "graph/text.h"
@@ -188,8 +189,14 @@ class PlanParser {
         !reader_.accept("events") || !reader_.accept_line_end()) {
       return reader_.error("'plan: N nodes, N buffers, N events'");
     }
-    // Every node and every buffer has a line of its own, so larger counts cannot be true.
-    if (nodes > reader_.size() || buffers > reader_.size()) return reader_.error("a true count");
+    // Every node, every buffer and the record of every event has a line of its own, so larger counts cannot be true. What is allocated for them
+    // is then a few times the text.
+    constexpr size_t kNodeLine = sizeof("n0: dead");
+    constexpr size_t kBufferLine = sizeof("b0: unused");
+    if (nodes > reader_.size() / kNodeLine || buffers > reader_.size() / kBufferLine ||
+        plan_.event_count > reader_.size()) {
+      return reader_.error("a true count");
+    }
     plan_.live.resize(nodes);
     plan_.placements.resize(nodes);
     plan_.residences.resize(buffers * kMaxDevices);
@@ -226,11 +233,14 @@ class PlanParser {
     if (!known) return reader_.error("a reason");
     if (!reader_.accept(",") || !reader_.accept_number(placement.predicted_seconds) ||
         !reader_.accept("s, elsewhere") || !reader_.accept_number(placement.elsewhere_seconds) ||
-        !reader_.accept("s")) {
+        !reader_.accept("s") || !is_duration(placement.predicted_seconds) ||
+        !is_duration(placement.elsewhere_seconds)) {
       return reader_.error("', SECONDS s, elsewhere SECONDS s'");
     }
     return reader_.accept(", fusion:") ? parse_note(id) : Status();
   }
+
+  static bool is_duration(float seconds) { return std::isfinite(seconds) && seconds >= 0; }
 
   Status parse_note(uint32_t id) {
     plan_.fusion.resize(plan_.live.size(), FusionNote::kAlone);

@@ -91,6 +91,9 @@ class PlanVerifier {
         plan_.residences.size() != buffers * kMaxDevices) {
       return violation("the plan is of another graph");
     }
+    if (!plan_.fusion.empty() && plan_.fusion.size() != nodes)
+      return violation("the plan's notes are of another graph");
+    if (plan_.event_count > plan_.program.size()) return violation("the plan has more events than instructions");
     return Status();
   }
 
@@ -179,6 +182,9 @@ class PlanVerifier {
           return violation("a call of a batch must come before another");
         }
       }
+    }
+    if (of_a.shared_operand >= a.operand_count || of_b.shared_operand >= b.operand_count) {
+      return violation("calls of a batch that share no operand");
     }
     const Operand& x = graph_.operands_of(a)[of_a.shared_operand];
     const Operand& y = graph_.operands_of(b)[of_b.shared_operand];

@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 
+#include "graph/footprint.h"
 #include "graph/lowering.h"
 #include "graph/verify.h"
 
@@ -484,11 +485,18 @@ Status verify_group(const Graph& graph, const FusedGroup& group) {
     return violation("the kernel is of another group");
   }
   int64_t work = 0;
+  Lowering lowering;
+  Footprint footprint;
   for (const uint32_t n : group.members) {
     const Node& node = graph.nodes[n];
+    // What is carried out below trusts its windows to fit together.
+    if (!lower_node(graph, node, lowering) || measure(graph, node, lowering, footprint) != FusionNote::kJoined) {
+      return violation("a member cannot be fused");
+    }
     for (int i = 0; i < node.operand_count; ++i) {
       const Operand& operand = graph.operands_of(node)[i];
       const int64_t numel = (*graph.windows)[operand.window].numel;
+      if (numel > kMaxWork) return Status();
       // A reduction is carried out in the plainest way.
       work += numel * (op_table()[node.op].op_class == OpClass::kPointwise ? 8 : 8 + numel);
       work += static_cast<int64_t>(std::min<uint64_t>(graph.buffers[operand.buffer].bytes, kMaxWork));

@@ -30,6 +30,7 @@ constexpr uint32_t kIdBits = 23;  // holds id + 1 of every id that the chunks ca
 constexpr uint32_t kIdMask = (1u << kIdBits) - 1;
 constexpr size_t kSlabDims = 4096;
 constexpr size_t kFirstIndexSize = 1024;
+constexpr size_t kMostDims = 64;  // of a window in a text: sets of dimensions are 64 bits
 
 // Two independent multiply chains, so that sizes and strides hash side by side.
 uint64_t hash_window(DType dtype, const int64_t* sizes, const int64_t* strides, size_t rank, int64_t offset) {
@@ -122,6 +123,23 @@ void measure(Window& window) {
   window.contiguous = window.numel == 0 || is_contiguous(window);
   window.dense = window.contiguous || is_dense(window);
   window.kind = kind_of(window);
+}
+
+// Whether nothing that is computed of a window overflows. No window of memory comes near these limits, but one in a text may.
+bool is_measurable(DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides, int64_t offset) {
+  constexpr int64_t kMostBytes = int64_t{1} << 60;
+  const int64_t most = kMostBytes / dtype_bytes(dtype);
+  int64_t points = 1;
+  int64_t end = offset;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    int64_t span = 0;
+    if (__builtin_mul_overflow(points, std::max<int64_t>(sizes[i], 1), &points) ||
+        __builtin_mul_overflow(strides[i], std::max<int64_t>(sizes[i], 1), &span) ||
+        __builtin_add_overflow(end, span, &end) || points > most) {
+      return false;
+    }
+  }
+  return end <= most;
 }
 
 }  // namespace
@@ -248,11 +266,17 @@ WindowId parse_window(std::string_view text, WindowTable& table) {
   const DType dtype = parse_dtype(reader.take_until("["));
   std::vector<int64_t> sizes;
   if (dtype < 0 || !reader.accept("[") || !read_list(reader, "]", sizes)) return kNoWindow;
-  if (reader.at_end()) return table.intern_contiguous(dtype, sizes);
+  if (sizes.size() > kMostDims) return kNoWindow;
+  if (reader.at_end()) {
+    // Row-major strides overflow where the number of points does, and not otherwise.
+    if (!is_measurable(dtype, sizes, std::vector<int64_t>(sizes.size()), 0)) return kNoWindow;
+    return table.intern_contiguous(dtype, sizes);
+  }
   std::vector<int64_t> strides;
   int64_t offset = 0;
   if (!reader.accept("{") || !read_list(reader, "}", strides) || strides.size() != sizes.size() ||
-      !reader.accept("+") || !reader.accept_number(offset) || offset < 0 || !reader.at_end()) {
+      !reader.accept("+") || !reader.accept_number(offset) || offset < 0 || !reader.at_end() ||
+      !is_measurable(dtype, sizes, strides, offset)) {
     return kNoWindow;
   }
   return table.intern(dtype, sizes, strides, offset);

@@ -11,7 +11,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
 fi
 
 # System packages, where they are missing and may be installed.
-required=(g++ cmake python3-venv python3-dev libgtest-dev catch2)
+required=(g++ cmake python3-venv python3-dev libgtest-dev catch2 nlohmann-json3-dev)
 helpful=(ninja-build libbenchmark-dev libxbyak-dev ccache mold valgrind chromium)
 missing() {
   for package in "$@"; do

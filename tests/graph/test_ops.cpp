@@ -313,9 +313,73 @@ bool lower_product(const LowerRequest& request, Lowering& lowering) {
   return true;
 }
 
+void run_random(const Invocation& call) {
+  uint64_t state[2] = {};
+  std::memcpy(state, call.attributes, sizeof(state));
+  const Window& out = window_of(call, 0);
+  for (int64_t i = 0; i < out.numel; ++i) {
+    const uint64_t bits = (state[0] ^ (state[1] + static_cast<uint64_t>(i)) * 0x9E3779B97F4A7C15u) >> 40;
+    *element(call.data[0], out, i) = static_cast<float>(bits) / static_cast<float>(1 << 24);
+  }
+}
+
+// --- What a node from a file must be like
+
+Status unlike(const char* what) { return Status(ErrorClass::kUsage, what); }
+
+Status check_floats(const Graph& graph, const Node& node) {
+  bool writes = false;
+  for (int k = 0; k < node.operand_count; ++k) {
+    const Operand& operand = graph.operands_of(node)[k];
+    if ((*graph.windows)[operand.window].dtype != parse_dtype("f32")) return unlike("is not of floats");
+    writes |= operand.writes();
+  }
+  if (node.attribute_bytes != sizeof(float)) return unlike("has no number");
+  return writes ? Status() : unlike("writes nothing");
+}
+
+// So many operands that are read, then one that is written.
+template <int inputs>
+Status check_operands(const Graph& graph, const Node& node) {
+  if (Status status = check_floats(graph, node); !status.ok()) return status;
+  if (node.operand_count != inputs + 1) return unlike("has another number of operands");
+  for (int k = 0; k < inputs; ++k) {
+    if (graph.operands_of(node)[k].writes()) return unlike("writes what it reads");
+  }
+  return Status();
+}
+
+Status check_join(const Graph& graph, const Node& node) {
+  if (Status status = check_floats(graph, node); !status.ok()) return status;
+  const int count = node.operand_count - 1;
+  const Operand* const operands = graph.operands_of(node);
+  const auto window = [&](int k) -> const Window& { return (*graph.windows)[operands[k].window]; };
+  if (count < 1 || !operands[count].writes()) return unlike("has no whole");
+  const Window& whole = window(count);
+  for (int k = 0; k < count; ++k) {
+    if (operands[k].writes() || window(k).rank != whole.rank) return unlike("has no parts");
+    int others = 0;
+    for (int d = 0; d < whole.rank; ++d) {
+      if (window(k).dims[d] != window(0).dims[d]) return unlike("has parts of different sizes");
+      if (window(k).dims[d] == whole.dims[d]) continue;
+      ++others;
+      if (window(k).dims[d] * count != whole.dims[d]) return unlike("has parts that are no parts");
+    }
+    if (others != 1) return unlike("has parts that differ in more than one dimension");
+  }
+  return Status();
+}
+
+Status check_random(const Graph& graph, const Node& node) {
+  if (node.attribute_bytes != 16) return unlike("has no seed and offset");
+  const Operand* const operands = graph.operands_of(node);
+  if (node.operand_count != 1 || !operands[0].writes()) return unlike("writes nothing, or more");
+  return (*graph.windows)[operands[0].window].dtype == parse_dtype("f32") ? Status() : unlike("is not of floats");
+}
+
 TestOps register_ops() {
   const auto add = [](const char* name, OpClass op_class, KernelFunction kernel, auto adjust) {
-    OpTraits traits{.name = name, .op_class = op_class, .kernel = kernel};
+    OpTraits traits{.name = name, .op_class = op_class, .kernel = kernel, .check = check_floats};
     adjust(traits);
     return op_table().add(traits);
   };
@@ -333,19 +397,36 @@ TestOps register_ops() {
       .throws = add("test::throws", OpClass::kMatmul, throw_error, plain),
       .half_throws = add("test::half_throws", OpClass::kMatmul, compute_and_throw, plain),
       .map = add("test::map", OpClass::kPointwise, run_map, [](OpTraits& traits) { traits.lower = lower_map; }),
-      .digest =
-          add("test::digest", OpClass::kReduction, run_digest, [](OpTraits& traits) { traits.lower = lower_digest; }),
+      .digest = add("test::digest", OpClass::kReduction, run_digest,
+                    [](OpTraits& traits) {
+                      traits.lower = lower_digest;
+                      traits.check = check_operands<1>;
+                    }),
       .normalize = add("test::normalize", OpClass::kNormalization, run_normalize,
-                       [](OpTraits& traits) { traits.lower = lower_normalize; }),
-      .copy = add("test::copy", OpClass::kCopy, run_copy, [](OpTraits& traits) { traits.lower = lower_copy; }),
-      .join = add("test::join", OpClass::kIndexing, run_join, [](OpTraits& traits) { traits.lower = lower_join; }),
+                       [](OpTraits& traits) {
+                         traits.lower = lower_normalize;
+                         traits.check = check_operands<1>;
+                       }),
+      .copy = add("test::copy", OpClass::kCopy, run_copy,
+                  [](OpTraits& traits) {
+                    traits.lower = lower_copy;
+                    traits.check = check_operands<1>;
+                  }),
+      .join = add("test::join", OpClass::kIndexing, run_join,
+                  [](OpTraits& traits) {
+                    traits.lower = lower_join;
+                    traits.check = check_join;
+                  }),
       .product = add("test::product", OpClass::kMatmul, run_product,
                      [](OpTraits& traits) {
                        traits.lower = lower_product;
                        traits.has_tail = true;
                        traits.shared_operand = 1;
                        traits.run_together = run_products;
+                       traits.check = check_operands<2>;
                      }),
+      .random =
+          add("test::random", OpClass::kRandom, run_random, [](OpTraits& traits) { traits.check = check_random; }),
   };
 }
 

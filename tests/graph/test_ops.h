@@ -31,6 +31,9 @@ struct TestOps {
   // (bias, x) -> out: the body writes 0.5 * x, and the tail, which is the map of what is there and of the bias, has a lowering.
   // Products of one x run together.
   OpId product;
+
+  // Writes numbers that its attributes say: a seed and an offset, eight bytes each.
+  OpId random;
 };
 
 // Registers the operators on first use.
