@@ -97,6 +97,9 @@ struct OpTraits {
   // Whether a node of this operator that was read from a file is one that a recorder would have written, so that the kernel may trust it.
   // Null where the kernel trusts nothing.
   Status (*check)(const Graph& graph, const Node& node) = nullptr;
+  // Whether the state of a random operator is at this place in Graph::attributes: see SavedProgram::draws. REQUIRES: check(). Null: anywhere in the
+  // attributes of an operator of class kRandom.
+  bool (*has_draw)(const Graph& graph, const Node& node, uint64_t place) = nullptr;
   // The owner's data, for `kernel`.
   const void* self = nullptr;
 };
