@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "backend/registry.h"
+#include "ops/compiled_variant.h"
 #include "ops/generator.h"
 #include "ops/overlap.h"
 #include "ops/storage_memory.h"
@@ -17,7 +18,6 @@ namespace hetero::ops {
 namespace {
 
 constexpr size_t kMostVariants = 16;
-constexpr uint32_t kNone = UINT32_MAX;
 
 uint8_t bits_of(const at::Tensor& tensor) {
   uint8_t bits = 0;
@@ -94,46 +94,6 @@ bool same_structure(const graph::Graph& a, const graph::Graph& b) {
 
 }  // namespace
 
-struct CompiledProgram::Variant {
-  struct Argument {
-    uint32_t storage = kNone;  // kNone: a number
-    graph::WindowId window = graph::kNoWindow;
-    uint8_t bits = 0;
-    bool on_host = false;
-    c10::IValue number;
-  };
-  // What a buffer, or a result, is.
-  struct Source {
-    enum class Kind : uint8_t { kTemporary, kArgument, kConstant, kResult, kNumber };
-    Kind kind = Kind::kTemporary;
-    uint32_t index = 0;  // of a storage of the arguments, of `constants`, or of `result_bytes`
-  };
-  struct Result {
-    Source source;
-    graph::WindowId window = graph::kNoWindow;
-    uint8_t bits = 0;
-    bool on_host = false;
-    c10::IValue number;
-  };
-
-  bool fits(const std::vector<c10::IValue>& values, const Storages& of, const graph::WindowTable& windows) const;
-
-  std::vector<Argument> arguments;
-  std::vector<Result> results;
-  std::vector<uint64_t> storage_bytes;  // per storage of the arguments, when they were captured
-  std::vector<uint8_t> written;         // the same: some node writes it
-  std::vector<c10::Storage> constants;  // with bytes
-  std::vector<uint64_t> result_bytes;   // per storage that is made for the results
-  graph::Graph graph;                   // its buffers tell their size only
-  std::vector<Source> sources;          // per buffer
-  Bytes numbers;                        // of all nodes
-  std::vector<size_t> draws;            // where in them random states stand
-  at::ScalarType default_dtype = at::kFloat;
-  std::unordered_map<uint32_t, std::string> lines;
-  uint32_t structure = 0;  // equal for variants that differ in sizes only
-  PlanSet plans{false};
-};
-
 // The executor lock, and a variant as it comes to be.
 struct CompiledProgram::Capture {
   using Kind = Variant::Source::Kind;
@@ -197,7 +157,7 @@ bool CompiledProgram::Variant::fits(const std::vector<c10::IValue>& values, cons
   for (size_t i = 0; i < values.size(); ++i) {
     const Argument& known = arguments[i];
     if (of.numbers[i] != known.storage) return false;
-    if (known.storage == kNone) {
+    if (known.storage == Storages::kNone) {
       if (values[i].tagKind() != known.number.tagKind() || values[i] != known.number) return false;
       continue;
     }
@@ -210,14 +170,15 @@ bool CompiledProgram::Variant::fits(const std::vector<c10::IValue>& values, cons
   return true;
 }
 
-CompiledProgram::CompiledProgram(Options options) : options_(options), work_(std::make_unique<Work>()) {}
+CompiledProgram::CompiledProgram(Options options)
+    : options_(options), storages_(std::make_unique<Storages>()), work_(std::make_unique<Work>()) {}
 
 CompiledProgram::~CompiledProgram() = default;
 
 CompiledProgram::Variant* CompiledProgram::find(const std::vector<c10::IValue>& arguments) {
-  storages_.look(arguments);
+  storages_->look(arguments);
   for (auto it = variants_.begin(); it != variants_.end(); ++it) {
-    if (!(*it)->fits(arguments, storages_, windows_)) continue;
+    if (!(*it)->fits(arguments, *storages_, windows_)) continue;
     std::rotate(variants_.begin(), it, it + 1);
     return variants_.front().get();
   }
@@ -233,7 +194,7 @@ void CompiledProgram::Work::take_arguments(std::vector<c10::IValue>& values, con
   originals.resize(variant.written.size());
   for (size_t i = 0; i < values.size(); ++i) {
     const uint32_t number = storages.numbers[i];
-    if (number == kNone || arguments[number]) continue;
+    if (number == Storages::kNone || arguments[number]) continue;
     const c10::Storage& storage = values[i].toTensor().storage();
     if (!variant.arguments[i].on_host) {
       arguments[number] = storage;
@@ -381,7 +342,7 @@ std::optional<std::vector<c10::IValue>> CompiledProgram::run(std::vector<c10::IV
     ~Cleared() { work.clear(); }
   } const cleared{work};
 
-  work.take_arguments(arguments, storages_, *variant);
+  work.take_arguments(arguments, *storages_, *variant);
   work.settle_arguments(*variant);
   work.make_results(*variant, windows_);
   arguments.clear();
@@ -418,24 +379,24 @@ std::vector<c10::IValue> CompiledProgram::begin_capture(const std::vector<c10::I
   TORCH_CHECK(!captures_here(), "hetero: a compiled program cannot be captured inside the capture of another one");
   auto capture = std::make_unique<Capture>();
   TORCH_CHECK(capture_ == nullptr, "hetero: the program is being captured already");
-  storages_.look(arguments);
+  storages_->look(arguments);
   Variant& variant = *capture->variant;
-  variant.written.assign(storages_.storages.size(), 0);
-  for (const c10::StorageImpl* storage : storages_.storages) {
+  variant.written.assign(storages_->storages.size(), 0);
+  for (const c10::StorageImpl* storage : storages_->storages) {
     variant.storage_bytes.push_back(storage->nbytes());
     capture->stand_ins.push_back(make_storage(storage->nbytes()));
   }
   std::vector<c10::IValue> stand_ins;
   for (size_t i = 0; i < arguments.size(); ++i) {
     Variant::Argument& known = variant.arguments.emplace_back();
-    known.storage = storages_.numbers[i];
+    known.storage = storages_->numbers[i];
     if (!arguments[i].isTensor()) {
       known.number = arguments[i];
       stand_ins.push_back(arguments[i]);
       continue;
     }
     const at::Tensor& tensor = arguments[i].toTensor();
-    TORCH_CHECK(known.storage != kNone && (is_hetero(tensor) || tensor.device().is_cpu()),
+    TORCH_CHECK(known.storage != Storages::kNone && (is_hetero(tensor) || tensor.device().is_cpu()),
                 "hetero: an argument of a compiled program is a strided tensor on hetero or on the CPU, not one on ",
                 tensor.device(), " of layout ", tensor.layout());
     known.window = intern(tensor, windows_);

@@ -36,11 +36,19 @@
 #include <vector>
 
 #include "graph/graph.h"
+#include "graph/serve/saved_program.h"
 #include "ops/cut_run.h"
 #include "ops/plan_cache.h"
 #include "ops/recorder.h"
 
 namespace hetero::ops {
+
+// For CompiledProgram::save(): unique ones.
+struct ProgramNames {
+  std::vector<std::string> inputs;
+  std::vector<std::string> outputs;                           // of the results, and of what is updated
+  std::vector<std::pair<std::string, at::Tensor>> constants;  // tensors by which the program's constants are known
+};
 
 class CompiledProgram {
  public:
@@ -64,21 +72,21 @@ class CompiledProgram {
   // Forgets what was recorded. Does nothing on a thread that does not capture.
   void cancel_capture();
 
+  // The variant that was captured or ran last, as a program of its own. REQUIRES: there is one; its arguments and results are tensors. Raises a sentence where
+  // it cannot be saved.
+  std::unique_ptr<graph::SavedProgram> save(const ProgramNames& names);
+  // The arguments of that variant whose bytes it writes. A saved program gives their new values as outputs behind the results.
+  std::vector<size_t> updated_arguments() const;
+
   // What the variants are, for people: their graphs and latest plans as text.
   std::string describe();
   size_t variants() const { return variants_.size(); }
 
+  struct Variant;  // compiled_variant.h
+
  private:
-  struct Variant;
   struct Capture;
-  // The arguments of a call as far as they are looked at once.
-  struct Storages {
-    std::vector<uint32_t>
-        numbers;  // per argument, in the order of first appearance; kNone for those that are no tensors
-    std::vector<c10::StorageImpl*> storages;  // per number
-    std::vector<uint32_t> table;              // scratch: a hash table of numbers
-    void look(const std::vector<c10::IValue>& arguments);
-  };
+  struct Storages;
   struct Work;
 
   Variant* find(const std::vector<c10::IValue>& arguments);
@@ -89,7 +97,7 @@ class CompiledProgram {
   graph::WindowTable windows_;
   std::vector<std::unique_ptr<Variant>> variants_;  // the one used last comes first
   std::unique_ptr<Capture> capture_;
-  Storages storages_;
+  std::unique_ptr<Storages> storages_;
   std::unique_ptr<Work> work_;
 };
 

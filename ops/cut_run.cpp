@@ -40,7 +40,9 @@ backend::Capabilities simulated_host(backend::Capabilities rates) {
   return rates;
 }
 
-graph::PlanOptions plan_options() {
+}  // namespace
+
+graph::PlanOptions configured_plan_options() {
   graph::PlanOptions options;
   options.fusion = last_bits_may_differ();
   options.cpu = backend::cpu_device().capabilities();
@@ -56,6 +58,8 @@ graph::PlanOptions plan_options() {
   }
   return options;
 }
+
+namespace {
 
 void add_counts(const graph::Plan& plan, const graph::RunCounts& counts) {
   Counters& total = counters();
@@ -268,7 +272,7 @@ Status CutRun::start(Cut& cut, SyncReason reason) {
     if (Status status = close_gaps(storage); !status.ok()) storage->binding.error = std::move(status);
   }
   count(counters().flushes[static_cast<size_t>(reason)]);
-  options_ = plan_options();
+  options_ = configured_plan_options();
   candidates_.clear();
   if (options_.has_accelerator) options_.candidates = &candidates_;
   const graph::Plan& plan = plan_for(cut);

@@ -52,6 +52,9 @@ class DefaultDtype {
   bool changed_ = false;
 };
 
+// What planning may use, as configured in this process: devices, fusion, placement, measured costs.
+graph::PlanOptions configured_plan_options();
+
 class CutRun {
  public:
   // Plans the cut, and runs it to its end on this thread, for a sync point. Returns the first error.

@@ -13,6 +13,7 @@
 #include "ops/basic.h"
 #include "ops/catch_all.h"
 #include "ops/fused/lower.h"
+#include "ops/node_check.h"
 #include "ops/special.h"
 
 namespace hetero::ops {
@@ -68,6 +69,8 @@ graph::OpTraits traits_of(const std::string& name) {
   graph::OpTraits traits;
   traits.name = name;
   traits.brings_memory = true;
+  traits.check = &check_node;
+  traits.has_draw = &has_draw;
   if (const LowerRow* row = lowering_of(name)) {
     traits.lower = row->function;
     traits.has_tail = row->tail;
@@ -80,6 +83,7 @@ graph::OpTraits traits_of(const std::string& name) {
 bool overwrites_first_argument(const std::string& name) { return overwrites_rows().count(name) != 0; }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  graph::op_table().set_resolver(&resolve_operator);
   add_pointwise_rows(library);
   add_inplace_rows(library);
   add_matrix_rows(library);

@@ -15,6 +15,7 @@
 #include <limits>
 
 #include "backend/random.h"
+#include "ops/node_check.h"
 #include "ops/catch_all.h"
 #include "ops/kernel.h"
 #include "ops/op_table.h"
@@ -270,6 +271,8 @@ void add_random_rows() {
     traits.op_class = graph::OpClass::kRandom;
     traits.brings_memory = brings_memory;
     traits.kernel = kernel;
+    traits.check = &check_node;
+    traits.has_draw = &has_draw;
     graph::op_table().add(std::move(traits));
   };
   add("aten::uniform_", &uniform_kernel);

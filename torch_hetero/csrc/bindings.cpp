@@ -24,6 +24,7 @@
 #include "ops/recorder.h"
 #include "ops/storage.h"
 #include "ops/sync.h"
+#include "torch_hetero/csrc/saved.h"
 #include "torch_hetero/csrc/test_hooks.h"
 
 namespace py = pybind11;
@@ -291,6 +292,7 @@ void add_compiled_program(py::module_& m) {
                              const std::vector<bool>& on_host) { program.end_capture(values_of(results), on_host); })
       .def("cancel_capture", &ops::CompiledProgram::cancel_capture)
       .def("describe", &ops::CompiledProgram::describe)
+      .def_property_readonly("updated_arguments", &ops::CompiledProgram::updated_arguments)
       .def_property_readonly("variants", &ops::CompiledProgram::variants);
 }
 
@@ -354,6 +356,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("program_log", &ops::program_log, released());
   m.def("clear_program_log", &ops::clear_program_log, released());
   add_compiled_program(m);
+  hetero::python::add_saved(m);
   m.def("set_sim_options", &ops::set_sim_options, released());
   add_test_hooks(m);
 }

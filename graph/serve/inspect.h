@@ -1,0 +1,16 @@
+// inspect: what a saved program is and how it runs here, for people.
+//
+// Thread safety: pure functions.
+
+#pragma once
+
+#include <string>
+
+#include "graph/serve/graph_executor.h"
+
+namespace hetero::graph {
+
+// Inputs, outputs, weights, memory, placement of each node with its reason, the program's instructions, and the graph.
+std::string inspect(const GraphExecutor& executor);
+
+}  // namespace hetero::graph

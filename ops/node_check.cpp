@@ -1,0 +1,324 @@
+#include "ops/node_check.h"
+
+#include <ATen/EmptyTensor.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "ops/boxed.h"
+#include "ops/call.h"
+#include "ops/meta.h"
+#include "ops/op_info.h"
+#include "ops/storage.h"
+
+namespace hetero::ops {
+namespace {
+
+// Operators without a Meta kernel are tried on zeros of no more bytes.
+constexpr uint64_t kMostProbed = uint64_t{64} << 20;
+
+struct Malformed : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+[[noreturn]] void malformed(const std::string& what) { throw Malformed(what); }
+
+// A part of the attributes, read from front to back and not beyond.
+class Part {
+ public:
+  Part(const std::byte* data, uint64_t bytes) : data_(data), left_(bytes) {}
+  template <typename T>
+  T get() {
+    T value;
+    std::memcpy(&value, take(sizeof(T)), sizeof(T));
+    return value;
+  }
+  const std::byte* take(uint64_t bytes) {
+    if (bytes > left_) malformed("its attributes end too early");
+    const std::byte* const here = data_;
+    data_ += bytes;
+    left_ -= bytes;
+    return here;
+  }
+  bool at_end() const { return left_ == 0; }
+
+ private:
+  const std::byte* data_;
+  uint64_t left_;
+};
+
+// The arguments of a node, as the schema declares them, with hetero tensors without bytes for its operands.
+class ArgumentReader {
+ public:
+  ArgumentReader(const graph::Graph& graph, const graph::Node& node)
+      : graph_(graph), node_(node), structure_(nullptr, 0), sizes_(nullptr, 0), values_(nullptr, 0) {
+    const std::byte* const attributes = graph.attributes.data() + node.attribute_offset;
+    AttributeHeader header;
+    if (node.attribute_bytes < sizeof(header)) malformed("its attributes end too early");
+    std::memcpy(&header, attributes, sizeof(header));
+    const uint64_t bytes = node.attribute_bytes - sizeof(header);
+    if (header.structure_bytes > bytes || header.size_bytes > bytes - header.structure_bytes) {
+      malformed("its attributes end too early");
+    }
+    structure_ = Part(attributes + sizeof(header), header.structure_bytes);
+    sizes_ = Part(attributes + sizeof(header) + header.structure_bytes, header.size_bytes);
+    const uint64_t before = uint64_t{header.structure_bytes} + header.size_bytes;
+    values_ = Part(attributes + sizeof(header) + before, bytes - before);
+  }
+
+  torch::jit::Stack read(const OpInfo& info) {
+    torch::jit::Stack stack;
+    typed_ = info.typed;
+    const auto& arguments = info.handle.schema().arguments();
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      access_ = info.access[i];
+      is_size_ = info.is_size[i];
+      stack.push_back(value(arguments[i].type()));
+    }
+    if (info.seeded && get_tag() != Tag::kGenerator) malformed("it has no random state");
+    if (info.seeded) values_.take(sizeof(RandomState));
+    if (!structure_.at_end() || !sizes_.at_end() || !values_.at_end())
+      malformed("it has more attributes than arguments");
+    if (next_operand_ != inputs()) malformed("it has more operands than arguments");
+    return stack;
+  }
+
+  int inputs() const { return node_.operand_count - node_.output_count; }
+
+ private:
+  Tag get_tag() {
+    const auto tag = structure_.get<uint8_t>();
+    if (tag > static_cast<uint8_t>(Tag::kGenerator)) malformed("an attribute is of no known kind");
+    return static_cast<Tag>(tag);
+  }
+
+  c10::IValue value(const c10::TypePtr& declared) {
+    if (const auto optional = declared->cast<c10::OptionalType>()) {
+      const auto& element = *optional->getElementType();
+      const Tag tag = get_tag();
+      // Without a generator, a random operator has a state all the same.
+      return tag == Tag::kNone ? c10::IValue() : value_of(element, tag);
+    }
+    return value_of(*declared, get_tag());
+  }
+
+  c10::IValue value_of(const c10::Type& type, Tag tag) {
+    switch (type.kind()) {
+      case c10::TypeKind::TensorType:
+        return tensor(tag);
+      case c10::TypeKind::NumberType:
+        return scalar(tag);
+      case c10::TypeKind::IntType:
+      case c10::TypeKind::SymIntType:
+        return integer(tag);
+      case c10::TypeKind::FloatType:
+        return real(tag);
+      case c10::TypeKind::BoolType:
+        expect(tag == Tag::kBoolean, "a boolean");
+        return structure_.get<uint8_t>() != 0;
+      case c10::TypeKind::StringType: {
+        expect(tag == Tag::kString, "a string");
+        const auto length = structure_.get<uint32_t>();
+        return std::string(reinterpret_cast<const char*>(structure_.take(length)), length);
+      }
+      case c10::TypeKind::DeviceObjType:
+        expect(tag == Tag::kDevice, "a device");
+        return c10::Device(kHetero, 0);
+      case c10::TypeKind::GeneratorType:
+        expect(tag == Tag::kGenerator, "a random state");
+        values_.take(sizeof(RandomState));
+        return {};
+      case c10::TypeKind::ListType:
+        return list(type, tag);
+      default:
+        malformed("its schema has an argument of type " + type.str() + ", which cannot be recorded");
+    }
+  }
+
+  static void expect(bool holds, const char* what) {
+    if (!holds) malformed(std::string("an argument is not ") + what);
+  }
+
+  c10::IValue tensor(Tag tag) {
+    if (tag == Tag::kUndefined) return at::Tensor();
+    if (tag == Tag::kConstant) return constant();
+    expect(tag == Tag::kTensor, "a tensor");
+    if (next_operand_ >= inputs()) malformed("it has fewer operands than arguments");
+    const graph::Operand& operand = graph_.operands_of(node_)[next_operand_++];
+    if (access_ != graph::Access::kRead && !operand.writes()) malformed("it writes an operand that it says it reads");
+    const graph::Window& window = (*graph_.windows)[operand.window];
+    const auto rank = static_cast<size_t>(window.rank);
+    at::Tensor view = make_view(storage_of_buffer(operand.buffer), static_cast<at::ScalarType>(window.dtype),
+                                {window.sizes().data(), rank}, {window.strides().data(), rank}, window.offset);
+    c10::TensorImpl* const impl = view.unsafeGetTensorImpl();
+    if ((operand.bits & graph::kConjugate) != 0) impl->_set_conj(true);
+    if ((operand.bits & graph::kNegative) != 0) impl->_set_neg(true);
+    if ((operand.bits & graph::kWrappedNumber) != 0) impl->set_wrapped_number(true);
+    return view;
+  }
+
+  c10::Storage storage_of_buffer(graph::BufferId buffer) {
+    for (const auto& [known, storage] : storages_) {
+      if (known == buffer) return storage;
+    }
+    return storages_.emplace_back(buffer, make_storage(graph_.buffers[buffer].bytes)).second;
+  }
+
+  c10::IValue constant() {
+    const auto dtype = structure_.get<int8_t>();
+    expect(dtype >= 0 && dtype < static_cast<int8_t>(at::ScalarType::NumOptions), "a number of a known dtype");
+    expect(graph::dtype_bytes(dtype) <= 16, "a number of a known dtype");
+    structure_.get<uint8_t>();
+    values_.take(16);
+    return at::detail::empty_cpu({}, static_cast<at::ScalarType>(dtype), std::nullopt, std::nullopt, std::nullopt,
+                                 std::nullopt)
+        .zero_();
+  }
+
+  c10::IValue scalar(Tag tag) {
+    expect(tag == Tag::kScalar || tag == Tag::kShapeScalar, "a number");
+    Part& part = tag == Tag::kShapeScalar ? sizes_ : values_;
+    enum Kind : uint8_t { kInteger, kReal, kComplex, kBoolean, kUnsigned };
+    switch (structure_.get<uint8_t>()) {
+      case kInteger:
+        return part.get<int64_t>();
+      case kReal:
+        return part.get<double>();
+      case kComplex:
+        return part.get<c10::complex<double>>();
+      case kBoolean:
+        return part.get<int64_t>() != 0;
+      case kUnsigned:
+        return c10::IValue(at::Scalar(static_cast<uint64_t>(part.get<int64_t>())));
+      default:
+        malformed("a number is of no known kind");
+    }
+  }
+
+  c10::IValue integer(Tag tag) {
+    expect(tag == Tag::kInteger || (is_size_ && tag == Tag::kSize), "an integer");
+    return tag == Tag::kSize ? sizes_.get<int64_t>() : structure_.get<int64_t>();
+  }
+
+  c10::IValue real(Tag tag) {
+    expect(tag == Tag::kReal || tag == Tag::kShapeReal, "a real number");
+    return tag == Tag::kShapeReal ? sizes_.get<double>() : values_.get<double>();
+  }
+
+  c10::IValue list(const c10::Type& type, Tag tag) {
+    const c10::TypePtr element = type.castRaw<c10::ListType>()->getElementType();
+    const bool of_integers = element->kind() == c10::TypeKind::IntType || element->kind() == c10::TypeKind::SymIntType;
+    const auto length = structure_.get<uint32_t>();
+    if (of_integers) {
+      expect(tag == Tag::kIntegers || (is_size_ && tag == Tag::kSizes), "a list of integers");
+      c10::List<int64_t> numbers;
+      Part& part = tag == Tag::kSizes ? sizes_ : structure_;
+      for (uint32_t i = 0; i < length; ++i) numbers.push_back(part.get<int64_t>());
+      return numbers;
+    }
+    if (element->kind() == c10::TypeKind::FloatType && tag == Tag::kReals) {
+      c10::List<double> numbers;
+      for (uint32_t i = 0; i < length; ++i) numbers.push_back(values_.get<double>());
+      return numbers;
+    }
+    expect(tag == Tag::kList && !(typed_ && element->kind() == c10::TypeKind::FloatType), "a list");
+    auto values = c10::impl::GenericList(element);
+    for (uint32_t i = 0; i < length; ++i) values.push_back(value(element));
+    return values;
+  }
+
+  const graph::Graph& graph_;
+  const graph::Node& node_;
+  Part structure_, sizes_, values_;
+  // Of the argument that is read.
+  graph::Access access_ = graph::Access::kRead;
+  bool is_size_ = false;
+  bool typed_ = false;  // the operator has a typed kernel, which reads less forgivingly
+  int next_operand_ = 0;
+  std::vector<std::pair<graph::BufferId, c10::Storage>> storages_;
+};
+
+// The tensors among the results that are new, in order.
+std::vector<at::Tensor> fresh_results(const OpInfo& info, const MetaRun& run) {
+  std::vector<at::Tensor> fresh;
+  for (size_t r = 0; r < run.results.size(); ++r) {
+    if (info.returns[r] == OpInfo::Return::kTensor) {
+      fresh.push_back(run.results[r].toTensor());
+    } else if (info.returns[r] == OpInfo::Return::kTensorList) {
+      for (const at::Tensor& tensor : run.results[r].toTensorVector()) fresh.push_back(tensor);
+    }
+  }
+  std::erase_if(fresh, [](const at::Tensor& tensor) { return !tensor.defined(); });
+  return fresh;
+}
+
+std::string text_of(const at::Tensor& tensor) { return c10::str(tensor.scalar_type(), tensor.sizes()); }
+
+void check_outputs(const graph::Graph& graph, const graph::Node& node, const std::vector<at::Tensor>& expected) {
+  if (expected.size() != node.output_count)
+    malformed("it has " + std::to_string(node.output_count) + " outputs in place of " +
+              std::to_string(expected.size()));
+  const graph::Operand* const outputs = graph.operands_of(node) + (node.operand_count - node.output_count);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const graph::Window& window = (*graph.windows)[outputs[i].window];
+    const at::Tensor& tensor = expected[i];
+    if (!window.equals(static_cast<graph::DType>(tensor.scalar_type()), {tensor.sizes().data(), tensor.sizes().size()},
+                       {tensor.strides().data(), tensor.strides().size()}, 0)) {
+      malformed("its output is " + graph::to_string(window) + ", where the operator makes " + text_of(tensor));
+    }
+  }
+}
+
+bool is_small(const graph::Graph& graph, const graph::Node& node) {
+  uint64_t bytes = 0;
+  for (int i = 0; i < node.operand_count; ++i) bytes += graph.buffers[graph.operands_of(node)[i].buffer].bytes;
+  return bytes <= kMostProbed;
+}
+
+const OpInfo* info_of(const std::string& name) {
+  const size_t dot = name.find('.');
+  const auto handle = c10::Dispatcher::singleton().findSchema(
+      {name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
+  return handle.has_value() ? &op_info(*handle) : nullptr;
+}
+
+}  // namespace
+
+Status check_node(const graph::Graph& graph, const graph::Node& node) {
+  const OpInfo* const info = info_of(graph::op_table()[node.op].name);
+  if (info == nullptr) return Status(ErrorClass::kUsage, "the operator is not known any more");
+  try {
+    ArgumentReader reader(graph, node);
+    const torch::jit::Stack arguments = reader.read(*info);
+    if (!info->records || info->views) malformed("it is not an operator that is recorded");
+    MetaRun run;
+    const bool known = run_meta(*info, arguments, run) ||
+                       (!run.failed && is_small(graph, node) && run_probe(*info, arguments, run = MetaRun()));
+    if (!known) malformed("the operator does not accept its arguments");
+    check_outputs(graph, node, fresh_results(*info, run));
+  } catch (const Malformed& error) {
+    return Status(ErrorClass::kUsage, error.what());
+  } catch (const std::exception& error) {
+    return Status(ErrorClass::kUsage, std::string("its arguments cannot be: ") + error.what());
+  }
+  return Status();
+}
+
+bool has_draw(const graph::Graph& graph, const graph::Node& node, uint64_t place) {
+  AttributeHeader header;
+  const std::byte* const attributes = graph.attributes.data() + node.attribute_offset;
+  std::memcpy(&header, attributes, sizeof(header));
+  std::vector<size_t> places;
+  Decoder::find_random_states(
+      attributes, node.attribute_offset + sizeof(header) + header.structure_bytes + header.size_bytes, places);
+  return std::ranges::find(places, place) != places.end();
+}
+
+void resolve_operator(const std::string& name) { (void)info_of(name); }
+
+}  // namespace hetero::ops

@@ -1,0 +1,25 @@
+// Checking nodes that no recorder has written: those of a saved program that was read from a file.
+//
+// Kernels trust the bytes that a recorder encoded (call.h) and the windows that the Meta kernel gave. A file may hold anything, so its nodes are checked
+// as if they were recorded: the attributes are read with every bound looked at and each value must be one that the operator's schema asks for; then the Meta kernel
+// is run, and its outputs must be those of the node. An operator without a Meta kernel is run on zeros, if they are few.
+//
+// A saved program names its operators; the resolver finds those that PyTorch knows and the device has not met in this process.
+//
+// Thread safety: any thread. REQUIRES that the recorder's lock is not held (a Meta kernel may be Python).
+
+#pragma once
+
+#include "backend/status.h"
+#include "graph/graph.h"
+
+namespace hetero::ops {
+
+// OpTraits::check and OpTraits::has_draw of all operators of PyTorch. Errors: kUsage, with what is wrong.
+Status check_node(const graph::Graph& graph, const graph::Node& node);
+bool has_draw(const graph::Graph& graph, const graph::Node& node, uint64_t place);
+
+// OpTable's resolver.
+void resolve_operator(const std::string& name);
+
+}  // namespace hetero::ops

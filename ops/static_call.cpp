@@ -1,0 +1,95 @@
+#include "ops/static_call.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "ops/cut_run.h"
+#include "ops/parallel.h"
+#include "ops/storage_memory.h"
+#include "ops/sync.h"
+
+namespace hetero::ops {
+namespace {
+
+at::Tensor empty_for(const graph::Window& window) {
+  const auto rank = static_cast<size_t>(window.rank);
+  return at::detail::empty_strided_cpu({window.sizes().data(), rank}, {window.strides().data(), rank},
+                                       static_cast<at::ScalarType>(window.dtype));
+}
+
+// Lends or copies.
+void give(GraphExecutor& executor, size_t input, const at::Tensor& tensor, size_t slot) {
+  const TensorView view = view_of(tensor);
+  const auto owner = std::make_shared<at::Tensor>(tensor);
+  if (executor.SetInputZeroCopy(input, view, slot, owner).ok()) return;
+  check(executor.SetInput(input, view, slot));
+}
+
+// Whether a result is a value of its own, so that the caller may keep it.
+bool is_made(const GraphExecutor& executor, const graph::ProgramValue& output) {
+  const graph::SavedProgram& program = executor.program();
+  const auto same = [&](const auto& other) { return other.buffer == output.buffer; };
+  return std::ranges::none_of(program.inputs, same) && std::ranges::none_of(program.constants, same);
+}
+
+}  // namespace
+
+TensorView view_of(const at::Tensor& tensor) {
+  return {.data = tensor.data_ptr(),
+          .dtype = static_cast<graph::DType>(tensor.scalar_type()),
+          .sizes = tensor.sizes().vec(),
+          .strides = tensor.strides().vec()};
+}
+
+graph::PlanOptions static_plan_options() {
+  graph::PlanOptions options = configured_plan_options();
+  options.fixed_memory = true;
+  options.accelerator_bytes = accelerator_budget();
+  return options;
+}
+
+void check(const Status& status) {
+  if (status.ok()) return;
+  TORCH_CHECK_VALUE(status.error_class() != ErrorClass::kUsage, "hetero: ", status.message());
+  if (!status.cause()) return raise(status);
+  try {
+    std::rethrow_exception(status.cause());
+  } catch (c10::Error& error) {
+    // The exception that eager would have raised, and where.
+    error.add_context("hetero: in " + status.message().substr(0, status.message().find(": ")));
+    throw;
+  }
+}
+
+std::vector<at::Tensor> call(GraphExecutor& executor, const std::vector<at::Tensor>& inputs, size_t slot) {
+  const graph::SavedProgram& program = executor.program();
+  TORCH_CHECK_VALUE(inputs.size() == program.inputs.size(), "hetero: the program has ", program.inputs.size(),
+                    " inputs, and ", inputs.size(), " were given");
+  for (size_t i = 0; i < inputs.size(); ++i) give(executor, i, inputs[i], slot);
+  std::vector<at::Tensor> outputs;
+  std::vector<bool> lent;
+  for (size_t o = 0; o < program.outputs.size(); ++o) {
+    outputs.push_back(empty_for(program.windows[program.outputs[o].window]));
+    lent.push_back(is_made(executor, program.outputs[o]) &&
+                   executor.SetOutputZeroCopy(o, view_of(outputs.back()), slot).ok());
+  }
+  {
+    KernelScope scope;
+    choose_thread_count();
+    check(executor.Run(slot));
+  }
+  check(executor.Wait(slot));
+  for (size_t o = 0; o < outputs.size(); ++o) {
+    if (!lent[o]) check(executor.GetOutput(o, view_of(outputs[o]), slot));
+    c10::TensorImpl* const impl = outputs[o].unsafeGetTensorImpl();
+    if ((program.outputs[o].bits & graph::kConjugate) != 0) impl->_set_conj(true);
+    if ((program.outputs[o].bits & graph::kNegative) != 0) impl->_set_neg(true);
+  }
+  return outputs;
+}
+
+}  // namespace hetero::ops

@@ -1,0 +1,132 @@
+// Saved programs in Python: making them of what was captured, their files, and executors that call them.
+
+#include "torch_hetero/csrc/saved.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/cpu/core_group.h"
+#include "graph/serve/archive.h"
+#include "graph/serve/graph_executor.h"
+#include "graph/serve/inspect.h"
+#include "graph/serve/static_plan.h"
+#include "ops/compiled.h"
+#include "ops/generator.h"
+#include "ops/static_call.h"
+
+namespace py = pybind11;
+
+namespace hetero::python {
+namespace {
+
+using Strings = std::vector<std::string>;
+
+at::Tensor tensor_of(const py::handle& object) {
+  TORCH_CHECK_TYPE(THPVariable_Check(object.ptr()), "hetero: a program takes tensors, not a ",
+                   Py_TYPE(object.ptr())->tp_name);
+  return THPVariable_Unpack(object.ptr());
+}
+
+std::vector<at::Tensor> tensors_of(const py::list& objects) {
+  std::vector<at::Tensor> tensors;
+  for (const py::handle object : objects) tensors.push_back(tensor_of(object));
+  return tensors;
+}
+
+std::shared_ptr<Model> make_model(ops::CompiledProgram& program, const Strings& inputs, const Strings& outputs,
+                                  const py::dict& constants, const std::map<std::string, std::string>& metadata) {
+  ops::ProgramNames names{.inputs = inputs, .outputs = outputs, .constants = {}};
+  for (const auto& [name, tensor] : constants)
+    names.constants.emplace_back(py::cast<std::string>(name), tensor_of(tensor));
+  std::unique_ptr<graph::SavedProgram> saved = program.save(names);
+  saved->metadata = metadata;
+  const py::gil_scoped_release released;
+  const graph::PlanOptions options = ops::static_plan_options();
+  graph::StaticPlan plan;
+  ops::check(graph::plan_program(*saved, options, false, plan));
+  graph::keep_plan(plan, options, *saved);
+  Result<std::shared_ptr<Model>> model = Model::create(std::move(saved));
+  ops::check(model.status());
+  return model.value();
+}
+
+std::unique_ptr<GraphExecutor> make_executor(const std::shared_ptr<Model>& model, size_t slots) {
+  GraphExecutor::Options options;
+  options.slots = slots;
+  options.plan = std::make_unique<graph::PlanOptions>(ops::static_plan_options());
+  options.draw = [] {
+    const ops::RandomState state = ops::draw_random_state(std::nullopt);
+    return std::pair(state.seed, state.offset);
+  };
+  Result<std::unique_ptr<GraphExecutor>> executor = GraphExecutor::Init(model, std::move(options));
+  ops::check(executor.status());
+  return std::move(executor.value());
+}
+
+py::list call_executor(GraphExecutor& executor, const py::list& inputs) {
+  std::vector<at::Tensor> arguments = tensors_of(inputs);
+  std::vector<at::Tensor> results;
+  {
+    const py::gil_scoped_release released;
+    results = ops::call(executor, arguments, 0);
+  }
+  py::list objects(results.size());
+  for (size_t i = 0; i < results.size(); ++i) {
+    objects[i] = py::reinterpret_steal<py::object>(THPVariable_Wrap(results[i]));
+  }
+  return objects;
+}
+
+py::list values_of(const graph::SavedProgram& program, const std::vector<graph::ProgramValue>& values) {
+  py::list list;
+  for (const graph::ProgramValue& value : values) {
+    list.append(py::make_tuple(value.name, graph::to_string(program.windows[value.window])));
+  }
+  return list;
+}
+
+}  // namespace
+
+void add_saved(py::module_& m) {
+  using released = py::call_guard<py::gil_scoped_release>;
+  py::class_<Model, std::shared_ptr<Model>>(m, "Model")
+      .def_static("make", &make_model)
+      .def_static(
+          "load",
+          [](const std::string& path) {
+            Result<std::shared_ptr<Model>> model = Model::load(path);
+            ops::check(model.status());
+            return model.value();
+          },
+          released())
+      .def(
+          "save",
+          [](const Model& model, const std::string& path) { ops::check(graph::save_program(model.program(), path)); },
+          released())
+      .def_property_readonly("metadata", [](const Model& model) { return model.program().metadata; })
+      .def_property_readonly("inputs",
+                             [](const Model& model) { return values_of(model.program(), model.program().inputs); })
+      .def_property_readonly("outputs",
+                             [](const Model& model) { return values_of(model.program(), model.program().outputs); });
+  py::class_<GraphExecutor>(m, "GraphExecutor")
+      .def(py::init(&make_executor), released())
+      .def("call", &call_executor)
+      .def(
+          "describe", [](const GraphExecutor& executor) { return graph::inspect(executor); }, released())
+      .def_property_readonly("plan_origin", [](const GraphExecutor& executor) { return executor.plan().origin; })
+      .def_property_readonly("counts", [](const GraphExecutor& executor) {
+        const graph::BoundCounts counts = executor.counts();
+        py::dict result;
+        result["runs"] = counts.runs;
+        result["kernels"] = counts.kernels;
+        result["host_waits"] = counts.host_waits;
+        result["allocations"] = counts.allocations;
+        return result;
+      });
+}
+
+}  // namespace hetero::python
