@@ -31,6 +31,7 @@ struct ParallelPool {
 namespace parallel_detail {
 inline std::atomic<const ParallelPool*> pool{nullptr};
 inline std::atomic<void (*)()> worker_start_hook{nullptr};
+inline std::atomic<void (*)(int)> thread_count_hook{nullptr};
 }  // namespace parallel_detail
 
 // Connects a pool; null returns to running serially. REQUIRES: *pool lives for ever.
@@ -65,6 +66,15 @@ inline void set_worker_start_hook(void (*hook)()) {
 }
 inline void run_worker_start_hook() {
   if (auto* hook = parallel_detail::worker_start_hook.load(std::memory_order_acquire)) hook();
+}
+
+// Gives the calling thread's parallel regions so many threads, through the hook by which ops/ says how; without one it does nothing. Threads that have cores of
+// their own (cpu/core_group.h) call it when they start; the threads of their regions inherit the cores.
+inline void set_thread_count_hook(void (*hook)(int threads)) {
+  parallel_detail::thread_count_hook.store(hook, std::memory_order_release);
+}
+inline void use_thread_count(int threads) {
+  if (auto* hook = parallel_detail::thread_count_hook.load(std::memory_order_acquire)) hook(threads);
 }
 
 }  // namespace hetero::backend

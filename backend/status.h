@@ -19,13 +19,13 @@ namespace hetero {
 
 // The classes of errors. They decide what ops/ raises, so there are few.
 enum class ErrorClass {
-  kUsage,     // the caller broke a REQUIRES; a bug in the caller
-  kResource,  // out of memory, or over a configured limit; retrying after freeing memory may work
-  kDevice,    // the device or its driver failed
-  kStorage,   // a storage tier failed to read or write
-  kKernel,    // a kernel threw; `cause` holds the exception
+  kUsage,      // the caller broke a REQUIRES; a bug in the caller
+  kResource,   // out of memory, or over a configured limit; retrying after freeing memory may work
+  kDevice,     // the device or its driver failed
+  kStorage,    // a storage tier failed to read or write
+  kKernel,     // a kernel threw; `cause` holds the exception
   kCancelled,  // whoever asked for it does not want it any more, or it came too late
-  kInternal,  // a broken invariant; a bug of hetero
+  kInternal,   // a broken invariant; a bug of hetero
 };
 
 class [[nodiscard]] Status {

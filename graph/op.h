@@ -9,10 +9,10 @@
 
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <array>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -97,6 +97,9 @@ struct OpTraits {
   // Whether a node of this operator that was read from a file is one that a recorder would have written, so that the kernel may trust it.
   // Null where the kernel trusts nothing.
   Status (*check)(const Graph& graph, const Node& node) = nullptr;
+  // Whether the state of a random operator is at this place in Graph::attributes: see SavedProgram::draws. REQUIRES: check(). Null: anywhere in the
+  // attributes of an operator of class kRandom.
+  bool (*has_draw)(const Graph& graph, const Node& node, uint64_t place) = nullptr;
   // The owner's data, for `kernel`.
   const void* self = nullptr;
 };
@@ -105,7 +108,9 @@ class OpTable {
  public:
   // The id of the new entry. An earlier one of the same name keeps its id; the name leads to the new one.
   OpId add(OpTraits traits);
-  const OpTraits& operator[](OpId id) const { return chunks_[id >> kChunkBits].load(std::memory_order_acquire)[id & kChunkMask]; }
+  const OpTraits& operator[](OpId id) const {
+    return chunks_[id >> kChunkBits].load(std::memory_order_acquire)[id & kChunkMask];
+  }
   size_t size() const { return size_.load(std::memory_order_acquire); }
   // The id of that name, if it was added; otherwise kNoOp.
   OpId find(std::string_view name) const;

@@ -196,6 +196,8 @@ struct PlanOptions {
   // block of their own instead of a slice of the arena; where even that takes more, those of at least the second size.
   uint64_t own_block_bytes = 4096;
   uint64_t least_own_block_bytes = 1;
+  // All temporaries lie in arenas: the program takes no memory while it runs, not even by a kernel that could bring it.
+  bool fixed_memory = false;
 };
 
 // Plans `graph`. The pipeline of passes; see pipeline.cpp. Never fails on a legal graph: where the accelerator's memory does

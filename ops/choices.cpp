@@ -16,28 +16,15 @@
 namespace hetero::ops {
 namespace {
 
-std::string processor_model() {
-  std::ifstream file("/proc/cpuinfo");
-  std::string text;
-  std::string line;
-  // Of the first processor: vendor, family, model, name, stepping. A virtual machine's name alone says little.
-  while (std::getline(file, line) && !line.empty()) {
-    const std::string word = line.substr(0, line.find_first_of("\t:"));
-    if (word == "vendor_id" || word == "cpu family" || word == "model" || word == "model name" || word == "stepping") {
-      text += line.substr(line.find(':') + 1);
-    }
-  }
-  return text;
-}
-
 // The first line of the file. What it names decides which choices are right.
 std::string header(const char* kind) { return std::string("hetero ") + kind + ", " + machine_text(); }
 
 }  // namespace
 
 const std::string& machine_text() {
-  static const auto* machine = new std::string(
-      "torch " TORCH_VERSION ", " + std::string(to_string(backend::instruction_set())) + "," + processor_model());
+  static const auto* machine =
+      new std::string("torch " TORCH_VERSION ", " + std::string(to_string(backend::instruction_set())) + "," +
+                      backend::processor_model());
   return *machine;
 }
 

@@ -145,10 +145,10 @@ namespace {
 // An entry that was made under the lock before: another thread may since have forgotten all windows.
 struct Learned {
   MetaEntry entry;
-  uint32_t generation = window_generation();
+  uint64_t table = recorder().windows().serial();
 
   // REQUIRES: the recorder lock.
-  bool is_current() const { return entry.outputs.empty() || generation == window_generation(); }
+  bool is_current() const { return entry.outputs.empty() || table == recorder().windows().serial(); }
 };
 
 Learned never_recorded(SyncReason reason) { return {MetaEntry{true, reason, {}, {}}}; }
@@ -275,7 +275,7 @@ Met meet_by_rule(const OpInfo& info, torch::jit::Stack* stack, RandomState rando
     Learned learned;
     {
       Locked lock(recorder().mutex());
-      learned.generation = window_generation();
+      learned.table = recorder().windows().serial();
       if (!entry_by_rule(info, arguments, ruled_signatures().at(signature), learned.entry)) return Met::kNo;
     }
     remember(info, arguments, random, std::move(learned));

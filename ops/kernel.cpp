@@ -5,7 +5,6 @@
 #include <ATen/ops/empty_strided_cpu_dispatch.h>
 #include <c10/core/CPUAllocator.h>
 
-#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -15,13 +14,11 @@
 namespace hetero::ops {
 namespace {
 
-std::atomic<uint32_t> generation_of_windows{1};
-
 struct AliasSlot {
   at::Tensor tensor;
   c10::StorageImpl* storage = nullptr;
   graph::WindowId window = graph::kNoWindow;
-  uint32_t generation = 0;
+  uint64_t table = 0;  // serial number of the window's
   uint8_t bits = 0;
 
   void renew(at::ScalarType dtype) {
@@ -65,9 +62,6 @@ Isolated::Isolated() : guard_(c10::DispatchKeySet(c10::DispatchKey::BackendSelec
   follow_thread_count();
 }
 
-uint32_t window_generation() { return generation_of_windows.load(std::memory_order_relaxed); }
-void begin_window_generation() { generation_of_windows.fetch_add(1, std::memory_order_relaxed); }
-
 KernelTensors::KernelTensors(const graph::Invocation& invocation) : invocation_(invocation), base_(alias_stack().top) {
   AliasStack& stack = alias_stack();
   stack.top += invocation.node->operand_count;
@@ -91,7 +85,7 @@ const at::Tensor& KernelTensors::operand(int i) {
   const graph::Operand& operand = invocation_.operands[i];
   const graph::Window& window = (*invocation_.windows)[operand.window];
   const auto dtype = static_cast<at::ScalarType>(window.dtype);
-  const uint32_t generation = window_generation();
+  const uint64_t table = invocation_.windows->serial();
   if (slot.storage == nullptr || slot.tensor.scalar_type() != dtype || slot.bits != operand.bits ||
       // A kernel may have changed the alias (resized an output) or its storage.
       slot.tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() != slot.storage) {
@@ -99,13 +93,13 @@ const at::Tensor& KernelTensors::operand(int i) {
   }
   slot.storage->set_data_ptr_noswap(c10::DataPtr(invocation_.data[i], c10::Device(c10::kCPU)));
   c10::TensorImpl* impl = slot.tensor.unsafeGetTensorImpl();
-  if (slot.window != operand.window || slot.generation != generation || impl->numel() != window.numel) {
+  if (slot.window != operand.window || slot.table != table || impl->numel() != window.numel) {
     slot.storage->set_nbytes(static_cast<size_t>(window.last_byte));
     const auto rank = static_cast<size_t>(window.rank);
     impl->set_sizes_and_strides(c10::IntArrayRef(window.dims, rank), c10::IntArrayRef(window.dims + rank, rank),
                                 window.offset);
     slot.window = operand.window;
-    slot.generation = generation;
+    slot.table = table;
   }
   if (operand.bits != slot.bits) {
     if ((operand.bits & graph::kConjugate) != 0) impl->_set_conj(true);

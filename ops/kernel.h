@@ -44,8 +44,4 @@ class KernelTensors {
   size_t base_;
 };
 
-// Window ids mean something within one generation: who remembers them, remembers that too. A new one begins under the recorder's lock.
-uint32_t window_generation();
-void begin_window_generation();
-
 }  // namespace hetero::ops

@@ -130,7 +130,7 @@ const OpInfo& op_info(const c10::OperatorHandle& handle) {
   info = std::make_unique<OpInfo>(handle);
   Locked recording(recorder().mutex());
   info->id = graph::op_table().find(info->name);
-  if (info->id == graph::op_table().size() || graph::op_table()[info->id].kernel == &boxed_kernel) {
+  if (info->id == graph::kNoOp || graph::op_table()[info->id].kernel == &boxed_kernel) {
     graph::OpTraits traits = traits_of(info->name);
     traits.kernel = &boxed_kernel;
     traits.self = info.get();

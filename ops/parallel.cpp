@@ -46,6 +46,7 @@ void connect_thread_pool() {
                                           [] { return static_cast<int64_t>(at::get_num_threads()); }};
   backend::set_parallel_pool(&pool);
   backend::set_worker_start_hook([] { is_worker = true; });
+  backend::set_thread_count_hook(use_threads_here);
 }
 
 KernelScope::~KernelScope() {

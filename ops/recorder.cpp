@@ -654,7 +654,6 @@ void Recorder::forget() {
   at_ = trie_.root();
   mark_ = nullptr;
   windows_.clear();
-  begin_window_generation();
 }
 
 }  // namespace hetero::ops

@@ -1,6 +1,25 @@
 #include "backend/cpu/instruction_set.h"
 
+#include <fstream>
+
 namespace hetero::backend {
+namespace {
+
+std::string read_processor_model() {
+  std::ifstream file("/proc/cpuinfo");
+  std::string text;
+  std::string line;
+  // Of the first processor: vendor, family, model, name, stepping. A virtual machine's name alone says little.
+  while (std::getline(file, line) && !line.empty()) {
+    const std::string word = line.substr(0, line.find_first_of("\t:"));
+    if (word == "vendor_id" || word == "cpu family" || word == "model" || word == "model name" || word == "stepping") {
+      text += line.substr(line.find(':') + 1);
+    }
+  }
+  return text;
+}
+
+}  // namespace
 
 const char* to_string(InstructionSet set) {
   switch (set) {
@@ -28,6 +47,11 @@ InstructionSet instruction_set() {
 #else
   return InstructionSet::kPortable;
 #endif
+}
+
+const std::string& processor_model() {
+  static const auto* model = new std::string(read_processor_model());
+  return *model;
 }
 
 }  // namespace hetero::backend

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace hetero::backend {
 
@@ -13,5 +14,7 @@ enum class InstructionSet : uint8_t { kPortable, kAvx2, kAvx512 };
 const char* to_string(InstructionSet set);
 // The best that this processor has. AVX2 comes with FMA and F16C, AVX-512 is F, BW, VL and DQ.
 InstructionSet instruction_set();
+// Vendor, family, model, name and stepping, as the system has them; empty where it has not.
+const std::string& processor_model();
 
 }  // namespace hetero::backend

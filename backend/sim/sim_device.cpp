@@ -7,7 +7,6 @@
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
-#include <csignal>
 #include <cstring>
 #include <mutex>
 #include <system_error>
@@ -16,8 +15,10 @@
 #include <vector>
 
 #include "backend/address_space.h"
+#include "backend/blocked_signals.h"
 #include "backend/parallel.h"
 #include "backend/pool.h"
+#include "backend/ring.h"
 #include "backend/spin_lock.h"
 
 namespace hetero::backend {
@@ -55,54 +56,6 @@ double copy_seconds(const SimOptions& options, bool into_device, bool from_devic
   }
   return options.copy_latency + (bandwidth > 0 ? moved / bandwidth : 0);
 }
-
-// First in, first out; keeps its memory, so that steady work takes none from the heap.
-template <typename Entry>
-class Ring {
- public:
-  bool empty() const { return count_ == 0; }
-  void push_back(Entry entry) {
-    if (count_ == entries_.size()) grow();
-    entries_[(first_ + count_++) % entries_.size()] = std::move(entry);
-  }
-  // REQUIRES: not empty.
-  Entry pop_front() {
-    Entry entry = std::move(entries_[first_]);
-    first_ = (first_ + 1) % entries_.size();
-    --count_;
-    return entry;
-  }
-
- private:
-  void grow() {
-    std::vector<Entry> larger(std::max<size_t>(16, 2 * count_));
-    for (size_t i = 0; i < count_; ++i) larger[i] = std::move(entries_[(first_ + i) % count_]);
-    entries_.swap(larger);
-    first_ = 0;
-  }
-
-  std::vector<Entry> entries_;
-  size_t first_ = 0;
-  size_t count_ = 0;
-};
-
-// While it lives, threads that are created do not receive the signals meant for the program's own
-// threads.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t blocked;
-    sigfillset(&blocked);
-    for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT}) {
-      sigdelset(&blocked, fault);
-    }
-    pthread_sigmask(SIG_SETMASK, &blocked, &previous_);
-  }
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &previous_, nullptr); }
-
- private:
-  sigset_t previous_;
-};
 
 }  // namespace
 

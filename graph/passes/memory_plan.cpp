@@ -33,6 +33,7 @@ class MemoryPlanner {
 
   void run_on_host() {
     const uint64_t most = unplanned_peak();
+    if (options_.fixed_memory) return pack_host(UINT64_MAX);
     for (const uint64_t largest : {UINT64_MAX, options_.own_block_bytes, options_.least_own_block_bytes}) {
       pack_host(largest);
       if (planned_peak() <= most) break;
@@ -44,7 +45,7 @@ class MemoryPlanner {
     scratch_.slices.assign(residences, 0);
     scratch_.users.assign(residences, {});
     scratch_.stay.assign(residences, 0);
-    largest_slice_ = options_.own_block_bytes;
+    largest_slice_ = options_.fixed_memory ? UINT64_MAX : options_.own_block_bytes;
     find_lifetimes();
     const uint64_t capacity = options_.accelerator_bytes == 0 ? UINT64_MAX : options_.accelerator_bytes;
     const uint64_t bound = capacity == UINT64_MAX ? 0 : bound_bytes();
@@ -197,7 +198,8 @@ class MemoryPlanner {
   }
 
   Home home_of(const Operand& operand, const Node& node, DeviceIndex device) const {
-    if (device == kCpu && operand.access == Access::kDefine && op_table()[node.op].brings_memory) {
+    if (!options_.fixed_memory && device == kCpu && operand.access == Access::kDefine &&
+        op_table()[node.op].brings_memory) {
       return Home::kBrought;
     }
     return home_of(operand.buffer, device);

@@ -31,7 +31,7 @@ class ProgramVerifier {
     constexpr Check kChecks[] = {&ProgramVerifier::check_graph,     &ProgramVerifier::check_inputs,
                                  &ProgramVerifier::check_constants, &ProgramVerifier::check_outputs,
                                  &ProgramVerifier::check_buffers,   &ProgramVerifier::check_order,
-                                 &ProgramVerifier::check_draws,     &ProgramVerifier::check_nodes};
+                                 &ProgramVerifier::check_nodes,     &ProgramVerifier::check_draws};
     for (const Check check : kChecks) {
       if (Status status = (this->*check)(); !status.ok()) return status;
     }
@@ -132,7 +132,7 @@ class ProgramVerifier {
     return Status();
   }
 
-  // Constants lie in memory that cannot be written, and nothing is read that nobody has made.
+  // Nothing is read that nobody has made.
   Status check_order() {
     std::vector<uint8_t> made(graph_.buffers.size());
     for (BufferId b = 0; b < made.size(); ++b) made[b] = inputs_[b] | constants_[b];
@@ -143,7 +143,6 @@ class ProgramVerifier {
         const BufferId b = operands[i].buffer;
         if (operands[i].bits > kAllBits) return fails(n, "has an operand with bits that mean nothing");
         if (!lies_within(program_.windows[operands[i].window], b)) return fails(n, "reaches outside " + name_of(b));
-        if (operands[i].writes() && constants_[b] != 0) return fails(n, "writes " + name_of(b) + ", a constant");
         if (operands[i].reads() && made[b] == 0) return fails(n, "reads " + name_of(b) + " before it is made");
       }
       for (int i = 0; i < node.operand_count; ++i) made[operands[i].buffer] |= operands[i].writes();
@@ -159,21 +158,24 @@ class ProgramVerifier {
     std::vector<uint64_t> draws = program_.draws;
     std::ranges::sort(draws);
     uint64_t free = 0;  // behind the last one
-    std::vector<std::pair<uint64_t, uint64_t>> states;
-    for (const Node& node : graph_.nodes) {
-      if (op_table()[node.op].op_class != OpClass::kRandom) continue;
-      states.emplace_back(node.attribute_offset, uint64_t{node.attribute_offset} + node.attribute_bytes);
-    }
-    std::ranges::sort(states);
+    std::vector<const Node*> nodes;
+    for (const Node& node : graph_.nodes) nodes.push_back(&node);
+    std::ranges::sort(nodes, {}, &Node::attribute_offset);
     for (const uint64_t draw : draws) {
-      const auto next = std::ranges::upper_bound(states, draw, {}, &std::pair<uint64_t, uint64_t>::first);
-      if (draw < free || next == states.begin() || draw > std::prev(next)->second ||
-          std::prev(next)->second - draw < kDrawBytes) {
+      const auto next = std::ranges::upper_bound(nodes, draw, {}, &Node::attribute_offset);
+      if (draw < free || next == nodes.begin() || !has_draw(**std::prev(next), draw)) {
         return illegal("a draw at " + std::to_string(draw) + " is not among the attributes of a random operator");
       }
       free = draw + kDrawBytes;
     }
     return Status();
+  }
+
+  bool has_draw(const Node& node, uint64_t draw) const {
+    const OpTraits& traits = op_table()[node.op];
+    if (traits.has_draw != nullptr) return traits.has_draw(graph_, node, draw);
+    const uint64_t end = uint64_t{node.attribute_offset} + node.attribute_bytes;
+    return traits.op_class == OpClass::kRandom && draw <= end && end - draw >= kDrawBytes;
   }
 
   Status check_nodes() {

@@ -32,7 +32,7 @@ struct ProgramValue {
   uint8_t bits = 0;  // OperandBits
 };
 
-// A weight. Several may look at one buffer: the first of them in the program owns the bytes, the block of the others is empty.
+// A weight, or a state, which the graph writes: each executor has its own. Several may look at one buffer: the first of them in the program owns the bytes, the block of the others is empty.
 struct ProgramConstant {
   std::string name;
   BufferId buffer = kNoBuffer;

@@ -3,6 +3,7 @@
 #include "ops/compiled.h"
 
 #include <ATen/ops/add.h>
+#include <ATen/ops/cumsum.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/relu.h>
@@ -151,6 +152,20 @@ TEST_F(CompiledTest, ACaptureIntoWhichAnotherThreadRecordsIsRefusedAndThatThread
             std::string::npos);
   stand_ins.clear();
   expect_same(other, at::add(numbers({3}), 1));
+}
+
+TEST_F(CompiledTest, KernelsSeeTheShapesOfTheProgramThatRunsThem) {
+  CompiledProgram wide({});
+  CompiledProgram tall({});
+  const auto sums = [](const Values& inputs) { return Values{at::cumsum(inputs[0].toTensor(), 1)}; };
+  const at::Tensor x = numbers({2, 6});
+  const at::Tensor y = numbers({3, 4});
+  capture(wide, {on_device(x)}, sums);
+  capture(tall, {on_device(y)}, sums);
+  for (int i = 0; i < 3; ++i) {
+    expect_same(run(wide, {on_device(x)})[0].toTensor(), at::cumsum(x, 1));
+    expect_same(run(tall, {on_device(y)})[0].toTensor(), at::cumsum(y, 1));
+  }
 }
 
 TEST_F(CompiledTest, ProgramsOutliveWhatTheRecorderRemembers) {

@@ -1,0 +1,444 @@
+#include "graph/serve/bound_program.h"
+
+#include <exception>
+#include <string>
+#include <utility>
+
+namespace hetero::graph {
+
+using backend::DeviceIndex;
+using backend::kCpu;
+using backend::kMaxDevices;
+using Kind = Instruction::Kind;
+
+struct BoundProgram::Step {
+  Kind kind;
+  QueueId queue;
+  uint32_t index;  // kRun and kBody: the call. kBatch: the first call. kFused: the group. kRecord and kWait: the event.
+  uint32_t count;  // kBatch: of calls
+  uint32_t entry;  // the first of its addresses in a slot's table
+  uint32_t entries;   // how many
+  uint32_t position;  // in the program
+  size_t bytes;       // kCopy
+  double seconds;     // predicted
+};
+
+// A step that a queue runs.
+struct BoundProgram::Task {
+  BoundProgram* program;
+  Slot* slot;
+  const Step* step;
+};
+
+struct BoundProgram::Slot {
+  std::vector<void*> table;
+  std::vector<void*> on_device;  // the same, as tasks of a device see it; written by them
+  std::vector<Task> tasks;       // per step
+  std::array<std::unique_ptr<backend::Event>, kMaxQueues> ended;
+  bool ran = false;
+  std::atomic<bool> failed{false};
+  std::mutex mutex;  // guards `failure`
+  Status failure;
+};
+
+namespace {
+
+std::string name_of(const Graph& graph, const Plan& plan, const Instruction& instruction) {
+  switch (instruction.kind) {
+    case Kind::kRun:
+    case Kind::kBody:
+      return op_table()[graph.nodes[instruction.index].op].name;
+    case Kind::kBatch:
+      return op_table()[graph.nodes[plan.batches[instruction.index].front().index].op].name;
+    case Kind::kFused:
+      return op_table()[graph.nodes[plan.groups[instruction.index].members.front()].op].name;
+    default:
+      return "a copy";
+  }
+}
+
+Status as_status(const std::exception_ptr& error, const std::string& where) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    return Status(ErrorClass::kKernel, where + ": " + known.what(), error);
+  } catch (...) {
+    return Status(ErrorClass::kKernel, where + " threw an unknown exception", error);
+  }
+}
+
+}  // namespace
+
+BoundProgram::BoundProgram(const Graph& graph, const Plan& plan, const Devices& devices,
+                           std::span<const std::vector<Place>> places, std::array<std::byte*, kMaxDevices> arenas,
+                           std::span<Binding* const> bindings)
+    : graph_(graph),
+      plan_(plan),
+      devices_(devices),
+      arenas_(arenas),
+      bindings_(bindings.begin(), bindings.end()),
+      host_only_(uses_host_only(plan)),
+      stay_(plan.residences.size(), 0),
+      gates_(places.size()) {
+  for (uint32_t position = 0; position < plan.program.size(); ++position) bind(plan.program[position], position);
+  for (uint32_t e = 0; e < plan.event_count; ++e) {
+    // An event belongs to the device that records it.
+    events_.push_back(nullptr);
+  }
+  for (const Instruction& instruction : plan.program) {
+    if (instruction.kind == Kind::kRecord) {
+      events_[instruction.index] = devices_[device_of(instruction.queue)]->create_event();
+    }
+  }
+  for (size_t s = 0; s < places.size(); ++s) {
+    Slot& slot = *slots_.emplace_back(std::make_unique<Slot>());
+    slot.table.resize(entries_.size());
+    fill(s, places[s]);
+    if (host_only_) continue;
+    slot.on_device.resize(entries_.size());
+    for (const Step& step : steps_) slot.tasks.push_back({this, &slot, &step});
+    for (QueueId q = kHostQueue + 1; q < kMaxQueues; ++q) {
+      if ((used_queues_ >> q & 1) != 0) slot.ended[q] = devices_[device_of(q)]->create_event();
+    }
+  }
+}
+
+BoundProgram::~BoundProgram() = default;
+
+// ---- binding --------------------------------------------------------------------------------------------------------
+
+uint32_t BoundProgram::add_entry(BufferId buffer, DeviceIndex device) {
+  const size_t place = buffer * kMaxDevices + device;
+  const uint32_t stay = stay_[place];
+  const Residence& residence = stay == 0 ? plan_.residences[place] : plan_.returns[stay - 1].residence;
+  entries_.push_back({buffer, device, &residence});
+  return static_cast<uint32_t>(entries_.size() - 1);
+}
+
+void BoundProgram::bind_node(uint32_t index, DeviceIndex device) {
+  const Node& node = graph_.nodes[index];
+  const Operand* const operands = graph_.operands_of(node);
+  for (int i = 0; i < node.operand_count; ++i) add_entry(operands[i].buffer, device);
+  calls_.push_back({.node = &node,
+                    .operands = operands,
+                    .data = nullptr,
+                    .brought = nullptr,
+                    .attributes = graph_.attributes.data() + node.attribute_offset,
+                    .windows = graph_.windows,
+                    .traits = &op_table()[node.op],
+                    .bindings = device == kCpu && !bindings_.empty() ? bindings_.data() : nullptr});
+}
+
+void BoundProgram::bind(const Instruction& instruction, uint32_t position) {
+  const DeviceIndex device = device_of(instruction.queue);
+  used_queues_ |= 1u << instruction.queue;
+  Step step{.kind = instruction.kind,
+            .queue = instruction.queue,
+            .index = instruction.index,
+            .count = 0,
+            .entry = static_cast<uint32_t>(entries_.size()),
+            .entries = 0,
+            .position = position,
+            .bytes = 0,
+            .seconds = 0};
+  const auto predicted = [this](uint32_t node) {
+    return static_cast<double>(plan_.placements[node].predicted_seconds);
+  };
+  switch (instruction.kind) {
+    case Kind::kRun:
+    case Kind::kBody:
+      step.index = static_cast<uint32_t>(calls_.size());
+      step.seconds = predicted(instruction.index);
+      bind_node(instruction.index, device);
+      if (instruction.kind == Kind::kBody) calls_.back().part = Part::kBody;
+      break;
+    case Kind::kBatch:
+      step.index = static_cast<uint32_t>(calls_.size());
+      for (const Instruction& call : plan_.batches[instruction.index]) {
+        bind_node(call.index, device);
+        if (call.kind == Kind::kBody) calls_.back().part = Part::kBody;
+        step.seconds += predicted(call.index);
+        ++step.count;
+      }
+      break;
+    case Kind::kFused:
+      for (const GroupOperand& operand : plan_.groups[instruction.index].operands) add_entry(operand.buffer, device);
+      for (const uint32_t n : plan_.groups[instruction.index].members) step.seconds += predicted(n);
+      break;
+    case Kind::kCopy:
+      add_entry(instruction.index, instruction.from);
+      if (instruction.stay != 0) stay_[instruction.index * kMaxDevices + instruction.to] = instruction.stay;
+      add_entry(instruction.index, instruction.to);
+      step.bytes = graph_.buffers[instruction.index].bytes;
+      break;
+    case Kind::kRecord:
+    case Kind::kWait:
+      break;
+  }
+  step.entries = static_cast<uint32_t>(entries_.size()) - step.entry;
+  steps_.push_back(step);
+}
+
+void BoundProgram::fill(size_t index, std::span<const Place> places) {
+  Slot& slot = *slots_[index];
+  for (size_t e = 0; e < entries_.size(); ++e) {
+    const Entry& entry = entries_[e];
+    if (entry.residence->home == Home::kArena) {
+      slot.table[e] = arenas_[entry.device] + entry.residence->offset;
+    } else {
+      slot.table[e] = places[entry.buffer][entry.device];
+    }
+  }
+}
+
+void BoundProgram::rebind(size_t slot, BufferId buffer, DeviceIndex device, void* data) {
+  for (size_t e = 0; e < entries_.size(); ++e) {
+    const Entry& entry = entries_[e];
+    if (entry.buffer == buffer && entry.device == device && entry.residence->home != Home::kArena) {
+      slots_[slot]->table[e] = data;
+    }
+  }
+}
+
+// ---- running --------------------------------------------------------------------------------------------------------
+
+Status BoundProgram::run(size_t index, const std::atomic<int32_t>* stop) {
+  Slot& slot = *slots_[index];
+  ++counts_.runs;
+  if (host_only_) return run_on_host(slot, stop);
+  if (Status status = begin_queues(slot, index); !status.ok()) return status;
+  Status status = run_with_queues(slot, stop);
+  if (!status.ok()) fail(slot, status);
+  Status ended = end_queues(slot);
+  return status.ok() ? ended : status;
+}
+
+Status BoundProgram::run_on_host(Slot& slot, const std::atomic<int32_t>* stop) {
+  const Step* step = steps_.data();
+  const Step* const end = step + steps_.size();
+  try {
+    for (; step != end; ++step) {
+      if (stop != nullptr && stop->load(std::memory_order_relaxed) != 0) {
+        return Status(ErrorClass::kCancelled, "the request was cancelled while it ran");
+      }
+      call(*step, slot);
+    }
+  } catch (...) {
+    return as_status(std::current_exception(), name_of(graph_, plan_, plan_.program[step->position]));
+  }
+  return Status();
+}
+
+// A step of the CPU, here and now.
+void BoundProgram::call(const Step& step, Slot& slot) {
+  ++counts_.kernels;
+  void* const* const data = slot.table.data() + step.entry;
+  switch (step.kind) {
+    case Kind::kFused:
+      return call_group(step, slot);
+    case Kind::kBatch:
+      return call_batch(step, data);
+    default:
+      return call_node(step.index, data);
+  }
+}
+
+void BoundProgram::call_node(uint32_t index, void* const* data) {
+  Invocation invocation = calls_[index];
+  invocation.data = data;
+  invocation.traits->kernel(invocation);
+}
+
+void BoundProgram::call_batch(const Step& step, void* const* data) {
+  Invocation together[kMaxBatch];
+  for (uint32_t c = 0; c < step.count; ++c) {
+    together[c] = calls_[step.index + c];
+    together[c].data = data;
+    data += together[c].node->operand_count;
+  }
+  try {
+    together[0].traits->run_together(together, step.count);
+    return;
+  } catch (...) {
+    // One by one, the call that fails says so.
+  }
+  for (uint32_t c = 0; c < step.count; ++c) together[c].traits->kernel(together[c]);
+}
+
+void BoundProgram::call_group(const Step& step, Slot& slot) {
+  const FusedGroup& group = plan_.groups[step.index];
+  void* const* const data = slot.table.data() + step.entry;
+  if (group.prepared && backend::run_fused(group.launch, data, group.numbers.data())) [[likely]]
+    return;
+  call_members(group, step.position, slot);
+}
+
+// As if they had never been fused: what the group would not have touched gets memory of its own.
+void BoundProgram::call_members(const FusedGroup& group, uint32_t position, const Slot& slot) {
+  std::vector<std::pair<BufferId, backend::Block>> taken;
+  std::vector<void*> data;
+  for (const uint32_t n : group.members) {
+    const Node& node = graph_.nodes[n];
+    const Operand* const operands = graph_.operands_of(node);
+    data.assign(node.operand_count, nullptr);
+    for (int i = 0; i < node.operand_count; ++i) {
+      const BufferId buffer = operands[i].buffer;
+      const Residence& residence = plan_.residence(buffer, kCpu);
+      if (residence.home != Home::kNone && residence.first <= position && position <= residence.last) {
+        for (size_t e = 0; e < entries_.size() && data[i] == nullptr; ++e) {
+          if (entries_[e].buffer == buffer && entries_[e].device == kCpu) data[i] = slot.table[e];
+        }
+        continue;
+      }
+      for (const auto& [owner, block] : taken) {
+        if (owner == buffer) data[i] = block.data();
+      }
+      if (data[i] != nullptr) continue;
+      Result<backend::Block> block = devices_[kCpu]->allocate(graph_.buffers[buffer].bytes);
+      if (!block.ok()) throw std::runtime_error(block.status().message());
+      ++counts_.allocations;
+      data[i] = block.value().data();
+      taken.emplace_back(buffer, std::move(block.value()));
+    }
+    const OpTraits& traits = op_table()[node.op];
+    traits.kernel({.node = &node,
+                   .operands = operands,
+                   .data = data.data(),
+                   .brought = nullptr,
+                   .attributes = graph_.attributes.data() + node.attribute_offset,
+                   .windows = graph_.windows,
+                   .traits = &traits,
+                   .part = traits.has_tail ? Part::kTail : Part::kWhole});
+  }
+}
+
+// ---- running on several queues --------------------------------------------------------------------------------------
+
+void BoundProgram::fail(Slot& slot, Status status) {
+  const std::lock_guard lock(slot.mutex);
+  if (slot.failure.ok()) slot.failure = std::move(status);
+  slot.failed.store(true, std::memory_order_release);
+}
+
+Status BoundProgram::wait_here(backend::Event& event) {
+  if (!event.query()) ++counts_.host_waits;
+  return queue(kHostQueue).wait(event);
+}
+
+// What the last run of any slot still does comes first, since slots share the arenas.
+Status BoundProgram::begin_queues(const Slot& slot, size_t index) {
+  for (QueueId q = 0; q < kMaxQueues; ++q) {
+    if ((used_queues_ >> q & 1) == 0) continue;
+    for (QueueId other = 1; last_ != nullptr && other < kMaxQueues; ++other) {
+      backend::Event* const ended = last_->ended[other].get();
+      if (ended == nullptr || other == q) continue;
+      if (Status status = q == kHostQueue ? wait_here(*ended) : queue(q).wait(*ended); !status.ok()) return status;
+    }
+    for (backend::Event* const event : gates_[index]) {
+      if (event == nullptr || q == kHostQueue) continue;
+      if (Status status = queue(q).wait(*event); !status.ok()) return status;
+    }
+  }
+  last_ = &slot;
+  return Status();
+}
+
+Status BoundProgram::end_queues(Slot& slot) {
+  slot.ran = true;
+  for (QueueId q = 1; q < kMaxQueues; ++q) {
+    if (slot.ended[q] == nullptr) continue;
+    if (Status status = queue(q).record(*slot.ended[q]); !status.ok()) return status;
+  }
+  return Status();
+}
+
+Status BoundProgram::run_with_queues(Slot& slot, const std::atomic<int32_t>* stop) {
+  const bool has_clock = devices_[backend::kAccelerator]->has_virtual_clock();
+  for (const Step& step : steps_) {
+    if (stop != nullptr && stop->load(std::memory_order_relaxed) != 0) {
+      return Status(ErrorClass::kCancelled, "the request was cancelled while it ran");
+    }
+    if (step.kind == Kind::kRecord) {
+      if (Status status = queue(step.queue).record(*events_[step.index]); !status.ok()) return status;
+    } else if (step.kind == Kind::kWait) {
+      backend::Event& event = *events_[step.index];
+      const Status status = step.queue == kHostQueue ? wait_here(event) : queue(step.queue).wait(event);
+      if (!status.ok()) return status;
+    } else if (step.queue != kHostQueue) {
+      if (Status status = submit(step, slot); !status.ok()) return status;
+    } else {
+      execute({this, &slot, &step});
+      if (has_clock) devices_[backend::kAccelerator]->advance_host(step.seconds);
+    }
+  }
+  return Status();
+}
+
+Status BoundProgram::submit(const Step& step, Slot& slot) {
+  ++counts_.kernels;
+  if (step.kind == Kind::kCopy) {
+    return queue(step.queue).copy(slot.table[step.entry + 1], slot.table[step.entry], step.bytes);
+  }
+  Task& task = slot.tasks[static_cast<size_t>(&step - steps_.data())];
+  return queue(step.queue).launch({&run_task, &task, step.seconds});
+}
+
+void BoundProgram::run_task(void* context) {
+  const Task& task = *static_cast<const Task*>(context);
+  task.program->execute(task);
+}
+
+// On the thread of the step's queue.
+void BoundProgram::execute(const Task& task) {
+  const Step& step = *task.step;
+  Slot& slot = *task.slot;
+  if (slot.failed.load(std::memory_order_acquire)) return;
+  const DeviceIndex device = device_of(step.queue);
+  try {
+    if (device == kCpu) return call(step, slot);
+    void** const data = slot.on_device.data() + step.entry;
+    for (uint32_t e = 0; e < step.entries; ++e) {
+      data[e] = devices_[device]->kernel_address(slot.table[step.entry + e]);
+    }
+    if (step.kind != Kind::kFused) return call_node(step.index, data);
+    const FusedGroup& group = plan_.groups[step.index];
+    const Status status =
+        devices_[device]->run_fused({group.kernel, group.space, group.launch, data, group.numbers.data()});
+    if (!status.ok()) fail(slot, status);
+  } catch (...) {
+    fail(slot, as_status(std::current_exception(), name_of(graph_, plan_, plan_.program[step.position])));
+  }
+}
+
+Status BoundProgram::wait(size_t index) {
+  Slot& slot = *slots_[index];
+  if (host_only_) return Status();
+  Status status;
+  for (QueueId q = 1; slot.ran && q < kMaxQueues; ++q) {
+    if (slot.ended[q] == nullptr) continue;
+    if (Status ended = slot.ended[q]->synchronize(); !ended.ok() && status.ok()) status = std::move(ended);
+  }
+  const std::lock_guard lock(slot.mutex);
+  slot.failed.store(false, std::memory_order_relaxed);
+  Status failure = std::exchange(slot.failure, Status());
+  return failure.ok() ? status : failure;
+}
+
+bool BoundProgram::is_done(size_t index) const {
+  const Slot& slot = *slots_[index];
+  for (QueueId q = 1; slot.ran && q < kMaxQueues; ++q) {
+    if (slot.ended[q] != nullptr && !slot.ended[q]->query()) return false;
+  }
+  return true;
+}
+
+Status BoundProgram::wait_on(size_t index, backend::Queue& queue) {
+  const Slot& slot = *slots_[index];
+  for (QueueId q = 1; slot.ran && q < kMaxQueues; ++q) {
+    if (slot.ended[q] == nullptr) continue;
+    if (Status status = queue.wait(*slot.ended[q]); !status.ok()) return status;
+  }
+  return Status();
+}
+
+}  // namespace hetero::graph

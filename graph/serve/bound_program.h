@@ -1,0 +1,119 @@
+// BoundProgram: a plan whose every instruction knows its addresses, so that running it is calling kernels one after the other.
+//
+// Executor (executor.h) finds memory as it goes, because a lazy program meets other storages each time. What is bound here was given its memory beforehand: a
+// Place says where the bytes of each buffer are on each device, for each of a few *slots*, which are sets of inputs and outputs. Slots share everything
+// else, so only one of them runs at a time. Running takes no memory, no lock, and does not wait for a device, unless the program has
+// kernels of the CPU that need what a device computes.
+//
+// The first failure ends a run: what follows is skipped. Work that was submitted to a device's queue by then does no harm.
+//
+// Thread safety: one thread at a time, any thread; wait() and rebind() of a slot that does not run may be called beside the run of another.
+// Ownership: the graph, the plan, the places' memory and the devices outlive it. REQUIRES of the destructor: nothing runs.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "backend/device.h"
+#include "graph/binding.h"
+#include "graph/graph.h"
+#include "graph/plan.h"
+
+namespace hetero::graph {
+
+// Where the bytes of a buffer are, per device; null where they never are.
+using Place = std::array<void*, backend::kMaxDevices>;
+
+struct BoundCounts {
+  int64_t runs = 0;
+  int64_t kernels = 0;      // called or launched: a group or a batch is one
+  int64_t host_waits = 0;   // times that a run waited for a device
+  int64_t allocations = 0;  // blocks that a run had to take: for members of a group that could not run as one
+};
+
+class BoundProgram {
+ public:
+  using Devices = std::array<backend::Device*, backend::kMaxDevices>;
+
+  // `places[slot][buffer]`, of buffers that are bound (Home::kBound, kBrought where they survive); arenas per device. `bindings` as
+  // Invocation::bindings has it; may be empty.
+  BoundProgram(const Graph& graph, const Plan& plan, const Devices& devices, std::span<const std::vector<Place>> places,
+               std::array<std::byte*, backend::kMaxDevices> arenas, std::span<Binding* const> bindings);
+  ~BoundProgram();
+  BoundProgram(const BoundProgram&) = delete;
+
+  // From now on the buffer's bytes are there in this slot. REQUIRES: the slot does not run.
+  void rebind(size_t slot, BufferId buffer, backend::DeviceIndex device, void* data);
+
+  // Runs the slot: kernels of the CPU here, the rest is submitted. `stop`, where not null, is looked at between kernels: where it is not 0, the run ends as
+  // cancelled. Errors: what the host met; what devices meet, wait() tells.
+  Status run(size_t slot, const std::atomic<int32_t>* stop = nullptr);
+  // Blocks until the slot's last run is over on all devices. The first error of its runs since the last call; until it is asked for, runs of the slot do nothing.
+  Status wait(size_t slot);
+  bool is_done(size_t slot) const;
+
+  // Work of `queue` that is submitted from now on comes after the slot's last run.
+  Status wait_on(size_t slot, backend::Queue& queue);
+  // The next run of the slot comes after the last record of `event`, which outlives it; null: no more.
+  enum class Gate : uint8_t { kInputs, kOutputs };
+  void gate(size_t slot, Gate which, backend::Event* event) { gates_[slot][static_cast<size_t>(which)] = event; }
+
+  bool on_host_only() const { return host_only_; }
+  const BoundCounts& counts() const { return counts_; }
+
+ private:
+  struct Step;
+  struct Task;
+  struct Slot;
+
+  void bind(const Instruction& instruction, uint32_t position);
+  uint32_t add_entry(BufferId buffer, backend::DeviceIndex device);
+  void bind_node(uint32_t node, backend::DeviceIndex device);
+  void fill(size_t slot, std::span<const Place> places);
+
+  Status run_on_host(Slot& slot, const std::atomic<int32_t>* stop);
+  Status run_with_queues(Slot& slot, const std::atomic<int32_t>* stop);
+  void call(const Step& step, Slot& slot);
+  void call_node(uint32_t call, void* const* data);
+  void call_batch(const Step& step, void* const* data);
+  void call_group(const Step& step, Slot& slot);
+  void call_members(const FusedGroup& group, uint32_t position, const Slot& slot);
+  void execute(const Task& task);
+  static void run_task(void* context);
+  static void fail(Slot& slot, Status status);
+  Status begin_queues(const Slot& slot, size_t index);
+  Status end_queues(Slot& slot);
+  Status submit(const Step& step, Slot& slot);
+  Status wait_here(backend::Event& event);
+  backend::Queue& queue(QueueId id) const { return devices_[device_of(id)]->queue(kind_of(id)); }
+
+  const Graph& graph_;
+  const Plan& plan_;
+  const Devices devices_;
+  const std::array<std::byte*, backend::kMaxDevices> arenas_;
+  std::vector<Binding*> bindings_;
+  bool host_only_ = false;
+  uint32_t used_queues_ = 0;
+  std::vector<Step> steps_;
+  std::vector<Invocation> calls_;  // of nodes; without data
+  // An address that some step uses: in each slot's table, the entry of that index.
+  struct Entry {
+    BufferId buffer;
+    backend::DeviceIndex device;
+    const Residence* residence;
+  };
+  std::vector<Entry> entries_;
+  std::vector<uint32_t> stay_;  // while binding: per residence, of which stay the bytes are
+  std::vector<std::unique_ptr<Slot>> slots_;
+  std::vector<std::array<backend::Event*, 2>> gates_;
+  std::vector<std::unique_ptr<backend::Event>> events_;  // of the program
+  const Slot* last_ = nullptr;                           // the slot that ran last
+  BoundCounts counts_;
+};
+
+}  // namespace hetero::graph

@@ -1,0 +1,154 @@
+// GraphExecutor: runs a saved program, over and over, with everything done beforehand that can be.
+//
+//   auto executor = GraphExecutor::Init("minilm.hetero", {}).value();      plan, take memory, upload weights, bind kernels
+//   executor->SetInput("input_ids", TensorView::row_major(ids, "i64", {1, 8}));
+//   executor->Run();
+//   executor->GetOutput("output", TensorView::row_major(result, "f32", {1, 384}));
+//
+// The four phases, and nothing hidden in them:
+//   Init       plans, or takes the plan that was saved for this machine; takes all memory, once; binds each kernel to its addresses.
+//   SetInput   copies a tensor to where the program reads it. SetInputZeroCopy makes the program read the caller's memory instead.
+//   Run        calls kernels, submits copies between devices and waits between queues: no memory is taken, no lock, and the host waits for no device unless
+//              a kernel of the CPU needs what an accelerator computes. RunAsync does that on the executor's core group and returns at once.
+//   GetOutput  copies a result to a tensor; GetOutputAsync begins to; GetOutputView shows it where it is.
+//
+// Inputs and outputs exist once for each *slot*, of which an executor has as many as Options::slots says. With an accelerator, the inputs of one slot are
+// uploaded and the outputs of another brought back while a third computes. Inputs stay until they are set again, so a slot may run again with the same ones.
+// Slots share the memory of temporaries and run one after the other: for requests that run at once there are several executors of one Model, each with a core
+// group (server.h).
+//
+// Errors are Status values: kUsage with one sentence that says what to do, kKernel with the operator's name and the exception that it threw. After an error the
+// executor can be used on.
+//
+// Names are TVM's graph executor's, whose users know these phases.
+//
+// Thread safety: different slots may be filled and read on different threads while one runs; calls for one slot are one thread's at a time.
+// Ownership: the executor shares the model; core group and devices outlive it. The destructor waits for what runs.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "backend/cpu/core_group.h"
+#include "backend/device.h"
+#include "backend/status.h"
+#include "graph/plan.h"
+#include "graph/serve/bound_program.h"
+#include "graph/serve/model.h"
+#include "graph/serve/static_plan.h"
+#include "graph/serve/tensor_view.h"
+
+namespace hetero {
+
+// What planning may use of these devices when a program is known ahead of time: fused kernels, and memory that is taken beforehand.
+graph::PlanOptions static_plan_options(const std::array<backend::Device*, backend::kMaxDevices>& devices);
+// The CPU and the accelerator that this process has chosen.
+std::array<backend::Device*, backend::kMaxDevices> process_devices();
+
+// Which input or output: by its position or by its name.
+class Which {
+ public:
+  Which(size_t index) : index_(index) {}
+  Which(int index) : index_(static_cast<size_t>(index)) {}
+  Which(const char* name) : name_(name) {}
+  Which(std::string_view name) : name_(name) {}
+  Which(const std::string& name) : name_(name) {}
+  // Errors: kUsage, with the names that there are.
+  Result<size_t> find(const std::vector<graph::ProgramValue>& values, const char* kind) const;
+
+ private:
+  size_t index_ = SIZE_MAX;
+  std::string_view name_;
+};
+
+class GraphExecutor;
+
+// A run, or a copy, that goes on. Does not outlive the executor.
+class Pending {
+ public:
+  Pending() = default;
+  bool done() const;
+  // Blocks until it is done; its error. To be called once at least before the slot is used on.
+  Status wait();
+
+ private:
+  friend class GraphExecutor;
+  Pending(GraphExecutor* executor, size_t slot, size_t output) : executor_(executor), slot_(slot), output_(output) {}
+  GraphExecutor* executor_ = nullptr;
+  size_t slot_ = 0;
+  size_t output_ = SIZE_MAX;  // of a copy
+};
+
+class GraphExecutor {
+ public:
+  struct Options {
+    size_t slots = 2;
+    // Where RunAsync runs; null: Run only.
+    backend::CoreGroup* group = nullptr;
+    std::array<backend::Device*, backend::kMaxDevices> devices = process_devices();
+    // What planning may use; static_plan_options(devices) where not set.
+    std::unique_ptr<graph::PlanOptions> plan = nullptr;
+    // The plan in the file is used where it was made for a machine like this one.
+    bool use_saved_plan = true;
+    // Draws the state of a random operator: a seed and an offset. Where not set, the seed is 0 and the offset counts on.
+    std::function<std::pair<uint64_t, uint64_t>()> draw = nullptr;
+  };
+
+  // Errors: as Model::load; kResource where the memory does not suffice.
+  static Result<std::unique_ptr<GraphExecutor>> Init(const std::string& path, Options options);
+  static Result<std::unique_ptr<GraphExecutor>> Init(std::shared_ptr<Model> model, Options options);
+  ~GraphExecutor();
+  GraphExecutor(const GraphExecutor&) = delete;
+  GraphExecutor& operator=(const GraphExecutor&) = delete;
+
+  const std::vector<graph::ProgramValue>& inputs() const;
+  const std::vector<graph::ProgramValue>& outputs() const;
+  size_t slots() const;
+
+  // Copies; the tensor may be on the host only, with any strides, and is not needed afterwards. Errors: kUsage for an unknown input, a wrong dtype or shape,
+  // or a slot that runs.
+  Status SetInput(Which input, const TensorView& tensor, size_t slot = 0);
+  // From now on the slot reads this memory, and writes it where the program updates the input. It must lie as the program's own does, in the row-major order of its
+  // sizes as a rule, and stay until the slot has another input there; `owner` is held until then. Errors: kUsage also for another device, strides or alignment.
+  Status SetInputZeroCopy(Which input, const TensorView& tensor, size_t slot = 0,
+                          std::shared_ptr<const void> owner = nullptr);
+  // The same for a result: the program writes it there.
+  Status SetOutputZeroCopy(Which output, const TensorView& tensor, size_t slot = 0,
+                           std::shared_ptr<const void> owner = nullptr);
+
+  // Runs the slot on the calling thread. With an accelerator it has only been submitted afterwards, and what goes wrong there is an error of GetOutput or Wait.
+  // `stop`: see BoundProgram::run. Errors: kUsage where an input was never set, or the executor runs already; kKernel.
+  Status Run(size_t slot = 0, const std::atomic<int32_t>* stop = nullptr);
+  // The same on the core group, after whatever was given to it before.
+  Result<Pending> RunAsync(size_t slot = 0);
+  // Blocks until the slot's last run is over; its error.
+  Status Wait(size_t slot = 0);
+
+  // Waits for the slot's run and copies the result. Errors: those of the run too.
+  Status GetOutput(Which output, const TensorView& to, size_t slot = 0);
+  // Begins to copy the result, to an accelerator's host memory or on the core group; `to` is filled when wait() returns.
+  Result<Pending> GetOutputAsync(Which output, const TensorView& to, size_t slot = 0);
+  // The result where it is, until the slot runs again. Waits for the run. Errors: kUsage where it is not in the host's memory.
+  Result<TensorView> GetOutputView(Which output, size_t slot = 0);
+
+  const graph::SavedProgram& program() const;
+  const graph::StaticPlan& plan() const;
+  graph::BoundCounts counts() const;
+  // Bytes taken at Init for this executor alone, per device: slots, temporaries and states.
+  uint64_t bytes(backend::DeviceIndex device) const;
+
+ private:
+  friend class Pending;
+  struct Impl;
+  explicit GraphExecutor(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace hetero

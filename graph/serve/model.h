@@ -1,0 +1,63 @@
+// Model: a saved program with its weights where executors need them, shared by all executors that run it.
+//
+// The bytes of a constant that the program only reads exist once on the host, and once on an accelerator if some executor's plan keeps it there. A constant
+// that the program writes, a state, is each executor's own and begins with the saved bytes.
+//
+//   Result<std::shared_ptr<Model>> model = Model::load("minilm.hetero");
+//   auto executor = GraphExecutor::Init(model.value(), {});
+//
+// Thread safety: any thread. Ownership: executors share the model; it frees its memory with the last of them.
+
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "backend/device.h"
+#include "backend/status.h"
+#include "graph/binding.h"
+#include "graph/serve/saved_program.h"
+
+namespace hetero {
+
+class Model {
+ public:
+  // Reads a file (archive.h). Errors: kStorage for one that is damaged or not ours, kUsage for a program that is not legal.
+  static Result<std::shared_ptr<Model>> load(const std::string& path);
+  // Errors: kUsage for a program that is not legal.
+  static Result<std::shared_ptr<Model>> create(std::unique_ptr<graph::SavedProgram> program);
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  const graph::SavedProgram& program() const { return *program_; }
+
+  // Per buffer of the graph: the bytes of the constant there, on the host; null where there is none.
+  const void* host_bytes(graph::BufferId buffer) const { return host_[buffer]; }
+  bool is_constant(graph::BufferId buffer) const { return is_constant_[buffer] != 0; }
+  // Whether some node writes the buffer.
+  bool is_written(graph::BufferId buffer) const { return is_written_[buffer] != 0; }
+  // The same on a device: copied there at the first call. Errors: kResource.
+  Result<void*> device_bytes(graph::BufferId buffer, backend::Device& device);
+  // What kernels of the CPU keep beside constants (Invocation::bindings), per buffer; null for every other buffer.
+  std::vector<graph::Binding*> bindings();
+
+ private:
+  explicit Model(std::unique_ptr<graph::SavedProgram> program);
+
+  const std::unique_ptr<graph::SavedProgram> program_;
+  std::vector<const void*> host_;
+  std::vector<uint8_t> is_constant_;
+  std::vector<uint8_t> is_written_;
+  std::vector<std::unique_ptr<graph::Binding>> bindings_;
+  std::mutex mutex_;  // guards `on_device_`
+  struct Copy {
+    graph::BufferId buffer;
+    backend::Device* device;
+    backend::Block block;
+  };
+  std::vector<Copy> on_device_;
+};
+
+}  // namespace hetero

@@ -1,0 +1,139 @@
+#include "graph/serve/static_plan.h"
+
+#include <algorithm>
+#include <charconv>
+#include <vector>
+
+#include "backend/cpu/instruction_set.h"
+#include "backend/fnv.h"
+#include "backend/parallel.h"
+#include "graph/verify.h"
+
+namespace hetero::graph {
+namespace {
+
+using backend::DeviceIndex;
+using backend::kCpu;
+
+constexpr int kMostRounds = 4;
+constexpr char kValidOn[] = "plan.valid_on";
+
+// The program's graph as planning sees it: what callers and executors own outlives each run.
+Graph owned_graph(const SavedProgram& program) {
+  Graph graph = program.graph;
+  for (const ProgramConstant& constant : program.constants) {
+    graph.buffers[constant.buffer].escapes = true;
+    graph.buffers[constant.buffer].steady = true;
+  }
+  for (const ProgramValue& input : program.inputs) graph.buffers[input.buffer].escapes = true;
+  for (const ProgramValue& output : program.outputs) graph.buffers[output.buffer].escapes = true;
+  return graph;
+}
+
+// Per buffer: the devices whose kernels touch it.
+std::vector<uint8_t> find_users(const Graph& graph, const Plan& plan) {
+  std::vector<uint8_t> users(graph.buffers.size(), 0);
+  for (const Instruction& instruction : plan.program) {
+    const auto device = static_cast<uint8_t>(1u << device_of(instruction.queue));
+    const auto touch = [&](uint32_t n) {
+      const Node& node = graph.nodes[n];
+      for (int i = 0; i < node.operand_count; ++i) users[graph.operands_of(node)[i].buffer] |= device;
+    };
+    if (instruction.kind == Instruction::Kind::kRun) touch(instruction.index);
+    if (instruction.kind != Instruction::Kind::kFused) continue;
+    for (const uint32_t n : plan.groups[instruction.index].members) touch(n);
+  }
+  return users;
+}
+
+// Puts what is there before the program where the plan would like it. False where it is there already.
+bool move_bytes(Graph& graph, const Plan& plan, const std::vector<uint8_t>& is_input) {
+  const std::vector<uint8_t> users = find_users(graph, plan);
+  std::vector<uint8_t> written(graph.buffers.size(), 0);
+  for (const Operand& operand : graph.operands) written[operand.buffer] |= operand.writes();
+  bool moved = false;
+  for (BufferId b = 0; b < graph.buffers.size(); ++b) {
+    Buffer& buffer = graph.buffers[b];
+    if (buffer.valid_on == 0) continue;
+    const uint8_t wanted = is_input[b] != 0 && !written[b] ? users[b] : plan.valid_after[b];
+    if (wanted == 0 || wanted == buffer.valid_on) continue;
+    buffer.valid_on = wanted;
+    moved = true;
+  }
+  return moved;
+}
+
+std::string valid_text(const Graph& graph) {
+  std::string text;
+  for (const Buffer& buffer : graph.buffers) text += static_cast<char>('0' + buffer.valid_on);
+  return text;
+}
+
+// The plan in the file; an error says why it is of no use.
+Status read_plan(const SavedProgram& program, const PlanOptions& options, StaticPlan& plan) {
+  if (program.plan.empty()) return Status(ErrorClass::kUsage, "the program was saved without a plan");
+  if (program.plan_machine != plan_machine(options)) {
+    return Status(ErrorClass::kUsage, "the saved plan is for another machine or other settings");
+  }
+  plan.graph = owned_graph(program);
+  const auto valid = program.metadata.find(kValidOn);
+  if (valid == program.metadata.end() || valid->second.size() != plan.graph.buffers.size()) {
+    return Status(ErrorClass::kUsage, "the saved plan is not complete");
+  }
+  for (size_t b = 0; b < plan.graph.buffers.size(); ++b) {
+    const int devices = valid->second[b] - '0';
+    const bool there = plan.graph.buffers[b].valid_on != 0;
+    if (devices < 0 || devices >= 1 << backend::kMaxDevices || (devices != 0) != there) {
+      return Status(ErrorClass::kUsage, "the saved plan is not complete");
+    }
+    plan.graph.buffers[b].valid_on = static_cast<uint8_t>(devices);
+  }
+  Result<Plan> parsed = parse_plan(program.plan);
+  if (!parsed.ok()) return parsed.status();
+  plan.plan = std::move(parsed.value());
+  if (Status status = restore_groups(plan.graph, plan.plan); !status.ok()) return status;
+  return verify_plan(plan.graph, plan.plan, options);
+}
+
+}  // namespace
+
+std::string plan_machine(const PlanOptions& options) {
+  std::string text = std::string(to_string(backend::instruction_set())) + "," + backend::processor_model() + ", " +
+                     std::to_string(backend::thread_count()) + " threads, fusion " + (options.fusion ? "on" : "off");
+  if (!options.has_accelerator) return text;
+  const backend::Capabilities& rates = options.accelerator;
+  text += ", ";
+  if (options.accelerator_device != nullptr) text += options.accelerator_device->name();
+  for (const double figure : {rates.flops, rates.flops_half, rates.memory_bandwidth, rates.copy_bandwidth,
+                              rates.readback_bandwidth, rates.copy_latency, rates.launch_latency}) {
+    text += " " + std::to_string(figure);
+  }
+  return text + ", " + std::to_string(options.accelerator_bytes) + " bytes, placement " + to_string(options.policy);
+}
+
+Status plan_program(const SavedProgram& program, const PlanOptions& options, bool use_saved, StaticPlan& plan) {
+  const Status of_no_use =
+      use_saved ? read_plan(program, options, plan) : Status(ErrorClass::kUsage, "it was asked for");
+  if (of_no_use.ok()) {
+    plan.origin = "saved with the program";
+    return Status();
+  }
+  plan.origin = "made anew: " + of_no_use.message();
+  plan.graph = owned_graph(program);
+  plan.plan = Plan();
+  std::vector<uint8_t> is_input(plan.graph.buffers.size(), 0);
+  for (const ProgramValue& input : program.inputs) is_input[input.buffer] = 1;
+  for (int round = 0; round < kMostRounds; ++round) {
+    make_plan(plan.graph, options, plan.plan);
+    if (!options.has_accelerator || round + 1 == kMostRounds || !move_bytes(plan.graph, plan.plan, is_input)) break;
+  }
+  return verify_plan(plan.graph, plan.plan, options);
+}
+
+void keep_plan(const StaticPlan& plan, const PlanOptions& options, SavedProgram& program) {
+  program.plan = to_string(plan.plan);
+  program.plan_machine = plan_machine(options);
+  program.metadata[kValidOn] = valid_text(plan.graph);
+}
+
+}  // namespace hetero::graph

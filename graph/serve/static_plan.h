@@ -1,0 +1,32 @@
+// StaticPlan: the plan by which a saved program runs, made once, with all memory in it.
+//
+// Lazy programs begin with bytes that lie wherever the program before has left them. A static program has a say in that: its inputs are brought to
+// the device that reads them before it runs, and its weights stay where a first run would have left them. So it is planned again until nothing
+// would move any more, and the graph of a StaticPlan says where the bytes are from then on (Buffer::valid_on).
+//
+// Thread safety: pure functions.
+
+#pragma once
+
+#include <string>
+
+#include "graph/plan.h"
+#include "graph/serve/saved_program.h"
+
+namespace hetero::graph {
+
+struct StaticPlan {
+  Graph graph;  // the program's, with its windows
+  Plan plan;
+  std::string origin;  // "saved with the program", or why it was made anew
+};
+
+// Uses the plan that the program brings, if `use_saved` and it was made for a machine and settings like these. Errors: kInternal for a plan that is not legal.
+Status plan_program(const SavedProgram& program, const PlanOptions& options, bool use_saved, StaticPlan& plan);
+// Puts the plan into the program, for the file.
+void keep_plan(const StaticPlan& plan, const PlanOptions& options, SavedProgram& program);
+
+// What a plan depends on: processor, threads, accelerator, budget, settings.
+std::string plan_machine(const PlanOptions& options);
+
+}  // namespace hetero::graph
