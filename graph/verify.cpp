@@ -221,6 +221,11 @@ class PlanVerifier {
     if (group_runs[instruction.index]++) return violation(name("g", instruction.index) + " runs twice");
     const FusedGroup& group = plan_.groups[instruction.index];
     if (group.members.empty()) return violation(name("g", instruction.index) + " has no members");
+    for (const GroupOperand& operand : group.operands) {
+      if (operand.operand >= graph_.operands.size() || graph_.operands[operand.operand].buffer != operand.buffer) {
+        return violation(name("g", instruction.index) + " has an operand that is not there");
+      }
+    }
     for (const uint32_t n : group.members) {
       if (n < graph_.nodes.size() && traits_of(n).has_tail && bodies_[n] != 1) {
         return violation(name("n", n) + " has its tail before its body");
@@ -229,9 +234,6 @@ class PlanVerifier {
       if (traits_of(n).side_effects) return violation(name("n", n) + " has effects and is fused");
     }
     for (const GroupOperand& operand : group.operands) {
-      if (operand.operand >= graph_.operands.size() || graph_.operands[operand.operand].buffer != operand.buffer) {
-        return violation(name("g", instruction.index) + " has an operand that is not there");
-      }
       touches_[place_of(operand.buffer, device_of(instruction.queue))].push_back(
           {.position = p,
            .queue = instruction.queue,

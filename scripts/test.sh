@@ -16,6 +16,9 @@ grep -hE '^(All tests passed|\[  PASSED)' build/Testing/Temporary/LastTest.log
 stage "random programs on simulated accelerators"
 build/tests/graph/hetero_sim_fuzz --seeds 2000
 
+stage "damaged files of saved programs"
+build/tests/graph/hetero_load_fuzz --seeds 5000
+
 stage "instruction counts"
 scripts/instructions.sh
 

@@ -238,7 +238,7 @@ class Archive {
 // A part of the mapped file.
 Block block_of(const std::shared_ptr<MappedFile>& file, std::string_view bytes) {
   const auto release = [](void* context, void*, size_t) { delete static_cast<std::shared_ptr<MappedFile>*>(context); };
-  // The memory is read-only, and nobody writes constants: verify_program() says so.
+  // The memory is read-only: who runs the program gives those that it writes memory of their own.
   return Block::adopt(const_cast<char*>(bytes.data()), bytes.size(), release, new std::shared_ptr<MappedFile>(file));
 }
 

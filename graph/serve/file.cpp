@@ -30,7 +30,7 @@ struct OpenFile {
 
 Result<std::shared_ptr<MappedFile>> MappedFile::open(const std::string& path, bool read_now) {
   const OpenFile file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  struct stat facts {};
+  struct stat facts{};
   if (file.number < 0 || fstat(file.number, &facts) != 0) return cannot("read", path, errno);
   if (!S_ISREG(facts.st_mode)) return Status(ErrorClass::kStorage, "cannot read " + path + ": it is not a file");
   const auto size = static_cast<size_t>(facts.st_size);
@@ -44,7 +44,7 @@ Result<std::shared_ptr<MappedFile>> MappedFile::open(const std::string& path, bo
 }
 
 bool MappedFile::is(int file) const {
-  struct stat facts {};
+  struct stat facts{};
   return fstat(file, &facts) == 0 && facts.st_dev == device_ && facts.st_ino == number_;
 }
 

@@ -159,7 +159,9 @@ class ProgramVerifier {
     std::ranges::sort(draws);
     uint64_t free = 0;  // behind the last one
     std::vector<const Node*> nodes;
-    for (const Node& node : graph_.nodes) nodes.push_back(&node);
+    for (const Node& node : graph_.nodes) {
+      if (node.attribute_bytes > 0) nodes.push_back(&node);
+    }
     std::ranges::sort(nodes, {}, &Node::attribute_offset);
     for (const uint64_t draw : draws) {
       const auto next = std::ranges::upper_bound(nodes, draw, {}, &Node::attribute_offset);

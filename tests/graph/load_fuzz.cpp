@@ -74,6 +74,12 @@ void* operator new(size_t bytes) { return take(bytes, 1); }
 void* operator new[](size_t bytes) { return take(bytes, 1); }
 void* operator new(size_t bytes, std::align_val_t alignment) { return take(bytes, static_cast<size_t>(alignment)); }
 void* operator new[](size_t bytes, std::align_val_t alignment) { return take(bytes, static_cast<size_t>(alignment)); }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept try {
+  return take(bytes, 1);
+} catch (const std::bad_alloc&) {
+  return nullptr;
+}
+void* operator new[](size_t bytes, const std::nothrow_t& nothrow) noexcept { return operator new(bytes, nothrow); }
 void operator delete(void* data) noexcept { give(data); }
 void operator delete[](void* data) noexcept { give(data); }
 void operator delete(void* data, size_t) noexcept { give(data); }
@@ -237,7 +243,8 @@ class Mutator {
 
   // One of the texts, those that say more the more often.
   std::string& text() {
-    constexpr const char* kTexts[] = {"graph.txt", "graph.txt", "program.json",       "plan.txt",
+    constexpr const char* kTexts[] = {"graph.txt", "graph.txt", "plan.txt",           "plan.txt",
+                                      "graph.txt", "graph.txt", "program.json",       "plan.txt",
                                       "plan.txt",  "version",   "weights.safetensors"};
     const std::string_view wanted = kTexts[below(std::size(kTexts))];
     for (Entry& entry : entries_) {
@@ -253,7 +260,7 @@ class Mutator {
       case 1:
       case 2: {
         const auto [first, count] = token(text, is_digit);
-        text.replace(first, count, one_in(3) ? std::to_string(random_() % 16) : kNumbers[below(std::size(kNumbers))]);
+        text.replace(first, count, one_in(2) ? std::to_string(random_() % 16) : kNumbers[below(std::size(kNumbers))]);
         break;
       }
       case 3: {
@@ -429,5 +436,8 @@ int main(int argc, char** argv) {
     if (name != "--first") count = name == "--seed" ? 1 : number;
   }
   for (const int signal : {SIGALRM, SIGABRT, SIGFPE}) std::signal(signal, report_end);
+#if !defined(__SANITIZE_ADDRESS__)
+  for (const int signal : {SIGSEGV, SIGBUS}) std::signal(signal, report_end);
+#endif
   return run_seeds(first, count, keep) ? 0 : 1;
 }

@@ -121,7 +121,11 @@ std::string describe(const SavedProgram& program) {
 }
 
 TemporaryFolder::TemporaryFolder() {
-  path_ = (std::filesystem::temp_directory_path() / "hetero-XXXXXX").string();
+  // In memory where that is possible: saving waits for the disk.
+  const std::filesystem::path memory = "/dev/shm";
+  std::error_code ignored;
+  const bool in_memory = std::filesystem::is_directory(memory, ignored);
+  path_ = ((in_memory ? memory : std::filesystem::temp_directory_path()) / "hetero-XXXXXX").string();
   if (mkdtemp(path_.data()) == nullptr) throw std::runtime_error("no temporary folder");
 }
 
