@@ -125,7 +125,7 @@ struct CoreGroup::Impl {
     lock.unlock();
     const auto end = std::chrono::steady_clock::now() + kSpin;
     while (submitted.load(std::memory_order_relaxed) == known && std::chrono::steady_clock::now() < end) {
-      __builtin_ia32_pause();
+      sched_yield();  // to whoever has been woken on this core meanwhile, the one who waited for the last task above all
     }
     lock.lock();
     sleeping = true;

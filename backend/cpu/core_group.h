@@ -9,7 +9,8 @@
 //   group.value()->submit({&run, &context});
 //   group.value()->wait_idle();
 //
-// A group without work spins for some tens of microseconds (kSpin), so that tasks that follow each other closely are taken up at once; then it sleeps.
+// A group without work spins for some tens of microseconds (kSpin), giving way to other threads, so that tasks that follow each other closely are taken up at once;
+// then it sleeps.
 //
 // Thread safety: any thread, tasks of the group included where it is not said otherwise. In a forked child, where the thread does not exist, a group refuses
 // tasks and is only to be destroyed.

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "graph/serve/scheduler.h"
 #include "tests/graph/catch.h"
 #include "tests/graph/program.h"
 
@@ -145,6 +146,48 @@ TEST_CASE("running fused groups on two devices allocates nothing in the long run
   RunCounts counts;
   const long last = allocations_of_the_last_run(p, plan, 10, counts);
   CHECK(counts.fused_groups > 100);
+  CHECK(last == 0);
+}
+
+TEST_CASE("requests are submitted, run and waited for without allocating in the long run") {
+  constexpr size_t kLanes = 2;
+  constexpr size_t kRequests = 40;
+  std::vector<std::unique_ptr<backend::CoreGroup>> groups;
+  std::vector<backend::CoreGroup*> lanes;
+  for (size_t i = 0; i < kLanes; ++i) {
+    auto group = backend::CoreGroup::create({.name = "lane"});
+    REQUIRE(group.ok());
+    groups.push_back(std::move(group.value()));
+    lanes.push_back(groups.back().get());
+    // Which lane serves which request differs from round to round, so both are warmed up.
+    REQUIRE(lanes.back()->submit({[](void*) {}, nullptr}).ok());
+    REQUIRE(lanes.back()->wait_idle().ok());
+  }
+  // What a lane's thread has allocated when it begins a request; -1 before its first.
+  long by_lane[kLanes] = {-1, -1};
+  auto created = Scheduler::create(lanes, {.capacity = 10}, [&](size_t lane, Request&) {
+    by_lane[lane] = heap_allocations;
+    return Status();
+  });
+  REQUIRE(created.ok());
+  Scheduler& scheduler = *created.value();
+  std::vector<std::shared_ptr<Request>> requests;
+  for (size_t i = 0; i < kRequests; ++i) requests.push_back(std::make_shared<Request>());
+  long last = 0;
+  bool ok = true;
+  for (int round = 0; round < 4; ++round) {
+    const long before = heap_allocations;
+    const long before_by_lane[] = {by_lane[0], by_lane[1]};
+    for (const auto& request : requests) ok = scheduler.submit(request).ok() && ok;
+    for (const auto& request : requests) ok = request->wait().ok() && ok;
+    scheduler.wait_idle();
+    last = heap_allocations - before;
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      if (before_by_lane[lane] >= 0) last += by_lane[lane] - before_by_lane[lane];
+    }
+  }
+  CHECK(ok);
+  CHECK(scheduler.counters().completed == 4 * kRequests);
   CHECK(last == 0);
 }
 

@@ -1,0 +1,493 @@
+// How a request goes:
+//
+// 1. submit() puts it into the line, a doubly linked list through the requests. The first of the line are admitted: `capacity`, and one for each lane that is coming
+//    for the next request. The others are those whose submit() waits for room.
+// 2. A lane that has nothing to do is sent for (serve() is submitted to its group). It takes the first request, runs it, ends it, and comes again behind whatever else
+//    was submitted to its group.
+// 3. Whoever takes a request out of the line ends it: a lane, cancel(), wait() at its deadline, close(), or a submit() that finds no room but late requests.
+//
+// Locks: SchedulerCore::mutex for the line and the lanes, then Request::mutex_ for those who wait for one request. None is held while a handler or on_end() runs.
+
+#include "graph/serve/scheduler.h"
+
+#include <algorithm>
+#include <cassert>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "backend/spin_lock.h"
+
+namespace hetero::graph {
+namespace {
+
+Status forked_error() {
+  return {ErrorClass::kDevice,
+          "a request of the parent's scheduler cannot be used in a forked process; make a scheduler there"};
+}
+Status closed_error() { return {ErrorClass::kCancelled, "the scheduler was closed before the request ran"}; }
+
+Status full_error(size_t capacity) {
+  return {ErrorClass::kResource, "the scheduler has no room: " + std::to_string(capacity) +
+                                     " requests wait already; submit again when one has ended, or raise the capacity"};
+}
+
+Status call(const Scheduler::Handler& handler, size_t lane, Request& request) {
+  try {
+    return handler(lane, request);
+  } catch (const std::exception& error) {
+    return {ErrorClass::kKernel, error.what(), std::current_exception()};
+  } catch (...) {
+    return {ErrorClass::kKernel, "a handler threw an unknown exception", std::current_exception()};
+  }
+}
+
+// The scheduler of which the calling thread is a lane.
+thread_local const SchedulerCore* lane_of = nullptr;
+
+}  // namespace
+
+struct SchedulerCore {
+  using Clock = Request::Clock;
+  using StopReason = Request::StopReason;
+  struct Lane {
+    SchedulerCore* core;
+    size_t number;
+    backend::CoreGroup* group;
+  };
+  // Requests that were taken out of the line, to be ended when no lock is held; each still owns itself.
+  struct Taken {
+    Request* first = nullptr;
+    std::shared_ptr<Request> pop() {
+      if (first == nullptr) return nullptr;
+      Request& request = *first;
+      first = request.next_;
+      return std::move(request.self_);
+    }
+  };
+  static RequestState state_of(StopReason reason) {
+    return reason == StopReason::kStopLate ? RequestState::kLate : RequestState::kCancelled;
+  }
+  static const char* what_happened(StopReason reason) {
+    return reason == StopReason::kStopLate ? "the request's deadline passed" : "the request was cancelled";
+  }
+  static Status unrun_error(StopReason reason) {
+    return {ErrorClass::kCancelled, std::string(what_happened(reason)) + " before it ran"};
+  }
+
+  SchedulerCore(const std::vector<backend::CoreGroup*>& groups, Scheduler::Options chosen, Scheduler::Handler run)
+      : options(chosen), handler(std::move(run)) {
+    for (size_t i = 0; i < groups.size(); ++i) lanes.push_back({this, i, groups[i]});
+    // The first lane is taken first.
+    for (size_t i = groups.size(); i-- > 0;) idle_lanes.push_back(&lanes[i]);
+  }
+
+  const int fork_generation = backend::fork_generation();
+  const Scheduler::Options options;
+  const Scheduler::Handler handler;
+  std::vector<Lane> lanes;
+
+  std::mutex mutex;
+  // Guarded by mutex.
+  std::condition_variable lane_is_idle;
+  std::vector<Lane*>
+      idle_lanes;  // the last is taken: it was idle the shortest time, so its caches are warm and it may still be spinning
+  size_t coming_lanes = 0;  // sent for, and not there yet
+  Request* first = nullptr;
+  Request* last = nullptr;
+  Request* first_outside = nullptr;  // the first that is not admitted: it and all behind it are in submit()
+  size_t admitted = 0;
+  size_t most_waiting = 0;
+  // No request of the line has an earlier one.
+  Clock::time_point earliest_deadline = Request::kNever;
+  bool closed = false;
+
+  std::atomic<int64_t> submitted{0};
+  std::atomic<int64_t> completed{0};
+  std::atomic<int64_t> failed{0};
+  std::atomic<int64_t> cancelled{0};
+  std::atomic<int64_t> late{0};
+  std::atomic<int64_t> refused{0};
+
+  bool is_forked() const { return backend::fork_generation() != fork_generation; }
+
+  // The line. REQUIRES: the mutex is held.
+  bool has_room() const { return !idle_lanes.empty() || admitted < options.capacity + coming_lanes; }
+  void append(std::shared_ptr<Request> request);
+  void count_in(Request& request);
+  void admit_more();
+  void unlink(Request& request);
+  void take(Request& request, Taken& taken);
+  void take_late(Clock::time_point now, Taken& taken);
+
+  // REQUIRES, from here on: no lock is held.
+  // What has come of a submit().
+  struct Entry {
+    RequestState state = RequestState::kWaiting;  // or that with which the request is refused
+    Status refusal = {};
+    bool admitted = false;
+    Lane* lane = nullptr;  // to be sent for
+    Taken late = {};
+  };
+  Entry enter(std::shared_ptr<Request> request);
+
+  // Ends requests that are out of the line and have not run.
+  void end_unrun(Request& request, RequestState state, Status status);
+  void end_unrun(Request& request, StopReason reason);
+  void end_late(Taken taken);
+  void end_if_waiting(Request& request, StopReason reason);
+
+  // The lanes.
+  void send_for(Lane& lane);
+  void serve(Lane& lane);
+  std::shared_ptr<Request> take_first();
+  void run(Lane& lane, Request& request);
+  void leave(Lane& lane);
+};
+
+void SchedulerCore::append(std::shared_ptr<Request> request) {
+  Request& entry = *request;
+  entry.self_ = std::move(request);
+  entry.in_line_ = true;
+  entry.previous_ = last;
+  entry.next_ = nullptr;
+  (last == nullptr ? first : last->next_) = &entry;
+  last = &entry;
+  earliest_deadline = std::min(earliest_deadline, entry.deadline_);
+}
+
+void SchedulerCore::count_in(Request& request) {
+  request.admitted_.store(true, std::memory_order_release);
+  submitted.fetch_add(1, std::memory_order_relaxed);
+  ++admitted;
+  if (admitted > coming_lanes) most_waiting = std::max(most_waiting, admitted - coming_lanes);
+}
+
+void SchedulerCore::admit_more() {
+  while (first_outside != nullptr && has_room()) {
+    Request& request = *first_outside;
+    first_outside = request.next_;
+    const std::lock_guard lock(request.mutex_);
+    count_in(request);
+    request.changed_.notify_all();
+  }
+}
+
+void SchedulerCore::unlink(Request& request) {
+  if (&request == first_outside) first_outside = request.next_;
+  if (request.admitted_.load(std::memory_order_relaxed)) --admitted;
+  (request.previous_ == nullptr ? first : request.previous_->next_) = request.next_;
+  (request.next_ == nullptr ? last : request.next_->previous_) = request.previous_;
+  request.in_line_ = false;
+  admit_more();
+}
+
+void SchedulerCore::take(Request& request, Taken& taken) {
+  unlink(request);
+  request.next_ = taken.first;
+  taken.first = &request;
+}
+
+void SchedulerCore::take_late(Clock::time_point now, Taken& taken) {
+  if (now < earliest_deadline) return;
+  earliest_deadline = Request::kNever;
+  for (Request* request = first; request != nullptr;) {
+    Request* const next = request->next_;
+    if (request->deadline_ <= now) {
+      take(*request, taken);
+    } else {
+      earliest_deadline = std::min(earliest_deadline, request->deadline_);
+    }
+    request = next;
+  }
+}
+
+SchedulerCore::Entry SchedulerCore::enter(std::shared_ptr<Request> request) {
+  Entry entry;
+  const auto refuse = [&](RequestState state, Status status) {
+    entry.state = state;
+    entry.refusal = std::move(status);
+  };
+  const std::lock_guard lock(mutex);
+  if (request->should_stop()) {
+    const auto reason = static_cast<StopReason>(request->stop_.load(std::memory_order_relaxed));
+    refuse(state_of(reason), unrun_error(reason));
+    return entry;
+  }
+  if (closed) {
+    refuse(RequestState::kRefused, closed_error());
+    return entry;
+  }
+  if (!has_room()) take_late(Clock::now(), entry.late);
+  if (!has_room() && (options.when_full == Scheduler::WhenFull::kRefuse || lane_of == this)) {
+    refuse(RequestState::kRefused, full_error(options.capacity));
+    return entry;
+  }
+  Request& appended = *request;
+  append(std::move(request));
+  entry.admitted = has_room();
+  if (!entry.admitted) {
+    if (first_outside == nullptr) first_outside = &appended;
+    return entry;
+  }
+  if (!idle_lanes.empty()) {
+    entry.lane = idle_lanes.back();
+    idle_lanes.pop_back();
+    ++coming_lanes;
+  }
+  count_in(appended);
+  return entry;
+}
+
+void SchedulerCore::end_unrun(Request& request, RequestState state, Status status) {
+  const bool accepted = request.admitted_.load(std::memory_order_relaxed);
+  (!accepted ? refused : state == RequestState::kLate ? late : cancelled).fetch_add(1, std::memory_order_relaxed);
+  request.end(state, std::move(status));
+}
+
+void SchedulerCore::end_unrun(Request& request, StopReason reason) {
+  end_unrun(request, state_of(reason), unrun_error(reason));
+}
+
+void SchedulerCore::end_late(Taken taken) {
+  while (const std::shared_ptr<Request> request = taken.pop()) end_unrun(*request, StopReason::kStopLate);
+}
+
+void SchedulerCore::end_if_waiting(Request& request, StopReason reason) {
+  std::shared_ptr<Request> self;
+  {
+    const std::lock_guard lock(mutex);
+    if (!request.in_line_) return;
+    unlink(request);
+    self = std::move(request.self_);
+  }
+  end_unrun(request, reason);
+}
+
+void SchedulerCore::send_for(Lane& lane) {
+  [[maybe_unused]] const Status status = lane.group->submit({[](void* context) {
+                                                               Lane& sent_for = *static_cast<Lane*>(context);
+                                                               sent_for.core->serve(sent_for);
+                                                             },
+                                                             &lane});
+  assert(status.ok());  // groups refuse tasks in a forked child alone, where submit() was refused before
+}
+
+void SchedulerCore::serve(Lane& lane) {
+  lane_of = this;
+  if (const std::shared_ptr<Request> request = take_first()) run(lane, *request);
+  lane_of = nullptr;
+  leave(lane);
+}
+
+// Null where what the lane was sent for has ended meanwhile.
+std::shared_ptr<Request> SchedulerCore::take_first() {
+  const std::lock_guard lock(mutex);
+  --coming_lanes;
+  if (first == nullptr) return nullptr;
+  Request& request = *first;
+  unlink(request);
+  request.state_.store(RequestState::kRunning, std::memory_order_release);
+  return std::move(request.self_);
+}
+
+void SchedulerCore::run(Lane& lane, Request& request) {
+  if (request.should_stop()) {
+    end_unrun(request, static_cast<StopReason>(request.stop_.load(std::memory_order_relaxed)));
+    return;
+  }
+  Status status = call(handler, lane.number, request);
+  RequestState state = RequestState::kDone;
+  std::atomic<int64_t>* count = status.ok() ? &completed : &failed;
+  if (!status.ok() && status.error_class() == ErrorClass::kCancelled && request.should_stop()) {
+    const auto reason = static_cast<StopReason>(request.stop_.load(std::memory_order_relaxed));
+    state = state_of(reason);
+    count = reason == StopReason::kStopLate ? &late : &cancelled;
+    status = {ErrorClass::kCancelled, std::string(what_happened(reason)) + " while it ran"};
+  }
+  count->fetch_add(1, std::memory_order_relaxed);
+  request.end(state, std::move(status));
+}
+
+void SchedulerCore::leave(Lane& lane) {
+  {
+    const std::lock_guard lock(mutex);
+    if (first == nullptr) {
+      idle_lanes.push_back(&lane);
+      lane_is_idle.notify_all();
+      return;  // and touches nothing: the scheduler may be gone
+    }
+    ++coming_lanes;
+    admit_more();
+  }
+  send_for(lane);
+}
+
+Request::Request() : fork_generation_(backend::fork_generation()) {}
+Request::~Request() = default;
+
+Status Request::wait() {
+  if (backend::fork_generation() != fork_generation_) return forked_error();
+  wait_until(kNever, false);
+  return status_;
+}
+
+bool Request::wait_until(Clock::time_point limit) {
+  if (backend::fork_generation() != fork_generation_) return has_ended();
+  return wait_until(limit, false);
+}
+
+bool Request::wait_until(Clock::time_point limit, bool or_admitted) {
+  std::unique_lock lock(mutex_);
+  while (!has_ended() && !(or_admitted && admitted_.load(std::memory_order_acquire))) {
+    const bool minds_deadline = stop_.load(std::memory_order_relaxed) == kGoOn && deadline_ < limit;
+    const Clock::time_point until = minds_deadline ? deadline_ : limit;
+    if (until == kNever) {
+      changed_.wait(lock);
+    } else if (changed_.wait_until(lock, until) == std::cv_status::timeout) {
+      if (!minds_deadline) return has_ended();
+      lock.unlock();
+      ask_to_stop(kStopLate);
+      lock.lock();
+    }
+  }
+  return true;
+}
+
+void Request::cancel() {
+  if (backend::fork_generation() == fork_generation_) ask_to_stop(kStopCancelled);
+}
+
+bool Request::should_stop() {
+  if (stop_.load(std::memory_order_relaxed) != kGoOn) return true;
+  if (deadline_ == kNever || Clock::now() < deadline_) return false;
+  int32_t expected = kGoOn;
+  stop_.compare_exchange_strong(expected, kStopLate, std::memory_order_relaxed);
+  return true;
+}
+
+void Request::ask_to_stop(StopReason reason) {
+  std::shared_ptr<SchedulerCore> core;
+  int32_t first_reason = kGoOn;
+  {
+    const std::lock_guard lock(mutex_);
+    if (has_ended()) return;
+    if (stop_.compare_exchange_strong(first_reason, reason, std::memory_order_relaxed)) first_reason = reason;
+    core = core_;
+  }
+  if (core != nullptr) core->end_if_waiting(*this, static_cast<StopReason>(first_reason));
+}
+
+Status Request::begin(const std::shared_ptr<SchedulerCore>& core, Clock::time_point deadline) {
+  const std::lock_guard lock(mutex_);
+  const RequestState before = state();
+  if (before == RequestState::kWaiting || before == RequestState::kRunning) {
+    return {ErrorClass::kUsage, "the request was submitted before and has not ended; wait for it, or submit another"};
+  }
+  if (before != RequestState::kNew) stop_.store(kGoOn, std::memory_order_relaxed);
+  admitted_.store(false, std::memory_order_relaxed);
+  status_ = {};
+  deadline_ = deadline;
+  core_ = core;
+  state_.store(RequestState::kWaiting, std::memory_order_release);
+  changed_.notify_all();  // who waits already does not know the deadline
+  return {};
+}
+
+void Request::end(RequestState state, Status status) {
+  const bool accepted = admitted_.load(std::memory_order_relaxed);
+  std::shared_ptr<SchedulerCore> core;
+  {
+    const std::lock_guard lock(mutex_);
+    status_ = std::move(status);
+    core.swap(core_);
+    state_.store(state, std::memory_order_release);
+    changed_.notify_all();
+  }
+  if (accepted) on_end();
+}
+
+Result<std::unique_ptr<Scheduler>> Scheduler::create(std::vector<backend::CoreGroup*> lanes, Options options,
+                                                     Handler handler) {
+  const auto error = [](const char* message) { return Status(ErrorClass::kUsage, message); };
+  if (lanes.empty()) return error("a scheduler needs a lane: give it one core group or more");
+  for (auto lane = lanes.begin(); lane != lanes.end(); ++lane) {
+    if (*lane == nullptr) return error("a lane of a scheduler is null; give it core groups that exist");
+    if (std::find(lanes.begin(), lane, *lane) != lane) {
+      return error("two lanes of a scheduler are the same core group; give it each group once");
+    }
+  }
+  if (options.capacity == 0) return error("a scheduler needs a capacity of 1 or more requests that wait");
+  if (!handler) return error("a scheduler needs a handler that runs requests");
+  return std::unique_ptr<Scheduler>(new Scheduler(std::make_shared<SchedulerCore>(lanes, options, std::move(handler))));
+}
+
+Scheduler::Scheduler(std::shared_ptr<SchedulerCore> core) : core_(std::move(core)) {}
+
+Scheduler::~Scheduler() {
+  if (core_->is_forked()) {
+    // The mutex may be locked for ever. Leaked in the child alone.
+    new std::shared_ptr<SchedulerCore>(std::move(core_));
+    return;
+  }
+  bool was_closed;
+  {
+    const std::lock_guard lock(core_->mutex);
+    was_closed = core_->closed;
+  }
+  if (!was_closed) close(WhenClosed::kCancel);
+  wait_idle();
+}
+
+Status Scheduler::submit(std::shared_ptr<Request> request, RequestOptions options) {
+  if (core_->is_forked()) return forked_error();
+  if (request == nullptr) return {ErrorClass::kUsage, "the request to submit is null"};
+  if (Status status = request->begin(core_, options.deadline); !status.ok()) return status;
+  SchedulerCore::Entry entry = core_->enter(request);
+  if (entry.lane != nullptr) core_->send_for(*entry.lane);
+  core_->end_late(entry.late);
+  if (entry.state != RequestState::kWaiting) {
+    core_->end_unrun(*request, entry.state, entry.refusal);
+    return entry.refusal;
+  }
+  if (entry.admitted) return {};
+  request->wait_until(Request::kNever, true);
+  return request->admitted_.load(std::memory_order_acquire) ? Status() : request->status_;
+}
+
+void Scheduler::close(WhenClosed waiting) {
+  if (core_->is_forked()) return;
+  SchedulerCore::Taken taken;
+  {
+    const std::lock_guard lock(core_->mutex);
+    core_->closed = true;
+    // From behind, so that none of those who wait for room is let in.
+    while (waiting == WhenClosed::kCancel && core_->last != nullptr) core_->take(*core_->last, taken);
+  }
+  while (const std::shared_ptr<Request> request = taken.pop()) {
+    core_->end_unrun(*request, RequestState::kCancelled, closed_error());
+  }
+}
+
+void Scheduler::wait_idle() {
+  if (core_->is_forked()) return;
+  std::unique_lock lock(core_->mutex);
+  core_->lane_is_idle.wait(lock, [&] { return core_->idle_lanes.size() == core_->lanes.size(); });
+}
+
+SchedulerCounters Scheduler::counters() const {
+  const auto read = [](const std::atomic<int64_t>& count) { return count.load(std::memory_order_relaxed); };
+  SchedulerCounters counters{.submitted = read(core_->submitted),
+                             .completed = read(core_->completed),
+                             .failed = read(core_->failed),
+                             .cancelled = read(core_->cancelled),
+                             .late = read(core_->late),
+                             .refused = read(core_->refused)};
+  if (core_->is_forked()) return counters;
+  const std::lock_guard lock(core_->mutex);
+  counters.waiting = static_cast<int64_t>(core_->admitted);
+  counters.most_waiting = static_cast<int64_t>(core_->most_waiting);
+  return counters;
+}
+
+}  // namespace hetero::graph
