@@ -165,8 +165,7 @@ bool run_on_stand_ins(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, 
 
 // Where the Meta kernel describes CUDA's kernel, and the CPU's does something else.
 void correct(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run) {
-  constexpr size_t kTraining = 5;
-  if (info.name != "aten::native_batch_norm" || arguments[kTraining].toBool()) return;
+  if (!is_norm_in_inference(info, arguments)) return;
   // In inference there are no statistics of the batch to keep.
   for (const size_t statistics : {1, 2}) {
     run.results[statistics] = at::empty({0}, run.results[statistics].toTensor().options());

@@ -147,6 +147,11 @@ const OpInfo& op_info(const c10::OperatorHandle& handle) {
   return *info;
 }
 
+bool is_norm_in_inference(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  constexpr size_t kTraining = 5;
+  return info.name == "aten::native_batch_norm" && !arguments[kTraining].toBool();
+}
+
 const OpInfo& op_info(const char* name, const char* overload) {
   return op_info(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));
 }

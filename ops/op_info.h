@@ -47,6 +47,9 @@ struct OpInfo {
 const OpInfo& op_info(const c10::OperatorHandle& handle);
 const OpInfo& op_info(const char* name, const char* overload);
 
+// Batch norm that updates and gives no statistics, other than its schema says.
+bool is_norm_in_inference(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
+
 // How the graph layer sees an operator, by name; op_table.cpp.
 graph::OpTraits traits_of(const std::string& name);
 // Whether the operator writes its first argument without reading it.

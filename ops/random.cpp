@@ -15,9 +15,9 @@
 #include <limits>
 
 #include "backend/random.h"
-#include "ops/node_check.h"
 #include "ops/catch_all.h"
 #include "ops/kernel.h"
+#include "ops/node_check.h"
 #include "ops/op_table.h"
 
 namespace hetero::ops {

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from torch_hetero import _C
 from torch_hetero.config import config
 from torch_hetero.explain import refused_captures
 
-__all__ = ["CompiledGraph", "backend", "graphs"]
+__all__ = ["CompiledGraph", "GraphOnHetero", "backend", "graphs"]
 
 _HETERO = torch.device("hetero", 0)
 
@@ -58,15 +58,33 @@ def _batch_norm(
 _AS_WITHOUT_AOT = {torch.ops.aten._native_batch_norm_legit_no_training.default: _batch_norm}
 
 
-class _Capture(fx.Interpreter):
-    """Runs a graph with every tensor on hetero, whatever device it was traced for."""
+class GraphOnHetero(fx.Interpreter):
+    """Runs a graph with every tensor on hetero, whatever device it was traced for.
+
+    `weights` stand for the graph's attributes of these names.
+    """
+
+    def __init__(self, module: fx.GraphModule, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+        super().__init__(module)
+        self.extra_traceback = False
+        self._weights = weights or {}
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls an operator of ATen."""
+        if target is torch.ops.aten._assert_tensor_metadata.default:
+            return None  # of the device, too
         target = _AS_WITHOUT_AOT.get(target, target)
         args, kwargs = torch.utils._pytree.tree_map_only(torch.device, _on_hetero, (args, kwargs))
         return super().call_function(target, args, kwargs)
 
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a module, save for what torch.export checks of the inputs: whoever captures knows them."""
+        return None if target == "_guards_fn" else super().call_module(target, args, kwargs)
+
     def get_attr(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns a weight or a constant, on hetero."""
+        if target in self._weights:
+            return self._weights[target]
         value = super().get_attr(target, args, kwargs)
         return value.to(_HETERO) if isinstance(value, torch.Tensor) else value
 
@@ -142,9 +160,7 @@ class CompiledGraph:
 
     def _record(self, arguments: list[Any]) -> list[Any]:
         stand_ins = self._program.begin_capture(arguments)
-        interpreter = _Capture(self._module)
-        interpreter.extra_traceback = False
-        return list(interpreter.run(*stand_ins, enable_io_processing=False))
+        return list(GraphOnHetero(self._module).run(*stand_ins, enable_io_processing=False))
 
     def __str__(self) -> str:
         """The graph as it was recorded, and its plan."""

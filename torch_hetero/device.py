@@ -26,17 +26,16 @@ from torch_hetero.saved import compile_model as compile  # noqa: A004
 from torch_hetero.simulation import Prediction, programs, report, simulate, trace, use_profile
 
 __all__ = [
-    "CompiledModel", "DeviceProperties", "Event", "Prediction", "Report", "Stream", "StreamContext", "compile", "compiled_graphs",
-    "config", "current_device",
-    "current_stream", "default_generators", "default_stream", "device", "device_count", "device_of", "empty_cache",
-    "explain", "flush", "get_amp_supported_dtype", "get_device_capability", "get_device_name",
-    "get_device_properties", "get_memory_budget", "get_rng_state", "get_rng_state_all", "init", "initial_seed",
-    "is_available", "is_bf16_supported", "is_initialized", "load", "manual_seed", "manual_seed_all", "max_memory_allocated",
-    "max_memory_reserved", "mem_get_info", "memory_allocated", "memory_budget", "memory_reserved", "memory_stats",
-    "memory_summary", "place", "placement", "programs", "report", "reset_accumulated_memory_stats",
-    "reset_counters", "reset_peak_memory_stats", "seed", "seed_all", "set_device", "set_memory_budget",
-    "set_placement_rules", "set_rng_state", "set_rng_state_all", "set_stream", "simulate", "stream", "synchronize",
-    "trace", "use_profile",
+    "CompiledModel", "DeviceProperties", "Event", "Prediction", "Report", "Stream", "StreamContext", "compile",
+    "compiled_graphs", "config", "current_device", "current_stream", "default_generators", "default_stream",
+    "device", "device_count", "device_of", "empty_cache", "explain", "flush", "get_amp_supported_dtype",
+    "get_device_capability", "get_device_name", "get_device_properties", "get_memory_budget", "get_rng_state",
+    "get_rng_state_all", "init", "initial_seed", "is_available", "is_bf16_supported", "is_initialized", "load",
+    "manual_seed", "manual_seed_all", "max_memory_allocated", "max_memory_reserved", "mem_get_info",
+    "memory_allocated", "memory_budget", "memory_reserved", "memory_stats", "memory_summary", "place", "placement",
+    "programs", "report", "reset_accumulated_memory_stats", "reset_counters", "reset_peak_memory_stats", "seed",
+    "seed_all", "set_device", "set_memory_budget", "set_placement_rules", "set_rng_state", "set_rng_state_all",
+    "set_stream", "simulate", "stream", "synchronize", "trace", "use_profile",
 ]
 
 DeviceLike = torch.device | str | int | None

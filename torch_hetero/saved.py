@@ -1,9 +1,9 @@
 """``torch.hetero.compile``, ``save`` and ``load``: models as programs that are known ahead of time.
 
-``compile`` runs the model once over tensors without bytes and keeps what the device records: a graph of operators with its
-weights, planned for this machine. The result is called like the model, and saved to one file. ``load`` reads the file
-back, here or on another machine, without the model's code; C++ reads it by ``hetero::GraphExecutor``. ``docs/executor.md``
-says what such a program can and cannot do, ``docs/format.md`` what is in the file.
+``compile`` runs the model once over tensors without bytes and keeps what the device records: a graph of operators with
+its weights, planned for this machine. The result is called like the model, and saved to one file. ``load`` reads the
+file back, here or on another machine, without the model's code; C++ reads it by ``hetero::GraphExecutor``.
+``docs/executor.md`` says what such a program can and cannot do, ``docs/format.md`` what is in the file.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _UPDATES = "python.updates"
 class CompiledModel:
     """A program made of a model; called as the model was.
 
-    Calls take tensors of the shapes and dtypes of the example inputs, on the CPU or on hetero, and everything else as in
-    the example. Results are on the device of the inputs, on the CPU where there are none. Arguments that the model updates in
-    place are updated.
+    Calls take tensors of the shapes and dtypes of the example inputs, on the CPU or on hetero, and everything else as
+    in the example. Results are on the device of the inputs, on the CPU where there are none. Arguments that the model
+    updates in place are updated.
 
     A call is one run of the program: nothing is recorded or planned. Calls of several threads come one after the
     other; ``docs/executor.md`` says how requests run at once.
@@ -137,9 +137,9 @@ def compile_model(
 ) -> CompiledModel:
     """Makes a program of a model; ``torch.hetero.compile``.
 
-    The model runs once, over stand-ins for the example inputs, in inference mode: what it does with them is the program. Weights
-    are used where they are, so a model that is trained on must be compiled again. A model whose course depends on the
-    values of tensors is traced by ``torch.export`` first.
+    The model runs once, over stand-ins for the example inputs: what it does with them is the program. Weights are used
+    where they are, so a model that is trained on must be compiled again. A model whose course depends on the values of
+    tensors is traced by ``torch.export`` first.
 
     Args:
         model: A module on the CPU or on hetero, a function, or an exported program.
@@ -161,7 +161,8 @@ class _Maker:
 
     def __init__(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._names = _argument_names(model, args, kwargs)
-        if isinstance(model, torch.export.ExportedProgram):
+        self._exported = model if isinstance(model, torch.export.ExportedProgram) else None
+        if self._exported is not None:
             model = model.module()
         self._model = model
         self._args = args
@@ -176,20 +177,26 @@ class _Maker:
 
     def make(self) -> CompiledModel:
         with torch.no_grad(), torch._C._DisableAutocast():
-            call = self._run
-            program, results, problem = self._capture(call)
+            if self._exported is not None:
+                return self._finish(*self._checked(self._capture_exported("")))
+            program, results, problem = self._capture(self._run)
             if problem is not None:
                 # Some operators have to run once before anybody knows what their results look like.
                 try:
-                    call(*self._given(_on_hetero))
+                    self._run(*self._given(_on_hetero))
                 except Exception as error:
                     raise ValueError(f"the model fails on its example inputs: {error}") from error
-                program, results, problem = self._capture(call)
+                program, results, problem = self._capture(self._run)
             if problem is not None and isinstance(self._model, torch.nn.Module):
                 program, results, problem = self._capture_exported(problem)
+            return self._finish(*self._checked((program, results, problem)))
+
+    @staticmethod
+    def _checked(captured: tuple[_C.CompiledProgram, Any, str | None]) -> tuple[_C.CompiledProgram, Any]:
+        program, results, problem = captured
         if problem is not None:
             raise ValueError(f"the model cannot be a program: {problem}")
-        return self._finish(program, results)
+        return program, results
 
     def _given(self, change: Callable[[torch.Tensor], torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         leaves = [change(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
@@ -201,21 +208,30 @@ class _Maker:
         return self._model(*args, **kwargs)
 
     def _capture_exported(self, problem: str) -> tuple[_C.CompiledProgram, Any, str | None]:
-        """By ``torch.export``, which decides what depends on values by the examples' shapes."""
-        on_cpu = self._model
-        try:
-            if any(tensor.device.type == "hetero" for tensor in on_cpu.state_dict().values()):
+        """By ``torch.export``, which decides what depends on values for all of them, or says why it cannot."""
+        from torch_hetero.compiler import GraphOnHetero
+
+        exported = self._exported
+        if exported is None:
+            if any(leaf.device.type == "hetero" for leaf in self._leaves if isinstance(leaf, torch.Tensor)):
+                problem += "; with the model and its examples on the CPU, torch.export would be asked"
                 return _C.CompiledProgram(), None, problem
-            exported = torch.export.export(on_cpu, self._args, self._kwargs, strict=False).module()
-        except Exception:  # the first reason says more
-            return _C.CompiledProgram(), None, problem
-        return self._capture(lambda args, kwargs: torch.func.functional_call(
-            exported, {name: self._weights.get(name, tensor.detach().to(_HETERO))
-                       for name, tensor in [*exported.named_parameters(), *exported.named_buffers()]}, args, kwargs))
+            try:
+                exported = torch.export.export(self._model, self._args, self._kwargs, strict=False)
+            except Exception:  # the first reason says more
+                return _C.CompiledProgram(), None, problem
+        module = exported.module()
+
+        def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            leaves = pytree.tree_leaves((args, kwargs))
+            results = GraphOnHetero(module, self._weights).run(*leaves, enable_io_processing=False)
+            return pytree.tree_unflatten(results, exported.call_spec.out_spec)
+
+        return self._capture(call)
 
     def _capture(self, call: Callable[..., Any]) -> tuple[_C.CompiledProgram, Any, str | None]:
         program = _C.CompiledProgram()
-        tensors = [leaf.detach() for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
+        tensors = [_on_hetero(leaf) for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
         try:
             stand_ins = iter(program.begin_capture(tensors))
             args, kwargs = self._given(lambda _: next(stand_ins))

@@ -133,6 +133,7 @@ struct GraphExecutor::Impl {
   std::vector<Request> requests;  // per slot
   std::unique_ptr<graph::BoundProgram> bound;
   std::atomic<bool> busy{false};
+  std::vector<uint8_t> drawing;  // per node: it draws
   uint64_t draws = 0;
 
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -143,6 +144,7 @@ struct GraphExecutor::Impl {
 
   Status init();
   void choose_homes();
+  void find_drawing();
   bool has_home(BufferId buffer, DeviceIndex device) const;
   Status take_memory();
   Status place_constants();
@@ -189,7 +191,18 @@ Status GraphExecutor::Impl::init() {
   plan_options.fixed_memory = true;
   Status status = graph::plan_program(program(), plan_options, options.use_saved_plan, plan);
   if (status.ok()) status = take_memory();
+  find_drawing();
   return status;
+}
+
+void GraphExecutor::Impl::find_drawing() {
+  drawing.assign(plan.graph.nodes.size(), 0);
+  for (size_t n = 0; n < drawing.size(); ++n) {
+    const graph::Node& node = plan.graph.nodes[n];
+    drawing[n] = std::ranges::any_of(program().draws, [&](uint64_t draw) {
+      return node.attribute_offset <= draw && draw < uint64_t{node.attribute_offset} + node.attribute_bytes;
+    });
+  }
 }
 
 bool GraphExecutor::Impl::has_home(BufferId buffer, DeviceIndex device) const {
@@ -456,13 +469,12 @@ Status GraphExecutor::Impl::draw_states() {
   for (size_t s = 0; s < slots.size(); ++s) {
     if (Status status = bound->wait(s); !status.ok()) return status;
   }
-  std::vector<uint8_t> changed(plan.graph.nodes.size(), 1);
   for (const uint64_t offset : program().draws) {
     const auto [seed, counter] = options.draw ? options.draw() : std::pair<uint64_t, uint64_t>{0, draws++};
     std::memcpy(plan.graph.attributes.data() + offset, &seed, sizeof(seed));
     std::memcpy(plan.graph.attributes.data() + offset + sizeof(seed), &counter, sizeof(counter));
   }
-  if (!graph::renew_numbers(plan.graph, changed, plan.plan)) {
+  if (!graph::renew_numbers(plan.graph, drawing, plan.plan)) {
     return Status(ErrorClass::kInternal, "a group's numbers could not be made anew");
   }
   return Status();

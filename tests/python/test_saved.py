@@ -1,0 +1,344 @@
+"""Programs by ``torch.hetero.compile``: calls, files, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+import zipfile
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from helpers import assert_same, run_python, run_python_ok
+from torch import nn
+from torch.testing import assert_close
+
+from torch_hetero import _C
+from torch_hetero.saved import CompiledModel
+
+
+def small_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4)).eval()
+
+
+@pytest.fixture
+def program() -> CompiledModel:
+    return torch.hetero.compile(small_model(), (torch.zeros(3, 16),))
+
+
+def nodes_recorded() -> int:
+    nodes = _C.counters()["nodes"]
+    return nodes["typed"] + nodes["boxed"] + nodes["straight"]
+
+
+def tokens(*sizes: int) -> torch.Tensor:
+    return torch.randint(0, 40, sizes, generator=torch.Generator().manual_seed(2))
+
+
+MODELS = {
+    "resnet18": lambda: (models.resnet18(), (torch.randn(2, 3, 64, 64),)),
+    "vit": lambda: (models.vit(), (torch.randn(2, 3, 32, 32),)),
+    "transformer": lambda: (models.transformer(), (tokens(2, 12),)),
+    "language_model": lambda: (models.language_model(), (tokens(2, 7),)),
+    "minilm": lambda: (models.minilm()[0], (tokens(2, 9) + 1000, torch.ones(2, 9, dtype=torch.long))),
+    **{name: lambda name=name: (models.causal_lm(name), (tokens(1, 6),)) for name in ("gpt2", "llama", "qwen3")},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_models_give_the_same_results_as_programs_and_from_their_files(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, args = MODELS[name]()
+    model.eval()
+    kwargs = {"use_cache": False} if hasattr(model, "generate") and name != "minilm" else {}
+    expected = model(*args, **kwargs)
+    program = torch.hetero.compile(model, args, kwargs)
+    assert_close(program(*args, **kwargs), _plain(expected), rtol=1e-4, atol=1e-5)
+    program.save(tmp_path / "model.hetero")
+    loaded = torch.hetero.load(tmp_path / "model.hetero")
+    assert loaded.plan_origin == "saved with the program"
+    before = nodes_recorded()
+    results = [loaded(*args, **kwargs) for _ in range(3)]
+    assert nodes_recorded() == before
+    for result in results:
+        assert_close(result, _plain(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_a_call_records_and_plans_nothing_and_takes_no_memory_of_its_own(program: CompiledModel) -> None:
+    x = torch.randn(3, 16)
+    program(x)
+    before = _C.counters()
+    for _ in range(5):
+        program(x)
+    after = _C.counters()
+    assert before["nodes"] == after["nodes"]
+    assert before["plans"] == after["plans"]
+    assert program.counts["runs"] == 6
+    assert program.counts["allocations"] == 0
+
+
+def test_results_are_where_the_inputs_are(program: CompiledModel) -> None:
+    x = torch.randn(3, 16)
+    here = program(x)
+    there = program(x.to("hetero"))
+    assert here.device.type == "cpu"
+    assert there.device.type == "hetero"
+    assert_same(there.cpu(), here)
+
+
+def test_results_are_the_callers_own(program: CompiledModel) -> None:
+    first = program(torch.ones(3, 16))
+    kept = first.clone()
+    program(torch.zeros(3, 16))
+    assert_same(first, kept)
+
+
+def test_inputs_of_any_strides_are_taken(program: CompiledModel) -> None:
+    x = torch.randn(16, 3)
+    assert_same(program(x.t()), program(x.t().contiguous()))
+    wide = torch.randn(3, 32)
+    assert_same(program(wide[:, ::2]), program(wide[:, ::2].contiguous()))
+
+
+@pytest.mark.parametrize(("call", "words"), [
+    (lambda f: f(torch.zeros(4, 16)), r"input 'input' is f32\[3,16\] in this program, not f32\[4,16\]"),
+    (lambda f: f(torch.zeros(3, 16, dtype=torch.float64)), r"not f64\[3,16\]"),
+    (lambda f: f(), "nested otherwise"),
+    (lambda f: f([torch.zeros(3, 16)]), "nested otherwise"),
+    (lambda f: f(3), "is a tensor, not a int"),
+])
+def test_other_arguments_are_refused_and_the_next_call_works(program: CompiledModel, call: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        call(program)
+    program(torch.zeros(3, 16))
+
+
+class Nested(nn.Module):
+    def forward(self, x: dict[str, Any], flag: bool, *, scale: float = 1.0) -> Any:
+        a, b = x["pair"]
+        total = a + scale * b
+        return {"total": total if flag else -total, "rest": (a * 2, None, [b, 3])}
+
+
+def test_arguments_and_results_are_nested_as_the_models_are(tmp_path: Path) -> None:
+    a, b = torch.randn(4), torch.randn(4)
+    program = torch.hetero.compile(Nested(), ({"pair": (a, b)}, True), {"scale": 2.0})
+    program.save(tmp_path / "m.hetero")
+    program = torch.hetero.load(tmp_path / "m.hetero")
+    assert [name for name, _ in program.inputs] == ["x.pair.0", "x.pair.1"]
+    assert [name for name, _ in program.outputs] == ["total", "rest.0", "rest.2.0"]
+    result = program({"pair": (a, b)}, True, scale=2.0)
+    assert_close(result["total"], a + 2 * b)
+    assert result["rest"][1] is None
+    assert result["rest"][2][1] == 3
+    with pytest.raises(ValueError, match="made for True and was given False"):
+        program({"pair": (a, b)}, False, scale=2.0)
+    with pytest.raises(ValueError, match=r"made for 2.0 and was given 3.0"):
+        program({"pair": (a, b)}, True, scale=3.0)
+
+
+def test_a_namedtuple_becomes_a_tuple() -> None:
+    pair = namedtuple("pair", "a b")  # noqa: PYI024
+    program = torch.hetero.compile(lambda x: pair(x + 1, x * 2), (torch.ones(2),))
+    result = program(torch.ones(2))
+    assert type(result) is tuple
+    assert_close(result[1], torch.full((2,), 2.0))
+
+
+def test_what_is_updated_in_place_is_updated(tmp_path: Path) -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count += x
+            x.mul_(2)
+            return self.count + 0
+
+    model = Counter()
+    program = torch.hetero.compile(model, (torch.ones(4),))
+    for x in (torch.ones(4), torch.ones(4, device="hetero"), torch.ones(8)[::2]):
+        given = x.clone() if x.is_contiguous() else x
+        program(given)
+        assert_close(given.cpu(), torch.full((4,), 2.0))
+    assert_close(program(torch.ones(4)), torch.full((4,), 4.0))
+    assert_close(model.count, torch.zeros(4))
+    program.save(tmp_path / "m.hetero")
+    # A file holds what the model had when it was compiled.
+    assert_close(torch.hetero.load(tmp_path / "m.hetero")(torch.ones(4)), torch.ones(4))
+
+
+def test_random_numbers_are_drawn_anew_and_follow_the_seed() -> None:
+    program = torch.hetero.compile(nn.Dropout(0.5).train(), (torch.ones(1000),))
+    torch.hetero.manual_seed(3)
+    first, second = program(torch.ones(1000)), program(torch.ones(1000))
+    assert not torch.equal(first, second)
+    torch.hetero.manual_seed(3)
+    assert torch.equal(program(torch.ones(1000)), first)
+    torch.hetero.manual_seed(3)
+    lazy = nn.functional.dropout(torch.ones(1000, device="hetero"), 0.5)
+    assert torch.equal(lazy.cpu(), first)
+
+
+def test_what_depends_on_values_is_refused_with_the_reason() -> None:
+    def branches(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+    with pytest.raises(ValueError, match="cannot be a program: .*read scalar"):
+        torch.hetero.compile(branches, (torch.ones(3),))
+    assert_close((torch.ones(3, device="hetero") * 2).cpu(), torch.full((3,), 2.0))
+
+
+def test_a_model_that_fails_on_its_examples_says_how() -> None:
+    with pytest.raises(ValueError, match="fails on its example inputs: .*mat1 and mat2"):
+        torch.hetero.compile(nn.Linear(3, 4), (torch.zeros(2, 5),))
+
+
+def test_an_exported_program_can_be_compiled() -> None:
+    model = small_model()
+    x = torch.randn(3, 16)
+    program = torch.hetero.compile(torch.export.export(model, (x,)), (x,))
+    assert_close(program(x), model(x).detach())
+
+
+def test_a_model_on_hetero_can_be_compiled_and_is_left_as_it_is() -> None:
+    model = small_model()
+    expected = model(torch.ones(3, 16)).detach()
+    model.to("hetero")
+    program = torch.hetero.compile(model, (torch.ones(3, 16, device="hetero"),))
+    assert_close(program(torch.ones(3, 16)), expected)
+    assert next(model.parameters()).device.type == "hetero"
+
+
+def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(1000, 64)
+            self.head = nn.Linear(64, 1000, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.embedding(ids))
+
+    model = Tied()
+    ids = torch.arange(6)
+    torch.hetero.compile(model, (ids,)).save(tmp_path / "m.hetero")
+    assert (tmp_path / "m.hetero").stat().st_size < 1.5 * 1000 * 64 * 4
+    assert_close(torch.hetero.load(tmp_path / "m.hetero")(ids), model(ids).detach())
+
+
+def test_threads_may_call_one_program(program: CompiledModel) -> None:
+    inputs = [torch.full((3, 16), float(i)) for i in range(8)]
+    expected = [program(x) for x in inputs]
+    wrong = []
+
+    def work(i: int) -> None:
+        for _ in range(20):
+            if not torch.equal(program(inputs[i]), expected[i]):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_file_is_a_zip_that_other_tools_read(program: CompiledModel, tmp_path: Path) -> None:
+    path = tmp_path / "m.hetero"
+    program.save(path)
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        assert {"version", "program.json", "graph.txt", "plan.txt", "weights.safetensors"} <= set(archive.namelist())
+        assert "aten::addmm" in archive.read("graph.txt").decode()
+        assert json.loads(archive.read("program.json"))["metadata"]["made_by"] == f"torch {torch.__version__}"
+
+
+def rewrite(path: Path, changes: dict[str, bytes]) -> None:
+    """Replaces entries of a saved file, checksums included."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in {**entries, **changes}.items():
+            entry = zipfile.ZipInfo(name)
+            # Tensors are mapped, so they lie at multiples of 64 bytes.
+            missing = -(archive.fp.tell() + 30 + len(name) + 4) % 64
+            entry.extra = struct.pack("<HH", 0xBEEF, missing) + bytes(missing)
+            archive.writestr(entry, data)
+
+
+def graph_of(path: Path) -> str:
+    with zipfile.ZipFile(path) as archive:
+        return archive.read("graph.txt").decode()
+
+
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ("aten::addmm", "aten::nothing_like_it", "a registered operator, not aten::nothing_like_it"),
+    ("aten::addmm", "aten::mm", "aten::mm"),
+    ("f32[3,32], b", "f32[3,31], b", "n2"),
+    ("f32[3,32] {", "f32[4,32] {", "n0"),
+    ("{07000000", "{f7ffff7f", "attributes end too early"),
+    ("{07000000", "{06000000", "n0"),
+])
+def test_nodes_that_no_recorder_would_write_are_refused(
+    program: CompiledModel, tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    path = tmp_path / "m.hetero"
+    program.save(path)
+    graph = graph_of(path)
+    assert old in graph
+    rewrite(path, {"graph.txt": graph.replace(old, new, 1).encode()})
+    with pytest.raises((ValueError, RuntimeError), match=words):
+        torch.hetero.load(path)
+
+
+def test_damaged_attributes_never_crash(program: CompiledModel, tmp_path: Path) -> None:
+    path = tmp_path / "m.hetero"
+    program.save(path)
+    graph = graph_of(path)
+    start = graph.index("{07")
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(150):
+        place = int(torch.randint(start, len(graph), (1,), generator=generator))
+        digit = "0123456789abcdef"[int(torch.randint(0, 16, (1,), generator=generator))]
+        if graph[place] not in "0123456789abcdef":
+            continue
+        rewrite(path, {"graph.txt": (graph[:place] + digit + graph[place + 1:]).encode()})
+        try:
+            torch.hetero.load(path)(torch.ones(3, 16))
+        except (ValueError, RuntimeError, IndexError):
+            pass
+
+
+def test_a_file_that_is_none_or_of_another_kind_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="nothing.hetero"):
+        torch.hetero.load(tmp_path / "nothing.hetero")
+    torch.save({"a": 1}, tmp_path / "other.pt")
+    with pytest.raises(RuntimeError, match="other.pt"):
+        torch.hetero.load(tmp_path / "other.pt")
+
+
+def _plain(result: Any) -> Any:
+    from torch_hetero.saved import _plain as plain
+
+    return plain(result)
+
+
+def test_inspect_prints_inputs_memory_placement_and_graph(program: CompiledModel, tmp_path: Path) -> None:
+    program.save(tmp_path / "m.hetero")
+    text = run_python_ok(f"from torch_hetero.inspect import main; main([{str(tmp_path / 'm.hetero')!r}])")
+    for words in ("0 input: f32[3,16]", "weights: 6", "memory:", "on the cpu", "n0: aten::addmm", "plan: "):
+        assert words in text
+    (tmp_path / "empty.hetero").write_bytes(b"")
+    done = run_python(f"from torch_hetero.inspect import main; exit(main([{str(tmp_path / 'empty.hetero')!r}]))")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
