@@ -13,14 +13,28 @@
 
 namespace hetero::backend {
 
+// A row of fused_operations.def.
 struct OperationTraits {
   const char* name;      // of the function in backend/cuda/fused_formulas.h; "" for kOpaque
   uint8_t operands = 1;  // in order, those that a form replaces by numbers included
   uint8_t numbers = 0;   // behind the one that a form puts in an operand's place
   enum class Result : uint8_t { kSame, kBool } result = Result::kSame;
-  bool wide_numbers = false;  // they are doubles, whatever the type
+  enum class NumberType : uint8_t { kEntry, kDouble } number_type = NumberType::kEntry;
+  // Which types it has a meaning for: what rounds has none for integers, and bools have operations of their own for what they can do.
+  enum class Types : uint8_t {
+    kFloating,
+    kNumeric,  // and integers
+    kAll,      // and bools
+    kBits,     // integers and bools
+    kOther,    // whatever the operation says
+  } types = Types::kFloating;
 };
 OperationTraits traits(MapOperation operation);
+
+// Of two operands, the second a number: a function of its own.
+bool is_power_of_number(const MapFormula& formula);
+// Whether it is a half type's version of a function, which rounds to it (`from`) between operations.
+bool rounds_inside(const MapFormula& formula);
 
 // Of the struct in backend/cuda/fused_formulas.h; "" for kOpaque.
 const char* name_of(ReduceOperation operation);

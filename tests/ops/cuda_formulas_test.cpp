@@ -259,7 +259,7 @@ double draw_entry(at::ScalarType dtype, Function function, std::mt19937& random)
 Number draw_number(const MapFormula& formula, int which, std::mt19937& random) {
   Number number{.bits = 0};
   const double value = std::array{2.5, 1.5, -0.5, 3.0}[(random() + which) % 4];
-  if (backend::traits(formula.operation).wide_numbers ||
+  if (backend::traits(formula.operation).number_type == backend::OperationTraits::NumberType::kDouble ||
       (formula.operation == Function::kPow && formula.form == backend::NumberForm::kRight &&
        backend::is_floating(formula.type))) {
     number.f64 = value;
