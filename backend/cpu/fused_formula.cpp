@@ -88,12 +88,18 @@ int entry_bytes(EntryType type) {
   return 8;
 }
 
+bool is_number(const MapFormula& formula, int j) {
+  if (formula.form == NumberForm::kNone) return false;
+  if (formula.form == NumberForm::kLeft) return j == 0;
+  return j == 1 || (j == 2 && formula.operation == MapOperation::kMulAdd);
+}
+
 namespace {
 
-// How many operands are numbers. A form replaces one, but of a product and a sum both factor and summand.
 int replaced(const MapFormula& formula) {
-  if (formula.form == NumberForm::kNone) return 0;
-  return formula.operation == MapOperation::kMulAdd ? 2 : 1;
+  int count = 0;
+  for (int j = 0; j < traits(formula.operation).operands; ++j) count += is_number(formula, j) ? 1 : 0;
+  return count;
 }
 
 }  // namespace

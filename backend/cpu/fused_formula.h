@@ -42,6 +42,8 @@ const char* name_of(ReduceOperation operation);
 int entry_bytes(EntryType type);
 inline bool is_floating(EntryType type) { return type >= EntryType::kFloat16 && type <= EntryType::kFloat64; }
 
+// Whether a number stands in the place of operand j: a form replaces one, but of a product and a sum both factor and summand.
+bool is_number(const MapFormula& formula, int j);
 // How many inputs a map with this formula reads.
 int input_count(const MapFormula& formula);
 // Bytes of an entry of input j, and of the result.

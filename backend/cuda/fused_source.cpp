@@ -296,11 +296,8 @@ class Writer {
     int input = 0, next_number = it.first_number;
     std::string list;
     for (int j = 0; j < operation.operands; ++j) {
-      const bool both = formula.operation == MapOperation::kMulAdd && formula.form == NumberForm::kRight && j > 0;
-      const bool replaced =
-          both || (formula.form == NumberForm::kRight && j == 1) || (formula.form == NumberForm::kLeft && j == 0);
       if (j > 0) list += ", ";
-      if (replaced) {
+      if (is_number(formula, j)) {
         list += number(power ? wide : type, next_number++);
       } else {
         const bool is_condition = (formula.operation == MapOperation::kWhere && j == 0) ||

@@ -1,6 +1,6 @@
 // What CUDA kernels compute is what the vector functions compute, for every function, cast and reducer of the table: bit by bit where the operation is
 // exact, else within stated bounds. The kernels' text runs on the CPU (tests/backend/cuda_emulation.h), with the C library in the place of CUDA's
-// mathematical functions.
+// mathematical functions. The interpreter's programs give the bits of the generated kernels.
 
 #include <ATen/Version.h>
 #include <gtest/gtest.h>
@@ -184,6 +184,13 @@ struct Trial {
       std::vector<std::vector<char>> given = memory;
       emulation.run(which, pointers(given).data(), numbers.data());
       for (const Result& it : results) compare(it, expected[it.operand], given[it.operand]);
+      std::vector<std::vector<char>> interpreted = memory;
+      ASSERT_TRUE(emulation.interpret(which, pointers(interpreted).data(), numbers.data()));
+      for (Result it : results) {
+        it.what += ", interpreted";
+        it.bound = 0;
+        compare(it, given[it.operand], interpreted[it.operand]);
+      }
     }
   }
 
