@@ -74,9 +74,10 @@ struct FusedEngine::Code {
 
   CudaSource source;
   std::atomic<State> state{State::kNone};
-  std::atomic<int> interpreted{0};  // runs of which the code was missed
-  std::atomic<bool> asked{false};   // whether the thread was told
-  std::mutex making;                // of what follows
+  std::atomic<bool> has_program{false};  // its kernel can be interpreted
+  std::atomic<int> interpreted{0};       // runs of which the code was missed
+  std::atomic<bool> asked{false};        // whether the thread was told
+  std::mutex making;                     // of what follows
   std::string binary;
   bool from_disk = false;
   bool looked_up = false;        // on disk
@@ -171,8 +172,8 @@ Status FusedEngine::fail(Code& code, Status why) {
   code.failure = std::move(why);
   code.state.store(Code::State::kFailed, std::memory_order_release);
   ++failed_;
-  // Without an interpreter the run fails, and says so itself.
-  if (has_interpreter() && !warned_.exchange(true)) {
+  // What cannot be interpreted fails when it is run, and says so itself.
+  if (code.has_program.load() && !warned_.exchange(true)) {
     const std::string sentence =
         "hetero: cuda: a fused kernel could not be compiled and goes on being interpreted, which is slower: " +
         first_lines(code.failure.message());
@@ -209,8 +210,8 @@ Status FusedEngine::load(const std::shared_ptr<Code>& shared, Wait wait) {
       code.asked.store(false);
       code.state.store(Code::State::kNone, std::memory_order_release);
     } else {
-      // Without an interpreter the next run tries again: there may be more memory then.
-      return has_interpreter() ? fail(code, functions.status()) : functions.status();
+      // What cannot be interpreted is tried again by the next run: there may be more memory then.
+      return code.has_program.load() ? fail(code, functions.status()) : functions.status();
     }
   }
   return {};
@@ -255,6 +256,7 @@ FusedEngine::Variant* FusedEngine::make_variant(Stage& stage, bool aligned) {
   made->launch = plan_launch(made->code->source, stage.cuda.space, multiprocessors);
   if (has_interpreter() && !made->code->is_ready()) {
     made->program = interpreter_program(stage.cuda.kernel, chosen, stage.cuda.space, made->launch);
+    if (made->program.has_value()) made->code->has_program.store(true);
   }
   stage.owned[aligned] = std::move(made);
   stage.variants[aligned].store(stage.owned[aligned].get(), std::memory_order_release);

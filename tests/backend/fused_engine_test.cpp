@@ -61,9 +61,7 @@ class CountingCompiler final : public CudaCompiler {
  public:
   std::string target() const override { return architecture; }
   Result<std::string> compile(const std::string& text) override {
-    {
-      const std::lock_guard wait(busy);
-    }
+    { const std::lock_guard wait(busy); }
     ++compiled;
     if (fails) return Status(ErrorClass::kDevice, "the compiler is out of order");
     return makes.empty() ? "code of " + std::to_string(fnv(text)) : makes;
@@ -352,6 +350,14 @@ TEST_CASE("engine: what is too large for the interpreter waits for its code") {
   REQUIRE(engine.run(it.call(), nullptr).ok());
   REQUIRE(compiler.compiled == 1);
   REQUIRE(engine.counters().interpreted == 0);
+
+  // And fails with it.
+  compiler.fails = true;
+  int warnings = 0;
+  FusedEngine failing(machine, &compiler,
+                      {.interpreter = kInterpreter, .warn = [&](const std::string&) { ++warnings; }});
+  REQUIRE(failing.run(it.call(), nullptr).message() == "the compiler is out of order");
+  REQUIRE(warnings == 0);
 }
 
 TEST_CASE("engine: code that the driver refuses leaves the kernel to the interpreter") {
