@@ -13,14 +13,28 @@
 
 namespace hetero::backend {
 
+// A row of fused_operations.def.
 struct OperationTraits {
   const char* name;      // of the function in backend/cuda/fused_formulas.h; "" for kOpaque
   uint8_t operands = 1;  // in order, those that a form replaces by numbers included
   uint8_t numbers = 0;   // behind the one that a form puts in an operand's place
   enum class Result : uint8_t { kSame, kBool } result = Result::kSame;
-  bool wide_numbers = false;  // they are doubles, whatever the type
+  enum class NumberType : uint8_t { kEntry, kDouble } number_type = NumberType::kEntry;
+  // Which types it has a meaning for: what rounds has none for integers, and bools have operations of their own for what they can do.
+  enum class Types : uint8_t {
+    kFloating,
+    kNumeric,  // and integers
+    kAll,      // and bools
+    kBits,     // integers and bools
+    kOther,    // whatever the operation says
+  } types = Types::kFloating;
 };
 OperationTraits traits(MapOperation operation);
+
+// Of two operands, the second a number: a function of its own.
+bool is_power_of_number(const MapFormula& formula);
+// Whether it is a half type's version of a function, which rounds to it (`from`) between operations.
+bool rounds_inside(const MapFormula& formula);
 
 // Of the struct in backend/cuda/fused_formulas.h; "" for kOpaque.
 const char* name_of(ReduceOperation operation);
@@ -28,6 +42,8 @@ const char* name_of(ReduceOperation operation);
 int entry_bytes(EntryType type);
 inline bool is_floating(EntryType type) { return type >= EntryType::kFloat16 && type <= EntryType::kFloat64; }
 
+// Whether a number stands in the place of operand j: a form replaces one, but of a product and a sum both factor and summand.
+bool is_number(const MapFormula& formula, int j);
 // How many inputs a map with this formula reads.
 int input_count(const MapFormula& formula);
 // Bytes of an entry of input j, and of the result.

@@ -15,6 +15,7 @@
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/driver.h"
 #include "backend/cuda/fused_engine.h"
+#include "backend/cuda/fused_interpreter.h"
 #include "backend/cuda/nvrtc.h"
 #include "backend/cuda/staging_pool.h"
 #include "backend/spin_lock.h"
@@ -284,9 +285,9 @@ class CudaDeviceImplementation final : public CudaDevice {
   }
   bool can_fuse(const FusedKernel& kernel) const override {
     std::call_once(engine_opened_, [&] { open_engine(); });
-    return engine_ != nullptr && FusedEngine::can_fuse(kernel);
+    return engine_ != nullptr && engine_->can_fuse(kernel);
   }
-  // On this thread the driver may not know the GPU's context yet.
+  // As open_engine() says.
   Status run_fused(const FusedCall& call) override {
     if (Status status = cuda_status(cudaSetDevice(gpu_.ordinal), "cudaSetDevice"); !status.ok()) return status;
     return engine_->run(call, stream_of_task);
@@ -355,17 +356,24 @@ class CudaDeviceImplementation final : public CudaDevice {
     return cuda_status(error, "cudaDeviceGetAttribute").ok() ? value : 0;
   }
 
-  // None where driver or compiler are missing, or too old for this GPU.
+  // None where the driver is missing, or the compiler and an interpreter for this GPU.
   void open_engine() const {
     const CudaDriver* const driver = CudaDriver::get();
+    if (driver == nullptr || !gpu_.check_not_forked().ok()) return;
+    const CurrentGpu current(gpu_.ordinal);
+    // On this thread the driver may not know the GPU's context yet.
+    if (!cuda_status(cudaSetDevice(gpu_.ordinal), "cudaSetDevice").ok()) return;
     const Nvrtc* const nvrtc = Nvrtc::get();
     const ComputeCapability capability{attribute(cudaDevAttrComputeCapabilityMajor),
                                        attribute(cudaDevAttrComputeCapabilityMinor)};
-    if (driver == nullptr || nvrtc == nullptr || !nvrtc->supports(capability)) return;
-    compiler_ = std::make_unique<NvrtcCompiler>(*nvrtc, capability);
+    if (nvrtc != nullptr && nvrtc->supports(capability)) {
+      compiler_ = std::make_unique<NvrtcCompiler>(*nvrtc, capability);
+    }
     machine_ = std::make_unique<DriverMachine>(*driver, attribute(cudaDevAttrMultiProcessorCount),
                                                [this](size_t bytes) { return allocator_.allocate(bytes); });
-    engine_ = std::make_unique<FusedEngine>(*machine_, *compiler_, FusedEngine::Options{KernelCache::default_folder()});
+    engine_ = std::make_unique<FusedEngine>(
+        *machine_, compiler_.get(),
+        FusedEngine::Options{.cache_folder = KernelCache::default_folder(), .interpreter = fused_interpreter_code()});
   }
 
   size_t capacity_ = 0;  // bytes; 0 where it is not known

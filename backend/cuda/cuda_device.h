@@ -15,8 +15,7 @@
 // it has its place in the queue's order: bytes that earlier work is still to write to the source
 // are not read too early. copy() blocks only while all staging buffers are under way.
 //
-// Fused kernels are compiled at run time, with NVRTC where the machine has it (fused_engine.h);
-// else can_fuse() refuses them all.
+// Fused kernels are interpreted and compiled at run time, with NVRTC where the machine has it (fused_engine.h).
 //
 // Thread safety: any thread. In a forked child the CUDA runtime is unusable: every call fails with
 // kDevice, and Blocks leak. Ownership: a Block is released only when no submitted work uses it. The

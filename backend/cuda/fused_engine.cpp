@@ -3,22 +3,34 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstdio>
 #include <cstdlib>
 #include <optional>
 #include <utility>
 
+#include "backend/cuda/fused_interpreter.h"
 #include "backend/spin_lock.h"
 
 namespace hetero::backend {
 namespace {
 
-constexpr size_t kMaxWords = 2048;  // of arguments: kMaxCudaOperands operands in kMaxFusedRank dimensions
+constexpr size_t kMaxWords = 4000;  // of arguments; what the driver takes
+static_assert(kMaxWords >= size_t{kInterpreterSizes[kInterpreterSizeCount - 1].words});
 constexpr size_t kMaxStageOperands = 2 * kMaxCudaOperands;
 constexpr size_t kMaxStages = 4;
 constexpr int64_t kMemoryAlignment = 256;
 constexpr int64_t kMinMemoryBytes = 1 << 20;
+// A kernel that ran so often by the interpreter is worth compiling.
+constexpr int kRunsBeforeCompiling = 3;
 
 int64_t align(int64_t bytes) { return (bytes + kMemoryAlignment - 1) & ~(kMemoryAlignment - 1); }
+
+std::string first_lines(const std::string& text) {
+  constexpr int kLines = 3;
+  size_t end = 0;
+  for (int line = 0; line < kLines && end != std::string::npos; ++line) end = text.find('\n', end + 1);
+  return text.substr(0, end);
+}
 
 int64_t next_identity() {
   static std::atomic<int64_t> last{0};
@@ -62,9 +74,13 @@ struct FusedEngine::Code {
 
   CudaSource source;
   std::atomic<State> state{State::kNone};
-  std::mutex making;  // of what follows
+  std::atomic<bool> has_program{false};  // its kernel can be interpreted
+  std::atomic<int> interpreted{0};       // runs of which the code was missed
+  std::atomic<bool> asked{false};        // whether the thread was told
+  std::mutex making;                     // of what follows
   std::string binary;
   bool from_disk = false;
+  bool looked_up = false;        // on disk
   std::vector<void*> functions;  // of source.entries; constant once ready
   Status failure;
 
@@ -75,6 +91,7 @@ struct FusedEngine::Code {
 struct FusedEngine::Variant {
   std::shared_ptr<Code> code;
   CudaLaunch launch;
+  std::optional<InterpreterProgram> program;
 };
 
 struct FusedEngine::Stage {
@@ -89,12 +106,19 @@ struct FusedEngine::Plan : DevicePart {
   int64_t temporary_bytes = 0;
 };
 
-FusedEngine::FusedEngine(CudaMachine& machine, CudaCompiler& compiler, Options options)
+FusedEngine::FusedEngine(CudaMachine& machine, CudaCompiler* compiler, Options options)
     : machine_(machine),
       compiler_(compiler),
       cache_(std::move(options.cache_folder)),
+      warn_(std::move(options.warn)),
       identity_(next_identity()),
-      created_in_fork_generation_(fork_generation()) {}
+      created_in_fork_generation_(fork_generation()) {
+  if (options.interpreter.empty()) return;
+  std::vector<std::string> names;
+  for (const InterpreterSize& it : kInterpreterSizes) names.emplace_back(it.name);
+  Result<std::vector<void*>> functions = machine_.load(std::string(options.interpreter), names);
+  if (functions.ok()) interpreter_ = std::move(functions.value());
+}
 
 FusedEngine::~FusedEngine() {
   if (fork_generation() != created_in_fork_generation_) {
@@ -114,35 +138,65 @@ std::shared_ptr<FusedEngine::Code> FusedEngine::code_of(const CudaSource& source
   return code;
 }
 
-// REQUIRES: code.making is held.
+bool FusedEngine::can_fuse(const FusedKernel& kernel) const {
+  if (cuda_refusal(kernel) != nullptr) return false;
+  return compiler_ != nullptr || (has_interpreter() && can_interpret(kernel));
+}
+
+// REQUIRES: code.making is held; there is a compiler. This and the next two.
+bool FusedEngine::find_on_disk(Code& code) {
+  if (std::exchange(code.looked_up, true)) return false;
+  std::optional<std::string> found = cache_.find(code.source.text, compiler_->target());
+  if (!found.has_value()) return false;
+  code.binary = std::move(*found);
+  code.from_disk = true;
+  ++from_disk_;
+  code.state.store(Code::State::kCompiled, std::memory_order_release);
+  return true;
+}
+
 Status FusedEngine::compile(Code& code) {
   if (code.state.load(std::memory_order_relaxed) != Code::State::kNone) return code.failure;
-  const std::string target = compiler_.target();
-  if (std::optional<std::string> found = cache_.find(code.source.text, target)) {
-    code.binary = std::move(*found);
-    code.from_disk = true;
-    ++from_disk_;
-  } else {
-    Result<std::string> made = compiler_.compile(code.source.text);
-    if (!made.ok()) {
-      code.failure = made.status();
-      code.state.store(Code::State::kFailed, std::memory_order_release);
-      return code.failure;
-    }
-    code.binary = std::move(made.value());
-    code.from_disk = false;
-    cache_.add(code.source.text, target, code.binary);
-    ++compiled_;
-  }
+  if (find_on_disk(code)) return {};
+  Result<std::string> made = compiler_->compile(code.source.text);
+  if (!made.ok()) return fail(code, made.status());
+  code.binary = std::move(made.value());
+  code.from_disk = false;
+  cache_.add(code.source.text, compiler_->target(), code.binary);
+  ++compiled_;
   code.state.store(Code::State::kCompiled, std::memory_order_release);
   return {};
 }
 
-Status FusedEngine::load(Code& code) {
+Status FusedEngine::fail(Code& code, Status why) {
+  code.failure = std::move(why);
+  code.state.store(Code::State::kFailed, std::memory_order_release);
+  ++failed_;
+  // What cannot be interpreted fails when it is run, and says so itself.
+  if (code.has_program.load() && !warned_.exchange(true)) {
+    const std::string sentence =
+        "hetero: cuda: a fused kernel could not be compiled and goes on being interpreted, which is slower: " +
+        first_lines(code.failure.message());
+    if (warn_) {
+      warn_(sentence);
+    } else {
+      std::fprintf(stderr, "%s\n", sentence.c_str());
+    }
+  }
+  return code.failure;
+}
+
+// Makes code ready that is compiled, and with Wait::kYes has it compiled first. REQUIRES: the device is current; there is a compiler.
+Status FusedEngine::load(const std::shared_ptr<Code>& shared, Wait wait) {
+  Code& code = *shared;
   const std::lock_guard lock(code.making);
   std::vector<std::string> names;
   for (const CudaEntry& it : code.source.entries) names.push_back(it.name);
   while (!code.is_ready()) {
+    if (code.state.load(std::memory_order_relaxed) == Code::State::kNone && wait == Wait::kNo) {
+      ask_for(shared);
+      return {};
+    }
     if (Status status = compile(code); !status.ok()) return status;
     Result<std::vector<void*>> functions = machine_.load(code.binary, names);
     if (functions.ok()) {
@@ -153,17 +207,27 @@ Status FusedEngine::load(Code& code) {
       code.state.store(Code::State::kReady, std::memory_order_release);
     } else if (code.from_disk) {
       // The driver does not take it: it is made anew, and replaces what is on disk.
-      Result<std::string> made = compiler_.compile(code.source.text);
-      if (!made.ok()) return made.status();
-      code.binary = std::move(made.value());
-      code.from_disk = false;
-      cache_.add(code.source.text, compiler_.target(), code.binary);
-      ++compiled_;
+      code.asked.store(false);
+      code.state.store(Code::State::kNone, std::memory_order_release);
     } else {
-      return functions.status();
+      // What cannot be interpreted is tried again by the next run: there may be more memory then.
+      return code.has_program.load() ? fail(code, functions.status()) : functions.status();
     }
   }
   return {};
+}
+
+// Brings the code of a kernel that is about to be interpreted nearer, without waiting for it.
+void FusedEngine::hasten(const std::shared_ptr<Code>& code) {
+  const Code::State state = code->state.load(std::memory_order_acquire);
+  if (state == Code::State::kCompiled) (void)load(code, Wait::kNo);
+  if (state != Code::State::kNone) return;
+  const int runs = code->interpreted.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (runs == kRunsBeforeCompiling) ask_for(code);
+  if (runs > 1) return;
+  bool found = false;
+  if (const std::unique_lock making(code->making, std::try_to_lock); making.owns_lock()) found = find_on_disk(*code);
+  if (found) (void)load(code, Wait::kNo);
 }
 
 // ---- plans ----------------------------------------------------------------------------------------------------------------------------------
@@ -190,6 +254,10 @@ FusedEngine::Variant* FusedEngine::make_variant(Stage& stage, bool aligned) {
   auto made = std::make_unique<Variant>();
   made->code = code_of(write_source(stage.cuda.kernel, chosen));
   made->launch = plan_launch(made->code->source, stage.cuda.space, multiprocessors);
+  if (has_interpreter() && !made->code->is_ready()) {
+    made->program = interpreter_program(stage.cuda.kernel, chosen, stage.cuda.space, made->launch);
+    if (made->program.has_value()) made->code->has_program.store(true);
+  }
   stage.owned[aligned] = std::move(made);
   stage.variants[aligned].store(stage.owned[aligned].get(), std::memory_order_release);
   return stage.owned[aligned].get();
@@ -198,9 +266,13 @@ FusedEngine::Variant* FusedEngine::make_variant(Stage& stage, bool aligned) {
 Result<FusedEngine::Variant*> FusedEngine::ready_variant(Stage& stage, bool aligned) {
   Variant* variant = stage.variants[aligned].load(std::memory_order_acquire);
   if (variant == nullptr) variant = make_variant(stage, aligned);
-  if (!variant->code->is_ready()) {
-    if (Status status = load(*variant->code); !status.ok()) return status;
+  if (variant->code->is_ready()) return variant;
+  if (variant->program.has_value()) {
+    if (compiler_ != nullptr) hasten(variant->code);
+    return variant;
   }
+  if (compiler_ == nullptr) return Status(ErrorClass::kInternal, "a fused kernel is too large for the interpreter");
+  if (Status status = load(variant->code, Wait::kYes); !status.ok()) return status;
   return variant;
 }
 
@@ -261,6 +333,12 @@ Status FusedEngine::run_plan(Plan& plan, const FusedCall& call, void* stream) {
 
 Status FusedEngine::run_stage(const Variant& variant, const Stage& stage, void* const* operands, const Number* numbers,
                               char* states, void* stream) {
+  return variant.code->is_ready() ? run_code(variant, stage, operands, numbers, states, stream)
+                                  : run_program(variant, operands, numbers, states, stream);
+}
+
+Status FusedEngine::run_code(const Variant& variant, const Stage& stage, void* const* operands, const Number* numbers,
+                             char* states, void* stream) {
   const Code& code = *variant.code;
   std::array<uint64_t, kMaxWords> words;
   if (code.source.arguments.size() > words.size()) {
@@ -268,12 +346,30 @@ Status FusedEngine::run_stage(const Variant& variant, const Stage& stage, void* 
   }
   fill_arguments(code.source, stage.cuda.space, variant.launch, operands, numbers, states, words.data());
   for (size_t e = 0; e < code.functions.size(); ++e) {
-    const auto blocks = static_cast<unsigned>(variant.launch.blocks(code.source.entries[e]));
-    Status status = machine_.launch(code.functions[e], blocks, kCudaThreads, words.data(), stream);
-    if (!status.ok()) return status;
-    launches_.fetch_add(1, std::memory_order_relaxed);
+    const int64_t blocks = variant.launch.blocks(code.source.entries[e].kind);
+    if (Status status = launch(code.functions[e], blocks, words.data(), stream); !status.ok()) return status;
   }
   return {};
+}
+
+Status FusedEngine::run_program(const Variant& variant, void* const* operands, const Number* numbers, char* states,
+                                void* stream) {
+  const InterpreterProgram& program = *variant.program;
+  std::array<uint64_t, kMaxWords> words;
+  program.fill(operands, numbers, states, words.data());
+  for (const InterpreterProgram::Launch& it : program.launches) {
+    program.choose(it, words.data());
+    Status status = launch(interpreter_[program.size], variant.launch.blocks(it.kind), words.data(), stream);
+    if (!status.ok()) return status;
+    interpreted_.fetch_add(1, std::memory_order_relaxed);
+  }
+  return {};
+}
+
+Status FusedEngine::launch(void* function, int64_t blocks, uint64_t* words, void* stream) {
+  Status status = machine_.launch(function, static_cast<unsigned>(blocks), kCudaThreads, words, stream);
+  if (status.ok()) launches_.fetch_add(1, std::memory_order_relaxed);
+  return status;
 }
 
 // All kernels run on one stream, so what the last one left is no longer needed when the next one starts. Smaller memory is kept, since kernels that
@@ -293,17 +389,25 @@ Result<char*> FusedEngine::memory(int64_t bytes) {
 
 void FusedEngine::prepare(const FusedCall& call) {
   if (fork_generation() != created_in_fork_generation_) return;
-  std::call_once(started_, [&] { start_thread(); });
   std::unique_ptr<Plan> plan = make_plan(call.kernel, call.space, call.launch);
   for (const auto& stage : plan->stages) {
     const Variant* const variant = make_variant(*stage, true);
-    if (variant->code->state.load(std::memory_order_acquire) != Code::State::kNone) continue;
-    const std::lock_guard lock(mutex_);
-    wanted_.push_back(variant->code);
+    if (compiler_ == nullptr || variant->code->state.load(std::memory_order_acquire) != Code::State::kNone) continue;
+    ask_for(variant->code);
   }
-  changed_.notify_all();
   std::unique_ptr<DevicePart> kept = std::move(plan);
   call.launch.device_part.offer(kept);
+}
+
+// From the thread, which is started when it is first needed.
+void FusedEngine::ask_for(const std::shared_ptr<Code>& code) {
+  if (code->asked.exchange(true)) return;
+  std::call_once(started_, [&] { start_thread(); });
+  {
+    const std::lock_guard lock(mutex_);
+    wanted_.push_back(code);
+  }
+  changed_.notify_all();
 }
 
 void FusedEngine::start_thread() {
@@ -331,7 +435,7 @@ void FusedEngine::compile_in_background() {
     lock.unlock();
     {
       const std::lock_guard making(code->making);
-      (void)compile(*code);  // who runs the kernel is told
+      (void)compile(*code);  // a failure is kept
     }
     lock.lock();
     compiling_ = false;
@@ -345,7 +449,8 @@ void FusedEngine::wait_until_compiled() {
 }
 
 FusedEngine::Counters FusedEngine::counters() const {
-  return {launches_.load(), compiled_.load(), from_disk_.load(), loaded_.load(), planned_.load()};
+  return {launches_.load(),  interpreted_.load(), compiled_.load(), failed_.load(),
+          from_disk_.load(), loaded_.load(),      planned_.load()};
 }
 
 }  // namespace hetero::backend

@@ -1,14 +1,20 @@
-// FusedEngine: runs fused kernels on a GPU. It finds or makes the code of a kernel (fused_source.h) and launches it.
+// FusedEngine: runs fused kernels on a GPU. It finds or makes the code of a kernel (fused_source.h) and launches it; until there is code, the
+// precompiled interpreter runs the kernel (fused_interpreter.h).
 //
-//   FusedEngine engine(machine, compiler, {.cache_folder = KernelCache::default_folder()});
+//   FusedEngine engine(machine, &compiler, {.cache_folder = KernelCache::default_folder(), .interpreter = fused_interpreter_code()});
 //   if (engine.can_fuse(kernel)) engine.run(call, stream);
 //
-// What is known of a launch stands beside it (FusedLaunch::device_part): from its second run on, a run fills in the arguments and launches, without a
-// lock and without allocating. Only kernels that pass something on between launches (totals, rows that several blocks share) take a lock, since they
-// share the engine's memory.
+// A launch takes the first of these that there is:
 //
-// Code is one for all launches whose source is the same: sizes and numbers are arguments. It comes from the disk (kernel_cache.h) or from the
-// compiler. The first launch that needs it waits for it; code that is asked for ahead (prepare) is made by a thread of the engine.
+//   code that is loaded        what is known of a launch stands beside it (FusedLaunch::device_part): from its second run on, a run fills in the
+//                              arguments and launches, without a lock and without allocating
+//   code on disk               found by the first run (kernel_cache.h)
+//   the interpreter            at once, and as free of locks. A thread of the engine has code compiled meanwhile, from the third run on or since it was asked
+//                              for ahead (prepare). Where compiling fails, which is said once, the interpreter goes on
+//   code that is waited for    where the kernel is too large for the interpreter, or there is none
+//
+// Code is one for all launches whose source is the same: sizes and numbers are arguments. Only kernels that pass something on between launches (totals,
+// rows that several blocks share) take a lock, since they share the engine's memory.
 //
 // What touches the GPU and the compiler stands behind two interfaces, so that everything here is tested without either.
 //
@@ -21,9 +27,11 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -59,26 +67,33 @@ class CudaCompiler {
 class FusedEngine {
  public:
   struct Options {
-    std::string cache_folder;  // "" for none
+    std::string cache_folder = {};                               // "" for none
+    std::string_view interpreter = {};                           // its code; "" for none
+    std::function<void(const std::string& sentence)> warn = {};  // stderr, where there is none
   };
   struct Counters {
-    int64_t launches = 0;  // of functions
+    int64_t launches = 0;     // of functions
+    int64_t interpreted = 0;  // of these, the interpreter's
     int64_t compiled = 0;
+    int64_t failed = 0;  // to compile or to load
     int64_t from_disk = 0;
     int64_t loaded = 0;
     int64_t planned = 0;  // launches of which nothing was known
   };
 
-  FusedEngine(CudaMachine& machine, CudaCompiler& compiler, Options options);
+  // `compiler` may be null: then the interpreter runs everything. REQUIRES: the device is current. An interpreter that the machine does not take is
+  // none.
+  FusedEngine(CudaMachine& machine, CudaCompiler* compiler, Options options);
   FusedEngine(const FusedEngine&) = delete;
   FusedEngine& operator=(const FusedEngine&) = delete;
   // Waits for what is being compiled.
   ~FusedEngine();
 
-  static bool can_fuse(const FusedKernel& kernel) { return cuda_refusal(kernel) == nullptr; }
+  bool has_interpreter() const { return !interpreter_.empty(); }
+  bool can_fuse(const FusedKernel& kernel) const;
 
   // Enqueues the kernel on the stream. REQUIRES: can_fuse(call.kernel); the device is current.
-  // Errors: kDevice, where the compiler or the driver fails.
+  // Errors: kDevice, where the driver fails, or the compiler for what cannot be interpreted.
   Status run(const FusedCall& call, void* stream);
 
   // Has the code compiled in the background that runs of this launch with aligned operands need. Addresses and numbers are not looked at.
@@ -98,19 +113,30 @@ class FusedEngine {
   Variant* make_variant(Stage& stage, bool aligned);
   Result<Variant*> ready_variant(Stage& stage, bool aligned);
   std::shared_ptr<Code> code_of(const CudaSource& source);
+  bool find_on_disk(Code& code);
   Status compile(Code& code);
-  Status load(Code& code);
+  Status fail(Code& code, Status why);
+  enum class Wait : uint8_t { kNo, kYes };
+  Status load(const std::shared_ptr<Code>& code, Wait wait);
+  void hasten(const std::shared_ptr<Code>& code);
+  void ask_for(const std::shared_ptr<Code>& code);
   Status run_plan(Plan& plan, const FusedCall& call, void* stream);
   Status run_stage(const Variant& variant, const Stage& stage, void* const* operands, const Number* numbers,
                    char* states, void* stream);
+  Status run_code(const Variant& variant, const Stage& stage, void* const* operands, const Number* numbers,
+                  char* states, void* stream);
+  Status run_program(const Variant& variant, void* const* operands, const Number* numbers, char* states, void* stream);
+  Status launch(void* function, int64_t blocks, uint64_t* words, void* stream);
   Result<char*> memory(int64_t bytes);
   void start_thread();
   void stop_thread();
   void compile_in_background();
 
   CudaMachine& machine_;
-  CudaCompiler& compiler_;
+  CudaCompiler* const compiler_;
   const KernelCache cache_;
+  const std::function<void(const std::string&)> warn_;
+  std::vector<void*> interpreter_;  // its functions, by size; empty where there is none
   const int64_t identity_;
   const int created_in_fork_generation_;
 
@@ -127,7 +153,8 @@ class FusedEngine {
   char* memory_ = nullptr;
   int64_t memory_bytes_ = 0;
 
-  std::atomic<int64_t> launches_{0}, compiled_{0}, from_disk_{0}, loaded_{0}, planned_{0};
+  std::atomic<bool> warned_{false};
+  std::atomic<int64_t> launches_{0}, interpreted_{0}, compiled_{0}, failed_{0}, from_disk_{0}, loaded_{0}, planned_{0};
 };
 
 }  // namespace hetero::backend

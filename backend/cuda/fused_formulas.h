@@ -1,7 +1,7 @@
 // What the names of fused kernels compute on a GPU: a function for each MapOperation, a struct for each ReduceOperation of backend/cpu/fused.h.
 //
 // One definition for everything: this text stands at the head of each generated kernel (fused_source.h), which NVRTC compiles for a GPU and tests
-// compile as plain C++. So it includes nothing but <math.h>, and only on a host.
+// compile as plain C++, and the interpreter includes it (fused_interpreter.cu). So it includes nothing but <math.h>, and only on a host.
 //
 // Formulas are ATen's: exact operations give the CPU's bits, the others those of CUDA's math library. A product and a sum are one rounding only
 // where fma is written; generated kernels are compiled with --fmad=false, so that fusing changes no result. The half types are storage: what

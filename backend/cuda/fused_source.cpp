@@ -1,6 +1,5 @@
-// 1. Each value gets a level: how many reductions lie between it and what is loaded. A pass over the row of level L has all row values up to L.
-// 2. Each pass computes the reductions of its level, and from the loads on what they need; the last one what is stored.
-// 3. Steps become calls of fused_formulas.h, one statement each, on values that are held as bits.
+// 1. FusedLevels says which passes over the row there are, and what each computes.
+// 2. Steps become calls of fused_formulas.h, one statement each, on values that are held as bits.
 
 #include "backend/cuda/fused_source.h"
 
@@ -12,6 +11,7 @@
 
 #include "backend/cpu/fused_formula.h"
 #include "backend/cpu/fused_stages.h"
+#include "backend/cuda/fused_levels.h"
 #include "backend/cuda/fused_text.h"
 
 namespace hetero::backend {
@@ -19,6 +19,7 @@ namespace {
 
 using Kind = FusedStep::Kind;
 using Slot = CudaArgument::Kind;
+using Types = OperationTraits::Types;
 
 // Rows up to this length are a warp's.
 constexpr int64_t kWarpRow = 1024;
@@ -41,94 +42,6 @@ bool has_rows(const FusedKernel& kernel) {
 
 bool is_storage(EntryType type) { return type == EntryType::kFloat16 || type == EntryType::kBFloat16; }
 
-// Functions with a version that rounds to a half type between operations.
-bool rounds_inside(const MapFormula& formula) {
-  switch (formula.operation) {
-    case MapOperation::kRsqrt:
-    case MapOperation::kAddScaled:
-    case MapOperation::kSigmoidBackward:
-      return true;
-    case MapOperation::kPow:
-      return formula.form == NumberForm::kRight;
-    default:
-      return false;
-  }
-}
-
-bool is_power_of_number(const MapFormula& formula) {
-  return formula.operation == MapOperation::kPow && formula.form == NumberForm::kRight;
-}
-
-// What rounds has no meaning for integers.
-bool takes_integers(const MapFormula& formula) {
-  using O = MapOperation;
-  switch (formula.operation) {
-    case O::kNegate:
-    case O::kAbs:
-    case O::kSign:
-    case O::kFloor:
-    case O::kCeil:
-    case O::kRound:
-    case O::kTrunc:
-    case O::kRelu:
-    case O::kAdd:
-    case O::kSub:
-    case O::kMul:
-    case O::kMaximum:
-    case O::kMinimum:
-    case O::kAddScaled:
-    case O::kAddcmul:
-    case O::kEqual:
-    case O::kNotEqual:
-    case O::kLess:
-    case O::kLessEqual:
-    case O::kGreater:
-    case O::kGreaterEqual:
-    case O::kClamp:
-    case O::kClampMin:
-    case O::kClampMax:
-    case O::kThreshold:
-    case O::kBitwiseAnd:
-    case O::kBitwiseOr:
-    case O::kBitwiseXor:
-    case O::kBitwiseNot:
-    case O::kLogicalAnd:
-    case O::kLogicalOr:
-    case O::kLogicalNot:
-      return true;
-    default:
-      return is_power_of_number(formula);
-  }
-}
-
-// Bools have operations of their own for what they can do.
-bool takes_bools(const MapFormula& formula) {
-  using O = MapOperation;
-  switch (formula.operation) {
-    case O::kNegate:
-    case O::kFloor:
-    case O::kCeil:
-    case O::kRound:
-    case O::kTrunc:
-    case O::kRelu:
-    case O::kSub:
-    case O::kAddcmul:
-    case O::kClamp:
-    case O::kClampMin:
-    case O::kClampMax:
-    case O::kThreshold:
-      return false;
-    default:
-      return takes_integers(formula) && !is_power_of_number(formula);
-  }
-}
-
-bool is_bitwise(MapOperation operation) {
-  using O = MapOperation;
-  return operation == O::kBitwiseAnd || operation == O::kBitwiseOr || operation == O::kBitwiseXor ||
-         operation == O::kBitwiseNot;
-}
-
 bool can_write(const MapFormula& formula) {
   using O = MapOperation;
   const EntryType type = formula.type;
@@ -136,8 +49,10 @@ bool can_write(const MapFormula& formula) {
   if (formula.operation == O::kConvert) return true;
   if (formula.operation == O::kWhere || formula.operation == O::kMaskedFill) return formula.form == NumberForm::kNone;
   if (is_storage(type) || (formula.form != NumberForm::kNone && traits(formula.operation).operands < 2)) return false;
-  if (type == EntryType::kBool) return takes_bools(formula);
-  return is_floating(type) ? !is_bitwise(formula.operation) : takes_integers(formula);
+  const Types types = traits(formula.operation).types;
+  if (type == EntryType::kBool) return types == Types::kAll || types == Types::kBits;
+  if (is_floating(type)) return types != Types::kBits;
+  return types != Types::kFloating || is_power_of_number(formula);
 }
 
 bool can_write(const ReducerFormula& formula) {
@@ -234,13 +149,8 @@ std::string operand_type(const MapFormula& formula) {
 
 class Writer {
  public:
-  Writer(const FusedKernel& kernel, const CudaVariant& variant) : kernel_(kernel), variant_(variant) {
-    definition_.assign(kernel.values.size(), 0);
-    for (size_t s = 0; s < kernel.steps.size(); ++s) {
-      if (kernel.steps[s].kind != Kind::kStore) definition_[kernel.steps[s].value] = s;
-    }
-    find_levels();
-  }
+  Writer(const FusedKernel& kernel, const CudaVariant& variant)
+      : kernel_(kernel), variant_(variant), levels_(kernel, variant) {}
 
   CudaSource write() {
     CudaSource source;
@@ -255,37 +165,11 @@ class Writer {
     } else {
       write_parts(source);
     }
-    source.reductions = variant_.parts ? reductions_ : 0;
+    source.reductions = variant_.parts ? levels_.reductions() : 0;
     return source;
   }
 
  private:
-  // -- Levels --
-
-  void find_levels() {
-    level_.assign(kernel_.values.size(), 0);
-    state_.assign(kernel_.values.size(), 0);
-    for (const FusedStep& it : kernel_.steps) {
-      if (it.kind == Kind::kStore) continue;
-      int level = 0;
-      for (int j = 0; j < it.input_count; ++j) level = std::max(level, level_[it.inputs[j]]);
-      if (it.kind == Kind::kReduce) {
-        state_[it.value] = reductions_++;
-        ++level;
-      }
-      level_[it.value] = level;
-      last_level_ = std::max(last_level_, level);
-    }
-  }
-
-  bool is_row_store(const FusedStep& it) const {
-    return it.kind == Kind::kStore && variant_.operands[it.operand].row_store;
-  }
-  bool has_store(bool of_rows) const {
-    return std::ranges::any_of(
-        kernel_.steps, [&](const FusedStep& it) { return it.kind == Kind::kStore && is_row_store(it) == of_rows; });
-  }
-
   // -- Arguments --
 
   void declare(std::vector<CudaArgument>& to, const std::string& type, const std::string& name, CudaArgument argument) {
@@ -412,11 +296,8 @@ class Writer {
     int input = 0, next_number = it.first_number;
     std::string list;
     for (int j = 0; j < operation.operands; ++j) {
-      const bool both = formula.operation == MapOperation::kMulAdd && formula.form == NumberForm::kRight && j > 0;
-      const bool replaced =
-          both || (formula.form == NumberForm::kRight && j == 1) || (formula.form == NumberForm::kLeft && j == 0);
       if (j > 0) list += ", ";
-      if (replaced) {
+      if (is_number(formula, j)) {
         list += number(power ? wide : type, next_number++);
       } else {
         const bool is_condition = (formula.operation == MapOperation::kWhere && j == 0) ||
@@ -425,11 +306,12 @@ class Writer {
       }
     }
     for (int k = 0; k < operation.numbers; ++k) {
-      list += ", " + number(operation.wide_numbers ? "double" : type, next_number++);
+      list +=
+          ", " + number(operation.number_type == OperationTraits::NumberType::kDouble ? "double" : type, next_number++);
     }
     std::string function = operation.name;
     if (power) function += "_of_number";
-    if (formula.from != EntryType{} && rounds_inside(formula)) {
+    if (rounds_inside(formula)) {
       function += std::string("_in<") + type_name(formula.from) + ">";
     }
     // Headers of a host have functions of some of these names.
@@ -497,7 +379,7 @@ class Writer {
   // Row values of this level, but for reductions, which passes give.
   void row_values(int level) {
     for (const FusedStep& it : kernel_.steps) {
-      if (it.kind == Kind::kStore || !is_row(kernel_, it.value) || level_[it.value] != level) continue;
+      if (it.kind == Kind::kStore || !levels_.is_row(it.value) || levels_.level(it.value) != level) continue;
       if (it.kind == Kind::kLoad) {
         define(it.value, "*reinterpret_cast<const " + type_of_value(it.value) + "*>(p" + str(it.operand) + ")");
       } else if (it.kind == Kind::kReduce) {
@@ -508,28 +390,7 @@ class Writer {
     }
   }
 
-  bool is_reduction_of(const FusedStep& it, int level) const {
-    return it.kind == Kind::kReduce && level_[it.value] == level + 1;
-  }
-
   // -- Passes over entries --
-
-  // Element values that the pass needs.
-  std::vector<uint8_t> needed(int level, bool stores) const {
-    std::vector<uint8_t> result(kernel_.values.size());
-    const auto need = [&](auto& self, uint16_t value) -> void {
-      if (result[value] != 0 || is_row(kernel_, value)) return;
-      result[value] = 1;
-      const FusedStep& it = kernel_.steps[definition_[value]];
-      for (int j = 0; j < it.input_count; ++j) self(self, it.inputs[j]);
-    };
-    for (const FusedStep& it : kernel_.steps) {
-      if (stores ? it.kind == Kind::kStore && !is_row_store(it) : is_reduction_of(it, level)) {
-        need(need, stores ? it.value : it.inputs[0]);
-      }
-    }
-    return result;
-  }
 
   std::string address(uint16_t operand) const {
     const CudaVariant::Operand& it = variant_.operands[operand];
@@ -552,7 +413,7 @@ class Writer {
 
   // What happens to entries i .. i + vector.
   void entries(int level, bool stores) {
-    const std::vector<uint8_t> wanted = needed(level, stores);
+    const std::vector<uint8_t> wanted = levels_.needed(level, stores);
     const std::string array = "[" + str(variant_.vector) + "]";
     std::vector<uint8_t> seen(static_cast<size_t>(variant_.shapes));
     const auto place = [&](uint16_t operand) {
@@ -564,7 +425,7 @@ class Writer {
         place(it.operand);
         line(type_of_value(it.value) + " l" + str(it.value) + array + ";");
         transfer("load", it.operand, "l" + str(it.value), address(it.operand));
-      } else if (it.kind == Kind::kStore && stores && !is_row_store(it)) {
+      } else if (stores && levels_.is_entry_store(it)) {
         place(it.operand);
         line(type_of_value(it.value) + " s" + str(it.operand) + array + ";");
       }
@@ -573,8 +434,8 @@ class Writer {
     open("for (int k = 0; k < " + str(variant_.vector) + "; ++k)");
     for (const FusedStep& it : kernel_.steps) {
       if (it.kind == Kind::kStore) {
-        if (stores && !is_row_store(it)) line("s" + str(it.operand) + "[k] = " + name(it.value) + ";");
-      } else if (!stores && is_reduction_of(it, level)) {
+        if (stores && levels_.is_entry_store(it)) line("s" + str(it.operand) + "[k] = " + name(it.value) + ";");
+      } else if (!stores && levels_.is_reduction_of(it, level)) {
         line(state(it.value) + ".add(as<" + reducer_type(kernel_, it) + "::Entry>(" + name(it.inputs[0]) +
              "), static_cast<Index64>(i + k));");
       } else if (wanted[it.value] != 0) {
@@ -583,7 +444,7 @@ class Writer {
     }
     close();
     for (const FusedStep& it : kernel_.steps) {
-      if (it.kind == Kind::kStore && stores && !is_row_store(it)) {
+      if (stores && levels_.is_entry_store(it)) {
         transfer("store", it.operand, address(it.operand), "s" + str(it.operand));
       }
     }
@@ -599,18 +460,18 @@ class Writer {
 
   void reduce(int level) {
     for (const FusedStep& it : kernel_.steps) {
-      if (is_reduction_of(it, level)) begin_reduction(it);
+      if (levels_.is_reduction_of(it, level)) begin_reduction(it);
     }
     pass(level, false);
     for (const FusedStep& it : kernel_.steps) {
-      if (!is_reduction_of(it, level)) continue;
+      if (!levels_.is_reduction_of(it, level)) continue;
       line(state(it.value) + " = reduce_group<" + str(variant_.group) + ">(" + state(it.value) + ", memory);");
     }
   }
 
   void store_row_values() {
     for (const FusedStep& it : kernel_.steps) {
-      if (!is_row_store(it)) continue;
+      if (!levels_.is_row_store(it)) continue;
       line("*reinterpret_cast<" + type_of_value(it.value) + "*>(p" + str(it.operand) + ") = " + name(it.value) + ";");
     }
   }
@@ -627,7 +488,7 @@ class Writer {
   }
 
   void declare_memory() {
-    if (reductions_ > 0) line("__shared__ Bits128 memory[kThreads * kStateBytes / 16];");
+    if (levels_.reductions() > 0) line("__shared__ Bits128 memory[kThreads * kStateBytes / 16];");
     line("const Index lane = threadIdx.x % " + str(variant_.group) + ";");
   }
 
@@ -642,12 +503,12 @@ class Writer {
     line("const Index row = live ? wanted : static_cast<Index>(a.rows) - 1;");
     line("const Index begin = 0, end = static_cast<Index>(a.row);");
     row_addresses();
-    for (int level = 0; level <= last_level_; ++level) {
+    for (int level = 0; level <= levels_.last(); ++level) {
       row_values(level);
-      if (level < last_level_) reduce(level);
+      if (level < levels_.last()) reduce(level);
     }
-    if (has_store(false)) pass(last_level_, true, " && live");
-    if (has_store(true)) {
+    if (levels_.has_entry_stores()) pass(levels_.last(), true, " && live");
+    if (levels_.has_row_stores()) {
       // The group's threads may still be reading what is overwritten.
       line("synchronize_group<" + str(variant_.group) + ">();");
       open("if (live && lane == 0)");
@@ -659,7 +520,8 @@ class Writer {
 
   // Where the parts of the row have left their states of the reduction.
   std::string states_of(const FusedStep& it) const {
-    return "a.states + ((static_cast<Bits64>(" + str(state_[it.value]) + ") * a.rows + row) * a.parts) * kStateBytes";
+    return "a.states + ((static_cast<Bits64>(" + str(levels_.reduction(it.value)) +
+           ") * a.rows + row) * a.parts) * kStateBytes";
   }
 
   // The row values up to the level, with states of earlier passes merged.
@@ -667,7 +529,7 @@ class Writer {
     row_addresses();
     for (int below = 0; below <= level; ++below) {
       for (const FusedStep& it : kernel_.steps) {
-        if (it.kind != Kind::kReduce || level_[it.value] != below) continue;
+        if (it.kind != Kind::kReduce || levels_.level(it.value) != below) continue;
         line(reducer_type(kernel_, it) + " " + state(it.value) + ";");
         line("merge_parts(" + state(it.value) + ", " + states_of(it) + ", a.parts);");
       }
@@ -676,17 +538,18 @@ class Writer {
   }
 
   void write_parts(CudaSource& source) {
-    for (int level = 0; level < last_level_; ++level) {
+    for (int level = 0; level < levels_.last(); ++level) {
       entry(source, CudaEntry::Kind::kPass, "fused_pass" + str(level), [&] { write_part(level, false); });
     }
-    if (has_store(false)) entry(source, CudaEntry::Kind::kPass, "fused_stores", [&] { write_part(last_level_, true); });
-    if (!has_store(true)) return;
+    if (levels_.has_entry_stores())
+      entry(source, CudaEntry::Kind::kPass, "fused_stores", [&] { write_part(levels_.last(), true); });
+    if (!levels_.has_row_stores()) return;
     entry(source, CudaEntry::Kind::kRows, "fused_rows", [&] {
       line("const Index step = static_cast<Index>(gridDim.x) * kThreads;");
       open(
           "for (Index row = static_cast<Index>(blockIdx.x) * kThreads + threadIdx.x; row < static_cast<Index>(a.rows); "
           "row += step)");
-      row_values_from_states(last_level_);
+      row_values_from_states(levels_.last());
       store_row_values();
       close();
     });
@@ -707,7 +570,7 @@ class Writer {
       reduce(level);
       open("if (lane == 0)");
       for (const FusedStep& it : kernel_.steps) {
-        if (!is_reduction_of(it, level)) continue;
+        if (!levels_.is_reduction_of(it, level)) continue;
         line("*reinterpret_cast<" + reducer_type(kernel_, it) + "*>(" + states_of(it) +
              " + part * kStateBytes) = " + state(it.value) + ";");
       }
@@ -718,14 +581,9 @@ class Writer {
 
   const FusedKernel& kernel_;
   const CudaVariant& variant_;
+  const FusedLevels levels_;
   std::string arguments_, body_;
   int depth_ = 0;
-  int last_level_ = 0;
-  int reductions_ = 0;
-  // By value.
-  std::vector<size_t> definition_;
-  std::vector<int> level_;
-  std::vector<int> state_;  // of reductions: their number
 };
 
 // ---- the variant --------------------------------------------------------------------------------------------------------------------------

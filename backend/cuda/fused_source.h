@@ -4,7 +4,7 @@
 //   CudaSource source = write_source(kernel, variant);       // compile source.text, e.g. with NVRTC
 //   CudaLaunch plan = plan_launch(source, space);             // blocks, parts of rows, memory for states
 //   fill_arguments(source, space, plan, operands, numbers, states, words);
-//   for (entry of source.entries) launch entry.name with plan.blocks(entry) blocks of kCudaThreads threads and the words
+//   for (entry of source.entries) launch entry.name with plan.blocks(entry.kind) blocks of kCudaThreads threads and the words
 //
 // The text depends on the kernel's structure and on the variant: which operands are read in vectors, in how many dimensions each one is walked. Sizes,
 // strides, addresses and numbers are arguments, so one text serves many shapes.
@@ -132,9 +132,7 @@ struct CudaLaunch {
   int64_t part_length = 0;
   int64_t state_bytes = 0;  // of the memory for states
 
-  int64_t blocks(const CudaEntry& entry) const {
-    return entry.kind == CudaEntry::Kind::kRows ? row_blocks : whole_blocks;
-  }
+  int64_t blocks(CudaEntry::Kind kind) const { return kind == CudaEntry::Kind::kRows ? row_blocks : whole_blocks; }
 };
 CudaLaunch plan_launch(const CudaSource& source, const RowSpace& space, int multiprocessors);
 

@@ -1,6 +1,6 @@
-// What the threads of a block do together in generated kernels: reductions of a group of threads, and memory in vectors.
+// What the threads of a block do together in generated kernels and in the interpreter: reductions of a group of threads, and memory in vectors.
 //
-// Stands behind fused_formulas.h at the head of each generated kernel (fused_source.h). A group is the threads that work on one row: a warp, or the
+// Stands behind fused_formulas.h at the head of each generated kernel (fused_source.h) and in fused_interpreter.cu. A group is the threads that work on one row: a warp, or the
 // whole block. States are merged in a tree whose shape depends on the group alone, so that results do not change from run to run.
 
 #pragma once

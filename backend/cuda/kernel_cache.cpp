@@ -1,14 +1,19 @@
 #include "backend/cuda/kernel_cache.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
+#include <memory>
+#include <vector>
 
 #include "backend/fnv.h"
 
@@ -24,6 +29,10 @@ struct Header {
 };
 constexpr char kMagic[8] = {'h', 'e', 't', 'k', 'e', 'r', 'n', '1'};
 constexpr uint64_t kMaxCodeBytes = uint64_t{64} << 20;
+constexpr std::string_view kSuffix = ".cubin";
+// The folder is looked through when this part of the limit was added, and then so much is made room for.
+constexpr int64_t kTrimsPerLimit = 8;
+constexpr time_t kAbandonedSeconds = 3600;
 
 Header header_of(std::string_view source, std::string_view target, std::string_view code) {
   Header header{};
@@ -65,6 +74,7 @@ class File {
     }
     return true;
   }
+  void touch() const { (void)futimens(descriptor_, nullptr); }
   bool at_end() const {
     char more;
     return read(descriptor_, &more, 1) == 0;
@@ -96,7 +106,7 @@ std::string KernelCache::path_of(std::string_view source, std::string_view targe
   first.add(source);
   second.add(source);
   second.add(target);
-  return folder_ + "/" + hexadecimal(first.value()) + hexadecimal(second.value()) + ".cubin";
+  return folder_ + "/" + hexadecimal(first.value()) + hexadecimal(second.value()) + std::string(kSuffix);
 }
 
 bool KernelCache::make_folder() const {
@@ -117,6 +127,7 @@ std::optional<std::string> KernelCache::find(std::string_view source, std::strin
   if (!file.read_all(code.data(), code.size()) || !file.at_end()) return std::nullopt;
   const Header expected = header_of(source, target, code);
   if (std::memcmp(&header, &expected, sizeof(header)) != 0) return std::nullopt;
+  file.touch();
   return code;
 }
 
@@ -132,7 +143,47 @@ void KernelCache::add(std::string_view source, std::string_view target, std::str
     const Header header = header_of(source, target, code);
     complete = file.write_all(&header, sizeof(header)) && file.write_all(code.data(), code.size());
   }
-  if (!complete || rename(unfinished.c_str(), path.c_str()) != 0) unlink(unfinished.c_str());
+  if (!complete || rename(unfinished.c_str(), path.c_str()) != 0) {
+    unlink(unfinished.c_str());
+    return;
+  }
+  const int64_t before = added_.fetch_add(static_cast<int64_t>(sizeof(Header) + code.size()));
+  if (before >= 0 && before < max_bytes_ / kTrimsPerLimit) return;
+  added_.store(0);
+  trim();
+}
+
+void KernelCache::trim() const {
+  struct Entry {
+    std::string name;
+    int64_t bytes;
+    timespec used;
+  };
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(folder_.c_str()), closedir);
+  if (folder == nullptr) return;
+  const int descriptor = dirfd(folder.get());
+  std::vector<Entry> entries;
+  int64_t total = 0;
+  while (const dirent* it = readdir(folder.get())) {
+    struct stat status;
+    const std::string_view name = it->d_name;
+    if (name.find(kSuffix) == name.npos || fstatat(descriptor, it->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    if (!S_ISREG(status.st_mode)) continue;
+    // What a process did not live to finish.
+    if (!name.ends_with(kSuffix) && time(nullptr) - status.st_mtime > kAbandonedSeconds) {
+      unlinkat(descriptor, it->d_name, 0);
+      continue;
+    }
+    entries.push_back({std::string(name), status.st_size, status.st_mtim});
+    total += status.st_size;
+  }
+  if (total <= max_bytes_) return;
+  std::ranges::sort(entries, {}, [](const Entry& it) { return std::pair(it.used.tv_sec, it.used.tv_nsec); });
+  for (const Entry& it : entries) {
+    if (total <= max_bytes_ - max_bytes_ / kTrimsPerLimit) return;
+    unlinkat(descriptor, it.name.c_str(), 0);
+    total -= it.bytes;
+  }
 }
 
 }  // namespace hetero::backend

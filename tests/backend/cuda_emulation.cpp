@@ -4,86 +4,20 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <utility>
 
+#include "backend/cuda/fused_interpreter.h"
 #include "backend/cuda/fused_text.h"
+#include "tests/backend/interpreter_emulation.h"
 
 namespace hetero::backend::testing {
 namespace {
-
-// What CUDA has and C++ lacks.
-constexpr const char* kPrelude = R"prelude(
-#include <ucontext.h>
-#include <functional>
-#include <memory>
-#include <vector>
-#define __global__
-#define __shared__ static
-#define __launch_bounds__(threads)
-#define __grid_constant__
-struct Index3 { unsigned x; };
-static Index3 threadIdx, blockIdx, gridDim;
-
-namespace emulation {
-constexpr unsigned kThreads = 256;
-struct Fiber {
-  ucontext_t context;
-  std::unique_ptr<char[]> stack;
-  bool done;
-};
-static Fiber fibers[kThreads];
-static ucontext_t scheduler;
-static const std::function<void()>* body;
-static void run_fiber() {
-  (*body)();
-  fibers[threadIdx.x].done = true;
-  swapcontext(&fibers[threadIdx.x].context, &scheduler);
-}
-// The other threads come to the same barrier before this one goes on.
-static void barrier() {
-  const unsigned own = threadIdx.x;
-  swapcontext(&fibers[own].context, &scheduler);
-  threadIdx.x = own;
-}
-static void run_block(const std::function<void()>& work) {
-  constexpr size_t kStack = 64 << 10;
-  body = &work;
-  for (Fiber& it : fibers) {
-    if (!it.stack) it.stack.reset(new char[kStack]);
-    it.done = false;
-    getcontext(&it.context);
-    it.context.uc_stack.ss_sp = it.stack.get();
-    it.context.uc_stack.ss_size = kStack;
-    it.context.uc_link = nullptr;
-    makecontext(&it.context, run_fiber, 0);
-  }
-  for (unsigned left = kThreads; left > 0;) {
-    for (unsigned t = 0; t < kThreads; ++t) {
-      if (fibers[t].done) continue;
-      threadIdx.x = t;
-      swapcontext(&scheduler, &fibers[t].context);
-      left -= fibers[t].done;
-    }
-  }
-}
-static void run(unsigned blocks, bool has_barriers, const std::function<void()>& work) {
-  gridDim.x = blocks;
-  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
-    if (has_barriers) {
-      run_block(work);
-      continue;
-    }
-    for (threadIdx.x = 0; threadIdx.x < kThreads; ++threadIdx.x) work();
-  }
-}
-}  // namespace emulation
-#define __syncthreads() emulation::barrier()
-#define __syncwarp() emulation::barrier()
-)prelude";
 
 std::string without(std::string text, const std::string& part) {
   for (size_t at; (at = text.find(part)) != std::string::npos;) text.erase(at, part.size());
@@ -107,20 +41,19 @@ std::string entry_name(size_t source, size_t entry) {
 
 }  // namespace
 
-bool has_compiler() {
+bool has_fibers() {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  constexpr bool kFollowsFibers = false;
+  std::fprintf(stderr, "sanitizers do not follow fibers: CUDA kernels are not run\n");
+  return false;
 #else
-  constexpr bool kFollowsFibers = true;
+  return true;
 #endif
-  static const bool found = [] {
-    const char* const why = !kFollowsFibers                                     ? "sanitizers do not follow fibers"
-                            : std::system("g++ --version >/dev/null 2>&1") != 0 ? "g++ was not found"
-                                                                                : nullptr;
-    if (why != nullptr) std::fprintf(stderr, "%s: generated CUDA kernels are not run\n", why);
-    return why == nullptr;
-  }();
-  return found;
+}
+
+bool has_compiler() {
+  static const bool found = std::system("g++ --version >/dev/null 2>&1") == 0;
+  if (!found) std::fprintf(stderr, "g++ was not found: generated CUDA kernels are not run\n");
+  return found && has_fibers();
 }
 
 CudaEmulation::~CudaEmulation() {
@@ -147,7 +80,7 @@ std::string CudaEmulation::compile() {
   char folder[] = "/tmp/hetero_emulation_XXXXXX";
   if (mkdtemp(folder) == nullptr) return "no folder for temporary files";
   folder_ = folder;
-  std::string text = std::string(kPrelude) + kFusedHead;
+  std::string text = "#include \"tests/backend/cuda_threads.h\"\n" + std::string(kFusedHead);
   for (size_t s = 0; s < sources_.size(); ++s) {
     const std::string space = "source_" + std::to_string(s);
     const std::string body = without(without(sources_[s].source.text, kFusedHead), "extern \"C\" ");
@@ -162,8 +95,9 @@ std::string CudaEmulation::compile() {
     }
   }
   std::ofstream(folder_ + "/kernels.cpp") << text;
-  const std::string command = "g++ -std=c++20 -O1 -fPIC -shared -w -ffp-contract=off -fno-strict-aliasing " + folder_ +
-                              "/kernels.cpp -o " + folder_ + "/kernels.so 2> " + folder_ + "/errors";
+  const std::string command =
+      "g++ -std=c++20 -O1 -fPIC -shared -w -ffp-contract=off -fno-strict-aliasing -I" HETERO_SOURCE_DIR " " + folder_ +
+      "/kernels.cpp -o " + folder_ + "/kernels.so 2> " + folder_ + "/errors";
   if (std::system(command.c_str()) != 0) return "g++ failed:\n" + read(folder_ + "/errors").substr(0, 4000);
   library_ = dlopen((folder_ + "/kernels.so").c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library_ == nullptr) return std::string("dlopen: ") + dlerror();
@@ -175,7 +109,8 @@ std::string CudaEmulation::compile() {
   return "";
 }
 
-void CudaEmulation::run(size_t which, void* const* operands, const Number* numbers) const {
+template <typename Run>
+void CudaEmulation::each_stage(size_t which, void* const* operands, Run run) const {
   const CudaStages& stages = kernels_[which].stages;
   std::vector<char> temporaries(static_cast<size_t>(stages.temporary_bytes) + 16);
   char* const base = align16(temporaries);
@@ -184,8 +119,51 @@ void CudaEmulation::run(size_t which, void* const* operands, const Number* numbe
     for (const StageOperand& it : stages.stages[s].operands) {
       addresses.push_back(it.is_temporary ? base + it.offset : operands[it.operand]);
     }
-    run(sources_[kernels_[which].sources[s]], stages.stages[s].space, addresses.data(), numbers);
+    run(stages.stages[s], sources_[kernels_[which].sources[s]], addresses.data());
   }
+}
+
+void CudaEmulation::run(size_t which, void* const* operands, const Number* numbers) const {
+  each_stage(which, operands, [&](const CudaStage& stage, const Source& source, void* const* addresses) {
+    run(source, stage.space, addresses, numbers);
+  });
+}
+
+bool CudaEmulation::interpret(size_t which, void* const* operands, const Number* numbers) const {
+  bool complete = true;
+  each_stage(which, operands, [&](const CudaStage& stage, const Source& source, void* const* addresses) {
+    complete = complete && interpret(stage, source.source, addresses, numbers);
+  });
+  return complete;
+}
+
+int CudaEmulation::interpreter_size(size_t which) const {
+  const std::vector<CudaStage>& stages = kernels_[which].stages.stages;
+  int size = 0;
+  for (size_t s = 0; s < stages.size() && size >= 0; ++s) {
+    const CudaSource& source = sources_[kernels_[which].sources[s]].source;
+    const auto program = interpreter_program(stages[s].kernel, source.variant, stages[s].space,
+                                             plan_launch(source, stages[s].space, kMultiprocessors));
+    size = program.has_value() ? std::max(size, program->size) : -1;
+  }
+  return size;
+}
+
+bool CudaEmulation::interpret(const CudaStage& stage, const CudaSource& source, void* const* operands,
+                              const Number* numbers) {
+  const CudaLaunch launch = plan_launch(source, stage.space, kMultiprocessors);
+  const std::optional<InterpreterProgram> program =
+      interpreter_program(stage.kernel, source.variant, stage.space, launch);
+  if (!program.has_value()) return false;
+  std::vector<char> states(static_cast<size_t>(launch.state_bytes) + 16);
+  // As many words as the kernel's parameter has; what the program leaves out must not matter.
+  std::vector<uint64_t> words(static_cast<size_t>(kInterpreterSizes[program->size].words), ~uint64_t{0});
+  program->fill(operands, numbers, align16(states), words.data());
+  for (const InterpreterProgram::Launch& it : program->launches) {
+    program->choose(it, words.data());
+    run_interpreter(program->size, static_cast<unsigned>(launch.blocks(it.kind)), words.data());
+  }
+  return true;
 }
 
 void CudaEmulation::run(const Source& source, const RowSpace& space, void* const* operands,
@@ -195,7 +173,7 @@ void CudaEmulation::run(const Source& source, const RowSpace& space, void* const
   std::vector<uint64_t> words(source.source.arguments.size());
   fill_arguments(source.source, space, launch, operands, numbers, align16(states), words.data());
   for (size_t e = 0; e < source.entries.size(); ++e) {
-    source.entries[e](static_cast<unsigned>(launch.blocks(source.source.entries[e])), words.data());
+    source.entries[e](static_cast<unsigned>(launch.blocks(source.source.entries[e].kind)), words.data());
   }
 }
 

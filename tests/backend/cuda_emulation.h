@@ -1,9 +1,11 @@
-// Runs generated CUDA kernels on the CPU: the system's g++ compiles their text, and a block's threads are fibers that take turns at barriers.
+// Runs CUDA kernels on the CPU: generated ones, whose text the system's g++ compiles, and programs of the interpreter, which the build has compiled.
+// A block's threads are fibers that take turns at barriers (cuda_threads.h).
 //
 //   CudaEmulation emulation;
 //   const size_t which = emulation.add(kernel, space, aligned);
 //   REQUIRE(emulation.compile() == "");          // all kernels in one go
 //   emulation.run(which, operands, numbers);
+//   emulation.interpret(which, operands, numbers);   // this needs no compile()
 //
 // Nothing is rounded together (-ffp-contract=off), as on the GPU.
 
@@ -18,7 +20,8 @@
 
 namespace hetero::backend::testing {
 
-// Whether there is a compiler; says so on stderr where there is none.
+// Whether kernels can be run at all, and whether generated ones can; each says so on stderr where not.
+bool has_fibers();
 bool has_compiler();
 
 class CudaEmulation {
@@ -36,6 +39,10 @@ class CudaEmulation {
   // What the compiler said, where it failed.
   std::string compile();
   void run(size_t which, void* const* operands, const Number* numbers) const;
+  // False where the kernel, or a stage of it, is too large for the interpreter; then nothing is complete.
+  bool interpret(size_t which, void* const* operands, const Number* numbers) const;
+  // The largest of kInterpreterSizes that its stages need; -1 where one is too large.
+  int interpreter_size(size_t which) const;
 
   // The texts of all kernels, and how many of their stages took each way.
   std::vector<std::string> texts() const;
@@ -54,7 +61,11 @@ class CudaEmulation {
     CudaStages stages;
     std::vector<size_t> sources;  // of each stage
   };
+  // run(stage, its source, its operands) for each stage.
+  template <typename Run>
+  void each_stage(size_t which, void* const* operands, Run run) const;
   void run(const Source& source, const RowSpace& space, void* const* operands, const Number* numbers) const;
+  static bool interpret(const CudaStage& stage, const CudaSource& source, void* const* operands, const Number* numbers);
 
   std::vector<Kernel> kernels_;
   std::vector<Source> sources_;

@@ -2,15 +2,23 @@
 
 #include "backend/cuda/cuda_device.h"
 
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "backend/cpu/fused_launch.h"
+#include "backend/cuda/driver.h"
+#include "backend/cuda/fused_engine.h"
+#include "backend/cuda/fused_interpreter.h"
+#include "backend/cuda/nvrtc.h"
 #include "backend/registry.h"
 #include "tests/backend/catch.h"
 #include "tests/backend/fused_program.h"
@@ -97,7 +105,40 @@ MapFunction named_add() {
   return {testing::kAdd<float>.pointer, {MapOperation::kAdd, EntryType::kFloat32, {}, NumberForm::kNone}};
 }
 
-TEST_CASE("a GPU runs fused kernels: entries, sums of rows, and their total") {
+TEST_CASE("the library carries the interpreter of fused kernels as code for GPUs") {
+  const std::string_view code = fused_interpreter_code();
+  if (code.empty()) {
+    WARN("nvcc is older than 12.1: there is no interpreter");
+    return;
+  }
+  // The mark of a "fat binary", in which nvcc puts code for several GPUs.
+  uint32_t mark = 0;
+  std::memcpy(&mark, code.data(), sizeof(mark));
+  REQUIRE(mark == 0xBA55ED50);
+  REQUIRE(code.size() > 10000);
+}
+
+// Runs a call twice on the GPU, each time within a task.
+template <typename Run>
+void run_on(Queue& queue, const FusedCall& call, Run run) {
+  struct Context {
+    const FusedCall& call;
+    Run& run;
+    Status status;
+  };
+  for (int round = 0; round < 2; ++round) {
+    Context context{call, run, {}};
+    const auto task = [](void* it) {
+      auto& self = *static_cast<Context*>(it);
+      self.status = self.run(self.call);
+    };
+    REQUIRE(queue.launch({task, &context}).ok());
+    INFO((context.status.ok() ? "" : context.status.message()));
+    REQUIRE(context.status.ok());
+  }
+}
+
+TEST_CASE("a GPU runs fused kernels, interpreted and compiled: entries, sums of rows, and their total") {
   const std::unique_ptr<CudaDevice> device = first_gpu();
   if (device == nullptr) return;
   Reducer sum = testing::kSum<float, float>;
@@ -115,10 +156,6 @@ TEST_CASE("a GPU runs fused kernels: entries, sums of rows, and their total") {
   std::fill_n(space.operands[3].strides, 2, 0);
   FusedLaunch launch;
   REQUIRE(prepare_fused(b.kernel, space, launch).ok());
-  if (!device->can_fuse(b.kernel)) {
-    WARN("this machine has no NVRTC for its GPU: fused kernels were not run");
-    return;
-  }
 
   std::vector<float> host(kRows * kRow);
   for (size_t i = 0; i < host.size(); ++i) host[i] = static_cast<float>(i % 7);  // whose sums are exact
@@ -128,11 +165,6 @@ TEST_CASE("a GPU runs fused kernels: entries, sums of rows, and their total") {
   REQUIRE(run_fused(launch, on_host.data(), nullptr));
 
   std::vector<Block> blocks;
-  struct Context {
-    CudaDevice* device;
-    FusedCall call;
-    Status status;
-  };
   std::vector<void*> operands;
   for (const std::vector<float>& it : expected) {
     Result<Block> block = device->allocate(it.size() * sizeof(float));
@@ -142,22 +174,47 @@ TEST_CASE("a GPU runs fused kernels: entries, sums of rows, and their total") {
   }
   Queue& compute = device->queue(QueueKind::kCompute);
   REQUIRE(compute.copy(operands[0], host.data(), host.size() * sizeof(float)).ok());
-  for (int round = 0; round < 2; ++round) {
-    Context context{device.get(), {b.kernel, space, launch, operands.data(), nullptr}, {}};
-    const auto run = [](void* it) {
-      auto& self = *static_cast<Context*>(it);
-      self.status = self.device->run_fused(self.call);
-    };
-    REQUIRE(compute.launch({run, &context}).ok());
-    INFO((context.status.ok() ? "" : context.status.message()));
-    REQUIRE(context.status.ok());
+  const auto check = [&](const char* way, auto run) {
+    INFO(way);
+    for (size_t o = 1; o < expected.size(); ++o) {
+      const std::vector<float> none(expected[o].size(), -1.0f);
+      REQUIRE(compute.copy(operands[o], none.data(), none.size() * sizeof(float)).ok());
+      REQUIRE(compute.synchronize().ok());
+    }
+    launch.device_part.clear();
+    run_on(compute, {b.kernel, space, launch, operands.data(), nullptr}, run);
+    for (size_t o = 1; o < expected.size(); ++o) {
+      std::vector<float> back(expected[o].size());
+      REQUIRE(compute.copy(back.data(), operands[o], back.size() * sizeof(float)).ok());
+      REQUIRE(compute.synchronize().ok());
+      const bool same = back == expected[o];
+      REQUIRE(same);
+    }
+  };
+  if (device->can_fuse(b.kernel)) {
+    check("by the device", [&](const FusedCall& call) { return device->run_fused(call); });
+  } else {
+    WARN("this machine has neither an interpreter nor NVRTC for its GPU: fused kernels were not run");
   }
-  for (size_t o = 1; o < expected.size(); ++o) {
-    std::vector<float> back(expected[o].size());
-    REQUIRE(compute.copy(back.data(), operands[o], back.size() * sizeof(float)).ok());
-    REQUIRE(compute.synchronize().ok());
-    const bool same = back == expected[o];
-    REQUIRE(same);
+
+  const CudaDriver* const driver = CudaDriver::get();
+  const Nvrtc* const nvrtc = Nvrtc::get();
+  if (driver == nullptr) return;
+  REQUIRE(cudaSetDevice(0) == cudaSuccess);
+  ComputeCapability capability;
+  REQUIRE(cudaDeviceGetAttribute(&capability.major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess);
+  REQUIRE(cudaDeviceGetAttribute(&capability.minor, cudaDevAttrComputeCapabilityMinor, 0) == cudaSuccess);
+  DriverMachine machine(*driver, 16, [&](size_t bytes) { return device->allocate(bytes); });
+  FusedEngine interpreting(machine, nullptr, {.interpreter = fused_interpreter_code()});
+  if (interpreting.has_interpreter()) {
+    check("interpreted", [&](const FusedCall& call) { return interpreting.run(call, CudaDevice::current_stream()); });
+    CHECK(interpreting.counters().interpreted > 0);
+  }
+  if (nvrtc != nullptr && nvrtc->supports(capability)) {
+    NvrtcCompiler compiler(*nvrtc, capability);
+    FusedEngine compiling(machine, &compiler, {});
+    check("compiled", [&](const FusedCall& call) { return compiling.run(call, CudaDevice::current_stream()); });
+    CHECK(compiling.counters().compiled > 0);
   }
 }
 

@@ -1,5 +1,5 @@
-// Generated CUDA kernels give the bits of the interpreter. Their text runs on the CPU (cuda_emulation.h): what is tested is the source and how it is
-// called, not a GPU. That functions compute what PyTorch computes is tests/ops/cuda_formulas_test.cpp's matter.
+// Generated CUDA kernels, and programs of the GPU's interpreter, give the bits of the tests' interpreter. They run on the CPU (cuda_emulation.h): what is
+// tested is the source, the program and how they are called, not a GPU. That functions compute what PyTorch computes is tests/ops/cuda_formulas_test.cpp's matter.
 
 #include <cstdint>
 #include <cstring>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/cpu/fused_formula.h"
+#include "backend/cuda/fused_interpreter.h"
 #include "backend/cuda/fused_source.h"
 #include "backend/cuda/nvrtc.h"
 #include "tests/backend/catch.h"
@@ -167,14 +168,12 @@ bool give_names(RandomCase& c, std::mt19937& random) {
 
 struct Trial {
   RandomCase c;
-  size_t emulated[2];
+  size_t emulated[2];  // for any addresses, and for those that it has
 };
 
-TEST_CASE("cuda: random kernels give the interpreter's bits") {
-  if (!has_compiler()) return;
-  CudaEmulation emulation;
+std::vector<Trial> random_trials(size_t count, CudaEmulation& emulation) {
   std::vector<Trial> trials;
-  for (uint32_t seed = 0; trials.size() < 64; ++seed) {
+  for (uint32_t seed = 0; trials.size() < count; ++seed) {
     std::mt19937 random(seed);
     const bool is_long = seed % 4 == 0;
     RandomCase c = random_case(random, is_long ? 60000 : 3000, is_long);
@@ -187,7 +186,12 @@ TEST_CASE("cuda: random kernels give the interpreter's bits") {
     trial.emulated[0] = emulation.add(trial.c.kernel, trial.c.space, false);
     trial.emulated[1] = emulation.add(trial.c.kernel, trial.c.space, aligned);
   }
-  REQUIRE(emulation.compile() == "");
+  return trials;
+}
+
+// run(which of the emulation, operands, numbers)
+template <typename Run>
+void check_bits(const std::vector<Trial>& trials, Run run) {
   for (size_t t = 0; t < trials.size(); ++t) {
     const RandomCase& c = trials[t].c;
     std::vector<std::vector<char>> expected = c.memory;
@@ -195,11 +199,21 @@ TEST_CASE("cuda: random kernels give the interpreter's bits") {
     for (const size_t which : trials[t].emulated) {
       INFO("trial " << t << " kernel " << which);
       std::vector<std::vector<char>> memory = c.memory;
-      emulation.run(which, c.pointers(memory).data(), c.numbers.data());
+      run(which, c.pointers(memory).data(), c.numbers.data());
       const bool same = memory == expected;
       REQUIRE(same);
     }
   }
+}
+
+TEST_CASE("cuda: random kernels give the bits of the definition") {
+  if (!has_compiler()) return;
+  CudaEmulation emulation;
+  const std::vector<Trial> trials = random_trials(64, emulation);
+  REQUIRE(emulation.compile() == "");
+  check_bits(trials, [&](size_t which, void* const* operands, const Number* numbers) {
+    emulation.run(which, operands, numbers);
+  });
   const CudaEmulation::Ways ways = emulation.ways();
   CHECK(ways.entries > 15);
   CHECK(ways.warps > 15);
@@ -207,6 +221,101 @@ TEST_CASE("cuda: random kernels give the interpreter's bits") {
   CHECK(ways.parts > 5);
   CHECK(ways.vectors > 15);
   CHECK(ways.stages > 3);
+}
+
+TEST_CASE("cuda: interpreted random kernels give the bits of the definition") {
+  if (!has_fibers()) return;
+  CudaEmulation emulation;
+  check_bits(random_trials(256, emulation), [&](size_t which, void* const* operands, const Number* numbers) {
+    REQUIRE(emulation.interpret(which, operands, numbers));
+  });
+}
+
+// Rows of floats whose sums depend on their order: x - sum / 1000, in each order that a GPU's threads may have.
+TEST_CASE("cuda: interpreted reductions give the bits of generated ones") {
+  if (!has_compiler()) return;
+  Reducer sum = kSum<float, float>;
+  sum.formula = {ReduceOperation::kSum, EntryType::kFloat32};
+  Reducer deviation = kSum<float, float>;  // only its name is used
+  deviation.formula = {ReduceOperation::kSquaredDeviation, EntryType::kFloat32};
+  const auto map = [](O operation) {
+    return MapFunction(kAdd<float>.pointer, {operation, EntryType::kFloat32, {}, NumberForm::kNone});
+  };
+  KernelBuilder b;
+  const uint16_t x = b.load(0, 4);
+  const uint16_t total = b.reduce(sum, 4, x);
+  const uint16_t centered = b.map(map(O::kSub), 4, {x, total});
+  const uint16_t spread = b.reduce(deviation, 4, b.map(map(O::kMul), 4, {centered, x}));
+  b.store(1, b.map(map(O::kDiv), 4, {centered, spread}));
+  b.store(2, spread);
+  struct Shape {
+    int64_t rows, row;
+  };
+  CudaEmulation emulation;
+  std::vector<Shape> shapes{{37, 52}, {37, 700}, {9, 3001}, {9, 4096}, {1, 50000}, {2, 65536}};
+  for (const Shape shape : shapes) {
+    FusedSpace space = dense_space({shape.rows, shape.row}, 1, 3, 4);
+    space.operands[2].strides[0] = 4;
+    space.operands[2].strides[1] = 0;
+    for (const bool aligned : {false, true}) emulation.add(b.kernel, space, aligned);
+  }
+  REQUIRE(emulation.compile() == "");
+  CHECK(emulation.ways().parts > 0);
+  CHECK(emulation.ways().blocks > 0);
+  CHECK(emulation.ways().warps > 0);
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  for (size_t which = 0; which < 2 * shapes.size(); ++which) {
+    const Shape shape = shapes[which / 2];
+    INFO(shape.rows << " rows of " << shape.row << ", kernel " << which);
+    std::vector<float> input(static_cast<size_t>(shape.rows * shape.row));
+    for (float& it : input) it = normal(random);
+    std::vector<float> results[2][2];
+    for (int way = 0; way < 2; ++way) {
+      results[way][0].resize(input.size());
+      results[way][1].resize(static_cast<size_t>(shape.rows));
+      void* const operands[] = {input.data(), results[way][0].data(), results[way][1].data()};
+      if (way == 0) {
+        emulation.run(which, operands, nullptr);
+      } else {
+        REQUIRE(emulation.interpret(which, operands, nullptr));
+      }
+    }
+    const bool same = results[0][0] == results[1][0] && results[0][1] == results[1][1];
+    REQUIRE(same);
+    REQUIRE(results[0][1][0] > 0);
+  }
+}
+
+// A chain that keeps so many entries to its end.
+FusedKernel chain(int entries) {
+  KernelBuilder b;
+  std::vector<uint16_t> loads;
+  for (int i = 0; i < entries; ++i) loads.push_back(b.load(static_cast<uint16_t>(i % 2), 4));
+  uint16_t last = loads.back();
+  for (const uint16_t it : loads) last = b.map(function_of(4, 2), 4, {last, it});
+  b.store(2, last);
+  return b.kernel;
+}
+
+TEST_CASE("cuda: what is too large for the interpreter is told apart ahead, whatever the space will be") {
+  REQUIRE(can_interpret(chain(100)));
+  REQUIRE_FALSE(can_interpret(chain(200)));
+  CudaEmulation emulation;
+  const size_t small = emulation.add(chain(10), dense_space({64}, 0, 3, 4), false);
+  const size_t medium = emulation.add(chain(100), dense_space({64}, 0, 3, 4), false);
+  const size_t large = emulation.add(chain(200), dense_space({64}, 0, 3, 4), false);
+  CHECK(emulation.interpreter_size(small) == 0);
+  CHECK(emulation.interpreter_size(medium) == 1);
+  CHECK(emulation.interpreter_size(large) == -1);
+
+  int told = 0;
+  for (const Trial& trial : random_trials(256, emulation)) {
+    if (!can_interpret(trial.c.kernel)) continue;
+    ++told;
+    for (const size_t which : trial.emulated) REQUIRE(emulation.interpreter_size(which) >= 0);
+  }
+  REQUIRE(told > 200);
 }
 
 TEST_CASE("cuda: NVRTC compiles generated kernels for the GPUs that are supported") {

@@ -124,19 +124,23 @@ TEST_CASE("a fused kernel that the CUDA engine knows is launched without allocat
   space.operands[1].strides[1] = space.operands[2].strides[0] = space.operands[2].strides[1] = 0;
   FusedLaunch launch;
   REQUIRE(prepare_fused(b.kernel, space, launch).ok());
-  IdleMachine machine;
-  IdleCompiler compiler;
-  FusedEngine engine(machine, compiler, {});
-  void* const operands[3] = {};
-  long last = 0;
-  for (int round = 0; round < 3; ++round) {
-    const long before = heap_allocations;
-    const bool ok = engine.run({b.kernel, space, launch, operands, nullptr}, nullptr).ok();
-    last = heap_allocations - before;
-    CHECK(ok);
-    if (round == 0) CHECK(last > 0);
+  for (const bool is_compiled : {true, false}) {
+    IdleMachine machine;
+    IdleCompiler compiler;
+    FusedEngine engine(machine, is_compiled ? &compiler : nullptr, {.interpreter = is_compiled ? "" : "interpreter"});
+    launch.device_part.clear();
+    void* const operands[3] = {};
+    long last = 0;
+    for (int round = 0; round < 3; ++round) {
+      const long before = heap_allocations;
+      const bool ok = engine.run({b.kernel, space, launch, operands, nullptr}, nullptr).ok();
+      last = heap_allocations - before;
+      CHECK(ok);
+      if (round == 0) CHECK(last > 0);
+    }
+    CHECK(last == 0);
+    CHECK((engine.counters().interpreted > 0) == !is_compiled);
   }
-  CHECK(last == 0);
 }
 
 }  // namespace hetero::backend::testing

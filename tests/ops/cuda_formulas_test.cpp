@@ -1,6 +1,6 @@
 // What CUDA kernels compute is what the vector functions compute, for every function, cast and reducer of the table: bit by bit where the operation is
 // exact, else within stated bounds. The kernels' text runs on the CPU (tests/backend/cuda_emulation.h), with the C library in the place of CUDA's
-// mathematical functions.
+// mathematical functions. The interpreter's programs give the bits of the generated kernels.
 
 #include <ATen/Version.h>
 #include <gtest/gtest.h>
@@ -184,6 +184,13 @@ struct Trial {
       std::vector<std::vector<char>> given = memory;
       emulation.run(which, pointers(given).data(), numbers.data());
       for (const Result& it : results) compare(it, expected[it.operand], given[it.operand]);
+      std::vector<std::vector<char>> interpreted = memory;
+      ASSERT_TRUE(emulation.interpret(which, pointers(interpreted).data(), numbers.data()));
+      for (Result it : results) {
+        it.what += ", interpreted";
+        it.bound = 0;
+        compare(it, given[it.operand], interpreted[it.operand]);
+      }
     }
   }
 
@@ -259,7 +266,7 @@ double draw_entry(at::ScalarType dtype, Function function, std::mt19937& random)
 Number draw_number(const MapFormula& formula, int which, std::mt19937& random) {
   Number number{.bits = 0};
   const double value = std::array{2.5, 1.5, -0.5, 3.0}[(random() + which) % 4];
-  if (backend::traits(formula.operation).wide_numbers ||
+  if (backend::traits(formula.operation).number_type == backend::OperationTraits::NumberType::kDouble ||
       (formula.operation == Function::kPow && formula.form == backend::NumberForm::kRight &&
        backend::is_floating(formula.type))) {
     number.f64 = value;
