@@ -462,6 +462,8 @@ void CompiledProgram::Capture::name_constants(const Cut& cut) {
   for (size_t b = 0; b < cut.holds.size(); ++b) {
     HeteroStorage* const storage = cut.holds[b].storage();
     if (born[b] != 0 || sources.count(storage) != 0) continue;
+    // Without bytes it was made during the capture, by torch.empty, and is filled by the graph.
+    if (storage->binding.valid_on == 0 && storage->binding.error.ok()) continue;
     name_constant(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)));
   }
 }

@@ -28,6 +28,7 @@ _OUTPUTS = "python.outputs"
 _IN_SPEC = "python.in_spec"
 _OUT_SPEC = "python.out_spec"
 _UPDATES = "python.updates"
+_PRECISIONS = ("float32", "bfloat16")
 
 
 class CompiledModel:
@@ -134,6 +135,8 @@ def compile_model(
     model: torch.nn.Module | Callable[..., Any] | torch.export.ExportedProgram,
     example_inputs: Sequence[Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    precision: str = "float32",
 ) -> CompiledModel:
     """Makes a program of a model; ``torch.hetero.compile``.
 
@@ -145,6 +148,8 @@ def compile_model(
         model: A module on the CPU or on hetero, a function, or an exported program.
         example_inputs: Positional arguments of a call; tensors on the CPU or on hetero.
         example_kwargs: Keyword arguments.
+        precision: "float32" runs what the model says. "bfloat16" runs products and attention in bfloat16, as
+            ``torch.autocast`` does, with sums in float32; weights are rounded once, and the file is half as large.
 
     Returns:
         The program; it takes tensors that look like the examples.
@@ -153,13 +158,16 @@ def compile_model(
         ValueError: where the model cannot be a program, with the reason.
     """
     args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
-    return _Maker(model, args, dict(example_kwargs or {})).make()
+    if precision not in _PRECISIONS:
+        raise ValueError(f"precision is one of {', '.join(_PRECISIONS)}, not {precision!r}")
+    return _Maker(model, args, dict(example_kwargs or {}), precision).make()
 
 
 class _Maker:
     """Captures a call of the model."""
 
-    def __init__(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], precision: str) -> None:
+        self._autocasts = precision == "bfloat16"
         self._names = _argument_names(model, args, kwargs)
         self._exported = model if isinstance(model, torch.export.ExportedProgram) else None
         if self._exported is not None:
@@ -176,7 +184,7 @@ class _Maker:
                 self._weights[name] = moved.setdefault(id(tensor), tensor.detach().to(_HETERO))
 
     def make(self) -> CompiledModel:
-        with torch.no_grad(), torch._C._DisableAutocast():
+        with torch.no_grad(), torch.autocast("hetero", dtype=torch.bfloat16, enabled=self._autocasts):
             if self._exported is not None:
                 return self._finish(*self._checked(self._capture_exported("")))
             program, results, problem = self._capture(self._run)

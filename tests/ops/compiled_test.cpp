@@ -3,7 +3,9 @@
 #include "ops/compiled.h"
 
 #include <ATen/ops/add.h>
+#include <ATen/ops/copy.h>
 #include <ATen/ops/cumsum.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/relu.h>
@@ -152,6 +154,20 @@ TEST_F(CompiledTest, ACaptureIntoWhichAnotherThreadRecordsIsRefusedAndThatThread
             std::string::npos);
   stand_ins.clear();
   expect_same(other, at::add(numbers({3}), 1));
+}
+
+TEST_F(CompiledTest, WhatIsMadeEmptyAndFilledIsEachCallsOwn) {
+  CompiledProgram program({});
+  const auto fill = [](const Values& inputs) -> Values {
+    at::Tensor made = at::empty({3}, at::TensorOptions(kDevice));
+    made.copy_(inputs[0].toTensor());
+    return {made, at::add(made, 1)};
+  };
+  capture(program, {on_device(numbers({3}))}, fill);
+  const Values first = run(program, {on_device(numbers({3}, 1))});
+  const Values second = run(program, {on_device(numbers({3}, 2))});
+  expect_same(first[0].toTensor(), numbers({3}, 1));
+  expect_same(second[0].toTensor(), numbers({3}, 2));
 }
 
 TEST_F(CompiledTest, KernelsSeeTheShapesOfTheProgramThatRunsThem) {

@@ -217,6 +217,29 @@ def test_a_model_on_hetero_can_be_compiled_and_is_left_as_it_is() -> None:
     assert next(model.parameters()).device.type == "hetero"
 
 
+def test_bfloat16_halves_the_file_and_is_close(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.LayerNorm(512), nn.Linear(512, 256)).eval()
+    x = torch.randn(4, 256)
+    full = torch.hetero.compile(model, (x,))
+    half = torch.hetero.compile(model, (x,), precision="bfloat16")
+    assert_close(half(x).float(), full(x), rtol=0.05, atol=0.05)
+    full.save(tmp_path / "full.hetero")
+    half.save(tmp_path / "half.hetero")
+    assert (tmp_path / "half.hetero").stat().st_size < 0.6 * (tmp_path / "full.hetero").stat().st_size
+    with pytest.raises(ValueError, match="one of float32, bfloat16, not 'int8'"):
+        torch.hetero.compile(model, (x,), precision="int8")
+
+
+def test_what_depends_on_weights_only_is_computed_when_the_program_is_made() -> None:
+    model = nn.Linear(8, 8)
+    program = torch.hetero.compile(lambda x, m=model.to("hetero"): x @ (m.weight * 2 + 1), (torch.ones(2, 8),))
+    assert "folded" in str(program)
+    assert program.counts["kernels"] == 0
+    program(torch.ones(2, 8))
+    assert program.counts["kernels"] == 1
+
+
 def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

@@ -11,6 +11,7 @@
 
 #include "backend/cpu/core_group.h"
 #include "graph/serve/archive.h"
+#include "graph/serve/fold_constants.h"
 #include "graph/serve/graph_executor.h"
 #include "graph/serve/inspect.h"
 #include "graph/serve/static_plan.h"
@@ -45,6 +46,7 @@ std::shared_ptr<Model> make_model(ops::CompiledProgram& program, const Strings& 
   std::unique_ptr<graph::SavedProgram> saved = program.save(names);
   saved->metadata = metadata;
   const py::gil_scoped_release released;
+  ops::check(graph::fold_constants(*saved));
   const graph::PlanOptions options = ops::static_plan_options();
   graph::StaticPlan plan;
   ops::check(graph::plan_program(*saved, options, false, plan));
