@@ -16,12 +16,8 @@ namespace {
 
 Status start_once() {
   try {
-    ops::register_storage();
-    ops::register_device();
-    ops::connect_thread_pool();
-    ops::choose_instruction_set();
-    ops::load_environment();
-    c10::register_privateuse1_backend("hetero");
+    ops::register_process();
+    ops::make_chosen_accelerator();
   } catch (const c10::Error& error) {
     return Status(ErrorClass::kUsage, error.what_without_backtrace(), std::current_exception());
   }
@@ -29,6 +25,19 @@ Status start_once() {
 }
 
 }  // namespace
+
+void ops::register_process() {
+  static const bool registered = [] {
+    register_storage();
+    register_device();
+    connect_thread_pool();
+    choose_instruction_set();
+    load_environment();
+    c10::register_privateuse1_backend("hetero");
+    return true;
+  }();
+  (void)registered;
+}
 
 Status start() {
   static const Status status = start_once();

@@ -1,7 +1,7 @@
 // A perceptron of two layers, built operator by operator: what ComputeGraph is for.
 //
 //   perceptron           prints the probabilities for one input, and what each node costs
-//   perceptron FILE      also writes the program to a file, for GraphExecutor::Init or for `minilm`'s kind of program
+//   perceptron FILE      also writes the program to a file, for GraphExecutor::Init
 
 #include <cmath>
 #include <cstdio>
@@ -34,7 +34,7 @@ T check(hetero::Result<T> result) {
 // Stands for weights that somebody has trained.
 std::vector<float> weights(int64_t count, float phase) {
   std::vector<float> numbers(static_cast<size_t>(count));
-  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = std::sin(phase + 0.7f * static_cast<float>(i));
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = 0.3f * std::sin(phase + 0.7f * static_cast<float>(i));
   return numbers;
 }
 
@@ -79,6 +79,7 @@ int main(int argc, char** argv) {
     std::printf("\n");
   }
 
+  // What was decided, and what it is predicted to take.
   const ComputeGraph::Memory memory = check(graph.memory());
   std::printf("weights take %zu bytes, temporaries %zu (%zu at least)\n", static_cast<size_t>(memory.constants),
               static_cast<size_t>(memory.temporaries), static_cast<size_t>(memory.at_least));

@@ -1,6 +1,7 @@
 // WordPiece: text to the token numbers of a BERT model that does not tell capitals from small letters, as transformers' BertTokenizer gives them.
 //
-// Text is UTF-8. Letters of the Latin, Greek and Cyrillic alphabets lose their case, Latin ones (up to U+017F) their accents too; all others stay as they are.
+// Text is UTF-8. Letters of the Latin (up to U+017F), Greek and Cyrillic alphabets lose their case and their accents; all others stay as they are, though
+// BERT also takes some of them apart, such as Korean syllables. That takes a Unicode library, such as ICU.
 //
 // Thread safety: immutable once made.
 

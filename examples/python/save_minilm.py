@@ -1,7 +1,6 @@
 """Saves all-MiniLM-L6-v2 as one program, from tokens to unit vectors, for examples/cpp/minilm.cpp.
 
-    python examples/python/save_minilm.py minilm.hetero
-    /tmp/examples/minilm minilm.hetero "$(python examples/python/save_minilm.py --vocabulary)"
+python examples/python/save_minilm.py minilm.hetero writes it; docs/cpp.md says how the C++ program is built and called.
 """
 
 from __future__ import annotations
@@ -25,7 +24,9 @@ class SentenceEncoder(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """One unit vector for each text."""
-        hidden = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        # A mask of four dimensions is used as it is; from one of two, transformers makes what depends on its values.
+        attends = attention_mask.bool()[:, None, None, :].expand(-1, 1, input_ids.shape[1], -1)
+        hidden = self.model(input_ids=input_ids, attention_mask=attends).last_hidden_state
         weights = attention_mask.unsqueeze(-1).to(hidden.dtype)
         return nn.functional.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
 

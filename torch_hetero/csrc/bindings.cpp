@@ -300,7 +300,7 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "The C++ side of torch_hetero.";
   ops::interpreter_hooks() = {&release_interpreter, &restore_interpreter, &where};
   hetero::backend::address_space::install_fault_handler(nullptr);
-  if (const hetero::Status status = hetero::start(); !status.ok()) std::rethrow_exception(status.cause());
+  ops::register_process();
 
   using released = py::call_guard<py::gil_scoped_release>;
   m.def("compiles", [] { return hetero::backend::compile_target() != hetero::backend::InstructionSet::kPortable; });
