@@ -14,6 +14,7 @@
 
 #include <filesystem>
 
+#include "ops/config.h"
 #include "ops/static_call.h"
 #include "ops/sync.h"
 #include "tests/ops/fixture.h"
@@ -177,6 +178,30 @@ TEST_F(ComputeGraphTest, CostsAndMemoryAreThoseOfThePlan) {
   EXPECT_EQ(memory.inputs, (4u * 8 + 4 * 3) * sizeof(float));
   EXPECT_GE(memory.temporaries, memory.at_least);
   EXPECT_NE(net.graph.describe().find("aten::linear"), std::string::npos);
+}
+
+TEST_F(ComputeGraphTest, ANodeRunsWhereItIsAskedTo) {
+  set_option("accelerator", "sim");
+  {
+    Perceptron net;
+    expect_ok(net.graph.prefer(net.hidden, graph::Preference::kAccelerator));
+    expect_ok(net.graph.prefer(net.last, graph::Preference::kCpu));
+    expect_error(net.graph.prefer(net.input, graph::Preference::kCpu), "no operator");
+    expect_ok(net.graph.optimize());
+    const ComputeGraph::Cost there = get(net.graph.cost(net.hidden)), here = get(net.graph.cost(net.last));
+    EXPECT_EQ(there.parts.at(0).device, backend::kAccelerator);
+    EXPECT_EQ(there.parts.at(0).reason, graph::Reason::kRequested);
+    EXPECT_EQ(here.parts.at(0).device, backend::kCpu);
+    EXPECT_EQ(get(net.graph.memory(backend::kAccelerator)).constants, (16u * 8 + 16) * sizeof(float));
+    EXPECT_TRUE(at::allclose(execute(net.graph, {net.x}, {4, 3}), net.expected(net.x), 1e-5, 1e-6));
+    // Less memory than its weights take: nothing of it can be there.
+    net.graph.set_memory_budget(64);
+    expect_ok(net.graph.optimize());
+    EXPECT_EQ(get(net.graph.cost(net.hidden)).parts.at(0).device, backend::kCpu);
+    EXPECT_EQ(get(net.graph.cost(net.hidden)).parts.at(0).reason, graph::Reason::kNoMemory);
+    EXPECT_TRUE(at::allclose(execute(net.graph, {net.x}, {4, 3}), net.expected(net.x), 1e-5, 1e-6));
+  }
+  set_option("accelerator", "none");
 }
 
 TEST_F(ComputeGraphTest, WhatIsAddedLaterIsInTheNextProgram) {
