@@ -44,7 +44,7 @@ sanitize:   ## torch-free tests under ASan, UBSan and TSan
 	@scripts/sanitize.sh
 
 clean:      ## remove what the build made
-	rm -rf build torch_hetero/_C*.so torch_hetero/lib torch_hetero.egg-info
+	rm -rf build torch_hetero/_C*.so torch_hetero/lib torch_hetero/include torch_hetero/share torch_hetero.egg-info
 
 distclean: clean ## remove the environments too
 	rm -rf .venv .venv-compat

@@ -5,12 +5,12 @@ cd "$(dirname "$0")/.."
 
 .venv/bin/python scripts/check_includes.py
 if command -v ruff >/dev/null; then
-  ruff check torch_hetero scripts tests setup.py
+  ruff check torch_hetero scripts tests examples setup.py
 else
   echo "ruff is not installed: skipped"
 fi
 if command -v clang-format >/dev/null; then
-  find backend graph ops torch_hetero/csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' |
+  find backend graph ops torch_hetero/csrc tests examples -name '*.h' -o -name '*.cpp' -o -name '*.cu' |
     xargs --no-run-if-empty clang-format --dry-run --Werror
 else
   echo "clang-format is not installed: skipped"

@@ -18,7 +18,10 @@ from pathlib import Path
 
 from torch_hetero.version import __version__
 
-__all__ = ["__version__"]
+__all__ = ["__version__", "cmake_prefix_path"]
+
+# For C++ programs: cmake -DCMAKE_PREFIX_PATH=... makes their find_package(hetero) find this package.
+cmake_prefix_path = str(Path(__file__).resolve().parent)
 
 _MINIMUM_TORCH = (2, 11)
 

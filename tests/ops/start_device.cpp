@@ -1,12 +1,9 @@
 #include "tests/ops/start_device.h"
 
 #include <ATen/ops/empty_like.h>
-#include <c10/core/DeviceType.h>
 #include <torch/library.h>
 
-#include "ops/device.h"
-#include "ops/parallel.h"
-#include "ops/storage.h"
+#include "ops/start.h"
 
 namespace hetero::ops::testing {
 namespace {
@@ -41,12 +38,7 @@ at::Tensor nonzero(const at::Tensor&) { TORCH_CHECK(false, "the shape of nonzero
 
 }  // namespace
 
-void start_device() {
-  c10::register_privateuse1_backend("hetero");
-  register_storage();
-  register_device();
-  connect_thread_pool();
-}
+void start_device() { register_process(); }
 
 TORCH_LIBRARY_IMPL(aten, Meta, m) {
   m.impl("relu", &like);

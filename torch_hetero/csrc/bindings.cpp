@@ -13,15 +13,13 @@
 #include "ops/compiled.h"
 #include "ops/config.h"
 #include "ops/counters.h"
-#include "ops/device.h"
-#include "ops/fused/functions.h"
 #include "ops/fusion_counts.h"
 #include "ops/generator.h"
 #include "ops/memory_stats.h"
-#include "ops/parallel.h"
 #include "ops/placement_rules.h"
 #include "ops/plan_cache.h"
 #include "ops/recorder.h"
+#include "ops/start.h"
 #include "ops/storage.h"
 #include "ops/sync.h"
 #include "torch_hetero/csrc/saved.h"
@@ -301,12 +299,8 @@ void add_compiled_program(py::module_& m) {
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The C++ side of torch_hetero.";
   ops::interpreter_hooks() = {&release_interpreter, &restore_interpreter, &where};
-  ops::register_storage();
-  ops::register_device();
-  ops::connect_thread_pool();
-  ops::choose_instruction_set();
   hetero::backend::address_space::install_fault_handler(nullptr);
-  ops::load_environment();
+  ops::register_process();
 
   using released = py::call_guard<py::gil_scoped_release>;
   m.def("compiles", [] { return hetero::backend::compile_target() != hetero::backend::InstructionSet::kPortable; });

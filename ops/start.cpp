@@ -1,0 +1,47 @@
+#include "ops/start.h"
+
+#include <c10/core/DeviceType.h>
+#include <c10/util/Exception.h>
+
+#include <exception>
+
+#include "ops/config.h"
+#include "ops/device.h"
+#include "ops/fused/functions.h"
+#include "ops/parallel.h"
+#include "ops/storage.h"
+
+namespace hetero {
+namespace {
+
+Status start_once() {
+  try {
+    ops::register_process();
+    ops::make_chosen_accelerator();
+  } catch (const c10::Error& error) {
+    return Status(ErrorClass::kUsage, error.what_without_backtrace(), std::current_exception());
+  }
+  return Status();
+}
+
+}  // namespace
+
+void ops::register_process() {
+  static const bool registered = [] {
+    register_storage();
+    register_device();
+    connect_thread_pool();
+    choose_instruction_set();
+    load_environment();
+    c10::register_privateuse1_backend("hetero");
+    return true;
+  }();
+  (void)registered;
+}
+
+Status start() {
+  static const Status status = start_once();
+  return status;
+}
+
+}  // namespace hetero

@@ -1,0 +1,261 @@
+// ComputeGraph: a graph built by operator names gives what eager PyTorch gives, and what does not fit is an error on its line, in PyTorch's words.
+
+#include "ops/compute_graph.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/zeros.h>
+
+#include <filesystem>
+
+#include "ops/config.h"
+#include "ops/static_call.h"
+#include "ops/sync.h"
+#include "tests/ops/fixture.h"
+
+namespace hetero::ops::testing {
+namespace {
+
+using Value = ComputeGraph::Value;
+
+class ComputeGraphTest : public OpsTest {
+ public:
+  // The value of a Result, or a failed test.
+  template <typename T>
+  static T get(Result<T> result) {
+    EXPECT_TRUE(result.ok()) << (result.ok() ? "" : result.status().message());
+    return result.ok() ? std::move(result.value()) : T();
+  }
+  static void expect_ok(const Status& status) { EXPECT_TRUE(status.ok()) << (status.ok() ? "" : status.message()); }
+  static void expect_error(const Status& status, const std::string& part) {
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error_class(), ErrorClass::kUsage);
+    EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+  }
+  static at::Tensor execute(ComputeGraph& graph, const Tensors& inputs, at::IntArrayRef sizes) {
+    at::Tensor result = at::zeros(sizes);
+    std::vector<TensorView> views;
+    for (const at::Tensor& input : inputs) views.push_back(view_of(input));
+    expect_ok(graph.execute(views, {view_of(result)}));
+    return result;
+  }
+};
+
+// Two linear layers and what is right.
+struct Perceptron {
+  at::Tensor x = numbers({4, 8});
+  at::Tensor w1 = numbers({16, 8}, 2), b1 = numbers({16}, 3);
+  at::Tensor w2 = numbers({3, 16}, 4), b2 = numbers({3}, 5);
+  ComputeGraph graph;
+  Value input, hidden, last;
+
+  Perceptron() {
+    const auto get = [](Result<Value> value) { return ComputeGraphTest::get(std::move(value)); };
+    input = get(graph.input("x", "f32", {4, 8}));
+    hidden = get(graph.add("aten::linear",
+                           {input, get(graph.constant("w1", view_of(w1))), get(graph.constant("b1", view_of(b1)))}));
+    last =
+        get(graph.add("aten::linear", {get(graph.add("aten::relu", {hidden})), get(graph.constant("w2", view_of(w2))),
+                                       get(graph.constant("b2", view_of(b2)))}));
+    ComputeGraphTest::expect_ok(graph.output("y", last));
+  }
+  at::Tensor expected(const at::Tensor& of) const { return at::linear(at::relu(at::linear(of, w1, b1)), w2, b2); }
+};
+
+TEST_F(ComputeGraphTest, APerceptronGivesWhatEagerGivesAndRecordsNothing) {
+  Perceptron net;
+  expect_ok(net.graph.optimize());
+  for (uint64_t seed = 10; seed < 13; ++seed) {
+    const at::Tensor x = numbers({4, 8}, seed);
+    mark();
+    const at::Tensor y = execute(net.graph, {x}, {4, 3});
+    EXPECT_EQ(seen(), Counts{}) << "the program ran by itself";
+    EXPECT_TRUE(at::allclose(y, net.expected(x), 1e-5, 1e-6));
+  }
+}
+
+TEST_F(ComputeGraphTest, AResultHasItsShapeWhenItIsAdded) {
+  Perceptron net;
+  EXPECT_EQ(to_string(get(net.graph.look(net.hidden))), "f32[4,16]");
+  EXPECT_EQ(to_string(get(net.graph.look(net.last))), "f32[4,3]");
+  EXPECT_EQ(pending_nodes(), 0u);
+}
+
+TEST_F(ComputeGraphTest, AViewIsNoNodeAndAComposedOperatorIsItsParts) {
+  ComputeGraph graph;
+  const Value x = get(graph.input("x", "f32", {2, 6}));
+  const Value t = get(graph.add("aten::transpose", {x, 0, 1}));
+  const Value y = get(graph.add("aten::silu", {t}));
+  const Value z = get(graph.add("aten::square", {y}));
+  expect_ok(graph.output("z", z));
+  expect_ok(graph.optimize());
+  EXPECT_EQ(to_string(get(graph.look(t))), "f32[6,2]");
+  EXPECT_TRUE(get(graph.cost(t)).parts.empty());
+  EXPECT_EQ(get(graph.cost(y)).parts.size(), 1u);
+  ASSERT_EQ(get(graph.cost(z)).parts.size(), 1u);
+  EXPECT_EQ(get(graph.cost(z)).parts[0].op, "aten::pow.Tensor_Scalar") << "square is composed of it";
+}
+
+TEST_F(ComputeGraphTest, AttributesGoByNameAndOverloadsByWhatIsGiven) {
+  ComputeGraph graph;
+  const Value x = get(graph.input("x", "f32", {3, 5}));
+  const Value sum = get(graph.add("aten::add", {x, 2.5}, {{"alpha", 2}}));
+  const Value both = get(graph.add("aten::add", {sum, x}));
+  const Value soft = get(graph.add("aten::softmax", {both}, {{"dim", -1}, {"dtype", "f64"}}));
+  expect_ok(graph.output("soft", soft));
+  EXPECT_EQ(to_string(get(graph.look(soft))), "f64[3,5]");
+  expect_ok(graph.optimize());
+  EXPECT_EQ(get(graph.cost(sum)).parts[0].op, "aten::add.Scalar");
+  EXPECT_EQ(get(graph.cost(both)).parts[0].op, "aten::add.Tensor");
+  const at::Tensor given = numbers({3, 5});
+  at::Tensor result = at::zeros({3, 5}, at::kDouble);
+  expect_ok(graph.execute({view_of(given)}, {view_of(result)}));
+  EXPECT_TRUE(at::allclose(result, at::softmax(given.add(5.0).add(given), -1, at::kDouble)));
+}
+
+TEST_F(ComputeGraphTest, ListsOfTensorsGoInAndComeOut) {
+  ComputeGraph graph;
+  const Value x = get(graph.input("x", "f32", {2, 6}));
+  const Value parts = get(graph.add("aten::chunk", {x, 3, 1}));
+  EXPECT_EQ(graph.results(parts), 3u);
+  const Value joined = get(graph.add("aten::cat", {std::vector<Value>{parts.result(2), parts.result(0)}, 1}));
+  expect_ok(graph.output("joined", joined));
+  const at::Tensor given = numbers({2, 6});
+  expect_same(execute(graph, {given}, {2, 4}), at::cat({given.slice(1, 4), given.slice(1, 0, 2)}, 1));
+}
+
+TEST_F(ComputeGraphTest, WhatDoesNotFitIsRefusedOnItsLineInPyTorchsWords) {
+  ComputeGraph graph;
+  const Value x = get(graph.input("x", "f32", {4, 8}));
+  const Value w = get(graph.input("w", "f32", {7, 3}));
+  expect_error(graph.add("aten::mm", {x, w}).status(), error_of([] { at::zeros({4, 8}).mm(at::zeros({7, 3})); }));
+  expect_error(graph.add("aten::view", {x, std::vector<int64_t>{5, 5}}).status(), "shape '[5, 5]' is invalid");
+  expect_error(graph.add("aten::nonzero", {x}).status(), "nonzero");
+  expect_error(graph.add("aten::no_such", {x}).status(), "PyTorch has no operator 'aten::no_such'");
+  expect_error(graph.add("aten::mm", {x}).status(), "mat2 is missing: aten::mm(Tensor self, Tensor mat2) -> Tensor");
+  expect_error(graph.add("aten::relu", {2.0}).status(), "self is of another kind");
+  expect_error(graph.add("aten::relu", {x}, {{"slope", 1}}).status(), "an attribute has a name");
+  expect_error(graph.add("aten::relu", {Value{99, 0}}).status(), "not of this graph");
+  expect_error(graph.add("aten::relu", {x.result(1)}).status(), "there is no number 1");
+  expect_error(graph.input("x", "f32", {1}).status(), "'x' already");
+  expect_error(graph.input("q", "f31", {1}).status(), "dtype");
+  expect_error(graph.optimize(), "no outputs");
+  // Nothing of that is in the graph, and the device goes on.
+  expect_ok(graph.output("y", get(graph.add("aten::relu", {x}))));
+  const at::Tensor a = numbers({4, 8}), b = numbers({7, 3}, 2);
+  expect_same(execute(graph, {a, b}, {4, 8}), at::relu(a));
+  expect_same(at::relu(on_device(a)), at::relu(a));
+}
+
+TEST_F(ComputeGraphTest, AWrongCallOfTheProgramIsRefused) {
+  Perceptron net;
+  expect_error(net.graph.cost(net.last).status(), "call optimize()");
+  at::Tensor y = at::zeros({4, 3});
+  const at::Tensor wrong = at::zeros({4, 9});
+  expect_error(net.graph.execute({}, {view_of(y)}), "1 inputs and 1 outputs, and was given 0 and 1");
+  expect_error(net.graph.execute({view_of(wrong)}, {view_of(y)}), "input 'x'");
+  EXPECT_TRUE(at::allclose(execute(net.graph, {net.x}, {4, 3}), net.expected(net.x), 1e-5, 1e-6));
+}
+
+TEST_F(ComputeGraphTest, CostsAndMemoryAreThoseOfThePlan) {
+  Perceptron net;
+  expect_ok(net.graph.optimize());
+  const ComputeGraph::Cost cost = get(net.graph.cost(net.hidden));
+  ASSERT_EQ(cost.parts.size(), 1u);
+  EXPECT_EQ(cost.parts[0].op, "aten::addmm");
+  EXPECT_EQ(cost.parts[0].device, backend::kCpu);
+  EXPECT_EQ(cost.parts[0].reason, graph::Reason::kOnlyDevice);
+  EXPECT_EQ(cost.bytes, 4u * 16 * sizeof(float));
+  EXPECT_GT(cost.seconds, 0);
+  const ComputeGraph::Memory memory = get(net.graph.memory());
+  EXPECT_EQ(memory.constants, (16u * 8 + 16 + 3 * 16 + 3) * sizeof(float));
+  EXPECT_EQ(memory.inputs, (4u * 8 + 4 * 3) * sizeof(float));
+  EXPECT_GE(memory.temporaries, memory.at_least);
+  EXPECT_NE(net.graph.describe().find("aten::linear"), std::string::npos);
+}
+
+TEST_F(ComputeGraphTest, ANodeRunsWhereItIsAskedTo) {
+  set_option("accelerator", "sim");
+  {
+    Perceptron net;
+    expect_ok(net.graph.prefer(net.hidden, graph::Preference::kAccelerator));
+    expect_ok(net.graph.prefer(net.last, graph::Preference::kCpu));
+    expect_error(net.graph.prefer(net.input, graph::Preference::kCpu), "no operator");
+    expect_ok(net.graph.optimize());
+    const ComputeGraph::Cost there = get(net.graph.cost(net.hidden)), here = get(net.graph.cost(net.last));
+    EXPECT_EQ(there.parts.at(0).device, backend::kAccelerator);
+    EXPECT_EQ(there.parts.at(0).reason, graph::Reason::kRequested);
+    EXPECT_EQ(here.parts.at(0).device, backend::kCpu);
+    EXPECT_EQ(get(net.graph.memory(backend::kAccelerator)).constants, (16u * 8 + 16) * sizeof(float));
+    EXPECT_TRUE(at::allclose(execute(net.graph, {net.x}, {4, 3}), net.expected(net.x), 1e-5, 1e-6));
+    // Less memory than its weights take: nothing of it can be there.
+    net.graph.set_memory_budget(64);
+    expect_ok(net.graph.optimize());
+    EXPECT_EQ(get(net.graph.cost(net.hidden)).parts.at(0).device, backend::kCpu);
+    EXPECT_EQ(get(net.graph.cost(net.hidden)).parts.at(0).reason, graph::Reason::kNoMemory);
+    EXPECT_TRUE(at::allclose(execute(net.graph, {net.x}, {4, 3}), net.expected(net.x), 1e-5, 1e-6));
+  }
+  set_option("accelerator", "none");
+}
+
+TEST_F(ComputeGraphTest, WhatIsAddedLaterIsInTheNextProgram) {
+  Perceptron net;
+  execute(net.graph, {net.x}, {4, 3});
+  const Value soft = get(net.graph.add("aten::softmax", {net.last, -1}));
+  expect_ok(net.graph.output("soft", soft));
+  at::Tensor y = at::zeros({4, 3}), z = at::zeros({4, 3});
+  expect_ok(net.graph.execute({view_of(net.x)}, {view_of(y), view_of(z)}));
+  EXPECT_TRUE(at::allclose(z, at::softmax(net.expected(net.x), -1), 1e-5, 1e-6));
+}
+
+TEST_F(ComputeGraphTest, AConstantThatIsWrittenIsAStateAndAnInputThatIsWrittenIsTheCallers) {
+  ComputeGraph graph;
+  const at::Tensor start = numbers({3}), step = numbers({3}, 2);
+  const Value state = get(graph.constant("state", view_of(start)));
+  const Value x = get(graph.input("x", "f32", {3}));
+  const Value total = get(graph.add("aten::add_", {state, x}));
+  get(graph.add("aten::mul_", {x, 0.5}));
+  expect_ok(graph.output("total", total));
+  at::Tensor expected = start.clone(), given = step.clone();
+  for (int call = 0; call < 3; ++call) {
+    expected.add_(given);
+    const at::Tensor before = given.clone();
+    expect_same(execute(graph, {given}, {3}), expected);
+    expect_same(given, before.mul(0.5));
+  }
+}
+
+TEST_F(ComputeGraphTest, AFileOfItRunsInAnExecutor) {
+  Perceptron net;
+  const std::string path = ::testing::TempDir() + "compute_graph_test.hetero";
+  expect_ok(net.graph.save(path));
+  const auto executor = get(GraphExecutor::Init(path, {}));
+  std::filesystem::remove(path);
+  ASSERT_NE(executor, nullptr);
+  at::Tensor y = at::zeros({4, 3});
+  expect_ok(executor->SetInput("x", view_of(net.x)));
+  expect_ok(executor->Run());
+  expect_ok(executor->GetOutput("y", view_of(y)));
+  expect_same(y, execute(net.graph, {net.x}, {4, 3}));
+}
+
+TEST_F(ComputeGraphTest, WhatOthersRecordedWhileItIsBuiltHasItsValues) {
+  const at::Tensor a = numbers({5});
+  const at::Tensor pending = at::relu(on_device(a));
+  ComputeGraph graph;
+  const Value x = get(graph.input("x", "f32", {5}));
+  const Value y = get(graph.add("aten::neg", {x}));
+  const at::Tensor later = at::add(pending, on_device(a));
+  expect_ok(graph.output("y", y));
+  expect_ok(graph.optimize());
+  expect_same(later, at::add(at::relu(a), a));
+}
+
+}  // namespace
+}  // namespace hetero::ops::testing
