@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
+#include <mutex>
 #include <vector>
 
 #include "backend/cpu/wide_gemm.h"
@@ -171,7 +173,7 @@ at::Tensor one_dnn_linear(const at::Tensor& x, const at::Tensor& packed, const s
   return one_dnn().linear->call(x, packed, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
 
-// The packed forms of the weights of one storage, and how often these were used since the bytes last changed.
+// The packed forms of the weights of one storage, and how often these were used since the bytes last changed. Executors of one model share them, and run at once.
 struct PackedWeights final : graph::Derived {
   struct Entry {
     const void* address;
@@ -179,14 +181,16 @@ struct PackedWeights final : graph::Derived {
     at::Tensor packed;
     int64_t bytes;
   };
-  int uses = 0;
-  std::vector<Entry> entries;
+  std::atomic<int> uses{0};
+  std::mutex mutex;           // guards `entries`
+  std::deque<Entry> entries;  // what is there neither moves nor changes
 
   ~PackedWeights() override {
     for (const Entry& entry : entries) packed_bytes -= entry.bytes;
   }
-  Entry* find(const Matvec& call) {
-    for (Entry& entry : entries) {
+  // REQUIRES: the mutex is held.
+  const Entry* find(const Matvec& call) const {
+    for (const Entry& entry : entries) {
       if (entry.address == call.w && entry.n == call.n && entry.k == call.k && entry.stride == call.w_stride) {
         return &entry;
       }
@@ -222,12 +226,15 @@ PackedWeights* packed_weights(const graph::Invocation& invocation, const Product
   if (invocation.bindings == nullptr || !one_dnn().linear.has_value()) return nullptr;
   graph::Binding* const binding = invocation.bindings[invocation.operands[product.w].buffer];
   if (binding == nullptr) return nullptr;
+  static std::mutex creation;
+  const std::lock_guard lock(creation);
   if (binding->derived == nullptr) binding->derived = std::make_unique<PackedWeights>();
   return dynamic_cast<PackedWeights*>(binding->derived.get());
 }
 
 // The weight in oneDNN's layout, packed now if it is not yet; null where there is no room for it.
 const at::Tensor* pack(const graph::Invocation& invocation, const Product& product, PackedWeights& weights) {
+  const std::lock_guard lock(weights.mutex);
   if (const PackedWeights::Entry* entry = weights.find(product.call)) return &entry->packed;
   const int64_t bytes = product.call.n * product.call.k * backend::element_bytes(product.call.element);
   const int64_t limit = config().packed_bytes.load(std::memory_order_relaxed);
@@ -370,7 +377,9 @@ bool run_packed(const graph::Invocation& invocation, const Product& product, Pac
 
 // A weight that changes often is never worth packing.
 void note_use(PackedWeights* weights) {
-  if (weights != nullptr && weights->uses < kUsesBeforePacking) ++weights->uses;
+  if (weights != nullptr && weights->uses.load(std::memory_order_relaxed) < kUsesBeforePacking) {
+    weights->uses.fetch_add(1, std::memory_order_relaxed);
+  }
 }
 
 Implementation choose_now(const graph::Invocation& invocation, const Product& product, PackedWeights* weights) {
