@@ -61,7 +61,7 @@ class Request(Future):
         """Takes over what has come of the call."""
         if ended.state == "cancelled":
             super().cancel()
-        # False where it was cancelled, now or when its end was not known here; then who waits for several futures is told.
+        # False where it was cancelled; then those who wait for several futures are told.
         if not self.set_running_or_notify_cancel():
             return
         try:
@@ -91,7 +91,12 @@ class Server:
     """
 
     def __init__(
-        self, model: CompiledModel, groups: int = 1, capacity: int = 64, *, when_full: Literal["wait", "refuse"] = "wait"
+        self,
+        model: CompiledModel,
+        groups: int = 1,
+        capacity: int = 64,
+        *,
+        when_full: Literal["wait", "refuse"] = "wait",
     ) -> None:
         if when_full not in ("wait", "refuse"):
             raise ValueError(f'when_full is "wait" or "refuse", not {when_full!r}')
@@ -113,7 +118,8 @@ class Server:
 
         Args:
             *args: As in a call of the model.
-            timeout: Seconds within which the call is to begin; otherwise it is not run, and its future raises `TimeoutError`.
+            timeout: Seconds within which the call is to begin; otherwise it is not run, and its future raises
+                `TimeoutError`.
             **kwargs: As in a call of the model.
 
         Returns:

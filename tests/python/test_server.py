@@ -41,7 +41,7 @@ _entered = threading.Semaphore(0)
 _threads: list[int] = []
 
 
-@torch.library.custom_op("server_test::hold", mutates_args=())
+@torch.library.custom_op("server_test::hold", mutates_args=(), device_types="cpu")
 def hold(x: torch.Tensor) -> torch.Tensor:
     _threads.append(torch.get_num_threads())
     _entered.release()
