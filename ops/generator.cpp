@@ -67,6 +67,8 @@ RandomState draw_random_state(const std::optional<at::Generator>& generator) {
 
 SeededDefaultGenerator::SeededDefaultGenerator(bool active, RandomState state) {
   if (!active) return;
+  static std::recursive_mutex turns;
+  turn_ = std::unique_lock(turns);
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   at::Generator derived = derived_generator(state);
   std::lock_guard lock(generator.mutex());

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Generator.h>
 
+#include <mutex>
 #include <optional>
 
 #include "ops/call.h"
@@ -40,7 +41,8 @@ const at::Generator& default_generator();
 // Draws from the given generator, or the default one. A CPU generator is drawn from as well: it then determines the numbers.
 RandomState draw_random_state(const std::optional<at::Generator>& generator);
 
-// For operators that use the default CPU generator and take none: while it lives, that generator continues from `state`.
+// For operators that use the default CPU generator and take none: while it lives, that generator continues from `state`, for the calling thread: others that want it
+// to continue from theirs wait.
 class SeededDefaultGenerator {
  public:
   SeededDefaultGenerator(bool active, RandomState state);
@@ -48,6 +50,7 @@ class SeededDefaultGenerator {
   SeededDefaultGenerator(const SeededDefaultGenerator&) = delete;
 
  private:
+  std::unique_lock<std::recursive_mutex> turn_;
   at::Tensor saved_;
 };
 

@@ -173,7 +173,7 @@ at::Tensor one_dnn_linear(const at::Tensor& x, const at::Tensor& packed, const s
   return one_dnn().linear->call(x, packed, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
 
-// The packed forms of the weights of one storage, and how often these were used since the bytes last changed. Executors of one model share them.
+// The packed forms of the weights of one storage, and how often these were used since the bytes last changed. Executors of one model share them, and run at once.
 struct PackedWeights final : graph::Derived {
   struct Entry {
     const void* address;
@@ -182,14 +182,15 @@ struct PackedWeights final : graph::Derived {
     int64_t bytes;
   };
   std::atomic<int> uses{0};
-  std::mutex mutex;  // guards `entries`, which stay where they are
-  std::deque<Entry> entries;
+  std::mutex mutex;           // guards `entries`
+  std::deque<Entry> entries;  // what is there neither moves nor changes
 
   ~PackedWeights() override {
     for (const Entry& entry : entries) packed_bytes -= entry.bytes;
   }
-  Entry* find(const Matvec& call) {
-    for (Entry& entry : entries) {
+  // REQUIRES: the mutex is held.
+  const Entry* find(const Matvec& call) const {
+    for (const Entry& entry : entries) {
       if (entry.address == call.w && entry.n == call.n && entry.k == call.k && entry.stride == call.w_stride) {
         return &entry;
       }
@@ -225,8 +226,8 @@ PackedWeights* packed_weights(const graph::Invocation& invocation, const Product
   if (invocation.bindings == nullptr || !one_dnn().linear.has_value()) return nullptr;
   graph::Binding* const binding = invocation.bindings[invocation.operands[product.w].buffer];
   if (binding == nullptr) return nullptr;
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
+  static std::mutex creation;
+  const std::lock_guard lock(creation);
   if (binding->derived == nullptr) binding->derived = std::make_unique<PackedWeights>();
   return dynamic_cast<PackedWeights*>(binding->derived.get());
 }
@@ -376,7 +377,9 @@ bool run_packed(const graph::Invocation& invocation, const Product& product, Pac
 
 // A weight that changes often is never worth packing.
 void note_use(PackedWeights* weights) {
-  if (weights != nullptr && weights->uses < kUsesBeforePacking) ++weights->uses;
+  if (weights != nullptr && weights->uses.load(std::memory_order_relaxed) < kUsesBeforePacking) {
+    weights->uses.fetch_add(1, std::memory_order_relaxed);
+  }
 }
 
 Implementation choose_now(const graph::Invocation& invocation, const Product& product, PackedWeights* weights) {

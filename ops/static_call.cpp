@@ -15,12 +15,6 @@
 namespace hetero::ops {
 namespace {
 
-at::Tensor empty_for(const graph::Window& window) {
-  const auto rank = static_cast<size_t>(window.rank);
-  return at::detail::empty_strided_cpu({window.sizes().data(), rank}, {window.strides().data(), rank},
-                                       static_cast<at::ScalarType>(window.dtype));
-}
-
 // Lends or copies.
 void give(GraphExecutor& executor, size_t input, const at::Tensor& tensor, size_t slot) {
   const TensorView view = view_of(tensor);
@@ -43,6 +37,19 @@ TensorView view_of(const at::Tensor& tensor) {
           .dtype = static_cast<graph::DType>(tensor.scalar_type()),
           .sizes = tensor.sizes().vec(),
           .strides = tensor.strides().vec()};
+}
+
+at::Tensor empty_output(const graph::SavedProgram& program, size_t output) {
+  const graph::Window& window = program.windows[program.outputs[output].window];
+  const auto rank = static_cast<size_t>(window.rank);
+  return at::detail::empty_strided_cpu({window.sizes().data(), rank}, {window.strides().data(), rank},
+                                       static_cast<at::ScalarType>(window.dtype));
+}
+
+void mark_output(const graph::SavedProgram& program, size_t output, const at::Tensor& tensor) {
+  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  if ((program.outputs[output].bits & graph::kConjugate) != 0) impl->_set_conj(true);
+  if ((program.outputs[output].bits & graph::kNegative) != 0) impl->_set_neg(true);
 }
 
 graph::PlanOptions static_plan_options() {
@@ -73,7 +80,7 @@ std::vector<at::Tensor> call(GraphExecutor& executor, const std::vector<at::Tens
   std::vector<at::Tensor> outputs;
   std::vector<bool> lent;
   for (size_t o = 0; o < program.outputs.size(); ++o) {
-    outputs.push_back(empty_for(program.windows[program.outputs[o].window]));
+    outputs.push_back(empty_output(program, o));
     lent.push_back(is_made(executor, program.outputs[o]) &&
                    executor.SetOutputZeroCopy(o, view_of(outputs.back()), slot).ok());
   }
@@ -85,9 +92,7 @@ std::vector<at::Tensor> call(GraphExecutor& executor, const std::vector<at::Tens
   check(executor.Wait(slot));
   for (size_t o = 0; o < outputs.size(); ++o) {
     if (!lent[o]) check(executor.GetOutput(o, view_of(outputs[o]), slot));
-    c10::TensorImpl* const impl = outputs[o].unsafeGetTensorImpl();
-    if ((program.outputs[o].bits & graph::kConjugate) != 0) impl->_set_conj(true);
-    if ((program.outputs[o].bits & graph::kNegative) != 0) impl->_set_neg(true);
+    mark_output(program, o, outputs[o]);
   }
   return outputs;
 }

@@ -20,6 +20,11 @@ TensorView view_of(const at::Tensor& tensor);
 // REQUIRES: an input for each of the executor's, on the CPU.
 std::vector<at::Tensor> call(GraphExecutor& executor, const std::vector<at::Tensor>& inputs, size_t slot);
 
+// A new CPU tensor for a result of the program, which lies as the program's own does; to be marked when the program has written it.
+at::Tensor empty_output(const graph::SavedProgram& program, size_t output);
+// Sets the bits by which the tensor is the conjugate or the negative of what is in memory.
+void mark_output(const graph::SavedProgram& program, size_t output, const at::Tensor& tensor);
+
 // configured_plan_options(), for programs that are known ahead of time.
 graph::PlanOptions static_plan_options();
 

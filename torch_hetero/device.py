@@ -23,10 +23,12 @@ from torch_hetero.explain import Report, explain, reset_counters
 from torch_hetero.inductor import CppWrapperCodegen, PythonWrapperCodegen, Scheduling, WrapperFxCodegen  # noqa: F401
 from torch_hetero.saved import CompiledModel, load
 from torch_hetero.saved import compile_model as compile  # noqa: A004
+from torch_hetero.server import Server
 from torch_hetero.simulation import Prediction, programs, report, simulate, trace, use_profile
 
 __all__ = [
-    "CompiledModel", "DeviceProperties", "Event", "Prediction", "Report", "Stream", "StreamContext", "compile",
+    "CompiledModel", "DeviceProperties", "Event", "Prediction", "Report", "Server", "Stream",
+    "StreamContext", "compile",
     "compiled_graphs", "config", "current_device", "current_stream", "default_generators", "default_stream",
     "device", "device_count", "device_of", "empty_cache", "explain", "flush", "get_amp_supported_dtype",
     "get_device_capability", "get_device_name", "get_device_properties", "get_memory_budget", "get_rng_state",

@@ -13,12 +13,13 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils import _pytree as pytree
 
 from torch_hetero import _C
+from torch_hetero.server import Server
 
 __all__ = ["CompiledModel", "compile_model", "load"]
 
@@ -39,7 +40,7 @@ class CompiledModel:
     updates in place are updated.
 
     A call is one run of the program: nothing is recorded or planned. Calls of several threads come one after the
-    other; ``docs/executor.md`` says how requests run at once.
+    other; `serve` runs them at once.
     """
 
     def __init__(self, model: _C.Model) -> None:
@@ -72,15 +73,37 @@ class CompiledModel:
         Raises:
             ValueError: for other arguments than the program was made for.
         """
+        tensors = self._tensors_of(args, kwargs)
+        with self._lock:
+            results = self._executor.call([tensor.detach().cpu() for tensor in tensors])
+        return self._results_of(tensors, results)
+
+    def serve(
+        self, groups: int = 1, capacity: int = 64, *, when_full: Literal["wait", "refuse"] = "wait"
+    ) -> Server:
+        """A server that runs calls of many threads, as many at once as there are groups; see `Server`.
+
+        Args:
+            groups: In how many parts the process's cores are split; each runs one call at a time.
+            capacity: How many calls may wait, beside those for which a group is free.
+            when_full: Whether `Server.submit` then waits for room or raises `queue.Full`.
+
+        Raises:
+            ValueError: for fewer cores than groups, or for several groups where the program changes a state of its own.
+        """
+        return Server(self, groups, capacity, when_full=when_full)
+
+    def _tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors among the arguments of a call, when all else is as in the example."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec != self._in_spec:
             raise ValueError("the arguments are nested otherwise than in the example: "
                              f"expected {self._in_spec}, not {spec}")
-        tensors = self._tensors(leaves)
+        return self._tensors(leaves)
+
+    def _results_of(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> Any:
+        """What a call with these tensors returns when the program has made these results."""
         device = next((tensor.device for tensor in tensors if tensor.device.type == "hetero"), torch.device("cpu"))
-        given = [tensor.detach().cpu() for tensor in tensors]
-        with self._lock:
-            results = self._executor.call(given)
         for index, output in self._updates:
             tensors[index].detach().copy_(results[output])
         made = [results[leaf["tensor"]].to(device) if isinstance(leaf, dict) else leaf for leaf in self._made]

@@ -135,6 +135,8 @@ struct GraphExecutor::Impl {
   std::atomic<bool> busy{false};
   std::vector<uint8_t> drawing;  // per node: it draws
   uint64_t draws = 0;
+  std::vector<std::string> input_words;  // "input 'x'", for messages
+  std::vector<std::string> output_words;
 
   static constexpr uint32_t kNone = UINT32_MAX;
 
@@ -153,9 +155,16 @@ struct GraphExecutor::Impl {
   Status check_slot(size_t slot) const;
   Status check_idle(size_t slot) const;
   SlotBuffer& home(size_t slot, const ProgramValue& value) { return slots[slot]->homes[home_of[value.buffer]]; }
-  Status check_lent(const ProgramValue& value, const TensorView& tensor, const std::string& what, DeviceIndex on) const;
+  Result<size_t> find_input(Which which, const TensorView& tensor, size_t slot) const;
+  Result<size_t> find_output(Which which, const TensorView& tensor, size_t slot) const;
+  const char* why_not_lent(const ProgramValue& value, const TensorView& tensor, uint8_t devices) const;
+  void take_back(size_t slot, const ProgramValue& value);
   Status upload(size_t slot, BufferId buffer, SlotBuffer& home);
   Status lend(size_t slot, const ProgramValue& value, const TensorView& tensor, std::shared_ptr<const void> owner);
+  uint8_t input_devices(const ProgramValue& value) const { return plan.graph.buffers[value.buffer].valid_on; }
+  uint8_t output_devices(const ProgramValue& value) const {
+    return static_cast<uint8_t>(1u << output_device(value.buffer));
+  }
   DeviceIndex output_device(BufferId buffer) const;
   const Place& place(size_t slot, BufferId buffer) const {
     return home_of[buffer] == kNone ? places[buffer] : slots[slot]->homes[home_of[buffer]].place;
@@ -189,6 +198,8 @@ Result<std::unique_ptr<GraphExecutor>> GraphExecutor::Init(std::shared_ptr<Model
 Status GraphExecutor::Impl::init() {
   plan_options = options.plan != nullptr ? *options.plan : static_plan_options(options.devices);
   plan_options.fixed_memory = true;
+  for (const ProgramValue& input : program().inputs) input_words.push_back("input '" + input.name + "'");
+  for (const ProgramValue& output : program().outputs) output_words.push_back("output '" + output.name + "'");
   Status status = graph::plan_program(program(), plan_options, options.use_saved_plan, plan);
   if (status.ok()) status = take_memory();
   find_drawing();
@@ -354,61 +365,84 @@ Status GraphExecutor::Impl::upload(size_t slot, BufferId buffer, SlotBuffer& hom
   return Status();
 }
 
+Result<size_t> GraphExecutor::Impl::find_input(Which which, const TensorView& tensor, size_t slot) const {
+  if (Status status = check_idle(slot); !status.ok()) return status;
+  const Result<size_t> index = which.find(program().inputs, "input");
+  if (!index.ok()) return index.status();
+  Status status = graph::check_shape(window(program().inputs[index.value()]), tensor, input_words[index.value()]);
+  return status.ok() ? index : Result<size_t>(status);
+}
+
+Result<size_t> GraphExecutor::Impl::find_output(Which which, const TensorView& tensor, size_t slot) const {
+  if (Status status = check_idle(slot); !status.ok()) return status;
+  const Result<size_t> index = which.find(program().outputs, "output");
+  if (!index.ok()) return index.status();
+  Status status = graph::check_shape(window(program().outputs[index.value()]), tensor, output_words[index.value()]);
+  return status.ok() ? index : Result<size_t>(status);
+}
+
+// The slot uses the memory that Init gave it.
+void GraphExecutor::Impl::take_back(size_t slot, const ProgramValue& value) {
+  if (home_of[value.buffer] == kNone) return;
+  SlotBuffer& at = home(slot, value);
+  if (at.owner == nullptr && at.place == at.own) return;
+  for (DeviceIndex d = 0; d < kMaxDevices; ++d) bound->rebind(slot, value.buffer, d, at.own[d]);
+  at.place = at.own;
+  at.owner.reset();
+}
+
 Status GraphExecutor::SetInput(Which input, const TensorView& tensor, size_t slot) {
   Impl& impl = *impl_;
-  if (Status status = impl.check_idle(slot); !status.ok()) return status;
-  const Result<size_t> index = input.find(impl.program().inputs, "input");
+  const Result<size_t> index = impl.find_input(input, tensor, slot);
   if (!index.ok()) return index.status();
   const ProgramValue& value = impl.program().inputs[index.value()];
-  const Window& window = impl.window(value);
-  const std::string what = "input '" + value.name + "'";
-  if (Status status = graph::check_shape(window, tensor, what); !status.ok()) return status;
-  if (tensor.device != kCpu)
-    return usage(what + " is copied from the host's memory; use SetInputZeroCopy for memory of the accelerator");
+  if (tensor.device != kCpu) {
+    return usage(impl.input_words[index.value()] +
+                 " is copied from the host's memory; use SetInputZeroCopy for memory of the accelerator");
+  }
   Impl::SlotBuffer& home = impl.home(slot, value);
   Impl::Slot& at = *impl.slots[slot];
   // The last upload may still read these bytes; and where a run on the host still goes on, the slot would not be idle.
   if (home.place[kAccelerator] != nullptr && at.uploads) {
     if (Status status = at.uploaded->synchronize(); !status.ok()) return status;
   }
-  if (home.owner != nullptr || home.place != home.own) {
-    for (DeviceIndex d = 0; d < kMaxDevices; ++d) impl.bound->rebind(slot, value.buffer, d, home.own[d]);
-    home.place = home.own;
-    home.owner.reset();
-  }
+  impl.take_back(slot, value);
   if (home.place[kCpu] != nullptr && home.place[kAccelerator] != nullptr) {
     // Kernels of the CPU may still read it.
     if (Status status = impl.bound->wait(slot); !status.ok()) return status;
   }
-  graph::copy_in(tensor, window, home.staging != nullptr ? home.staging : static_cast<std::byte*>(home.place[kCpu]));
+  graph::copy_in(tensor, impl.window(value),
+                 home.staging != nullptr ? home.staging : static_cast<std::byte*>(home.place[kCpu]));
   home.set = true;
   return impl.upload(slot, value.buffer, home);
 }
 
-// Memory that stands for the whole buffer, on the one device where the program has it.
-Status GraphExecutor::Impl::check_lent(const ProgramValue& value, const TensorView& tensor, const std::string& what,
-                                       DeviceIndex on) const {
+// Memory can be lent that stands for the whole buffer, on the one device where the program has it; else the end of a sentence says why not.
+const char* GraphExecutor::Impl::why_not_lent(const ProgramValue& value, const TensorView& tensor,
+                                              uint8_t devices) const {
   const Window& at = window(value);
-  if (Status status = graph::check_shape(at, tensor, what); !status.ok()) return status;
   const auto same = [&](const ProgramValue& other) { return other.buffer == value.buffer; };
   const auto uses = std::ranges::count_if(program().inputs, same) + std::ranges::count_if(program().outputs, same);
   const auto bytes = static_cast<int64_t>(plan.graph.buffers[value.buffer].bytes);
-  if (model->is_constant(value.buffer) || uses != 1 || !at.dense || at.first_byte != 0 || at.last_byte != bytes) {
-    return usage(what + " shares its memory with something else of the program, so it cannot be lent; copy it");
+  if (devices == (1u << kCpu | 1u << kAccelerator)) {
+    return " is used on both devices, so it cannot be lent; copy it";
   }
+  if (model->is_constant(value.buffer) || uses != 1 || !at.dense || at.first_byte != 0 || at.last_byte != bytes) {
+    return " shares its memory with something else of the program, so it cannot be lent; copy it";
+  }
+  const DeviceIndex on = devices == 1u << kAccelerator ? kAccelerator : kCpu;
   if (tensor.device != on) {
-    return usage(what + " is used on the " + (on == kCpu ? "host" : "accelerator") +
-                 ", so memory of the other cannot be lent; copy it");
+    return on == kCpu ? " is used on the host, so memory of the other cannot be lent; copy it"
+                      : " is used on the accelerator, so memory of the other cannot be lent; copy it";
   }
   if (!graph::lies_like(at, tensor)) {
-    return usage(what +
-                 " has other strides than the program expects, so it cannot be lent; copy it, or make it contiguous");
+    return " has other strides than the program expects, so it cannot be lent; copy it, or make it contiguous";
   }
   const auto element = static_cast<uintptr_t>(graph::dtype_bytes(at.dtype));
   if (reinterpret_cast<uintptr_t>(tensor.data) % std::min<uintptr_t>(element, 8) != 0) {
-    return usage(what + " is not aligned to its elements, so it cannot be lent; copy it");
+    return " is not aligned to its elements, so it cannot be lent; copy it";
   }
-  return Status();
+  return nullptr;
 }
 
 Status GraphExecutor::Impl::lend(size_t slot, const ProgramValue& value, const TensorView& tensor,
@@ -426,30 +460,53 @@ Status GraphExecutor::Impl::lend(size_t slot, const ProgramValue& value, const T
 Status GraphExecutor::SetInputZeroCopy(Which input, const TensorView& tensor, size_t slot,
                                        std::shared_ptr<const void> owner) {
   Impl& impl = *impl_;
-  if (Status status = impl.check_idle(slot); !status.ok()) return status;
-  const Result<size_t> index = input.find(impl.program().inputs, "input");
+  const Result<size_t> index = impl.find_input(input, tensor, slot);
   if (!index.ok()) return index.status();
   const ProgramValue& value = impl.program().inputs[index.value()];
-  const std::string what = "input '" + value.name + "'";
-  const uint8_t valid = impl.plan.graph.buffers[value.buffer].valid_on;
-  if (valid == (1u << kCpu | 1u << kAccelerator))
-    return usage(what + " is used on both devices, so it cannot be lent; copy it");
-  const DeviceIndex on = valid == 1u << kAccelerator ? kAccelerator : kCpu;
-  if (Status status = impl.check_lent(value, tensor, what, on); !status.ok()) return status;
+  if (const char* why = impl.why_not_lent(value, tensor, impl.input_devices(value))) {
+    return usage(impl.input_words[index.value()] + why);
+  }
   return impl.lend(slot, value, tensor, std::move(owner));
 }
 
 Status GraphExecutor::SetOutputZeroCopy(Which output, const TensorView& tensor, size_t slot,
                                         std::shared_ptr<const void> owner) {
   Impl& impl = *impl_;
-  if (Status status = impl.check_idle(slot); !status.ok()) return status;
-  const Result<size_t> index = output.find(impl.program().outputs, "output");
+  const Result<size_t> index = impl.find_output(output, tensor, slot);
   if (!index.ok()) return index.status();
   const ProgramValue& value = impl.program().outputs[index.value()];
-  const std::string what = "output '" + value.name + "'";
-  if (Status status = impl.check_lent(value, tensor, what, impl.output_device(value.buffer)); !status.ok())
-    return status;
+  if (const char* why = impl.why_not_lent(value, tensor, impl.output_devices(value))) {
+    return usage(impl.output_words[index.value()] + why);
+  }
   return impl.lend(slot, value, tensor, std::move(owner));
+}
+
+Status GraphExecutor::OfferInput(Which input, const TensorView& tensor, size_t slot,
+                                 std::shared_ptr<const void> owner) {
+  Impl& impl = *impl_;
+  const Result<size_t> index = impl.find_input(input, tensor, slot);
+  if (!index.ok()) return index.status();
+  const ProgramValue& value = impl.program().inputs[index.value()];
+  if (impl.why_not_lent(value, tensor, impl.input_devices(value)) != nullptr) {
+    return SetInput(index.value(), tensor, slot);
+  }
+  return impl.lend(slot, value, tensor, std::move(owner));
+}
+
+Result<bool> GraphExecutor::OfferOutput(Which output, const TensorView& tensor, size_t slot,
+                                        std::shared_ptr<const void> owner) {
+  Impl& impl = *impl_;
+  const Result<size_t> index = impl.find_output(output, tensor, slot);
+  if (!index.ok()) return index.status();
+  const ProgramValue& value = impl.program().outputs[index.value()];
+  if (impl.why_not_lent(value, tensor, impl.output_devices(value)) != nullptr) {
+    // What the device still does is done with the memory that was there before.
+    if (Status status = impl.bound->wait(slot); !status.ok()) return status;
+    impl.take_back(slot, value);
+    return false;
+  }
+  if (Status status = impl.lend(slot, value, tensor, std::move(owner)); !status.ok()) return status;
+  return true;
 }
 
 // ---- Run ------------------------------------------------------------------------------------------------------------
@@ -580,7 +637,7 @@ Result<Pending> GraphExecutor::GetOutputAsync(Which output, const TensorView& to
   const Result<size_t> index = output.find(impl.program().outputs, "output");
   if (!index.ok()) return index.status();
   const ProgramValue& value = impl.program().outputs[index.value()];
-  const std::string what = "output '" + value.name + "'";
+  const std::string& what = impl.output_words[index.value()];
   if (Status status = graph::check_shape(impl.window(value), to, what); !status.ok()) return status;
   if (to.device != kCpu)
     return usage(what + " is copied to the host's memory; use SetOutputZeroCopy for memory of the accelerator");

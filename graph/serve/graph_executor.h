@@ -122,6 +122,12 @@ class GraphExecutor {
   // The same for a result: the program writes it there.
   Status SetOutputZeroCopy(Which output, const TensorView& tensor, size_t slot = 0,
                            std::shared_ptr<const void> owner = nullptr);
+  // For memory that may lie in any way: what the zero-copy functions do where they can, and copies otherwise. Takes nothing from the heap where strides are row-major.
+  // The result of OfferOutput says whether the program writes there itself; if not, it writes to its own memory, and GetOutput copies. Errors: as SetInput.
+  Status OfferInput(Which input, const TensorView& tensor, size_t slot = 0,
+                    std::shared_ptr<const void> owner = nullptr);
+  Result<bool> OfferOutput(Which output, const TensorView& tensor, size_t slot = 0,
+                           std::shared_ptr<const void> owner = nullptr);
 
   // Runs the slot on the calling thread. With an accelerator it has only been submitted afterwards, and what goes wrong there is an error of GetOutput or Wait.
   // `stop`: see BoundProgram::run. Errors: kUsage where an input was never set, or the executor runs already; kKernel.

@@ -16,8 +16,13 @@ std::vector<int64_t> row_major_strides(std::span<const int64_t> sizes) {
   return strides;
 }
 
-std::vector<int64_t> strides_of(const TensorView& view) {
-  return view.strides.empty() ? row_major_strides(view.sizes) : view.strides;
+bool is_row_major(std::span<const int64_t> sizes, std::span<const int64_t> strides) {
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    if (sizes[i] != 1 && strides[i] != stride) return false;
+    stride *= sizes[i];
+  }
+  return true;
 }
 
 std::string text_of(graph::DType dtype, std::span<const int64_t> sizes) {
@@ -49,18 +54,22 @@ struct StridedCopy {
   }
 };
 
-void copy(graph::DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> to_strides,
-          std::span<const int64_t> from_strides, void* to, const void* from) {
-  int64_t numel = 1;
-  for (const int64_t size : sizes) numel *= size;
-  if (numel == 0) return;
-  const int64_t bytes = graph::dtype_bytes(dtype);
-  const std::vector<int64_t> dense = row_major_strides(sizes);
-  if (std::ranges::equal(dense, to_strides) && std::ranges::equal(dense, from_strides)) {
-    std::memcpy(to, from, static_cast<size_t>(numel * bytes));
+// Empty strides are row-major.
+void copy(const graph::Window& window, std::span<const int64_t> to_strides, std::span<const int64_t> from_strides,
+          void* to, const void* from) {
+  if (window.numel == 0) return;
+  const int64_t bytes = graph::dtype_bytes(window.dtype);
+  const auto is_dense = [&](std::span<const int64_t> strides) {
+    return strides.empty() || is_row_major(window.sizes(), strides);
+  };
+  if (is_dense(to_strides) && is_dense(from_strides)) {
+    std::memcpy(to, from, static_cast<size_t>(window.numel * bytes));
     return;
   }
-  StridedCopy{sizes, to_strides, from_strides, bytes}.run(static_cast<char*>(to), static_cast<const char*>(from), 0);
+  const std::vector<int64_t> row_major = row_major_strides(window.sizes());
+  StridedCopy{window.sizes(), to_strides.empty() ? row_major : to_strides,
+              from_strides.empty() ? row_major : from_strides, bytes}
+      .run(static_cast<char*>(to), static_cast<const char*>(from), 0);
 }
 
 }  // namespace
@@ -90,22 +99,23 @@ Status check_shape(const Window& window, const TensorView& view, const std::stri
 }
 
 bool lies_like(const Window& window, const TensorView& view) {
-  const std::vector<int64_t> strides = strides_of(view);
-  for (int i = 0; i < window.rank; ++i) {
-    if (window.sizes()[static_cast<size_t>(i)] > 1 &&
-        strides[static_cast<size_t>(i)] != window.strides()[static_cast<size_t>(i)])
-      return false;
+  int64_t row_major = 1;
+  for (auto i = static_cast<size_t>(window.rank); i-- > 0;) {
+    const int64_t size = window.sizes()[i];
+    const int64_t stride = view.strides.empty() ? row_major : view.strides[i];
+    if (size > 1 && stride != window.strides()[i]) return false;
+    row_major *= std::max<int64_t>(size, 1);
   }
   return true;
 }
 
 void copy_in(const TensorView& from, const Window& window, void* buffer) {
-  copy(window.dtype, window.sizes(), window.strides(), strides_of(from),
-       static_cast<char*>(buffer) + window.offset * dtype_bytes(window.dtype), from.data);
+  copy(window, window.strides(), from.strides, static_cast<char*>(buffer) + window.offset * dtype_bytes(window.dtype),
+       from.data);
 }
 
 void copy_out(const Window& window, const void* buffer, const TensorView& to) {
-  copy(window.dtype, window.sizes(), strides_of(to), window.strides(), to.data,
+  copy(window, to.strides, window.strides(), to.data,
        static_cast<const char*>(buffer) + window.offset * dtype_bytes(window.dtype));
 }
 

@@ -23,6 +23,7 @@
 #include "ops/storage.h"
 #include "ops/sync.h"
 #include "torch_hetero/csrc/saved.h"
+#include "torch_hetero/csrc/server.h"
 #include "torch_hetero/csrc/test_hooks.h"
 
 namespace py = pybind11;
@@ -351,6 +352,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("clear_program_log", &ops::clear_program_log, released());
   add_compiled_program(m);
   hetero::python::add_saved(m);
+  hetero::python::add_server(m);
   m.def("set_sim_options", &ops::set_sim_options, released());
   add_test_hooks(m);
 }

@@ -32,12 +32,6 @@ at::Tensor tensor_of(const py::handle& object) {
   return THPVariable_Unpack(object.ptr());
 }
 
-std::vector<at::Tensor> tensors_of(const py::list& objects) {
-  std::vector<at::Tensor> tensors;
-  for (const py::handle object : objects) tensors.push_back(tensor_of(object));
-  return tensors;
-}
-
 std::shared_ptr<Model> make_model(ops::CompiledProgram& program, const Strings& inputs, const Strings& outputs,
                                   const py::dict& constants, const std::map<std::string, std::string>& metadata) {
   ops::ProgramNames names{.inputs = inputs, .outputs = outputs, .constants = {}};
@@ -57,14 +51,7 @@ std::shared_ptr<Model> make_model(ops::CompiledProgram& program, const Strings& 
 }
 
 std::unique_ptr<GraphExecutor> make_executor(const std::shared_ptr<Model>& model, size_t slots) {
-  GraphExecutor::Options options;
-  options.slots = slots;
-  options.plan = std::make_unique<graph::PlanOptions>(ops::static_plan_options());
-  options.draw = [] {
-    const ops::RandomState state = ops::draw_random_state(std::nullopt);
-    return std::pair(state.seed, state.offset);
-  };
-  Result<std::unique_ptr<GraphExecutor>> executor = GraphExecutor::Init(model, std::move(options));
+  Result<std::unique_ptr<GraphExecutor>> executor = GraphExecutor::Init(model, executor_options(slots));
   ops::check(executor.status());
   return std::move(executor.value());
 }
@@ -76,11 +63,7 @@ py::list call_executor(GraphExecutor& executor, const py::list& inputs) {
     const py::gil_scoped_release released;
     results = ops::call(executor, arguments, 0);
   }
-  py::list objects(results.size());
-  for (size_t i = 0; i < results.size(); ++i) {
-    objects[i] = py::reinterpret_steal<py::object>(THPVariable_Wrap(results[i]));
-  }
-  return objects;
+  return list_of(results);
 }
 
 py::list values_of(const graph::SavedProgram& program, const std::vector<graph::ProgramValue>& values) {
@@ -92,6 +75,31 @@ py::list values_of(const graph::SavedProgram& program, const std::vector<graph::
 }
 
 }  // namespace
+
+std::vector<at::Tensor> tensors_of(const py::list& objects) {
+  std::vector<at::Tensor> tensors;
+  for (const py::handle object : objects) tensors.push_back(tensor_of(object));
+  return tensors;
+}
+
+py::list list_of(const std::vector<at::Tensor>& tensors) {
+  py::list objects(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    objects[i] = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensors[i]));
+  }
+  return objects;
+}
+
+GraphExecutor::Options executor_options(size_t slots) {
+  GraphExecutor::Options options;
+  options.slots = slots;
+  options.plan = std::make_unique<graph::PlanOptions>(ops::static_plan_options());
+  options.draw = [] {
+    const ops::RandomState state = ops::draw_random_state(std::nullopt);
+    return std::pair(state.seed, state.offset);
+  };
+  return options;
+}
 
 void add_saved(py::module_& m) {
   using released = py::call_guard<py::gil_scoped_release>;

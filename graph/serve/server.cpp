@@ -1,0 +1,174 @@
+#include "graph/serve/server.h"
+
+#include <utility>
+
+namespace hetero {
+
+using backend::CoreGroup;
+using graph::ProgramValue;
+
+namespace {
+
+Status usage(std::string message) { return Status(ErrorClass::kUsage, std::move(message)); }
+
+// The name of a state that the program changes; null where there is none.
+const std::string* changed_state(const Model& model) {
+  for (const graph::ProgramConstant& constant : model.program().constants) {
+    if (model.is_written(constant.buffer)) return &constant.name;
+  }
+  return nullptr;
+}
+
+Result<std::vector<CoreGroup::Options>> groups_of_cores(int groups) {
+  Result<std::vector<std::vector<int>>> parts = backend::split_cores(groups);
+  if (!parts.ok()) return parts.status();
+  std::vector<CoreGroup::Options> options;
+  for (std::vector<int>& cores : parts.value()) {
+    options.push_back({.name = "lane" + std::to_string(options.size()), .cores = std::move(cores)});
+  }
+  return options;
+}
+
+// Calls a function on the group's thread and waits for it.
+template <typename Function>
+Status call_on(CoreGroup& group, Function function) {
+  const Status submitted =
+      group.submit({[](void* context) { (*static_cast<Function*>(context))(); }, static_cast<void*>(&function)});
+  return submitted.ok() ? group.wait_idle() : submitted;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Server>> Server::create(std::shared_ptr<Model> model, Options options) {
+  if (model == nullptr) return usage("a server needs a model, and was given none");
+  std::unique_ptr<Server> server(new Server(std::move(model)));
+  if (Status status = server->start(std::move(options)); !status.ok()) return status;
+  return server;
+}
+
+Server::Server(std::shared_ptr<Model> model) : model_(std::move(model)) {
+  for (const ProgramValue& input : model_->program().inputs) input_words_.push_back("input '" + input.name + "'");
+  for (const ProgramValue& output : model_->program().outputs) output_words_.push_back("output '" + output.name + "'");
+}
+
+Server::~Server() = default;
+
+Status Server::start(Options options) {
+  if (options.lanes.empty()) {
+    Result<std::vector<CoreGroup::Options>> groups = groups_of_cores(options.groups);
+    if (!groups.ok()) return groups.status();
+    options.lanes = std::move(groups.value());
+  }
+  if (const std::string* state = changed_state(*model_); state != nullptr && options.lanes.size() > 1) {
+    return usage("the program changes its state '" + *state +
+                 "', which every lane would have for itself; serve it with one lane");
+  }
+  // One after the other: what planning measures, another lane would disturb.
+  for (CoreGroup::Options& group : options.lanes) {
+    if (Status status = start_lane(std::move(group), options); !status.ok()) return status;
+  }
+  std::vector<CoreGroup*> groups;
+  for (const auto& lane : lanes_) groups.push_back(lane->group.get());
+  auto scheduler = graph::Scheduler::create(
+      groups, {.capacity = options.capacity, .when_full = options.when_full},
+      [this](size_t lane, graph::Request& request) { return run(*lanes_[lane], static_cast<Request&>(request)); });
+  if (!scheduler.ok()) return scheduler.status();
+  scheduler_ = std::move(scheduler.value());
+  return Status();
+}
+
+Status Server::start_lane(CoreGroup::Options group, const Options& options) {
+  Result<std::unique_ptr<CoreGroup>> made = CoreGroup::create(std::move(group));
+  if (!made.ok()) return made.status();
+  Lane& lane = *lanes_.emplace_back(std::make_unique<Lane>());
+  lane.group = std::move(made.value());
+  lane.lent.resize(model_->program().outputs.size());
+  Status status;
+  const Status called = call_on(*lane.group, [&] { status = make_executor(lane, options); });
+  return called.ok() ? status : called;
+}
+
+// On the lane's thread.
+Status Server::make_executor(Lane& lane, const Options& options) {
+  try {
+    GraphExecutor::Options chosen = options.executor ? options.executor() : GraphExecutor::Options();
+    chosen.slots = 1;
+    chosen.group = nullptr;
+    if (!chosen.draw) {
+      chosen.draw = [this] { return std::pair(uint64_t{0}, draws_.fetch_add(1, std::memory_order_relaxed)); };
+    }
+    Result<std::unique_ptr<GraphExecutor>> executor = GraphExecutor::Init(model_, std::move(chosen));
+    if (!executor.ok()) return executor.status();
+    lane.executor = std::move(executor.value());
+    return Status();
+  } catch (const std::exception& error) {
+    return {ErrorClass::kInternal, std::string("a lane's executor could not be made: ") + error.what(),
+            std::current_exception()};
+  }
+}
+
+// ---- submitting -----------------------------------------------------------------------------------------------------
+
+Status Server::check(const std::vector<TensorView>& tensors, const std::vector<ProgramValue>& values,
+                     const std::vector<std::string>& words, const char* kind) const {
+  if (tensors.size() != values.size()) {
+    return usage("the program has " + std::to_string(values.size()) + " " + kind + "s, and the request brings " +
+                 std::to_string(tensors.size()));
+  }
+  for (size_t i = 0; i < values.size(); ++i) {
+    const graph::Window& window = model_->program().windows[values[i].window];
+    if (Status status = graph::check_shape(window, tensors[i], words[i]); !status.ok()) return status;
+    if (tensors[i].device != backend::kCpu) return usage(words[i] + " of a request must be in the host's memory");
+  }
+  return Status();
+}
+
+Status Server::submit(std::shared_ptr<Request> request, graph::RequestOptions options) {
+  if (request == nullptr) return usage("the request to submit is null");
+  const graph::SavedProgram& program = model_->program();
+  Status status = check(request->inputs, program.inputs, input_words_, "input");
+  if (status.ok()) status = check(request->outputs, program.outputs, output_words_, "output");
+  return status.ok() ? scheduler_->submit(std::move(request), options) : status;
+}
+
+Result<std::shared_ptr<Server::Request>> Server::submit(std::vector<TensorView> inputs, std::vector<TensorView> outputs,
+                                                        graph::RequestOptions options) {
+  auto request = std::make_shared<Request>();
+  request->inputs = std::move(inputs);
+  request->outputs = std::move(outputs);
+  if (Status status = submit(request, options); !status.ok()) return status;
+  return request;
+}
+
+// ---- running --------------------------------------------------------------------------------------------------------
+
+// On the lane's thread. Whatever happens, devices are done with the request's memory afterwards.
+Status Server::run(Lane& lane, Request& request) {
+  const Status status = run_program(lane, request);
+  const Status waited = lane.executor->Wait();
+  return status.ok() ? waited : status;
+}
+
+Status Server::run_program(Lane& lane, Request& request) {
+  GraphExecutor& executor = *lane.executor;
+  for (size_t i = 0; i < request.inputs.size(); ++i) {
+    if (Status status = executor.OfferInput(i, request.inputs[i]); !status.ok()) return status;
+  }
+  for (size_t o = 0; o < request.outputs.size(); ++o) {
+    const Result<bool> lent = executor.OfferOutput(o, request.outputs[o]);
+    if (!lent.ok()) return lent.status();
+    lane.lent[o] = lent.value();
+  }
+  if (Status status = executor.Run(0, &request.stop()); !status.ok()) return status;
+  for (size_t o = 0; o < request.outputs.size(); ++o) {
+    if (lane.lent[o] != 0) continue;
+    if (Status status = executor.GetOutput(o, request.outputs[o]); !status.ok()) return status;
+  }
+  return Status();
+}
+
+void Server::close(WhenClosed waiting) { scheduler_->close(waiting); }
+void Server::wait_idle() { scheduler_->wait_idle(); }
+graph::SchedulerCounters Server::counters() const { return scheduler_->counters(); }
+
+}  // namespace hetero

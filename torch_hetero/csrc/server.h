@@ -1,0 +1,11 @@
+// Servers in Python: the classes Server and ServerRequest of the module _C, below torch_hetero/server.py.
+
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace hetero::python {
+
+void add_server(pybind11::module_& m);
+
+}  // namespace hetero::python

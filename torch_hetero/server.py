@@ -1,0 +1,196 @@
+"""``CompiledModel.serve``: many calls of one program at once, each on cores of its own.
+
+A server splits the process's cores into groups. Each group has a thread, an executor with its own memory, and as many
+threads for its operators as it has cores; weights are shared. A call that is submitted runs on the group that is
+free first, without the interpreter's lock, and completes a future. ``docs/executor.md`` has the whole picture.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from torch_hetero import _C
+
+if TYPE_CHECKING:
+    from torch_hetero.saved import CompiledModel
+
+__all__ = ["Request", "Server"]
+
+
+class Request(Future):
+    """The future of a call: ``concurrent.futures`` and ``asyncio.wrap_future`` take it.
+
+    Unlike other futures, one that runs can still be cancelled: its program stops before the next operator.
+    """
+
+    def __init__(self, server: Server, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._server = server  # which lives as long as somebody waits
+        self._tensors = tensors
+        self._submitted: _C.ServerRequest | None = None
+
+    def cancel(self) -> bool:
+        """Says that nobody wants the result any more.
+
+        Returns:
+            Whether the call is cancelled now. One that runs is asked to stop, and may be cancelled later.
+        """
+        submitted = self._submitted
+        if submitted is not None:
+            submitted.cancel()
+            if submitted.state != "cancelled":
+                return self.cancelled()
+        return super().cancel()
+
+    def running(self) -> bool:
+        """Whether the call runs now."""
+        submitted = self._submitted
+        return not self.done() and submitted is not None and submitted.state == "running"
+
+    def _end(self, ended: _C.ServerRequest) -> None:
+        """Takes over what has come of the call."""
+        if ended.state == "cancelled":
+            super().cancel()
+        # False where it was cancelled; then those who wait for several futures are told.
+        if not self.set_running_or_notify_cancel():
+            return
+        try:
+            if ended.state == "late":
+                raise TimeoutError("the request's time was up before it was done")
+            result = self._server.model._results_of(self._tensors, ended.take_results())
+        except BaseException as error:
+            self.set_exception(error)
+        else:
+            self.set_result(result)
+        finally:
+            self._submitted = None
+            self._tensors = ()
+
+
+class Server:
+    """Runs calls of a `CompiledModel` from many threads.
+
+    ::
+
+        with torch.hetero.load("model.hetero").serve(groups=2) as server:
+            futures = [server.submit(ids, timeout=0.1) for ids in requests]
+            results = [future.result() for future in futures]
+
+    Calls begin in the order in which they were submitted. At most `capacity` wait; then `submit` waits too, or refuses.
+    Leaving the ``with`` block runs what waits.
+    """
+
+    def __init__(
+        self,
+        model: CompiledModel,
+        groups: int = 1,
+        capacity: int = 64,
+        *,
+        when_full: Literal["wait", "refuse"] = "wait",
+    ) -> None:
+        if when_full not in ("wait", "refuse"):
+            raise ValueError(f'when_full is "wait" or "refuse", not {when_full!r}')
+        self.model = model
+        self._core = _C.Server(model._model, groups, capacity, when_full == "wait")
+        self._requests: dict[int, Request] = {}
+        self._numbers = itertools.count()
+        self._thread = threading.Thread(
+            target=_complete, args=(self._core, self._requests), name="hetero-server", daemon=True
+        )
+        self._thread.start()
+        # Before the interpreter ends, too: the thread must not come back to it afterwards.
+        self._end = weakref.finalize(self, _end_server, self._core, self._thread, os.getpid())
+
+    def submit(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Request:
+        """Puts a call of the model into the line.
+
+        Arguments are those of the model. Tensors are used where they are: leave them alone until the call has ended.
+
+        Args:
+            *args: As in a call of the model.
+            timeout: Seconds within which the call is to begin; otherwise it is not run, and its future raises
+                `TimeoutError`.
+            **kwargs: As in a call of the model.
+
+        Returns:
+            The future of the call's result.
+
+        Raises:
+            ValueError: for other arguments than the program was made for.
+            queue.Full: where there is no room, with ``when_full="refuse"``.
+            RuntimeError: where the server was closed.
+        """
+        if not self._end.alive:
+            raise RuntimeError("the server was closed; make another with CompiledModel.serve")
+        tensors = self.model._tensors_of(args, kwargs)
+        request = Request(self, tensors)
+        number = next(self._numbers)
+        self._requests[number] = request
+        try:
+            submitted = self._core.submit(number, [tensor.detach().cpu() for tensor in tensors], timeout)
+        except BaseException:
+            del self._requests[number]
+            raise
+        if submitted is None:
+            del self._requests[number]
+            raise queue.Full("the server has no room: submit again when a request has ended, or raise the capacity")
+        request._submitted = submitted
+        return request
+
+    def close(self, *, cancel: bool = False) -> None:
+        """Accepts no more calls and returns when none is left.
+
+        Args:
+            cancel: Whether calls that wait are cancelled; otherwise they are run.
+        """
+        if self._end.alive:
+            self._core.close(not cancel)
+            self._core.wait_idle()
+            self._end()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(cancel=kind is not None)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Requests so far: submitted, completed, failed, cancelled, late, refused; and waiting, now and at most."""
+        return self._core.counters
+
+    @property
+    def lanes(self) -> list[dict[str, Any]]:
+        """The groups: name, cores, threads, and where the plan comes from by which each runs."""
+        return self._core.lanes
+
+
+def _complete(core: _C.Server, requests: dict[int, Request]) -> None:
+    """Completes futures, on the server's thread, until the server has ended and nothing is left."""
+    while ended := core.take_ended():
+        for submitted in ended:
+            requests.pop(submitted.number)._end(submitted)
+        del ended, submitted  # their tensors are not kept until there are others
+
+
+def _end_server(core: _C.Server, thread: threading.Thread, process: int) -> None:
+    if os.getpid() != process:
+        return  # a forked child has none of the threads
+    core.close(False)
+    core.wait_idle()
+    core.stop()
+    # Whoever drops the last request may be the thread itself.
+    if thread is not threading.current_thread():
+        thread.join()
