@@ -1,0 +1,113 @@
+// StagePipeline: a program cut into stages that work at the same time, each on another request.
+//
+//   auto pipeline = StagePipeline::create(model, {.stages = 3});
+//   auto first = pipeline.value()->submit(inputs, outputs);      // copies the inputs; outputs are filled when the request has ended
+//   auto second = pipeline.value()->submit(more, elsewhere);     // in the first stage while the first request is in the second
+//   Status status = first.value()->wait();
+//
+// The cut is cut_program's (cut_program.h). Each stage has an executor (graph_executor.h) and a core group, whose queue of tasks is the stage's. A request's memory - what goes
+// in, what crosses between stages, what comes out - is a *frame*. It moves from stage to stage, and each stage binds its executor to it, without a copy where the executor
+// can be lent the memory. `depth` says how many frames there are, so how many requests are on their way at once. Twice as many as stages, the default, is double buffering:
+// each stage has one that it works on and one that waits for it. More even out stages whose times vary; fewer take less memory, and the answer to each comes sooner.
+//
+// Requests go through all stages, and end, in the order in which submit() was called. States are updated in this order too. An error ends its request and no other: the
+// stages that come behind let it pass. Once warm, a request takes memory from the heap for its StageRequest only, save for errors.
+//
+// Thread safety: any thread. REQUIRES: submit(), wait_idle() and StageRequest::wait() are not called by what runs in a stage.
+// Ownership: the pipeline shares the model. Core groups and devices outlive it, and output tensors the request. The destructor stops, and waits for what runs; nobody is in
+// submit() then. Requests may be kept longer.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "backend/cpu/core_group.h"
+#include "backend/device.h"
+#include "backend/status.h"
+#include "graph/plan.h"
+#include "graph/serve/graph_executor.h"
+#include "graph/serve/model.h"
+#include "graph/serve/tensor_view.h"
+
+namespace hetero {
+
+class StageRequest {
+ public:
+  bool has_ended() const { return ended_.load(std::memory_order_acquire); }
+  // Blocks the calling thread until the request has ended. Its error: that of the stage where it failed, or kCancelled.
+  Status wait() const;
+
+ private:
+  friend class StagePipeline;
+  std::atomic<bool> ended_{false};
+  Status status_;  // written before the end
+};
+
+struct StageCounts {
+  int64_t submitted = 0;  // each becomes one of completed and failed
+  int64_t completed = 0;
+  int64_t failed = 0;  // cancelled ones among them
+  int64_t in_flight = 0;
+  int64_t most_in_flight = 0;
+  int64_t frames = 0;  // that have memory now
+  int64_t lent = 0;    // inputs and outputs of all stages that are bound to a frame where it is
+  int64_t copied = 0;  // the others
+};
+
+class StagePipeline {
+ public:
+  enum class WhenFull : uint8_t { kWait, kRefuse };
+  struct Options {
+    size_t stages = 2;
+    size_t depth = 0;  // frames; 0: twice as many as stages
+    WhenFull when_full = WhenFull::kWait;
+    // One for each stage, or one for all; none: the pipeline makes one for each, of the process's cores in equal parts where there are enough.
+    std::vector<backend::CoreGroup*> groups = {};
+    std::array<backend::Device*, backend::kMaxDevices> devices = process_devices();
+    // One for each stage: where it may run, for example. None: static_plan_options(devices) for all.
+    std::vector<graph::PlanOptions> plans = {};
+    // Draws the states of random operators, as GraphExecutor's does, on the thread that calls submit().
+    std::function<std::pair<uint64_t, uint64_t>()> draw = nullptr;
+  };
+
+  // Errors: kUsage as cut_program, and for a wrong number of groups or plans; kResource where the memory does not suffice; kDevice where the system starts no thread.
+  static Result<std::unique_ptr<StagePipeline>> create(std::shared_ptr<Model> model, Options options);
+  ~StagePipeline();
+  StagePipeline(const StagePipeline&) = delete;
+  StagePipeline& operator=(const StagePipeline&) = delete;
+
+  // Copies the inputs, which are not needed afterwards, and sends the request on its way; the outputs are filled when it has ended. Tensors are on the host, one for each input
+  // and output of the program, in its order. Where `depth` requests are in flight, waits until one has ended (kWait) or refuses (kRefuse).
+  // Errors: kUsage for a wrong number, dtype or shape; kResource where there is no room; kCancelled after stop().
+  Result<std::shared_ptr<StageRequest>> submit(std::span<const TensorView> inputs, std::span<const TensorView> outputs);
+
+  // So many requests may be in flight from now on. More take memory here; where fewer may, those that are on their way end first. Errors: kUsage for 0; kResource.
+  Status set_depth(size_t depth);
+  size_t depth() const;
+
+  // From now on nothing is accepted, and what is in flight ends as cancelled, between two kernels at the latest. Does not wait.
+  void stop();
+  // Blocks the calling thread until what was submitted before the call has ended. Errors: kDevice in a forked child.
+  Status wait_idle();
+
+  size_t stages() const;
+  const GraphExecutor& executor(size_t stage) const;
+  // That the cut predicts for the stage.
+  double predicted_seconds(size_t stage) const;
+  StageCounts counts() const;
+
+ private:
+  struct Impl;
+  explicit StagePipeline(std::unique_ptr<Impl> impl);
+  static void end(StageRequest& request, Status status);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace hetero
