@@ -5,7 +5,7 @@ export JOBS
 PYTHON_BIN := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test sim-fuzz load-fuzz bench bench-partition compat lint sanitize clean distclean
+.PHONY: help setup build demo test sim-fuzz load-fuzz bench bench-partition serve-demo compat lint sanitize clean distclean
 
 help:       ## show this list
 	@grep -E '^[a-z-]+: .*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 17
@@ -30,6 +30,9 @@ load-fuzz: build ## 100,000 damaged files of saved programs, some minutes (ARGS=
 
 bench: build ## timings as ratios to eager and other peers, measured in the same run (ARGS="chain norms --peers")
 	@$(PYTHON_BIN) -m tests.perf $(ARGS)
+
+serve-demo: build ## requests for a real model on one and on several core groups, against eager and inductor (ARGS="--help" for its options)
+	@$(PYTHON_BIN) -m tests.perf.serve_demo $(ARGS)
 
 bench-partition: ## planning for two devices in virtual time, with bars; no torch (ARGS="streaming peers" for some sections)
 	@scripts/bench_partition.sh $(ARGS)
