@@ -1,23 +1,33 @@
 #include "graph/serve/tensor_view.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 namespace hetero {
 namespace {
 
-std::vector<int64_t> row_major_strides(std::span<const int64_t> sizes) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(sizes[i], 1);
+// Row-major strides, which take no memory from the heap for tensors of usual rank.
+class RowMajor {
+ public:
+  explicit RowMajor(std::span<const int64_t> sizes) : rank_(sizes.size()), many_(rank_ > few_.size() ? rank_ : 0) {
+    int64_t* const strides = many_.empty() ? few_.data() : many_.data();
+    int64_t stride = 1;
+    for (size_t i = rank_; i-- > 0;) {
+      strides[i] = stride;
+      stride *= std::max<int64_t>(sizes[i], 1);
+    }
   }
-  return strides;
-}
+  std::span<const int64_t> strides() const { return {many_.empty() ? few_.data() : many_.data(), rank_}; }
 
-std::vector<int64_t> strides_of(const TensorView& view) {
-  return view.strides.empty() ? row_major_strides(view.sizes) : view.strides;
+ private:
+  size_t rank_;
+  std::array<int64_t, 8> few_;
+  std::vector<int64_t> many_;
+};
+
+std::span<const int64_t> strides_of(const TensorView& view, const RowMajor& row_major) {
+  return view.strides.empty() ? row_major.strides() : view.strides;
 }
 
 std::string text_of(graph::DType dtype, std::span<const int64_t> sizes) {
@@ -50,12 +60,12 @@ struct StridedCopy {
 };
 
 void copy(graph::DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> to_strides,
-          std::span<const int64_t> from_strides, void* to, const void* from) {
+          std::span<const int64_t> from_strides, const RowMajor& row_major, void* to, const void* from) {
   int64_t numel = 1;
   for (const int64_t size : sizes) numel *= size;
   if (numel == 0) return;
   const int64_t bytes = graph::dtype_bytes(dtype);
-  const std::vector<int64_t> dense = row_major_strides(sizes);
+  const std::span<const int64_t> dense = row_major.strides();
   if (std::ranges::equal(dense, to_strides) && std::ranges::equal(dense, from_strides)) {
     std::memcpy(to, from, static_cast<size_t>(numel * bytes));
     return;
@@ -90,7 +100,8 @@ Status check_shape(const Window& window, const TensorView& view, const std::stri
 }
 
 bool lies_like(const Window& window, const TensorView& view) {
-  const std::vector<int64_t> strides = strides_of(view);
+  const RowMajor row_major(view.sizes);
+  const std::span<const int64_t> strides = strides_of(view, row_major);
   for (int i = 0; i < window.rank; ++i) {
     if (window.sizes()[static_cast<size_t>(i)] > 1 &&
         strides[static_cast<size_t>(i)] != window.strides()[static_cast<size_t>(i)])
@@ -100,12 +111,14 @@ bool lies_like(const Window& window, const TensorView& view) {
 }
 
 void copy_in(const TensorView& from, const Window& window, void* buffer) {
-  copy(window.dtype, window.sizes(), window.strides(), strides_of(from),
+  const RowMajor row_major(from.sizes);
+  copy(window.dtype, window.sizes(), window.strides(), strides_of(from, row_major), row_major,
        static_cast<char*>(buffer) + window.offset * dtype_bytes(window.dtype), from.data);
 }
 
 void copy_out(const Window& window, const void* buffer, const TensorView& to) {
-  copy(window.dtype, window.sizes(), strides_of(to), window.strides(), to.data,
+  const RowMajor row_major(to.sizes);
+  copy(window.dtype, window.sizes(), strides_of(to, row_major), window.strides(), row_major, to.data,
        static_cast<const char*>(buffer) + window.offset * dtype_bytes(window.dtype));
 }
 
