@@ -171,6 +171,28 @@ TEST_CASE("stages may use an accelerator") {
   }
 }
 
+TEST_CASE("one stage may run on the CPU and the next on the accelerator") {
+  Program p;
+  BufferId last = p.input(64);
+  for (int i = 0; i < 8; ++i) last = p.define(test_ops().matmul, 64, {p.read(last), p.read(last)});
+  p.escape(last);
+  auto model = model_of(save(p));
+  const std::vector<Floats> expected = run_whole(model, cpu_options(), 4);
+  StagePipeline::Options options;
+  options.devices = test_devices();
+  options.plans = {cpu_options(), remote_options()};
+  Result<std::unique_ptr<StagePipeline>> pipeline = StagePipeline::create(model, std::move(options));
+  require(pipeline.status());
+  CHECK(uses_host_only(pipeline.value()->executor(0).plan().plan));
+  CHECK_FALSE(uses_host_only(pipeline.value()->executor(1).plan().plan));
+  std::vector<Sent> sent;
+  for (int r = 0; r < 4; ++r) sent.push_back(send(*pipeline.value(), model->program(), r));
+  for (size_t r = 0; r < 4; ++r) {
+    require(sent[r].request->wait());
+    CHECK(same_bits(sent[r].outputs, expected[r]));
+  }
+}
+
 TEST_CASE("a cut is a legal program, sees only what crosses, and shares the weights' bytes") {
   Program p;
   const BufferId x = p.input(16);
