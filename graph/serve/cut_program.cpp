@@ -39,8 +39,7 @@ struct Use {
 };
 
 // The device that will run it, as far as that can be said of one node.
-double seconds_of(const Graph& graph, const Node& node, const PlanOptions& options) {
-  const CostModel costs(options);
+double seconds_of(const Graph& graph, const Node& node, const PlanOptions& options, const CostModel& costs) {
   const double here = costs.node_seconds(graph, node, kCpu);
   if (!options.has_accelerator || !op_table()[node.op].on_accelerator || node.preference == Preference::kCpu) {
     return here;
@@ -238,9 +237,10 @@ class Cutter {
   // For each stage: the time of all nodes before a place, if it had them.
   void predict() {
     for (const PlanOptions& options : stages_) {
+      const CostModel& costs = costs_.emplace_back(options);
       std::vector<double>& seconds = before_.emplace_back(places(), 0.0);
       for (size_t p = 0; p < nodes_.size(); ++p) {
-        seconds[p + 1] = seconds[p] + seconds_of(graph_, graph_.nodes[nodes_[p]], options);
+        seconds[p + 1] = seconds[p] + seconds_of(graph_, graph_.nodes[nodes_[p]], options, costs);
       }
     }
   }
@@ -324,6 +324,7 @@ class Cutter {
   std::vector<uint32_t> nodes_;              // those that run
   std::vector<Use> uses_;                    // per buffer
   std::vector<uint8_t> may_cut_;             // per place: before the node of that position
+  std::vector<CostModel> costs_;             // per stage
   std::vector<std::vector<double>> before_;  // per stage and place
   std::vector<double> least_;                // per number of stages and place
   std::vector<Choice> choices_;              // the same

@@ -13,7 +13,8 @@
 // Requests go through all stages, and end, in the order in which submit() was called. States are updated in this order too. An error ends its request and no other: the
 // stages that come behind let it pass. Once warm, a request takes memory from the heap for its StageRequest only, save for errors.
 //
-// Thread safety: any thread. REQUIRES: submit(), wait_idle() and StageRequest::wait() are not called by what runs in a stage.
+// Thread safety: any thread. REQUIRES: submit(), wait_idle() and StageRequest::wait() are not called by what runs in a stage. A forked
+// child can use no pipeline of its parent, but destroy it.
 // Ownership: the pipeline shares the model. Core groups and devices outlive it, and output tensors the request. The destructor stops, and waits for what runs; nobody is in
 // submit() then. Requests may be kept longer.
 

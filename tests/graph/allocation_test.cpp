@@ -3,12 +3,15 @@
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 
+#include <atomic>
 #include <cstdlib>
 #include <new>
 
 #include "graph/serve/scheduler.h"
+#include "graph/serve/stage_pipeline.h"
 #include "tests/graph/catch.h"
 #include "tests/graph/program.h"
+#include "tests/graph/static_program.h"
 
 namespace {
 thread_local long heap_allocations = 0;
@@ -189,6 +192,61 @@ TEST_CASE("requests are submitted, run and waited for without allocating in the 
   CHECK(ok);
   CHECK(scheduler.counters().completed == 4 * kRequests);
   CHECK(last == 0);
+}
+
+namespace {
+
+// What a stage's thread has allocated when its kernel is called, first and latest; the first calls warm it up.
+struct StageAllocations {
+  std::atomic<int> calls{0};
+  std::atomic<long> warm{0};
+  std::atomic<long> latest{0};
+};
+StageAllocations of_stage[2];
+
+template <int stage>
+void note_allocations(const Invocation&) {
+  constexpr int kWarm = 10;
+  if (++of_stage[stage].calls == kWarm) of_stage[stage].warm = heap_allocations;
+  of_stage[stage].latest = heap_allocations;
+}
+
+}  // namespace
+
+TEST_CASE("a request through stages allocates itself and nothing else in the long run") {
+  Program p;
+  const BufferId x = p.input(64);
+  const auto add = [](const char* name, KernelFunction kernel) {
+    return op_table().add({.name = name, .kernel = kernel});
+  };
+  const BufferId y = p.define(add("test::stage0", note_allocations<0>), 64, {p.read(x)});
+  // Copied into the stage and out of it, where other values are lent.
+  p.add(add("test::stage1", note_allocations<1>), {p.update(y)});
+  p.escape(y);
+  Result<std::shared_ptr<Model>> model = Model::create(save(p));
+  REQUIRE(model.ok());
+  StagePipeline::Options options;
+  options.devices = test_devices();
+  options.plans.assign(2, cpu_options());
+  auto pipeline = StagePipeline::create(model.value(), std::move(options));
+  REQUIRE(pipeline.ok());
+  REQUIRE(pipeline.value()->counts().copied == 2);
+  std::vector<float> values(64);
+  const std::vector<TensorView> views = {view_of(values)};
+  long last = 0;
+  bool ok = true;
+  for (int r = 0; r < 100; ++r) {
+    const long before = heap_allocations;
+    auto request = pipeline.value()->submit(views, views);
+    ok = request.ok() && request.value()->wait().ok() && ok;
+    last = heap_allocations - before;
+  }
+  CHECK(ok);
+  CHECK(last == 1);
+  for (const StageAllocations& stage : of_stage) {
+    CHECK(stage.calls == 100);
+    CHECK(stage.latest == stage.warm);
+  }
 }
 
 }  // namespace hetero::graph::testing
