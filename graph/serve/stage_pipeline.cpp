@@ -326,7 +326,6 @@ void StagePipeline::Impl::fill(Frame& frame, std::span<const TensorView> inputs,
     graph::copy_in(inputs[i], program().windows[input.window], frame.views[value_of[input.buffer]].data);
   }
   frame.outputs.assign(outputs.begin(), outputs.end());
-  frame.status = Status();
   frame.stage = 0;
 }
 
@@ -407,7 +406,7 @@ void StagePipeline::Impl::finish(Frame& frame) {
     graph::copy_out(program().windows[output.window], frame.views[value_of[output.buffer]].data, frame.outputs[i]);
   }
   const std::shared_ptr<StageRequest> request = std::move(frame.request);
-  Status status = std::move(frame.status);
+  Status status = std::exchange(frame.status, Status());
   // Whoever has waited for the request finds room.
   give_back(frame, &status);
   end(*request, std::move(status));
