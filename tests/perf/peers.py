@@ -1,4 +1,5 @@
-"""Peers beside eager: torch.compile with inductor, and JAX where it is installed (it is in no requirements file)."""
+"""Peers beside eager: torch.compile with inductor; JAX and OpenVINO where they are installed (no requirements file has
+them)."""
 
 from __future__ import annotations
 
@@ -35,3 +36,28 @@ def jax_version() -> str | None:
     except ImportError:
         return None
     return jax.__version__
+
+
+def openvino(model: torch.nn.Module, inputs: dict[str, torch.Tensor], precision: str) -> Callable[[], object] | None:
+    """A call of the model by OpenVINO in "f32" or "bf16", or None where it is not installed."""
+    try:
+        import openvino as ov
+    except ImportError:
+        return None
+    names = list(inputs)
+
+    class LastHidden(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+            return self.model(**dict(zip(names, tensors, strict=True))).last_hidden_state
+
+    with torch.no_grad():
+        converted = ov.convert_model(LastHidden(), example_input=tuple(inputs.values()),
+                                     input=[list(tensor.shape) for tensor in inputs.values()])
+    options = {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY"}
+    request = ov.Core().compile_model(converted, "CPU", options).create_infer_request()
+    arrays = [tensor.numpy() for tensor in inputs.values()]
+    return lambda: request.infer(arrays)

@@ -34,6 +34,7 @@ BENCHMARKS = (
     "norms",
     "minilm",
     "compiled",
+    "saved",
     "qwen3",
     "training",
     "import_time",
