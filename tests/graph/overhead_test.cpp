@@ -5,6 +5,7 @@
 
 #include "tests/graph/catch.h"
 #include "tests/graph/program.h"
+#include "tests/graph/static_program.h"
 
 namespace hetero::graph::testing {
 namespace {
@@ -93,6 +94,30 @@ TEST_CASE("overhead per node of 1,000 nodes in fused chains", "[benchmark]") {
     });
     std::printf("chains of %d, fused: planning %.1f ns, running %.1f ns, gathering numbers %.1f ns per node\n", length,
                 planning / kNodes, running / kNodes, gathering / kNodes);
+  }
+}
+
+TEST_CASE("overhead per node of a static program of 1,000 empty kernels", "[benchmark]") {
+  constexpr int kNodes = 1000;
+  const OpId nothing = op_table().find("test::nothing");
+  for (const PlanOptions& plan : {cpu_options(), remote_options()}) {
+    Program p;
+    const BufferId x = p.input(16);
+    BufferId value = x;
+    for (int i = 0; i < kNodes; ++i) value = p.define(nothing, 16, {p.read(value), p.read(x)});
+    p.escape(value);
+    Result<std::shared_ptr<Model>> model = Model::create(save(p));
+    REQUIRE(model.ok());
+    auto executor = GraphExecutor::Init(model.value(), executor_options(plan));
+    REQUIRE(executor.ok());
+    set_inputs(*executor.value(), p);
+    double best = 1e30;
+    for (int i = 0; i < 100; ++i) {
+      best = std::min(best, nanoseconds(1, [&] { REQUIRE(executor.value()->Run().ok()); }));
+      REQUIRE(executor.value()->Wait().ok());
+    }
+    std::printf("static program, %s: Run %.1f ns per node\n",
+                plan.has_accelerator ? "submitted to the simulated accelerator" : "on the CPU", best / kNodes);
   }
 }
 
