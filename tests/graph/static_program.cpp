@@ -65,7 +65,7 @@ bool has_values(GraphExecutor& executor, const Results& expected, size_t slot) {
     const Status status = executor.GetOutput(output.name, view_of(found), slot);
     INFO((status.ok() ? "" : status.message()));
     REQUIRE(status.ok());
-    if (std::memcmp(found.data(), wanted.data(), wanted.size() * sizeof(float)) != 0) return false;
+    if (!wanted.empty() && std::memcmp(found.data(), wanted.data(), wanted.size() * sizeof(float)) != 0) return false;
   }
   return true;
 }
