@@ -120,6 +120,12 @@ void prefer(graph::Preference preference) {
   scratch_call().preference = preference;
 }
 
+size_t values_offset(const std::byte* attributes) {
+  AttributeHeader header;
+  std::memcpy(&header, attributes, sizeof(header));
+  return sizeof(header) + header.structure_bytes + header.size_bytes;
+}
+
 Decoder::Decoder(const std::byte* attributes, size_t) {
   AttributeHeader header;
   std::memcpy(&header, attributes, sizeof(header));

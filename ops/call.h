@@ -270,6 +270,8 @@ struct AttributeHeader {
   uint32_t structure_bytes;
   uint32_t size_bytes;
 };
+// Where among a node's attributes its values begin.
+size_t values_offset(const std::byte* attributes);
 
 // A CPU generator whose numbers are determined by (seed, offset).
 at::Generator derived_generator(RandomState state);

@@ -522,9 +522,7 @@ void CompiledProgram::Capture::keep(Cut& cut, const graph::WindowTable& windows)
   for (const graph::Node& node : variant->graph.nodes) {
     const std::byte* const attributes = variant->graph.attributes.data() + node.attribute_offset;
     Decoder::find_random_states(attributes, before, variant->draws);
-    AttributeHeader header;
-    std::memcpy(&header, attributes, sizeof(header));
-    before += node.attribute_bytes - sizeof(header) - header.structure_bytes - header.size_bytes;
+    before += node.attribute_bytes - values_offset(attributes);
   }
   variant->default_dtype = cut.default_dtype;
   variant->lines = std::move(cut.lines);

@@ -1,7 +1,6 @@
 // CompiledProgram::save: what was captured, as a program that needs neither the recorder nor the tensors it was captured with.
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 #include <string>
 
@@ -60,16 +59,8 @@ class Saver {
                 .escapes = false};
     }
     // The numbers, which a graph that is planned often keeps apart.
-    const std::byte* values = variant_.numbers.data();
-    for (const graph::Node& node : saved_->graph.nodes) {
-      std::byte* const attributes = saved_->graph.attributes.data() + node.attribute_offset;
-      AttributeHeader header;
-      std::memcpy(&header, attributes, sizeof(header));
-      const size_t before = sizeof(header) + header.structure_bytes + header.size_bytes;
-      const size_t bytes = node.attribute_bytes - before;
-      if (bytes != 0) std::memcpy(attributes + before, values, bytes);
-      values += bytes;
-    }
+    std::vector<uint8_t> changed;
+    put_numbers({variant_.numbers.data(), variant_.numbers.size()}, saved_->graph, changed);
   }
 
   // The buffer that is this; one of `bytes` where no node touches it.
@@ -138,10 +129,7 @@ class Saver {
     for (const graph::Node& node : saved_->graph.nodes) {
       std::vector<size_t> places;
       const std::byte* const attributes = saved_->graph.attributes.data() + node.attribute_offset;
-      AttributeHeader header;
-      std::memcpy(&header, attributes, sizeof(header));
-      Decoder::find_random_states(
-          attributes, node.attribute_offset + sizeof(header) + header.structure_bytes + header.size_bytes, places);
+      Decoder::find_random_states(attributes, node.attribute_offset + values_offset(attributes), places);
       saved_->draws.insert(saved_->draws.end(), places.begin(), places.end());
     }
   }

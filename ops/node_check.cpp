@@ -319,12 +319,9 @@ Status check_node(const graph::Graph& graph, const graph::Node& node) {
 }
 
 bool has_draw(const graph::Graph& graph, const graph::Node& node, uint64_t place) {
-  AttributeHeader header;
   const std::byte* const attributes = graph.attributes.data() + node.attribute_offset;
-  std::memcpy(&header, attributes, sizeof(header));
   std::vector<size_t> places;
-  Decoder::find_random_states(
-      attributes, node.attribute_offset + sizeof(header) + header.structure_bytes + header.size_bytes, places);
+  Decoder::find_random_states(attributes, node.attribute_offset + values_offset(attributes), places);
   return std::ranges::find(places, place) != places.end();
 }
 

@@ -140,9 +140,7 @@ void put_numbers(std::span<const std::byte> numbers, graph::Graph& graph, std::v
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const graph::Node& node = graph.nodes[i];
     std::byte* const attributes = graph.attributes.data() + node.attribute_offset;
-    AttributeHeader header;
-    std::memcpy(&header, attributes, sizeof(header));
-    const size_t before = sizeof(header) + header.structure_bytes + header.size_bytes;
+    const size_t before = values_offset(attributes);
     const size_t count = node.attribute_bytes - before;
     if (count == 0) continue;
     changed[i] = std::memcmp(attributes + before, from, count) != 0;
