@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <thread>
 
 #include "backend/registry.h"
+#include "backend/size_classes.h"
 #include "graph/serve/static_plan.h"
 
 namespace hetero {
@@ -25,10 +25,6 @@ using graph::Window;
 
 namespace {
 
-constexpr uint64_t kAlignment = 64;
-
-uint64_t aligned(uint64_t bytes) { return (std::max<uint64_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment; }
-
 Status usage(std::string message) { return Status(ErrorClass::kUsage, std::move(message)); }
 
 // One block from which several pieces are handed out, in the order in which they were asked for.
@@ -36,7 +32,7 @@ class Pool {
  public:
   uint64_t add(uint64_t bytes) {
     const uint64_t offset = bytes_;
-    bytes_ += aligned(bytes);
+    bytes_ += backend::round_to_alignment(bytes);
     return offset;
   }
   Status take(Device& device) {
@@ -73,22 +69,10 @@ graph::PlanOptions static_plan_options(const std::array<Device*, kMaxDevices>& d
   return options;
 }
 
-Result<size_t> Which::find(const std::vector<ProgramValue>& values, const char* kind) const {
-  if (index_ < values.size()) return index_;
-  std::string names;
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (index_ == SIZE_MAX && values[i].name == name_) return i;
-    names += (i == 0 ? "" : ", ") + values[i].name;
-  }
-  const std::string asked =
-      index_ == SIZE_MAX ? "called '" + std::string(name_) + "'" : "number " + std::to_string(index_);
-  return usage(std::string("there is no ") + kind + " " + asked + "; the program has " +
-               (values.empty() ? std::string("none") : names));
-}
-
 // What belongs to one input or output of one slot.
 struct GraphExecutor::Impl {
   enum class State : uint8_t { kIdle, kRunning };
+  enum class Side : uint8_t { kInput, kOutput };
 
   // A buffer of a slot, on the devices where it has memory.
   struct SlotBuffer {
@@ -135,8 +119,6 @@ struct GraphExecutor::Impl {
   std::atomic<bool> busy{false};
   std::vector<uint8_t> drawing;  // per node: it draws
   uint64_t draws = 0;
-  std::vector<std::string> input_words;  // "input 'x'", for messages
-  std::vector<std::string> output_words;
 
   static constexpr uint32_t kNone = UINT32_MAX;
 
@@ -155,16 +137,14 @@ struct GraphExecutor::Impl {
   Status check_slot(size_t slot) const;
   Status check_idle(size_t slot) const;
   SlotBuffer& home(size_t slot, const ProgramValue& value) { return slots[slot]->homes[home_of[value.buffer]]; }
-  Result<size_t> find_input(Which which, const TensorView& tensor, size_t slot) const;
-  Result<size_t> find_output(Which which, const TensorView& tensor, size_t slot) const;
-  const char* why_not_lent(const ProgramValue& value, const TensorView& tensor, uint8_t devices) const;
+  const Ports& ports(Side side) const { return side == Side::kInput ? model->inputs() : model->outputs(); }
+  Result<size_t> find(Side side, Which which, const TensorView& tensor, size_t slot) const;
+  const char* why_not_lent(Side side, const ProgramValue& value, const TensorView& tensor) const;
   void take_back(size_t slot, const ProgramValue& value);
   Status upload(size_t slot, BufferId buffer, SlotBuffer& home);
   Status lend(size_t slot, const ProgramValue& value, const TensorView& tensor, std::shared_ptr<const void> owner);
-  uint8_t input_devices(const ProgramValue& value) const { return plan.graph.buffers[value.buffer].valid_on; }
-  uint8_t output_devices(const ProgramValue& value) const {
-    return static_cast<uint8_t>(1u << output_device(value.buffer));
-  }
+  Status set_zero_copy(Side side, Which which, const TensorView& tensor, size_t slot,
+                       std::shared_ptr<const void> owner);
   DeviceIndex output_device(BufferId buffer) const;
   const Place& place(size_t slot, BufferId buffer) const {
     return home_of[buffer] == kNone ? places[buffer] : slots[slot]->homes[home_of[buffer]].place;
@@ -198,8 +178,6 @@ Result<std::unique_ptr<GraphExecutor>> GraphExecutor::Init(std::shared_ptr<Model
 Status GraphExecutor::Impl::init() {
   plan_options = options.plan != nullptr ? *options.plan : static_plan_options(options.devices);
   plan_options.fixed_memory = true;
-  for (const ProgramValue& input : program().inputs) input_words.push_back("input '" + input.name + "'");
-  for (const ProgramValue& output : program().outputs) output_words.push_back("output '" + output.name + "'");
   Status status = graph::plan_program(program(), plan_options, options.use_saved_plan, plan);
   if (status.ok()) status = take_memory();
   find_drawing();
@@ -365,19 +343,11 @@ Status GraphExecutor::Impl::upload(size_t slot, BufferId buffer, SlotBuffer& hom
   return Status();
 }
 
-Result<size_t> GraphExecutor::Impl::find_input(Which which, const TensorView& tensor, size_t slot) const {
+Result<size_t> GraphExecutor::Impl::find(Side side, Which which, const TensorView& tensor, size_t slot) const {
   if (Status status = check_idle(slot); !status.ok()) return status;
-  const Result<size_t> index = which.find(program().inputs, "input");
-  if (!index.ok()) return index.status();
-  Status status = graph::check_shape(window(program().inputs[index.value()]), tensor, input_words[index.value()]);
-  return status.ok() ? index : Result<size_t>(status);
-}
-
-Result<size_t> GraphExecutor::Impl::find_output(Which which, const TensorView& tensor, size_t slot) const {
-  if (Status status = check_idle(slot); !status.ok()) return status;
-  const Result<size_t> index = which.find(program().outputs, "output");
-  if (!index.ok()) return index.status();
-  Status status = graph::check_shape(window(program().outputs[index.value()]), tensor, output_words[index.value()]);
+  const Result<size_t> index = ports(side).find(which);
+  if (!index.ok()) return index;
+  Status status = ports(side).check(index.value(), tensor);
   return status.ok() ? index : Result<size_t>(status);
 }
 
@@ -393,11 +363,11 @@ void GraphExecutor::Impl::take_back(size_t slot, const ProgramValue& value) {
 
 Status GraphExecutor::SetInput(Which input, const TensorView& tensor, size_t slot) {
   Impl& impl = *impl_;
-  const Result<size_t> index = impl.find_input(input, tensor, slot);
+  const Result<size_t> index = impl.find(Impl::Side::kInput, input, tensor, slot);
   if (!index.ok()) return index.status();
   const ProgramValue& value = impl.program().inputs[index.value()];
   if (tensor.device != kCpu) {
-    return usage(impl.input_words[index.value()] +
+    return usage(impl.model->inputs().words(index.value()) +
                  " is copied from the host's memory; use SetInputZeroCopy for memory of the accelerator");
   }
   Impl::SlotBuffer& home = impl.home(slot, value);
@@ -418,8 +388,9 @@ Status GraphExecutor::SetInput(Which input, const TensorView& tensor, size_t slo
 }
 
 // Memory can be lent that stands for the whole buffer, on the one device where the program has it; else the end of a sentence says why not.
-const char* GraphExecutor::Impl::why_not_lent(const ProgramValue& value, const TensorView& tensor,
-                                              uint8_t devices) const {
+const char* GraphExecutor::Impl::why_not_lent(Side side, const ProgramValue& value, const TensorView& tensor) const {
+  const unsigned devices =
+      side == Side::kInput ? plan.graph.buffers[value.buffer].valid_on : 1u << output_device(value.buffer);
   const Window& at = window(value);
   const auto same = [&](const ProgramValue& other) { return other.buffer == value.buffer; };
   const auto uses = std::ranges::count_if(program().inputs, same) + std::ranges::count_if(program().outputs, same);
@@ -457,37 +428,32 @@ Status GraphExecutor::Impl::lend(size_t slot, const ProgramValue& value, const T
   return Status();
 }
 
+Status GraphExecutor::Impl::set_zero_copy(Side side, Which which, const TensorView& tensor, size_t slot,
+                                          std::shared_ptr<const void> owner) {
+  const Result<size_t> index = find(side, which, tensor, slot);
+  if (!index.ok()) return index.status();
+  const ProgramValue& value = ports(side)[index.value()];
+  if (const char* why = why_not_lent(side, value, tensor)) return usage(ports(side).words(index.value()) + why);
+  return lend(slot, value, tensor, std::move(owner));
+}
+
 Status GraphExecutor::SetInputZeroCopy(Which input, const TensorView& tensor, size_t slot,
                                        std::shared_ptr<const void> owner) {
-  Impl& impl = *impl_;
-  const Result<size_t> index = impl.find_input(input, tensor, slot);
-  if (!index.ok()) return index.status();
-  const ProgramValue& value = impl.program().inputs[index.value()];
-  if (const char* why = impl.why_not_lent(value, tensor, impl.input_devices(value))) {
-    return usage(impl.input_words[index.value()] + why);
-  }
-  return impl.lend(slot, value, tensor, std::move(owner));
+  return impl_->set_zero_copy(Impl::Side::kInput, input, tensor, slot, std::move(owner));
 }
 
 Status GraphExecutor::SetOutputZeroCopy(Which output, const TensorView& tensor, size_t slot,
                                         std::shared_ptr<const void> owner) {
-  Impl& impl = *impl_;
-  const Result<size_t> index = impl.find_output(output, tensor, slot);
-  if (!index.ok()) return index.status();
-  const ProgramValue& value = impl.program().outputs[index.value()];
-  if (const char* why = impl.why_not_lent(value, tensor, impl.output_devices(value))) {
-    return usage(impl.output_words[index.value()] + why);
-  }
-  return impl.lend(slot, value, tensor, std::move(owner));
+  return impl_->set_zero_copy(Impl::Side::kOutput, output, tensor, slot, std::move(owner));
 }
 
 Status GraphExecutor::OfferInput(Which input, const TensorView& tensor, size_t slot,
                                  std::shared_ptr<const void> owner) {
   Impl& impl = *impl_;
-  const Result<size_t> index = impl.find_input(input, tensor, slot);
+  const Result<size_t> index = impl.find(Impl::Side::kInput, input, tensor, slot);
   if (!index.ok()) return index.status();
   const ProgramValue& value = impl.program().inputs[index.value()];
-  if (impl.why_not_lent(value, tensor, impl.input_devices(value)) != nullptr) {
+  if (impl.why_not_lent(Impl::Side::kInput, value, tensor) != nullptr) {
     return SetInput(index.value(), tensor, slot);
   }
   return impl.lend(slot, value, tensor, std::move(owner));
@@ -496,10 +462,10 @@ Status GraphExecutor::OfferInput(Which input, const TensorView& tensor, size_t s
 Result<bool> GraphExecutor::OfferOutput(Which output, const TensorView& tensor, size_t slot,
                                         std::shared_ptr<const void> owner) {
   Impl& impl = *impl_;
-  const Result<size_t> index = impl.find_output(output, tensor, slot);
+  const Result<size_t> index = impl.find(Impl::Side::kOutput, output, tensor, slot);
   if (!index.ok()) return index.status();
   const ProgramValue& value = impl.program().outputs[index.value()];
-  if (impl.why_not_lent(value, tensor, impl.output_devices(value)) != nullptr) {
+  if (impl.why_not_lent(Impl::Side::kOutput, value, tensor) != nullptr) {
     // What the device still does is done with the memory that was there before.
     if (Status status = impl.bound->wait(slot); !status.ok()) return status;
     impl.take_back(slot, value);
@@ -604,7 +570,7 @@ Status GraphExecutor::Impl::begin_copy(size_t slot, size_t output) {
   const BufferId buffer = program().outputs[output].buffer;
   if (output_device(buffer) == kCpu) return Status();
   const SlotBuffer* const home = home_of[buffer] == kNone ? nullptr : &at.homes[home_of[buffer]];
-  if (home == nullptr) return usage("output '" + program().outputs[output].name + "' is a state on the accelerator");
+  if (home == nullptr) return usage(model->outputs().words(output) + " is a state on the accelerator");
   backend::Queue& queue = device(kAccelerator).queue(QueueKind::kDeviceToHost);
   if (Status status = bound->wait_on(slot, queue); !status.ok()) return status;
   void* const to = home->staging != nullptr ? home->staging : home->place[kCpu];
@@ -617,7 +583,7 @@ Status GraphExecutor::Impl::begin_copy(size_t slot, size_t output) {
 Status GraphExecutor::Impl::end_copy(size_t slot, size_t output) {
   Slot& at = *slots[slot];
   OutputCopy& copy = at.copies[output];
-  if (!copy.copies) return usage("output '" + program().outputs[output].name + "' has been waited for already");
+  if (!copy.copies) return usage(model->outputs().words(output) + " has been waited for already");
   copy.copies = false;
   const ProgramValue& value = program().outputs[output];
   const void* bytes = place(slot, value.buffer)[kCpu];
@@ -634,11 +600,11 @@ Status GraphExecutor::Impl::end_copy(size_t slot, size_t output) {
 Result<Pending> GraphExecutor::GetOutputAsync(Which output, const TensorView& to, size_t slot) {
   Impl& impl = *impl_;
   if (Status status = impl.check_slot(slot); !status.ok()) return status;
-  const Result<size_t> index = output.find(impl.program().outputs, "output");
+  const Ports& outputs = impl.model->outputs();
+  const Result<size_t> index = outputs.find(output);
   if (!index.ok()) return index.status();
-  const ProgramValue& value = impl.program().outputs[index.value()];
-  const std::string& what = impl.output_words[index.value()];
-  if (Status status = graph::check_shape(impl.window(value), to, what); !status.ok()) return status;
+  const std::string& what = outputs.words(index.value());
+  if (Status status = outputs.check(index.value(), to); !status.ok()) return status;
   if (to.device != kCpu)
     return usage(what + " is copied to the host's memory; use SetOutputZeroCopy for memory of the accelerator");
   Impl::Slot& at = *impl.slots[slot];
@@ -662,11 +628,12 @@ Status GraphExecutor::GetOutput(Which output, const TensorView& to, size_t slot)
 Result<TensorView> GraphExecutor::GetOutputView(Which output, size_t slot) {
   Impl& impl = *impl_;
   if (Status status = impl.wait(slot); !status.ok()) return status;
-  const Result<size_t> index = output.find(impl.program().outputs, "output");
+  const Result<size_t> index = impl.model->outputs().find(output);
   if (!index.ok()) return index.status();
   const ProgramValue& value = impl.program().outputs[index.value()];
   if (impl.output_device(value.buffer) != kCpu) {
-    return usage("output '" + value.name + "' is in the accelerator's memory; use GetOutput, which copies it");
+    return usage(impl.model->outputs().words(index.value()) +
+                 " is in the accelerator's memory; use GetOutput, which copies it");
   }
   const Window& window = impl.window(value);
   auto* const bytes = static_cast<std::byte*>(impl.place(slot, value.buffer)[kCpu]);

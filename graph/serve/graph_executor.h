@@ -42,6 +42,7 @@
 #include "graph/plan.h"
 #include "graph/serve/bound_program.h"
 #include "graph/serve/model.h"
+#include "graph/serve/ports.h"
 #include "graph/serve/static_plan.h"
 #include "graph/serve/tensor_view.h"
 
@@ -51,22 +52,6 @@ namespace hetero {
 graph::PlanOptions static_plan_options(const std::array<backend::Device*, backend::kMaxDevices>& devices);
 // The CPU and the accelerator that this process has chosen.
 std::array<backend::Device*, backend::kMaxDevices> process_devices();
-
-// Which input or output: by its position or by its name.
-class Which {
- public:
-  Which(size_t index) : index_(index) {}
-  Which(int index) : index_(static_cast<size_t>(index)) {}
-  Which(const char* name) : name_(name) {}
-  Which(std::string_view name) : name_(name) {}
-  Which(const std::string& name) : name_(name) {}
-  // Errors: kUsage, with the names that there are.
-  Result<size_t> find(const std::vector<graph::ProgramValue>& values, const char* kind) const;
-
- private:
-  size_t index_ = SIZE_MAX;
-  std::string_view name_;
-};
 
 class GraphExecutor;
 

@@ -11,6 +11,8 @@ using graph::BufferId;
 
 Model::Model(std::unique_ptr<graph::SavedProgram> program)
     : program_(std::move(program)),
+      inputs_(*program_, program_->inputs, "input"),
+      outputs_(*program_, program_->outputs, "output"),
       host_(program_->graph.buffers.size(), nullptr),
       is_constant_(program_->graph.buffers.size(), 0),
       is_written_(program_->graph.buffers.size(), 0),

@@ -18,6 +18,7 @@
 #include "backend/device.h"
 #include "backend/status.h"
 #include "graph/binding.h"
+#include "graph/serve/ports.h"
 #include "graph/serve/saved_program.h"
 
 namespace hetero {
@@ -32,6 +33,8 @@ class Model {
   Model& operator=(const Model&) = delete;
 
   const graph::SavedProgram& program() const { return *program_; }
+  const Ports& inputs() const { return inputs_; }
+  const Ports& outputs() const { return outputs_; }
 
   // Per buffer of the graph: the bytes of the constant there, on the host; null where there is none.
   const void* host_bytes(graph::BufferId buffer) const { return host_[buffer]; }
@@ -47,6 +50,8 @@ class Model {
   explicit Model(std::unique_ptr<graph::SavedProgram> program);
 
   const std::unique_ptr<graph::SavedProgram> program_;
+  const Ports inputs_;
+  const Ports outputs_;
   std::vector<const void*> host_;
   std::vector<uint8_t> is_constant_;
   std::vector<uint8_t> is_written_;

@@ -5,7 +5,6 @@
 namespace hetero {
 
 using backend::CoreGroup;
-using graph::ProgramValue;
 
 namespace {
 
@@ -46,10 +45,7 @@ Result<std::unique_ptr<Server>> Server::create(std::shared_ptr<Model> model, Opt
   return server;
 }
 
-Server::Server(std::shared_ptr<Model> model) : model_(std::move(model)) {
-  for (const ProgramValue& input : model_->program().inputs) input_words_.push_back("input '" + input.name + "'");
-  for (const ProgramValue& output : model_->program().outputs) output_words_.push_back("output '" + output.name + "'");
-}
+Server::Server(std::shared_ptr<Model> model) : model_(std::move(model)) {}
 
 Server::~Server() = default;
 
@@ -109,25 +105,10 @@ Status Server::make_executor(Lane& lane, const Options& options) {
 
 // ---- submitting -----------------------------------------------------------------------------------------------------
 
-Status Server::check(const std::vector<TensorView>& tensors, const std::vector<ProgramValue>& values,
-                     const std::vector<std::string>& words, const char* kind) const {
-  if (tensors.size() != values.size()) {
-    return usage("the program has " + std::to_string(values.size()) + " " + kind + "s, and the request brings " +
-                 std::to_string(tensors.size()));
-  }
-  for (size_t i = 0; i < values.size(); ++i) {
-    const graph::Window& window = model_->program().windows[values[i].window];
-    if (Status status = graph::check_shape(window, tensors[i], words[i]); !status.ok()) return status;
-    if (tensors[i].device != backend::kCpu) return usage(words[i] + " of a request must be in the host's memory");
-  }
-  return Status();
-}
-
 Status Server::submit(std::shared_ptr<Request> request, graph::RequestOptions options) {
   if (request == nullptr) return usage("the request to submit is null");
-  const graph::SavedProgram& program = model_->program();
-  Status status = check(request->inputs, program.inputs, input_words_, "input");
-  if (status.ok()) status = check(request->outputs, program.outputs, output_words_, "output");
+  Status status = model_->inputs().check_request(request->inputs);
+  if (status.ok()) status = model_->outputs().check_request(request->outputs);
   return status.ok() ? scheduler_->submit(std::move(request), options) : status;
 }
 

@@ -94,14 +94,10 @@ class Server {
   Status start(Options options);
   Status start_lane(backend::CoreGroup::Options group, const Options& options);
   Status make_executor(Lane& lane, const Options& options);
-  Status check(const std::vector<TensorView>& tensors, const std::vector<graph::ProgramValue>& values,
-               const std::vector<std::string>& words, const char* kind) const;
   Status run(Lane& lane, Request& request);
   static Status run_program(Lane& lane, Request& request);
 
   const std::shared_ptr<Model> model_;
-  std::vector<std::string> input_words_;  // "input 'x'", for messages
-  std::vector<std::string> output_words_;
   std::atomic<uint64_t> draws_{0};
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::unique_ptr<graph::Scheduler> scheduler_;  // the first to go: it waits for what runs

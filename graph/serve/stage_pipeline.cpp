@@ -15,6 +15,7 @@
 #include <mutex>
 #include <string>
 
+#include "backend/size_classes.h"
 #include "graph/serve/cut_program.h"
 
 namespace hetero {
@@ -31,7 +32,6 @@ using graph::ProgramValue;
 
 namespace {
 
-constexpr uint64_t kAlignment = 64;
 constexpr uint32_t kNone = UINT32_MAX;
 
 Status usage(std::string message) { return Status(ErrorClass::kUsage, std::move(message)); }
@@ -82,10 +82,8 @@ struct StagePipeline::Impl {
 
   std::shared_ptr<Model> model;
   Options options;
-  std::vector<uint32_t> value_of;        // per buffer of the whole program; kNone for those that stay inside a stage
-  std::vector<uint64_t> bytes;           // per value of a frame
-  std::vector<std::string> input_names;  // in messages
-  std::vector<std::string> output_names;
+  std::vector<uint32_t> value_of;  // per buffer of the whole program; kNone for those that stay inside a stage
+  std::vector<uint64_t> bytes;     // per value of a frame
   std::vector<std::unique_ptr<Stage>> stages;
   int64_t lent = 0;
   int64_t copied = 0;
@@ -109,14 +107,12 @@ struct StagePipeline::Impl {
   Status choose_groups();
   Status add_stage(ProgramStage cut, size_t index);
   uint32_t value(BufferId buffer);
-  Status bind_once();
+  void bind_once();
 
   Result<std::unique_ptr<Frame>> make_frame();
   Status set_depth(size_t wanted);
   void drop_frames();
 
-  Status check(std::span<const TensorView> tensors, const std::vector<ProgramValue>& values,
-               const std::vector<std::string>& names, const char* kind) const;
   Result<Frame*> take_frame();
   void fill(Frame& frame, std::span<const TensorView> inputs, std::span<const TensorView> outputs) const;
   Status begin(Frame& frame);
@@ -149,19 +145,14 @@ Status StagePipeline::Impl::init() {
   if (!cut.ok()) return cut.status();
   if (Status status = choose_groups(); !status.ok()) return status;
   value_of.assign(program().graph.buffers.size(), kNone);
-  for (const ProgramValue& input : program().inputs) {
-    value(input.buffer);
-    input_names.push_back("input '" + input.name + "'");
-  }
-  for (const ProgramValue& output : program().outputs) {
-    value(output.buffer);
-    output_names.push_back("output '" + output.name + "'");
-  }
+  for (const ProgramValue& input : program().inputs) value(input.buffer);
+  for (const ProgramValue& output : program().outputs) value(output.buffer);
   for (size_t s = 0; s < options.stages; ++s) {
     if (Status status = add_stage(std::move(cut.value()[s]), s); !status.ok()) return status;
   }
   if (Status status = set_depth(options.depth == 0 ? 2 * options.stages : options.depth); !status.ok()) return status;
-  return bind_once();
+  bind_once();
+  return Status();
 }
 
 Status StagePipeline::Impl::choose_groups() {
@@ -213,7 +204,7 @@ Status StagePipeline::Impl::add_stage(ProgramStage cut, size_t index) {
 }
 
 // What an executor can be lent does not depend on the frame.
-Status StagePipeline::Impl::bind_once() {
+void StagePipeline::Impl::bind_once() {
   const Frame& frame = *frames[0];
   for (const auto& stage : stages) {
     for (size_t i = 0; i < stage->inputs.size(); ++i) {
@@ -225,17 +216,13 @@ Status StagePipeline::Impl::bind_once() {
       ++(stage->outputs[i].lent ? lent : copied);
     }
   }
-  return Status();
 }
 
 // ---- frames ---------------------------------------------------------------------------------------------------------
 
 Result<std::unique_ptr<StagePipeline::Impl::Frame>> StagePipeline::Impl::make_frame() {
-  const auto aligned = [](uint64_t size) {
-    return (std::max<uint64_t>(size, 1) + kAlignment - 1) / kAlignment * kAlignment;
-  };
   uint64_t total = 0;
-  for (const uint64_t size : bytes) total += aligned(size);
+  for (const uint64_t size : bytes) total += backend::round_to_alignment(size);
   Result<Block> block = options.devices[kCpu]->allocate(total);
   if (!block.ok()) return block.status();
   auto frame = std::make_unique<Frame>();
@@ -245,7 +232,7 @@ Result<std::unique_ptr<StagePipeline::Impl::Frame>> StagePipeline::Impl::make_fr
   auto* at = static_cast<std::byte*>(frame->memory.data());
   for (const uint64_t size : bytes) {
     frame->views.push_back(TensorView::row_major(at, "u8", {static_cast<int64_t>(size)}));
-    at += aligned(size);
+    at += backend::round_to_alignment(size);
   }
   return frame;
 }
@@ -305,20 +292,6 @@ void StagePipeline::Impl::give_back(Frame& frame, const Status* ended) {
 
 // ---- requests -------------------------------------------------------------------------------------------------------
 
-Status StagePipeline::Impl::check(std::span<const TensorView> tensors, const std::vector<ProgramValue>& values,
-                                  const std::vector<std::string>& names, const char* kind) const {
-  if (tensors.size() != values.size()) {
-    return usage("the program has " + std::to_string(values.size()) + " " + kind + "s, not " +
-                 std::to_string(tensors.size()));
-  }
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const graph::Window& window = program().windows[values[i].window];
-    if (Status status = graph::check_shape(window, tensors[i], names[i]); !status.ok()) return status;
-    if (tensors[i].device != kCpu) return usage(names[i] + " of a pipeline is in the host's memory; copy it there");
-  }
-  return Status();
-}
-
 void StagePipeline::Impl::fill(Frame& frame, std::span<const TensorView> inputs,
                                std::span<const TensorView> outputs) const {
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -340,8 +313,8 @@ Status StagePipeline::Impl::begin(Frame& frame) {
 Result<std::shared_ptr<StageRequest>> StagePipeline::submit(std::span<const TensorView> inputs,
                                                             std::span<const TensorView> outputs) {
   Impl& impl = *impl_;
-  Status status = impl.check(inputs, impl.program().inputs, impl.input_names, "input");
-  if (status.ok()) status = impl.check(outputs, impl.program().outputs, impl.output_names, "output");
+  Status status = impl.model->inputs().check_request(inputs);
+  if (status.ok()) status = impl.model->outputs().check_request(outputs);
   if (!status.ok()) return status;
   auto request = std::make_shared<StageRequest>();
   const Result<Impl::Frame*> taken = impl.take_frame();
