@@ -61,6 +61,11 @@ struct Node {
   uint32_t attribute_bytes;
   uint32_t sequence;  // position in the whole program, for messages
   Preference preference;
+
+  // Whether this byte of Graph::attributes is one of the node's.
+  bool has_attribute(uint64_t place) const {
+    return place >= attribute_offset && place - attribute_offset < attribute_bytes;
+  }
 };
 static_assert(sizeof(Node) <= 64);
 

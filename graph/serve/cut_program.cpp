@@ -24,7 +24,6 @@ using backend::kCpu;
 
 constexpr size_t kNone = SIZE_MAX;
 constexpr double kImpossible = std::numeric_limits<double>::infinity();
-constexpr size_t kAttributeAlignment = 16;
 
 // How a buffer is used, by positions among the nodes that run.
 struct Use {
@@ -68,8 +67,9 @@ class StageBuilder {
   }
 
   void add_node(uint32_t index) {
-    Node node = whole_->graph.nodes[index];
-    const Operand* const operands = whole_->graph.operands_of(node);
+    const Node& of_whole = whole_->graph.nodes[index];
+    const Operand* const operands = whole_->graph.operands_of(of_whole);
+    Node node = of_whole;
     node.first_operand = static_cast<uint32_t>(graph().operands.size());
     for (int i = 0; i < node.operand_count; ++i) {
       Operand operand = operands[i];
@@ -77,7 +77,7 @@ class StageBuilder {
       operand.window = window(operand.window);
       graph().operands.push_back(operand);
     }
-    copy_attributes(node);
+    copy_attributes(of_whole, node);
     graph().nodes.push_back(node);
   }
 
@@ -128,19 +128,15 @@ class StageBuilder {
             .window = stage_.program->windows.intern_contiguous(parse_dtype("u8"), {{bytes}})};
   }
 
-  // They stay as aligned as they were.
-  void copy_attributes(Node& node) {
+  void copy_attributes(const Node& of_whole, Node& node) {
     std::vector<std::byte>& to = graph().attributes;
-    const uint32_t from = node.attribute_offset;
-    while (to.size() % kAttributeAlignment != from % kAttributeAlignment) to.push_back(std::byte{0});
     node.attribute_offset = static_cast<uint32_t>(to.size());
-    const std::byte* const bytes = whole_->graph.attributes.data() + from;
+    const std::byte* const bytes = whole_->graph.attributes.data() + of_whole.attribute_offset;
     to.insert(to.end(), bytes, bytes + node.attribute_bytes);
     for (size_t d = 0; d < whole_->draws.size(); ++d) {
       const uint64_t draw = whole_->draws[d];
-      if (from <= draw && draw < uint64_t{from} + node.attribute_bytes) {
-        draws_.emplace_back(d, node.attribute_offset + (draw - from));
-      }
+      if (of_whole.has_attribute(draw))
+        draws_.emplace_back(d, node.attribute_offset + (draw - of_whole.attribute_offset));
     }
   }
 
@@ -282,7 +278,7 @@ class Cutter {
     for (size_t k = 0; k < stages_.size(); ++k) {
       const double earlier = least_[k * places() + begin];
       if (earlier == kImpossible) continue;
-      const CostModel costs(stages_[k]);
+      const CostModel& costs = costs_[k];
       const double seconds =
           before_[k][end] - before_[k][begin] + costs.copy_seconds(in, kAccelerator) + costs.copy_seconds(out, kCpu);
       double& least = least_[(k + 1) * places() + end];

@@ -36,9 +36,7 @@ class Folder {
 
  private:
   bool draws(const Node& node) const {
-    return std::ranges::any_of(program_.draws, [&](uint64_t draw) {
-      return node.attribute_offset <= draw && draw < uint64_t{node.attribute_offset} + node.attribute_bytes;
-    });
+    return std::ranges::any_of(program_.draws, [&](uint64_t draw) { return node.has_attribute(draw); });
   }
 
   // Whether all that the node touches is known when the program is made.
@@ -147,6 +145,7 @@ class Folder {
     Graph left;
     left.windows = graph_.windows;
     left.buffers = std::move(graph_.buffers);
+    std::vector<std::pair<uint64_t*, uint64_t>> moved;  // draws, and where they are then
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       if (folded_[n] != 0) continue;
       Node node = graph_.nodes[n];
@@ -156,14 +155,13 @@ class Folder {
       const auto attributes = graph_.attributes.begin() + node.attribute_offset;
       const auto before = static_cast<uint32_t>(left.attributes.size());
       for (uint64_t& draw : program_.draws) {
-        const uint64_t place = draw - node.attribute_offset;
-        if (draw >= node.attribute_offset && place < node.attribute_bytes) moved_.emplace_back(&draw, before + place);
+        if (node.has_attribute(draw)) moved.emplace_back(&draw, before + (draw - node.attribute_offset));
       }
       node.attribute_offset = before;
       left.attributes.insert(left.attributes.end(), attributes, attributes + node.attribute_bytes);
       left.nodes.push_back(node);
     }
-    for (const auto& [draw, place] : moved_) *draw = place;
+    for (const auto& [draw, place] : moved) *draw = place;
     graph_ = std::move(left);
   }
 
@@ -183,7 +181,6 @@ class Folder {
   std::vector<uint8_t> constant_;     // per buffer: the same in every run
   std::vector<uint32_t> last_write_;  // per buffer: the last node that writes it
   std::vector<uint8_t> folded_;       // per node
-  std::vector<std::pair<uint64_t*, uint64_t>> moved_;
 };
 
 }  // namespace

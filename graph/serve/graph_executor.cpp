@@ -188,9 +188,7 @@ void GraphExecutor::Impl::find_drawing() {
   drawing.assign(plan.graph.nodes.size(), 0);
   for (size_t n = 0; n < drawing.size(); ++n) {
     const graph::Node& node = plan.graph.nodes[n];
-    drawing[n] = std::ranges::any_of(program().draws, [&](uint64_t draw) {
-      return node.attribute_offset <= draw && draw < uint64_t{node.attribute_offset} + node.attribute_bytes;
-    });
+    drawing[n] = std::ranges::any_of(program().draws, [&](uint64_t draw) { return node.has_attribute(draw); });
   }
 }
 
