@@ -56,6 +56,9 @@ struct Residence {
   uint32_t first = 0;
   uint32_t last = 0;
 
+  // Whether the memory is the buffer's at this position. What lies there before and behind may be another's.
+  bool has_memory(uint32_t position) const { return home != Home::kNone && first <= position && position <= last; }
+
   bool operator==(const Residence&) const = default;
 };
 

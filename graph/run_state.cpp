@@ -118,15 +118,13 @@ FailureId RunState::resolve_unfused(uint32_t index, uint32_t position, void** da
   const Operand* const operands = graph_->operands_of(node);
   for (int i = 0; i < node.operand_count; ++i) {
     const BufferId buffer = operands[i].buffer;
-    const Residence& residence = plan_->residence(buffer, kCpu);
-    if (residence.home != Home::kNone && residence.first <= position && position <= residence.last) {
+    if (plan_->residence(buffer, kCpu).has_memory(position)) {
       if (address(buffer, kCpu) == nullptr) {
         if (const FailureId failure = provide(index, buffer, kCpu)) return failure;
       }
       data[i] = address(buffer, kCpu);
       continue;
     }
-    // The bytes that it will have later, or had before, may hold something else now.
     data[i] = unfused_memory(buffer);
     if (data[i] != nullptr) continue;
     Result<backend::Block> block = devices_[kCpu]->allocate(graph_->buffers[buffer].bytes);

@@ -81,10 +81,8 @@ BoundProgram::BoundProgram(const Graph& graph, const Plan& plan, const Devices& 
       stay_(plan.residences.size(), 0),
       gates_(places.size()) {
   for (uint32_t position = 0; position < plan.program.size(); ++position) bind(plan.program[position], position);
-  for (uint32_t e = 0; e < plan.event_count; ++e) {
-    // An event belongs to the device that records it.
-    events_.push_back(nullptr);
-  }
+  events_.resize(plan.event_count);
+  // An event belongs to the device that records it.
   for (const Instruction& instruction : plan.program) {
     if (instruction.kind == Kind::kRecord) {
       events_[instruction.index] = devices_[device_of(instruction.queue)]->create_event();
@@ -283,8 +281,7 @@ void BoundProgram::call_members(const FusedGroup& group, uint32_t position, cons
     data.assign(node.operand_count, nullptr);
     for (int i = 0; i < node.operand_count; ++i) {
       const BufferId buffer = operands[i].buffer;
-      const Residence& residence = plan_.residence(buffer, kCpu);
-      if (residence.home != Home::kNone && residence.first <= position && position <= residence.last) {
+      if (plan_.residence(buffer, kCpu).has_memory(position)) {
         for (size_t e = 0; e < entries_.size() && data[i] == nullptr; ++e) {
           if (entries_[e].buffer == buffer && entries_[e].device == kCpu) data[i] = slot.table[e];
         }
