@@ -53,14 +53,6 @@ uint64_t next_serial() {
 
 uint32_t tag_of(uint64_t hash) { return static_cast<uint32_t>(hash >> 32) & ~kIdMask; }
 
-void fill_row_major(std::span<const int64_t> sizes, int64_t* strides) {
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(sizes[i], 1);
-  }
-}
-
 bool is_contiguous(const Window& window) {
   int64_t expected = 1;
   for (int i = window.rank; i-- > 0;) {
@@ -153,6 +145,14 @@ DType parse_dtype(std::string_view name) {
     if (name == kDTypes[i].name) return static_cast<DType>(i);
   }
   return -1;
+}
+
+void fill_row_major(std::span<const int64_t> sizes, int64_t* strides) {
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<int64_t>(sizes[i], 1);
+  }
 }
 
 WindowTable::WindowTable() : index_(kFirstIndexSize), serial_(next_serial()) {}

@@ -63,6 +63,9 @@ struct Window {
   }
 };
 
+// Row-major strides of these sizes, one for each.
+void fill_row_major(std::span<const int64_t> sizes, int64_t* strides);
+
 class WindowTable {
  public:
   WindowTable();

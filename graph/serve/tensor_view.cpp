@@ -6,16 +6,6 @@
 namespace hetero {
 namespace {
 
-std::vector<int64_t> row_major_strides(std::span<const int64_t> sizes) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = stride;
-    stride *= std::max<int64_t>(sizes[i], 1);
-  }
-  return strides;
-}
-
 bool is_row_major(std::span<const int64_t> sizes, std::span<const int64_t> strides) {
   int64_t stride = 1;
   for (size_t i = sizes.size(); i-- > 0;) {
@@ -28,7 +18,10 @@ bool is_row_major(std::span<const int64_t> sizes, std::span<const int64_t> strid
 std::string text_of(graph::DType dtype, std::span<const int64_t> sizes) {
   std::string text = graph::dtype_name(dtype);
   text += '[';
-  for (size_t i = 0; i < sizes.size(); ++i) text += (i == 0 ? "" : ",") + std::to_string(sizes[i]);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (i > 0) text += ',';
+    text += std::to_string(sizes[i]);
+  }
   return text + ']';
 }
 
@@ -66,7 +59,8 @@ void copy(const graph::Window& window, std::span<const int64_t> to_strides, std:
     std::memcpy(to, from, static_cast<size_t>(window.numel * bytes));
     return;
   }
-  const std::vector<int64_t> row_major = row_major_strides(window.sizes());
+  std::vector<int64_t> row_major(window.sizes().size());
+  graph::fill_row_major(window.sizes(), row_major.data());
   StridedCopy{window.sizes(), to_strides.empty() ? row_major : to_strides,
               from_strides.empty() ? row_major : from_strides, bytes}
       .run(static_cast<char*>(to), static_cast<const char*>(from), 0);
