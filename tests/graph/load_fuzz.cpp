@@ -23,7 +23,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -42,6 +41,7 @@
 #include "graph/verify.h"
 #include "tests/graph/catch.h"
 #include "tests/graph/saved.h"
+#include "tests/graph/seeds.h"
 
 namespace {
 
@@ -372,7 +372,7 @@ void report_end(int signal) {
   std::raise(signal);
 }
 
-bool run_seed(uint64_t seed, const TemporaryFolder& folder, const std::string& keep, Totals& totals) {
+bool run_seed(uint64_t seed, const TemporaryFolder& folder, const char* keep, Totals& totals) {
   std::snprintf(seed_text, sizeof(seed_text), "hangs or crashes: hetero_load_fuzz --seed %llu\n",
                 static_cast<unsigned long long>(seed));
   alarm(kMostSeconds);
@@ -384,17 +384,17 @@ bool run_seed(uint64_t seed, const TemporaryFolder& folder, const std::string& k
     status = found(std::string("an exception: ") + error.what());
   }
   if (status.ok()) return true;
-  if (!keep.empty()) write_file(keep, trial.mutant());
+  if (keep != nullptr) write_file(keep, trial.mutant());
   std::fprintf(stderr, "seed %llu: %s\n", static_cast<unsigned long long>(seed), status.message().c_str());
   std::fprintf(stderr, "again: hetero_load_fuzz --seed %llu\n", static_cast<unsigned long long>(seed));
   return false;
 }
 
-bool run_seeds(uint64_t first, uint64_t count, const std::string& keep) {
+bool run_seeds(const Seeds& seeds) {
   const TemporaryFolder folder;
   Totals totals;
-  for (uint64_t seed = first; seed < first + count; ++seed) {
-    if (!run_seed(seed, folder, keep, totals)) return false;
+  for (uint64_t seed = seeds.first; seed < seeds.first + seeds.count; ++seed) {
+    if (!run_seed(seed, folder, seeds.keep, totals)) return false;
   }
   alarm(0);
   const auto number = [](auto value) { return static_cast<long long>(value); };
@@ -402,14 +402,9 @@ bool run_seeds(uint64_t first, uint64_t count, const std::string& keep) {
       "load-fuzz: %lld seeds as they should be: %lld files load (%lld as another program; %lld plans, %lld legal), "
       "%lld "
       "are illegal programs, %lld are refused; %lld bytes at most\n",
-      number(count), number(totals.loaded), number(totals.unlike), number(totals.plans), number(totals.legal_plans),
-      number(totals.illegal), number(totals.refused), number(peak.load()));
+      number(seeds.count), number(totals.loaded), number(totals.unlike), number(totals.plans),
+      number(totals.legal_plans), number(totals.illegal), number(totals.refused), number(peak.load()));
   return true;
-}
-
-bool parse(std::string_view text, uint64_t& number) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return error == std::errc() && end == text.data() + text.size();
 }
 
 }  // namespace
@@ -417,27 +412,11 @@ bool parse(std::string_view text, uint64_t& number) {
 
 int main(int argc, char** argv) {
   using namespace hetero::graph::testing;
-  uint64_t first = 0;
-  uint64_t count = 100000;
-  std::string keep;
-  for (int i = 1; i < argc; i += 2) {
-    const std::string_view name = argv[i];
-    uint64_t number = 0;
-    if (name == "--keep" && i + 1 < argc) {
-      keep = argv[i + 1];
-      continue;
-    }
-    const bool known = name == "--seeds" || name == "--first" || name == "--seed";
-    if (!known || i + 1 == argc || !parse(argv[i + 1], number)) {
-      std::fprintf(stderr, "usage: hetero_load_fuzz [--seeds N] [--first S] [--seed S] [--keep PATH]\n");
-      return 2;
-    }
-    if (name != "--seeds") first = number;
-    if (name != "--first") count = name == "--seed" ? 1 : number;
-  }
+  const std::optional<Seeds> seeds = read_seeds(argc, argv, "hetero_load_fuzz", true);
+  if (!seeds.has_value()) return 2;
   for (const int signal : {SIGALRM, SIGABRT, SIGFPE}) std::signal(signal, report_end);
 #if !defined(__SANITIZE_ADDRESS__)
   for (const int signal : {SIGSEGV, SIGBUS}) std::signal(signal, report_end);
 #endif
-  return run_seeds(first, count, keep) ? 0 : 1;
+  return run_seeds(*seeds) ? 0 : 1;
 }

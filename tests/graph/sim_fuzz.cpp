@@ -27,7 +27,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -36,7 +35,6 @@
 #include <memory>
 #include <random>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "backend/cpu/cpu_device.h"
@@ -47,6 +45,7 @@
 #include "graph/verify.h"
 #include "tests/graph/catch.h"
 #include "tests/graph/program.h"
+#include "tests/graph/seeds.h"
 
 namespace hetero::graph::testing {
 namespace {
@@ -486,29 +485,13 @@ bool run_seeds(uint64_t first, uint64_t count) {
   return true;
 }
 
-bool parse(std::string_view text, uint64_t& number) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return error == std::errc() && end == text.data() + text.size();
-}
-
 }  // namespace
 }  // namespace hetero::graph::testing
 
 int main(int argc, char** argv) {
   using namespace hetero::graph::testing;
-  uint64_t first = 0;
-  uint64_t count = 100000;
-  for (int i = 1; i < argc; i += 2) {
-    const std::string_view name = argv[i];
-    uint64_t number = 0;
-    const bool known = name == "--seeds" || name == "--first" || name == "--seed";
-    if (!known || i + 1 == argc || !parse(argv[i + 1], number)) {
-      std::fprintf(stderr, "usage: hetero_sim_fuzz [--seeds N] [--first S] [--seed S]\n");
-      return 2;
-    }
-    if (name != "--seeds") first = number;
-    if (name != "--first") count = name == "--seed" ? 1 : number;
-  }
+  const std::optional<Seeds> seeds = read_seeds(argc, argv, "hetero_sim_fuzz", false);
+  if (!seeds.has_value()) return 2;
   std::signal(SIGALRM, report_hang);
-  return run_seeds(first, count) ? 0 : 1;
+  return run_seeds(seeds->first, seeds->count) ? 0 : 1;
 }
