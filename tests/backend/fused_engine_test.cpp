@@ -114,6 +114,13 @@ struct Prepared {
   FusedCall call() const { return {kernel, space, launch, operands.data(), numbers.data()}; }
 };
 
+// What is compiled for its first stage.
+std::string first_source(const Prepared& it) {
+  const CudaStages stages = cuda_stages(it.kernel, it.space, it.launch);
+  const CudaStage& stage = stages.stages[0];
+  return write_source(stage.kernel, choose_variant(stage.kernel, stage.space, true, 4)).text;
+}
+
 Prepared pointwise(int64_t entries) {
   KernelBuilder b;
   b.store(2, b.map(add(), 4, {b.load(0, 4), b.load(1, 4)}));
@@ -288,9 +295,7 @@ TEST_CASE("engine: code on disk that the driver refuses is made anew behind the 
   const Folder folder;
   const Prepared it = pointwise(4096);
   CountingCompiler compiler;
-  const CudaStages stages = cuda_stages(it.kernel, it.space, it.launch);
-  const CudaStage& stage = stages.stages[0];
-  const std::string text = write_source(stage.kernel, choose_variant(stage.kernel, stage.space, true, 4)).text;
+  const std::string text = first_source(it);
   const KernelCache cache(folder.path + "/cache");
   cache.add(text, compiler.target(), "refused");
   CountingMachine machine;
@@ -495,12 +500,7 @@ TEST_CASE("kernel cache: a folder that cannot be made keeps nothing and harms no
 TEST_CASE("engine: code on disk that the driver refuses is made anew") {
   const Folder folder;
   const Prepared it = pointwise(4096);
-  std::string text;
-  {
-    const CudaStages stages = cuda_stages(it.kernel, it.space, it.launch);
-    const CudaStage& stage = stages.stages[0];
-    text = write_source(stage.kernel, choose_variant(stage.kernel, stage.space, true, 4)).text;
-  }
+  const std::string text = first_source(it);
   CountingCompiler compiler;
   const KernelCache cache(folder.path + "/cache");
   cache.add(text, compiler.target(), "refused");
