@@ -166,22 +166,19 @@ TEST_CASE("static programs run without allocating, and on an accelerator without
     if (!plan.fusion) {
       for (Node& node : p.graph.nodes) node.op = empty;
     }
-    Result<std::shared_ptr<Model>> model = Model::create(save(p));
-    REQUIRE(model.ok());
-    auto executor = GraphExecutor::Init(model.value(), executor_options(plan));
-    REQUIRE(executor.ok());
-    set_inputs(*executor.value(), p);
+    const auto executor = executor_of(model_of(save(p)), executor_options(plan));
+    set_inputs(*executor, p);
     long last = -1;
     for (int run = 0; run < 10; ++run) {
       const long before = heap_allocations;
-      const Status status = executor.value()->Run();
+      const Status status = executor->Run();
       last = heap_allocations - before;
       REQUIRE(status.ok());
-      REQUIRE(executor.value()->Wait().ok());
+      REQUIRE(executor->Wait().ok());
     }
     CHECK(last == 0);
-    CHECK(executor.value()->counts().allocations == 0);
-    CHECK(executor.value()->counts().host_waits == 0);
+    CHECK(executor->counts().allocations == 0);
+    CHECK(executor->counts().host_waits == 0);
   }
 }
 
@@ -256,12 +253,10 @@ TEST_CASE("a request through stages allocates itself and nothing else in the lon
   // Copied into the stage and out of it, where other values are lent.
   p.add(add("test::stage1", note_allocations<1>), {p.update(y)});
   p.escape(y);
-  Result<std::shared_ptr<Model>> model = Model::create(save(p));
-  REQUIRE(model.ok());
   StagePipeline::Options options;
   options.devices = test_devices();
   options.plans.assign(2, cpu_options());
-  auto pipeline = StagePipeline::create(model.value(), std::move(options));
+  auto pipeline = StagePipeline::create(model_of(save(p)), std::move(options));
   REQUIRE(pipeline.ok());
   REQUIRE(pipeline.value()->counts().copied == 2);
   std::vector<float> values(64);

@@ -178,8 +178,7 @@ TEST_CASE("a loaded program computes what the saved one does, by its plan") {
   const BufferId x = p.input(64);
   const BufferId y = p.define(test_ops().pointwise, 64, {p.read(x)});
   p.escape(y);
-  std::mt19937 random(3);
-  const auto program = to_saved(p, random);
+  const auto program = save(p);
   program->plan = to_string(p.plan(cpu_options()));
   const TemporaryFolder folder;
   save(*program, folder.path("m"));

@@ -12,17 +12,13 @@ namespace {
 
 // The outputs of the program by an executor.
 std::vector<std::vector<float>> outputs_of(std::unique_ptr<SavedProgram> saved, Program& program) {
-  Result<std::shared_ptr<Model>> model = Model::create(std::move(saved));
-  INFO((model.ok() ? "" : model.status().message()));
-  REQUIRE(model.ok());
-  auto executor = GraphExecutor::Init(model.value(), executor_options(cpu_options()));
-  REQUIRE(executor.ok());
-  set_inputs(*executor.value(), program);
-  REQUIRE(executor.value()->Run().ok());
+  const auto executor = executor_of(model_of(std::move(saved)), executor_options(cpu_options()));
+  set_inputs(*executor, program);
+  require(executor->Run());
   std::vector<std::vector<float>> values;
-  for (const ProgramValue& output : executor.value()->outputs()) {
+  for (const ProgramValue& output : executor->outputs()) {
     values.emplace_back(program.graph.buffers[output.buffer].bytes / sizeof(float));
-    REQUIRE(executor.value()->GetOutput(output.name, view_of(values.back())).ok());
+    require(executor->GetOutput(output.name, view_of(values.back())));
   }
   return values;
 }

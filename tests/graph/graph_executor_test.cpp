@@ -16,35 +16,13 @@ namespace {
 using backend::kAccelerator;
 using backend::kCpu;
 
-std::shared_ptr<Model> model_of(std::unique_ptr<SavedProgram> program) {
-  Result<std::shared_ptr<Model>> model = Model::create(std::move(program));
-  INFO((model.ok() ? "" : model.status().message()));
-  REQUIRE(model.ok());
-  return model.value();
-}
-
-std::unique_ptr<GraphExecutor> executor_of(std::shared_ptr<Model> model, GraphExecutor::Options options) {
-  Result<std::unique_ptr<GraphExecutor>> executor = GraphExecutor::Init(std::move(model), std::move(options));
-  INFO((executor.ok() ? "" : executor.status().message()));
-  REQUIRE(executor.ok());
-  return std::move(executor.value());
-}
-
 std::unique_ptr<backend::CoreGroup> group_of_one() {
   Result<std::unique_ptr<backend::CoreGroup>> group = backend::CoreGroup::create({.name = "test", .threads = 1});
   REQUIRE(group.ok());
   return std::move(group.value());
 }
 
-void run(GraphExecutor& executor, size_t slot = 0) {
-  const Status status = executor.Run(slot);
-  INFO((status.ok() ? "" : status.message()));
-  REQUIRE(status.ok());
-}
-
-bool contains(const Status& status, const std::string& words) {
-  return !status.ok() && status.message().find(words) != std::string::npos;
-}
+void run(GraphExecutor& executor, size_t slot = 0) { require(executor.Run(slot)); }
 
 // y = x + 1, w a weight: z = f(y, w).
 struct Small {

@@ -106,15 +106,12 @@ TEST_CASE("overhead per node of a static program of 1,000 empty kernels", "[benc
     BufferId value = x;
     for (int i = 0; i < kNodes; ++i) value = p.define(nothing, 16, {p.read(value), p.read(x)});
     p.escape(value);
-    Result<std::shared_ptr<Model>> model = Model::create(save(p));
-    REQUIRE(model.ok());
-    auto executor = GraphExecutor::Init(model.value(), executor_options(plan));
-    REQUIRE(executor.ok());
-    set_inputs(*executor.value(), p);
+    const auto executor = executor_of(model_of(save(p)), executor_options(plan));
+    set_inputs(*executor, p);
     double best = 1e30;
     for (int i = 0; i < 100; ++i) {
-      best = std::min(best, nanoseconds(1, [&] { REQUIRE(executor.value()->Run().ok()); }));
-      REQUIRE(executor.value()->Wait().ok());
+      best = std::min(best, nanoseconds(1, [&] { REQUIRE(executor->Run().ok()); }));
+      REQUIRE(executor->Wait().ok());
     }
     std::printf("static program, %s: Run %.1f ns per node\n",
                 plan.has_accelerator ? "submitted to the simulated accelerator" : "on the CPU", best / kNodes);

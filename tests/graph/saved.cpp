@@ -1,5 +1,6 @@
 #include "tests/graph/saved.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -19,6 +20,28 @@ int below(std::mt19937& random, int limit) { return std::uniform_int_distributio
 WindowId whole(SavedProgram& program, BufferId buffer) {
   const auto count = static_cast<int64_t>(program.graph.buffers[buffer].bytes / sizeof(float));
   return program.windows.intern_contiguous(parse_dtype("f32"), {{count}});
+}
+
+std::set<BufferId> choose_constants(const Program& program, std::mt19937& random) {
+  std::vector<uint8_t> written(program.graph.buffers.size());
+  for (const Operand& operand : program.graph.operands) written[operand.buffer] |= operand.writes();
+  std::set<BufferId> constants;
+  for (BufferId b = 0; b < written.size(); ++b) {
+    const bool may_be = program.graph.buffers[b].valid_on != 0 && written[b] == 0;
+    if (may_be && below(random, 2) == 0) constants.insert(b);
+  }
+  return constants;
+}
+
+// With random bytes; some are tied.
+void fill_constants(SavedProgram& program, std::mt19937& random) {
+  std::vector<ProgramConstant> tied;
+  for (ProgramConstant& constant : program.constants) {
+    auto* const bytes = static_cast<char*>(constant.bytes.data());
+    std::generate_n(bytes, constant.bytes.bytes(), [&] { return static_cast<char>(random()); });
+    if (below(random, 4) == 0) tied.push_back({constant.name + ".tied", constant.buffer, constant.window, {}});
+  }
+  std::ranges::move(tied, std::back_inserter(program.constants));
 }
 
 // Writes a buffer of its own, which is an output.
@@ -49,31 +72,21 @@ backend::Block block_of(const std::string& bytes) {
   return backend::Block::adopt(data, bytes.size(), [](void*, void* memory, size_t) { std::free(memory); }, nullptr);
 }
 
-std::unique_ptr<SavedProgram> to_saved(const Program& program, std::mt19937& random) {
+std::unique_ptr<SavedProgram> save(const Program& program, const std::set<BufferId>& constants) {
   auto saved = std::make_unique<SavedProgram>();
   Result<Graph> graph = parse_graph(to_string(program.graph), saved->windows);
   if (!graph.ok()) throw std::runtime_error(graph.status().message());
   saved->graph = std::move(graph.value());
-  std::vector<uint8_t> written(saved->graph.buffers.size());
-  for (const Operand& operand : saved->graph.operands) written[operand.buffer] |= operand.writes();
-  for (BufferId b = 0; b < written.size(); ++b) {
+  std::vector<Binding> bindings = program.bind({test_devices()[backend::kCpu], nullptr});
+  for (BufferId b = 0; b < saved->graph.buffers.size(); ++b) {
     Buffer& buffer = saved->graph.buffers[b];
-    const WindowId window = whole(*saved, b);
-    const std::string name = std::to_string(b);
-    if (buffer.valid_on != 0) {
-      buffer.valid_on = 1u << backend::kCpu;
-      if (written[b] != 0 || below(random, 2) == 0) {
-        saved->inputs.push_back({"x" + name, b, window, 0});
-      } else {
-        std::string bytes(buffer.bytes, '\0');
-        for (char& byte : bytes) byte = static_cast<char>(random());
-        saved->constants.push_back({"layer." + name + ".weight", b, window, block_of(bytes)});
-        // Tied weights.
-        if (below(random, 4) == 0) saved->constants.push_back({"layer." + name + ".tied", b, window, {}});
-        buffer.steady = true;
-      }
+    if (constants.count(b) != 0) {
+      saved->constants.push_back({name_of(b), b, whole(*saved, b), std::move(bindings[b].blocks[backend::kCpu])});
+      buffer.steady = true;
+    } else if (buffer.valid_on != 0) {
+      saved->inputs.push_back({.name = name_of(b), .buffer = b, .window = whole(*saved, b)});
     }
-    if (buffer.escapes) saved->outputs.push_back({"y" + name, b, window, 0});
+    if (buffer.escapes) saved->outputs.push_back({.name = name_of(b), .buffer = b, .window = whole(*saved, b)});
   }
   return saved;
 }
@@ -86,7 +99,8 @@ std::unique_ptr<SavedProgram> make_saved(std::mt19937& random, int nodes) {
   } else {
     make_random(program, random, nodes, false);
   }
-  std::unique_ptr<SavedProgram> saved = to_saved(program, random);
+  std::unique_ptr<SavedProgram> saved = save(program, choose_constants(program, random));
+  fill_constants(*saved, random);
   if (below(random, 2) == 0) add_random_node(*saved);
   saved->metadata = {{"signature", "(x, *, y=None)"}, {"made by", "a \"test\"\n"}};
   if (below(random, 4) != 0) {

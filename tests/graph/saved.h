@@ -1,9 +1,12 @@
-// Saved programs for the tests of their files.
+// Saved programs out of the tests' programs, and the files of such.
+//
+// Thread safety: none.
 
 #pragma once
 
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 
 #include "graph/serve/saved_program.h"
@@ -11,11 +14,14 @@
 
 namespace hetero::graph::testing {
 
-// Of a program's graph: what is there before becomes an input or, where `random` says so and nobody writes it, a constant, with values; what escapes becomes an
-// output. Without a plan.
-std::unique_ptr<SavedProgram> to_saved(const Program& program, std::mt19937& random);
+// Inputs are the buffers that exist before, outputs those that survive, each called "b<number>". `constants` are saved instead of being inputs, with the
+// numbers that Program::bind() gives them. Without a plan.
+std::unique_ptr<SavedProgram> save(const Program& program, const std::set<BufferId>& constants = {});
 
-// A random one, with a random operator whose state is drawn, metadata, and mostly with a plan.
+inline std::string name_of(BufferId buffer) { return "b" + std::to_string(buffer); }
+
+// A random one: some inputs that nobody writes are constants of random bytes, some of these have two names; with a random operator whose state is drawn, metadata,
+// and mostly with a plan.
 std::unique_ptr<SavedProgram> make_saved(std::mt19937& random, int nodes);
 
 // A block of these bytes.

@@ -50,9 +50,7 @@ struct Doubling {
     w = p.input(kCount);
     const BufferId y = p.define(hooked(), kCount, {p.read(x)});
     p.escape(p.define(test_ops().pointwise, kCount, {p.read(y), p.read(w)}));
-    Result<std::shared_ptr<Model>> created = Model::create(save(p, {w}));
-    REQUIRE(created.ok());
-    model = created.value();
+    model = model_of(save(p, {w}));
   }
   bool is_result(float given, const std::vector<float>& found) const {
     const auto* const weight = static_cast<const float*>(model->host_bytes(w));
@@ -79,8 +77,7 @@ Server::Options lanes(size_t count, PlanOptions (*plan)() = cpu_options) {
 
 std::unique_ptr<Server> serve(std::shared_ptr<Model> model, Server::Options options) {
   Result<std::unique_ptr<Server>> server = Server::create(std::move(model), std::move(options));
-  INFO((server.ok() ? "" : server.status().message()));
-  REQUIRE(server.ok());
+  require(server.status());
   return std::move(server.value());
 }
 
@@ -92,10 +89,6 @@ struct Call : Server::Request {
   }
   std::vector<float> x, z;
 };
-
-bool contains(const Status& status, const std::string& words) {
-  return !status.ok() && status.message().find(words) != std::string::npos;
-}
 
 // Every request has ended in one way, and nothing waits.
 void check_nothing_left(const Server& server) {
@@ -440,11 +433,10 @@ TEST_CASE("a program that changes a state of its own is served by one lane, on w
   const BufferId state = p.input(kCount);
   p.add(test_ops().pointwise, {p.read(x), p.update(state)}, Preference::kAuto, 0.0f);
   p.escape(state);
-  Result<std::shared_ptr<Model>> model = Model::create(save(p, {state}));
-  REQUIRE(model.ok());
-  const Status refused = Server::create(model.value(), lanes(2)).status();
+  const auto model = model_of(save(p, {state}));
+  const Status refused = Server::create(model, lanes(2)).status();
   CHECK(contains(refused, "the program changes its state 'b1', which every lane would have for itself"));
-  const auto server = serve(model.value(), lanes(1));
+  const auto server = serve(model, lanes(1));
   std::vector<float> expected;
   for (int i = 0; i < 3; ++i) {
     const auto call = std::make_shared<Call>(1.0f);

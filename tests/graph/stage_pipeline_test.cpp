@@ -17,20 +17,12 @@ namespace {
 
 using Floats = std::vector<std::vector<float>>;  // per input or output
 
-std::shared_ptr<Model> model_of(std::unique_ptr<SavedProgram> program) {
-  Result<std::shared_ptr<Model>> model = Model::create(std::move(program));
-  INFO((model.ok() ? "" : model.status().message()));
-  REQUIRE(model.ok());
-  return model.value();
-}
-
 std::unique_ptr<StagePipeline> pipeline_of(std::shared_ptr<Model> model, StagePipeline::Options options,
                                            const PlanOptions& plan = cpu_options()) {
   options.devices = test_devices();
   options.plans.assign(options.stages, plan);
   Result<std::unique_ptr<StagePipeline>> pipeline = StagePipeline::create(std::move(model), std::move(options));
-  INFO((pipeline.ok() ? "" : pipeline.status().message()));
-  REQUIRE(pipeline.ok());
+  require(pipeline.status());
   return std::move(pipeline.value());
 }
 
@@ -67,15 +59,6 @@ bool same_bits(const Floats& a, const Floats& b) {
   });
 }
 
-void require(const Status& status) {
-  INFO((status.ok() ? "" : status.message()));
-  REQUIRE(status.ok());
-}
-
-bool contains(const Status& status, const std::string& words) {
-  return !status.ok() && status.message().find(words) != std::string::npos;
-}
-
 struct Sent {
   Floats outputs;
   std::shared_ptr<StageRequest> request;
@@ -92,9 +75,8 @@ Sent send(StagePipeline& pipeline, const SavedProgram& program, int request) {
 
 // What the program computes when it is not cut, of requests one after the other.
 std::vector<Floats> run_whole(const std::shared_ptr<Model>& model, const PlanOptions& plan, int requests) {
-  Result<std::unique_ptr<GraphExecutor>> made = GraphExecutor::Init(model, executor_options(plan));
-  require(made.status());
-  GraphExecutor& executor = *made.value();
+  const auto made = executor_of(model, executor_options(plan));
+  GraphExecutor& executor = *made;
   std::vector<Floats> results;
   for (int r = 0; r < requests; ++r) {
     Floats inputs = inputs_of(model->program(), r);

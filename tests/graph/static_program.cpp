@@ -15,24 +15,25 @@ std::vector<float> numbers_of(const Program& program, BufferId buffer) {
 
 }  // namespace
 
-std::unique_ptr<SavedProgram> save(Program& program, const std::set<BufferId>& constants) {
-  auto saved = std::make_unique<SavedProgram>();
-  Result<Graph> graph = parse_graph(to_string(program.graph), saved->windows);
-  REQUIRE(graph.ok());
-  saved->graph = std::move(graph.value());
-  std::vector<Binding> bindings = program.bind({test_devices()[backend::kCpu], nullptr});
-  for (BufferId b = 0; b < saved->graph.buffers.size(); ++b) {
-    const Buffer& buffer = saved->graph.buffers[b];
-    const auto count = static_cast<int64_t>(buffer.bytes / sizeof(float));
-    const WindowId window = saved->windows.intern_contiguous(parse_dtype("f32"), {{count}});
-    if (constants.count(b) != 0) {
-      saved->constants.push_back({name_of(b), b, window, std::move(bindings[b].blocks[backend::kCpu])});
-    } else if (buffer.valid_on != 0) {
-      saved->inputs.push_back({.name = name_of(b), .buffer = b, .window = window});
-    }
-    if (buffer.escapes) saved->outputs.push_back({.name = name_of(b), .buffer = b, .window = window});
-  }
-  return saved;
+void require(const Status& status) {
+  INFO((status.ok() ? "" : status.message()));
+  REQUIRE(status.ok());
+}
+
+bool contains(const Status& status, const std::string& words) {
+  return !status.ok() && status.message().find(words) != std::string::npos;
+}
+
+std::shared_ptr<Model> model_of(std::unique_ptr<SavedProgram> program) {
+  Result<std::shared_ptr<Model>> model = Model::create(std::move(program));
+  require(model.status());
+  return model.value();
+}
+
+std::unique_ptr<GraphExecutor> executor_of(std::shared_ptr<Model> model, GraphExecutor::Options options) {
+  Result<std::unique_ptr<GraphExecutor>> executor = GraphExecutor::Init(std::move(model), std::move(options));
+  require(executor.status());
+  return std::move(executor.value());
 }
 
 TensorView view_of(std::vector<float>& values) {
@@ -51,9 +52,7 @@ GraphExecutor::Options executor_options(PlanOptions plan, const Devices& devices
 void set_inputs(GraphExecutor& executor, Program& program, size_t slot) {
   for (const ProgramValue& input : executor.inputs()) {
     std::vector<float> values = numbers_of(program, input.buffer);
-    const Status status = executor.SetInput(input.name, view_of(values), slot);
-    INFO((status.ok() ? "" : status.message()));
-    REQUIRE(status.ok());
+    require(executor.SetInput(input.name, view_of(values), slot));
   }
 }
 
@@ -62,9 +61,7 @@ bool has_values(GraphExecutor& executor, const Results& expected, size_t slot) {
     if (!expected.values[output.buffer].has_value()) continue;
     const std::vector<float>& wanted = *expected.values[output.buffer];
     std::vector<float> found(wanted.size());
-    const Status status = executor.GetOutput(output.name, view_of(found), slot);
-    INFO((status.ok() ? "" : status.message()));
-    REQUIRE(status.ok());
+    require(executor.GetOutput(output.name, view_of(found), slot));
     if (!wanted.empty() && std::memcmp(found.data(), wanted.data(), wanted.size() * sizeof(float)) != 0) return false;
   }
   return true;

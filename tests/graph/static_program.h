@@ -1,23 +1,26 @@
-// Saved programs out of the tests' programs: inputs are the buffers that exist before, outputs those that survive, each called "b<number>".
+// Executors of the tests' programs, saved as save() does (saved.h).
 //
 // Thread safety: none.
 
 #pragma once
 
 #include <memory>
-#include <set>
+#include <string>
 #include <vector>
 
 #include "graph/serve/graph_executor.h"
-#include "graph/serve/saved_program.h"
 #include "tests/graph/program.h"
+#include "tests/graph/saved.h"
 
 namespace hetero::graph::testing {
 
-// `constants` are saved with the numbers that Program::bind() gives them; the other buffers that exist before are inputs.
-std::unique_ptr<SavedProgram> save(Program& program, const std::set<BufferId>& constants = {});
+// Requires success, and shows the message otherwise.
+void require(const Status& status);
+// Whether it is an error with these words.
+bool contains(const Status& status, const std::string& words);
 
-inline std::string name_of(BufferId buffer) { return "b" + std::to_string(buffer); }
+std::shared_ptr<Model> model_of(std::unique_ptr<SavedProgram> program);
+std::unique_ptr<GraphExecutor> executor_of(std::shared_ptr<Model> model, GraphExecutor::Options options);
 
 // A buffer's floats as a tensor.
 TensorView view_of(std::vector<float>& values);
