@@ -117,7 +117,8 @@ void measure(Window& window) {
   window.kind = kind_of(window);
 }
 
-// Whether nothing that is computed of a window overflows. No window of memory comes near these limits, but one in a text may.
+}  // namespace
+
 bool is_measurable(DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides, int64_t offset) {
   constexpr int64_t kMostBytes = int64_t{1} << 60;
   const int64_t most = kMostBytes / dtype_bytes(dtype);
@@ -133,8 +134,6 @@ bool is_measurable(DType dtype, std::span<const int64_t> sizes, std::span<const 
   }
   return end <= most;
 }
-
-}  // namespace
 
 int dtype_bytes(DType dtype) { return dtype >= 0 && dtype < kDTypeCount ? kDTypes[dtype].bytes : 0; }
 

@@ -106,6 +106,10 @@ class WindowTable {
   std::atomic<uint64_t> serial_;
 };
 
+// Whether nothing that is computed of such a window overflows. No window of memory comes near these limits, but one in a text may.
+// REQUIRES: as WindowTable::intern().
+bool is_measurable(DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides, int64_t offset);
+
 // "f32[2,3]" for row-major windows at offset 0, "f32[2,3]{1,2}+4" otherwise; parse_window reads it back.
 std::string to_string(const Window& window);
 // Returns kNoWindow where `text` is not a window.

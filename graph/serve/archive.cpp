@@ -26,10 +26,11 @@ constexpr const char* kWeightsEntry = "weights.safetensors";
 constexpr const char* kGraphEntry = "graph.txt";
 constexpr const char* kProgramEntry = "program.json";
 constexpr const char* kPlanEntry = "plan.txt";
+constexpr const char* kSizesEntry = "sizes.txt";
 
 // A reader of version 1.0 reads all of 1.x, and refuses 2.0.
 constexpr uint32_t kMajorVersion = 1;
-constexpr const char* kVersion = "1.0\n";
+constexpr const char* kVersion = "1.1\n";
 
 // Of blocks.
 constexpr uint64_t kAlignment = 64;
@@ -284,6 +285,7 @@ Status save_program(const SavedProgram& program, const std::string& path) {
   const Result<std::string> json = write_program_json(program);
   if (!json.ok()) return json.status();
   const std::string graph = to_string(program.graph);
+  const std::string sizes = to_string(program.dynamic);
   std::vector<std::string_view> weight_parts = {header.value()};
   weight_parts.insert(weight_parts.end(), weights.parts().begin(), weights.parts().end());
 
@@ -293,6 +295,7 @@ Status save_program(const SavedProgram& program, const std::string& path) {
   Status status = writer.add(kVersionEntry, {kVersion});
   if (status.ok()) status = writer.add(kWeightsEntry, weight_parts, kAlignment);
   if (status.ok()) status = writer.add(kGraphEntry, {graph});
+  if (status.ok() && !sizes.empty()) status = writer.add(kSizesEntry, {sizes});
   if (status.ok()) status = writer.add(kProgramEntry, {json.value()});
   if (status.ok() && !program.plan.empty()) status = writer.add(kPlanEntry, {program.plan});
   return status.ok() ? writer.finish() : status;
@@ -317,6 +320,11 @@ Result<std::unique_ptr<SavedProgram>> load_program(const std::string& path, Load
   program->graph = std::move(graph.value());
   if (Status status = read_program_json(json, *program); !status.ok()) {
     return damaged(path, "is damaged: " + status.message());
+  }
+  if (const ZipEntry* const entry = archive.find(kSizesEntry); entry != nullptr) {
+    Result<DynamicSizes> dynamic = parse_sizes(archive.bytes_of(*entry));
+    if (!dynamic.ok()) return damaged(path, "is damaged: sizes.txt, " + dynamic.status().message());
+    program->dynamic = std::move(dynamic.value());
   }
   if (const ZipEntry* const plan = archive.find(kPlanEntry); plan != nullptr) program->plan = archive.bytes_of(*plan);
   if (Status status = load_constants(archive, *program); !status.ok()) return status;

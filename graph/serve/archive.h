@@ -1,8 +1,9 @@
 // The file of a saved program: a ZIP file whose entries are stored as they are, so that every tool that knows ZIP files looks inside.
 //
-//   version               the format's version, "1.0"
+//   version               the format's version, "1.1"
 //   weights.safetensors   the constants; mapped into memory, never copied
 //   graph.txt             the graph, as to_string() prints it
+//   sizes.txt             how the graph's sizes follow from those of the inputs, if they do (dynamic_sizes.h)
 //   program.json          inputs, outputs, constants, draws, metadata, and for which machine the plan is
 //   plan.txt              the plan, if there is one, as to_string() prints it
 //

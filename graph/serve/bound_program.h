@@ -34,6 +34,14 @@ struct BoundCounts {
   int64_t kernels = 0;      // called or launched: a group or a batch is one
   int64_t host_waits = 0;   // times that a run waited for a device
   int64_t allocations = 0;  // blocks that a run had to take: for members of a group that could not run as one
+
+  BoundCounts& operator+=(const BoundCounts& other) {
+    runs += other.runs;
+    kernels += other.kernels;
+    host_waits += other.host_waits;
+    allocations += other.allocations;
+    return *this;
+  }
 };
 
 class BoundProgram {

@@ -22,6 +22,7 @@ class Folder {
   explicit Folder(SavedProgram& program) : program_(program), graph_(program.graph) {}
 
   Status run() {
+    find_dynamic();
     find_folded();
     if (std::ranges::find(folded_, uint8_t{1}) == folded_.end()) return Status();
     std::vector<Binding> bindings(graph_.buffers.size());
@@ -42,6 +43,7 @@ class Folder {
   // Whether all that the node touches is known when the program is made.
   bool can_fold(const Node& node) const {
     if (op_table()[node.op].side_effects || draws(node)) return false;
+    if (is_dynamic_[static_cast<size_t>(&node - graph_.nodes.data())] != 0) return false;
     uint64_t before = 0;
     uint64_t after = 0;
     for (const Operand *o = graph_.operands_of(node), *end = o + node.operand_count; o != end; ++o) {
@@ -49,6 +51,13 @@ class Folder {
       (o->writes() ? after : before) += graph_.buffers[o->buffer].bytes;
     }
     return after <= std::max(kSmall, kMostGrowth * before);
+  }
+
+  // What a node makes that has other sizes or numbers for other inputs is not the same in every run.
+  void find_dynamic() {
+    is_dynamic_.assign(graph_.nodes.size(), 0);
+    for (const DynamicSizes::OperandWindow& operand : program_.dynamic.operands) is_dynamic_[operand.node] = 1;
+    for (const DynamicSizes::Number& number : program_.dynamic.numbers) is_dynamic_[number.node] = 1;
   }
 
   // Begins with all buffers that could be known and takes away those that are not, until nothing changes: what a node writes that is not folded, and what
@@ -143,6 +152,7 @@ class Folder {
   // Operands and attributes of the others are moved together, as they are read back from a file.
   void remove_nodes() {
     Graph left;
+    std::vector<uint32_t> new_number(graph_.nodes.size(), 0);
     left.windows = graph_.windows;
     left.buffers = std::move(graph_.buffers);
     std::vector<std::pair<uint64_t*, uint64_t>> moved;  // draws, and where they are then
@@ -159,9 +169,12 @@ class Folder {
       }
       node.attribute_offset = before;
       left.attributes.insert(left.attributes.end(), attributes, attributes + node.attribute_bytes);
+      new_number[n] = static_cast<uint32_t>(left.nodes.size());
       left.nodes.push_back(node);
     }
     for (const auto& [draw, place] : moved) *draw = place;
+    for (DynamicSizes::OperandWindow& operand : program_.dynamic.operands) operand.node = new_number[operand.node];
+    for (DynamicSizes::Number& number : program_.dynamic.numbers) number.node = new_number[number.node];
     graph_ = std::move(left);
   }
 
@@ -174,10 +187,12 @@ class Folder {
     for (BufferId b = 0; b < wanted.size(); ++b) {
       if (wanted[b] == 0) graph_.buffers[b] = {.bytes = 0, .valid_on = 0, .escapes = false};
     }
+    std::erase_if(program_.dynamic.buffers, [&](const auto& dynamic) { return wanted[dynamic.buffer] == 0; });
   }
 
   SavedProgram& program_;
   Graph& graph_;
+  std::vector<uint8_t> is_dynamic_;   // per node
   std::vector<uint8_t> constant_;     // per buffer: the same in every run
   std::vector<uint32_t> last_write_;  // per buffer: the last node that writes it
   std::vector<uint8_t> folded_;       // per node

@@ -6,6 +6,7 @@
 
 #include "backend/registry.h"
 #include "backend/size_classes.h"
+#include "graph/serve/sized_program.h"
 #include "graph/serve/static_plan.h"
 
 namespace hetero {
@@ -27,27 +28,24 @@ namespace {
 
 Status usage(std::string message) { return Status(ErrorClass::kUsage, std::move(message)); }
 
-// One block from which several pieces are handed out, in the order in which they were asked for.
-class Pool {
- public:
-  uint64_t add(uint64_t bytes) {
-    const uint64_t offset = bytes_;
-    bytes_ += backend::round_to_alignment(bytes);
-    return offset;
-  }
-  Status take(Device& device) {
-    if (bytes_ == 0) return Status();
-    Result<Block> block = device.allocate(bytes_);
-    if (!block.ok()) return block.status();
-    block_ = std::move(block.value());
+// A block of a device that grows where more is asked for. What was in it is lost then.
+struct Memory {
+  Block block;
+  uint64_t bytes = 0;
+
+  std::byte* data() const { return static_cast<std::byte*>(block.data()); }
+  // Errors: kResource; the memory is gone then. `moved` is set where it lies elsewhere afterwards.
+  Status reserve(Device& device, uint64_t wanted, bool& moved) {
+    if (wanted <= bytes) return Status();
+    moved = true;
+    bytes = 0;
+    block.reset();
+    Result<Block> made = device.allocate(wanted);
+    if (!made.ok()) return made.status();
+    block = std::move(made.value());
+    bytes = wanted;
     return Status();
   }
-  std::byte* at(uint64_t offset) const { return static_cast<std::byte*>(block_.data()) + offset; }
-  uint64_t bytes() const { return bytes_; }
-
- private:
-  uint64_t bytes_ = 0;
-  Block block_;
 };
 
 }  // namespace
@@ -76,7 +74,7 @@ struct GraphExecutor::Impl {
 
   // A buffer of a slot, on the devices where it has memory.
   struct SlotBuffer {
-    Place own{};                   // what Init gave it
+    Place own{};                   // the executor's own memory
     Place place{};                 // what the program uses now
     std::byte* staging = nullptr;  // host memory through which it goes to and from a device; null where there is none
     std::shared_ptr<const void> owner{};  // of memory that the caller lends
@@ -104,40 +102,73 @@ struct GraphExecutor::Impl {
     size_t slot;
   };
 
+  // Where in the memory of slots a slot's buffer lies.
+  struct Piece {
+    size_t slot;
+    size_t home;
+    DeviceIndex device;
+    uint64_t offset;
+    bool staging;
+  };
+
+  // The program for one set of sizes, in the executor's memory.
+  struct Instance {
+    std::unique_ptr<SizedProgram> sized;
+    std::vector<Piece> pieces{};
+    std::array<uint64_t, kMaxDevices> slot_bytes{};
+    std::unique_ptr<graph::BoundProgram> bound{};
+    uint64_t version = 0;  // of the memory that it is bound to
+  };
+
   std::shared_ptr<Model> model;
   Options options;
   graph::PlanOptions plan_options;
-  graph::StaticPlan plan;
-  std::vector<uint32_t> home_of;        // per buffer: which of a slot's homes; kNone for others
-  std::vector<BufferId> slot_buffers;   // the reverse
-  std::array<Pool, kMaxDevices> pools;  // slots and states
-  std::vector<Place> places;            // per buffer: of constants
-  std::array<Block, kMaxDevices> arenas;
+  std::vector<uint32_t> home_of;       // per buffer: which of a slot's homes; kNone for others
+  std::vector<BufferId> slot_buffers;  // the reverse
+  // Shared by the programs of all sizes, of which one is in use at a time.
+  std::array<Memory, kMaxDevices> slot_memory;
+  std::array<Memory, kMaxDevices> arenas;
+  uint64_t memory_version = 1;  // counts how often some of it moved
+  std::vector<Block> state_blocks;
+  std::array<uint64_t, kMaxDevices> state_bytes{};
+  std::vector<Place> places;  // per buffer: of constants
+  std::vector<std::unique_ptr<Instance>> known;  // the program's own sizes first, then the latest
+  Instance* now = nullptr;
+  graph::BoundCounts counted;  // by programs that are gone
   std::vector<std::unique_ptr<Slot>> slots;
   std::vector<Request> requests;  // per slot
-  std::unique_ptr<graph::BoundProgram> bound;
   std::atomic<bool> busy{false};
-  std::vector<uint8_t> drawing;  // per node: it draws
   uint64_t draws = 0;
 
   static constexpr uint32_t kNone = UINT32_MAX;
+  // Plans and bindings are kept for so many sizes.
+  static constexpr size_t kMostKnown = 16;
 
-  const graph::SavedProgram& program() const { return model->program(); }
+  const SizedProgram& sized() const { return *now->sized; }
+  const graph::SavedProgram& program() const { return sized().program; }
+  const graph::StaticPlan& plan() const { return sized().plan; }
+  graph::BoundProgram& bound() const { return *now->bound; }
   Device& device(DeviceIndex d) const { return *options.devices[d]; }
   const Window& window(const ProgramValue& value) const { return program().windows[value.window]; }
 
   Status init();
   void choose_homes();
-  void find_drawing();
-  bool has_home(BufferId buffer, DeviceIndex device) const;
-  Status take_memory();
-  Status place_constants();
-  Status start_states(BufferId buffer, Place place);
+  void make_slots();
+  void lay_out(Instance& instance) const;
+  Status take_memory(const Instance& instance);
+  Status place_constants(const Instance& instance);
+  Status place_state(BufferId buffer, const Instance& instance);
+  Status copy_state(const void* from, DeviceIndex on, void* to, DeviceIndex there, uint64_t bytes);
+  void bind(Instance& instance);
+  Status use(Instance& instance);
+  Status quiesce();
+  Result<Instance*> find_instance(std::span<const int64_t> sizes);
+  Status set_sizes(std::span<const int64_t> sizes);
 
   Status check_slot(size_t slot) const;
   Status check_idle(size_t slot) const;
   SlotBuffer& home(size_t slot, const ProgramValue& value) { return slots[slot]->homes[home_of[value.buffer]]; }
-  const Ports& ports(Side side) const { return side == Side::kInput ? model->inputs() : model->outputs(); }
+  const Ports& ports(Side side) const { return side == Side::kInput ? sized().inputs : sized().outputs; }
   Result<size_t> find(Side side, Which which, const TensorView& tensor, size_t slot) const;
   const char* why_not_lent(Side side, const ProgramValue& value, const TensorView& tensor) const;
   void take_back(size_t slot, const ProgramValue& value);
@@ -178,48 +209,58 @@ Result<std::unique_ptr<GraphExecutor>> GraphExecutor::Init(std::shared_ptr<Model
 Status GraphExecutor::Impl::init() {
   plan_options = options.plan != nullptr ? *options.plan : static_plan_options(options.devices);
   plan_options.fixed_memory = true;
-  Status status = graph::plan_program(program(), plan_options, options.use_saved_plan, plan);
-  if (status.ok()) status = take_memory();
-  find_drawing();
-  return status;
-}
-
-void GraphExecutor::Impl::find_drawing() {
-  drawing.assign(plan.graph.nodes.size(), 0);
-  for (size_t n = 0; n < drawing.size(); ++n) {
-    const graph::Node& node = plan.graph.nodes[n];
-    drawing[n] = std::ranges::any_of(program().draws, [&](uint64_t draw) { return node.has_attribute(draw); });
-  }
-}
-
-bool GraphExecutor::Impl::has_home(BufferId buffer, DeviceIndex device) const {
-  const Home home = plan.plan.residence(buffer, device).home;
-  const bool bound = home == Home::kBound || home == Home::kBrought;
-  return bound || (plan.graph.buffers[buffer].valid_on >> device & 1) != 0;
+  Result<std::unique_ptr<SizedProgram>> own =
+      SizedProgram::own(model->program(), plan_options, options.use_saved_plan);
+  if (!own.ok()) return own.status();
+  choose_homes();
+  make_slots();
+  places.assign(model->program().graph.buffers.size(), Place{});
+  known.push_back(std::make_unique<Instance>(Instance{.sized = std::move(own.value())}));
+  lay_out(*known.back());
+  return use(*known.back());
 }
 
 // Slots have what goes in and out, and is no weight.
 void GraphExecutor::Impl::choose_homes() {
-  home_of.assign(plan.graph.buffers.size(), kNone);
+  const graph::SavedProgram& program = model->program();
+  home_of.assign(program.graph.buffers.size(), kNone);
   const auto add = [this](const ProgramValue& value) {
     if (home_of[value.buffer] != kNone || model->is_constant(value.buffer)) return;
     home_of[value.buffer] = static_cast<uint32_t>(slot_buffers.size());
     slot_buffers.push_back(value.buffer);
   };
-  for (const ProgramValue& input : program().inputs) add(input);
-  for (const ProgramValue& output : program().outputs) add(output);
+  for (const ProgramValue& input : program.inputs) add(input);
+  for (const ProgramValue& output : program.outputs) add(output);
 }
 
-Status GraphExecutor::Impl::take_memory() {
-  choose_homes();
-  struct Piece {
-    size_t slot;
-    size_t home;
-    DeviceIndex device;
-    uint64_t offset;
-    bool staging;
+void GraphExecutor::Impl::make_slots() {
+  for (size_t s = 0; s < options.slots; ++s) {
+    Slot& slot = *slots.emplace_back(std::make_unique<Slot>());
+    slot.homes.resize(slot_buffers.size());
+    slot.copies.resize(model->program().outputs.size());
+    requests.push_back({this, s});
+  }
+}
+
+// ---- Sizes ----------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Whether the plan has the buffer in memory that outlives the program.
+bool has_home(const graph::StaticPlan& plan, BufferId buffer, DeviceIndex device) {
+  const Home home = plan.plan.residence(buffer, device).home;
+  const bool bound = home == Home::kBound || home == Home::kBrought;
+  return bound || (plan.graph.buffers[buffer].valid_on >> device & 1) != 0;
+}
+
+}  // namespace
+
+void GraphExecutor::Impl::lay_out(Instance& instance) const {
+  const graph::StaticPlan& plan = instance.sized->plan;
+  const auto add = [&](size_t slot, size_t home, DeviceIndex device, uint64_t bytes, bool staging) {
+    instance.pieces.push_back({slot, home, device, instance.slot_bytes[device], staging});
+    instance.slot_bytes[device] += backend::round_to_alignment(bytes);
   };
-  std::vector<Piece> pieces;
   for (size_t s = 0; s < options.slots; ++s) {
     for (size_t h = 0; h < slot_buffers.size(); ++h) {
       const BufferId b = slot_buffers[h];
@@ -227,75 +268,39 @@ Status GraphExecutor::Impl::take_memory() {
       bool on_device = false;
       bool on_host = false;
       for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
-        if (!has_home(b, d)) continue;
+        if (!has_home(plan, b, d)) continue;
         (d == kCpu ? on_host : on_device) = true;
-        pieces.push_back({s, h, d, pools[d].add(bytes), false});
+        add(s, h, d, bytes, false);
       }
       // A buffer that no kernel touches lies on the host.
-      if (!on_host) pieces.push_back({s, h, kCpu, pools[kCpu].add(bytes), on_device});
+      if (!on_host) add(s, h, kCpu, bytes, on_device);
     }
   }
-  std::vector<std::pair<BufferId, uint64_t>> states[kMaxDevices];
-  for (BufferId b = 0; b < plan.graph.buffers.size(); ++b) {
-    if (!model->is_constant(b) || !model->is_written(b)) continue;
-    for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
-      if (has_home(b, d)) states[d].emplace_back(b, pools[d].add(plan.graph.buffers[b].bytes));
-    }
-  }
-  std::array<std::byte*, kMaxDevices> bases{};
-  for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
-    if (options.devices[d] == nullptr) continue;
-    if (Status status = pools[d].take(device(d)); !status.ok()) return status;
-    if (plan.plan.arena_bytes[d] == 0) continue;
-    Result<Block> arena = device(d).allocate(plan.plan.arena_bytes[d]);
-    if (!arena.ok()) return arena.status();
-    arenas[d] = std::move(arena.value());
-    bases[d] = static_cast<std::byte*>(arenas[d].data());
-  }
-  for (size_t s = 0; s < options.slots; ++s) {
-    Slot& slot = *slots.emplace_back(std::make_unique<Slot>());
-    slot.homes.resize(slot_buffers.size());
-    slot.copies.resize(program().outputs.size());
-    requests.push_back({this, s});
-  }
-  for (const Piece& piece : pieces) {
-    SlotBuffer& home = slots[piece.slot]->homes[piece.home];
-    std::byte* const at = pools[piece.device].at(piece.offset);
-    (piece.staging ? home.staging : reinterpret_cast<std::byte*&>(home.own[piece.device])) = at;
-  }
-  places.assign(plan.graph.buffers.size(), Place{});
-  for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
-    for (const auto& [b, offset] : states[d]) places[b][d] = pools[d].at(offset);
-  }
-  if (Status status = place_constants(); !status.ok()) return status;
-  std::vector<std::vector<Place>> of_slots(options.slots, places);
-  for (size_t s = 0; s < options.slots; ++s) {
-    for (size_t h = 0; h < slot_buffers.size(); ++h) {
-      SlotBuffer& home = slots[s]->homes[h];
-      home.place = home.own;
-      of_slots[s][slot_buffers[h]] = home.place;
-    }
-  }
-  const std::vector<graph::Binding*> bindings = model->bindings();
-  bound = std::make_unique<graph::BoundProgram>(plan.graph, plan.plan, options.devices, of_slots, bases, bindings);
-  if (bound->on_host_only()) return Status();
-  for (auto& slot : slots) {
-    slot->uploaded = device(kAccelerator).create_event();
-    slot->brought = device(kAccelerator).create_event();
-  }
-  return Status();
 }
 
-Status GraphExecutor::Impl::place_constants() {
+Status GraphExecutor::Impl::take_memory(const Instance& instance) {
+  bool moved = false;
+  Status status;
+  for (DeviceIndex d = 0; d < kMaxDevices && status.ok(); ++d) {
+    if (options.devices[d] == nullptr) continue;
+    status = slot_memory[d].reserve(device(d), instance.slot_bytes[d], moved);
+    if (status.ok()) status = arenas[d].reserve(device(d), instance.sized->plan.plan.arena_bytes[d], moved);
+  }
+  memory_version += moved ? 1 : 0;
+  return status;
+}
+
+Status GraphExecutor::Impl::place_constants(const Instance& instance) {
+  const graph::StaticPlan& plan = instance.sized->plan;
   for (BufferId b = 0; b < plan.graph.buffers.size(); ++b) {
     if (!model->is_constant(b)) continue;
     if (model->is_written(b)) {
-      if (Status status = start_states(b, places[b]); !status.ok()) return status;
+      if (Status status = place_state(b, instance); !status.ok()) return status;
       continue;
     }
     // Only read from here on.
     places[b][kCpu] = const_cast<void*>(model->host_bytes(b));
-    if (!has_home(b, kAccelerator)) continue;
+    if (!has_home(plan, b, kAccelerator)) continue;
     Result<void*> bytes = model->device_bytes(b, device(kAccelerator));
     if (!bytes.ok()) return bytes.status();
     places[b][kAccelerator] = bytes.value();
@@ -303,15 +308,150 @@ Status GraphExecutor::Impl::place_constants() {
   return Status();
 }
 
-Status GraphExecutor::Impl::start_states(BufferId buffer, Place place) {
-  const size_t bytes = plan.graph.buffers[buffer].bytes;
-  if (bytes == 0) return Status();
-  if (place[kCpu] != nullptr) std::memcpy(place[kCpu], model->host_bytes(buffer), bytes);
-  if (place[kAccelerator] == nullptr) return Status();
-  backend::Queue& queue = device(kAccelerator).queue(QueueKind::kHostToDevice);
-  if (Status status = queue.copy(place[kAccelerator], model->host_bytes(buffer), bytes); !status.ok()) return status;
-  return queue.synchronize();
+// A state begins with the model's bytes, and goes on with those of the program that ran before.
+Status GraphExecutor::Impl::place_state(BufferId buffer, const Instance& instance) {
+  const graph::StaticPlan& plan = instance.sized->plan;
+  const uint64_t bytes = plan.graph.buffers[buffer].bytes;
+  const uint8_t valid = now == nullptr ? 0 : now->sized->plan.graph.buffers[buffer].valid_on;
+  const DeviceIndex source = (valid >> kCpu & 1) != 0 ? kCpu : kAccelerator;
+  for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
+    if (!has_home(plan, buffer, d)) continue;
+    if (places[buffer][d] == nullptr) {
+      Result<Block> block = device(d).allocate(backend::round_to_alignment(bytes));
+      if (!block.ok()) return block.status();
+      places[buffer][d] = block.value().data();
+      state_bytes[d] += backend::round_to_alignment(bytes);
+      state_blocks.push_back(std::move(block.value()));
+    }
+    if ((valid >> d & 1) != 0) continue;
+    const void* const from = valid == 0 ? model->host_bytes(buffer) : places[buffer][source];
+    const Status status = copy_state(from, valid == 0 ? kCpu : source, places[buffer][d], d, bytes);
+    if (!status.ok()) return status;
+  }
+  return Status();
 }
+
+Status GraphExecutor::Impl::copy_state(const void* from, DeviceIndex on, void* to, DeviceIndex there, uint64_t bytes) {
+  if (bytes == 0) return Status();
+  if (on == kCpu && there == kCpu) {
+    std::memcpy(to, from, bytes);
+    return Status();
+  }
+  backend::Queue& queue =
+      device(kAccelerator).queue(there == kCpu ? QueueKind::kDeviceToHost : QueueKind::kHostToDevice);
+  const Status status = queue.copy(to, from, bytes);
+  return status.ok() ? queue.synchronize() : status;
+}
+
+// Where the slots' buffers are, and every kernel's addresses. What the caller lent is given back.
+void GraphExecutor::Impl::bind(Instance& instance) {
+  for (auto& slot : slots) {
+    for (SlotBuffer& home : slot->homes) home = SlotBuffer();
+    slot->uploads = false;
+  }
+  for (const Piece& piece : instance.pieces) {
+    SlotBuffer& home = slots[piece.slot]->homes[piece.home];
+    std::byte* const at = slot_memory[piece.device].data() + piece.offset;
+    (piece.staging ? home.staging : reinterpret_cast<std::byte*&>(home.own[piece.device])) = at;
+    home.place = home.own;
+  }
+  if (instance.bound != nullptr && instance.version == memory_version) return;
+  std::vector<std::vector<Place>> of_slots(options.slots, places);
+  for (size_t s = 0; s < options.slots; ++s) {
+    for (size_t h = 0; h < slot_buffers.size(); ++h) of_slots[s][slot_buffers[h]] = slots[s]->homes[h].own;
+  }
+  if (instance.bound != nullptr) counted += instance.bound->counts();
+  const graph::StaticPlan& plan = instance.sized->plan;
+  const std::vector<graph::Binding*> bindings = model->bindings();
+  instance.bound = std::make_unique<graph::BoundProgram>(plan.graph, plan.plan, options.devices, of_slots,
+                                                         std::array{arenas[kCpu].data(), arenas[kAccelerator].data()},
+                                                         bindings);
+  instance.version = memory_version;
+  if (instance.bound->on_host_only()) return;
+  for (auto& slot : slots) {
+    if (slot->uploaded != nullptr) continue;
+    slot->uploaded = device(kAccelerator).create_event();
+    slot->brought = device(kAccelerator).create_event();
+  }
+}
+
+// REQUIRES: nothing runs.
+Status GraphExecutor::Impl::use(Instance& instance) {
+  Status status = take_memory(instance);
+  if (status.ok()) status = place_constants(instance);
+  if (!status.ok()) return status;
+  bind(instance);
+  now = &instance;
+  return Status();
+}
+
+// Nothing of any slot goes on afterwards, and the program uses no memory of callers.
+Status GraphExecutor::Impl::quiesce() {
+  for (size_t s = 0; s < slots.size(); ++s) {
+    if (Status status = check_idle(s); !status.ok()) return status;
+    if (std::ranges::any_of(slots[s]->copies, &OutputCopy::copies)) {
+      return usage("an output of slot " + std::to_string(s) + " is being copied; wait for that");
+    }
+  }
+  for (size_t s = 0; s < slots.size(); ++s) {
+    Slot& slot = *slots[s];
+    if (Status status = bound().wait(s); !status.ok() && slot.status.ok()) slot.status = std::move(status);
+    for (const backend::Event* event : {slot.uploaded.get(), slot.brought.get()}) {
+      if (event == nullptr) continue;
+      if (Status status = const_cast<backend::Event*>(event)->synchronize(); !status.ok()) return status;
+    }
+    for (const ProgramValue& input : program().inputs) take_back(s, input);
+    for (const ProgramValue& output : program().outputs) take_back(s, output);
+    bound().gate(s, graph::BoundProgram::Gate::kInputs, nullptr);
+    bound().gate(s, graph::BoundProgram::Gate::kOutputs, nullptr);
+  }
+  return Status();
+}
+
+Result<GraphExecutor::Impl::Instance*> GraphExecutor::Impl::find_instance(std::span<const int64_t> sizes) {
+  for (auto it = known.begin(); it != known.end(); ++it) {
+    if (!std::ranges::equal((*it)->sized->sizes, sizes)) continue;
+    if (it != known.begin()) std::rotate(known.begin() + 1, it, it + 1);
+    return it == known.begin() ? it->get() : known[1].get();
+  }
+  Result<std::unique_ptr<SizedProgram>> made =
+      SizedProgram::resized(model->program(), sizes, plan_options, *known.front()->sized);
+  if (!made.ok()) return made.status();
+  auto instance = std::make_unique<Instance>(Instance{.sized = std::move(made.value())});
+  lay_out(*instance);
+  return known.insert(known.begin() + 1, std::move(instance))->get();
+}
+
+Status GraphExecutor::Impl::set_sizes(std::span<const int64_t> sizes) {
+  if (std::ranges::equal(sized().sizes, sizes)) return Status();
+  if (Status status = quiesce(); !status.ok()) return status;
+  const Result<Instance*> found = find_instance(sizes);
+  if (!found.ok()) return found.status();
+  Instance& before = *now;
+  if (Status status = use(*found.value()); !status.ok()) {
+    // The memory of before was enough then.
+    const Status back = use(before);
+    return back.ok() ? status : back;
+  }
+  if (known.size() > kMostKnown) {
+    if (known.back()->bound != nullptr) counted += known.back()->bound->counts();
+    known.pop_back();
+  }
+  return Status();
+}
+
+Status GraphExecutor::SetSizes(std::span<const int64_t> sizes) { return impl_->set_sizes(sizes); }
+
+Status GraphExecutor::SetSizesOf(std::span<const TensorView> inputs) {
+  if (dimensions().empty()) return Status();
+  const Result<std::vector<int64_t>> sizes = graph::find_sizes(impl_->model->program(), inputs);
+  return sizes.ok() ? SetSizes(sizes.value()) : sizes.status();
+}
+
+std::span<const graph::SizeVariable> GraphExecutor::dimensions() const {
+  return impl_->model->program().dynamic.dimensions();
+}
+const std::vector<int64_t>& GraphExecutor::sizes() const { return impl_->sized().sizes; }
 
 // ---- SetInput -------------------------------------------------------------------------------------------------------
 
@@ -331,13 +471,13 @@ Status GraphExecutor::Impl::upload(size_t slot, BufferId buffer, SlotBuffer& hom
   if (home.place[kAccelerator] == nullptr) return Status();
   Slot& at = *slots[slot];
   backend::Queue& queue = device(kAccelerator).queue(QueueKind::kHostToDevice);
-  if (Status status = bound->wait_on(slot, queue); !status.ok()) return status;
+  if (Status status = bound().wait_on(slot, queue); !status.ok()) return status;
   const void* const from = home.staging != nullptr ? home.staging : home.place[kCpu];
-  Status status = queue.copy(home.place[kAccelerator], from, plan.graph.buffers[buffer].bytes);
+  Status status = queue.copy(home.place[kAccelerator], from, plan().graph.buffers[buffer].bytes);
   if (status.ok()) status = queue.record(*at.uploaded);
   if (!status.ok()) return status;
   at.uploads = true;
-  bound->gate(slot, graph::BoundProgram::Gate::kInputs, at.uploaded.get());
+  bound().gate(slot, graph::BoundProgram::Gate::kInputs, at.uploaded.get());
   return Status();
 }
 
@@ -354,7 +494,7 @@ void GraphExecutor::Impl::take_back(size_t slot, const ProgramValue& value) {
   if (home_of[value.buffer] == kNone) return;
   SlotBuffer& at = home(slot, value);
   if (at.owner == nullptr && at.place == at.own) return;
-  for (DeviceIndex d = 0; d < kMaxDevices; ++d) bound->rebind(slot, value.buffer, d, at.own[d]);
+  for (DeviceIndex d = 0; d < kMaxDevices; ++d) bound().rebind(slot, value.buffer, d, at.own[d]);
   at.place = at.own;
   at.owner.reset();
 }
@@ -365,7 +505,7 @@ Status GraphExecutor::SetInput(Which input, const TensorView& tensor, size_t slo
   if (!index.ok()) return index.status();
   const ProgramValue& value = impl.program().inputs[index.value()];
   if (tensor.device != kCpu) {
-    return usage(impl.model->inputs().words(index.value()) +
+    return usage(impl.sized().inputs.words(index.value()) +
                  " is copied from the host's memory; use SetInputZeroCopy for memory of the accelerator");
   }
   Impl::SlotBuffer& home = impl.home(slot, value);
@@ -377,7 +517,7 @@ Status GraphExecutor::SetInput(Which input, const TensorView& tensor, size_t slo
   impl.take_back(slot, value);
   if (home.place[kCpu] != nullptr && home.place[kAccelerator] != nullptr) {
     // Kernels of the CPU may still read it.
-    if (Status status = impl.bound->wait(slot); !status.ok()) return status;
+    if (Status status = impl.bound().wait(slot); !status.ok()) return status;
   }
   graph::copy_in(tensor, impl.window(value),
                  home.staging != nullptr ? home.staging : static_cast<std::byte*>(home.place[kCpu]));
@@ -388,11 +528,11 @@ Status GraphExecutor::SetInput(Which input, const TensorView& tensor, size_t slo
 // Memory can be lent that stands for the whole buffer, on the one device where the program has it; else the end of a sentence says why not.
 const char* GraphExecutor::Impl::why_not_lent(Side side, const ProgramValue& value, const TensorView& tensor) const {
   const unsigned devices =
-      side == Side::kInput ? plan.graph.buffers[value.buffer].valid_on : 1u << output_device(value.buffer);
+      side == Side::kInput ? plan().graph.buffers[value.buffer].valid_on : 1u << output_device(value.buffer);
   const Window& at = window(value);
   const auto same = [&](const ProgramValue& other) { return other.buffer == value.buffer; };
   const auto uses = std::ranges::count_if(program().inputs, same) + std::ranges::count_if(program().outputs, same);
-  const auto bytes = static_cast<int64_t>(plan.graph.buffers[value.buffer].bytes);
+  const auto bytes = static_cast<int64_t>(plan().graph.buffers[value.buffer].bytes);
   if (devices == (1u << kCpu | 1u << kAccelerator)) {
     return " is used on both devices, so it cannot be lent; copy it";
   }
@@ -417,9 +557,9 @@ const char* GraphExecutor::Impl::why_not_lent(Side side, const ProgramValue& val
 Status GraphExecutor::Impl::lend(size_t slot, const ProgramValue& value, const TensorView& tensor,
                                  std::shared_ptr<const void> owner) {
   // What the device still does is done with the memory that was there before.
-  if (Status status = bound->wait(slot); !status.ok()) return status;
+  if (Status status = bound().wait(slot); !status.ok()) return status;
   SlotBuffer& at = home(slot, value);
-  bound->rebind(slot, value.buffer, tensor.device, tensor.data);
+  bound().rebind(slot, value.buffer, tensor.device, tensor.data);
   at.place[tensor.device] = tensor.data;
   at.owner = std::move(owner);
   at.set = true;
@@ -465,7 +605,7 @@ Result<bool> GraphExecutor::OfferOutput(Which output, const TensorView& tensor, 
   const ProgramValue& value = impl.program().outputs[index.value()];
   if (impl.why_not_lent(Impl::Side::kOutput, value, tensor) != nullptr) {
     // What the device still does is done with the memory that was there before.
-    if (Status status = impl.bound->wait(slot); !status.ok()) return status;
+    if (Status status = impl.bound().wait(slot); !status.ok()) return status;
     impl.take_back(slot, value);
     return false;
   }
@@ -488,17 +628,10 @@ Status GraphExecutor::Impl::draw_states() {
   if (program().draws.empty()) return Status();
   // Kernels of the run before may still read the old ones.
   for (size_t s = 0; s < slots.size(); ++s) {
-    if (Status status = bound->wait(s); !status.ok()) return status;
+    if (Status status = bound().wait(s); !status.ok()) return status;
   }
-  for (const uint64_t offset : program().draws) {
-    const auto [seed, counter] = options.draw ? options.draw() : std::pair<uint64_t, uint64_t>{0, draws++};
-    std::memcpy(plan.graph.attributes.data() + offset, &seed, sizeof(seed));
-    std::memcpy(plan.graph.attributes.data() + offset + sizeof(seed), &counter, sizeof(counter));
-  }
-  if (!graph::renew_numbers(plan.graph, drawing, plan.plan)) {
-    return Status(ErrorClass::kInternal, "a group's numbers could not be made anew");
-  }
-  return Status();
+  return now->sized->draw_numbers(
+      [this] { return options.draw ? options.draw() : std::pair<uint64_t, uint64_t>{0, draws++}; });
 }
 
 // REQUIRES: the slot's state says that it runs.
@@ -508,7 +641,7 @@ void GraphExecutor::Impl::run(size_t slot, const std::atomic<int32_t>* stop) {
     at.status = usage("the executor was running another slot; use RunAsync for all, or another executor");
   } else {
     at.status = draw_states();
-    if (at.status.ok()) at.status = bound->run(slot, stop);
+    if (at.status.ok()) at.status = bound().run(slot, stop);
     busy.store(false, std::memory_order_release);
   }
   at.state.store(State::kIdle, std::memory_order_release);
@@ -548,8 +681,8 @@ Result<Pending> GraphExecutor::RunAsync(size_t slot) {
 
 // Where a result is after a run; on the host, if it is there too.
 DeviceIndex GraphExecutor::Impl::output_device(BufferId buffer) const {
-  const uint8_t after = plan.plan.valid_after[buffer];
-  const uint8_t valid = after != 0 ? after : plan.graph.buffers[buffer].valid_on;
+  const uint8_t after = plan().plan.valid_after[buffer];
+  const uint8_t valid = after != 0 ? after : plan().graph.buffers[buffer].valid_on;
   return valid == 1u << kAccelerator ? kAccelerator : kCpu;
 }
 
@@ -557,7 +690,7 @@ Status GraphExecutor::Impl::wait(size_t slot) {
   if (Status status = check_slot(slot); !status.ok()) return status;
   Slot& at = *slots[slot];
   at.state.wait(State::kRunning, std::memory_order_acquire);
-  Status status = bound->wait(slot);
+  Status status = bound().wait(slot);
   if (at.status.ok()) at.status = std::move(status);
   return at.status;
 }
@@ -570,11 +703,11 @@ Status GraphExecutor::Impl::begin_copy(size_t slot, size_t output) {
   const SlotBuffer* const home = home_of[buffer] == kNone ? nullptr : &at.homes[home_of[buffer]];
   if (home == nullptr) return usage(model->outputs().words(output) + " is a state on the accelerator");
   backend::Queue& queue = device(kAccelerator).queue(QueueKind::kDeviceToHost);
-  if (Status status = bound->wait_on(slot, queue); !status.ok()) return status;
+  if (Status status = bound().wait_on(slot, queue); !status.ok()) return status;
   void* const to = home->staging != nullptr ? home->staging : home->place[kCpu];
-  Status status = queue.copy(to, home->place[kAccelerator], plan.graph.buffers[buffer].bytes);
+  Status status = queue.copy(to, home->place[kAccelerator], plan().graph.buffers[buffer].bytes);
   if (status.ok()) status = queue.record(*at.brought);
-  if (status.ok()) bound->gate(slot, graph::BoundProgram::Gate::kOutputs, at.brought.get());
+  if (status.ok()) bound().gate(slot, graph::BoundProgram::Gate::kOutputs, at.brought.get());
   return status;
 }
 
@@ -598,7 +731,7 @@ Status GraphExecutor::Impl::end_copy(size_t slot, size_t output) {
 Result<Pending> GraphExecutor::GetOutputAsync(Which output, const TensorView& to, size_t slot) {
   Impl& impl = *impl_;
   if (Status status = impl.check_slot(slot); !status.ok()) return status;
-  const Ports& outputs = impl.model->outputs();
+  const Ports& outputs = impl.sized().outputs;
   const Result<size_t> index = outputs.find(output);
   if (!index.ok()) return index.status();
   const std::string& what = outputs.words(index.value());
@@ -626,11 +759,11 @@ Status GraphExecutor::GetOutput(Which output, const TensorView& to, size_t slot)
 Result<TensorView> GraphExecutor::GetOutputView(Which output, size_t slot) {
   Impl& impl = *impl_;
   if (Status status = impl.wait(slot); !status.ok()) return status;
-  const Result<size_t> index = impl.model->outputs().find(output);
+  const Result<size_t> index = impl.sized().outputs.find(output);
   if (!index.ok()) return index.status();
   const ProgramValue& value = impl.program().outputs[index.value()];
   if (impl.output_device(value.buffer) != kCpu) {
-    return usage(impl.model->outputs().words(index.value()) +
+    return usage(impl.sized().outputs.words(index.value()) +
                  " is in the accelerator's memory; use GetOutput, which copies it");
   }
   const Window& window = impl.window(value);
@@ -645,7 +778,7 @@ bool Pending::done() const {
   const GraphExecutor::Impl& impl = *executor_->impl_;
   const GraphExecutor::Impl::Slot& slot = *impl.slots[slot_];
   if (slot.state.load(std::memory_order_acquire) == GraphExecutor::Impl::State::kRunning) return false;
-  if (!impl.bound->is_done(slot_)) return false;
+  if (!impl.bound().is_done(slot_)) return false;
   return output_ == SIZE_MAX || slot.brought == nullptr || slot.brought->query();
 }
 
@@ -661,7 +794,7 @@ GraphExecutor::GraphExecutor(std::unique_ptr<Impl> impl) : impl_(std::move(impl)
 GraphExecutor::~GraphExecutor() {
   if (impl_->options.group != nullptr) (void)impl_->options.group->wait_idle();
   for (size_t s = 0; s < impl_->slots.size(); ++s) {
-    (void)impl_->bound->wait(s);
+    (void)impl_->bound().wait(s);
     Impl::Slot& slot = *impl_->slots[s];
     if (slot.uploaded != nullptr) (void)slot.uploaded->synchronize();
     if (slot.brought != nullptr) (void)slot.brought->synchronize();
@@ -673,10 +806,16 @@ const std::vector<ProgramValue>& GraphExecutor::inputs() const { return impl_->p
 const std::vector<ProgramValue>& GraphExecutor::outputs() const { return impl_->program().outputs; }
 size_t GraphExecutor::slots() const { return impl_->slots.size(); }
 const graph::SavedProgram& GraphExecutor::program() const { return impl_->program(); }
-const graph::StaticPlan& GraphExecutor::plan() const { return impl_->plan; }
-graph::BoundCounts GraphExecutor::counts() const { return impl_->bound->counts(); }
+const graph::StaticPlan& GraphExecutor::plan() const { return impl_->plan(); }
+graph::BoundCounts GraphExecutor::counts() const {
+  graph::BoundCounts counts = impl_->counted;
+  for (const auto& instance : impl_->known) {
+    if (instance->bound != nullptr) counts += instance->bound->counts();
+  }
+  return counts;
+}
 uint64_t GraphExecutor::bytes(DeviceIndex device) const {
-  return impl_->pools[device].bytes() + impl_->plan.plan.arena_bytes[device];
+  return impl_->slot_memory[device].bytes + impl_->arenas[device].bytes + impl_->state_bytes[device];
 }
 
 }  // namespace hetero

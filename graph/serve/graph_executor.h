@@ -12,6 +12,9 @@
 //              a kernel of the CPU needs what an accelerator computes. RunAsync does that on the executor's core group and returns at once.
 //   GetOutput  copies a result to a tensor; GetOutputAsync begins to; GetOutputView shows it where it is.
 //
+// A program with dimensions (dynamic_sizes.h) is for one set of sizes at a time, at first those of its example. SetSizes changes them, and is the one other place where memory is
+// taken: where the sizes need more than any before. Plans and bindings of the latest sizes are kept.
+//
 // Inputs and outputs exist once for each *slot*, of which an executor has as many as Options::slots says. With an accelerator, the inputs of one slot are
 // uploaded and the outputs of another brought back while a third computes. Inputs stay until they are set again, so a slot may run again with the same ones.
 // Slots share the memory of temporaries and run one after the other: for requests that run at once there are several executors of one Model, each with a core
@@ -31,6 +34,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -97,6 +101,16 @@ class GraphExecutor {
   const std::vector<graph::ProgramValue>& outputs() const;
   size_t slots() const;
 
+  // What sizes the program may have; none where it has one set of them.
+  std::span<const graph::SizeVariable> dimensions() const;
+  // The present ones, in that order.
+  const std::vector<int64_t>& sizes() const;
+  // From now on inputs and outputs of all slots are those for these sizes; none is set, and results that were not read are gone. Does nothing where they are the present
+  // ones. Errors: kUsage for sizes that the program cannot have, or while a slot runs or an output is copied; kResource where the memory does not suffice. The executor is as before then.
+  Status SetSizes(std::span<const int64_t> sizes);
+  // The sizes for which the inputs, all of them, are such tensors. Errors: kUsage where there are none.
+  Status SetSizesOf(std::span<const TensorView> inputs);
+
   // Copies; the tensor may be on the host only, with any strides, and is not needed afterwards. Errors: kUsage for an unknown input, a wrong dtype or shape,
   // or a slot that runs.
   Status SetInput(Which input, const TensorView& tensor, size_t slot = 0);
@@ -132,7 +146,7 @@ class GraphExecutor {
   const graph::SavedProgram& program() const;
   const graph::StaticPlan& plan() const;
   graph::BoundCounts counts() const;
-  // Bytes taken at Init for this executor alone, per device: slots, temporaries and states.
+  // Bytes taken for this executor alone, per device: slots, temporaries and states.
   uint64_t bytes(backend::DeviceIndex device) const;
 
  private:

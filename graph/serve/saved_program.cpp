@@ -31,7 +31,8 @@ class ProgramVerifier {
     constexpr Check kChecks[] = {&ProgramVerifier::check_graph,     &ProgramVerifier::check_inputs,
                                  &ProgramVerifier::check_constants, &ProgramVerifier::check_outputs,
                                  &ProgramVerifier::check_buffers,   &ProgramVerifier::check_order,
-                                 &ProgramVerifier::check_nodes,     &ProgramVerifier::check_draws};
+                                 &ProgramVerifier::check_nodes,     &ProgramVerifier::check_draws,
+                                 &ProgramVerifier::check_sizes};
     for (const Check check : kChecks) {
       if (Status status = (this->*check)(); !status.ok()) return status;
     }
@@ -172,6 +173,8 @@ class ProgramVerifier {
     }
     return Status();
   }
+
+  Status check_sizes() { return verify_sizes(program_); }
 
   bool has_draw(const Node& node, uint64_t draw) const {
     const OpTraits& traits = op_table()[node.op];

@@ -20,6 +20,7 @@
 #include "backend/device.h"
 #include "backend/status.h"
 #include "graph/graph.h"
+#include "graph/serve/dynamic_sizes.h"
 #include "graph/window.h"
 
 namespace hetero::graph {
@@ -52,6 +53,8 @@ struct SavedProgram {
   std::vector<ProgramConstant> constants;
   // Where in Graph::attributes the states of random operators are: a seed and an offset, eight bytes each, which every run draws anew.
   std::vector<uint64_t> draws;
+  // How the graph's sizes follow from those of the inputs; without dimensions where it is for the sizes that it has.
+  DynamicSizes dynamic;
   // Text for whoever made the program: what Python needs to call it as the model was called, for example.
   std::map<std::string, std::string> metadata;
   // A plan as text, and for which machine and settings it was made; empty where there is none.

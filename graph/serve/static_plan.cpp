@@ -69,6 +69,13 @@ std::string valid_text(const Graph& graph) {
   return text;
 }
 
+// Whether windows differ in sizes only, which is what resize_plan asks of two graphs of the same nodes. REQUIRES: one table of windows.
+bool same_kinds(const Graph& a, const Graph& b) {
+  return std::ranges::equal(a.operands, b.operands, [&](const Operand& x, const Operand& y) {
+    return (*a.windows)[x.window].kind == (*b.windows)[y.window].kind;
+  });
+}
+
 // The plan in the file; an error says why it is of no use.
 Status read_plan(const SavedProgram& program, const PlanOptions& options, StaticPlan& plan) {
   if (program.plan.empty()) return Status(ErrorClass::kUsage, "the program was saved without a plan");
@@ -128,6 +135,23 @@ Status plan_program(const SavedProgram& program, const PlanOptions& options, boo
     if (!options.has_accelerator || round + 1 == kMostRounds || !move_bytes(plan.graph, plan.plan, is_input)) break;
   }
   return verify_plan(plan.graph, plan.plan, options);
+}
+
+Status plan_resized(const SavedProgram& program, const PlanOptions& options, const StaticPlan& like, StaticPlan& plan) {
+  Graph before = like.graph;
+  before.windows = &program.windows;
+  plan.graph = owned_graph(program);
+  for (BufferId b = 0; b < before.buffers.size(); ++b) plan.graph.buffers[b].valid_on = before.buffers[b].valid_on;
+  if (uses_host_only(like.plan) && same_kinds(before, plan.graph)) {
+    plan.plan = like.plan;
+    if (resize_plan(before, plan.graph, options, plan.plan) && verify_plan(plan.graph, plan.plan, options).ok()) {
+      plan.origin = "resized";
+      return Status();
+    }
+  }
+  const Status status = plan_program(program, options, false, plan);
+  plan.origin = "made anew for these sizes";
+  return status;
 }
 
 void keep_plan(const StaticPlan& plan, const PlanOptions& options, SavedProgram& program) {

@@ -217,7 +217,7 @@ TEST_CASE("every entry is stored as it is, and the tensors are those of safetens
   std::vector<std::string> names;
   for (const ZipEntry& entry : entries) names.push_back(entry.name);
   CHECK(names == std::vector<std::string>{"version", "weights.safetensors", "graph.txt", "program.json", "plan.txt"});
-  CHECK(file.substr(entries[0].data, entries[0].bytes) == "1.0\n");
+  CHECK(file.substr(entries[0].data, entries[0].bytes) == "1.1\n");
   CHECK(entries[1].data % 64 == 0);
   const auto program = small_program();
   CHECK(file.substr(entries[2].data, entries[2].bytes) == to_string(program->graph));
@@ -333,9 +333,9 @@ TEST_CASE("what is no saved program is refused in one sentence") {
 
 TEST_CASE("a file of a newer version is refused, and one of a newer minor version is read") {
   Damage damage;
-  CHECK(mentions(damage.refusal_of("version", "1.0", "2.0"), "update hetero"));
-  CHECK(mentions(damage.refusal_of("version", "1.0", "17.3"), "version 17"));
-  CHECK(mentions(damage.refusal_of("version", "1.0", "one"), "no version"));
+  CHECK(mentions(damage.refusal_of("version", "1.1", "2.0"), "update hetero"));
+  CHECK(mentions(damage.refusal_of("version", "1.1", "17.3"), "version 17"));
+  CHECK(mentions(damage.refusal_of("version", "1.1", "one"), "no version"));
   std::vector<Part> parts = parts_of(damage.whole());
   part(parts, "version") = "1.7\n";
   replace(part(parts, "program.json"), "\"inputs\"", "\"more\": [1, null], \"inputs\"");
