@@ -76,11 +76,14 @@ struct GraphExecutor::Impl {
 
   // A buffer of a slot, on the devices where it has memory.
   struct SlotBuffer {
-    Place own{};                   // what Init gave it
-    Place place{};                 // what the program uses now
-    std::byte* staging = nullptr;  // host memory through which it goes to and from a device; null where there is none
+    Place own{};              // what Init gave it
+    Place place{};            // what the program uses now
+    void* staging = nullptr;  // host memory through which it goes to and from a device; null where there is none
     std::shared_ptr<const void> owner{};  // of memory that the caller lends
     bool set = false;                     // an input: it has been set
+
+    // Where its bytes are on the host, on their way to and from a device too.
+    void* on_host() const { return staging != nullptr ? staging : place[kCpu]; }
   };
 
   struct OutputCopy {
@@ -96,6 +99,13 @@ struct GraphExecutor::Impl {
     std::unique_ptr<backend::Event> brought;
     bool uploads = false;  // `uploaded` was recorded
     std::vector<OutputCopy> copies;
+  };
+
+  // Of a pool.
+  struct Piece {
+    void** place;  // where its address is to stand
+    DeviceIndex device;
+    uint64_t offset;
   };
 
   // A run that was given to the core group.
@@ -130,7 +140,10 @@ struct GraphExecutor::Impl {
   void choose_homes();
   void find_drawing();
   bool has_home(BufferId buffer, DeviceIndex device) const;
+  void make_slots();
+  std::vector<Piece> add_pieces();
   Status take_memory();
+  void bind();
   Status place_constants();
   Status start_states(BufferId buffer, Place place);
 
@@ -180,8 +193,10 @@ Status GraphExecutor::Impl::init() {
   plan_options.fixed_memory = true;
   Status status = graph::plan_program(program(), plan_options, options.use_saved_plan, plan);
   if (status.ok()) status = take_memory();
+  if (!status.ok()) return status;
+  bind();
   find_drawing();
-  return status;
+  return Status();
 }
 
 void GraphExecutor::Impl::find_drawing() {
@@ -210,39 +225,45 @@ void GraphExecutor::Impl::choose_homes() {
   for (const ProgramValue& output : program().outputs) add(output);
 }
 
-Status GraphExecutor::Impl::take_memory() {
-  choose_homes();
-  struct Piece {
-    size_t slot;
-    size_t home;
-    DeviceIndex device;
-    uint64_t offset;
-    bool staging;
-  };
-  std::vector<Piece> pieces;
+void GraphExecutor::Impl::make_slots() {
   for (size_t s = 0; s < options.slots; ++s) {
+    Slot& slot = *slots.emplace_back(std::make_unique<Slot>());
+    slot.homes.resize(slot_buffers.size());
+    slot.copies.resize(program().outputs.size());
+    requests.push_back({this, s});
+  }
+}
+
+// What the pools are to hold: for each piece, the place that gets its address.
+std::vector<GraphExecutor::Impl::Piece> GraphExecutor::Impl::add_pieces() {
+  std::vector<Piece> pieces;
+  const auto add = [&](BufferId buffer, DeviceIndex d, void*& place) {
+    pieces.push_back({&place, d, pools[d].add(plan.graph.buffers[buffer].bytes)});
+  };
+  for (const auto& slot : slots) {
     for (size_t h = 0; h < slot_buffers.size(); ++h) {
-      const BufferId b = slot_buffers[h];
-      const uint64_t bytes = plan.graph.buffers[b].bytes;
-      bool on_device = false;
-      bool on_host = false;
-      for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
-        if (!has_home(b, d)) continue;
-        (d == kCpu ? on_host : on_device) = true;
-        pieces.push_back({s, h, d, pools[d].add(bytes), false});
-      }
+      SlotBuffer& home = slot->homes[h];
+      const bool on_accelerator = has_home(slot_buffers[h], kAccelerator);
+      if (on_accelerator) add(slot_buffers[h], kAccelerator, home.own[kAccelerator]);
       // A buffer that no kernel touches lies on the host.
-      if (!on_host) pieces.push_back({s, h, kCpu, pools[kCpu].add(bytes), on_device});
+      const bool on_host = has_home(slot_buffers[h], kCpu) || !on_accelerator;
+      add(slot_buffers[h], kCpu, on_host ? home.own[kCpu] : home.staging);
     }
   }
-  std::vector<std::pair<BufferId, uint64_t>> states[kMaxDevices];
-  for (BufferId b = 0; b < plan.graph.buffers.size(); ++b) {
+  for (BufferId b = 0; b < places.size(); ++b) {
     if (!model->is_constant(b) || !model->is_written(b)) continue;
     for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
-      if (has_home(b, d)) states[d].emplace_back(b, pools[d].add(plan.graph.buffers[b].bytes));
+      if (has_home(b, d)) add(b, d, places[b][d]);
     }
   }
-  std::array<std::byte*, kMaxDevices> bases{};
+  return pieces;
+}
+
+Status GraphExecutor::Impl::take_memory() {
+  choose_homes();
+  make_slots();
+  places.assign(plan.graph.buffers.size(), Place{});
+  const std::vector<Piece> pieces = add_pieces();
   for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
     if (options.devices[d] == nullptr) continue;
     if (Status status = pools[d].take(device(d)); !status.ok()) return status;
@@ -250,24 +271,12 @@ Status GraphExecutor::Impl::take_memory() {
     Result<Block> arena = device(d).allocate(plan.plan.arena_bytes[d]);
     if (!arena.ok()) return arena.status();
     arenas[d] = std::move(arena.value());
-    bases[d] = static_cast<std::byte*>(arenas[d].data());
   }
-  for (size_t s = 0; s < options.slots; ++s) {
-    Slot& slot = *slots.emplace_back(std::make_unique<Slot>());
-    slot.homes.resize(slot_buffers.size());
-    slot.copies.resize(program().outputs.size());
-    requests.push_back({this, s});
-  }
-  for (const Piece& piece : pieces) {
-    SlotBuffer& home = slots[piece.slot]->homes[piece.home];
-    std::byte* const at = pools[piece.device].at(piece.offset);
-    (piece.staging ? home.staging : reinterpret_cast<std::byte*&>(home.own[piece.device])) = at;
-  }
-  places.assign(plan.graph.buffers.size(), Place{});
-  for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
-    for (const auto& [b, offset] : states[d]) places[b][d] = pools[d].at(offset);
-  }
-  if (Status status = place_constants(); !status.ok()) return status;
+  for (const Piece& piece : pieces) *piece.place = pools[piece.device].at(piece.offset);
+  return place_constants();
+}
+
+void GraphExecutor::Impl::bind() {
   std::vector<std::vector<Place>> of_slots(options.slots, places);
   for (size_t s = 0; s < options.slots; ++s) {
     for (size_t h = 0; h < slot_buffers.size(); ++h) {
@@ -276,14 +285,15 @@ Status GraphExecutor::Impl::take_memory() {
       of_slots[s][slot_buffers[h]] = home.place;
     }
   }
+  std::array<std::byte*, kMaxDevices> bases{};
+  for (DeviceIndex d = 0; d < kMaxDevices; ++d) bases[d] = static_cast<std::byte*>(arenas[d].data());
   const std::vector<graph::Binding*> bindings = model->bindings();
   bound = std::make_unique<graph::BoundProgram>(plan.graph, plan.plan, options.devices, of_slots, bases, bindings);
-  if (bound->on_host_only()) return Status();
+  if (bound->on_host_only()) return;
   for (auto& slot : slots) {
     slot->uploaded = device(kAccelerator).create_event();
     slot->brought = device(kAccelerator).create_event();
   }
-  return Status();
 }
 
 Status GraphExecutor::Impl::place_constants() {
@@ -332,8 +342,7 @@ Status GraphExecutor::Impl::upload(size_t slot, BufferId buffer, SlotBuffer& hom
   Slot& at = *slots[slot];
   backend::Queue& queue = device(kAccelerator).queue(QueueKind::kHostToDevice);
   if (Status status = bound->wait_on(slot, queue); !status.ok()) return status;
-  const void* const from = home.staging != nullptr ? home.staging : home.place[kCpu];
-  Status status = queue.copy(home.place[kAccelerator], from, plan.graph.buffers[buffer].bytes);
+  Status status = queue.copy(home.place[kAccelerator], home.on_host(), plan.graph.buffers[buffer].bytes);
   if (status.ok()) status = queue.record(*at.uploaded);
   if (!status.ok()) return status;
   at.uploads = true;
@@ -379,8 +388,7 @@ Status GraphExecutor::SetInput(Which input, const TensorView& tensor, size_t slo
     // Kernels of the CPU may still read it.
     if (Status status = impl.bound->wait(slot); !status.ok()) return status;
   }
-  graph::copy_in(tensor, impl.window(value),
-                 home.staging != nullptr ? home.staging : static_cast<std::byte*>(home.place[kCpu]));
+  graph::copy_in(tensor, impl.window(value), home.on_host());
   home.set = true;
   return impl.upload(slot, value.buffer, home);
 }
@@ -571,8 +579,7 @@ Status GraphExecutor::Impl::begin_copy(size_t slot, size_t output) {
   if (home == nullptr) return usage(model->outputs().words(output) + " is a state on the accelerator");
   backend::Queue& queue = device(kAccelerator).queue(QueueKind::kDeviceToHost);
   if (Status status = bound->wait_on(slot, queue); !status.ok()) return status;
-  void* const to = home->staging != nullptr ? home->staging : home->place[kCpu];
-  Status status = queue.copy(to, home->place[kAccelerator], plan.graph.buffers[buffer].bytes);
+  Status status = queue.copy(home->on_host(), home->place[kAccelerator], plan.graph.buffers[buffer].bytes);
   if (status.ok()) status = queue.record(*at.brought);
   if (status.ok()) bound->gate(slot, graph::BoundProgram::Gate::kOutputs, at.brought.get());
   return status;
@@ -587,8 +594,7 @@ Status GraphExecutor::Impl::end_copy(size_t slot, size_t output) {
   const void* bytes = place(slot, value.buffer)[kCpu];
   if (output_device(value.buffer) != kCpu) {
     if (Status status = at.brought->synchronize(); !status.ok()) return status;
-    const SlotBuffer& home = at.homes[home_of[value.buffer]];
-    if (home.staging != nullptr) bytes = home.staging;
+    bytes = at.homes[home_of[value.buffer]].on_host();
   }
   if (Status status = wait(slot); !status.ok()) return status;
   graph::copy_out(window(value), bytes, copy.to);
