@@ -91,6 +91,12 @@ struct GraphExecutor::Impl {
     bool copies = false;  // begun and not waited for
   };
 
+  // A run that was given to the core group.
+  struct Request {
+    Impl* impl;
+    size_t slot;
+  };
+
   struct Slot {
     std::vector<SlotBuffer> homes;  // per slot buffer
     std::atomic<State> state{State::kIdle};
@@ -99,6 +105,7 @@ struct GraphExecutor::Impl {
     std::unique_ptr<backend::Event> brought;
     bool uploads = false;  // `uploaded` was recorded
     std::vector<OutputCopy> copies;
+    Request request;
   };
 
   // Of a pool.
@@ -106,12 +113,6 @@ struct GraphExecutor::Impl {
     void** place;  // where its address is to stand
     DeviceIndex device;
     uint64_t offset;
-  };
-
-  // A run that was given to the core group.
-  struct Request {
-    Impl* impl;
-    size_t slot;
   };
 
   std::shared_ptr<Model> model;
@@ -124,7 +125,6 @@ struct GraphExecutor::Impl {
   std::vector<Place> places;            // per buffer: of constants
   std::array<Block, kMaxDevices> arenas;
   std::vector<std::unique_ptr<Slot>> slots;
-  std::vector<Request> requests;  // per slot
   std::unique_ptr<graph::BoundProgram> bound;
   std::atomic<bool> busy{false};
   std::vector<uint8_t> drawing;  // per node: it draws
@@ -230,7 +230,7 @@ void GraphExecutor::Impl::make_slots() {
     Slot& slot = *slots.emplace_back(std::make_unique<Slot>());
     slot.homes.resize(slot_buffers.size());
     slot.copies.resize(program().outputs.size());
-    requests.push_back({this, s});
+    slot.request = {this, s};
   }
 }
 
@@ -544,7 +544,7 @@ Result<Pending> GraphExecutor::RunAsync(size_t slot) {
                                          const auto& request = *static_cast<Impl::Request*>(context);
                                          request.impl->run(request.slot, nullptr);
                                        },
-                                       &impl.requests[slot]});
+                                       &impl.slots[slot]->request});
   if (!status.ok()) {
     impl.slots[slot]->state.store(Impl::State::kIdle, std::memory_order_relaxed);
     return status;
