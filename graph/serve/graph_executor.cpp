@@ -76,14 +76,23 @@ struct GraphExecutor::Impl {
   struct SlotBuffer {
     Place own{};                   // the executor's own memory
     Place place{};                 // what the program uses now
-    std::byte* staging = nullptr;  // host memory through which it goes to and from a device; null where there is none
+    void* staging = nullptr;       // host memory through which it goes to and from a device; null where there is none
     std::shared_ptr<const void> owner{};  // of memory that the caller lends
     bool set = false;                     // an input: it has been set
+
+    // Where its bytes are on the host, on their way to and from a device too.
+    void* on_host() const { return staging != nullptr ? staging : place[kCpu]; }
   };
 
   struct OutputCopy {
     TensorView to{};
     bool copies = false;  // begun and not waited for
+  };
+
+  // A run that was given to the core group.
+  struct Request {
+    Impl* impl;
+    size_t slot;
   };
 
   struct Slot {
@@ -94,12 +103,7 @@ struct GraphExecutor::Impl {
     std::unique_ptr<backend::Event> brought;
     bool uploads = false;  // `uploaded` was recorded
     std::vector<OutputCopy> copies;
-  };
-
-  // A run that was given to the core group.
-  struct Request {
-    Impl* impl;
-    size_t slot;
+    Request request;
   };
 
   // Where in the memory of slots a slot's buffer lies.
@@ -136,7 +140,6 @@ struct GraphExecutor::Impl {
   Instance* now = nullptr;
   graph::BoundCounts counted;  // by programs that are gone
   std::vector<std::unique_ptr<Slot>> slots;
-  std::vector<Request> requests;  // per slot
   std::atomic<bool> busy{false};
   uint64_t draws = 0;
 
@@ -238,7 +241,7 @@ void GraphExecutor::Impl::make_slots() {
     Slot& slot = *slots.emplace_back(std::make_unique<Slot>());
     slot.homes.resize(slot_buffers.size());
     slot.copies.resize(model->program().outputs.size());
-    requests.push_back({this, s});
+    slot.request = {this, s};
   }
 }
 
@@ -257,23 +260,18 @@ bool has_home(const graph::StaticPlan& plan, BufferId buffer, DeviceIndex device
 
 void GraphExecutor::Impl::lay_out(Instance& instance) const {
   const graph::StaticPlan& plan = instance.sized->plan;
-  const auto add = [&](size_t slot, size_t home, DeviceIndex device, uint64_t bytes, bool staging) {
+  const auto add = [&](size_t slot, size_t home, DeviceIndex device, bool staging) {
     instance.pieces.push_back({slot, home, device, instance.slot_bytes[device], staging});
+    const uint64_t bytes = plan.graph.buffers[slot_buffers[home]].bytes;
     instance.slot_bytes[device] += backend::round_to_alignment(bytes);
   };
   for (size_t s = 0; s < options.slots; ++s) {
     for (size_t h = 0; h < slot_buffers.size(); ++h) {
-      const BufferId b = slot_buffers[h];
-      const uint64_t bytes = plan.graph.buffers[b].bytes;
-      bool on_device = false;
-      bool on_host = false;
-      for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
-        if (!has_home(plan, b, d)) continue;
-        (d == kCpu ? on_host : on_device) = true;
-        add(s, h, d, bytes, false);
-      }
+      const bool on_accelerator = has_home(plan, slot_buffers[h], kAccelerator);
+      if (on_accelerator) add(s, h, kAccelerator, false);
       // A buffer that no kernel touches lies on the host.
-      if (!on_host) add(s, h, kCpu, bytes, on_device);
+      const bool on_host = has_home(plan, slot_buffers[h], kCpu) || !on_accelerator;
+      add(s, h, kCpu, !on_host);
     }
   }
 }
@@ -352,7 +350,7 @@ void GraphExecutor::Impl::bind(Instance& instance) {
   for (const Piece& piece : instance.pieces) {
     SlotBuffer& home = slots[piece.slot]->homes[piece.home];
     std::byte* const at = slot_memory[piece.device].data() + piece.offset;
-    (piece.staging ? home.staging : reinterpret_cast<std::byte*&>(home.own[piece.device])) = at;
+    (piece.staging ? home.staging : home.own[piece.device]) = at;
     home.place = home.own;
   }
   if (instance.bound != nullptr && instance.version == memory_version) return;
@@ -472,8 +470,7 @@ Status GraphExecutor::Impl::upload(size_t slot, BufferId buffer, SlotBuffer& hom
   Slot& at = *slots[slot];
   backend::Queue& queue = device(kAccelerator).queue(QueueKind::kHostToDevice);
   if (Status status = bound().wait_on(slot, queue); !status.ok()) return status;
-  const void* const from = home.staging != nullptr ? home.staging : home.place[kCpu];
-  Status status = queue.copy(home.place[kAccelerator], from, plan().graph.buffers[buffer].bytes);
+  Status status = queue.copy(home.place[kAccelerator], home.on_host(), plan().graph.buffers[buffer].bytes);
   if (status.ok()) status = queue.record(*at.uploaded);
   if (!status.ok()) return status;
   at.uploads = true;
@@ -519,8 +516,7 @@ Status GraphExecutor::SetInput(Which input, const TensorView& tensor, size_t slo
     // Kernels of the CPU may still read it.
     if (Status status = impl.bound().wait(slot); !status.ok()) return status;
   }
-  graph::copy_in(tensor, impl.window(value),
-                 home.staging != nullptr ? home.staging : static_cast<std::byte*>(home.place[kCpu]));
+  graph::copy_in(tensor, impl.window(value), home.on_host());
   home.set = true;
   return impl.upload(slot, value.buffer, home);
 }
@@ -669,7 +665,7 @@ Result<Pending> GraphExecutor::RunAsync(size_t slot) {
                                          const auto& request = *static_cast<Impl::Request*>(context);
                                          request.impl->run(request.slot, nullptr);
                                        },
-                                       &impl.requests[slot]});
+                                       &impl.slots[slot]->request});
   if (!status.ok()) {
     impl.slots[slot]->state.store(Impl::State::kIdle, std::memory_order_relaxed);
     return status;
@@ -704,8 +700,7 @@ Status GraphExecutor::Impl::begin_copy(size_t slot, size_t output) {
   if (home == nullptr) return usage(model->outputs().words(output) + " is a state on the accelerator");
   backend::Queue& queue = device(kAccelerator).queue(QueueKind::kDeviceToHost);
   if (Status status = bound().wait_on(slot, queue); !status.ok()) return status;
-  void* const to = home->staging != nullptr ? home->staging : home->place[kCpu];
-  Status status = queue.copy(to, home->place[kAccelerator], plan().graph.buffers[buffer].bytes);
+  Status status = queue.copy(home->on_host(), home->place[kAccelerator], plan().graph.buffers[buffer].bytes);
   if (status.ok()) status = queue.record(*at.brought);
   if (status.ok()) bound().gate(slot, graph::BoundProgram::Gate::kOutputs, at.brought.get());
   return status;
@@ -720,8 +715,7 @@ Status GraphExecutor::Impl::end_copy(size_t slot, size_t output) {
   const void* bytes = place(slot, value.buffer)[kCpu];
   if (output_device(value.buffer) != kCpu) {
     if (Status status = at.brought->synchronize(); !status.ok()) return status;
-    const SlotBuffer& home = at.homes[home_of[value.buffer]];
-    if (home.staging != nullptr) bytes = home.staging;
+    bytes = at.homes[home_of[value.buffer]].on_host();
   }
   if (Status status = wait(slot); !status.ok()) return status;
   graph::copy_out(window(value), bytes, copy.to);

@@ -85,8 +85,6 @@ struct StagePipeline::Impl {
   std::vector<uint32_t> value_of;  // per buffer of the whole program; kNone for those that stay inside a stage
   std::vector<uint64_t> bytes;     // per value of a frame
   std::vector<std::unique_ptr<Stage>> stages;
-  int64_t lent = 0;
-  int64_t copied = 0;
   std::atomic<int32_t> stopped{0};
 
   mutable std::mutex mutex;
@@ -209,11 +207,11 @@ void StagePipeline::Impl::bind_once() {
   for (const auto& stage : stages) {
     for (size_t i = 0; i < stage->inputs.size(); ++i) {
       stage->inputs[i].lent = stage->executor->SetInputZeroCopy(i, frame.views[stage->inputs[i].value]).ok();
-      ++(stage->inputs[i].lent ? lent : copied);
+      ++(stage->inputs[i].lent ? counts.lent : counts.copied);
     }
     for (size_t i = 0; i < stage->outputs.size(); ++i) {
       stage->outputs[i].lent = stage->executor->SetOutputZeroCopy(i, frame.views[stage->outputs[i].value]).ok();
-      ++(stage->outputs[i].lent ? lent : copied);
+      ++(stage->outputs[i].lent ? counts.lent : counts.copied);
     }
   }
 }
@@ -423,8 +421,6 @@ StageCounts StagePipeline::counts() const {
   const std::lock_guard lock(impl_->mutex);
   StageCounts counts = impl_->counts;
   counts.frames = static_cast<int64_t>(impl_->frames.size());
-  counts.lent = impl_->lent;
-  counts.copied = impl_->copied;
   return counts;
 }
 
