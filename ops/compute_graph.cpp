@@ -16,7 +16,6 @@
 #include "graph/text.h"
 #include "ops/call.h"
 #include "ops/compiled.h"
-#include "ops/generator.h"
 #include "ops/parallel.h"
 #include "ops/recorder.h"
 #include "ops/schema_call.h"
@@ -115,10 +114,9 @@ std::vector<at::Tensor> infer(const SchemaCall& call, const std::vector<at::Tens
 }
 
 at::Tensor without_bytes(graph::DType dtype, const std::vector<int64_t>& sizes) {
-  graph::WindowTable windows;
-  const graph::Window& window = windows[windows.intern_contiguous(dtype, sizes)];
-  return ops::make_strided(static_cast<at::ScalarType>(dtype), sizes,
-                           {window.strides().data(), window.strides().size()});
+  std::vector<int64_t> strides(sizes.size());
+  graph::fill_row_major(sizes, strides.data());
+  return ops::make_strided(static_cast<at::ScalarType>(dtype), sizes, strides);
 }
 
 at::Tensor copied(const TensorView& view) {
@@ -405,13 +403,8 @@ Status ComputeGraph::optimize() {
 
 Status ComputeGraph::Impl::make_executor() {
   if (executor != nullptr) return Status();
-  GraphExecutor::Options settings;
+  GraphExecutor::Options settings = ops::executor_options(*options);
   settings.slots = 1;
-  settings.plan = std::make_unique<graph::PlanOptions>(*options);
-  settings.draw = [] {
-    const ops::RandomState state = ops::draw_random_state(std::nullopt);
-    return std::pair(state.seed, state.offset);
-  };
   Result<std::unique_ptr<GraphExecutor>> made = GraphExecutor::Init(model, std::move(settings));
   if (!made.ok()) return made.status();
   executor = std::move(made.value());

@@ -109,11 +109,8 @@ std::optional<c10::IValue> plain(const c10::Argument& formal, const c10::Type& t
   }
 }
 
-std::string full_name(const c10::OperatorName& name) {
-  return name.overload_name.empty() ? name.name : name.name + '.' + name.overload_name;
-}
-
-// Those of that name, or, where it names no overload, all its overloads: the plain one first, then in the order of their names.
+// Those of that name, or, where it names no overload, all its overloads: the plain one first, then in the order of their names. Raises
+// where there are none.
 std::vector<c10::OperatorHandle> find_operators(std::string_view name) {
   auto& dispatcher = c10::Dispatcher::singleton();
   std::vector<c10::OperatorHandle> found;
@@ -124,12 +121,15 @@ std::vector<c10::OperatorHandle> find_operators(std::string_view name) {
     if (auto handle = dispatcher.findSchema(operator_name)) found.push_back(*handle);
   };
   add({base, overload});
-  if (dot != std::string_view::npos) return found;
-  std::vector<c10::OperatorName> names = dispatcher.getAllOpNames();
-  std::erase_if(names,
-                [&](const c10::OperatorName& other) { return other.name != base || other.overload_name.empty(); });
-  std::ranges::sort(names, {}, &c10::OperatorName::overload_name);
-  for (const c10::OperatorName& other : names) add(other);
+  if (dot == std::string_view::npos) {
+    std::vector<c10::OperatorName> names = dispatcher.getAllOpNames();
+    std::erase_if(names,
+                  [&](const c10::OperatorName& other) { return other.name != base || other.overload_name.empty(); });
+    std::ranges::sort(names, {}, &c10::OperatorName::overload_name);
+    for (const c10::OperatorName& other : names) add(other);
+  }
+  TORCH_CHECK(!found.empty(), "hetero: PyTorch has no operator '", name,
+              "'; its names are those of the dispatcher, such as aten::linear or aten::add.Tensor");
   return found;
 }
 
@@ -137,16 +137,15 @@ std::vector<c10::OperatorHandle> find_operators(std::string_view name) {
 
 SchemaCall::SchemaCall(std::string_view name, const ComputeGraph::Arguments& arguments,
                        const ComputeGraph::Attributes& attributes)
-    : op_([&] {
-        const auto found = find_operators(name);
-        TORCH_CHECK(!found.empty(), "hetero: PyTorch has no operator '", name,
-                    "'; its names are those of the dispatcher, such as aten::linear or aten::add.Tensor");
-        return found.front();
-      }()) {
+    : SchemaCall(find_operators(name), name, arguments, attributes) {}
+
+SchemaCall::SchemaCall(const std::vector<c10::OperatorHandle>& candidates, std::string_view name,
+                       const ComputeGraph::Arguments& arguments, const ComputeGraph::Attributes& attributes)
+    : op_(candidates.front()) {
   std::string reasons;
-  for (const c10::OperatorHandle& candidate : find_operators(name)) {
+  for (const c10::OperatorHandle& candidate : candidates) {
     op_ = candidate;
-    name_ = full_name(op_.operator_name());
+    name_ = c10::toString(op_.operator_name());
     const std::string reason = fill(arguments, attributes);
     if (reason.empty()) return;
     reasons += "\n  " + reason + ": " + c10::str(op_.schema());

@@ -31,6 +31,9 @@ class SchemaCall {
   std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& tensors, c10::Device device) const;
 
  private:
+  SchemaCall(const std::vector<c10::OperatorHandle>& candidates, std::string_view name,
+             const ComputeGraph::Arguments& arguments, const ComputeGraph::Attributes& attributes);
+
   struct Slot {
     enum class Kind : uint8_t { kFixed, kDevice, kTensor, kTensors, kOptionalTensors };
     Kind kind = Kind::kFixed;

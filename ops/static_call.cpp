@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "ops/cut_run.h"
+#include "ops/generator.h"
 #include "ops/parallel.h"
 #include "ops/storage_memory.h"
 #include "ops/sync.h"
@@ -56,6 +59,16 @@ graph::PlanOptions static_plan_options() {
   graph::PlanOptions options = configured_plan_options();
   options.fixed_memory = true;
   options.accelerator_bytes = accelerator_budget();
+  return options;
+}
+
+GraphExecutor::Options executor_options(graph::PlanOptions plan) {
+  GraphExecutor::Options options;
+  options.plan = std::make_unique<graph::PlanOptions>(std::move(plan));
+  options.draw = [] {
+    const RandomState state = draw_random_state(std::nullopt);
+    return std::pair(state.seed, state.offset);
+  };
   return options;
 }
 

@@ -28,6 +28,9 @@ void mark_output(const graph::SavedProgram& program, size_t output, const at::Te
 // configured_plan_options(), for programs that are known ahead of time.
 graph::PlanOptions static_plan_options();
 
+// Of an executor that plans so, and draws from the device's generator.
+GraphExecutor::Options executor_options(graph::PlanOptions plan);
+
 // Raises the error of a Status, as the exception of its class.
 void check(const Status& status);
 

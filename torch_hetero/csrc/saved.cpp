@@ -16,7 +16,6 @@
 #include "graph/serve/inspect.h"
 #include "graph/serve/static_plan.h"
 #include "ops/compiled.h"
-#include "ops/generator.h"
 #include "ops/static_call.h"
 
 namespace py = pybind11;
@@ -51,7 +50,9 @@ std::shared_ptr<Model> make_model(ops::CompiledProgram& program, const Strings& 
 }
 
 std::unique_ptr<GraphExecutor> make_executor(const std::shared_ptr<Model>& model, size_t slots) {
-  Result<std::unique_ptr<GraphExecutor>> executor = GraphExecutor::Init(model, executor_options(slots));
+  GraphExecutor::Options options = ops::executor_options(ops::static_plan_options());
+  options.slots = slots;
+  Result<std::unique_ptr<GraphExecutor>> executor = GraphExecutor::Init(model, std::move(options));
   ops::check(executor.status());
   return std::move(executor.value());
 }
@@ -88,17 +89,6 @@ py::list list_of(const std::vector<at::Tensor>& tensors) {
     objects[i] = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensors[i]));
   }
   return objects;
-}
-
-GraphExecutor::Options executor_options(size_t slots) {
-  GraphExecutor::Options options;
-  options.slots = slots;
-  options.plan = std::make_unique<graph::PlanOptions>(ops::static_plan_options());
-  options.draw = [] {
-    const ops::RandomState state = ops::draw_random_state(std::nullopt);
-    return std::pair(state.seed, state.offset);
-  };
-  return options;
 }
 
 void add_saved(py::module_& m) {

@@ -7,15 +7,11 @@
 
 #include <vector>
 
-#include "graph/serve/graph_executor.h"
-
 namespace hetero::python {
 
 // Errors: TypeError for what is no tensor.
 std::vector<at::Tensor> tensors_of(const pybind11::list& objects);
 pybind11::list list_of(const std::vector<at::Tensor>& tensors);
-// Of an executor that plans as the device is configured to, and draws from the device's generator.
-GraphExecutor::Options executor_options(size_t slots);
 
 void add_saved(pybind11::module_& m);
 

@@ -101,7 +101,7 @@ class PythonServer {
         Server::create(model_, {.groups = groups,
                                 .capacity = capacity,
                                 .when_full = waits_when_full ? Server::WhenFull::kWait : Server::WhenFull::kRefuse,
-                                .executor = [] { return executor_options(1); }});
+                                .executor = [] { return ops::executor_options(ops::static_plan_options()); }});
     ops::check(server.status());
     server_ = std::move(server.value());
   }
