@@ -1,5 +1,5 @@
 """Programs of torch.hetero.compile: MiniLM in float32 and bfloat16, against eager, inductor, OpenVINO and ONNX Runtime
-in one run.
+in one run; and the memory plans of MiniLM and resnet18.
 
 OpenVINO and ONNX Runtime are taken as peers where they can be imported (`.venv/bin/pip install openvino`,
 `.venv/bin/pip install onnxruntime onnx onnxscript`) and are in no requirements file. OpenVINO runs bfloat16 where the
@@ -19,6 +19,7 @@ import torch
 
 from tests.perf import peers
 from tests.perf.measure import DEVICE, Row, alternate, main, missing, timed_row, with_peers
+from tests.perf.memory import program_arena_row
 
 CASES = {(1, 8): 0.35, (8, 32): 0.42, (32, 128): 0.48}  # batch and tokens: bar against eager
 PEER_BAR = 1.0
@@ -43,7 +44,7 @@ def call(subject: Callable[..., Any], **tensors: torch.Tensor) -> Callable[[], o
 
 
 def measure() -> list[Row]:
-    """For each case the program's time against its peers, and what loading takes."""
+    """For each case the program's time against its peers and its memory plan; resnet18's; and what loading takes."""
     import models
 
     if DEVICE == "cpu":
@@ -54,6 +55,7 @@ def measure() -> list[Row]:
         tokens = torch.randint(1000, 20000, (batch, length))
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         rows += compare(model, inputs, f"MiniLM, saved program, batch {batch} x {length} tokens", bar)
+    rows.append(resnet18_row())
     rows.append(load_row(model))
     return rows
 
@@ -80,6 +82,7 @@ def compare(model: torch.nn.Module, inputs: dict[str, torch.Tensor], what: str, 
             rows.append(timed_row(what, times, PEER_BAR, "ms", peer=peer, ours=ours))
         else:
             rows.append(missing(what, PEER_BAR, "ms", why, peer_name=peer))
+    rows.append(program_arena_row(what, exact))
     return rows
 
 
@@ -105,6 +108,15 @@ def checked_peers(
 def off(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """How far `actual` is from `expected`, as a share of its norm."""
     return float((actual.float() - expected).norm() / expected.norm())
+
+
+def resnet18_row() -> Row:
+    """The memory plan of a network whose temporaries differ in size by two orders of magnitude."""
+    import models
+
+    batch = (8, 3, 64, 64)
+    program = torch.hetero.compile(models.resnet18().eval(), (torch.randn(batch),))
+    return program_arena_row(f"resnet18, saved program, batch {' x '.join(map(str, batch))}", program)
 
 
 def load_row(model: torch.nn.Module) -> Row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import threading
 import zipfile
@@ -82,6 +83,30 @@ def test_a_call_records_and_plans_nothing_and_takes_no_memory_of_its_own(program
     assert before["plans"] == after["plans"]
     assert program.counts["runs"] == 6
     assert program.counts["allocations"] == 0
+
+
+def minilm_call(batch: int, length: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return models.minilm()[0], (tokens(batch, length) + 1000, torch.ones(batch, length, dtype=torch.long))
+
+
+# Models, and two values of each that cannot but exist at the same time: MiniLM's hidden state and what its feed-forward
+# network makes of it, of 384 and 1,536 floats for each token; resnet18's first convolution and its batch norm.
+PLANNED = {
+    "minilm, 1 x 8": (lambda: minilm_call(1, 8), 8 * (384 + 1536) * 4),
+    "minilm, 8 x 32": (lambda: minilm_call(8, 32), 8 * 32 * (384 + 1536) * 4),
+    "minilm, 32 x 128": (lambda: minilm_call(32, 128), 32 * 128 * (384 + 1536) * 4),
+    "resnet18, 8 x 64 x 64": (
+        lambda: (models.resnet18().eval(), (torch.randn(8, 3, 64, 64),)), 2 * 8 * 64 * 32 * 32 * 4
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_planned_memory_is_at_most_two_percent_over_its_lower_bound(name: str) -> None:
+    build, least = PLANNED[name]
+    text = str(torch.hetero.compile(*build()))
+    arena, bound = (int(number) for number in re.search(r"arena cpu: (\d+) bytes, lower bound (\d+)", text).groups())
+    assert least <= bound <= arena <= 1.02 * bound
 
 
 def test_results_are_where_the_inputs_are(program: CompiledModel) -> None:
