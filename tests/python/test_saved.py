@@ -51,13 +51,18 @@ MODELS = {
 }
 
 
+def example(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, bool]]:
+    """A model and the arguments of a call."""
+    torch.manual_seed(0)
+    model, args = MODELS[name]()
+    kwargs = {"use_cache": False} if hasattr(model, "generate") and name != "minilm" else {}
+    return model.eval(), args, kwargs
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
 def test_models_give_the_same_results_as_programs_and_from_their_files(name: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model, args = MODELS[name]()
-    model.eval()
-    kwargs = {"use_cache": False} if hasattr(model, "generate") and name != "minilm" else {}
+    model, args, kwargs = example(name)
     expected = model(*args, **kwargs)
     program = torch.hetero.compile(model, args, kwargs)
     assert_close(program(*args, **kwargs), _plain(expected), rtol=1e-4, atol=1e-5)
@@ -227,11 +232,23 @@ def test_a_model_that_fails_on_its_examples_says_how() -> None:
         torch.hetero.compile(nn.Linear(3, 4), (torch.zeros(2, 5),))
 
 
-def test_an_exported_program_can_be_compiled() -> None:
-    model = small_model()
-    x = torch.randn(3, 16)
-    program = torch.hetero.compile(torch.export.export(model, (x,)), (x,))
-    assert_close(program(x), model(x).detach())
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_an_exported_program_can_be_compiled(name: str) -> None:
+    model, args, kwargs = example(name)
+    program = torch.hetero.compile(torch.export.export(model, args, kwargs), args, kwargs)
+    before = nodes_recorded()
+    assert_close(program(*args, **kwargs), _plain(model(*args, **kwargs)), rtol=1e-4, atol=1e-5)
+    assert nodes_recorded() == before
+
+
+def test_an_error_names_the_operator_and_the_next_call_works() -> None:
+    model = nn.Sequential(nn.Embedding(5, 2), nn.ReLU()).eval()
+    program = torch.hetero.compile(model, (torch.tensor([0, 1]),))
+    with pytest.raises(IndexError, match=r"index out of range in self \(hetero: in aten::embedding\)"):
+        program(torch.tensor([1, 9]))
+    good = torch.tensor([1, 4])
+    assert_close(program(good), model(good).detach())
 
 
 def test_a_model_on_hetero_can_be_compiled_and_is_left_as_it_is() -> None:
