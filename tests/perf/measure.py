@@ -124,6 +124,15 @@ def _time(run: Callable[[], object], calls: int) -> float:
     return seconds
 
 
+def _settle(run: Callable[[], object], seconds: float) -> None:
+    """Calls of `run` for so long, one at least, where that is not 0."""
+    end = time.perf_counter() + seconds
+    while seconds > 0:
+        run()
+        if time.perf_counter() > end:
+            return
+
+
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
     """No garbage collection inside, and as little garbage as there can be at its start."""
@@ -143,11 +152,14 @@ def alternate(
     rounds: int = 41,
     least: int = 5,
     seconds: float = SECONDS,
+    settle: float = 0.0,
 ) -> Times:
     """Seconds of one call of each subject, timed in turns, `calls` calls at a time; the order changes every round.
 
     Rounds end after `rounds`, or after `seconds`, but not before there are `least`. Pending work is flushed between
-    the timings, with the clock stopped.
+    the timings, with the clock stopped. `settle` is for subjects with threads of their own: OpenMP's threads spin for
+    some milliseconds after their last call, on the cores that the next subject needs. Each is called for so many
+    seconds before it is timed.
     """
     for run in subjects.values():
         for _ in range(warmup):
@@ -161,6 +173,7 @@ def alternate(
             if done >= least and time.perf_counter() > end:
                 break
             for name in names[done % len(names) :] + names[: done % len(names)]:
+                _settle(subjects[name], settle)
                 times[name].append(_time(subjects[name], calls))
                 flush()
     return times

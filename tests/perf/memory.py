@@ -61,14 +61,27 @@ ARENA = re.compile(r"^\s*arena cpu: (\d+) bytes, lower bound (\d+)", re.MULTILIN
 
 def arena_row(what: str, run: Callable[[], object]) -> Row:
     """A row of the arena of the largest plan in `run` beside its lower bound: the most bytes alive at once."""
-    what = f"{what}: memory plan over its lower bound"
     if DEVICE == "cpu":
-        return missing(what, PLAN_BAR, "bytes", "no plans", peer_name="lower bound")
+        return missing(_PLAN.format(what), PLAN_BAR, "bytes", "no plans", peer_name="lower bound")
     flush()
     with torch.hetero.config.override(keep_plans=True):
         run()
         flush()
-        found = ARENA.findall(torch.hetero.explain().plan)
+        return _planned_row(what, torch.hetero.explain().plan)
+
+
+def program_arena_row(what: str, program: object) -> Row:
+    """The same row for a program of torch.hetero.compile."""
+    return _planned_row(what, str(program))
+
+
+_PLAN = "{}: memory plan over its lower bound"
+
+
+def _planned_row(what: str, plan: str) -> Row:
+    """The row of a plan's text."""
+    what = _PLAN.format(what)
+    found = ARENA.findall(plan)
     if not found:
         return missing(what, PLAN_BAR, "bytes", "the last plan has no arena", peer_name="lower bound")
     arena, bound = max((int(size), int(bound)) for size, bound in found)

@@ -1,7 +1,10 @@
-"""Programs of torch.hetero.compile: MiniLM in float32 and bfloat16, against eager, inductor and OpenVINO in one run.
+"""Programs of torch.hetero.compile: MiniLM in float32 and bfloat16, against eager, inductor, OpenVINO and ONNX Runtime
+in one run; and the memory plans of MiniLM and resnet18.
 
-OpenVINO is taken as a peer where it can be imported (`.venv/bin/pip install openvino`) and is in no requirements
-file. It runs bfloat16 where the processor has it unless it is told otherwise, so it is.
+OpenVINO and ONNX Runtime are taken as peers where they can be imported (`.venv/bin/pip install openvino`,
+`.venv/bin/pip install onnxruntime onnx onnxscript`) and are in no requirements file. OpenVINO runs bfloat16 where the
+processor has it unless it is told otherwise, so it is. Peers have the same weights, inputs and number of threads; they
+are exported and compiled before anything is timed, and their results compared with eager's.
 """
 
 from __future__ import annotations
@@ -16,12 +19,23 @@ import torch
 
 from tests.perf import peers
 from tests.perf.measure import DEVICE, Row, alternate, main, missing, timed_row, with_peers
+from tests.perf.memory import program_arena_row
 
 CASES = {(1, 8): 0.35, (8, 32): 0.42, (32, 128): 0.48}  # batch and tokens: bar against eager
 PEER_BAR = 1.0
 HALF_BAR = 0.5  # bfloat16 against float32
 INIT_BAR = 0.3  # seconds
 HALF = "hetero, bfloat16"
+# Beside eager: which of our programs is compared with it, and why it may be missing.
+PEERS = {
+    "openvino f32": ("hetero", "OpenVINO is not installed"),
+    "openvino bf16": (HALF, "OpenVINO is not installed"),
+    "onnxruntime f32": ("hetero", "ONNX Runtime, onnx or onnxscript is not installed"),
+    "inductor": ("hetero", "needs --peers"),
+}
+TOLERANCES = {"rtol": 1e-4, "atol": 1e-4}
+HALF_ERROR = 0.02  # of the norm
+SETTLE = 0.02  # seconds
 
 
 def call(subject: Callable[..., Any], **tensors: torch.Tensor) -> Callable[[], object]:
@@ -30,7 +44,7 @@ def call(subject: Callable[..., Any], **tensors: torch.Tensor) -> Callable[[], o
 
 
 def measure() -> list[Row]:
-    """For each case the program's time against its peers, and what loading takes."""
+    """For each case the program's time against its peers and its memory plan; resnet18's; and what loading takes."""
     import models
 
     if DEVICE == "cpu":
@@ -41,6 +55,7 @@ def measure() -> list[Row]:
         tokens = torch.randint(1000, 20000, (batch, length))
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         rows += compare(model, inputs, f"MiniLM, saved program, batch {batch} x {length} tokens", bar)
+    rows.append(resnet18_row())
     rows.append(load_row(model))
     return rows
 
@@ -50,27 +65,58 @@ def compare(model: torch.nn.Module, inputs: dict[str, torch.Tensor], what: str, 
     exact = torch.hetero.compile(model, (), inputs)
     half = torch.hetero.compile(model, (), inputs, precision="bfloat16")
     subjects = {"hetero": call(exact, **inputs), HALF: call(half, **inputs), "eager": call(model, **inputs)}
-    for precision in ("f32", "bf16"):
-        subject = peers.openvino(model, inputs, precision)
-        if subject is not None:
-            subjects[f"openvino {precision}"] = subject
     with torch.inference_mode():
+        expected = model(**inputs).last_hidden_state
+        subjects |= checked_peers(model, inputs, expected)
         if with_peers():
             subjects["inductor"] = call(peers.inductor(model), **inputs)
             peers.first_call(subjects["inductor"])
-        expected = model(**inputs).last_hidden_state
-        error = (half(**inputs)["last_hidden_state"].float() - expected).norm() / expected.norm()
-        times = alternate(subjects, seconds=8.0)
+        torch.testing.assert_close(exact(**inputs)["last_hidden_state"], expected, **TOLERANCES)
+        error = off(half(**inputs)["last_hidden_state"], expected)
+        times = alternate(subjects, seconds=8.0, settle=SETTLE)
     rows = [timed_row(what, times, bar, "ms")]
     rows.append(timed_row(f"{what}, bfloat16", times, HALF_BAR, "ms", peer="hetero", ours=HALF,
-                          note=f"{100 * float(error):.1f} % from float32 in norm"))
-    for peer, ours in (("openvino f32", "hetero"), ("openvino bf16", HALF), ("inductor", "hetero")):
+                          note=f"{100 * error:.1f} % from float32 in norm"))
+    for peer, (ours, why) in PEERS.items():
         if peer in times:
             rows.append(timed_row(what, times, PEER_BAR, "ms", peer=peer, ours=ours))
         else:
-            why = "needs --peers" if peer == "inductor" else "OpenVINO is not installed"
             rows.append(missing(what, PEER_BAR, "ms", why, peer_name=peer))
+    rows.append(program_arena_row(what, exact))
     return rows
+
+
+def checked_peers(
+    model: torch.nn.Module, inputs: dict[str, torch.Tensor], expected: torch.Tensor
+) -> dict[str, Callable[[], object]]:
+    """The peers that are installed. Raises an AssertionError where one computes something else than eager."""
+    found = {
+        "openvino f32": peers.openvino(model, inputs, "f32"),
+        "openvino bf16": peers.openvino(model, inputs, "bf16"),
+        "onnxruntime f32": peers.onnxruntime(model, inputs),
+    }
+    found = {name: subject for name, subject in found.items() if subject is not None}
+    for name, subject in found.items():
+        result = subject()
+        if name.endswith("f32"):
+            torch.testing.assert_close(result, expected, **TOLERANCES, msg=lambda text, name=name: f"{name}: {text}")
+        elif off(result, expected) > HALF_ERROR:
+            raise AssertionError(f"{name} is {100 * off(result, expected):.1f} % from eager's float32 in norm")
+    return found
+
+
+def off(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """How far `actual` is from `expected`, as a share of its norm."""
+    return float((actual.float() - expected).norm() / expected.norm())
+
+
+def resnet18_row() -> Row:
+    """The memory plan of a network whose temporaries differ in size by two orders of magnitude."""
+    import models
+
+    batch = (8, 3, 64, 64)
+    program = torch.hetero.compile(models.resnet18().eval(), (torch.randn(batch),))
+    return program_arena_row(f"resnet18, saved program, batch {' x '.join(map(str, batch))}", program)
 
 
 def load_row(model: torch.nn.Module) -> Row:

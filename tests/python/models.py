@@ -130,6 +130,33 @@ def causal_lm(family: str) -> nn.Module:
     return transformers.Qwen3ForCausalLM(config).eval()
 
 
+class TokensOnly(nn.Module):
+    """A model of transformers as a function of its tokens alone, without a cache and without dropout."""
+
+    def __init__(self, model: nn.Module, result: str, **options: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.result = result
+        self.options = options
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones_like(tokens)
+        return getattr(self.model(input_ids=tokens, attention_mask=mask, **self.options), self.result)
+
+
+def encoder() -> nn.Module:
+    """MiniLM with its weights; gives the last hidden state."""
+    return TokensOnly(minilm()[0], "last_hidden_state")
+
+
+def decoder(family: str) -> nn.Module:
+    """A `causal_lm`; gives the logits."""
+    return TokensOnly(causal_lm(family), "logits", use_cache=False)
+
+
 def classification_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 

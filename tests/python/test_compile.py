@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.metadata
 import threading
 from collections.abc import Callable, Iterator
@@ -97,12 +98,19 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
     "lstm": (models.language_model, tokens(50, 3, 9)),
 }
 
+# And those of transformers.
+ALL_MODELS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
+    **MODELS,
+    "minilm": (models.encoder, tokens(20000, 2, 9)),
+    **{name: (functools.partial(models.decoder, name), tokens(64, 2, 7)) for name in ("gpt2", "llama", "qwen3")},
+}
+
 
 @pytest.mark.parametrize("fusion", (True, False))
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ALL_MODELS)
 def test_inference_has_the_lazy_devices_bits_and_eagers_values(name: str, fusion: bool) -> None:
     torch.hetero.config.fusion = fusion
-    build, inputs = MODELS[name]
+    build, inputs = ALL_MODELS[name]
     expected = build().eval()(inputs).detach()
     model = build().eval().to("hetero")
     there = inputs.to("hetero")
@@ -111,7 +119,9 @@ def test_inference_has_the_lazy_devices_bits_and_eagers_values(name: str, fusion
             lazy = model(there).cpu()
         fast = compiled(model)
         for _ in range(2):
-            if fusion and "net" in name:  # another kernel for a convolution may turn out to be the faster one
+            # Another kernel for a convolution may turn out to be the faster one. Where transformers may look at values
+            # it leaves out a mask that hides nothing.
+            if fusion and ("net" in name or name not in MODELS):
                 torch.testing.assert_close(fast(there).cpu(), lazy)
             else:
                 assert_same(fast(there).cpu(), lazy)
@@ -148,9 +158,9 @@ def test_training_without_fusion_has_the_bits_of_the_same_graphs_on_the_cpu(name
     assert_same(state(model), state(oracle))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ALL_MODELS)
 def test_training_is_close_to_eager_and_records_nothing_but_the_loss(name: str) -> None:
-    build, inputs = MODELS[name]
+    build, inputs = ALL_MODELS[name]
     oracle, model = build().train(), build().train().to("hetero")
     fast = compiled(lambda values: model(values).float().square().mean())
     there = inputs.to("hetero")
@@ -185,11 +195,13 @@ def test_minilm_with_real_weights_is_one_program() -> None:
         assert_steady(lambda: fast(**there))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_no_model_breaks_the_graph(name: str) -> None:
-    build, inputs = MODELS[name]
-    told = torch._dynamo.explain(build().to("hetero"))(inputs.to("hetero"))
+@pytest.mark.parametrize("mode", ("eval", "train"))
+@pytest.mark.parametrize("name", ALL_MODELS)
+def test_no_model_breaks_the_graph(name: str, mode: str) -> None:
+    build, inputs = ALL_MODELS[name]
+    told = torch._dynamo.explain(build().train(mode == "train").to("hetero"))(inputs.to("hetero"))
     assert told.graph_break_count == 0, told.break_reasons
+    assert told.graph_count == 1
 
 
 # ---- devices of the arguments --------------------------------------------------------------------------------------
@@ -508,6 +520,63 @@ def test_another_sequence_length_does_not_plan_anew() -> None:
         assert seen.recorded == seen.plans_resized == 0  # sizes that come back find their program
 
 
+# Inputs by batch and length.
+RESIZABLE: dict[str, Callable[[int, int], torch.Tensor]] = {
+    "resnet18": lambda batch, length: numbers(batch, 3, 48, 48),
+    "vit": lambda batch, length: numbers(batch, 3, 32, 32),
+    "transformer": lambda batch, length: tokens(40, batch, length),
+    # PyTorch takes an LSTM apart into operators for each step, so each length has a graph of its own.
+    "lstm": lambda batch, length: tokens(50, batch, 5),
+    "minilm": lambda batch, length: tokens(20000, batch, length),
+    "gpt2": lambda batch, length: tokens(64, batch, length),
+    "llama": lambda batch, length: tokens(64, batch, length),
+    "qwen3": lambda batch, length: tokens(64, batch, length),
+}
+# What is fused depends on sizes in two places (docs/compile.md): a mask joins what it is broadcast over for up to four
+# sequences, and with an odd batch these heads are so small that eager's loop over them ends within a vector.
+FIRST_SIZE, OTHER_SIZES = (6, 5), ((8, 7), (10, 9), (6, 3))
+
+# resize_plan takes no fused group with a gradient of select or slice, whose attributes are sizes.
+PIECES = pytest.mark.xfail(strict=True, reason="gradients of select and slice are planned anew for other sizes")
+TRAINABLE = [pytest.param(name, marks=PIECES) if name in ("vit", "transformer", "llama", "qwen3") else name
+             for name in RESIZABLE]
+
+
+@pytest.mark.parametrize("name", RESIZABLE)
+def test_other_batches_and_lengths_of_a_model_do_not_plan_anew(name: str) -> None:
+    build, inputs = ALL_MODELS[name][0], RESIZABLE[name]
+    model, oracle = build().eval().to("hetero"), build().eval()
+    fast = compiled(model, dynamic=True)
+    with torch.no_grad():
+        fast(inputs(*FIRST_SIZE).to("hetero"))
+        for size in OTHER_SIZES:
+            with counting() as seen:
+                actual = fast(inputs(*size).to("hetero")).cpu()
+            torch.testing.assert_close(actual, oracle(inputs(*size)))
+            assert (seen.compiled_calls, seen.plans_made, seen.plans_resized) == (1, 0, seen.captures)
+        assert len(torch.hetero.compiled_graphs()) == 1
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_training_with_other_batches_and_lengths_does_not_plan_anew(name: str) -> None:
+    build, inputs = ALL_MODELS[name][0], RESIZABLE[name]
+    model, oracle = build().train().to("hetero"), build().train()
+    fast = compiled(lambda values: model(values).float().square().mean(), dynamic=True)
+    for size in (FIRST_SIZE, *OTHER_SIZES):
+        for one in (oracle, model):
+            one.zero_grad()
+        there = inputs(*size).to("hetero")
+        with counting() as seen:
+            loss = fast(there)
+            loss.backward()
+        torch.testing.assert_close(loss.detach().cpu(), step(oracle, inputs(*size)))
+        torch.testing.assert_close(gradients(model), gradients(oracle), rtol=1e-3, atol=1e-4)
+        assert seen.compiled_calls == 2
+        if size in OTHER_SIZES[1:]:  # the gradient that backward() begins with is planned at second sight
+            assert seen.plans_made == 0
+    assert len(torch.hetero.compiled_graphs()) == 2
+
+
 def test_training_with_other_sizes_does_not_plan_anew() -> None:
     model = mlp().to("hetero")
     fast = compiled(lambda x: model(x).square().mean(), dynamic=True)
@@ -606,11 +675,14 @@ def test_a_source_tree_and_an_import_of_torch_alone_know_the_backend() -> None:
     run_python_ok(code)
 
 
-def test_an_exported_program_is_compiled() -> None:
-    exported = torch.export.export(mlp(), (numbers(4, 12),)).module()
-    fast = compiled(exported)
-    for _ in range(2):
-        torch.testing.assert_close(fast(numbers(4, 12)), exported(numbers(4, 12)))
+@pytest.mark.parametrize("name", ALL_MODELS)
+def test_an_exported_program_is_compiled(name: str) -> None:
+    build, inputs = ALL_MODELS[name]
+    model = build().eval()
+    fast = compiled(torch.export.export(model, (inputs,)).module())
+    with torch.no_grad():
+        torch.testing.assert_close(fast(inputs), model(inputs))
+        assert_steady(lambda: fast(inputs))
 
 
 # ---- threads, lines, memory ---------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import threading
 import zipfile
@@ -50,13 +51,18 @@ MODELS = {
 }
 
 
+def example(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, bool]]:
+    """A model and the arguments of a call."""
+    torch.manual_seed(0)
+    model, args = MODELS[name]()
+    kwargs = {"use_cache": False} if hasattr(model, "generate") and name != "minilm" else {}
+    return model.eval(), args, kwargs
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
 def test_models_give_the_same_results_as_programs_and_from_their_files(name: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model, args = MODELS[name]()
-    model.eval()
-    kwargs = {"use_cache": False} if hasattr(model, "generate") and name != "minilm" else {}
+    model, args, kwargs = example(name)
     expected = model(*args, **kwargs)
     program = torch.hetero.compile(model, args, kwargs)
     assert_close(program(*args, **kwargs), _plain(expected), rtol=1e-4, atol=1e-5)
@@ -82,6 +88,30 @@ def test_a_call_records_and_plans_nothing_and_takes_no_memory_of_its_own(program
     assert before["plans"] == after["plans"]
     assert program.counts["runs"] == 6
     assert program.counts["allocations"] == 0
+
+
+def minilm_call(batch: int, length: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return models.minilm()[0], (tokens(batch, length) + 1000, torch.ones(batch, length, dtype=torch.long))
+
+
+# Models, and two values of each that cannot but exist at the same time: MiniLM's hidden state and what its feed-forward
+# network makes of it, of 384 and 1,536 floats for each token; resnet18's first convolution and its batch norm.
+PLANNED = {
+    "minilm, 1 x 8": (lambda: minilm_call(1, 8), 8 * (384 + 1536) * 4),
+    "minilm, 8 x 32": (lambda: minilm_call(8, 32), 8 * 32 * (384 + 1536) * 4),
+    "minilm, 32 x 128": (lambda: minilm_call(32, 128), 32 * 128 * (384 + 1536) * 4),
+    "resnet18, 8 x 64 x 64": (
+        lambda: (models.resnet18().eval(), (torch.randn(8, 3, 64, 64),)), 2 * 8 * 64 * 32 * 32 * 4
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_planned_memory_is_at_most_two_percent_over_its_lower_bound(name: str) -> None:
+    build, least = PLANNED[name]
+    text = str(torch.hetero.compile(*build()))
+    arena, bound = (int(number) for number in re.search(r"arena cpu: (\d+) bytes, lower bound (\d+)", text).groups())
+    assert least <= bound <= arena <= 1.02 * bound
 
 
 def test_results_are_where_the_inputs_are(program: CompiledModel) -> None:
@@ -202,11 +232,23 @@ def test_a_model_that_fails_on_its_examples_says_how() -> None:
         torch.hetero.compile(nn.Linear(3, 4), (torch.zeros(2, 5),))
 
 
-def test_an_exported_program_can_be_compiled() -> None:
-    model = small_model()
-    x = torch.randn(3, 16)
-    program = torch.hetero.compile(torch.export.export(model, (x,)), (x,))
-    assert_close(program(x), model(x).detach())
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_an_exported_program_can_be_compiled(name: str) -> None:
+    model, args, kwargs = example(name)
+    program = torch.hetero.compile(torch.export.export(model, args, kwargs), args, kwargs)
+    before = nodes_recorded()
+    assert_close(program(*args, **kwargs), _plain(model(*args, **kwargs)), rtol=1e-4, atol=1e-5)
+    assert nodes_recorded() == before
+
+
+def test_an_error_names_the_operator_and_the_next_call_works() -> None:
+    model = nn.Sequential(nn.Embedding(5, 2), nn.ReLU()).eval()
+    program = torch.hetero.compile(model, (torch.tensor([0, 1]),))
+    with pytest.raises(IndexError, match=r"index out of range in self \(hetero: in aten::embedding\)"):
+        program(torch.tensor([1, 9]))
+    good = torch.tensor([1, 4])
+    assert_close(program(good), model(good).detach())
 
 
 def test_a_model_on_hetero_can_be_compiled_and_is_left_as_it_is() -> None:
