@@ -9,6 +9,8 @@ set(_public
   graph/serve/graph_executor.h
   graph/serve/inspect.h
   graph/serve/scheduler.h
+  graph/serve/server.h
+  graph/serve/stage_pipeline.h
   ops/compute_graph.h
   ops/start.h
   ops/static_call.h)

@@ -4,6 +4,7 @@
 // windows of one buffer overlap. The first is done again here, for what changed. The second cannot change where every write covers its whole
 // buffer; where one does not, the windows of that buffer must be as they were.
 
+#include <algorithm>
 #include <cstring>
 
 #include "graph/passes/passes.h"
@@ -62,32 +63,33 @@ void find_changed_attributes(const Graph& before, const Graph& now, std::vector<
   for (uint32_t n = 0; n < now.nodes.size(); ++n) changed[n] = !same_attributes(before, now, n);
 }
 
+bool renew_numbers(const Graph& graph, const std::vector<uint8_t>& changed, FusedGroup& group) {
+  const bool any = std::ranges::any_of(group.members, [&](uint32_t member) { return changed[member] != 0; });
+  return !any || gather_numbers(graph, group, group.numbers, &changed);
+}
+
 bool renew_numbers(const Graph& graph, const std::vector<uint8_t>& changed, Plan& plan) {
-  for (FusedGroup& group : plan.groups) {
-    for (const uint32_t member : group.members) {
-      if (changed[member] == 0) continue;
-      if (!gather_numbers(graph, group, group.numbers, &changed)) return false;
-      break;
-    }
-  }
-  return true;
+  return std::ranges::all_of(plan.groups, [&](FusedGroup& group) { return renew_numbers(graph, changed, group); });
 }
 
 bool resize_plan(const Graph& before, const Graph& now, const PlanOptions& options, Plan& plan) {
   Scratch& scratch = thread_scratch();
   if (!same_overlaps(before, now, scratch.partial) || !are_batches_small(now, plan)) return false;
+  std::vector<uint8_t>& changed = scratch.needed;
+  find_changed_attributes(before, now, changed);
   for (FusedGroup& group : plan.groups) {
-    bool same = true;
-    for (const uint32_t member : group.members) same = same && same_windows(before, now, now.nodes[member]);
-    if (same) continue;
+    const bool same = std::ranges::all_of(
+        group.members, [&](uint32_t member) { return same_windows(before, now, now.nodes[member]); });
+    if (same) {
+      if (!renew_numbers(now, changed, group)) return false;
+      continue;
+    }
+    // Lowers the group anew, so which piece is which was compared as well.
     if (!space_of(now, group, group.space)) return false;
     group.prepared = backend::prepare_fused(group.kernel, group.space, group.launch).ok();
     // Some numbers, such as the count of a mean, follow from sizes.
     if (!gather_numbers(now, group, group.numbers)) return false;
   }
-  std::vector<uint8_t>& changed = scratch.needed;
-  find_changed_attributes(before, now, changed);
-  if (!renew_numbers(now, changed, plan)) return false;
   // Sizes may change at every run.
   PlanOptions quick = options;
   quick.thorough = false;

@@ -42,11 +42,8 @@ TensorView view_of(const at::Tensor& tensor) {
           .strides = tensor.strides().vec()};
 }
 
-at::Tensor empty_output(const graph::SavedProgram& program, size_t output) {
-  const graph::Window& window = program.windows[program.outputs[output].window];
-  const auto rank = static_cast<size_t>(window.rank);
-  return at::detail::empty_strided_cpu({window.sizes().data(), rank}, {window.strides().data(), rank},
-                                       static_cast<at::ScalarType>(window.dtype));
+at::Tensor empty_output(const TensorShape& shape) {
+  return at::detail::empty_strided_cpu(shape.sizes, shape.strides, static_cast<at::ScalarType>(shape.dtype));
 }
 
 void mark_output(const graph::SavedProgram& program, size_t output, const at::Tensor& tensor) {
@@ -86,14 +83,22 @@ void check(const Status& status) {
 }
 
 std::vector<at::Tensor> call(GraphExecutor& executor, const std::vector<at::Tensor>& inputs, size_t slot) {
+  const size_t count = executor.inputs().size();
+  TORCH_CHECK_VALUE(inputs.size() == count, "hetero: the program has ", count, " inputs, and ", inputs.size(),
+                    " were given");
+  if (!executor.dimensions().empty()) {
+    std::vector<TensorView> views;
+    for (const at::Tensor& input : inputs) views.push_back(view_of(input));
+    check(executor.SetSizesOf(views));
+  }
   const graph::SavedProgram& program = executor.program();
-  TORCH_CHECK_VALUE(inputs.size() == program.inputs.size(), "hetero: the program has ", program.inputs.size(),
-                    " inputs, and ", inputs.size(), " were given");
   for (size_t i = 0; i < inputs.size(); ++i) give(executor, i, inputs[i], slot);
+  const Result<std::vector<TensorShape>> shapes = graph::output_shapes(executor.model().program(), executor.sizes());
+  check(shapes.status());
   std::vector<at::Tensor> outputs;
   std::vector<bool> lent;
   for (size_t o = 0; o < program.outputs.size(); ++o) {
-    outputs.push_back(empty_output(program, o));
+    outputs.push_back(empty_output(shapes.value()[o]));
     lent.push_back(is_made(executor, program.outputs[o]) &&
                    executor.SetOutputZeroCopy(o, view_of(outputs.back()), slot).ok());
   }

@@ -8,18 +8,23 @@ file back, here or on another machine, without the model's code; C++ reads it by
 
 from __future__ import annotations
 
+import copy
 import inspect
+import itertools
 import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.utils import _pytree as pytree
 
 from torch_hetero import _C
 from torch_hetero.server import Server
+
+if TYPE_CHECKING:
+    from torch_hetero.dynamic import Sizes
 
 __all__ = ["CompiledModel", "compile_model", "load"]
 
@@ -35,12 +40,12 @@ _PRECISIONS = ("float32", "bfloat16")
 class CompiledModel:
     """A program made of a model; called as the model was.
 
-    Calls take tensors of the shapes and dtypes of the example inputs, on the CPU or on hetero, and everything else as
-    in the example. Results are on the device of the inputs, on the CPU where there are none. Arguments that the model
-    updates in place are updated.
+    Calls take tensors of the shapes (but for dynamic sizes) and dtypes of the example inputs, on the CPU or on
+    hetero, and everything else as in the example. Results are on the device of the inputs, on the CPU where there are
+    none. Arguments that the model updates in place are updated.
 
-    A call is one run of the program: nothing is recorded or planned. Calls of several threads come one after the
-    other; `serve` runs them at once.
+    A call is one run of the program: nothing is recorded or planned. Where sizes are dynamic, the first call with new
+    ones resizes the plan. Calls of several threads come one after the other; `serve` runs them at once.
     """
 
     def __init__(self, model: _C.Model) -> None:
@@ -56,6 +61,16 @@ class CompiledModel:
         self._made: list[Any] = json.loads(metadata[_OUTPUTS])
         self._updates: list[list[int]] = json.loads(metadata[_UPDATES])
         self._lock = threading.Lock()
+
+    @property
+    def dimensions(self) -> dict[str, tuple[int, int | None]]:
+        """The sizes of inputs that may change from call to call: the least and the most, None for no limit."""
+        return {name: (least, most) for name, least, most in self._model.dimensions}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What the dimensions were at the last call; at first those of the example."""
+        return dict(zip(self.dimensions, self._executor.sizes, strict=True))
 
     @property
     def inputs(self) -> list[tuple[str, str]]:
@@ -160,6 +175,7 @@ def compile_model(
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     precision: str = "float32",
+    dynamic: Any = None,
 ) -> CompiledModel:
     """Makes a program of a model; ``torch.hetero.compile``.
 
@@ -173,9 +189,14 @@ def compile_model(
         example_kwargs: Keyword arguments.
         precision: "float32" runs what the model says. "bfloat16" runs products and attention in bfloat16, as
             ``torch.autocast`` does, with sums in float32; weights are rounded once, and the file is half as large.
+        dynamic: Which sizes of the inputs may be others at a call. None or False: none of them. True: all that the
+            model allows. Otherwise what ``torch.export`` calls dynamic_shapes, with names for dimensions:
+            ``{"input_ids": {0: "batch", 1: "tokens"}}``; equal names are equal sizes. The model is then traced by
+            ``torch.export``. An exported program has the dynamic sizes with which it was exported, unless this is
+            False.
 
     Returns:
-        The program; it takes tensors that look like the examples.
+        The program; it takes tensors that look like the examples, apart from sizes that are dynamic.
 
     Raises:
         ValueError: where the model cannot be a program, with the reason.
@@ -183,7 +204,7 @@ def compile_model(
     args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
     if precision not in _PRECISIONS:
         raise ValueError(f"precision is one of {', '.join(_PRECISIONS)}, not {precision!r}")
-    return _Maker(model, args, dict(example_kwargs or {}), precision).make()
+    return _Maker(model, args, dict(example_kwargs or {}), precision).make(dynamic)
 
 
 class _Maker:
@@ -206,8 +227,14 @@ class _Maker:
             for name, tensor in named:
                 self._weights[name] = moved.setdefault(id(tensor), tensor.detach().to(_HETERO))
 
-    def make(self) -> CompiledModel:
+    def make(self, dynamic: Any) -> CompiledModel:
+        if self._exported is not None and dynamic not in (None, True, False):
+            raise ValueError("an exported program has the dynamic sizes with which it was exported")
         with torch.no_grad(), torch.autocast("hetero", dtype=torch.bfloat16, enabled=self._autocasts):
+            if dynamic not in (None, False) or (dynamic is None and self._exported is not None):
+                made = self._make_dynamic(dynamic)
+                if made is not None:
+                    return made
             if self._exported is not None:
                 return self._finish(*self._checked(self._capture_exported("")))
             program, results, problem = self._capture(self._run)
@@ -222,6 +249,104 @@ class _Maker:
                 program, results, problem = self._capture_exported(problem)
             return self._finish(*self._checked((program, results, problem)))
 
+    def _make_dynamic(self, dynamic: Any) -> CompiledModel | None:
+        """None where no size is dynamic."""
+        from torch_hetero.dynamic import Sizes, export
+
+        exported, names = self._exported, {}
+        if exported is None:
+            model, args, kwargs = self._on_cpu()
+            exported, names = export(model, args, kwargs, dynamic)
+        sizes = Sizes(exported, names)
+        if not sizes.names:
+            return None
+        call = self._runner(exported)
+        tensors = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
+
+        def captured(of: list[int]) -> tuple[_C.CompiledProgram, Any, str | None]:
+            try:
+                given = sizes.tensors(tensors, of)
+            except RuntimeError as error:  # a size below 0, say
+                return _C.CompiledProgram(), None, str(error)
+            return self._capture(call, given)
+
+        program, results, problem = captured(sizes.own)
+        if problem is not None:
+            call(*self._given(lambda tensor: _on_hetero(tensor)))  # see make()
+            program, results = self._checked(captured(sizes.own))
+        samples = [(program, sizes.own)]
+        for of in sizes.samples():
+            other, other_results, problem = captured(of)
+            if problem is not None:
+                continue
+            _check_same_leaves(results, other_results)
+            samples.append((other, of))
+            if len(samples) == sizes.captures:
+                break
+        else:
+            raise ValueError("the model cannot be a program for several sizes: it fails for most of them, "
+                             f"the last time with: {problem}")
+        return self._with_ones(sizes, captured, program, results, samples)
+
+    def _with_ones(self, sizes: Sizes, captured: Callable[..., Any], program: _C.CompiledProgram, results: Any,
+                   samples: Sequence[tuple[_C.CompiledProgram, list[int]]]) -> CompiledModel:
+        """The program, for sizes of 1 as well where the model does nothing else with them.
+
+        That is sure where the same operators are recorded. Where others are, a call with the example, cut to that size,
+        tells.
+        """
+        ones = list(sizes.least())
+        own = (program, sizes.own)
+
+        def recorded(of: list[int] | None) -> tuple[_C.CompiledProgram | None, list[int]]:
+            if of is None:
+                return own
+            other, _, problem = captured(of)
+            return (other if problem is None else None), of
+
+        least = [recorded(of) for of in ones]
+        made = self._finish(program, results, sizes=sizes, samples=samples, least=least)
+        doubtful = [d for d, (low, _) in enumerate(made.dimensions.values()) if ones[d] is not None and low > 1]
+        if not doubtful:
+            return made
+        trusting = [own if d in doubtful else sample for d, sample in enumerate(least)]
+        tried = self._finish(program, results, sizes=sizes, samples=samples, least=trusting)
+        wrong = [d for d in doubtful if not self._agrees(tried, sizes.shapes(ones[d]))]
+        if not wrong:
+            return tried
+        least = [least[d] if d in wrong else sample for d, sample in enumerate(trusting)]
+        return self._finish(program, results, sizes=sizes, samples=samples, least=least)
+
+    def _agrees(self, program: CompiledModel, shapes: Sequence[Sequence[int]]) -> bool:
+        """Whether the program and the model give the same for the beginnings of the example's tensors."""
+        def cut() -> tuple[tuple[Any, ...], dict[str, Any]]:
+            left = iter(shapes)
+            return self._given(lambda tensor: tensor[tuple(slice(size) for size in next(left))].clone())
+
+        try:
+            args, kwargs = cut()
+            found = pytree.tree_leaves(program(*args, **kwargs))
+            args, kwargs = pytree.tree_map_only(torch.Tensor, _on_hetero, cut())
+            state = {name: tensor.clone() for name, tensor in self._weights.items()}
+            expected = pytree.tree_leaves(_plain(self._run(args, kwargs, state)))
+        except Exception:
+            return False
+        bound = 0.05 if self._autocasts else 1e-3
+        return len(found) == len(expected) and all(
+            a.shape == b.shape and a.dtype == b.dtype
+            and torch.allclose(a.cpu(), b.cpu(), rtol=bound, atol=bound, equal_nan=True)
+            for a, b in zip(found, expected, strict=True) if isinstance(b, torch.Tensor))
+
+    def _on_cpu(self) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+        """The model and its arguments as torch.export can look at them."""
+        model = self._model
+        if not isinstance(model, torch.nn.Module):
+            function, model = model, torch.nn.Module()
+            model.forward = function
+        elif any(tensor.device.type == "hetero" for tensor in itertools.chain(model.parameters(), model.buffers())):
+            model = copy.deepcopy(model).cpu()
+        return model, *self._given(lambda tensor: tensor.cpu())
+
     @staticmethod
     def _checked(captured: tuple[_C.CompiledProgram, Any, str | None]) -> tuple[_C.CompiledProgram, Any]:
         program, results, problem = captured
@@ -233,15 +358,14 @@ class _Maker:
         leaves = [change(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
         return pytree.tree_unflatten(leaves, self._in_spec)
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], weights: dict[str, Any] | None = None) -> Any:
         if isinstance(self._model, torch.nn.Module):
-            return torch.func.functional_call(self._model, self._weights, args, kwargs, tie_weights=False)
+            weights = weights or self._weights
+            return torch.func.functional_call(self._model, weights, args, kwargs, tie_weights=False)
         return self._model(*args, **kwargs)
 
     def _capture_exported(self, problem: str) -> tuple[_C.CompiledProgram, Any, str | None]:
         """By ``torch.export``, which decides what depends on values for all of them, or says why it cannot."""
-        from torch_hetero.compiler import GraphOnHetero
-
         exported = self._exported
         if exported is None:
             if any(leaf.device.type == "hetero" for leaf in self._leaves if isinstance(leaf, torch.Tensor)):
@@ -251,6 +375,12 @@ class _Maker:
                 exported = torch.export.export(self._model, self._args, self._kwargs, strict=False)
             except Exception:  # the first reason says more
                 return _C.CompiledProgram(), None, problem
+        return self._capture(self._runner(exported))
+
+    def _runner(self, exported: torch.export.ExportedProgram) -> Callable[..., Any]:
+        """What calls the exported program on hetero."""
+        from torch_hetero.compiler import GraphOnHetero
+
         module = exported.module()
 
         def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -258,11 +388,15 @@ class _Maker:
             results = GraphOnHetero(module, self._weights).run(*leaves, enable_io_processing=False)
             return pytree.tree_unflatten(results, exported.call_spec.out_spec)
 
-        return self._capture(call)
+        return call
 
-    def _capture(self, call: Callable[..., Any]) -> tuple[_C.CompiledProgram, Any, str | None]:
+    def _capture(
+        self, call: Callable[..., Any], tensors: list[torch.Tensor] | None = None
+    ) -> tuple[_C.CompiledProgram, Any, str | None]:
+        """A call with the example's tensors, or with others in their place."""
         program = _C.CompiledProgram()
-        tensors = [_on_hetero(leaf) for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
+        if tensors is None:
+            tensors = [_on_hetero(leaf) for leaf in self._leaves if isinstance(leaf, torch.Tensor)]
         try:
             stand_ins = iter(program.begin_capture(tensors))
             args, kwargs = self._given(lambda _: next(stand_ins))
@@ -275,7 +409,9 @@ class _Maker:
             return program, None, str(error).splitlines()[0] if str(error) else type(error).__name__
         return program, results, None
 
-    def _finish(self, program: _C.CompiledProgram, results: Any) -> CompiledModel:
+    def _finish(self, program: _C.CompiledProgram, results: Any, *, sizes: Sizes | None = None,
+                samples: Sequence[tuple[_C.CompiledProgram, list[int]]] = (),
+                least: Sequence[tuple[_C.CompiledProgram | None, list[int]]] = ()) -> CompiledModel:
         given, inputs = [], []
         for leaf, name in zip(self._leaves, self._names, strict=True):
             if isinstance(leaf, torch.Tensor):
@@ -302,7 +438,10 @@ class _Maker:
             _UPDATES: json.dumps([[index, len(outputs) - len(updates) + i] for i, index in enumerate(updates)]),
             "made_by": f"torch {torch.__version__}",
         }
-        return CompiledModel(_C.Model.make(program, inputs, outputs, self._weights, metadata))
+        if sizes is None:
+            return CompiledModel(_C.Model.make(program, inputs, outputs, self._weights, metadata))
+        return CompiledModel(_C.Model.make_dynamic(samples, least, sizes.variables, sizes.factors, inputs, outputs,
+                                                   self._weights, metadata))
 
 
 def _on_hetero(tensor: torch.Tensor) -> torch.Tensor:
@@ -323,6 +462,14 @@ def _plain_leaf(leaf: Any, what: str) -> Any:
     if leaf is None or isinstance(leaf, (bool, int, float, str)):
         return leaf
     raise ValueError(f"{what} is a {type(leaf).__name__}: a program takes and gives tensors, numbers, strings and None")
+
+
+def _check_same_leaves(results: Any, others: Any) -> None:
+    """Raises where something that is no tensor depends on sizes: a program returns it as it was."""
+    for leaf, other in zip(pytree.tree_leaves(results), pytree.tree_leaves(others), strict=True):
+        if not isinstance(leaf, torch.Tensor) and leaf != other:
+            raise ValueError(f"the model returns {leaf!r} for one size and {other!r} for another: a program returns "
+                             "tensors, and numbers that are always the same")
 
 
 def _name_of(path: Sequence[Any]) -> str:

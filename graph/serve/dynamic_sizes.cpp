@@ -19,6 +19,7 @@ constexpr uint32_t kNumberBytes = 8;
 
 Status usage(std::string message) { return Status(ErrorClass::kUsage, std::move(message)); }
 Status too_large() { return usage("the sizes are too large: what follows from them does not fit 64 bits"); }
+Status too_small() { return usage("the program cannot have these sizes: some tensor would have a size below 0"); }
 
 // Where the value of `sum` is not what fits, the error of the whole evaluation.
 class Evaluation {
@@ -78,7 +79,7 @@ class Instance {
       std::memcpy(at, real ? static_cast<const void*>(&as_real) : &value, kNumberBytes);
     }
     if (!value_.fits()) return too_large();
-    if (!possible) return usage("the program cannot have these sizes: some tensor would have a size below 0");
+    if (!possible) return too_small();
     return std::move(made_);
   }
 
@@ -91,7 +92,8 @@ class Instance {
     made_->outputs = from_.outputs;
     for (const ProgramConstant& constant : from_.constants) {
       backend::Block bytes;
-      if (constant.bytes) bytes = backend::Block::adopt(constant.bytes.data(), constant.bytes.bytes(), nullptr, nullptr);
+      if (constant.bytes)
+        bytes = backend::Block::adopt(constant.bytes.data(), constant.bytes.bytes(), nullptr, nullptr);
       made_->constants.push_back({constant.name, constant.buffer, constant.window, std::move(bytes)});
     }
     made_->draws = from_.draws;
@@ -296,9 +298,8 @@ void append(std::string& text, const DynamicWindow& window, std::span<const Size
 
 bool is_name(std::string_view name) {
   const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
-  return !name.empty() && letter(name[0]) && std::ranges::all_of(name, [&](char c) {
-           return letter(c) || c == '.' || (c >= '0' && c <= '9');
-         });
+  return !name.empty() && letter(name[0]) &&
+         std::ranges::all_of(name, [&](char c) { return letter(c) || c == '.' || (c >= '0' && c <= '9'); });
 }
 
 class SizesReader {
@@ -558,6 +559,41 @@ std::vector<int64_t> example_sizes(const SavedProgram& program) {
   return sizes;
 }
 
+namespace {
+
+Result<std::vector<TensorShape>> shapes_of(const SavedProgram& program, const std::vector<ProgramValue>& values,
+                                           const std::vector<DynamicSizes::ValueWindow>& dynamic,
+                                           std::span<const int64_t> sizes) {
+  const Result<std::vector<int64_t>> variables = values_of(program.dynamic.variables, sizes);
+  if (!variables.ok()) return variables.status();
+  std::vector<TensorShape> shapes;
+  for (const ProgramValue& value : values) {
+    const Window& window = program.windows[value.window];
+    shapes.push_back({window.dtype,
+                      {window.sizes().begin(), window.sizes().end()},
+                      {window.strides().begin(), window.strides().end()}});
+  }
+  Evaluation value(variables.value());
+  for (const auto& [index, window] : dynamic) {
+    for (size_t axis = 0; axis < window.sizes.size(); ++axis) {
+      shapes[index].sizes[axis] = value(window.sizes[axis]);
+      shapes[index].strides[axis] = value(window.strides[axis]);
+      if (shapes[index].sizes[axis] < 0 || shapes[index].strides[axis] < 0) return too_small();
+    }
+  }
+  if (!value.fits()) return too_large();
+  return shapes;
+}
+
+}  // namespace
+
+Result<std::vector<TensorShape>> input_shapes(const SavedProgram& program, std::span<const int64_t> sizes) {
+  return shapes_of(program, program.inputs, program.dynamic.inputs, sizes);
+}
+Result<std::vector<TensorShape>> output_shapes(const SavedProgram& program, std::span<const int64_t> sizes) {
+  return shapes_of(program, program.outputs, program.dynamic.outputs, sizes);
+}
+
 Result<std::unique_ptr<SavedProgram>> program_at(const SavedProgram& program, std::span<const int64_t> sizes) {
   const Result<std::vector<int64_t>> variables = values_of(program.dynamic.variables, sizes);
   if (!variables.ok()) return variables.status();
@@ -576,6 +612,15 @@ std::string to_string(const SizeSum& sum, std::span<const SizeVariable> variable
     }
   }
   return text.empty() ? "0" : text;
+}
+
+std::string shape_text(const SavedProgram& program, const std::vector<ProgramValue>& values, size_t index) {
+  const auto& windows = &values == &program.inputs ? program.dynamic.inputs : program.dynamic.outputs;
+  const auto found = std::ranges::find(windows, index, &DynamicSizes::ValueWindow::index);
+  if (found == windows.end()) return to_string(program.windows[values[index].window]);
+  std::string text = std::string(dtype_name(found->window.dtype)) + '[';
+  append(text, found->window.sizes, program.dynamic.variables);
+  return text + ']';
 }
 
 std::string to_string(const DynamicSizes& dynamic) {

@@ -33,6 +33,7 @@
 
 namespace hetero::graph {
 
+struct ProgramValue;
 struct SavedProgram;
 
 // factor * product of variables, which are sorted.
@@ -106,6 +107,9 @@ Result<std::vector<int64_t>> values_of(std::span<const SizeVariable> variables, 
 // Errors: kUsage for an overflow. REQUIRES: verify_sizes(), or variables that are there.
 Result<int64_t> value_of(const SizeSum& sum, std::span<const int64_t> variables);
 
+// One of the program's inputs or outputs: "f32[batch,384]", or its window where its sizes are always the same.
+std::string shape_text(const SavedProgram& program, const std::vector<ProgramValue>& values, size_t index);
+
 // "batch 8, tokens 32".
 std::string sizes_text(const DynamicSizes& dynamic, std::span<const int64_t> sizes);
 
@@ -118,6 +122,10 @@ Status verify_sizes(const SavedProgram& program);
 Result<std::vector<int64_t>> find_sizes(const SavedProgram& program, std::span<const TensorView> inputs);
 // Those for which the program itself is made.
 std::vector<int64_t> example_sizes(const SavedProgram& program);
+
+// What the inputs and the outputs are for these sizes. Errors: kUsage for sizes that the program cannot have.
+Result<std::vector<TensorShape>> input_shapes(const SavedProgram& program, std::span<const int64_t> sizes);
+Result<std::vector<TensorShape>> output_shapes(const SavedProgram& program, std::span<const int64_t> sizes);
 
 // The program for these sizes; it has no dimensions, no plan and no metadata, and window ids of `program` are windows of it too. Its constants look at the
 // bytes of `program`'s, which has to outlive it. Errors: kUsage for sizes that the program cannot have.

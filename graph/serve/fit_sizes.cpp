@@ -71,7 +71,8 @@ int64_t reduce(Values& values) {
 class Fitter {
  public:
   // `factors` per sample: see Product. The samples are enough to tell sums apart.
-  Fitter(std::vector<SizeSum> sums, std::vector<Values> values) : sums_(std::move(sums)), factor_values_(std::move(values)) {
+  Fitter(std::vector<SizeSum> sums, std::vector<Values> values)
+      : sums_(std::move(sums)), factor_values_(std::move(values)) {
     products_.push_back({{}, Values(samples(), 1)});
     size_t begin = 0;
     for (size_t degree = 1; degree <= kMostFactors; ++degree) {
@@ -298,12 +299,14 @@ class SizesFit {
       for (uint32_t i = 0; i < graph.nodes[n].operand_count; ++i) {
         DynamicWindow window;
         const auto id = [n, i](const SavedProgram& p) { return p.graph.operands_of(p.graph.nodes[n])[i].window; };
-        if (!find_window(id, window)) return no_sum("a size of operand " + std::to_string(i) + " of " + name_of(graph, n));
+        if (!find_window(id, window))
+          return no_sum("a size of operand " + std::to_string(i) + " of " + name_of(graph, n));
         if (is_dynamic_) dynamic.operands.push_back({n, i, std::move(window)});
       }
       if (Status status = find_numbers_of(n); !status.ok()) return status;
     }
-    if (Status status = find_values(program_.inputs, &SavedProgram::inputs, dynamic.inputs); !status.ok()) return status;
+    if (Status status = find_values(program_.inputs, &SavedProgram::inputs, dynamic.inputs); !status.ok())
+      return status;
     return find_values(program_.outputs, &SavedProgram::outputs, dynamic.outputs);
   }
 
@@ -461,8 +464,8 @@ Status compare_at(const SavedProgram& program, const SizeSample& recorded) {
     }
     for (uint32_t byte = 0; byte < x.attribute_bytes; ++byte) {
       const uint64_t at = uint64_t{x.attribute_offset} + byte;
-      const bool drawn = std::ranges::any_of(
-          a.draws, [&](uint64_t draw) { return at >= draw && at < draw + 2 * kNumberBytes; });
+      const bool drawn =
+          std::ranges::any_of(a.draws, [&](uint64_t draw) { return at >= draw && at < draw + 2 * kNumberBytes; });
       if (!drawn && a.graph.attributes[at] != b.graph.attributes[uint64_t{y.attribute_offset} + byte]) {
         return differs("an argument of " + name_of(a.graph, n) + " would be another one");
       }

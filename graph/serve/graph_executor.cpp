@@ -74,9 +74,9 @@ struct GraphExecutor::Impl {
 
   // A buffer of a slot, on the devices where it has memory.
   struct SlotBuffer {
-    Place own{};                   // the executor's own memory
-    Place place{};                 // what the program uses now
-    void* staging = nullptr;       // host memory through which it goes to and from a device; null where there is none
+    Place own{};              // the executor's own memory
+    Place place{};            // what the program uses now
+    void* staging = nullptr;  // host memory through which it goes to and from a device; null where there is none
     std::shared_ptr<const void> owner{};  // of memory that the caller lends
     bool set = false;                     // an input: it has been set
 
@@ -135,7 +135,7 @@ struct GraphExecutor::Impl {
   uint64_t memory_version = 1;  // counts how often some of it moved
   std::vector<Block> state_blocks;
   std::array<uint64_t, kMaxDevices> state_bytes{};
-  std::vector<Place> places;  // per buffer: of constants
+  std::vector<Place> places;                     // per buffer: of constants
   std::vector<std::unique_ptr<Instance>> known;  // the program's own sizes first, then the latest
   Instance* now = nullptr;
   graph::BoundCounts counted;  // by programs that are gone
@@ -212,8 +212,7 @@ Result<std::unique_ptr<GraphExecutor>> GraphExecutor::Init(std::shared_ptr<Model
 Status GraphExecutor::Impl::init() {
   plan_options = options.plan != nullptr ? *options.plan : static_plan_options(options.devices);
   plan_options.fixed_memory = true;
-  Result<std::unique_ptr<SizedProgram>> own =
-      SizedProgram::own(model->program(), plan_options, options.use_saved_plan);
+  Result<std::unique_ptr<SizedProgram>> own = SizedProgram::own(model->program(), plan_options, options.use_saved_plan);
   if (!own.ok()) return own.status();
   choose_homes();
   make_slots();
@@ -361,9 +360,9 @@ void GraphExecutor::Impl::bind(Instance& instance) {
   if (instance.bound != nullptr) counted += instance.bound->counts();
   const graph::StaticPlan& plan = instance.sized->plan;
   const std::vector<graph::Binding*> bindings = model->bindings();
-  instance.bound = std::make_unique<graph::BoundProgram>(plan.graph, plan.plan, options.devices, of_slots,
-                                                         std::array{arenas[kCpu].data(), arenas[kAccelerator].data()},
-                                                         bindings);
+  instance.bound =
+      std::make_unique<graph::BoundProgram>(plan.graph, plan.plan, options.devices, of_slots,
+                                            std::array{arenas[kCpu].data(), arenas[kAccelerator].data()}, bindings);
   instance.version = memory_version;
   if (instance.bound->on_host_only()) return;
   for (auto& slot : slots) {
@@ -555,6 +554,12 @@ Status GraphExecutor::Impl::lend(size_t slot, const ProgramValue& value, const T
   // What the device still does is done with the memory that was there before.
   if (Status status = bound().wait(slot); !status.ok()) return status;
   SlotBuffer& at = home(slot, value);
+  // An empty tensor may have no address, which to a kernel means that it is to bring the memory.
+  if (tensor.data == nullptr) {
+    take_back(slot, value);
+    at.set = true;
+    return Status();
+  }
   bound().rebind(slot, value.buffer, tensor.device, tensor.data);
   at.place[tensor.device] = tensor.data;
   at.owner = std::move(owner);
@@ -800,6 +805,7 @@ const std::vector<ProgramValue>& GraphExecutor::inputs() const { return impl_->p
 const std::vector<ProgramValue>& GraphExecutor::outputs() const { return impl_->program().outputs; }
 size_t GraphExecutor::slots() const { return impl_->slots.size(); }
 const graph::SavedProgram& GraphExecutor::program() const { return impl_->program(); }
+const Model& GraphExecutor::model() const { return *impl_->model; }
 const graph::StaticPlan& GraphExecutor::plan() const { return impl_->plan(); }
 graph::BoundCounts GraphExecutor::counts() const {
   graph::BoundCounts counts = impl_->counted;

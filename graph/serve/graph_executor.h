@@ -143,7 +143,9 @@ class GraphExecutor {
   // The result where it is, until the slot runs again. Waits for the run. Errors: kUsage where it is not in the host's memory.
   Result<TensorView> GetOutputView(Which output, size_t slot = 0);
 
+  // For the present sizes.
   const graph::SavedProgram& program() const;
+  const Model& model() const;
   const graph::StaticPlan& plan() const;
   graph::BoundCounts counts() const;
   // Bytes taken for this executor alone, per device: slots, temporaries and states.

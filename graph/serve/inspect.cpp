@@ -25,8 +25,8 @@ void append_values(std::string& text, const char* kind, const std::vector<Progra
                    const SavedProgram& program) {
   text += std::string(kind) + ":\n";
   for (size_t i = 0; i < values.size(); ++i) {
-    text += "  " + std::to_string(i) + " " + values[i].name + ": " + to_string(program.windows[values[i].window]) +
-            " in b" + std::to_string(values[i].buffer) + '\n';
+    text += "  " + std::to_string(i) + " " + values[i].name + ": " + shape_text(program, values, i) + " in b" +
+            std::to_string(values[i].buffer) + '\n';
   }
 }
 
@@ -66,7 +66,7 @@ void append_placement(std::string& text, const SavedProgram& program, const Plan
 }  // namespace
 
 std::string inspect(const GraphExecutor& executor) {
-  const SavedProgram& program = executor.program();
+  const SavedProgram& program = executor.model().program();
   std::string text;
   append_values(text, "inputs", program.inputs, program);
   append_values(text, "outputs", program.outputs, program);
@@ -74,6 +74,10 @@ std::string inspect(const GraphExecutor& executor) {
   append_memory(text, executor);
   append_placement(text, program, executor.plan().plan);
   text += "plan: " + executor.plan().origin + "\n\n";
+  if (!program.dynamic.dimensions().empty()) {
+    text +=
+        "sizes, now for " + sizes_text(program.dynamic, executor.sizes()) + ":\n" + to_string(program.dynamic) + '\n';
+  }
   text += "graph:\n" + to_string(executor.plan().graph) + '\n';
   return text + to_string(executor.plan().plan);
 }

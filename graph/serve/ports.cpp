@@ -32,13 +32,22 @@ Status Ports::check(size_t index, const TensorView& tensor) const {
   return graph::check_shape(program_.windows[values_[index].window], tensor, words_[index]);
 }
 
-Status Ports::check_request(std::span<const TensorView> tensors) const {
+Status Ports::check_request(std::span<const TensorView> tensors, std::span<const int64_t> sizes) const {
   if (tensors.size() != values_.size()) {
     return usage("the program has " + std::to_string(values_.size()) + " " + kind_ + "s, and the request brings " +
                  std::to_string(tensors.size()));
   }
+  std::vector<TensorShape> shapes;
+  if (!sizes.empty()) {
+    const bool are_inputs = &values_ == &program_.inputs;
+    auto found = are_inputs ? graph::input_shapes(program_, sizes) : graph::output_shapes(program_, sizes);
+    if (!found.ok()) return found.status();
+    shapes = std::move(found.value());
+  }
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (Status status = check(i, tensors[i]); !status.ok()) return status;
+    Status status = shapes.empty() ? check(i, tensors[i])
+                                   : graph::check_shape(shapes[i].dtype, shapes[i].sizes, tensors[i], words_[i]);
+    if (!status.ok()) return status;
     if (tensors[i].device != backend::kCpu) return usage(words_[i] + " of a request must be in the host's memory");
   }
   return Status();

@@ -47,8 +47,8 @@ class Ports {
   Result<size_t> find(Which which) const;
   // Whether the tensor has the dtype and the shape of the program's own. Errors: kUsage, as graph::check_shape.
   Status check(size_t index, const TensorView& tensor) const;
-  // Whether these are one for each, all in the host's memory. Errors: kUsage.
-  Status check_request(std::span<const TensorView> tensors) const;
+  // Whether these are one for each, all in the host's memory, for the program's dimensions `sizes`. Errors: kUsage.
+  Status check_request(std::span<const TensorView> tensors, std::span<const int64_t> sizes = {}) const;
 
  private:
   const graph::SavedProgram& program_;

@@ -28,11 +28,10 @@ class ProgramVerifier {
 
   Status run() {
     using Check = Status (ProgramVerifier::*)();
-    constexpr Check kChecks[] = {&ProgramVerifier::check_graph,     &ProgramVerifier::check_inputs,
-                                 &ProgramVerifier::check_constants, &ProgramVerifier::check_outputs,
-                                 &ProgramVerifier::check_buffers,   &ProgramVerifier::check_order,
-                                 &ProgramVerifier::check_nodes,     &ProgramVerifier::check_draws,
-                                 &ProgramVerifier::check_sizes};
+    constexpr Check kChecks[] = {
+        &ProgramVerifier::check_graph,   &ProgramVerifier::check_inputs,  &ProgramVerifier::check_constants,
+        &ProgramVerifier::check_outputs, &ProgramVerifier::check_buffers, &ProgramVerifier::check_order,
+        &ProgramVerifier::check_nodes,   &ProgramVerifier::check_draws,   &ProgramVerifier::check_sizes};
     for (const Check check : kChecks) {
       if (Status status = (this->*check)(); !status.ok()) return status;
     }

@@ -107,8 +107,15 @@ Status Server::make_executor(Lane& lane, const Options& options) {
 
 Status Server::submit(std::shared_ptr<Request> request, graph::RequestOptions options) {
   if (request == nullptr) return usage("the request to submit is null");
-  Status status = model_->inputs().check_request(request->inputs);
-  if (status.ok()) status = model_->outputs().check_request(request->outputs);
+  std::vector<int64_t> sizes;
+  if (const graph::SavedProgram& program = model_->program(); !program.dynamic.dimensions().empty()) {
+    Result<std::vector<int64_t>> found = graph::find_sizes(program, request->inputs);
+    if (!found.ok()) return found.status();
+    sizes = std::move(found.value());
+  }
+  Status status = model_->inputs().check_request(request->inputs, sizes);
+  if (status.ok()) status = model_->outputs().check_request(request->outputs, sizes);
+  if (status.ok()) request->sizes_ = std::move(sizes);
   return status.ok() ? scheduler_->submit(std::move(request), options) : status;
 }
 
@@ -132,6 +139,9 @@ Status Server::run(Lane& lane, Request& request) {
 
 Status Server::run_program(Lane& lane, Request& request) {
   GraphExecutor& executor = *lane.executor;
+  if (!request.sizes_.empty()) {
+    if (Status status = executor.SetSizes(request.sizes_); !status.ok()) return status;
+  }
   for (size_t i = 0; i < request.inputs.size(); ++i) {
     if (Status status = executor.OfferInput(i, request.inputs[i]); !status.ok()) return status;
   }

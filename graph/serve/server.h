@@ -46,6 +46,10 @@ class Server {
    public:
     std::vector<TensorView> inputs;
     std::vector<TensorView> outputs;
+
+   private:
+    friend class Server;
+    std::vector<int64_t> sizes_;  // of the program's dimensions
   };
 
   struct Options {
@@ -66,8 +70,8 @@ class Server {
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  // Errors: kUsage for a wrong number of tensors, or one of another dtype, shape or device than the program's, with the request left as it was; those of
-  // Scheduler::submit.
+  // Requests to a program with dimensions may be of different sizes; outputs are to have those of graph::output_shapes. Errors: kUsage for a wrong number of tensors, or one of
+  // another dtype, shape or device than the program's, with the request left as it was; those of Scheduler::submit.
   Status submit(std::shared_ptr<Request> request, graph::RequestOptions options = {});
   Result<std::shared_ptr<Request>> submit(std::vector<TensorView> inputs, std::vector<TensorView> outputs,
                                           graph::RequestOptions options = {});

@@ -30,8 +30,8 @@ Result<std::unique_ptr<SizedProgram>> SizedProgram::resized(const SavedProgram& 
   if (!made.ok()) return made.status();
   // What a file says of sizes is trusted no more than the rest of it.
   if (Status status = graph::verify_program(*made.value()); !status.ok()) {
-    return Status(status.error_class(), "the program cannot have the sizes " + graph::sizes_text(program.dynamic, sizes) +
-                                            ": " + status.message());
+    return Status(status.error_class(), "the program cannot have the sizes " +
+                                            graph::sizes_text(program.dynamic, sizes) + ": " + status.message());
   }
   auto sized = std::make_unique<SizedProgram>(std::vector<int64_t>(sizes.begin(), sizes.end()), std::move(made.value()),
                                               program);

@@ -35,7 +35,7 @@ struct SizedProgram {
   template <typename Draw>
   Status draw_numbers(const Draw& draw);
 
-  const std::vector<int64_t> sizes;                  // of the dimensions
+  const std::vector<int64_t> sizes;                 // of the dimensions
   const std::unique_ptr<graph::SavedProgram> made;  // null where the saved program has these sizes
   const graph::SavedProgram& program;
   const Ports inputs;

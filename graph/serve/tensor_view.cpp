@@ -79,16 +79,21 @@ std::string to_string(const TensorView& view) {
 namespace graph {
 
 Status check_shape(const Window& window, const TensorView& view, const std::string& what) {
-  const bool fits = view.dtype == window.dtype && std::ranges::equal(view.sizes, window.sizes()) &&
+  return check_shape(window.dtype, window.sizes(), view, what);
+}
+
+Status check_shape(DType dtype, std::span<const int64_t> sizes, const TensorView& view, const std::string& what) {
+  const bool fits = view.dtype == dtype && std::ranges::equal(view.sizes, sizes) &&
                     (view.strides.empty() || view.strides.size() == view.sizes.size());
   if (!fits) {
     return Status(ErrorClass::kUsage,
-                  what + " is " + text_of(window.dtype, window.sizes()) + " in this program, not " + to_string(view));
+                  what + " is " + text_of(dtype, sizes) + " in this program, not " + to_string(view));
   }
   if (std::ranges::any_of(view.strides, [](int64_t stride) { return stride < 0; })) {
     return Status(ErrorClass::kUsage, what + " has a negative stride");
   }
-  if (view.data == nullptr && window.numel != 0) return Status(ErrorClass::kUsage, what + " has no memory");
+  const bool is_empty = std::ranges::find(sizes, 0) != sizes.end();
+  if (view.data == nullptr && !is_empty) return Status(ErrorClass::kUsage, what + " has no memory");
   return Status();
 }
 

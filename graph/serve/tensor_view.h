@@ -26,6 +26,13 @@ struct TensorView {
   static TensorView row_major(void* data, std::string_view dtype, std::vector<int64_t> sizes);
 };
 
+// The same without memory.
+struct TensorShape {
+  graph::DType dtype = 0;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+};
+
 // "f32[2,3]" and such, for messages.
 std::string to_string(const TensorView& view);
 
@@ -33,6 +40,7 @@ namespace graph {
 
 // Whether the tensor has the window's dtype and sizes. Errors: kUsage, in words that say what was expected.
 Status check_shape(const Window& window, const TensorView& view, const std::string& what);
+Status check_shape(DType dtype, std::span<const int64_t> sizes, const TensorView& view, const std::string& what);
 // Whether the tensor lies in memory exactly as the window does, offset apart.
 bool lies_like(const Window& window, const TensorView& view);
 // Copies between a tensor and a buffer in host memory that the window looks at. REQUIRES: check_shape(); neither overlaps the other.

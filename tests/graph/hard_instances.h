@@ -1,6 +1,6 @@
 // Hard instances of memory planning: Google's, from tests/graph/data/minimalloc (its README tells the source and the licence).
 //
-// The files are found beside this one, where the tests were built. Thread safety: functions without state.
+// The build says where that is (HETERO_TEST_DATA). Thread safety: functions without state.
 
 #pragma once
 
@@ -41,7 +41,7 @@ inline HardInstance read_hard_instance(const std::filesystem::path& path) {
 inline std::vector<HardInstance> hard_instances() {
   std::vector<HardInstance> instances;
   for (const auto& entry :
-       std::filesystem::directory_iterator(std::filesystem::path(__FILE__).parent_path() / "data" / "minimalloc")) {
+       std::filesystem::directory_iterator(std::filesystem::path(HETERO_TEST_DATA) / "minimalloc")) {
     if (entry.path().extension() == ".csv") instances.push_back(read_hard_instance(entry.path()));
   }
   std::sort(instances.begin(), instances.end(),

@@ -40,6 +40,7 @@
 #include "graph/serve/zip.h"
 #include "graph/verify.h"
 #include "tests/graph/catch.h"
+#include "tests/graph/dynamic_program.h"
 #include "tests/graph/saved.h"
 #include "tests/graph/seeds.h"
 
@@ -99,6 +100,8 @@ struct Totals {
   int64_t unlike = 0;       // of these, not the program that was saved
   int64_t plans = 0;        // that parse
   int64_t legal_plans = 0;  // of these, that the verifier accepts
+  int64_t sized = 0;        // programs for other sizes that a program gives
+  int64_t legal_sizes = 0;  // of these, that are legal
   int64_t illegal = 0;      // programs that are refused by what they say
   int64_t refused = 0;      // files that are
 };
@@ -243,9 +246,9 @@ class Mutator {
 
   // One of the texts, those that say more the more often.
   std::string& text() {
-    constexpr const char* kTexts[] = {"graph.txt", "graph.txt", "plan.txt",           "plan.txt",
-                                      "graph.txt", "graph.txt", "program.json",       "plan.txt",
-                                      "plan.txt",  "version",   "weights.safetensors"};
+    constexpr const char* kTexts[] = {"graph.txt",           "graph.txt",    "plan.txt",  "plan.txt", "graph.txt",
+                                      "graph.txt",           "program.json", "plan.txt",  "plan.txt", "version",
+                                      "weights.safetensors", "sizes.txt",    "sizes.txt", "sizes.txt"};
     const std::string_view wanted = kTexts[below(std::size(kTexts))];
     for (Entry& entry : entries_) {
       if (entry.name == wanted) return entry.bytes;
@@ -310,7 +313,8 @@ class Trial {
       : random_(static_cast<uint32_t>(seed * 2654435761u + 1)), path_(folder.path("m.hetero")), totals_(totals) {}
 
   Status run() {
-    const auto program = make_saved(random_, 1 + static_cast<int>(random_() % 12));
+    const auto program = random_() % 4 == 0 ? make_dynamic(2 + static_cast<int64_t>(random_() % 4))
+                                            : make_saved(random_, 1 + static_cast<int>(random_() % 12));
     const std::string saved = describe(*program);
     if (Status status = save_program(*program, path_); !status.ok()) return status;
     mutant_ = Mutator(random_).mutate(read_file(path_));
@@ -323,6 +327,7 @@ class Trial {
     totals_.unlike += description != saved;
     if (Status status = verify_program(*loaded.value()); !status.ok()) return status;
     check_plan(*loaded.value());
+    check_sizes(*loaded.value());
     return check_again(*loaded.value(), description);
   }
 
@@ -348,6 +353,19 @@ class Trial {
     static_cast<void>(verify_plan(program.graph, plan.value(), options));
     if (!restore_groups(program.graph, plan.value()).ok()) return;
     totals_.legal_plans += verify_plan(program.graph, plan.value(), options).ok();
+  }
+
+  // Other sizes give a program that is legal or refused.
+  void check_sizes(const SavedProgram& program) {
+    std::vector<int64_t> sizes = example_sizes(program);
+    for (int i = 0; i < 8 && !sizes.empty(); ++i) {
+      for (int64_t& size : sizes) size = random_() % 8 == 0 ? static_cast<int64_t>(random_()) << 20 : random_() % 100;
+      const Result<std::unique_ptr<SavedProgram>> made = program_at(program, sizes);
+      if (!made.ok()) continue;
+      ++totals_.sized;
+      totals_.legal_sizes += verify_program(*made.value()).ok();
+      static_cast<void>(output_shapes(program, sizes));
+    }
   }
 
   Status check_again(const SavedProgram& program, const std::string& description) {
@@ -399,11 +417,11 @@ bool run_seeds(const Seeds& seeds) {
   alarm(0);
   const auto number = [](auto value) { return static_cast<long long>(value); };
   std::printf(
-      "load-fuzz: %lld seeds as they should be: %lld files load (%lld as another program; %lld plans, %lld legal), "
-      "%lld "
-      "are illegal programs, %lld are refused; %lld bytes at most\n",
+      "load-fuzz: %lld seeds as they should be: %lld files load (%lld as another program; %lld plans, %lld legal; "
+      "%lld programs of other sizes, %lld legal), %lld are illegal programs, %lld are refused; %lld bytes at most\n",
       number(seeds.count), number(totals.loaded), number(totals.unlike), number(totals.plans),
-      number(totals.legal_plans), number(totals.illegal), number(totals.refused), number(peak.load()));
+      number(totals.legal_plans), number(totals.sized), number(totals.legal_sizes), number(totals.illegal),
+      number(totals.refused), number(peak.load()));
   return true;
 }
 

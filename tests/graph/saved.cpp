@@ -115,7 +115,7 @@ std::unique_ptr<SavedProgram> make_saved(std::mt19937& random, int nodes) {
 }
 
 std::string describe(const SavedProgram& program) {
-  std::string text = to_string(program.graph);
+  std::string text = to_string(program.graph) + to_string(program.dynamic);
   const auto add = [&](const char* kind, const auto& value) {
     text += std::string(kind) + ' ' + value.name + ' ' + std::to_string(value.buffer) + ' ' +
             to_string(program.windows[value.window]) + ' ';

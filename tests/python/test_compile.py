@@ -536,12 +536,6 @@ RESIZABLE: dict[str, Callable[[int, int], torch.Tensor]] = {
 # sequences, and with an odd batch these heads are so small that eager's loop over them ends within a vector.
 FIRST_SIZE, OTHER_SIZES = (6, 5), ((8, 7), (10, 9), (6, 3))
 
-# resize_plan takes no fused group with a gradient of select or slice, whose attributes are sizes.
-PIECES = pytest.mark.xfail(strict=True, reason="gradients of select and slice are planned anew for other sizes")
-TRAINABLE = [pytest.param(name, marks=PIECES) if name in ("vit", "transformer", "llama", "qwen3") else name
-             for name in RESIZABLE]
-
-
 @pytest.mark.parametrize("name", RESIZABLE)
 def test_other_batches_and_lengths_of_a_model_do_not_plan_anew(name: str) -> None:
     build, inputs = ALL_MODELS[name][0], RESIZABLE[name]
@@ -557,7 +551,7 @@ def test_other_batches_and_lengths_of_a_model_do_not_plan_anew(name: str) -> Non
         assert len(torch.hetero.compiled_graphs()) == 1
 
 
-@pytest.mark.parametrize("name", TRAINABLE)
+@pytest.mark.parametrize("name", RESIZABLE)
 def test_training_with_other_batches_and_lengths_does_not_plan_anew(name: str) -> None:
     build, inputs = ALL_MODELS[name][0], RESIZABLE[name]
     model, oracle = build().train().to("hetero"), build().train()

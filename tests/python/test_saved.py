@@ -233,6 +233,14 @@ def test_a_model_that_fails_on_its_examples_says_how() -> None:
 
 
 @torch.no_grad()
+def test_empty_inputs_and_outputs_are_taken() -> None:
+    program = torch.hetero.compile(lambda x: (x[:, 1:] - x[:, :-1], x * 2), (torch.ones(3, 1),))
+    steps, doubled = program(torch.ones(3, 1))
+    assert steps.shape == (3, 0) and (doubled == 2).all()
+    program = torch.hetero.compile(lambda x: x + 1, (torch.ones(0, 4),))
+    assert program(torch.ones(0, 4)).shape == (0, 4)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_an_exported_program_can_be_compiled(name: str) -> None:
     model, args, kwargs = example(name)

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "graph/serve/inspect.h"
 #include "graph/serve/static_plan.h"
 #include "ops/compiled.h"
+#include "ops/dynamic_program.h"
 #include "ops/static_call.h"
 
 namespace py = pybind11;
@@ -31,14 +33,17 @@ at::Tensor tensor_of(const py::handle& object) {
   return THPVariable_Unpack(object.ptr());
 }
 
-std::shared_ptr<Model> make_model(ops::CompiledProgram& program, const Strings& inputs, const Strings& outputs,
-                                  const py::dict& constants, const std::map<std::string, std::string>& metadata) {
+ops::ProgramNames names_of(const Strings& inputs, const Strings& outputs, const py::dict& constants) {
   ops::ProgramNames names{.inputs = inputs, .outputs = outputs, .constants = {}};
   for (const auto& [name, tensor] : constants)
     names.constants.emplace_back(py::cast<std::string>(name), tensor_of(tensor));
-  std::unique_ptr<graph::SavedProgram> saved = program.save(names);
+  return names;
+}
+
+// Folded, and planned for this process.
+std::shared_ptr<Model> finish_model(std::unique_ptr<graph::SavedProgram> saved,
+                                    const std::map<std::string, std::string>& metadata) {
   saved->metadata = metadata;
-  const py::gil_scoped_release released;
   ops::check(graph::fold_constants(*saved));
   const graph::PlanOptions options = ops::static_plan_options();
   graph::StaticPlan plan;
@@ -47,6 +52,46 @@ std::shared_ptr<Model> make_model(ops::CompiledProgram& program, const Strings& 
   Result<std::shared_ptr<Model>> model = Model::create(std::move(saved));
   ops::check(model.status());
   return model.value();
+}
+
+std::shared_ptr<Model> make_model(ops::CompiledProgram& program, const Strings& inputs, const Strings& outputs,
+                                  const py::dict& constants, const std::map<std::string, std::string>& metadata) {
+  const ops::ProgramNames names = names_of(inputs, outputs, constants);
+  const py::gil_scoped_release released;
+  return finish_model(program.save(names), metadata);
+}
+
+using Captures = std::vector<std::pair<ops::CompiledProgram*, std::vector<int64_t>>>;
+
+std::vector<ops::SizedCapture> saved_captures(const Captures& captures, const ops::ProgramNames& names) {
+  std::vector<ops::SizedCapture> saved;
+  for (const auto& [program, sizes] : captures) {
+    saved.push_back({program != nullptr ? program->save(names) : nullptr, sizes});
+  }
+  return saved;
+}
+
+std::shared_ptr<Model> make_dynamic_model(const Captures& samples, const Captures& least, const std::string& variables,
+                                          const Strings& factors, const Strings& inputs, const Strings& outputs,
+                                          const py::dict& constants,
+                                          const std::map<std::string, std::string>& metadata) {
+  const ops::ProgramNames names = names_of(inputs, outputs, constants);
+  const py::gil_scoped_release released;
+  return finish_model(ops::dynamic_program({.variables = variables,
+                                            .factors = factors,
+                                            .samples = saved_captures(samples, names),
+                                            .least = saved_captures(least, names)}),
+                      metadata);
+}
+
+py::list dimensions_of(const Model& model) {
+  py::list list;
+  for (const graph::SizeVariable& dimension : model.program().dynamic.dimensions()) {
+    const bool open = dimension.most == std::numeric_limits<int64_t>::max();
+    list.append(
+        py::make_tuple(dimension.name, dimension.least, open ? py::none() : py::object(py::int_(dimension.most))));
+  }
+  return list;
 }
 
 std::unique_ptr<GraphExecutor> make_executor(const std::shared_ptr<Model>& model, size_t slots) {
@@ -69,8 +114,8 @@ py::list call_executor(GraphExecutor& executor, const py::list& inputs) {
 
 py::list values_of(const graph::SavedProgram& program, const std::vector<graph::ProgramValue>& values) {
   py::list list;
-  for (const graph::ProgramValue& value : values) {
-    list.append(py::make_tuple(value.name, graph::to_string(program.windows[value.window])));
+  for (size_t i = 0; i < values.size(); ++i) {
+    list.append(py::make_tuple(values[i].name, graph::shape_text(program, values, i)));
   }
   return list;
 }
@@ -95,6 +140,8 @@ void add_saved(py::module_& m) {
   using released = py::call_guard<py::gil_scoped_release>;
   py::class_<Model, std::shared_ptr<Model>>(m, "Model")
       .def_static("make", &make_model)
+      .def_static("make_dynamic", &make_dynamic_model)
+      .def_property_readonly("dimensions", &dimensions_of)
       .def_static(
           "load",
           [](const std::string& path) {
@@ -117,6 +164,7 @@ void add_saved(py::module_& m) {
       .def("call", &call_executor)
       .def(
           "describe", [](const GraphExecutor& executor) { return graph::inspect(executor); }, released())
+      .def_property_readonly("sizes", &GraphExecutor::sizes)
       .def_property_readonly("plan_origin", [](const GraphExecutor& executor) { return executor.plan().origin; })
       .def_property_readonly("counts", [](const GraphExecutor& executor) {
         const graph::BoundCounts counts = executor.counts();

@@ -61,6 +61,19 @@ class EndedRequests {
   bool stopped_ = false;
 };
 
+// Of a call with these inputs. Raises a ValueError where the program does not take them.
+std::vector<TensorShape> output_shapes(const graph::SavedProgram& program, const std::vector<TensorView>& inputs) {
+  std::vector<int64_t> sizes;
+  if (!program.dynamic.dimensions().empty()) {
+    Result<std::vector<int64_t>> found = graph::find_sizes(program, inputs);
+    ops::check(found.status());
+    sizes = std::move(found.value());
+  }
+  Result<std::vector<TensorShape>> shapes = graph::output_shapes(program, sizes);
+  ops::check(shapes.status());
+  return std::move(shapes.value());
+}
+
 // Owns the tensors of a request.
 class PythonRequest final : public Server::Request, public std::enable_shared_from_this<PythonRequest> {
  public:
@@ -68,8 +81,8 @@ class PythonRequest final : public Server::Request, public std::enable_shared_fr
                 std::shared_ptr<EndedRequests> ended)
       : number_(number), given_(std::move(given)), program_(program), ended_(std::move(ended)) {
     for (const at::Tensor& tensor : given_) inputs.push_back(ops::view_of(tensor));
-    for (size_t o = 0; o < program.outputs.size(); ++o) {
-      made_.push_back(ops::empty_output(program, o));
+    for (const TensorShape& shape : output_shapes(program, inputs)) {
+      made_.push_back(ops::empty_output(shape));
       outputs.push_back(ops::view_of(made_.back()));
     }
   }

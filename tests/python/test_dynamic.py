@@ -1,0 +1,254 @@
+"""Programs of several sizes: ``torch.hetero.compile(..., dynamic=...)``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import models
+import pytest
+import torch
+from torch import nn
+
+
+def small_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.LayerNorm(24), nn.Linear(24, 5)).eval()
+
+
+class Attention(nn.Module):
+    """Attention with a causal mask, positions from a table, and a mean over time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(50, 32)
+        self.positions = nn.Embedding(64, 32)
+        self.layer = nn.TransformerEncoderLayer(32, 4, 48, batch_first=True, dropout=0.0)
+        self.head = nn.Linear(32, 7)
+
+    def forward(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Logits of the last token, and a mean over all."""
+        length = tokens.shape[1]
+        x = self.table(tokens) + self.positions(torch.arange(length, device=tokens.device))
+        mask = torch.full((length, length), float("-inf"), device=tokens.device).triu(1)
+        x = self.layer(x, src_mask=mask)
+        return {"logits": self.head(x[:, -1]), "mean": x.mean(1), "pairs": x[:, 1:] - x[:, :-1]}
+
+
+def check(program: torch.hetero.CompiledModel, model: Callable[..., object], *inputs: torch.Tensor,
+          **tensors: torch.Tensor) -> None:
+    """The program gives what the model does."""
+    with torch.no_grad():
+        expected = model(*inputs, **tensors)
+    found = program(*inputs, **tensors)
+    if not isinstance(expected, dict):
+        expected, found = {"": expected}, {"": found}
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_a_named_dimension_takes_other_sizes() -> None:
+    model = small_model()
+    program = torch.hetero.compile(model, (torch.zeros(3, 16),), dynamic={"input": {0: "batch"}})
+    assert program.dimensions == {"batch": (1, None)}
+    assert program.sizes == {"batch": 3}
+    for batch in (3, 1, 2, 7, 64, 1000, 3):
+        check(program, model, torch.randn(batch, 16))
+        assert program.sizes == {"batch": batch}
+    assert program.counts["allocations"] == 0
+
+
+def test_the_example_may_have_the_size_1() -> None:
+    model = small_model()
+    program = torch.hetero.compile(model, (torch.zeros(1, 16),), dynamic={"input": {0: "batch"}})
+    assert program.dimensions == {"batch": (1, None)}
+    for batch in (1, 2, 9):
+        check(program, model, torch.randn(batch, 16))
+
+
+def test_a_size_of_1_is_another_program_where_the_model_makes_it_one() -> None:
+    def squeezed(x: torch.Tensor) -> torch.Tensor:
+        return x.squeeze(0).cumsum(0)
+
+    program = torch.hetero.compile(squeezed, (torch.randn(3, 4),), dynamic={"x": {0: "n"}})
+    assert program.dimensions == {"n": (2, None)}
+    check(program, squeezed, torch.randn(5, 4))
+    with pytest.raises(ValueError, match="n is 1, and the program was made for 2 and more"):
+        program(torch.randn(1, 4))
+
+
+def test_batch_and_length_of_attention_are_dynamic() -> None:
+    model = Attention().eval()
+    tokens = torch.randint(50, (3, 9))
+    program = torch.hetero.compile(model, (tokens,), dynamic={"tokens": {0: "batch", 1: "n"}})
+    for batch, length in ((3, 9), (1, 5), (8, 64), (2, 2), (5, 33), (1, 64)):
+        check(program, model, torch.randint(50, (batch, length)))
+    with pytest.raises(IndexError):  # of the table of positions, as without hetero
+        program(torch.randint(50, (3, 65)))
+    check(program, model, tokens)
+
+
+def test_minilm_takes_any_batch_and_length(tmp_path: Path) -> None:
+    model, _ = models.minilm()
+    inputs = {"input_ids": torch.randint(1000, 20000, (2, 6)), "attention_mask": torch.ones(2, 6, dtype=torch.long)}
+    axes = {0: "batch", 1: "tokens"}
+    program = torch.hetero.compile(model, (), inputs, dynamic=dict.fromkeys(inputs, axes))
+    program.save(tmp_path / "minilm.hetero")
+    loaded = torch.hetero.load(tmp_path / "minilm.hetero")
+    assert loaded.dimensions == {"batch": (1, None), "tokens": (1, 512)}
+    for batch, length in ((2, 6), (1, 8), (5, 32), (3, 17), (1, 8)):
+        tokens = torch.randint(1000, 20000, (batch, length))
+        mask = torch.ones_like(tokens)
+        mask[0, length // 2 + 1:] = 0
+        with torch.no_grad():
+            expected = model(input_ids=tokens, attention_mask=mask).last_hidden_state
+        found = loaded(input_ids=tokens, attention_mask=mask)["last_hidden_state"]
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    with pytest.raises(ValueError, match="is to be 8: the inputs have batch 1, tokens 8"):
+        loaded(input_ids=torch.ones(1, 8, dtype=torch.long), attention_mask=torch.ones(1, 9, dtype=torch.long))
+
+
+def test_true_means_all_sizes_that_can_be() -> None:
+    layers = (nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3))
+    model = nn.Sequential(*layers).eval()
+    program = torch.hetero.compile(model, (torch.zeros(2, 3, 33, 40),), dynamic=True)
+    assert len(program.dimensions) == 3
+    for sizes in ((2, 33, 40), (1, 64, 65), (5, 37, 51), (3, 100, 22)):
+        batch, height, width = sizes
+        check(program, model, torch.randn(batch, 3, height, width))
+
+
+def test_sizes_may_depend_on_several_dimensions() -> None:
+    def pairs(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        both = torch.cat([x, y])
+        return (both[:, None] - both[None]).flatten(1).cumsum(0) / x.shape[0] + both.shape[0]
+
+    x, y = torch.randn(4), torch.randn(6)
+    program = torch.hetero.compile(pairs, (x, y), dynamic={"x": {0: "n"}, "y": {0: "m"}})
+    for n, m in ((4, 6), (3, 8), (10, 2), (6, 6), (17, 5)):
+        check(program, pairs, torch.randn(n), torch.randn(m))
+
+
+def test_an_exported_program_has_the_sizes_with_which_it_was_exported() -> None:
+    model, x = small_model(), torch.randn(4, 16)
+    exported = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("rows", min=2, max=50)},))
+    program = torch.hetero.compile(exported, (x,))
+    assert list(program.dimensions.values())[0][1] == 50
+    for batch in (4, 2, 50):
+        check(program, model, torch.randn(batch, 16))
+    with pytest.raises(ValueError, match="51"):
+        program(torch.randn(51, 16))
+    fixed = torch.hetero.compile(exported, (x,), dynamic=False)
+    assert fixed.dimensions == {}
+    with pytest.raises(ValueError, match="input"):
+        fixed(torch.randn(5, 16))
+
+
+def test_random_numbers_updates_and_states_go_on_with_other_sizes() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            x.mul_(2)
+            return torch.dropout(x, 0.5, True) * self.calls
+
+    program = torch.hetero.compile(Counting(), (torch.ones(4, 3),), dynamic={"x": {0: "n"}})
+    seen = []
+    for call, n in enumerate((4, 400, 4, 1000), start=1):
+        x = torch.ones(n, 3)
+        result = program(x)
+        assert (x == 2).all()
+        assert set(result.unique().tolist()) <= {0.0, 4.0 * call}
+        seen.append((result[:4] > 0).tolist())
+    assert seen[0] != seen[2] or seen[1] != seen[3]
+
+
+def test_bfloat16_programs_have_dimensions_too() -> None:
+    model = small_model()
+    program = torch.hetero.compile(model, (torch.zeros(3, 16),), precision="bfloat16", dynamic={"input": {0: "batch"}})
+    for batch in (3, 2, 40):
+        x = torch.randn(batch, 16)
+        torch.testing.assert_close(program(x).float(), model(x).detach(), rtol=0.05, atol=0.05)
+
+
+def test_new_sizes_resize_the_plan_and_known_ones_plan_nothing() -> None:
+    model = Attention().eval()
+    program = torch.hetero.compile(model, (torch.randint(50, (3, 9)),), dynamic={"tokens": {0: "batch", 1: "n"}})
+    program(torch.randint(50, (4, 12)))
+    assert program.plan_origin == "resized"
+    program(torch.randint(50, (3, 9)))
+    assert program.plan_origin != "resized"
+    runs = program.counts["runs"]
+    program(torch.randint(50, (4, 12)))
+    assert program.counts["runs"] == runs + 1
+
+
+def test_what_cannot_be_dynamic_says_why() -> None:
+    model = small_model()
+    x = torch.zeros(3, 16)
+    with pytest.raises(ValueError, match="dynamic names 'y', and the arguments are 'input'"):
+        torch.hetero.compile(model, (x,), dynamic={"y": {0: "batch"}})
+    with pytest.raises(ValueError, match="dimension 2 of a tensor that has 2"):
+        torch.hetero.compile(model, (x,), dynamic={"input": {2: "batch"}})
+    with pytest.raises(ValueError, match="cannot be the name"):
+        torch.hetero.compile(model, (x,), dynamic={"input": {0: "a b"}})
+    with pytest.raises(ValueError, match="features cannot be dynamic: the model needs it to be 16"):
+        torch.hetero.compile(model, (x,), dynamic={"input": {1: "features"}})
+    with pytest.raises(ValueError, match="returns 3 for one size"):
+        torch.hetero.compile(lambda x: (x + 1, x.shape[0]), (x,), dynamic={"x": {0: "n"}})
+    with pytest.raises(ValueError, match="with which it was exported"):
+        torch.hetero.compile(torch.export.export(model, (x,)), (x,), dynamic={"input": {0: "batch"}})
+    with pytest.raises(ValueError, match="dynamic is True, or"):
+        torch.hetero.compile(model, (x,), dynamic="batch")
+
+
+def test_models_and_inputs_may_be_on_hetero() -> None:
+    model = small_model()
+    x = torch.randn(3, 16)
+    program = torch.hetero.compile(small_model().to("hetero"), (x.to("hetero"),), dynamic={"input": {0: "batch"}})
+    other = torch.randn(6, 16)
+    found = program(other.to("hetero"))
+    assert found.device.type == "hetero"
+    torch.testing.assert_close(found.cpu(), model(other).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_in_another_order_of_axes_are_taken() -> None:
+    program = torch.hetero.compile(lambda x: x.sum(0), (torch.randn(5, 4).t(),), dynamic={"x": {1: "n"}})
+    for n in (5, 9):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(program(x.t()), x.t().sum(0))
+        torch.testing.assert_close(program(x.t().contiguous()), x.t().sum(0))
+
+
+def test_a_server_takes_requests_of_different_sizes() -> None:
+    model = small_model()
+    program = torch.hetero.compile(model, (torch.zeros(3, 16),), dynamic={"input": {0: "batch"}})
+    inputs = [torch.randn(1 + i % 7, 16) for i in range(60)]
+    with program.serve(groups=2) as server:
+        futures: list[object] = [None] * len(inputs)
+
+        def submit(first: int) -> None:
+            for i in range(first, len(inputs), 3):
+                futures[i] = server.submit(inputs[i])
+
+        threads = [threading.Thread(target=submit, args=(first,)) for first in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for x, future in zip(inputs, futures, strict=True):
+            torch.testing.assert_close(future.result(), model(x).detach(), rtol=1e-4, atol=1e-5)
+        with pytest.raises(ValueError, match="dimension"):
+            server.submit(torch.randn(3, 4, 16))
+
+
+def test_the_text_of_a_program_names_its_dimensions() -> None:
+    program = torch.hetero.compile(small_model(), (torch.zeros(3, 16),), dynamic={"input": {0: "batch"}})
+    assert program.inputs == [("input", "f32[batch,16]")]
+    assert program.outputs == [("output", "f32[batch,5]")]
+    assert "dimension batch 1..any" in str(program)

@@ -1,0 +1,350 @@
+"""Sizes of an exported program, as ``torch.hetero.compile(..., dynamic=...)`` needs them.
+
+``torch.export`` decides for all sizes at once what a model does, and names each size of each tensor by a symbolic
+expression of those of the inputs. Here these become the language of ``graph/serve/dynamic_sizes.h``: dimensions, a few
+variables for what is no sum of products, and sums of products of both. The C++ side finds out which of them each number
+of the program is, by looking at captures for the sizes that `Sizes.samples` proposes.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind, TensorArgument
+from torch.utils import _pytree as pytree
+from torch.utils._sympy import functions
+from torch.utils._sympy.numbers import int_oo
+
+__all__ = ["Sizes", "export"]
+
+# Samples have sizes of all residues, so that what is rounded is told from what is not, and no size twice. Where a model
+# needs an even number, or a multiple of 32, later ones are.
+_SIZES = random.Random(0).sample(range(5, 125), 120)
+_SCALES = (1, 8, 32)
+# Captures of which sizes are learned: without roundings, and with.
+_FEW, _MANY = 8, 24
+
+
+def export(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Any
+) -> tuple[ExportedProgram, dict[tuple[int, int], str]]:
+    """The model by ``torch.export``, and names of sizes: by the number of a tensor among the arguments, and its axis.
+
+    Args:
+        model: The module.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        dynamic: True for all sizes that can be; or what ``torch.export`` calls dynamic_shapes, in which a name may
+            stand for a ``Dim``: its bounds are those that the model has.
+
+    Raises:
+        ValueError: where the model cannot be exported so, with what torch.export says.
+    """
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    marks = _marks(dynamic, args, kwargs, _parameter_names(model))
+    names = {(tensor, axis): name for tensor, axes in marks.items() for axis, mark in axes.items()
+             if (name := mark if isinstance(mark, str) else getattr(mark, "__name__", None))}
+    # torch.export takes a size of 1 for one that is always 1.
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    larger = iter([_enlarged(tensor, marks.get(i, {})) for i, tensor in enumerate(tensors)])
+    args, kwargs = pytree.tree_unflatten(
+        [next(larger) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec)
+    numbers = iter(range(len(tensors)))
+    shapes = pytree.tree_unflatten(
+        [_for_export(marks.get(next(numbers), {})) if isinstance(leaf, torch.Tensor) else None for leaf in leaves],
+        spec)
+    by_position, by_name = shapes
+    if by_name:
+        positional = _parameter_names(model)
+        shapes = dict(zip(positional, by_position, strict=False)) | by_name
+    else:
+        shapes = by_position
+    try:
+        exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        raise ValueError(f"the model cannot be a program for several sizes: {_first_sentence(error)}") from error
+    return exported, names
+
+
+class Sizes:
+    """The sizes of an exported program's inputs and of all tensors in it.
+
+    Attributes:
+        names: of the dimensions.
+        own: the dimensions of the example with which it was exported.
+        captures: how many are to be looked at.
+        variables: dimensions and variables, as lines of ``sizes.txt``.
+        factors: sums that sizes of tensors are.
+    """
+
+    def __init__(self, exported: ExportedProgram, names: Mapping[tuple[int, int], str]) -> None:
+        nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+        specs = exported.graph_signature.input_specs
+        inputs = [nodes[spec.arg.name] for spec in specs
+                  if spec.kind == InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)]
+        self._replaced: dict[sympy.Symbol, sympy.Symbol] = {}  # what has one name is one dimension
+        self._names: dict[sympy.Symbol, str] = {}
+        self._name_sizes(inputs, names)
+        self._shapes: list[list[Any]] = []  # per tensor among the arguments: integers and expressions
+        self._orders: list[list[int]] = []  # axes, those of the largest strides first
+        for node in inputs:
+            example = node.meta["val"]
+            self._shapes.append([self._expression(size) for size in example.shape])
+            hints = [_hint(stride) for stride in example.stride()]
+            self._orders.append(sorted(range(len(hints)), key=lambda axis: -hints[axis]))
+        self.own: list[int] = []
+        self._find_dimensions(inputs)
+        self._symbols = list(self._names)
+        self.names = list(self._names.values())
+        self._bounds = [self._bounds_of(symbol, exported.range_constraints) for symbol in self._symbols]
+        self._variables: dict[Any, sympy.Symbol] = {}
+        lines = [f"dimension {name} {1 if low <= 2 else low}..{'any' if high is None else high}"
+                 for name, (low, high) in zip(self.names, self._bounds, strict=True)]
+        self._lines: list[str] = []
+        self.factors = sorted(set(self._find_factors(exported)))
+        self.variables = "\n".join(lines + self._lines) + "\n"
+        self.captures = _MANY if self._lines else _FEW
+
+    def _expression(self, size: Any) -> Any:
+        return size.node.expr.xreplace(self._replaced) if isinstance(size, torch.SymInt) else int(size)
+
+    def _name_sizes(self, inputs: Sequence[Any], names: Mapping[tuple[int, int], str]) -> None:
+        first: dict[str, sympy.Symbol] = {}
+        for (number, axis), name in names.items():
+            size = inputs[number].meta["val"].shape[axis]
+            expression = self._expression(size)
+            if isinstance(expression, int) or expression.is_number:
+                raise ValueError(f"{name} cannot be dynamic: the model needs it to be {size}")
+            if isinstance(expression, sympy.Symbol):
+                same = first.setdefault(name, expression)
+                if same != expression:
+                    self._replaced[expression] = same
+                self._names[same] = name
+
+    def _find_dimensions(self, inputs: Sequence[Any]) -> None:
+        own: dict[sympy.Symbol, int] = {}
+        for number, node in enumerate(inputs):
+            for axis, size in enumerate(node.meta["val"].shape):
+                expression = self._shapes[number][axis]
+                symbols = sorted(getattr(expression, "free_symbols", ()), key=str)
+                for symbol in symbols:
+                    if symbol not in self._names:
+                        self._names[symbol] = self._unique(f"{node.name}.{axis}")
+                if len(symbols) != 1:
+                    continue
+                found = sympy.solve(expression - _hint(size), symbols[0])
+                if len(found) == 1 and found[0].is_integer:
+                    own[symbols[0]] = int(found[0])
+        for symbol, name in self._names.items():
+            if symbol not in own:
+                raise ValueError(f"the model cannot be a program for several sizes: no input tells {name} alone")
+            self.own.append(own[symbol])
+
+    def _bounds_of(self, symbol: Any, constraints: Mapping[Any, Any]) -> tuple[int, int | None]:
+        bounds = [_bounds(constraints.get(of))
+                  for of in [symbol, *(old for old, new in self._replaced.items() if new == symbol)]]
+        highs = [high for _, high in bounds if high is not None]
+        return max(low for low, _ in bounds), min(highs) if highs else None
+
+    def _unique(self, name: str) -> str:
+        taken = set(self._names.values())
+        while name in taken:
+            name += "_"
+        return name
+
+    def _find_factors(self, exported: ExportedProgram) -> Iterator[str]:
+        for node in exported.graph.nodes:
+            value = node.meta.get("val")
+            for tensor in value if isinstance(value, (list, tuple)) else [value]:
+                sizes = tensor.shape if isinstance(tensor, torch.Tensor) else [tensor]
+                for size in sizes:
+                    if isinstance(size, torch.SymInt):
+                        text = self._text(self._expression(size))
+                        if text is not None:
+                            yield text
+
+    def _text(self, expression: Any) -> str | None:
+        """The expression as a sum of products; None where it is none."""
+        try:
+            expanded = sympy.expand(self._plain(expression))
+            symbols = sorted(expanded.free_symbols, key=str)
+            if not symbols:
+                return None
+            terms = sympy.Poly(expanded, *symbols).terms()
+        except (sympy.PolynomialError, NotImplementedError):
+            return None
+        text = ""
+        for powers, factor in terms:
+            if factor.q != 1:
+                return None
+            named = [self._name(symbol) for symbol, power in zip(symbols, powers, strict=True) for _ in range(power)]
+            text += ("" if factor < 0 or not text else "+") + "*".join([str(factor), *named])
+        return text
+
+    def _name(self, symbol: Any) -> str:
+        return self._names.get(symbol, str(symbol))
+
+    def _plain(self, expression: Any) -> Any:
+        """The expression with a variable for each part that is neither sum nor product."""
+        if not expression.args:
+            if not (expression.is_integer and (expression.is_number or expression in self._names)):
+                raise NotImplementedError
+            return expression
+        parts = [self._plain(part) for part in expression.args]
+        if isinstance(expression, (sympy.Add, sympy.Mul)):
+            return expression.func(*parts)
+        if isinstance(expression, sympy.Pow) and expression.exp.is_Integer and expression.exp > 0:
+            return parts[0] ** parts[1]
+        if isinstance(expression, functions.Identity):
+            return parts[0]
+        if isinstance(expression, (functions.FloorDiv, functions.CleanDiv)):
+            return self._variable("floor", *parts)
+        if isinstance(expression, functions.CeilDiv):
+            return -self._variable("floor", -parts[0], parts[1])
+        if isinstance(expression, (functions.Mod, functions.PythonMod)):
+            return parts[0] - parts[1] * self._variable("floor", *parts)
+        if isinstance(expression, (functions.Max, functions.Min, sympy.Max, sympy.Min)):
+            kind = "max" if isinstance(expression, (functions.Max, sympy.Max)) else "min"
+            made = parts[0]
+            for part in parts[1:]:
+                made = self._variable(kind, made, part)
+            return made
+        raise NotImplementedError
+
+    def _variable(self, kind: str, a: Any, b: Any) -> Any:
+        known = self._variables.get((kind, a, b))
+        if known is not None:
+            return known
+        texts = [str(part) if part.is_Integer else self._text(part) for part in (a, b)]
+        if None in texts:
+            raise NotImplementedError
+        made = sympy.Symbol(f"v{len(self._variables)}", integer=True)
+        self._names[made] = str(made)
+        self._variables[kind, a, b] = made
+        self._lines.append(f"let {made} = {kind}({texts[0]},{texts[1]})")
+        return made
+
+    def shapes(self, sizes: Sequence[int]) -> list[list[int]]:
+        """What sizes the tensors among the arguments have for these dimensions."""
+        values = dict(zip(self._symbols, sizes, strict=True))
+        return [[int(size.subs(values)) if isinstance(size, sympy.Expr) else size for size in shape]
+                for shape in self._shapes]
+
+    def tensors(self, examples: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Tensors without values on hetero for these dimensions, whose axes lie in memory as those of the examples."""
+        made = []
+        for example, shape, order in zip(examples, self.shapes(sizes), self._orders, strict=True):
+            flat = torch.empty([shape[axis] for axis in order], dtype=example.dtype, device="hetero")
+            back = [order.index(axis) for axis in range(len(order))]
+            made.append(flat.permute(back))
+        return made
+
+    def samples(self) -> Iterator[list[int]]:
+        """Sizes to capture the model for, besides its own; some may be impossible for it."""
+        count = len(self.names)
+        for scale in _SCALES:
+            for number in range(len(_SIZES) // max(count, 1)):
+                sizes = []
+                for d, (low, high) in enumerate(self._bounds):
+                    size = _SIZES[number * count + d] * scale
+                    if high is not None and size > high:
+                        size = max(low, 2) + (number * (d + 1)) % max(high - max(low, 2) + 1, 1)
+                    sizes.append(max(size, low))
+                yield sizes
+
+    def least(self) -> Iterator[list[int] | None]:
+        """For each dimension that may be 1 the sizes with it; None for the others."""
+        for d, (low, _) in enumerate(self._bounds):
+            yield [1 if i == d else size for i, size in enumerate(self.own)] if low <= 2 else None
+
+
+def _hint(size: Any) -> int:
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def _bounds(constraint: Any) -> tuple[int, int | None]:
+    if constraint is None:
+        return 2, None
+    high = constraint.upper
+    return int(constraint.lower), None if high in (int_oo, sympy.oo) else int(high)
+
+
+def _enlarged(tensor: torch.Tensor, marks: Mapping[int, Any]) -> torch.Tensor:
+    """A tensor of the same kind whose dynamic sizes are not 1."""
+    sizes = [max(size, 2) if axis in marks else size for axis, size in enumerate(tensor.shape)]
+    return tensor if sizes == list(tensor.shape) else tensor.new_zeros(sizes)
+
+
+def _for_export(axes: Mapping[int, Any]) -> dict[int, Any] | None:
+    """torch.export finds the bounds of what has a name only."""
+    return {axis: Dim.AUTO if isinstance(mark, str) else mark for axis, mark in axes.items()} or None
+
+
+def _parameter_names(model: torch.nn.Module) -> list[str]:
+    import inspect
+
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in kinds]
+
+
+def _marks(
+    dynamic: Any, args: tuple[Any, ...], kwargs: dict[str, Any], positional: Sequence[str]
+) -> dict[int, dict[int, Any]]:
+    """By the number of a tensor among the arguments: what torch.export shall know of its axes."""
+    leaves = pytree.tree_leaves((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if dynamic is True:
+        return {i: dict.fromkeys(range(tensor.dim()), Dim.AUTO) for i, tensor in enumerate(tensors)}
+    by_name = {name: value for name, value in zip(positional, args, strict=False)} | dict(kwargs)
+    if isinstance(dynamic, Mapping):
+        unknown = [name for name in dynamic if name not in by_name]
+        if unknown:
+            raise ValueError(f"dynamic names {', '.join(map(repr, unknown))}, and the arguments are "
+                             f"{', '.join(map(repr, by_name))}")
+        parts = [(by_name[name], spec) for name, spec in dynamic.items()]
+    elif isinstance(dynamic, (list, tuple)):
+        if len(dynamic) != len(args):
+            raise ValueError(f"dynamic has {len(dynamic)} entries, and there are {len(args)} positional arguments")
+        parts = list(zip(args, dynamic, strict=True))
+    else:
+        raise ValueError("dynamic is True, or says of arguments which of their sizes are: "
+                         f"{{'x': {{0: 'batch'}}}}; not {dynamic!r}")
+    number = {id(tensor): i for i, tensor in enumerate(tensors)}
+    marks: dict[int, dict[int, Any]] = {}
+    for value, spec in parts:
+        _mark(value, spec, number, marks)
+    return marks
+
+
+def _mark(value: Any, spec: Any, number: Mapping[int, int], marks: dict[int, dict[int, Any]]) -> None:
+    if spec is None:
+        return
+    if isinstance(value, torch.Tensor):
+        axes = spec.items() if isinstance(spec, Mapping) else enumerate(spec)
+        for axis, mark in axes:
+            if not -value.dim() <= axis < value.dim():
+                raise ValueError(f"dynamic names dimension {axis} of a tensor that has {value.dim()}")
+            if mark is None or isinstance(mark, int):
+                continue
+            if isinstance(mark, str):
+                if not re.fullmatch("[A-Za-z_][A-Za-z_0-9]*", mark):
+                    raise ValueError(f"{mark!r} cannot be the name of a dimension: letters, digits and _ can")
+            marks.setdefault(number[id(value)], {})[axis % value.dim()] = mark
+        return
+    parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for key, part in parts:
+        if isinstance(spec, Mapping) and key not in spec:
+            continue
+        _mark(part, spec[key], number, marks)
+
+
+def _first_sentence(error: Exception) -> str:
+    lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
+    # torch.export begins with where it was, and says in the next line what.
+    return " ".join(lines[:2])[:400] if lines else type(error).__name__
