@@ -16,6 +16,12 @@ const char* to_string(QueueKind kind) {
       return "urgent h2d";
     case QueueKind::kUrgentToHost:
       return "urgent d2h";
+    case QueueKind::kCompute2:
+      return "compute 2";
+    case QueueKind::kCompute3:
+      return "compute 3";
+    case QueueKind::kCompute4:
+      return "compute 4";
   }
   return "unknown";
 }

@@ -99,8 +99,10 @@ class Block {
 struct Task {
   void (*run)(void* context);
   void* context;
-  // How long it is expected to take on this device, launch included. A device that simulates time takes it for the truth; others ignore it.
+  // How long it is expected to take on this device, launch included, and the share of the device that it keeps busy meanwhile, from 0 to 1: what it
+  // leaves, tasks of other compute queues can use. A device that simulates time takes both for the truth; others ignore them.
   double seconds = 0;
+  double utilization = 1;
 };
 
 // A point in a queue's order. An Event that was never recorded counts as done. Recording again moves it.
@@ -114,9 +116,26 @@ class Event {
 };
 
 // The urgent queues are for small copies that somebody waits for, which would otherwise stand behind large ones that are in no hurry. They use the same link.
-enum class QueueKind : uint8_t { kCompute, kHostToDevice, kDeviceToHost, kUrgentToDevice, kUrgentToHost };
-inline constexpr int kQueueKinds = 5;
+// The compute queues behind the first are for tasks that need not wait for those of the others. They share the device.
+enum class QueueKind : uint8_t {
+  kCompute,
+  kHostToDevice,
+  kDeviceToHost,
+  kUrgentToDevice,
+  kUrgentToHost,
+  kCompute2,
+  kCompute3,
+  kCompute4
+};
+inline constexpr int kQueueKinds = 8;
+inline constexpr int kComputeQueues = 4;
 const char* to_string(QueueKind kind);
+// The n-th compute queue, from 0.
+inline QueueKind compute_queue(int n) {
+  return n == 0 ? QueueKind::kCompute : static_cast<QueueKind>(static_cast<int>(QueueKind::kCompute2) + n - 1);
+}
+inline bool is_side_compute(QueueKind kind) { return kind >= QueueKind::kCompute2; }
+inline bool is_compute(QueueKind kind) { return kind == QueueKind::kCompute || is_side_compute(kind); }
 // The queue of the same direction that yields the link to an urgent one; the kind itself for any other.
 inline QueueKind yielding(QueueKind kind) {
   return kind == QueueKind::kUrgentToDevice ? QueueKind::kHostToDevice
@@ -151,6 +170,7 @@ struct Capabilities {
   double readback_bandwidth = 0;  // device to host
   double copy_latency = 0;
   double launch_latency = 0;  // of a call
+  double parallelism = 0;     // elements that are computed at the same time; 0 when unknown
 };
 
 struct MemoryStats {

@@ -48,6 +48,7 @@ Work work_of(const Graph& graph, const Node& node) {
   for (int i = 0; i < node.operand_count; ++i) {
     const Window& window = (*graph.windows)[operands[i].window];
     work.bytes += bytes_seen(window);
+    work.elements = std::max(work.elements, static_cast<double>(window.numel));
     if (operands[i].reads() && reads < 3) read[reads++] = &window;
     if (operands[i].writes() && written == nullptr) written = &window;
   }
@@ -61,20 +62,36 @@ Work work_of(const Graph& graph, const FusedGroup& group) {
   Work work;
   for (const uint32_t member : group.members) work.flops += work_of(graph, graph.nodes[member]).flops;
   for (const GroupOperand& operand : group.operands) {
-    const double bytes = bytes_seen((*graph.windows)[graph.operands[operand.operand].window]);
-    work.bytes += bytes * (operand.loads + operand.stores);
+    const Window& window = (*graph.windows)[graph.operands[operand.operand].window];
+    work.bytes += bytes_seen(window) * (operand.loads + operand.stores);
+    work.elements = std::max(work.elements, static_cast<double>(window.numel));
   }
   return work;
 }
 
+double CostModel::latency(backend::DeviceIndex device) const {
+  return known_or(rates_[device].launch_latency, device == backend::kCpu ? 1e-6 : 5e-6);
+}
+
 double CostModel::run_seconds(const Work& work, backend::DeviceIndex device) const {
+  return full_rate_seconds(work, device) + latency(device);
+}
+
+double CostModel::full_rate_seconds(const Work& work, backend::DeviceIndex device) const {
   const bool on_cpu = device == backend::kCpu;
   const backend::Capabilities& rates = rates_[device];
   double flops = known_or(rates.flops, on_cpu ? 1e11 : 1e13);
   if (work.half) flops = known_or(rates.flops_half, flops);
   const double arithmetic = work.flops / flops;
   const double traffic = work.bytes / known_or(rates.memory_bandwidth, on_cpu ? 2e10 : 1e12);
-  return std::max(arithmetic, traffic) + known_or(rates.launch_latency, on_cpu ? 1e-6 : 5e-6);
+  return std::max(arithmetic, traffic);
+}
+
+double CostModel::utilization(const Work& work, double seconds, backend::DeviceIndex device) const {
+  if (!(seconds > 0)) return 1;
+  const double filled = std::min(1.0, work.elements / known_or(rates_[device].parallelism, 1 << 17));
+  const double running = std::max(0.0, seconds - latency(device));
+  return std::min(1.0, std::max(full_rate_seconds(work, device), filled * running) / seconds);
 }
 
 double CostModel::node_seconds(const Graph& graph, const Node& node, backend::DeviceIndex device) const {

@@ -15,8 +15,9 @@ namespace hetero::graph {
 
 struct Work {
   double flops = 0;
-  double bytes = 0;   // touched
-  bool half = false;  // the arithmetic is that of 2-byte floats
+  double bytes = 0;     // touched
+  double elements = 0;  // of the largest window: what could be computed at the same time
+  bool half = false;    // the arithmetic is that of 2-byte floats
 };
 // What one look at all elements moves.
 double bytes_seen(const Window& window);
@@ -36,10 +37,17 @@ class CostModel {
   double run_seconds(const Work& work, backend::DeviceIndex device) const;
   double node_seconds(const Graph& graph, const Node& node, backend::DeviceIndex device) const;
   double group_seconds(const Graph& graph, const FusedGroup& group, backend::DeviceIndex device) const;
+  // The share of the device that a call keeps busy while it takes so long: what it needs of the device at its full rate, and no less than the part of it
+  // that its elements fill. What it waits for, as for its launch, keeps nothing busy.
+  double utilization(const Work& work, double seconds, backend::DeviceIndex device) const;
   // From the other device.
   double copy_seconds(double bytes, backend::DeviceIndex to) const;
 
  private:
+  double latency(backend::DeviceIndex device) const;
+  // Without latency.
+  double full_rate_seconds(const Work& work, backend::DeviceIndex device) const;
+
   backend::Capabilities rates_[backend::kMaxDevices];
   const CostHistory* history_;
 };

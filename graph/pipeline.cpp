@@ -2,7 +2,7 @@
 //
 //   dead values -> fusion -> placement -> one of
 //     everything on the CPU:       fusion for the CPU alone -> batches -> memory
-//     everything fits:             copies -> order of submission -> memory -> events
+//     everything fits:             copies -> order of submission -> streams -> memory -> events
 //     the accelerator is too small: several placements, each with residents chosen, copies, memory and events, and simulated; the fastest is taken
 
 #include <algorithm>
@@ -43,15 +43,36 @@ void lay_out_on_host(const Graph& graph, const PlanOptions& options, Plan& plan,
   plan.event_count = 0;
 }
 
+// Memory and events of a program whose instructions have their order and their queues.
+bool lay_out_queues(const Graph& graph, const PlanOptions& options, uint64_t limit, Plan& plan, Scratch& scratch) {
+  order_queues(graph, plan, scratch);
+  const bool fits = plan_memory(graph, options, limit == kAnyBytes, plan, scratch);
+  insert_events(plan, scratch);
+  return fits;
+}
+
+// The same with the accelerator's tasks spread over its compute queues. False where that does not fit, or takes no less time; the plan is then as it was.
+bool lay_out_spread(const Graph& graph, const PlanOptions& options, uint64_t limit, Plan& plan, Scratch& scratch) {
+  scratch.serial = plan.program;
+  const double serial_seconds = spread_tasks(graph, options, plan, scratch);
+  if (serial_seconds == 0) return false;
+  if (lay_out_queues(graph, options, limit, plan, scratch)) {
+    simulate(graph, plan, CostModel(options), scratch.simulation);
+    if (scratch.simulation.seconds < kWorthIt * serial_seconds) return true;
+  }
+  plan.program = scratch.serial;
+  for (Return& entry : plan.returns) entry.residence = {};
+  for (Placement& placement : plan.placements) placement.utilization = 1;
+  return false;
+}
+
 // Everything after placement, on several queues. `limit` is what the accelerator may hold; kAnyBytes keeps there whatever gets there. False where it does not fit.
 bool lay_out(const Graph& graph, const PlanOptions& options, uint64_t limit, Plan& plan, Scratch& scratch) {
   if (!insert_copies(graph, limit, plan, scratch)) return false;
   order_queues(graph, plan, scratch);
   submit_early(graph, limit, plan, scratch);
-  order_queues(graph, plan, scratch);
-  const bool fits = plan_memory(graph, options, limit == kAnyBytes, plan, scratch);
-  insert_events(plan, scratch);
-  return fits;
+  if (lay_out_spread(graph, options, limit, plan, scratch)) return true;
+  return lay_out_queues(graph, options, limit, plan, scratch);
 }
 
 bool is_host_only(const Graph& graph, const Plan& plan) {

@@ -5,6 +5,7 @@
 //   n0: cpu, faster, 1.5e-06 s, elsewhere 5e-06 s
 //   n1: dead
 //   n2: cpu, only device, 0 s, elsewhere 0 s, fusion: joined
+//   n3: accelerator, faster, 3e-06 s, elsewhere 5e-05 s, fills 0.25
 //   g0: n2 n3; load b0 by o4; load store b1 by o6
 //   b0: valid after on cpu; on cpu bound from 0 to 3; on accelerator arena 64 from 1 to 2
 //   r0: b0 on accelerator arena 128 from 9 to 12
@@ -52,13 +53,14 @@ void append_nodes(std::string& text, const Plan& plan) {
       continue;
     }
     const Placement& placement = plan.placements[n];
-    const auto seconds = [](float value) {
+    const auto number = [](float value) {
       char digits[32];
       std::snprintf(digits, sizeof(digits), "%.9g", static_cast<double>(value));
       return std::string(digits);
     };
     text += std::string(device_word(placement.device)) + ", " + to_string(placement.reason) + ", " +
-            seconds(placement.predicted_seconds) + " s, elsewhere " + seconds(placement.elsewhere_seconds) + " s";
+            number(placement.predicted_seconds) + " s, elsewhere " + number(placement.elsewhere_seconds) + " s";
+    if (placement.utilization != 1) text += ", fills " + number(placement.utilization);
     if (!plan.fusion.empty()) text += std::string(", fusion: ") + to_string(plan.fusion[n]);
     text += '\n';
   }
@@ -237,6 +239,10 @@ class PlanParser {
         !is_duration(placement.elsewhere_seconds)) {
       return reader_.error("', SECONDS s, elsewhere SECONDS s'");
     }
+    if (reader_.accept(", fills")) {
+      float& share = placement.utilization;
+      if (!reader_.accept_number(share) || !(share >= 0 && share <= 1)) return reader_.error("a share from 0 to 1");
+    }
     return reader_.accept(", fusion:") ? parse_note(id) : Status();
   }
 
@@ -338,9 +344,11 @@ class PlanParser {
     Instruction instruction;
     DeviceIndex device = 0;
     if (!reader_.accept(":") || !accept_device(reader_, device)) return reader_.error("a device");
-    int kind = 0;
-    while (kind < backend::kQueueKinds && !reader_.accept(to_string(static_cast<backend::QueueKind>(kind)))) ++kind;
-    if (kind == backend::kQueueKinds || !reader_.accept(":")) return reader_.error("a queue");
+    // The last first: "compute 2" begins as "compute" does.
+    int kind = backend::kQueueKinds - 1;
+    while (kind >= 0 && !reader_.accept(to_string(static_cast<backend::QueueKind>(kind)))) --kind;
+    const bool exists = kind == static_cast<int>(backend::QueueKind::kCompute) || (kind > 0 && device != backend::kCpu);
+    if (!exists || !reader_.accept(":")) return reader_.error("a queue");
     instruction.queue = queue_id(device, static_cast<backend::QueueKind>(kind));
     if (reader_.accept("run")) {
       instruction.kind = Kind::kRun;

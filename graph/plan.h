@@ -36,6 +36,8 @@ struct Placement {
   Reason reason = Reason::kOnlyDevice;
   float predicted_seconds = 0;  // of the node there; of a member of a group an equal share
   float elsewhere_seconds = 0;  // the same on the other device; 0 where there is none
+  // Where tasks of the accelerator run beside each other: the share of it that the node's task keeps busy meanwhile.
+  float utilization = 1;
 
   bool operator==(const Placement&) const = default;
 };
@@ -62,22 +64,26 @@ struct Residence {
   bool operator==(const Residence&) const = default;
 };
 
-// A queue, as a dense number: device * kQueueKinds + kind.
+// A queue, as a dense number: the CPU's compute queue, which is the only one of its queues that programs use, then those of the other devices.
 using QueueId = uint8_t;
-inline QueueId queue_id(backend::DeviceIndex device, backend::QueueKind kind) {
-  return static_cast<QueueId>(device * backend::kQueueKinds + static_cast<int>(kind));
-}
-inline backend::DeviceIndex device_of(QueueId queue) {
-  return static_cast<backend::DeviceIndex>(queue / backend::kQueueKinds);
-}
-inline backend::QueueKind kind_of(QueueId queue) {
-  return static_cast<backend::QueueKind>(queue % backend::kQueueKinds);
-}
-inline constexpr int kMaxQueues = backend::kMaxDevices * backend::kQueueKinds;
+inline constexpr int kMaxQueues = 1 + (backend::kMaxDevices - 1) * backend::kQueueKinds;
 
 // The CPU's compute queue runs on the submitting thread: what it holds is done before anything later is submitted, and
 // a wait on it blocks the submission of everything after.
 inline constexpr QueueId kHostQueue = 0;
+
+// REQUIRES: of the CPU, the compute queue.
+inline QueueId queue_id(backend::DeviceIndex device, backend::QueueKind kind) {
+  if (device == backend::kCpu) return kHostQueue;
+  return static_cast<QueueId>(1 + (device - 1) * backend::kQueueKinds + static_cast<int>(kind));
+}
+inline backend::DeviceIndex device_of(QueueId queue) {
+  return static_cast<backend::DeviceIndex>((queue + backend::kQueueKinds - 1) / backend::kQueueKinds);
+}
+inline backend::QueueKind kind_of(QueueId queue) {
+  return queue == kHostQueue ? backend::QueueKind::kCompute
+                             : static_cast<backend::QueueKind>((queue - 1) % backend::kQueueKinds);
+}
 
 struct Instruction {
   enum class Kind : uint8_t { kRun, kBody, kBatch, kCopy, kRecord, kWait, kFused };
@@ -150,6 +156,14 @@ bool uses_host_only(const Plan& plan);
 
 void note_buffers(const Graph& graph, const Plan& plan, BufferNotes& notes);
 
+// Of the task that an instruction runs on the accelerator.
+inline double utilization_of(const Plan& plan, const Instruction& instruction) {
+  if (instruction.kind == Instruction::Kind::kRun)
+    return static_cast<double>(plan.placements[instruction.index].utilization);
+  if (instruction.kind != Instruction::Kind::kFused) return 0;
+  return static_cast<double>(plan.placements[plan.groups[instruction.index].members.front()].utilization);
+}
+
 std::string to_string(const Plan& plan);
 Result<Plan> parse_plan(std::string_view text);
 
@@ -199,6 +213,8 @@ struct PlanOptions {
   // block of their own instead of a slice of the arena; where even that takes more, those of at least the second size.
   uint64_t own_block_bytes = 4096;
   uint64_t least_own_block_bytes = 1;
+  // On so many of its compute queues the accelerator may run what does not depend on each other; 1 to kComputeQueues.
+  int compute_queues = backend::kComputeQueues;
   // All temporaries lie in arenas: the program takes no memory while it runs, not even by a kernel that could bring it.
   bool fixed_memory = false;
 };

@@ -123,14 +123,14 @@ void QueueRun::submit_run(const Instruction& instruction, uint32_t position) {
     return;
   }
   const auto run = [](const NodeTask& submitted) { submitted.owner->run_node(submitted, nullptr, false); };
-  if (Status status = submit<run>(instruction.queue, task, seconds); !status.ok()) {
+  if (Status status = submit<run>(instruction, task, seconds); !status.ok()) {
     // Not submitted, so the host marks the outputs in the task's stead.
     mark_outputs(node, state_->add_failure(instruction.index, std::move(status)));
   }
 }
 
 template <auto run, typename Task>
-Status QueueRun::submit(QueueId id, Task& task, double seconds) {
+Status QueueRun::submit(const Instruction& instruction, Task& task, double seconds) {
   const auto run_on_queue = [](void* context) {
     const Task& submitted = *static_cast<const Task*>(context);
     QueueRun& owner = *submitted.owner;
@@ -139,7 +139,7 @@ Status QueueRun::submit(QueueId id, Task& task, double seconds) {
     run(submitted);
     if (noted) owner.times_->spans[submitted.position].end = owner.now() - owner.begun_;
   };
-  return queue(id).launch({run_on_queue, &task, seconds});
+  return queue(instruction.queue).launch({run_on_queue, &task, seconds, utilization_of(state_->plan(), instruction)});
 }
 
 void QueueRun::submit_group(const Instruction& instruction, uint32_t position) {
@@ -156,7 +156,7 @@ void QueueRun::submit_group(const Instruction& instruction, uint32_t position) {
     return;
   }
   const auto run = [](const GroupTask& submitted) { submitted.owner->run_group(submitted); };
-  if (Status status = submit<run>(instruction.queue, task, seconds); !status.ok()) {
+  if (Status status = submit<run>(instruction, task, seconds); !status.ok()) {
     const FailureId failure = state_->add_failure(group.members.back(), std::move(status));
     for (const uint32_t n : group.members) mark_outputs(state_->graph().nodes[n], failure);
   }

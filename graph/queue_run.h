@@ -66,7 +66,7 @@ class QueueRun {
   void submit_group(const Instruction& instruction, uint32_t position);
   // Calls `run` on the instruction's queue. False where that could not be submitted.
   template <auto run, typename Task>
-  Status submit(QueueId queue, Task& task, double seconds);
+  Status submit(const Instruction& instruction, Task& task, double seconds);
   void submit_copy(const Instruction& instruction, RunCounts& counts);
   void record(const Instruction& instruction, RunCounts& counts);
   void wait(const Instruction& instruction, RunCounts& counts);

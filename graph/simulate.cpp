@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "backend/compute_engine.h"
 #include "graph/text.h"
 
 namespace hetero::graph {
@@ -33,6 +34,13 @@ double seconds_of(const Graph& graph, const Plan& plan, const CostModel& costs, 
   return 0;
 }
 
+// Whether tasks run beside each other on the accelerator.
+bool has_side_queues(const Plan& plan) {
+  return std::ranges::any_of(plan.program, [](const Instruction& instruction) {
+    return backend::is_side_compute(kind_of(instruction.queue));
+  });
+}
+
 }  // namespace
 
 void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simulation& simulation) {
@@ -40,6 +48,8 @@ void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simu
   std::array<double, kMaxQueues> first{};
   std::array<bool, kMaxQueues> used{};
   std::vector<double> recorded(plan.event_count);
+  backend::ComputeEngine engine;
+  const bool shares = has_side_queues(plan);
   simulation.spans.resize(plan.program.size());
   simulation.busy.fill(0);
   simulation.waited.fill(0);
@@ -49,12 +59,14 @@ void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simu
     // Nothing begins before the host submits it, and the host is done with its own queue then.
     double begin = std::max(free[queue], free[kHostQueue]);
     if (instruction.kind == Kind::kWait) begin = std::max(begin, recorded[instruction.index]);
-    const double seconds = seconds_of(graph, plan, costs, instruction);
-    if (seconds > 0 && !used[queue]) {
+    const double alone = seconds_of(graph, plan, costs, instruction);
+    if (alone > 0 && !used[queue]) {
       used[queue] = true;
       first[queue] = begin;
     }
-    free[queue] = begin + seconds;
+    const bool computes = queue != kHostQueue && backend::is_compute(kind_of(queue));
+    free[queue] = shares && computes ? engine.run(begin, alone, utilization_of(plan, instruction)) : begin + alone;
+    const double seconds = shares && computes ? free[queue] - begin : alone;
     const QueueId yields = queue_id(device_of(queue), backend::yielding(kind_of(queue)));
     if (yields != queue && free[yields] > begin) free[yields] += seconds;
     simulation.busy[queue] += seconds;

@@ -1,7 +1,8 @@
 // simulate: when each instruction of a program begins and ends, by a cost model: a discrete-event simulation in the order of submission.
 //
 // The rules are those of running (queue_run.h): a queue runs its instructions in order; the host submits one after the other, and runs those of its own
-// queue before it goes on; an event holds a queue up until what was recorded has run. So one walk over the program is the simulation.
+// queue before it goes on; an event holds a queue up until what was recorded has run; tasks of several compute queues share the accelerator by their
+// utilization (backend/compute_engine.h). So one walk over the program is the simulation.
 //
 // Thread safety: pure function. A Simulation keeps its memory from call to call.
 

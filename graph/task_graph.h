@@ -59,10 +59,14 @@ class TaskGraph {
   const Use* begin(const Task& task) const { return uses.data() + task.first_use; }
   const Use* end(const Task& task) const { return uses.data() + task.first_use + task.use_count; }
   size_t size() const { return tasks.size(); }
-  // What a run or a fused group touches.
-  std::span<const Use> uses_of(const Instruction& instruction) const {
+  // Of a run or a fused group.
+  const Task& task_of(const Instruction& instruction) const {
     const auto& numbers = instruction.kind == Instruction::Kind::kFused ? task_of_group_ : task_of_node_;
-    const Task& task = tasks[numbers[instruction.index]];
+    return tasks[numbers[instruction.index]];
+  }
+  // What it touches.
+  std::span<const Use> uses_of(const Instruction& instruction) const {
+    const Task& task = task_of(instruction);
     return {begin(task), task.use_count};
   }
 

@@ -261,7 +261,7 @@ class PlanVerifier {
     if (runs[n]++) return violation(name("n", n) + " runs twice");
     const bool is_tail = instruction.kind == Kind::kFused && traits_of(n).has_tail;
     const DeviceIndex device = plan_.placements[n].device;
-    if (instruction.queue != queue_id(device, backend::QueueKind::kCompute)) {
+    if (device_of(instruction.queue) != device || !backend::is_compute(kind_of(instruction.queue))) {
       return violation(name("n", n) + " runs on another queue than its placement says");
     }
     const Node& node = graph_.nodes[n];

@@ -110,6 +110,14 @@ Row integer_row(const char* name, const char* type, const char* default_value, s
           doc};
 }
 
+void set_compute_queues(const std::string& text) {
+  const auto value = parse_integer(text);
+  TORCH_CHECK_VALUE(value.has_value() && *value >= 1 && *value <= backend::kComputeQueues,
+                    "hetero: option 'compute_queues' takes a number from 1 to ", backend::kComputeQueues, ", not '",
+                    text, "'");
+  config().compute_queues = *value;
+}
+
 std::string& accelerator_choice() {
   static auto* choice = new std::string("none");
   return *choice;
@@ -190,6 +198,7 @@ double* sim_figure(backend::SimOptions& options, const std::string& name) {
                                                      {"flops_half", &options.flops_half},
                                                      {"memory_bandwidth", &options.memory_bandwidth},
                                                      {"launch_latency", &options.launch_latency},
+                                                     {"parallelism", &options.parallelism},
                                                      {"h2d_bandwidth", &options.h2d_bandwidth},
                                                      {"d2h_bandwidth", &options.d2h_bandwidth},
                                                      {"copy_latency", &options.copy_latency},
@@ -254,6 +263,9 @@ const std::vector<Row>& rows() {
        [] { return std::string(graph::to_string(config().placement.load(std::memory_order_relaxed))); }, set_policy,
        "Where operators run that no placement() block or rule is about: auto (planning decides), cpu, accelerator "
        "(where it can), or mixed (each on a pseudo-random device, for tests)."},
+      {"compute_queues", "int", "4", [] { return std::to_string(config().compute_queues.load()); }, set_compute_queues,
+       "On how many compute queues (streams of a GPU), 1 to 4, the accelerator may run operators that do not depend on "
+       "each other, where planning finds that to take less time."},
       {"spill", "str", "", [] { return config().spill_folder(); }, set_spill_folder,
        "A folder for tensors that have no room below memory_limit and were not used for long: they come back when they "
        "are needed. Empty: none."},

@@ -52,6 +52,8 @@ struct Config {
   void set_spill_folder(std::string folder);
   // Who decides where operators run that nothing else is said of.
   std::atomic<graph::Policy> placement{graph::Policy::kAuto};
+  // On how many of its compute queues an accelerator may run what does not depend on each other.
+  std::atomic<int64_t> compute_queues{backend::kComputeQueues};
   // Bound, in bytes, of what is remembered of earlier programs: shapes, traces and plans.
   std::atomic<int64_t> cache_bytes{int64_t{256} << 20};
   // The share of the accelerator's memory that a program may claim from others before it is planned.

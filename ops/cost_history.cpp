@@ -1,9 +1,11 @@
 #include "ops/cost_history.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "backend/registry.h"
 #include "ops/choices.h"
@@ -43,6 +45,30 @@ void save(Entry& entry) {
   (void)entry.history.save(entry.path, machine_of(*backend::accelerator()));
 }
 
+// Per instruction: a kernel of the accelerator that ran beside another on a side queue, so what it took is not what it takes alone.
+std::vector<uint8_t> find_shared(const graph::Plan& plan, const graph::RunTimes& times) {
+  std::vector<uint8_t> shared(plan.program.size());
+  std::vector<size_t> kernels;
+  bool side = false;
+  for (size_t p = 0; p < plan.program.size(); ++p) {
+    const graph::Instruction& instruction = plan.program[p];
+    const bool runs =
+        instruction.kind == graph::Instruction::Kind::kRun || instruction.kind == graph::Instruction::Kind::kFused;
+    if (!runs || instruction.queue == graph::kHostQueue) continue;
+    side |= backend::is_side_compute(graph::kind_of(instruction.queue));
+    kernels.push_back(p);
+  }
+  if (!side) return shared;
+  std::ranges::sort(kernels, {}, [&times](size_t p) { return times.spans[p].begin; });
+  size_t longest = kernels.front();  // of those that have begun, what ends last
+  for (size_t i = 1; i < kernels.size(); ++i) {
+    const size_t p = kernels[i];
+    if (times.spans[p].begin < times.spans[longest].end) shared[p] = shared[longest] = 1;
+    if (times.spans[p].end > times.spans[longest].end) longest = p;
+  }
+  return shared;
+}
+
 }  // namespace
 
 graph::CostHistory& cost_history() { return entry().history; }
@@ -51,6 +77,7 @@ void learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph
   const backend::Device* const accelerator = backend::accelerator();
   if (accelerator == nullptr) return;
   Entry& known = entry();
+  const std::vector<uint8_t> shared = find_shared(plan, times);
   for (size_t p = 0; p < plan.program.size(); ++p) {
     const graph::Instruction& instruction = plan.program[p];
     const bool fused = instruction.kind == graph::Instruction::Kind::kFused;
@@ -59,7 +86,7 @@ void learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph
     // A virtual clock knows nothing new of the host, and the host's clock nothing of what a GPU does.
     const bool seen = accelerator->has_virtual_clock() ? device == backend::kAccelerator
                                                        : device == backend::kCpu || accelerator->name() == "sim";
-    if (!seen) continue;
+    if (!seen || shared[p] != 0) continue;
     const double seconds = times.spans[p].end - times.spans[p].begin;
     const uint64_t key = fused ? graph::cost_key(graph, plan.groups[instruction.index], device)
                                : graph::cost_key(graph, graph.nodes[instruction.index], device);

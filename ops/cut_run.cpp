@@ -52,6 +52,7 @@ graph::PlanOptions configured_plan_options() {
     options.accelerator_device = accelerator;
     options.accelerator_host_accessible = options.accelerator.host_accessible;
     options.policy = config().placement.load(std::memory_order_relaxed);
+    options.compute_queues = static_cast<int>(config().compute_queues.load(std::memory_order_relaxed));
     options.preferences = &placement_rules().by_op();
     options.history = &cost_history();
     if (accelerator->name() == "sim") options.cpu = simulated_host(options.cpu);
@@ -206,6 +207,7 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
     if (known != nullptr && options.policy == graph::Policy::kAuto) options.policy = known->trial.policy;
     settings.accelerator = backend::accelerator();
     settings.policy = options.policy;
+    settings.compute_queues = options.compute_queues;
     settings.pressure = static_cast<float>(config().memory_pressure.load(std::memory_order_relaxed));
     settings.budget = accelerator_budget();
     settings.preferences = placement_rules().version();

@@ -34,6 +34,7 @@ struct PlanSettings {
   int threads = 0;  // eager's own, whose loops decide which calls fuse to the same bits
   const void* accelerator = nullptr;
   graph::Policy policy = graph::Policy::kAuto;
+  int64_t compute_queues = 0;
   float pressure = 0;        // the share of it that a program may claim
   uint64_t budget = 0;       // of the accelerator's memory
   uint64_t preferences = 0;  // PlacementRules::version

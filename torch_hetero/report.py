@@ -148,6 +148,9 @@ _PLACEHOLDER = "{{data}}"
 # The order of lanes, in the page and in the trace; other queues follow in the order of their first use.
 _QUEUES = (
     "accelerator compute",
+    "accelerator compute 2",
+    "accelerator compute 3",
+    "accelerator compute 4",
     "accelerator urgent h2d",
     "accelerator h2d",
     "accelerator urgent d2h",

@@ -312,6 +312,8 @@ class CudaDeviceImplementation final : public CudaDevice {
     capabilities_.memory_bandwidth =
         attribute(cudaDevAttrMemoryClockRate) * 1e3 * 2 * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8;
     capabilities_.launch_latency = 5e-6;
+    capabilities_.parallelism = static_cast<double>(attribute(cudaDevAttrMultiProcessorCount)) *
+                                attribute(cudaDevAttrMaxThreadsPerMultiProcessor);
     size_t free = 0;
     size_t total = 0;
     if (cuda_status(cudaMemGetInfo(&free, &total), "cudaMemGetInfo").ok()) capacity_ = free - free / 16;

@@ -1,6 +1,6 @@
 // CudaDevice: an NVIDIA GPU as a Device, over the CUDA runtime.
 //
-// Queues are three streams (compute, h2d, d2h); Events are cudaEvents. Memory comes from a
+// Each queue (see QueueKind) is a stream; Events are cudaEvents. Memory comes from a
 // CachingAllocator over cudaMalloc, which releases its cache and asks once more before it reports
 // that memory ran out.
 //

@@ -313,7 +313,7 @@ Status FusedEngine::run_plan(Plan& plan, const FusedCall& call, void* stream) {
   char* base = nullptr;
   if (plan.temporary_bytes + state_bytes > 0) {
     lock.lock();
-    Result<char*> memory = this->memory(plan.temporary_bytes + state_bytes);
+    Result<char*> memory = this->memory(plan.temporary_bytes + state_bytes, stream);
     if (!memory.ok()) return memory.status();
     base = memory.value();
   }
@@ -372,17 +372,19 @@ Status FusedEngine::launch(void* function, int64_t blocks, uint64_t* words, void
   return status;
 }
 
-// All kernels run on one stream, so what the last one left is no longer needed when the next one starts. Smaller memory is kept, since kernels that
-// use it may not have run yet.
-Result<char*> FusedEngine::memory(int64_t bytes) {
-  if (bytes > memory_bytes_) {
-    const int64_t wanted = std::max({bytes, 2 * memory_bytes_, kMinMemoryBytes});
+// Kernels of one stream run one after the other, so what the last one left is no longer needed when the next one starts. Smaller memory is kept, since
+// kernels that use it may not have run yet.
+Result<char*> FusedEngine::memory(int64_t bytes, void* stream) {
+  auto own = std::ranges::find(memories_, stream, &Memory::stream);
+  if (own == memories_.end()) own = memories_.insert(own, {stream, nullptr, 0});
+  if (bytes > own->bytes) {
+    const int64_t wanted = std::max({bytes, 2 * own->bytes, kMinMemoryBytes});
     Result<void*> made = machine_.allocate(static_cast<size_t>(wanted));
     if (!made.ok()) return made.status();
-    memory_ = static_cast<char*>(made.value());
-    memory_bytes_ = wanted;
+    own->data = static_cast<char*>(made.value());
+    own->bytes = wanted;
   }
-  return memory_;
+  return own->data;
 }
 
 // ---- the thread -----------------------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@
 //   code that is waited for    where the kernel is too large for the interpreter, or there is none
 //
 // Code is one for all launches whose source is the same: sizes and numbers are arguments. Only kernels that pass something on between launches (totals,
-// rows that several blocks share) take a lock, since they share the engine's memory.
+// rows that several blocks share) take a lock, since those of one stream share memory of the engine.
 //
 // What touches the GPU and the compiler stands behind two interfaces, so that everything here is tested without either.
 //
@@ -127,7 +127,7 @@ class FusedEngine {
                   char* states, void* stream);
   Status run_program(const Variant& variant, void* const* operands, const Number* numbers, char* states, void* stream);
   Status launch(void* function, int64_t blocks, uint64_t* words, void* stream);
-  Result<char*> memory(int64_t bytes);
+  Result<char*> memory(int64_t bytes, void* stream);
   void start_thread();
   void stop_thread();
   void compile_in_background();
@@ -150,8 +150,12 @@ class FusedEngine {
   bool compiling_ = false;
 
   std::mutex memory_mutex_;  // held while kernels that use the memory are enqueued
-  char* memory_ = nullptr;
-  int64_t memory_bytes_ = 0;
+  struct Memory {
+    void* stream;
+    char* data;
+    int64_t bytes;
+  };
+  std::vector<Memory> memories_;  // of each stream that has needed some: a few
 
   std::atomic<bool> warned_{false};
   std::atomic<int64_t> launches_{0}, interpreted_{0}, compiled_{0}, failed_{0}, from_disk_{0}, loaded_{0}, planned_{0};

@@ -35,7 +35,7 @@ bool is_amount(double value) { return value >= 0 && std::isfinite(value); }
 
 Status check(const SimOptions& options) {
   for (double value : {options.flops, options.memory_bandwidth, options.launch_latency, options.h2d_bandwidth,
-                       options.d2h_bandwidth, options.copy_latency, options.pace}) {
+                       options.d2h_bandwidth, options.copy_latency, options.pace, options.parallelism}) {
     if (!is_amount(value)) return usage_error("rates, latencies and pace must be finite and not negative");
   }
   if (!(options.slowdown > 0)) return usage_error("slowdown must be above 0");
@@ -148,7 +148,7 @@ class SimDevice::SimQueue final : public Queue {
   }
 
   Status launch(Task task) override {
-    const Status status = submit({.kind = CommandKind::kTask, .task = task, .seconds = task.seconds});
+    const Status status = submit({.kind = CommandKind::kTask, .task = task});
     if (status.ok()) device_.counters_.count_launch();
     return status;
   }
@@ -206,7 +206,7 @@ class SimDevice::SimQueue final : public Queue {
     void* destination = nullptr;
     const void* source = nullptr;
     size_t bytes = 0;
-    double seconds = 0;  // virtual; of a task or a copy
+    double seconds = 0;  // virtual; of a copy, and of a task once it is submitted
     std::shared_ptr<Signal> signal = nullptr;
   };
 
@@ -242,8 +242,10 @@ class SimDevice::SimQueue final : public Queue {
     VirtualClock& clock = shared_.clock;
     switch (command.kind) {
       case CommandKind::kTask:
+        command.seconds = clock.run(kind_, command.task.seconds, command.task.utilization);
+        break;
       case CommandKind::kCopy:
-        command.seconds = clock.run(kind_, command.seconds, command.kind == CommandKind::kCopy, command.bytes);
+        command.seconds = clock.copy(kind_, command.seconds, command.bytes);
         break;
       case CommandKind::kRecord:
         command.signal->moment = clock.record(kind_);
@@ -365,7 +367,8 @@ SimDevice::SimDevice(const SimOptions& options, std::unique_ptr<SimMemory> memor
                     .copy_bandwidth = options.h2d_bandwidth,
                     .readback_bandwidth = options.d2h_bandwidth,
                     .copy_latency = options.copy_latency,
-                    .launch_latency = options.launch_latency},
+                    .launch_latency = options.launch_latency,
+                    .parallelism = options.parallelism},
       memory_(std::move(memory)),
       shared_(std::make_shared<Shared>(options)) {
   for (int kind = 0; kind < kQueueKinds; ++kind) {

@@ -4,14 +4,14 @@
 // - Its memory cannot be touched by the host. One memfd is mapped twice: Block::data() lies in a
 //   mapping that is inaccessible, and only kernel_address() leads to the private mapping where
 //   tasks and copies work.
-// - Its three queues (compute, h2d, d2h) are threads of their own. Work of different queues really
+// - Its queues (see QueueKind) are threads of their own. Work of different queues really
 //   runs at the same time and is ordered by Events alone; a missing Event is a data race that TSan
 //   and wrong results show.
 // - Memory starts and ends poisoned (0xCD), and guard bands around every Block are checked when it
 //   is released.
 // Results are real: tasks are ordinary functions that run on the queue's thread.
 //
-// Times are virtual: VirtualClock computes from Task::seconds, the link's figures and the order of submission when each command begins and
+// Times are virtual: VirtualClock computes from Task::seconds and utilization, the link's figures and the order of submission when each command begins and
 // ends, whatever the threads do. A task that submits or waits counts as the host. `pace` makes the threads keep to these times.
 //
 // Event semantics are CUDA's: record captures the work submitted so far, wait captures the event's
@@ -47,6 +47,7 @@ struct SimOptions {
   double flops_half = 0;  // 0: as flops
   double memory_bandwidth = 1e12;
   double launch_latency = 5e-6;
+  double parallelism = 0;  // elements at the same time; 0: not known
   // The link: a copy takes copy_latency + bytes / bandwidth of virtual time. A copy within the device reads and writes at memory_bandwidth,
   // one within the host goes at h2d_bandwidth. A bandwidth of 0 stands for no limit.
   double h2d_bandwidth = 25e9;  // capabilities().copy_bandwidth

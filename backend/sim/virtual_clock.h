@@ -6,6 +6,7 @@
 // - a command begins once its queue is free and the host has come to submit it: max(queue, host);
 // - recording notes the queue's time, and waiting raises the queue's time to the noted one;
 // - an urgent copy begins at once, and puts off the other queue of its direction for as long as it takes;
+// - tasks of several compute queues share the device (backend/compute_engine.h);
 // - the host moves on by work of its own and by waiting for queues and events. Submitting takes it no time.
 //
 // Invariant: no clock ever goes back, except that all begin at 0 again with reset().
@@ -20,6 +21,7 @@
 #include <deque>
 #include <vector>
 
+#include "backend/compute_engine.h"
 #include "backend/device.h"
 #include "backend/random.h"
 
@@ -52,22 +54,11 @@ class VirtualClock {
   explicit VirtualClock(uint64_t seed = 0, double spread = 0, double slowdown = 1)
       : seed_(seed), spread_(spread), slowdown_(slowdown) {}
 
-  // Returns how long it takes, the factor included. What has no duration takes no time and leaves no span.
-  double run(QueueKind kind, double seconds, bool is_copy = false, size_t bytes = 0) {
-    const size_t q = static_cast<size_t>(kind);
-    const double begin = start(kind);
-    const double duration = std::max(0.0, seconds) * next_factor(kind);
-    if (!(duration > 0)) return 0;
-    queues_[q] = begin + duration;
-    // The link does one thing at a time: what yields to an urgent copy is done so much later.
-    double& other = queues_[static_cast<size_t>(yielding(kind))];
-    if (yielding(kind) != kind && other > begin) other += duration;
-    if (records_spans_) {
-      if (spans_.size() == kMostSpans) spans_.pop_front();
-      spans_.push_back({kind, is_copy, begin, queues_[q], bytes});
-    }
-    return duration;
+  // Returns how long it takes, the factor included, and what tasks beside it make it wait. What has no duration takes no time and leaves no span.
+  double run(QueueKind kind, double seconds, double utilization = 1) {
+    return run(kind, seconds, utilization, false, 0);
   }
+  double copy(QueueKind kind, double seconds, size_t bytes) { return run(kind, seconds, 1, true, bytes); }
   Moment record(QueueKind kind) { return {start(kind), reset_}; }
   void wait(QueueKind kind, Moment moment) {
     const double begin = start(kind);
@@ -87,6 +78,7 @@ class VirtualClock {
     queues_.fill(0);
     host_ = 0;
     durations_.fill(0);
+    engine_.reset();
     spans_.clear();
     ++reset_;
   }
@@ -96,6 +88,25 @@ class VirtualClock {
   std::vector<SimSpan> spans() const { return {spans_.begin(), spans_.end()}; }
 
  private:
+  double run(QueueKind kind, double seconds, double utilization, bool is_copy, size_t bytes) {
+    const size_t q = static_cast<size_t>(kind);
+    const double begin = start(kind);
+    const double duration = std::max(0.0, seconds) * next_factor(kind);
+    if (!(duration > 0)) return 0;
+    if (is_compute(kind)) {
+      queues_[q] = engine_.run(begin, duration, std::clamp(utilization, 0.0, 1.0));
+    } else {
+      queues_[q] = begin + duration;
+    }
+    // The link does one thing at a time: what yields to an urgent copy is done so much later.
+    double& other = queues_[static_cast<size_t>(yielding(kind))];
+    if (yielding(kind) != kind && other > begin) other += duration;
+    if (records_spans_) {
+      if (spans_.size() == kMostSpans) spans_.pop_front();
+      spans_.push_back({kind, is_copy, begin, queues_[q], bytes});
+    }
+    return queues_[q] - begin;
+  }
   double start(QueueKind kind) {
     double& queue = queues_[static_cast<size_t>(kind)];
     queue = std::max(queue, host_);
@@ -113,6 +124,7 @@ class VirtualClock {
   const double spread_;
   const double slowdown_;
   std::array<double, kQueueKinds> queues_{};  // when each is free
+  ComputeEngine engine_;                      // what the compute queues share
   double host_ = 0;
   std::array<uint64_t, kQueueKinds> durations_{};
   uint64_t reset_ = 0;  // how often

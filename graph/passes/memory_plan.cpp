@@ -249,10 +249,11 @@ class MemoryPlanner {
     return bytes;
   }
 
-  // Kernels of a device are on one queue; so where no copy touches its arena, one queue does.
+  // Those that a copy touches, and the accelerator's where its kernels are on several queues.
   void find_shared_arenas() {
     std::fill_n(shared_arena_, backend::kMaxDevices, false);
     for (const Instruction& instruction : plan_.program) {
+      shared_arena_[kAccelerator] |= backend::is_side_compute(kind_of(instruction.queue));
       if (instruction.kind != Instruction::Kind::kCopy) continue;
       for (const DeviceIndex d : {instruction.from, instruction.to}) {
         shared_arena_[d] |= plan_.residence(instruction.index, d).home == Home::kArena;

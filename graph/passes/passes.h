@@ -20,6 +20,7 @@
 #include "graph/interval_packing.h"
 #include "graph/passes/slice_allocator.h"
 #include "graph/plan.h"
+#include "graph/simulate.h"
 #include "graph/task_graph.h"
 
 namespace hetero::graph {
@@ -104,12 +105,17 @@ struct Scratch {
   std::vector<uint32_t> positions;                   // per instruction: where it is in the final program (events)
   std::vector<uint32_t> event_of;                    // per instruction: the event recorded after it + 1 (events)
   std::vector<Instruction> program;                  // the final program (events)
+  std::vector<Instruction> serial;                   // the program with one compute queue (streams)
+  Simulation simulation;                             // (streams)
 };
 
 Scratch& thread_scratch();
 
 // Whether a storage has the bytes before or after the program.
 inline bool survives(const Buffer& buffer) { return buffer.escapes || buffer.valid_on != 0; }
+
+// What is more intricate must take so much less time at least.
+inline constexpr double kWorthIt = 0.98;
 
 // No bound of what the accelerator may hold.
 inline constexpr uint64_t kAnyBytes = UINT64_MAX;
@@ -136,6 +142,9 @@ bool are_batches_small(const Graph& graph, const Plan& plan);
 void order_queues(const Graph& graph, const Plan& plan, Scratch& scratch);
 // Moves what runs elsewhere before the host's own work where nothing forbids it. REQUIRES: order_queues; it is needed again afterwards.
 void submit_early(const Graph& graph, uint64_t limit, Plan& plan, Scratch& scratch);
+// Moves tasks of the accelerator that do not depend on each other to its other compute queues, where that takes less time. Returns the seconds that one queue
+// takes, or 0 where nothing has moved. order_queues is needed again afterwards.
+double spread_tasks(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);
 // Where everything runs on the CPU.
 void plan_host_memory(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);
 // True when what lies on the accelerator fits into options.accelerator_bytes. Survivors stay there if `keep` or scratch.resident says so.

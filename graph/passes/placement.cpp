@@ -29,7 +29,6 @@ using backend::kCpu;
 using Devices = std::vector<DeviceIndex>;
 
 constexpr uint8_t kBoth = 1u << kCpu | 1u << kAccelerator;
-constexpr double kWorthIt = 0.98;
 constexpr int kShakes = 16;
 // Steps of the search: uses of tasks that rollouts look at.
 constexpr int64_t kEffort = 1'500'000;

@@ -377,7 +377,8 @@ Status BoundProgram::submit(const Step& step, Slot& slot) {
     return queue(step.queue).copy(slot.table[step.entry + 1], slot.table[step.entry], step.bytes);
   }
   Task& task = slot.tasks[static_cast<size_t>(&step - steps_.data())];
-  return queue(step.queue).launch({&run_task, &task, step.seconds});
+  return queue(step.queue)
+      .launch({&run_task, &task, step.seconds, utilization_of(plan_, plan_.program[step.position])});
 }
 
 void BoundProgram::run_task(void* context) {

@@ -115,7 +115,8 @@ std::string plan_machine(const PlanOptions& options) {
                               rates.readback_bandwidth, rates.copy_latency, rates.launch_latency}) {
     text += " " + std::to_string(figure);
   }
-  return text + ", " + std::to_string(options.accelerator_bytes) + " bytes, placement " + to_string(options.policy);
+  return text + ", " + std::to_string(options.accelerator_bytes) + " bytes, placement " + to_string(options.policy) +
+         ", " + std::to_string(options.compute_queues) + " compute queues";
 }
 
 Status plan_program(const SavedProgram& program, const PlanOptions& options, bool use_saved, StaticPlan& plan) {

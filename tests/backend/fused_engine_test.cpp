@@ -330,6 +330,15 @@ TEST_CASE("engine: a compiler that fails is reported once, and the interpreter g
   REQUIRE(warnings[0].find("the compiler is out of order") != std::string::npos);
 }
 
+TEST_CASE("engine: what kernels pass on lies apart for each stream, where they may run at the same time") {
+  CountingMachine machine;
+  FusedEngine engine(machine, nullptr, {.interpreter = kInterpreter});
+  const Prepared small = total(100, 300);
+  int streams[2];
+  for (int i = 0; i < 6; ++i) REQUIRE(engine.run(small.call(), &streams[i % 2]).ok());
+  REQUIRE(machine.memory.size() == 2);
+}
+
 TEST_CASE("engine: without a compiler it takes what can be interpreted, and without both nothing") {
   CountingMachine machine;
   FusedEngine engine(machine, nullptr, {.interpreter = kInterpreter});

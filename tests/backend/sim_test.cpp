@@ -523,6 +523,34 @@ TEST_CASE("an urgent copy begins at once, and puts off the other copies of its d
   REQUIRE(sim.device->synchronize().ok());
 }
 
+TEST_CASE("small tasks of several compute queues share the device, and large ones take turns") {
+  ClockedDevice sim;
+  const auto run = [&](QueueKind kind, double seconds, double utilization) {
+    Task task = lasting(seconds);
+    task.utilization = utilization;
+    REQUIRE(sim.device->queue(kind).launch(task).ok());
+  };
+  const auto done = [&](QueueKind kind) { return sim.device->queue_seconds(kind); };
+  run(kCompute, 4, 0.25);
+  run(QueueKind::kCompute2, 4, 0.5);
+  REQUIRE(done(kCompute) == 4);
+  REQUIRE(done(QueueKind::kCompute2) == 4);
+  // A quarter is left for it, and then everything.
+  run(QueueKind::kCompute3, 2, 1);
+  REQUIRE(done(QueueKind::kCompute3) == 5);
+  // Behind that.
+  run(kCompute, 1, 0.5);
+  REQUIRE(done(kCompute) == 6);
+  // What does not say how much it needs needs everything.
+  sim.device->advance_host(8);
+  sim.run(1);
+  sim.run(QueueKind::kCompute4, 1);
+  REQUIRE(done(kCompute) == 9);
+  REQUIRE(done(QueueKind::kCompute4) == 10);
+  REQUIRE(sim.device->synchronize().ok());
+  REQUIRE(sim.device->host_seconds() == 10);
+}
+
 TEST_CASE("a copy within the device takes its time from the memory bandwidth") {
   ClockedDevice sim;
   Block other = take(*sim.device, 4096);
@@ -756,8 +784,11 @@ std::pair<Clocks, std::vector<SimSpan>> run_random_program(const SimOptions& opt
       case 5:
         if (!events.empty() && below(4) == 0) REQUIRE(events.back()->synchronize().ok());
         break;
-      default:
-        sim.run(kind, below(1000) / 64.0);
+      default: {
+        Task task = lasting(below(1000) / 64.0);
+        task.utilization = below(5) / 4.0;
+        REQUIRE(sim.device->queue(kind).launch(task).ok());
+      }
     }
   }
   return {sim.clocks(), sim.device->spans()};

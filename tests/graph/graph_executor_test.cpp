@@ -83,6 +83,37 @@ TEST_CASE("a static program of fused groups computes what the interpreter does")
   }
 }
 
+TEST_CASE("a static program runs independent branches on several compute queues, again and again") {
+  constexpr double kLaunch = 1e-3;
+  auto made = backend::SimDevice::create({.flops = 1e18, .launch_latency = kLaunch, .schedule_seed = 3});
+  REQUIRE(made.ok());
+  const Devices devices{test_devices()[kCpu], made.value().get()};
+  Program p;
+  const BufferId x = p.input(64);
+  std::vector<Operand> ends;
+  for (int branch = 0; branch < 4; ++branch) {
+    BufferId value = x;
+    for (int i = 0; i < 10; ++i) value = p.define(test_ops().pointwise, 64, {p.read(value)});
+    ends.push_back(p.read(value));
+  }
+  p.escape(p.define(test_ops().pointwise, 64, ends));
+  const Results expected = p.interpret();
+  PlanOptions options = options_for(devices);
+  options.policy = Policy::kAccelerator;
+  auto executor = executor_of(model_of(save(p)), executor_options(options, devices));
+  constexpr int kRuns = 20;
+  made.value()->reset_clock();
+  for (int r = 0; r < kRuns; ++r) {
+    set_inputs(*executor, p);
+    run(*executor);
+    REQUIRE(has_values(*executor, expected));
+  }
+  // Ten launches and the join, not forty and the join; and copies, which take next to nothing.
+  CHECK(made.value()->host_seconds() >= kRuns * 11 * kLaunch);
+  CHECK(made.value()->host_seconds() < kRuns * 12 * kLaunch);
+  executor.reset();
+}
+
 TEST_CASE("inputs and outputs are found by name and by index, and a wrong one is told what there is") {
   Small small;
   auto executor = executor_of(small.model(), executor_options(cpu_options()));

@@ -45,6 +45,7 @@ TEST_CASE("placement: a rollout takes as long as the program that the passes mak
     make_random(program, random, 10 + round % 50, true);
     PlanOptions options = round % 3 == 0 ? both_options() : mixed_options();
     options.accelerator.copy_latency = 1e-6;
+    options.compute_queues = 1;
     std::vector<Candidate> candidates;
     options.candidates = &candidates;
     const Plan plan = program.plan(options);
@@ -211,7 +212,9 @@ TEST_CASE("placement: what only the accelerator's kernels touch is packed with a
   const BufferId c = make(1024, {x});
   const BufferId d = make(2048, {x});
   program.escape(make(16, {b, c, d}));
-  const Plan plan = program.plan(remote_options());
+  PlanOptions options = remote_options();
+  options.compute_queues = 1;
+  const Plan plan = program.plan(options);
   CHECK(plan.arena_lower_bound[kAccelerator] == 4 * 4096);
   CHECK(plan.arena_bytes[kAccelerator] == plan.arena_lower_bound[kAccelerator]);
 }

@@ -72,6 +72,7 @@ struct Totals {
   int64_t bounded = 0;   // plans within a budget
   int64_t streamed = 0;  // of these, those with returns
   int64_t fused = 0;     // plans with fused groups
+  int64_t spread = 0;    // plans with tasks on several compute queues
   int64_t timed = 0;     // runs whose time was predicted
   int64_t failed = 0;    // runs with an error
   RunCounts counts;
@@ -118,14 +119,16 @@ class Trial {
   void print(std::FILE* file) const {
     std::fprintf(file,
                  "round %d: policy %s, accelerator of %llu bytes, fusion %d, thorough %d, own blocks from %llu or %llu "
-                 "bytes, flops %g, copies %g bytes/s, latency %g s, spread %g, stalls %d, plan from text %d, trouble: "
+                 "bytes, compute queues %d, flops %g, copies %g bytes/s, latency %g s, spread %g, stalls %d, plan from "
+                 "text %d, trouble: "
                  "%s\n\n%s\n%s\n",
                  round_, to_string(options_.policy), static_cast<unsigned long long>(options_.accelerator_bytes),
                  options_.fusion, options_.thorough, static_cast<unsigned long long>(options_.own_block_bytes),
-                 static_cast<unsigned long long>(options_.least_own_block_bytes), sim_options_.flops,
-                 sim_options_.h2d_bandwidth, sim_options_.launch_latency, sim_options_.duration_spread,
-                 sim_options_.schedule_seed != 0, from_text_, kTroubleNames[static_cast<int>(trouble_)],
-                 to_string(program_.graph).c_str(), to_string(plan_).c_str());
+                 static_cast<unsigned long long>(options_.least_own_block_bytes), options_.compute_queues,
+                 sim_options_.flops, sim_options_.h2d_bandwidth, sim_options_.launch_latency,
+                 sim_options_.duration_spread, sim_options_.schedule_seed != 0, from_text_,
+                 kTroubleNames[static_cast<int>(trouble_)], to_string(program_.graph).c_str(),
+                 to_string(plan_).c_str());
   }
 
  private:
@@ -169,6 +172,7 @@ class Trial {
     sim_options_ = {.flops = figure(1e6, 1e13),
                     .memory_bandwidth = figure(1e6, 1e12),
                     .launch_latency = figure(1e-9, 1e-4),
+                    .parallelism = figure(1, 1e6),
                     .h2d_bandwidth = figure(1e5, 1e11),
                     .d2h_bandwidth = figure(1e5, 1e11),
                     .copy_latency = figure(1e-9, 1e-4),
@@ -201,6 +205,7 @@ class Trial {
     options_.own_block_bytes = uint64_t{64} << below(8);
     options_.least_own_block_bytes = uint64_t{1} << below(8);
     options_.has_accelerator = true;
+    options_.compute_queues = 1 + static_cast<int>(below(backend::kComputeQueues));
     if (one_in(3)) {
       preferences_.resize(below(op_table().size() + 1));
       for (Preference& preference : preferences_) preference = static_cast<Preference>(below(3));
@@ -328,6 +333,9 @@ class Trial {
     totals_.bounded += options_.accelerator_bytes != 0;
     totals_.streamed += !plan_.returns.empty();
     totals_.fused += !plan_.groups.empty();
+    totals_.spread += std::ranges::any_of(plan_.program, [](const Instruction& instruction) {
+      return backend::is_side_compute(kind_of(instruction.queue));
+    });
     return Status();
   }
 
@@ -474,9 +482,11 @@ bool run_seeds(uint64_t first, uint64_t count) {
   alarm(0);
   const auto number = [](auto value) { return static_cast<long long>(value); };
   std::printf(
-      "sim-fuzz: %lld seeds as they should be in %.1f s: %lld plans (%lld bounded, %lld with returns, %lld fused), ",
+      "sim-fuzz: %lld seeds as they should be in %.1f s: %lld plans (%lld bounded, %lld with returns, %lld fused, %lld "
+      "on several "
+      "compute queues), ",
       number(count), seconds(), number(totals.plans), number(totals.bounded), number(totals.streamed),
-      number(totals.fused));
+      number(totals.fused), number(totals.spread));
   std::printf(
       "%lld runs (%lld failed, %lld timed), %lld kernels on the CPU, %lld on the accelerator, %lld copies, %lld "
       "waits\n",

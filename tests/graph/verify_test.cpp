@@ -256,17 +256,20 @@ TEST_CASE("verify: of damage of all kinds, what is not found does no harm") {
 
 TEST_CASE("verify: every wait and every record is needed") {
   int tried = 0;
+  int between_compute_queues = 0;
   for_random_plans(1, 40, [&](Program& program, const Plan& plan, const PlanOptions& options) {
     for (size_t p = 0; p < plan.program.size(); ++p) {
       const Kind kind = plan.program[p].kind;
       if (kind != Kind::kWait && kind != Kind::kRecord) continue;
       ++tried;
+      between_compute_queues += kind == Kind::kWait && backend::is_side_compute(kind_of(plan.program[p].queue));
       INFO(to_string(plan));
       INFO("without p" << p);
       REQUIRE(caught(program, without(plan, p), options));
     }
   });
   CHECK(tried > 500);
+  CHECK(between_compute_queues > 20);
 }
 
 TEST_CASE("verify: every copy and every live node is needed") {
@@ -354,8 +357,12 @@ TEST_CASE("verify: a node on another queue, device or event is found") {
   for_random_plans(7, 20, [](Program& program, const Plan& plan, const PlanOptions& options) {
     for (size_t p = 0; p < plan.program.size(); ++p) {
       Plan damaged = plan;
-      damaged.program[p].queue = static_cast<QueueId>((plan.program[p].queue + 1) % kMaxQueues);
-      if (plan.program[p].kind != Kind::kWait && plan.program[p].kind != Kind::kRecord) {
+      const auto other = static_cast<QueueId>((plan.program[p].queue + 1) % kMaxQueues);
+      damaged.program[p].queue = other;
+      const bool may_compute = backend::is_side_compute(kind_of(plan.program[p].queue)) && other != kHostQueue;
+      if (may_compute) {
+        require_caught_or_harmless(program, damaged, options);
+      } else if (plan.program[p].kind != Kind::kWait && plan.program[p].kind != Kind::kRecord) {
         REQUIRE(caught(program, damaged, options));
       }
       damaged = plan;

@@ -430,6 +430,45 @@ def test_simulate_predicts_time_and_memory_of_other_machines() -> None:
     assert torch.hetero.config.as_dict() == before
 
 
+class Heads(torch.nn.Module):
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        self.heads = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Tanh(), torch.nn.Linear(width, 8))
+            for _ in range(count)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([head(x) for head in self.heads], dim=1)
+
+
+def test_independent_branches_run_beside_each_other_on_compute_queues() -> None:
+    model, x = Heads(4, 64), torch.randn(8, 64)
+    with torch.no_grad():
+        expected = model(x)
+    model.to(DEVICE)
+
+    def step() -> torch.Tensor:
+        with torch.no_grad():
+            return model(x.to(DEVICE)).cpu()
+
+    with torch.hetero.config.override(placement="accelerator", verify_plans=True, fusion=False):
+        spread = torch.hetero.simulate(step, profile="h200")
+        with torch.hetero.config.override(compute_queues=1):
+            serial = torch.hetero.simulate(step, profile="h200")
+    assert_same(spread.result, expected)
+    assert_same(serial.result, expected)
+    sides = [name for name in spread.queue_seconds if name.startswith("accelerator compute ")]
+    assert len(sides) == 3
+    assert not any(name.startswith("accelerator compute ") for name in serial.queue_seconds)
+    # Four heads of some launches each take about as long as one; the copies stay.
+    assert spread.queue_seconds["accelerator compute"] < 0.5 * serial.queue_seconds["accelerator compute"]
+    assert spread.seconds < 0.7 * serial.seconds
+    for wrong in ("0", "5", "many"):
+        with pytest.raises(ValueError, match="from 1 to 4"):
+            torch.hetero.config.compute_queues = wrong
+
+
 def test_profiles_change_the_simulated_machine() -> None:
     profile = torch.hetero.use_profile("tiny")
     assert profile is not None

@@ -1,0 +1,169 @@
+// Streams: which of the accelerator's compute queues runs each of its tasks.
+//
+//   1. Walk the program in the order of submission by the rules of graph/simulate.h, with one compute queue: what it takes so.
+//   2. Walk it again with several. Each task goes where it ends first, as HEFT chooses a processor (H. Topcuoglu et al., 2002), with what runs beside it
+//      taking its share of the device. Another queue than that of the input which was written last costs an event, which has to be made up for.
+//   3. Where that takes a fiftieth less, the tasks keep their queues.
+// What depends on what is known by buffer and device, as in order.cpp. The order of submission stays, and the order of the queues follows from it: events and
+// memory are the business of the passes behind this one. Memory may make tasks wait that this walk lets run, so the caller simulates the whole.
+
+#include <algorithm>
+
+#include "backend/compute_engine.h"
+#include "graph/passes/passes.h"
+
+namespace hetero::graph {
+namespace {
+
+using backend::DeviceIndex;
+using backend::kAccelerator;
+using Kind = Instruction::Kind;
+
+// Of a launch's latency: what an event between two queues takes, which the simulator leaves out.
+constexpr double kEvent = 0.25;
+
+class Walk {
+ public:
+  Walk(const Graph& graph, const PlanOptions& options, const Plan& plan, const Scratch& scratch)
+      : graph_(graph),
+        costs_(options),
+        plan_(plan),
+        tasks_(scratch.tasks),
+        event_seconds_(kEvent * costs_.run_seconds({}, kAccelerator)) {}
+
+  // Seconds with so many compute queues.
+  double run(int queues) {
+    queues_ = queues;
+    bytes_.assign(graph_.buffers.size() * backend::kMaxDevices, {});
+    std::ranges::fill(free_, 0.0);
+    engine_.reset();
+    chosen_.resize(plan_.program.size());
+    for (uint32_t i = 0; i < plan_.program.size(); ++i) {
+      const Instruction& instruction = plan_.program[i];
+      chosen_[i] = instruction.queue;
+      if (instruction.kind == Kind::kCopy) {
+        copy(instruction);
+      } else {
+        run_task(i);
+      }
+    }
+    return *std::ranges::max_element(free_);
+  }
+
+  // Per instruction, its queue in the last walk.
+  const std::vector<QueueId>& chosen() const { return chosen_; }
+  // Of a task of the accelerator.
+  double utilization(const Instruction& instruction) const {
+    const Work work = instruction.kind == Kind::kFused ? work_of(graph_, plan_.groups[instruction.index])
+                                                       : work_of(graph_, graph_.nodes[instruction.index]);
+    return costs_.utilization(work, tasks_.task_of(instruction).seconds[kAccelerator], kAccelerator);
+  }
+
+ private:
+  // Of one buffer on one device.
+  struct Bytes {
+    double written = 0;  // when the last write is done
+    double touched = 0;  // and the last touch
+    QueueId writer = kHostQueue;
+  };
+
+  Bytes& bytes_of(BufferId buffer, DeviceIndex device) { return bytes_[buffer * backend::kMaxDevices + device]; }
+
+  void copy(const Instruction& instruction) {
+    Bytes& from = bytes_of(instruction.index, instruction.from);
+    Bytes& to = bytes_of(instruction.index, instruction.to);
+    if (instruction.stay != 0) to = {};
+    const double begin = std::max({free_[instruction.queue], free_[kHostQueue], from.written, to.touched});
+    const double seconds =
+        costs_.copy_seconds(static_cast<double>(graph_.buffers[instruction.index].bytes), instruction.to);
+    const double end = begin + seconds;
+    free_[instruction.queue] = end;
+    const QueueId yields = queue_id(kAccelerator, backend::yielding(kind_of(instruction.queue)));
+    if (yields != instruction.queue && free_[yields] > begin) free_[yields] += seconds;
+    from.touched = std::max(from.touched, end);
+    to = {.written = end, .touched = end};
+  }
+
+  void run_task(uint32_t i) {
+    const Instruction& instruction = plan_.program[i];
+    const DeviceIndex device = device_of(instruction.queue);
+    double ready = free_[kHostQueue];
+    double last_write = 0;
+    QueueId writer = kHostQueue;
+    for (const Use& use : tasks_.uses_of(instruction)) {
+      const Bytes& bytes = bytes_of(use.buffer, device);
+      ready = std::max(ready, use.writes ? bytes.touched : bytes.written);
+      if (bytes.written <= last_write) continue;
+      last_write = bytes.written;
+      writer = bytes.writer;
+    }
+    const double seconds = tasks_.task_of(instruction).seconds[device];
+    double end = 0;
+    if (device == kAccelerator && queues_ > 1) {
+      const double share = utilization(instruction);
+      chosen_[i] = best_queue(ready, seconds, share, writer);
+      end = engine_.run(std::max(ready, free_[chosen_[i]]), seconds, share);
+    } else {
+      end = std::max(ready, free_[chosen_[i]]) + seconds;
+    }
+    free_[chosen_[i]] = end;
+    for (const Use& use : tasks_.uses_of(instruction)) {
+      Bytes& bytes = bytes_of(use.buffer, device);
+      bytes.touched = std::max(bytes.touched, end);
+      if (!use.writes) continue;
+      bytes.written = end;
+      bytes.writer = chosen_[i];
+    }
+  }
+
+  // `writer`: of the input that was written last; kHostQueue where no task of the accelerator did.
+  QueueId best_queue(double ready, double seconds, double share, QueueId writer) const {
+    QueueId best = kHostQueue;
+    double least = 0;
+    for (int n = 0; n < queues_; ++n) {
+      const QueueId queue = queue_id(kAccelerator, backend::compute_queue(n));
+      const double event = writer == kHostQueue || writer == queue ? 0 : event_seconds_;
+      const double end = engine_.end_of(std::max(ready, free_[queue]), seconds, share) + event;
+      if (best != kHostQueue && end >= least) continue;
+      best = queue;
+      least = end;
+    }
+    return best;
+  }
+
+  const Graph& graph_;
+  const CostModel costs_;
+  const Plan& plan_;
+  const TaskGraph& tasks_;
+  const double event_seconds_;
+  int queues_ = 1;
+  std::vector<Bytes> bytes_;  // per residence
+  double free_[kMaxQueues] = {};
+  backend::ComputeEngine engine_;
+  std::vector<QueueId> chosen_;
+};
+
+}  // namespace
+
+double spread_tasks(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch) {
+  const QueueId main = queue_id(kAccelerator, backend::QueueKind::kCompute);
+  if (options.compute_queues < 2 || std::ranges::count(plan.program, main, &Instruction::queue) < 2) return 0;
+  Walk walk(graph, options, plan, scratch);
+  const double serial = walk.run(1);
+  const double spread = walk.run(std::min(options.compute_queues, backend::kComputeQueues));
+  if (spread >= kWorthIt * serial) return 0;
+  for (size_t i = 0; i < plan.program.size(); ++i) {
+    Instruction& instruction = plan.program[i];
+    if (instruction.queue != main) continue;
+    const auto share = static_cast<float>(walk.utilization(instruction));
+    if (instruction.kind == Kind::kRun) {
+      plan.placements[instruction.index].utilization = share;
+    } else {
+      for (const uint32_t n : plan.groups[instruction.index].members) plan.placements[n].utilization = share;
+    }
+    instruction.queue = walk.chosen()[i];
+  }
+  return serial;
+}
+
+}  // namespace hetero::graph
