@@ -21,6 +21,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_hetero import _C
+from torch_hetero.pipeline import Pipeline
 from torch_hetero.server import Server
 
 if TYPE_CHECKING:
@@ -107,6 +108,21 @@ class CompiledModel:
             ValueError: for fewer cores than groups, or for several groups where the program changes a state of its own.
         """
         return Server(self, groups, capacity, when_full=when_full)
+
+    def pipeline(
+        self, stages: int = 2, depth: int = 0, *, when_full: Literal["wait", "refuse"] = "wait"
+    ) -> Pipeline:
+        """The program cut into stages that work at the same time, each on another call; see `Pipeline`.
+
+        Args:
+            stages: In how many parts, of about equal time by the cost model.
+            depth: How many calls may be on their way; 0 for twice as many as stages.
+            when_full: Whether `Pipeline.submit` then waits until one has ended or raises `queue.Full`.
+
+        Raises:
+            ValueError: for a program that cannot be cut so.
+        """
+        return Pipeline(self, stages, depth, when_full=when_full)
 
     def _tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors among the arguments of a call, when all else is as in the example."""

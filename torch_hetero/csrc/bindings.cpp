@@ -22,6 +22,7 @@
 #include "ops/start.h"
 #include "ops/storage.h"
 #include "ops/sync.h"
+#include "torch_hetero/csrc/pipeline.h"
 #include "torch_hetero/csrc/saved.h"
 #include "torch_hetero/csrc/server.h"
 #include "torch_hetero/csrc/test_hooks.h"
@@ -353,6 +354,7 @@ PYBIND11_MODULE(_C, m) {
   add_compiled_program(m);
   hetero::python::add_saved(m);
   hetero::python::add_server(m);
+  hetero::python::add_pipeline(m);
   m.def("set_sim_options", &ops::set_sim_options, released());
   add_test_hooks(m);
 }

@@ -1,0 +1,128 @@
+#include "torch_hetero/csrc/pipeline.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "graph/serve/stage_pipeline.h"
+#include "ops/generator.h"
+#include "ops/static_call.h"
+#include "torch_hetero/csrc/saved.h"
+
+namespace py = pybind11;
+
+namespace hetero::python {
+namespace {
+
+// A request with the tensors into which its outputs go.
+class StageCall {
+ public:
+  StageCall(std::shared_ptr<const Model> model, std::vector<at::Tensor> made, std::shared_ptr<StageRequest> request)
+      : model_(std::move(model)), made_(std::move(made)), request_(std::move(request)) {}
+
+  // The results, once. Raises what went wrong.
+  py::list wait() {
+    {
+      const py::gil_scoped_release released;
+      ops::check(request_->wait());
+    }
+    for (size_t o = 0; o < made_.size(); ++o) ops::mark_output(model_->program(), o, made_[o]);
+    return list_of(std::exchange(made_, {}));
+  }
+
+ private:
+  const std::shared_ptr<const Model> model_;
+  std::vector<at::Tensor> made_;
+  const std::shared_ptr<StageRequest> request_;
+};
+
+class PythonPipeline {
+ public:
+  PythonPipeline(std::shared_ptr<Model> model, size_t stages, size_t depth, bool waits_when_full)
+      : model_(std::move(model)) {
+    using WhenFull = StagePipeline::WhenFull;
+    Result<std::unique_ptr<StagePipeline>> pipeline =
+        StagePipeline::create(model_, {.stages = stages,
+                                       .depth = depth,
+                                       .when_full = waits_when_full ? WhenFull::kWait : WhenFull::kRefuse,
+                                       .plans = std::vector<graph::PlanOptions>(stages, ops::static_plan_options()),
+                                       .draw = [] {
+                                         const ops::RandomState state = ops::draw_random_state(std::nullopt);
+                                         return std::pair(state.seed, state.offset);
+                                       }});
+    ops::check(pipeline.status());
+    pipeline_ = std::move(pipeline.value());
+  }
+
+  StagePipeline& pipeline() { return *pipeline_; }
+
+  // Null where there was no room.
+  std::shared_ptr<StageCall> submit(const py::list& inputs) {
+    const std::vector<at::Tensor> given = tensors_of(inputs);
+    const py::gil_scoped_release released;
+    const graph::SavedProgram& program = model_->program();
+    std::vector<TensorView> from, to;
+    for (const at::Tensor& tensor : given) from.push_back(ops::view_of(tensor));
+    const auto shapes = graph::output_shapes(program, graph::example_sizes(program));
+    ops::check(shapes.status());
+    std::vector<at::Tensor> made;
+    for (const TensorShape& shape : shapes.value()) {
+      made.push_back(ops::empty_output(shape));
+      to.push_back(ops::view_of(made.back()));
+    }
+    Result<std::shared_ptr<StageRequest>> request = pipeline_->submit(from, to);
+    if (!request.ok() && request.status().error_class() == ErrorClass::kResource) return nullptr;
+    ops::check(request.status());
+    return std::make_shared<StageCall>(model_, std::move(made), std::move(request.value()));
+  }
+
+ private:
+  const std::shared_ptr<Model> model_;
+  std::unique_ptr<StagePipeline> pipeline_;
+};
+
+py::dict counters_of(PythonPipeline& pipeline) {
+  const StageCounts counts = pipeline.pipeline().counts();
+  py::dict result;
+  result["submitted"] = counts.submitted;
+  result["completed"] = counts.completed;
+  result["failed"] = counts.failed;
+  result["in_flight"] = counts.in_flight;
+  result["most_in_flight"] = counts.most_in_flight;
+  result["frames"] = counts.frames;
+  result["lent"] = counts.lent;
+  result["copied"] = counts.copied;
+  return result;
+}
+
+std::vector<double> predicted_seconds_of(PythonPipeline& pipeline) {
+  std::vector<double> seconds;
+  for (size_t stage = 0; stage < pipeline.pipeline().stages(); ++stage) {
+    seconds.push_back(pipeline.pipeline().predicted_seconds(stage));
+  }
+  return seconds;
+}
+
+}  // namespace
+
+void add_pipeline(py::module_& m) {
+  using released = py::call_guard<py::gil_scoped_release>;
+  py::class_<StageCall, std::shared_ptr<StageCall>>(m, "StageCall").def("wait", &StageCall::wait);
+  py::class_<PythonPipeline>(m, "StagePipeline")
+      .def(py::init<std::shared_ptr<Model>, size_t, size_t, bool>(), released())
+      .def("submit", &PythonPipeline::submit)
+      .def(
+          "stop", [](PythonPipeline& pipeline) { pipeline.pipeline().stop(); }, released())
+      .def(
+          "wait_idle", [](PythonPipeline& pipeline) { ops::check(pipeline.pipeline().wait_idle()); }, released())
+      .def(
+          "set_depth", [](PythonPipeline& pipeline, size_t depth) { ops::check(pipeline.pipeline().set_depth(depth)); },
+          released())
+      .def_property_readonly("depth", [](PythonPipeline& pipeline) { return pipeline.pipeline().depth(); })
+      .def_property_readonly("predicted_seconds", &predicted_seconds_of)
+      .def_property_readonly("counters", &counters_of);
+}
+
+}  // namespace hetero::python
