@@ -37,8 +37,8 @@ class Pipeline:
             futures = [pipeline.submit(ids) for ids in requests]
             results = [future.result() for future in futures]
 
-    Calls go through each stage, and end, in the order in which they were submitted. Leaving the ``with`` block waits for
-    those that are on their way.
+    Calls go through each stage, and end, in the order in which they were submitted. Leaving the ``with`` block waits
+    for those that are on their way.
     """
 
     def __init__(
