@@ -82,10 +82,12 @@ class GraphOnHetero(fx.Interpreter):
         return None if target == "_guards_fn" else super().call_module(target, args, kwargs)
 
     def get_attr(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Returns a weight or a constant, on hetero."""
+        """Returns a weight or a constant, on hetero; a graph inside this one runs as this one does."""
         if target in self._weights:
             return self._weights[target]
         value = super().get_attr(target, args, kwargs)
+        if isinstance(value, fx.GraphModule):
+            return lambda *inputs: GraphOnHetero(value).run(*inputs, enable_io_processing=False)
         return value.to(_HETERO) if isinstance(value, torch.Tensor) else value
 
 

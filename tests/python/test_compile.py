@@ -540,6 +540,7 @@ FIRST_SIZE, OTHER_SIZES = (6, 5), ((8, 7), (10, 9), (6, 3))
 def test_other_batches_and_lengths_of_a_model_do_not_plan_anew(name: str) -> None:
     build, inputs = ALL_MODELS[name][0], RESIZABLE[name]
     model, oracle = build().eval().to("hetero"), build().eval()
+    known = set(torch.hetero.compiled_graphs())  # of other tests
     fast = compiled(model, dynamic=True)
     with torch.no_grad():
         fast(inputs(*FIRST_SIZE).to("hetero"))
@@ -548,13 +549,14 @@ def test_other_batches_and_lengths_of_a_model_do_not_plan_anew(name: str) -> Non
                 actual = fast(inputs(*size).to("hetero")).cpu()
             torch.testing.assert_close(actual, oracle(inputs(*size)))
             assert (seen.compiled_calls, seen.plans_made, seen.plans_resized) == (1, 0, seen.captures)
-        assert len(torch.hetero.compiled_graphs()) == 1
+        assert len(set(torch.hetero.compiled_graphs()) - known) == 1
 
 
 @pytest.mark.parametrize("name", RESIZABLE)
 def test_training_with_other_batches_and_lengths_does_not_plan_anew(name: str) -> None:
     build, inputs = ALL_MODELS[name][0], RESIZABLE[name]
     model, oracle = build().train().to("hetero"), build().train()
+    known = set(torch.hetero.compiled_graphs())  # of other tests
     fast = compiled(lambda values: model(values).float().square().mean(), dynamic=True)
     for size in (FIRST_SIZE, *OTHER_SIZES):
         for one in (oracle, model):
@@ -568,7 +570,7 @@ def test_training_with_other_batches_and_lengths_does_not_plan_anew(name: str) -
         assert seen.compiled_calls == 2
         if size in OTHER_SIZES[1:]:  # the gradient that backward() begins with is planned at second sight
             assert seen.plans_made == 0
-    assert len(torch.hetero.compiled_graphs()) == 2
+    assert len(set(torch.hetero.compiled_graphs()) - known) == 2
 
 
 def test_training_with_other_sizes_does_not_plan_anew() -> None:
