@@ -158,7 +158,7 @@ struct GraphExecutor::Impl {
   Result<size_t> find_input(Which which, const TensorView& tensor, size_t slot) const;
   Result<size_t> find_output(Which which, const TensorView& tensor, size_t slot) const;
   const char* why_not_lent(const ProgramValue& value, const TensorView& tensor, uint8_t devices) const;
-  void take_back(size_t slot, const ProgramValue& value);
+  Status take_back(size_t slot, const ProgramValue& value);
   Status upload(size_t slot, BufferId buffer, SlotBuffer& home);
   Status lend(size_t slot, const ProgramValue& value, const TensorView& tensor, std::shared_ptr<const void> owner);
   uint8_t input_devices(const ProgramValue& value) const { return plan.graph.buffers[value.buffer].valid_on; }
@@ -201,9 +201,9 @@ Status GraphExecutor::Impl::init() {
   for (const ProgramValue& input : program().inputs) input_words.push_back("input '" + input.name + "'");
   for (const ProgramValue& output : program().outputs) output_words.push_back("output '" + output.name + "'");
   Status status = graph::plan_program(program(), plan_options, options.use_saved_plan, plan);
-  if (status.ok()) status = take_memory();
+  if (!status.ok()) return status;
   find_drawing();
-  return status;
+  return take_memory();
 }
 
 void GraphExecutor::Impl::find_drawing() {
@@ -301,7 +301,8 @@ Status GraphExecutor::Impl::take_memory() {
     }
   }
   const std::vector<graph::Binding*> bindings = model->bindings();
-  bound = std::make_unique<graph::BoundProgram>(plan.graph, plan.plan, options.devices, of_slots, bases, bindings);
+  bound = std::make_unique<graph::BoundProgram>(plan.graph, plan.plan, options.devices, of_slots, bases, bindings,
+                                                graph::SegmentOptions{.record = options.segments, .draws = drawing});
   if (bound->on_host_only()) return Status();
   for (auto& slot : slots) {
     slot->uploaded = device(kAccelerator).create_event();
@@ -382,13 +383,16 @@ Result<size_t> GraphExecutor::Impl::find_output(Which which, const TensorView& t
 }
 
 // The slot uses the memory that Init gave it.
-void GraphExecutor::Impl::take_back(size_t slot, const ProgramValue& value) {
-  if (home_of[value.buffer] == kNone) return;
+Status GraphExecutor::Impl::take_back(size_t slot, const ProgramValue& value) {
+  if (home_of[value.buffer] == kNone) return Status();
   SlotBuffer& at = home(slot, value);
-  if (at.owner == nullptr && at.place == at.own) return;
+  if (at.owner == nullptr && at.place == at.own) return Status();
+  // What the device still does is done with the memory that was lent.
+  if (Status status = bound->wait(slot); !status.ok()) return status;
   for (DeviceIndex d = 0; d < kMaxDevices; ++d) bound->rebind(slot, value.buffer, d, at.own[d]);
   at.place = at.own;
   at.owner.reset();
+  return Status();
 }
 
 Status GraphExecutor::SetInput(Which input, const TensorView& tensor, size_t slot) {
@@ -406,7 +410,7 @@ Status GraphExecutor::SetInput(Which input, const TensorView& tensor, size_t slo
   if (home.place[kAccelerator] != nullptr && at.uploads) {
     if (Status status = at.uploaded->synchronize(); !status.ok()) return status;
   }
-  impl.take_back(slot, value);
+  if (Status status = impl.take_back(slot, value); !status.ok()) return status;
   if (home.place[kCpu] != nullptr && home.place[kAccelerator] != nullptr) {
     // Kernels of the CPU may still read it.
     if (Status status = impl.bound->wait(slot); !status.ok()) return status;
@@ -500,9 +504,7 @@ Result<bool> GraphExecutor::OfferOutput(Which output, const TensorView& tensor, 
   if (!index.ok()) return index.status();
   const ProgramValue& value = impl.program().outputs[index.value()];
   if (impl.why_not_lent(value, tensor, impl.output_devices(value)) != nullptr) {
-    // What the device still does is done with the memory that was there before.
-    if (Status status = impl.bound->wait(slot); !status.ok()) return status;
-    impl.take_back(slot, value);
+    if (Status status = impl.take_back(slot, value); !status.ok()) return status;
     return false;
   }
   if (Status status = impl.lend(slot, value, tensor, std::move(owner)); !status.ok()) return status;

@@ -182,6 +182,8 @@ TEST_CASE("static programs run without allocating, and on an accelerator without
     CHECK(last == 0);
     CHECK(executor.value()->counts().allocations == 0);
     CHECK(executor.value()->counts().host_waits == 0);
+    // The last runs are of what was recorded.
+    CHECK(executor.value()->counts().segments == (plan.has_accelerator ? 7 : 0));
   }
 }
 
