@@ -72,6 +72,7 @@ void BoundProgram::start_segments(Slot& slot) {
 
 // Before a run of the slot.
 void BoundProgram::keep_segments(Slot& slot) {
+  ++slot.runs;
   if (slot.settled_runs++ == slot.record_at) record_segments(slot);
   if (slot.changed) make_schedule(slot);
 }
@@ -84,7 +85,7 @@ void BoundProgram::record_segments(Slot& slot) {
       steps.clear();
     };
     for (const uint32_t s : run) {
-      if (slot.rebinds[s] == kMovingRebinds) {
+      if (slot.rebinds[s].count == kMovingRebinds) {
         close();
       } else {
         steps.push_back(s);
@@ -172,10 +173,10 @@ Status BoundProgram::submit_segment(Recording& recording, Slot& slot) {
 
 // The step has another address. REQUIRES: the slot does not run.
 void BoundProgram::forget_address(Slot& slot, uint32_t step) {
-  uint8_t& rebinds = slot.rebinds[step];
-  // A step that moves is no part of a recording; before the first run there is none.
-  if (!steps_[step].in_run || !slot.ran || rebinds == kMovingRebinds) return;
-  ++rebinds;
+  Slot::Rebinds& rebinds = slot.rebinds[step];
+  // A step that moves is no part of a recording; before the first run there is none; several addresses at a time are one change.
+  if (!steps_[step].in_run || slot.runs == 0 || rebinds.count == kMovingRebinds || rebinds.after == slot.runs) return;
+  rebinds = {slot.runs, static_cast<uint8_t>(rebinds.count + 1)};
   const auto holds = [step](const auto& recording) { return std::ranges::binary_search(recording->steps, step); };
   slot.changed = std::erase_if(slot.recordings, holds) != 0 || slot.changed;
   slot.settled_runs = 0;

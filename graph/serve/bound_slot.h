@@ -54,19 +54,24 @@ struct BoundProgram::Slot {
     const Step* step;
     Recording* recording;
   };
+  // Changes of a step's addresses.
+  struct Rebinds {
+    uint64_t after = 0;  // the number of runs before the last one
+    uint8_t count = 0;   // between how many runs there were some, up to kMovingRebinds
+  };
 
   std::vector<void*> table;
   std::vector<void*> on_device;  // the same, as tasks of a device see it; written by them
   std::vector<Task> tasks;       // per step
   std::vector<Item> schedule;
   std::array<std::unique_ptr<backend::Event>, kMaxQueues> ended;
-  bool ran = false;
+  bool ran = false;  // `ended` was recorded
 
   // Of segments (bound_segments.cpp).
   std::vector<std::unique_ptr<Recording>> recordings;
-  std::vector<uint8_t>
-      rebinds;                // per step: how often its addresses were changed between runs; counts to kMovingRebinds
-  bool changed = false;       // `schedule` is not that of `recordings`
+  std::vector<Rebinds> rebinds;  // per step
+  bool changed = false;          // `schedule` is not that of `recordings`
+  uint64_t runs = 0;
   uint64_t settled_runs = 0;  // since addresses were changed on which segments depend
   uint64_t record_at = 0;     // the number of settled runs before which there is nothing to record
 

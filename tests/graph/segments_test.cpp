@@ -318,6 +318,36 @@ TEST_CASE("segments: who lends other memory for every request pays for recording
   CHECK(executor->counts().recordings == 1);
 }
 
+TEST_CASE("segments: two addresses of a launch that change at once are one change") {
+  const Machine machine;
+  Program p;
+  const BufferId a = p.input(kFloats);
+  const BufferId b = p.input(kFloats);
+  BufferId y = p.define(test_ops().pointwise, kFloats, {p.read(a), p.read(b), p.read(a)});
+  for (int i = 0; i < 4; ++i) y = p.define(test_ops().pointwise, kFloats, {p.read(y)});
+  p.escape(y);
+  auto executor = machine.executor(save(p));
+  set_inputs(*executor, p);
+  for (int r = 0; r < kSettledRuns + 1; ++r) run(*executor);
+  CHECK(executor->counts().recordings == 1);
+  const std::vector<float> expected = output(*executor);
+  std::array<backend::Block, 2> blocks;
+  for (size_t i = 0; i < 2; ++i) {
+    blocks[i] = allocate(*machine.sim, kFloats * sizeof(float));
+    const std::vector<float> x = numbers(static_cast<int>(i));
+    copy(*machine.sim, QueueKind::kHostToDevice, blocks[i].data(), x.data(), kFloats * sizeof(float));
+    TensorView view = TensorView::row_major(blocks[i].data(), "f32", {kFloats});
+    view.device = kAccelerator;
+    require(executor->SetInputZeroCopy(i, view));
+  }
+  for (int r = 0; r < kSettledRuns + 1; ++r) run(*executor);
+  CHECK(executor->counts().recordings == 2);
+  // All five are one segment again.
+  CHECK(executor->counts().segments == 2);
+  CHECK(machine.sim->counters().launches == kSettledRuns * 5 + 1 + kSettledRuns * 5 + 1);
+  CHECK(output(*executor) != expected);
+}
+
 TEST_CASE("segments: the same memory lent again discards nothing") {
   const Machine machine;
   Chain chain(6);
