@@ -52,6 +52,7 @@ void BoundProgram::find_runs(std::span<const uint8_t> draws) {
   for (uint32_t s = 0; s < steps_.size(); ++s) {
     const Step& step = steps_[s];
     if (step.queue == kHostQueue) {
+      // What is submitted later comes after it, without an event.
       for (QueueId queue = 0; queue < kMaxQueues; ++queue) close(queue);
     } else if (is_recordable(step, draws)) {
       open[step.queue].push_back(s);

@@ -146,6 +146,7 @@ TEST_CASE("an input is uploaded before a kernel of the CPU changes it") {
   const BufferId x = p.input(16);
   p.escape(p.define(test_ops().matmul, 16, {p.read(x)}, Preference::kAccelerator));
   p.add(test_ops().cpu_only, {p.update(x)}, Preference::kCpu);
+  p.escape(p.define(test_ops().matmul, 16, {p.read(x)}, Preference::kAccelerator));
   auto saved = save(p);
   p.escape(x);
   const Results expected = p.interpret();

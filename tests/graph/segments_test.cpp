@@ -383,7 +383,9 @@ TEST_CASE("segments: random numbers are drawn anew by every run, between segment
     return program;
   };
   const Machine machine;
-  auto executor = machine.executor(saved());
+  PlanOptions plan = machine.plan();
+  plan.compute_queues = 1;
+  auto executor = machine.executor(saved(), plan);
   Reference reference(saved());
   std::vector<float> last;
   constexpr int kRuns = 12;
