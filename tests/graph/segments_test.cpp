@@ -220,7 +220,6 @@ TEST_CASE("segments: rebound inputs and outputs are read and written where they 
   for (int i = 0; i < 8; ++i) y = chain.program.define(test_ops().pointwise, kFloats, {chain.program.read(y)});
   chain.program.escape(y);
   Reference reference(save(chain.program));
-  auto executor = machine.executor(save(chain.program));
   std::array<std::array<backend::Block, kBlocks>, kSlots> inputs;
   std::array<std::array<backend::Block, kBlocks>, kSlots> outputs;
   for (size_t s = 0; s < kSlots; ++s) {
@@ -229,6 +228,8 @@ TEST_CASE("segments: rebound inputs and outputs are read and written where they 
       outputs[s][b] = allocate(sim, bytes);
     }
   }
+  // It dies before the memory that its last run may still use.
+  auto executor = machine.executor(save(chain.program));
   const auto lent = [](void* data) {
     TensorView view = TensorView::row_major(data, "f32", {kFloats});
     view.device = kAccelerator;
