@@ -26,6 +26,16 @@ const char* to_string(QueueKind kind) {
   return "unknown";
 }
 
+Result<std::unique_ptr<Segment>> Queue::record_segment(std::span<const Task> tasks) {
+  (void)tasks;
+  return Status(ErrorClass::kUsage, "the device records no segments; launch the tasks one by one");
+}
+
+Status Queue::launch_segment(Segment& segment) {
+  (void)segment;
+  return Status(ErrorClass::kUsage, "the device has no segments; launch the tasks one by one");
+}
+
 // Devices whose kernels are the CPU's: itself, and the simulated one.
 bool Device::can_fuse(const FusedKernel& kernel) const {
   (void)kernel;

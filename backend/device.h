@@ -23,6 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -143,11 +144,26 @@ inline QueueKind yielding(QueueKind kind) {
                                             : kind;
 }
 
+// Tasks of one queue that were recorded to be launched as one (Queue::record_segment).
+class Segment {
+ public:
+  virtual ~Segment() = default;
+};
+
 class Queue {
  public:
   virtual ~Queue() = default;
   // Runs `task` after everything submitted before. REQUIRES: the task's context lives until it has run.
   virtual Status launch(Task task) = 0;
+  // Records these tasks, which launch_segment() then launches as one, any number of times: a CUDA graph. What they do then is what they would do now: a device
+  // may call them for that here and now, on this thread, and freeze the addresses and numbers with which they start kernels. None of these kernels runs.
+  // Null where something that the tasks start is not in its final form, code that is still being compiled say: worth asking again some launches later.
+  // Errors: kUsage where the device has no segments, kDevice where these tasks cannot be recorded. Nothing else is affected, and launching the tasks one by
+  // one does the same as ever. REQUIRES: the tasks' contexts live as long as the segment.
+  virtual Result<std::unique_ptr<Segment>> record_segment(std::span<const Task> tasks);
+  // Runs the segment's tasks in order after everything submitted before. Errors: nothing of it was submitted. REQUIRES: recorded by this queue; it lives until
+  // it has run.
+  virtual Status launch_segment(Segment& segment);
   // Copies bytes between host memory and this device's memory (or within either). Pointers are those of Blocks.
   // REQUIRES: both ranges live until the copy has run.
   virtual Status copy(void* destination, const void* source, size_t bytes) = 0;
@@ -185,7 +201,7 @@ struct MemoryStats {
 
 // Counted work, for tests and reports.
 struct DeviceCounters {
-  int64_t launches = 0;
+  int64_t launches = 0;    // of tasks, and of segments
   int64_t copies_in = 0;   // host to device
   int64_t copies_out = 0;  // device to host
   int64_t bytes_in = 0;

@@ -162,7 +162,7 @@ class CompiledModel:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What was done so far: runs, kernels, host_waits, allocations."""
+        """What was done so far: runs, kernels, host_waits, allocations, segments, recordings."""
         return self._executor.counts
 
     @property

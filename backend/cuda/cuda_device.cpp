@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -25,6 +26,26 @@ namespace {
 
 std::atomic<StreamHook> stream_hook{nullptr};
 thread_local void* stream_of_task = nullptr;
+
+// What tasks do, while this thread records them, that a graph must not repeat.
+struct Capture {
+  bool takes_memory = false;  // which may be somebody else's by the time that the graph runs
+  bool provisional = false;   // kernels for which better code is on its way
+};
+thread_local Capture* capture_of_thread = nullptr;
+
+// While a stream of this thread is being captured, calls that may wait for the GPU are refused and end the capture. Where memory and code that they get stay for as long
+// as the device lives, nothing is wrong with them.
+class AllowedInCapture {
+ public:
+  AllowedInCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~AllowedInCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  AllowedInCapture(const AllowedInCapture&) = delete;
+  AllowedInCapture& operator=(const AllowedInCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
 
 // Makes a GPU the calling thread's current device, and the previous one again at the end.
 class CurrentGpu {
@@ -100,6 +121,23 @@ class CudaEvent final : public Event {
   cudaEvent_t event_ = nullptr;
 };
 
+class CudaSegment final : public Segment {
+ public:
+  CudaSegment(const Gpu& gpu, const Queue& queue, cudaGraphExec_t graph) : gpu_(gpu), queue_(queue), graph_(graph) {}
+  ~CudaSegment() override {
+    if (!gpu_.check_not_forked().ok()) return;
+    const CurrentGpu current(gpu_.ordinal);
+    static_cast<void>(cuda_status(cudaGraphExecDestroy(graph_), "cudaGraphExecDestroy"));
+  }
+  bool belongs_to(const Queue& queue) const { return &queue == &queue_; }
+  cudaGraphExec_t graph() const { return graph_; }
+
+ private:
+  const Gpu& gpu_;
+  const Queue& queue_;
+  const cudaGraphExec_t graph_;
+};
+
 class CudaQueue final : public Queue {
  public:
   CudaQueue(const Gpu& gpu, AtomicCounters& counters) : gpu_(gpu), counters_(counters) {}
@@ -108,6 +146,7 @@ class CudaQueue final : public Queue {
     if (stream_ == nullptr || !gpu_.check_not_forked().ok()) return;
     cudaStreamSynchronize(stream_);  // host functions on the stream use staging_
     cudaStreamDestroy(stream_);
+    if (capture_stream_ != nullptr) cudaStreamDestroy(capture_stream_);
   }
 
   Status open() {
@@ -118,14 +157,23 @@ class CudaQueue final : public Queue {
   Status launch(Task task) override {
     if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
     const CurrentGpu current(gpu_.ordinal);
-    const StreamHook hook = stream_hook.load(std::memory_order_acquire);
-    void* const outer = std::exchange(stream_of_task, stream_);
-    if (hook != nullptr) hook(stream_);
-    task.run(task.context);
-    if (hook != nullptr) hook(nullptr);
-    stream_of_task = outer;
+    run_on(stream_, task);
     counters_.count_launch();
     return Status();
+  }
+
+  Result<std::unique_ptr<Segment>> record_segment(std::span<const Task> tasks) override;
+
+  Status launch_segment(Segment& segment) override {
+    if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
+    const auto* own = dynamic_cast<const CudaSegment*>(&segment);
+    if (own == nullptr || !own->belongs_to(*this)) {
+      return Status(ErrorClass::kUsage, "cuda: a queue can launch only segments that it recorded");
+    }
+    const CurrentGpu current(gpu_.ordinal);
+    Status status = cuda_status(cudaGraphLaunch(own->graph(), stream_), "cudaGraphLaunch");
+    if (status.ok()) counters_.count_launch();
+    return status;
   }
 
   Status copy(void* destination, const void* source, size_t bytes) override;
@@ -159,6 +207,17 @@ class CudaQueue final : public Queue {
   }
 
  private:
+  static void run_on(cudaStream_t stream, const Task& task) {
+    const StreamHook hook = stream_hook.load(std::memory_order_acquire);
+    void* const outer = std::exchange(stream_of_task, stream);
+    if (hook != nullptr) hook(stream);
+    task.run(task.context);
+    if (hook != nullptr) hook(nullptr);
+    stream_of_task = outer;
+  }
+
+  Result<cudaGraph_t> capture(std::span<const Task> tasks, Capture& seen);
+
   // One piece of a staged copy; a host function on the stream runs and deletes it.
   struct HostStep {
     StagingPool* pool;
@@ -222,7 +281,47 @@ class CudaQueue final : public Queue {
   AtomicCounters& counters_;
   StagingPool staging_;
   cudaStream_t stream_ = nullptr;
+  std::mutex capture_mutex_;               // one thread captures at a time
+  cudaStream_t capture_stream_ = nullptr;  // made when the first segment is recorded
 };
+
+// The capture is of a stream of its own, since other threads may submit to the queue meanwhile, which would become a part of the graph. Memory that fused kernels have for a
+// stream is then of this one, and safe: its graphs all run on this queue, one after the other.
+Result<cudaGraph_t> CudaQueue::capture(std::span<const Task> tasks, Capture& seen) {
+  if (capture_stream_ == nullptr) {
+    const cudaError_t error = cudaStreamCreateWithFlags(&capture_stream_, cudaStreamNonBlocking);
+    if (Status status = cuda_status(error, "cudaStreamCreateWithFlags"); !status.ok()) return status;
+  }
+  const cudaError_t begun = cudaStreamBeginCapture(capture_stream_, cudaStreamCaptureModeThreadLocal);
+  if (Status status = cuda_status(begun, "cudaStreamBeginCapture"); !status.ok()) return status;
+  capture_of_thread = &seen;
+  for (const Task& task : tasks) run_on(capture_stream_, task);
+  capture_of_thread = nullptr;
+  cudaGraph_t graph = nullptr;
+  // Whatever was refused in between is an error here, and the stream is as before.
+  Status status = cuda_status(cudaStreamEndCapture(capture_stream_, &graph), "cudaStreamEndCapture");
+  return status.ok() ? Result<cudaGraph_t>(graph) : status;
+}
+
+Result<std::unique_ptr<Segment>> CudaQueue::record_segment(std::span<const Task> tasks) {
+  if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
+  const std::lock_guard lock(capture_mutex_);
+  const CurrentGpu current(gpu_.ordinal);
+  Capture seen;
+  const Result<cudaGraph_t> graph = capture(tasks, seen);
+  if (!graph.ok()) return graph.status();
+  cudaGraphExec_t executable = nullptr;
+  Status status;
+  if (seen.takes_memory) {
+    status = Status(ErrorClass::kUsage, "cuda: a task takes memory while it is recorded; launch it alone");
+  } else if (!seen.provisional) {
+    status = cuda_status(cudaGraphInstantiate(&executable, graph.value(), 0), "cudaGraphInstantiate");
+  }
+  static_cast<void>(cuda_status(cudaGraphDestroy(graph.value()), "cudaGraphDestroy"));
+  if (!status.ok()) return status;
+  if (executable == nullptr) return std::unique_ptr<Segment>();
+  return std::unique_ptr<Segment>(std::make_unique<CudaSegment>(gpu_, *this, executable));
+}
 
 enum class Residence { kPageable, kPinned, kDevice };
 
@@ -273,6 +372,7 @@ class CudaDeviceImplementation final : public CudaDevice {
   const Capabilities& capabilities() const override { return capabilities_; }
   Result<Block> allocate(size_t bytes) override {
     if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
+    if (capture_of_thread != nullptr) capture_of_thread->takes_memory = true;
     return allocator_.allocate(bytes);
   }
   Queue& queue(QueueKind kind) override { return *queues_[static_cast<size_t>(kind)]; }
@@ -290,7 +390,9 @@ class CudaDeviceImplementation final : public CudaDevice {
   // As open_engine() says.
   Status run_fused(const FusedCall& call) override {
     if (Status status = cuda_status(cudaSetDevice(gpu_.ordinal), "cudaSetDevice"); !status.ok()) return status;
-    return engine_->run(call, stream_of_task);
+    if (capture_of_thread == nullptr) return engine_->run(call, stream_of_task);
+    const AllowedInCapture allowed;
+    return engine_->run(call, stream_of_task, &capture_of_thread->provisional);
   }
   void prepare_fused(const FusedCall& call) override { engine_->prepare(call); }
   void empty_cache() override { allocator_.empty_cache(); }

@@ -10,6 +10,9 @@
 // the stream. Making a stream current is the business of the library whose kernels run, so ops/
 // supplies it: see set_stream_hook.
 //
+// Segments are CUDA graphs, captured from the tasks on a stream that nothing else uses and launched on the queue's. What fails in a capture, such as a call that waits
+// for the GPU or takes memory, ends it, and nothing else notices. Fused kernels that are still interpreted are not recorded before their code is there.
+//
 // Copies are asynchronous. Where the host memory is pageable they go, in pieces, through a pinned
 // StagingPool, and the copy between the two host buffers is a host function on the stream, so that
 // it has its place in the queue's order: bytes that earlier work is still to write to the source

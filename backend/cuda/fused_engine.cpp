@@ -278,12 +278,12 @@ Result<FusedEngine::Variant*> FusedEngine::ready_variant(Stage& stage, bool alig
 
 // ---- runs -----------------------------------------------------------------------------------------------------------------------------------
 
-Status FusedEngine::run(const FusedCall& call, void* stream) {
+Status FusedEngine::run(const FusedCall& call, void* stream, bool* provisional) {
   if (fork_generation() != created_in_fork_generation_) {
     return Status(ErrorClass::kDevice, "cuda: the device cannot be used in a forked process");
   }
   auto* known = static_cast<Plan*>(call.launch.device_part.get());
-  if (known != nullptr && known->owner == identity_) return run_plan(*known, call, stream);
+  if (known != nullptr && known->owner == identity_) return run_plan(*known, call, stream, provisional);
   std::unique_ptr<Plan> plan = make_plan(call.kernel, call.space, call.launch);
   Plan& made = *plan;
   std::unique_ptr<DevicePart> kept = std::move(plan);  // here, where another engine's stands beside the launch
@@ -291,10 +291,15 @@ Status FusedEngine::run(const FusedCall& call, void* stream) {
   for (const auto& it : made.stages) fits = fits && it->cuda.operands.size() <= kMaxStageOperands;
   if (!fits) return Status(ErrorClass::kInternal, "a fused kernel has more operands than a CUDA kernel takes");
   call.launch.device_part.offer(kept);
-  return run_plan(made, call, stream);
+  return run_plan(made, call, stream, provisional);
 }
 
-Status FusedEngine::run_plan(Plan& plan, const FusedCall& call, void* stream) {
+bool FusedEngine::is_provisional(const Variant& variant) const {
+  return compiler_ != nullptr && !variant.code->is_ready() &&
+         variant.code->state.load(std::memory_order_acquire) != Code::State::kFailed;
+}
+
+Status FusedEngine::run_plan(Plan& plan, const FusedCall& call, void* stream, bool* provisional) {
   std::array<Variant*, kMaxStages> variants;
   int64_t state_bytes = 0;
   for (size_t s = 0; s < plan.stages.size(); ++s) {
@@ -307,6 +312,7 @@ Status FusedEngine::run_plan(Plan& plan, const FusedCall& call, void* stream) {
     Result<Variant*> variant = ready_variant(*plan.stages[s], aligned);
     if (!variant.ok()) return variant.status();
     variants[s] = variant.value();
+    if (provisional != nullptr && is_provisional(*variants[s])) *provisional = true;
     state_bytes = std::max(state_bytes, variants[s]->launch.state_bytes);
   }
   std::unique_lock lock(memory_mutex_, std::defer_lock);

@@ -93,8 +93,9 @@ class FusedEngine {
   bool can_fuse(const FusedKernel& kernel) const;
 
   // Enqueues the kernel on the stream. REQUIRES: can_fuse(call.kernel); the device is current.
+  // `provisional`, where there is one, becomes true where a later run will do better: what is interpreted now is being compiled, or will be.
   // Errors: kDevice, where the driver fails, or the compiler for what cannot be interpreted.
-  Status run(const FusedCall& call, void* stream);
+  Status run(const FusedCall& call, void* stream, bool* provisional = nullptr);
 
   // Has the code compiled in the background that runs of this launch with aligned operands need. Addresses and numbers are not looked at.
   void prepare(const FusedCall& call);
@@ -120,7 +121,8 @@ class FusedEngine {
   Status load(const std::shared_ptr<Code>& code, Wait wait);
   void hasten(const std::shared_ptr<Code>& code);
   void ask_for(const std::shared_ptr<Code>& code);
-  Status run_plan(Plan& plan, const FusedCall& call, void* stream);
+  bool is_provisional(const Variant& variant) const;
+  Status run_plan(Plan& plan, const FusedCall& call, void* stream, bool* provisional);
   Status run_stage(const Variant& variant, const Stage& stage, void* const* operands, const Number* numbers,
                    char* states, void* stream);
   Status run_code(const Variant& variant, const Stage& stage, void* const* operands, const Number* numbers,

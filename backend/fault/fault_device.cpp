@@ -16,6 +16,8 @@ const char* to_string(FaultKind kind) {
       return "event record";
     case FaultKind::kEventWait:
       return "event wait";
+    case FaultKind::kSegmentRecord:
+      return "recording of a segment";
   }
   return "unknown";
 }
@@ -27,6 +29,14 @@ class FaultDevice::FaultQueue final : public Queue {
   Status launch(Task task) override {
     if (device_.next_call_fails(FaultKind::kLaunch)) return failure(FaultKind::kLaunch);
     return inner().launch(task);
+  }
+  Result<std::unique_ptr<Segment>> record_segment(std::span<const Task> tasks) override {
+    if (device_.next_call_fails(FaultKind::kSegmentRecord)) return failure(FaultKind::kSegmentRecord);
+    return inner().record_segment(tasks);
+  }
+  Status launch_segment(Segment& segment) override {
+    if (device_.next_call_fails(FaultKind::kLaunch)) return failure(FaultKind::kLaunch);
+    return inner().launch_segment(segment);
   }
   Status copy(void* destination, const void* source, size_t bytes) override {
     if (device_.next_call_fails(FaultKind::kCopy)) return failure(FaultKind::kCopy);

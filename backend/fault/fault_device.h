@@ -5,6 +5,8 @@
 // copied, launched, recorded or waited for. Blocks, Events and the name are the wrapped device's own, so
 // both devices' queues accept them, and nobody can tell which of the two he has.
 //
+// Launching a segment is a call of kLaunch.
+//
 //   FaultDevice device(registry_device);
 //   device.fail(FaultKind::kAllocation, 3);                       // the third from now on fails
 //   device.fail(FaultKind::kLaunch, 1, FaultDuration::kForEver);  // nothing launches any more
@@ -25,8 +27,8 @@
 
 namespace hetero::backend {
 
-enum class FaultKind : uint8_t { kAllocation, kCopy, kLaunch, kEventRecord, kEventWait };
-inline constexpr int kFaultKinds = 5;
+enum class FaultKind : uint8_t { kAllocation, kCopy, kLaunch, kEventRecord, kEventWait, kSegmentRecord };
+inline constexpr int kFaultKinds = 6;
 const char* to_string(FaultKind kind);
 
 enum class FaultDuration : uint8_t { kOnce, kForEver };

@@ -134,6 +134,26 @@ class SimDevice::SimEvent final : public Event {
   std::shared_ptr<Signal> last_;  // guarded by shared_->mutex; null when never recorded
 };
 
+class SimDevice::SimSegment final : public Segment {
+ public:
+  // All but the first are launched already when their turn comes; the work that they keep the device busy with stays what it is.
+  SimSegment(const Queue& queue, std::span<const Task> tasks, double launch_latency)
+      : queue_(queue), tasks_(tasks.begin(), tasks.end()) {
+    for (size_t t = 1; t < tasks_.size(); ++t) {
+      Task& task = tasks_[t];
+      const double seconds = std::max(0.0, task.seconds - launch_latency);
+      if (seconds > 0) task.utilization = std::min(1.0, task.utilization * task.seconds / seconds);
+      task.seconds = seconds;
+    }
+  }
+  bool belongs_to(const Queue& queue) const { return &queue == &queue_; }
+  const std::vector<Task>& tasks() const { return tasks_; }
+
+ private:
+  const Queue& queue_;
+  std::vector<Task> tasks_;
+};
+
 class SimDevice::SimQueue final : public Queue {
  public:
   SimQueue(SimDevice& device, QueueKind kind) : device_(device), shared_(*device.shared_), kind_(kind) {}
@@ -149,6 +169,21 @@ class SimDevice::SimQueue final : public Queue {
 
   Status launch(Task task) override {
     const Status status = submit({.kind = CommandKind::kTask, .task = task});
+    if (status.ok()) device_.counters_.count_launch();
+    return status;
+  }
+
+  Result<std::unique_ptr<Segment>> record_segment(std::span<const Task> tasks) override {
+    if (shared_.is_forked()) return forked_error();
+    return std::unique_ptr<Segment>(std::make_unique<SimSegment>(*this, tasks, device_.capabilities_.launch_latency));
+  }
+
+  Status launch_segment(Segment& segment) override {
+    const auto* own = dynamic_cast<const SimSegment*>(&segment);
+    if (own == nullptr || !own->belongs_to(*this)) {
+      return usage_error("a queue can launch only segments that it recorded");
+    }
+    const Status status = submit({.kind = CommandKind::kSegment, .segment = own});
     if (status.ok()) device_.counters_.count_launch();
     return status;
   }
@@ -199,14 +234,15 @@ class SimDevice::SimQueue final : public Queue {
   }
 
  private:
-  enum class CommandKind { kTask, kCopy, kRecord, kWait };
+  enum class CommandKind { kTask, kSegment, kCopy, kRecord, kWait };
   struct Command {
     CommandKind kind = CommandKind::kTask;
     Task task = {};
+    const SimSegment* segment = nullptr;
     void* destination = nullptr;
     const void* source = nullptr;
     size_t bytes = 0;
-    double seconds = 0;  // virtual; of a copy, and of a task once it is submitted
+    double seconds = 0;  // virtual; of a copy, and of tasks once they are submitted
     std::shared_ptr<Signal> signal = nullptr;
   };
 
@@ -243,6 +279,11 @@ class SimDevice::SimQueue final : public Queue {
     switch (command.kind) {
       case CommandKind::kTask:
         command.seconds = clock.run(kind_, command.task.seconds, command.task.utilization);
+        break;
+      case CommandKind::kSegment:
+        for (const Task& task : command.segment->tasks()) {
+          command.seconds += clock.run(kind_, task.seconds, task.utilization);
+        }
         break;
       case CommandKind::kCopy:
         command.seconds = clock.copy(kind_, command.seconds, command.bytes);
@@ -288,6 +329,8 @@ class SimDevice::SimQueue final : public Queue {
     pause_by_seed();
     if (command.kind == CommandKind::kTask) {
       command.task.run(command.task.context);
+    } else if (command.kind == CommandKind::kSegment) {
+      for (const Task& task : command.segment->tasks()) task.run(task.context);
     } else {
       std::memmove(command.destination, command.source, command.bytes);
     }

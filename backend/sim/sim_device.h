@@ -14,6 +14,8 @@
 // Times are virtual: VirtualClock computes from Task::seconds and utilization, the link's figures and the order of submission when each command begins and
 // ends, whatever the threads do. A task that submits or waits counts as the host. `pace` makes the threads keep to these times.
 //
+// A segment of tasks takes one launch latency instead of one for each task: the others' is taken off their time.
+//
 // Event semantics are CUDA's: record captures the work submitted so far, wait captures the event's
 // last record at the time of the call, recording again does not affect waits already submitted.
 //
@@ -128,6 +130,7 @@ class SimDevice final : public Device {
  private:
   class SimQueue;
   class SimEvent;
+  class SimSegment;
   struct Signal;
   struct Shared;  // the lock, the conditions and the clock that all queues and events of a device share
 

@@ -1,8 +1,11 @@
 #include "graph/serve/bound_program.h"
 
+#include <algorithm>
 #include <exception>
 #include <string>
 #include <utility>
+
+#include "graph/serve/bound_slot.h"
 
 namespace hetero::graph {
 
@@ -11,35 +14,7 @@ using backend::kCpu;
 using backend::kMaxDevices;
 using Kind = Instruction::Kind;
 
-struct BoundProgram::Step {
-  Kind kind;
-  QueueId queue;
-  uint32_t index;  // kRun and kBody: the call. kBatch: the first call. kFused: the group. kRecord and kWait: the event.
-  uint32_t count;  // kBatch: of calls
-  uint32_t entry;  // the first of its addresses in a slot's table
-  uint32_t entries;   // how many
-  uint32_t position;  // in the program
-  size_t bytes;       // kCopy
-  double seconds;     // predicted
-};
-
-// A step that a queue runs.
-struct BoundProgram::Task {
-  BoundProgram* program;
-  Slot* slot;
-  const Step* step;
-};
-
-struct BoundProgram::Slot {
-  std::vector<void*> table;
-  std::vector<void*> on_device;  // the same, as tasks of a device see it; written by them
-  std::vector<Task> tasks;       // per step
-  std::array<std::unique_ptr<backend::Event>, kMaxQueues> ended;
-  bool ran = false;
-  std::atomic<bool> failed{false};
-  std::mutex mutex;  // guards `failure`
-  Status failure;
-};
+thread_local Status* BoundProgram::recorded_failure_ = nullptr;
 
 namespace {
 
@@ -71,7 +46,7 @@ Status as_status(const std::exception_ptr& error, const std::string& where) {
 
 BoundProgram::BoundProgram(const Graph& graph, const Plan& plan, const Devices& devices,
                            std::span<const std::vector<Place>> places, std::array<std::byte*, kMaxDevices> arenas,
-                           std::span<Binding* const> bindings)
+                           std::span<Binding* const> bindings, const SegmentOptions& segments)
     : graph_(graph),
       plan_(plan),
       devices_(devices),
@@ -88,13 +63,17 @@ BoundProgram::BoundProgram(const Graph& graph, const Plan& plan, const Devices& 
       events_[instruction.index] = devices_[device_of(instruction.queue)]->create_event();
     }
   }
+  host_shares_ = !host_only_ && shares_with_host();
+  if (segments.record && !host_only_) find_runs(segments.draws);
   for (size_t s = 0; s < places.size(); ++s) {
     Slot& slot = *slots_.emplace_back(std::make_unique<Slot>());
     slot.table.resize(entries_.size());
     fill(s, places[s]);
     if (host_only_) continue;
     slot.on_device.resize(entries_.size());
-    for (const Step& step : steps_) slot.tasks.push_back({this, &slot, &step});
+    for (const Step& step : steps_) slot.tasks.push_back({this, &slot, &step, slot.table.data() + step.entry});
+    slot.rebinds.resize(steps_.size());
+    start_segments(slot);
     for (QueueId q = kHostQueue + 1; q < kMaxQueues; ++q) {
       if ((used_queues_ >> q & 1) != 0) slot.ended[q] = devices_[device_of(q)]->create_event();
     }
@@ -109,7 +88,7 @@ uint32_t BoundProgram::add_entry(BufferId buffer, DeviceIndex device) {
   const size_t place = buffer * kMaxDevices + device;
   const uint32_t stay = stay_[place];
   const Residence& residence = stay == 0 ? plan_.residences[place] : plan_.returns[stay - 1].residence;
-  entries_.push_back({buffer, device, &residence});
+  entries_.push_back({buffer, device, static_cast<uint32_t>(steps_.size()), &residence});
   return static_cast<uint32_t>(entries_.size() - 1);
 }
 
@@ -138,7 +117,8 @@ void BoundProgram::bind(const Instruction& instruction, uint32_t position) {
             .entries = 0,
             .position = position,
             .bytes = 0,
-            .seconds = 0};
+            .seconds = 0,
+            .in_run = false};
   const auto predicted = [this](uint32_t node) {
     return static_cast<double>(plan_.placements[node].predicted_seconds);
   };
@@ -177,6 +157,26 @@ void BoundProgram::bind(const Instruction& instruction, uint32_t position) {
   steps_.push_back(step);
 }
 
+// Whether the host touches bytes that change and that queues copy to or from an accelerator outside of the program: inputs that are uploaded, results that are
+// brought back.
+bool BoundProgram::shares_with_host() const {
+  std::vector<bool> changes(graph_.buffers.size(), false);
+  for (const Node& node : graph_.nodes) {
+    const Operand* const operands = graph_.operands_of(node);
+    for (int i = 0; i < node.operand_count; ++i) {
+      if (operands[i].writes()) changes[operands[i].buffer] = true;
+    }
+  }
+  const auto is_bound = [&](BufferId buffer, DeviceIndex device) {
+    const Home home = plan_.residence(buffer, device).home;
+    return home == Home::kBound || home == Home::kBrought || (graph_.buffers[buffer].valid_on >> device & 1) != 0;
+  };
+  return std::ranges::any_of(entries_, [&](const Entry& entry) {
+    return steps_[entry.step].queue == kHostQueue && changes[entry.buffer] && is_bound(entry.buffer, kCpu) &&
+           is_bound(entry.buffer, backend::kAccelerator);
+  });
+}
+
 void BoundProgram::fill(size_t index, std::span<const Place> places) {
   Slot& slot = *slots_[index];
   for (size_t e = 0; e < entries_.size(); ++e) {
@@ -189,12 +189,14 @@ void BoundProgram::fill(size_t index, std::span<const Place> places) {
   }
 }
 
-void BoundProgram::rebind(size_t slot, BufferId buffer, DeviceIndex device, void* data) {
+void BoundProgram::rebind(size_t index, BufferId buffer, DeviceIndex device, void* data) {
+  Slot& slot = *slots_[index];
   for (size_t e = 0; e < entries_.size(); ++e) {
     const Entry& entry = entries_[e];
-    if (entry.buffer == buffer && entry.device == device && entry.residence->home != Home::kArena) {
-      slots_[slot]->table[e] = data;
-    }
+    if (entry.buffer != buffer || entry.device != device || entry.residence->home == Home::kArena) continue;
+    if (slot.table[e] == data) continue;
+    slot.table[e] = data;
+    if (!runs_.empty()) forget_address(slot, entry.step);
   }
 }
 
@@ -204,6 +206,7 @@ Status BoundProgram::run(size_t index, const std::atomic<int32_t>* stop) {
   Slot& slot = *slots_[index];
   ++counts_.runs;
   if (host_only_) return run_on_host(slot, stop);
+  if (!runs_.empty()) keep_segments(slot);
   if (Status status = begin_queues(slot, index); !status.ok()) return status;
   Status status = run_with_queues(slot, stop);
   if (!status.ok()) fail(slot, status);
@@ -332,8 +335,8 @@ Status BoundProgram::begin_queues(const Slot& slot, size_t index) {
       if (Status status = q == kHostQueue ? wait_here(*ended) : queue(q).wait(*ended); !status.ok()) return status;
     }
     for (backend::Event* const event : gates_[index]) {
-      if (event == nullptr || q == kHostQueue) continue;
-      if (Status status = queue(q).wait(*event); !status.ok()) return status;
+      if (event == nullptr || (q == kHostQueue && !host_shares_)) continue;
+      if (Status status = q == kHostQueue ? wait_here(*event) : queue(q).wait(*event); !status.ok()) return status;
     }
   }
   last_ = &slot;
@@ -351,11 +354,14 @@ Status BoundProgram::end_queues(Slot& slot) {
 
 Status BoundProgram::run_with_queues(Slot& slot, const std::atomic<int32_t>* stop) {
   const bool has_clock = devices_[backend::kAccelerator]->has_virtual_clock();
-  for (const Step& step : steps_) {
+  for (const Slot::Item& item : slot.schedule) {
+    const Step& step = *item.step;
     if (stop != nullptr && stop->load(std::memory_order_relaxed) != 0) {
       return Status(ErrorClass::kCancelled, "the request was cancelled while it ran");
     }
-    if (step.kind == Kind::kRecord) {
+    if (item.recording != nullptr) {
+      if (Status status = submit_segment(*item.recording, slot); !status.ok()) return status;
+    } else if (step.kind == Kind::kRecord) {
       if (Status status = queue(step.queue).record(*events_[step.index]); !status.ok()) return status;
     } else if (step.kind == Kind::kWait) {
       backend::Event& event = *events_[step.index];
@@ -364,7 +370,7 @@ Status BoundProgram::run_with_queues(Slot& slot, const std::atomic<int32_t>* sto
     } else if (step.queue != kHostQueue) {
       if (Status status = submit(step, slot); !status.ok()) return status;
     } else {
-      execute({this, &slot, &step});
+      execute({this, &slot, &step, nullptr});
       if (has_clock) devices_[backend::kAccelerator]->advance_host(step.seconds);
     }
   }
@@ -377,8 +383,12 @@ Status BoundProgram::submit(const Step& step, Slot& slot) {
     return queue(step.queue).copy(slot.table[step.entry + 1], slot.table[step.entry], step.bytes);
   }
   Task& task = slot.tasks[static_cast<size_t>(&step - steps_.data())];
-  return queue(step.queue)
-      .launch({&run_task, &task, step.seconds, utilization_of(plan_, plan_.program[step.position])});
+  return queue(step.queue).launch(launch_of(task));
+}
+
+backend::Task BoundProgram::launch_of(Task& task) {
+  const Step& step = *task.step;
+  return {&run_task, &task, step.seconds, utilization_of(plan_, plan_.program[step.position])};
 }
 
 void BoundProgram::run_task(void* context) {
@@ -386,26 +396,42 @@ void BoundProgram::run_task(void* context) {
   task.program->execute(task);
 }
 
-// On the thread of the step's queue.
+// On the thread of the step's queue, or where it is recorded.
 void BoundProgram::execute(const Task& task) {
+  Slot& slot = *task.slot;
+  const bool recorded = recorded_failure_ != nullptr;
+  // A recording is of a run in which nothing fails.
+  if (!recorded && slot.failed.load(std::memory_order_acquire)) return;
+  Status status;
+  try {
+    status = execute_step(task);
+  } catch (...) {
+    status = as_status(std::current_exception(), name_of(graph_, plan_, plan_.program[task.step->position]));
+  }
+  if (status.ok()) return;
+  if (recorded) {
+    *recorded_failure_ = std::move(status);
+  } else {
+    fail(slot, std::move(status));
+  }
+}
+
+Status BoundProgram::execute_step(const Task& task) {
   const Step& step = *task.step;
   Slot& slot = *task.slot;
-  if (slot.failed.load(std::memory_order_acquire)) return;
   const DeviceIndex device = device_of(step.queue);
-  try {
-    if (device == kCpu) return call(step, slot);
-    void** const data = slot.on_device.data() + step.entry;
-    for (uint32_t e = 0; e < step.entries; ++e) {
-      data[e] = devices_[device]->kernel_address(slot.table[step.entry + e]);
-    }
-    if (step.kind != Kind::kFused) return call_node(step.index, data);
-    const FusedGroup& group = plan_.groups[step.index];
-    const Status status =
-        devices_[device]->run_fused({group.kernel, group.space, group.launch, data, group.numbers.data()});
-    if (!status.ok()) fail(slot, status);
-  } catch (...) {
-    fail(slot, as_status(std::current_exception(), name_of(graph_, plan_, plan_.program[step.position])));
+  if (device == kCpu) {
+    call(step, slot);
+    return Status();
   }
+  void** const data = slot.on_device.data() + step.entry;
+  for (uint32_t e = 0; e < step.entries; ++e) data[e] = devices_[device]->kernel_address(task.addresses[e]);
+  if (step.kind != Kind::kFused) {
+    call_node(step.index, data);
+    return Status();
+  }
+  const FusedGroup& group = plan_.groups[step.index];
+  return devices_[device]->run_fused({group.kernel, group.space, group.launch, data, group.numbers.data()});
 }
 
 Status BoundProgram::wait(size_t index) {

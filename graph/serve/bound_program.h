@@ -5,6 +5,9 @@
 // else, so only one of them runs at a time. Running takes no memory, no lock, and does not wait for a device, unless the program has
 // kernels of the CPU that need what a device computes.
 //
+// Launches of an accelerator that follow each other become *segments* (bound_segments.cpp): recorded once the slot's addresses have settled, launched as one from
+// then on, and discarded when one of their addresses changes.
+//
 // The first failure ends a run: what follows is skipped. Work that was submitted to a device's queue by then does no harm.
 //
 // Thread safety: one thread at a time, any thread; wait() and rebind() of a slot that does not run may be called beside the run of another.
@@ -34,14 +37,24 @@ struct BoundCounts {
   int64_t kernels = 0;      // called or launched: a group or a batch is one
   int64_t host_waits = 0;   // times that a run waited for a device
   int64_t allocations = 0;  // blocks that a run had to take: for members of a group that could not run as one
+  int64_t segments = 0;     // launched; the kernels of each count as kernels too
+  int64_t recordings = 0;   // of segments
 
   BoundCounts& operator+=(const BoundCounts& other) {
     runs += other.runs;
     kernels += other.kernels;
     host_waits += other.host_waits;
     allocations += other.allocations;
+    segments += other.segments;
+    recordings += other.recordings;
     return *this;
   }
+};
+
+struct SegmentOptions {
+  bool record = true;
+  // Per node: whether its attributes may change between runs. Empty: none do.
+  std::span<const uint8_t> draws = {};
 };
 
 class BoundProgram {
@@ -51,11 +64,12 @@ class BoundProgram {
   // `places[slot][buffer]`, of buffers that are bound (Home::kBound, kBrought where they survive); arenas per device. `bindings` as
   // Invocation::bindings has it; may be empty.
   BoundProgram(const Graph& graph, const Plan& plan, const Devices& devices, std::span<const std::vector<Place>> places,
-               std::array<std::byte*, backend::kMaxDevices> arenas, std::span<Binding* const> bindings);
+               std::array<std::byte*, backend::kMaxDevices> arenas, std::span<Binding* const> bindings,
+               const SegmentOptions& segments = {});
   ~BoundProgram();
   BoundProgram(const BoundProgram&) = delete;
 
-  // From now on the buffer's bytes are there in this slot. REQUIRES: the slot does not run.
+  // From now on the buffer's bytes are there in this slot. REQUIRES: the slot does not run, and its last run is over on all devices.
   void rebind(size_t slot, BufferId buffer, backend::DeviceIndex device, void* data);
 
   // Runs the slot: kernels of the CPU here, the rest is submitted. `stop`, where not null, is looked at between kernels: where it is not 0, the run ends as
@@ -78,10 +92,12 @@ class BoundProgram {
   struct Step;
   struct Task;
   struct Slot;
+  struct Recording;
 
   void bind(const Instruction& instruction, uint32_t position);
   uint32_t add_entry(BufferId buffer, backend::DeviceIndex device);
   void bind_node(uint32_t node, backend::DeviceIndex device);
+  bool shares_with_host() const;
   void fill(size_t slot, std::span<const Place> places);
 
   Status run_on_host(Slot& slot, const std::atomic<int32_t>* stop);
@@ -92,12 +108,27 @@ class BoundProgram {
   void call_group(const Step& step, Slot& slot);
   void call_members(const FusedGroup& group, uint32_t position, const Slot& slot);
   void execute(const Task& task);
+  Status execute_step(const Task& task);
   static void run_task(void* context);
   static void fail(Slot& slot, Status status);
   Status begin_queues(const Slot& slot, size_t index);
   Status end_queues(Slot& slot);
   Status submit(const Step& step, Slot& slot);
+  backend::Task launch_of(Task& task);
   Status wait_here(backend::Event& event);
+
+  // bound_segments.cpp
+  bool is_recordable(const Step& step, std::span<const uint8_t> draws) const;
+  void find_runs(std::span<const uint8_t> draws);
+  void start_segments(Slot& slot);
+  void keep_segments(Slot& slot);
+  void record_segments(Slot& slot);
+  static bool has_recording(const Slot& slot, const std::vector<uint32_t>& steps);
+  void add_recording(Slot& slot, const std::vector<uint32_t>& steps);
+  void record(Recording& recording);
+  void make_schedule(Slot& slot);
+  Status submit_segment(Recording& recording, Slot& slot);
+  void forget_address(Slot& slot, uint32_t step);
   backend::Queue& queue(QueueId id) const { return devices_[device_of(id)]->queue(kind_of(id)); }
 
   const Graph& graph_;
@@ -106,6 +137,7 @@ class BoundProgram {
   const std::array<std::byte*, backend::kMaxDevices> arenas_;
   std::vector<Binding*> bindings_;
   bool host_only_ = false;
+  bool host_shares_ = false;  // see shares_with_host()
   uint32_t used_queues_ = 0;
   std::vector<Step> steps_;
   std::vector<Invocation> calls_;  // of nodes; without data
@@ -113,10 +145,15 @@ class BoundProgram {
   struct Entry {
     BufferId buffer;
     backend::DeviceIndex device;
+    uint32_t step;
     const Residence* residence;
   };
   std::vector<Entry> entries_;
   std::vector<uint32_t> stay_;  // while binding: per residence, of which stay the bytes are
+  // Steps of which segments may be made, in order; see bound_segments.cpp.
+  std::vector<std::vector<uint32_t>> runs_;
+  // Where what is recorded on this thread tells its failure; null where nothing is.
+  static thread_local Status* recorded_failure_;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::vector<std::array<backend::Event*, 2>> gates_;
   std::vector<std::unique_ptr<backend::Event>> events_;  // of the program

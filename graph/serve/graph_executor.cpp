@@ -174,7 +174,7 @@ struct GraphExecutor::Impl {
   const Ports& ports(Side side) const { return side == Side::kInput ? sized().inputs : sized().outputs; }
   Result<size_t> find(Side side, Which which, const TensorView& tensor, size_t slot) const;
   const char* why_not_lent(Side side, const ProgramValue& value, const TensorView& tensor) const;
-  void take_back(size_t slot, const ProgramValue& value);
+  Status take_back(size_t slot, const ProgramValue& value);
   Status upload(size_t slot, BufferId buffer, SlotBuffer& home);
   Status lend(size_t slot, const ProgramValue& value, const TensorView& tensor, std::shared_ptr<const void> owner);
   Status set_zero_copy(Side side, Which which, const TensorView& tensor, size_t slot,
@@ -362,7 +362,9 @@ void GraphExecutor::Impl::bind(Instance& instance) {
   const std::vector<graph::Binding*> bindings = model->bindings();
   instance.bound =
       std::make_unique<graph::BoundProgram>(plan.graph, plan.plan, options.devices, of_slots,
-                                            std::array{arenas[kCpu].data(), arenas[kAccelerator].data()}, bindings);
+                                            std::array{arenas[kCpu].data(), arenas[kAccelerator].data()}, bindings,
+                                            graph::SegmentOptions{.record = options.segments,
+                                                                  .draws = instance.sized->drawing()});
   instance.version = memory_version;
   if (instance.bound->on_host_only()) return;
   for (auto& slot : slots) {
@@ -397,8 +399,11 @@ Status GraphExecutor::Impl::quiesce() {
       if (event == nullptr) continue;
       if (Status status = const_cast<backend::Event*>(event)->synchronize(); !status.ok()) return status;
     }
-    for (const ProgramValue& input : program().inputs) take_back(s, input);
-    for (const ProgramValue& output : program().outputs) take_back(s, output);
+    for (const auto* const values : {&program().inputs, &program().outputs}) {
+      for (const ProgramValue& value : *values) {
+        if (Status status = take_back(s, value); !status.ok()) return status;
+      }
+    }
     bound().gate(s, graph::BoundProgram::Gate::kInputs, nullptr);
     bound().gate(s, graph::BoundProgram::Gate::kOutputs, nullptr);
   }
@@ -486,13 +491,16 @@ Result<size_t> GraphExecutor::Impl::find(Side side, Which which, const TensorVie
 }
 
 // The slot uses the memory that Init gave it.
-void GraphExecutor::Impl::take_back(size_t slot, const ProgramValue& value) {
-  if (home_of[value.buffer] == kNone) return;
+Status GraphExecutor::Impl::take_back(size_t slot, const ProgramValue& value) {
+  if (home_of[value.buffer] == kNone) return Status();
   SlotBuffer& at = home(slot, value);
-  if (at.owner == nullptr && at.place == at.own) return;
+  if (at.owner == nullptr && at.place == at.own) return Status();
+  // What the device still does is done with the memory that was lent.
+  if (Status status = bound().wait(slot); !status.ok()) return status;
   for (DeviceIndex d = 0; d < kMaxDevices; ++d) bound().rebind(slot, value.buffer, d, at.own[d]);
   at.place = at.own;
   at.owner.reset();
+  return Status();
 }
 
 Status GraphExecutor::SetInput(Which input, const TensorView& tensor, size_t slot) {
@@ -510,7 +518,7 @@ Status GraphExecutor::SetInput(Which input, const TensorView& tensor, size_t slo
   if (home.place[kAccelerator] != nullptr && at.uploads) {
     if (Status status = at.uploaded->synchronize(); !status.ok()) return status;
   }
-  impl.take_back(slot, value);
+  if (Status status = impl.take_back(slot, value); !status.ok()) return status;
   if (home.place[kCpu] != nullptr && home.place[kAccelerator] != nullptr) {
     // Kernels of the CPU may still read it.
     if (Status status = impl.bound().wait(slot); !status.ok()) return status;
@@ -556,9 +564,8 @@ Status GraphExecutor::Impl::lend(size_t slot, const ProgramValue& value, const T
   SlotBuffer& at = home(slot, value);
   // An empty tensor may have no address, which to a kernel means that it is to bring the memory.
   if (tensor.data == nullptr) {
-    take_back(slot, value);
     at.set = true;
-    return Status();
+    return take_back(slot, value);
   }
   bound().rebind(slot, value.buffer, tensor.device, tensor.data);
   at.place[tensor.device] = tensor.data;
@@ -605,9 +612,7 @@ Result<bool> GraphExecutor::OfferOutput(Which output, const TensorView& tensor, 
   if (!index.ok()) return index.status();
   const ProgramValue& value = impl.program().outputs[index.value()];
   if (impl.why_not_lent(Impl::Side::kOutput, value, tensor) != nullptr) {
-    // What the device still does is done with the memory that was there before.
-    if (Status status = impl.bound().wait(slot); !status.ok()) return status;
-    impl.take_back(slot, value);
+    if (Status status = impl.take_back(slot, value); !status.ok()) return status;
     return false;
   }
   if (Status status = impl.lend(slot, value, tensor, std::move(owner)); !status.ok()) return status;

@@ -86,6 +86,8 @@ class GraphExecutor {
     std::unique_ptr<graph::PlanOptions> plan = nullptr;
     // The plan in the file is used where it was made for a machine like this one.
     bool use_saved_plan = true;
+    // Launches of the accelerator that follow each other are recorded after a few runs and launched as one from then on: CUDA graphs.
+    bool segments = true;
     // Draws the state of a random operator: a seed and an offset. Where not set, the seed is 0 and the offset counts on.
     std::function<std::pair<uint64_t, uint64_t>()> draw = nullptr;
   };

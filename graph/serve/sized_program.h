@@ -35,6 +35,9 @@ struct SizedProgram {
   template <typename Draw>
   Status draw_numbers(const Draw& draw);
 
+  // Per node: it draws.
+  std::span<const uint8_t> drawing() const { return drawing_; }
+
   const std::vector<int64_t> sizes;                 // of the dimensions
   const std::unique_ptr<graph::SavedProgram> made;  // null where the saved program has these sizes
   const graph::SavedProgram& program;
@@ -47,7 +50,7 @@ struct SizedProgram {
   void put_draw(uint64_t place, uint64_t seed, uint64_t offset);
   Status renew();
 
-  std::vector<uint8_t> drawing_;  // per node: it draws
+  std::vector<uint8_t> drawing_;
 };
 
 template <typename Draw>

@@ -218,5 +218,76 @@ TEST_CASE("a GPU runs fused kernels, interpreted and compiled: entries, sums of 
   }
 }
 
+// Sets the bytes of a block, on the stream of the task.
+struct Fill {
+  void* data;
+  int byte;
+  size_t bytes;
+  Task task() {
+    return {[](void* context) {
+              const Fill& self = *static_cast<Fill*>(context);
+              auto* const stream = static_cast<cudaStream_t>(CudaDevice::current_stream());
+              (void)cudaMemsetAsync(self.data, self.byte, self.bytes, stream);
+            },
+            this};
+  }
+};
+
+TEST_CASE("a segment is a graph, which runs when it is launched and as often, with what was recorded") {
+  const std::unique_ptr<CudaDevice> device = first_gpu();
+  if (device == nullptr) return;
+  constexpr size_t kBytes = 1024;
+  Result<Block> block = device->allocate(kBytes);
+  REQUIRE(block.ok());
+  Queue& compute = device->queue(QueueKind::kCompute);
+  Fill whole{block.value().data(), 1, kBytes};
+  Fill half{block.value().data(), 2, kBytes / 2};
+  Fill erase{block.value().data(), 0, kBytes};
+  const auto bytes = [&] {
+    std::vector<char> back(kBytes);
+    REQUIRE(compute.copy(back.data(), block.value().data(), kBytes).ok());
+    REQUIRE(compute.synchronize().ok());
+    return std::pair<int, int>(back.front(), back.back());
+  };
+  REQUIRE(compute.launch(erase.task()).ok());
+  Result<std::unique_ptr<Segment>> segment = compute.record_segment(std::vector<Task>{whole.task(), half.task()});
+  INFO((segment.ok() ? "" : segment.status().message()));
+  REQUIRE(segment.ok());
+  REQUIRE(segment.value() != nullptr);
+  REQUIRE(bytes() == std::pair(0, 0));
+  whole.byte = 7;  // recorded is what it was
+  const int64_t launches = device->counters().launches;
+  for (int i = 0; i < 3; ++i) {
+    REQUIRE(compute.launch(erase.task()).ok());
+    REQUIRE(compute.launch_segment(*segment.value()).ok());
+    REQUIRE(bytes() == std::pair(2, 1));
+  }
+  REQUIRE(device->counters().launches - launches == 6);
+  const Status elsewhere = device->queue(QueueKind::kCompute2).launch_segment(*segment.value());
+  REQUIRE(elsewhere.error_class() == ErrorClass::kUsage);
+}
+
+TEST_CASE("what a graph cannot hold is refused, and the queue works on") {
+  const std::unique_ptr<CudaDevice> device = first_gpu();
+  if (device == nullptr) return;
+  Queue& compute = device->queue(QueueKind::kCompute);
+  const Task waits = {[](void*) {
+                        (void)cudaStreamSynchronize(static_cast<cudaStream_t>(CudaDevice::current_stream()));
+                        (void)cudaGetLastError();
+                      },
+                      nullptr};
+  REQUIRE_FALSE(compute.record_segment(std::vector<Task>{waits}).ok());
+  const Task allocates = {[](void* context) { (void)static_cast<CudaDevice*>(context)->allocate(64); }, device.get()};
+  REQUIRE_FALSE(compute.record_segment(std::vector<Task>{allocates}).ok());
+  Result<Block> block = device->allocate(64);
+  REQUIRE(block.ok());
+  Fill fill{block.value().data(), 5, 64};
+  REQUIRE(compute.launch(fill.task()).ok());
+  Result<std::unique_ptr<Segment>> segment = compute.record_segment(std::vector<Task>{fill.task()});
+  REQUIRE(segment.ok());
+  REQUIRE(compute.launch_segment(*segment.value()).ok());
+  REQUIRE(compute.synchronize().ok());
+}
+
 }  // namespace
 }  // namespace hetero::backend

@@ -220,6 +220,17 @@ TEST_CASE("memory figures follow the blocks and the limit is kept") {
   });
 }
 
+TEST_CASE("a device without segments says so and runs nothing") {
+  CpuDevice cpu;
+  Queue& queue = cpu.queue(QueueKind::kCompute);
+  int runs = 0;
+  const Task task{[](void* context) { ++*static_cast<int*>(context); }, &runs};
+  const auto segment = queue.record_segment(std::vector<Task>{task});
+  REQUIRE_FALSE(segment.ok());
+  REQUIRE(segment.status().error_class() == ErrorClass::kUsage);
+  REQUIRE(runs == 0);
+}
+
 TEST_CASE("threads may submit to the same queues at the same time") {
   on_every_device([](Device& device) {
     std::atomic<int> runs{0};

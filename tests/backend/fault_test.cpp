@@ -3,6 +3,7 @@
 #include <array>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "backend/cpu/cpu_device.h"
 #include "tests/backend/catch.h"
@@ -30,6 +31,12 @@ Status call(FaultDevice& device, FaultKind kind) {
       return queue.record(*event);
     case FaultKind::kEventWait:
       return queue.wait(*event);
+    case FaultKind::kSegmentRecord: {
+      const Result<std::unique_ptr<Segment>> segment = queue.record_segment(std::vector<Task>{kCountingTask});
+      // The CPU has none.
+      const bool reached = !segment.ok() && segment.status().error_class() == ErrorClass::kUsage;
+      return reached ? Status() : segment.status();
+    }
   }
   return Status();
 }

@@ -272,6 +272,33 @@ TEST_CASE("engine: what is asked for ahead is compiled before it runs") {
   REQUIRE(engine.counters().interpreted == 0);
 }
 
+TEST_CASE("engine: a run says whether a later one will have better code") {
+  CountingMachine machine;
+  CountingCompiler compiler;
+  FusedEngine engine(machine, &compiler, {.interpreter = kInterpreter});
+  const Prepared it = pointwise(4096);
+  const auto is_provisional = [&](FusedEngine& which, const Prepared& call) {
+    bool provisional = false;
+    REQUIRE(which.run(call.call(), nullptr, &provisional).ok());
+    return provisional;
+  };
+  compiler.busy.lock();
+  for (int i = 0; i < 5; ++i) REQUIRE(is_provisional(engine, it));
+  compiler.busy.unlock();
+  engine.wait_until_compiled();
+  REQUIRE_FALSE(is_provisional(engine, it));
+  REQUIRE(engine.counters().interpreted == 5);
+  // Where nothing better will come, the interpreter is what there is.
+  FusedEngine without(machine, nullptr, {.interpreter = kInterpreter});
+  REQUIRE_FALSE(is_provisional(without, pointwise(4096)));
+  compiler.fails = true;
+  FusedEngine failing(machine, &compiler, {.interpreter = kInterpreter, .warn = [](const std::string&) {}});
+  const Prepared other = pointwise(8192);
+  for (int i = 0; i < 3; ++i) REQUIRE(is_provisional(failing, other));
+  failing.wait_until_compiled();
+  REQUIRE_FALSE(is_provisional(failing, other));
+}
+
 TEST_CASE("engine: what is on disk is not interpreted") {
   const Folder folder;
   const FusedEngine::Options options{.cache_folder = folder.path + "/cache", .interpreter = kInterpreter};

@@ -551,6 +551,50 @@ TEST_CASE("small tasks of several compute queues share the device, and large one
   REQUIRE(sim.device->host_seconds() == 10);
 }
 
+TEST_CASE("a segment runs its tasks in order, as often as it is launched, for one launch's latency") {
+  constexpr double kLaunch = 1e-3;
+  auto device = make_sim({.capacity_bytes = 64 * kMiB, .launch_latency = kLaunch});
+  std::vector<int> order;
+  const auto note = [&](int n) { return [&order, n] { order.push_back(n); }; };
+  auto first = note(1), second = note(2), third = note(3);
+  std::vector<Task> tasks{task_of(first), task_of(second), task_of(third)};
+  for (Task& task : tasks) task.seconds = 3 * kLaunch;
+  tasks.back().seconds = kLaunch / 2;  // less than a launch
+  Queue& compute = device->queue(QueueKind::kCompute);
+  Result<std::unique_ptr<Segment>> segment = compute.record_segment(tasks);
+  REQUIRE(segment.ok());
+  REQUIRE(compute.synchronize().ok());
+  REQUIRE(order.empty());
+  REQUIRE(device->queue_seconds(QueueKind::kCompute) == 0);
+  for (int i = 0; i < 2; ++i) REQUIRE(compute.launch_segment(*segment.value()).ok());
+  REQUIRE(compute.synchronize().ok());
+  REQUIRE(order == std::vector<int>{1, 2, 3, 1, 2, 3});
+  REQUIRE(device->queue_seconds(QueueKind::kCompute) == Approx(2 * (3 + 2) * kLaunch));
+  REQUIRE(device->counters().launches == 2);
+  const Status elsewhere = device->queue(QueueKind::kCompute2).launch_segment(*segment.value());
+  REQUIRE(elsewhere.error_class() == ErrorClass::kUsage);
+  REQUIRE(elsewhere.message() == "sim: a queue can launch only segments that it recorded");
+}
+
+TEST_CASE("tasks of a segment keep the device as busy as they do alone") {
+  constexpr double kLaunch = 1e-3;
+  auto device = make_sim({.capacity_bytes = 64 * kMiB, .launch_latency = kLaunch});
+  const auto nothing = [](void*) {};
+  // Each has work for all of the device for as long as a launch takes.
+  const std::vector<Task> tasks(4, Task{nothing, nullptr, 2 * kLaunch, 0.5});
+  std::vector<std::unique_ptr<Segment>> segments;
+  for (int n = 0; n < 2; ++n) {
+    Result<std::unique_ptr<Segment>> segment = device->queue(compute_queue(n)).record_segment(tasks);
+    REQUIRE(segment.ok());
+    segments.push_back(std::move(segment.value()));
+    REQUIRE(device->queue(compute_queue(n)).launch_segment(*segments.back()).ok());
+  }
+  // The first goes first: its launch, spread over the first task, and the work of four. The second has what that left, and then all.
+  REQUIRE(device->queue_seconds(QueueKind::kCompute) == Approx(5 * kLaunch));
+  REQUIRE(device->queue_seconds(QueueKind::kCompute2) == Approx(8 * kLaunch));
+  REQUIRE(device->synchronize().ok());
+}
+
 TEST_CASE("a copy within the device takes its time from the memory bandwidth") {
   ClockedDevice sim;
   Block other = take(*sim.device, 4096);

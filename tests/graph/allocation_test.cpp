@@ -179,6 +179,8 @@ TEST_CASE("static programs run without allocating, and on an accelerator without
     CHECK(last == 0);
     CHECK(executor->counts().allocations == 0);
     CHECK(executor->counts().host_waits == 0);
+    // The last runs are of what was recorded.
+    CHECK(executor->counts().segments == (plan.has_accelerator ? 7 : 0));
   }
 }
 

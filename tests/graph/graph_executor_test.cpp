@@ -100,7 +100,9 @@ TEST_CASE("a static program runs independent branches on several compute queues,
   const Results expected = p.interpret();
   PlanOptions options = options_for(devices);
   options.policy = Policy::kAccelerator;
-  auto executor = executor_of(model_of(save(p)), executor_options(options, devices));
+  GraphExecutor::Options executor_settings = executor_options(options, devices);
+  executor_settings.segments = false;  // each launch takes its time
+  auto executor = executor_of(model_of(save(p)), std::move(executor_settings));
   constexpr int kRuns = 20;
   made.value()->reset_clock();
   for (int r = 0; r < kRuns; ++r) {
@@ -111,6 +113,27 @@ TEST_CASE("a static program runs independent branches on several compute queues,
   // Ten launches and the join, not forty and the join; and copies, which take next to nothing.
   CHECK(made.value()->host_seconds() >= kRuns * 11 * kLaunch);
   CHECK(made.value()->host_seconds() < kRuns * 12 * kLaunch);
+  executor.reset();
+}
+
+TEST_CASE("an input is uploaded before a kernel of the CPU changes it") {
+  auto made = backend::SimDevice::create({.schedule_seed = 3});
+  REQUIRE(made.ok());
+  const Devices devices{test_devices()[kCpu], made.value().get()};
+  Program p;
+  const BufferId x = p.input(16);
+  p.escape(p.define(test_ops().matmul, 16, {p.read(x)}, Preference::kAccelerator));
+  p.add(test_ops().cpu_only, {p.update(x)}, Preference::kCpu);
+  p.escape(p.define(test_ops().matmul, 16, {p.read(x)}, Preference::kAccelerator));
+  auto saved = save(p);
+  p.escape(x);
+  const Results expected = p.interpret();
+  auto executor = executor_of(model_of(std::move(saved)), executor_options(options_for(devices), devices));
+  for (int r = 0; r < 100; ++r) {
+    set_inputs(*executor, p);
+    run(*executor);
+    REQUIRE(has_values(*executor, expected));
+  }
   executor.reset();
 }
 

@@ -173,6 +173,8 @@ void add_saved(py::module_& m) {
         result["kernels"] = counts.kernels;
         result["host_waits"] = counts.host_waits;
         result["allocations"] = counts.allocations;
+        result["segments"] = counts.segments;
+        result["recordings"] = counts.recordings;
         return result;
       });
 }
