@@ -26,6 +26,13 @@ const char* to_string(QueueKind kind) {
   return "unknown";
 }
 
+Status Queue::copy_batch(std::span<const CopyRange> ranges) {
+  for (const CopyRange& range : ranges) {
+    if (Status status = copy(range.destination, range.source, range.bytes); !status.ok()) return status;
+  }
+  return {};
+}
+
 // Devices whose kernels are the CPU's: itself, and the simulated one.
 bool Device::can_fuse(const FusedKernel& kernel) const {
   (void)kernel;
