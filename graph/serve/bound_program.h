@@ -31,7 +31,7 @@ using Place = std::array<void*, backend::kMaxDevices>;
 
 struct BoundCounts {
   int64_t runs = 0;
-  int64_t kernels = 0;      // called or launched: a group or a batch is one
+  int64_t kernels = 0;      // called or launched: a group, a batch or a transfer is one
   int64_t host_waits = 0;   // times that a run waited for a device
   int64_t allocations = 0;  // blocks that a run had to take: for members of a group that could not run as one
 
@@ -80,6 +80,7 @@ class BoundProgram {
   struct Slot;
 
   void bind(const Instruction& instruction, uint32_t position);
+  void bind_transfers();
   uint32_t add_entry(BufferId buffer, backend::DeviceIndex device);
   void bind_node(uint32_t node, backend::DeviceIndex device);
   void fill(size_t slot, std::span<const Place> places);
@@ -97,6 +98,7 @@ class BoundProgram {
   Status begin_queues(const Slot& slot, size_t index);
   Status end_queues(Slot& slot);
   Status submit(const Step& step, Slot& slot);
+  Status submit_transfer(const Step& step, const Slot& slot);
   Status wait_here(backend::Event& event);
   backend::Queue& queue(QueueId id) const { return devices_[device_of(id)]->queue(kind_of(id)); }
 
@@ -108,7 +110,8 @@ class BoundProgram {
   bool host_only_ = false;
   uint32_t used_queues_ = 0;
   std::vector<Step> steps_;
-  std::vector<Invocation> calls_;  // of nodes; without data
+  std::vector<Invocation> calls_;           // of nodes; without data
+  std::vector<backend::CopyRange> ranges_;  // of the transfer at hand
   // An address that some step uses: in each slot's table, the entry of that index.
   struct Entry {
     BufferId buffer;
