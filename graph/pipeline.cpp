@@ -184,7 +184,13 @@ bool is_host_only(const Graph& graph, const Plan& plan) {
 class BoundedSearch {
  public:
   BoundedSearch(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch)
-      : graph_(graph), options_(options), costs_(options), plan_(plan), scratch_(scratch), tasks_(scratch.tasks) {
+      : graph_(graph),
+        options_(options),
+        apart_(with_copies_apart(options)),
+        costs_(options),
+        plan_(plan),
+        scratch_(scratch),
+        tasks_(scratch.tasks) {
     // In the order of the program: others may need more memory at once.
     std::ranges::sort(scratch.order);
     for (const Task& task : tasks_.tasks) found_.push_back(plan.placements[task.node].device);
@@ -210,13 +216,13 @@ class BoundedSearch {
       for (const Candidate& candidate : candidates_) options_.candidates->push_back(candidate);
     }
     place(best_);
-    if (!is_host_only(graph_, plan_) && lay_out_within(graph_, best_slack_)) return;
+    if (!is_host_only(graph_, plan_) && lay_out_within(graph_, options_, best_slack_)) return;
     // Also what was asked for elsewhere.
     place(std::vector<DeviceIndex>(tasks_.size(), kCpu));
     scratch_.resident.assign(graph_.buffers.size(), 0);
     if (is_host_only(graph_, plan_)) {
       lay_out_on_host(graph_, options_, plan_, scratch_);
-    } else if (!lay_out_within(graph_, 0)) {
+    } else if (!lay_out_within(graph_, options_, 0)) {
       lay_out(graph_, options_, kAnyBytes, plan_, scratch_);
     }
   }
@@ -224,6 +230,12 @@ class BoundedSearch {
  private:
   // Arenas waste something between their slices; how much less than its memory the accelerator is asked to hold, in sixteenths.
   static constexpr int kSlacks[] = {1, 3, 6, 10};
+
+  // Candidates are compared so: which copies go together is tried for the one that is taken.
+  static PlanOptions with_copies_apart(PlanOptions options) {
+    options.join_copies = false;
+    return options;
+  }
 
   // What a task reads of what is streamed, in bytes.
   double streamed_bytes(const Task& task) const {
@@ -277,13 +289,13 @@ class BoundedSearch {
   void place(const std::vector<DeviceIndex>& devices) { write_placements(tasks_, devices, plan_); }
 
   // Lays out with residents chosen. `first` is the first slack to try; best_slack_ is the one that did.
-  bool lay_out_within(const Graph& graph, size_t first) {
+  bool lay_out_within(const Graph& graph, const PlanOptions& options, size_t first) {
     for (size_t s = first; s < std::size(kSlacks); ++s) {
       const uint64_t limit =
           options_.accelerator_bytes - options_.accelerator_bytes / 16 * static_cast<uint64_t>(kSlacks[s]);
       choose_residents(graph, costs_, limit, plan_, scratch_);
       slack_ = s;
-      if (lay_out(graph, options_, limit, plan_, scratch_)) return true;
+      if (lay_out(graph, options, limit, plan_, scratch_)) return true;
     }
     return false;
   }
@@ -295,7 +307,7 @@ class BoundedSearch {
     if (is_host_only(graph_, plan_)) {
       seconds = 0;
       for (const Task& task : tasks_.tasks) seconds += task.seconds[kCpu];
-    } else if (lay_out_within(graph_, 0)) {
+    } else if (lay_out_within(graph_, apart_, 0)) {
       seconds = steady_seconds();
     }
     candidates_.push_back({name, seconds});
@@ -329,13 +341,14 @@ class BoundedSearch {
       buffer.valid_on = plan_.valid_after[b];
       differs = true;
     }
-    if (differs && !lay_out_within(steady, slack_)) return std::numeric_limits<double>::infinity();
+    if (differs && !lay_out_within(steady, apart_, slack_)) return std::numeric_limits<double>::infinity();
     simulate(steady, plan_, costs_, simulation);
     return simulation.seconds;
   }
 
   const Graph& graph_;
   const PlanOptions& options_;
+  const PlanOptions apart_;
   const CostModel costs_;
   Plan& plan_;
   Scratch& scratch_;
