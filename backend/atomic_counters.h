@@ -23,10 +23,13 @@ class AtomicCounters {
     add(into_device ? bytes_in_ : bytes_out_, static_cast<int64_t>(bytes));
   }
 
+  void count_copy_batch() { add(copy_batches_, 1); }
+
   DeviceCounters read() const {
     return {.launches = read(launches_),
             .copies_in = read(copies_in_),
             .copies_out = read(copies_out_),
+            .copy_batches = read(copy_batches_),
             .bytes_in = read(bytes_in_),
             .bytes_out = read(bytes_out_),
             .events_recorded = read(events_recorded_),
@@ -41,6 +44,7 @@ class AtomicCounters {
   Count launches_{0};
   Count copies_in_{0};
   Count copies_out_{0};
+  Count copy_batches_{0};
   Count bytes_in_{0};
   Count bytes_out_{0};
   Count events_recorded_{0};

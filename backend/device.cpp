@@ -36,6 +36,13 @@ Status Queue::launch_segment(Segment& segment) {
   return Status(ErrorClass::kUsage, "the device has no segments; launch the tasks one by one");
 }
 
+Status Queue::copy_batch(std::span<const CopyRange> ranges) {
+  for (const CopyRange& range : ranges) {
+    if (Status status = copy(range.destination, range.source, range.bytes); !status.ok()) return status;
+  }
+  return {};
+}
+
 // Devices whose kernels are the CPU's: itself, and the simulated one.
 bool Device::can_fuse(const FusedKernel& kernel) const {
   (void)kernel;

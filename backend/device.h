@@ -150,6 +150,13 @@ class Segment {
   virtual ~Segment() = default;
 };
 
+// Bytes that a copy moves. Pointers are those of Blocks.
+struct CopyRange {
+  void* destination;
+  const void* source;
+  size_t bytes;
+};
+
 class Queue {
  public:
   virtual ~Queue() = default;
@@ -167,6 +174,10 @@ class Queue {
   // Copies bytes between host memory and this device's memory (or within either). Pointers are those of Blocks.
   // REQUIRES: both ranges live until the copy has run.
   virtual Status copy(void* destination, const void* source, size_t bytes) = 0;
+  // Copies all ranges, in any order, as one transfer where the device can: small copies then pay the link's latency once. The ranges themselves are read
+  // before it returns. After an error some may have been copied.
+  // REQUIRES: as for copy(); all go the same way, host to device or device to host; no destination overlaps another range.
+  virtual Status copy_batch(std::span<const CopyRange> ranges);
   virtual Status record(Event& event) = 0;
   // Later work of this queue starts only when the last record of `event`, as of this call, is done. The event may
   // belong to another device.
@@ -201,9 +212,10 @@ struct MemoryStats {
 
 // Counted work, for tests and reports.
 struct DeviceCounters {
-  int64_t launches = 0;    // of tasks, and of segments
-  int64_t copies_in = 0;   // host to device
-  int64_t copies_out = 0;  // device to host
+  int64_t launches = 0;      // of tasks, and of segments
+  int64_t copies_in = 0;     // host to device
+  int64_t copies_out = 0;    // device to host
+  int64_t copy_batches = 0;  // transfers that were several of these copies
   int64_t bytes_in = 0;
   int64_t bytes_out = 0;
   int64_t events_recorded = 0;

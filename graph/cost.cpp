@@ -104,11 +104,21 @@ double CostModel::group_seconds(const Graph& graph, const FusedGroup& group, bac
   return measured > 0 ? measured : run_seconds(work_of(graph, group), device);
 }
 
-double CostModel::copy_seconds(double bytes, backend::DeviceIndex to) const {
+double CostModel::copy_bandwidth(backend::DeviceIndex to) const {
   const backend::Capabilities& rates = rates_[backend::kAccelerator];
-  if (bytes == 0) return 0;
   const double in = known_or(rates.copy_bandwidth, 1e10);
-  return rates.copy_latency + bytes / (to == backend::kAccelerator ? in : known_or(rates.readback_bandwidth, in));
+  return to == backend::kAccelerator ? in : known_or(rates.readback_bandwidth, in);
+}
+
+double CostModel::copy_seconds(double bytes, backend::DeviceIndex to) const {
+  if (bytes == 0) return 0;
+  return rates_[backend::kAccelerator].copy_latency + bytes / copy_bandwidth(to);
+}
+
+uint64_t CostModel::transfer_bytes(backend::DeviceIndex to) const {
+  // More than a gigabyte is not small, whatever a profile says.
+  constexpr double kMost = 1 << 30;
+  return static_cast<uint64_t>(std::min(kMost, rates_[backend::kAccelerator].copy_latency * copy_bandwidth(to)));
 }
 
 }  // namespace hetero::graph

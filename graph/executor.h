@@ -40,6 +40,7 @@ struct RunCounts {
   int64_t batches = 0;          // of the kernels on the CPU: calls that were made together
   int64_t batched_nodes = 0;    // in these
   int64_t copies = 0;
+  int64_t transfers = 0;                            // these: several copies may be one
   int64_t copied_bytes[backend::kMaxDevices] = {};  // by destination
   int64_t events = 0;
   int64_t waits = 0;

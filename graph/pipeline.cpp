@@ -2,7 +2,7 @@
 //
 //   dead values -> fusion -> placement -> one of
 //     everything on the CPU:       fusion for the CPU alone -> batches -> memory
-//     everything fits:             copies -> order of submission -> streams -> memory -> events
+//     everything fits:             copies -> order of submission -> transfers -> streams -> memory -> events
 //     the accelerator is too small: several placements, each with residents chosen, copies, memory and events, and simulated; the fastest is taken
 
 #include <algorithm>
@@ -40,6 +40,7 @@ void lay_out_on_host(const Graph& graph, const PlanOptions& options, Plan& plan,
     plan.batches.clear();
   }
   plan_host_memory(graph, options, plan, scratch);
+  std::fill_n(plan.transfer_bytes, backend::kMaxDevices, 0);
   plan.event_count = 0;
 }
 
@@ -66,13 +67,107 @@ bool lay_out_spread(const Graph& graph, const PlanOptions& options, uint64_t lim
   return false;
 }
 
+// What takes less time of tasks on one compute queue and spread over several.
+bool lay_out_tasks(const Graph& graph, const PlanOptions& options, uint64_t limit, Plan& plan, Scratch& scratch) {
+  if (lay_out_spread(graph, options, limit, plan, scratch)) return true;
+  return lay_out_queues(graph, options, limit, plan, scratch);
+}
+
+// The same with small copies as transfers of several, in the way of joining that takes the least time.
+class TransferTrial {
+ public:
+  TransferTrial(const Graph& graph, const PlanOptions& options, uint64_t limit, Plan& plan, Scratch& scratch)
+      : graph_(graph), options_(options), costs_(options), limit_(limit), plan_(plan), scratch_(scratch) {}
+
+  // REQUIRES: the program has its order of submission.
+  bool run() {
+    if (!has_small_copies()) return lay_out_tasks(graph_, options_, limit_, plan_, scratch_);
+    find_variants();
+    size_t best = 0;
+    size_t last = 0;
+    double least = kNever;
+    for (size_t v = 0; v < variants_.size(); ++v) {
+      const double seconds = lay_out_as(variants_[v]);
+      last = v;
+      if (!(seconds < least)) continue;
+      best = v;
+      least = seconds;
+    }
+    if (last != best) least = lay_out_as(variants_[best]);
+    scratch_.joined.clear();
+    return least < kNever;
+  }
+
+ private:
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
+
+  // A program in the order of submission.
+  struct Variant {
+    std::vector<Instruction> program;
+    std::vector<uint8_t> joined;  // as in Scratch
+    bool operator==(const Variant&) const = default;
+  };
+
+  // Two that may be one transfer, as far as sizes tell.
+  bool has_small_copies() const {
+    uint32_t small[kMaxQueues] = {};
+    if (!options_.join_copies) return false;
+    return std::ranges::any_of(plan_.program, [&](const Instruction& instruction) {
+      return instruction.kind == Instruction::Kind::kCopy &&
+             graph_.buffers[instruction.index].bytes <= costs_.transfer_bytes(instruction.to) &&
+             ++small[instruction.queue] == 2;
+    });
+  }
+
+  // With copies apart first.
+  void find_variants() {
+    variants_.push_back({plan_.program, {}});
+    allow_transfers(true);
+    for (const Joining joining : {Joining::kReady, Joining::kWaiting}) {
+      plan_.program = variants_[0].program;
+      scratch_.joined.clear();
+      order_queues(graph_, plan_, scratch_);
+      if (!join_copies(graph_, joining, plan_, scratch_)) continue;
+      Variant variant{plan_.program, scratch_.joined};
+      if (variant != variants_.back()) variants_.push_back(std::move(variant));
+    }
+  }
+
+  void allow_transfers(bool allow) {
+    for (DeviceIndex d = 0; d < backend::kMaxDevices; ++d) {
+      plan_.transfer_bytes[d] = allow ? costs_.transfer_bytes(d) : 0;
+    }
+  }
+
+  // Seconds; kNever where it does not fit.
+  double lay_out_as(const Variant& variant) {
+    plan_.program = variant.program;
+    scratch_.joined = variant.joined;
+    allow_transfers(!variant.joined.empty());
+    for (Return& entry : plan_.returns) entry.residence = {};
+    for (Placement& placement : plan_.placements) placement.utilization = 1;
+    if (!lay_out_tasks(graph_, options_, limit_, plan_, scratch_)) return kNever;
+    simulate(graph_, plan_, costs_, scratch_.simulation);
+    return scratch_.simulation.seconds;
+  }
+
+  const Graph& graph_;
+  const PlanOptions& options_;
+  const CostModel costs_;
+  const uint64_t limit_;
+  Plan& plan_;
+  Scratch& scratch_;
+  std::vector<Variant> variants_;
+};
+
 // Everything after placement, on several queues. `limit` is what the accelerator may hold; kAnyBytes keeps there whatever gets there. False where it does not fit.
 bool lay_out(const Graph& graph, const PlanOptions& options, uint64_t limit, Plan& plan, Scratch& scratch) {
+  std::fill_n(plan.transfer_bytes, backend::kMaxDevices, 0);
+  scratch.joined.clear();
   if (!insert_copies(graph, limit, plan, scratch)) return false;
   order_queues(graph, plan, scratch);
   submit_early(graph, limit, plan, scratch);
-  if (lay_out_spread(graph, options, limit, plan, scratch)) return true;
-  return lay_out_queues(graph, options, limit, plan, scratch);
+  return TransferTrial(graph, options, limit, plan, scratch).run();
 }
 
 bool is_host_only(const Graph& graph, const Plan& plan) {
@@ -89,7 +184,13 @@ bool is_host_only(const Graph& graph, const Plan& plan) {
 class BoundedSearch {
  public:
   BoundedSearch(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch)
-      : graph_(graph), options_(options), costs_(options), plan_(plan), scratch_(scratch), tasks_(scratch.tasks) {
+      : graph_(graph),
+        options_(options),
+        apart_(with_copies_apart(options)),
+        costs_(options),
+        plan_(plan),
+        scratch_(scratch),
+        tasks_(scratch.tasks) {
     // In the order of the program: others may need more memory at once.
     std::ranges::sort(scratch.order);
     for (const Task& task : tasks_.tasks) found_.push_back(plan.placements[task.node].device);
@@ -115,13 +216,13 @@ class BoundedSearch {
       for (const Candidate& candidate : candidates_) options_.candidates->push_back(candidate);
     }
     place(best_);
-    if (!is_host_only(graph_, plan_) && lay_out_within(graph_, best_slack_)) return;
+    if (!is_host_only(graph_, plan_) && lay_out_within(graph_, options_, best_slack_)) return;
     // Also what was asked for elsewhere.
     place(std::vector<DeviceIndex>(tasks_.size(), kCpu));
     scratch_.resident.assign(graph_.buffers.size(), 0);
     if (is_host_only(graph_, plan_)) {
       lay_out_on_host(graph_, options_, plan_, scratch_);
-    } else if (!lay_out_within(graph_, 0)) {
+    } else if (!lay_out_within(graph_, options_, 0)) {
       lay_out(graph_, options_, kAnyBytes, plan_, scratch_);
     }
   }
@@ -129,6 +230,12 @@ class BoundedSearch {
  private:
   // Arenas waste something between their slices; how much less than its memory the accelerator is asked to hold, in sixteenths.
   static constexpr int kSlacks[] = {1, 3, 6, 10};
+
+  // Candidates are compared so: which copies go together is tried for the one that is taken.
+  static PlanOptions with_copies_apart(PlanOptions options) {
+    options.join_copies = false;
+    return options;
+  }
 
   // What a task reads of what is streamed, in bytes.
   double streamed_bytes(const Task& task) const {
@@ -182,13 +289,13 @@ class BoundedSearch {
   void place(const std::vector<DeviceIndex>& devices) { write_placements(tasks_, devices, plan_); }
 
   // Lays out with residents chosen. `first` is the first slack to try; best_slack_ is the one that did.
-  bool lay_out_within(const Graph& graph, size_t first) {
+  bool lay_out_within(const Graph& graph, const PlanOptions& options, size_t first) {
     for (size_t s = first; s < std::size(kSlacks); ++s) {
       const uint64_t limit =
           options_.accelerator_bytes - options_.accelerator_bytes / 16 * static_cast<uint64_t>(kSlacks[s]);
       choose_residents(graph, costs_, limit, plan_, scratch_);
       slack_ = s;
-      if (lay_out(graph, options_, limit, plan_, scratch_)) return true;
+      if (lay_out(graph, options, limit, plan_, scratch_)) return true;
     }
     return false;
   }
@@ -200,7 +307,7 @@ class BoundedSearch {
     if (is_host_only(graph_, plan_)) {
       seconds = 0;
       for (const Task& task : tasks_.tasks) seconds += task.seconds[kCpu];
-    } else if (lay_out_within(graph_, 0)) {
+    } else if (lay_out_within(graph_, apart_, 0)) {
       seconds = steady_seconds();
     }
     candidates_.push_back({name, seconds});
@@ -234,13 +341,14 @@ class BoundedSearch {
       buffer.valid_on = plan_.valid_after[b];
       differs = true;
     }
-    if (differs && !lay_out_within(steady, slack_)) return std::numeric_limits<double>::infinity();
+    if (differs && !lay_out_within(steady, apart_, slack_)) return std::numeric_limits<double>::infinity();
     simulate(steady, plan_, costs_, simulation);
     return simulation.seconds;
   }
 
   const Graph& graph_;
   const PlanOptions& options_;
+  const PlanOptions apart_;
   const CostModel costs_;
   Plan& plan_;
   Scratch& scratch_;

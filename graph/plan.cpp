@@ -161,6 +161,8 @@ class PlanParser {
       Status status;
       if (reader_.accept("arena")) {
         status = parse_arena();
+      } else if (reader_.accept("transfers to")) {
+        status = parse_transfers();
       } else if (reader_.accept_id("n", id)) {
         status = parse_node(id);
       } else if (reader_.accept_id("g", id)) {
@@ -174,7 +176,7 @@ class PlanParser {
       } else if (reader_.accept_id("p", id)) {
         status = parse_instruction(id);
       } else {
-        status = reader_.error("an arena, a node, a group, a batch, a buffer, a return or an instruction");
+        status = reader_.error("an arena, transfers, a node, a group, a batch, a buffer, a return or an instruction");
       }
       if (!status.ok()) return status;
       if (!reader_.accept_line_end()) return reader_.error("the end of the line");
@@ -211,6 +213,15 @@ class PlanParser {
     if (!accept_device(reader_, device) || !reader_.accept(":") || !reader_.accept_number(plan_.arena_bytes[device]) ||
         !reader_.accept("bytes, lower bound") || !reader_.accept_number(plan_.arena_lower_bound[device])) {
       return reader_.error("'arena DEVICE: N bytes, lower bound N'");
+    }
+    return Status();
+  }
+
+  Status parse_transfers() {
+    DeviceIndex device = 0;
+    if (!accept_device(reader_, device) || !reader_.accept(":") ||
+        !reader_.accept_number(plan_.transfer_bytes[device]) || !reader_.accept("bytes")) {
+      return reader_.error("'transfers to DEVICE: N bytes'");
     }
     return Status();
   }
@@ -431,6 +442,19 @@ const char* to_string(Policy policy) {
   return "?";
 }
 
+uint32_t end_of_transfer(const Graph& graph, const Plan& plan, uint32_t position) {
+  const Instruction& first = plan.program[position];
+  const uint64_t most = plan.transfer_bytes[first.to];
+  uint64_t bytes = graph.buffers[first.index].bytes;
+  for (++position; position < plan.program.size(); ++position) {
+    const Instruction& next = plan.program[position];
+    if (next.kind != Instruction::Kind::kCopy || next.queue != first.queue) break;
+    bytes += graph.buffers[next.index].bytes;
+    if (bytes > most) break;
+  }
+  return position;
+}
+
 void note_buffers(const Graph& graph, const Plan& plan, BufferNotes& notes) {
   notes.placed.clear();
   notes.written.clear();
@@ -455,6 +479,10 @@ std::string to_string(const Plan& plan) {
   for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
     text += std::string("arena ") + device_word(d) + ": " + std::to_string(plan.arena_bytes[d]) +
             " bytes, lower bound " + std::to_string(plan.arena_lower_bound[d]) + '\n';
+  }
+  for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
+    if (plan.transfer_bytes[d] == 0) continue;
+    text += std::string("transfers to ") + device_word(d) + ": " + std::to_string(plan.transfer_bytes[d]) + " bytes\n";
   }
   append_nodes(text, plan);
   append_groups(text, plan);

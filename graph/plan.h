@@ -136,6 +136,9 @@ struct Plan {
   uint64_t arena_bytes[backend::kMaxDevices] = {};
   uint64_t arena_lower_bound[backend::kMaxDevices] = {};  // the most bytes live at once
   std::vector<Instruction> program;                       // in the order of submission
+  // Copies that follow each other in the program, on one queue, are one transfer as far as they have no more bytes together; 0: each is by itself. By
+  // destination. See end_of_transfer().
+  uint64_t transfer_bytes[backend::kMaxDevices] = {};
   uint32_t event_count = 0;
   uint32_t dead_nodes = 0;
   // Per buffer: the devices on which its bytes are valid after the program (bit i is device i).
@@ -153,6 +156,9 @@ struct Plan {
 
 // Whether all its instructions run on the host's own queue.
 bool uses_host_only(const Plan& plan);
+
+// The position behind the copies that are one transfer with the one at `position`. REQUIRES: that one is a copy, and the first of its transfer.
+uint32_t end_of_transfer(const Graph& graph, const Plan& plan, uint32_t position);
 
 void note_buffers(const Graph& graph, const Plan& plan, BufferNotes& notes);
 
@@ -215,6 +221,8 @@ struct PlanOptions {
   uint64_t least_own_block_bytes = 1;
   // On so many of its compute queues the accelerator may run what does not depend on each other; 1 to kComputeQueues.
   int compute_queues = backend::kComputeQueues;
+  // Small copies that can be one transfer are, where that takes less time.
+  bool join_copies = true;
   // All temporaries lie in arenas: the program takes no memory while it runs, not even by a kernel that could bring it.
   bool fixed_memory = false;
 };

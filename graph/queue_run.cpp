@@ -18,8 +18,9 @@ Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times) {
   clock_ = accelerator.has_virtual_clock() ? &accelerator : nullptr;
   begun_ = now();
   const std::vector<Instruction>& program = state.plan().program;
-  for (uint32_t position = 0; position < program.size(); ++position) {
+  for (uint32_t position = 0, end = 0; position < program.size(); position = end) {
     const Instruction& instruction = program[position];
+    end = position + 1;
     used_queues_ |= 1u << instruction.queue;
     // What the threads of queues do without a virtual clock, they note themselves.
     const bool noted = times != nullptr && (clock_ != nullptr || instruction.queue == kHostQueue);
@@ -29,7 +30,8 @@ Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times) {
         submit_run(instruction, position);
         break;
       case Instruction::Kind::kCopy:
-        submit_copy(instruction, counts);
+        end = end_of_transfer(state.graph(), state.plan(), position);
+        submit_transfer({&instruction, end - position}, counts);
         break;
       case Instruction::Kind::kRecord:
         record(instruction, counts);
@@ -49,6 +51,7 @@ Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times) {
     if (noted) {
       Span& span = times->spans[position];
       span.end = std::max(span.begin, end_of(instruction.queue) - begun_);
+      for (uint32_t other = position + 1; other < end; ++other) times->spans[other] = {span.end, span.end};
     }
   }
   synchronize();
@@ -340,7 +343,29 @@ void QueueRun::mark_outputs(const Node& node, FailureId failure) {
   }
 }
 
-void QueueRun::submit_copy(const Instruction& instruction, RunCounts& counts) {
+void QueueRun::submit_transfer(std::span<const Instruction> copies, RunCounts& counts) {
+  ranges_.clear();
+  moved_.clear();
+  for (const Instruction& copy : copies) prepare_copy(copy);
+  if (ranges_.empty()) return;
+  const DeviceIndex to = copies.front().to;
+  backend::Queue& link = queue(copies.front().queue);
+  const backend::CopyRange& first = ranges_.front();
+  Status status =
+      ranges_.size() == 1 ? link.copy(first.destination, first.source, first.bytes) : link.copy_batch(ranges_);
+  if (!status.ok()) {
+    const FailureId failure =
+        state_->add_failure(static_cast<uint32_t>(state_->graph().nodes.size()), std::move(status));
+    for (const BufferId buffer : moved_) broken_[buffer * kMaxDevices + to] = failure;
+    return;
+  }
+  ++counts.transfers;
+  counts.copies += static_cast<int64_t>(ranges_.size());
+  for (const backend::CopyRange& range : ranges_) counts.copied_bytes[to] += static_cast<int64_t>(range.bytes);
+}
+
+// Adds to the transfer what there is to be copied.
+void QueueRun::prepare_copy(const Instruction& instruction) {
   const BufferId buffer = instruction.index;
   const FailureId source = broken_[buffer * kMaxDevices + instruction.from];
   FailureId& target = broken_[buffer * kMaxDevices + instruction.to];
@@ -349,19 +374,12 @@ void QueueRun::submit_copy(const Instruction& instruction, RunCounts& counts) {
   if (instruction.stay != 0) state_->come_back(state_->plan().returns[instruction.stay - 1]);
   // Without memory there, whoever should have written it has failed, and the value's slot says so.
   if (source != kHealthy || from == nullptr) return;
-  const auto no_node = static_cast<uint32_t>(state_->graph().nodes.size());
   if (state_->address(buffer, instruction.to) == nullptr) {
-    target = state_->provide(no_node, buffer, instruction.to);
+    target = state_->provide(static_cast<uint32_t>(state_->graph().nodes.size()), buffer, instruction.to);
     if (target != kHealthy) return;
   }
-  const uint64_t bytes = state_->graph().buffers[buffer].bytes;
-  Status status = queue(instruction.queue).copy(state_->address(buffer, instruction.to), from, bytes);
-  if (!status.ok()) {
-    target = state_->add_failure(no_node, std::move(status));
-    return;
-  }
-  ++counts.copies;
-  counts.copied_bytes[instruction.to] += static_cast<int64_t>(bytes);
+  ranges_.push_back({state_->address(buffer, instruction.to), from, state_->graph().buffers[buffer].bytes});
+  moved_.push_back(buffer);
 }
 
 void QueueRun::record(const Instruction& instruction, RunCounts& counts) {

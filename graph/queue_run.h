@@ -18,6 +18,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "graph/run_state.h"
@@ -67,7 +68,9 @@ class QueueRun {
   // Calls `run` on the instruction's queue. False where that could not be submitted.
   template <auto run, typename Task>
   Status submit(const Instruction& instruction, Task& task, double seconds);
-  void submit_copy(const Instruction& instruction, RunCounts& counts);
+  // Copies that are one transfer.
+  void submit_transfer(std::span<const Instruction> copies, RunCounts& counts);
+  void prepare_copy(const Instruction& instruction);
   void record(const Instruction& instruction, RunCounts& counts);
   void wait(const Instruction& instruction, RunCounts& counts);
   FailureId prepare(uint32_t node, backend::DeviceIndex device, bool& brings);
@@ -104,6 +107,8 @@ class QueueRun {
   std::vector<FailureId> broken_;            // per residence
   std::vector<RunState::Outcome> outcomes_;  // per node
   std::vector<uint8_t> written_;
+  std::vector<backend::CopyRange> ranges_;  // of a transfer
+  std::vector<BufferId> moved_;             // their buffers
   std::vector<backend::Block> brought_;
   struct RecordedEvent {
     backend::Event* event;  // null where recording failed

@@ -11,7 +11,9 @@ namespace {
 
 using Kind = Instruction::Kind;
 
-double seconds_of(const Graph& graph, const Plan& plan, const CostModel& costs, const Instruction& instruction) {
+// Of the instructions from `position` to before `end`, which are one or a transfer.
+double seconds_of(const Graph& graph, const Plan& plan, const CostModel& costs, size_t position, size_t end) {
+  const Instruction& instruction = plan.program[position];
   const backend::DeviceIndex device = device_of(instruction.queue);
   const auto node_seconds = [&](uint32_t node) { return costs.node_seconds(graph, graph.nodes[node], device); };
   switch (instruction.kind) {
@@ -25,8 +27,13 @@ double seconds_of(const Graph& graph, const Plan& plan, const CostModel& costs, 
     }
     case Kind::kFused:
       return costs.group_seconds(graph, plan.groups[instruction.index], device);
-    case Kind::kCopy:
-      return costs.copy_seconds(static_cast<double>(graph.buffers[instruction.index].bytes), instruction.to);
+    case Kind::kCopy: {
+      double bytes = 0;
+      for (; position < end; ++position) {
+        bytes += static_cast<double>(graph.buffers[plan.program[position].index].bytes);
+      }
+      return costs.copy_seconds(bytes, instruction.to);
+    }
     case Kind::kRecord:
     case Kind::kWait:
       return 0;
@@ -53,13 +60,14 @@ void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simu
   simulation.spans.resize(plan.program.size());
   simulation.busy.fill(0);
   simulation.waited.fill(0);
-  for (size_t p = 0; p < plan.program.size(); ++p) {
+  for (uint32_t p = 0, end = 0; p < plan.program.size(); p = end) {
     const Instruction& instruction = plan.program[p];
+    end = instruction.kind == Kind::kCopy ? end_of_transfer(graph, plan, p) : p + 1;
     const QueueId queue = instruction.queue;
     // Nothing begins before the host submits it, and the host is done with its own queue then.
     double begin = std::max(free[queue], free[kHostQueue]);
     if (instruction.kind == Kind::kWait) begin = std::max(begin, recorded[instruction.index]);
-    const double alone = seconds_of(graph, plan, costs, instruction);
+    const double alone = seconds_of(graph, plan, costs, p, end);
     if (alone > 0 && !used[queue]) {
       used[queue] = true;
       first[queue] = begin;
@@ -71,6 +79,7 @@ void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simu
     if (yields != queue && free[yields] > begin) free[yields] += seconds;
     simulation.busy[queue] += seconds;
     simulation.spans[p] = {begin, free[queue]};
+    for (uint32_t other = p + 1; other < end; ++other) simulation.spans[other] = {free[queue], free[queue]};
     if (instruction.kind == Kind::kRecord) recorded[instruction.index] = free[queue];
   }
   simulation.seconds = *std::max_element(free.begin(), free.end());

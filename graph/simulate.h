@@ -2,7 +2,7 @@
 //
 // The rules are those of running (queue_run.h): a queue runs its instructions in order; the host submits one after the other, and runs those of its own
 // queue before it goes on; an event holds a queue up until what was recorded has run; tasks of several compute queues share the accelerator by their
-// utilization (backend/compute_engine.h). So one walk over the program is the simulation.
+// utilization (backend/compute_engine.h); copies that are one transfer have one latency. So one walk over the program is the simulation.
 //
 // Thread safety: pure function. A Simulation keeps its memory from call to call.
 
@@ -17,7 +17,7 @@
 namespace hetero::graph {
 
 struct Simulation {
-  std::vector<Span> spans;                  // per instruction
+  std::vector<Span> spans;  // per instruction; a transfer's is that of its first copy, and the others have none
   std::array<double, kMaxQueues> busy{};    // per queue: how long it runs or copies
   std::array<double, kMaxQueues> waited{};  // per queue: between the first and the last of that, how long it does not
   double seconds = 0;                       // of the whole

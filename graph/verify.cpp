@@ -391,6 +391,8 @@ class PlanVerifier {
     std::vector<Clock> at_record(plan_.event_count);
     std::array<Clock, kMaxQueues> knows{};
     clocks_.resize(plan_.program.size());
+    uint32_t transfer_end = 0;
+    uint32_t before_transfer = 0;  // what had run of its queue
     for (uint32_t p = 0; p < plan_.program.size(); ++p) {
       const Instruction& instruction = plan_.program[p];
       Clock& mine = knows[instruction.queue];
@@ -410,6 +412,14 @@ class PlanVerifier {
         learn(mine, at_record[instruction.index]);
       }
       clocks_[p] = mine;
+      if (instruction.kind == Kind::kCopy) {
+        // The copies of a transfer run in any order.
+        if (p >= transfer_end) {
+          transfer_end = end_of_transfer(graph_, plan_, p);
+          before_transfer = mine[instruction.queue];
+        }
+        clocks_[p][instruction.queue] = before_transfer;
+      }
       mine[instruction.queue] = p + 1;
     }
     return Status();

@@ -266,6 +266,9 @@ const std::vector<Row>& rows() {
       {"compute_queues", "int", "4", [] { return std::to_string(config().compute_queues.load()); }, set_compute_queues,
        "On how many compute queues (streams of a GPU), 1 to 4, the accelerator may run operators that do not depend on "
        "each other, where planning finds that to take less time."},
+      bool_row("join_copies", "1", config().join_copies,
+               "Make small copies between the CPU and the accelerator together, as one transfer, where planning finds "
+               "that to take less time. Off: each by itself."),
       {"spill", "str", "", [] { return config().spill_folder(); }, set_spill_folder,
        "A folder for tensors that have no room below memory_limit and were not used for long: they come back when they "
        "are needed. Empty: none."},

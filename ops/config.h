@@ -54,6 +54,8 @@ struct Config {
   std::atomic<graph::Policy> placement{graph::Policy::kAuto};
   // On how many of its compute queues an accelerator may run what does not depend on each other.
   std::atomic<int64_t> compute_queues{backend::kComputeQueues};
+  // Small copies between the CPU and the accelerator are made together where that is predicted to take less time.
+  std::atomic<bool> join_copies{true};
   // Bound, in bytes, of what is remembered of earlier programs: shapes, traces and plans.
   std::atomic<int64_t> cache_bytes{int64_t{256} << 20};
   // The share of the accelerator's memory that a program may claim from others before it is planned.

@@ -68,6 +68,7 @@ void Counters::reset() {
                          &compiled_groups,
                          &copies_to_accelerator,
                          &copies_to_cpu,
+                         &transfers,
                          &bytes_to_accelerator,
                          &bytes_to_cpu,
                          &events,

@@ -89,6 +89,7 @@ struct Counters {
   Count plans_replayed{0};  // run again as they were
   Count copies_to_accelerator{0};
   Count copies_to_cpu{0};
+  Count transfers{0};  // of programs: these copies, of which several may be one
   Count bytes_to_accelerator{0};
   Count bytes_to_cpu{0};
   Count events{0};

@@ -53,6 +53,7 @@ graph::PlanOptions configured_plan_options() {
     options.accelerator_host_accessible = options.accelerator.host_accessible;
     options.policy = config().placement.load(std::memory_order_relaxed);
     options.compute_queues = static_cast<int>(config().compute_queues.load(std::memory_order_relaxed));
+    options.join_copies = config().join_copies.load(std::memory_order_relaxed);
     options.preferences = &placement_rules().by_op();
     options.history = &cost_history();
     if (accelerator->name() == "sim") options.cpu = simulated_host(options.cpu);
@@ -76,6 +77,7 @@ void add_counts(const graph::Plan& plan, const graph::RunCounts& counts) {
       if (instruction.kind != graph::Instruction::Kind::kCopy) continue;
       count(instruction.to == backend::kCpu ? total.copies_to_cpu : total.copies_to_accelerator);
     }
+    count(total.transfers, counts.transfers);
     count(total.bytes_to_cpu, counts.copied_bytes[backend::kCpu]);
     count(total.bytes_to_accelerator, counts.copied_bytes[backend::kAccelerator]);
   }
@@ -208,6 +210,7 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
     settings.accelerator = backend::accelerator();
     settings.policy = options.policy;
     settings.compute_queues = options.compute_queues;
+    settings.join_copies = options.join_copies;
     settings.pressure = static_cast<float>(config().memory_pressure.load(std::memory_order_relaxed));
     settings.budget = accelerator_budget();
     settings.preferences = placement_rules().version();

@@ -35,6 +35,7 @@ struct PlanSettings {
   const void* accelerator = nullptr;
   graph::Policy policy = graph::Policy::kAuto;
   int64_t compute_queues = 0;
+  bool join_copies = false;
   float pressure = 0;        // the share of it that a program may claim
   uint64_t budget = 0;       // of the accelerator's memory
   uint64_t preferences = 0;  // PlacementRules::version

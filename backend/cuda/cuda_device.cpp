@@ -5,11 +5,13 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "backend/allocator.h"
 #include "backend/atomic_counters.h"
@@ -177,6 +179,7 @@ class CudaQueue final : public Queue {
   }
 
   Status copy(void* destination, const void* source, size_t bytes) override;
+  Status copy_batch(std::span<const CopyRange> ranges) override;
 
   Status record(Event& event) override {
     if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
@@ -218,26 +221,21 @@ class CudaQueue final : public Queue {
 
   Result<cudaGraph_t> capture(std::span<const Task> tasks, Capture& seen);
 
-  // One piece of a staged copy; a host function on the stream runs and deletes it.
+  // What the host does for staged copies; a host function on the stream runs and deletes it.
   struct HostStep {
     StagingPool* pool;
-    void* buffer;
-    void* destination;  // null: nothing to copy
-    const void* source;
-    size_t bytes;
-    bool releases_buffer;
+    std::vector<CopyRange> copies;
+    void* released;  // the buffer that is free afterwards; null for none
   };
 
   static void run_host_step(void* context) {
     const std::unique_ptr<HostStep> step(static_cast<HostStep*>(context));
-    if (step->destination != nullptr) {
-      std::memcpy(step->destination, step->source, step->bytes);
-    }
-    if (step->releases_buffer) step->pool->release(step->buffer);
+    for (const CopyRange& copy : step->copies) std::memcpy(copy.destination, copy.source, copy.bytes);
+    if (step->released != nullptr) step->pool->release(step->released);
   }
 
-  Status enqueue(HostStep step) {
-    auto owned = std::make_unique<HostStep>(step);
+  Status enqueue(std::vector<CopyRange> copies, void* released) {
+    auto owned = std::make_unique<HostStep>(HostStep{&staging_, std::move(copies), released});
     const Status status = cuda_status(cudaLaunchHostFunc(stream_, run_host_step, owned.get()), "cudaLaunchHostFunc");
     if (status.ok()) static_cast<void>(owned.release());
     return status;
@@ -250,24 +248,27 @@ class CudaQueue final : public Queue {
   // The stream fills or drains the buffer between these two host steps, one of which copies
   // nothing.
   Status copy_piece_in(void* destination, const void* source, size_t bytes, void* buffer) {
-    Status status = enqueue({&staging_, buffer, buffer, source, bytes, false});
+    Status status = enqueue({{buffer, source, bytes}}, nullptr);
     if (status.ok()) status = copy_async(destination, buffer, bytes);
-    if (status.ok()) status = enqueue({&staging_, buffer, nullptr, nullptr, 0, true});
+    if (status.ok()) status = enqueue({}, buffer);
     return status;
   }
   Status copy_piece_out(void* destination, const void* source, size_t bytes, void* buffer) {
     Status status = copy_async(buffer, source, bytes);
-    if (status.ok()) status = enqueue({&staging_, buffer, destination, buffer, bytes, true});
+    if (status.ok()) status = enqueue({{destination, buffer, bytes}}, buffer);
     return status;
   }
-  Status copy_staged(char* destination, const char* source, size_t bytes, bool into_device) {
-    const auto check_stream = [this] {
+  Result<void*> acquire_buffer() {
+    return staging_.acquire([this] {
       const cudaError_t error = cudaStreamQuery(stream_);
       return error == cudaErrorNotReady ? Status() : cuda_status(error, "cudaStreamQuery");
-    };
+    });
+  }
+
+  Status copy_staged(char* destination, const char* source, size_t bytes, bool into_device) {
     for (size_t done = 0; done < bytes; done += StagingPool::kBufferBytes) {
       const size_t piece = std::min(StagingPool::kBufferBytes, bytes - done);
-      Result<void*> buffer = staging_.acquire(check_stream);
+      Result<void*> buffer = acquire_buffer();
       if (!buffer.ok()) return buffer.status();
       const Status status = into_device ? copy_piece_in(destination + done, source + done, piece, buffer.value())
                                         : copy_piece_out(destination + done, source + done, piece, buffer.value());
@@ -275,6 +276,59 @@ class CudaQueue final : public Queue {
       if (!status.ok()) return status;
     }
     return Status();
+  }
+
+  // Between pinned memory and the GPU's, in one call where the runtime and the driver know batches.
+  Status copy_many(std::span<const CopyRange> ranges) {
+#if CUDART_VERSION >= 12080
+    std::vector<void*> destinations;
+    std::vector<const void*> sources;
+    std::vector<size_t> sizes;
+    for (const CopyRange& range : ranges) {
+      destinations.push_back(range.destination);
+      sources.push_back(range.source);
+      sizes.push_back(range.bytes);
+    }
+    cudaMemcpyAttributes attributes = {};
+    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    size_t first = 0;
+#if CUDART_VERSION >= 13000
+    const cudaError_t error = cudaMemcpyBatchAsync(destinations.data(), sources.data(), sizes.data(), sizes.size(),
+                                                   &attributes, &first, 1, stream_);
+#else
+    size_t failed = 0;
+    const cudaError_t error =
+        cudaMemcpyBatchAsync(destinations.data(), const_cast<void**>(sources.data()), sizes.data(), sizes.size(),
+                             &attributes, &first, 1, &failed, stream_);
+#endif
+    if (error != cudaErrorNotSupported && error != cudaErrorCallRequiresNewerDriver) {
+      return cuda_status(error, "cudaMemcpyBatchAsync");
+    }
+    cudaGetLastError();
+#endif
+    for (const CopyRange& range : ranges) {
+      if (Status status = copy_async(range.destination, range.source, range.bytes); !status.ok()) return status;
+    }
+    return Status();
+  }
+
+  // Through one buffer, into which the host gathers what goes to the GPU, and from which it scatters what comes from there.
+  Status copy_many_staged(std::span<const CopyRange> ranges, bool into_device) {
+    Result<void*> buffer = acquire_buffer();
+    if (!buffer.ok()) return buffer.status();
+    std::vector<CopyRange> in;   // to the buffer
+    std::vector<CopyRange> out;  // from it
+    size_t offset = 0;
+    for (const CopyRange& range : ranges) {
+      char* const piece = static_cast<char*>(buffer.value()) + offset;
+      in.push_back({piece, range.source, range.bytes});
+      out.push_back({range.destination, piece, range.bytes});
+      offset += range.bytes;
+    }
+    Status status = into_device ? enqueue(std::move(in), nullptr) : copy_many(in);
+    if (status.ok() && into_device) status = copy_many(out);
+    if (status.ok()) status = enqueue(into_device ? std::vector<CopyRange>() : std::move(out), buffer.value());
+    return status;
   }
 
   const Gpu& gpu_;
@@ -344,12 +398,37 @@ Status CudaQueue::copy(void* destination, const void* source, size_t bytes) {
   const bool from_device = from == Residence::kDevice;
   counters_.count_copy(into_device, from_device, bytes);
   if (!into_device && !from_device) {
-    return enqueue({&staging_, nullptr, destination, source, bytes, false});
+    return enqueue({{destination, source, bytes}}, nullptr);
   }
   if (to == Residence::kPageable || from == Residence::kPageable) {
     return copy_staged(static_cast<char*>(destination), static_cast<const char*>(source), bytes, into_device);
   }
   return copy_async(destination, source, bytes);
+}
+
+Status CudaQueue::copy_batch(std::span<const CopyRange> all) {
+  if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
+  std::vector<CopyRange> ranges;
+  std::ranges::copy_if(all, std::back_inserter(ranges), [](const CopyRange& range) { return range.bytes != 0; });
+  size_t bytes = 0;
+  bool pageable = false;
+  int into_device = 0;
+  int from_device = 0;
+  const CurrentGpu current(gpu_.ordinal);
+  for (const CopyRange& range : ranges) {
+    const Residence to = residence_of(range.destination);
+    const Residence from = residence_of(range.source);
+    into_device += to == Residence::kDevice;
+    from_device += from == Residence::kDevice;
+    pageable |= to == Residence::kPageable || from == Residence::kPageable;
+    bytes += range.bytes;
+  }
+  const int count = static_cast<int>(ranges.size());
+  const bool one_way = (into_device == count && from_device == 0) || (from_device == count && into_device == 0);
+  if (count < 2 || !one_way || bytes > StagingPool::kBufferBytes) return Queue::copy_batch(ranges);
+  for (const CopyRange& range : ranges) counters_.count_copy(into_device != 0, from_device != 0, range.bytes);
+  counters_.count_copy_batch();
+  return pageable ? copy_many_staged(ranges, into_device != 0) : copy_many(ranges);
 }
 
 class CudaDeviceImplementation final : public CudaDevice {

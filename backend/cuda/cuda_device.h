@@ -16,7 +16,9 @@
 // Copies are asynchronous. Where the host memory is pageable they go, in pieces, through a pinned
 // StagingPool, and the copy between the two host buffers is a host function on the stream, so that
 // it has its place in the queue's order: bytes that earlier work is still to write to the source
-// are not read too early. copy() blocks only while all staging buffers are under way.
+// are not read too early. copy() blocks only while all staging buffers are under way. A batch of
+// copies is one cudaMemcpyBatchAsync where runtime and driver have it (CUDA 12.8), of pageable memory
+// through one staging buffer.
 //
 // Fused kernels are interpreted and compiled at run time, with NVRTC where the machine has it (fused_engine.h).
 //

@@ -42,6 +42,10 @@ class FaultDevice::FaultQueue final : public Queue {
     if (device_.next_call_fails(FaultKind::kCopy)) return failure(FaultKind::kCopy);
     return inner().copy(destination, source, bytes);
   }
+  Status copy_batch(std::span<const CopyRange> ranges) override {
+    if (device_.next_call_fails(FaultKind::kCopy)) return failure(FaultKind::kCopy);
+    return inner().copy_batch(ranges);
+  }
   Status record(Event& event) override {
     if (device_.next_call_fails(FaultKind::kEventRecord)) return failure(FaultKind::kEventRecord);
     return inner().record(event);

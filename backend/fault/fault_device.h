@@ -2,7 +2,7 @@
 //
 // It wraps a device and forwards everything, counting the calls of each kind; the k-th call of a
 // kind can be made to fail, once or for ever, before it reaches the device: nothing is allocated,
-// copied, launched, recorded or waited for. Blocks, Events and the name are the wrapped device's own, so
+// copied, launched, recorded or waited for. A batch of copies is one call. Blocks, Events and the name are the wrapped device's own, so
 // both devices' queues accept them, and nobody can tell which of the two he has.
 //
 // Launching a segment is a call of kLaunch.

@@ -188,7 +188,12 @@ class SimDevice::SimQueue final : public Queue {
     return status;
   }
 
-  Status copy(void* destination, const void* source, size_t bytes) override;
+  Status copy(void* destination, const void* source, size_t bytes) override {
+    const CopyRange range{destination, source, bytes};
+    return copy_batch({&range, 1});
+  }
+  // One command for each range, submitted together; the first takes the time of all.
+  Status copy_batch(std::span<const CopyRange> ranges) override;
 
   Status record(Event& event) override {
     auto* own = dynamic_cast<SimEvent*>(&event);
@@ -234,6 +239,8 @@ class SimDevice::SimQueue final : public Queue {
   }
 
  private:
+  static Status check(const SimMemory& memory, const CopyRange& range);
+
   enum class CommandKind { kTask, kSegment, kCopy, kRecord, kWait };
   struct Command {
     CommandKind kind = CommandKind::kTask;
@@ -242,7 +249,8 @@ class SimDevice::SimQueue final : public Queue {
     void* destination = nullptr;
     const void* source = nullptr;
     size_t bytes = 0;
-    double seconds = 0;  // virtual; of a copy, and of tasks once they are submitted
+    size_t transfer_bytes = 0;  // of a batch of copies, where this is the first of it
+    double seconds = 0;         // virtual; of such a batch, and of tasks once they are submitted
     std::shared_ptr<Signal> signal = nullptr;
   };
 
@@ -286,7 +294,9 @@ class SimDevice::SimQueue final : public Queue {
         }
         break;
       case CommandKind::kCopy:
-        command.seconds = clock.copy(kind_, command.seconds, command.bytes);
+        if (command.transfer_bytes != 0) {
+          command.seconds = clock.copy(kind_, command.seconds, command.transfer_bytes);
+        }
         break;
       case CommandKind::kRecord:
         command.signal->moment = clock.record(kind_);
@@ -360,27 +370,58 @@ class SimDevice::SimQueue final : public Queue {
   std::thread worker_;
 };
 
-Status SimDevice::SimQueue::copy(void* destination, const void* source, size_t bytes) {
-  if (bytes == 0) return shared_.is_forked() ? forked_error() : Status();
-  const SimMemory& memory = *device_.memory_;
-  const char* ends[] = {static_cast<char*>(destination), static_cast<const char*>(source)};
+// Errors: what no copy may do.
+Status SimDevice::SimQueue::check(const SimMemory& memory, const CopyRange& range) {
+  const char* ends[] = {static_cast<char*>(range.destination), static_cast<const char*>(range.source)};
   for (const char* begin : ends) {
-    if (memory.contains(begin) != memory.contains(begin + bytes - 1)) {
+    if (memory.contains(begin) != memory.contains(begin + range.bytes - 1)) {
       return usage_error("a copy reaches beyond the device's memory");
     }
     if (address_space::contains(begin)) {
       return usage_error("a copy was given a storage's address instead of a Block's");
     }
   }
-  const bool into_device = memory.contains(destination);
-  const bool from_device = memory.contains(source);
-  const Status status = submit({.kind = CommandKind::kCopy,
-                                .destination = memory.kernel_address(destination),
-                                .source = memory.kernel_address(const_cast<void*>(source)),
-                                .bytes = bytes,
-                                .seconds = copy_seconds(device_.options_, into_device, from_device, bytes)});
-  if (status.ok()) device_.counters_.count_copy(into_device, from_device, bytes);
-  return status;
+  return Status();
+}
+
+Status SimDevice::SimQueue::copy_batch(std::span<const CopyRange> ranges) {
+  if (shared_.is_forked()) return forked_error();
+  const SimMemory& memory = *device_.memory_;
+  const CopyRange* first = nullptr;  // that is not empty
+  bool into_device = false;
+  bool from_device = false;
+  size_t bytes = 0;
+  for (const CopyRange& range : ranges) {
+    if (range.bytes == 0) continue;
+    if (Status status = check(memory, range); !status.ok()) return status;
+    const bool into = memory.contains(range.destination);
+    const bool from = memory.contains(range.source);
+    if (first != nullptr && (into != into_device || from != from_device)) {
+      return usage_error("the copies of a batch must all go the same way");
+    }
+    if (first == nullptr) first = &range;
+    into_device = into;
+    from_device = from;
+    bytes += range.bytes;
+  }
+  if (first == nullptr) return Status();
+  const double seconds = copy_seconds(device_.options_, into_device, from_device, bytes);
+  int64_t copies = 0;
+  std::lock_guard lock(shared_.mutex);
+  for (const CopyRange& range : ranges) {
+    if (range.bytes == 0) continue;
+    Status status = submit_locked({.kind = CommandKind::kCopy,
+                                   .destination = memory.kernel_address(range.destination),
+                                   .source = memory.kernel_address(const_cast<void*>(range.source)),
+                                   .bytes = range.bytes,
+                                   .transfer_bytes = &range == first ? bytes : 0,
+                                   .seconds = &range == first ? seconds : 0});
+    if (!status.ok()) return status;
+    device_.counters_.count_copy(into_device, from_device, range.bytes);
+    ++copies;
+  }
+  if (copies > 1) device_.counters_.count_copy_batch();
+  return Status();
 }
 
 void set_sim_options(const SimOptions& options) {

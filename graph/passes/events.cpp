@@ -1,6 +1,6 @@
 // Events: the waits that the order needs become records and waits in the program.
 //
-//   1. Take the waits that compute_clocks could not do without.
+//   1. Take the waits that compute_clocks could not do without, for whole transfers (transfers.cpp).
 //   2. Each instruction that is waited for gets one event, recorded right after it; several waits
 //      share the record.
 //   3. Write the program anew: before each instruction its waits, after it its record. Move the
@@ -11,6 +11,7 @@
 namespace hetero::graph {
 
 void insert_events(Plan& plan, Scratch& scratch) {
+  order_transfers(plan, scratch);
   compute_clocks(plan, scratch);
   scratch.event_of.assign(plan.program.size(), 0);
   for (const auto& [waiter, producer] : scratch.waits) scratch.event_of[producer] = 1;

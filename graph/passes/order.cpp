@@ -48,6 +48,7 @@ void order_queues(const Graph& graph, const Plan& plan, Scratch& scratch) {
     }
     requirement[queue] = 0;
   }
+  order_transfers(plan, scratch);
   compute_clocks(plan, scratch);
 }
 

@@ -106,7 +106,12 @@ struct Scratch {
   std::vector<uint32_t> event_of;                    // per instruction: the event recorded after it + 1 (events)
   std::vector<Instruction> program;                  // the final program (events)
   std::vector<Instruction> serial;                   // the program with one compute queue (streams)
-  Simulation simulation;                             // (streams)
+  Simulation simulation;                             // (streams, transfers)
+  // Per instruction: it is one transfer with the copy before it. Empty where there are no transfers of several copies.
+  std::vector<uint8_t> joined;
+  std::vector<uint32_t> joins;  // per instruction: these (transfers)
+  std::vector<uint32_t> next_copy;
+  std::vector<uint32_t> whole;
 };
 
 Scratch& thread_scratch();
@@ -145,6 +150,15 @@ void submit_early(const Graph& graph, uint64_t limit, Plan& plan, Scratch& scrat
 // Moves tasks of the accelerator that do not depend on each other to its other compute queues, where that takes less time. Returns the seconds that one queue
 // takes, or 0 where nothing has moved. order_queues is needed again afterwards.
 double spread_tasks(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);
+// Which copies join a transfer.
+enum class Joining : uint8_t { kReady, kWaiting };
+// Makes transfers of several copies, of plan.transfer_bytes at most. False where there are none. REQUIRES: order_queues, with scratch.joined empty; it is
+// needed again afterwards.
+bool join_copies(const Graph& graph, Joining joining, Plan& plan, Scratch& scratch);
+// The position behind the transfer that begins with this instruction, which is by itself where it is no copy.
+uint32_t end_of_joined(const Scratch& scratch, uint32_t first);
+// Makes scratch.requirements those of whole transfers.
+void order_transfers(const Plan& plan, Scratch& scratch);
 // Where everything runs on the CPU.
 void plan_host_memory(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);
 // True when what lies on the accelerator fits into options.accelerator_bytes. Survivors stay there if `keep` or scratch.resident says so.

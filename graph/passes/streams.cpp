@@ -8,6 +8,7 @@
 // memory are the business of the passes behind this one. Memory may make tasks wait that this walk lets run, so the caller simulates the whole.
 
 #include <algorithm>
+#include <span>
 
 #include "backend/compute_engine.h"
 #include "graph/passes/passes.h"
@@ -28,6 +29,7 @@ class Walk {
       : graph_(graph),
         costs_(options),
         plan_(plan),
+        scratch_(scratch),
         tasks_(scratch.tasks),
         event_seconds_(kEvent * costs_.run_seconds({}, kAccelerator)) {}
 
@@ -38,11 +40,11 @@ class Walk {
     std::ranges::fill(free_, 0.0);
     engine_.reset();
     chosen_.resize(plan_.program.size());
-    for (uint32_t i = 0; i < plan_.program.size(); ++i) {
-      const Instruction& instruction = plan_.program[i];
-      chosen_[i] = instruction.queue;
-      if (instruction.kind == Kind::kCopy) {
-        copy(instruction);
+    for (uint32_t i = 0, end = 0; i < plan_.program.size(); i = end) {
+      end = end_of_joined(scratch_, i);
+      for (uint32_t k = i; k < end; ++k) chosen_[k] = plan_.program[k].queue;
+      if (plan_.program[i].kind == Kind::kCopy) {
+        copy({&plan_.program[i], end - i});
       } else {
         run_task(i);
       }
@@ -69,19 +71,27 @@ class Walk {
 
   Bytes& bytes_of(BufferId buffer, DeviceIndex device) { return bytes_[buffer * backend::kMaxDevices + device]; }
 
-  void copy(const Instruction& instruction) {
-    Bytes& from = bytes_of(instruction.index, instruction.from);
-    Bytes& to = bytes_of(instruction.index, instruction.to);
-    if (instruction.stay != 0) to = {};
-    const double begin = std::max({free_[instruction.queue], free_[kHostQueue], from.written, to.touched});
-    const double seconds =
-        costs_.copy_seconds(static_cast<double>(graph_.buffers[instruction.index].bytes), instruction.to);
+  // One transfer.
+  void copy(std::span<const Instruction> copies) {
+    const QueueId queue = copies.front().queue;
+    double begin = std::max(free_[queue], free_[kHostQueue]);
+    double moved = 0;
+    for (const Instruction& copy : copies) {
+      Bytes& to = bytes_of(copy.index, copy.to);
+      if (copy.stay != 0) to = {};
+      begin = std::max({begin, bytes_of(copy.index, copy.from).written, to.touched});
+      moved += static_cast<double>(graph_.buffers[copy.index].bytes);
+    }
+    const double seconds = costs_.copy_seconds(moved, copies.front().to);
     const double end = begin + seconds;
-    free_[instruction.queue] = end;
-    const QueueId yields = queue_id(kAccelerator, backend::yielding(kind_of(instruction.queue)));
-    if (yields != instruction.queue && free_[yields] > begin) free_[yields] += seconds;
-    from.touched = std::max(from.touched, end);
-    to = {.written = end, .touched = end};
+    free_[queue] = end;
+    const QueueId yields = queue_id(kAccelerator, backend::yielding(kind_of(queue)));
+    if (yields != queue && free_[yields] > begin) free_[yields] += seconds;
+    for (const Instruction& copy : copies) {
+      Bytes& from = bytes_of(copy.index, copy.from);
+      from.touched = std::max(from.touched, end);
+      bytes_of(copy.index, copy.to) = {.written = end, .touched = end};
+    }
   }
 
   void run_task(uint32_t i) {
@@ -134,6 +144,7 @@ class Walk {
   const Graph& graph_;
   const CostModel costs_;
   const Plan& plan_;
+  const Scratch& scratch_;
   const TaskGraph& tasks_;
   const double event_seconds_;
   int queues_ = 1;

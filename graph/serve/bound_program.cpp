@@ -56,6 +56,7 @@ BoundProgram::BoundProgram(const Graph& graph, const Plan& plan, const Devices& 
       stay_(plan.residences.size(), 0),
       gates_(places.size()) {
   for (uint32_t position = 0; position < plan.program.size(); ++position) bind(plan.program[position], position);
+  bind_transfers();
   events_.resize(plan.event_count);
   // An event belongs to the device that records it.
   for (const Instruction& instruction : plan.program) {
@@ -175,6 +176,21 @@ bool BoundProgram::shares_with_host() const {
     return steps_[entry.step].queue == kHostQueue && changes[entry.buffer] && is_bound(entry.buffer, kCpu) &&
            is_bound(entry.buffer, backend::kAccelerator);
   });
+}
+
+void BoundProgram::bind_transfers() {
+  size_t most = 0;
+  for (uint32_t position = 0; position < steps_.size();) {
+    if (steps_[position].kind != Kind::kCopy) {
+      ++position;
+      continue;
+    }
+    const uint32_t end = end_of_transfer(graph_, plan_, position);
+    steps_[position].count = end - position;
+    most = std::max<size_t>(most, end - position);
+    position = end;
+  }
+  ranges_.reserve(most);
 }
 
 void BoundProgram::fill(size_t index, std::span<const Place> places) {
@@ -378,10 +394,8 @@ Status BoundProgram::run_with_queues(Slot& slot, const std::atomic<int32_t>* sto
 }
 
 Status BoundProgram::submit(const Step& step, Slot& slot) {
+  if (step.kind == Kind::kCopy) return submit_transfer(step, slot);
   ++counts_.kernels;
-  if (step.kind == Kind::kCopy) {
-    return queue(step.queue).copy(slot.table[step.entry + 1], slot.table[step.entry], step.bytes);
-  }
   Task& task = slot.tasks[static_cast<size_t>(&step - steps_.data())];
   return queue(step.queue).launch(launch_of(task));
 }
@@ -389,6 +403,17 @@ Status BoundProgram::submit(const Step& step, Slot& slot) {
 backend::Task BoundProgram::launch_of(Task& task) {
   const Step& step = *task.step;
   return {&run_task, &task, step.seconds, utilization_of(plan_, plan_.program[step.position])};
+}
+
+Status BoundProgram::submit_transfer(const Step& first, const Slot& slot) {
+  if (first.count == 0) return Status();  // submitted with an earlier one
+  ++counts_.kernels;
+  ranges_.clear();
+  for (const Step& step : std::span(&first, first.count)) {
+    ranges_.push_back({slot.table[step.entry + 1], slot.table[step.entry], step.bytes});
+  }
+  if (ranges_.size() > 1) return queue(first.queue).copy_batch(ranges_);
+  return queue(first.queue).copy(ranges_[0].destination, ranges_[0].source, ranges_[0].bytes);
 }
 
 void BoundProgram::run_task(void* context) {

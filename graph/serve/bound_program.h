@@ -34,7 +34,7 @@ using Place = std::array<void*, backend::kMaxDevices>;
 
 struct BoundCounts {
   int64_t runs = 0;
-  int64_t kernels = 0;      // called or launched: a group or a batch is one
+  int64_t kernels = 0;      // called or launched: a group, a batch or a transfer is one
   int64_t host_waits = 0;   // times that a run waited for a device
   int64_t allocations = 0;  // blocks that a run had to take: for members of a group that could not run as one
   int64_t segments = 0;     // launched; the kernels of each count as kernels too
@@ -95,6 +95,7 @@ class BoundProgram {
   struct Recording;
 
   void bind(const Instruction& instruction, uint32_t position);
+  void bind_transfers();
   uint32_t add_entry(BufferId buffer, backend::DeviceIndex device);
   void bind_node(uint32_t node, backend::DeviceIndex device);
   bool shares_with_host() const;
@@ -115,6 +116,7 @@ class BoundProgram {
   Status end_queues(Slot& slot);
   Status submit(const Step& step, Slot& slot);
   backend::Task launch_of(Task& task);
+  Status submit_transfer(const Step& step, const Slot& slot);
   Status wait_here(backend::Event& event);
 
   // bound_segments.cpp
@@ -140,7 +142,8 @@ class BoundProgram {
   bool host_shares_ = false;  // see shares_with_host()
   uint32_t used_queues_ = 0;
   std::vector<Step> steps_;
-  std::vector<Invocation> calls_;  // of nodes; without data
+  std::vector<Invocation> calls_;           // of nodes; without data
+  std::vector<backend::CopyRange> ranges_;  // of the transfer at hand
   // An address that some step uses: in each slot's table, the entry of that index.
   struct Entry {
     BufferId buffer;

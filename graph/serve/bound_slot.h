@@ -18,8 +18,9 @@ struct BoundProgram::Step {
   Instruction::Kind kind;
   QueueId queue;
   uint32_t index;  // kRun and kBody: the call. kBatch: the first call. kFused: the group. kRecord and kWait: the event.
-  uint32_t count;  // kBatch: of calls
-  uint32_t entry;  // the first of its addresses in a slot's table
+  // kBatch: of calls. kCopy: of the copies that are one transfer with this one, the first of them; 0 of the others.
+  uint32_t count;
+  uint32_t entry;     // the first of its addresses in a slot's table
   uint32_t entries;   // how many
   uint32_t position;  // in the program
   size_t bytes;       // kCopy

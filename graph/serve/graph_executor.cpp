@@ -360,11 +360,9 @@ void GraphExecutor::Impl::bind(Instance& instance) {
   if (instance.bound != nullptr) counted += instance.bound->counts();
   const graph::StaticPlan& plan = instance.sized->plan;
   const std::vector<graph::Binding*> bindings = model->bindings();
-  instance.bound =
-      std::make_unique<graph::BoundProgram>(plan.graph, plan.plan, options.devices, of_slots,
-                                            std::array{arenas[kCpu].data(), arenas[kAccelerator].data()}, bindings,
-                                            graph::SegmentOptions{.record = options.segments,
-                                                                  .draws = instance.sized->drawing()});
+  instance.bound = std::make_unique<graph::BoundProgram>(
+      plan.graph, plan.plan, options.devices, of_slots, std::array{arenas[kCpu].data(), arenas[kAccelerator].data()},
+      bindings, graph::SegmentOptions{.record = options.segments, .draws = instance.sized->drawing()});
   instance.version = memory_version;
   if (instance.bound->on_host_only()) return;
   for (auto& slot : slots) {

@@ -116,7 +116,8 @@ std::string plan_machine(const PlanOptions& options) {
     text += " " + std::to_string(figure);
   }
   return text + ", " + std::to_string(options.accelerator_bytes) + " bytes, placement " + to_string(options.policy) +
-         ", " + std::to_string(options.compute_queues) + " compute queues";
+         ", " + std::to_string(options.compute_queues) + " compute queues, copies " +
+         (options.join_copies ? "joined" : "apart");
 }
 
 Status plan_program(const SavedProgram& program, const PlanOptions& options, bool use_saved, StaticPlan& plan) {

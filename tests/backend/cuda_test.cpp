@@ -77,6 +77,38 @@ TEST_CASE("pageable bytes of several staging buffers go to the GPU and come back
   REQUIRE(device->counters().bytes_out == static_cast<int64_t>(bytes));
 }
 
+TEST_CASE("a batch of small copies goes to the GPU and comes back, from pageable and from pinned memory") {
+  const std::unique_ptr<CudaDevice> device = first_gpu();
+  if (device == nullptr) return;
+  constexpr size_t kCopies = 30, kCount = 33;
+  const size_t bytes = kCount * sizeof(int32_t);
+  std::vector<int32_t> pageable(kCopies * kCount);
+  int32_t* pinned = nullptr;
+  REQUIRE(cudaMallocHost(reinterpret_cast<void**>(&pinned), kCopies * bytes) == cudaSuccess);
+  for (int32_t* const host : {pageable.data(), pinned}) {
+    std::iota(host, host + kCopies * kCount, 7);
+    std::vector<int32_t> back(kCopies * kCount);
+    std::vector<Block> blocks;
+    std::vector<CopyRange> in;
+    std::vector<CopyRange> out;
+    for (size_t i = 0; i < kCopies; ++i) {
+      Result<Block> block = device->allocate(bytes);
+      REQUIRE(block.ok());
+      blocks.push_back(std::move(block.value()));
+      in.push_back({blocks[i].data(), host + i * kCount, bytes});
+      out.push_back({back.data() + i * kCount, blocks[i].data(), bytes});
+    }
+    const int64_t before = device->counters().copy_batches;
+    REQUIRE(device->queue(QueueKind::kHostToDevice).copy_batch(in).ok());
+    REQUIRE(device->queue(QueueKind::kHostToDevice).synchronize().ok());
+    REQUIRE(device->queue(QueueKind::kDeviceToHost).copy_batch(out).ok());
+    REQUIRE(device->queue(QueueKind::kDeviceToHost).synchronize().ok());
+    REQUIRE(device->counters().copy_batches == before + 2);
+    REQUIRE(std::equal(back.begin(), back.end(), host));
+  }
+  cudaFreeHost(pinned);
+}
+
 TEST_CASE("a task runs on the calling thread with its queue's stream current") {
   const std::unique_ptr<CudaDevice> device = first_gpu();
   if (device == nullptr) return;

@@ -99,6 +99,21 @@ TEST_CASE("a failed launch does not run the task and a failed copy moves nothing
   REQUIRE(device.counters().copies_in == 0);
 }
 
+TEST_CASE("a batch of copies is one call, and fails as a whole") {
+  CpuDevice cpu;
+  FaultDevice device(cpu);
+  const std::array<char, 2> from = {'a', 'b'};
+  std::array<char, 2> to = {};
+  const CopyRange ranges[] = {{&to[0], &from[0], 1}, {&to[1], &from[1], 1}};
+  Queue& queue = device.queue(QueueKind::kHostToDevice);
+  device.fail(FaultKind::kCopy, 1);
+  REQUIRE_FALSE(queue.copy_batch(ranges).ok());
+  REQUIRE(to == std::array<char, 2>{});
+  REQUIRE(queue.copy_batch(ranges).ok());
+  REQUIRE(to == from);
+  REQUIRE(device.calls(FaultKind::kCopy) == 2);
+}
+
 TEST_CASE("a failed allocation looks like memory that ran out") {
   CpuDevice cpu;
   FaultDevice device(cpu);

@@ -500,6 +500,36 @@ TEST_CASE("copies and compute overlap in virtual time, each at its own rate") {
   REQUIRE(sim.clocks() == Clocks{2.5, 1.25, 2.25, 2.5});
 }
 
+TEST_CASE("a batch of copies pays the link's latency once, and is one span") {
+  ClockedDevice sim;
+  sim.device->record_spans(true);
+  auto* const to = static_cast<char*>(sim.written.data());
+  const CopyRange ranges[] = {{to, sim.host.data(), 256},
+                              {to + 1024, sim.host.data() + 512, 0},
+                              {to + 1024, sim.host.data() + 1024, 512},
+                              {to + 2048, sim.host.data() + 2048, 256}};
+  for (size_t i = 0; i < sim.host.size(); ++i) sim.host[i] = static_cast<char>(i / 256);
+  REQUIRE(sim.device->queue(kIn).copy_batch(ranges).ok());
+  REQUIRE(sim.device->queue_seconds(kIn) == 0.25 + 1);
+  REQUIRE(sim.device->spans() == std::vector<SimSpan>{{kIn, true, 0, 1.25, 1024}});
+  REQUIRE(sim.device->counters().copies_in == 3);
+  REQUIRE(sim.device->counters().copy_batches == 1);
+  REQUIRE(sim.device->counters().bytes_in == 1024);
+  REQUIRE(sim.device->synchronize().ok());
+  for (const CopyRange& range : ranges) {
+    const auto first = static_cast<unsigned char>(*static_cast<const char*>(range.source));
+    if (range.bytes != 0) REQUIRE(byte_at(*sim.device, range.destination) == first);
+  }
+}
+
+TEST_CASE("a batch of copies that go different ways is refused, and nothing of it is copied") {
+  ClockedDevice sim;
+  const CopyRange ranges[] = {{sim.written.data(), sim.host.data(), 64}, {sim.result.data(), sim.read.data(), 64}};
+  REQUIRE(sim.device->queue(kIn).copy_batch(ranges).error_class() == ErrorClass::kUsage);
+  REQUIRE(sim.device->counters().copies_in == 0);
+  REQUIRE(sim.device->queue_seconds(kIn) == 0);
+}
+
 TEST_CASE("an urgent copy begins at once, and puts off the other copies of its direction") {
   ClockedDevice sim;
   sim.copy_in(1024);

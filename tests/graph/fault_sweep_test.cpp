@@ -5,6 +5,7 @@
 // it should have made. Just these buffers have an error, of the call's class; all others have the interpreter's bits; no memory is left; and the
 // same executor runs the program right when the devices are healthy again.
 
+#include <algorithm>
 #include <cstdio>
 #include <map>
 #include <set>
@@ -40,10 +41,12 @@ class Reach {
   // REQUIRES: not the events', whose failure the host makes good.
   Positions failing(FaultKind kind, DeviceIndex device, size_t k, bool for_ever) const {
     if (kind == FaultKind::kAllocation) return failing_allocations(device, k - 1, for_ever);
-    const std::vector<uint32_t>& calls = kind == FaultKind::kCopy ? copies_ : launches_;
-    if (device == kCpu || k > calls.size()) return {};
-    const auto from = calls.begin() + static_cast<long>(k) - 1;
-    return {from, for_ever ? calls.end() : from + 1};
+    const std::vector<Positions>& calls = kind == FaultKind::kCopy ? transfers_ : launches_;
+    Positions positions;
+    for (size_t i = k - 1; device != kCpu && i < calls.size() && (i == k - 1 || for_ever); ++i) {
+      positions.insert(calls[i].begin(), calls[i].end());
+    }
+    return positions;
   }
 
   // Per buffer: an error reaches its binding where these instructions fail.
@@ -78,7 +81,11 @@ class Reach {
   void note(uint32_t p) {
     const Instruction& instruction = plan_.program[p];
     if (instruction.kind == Kind::kCopy) {
-      copies_.push_back(p);
+      if (p >= transfer_end_) {
+        transfer_end_ = end_of_transfer(graph_, plan_, p);
+        transfers_.emplace_back();
+      }
+      transfers_.back().insert(p);
       touch(p, instruction.index, instruction.from, false);
       if (instruction.stay == 0) {
         touch(p, instruction.index, instruction.to, false);
@@ -88,7 +95,7 @@ class Reach {
       }
     } else if (instruction.kind == Kind::kRun) {
       const DeviceIndex device = device_of(instruction.queue);
-      if (device == kAccelerator) launches_.push_back(p);
+      if (device == kAccelerator) launches_.push_back({p});
       const Node& node = graph_.nodes[instruction.index];
       for (const Operand *o = graph_.operands_of(node), *end = o + node.operand_count; o != end; ++o) {
         const bool brings = o->access == Access::kDefine && op_table()[node.op].brings_memory;
@@ -140,8 +147,9 @@ class Reach {
 
   const Graph& graph_;
   const Plan& plan_;
-  std::vector<uint32_t> copies_;
-  std::vector<uint32_t> launches_;
+  std::vector<Positions> transfers_;  // per call: its copies
+  uint32_t transfer_end_ = 0;
+  std::vector<Positions> launches_;
   std::vector<Allocation> allocations_[kMaxDevices];
   Positions in_arena_[kMaxDevices];
   std::map<size_t, Positions> touches_;  // per residence outside the arenas
@@ -373,6 +381,14 @@ void make_evicted(Program& p) {
   p.escape(gradient);
 }
 
+// Small inputs that come together, and small results that go together.
+void make_transfers(Program& p) {
+  std::vector<Operand> results;
+  for (int i = 0; i < 3; ++i) results.push_back(p.read(after(p, p.input(16), kThere)));
+  p.escape(p.input(16));
+  p.escape(p.define(test_ops().matmul, 16, results, kHere));
+}
+
 // Large temporaries and dying inputs, on the CPU alone.
 void make_on_host(Program& p) {
   BufferId value = p.input(16);
@@ -410,6 +426,13 @@ void sweep(const char* name, void (*make)(Program&), const PlanOptions& options,
   swept.healthy += own.healthy;
 }
 
+void expect_transfers(const Plan& plan) {
+  REQUIRE(plan.transfer_bytes[kAccelerator] > 0);
+  REQUIRE(std::ranges::adjacent_find(plan.program, [](const Instruction& a, const Instruction& b) {
+            return a.kind == Kind::kCopy && b.kind == Kind::kCopy && a.queue == b.queue;
+          }) != plan.program.end());
+}
+
 void expect_returns(const Plan& plan) { REQUIRE(plan.returns.size() >= 2); }
 void expect_groups(const Plan& plan) { REQUIRE(!plan.groups.empty()); }
 
@@ -431,6 +454,11 @@ TEST_CASE("whatever call fails, the error reaches what depends on it, and only t
   bounded.accelerator_bytes = 1100;
   sweep("streamed weights", make_streamed, bounded, swept, expect_returns);
   sweep("evicted values", make_evicted, bounded, swept, expect_returns);
+  PlanOptions joining = mixed;
+  joining.accelerator.copy_latency = 1e-3;
+  sweep("transfers of several copies", make_transfers, joining, swept, expect_transfers);
+  joining.accelerator_bytes = 1100;
+  sweep("transfers of several copies to little memory", make_streamed, joining, swept, expect_returns);
   sweep("the CPU alone", make_on_host, cpu_options(), swept);
   sweep("fused groups", make_fused, fused_options(), swept, expect_groups);
   PlanOptions fused_there = mixed;

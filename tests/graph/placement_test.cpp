@@ -46,6 +46,7 @@ TEST_CASE("placement: a rollout takes as long as the program that the passes mak
     PlanOptions options = round % 3 == 0 ? both_options() : mixed_options();
     options.accelerator.copy_latency = 1e-6;
     options.compute_queues = 1;
+    options.join_copies = false;
     std::vector<Candidate> candidates;
     options.candidates = &candidates;
     const Plan plan = program.plan(options);

@@ -119,13 +119,14 @@ class Trial {
   void print(std::FILE* file) const {
     std::fprintf(file,
                  "round %d: policy %s, accelerator of %llu bytes, fusion %d, thorough %d, own blocks from %llu or %llu "
-                 "bytes, compute queues %d, flops %g, copies %g bytes/s, latency %g s, spread %g, stalls %d, plan from "
+                 "bytes, compute queues %d, join copies %d, flops %g, copies %g bytes/s, latency %g s, spread %g, "
+                 "stalls %d, plan from "
                  "text %d, trouble: "
                  "%s\n\n%s\n%s\n",
                  round_, to_string(options_.policy), static_cast<unsigned long long>(options_.accelerator_bytes),
                  options_.fusion, options_.thorough, static_cast<unsigned long long>(options_.own_block_bytes),
                  static_cast<unsigned long long>(options_.least_own_block_bytes), options_.compute_queues,
-                 sim_options_.flops, sim_options_.h2d_bandwidth, sim_options_.launch_latency,
+                 options_.join_copies, sim_options_.flops, sim_options_.h2d_bandwidth, sim_options_.launch_latency,
                  sim_options_.duration_spread, sim_options_.schedule_seed != 0, from_text_,
                  kTroubleNames[static_cast<int>(trouble_)], to_string(program_.graph).c_str(),
                  to_string(plan_).c_str());
@@ -206,6 +207,7 @@ class Trial {
     options_.least_own_block_bytes = uint64_t{1} << below(8);
     options_.has_accelerator = true;
     options_.compute_queues = 1 + static_cast<int>(below(backend::kComputeQueues));
+    options_.join_copies = !one_in(8);
     if (one_in(3)) {
       preferences_.resize(below(op_table().size() + 1));
       for (Preference& preference : preferences_) preference = static_cast<Preference>(below(3));
@@ -343,6 +345,7 @@ class Trial {
     ++totals_.runs;
     for (int d = 0; d < backend::kMaxDevices; ++d) totals_.counts.kernels[d] += counts.kernels[d];
     totals_.counts.copies += counts.copies;
+    totals_.counts.transfers += counts.transfers;
     totals_.counts.waits += counts.waits;
   }
 
@@ -488,10 +491,12 @@ bool run_seeds(uint64_t first, uint64_t count) {
       number(count), seconds(), number(totals.plans), number(totals.bounded), number(totals.streamed),
       number(totals.fused), number(totals.spread));
   std::printf(
-      "%lld runs (%lld failed, %lld timed), %lld kernels on the CPU, %lld on the accelerator, %lld copies, %lld "
+      "%lld runs (%lld failed, %lld timed), %lld kernels on the CPU, %lld on the accelerator, %lld copies in %lld "
+      "transfers, %lld "
       "waits\n",
       number(totals.runs), number(totals.failed), number(totals.timed), number(totals.counts.kernels[kCpu]),
-      number(totals.counts.kernels[kAccelerator]), number(totals.counts.copies), number(totals.counts.waits));
+      number(totals.counts.kernels[kAccelerator]), number(totals.counts.copies), number(totals.counts.transfers),
+      number(totals.counts.waits));
   return true;
 }
 

@@ -113,6 +113,7 @@ py::dict counters_dict() {
   kernels["accelerator"] = c.accelerator_kernels.load();
   copies["to_cpu"] = c.copies_to_cpu.load();
   copies["to_accelerator"] = c.copies_to_accelerator.load();
+  copies["transfers"] = c.transfers.load();
   copies["bytes_to_cpu"] = c.bytes_to_cpu.load();
   copies["bytes_to_accelerator"] = c.bytes_to_accelerator.load();
   for (const auto& [name, n] : c.fallbacks()) fallbacks[name.c_str()] = n;

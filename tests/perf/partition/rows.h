@@ -20,6 +20,8 @@ void streaming_rows(Table& table, const Machines& machines);
 void peer_rows(Table& table, const Machines& machines);
 // Independent branches on several compute queues.
 void stream_rows(Table& table, const Machines& machines);
+// Small copies that are one transfer.
+void transfer_rows(Table& table, const Machines& machines);
 void memory_rows(Table& table);
 void planning_rows(Table& table, const Machine& machine);
 void prediction_rows(Table& table, const Machines& machines);
