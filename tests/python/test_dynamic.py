@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -180,9 +181,10 @@ def test_new_sizes_resize_the_plan_and_known_ones_plan_nothing() -> None:
     model = Attention().eval()
     program = torch.hetero.compile(model, (torch.randint(50, (3, 9)),), dynamic={"tokens": {0: "batch", 1: "n"}})
     program(torch.randint(50, (4, 12)))
-    assert program.plan_origin == "resized"
+    on_cpu = os.environ.get("HETERO_ACCELERATOR", "none") == "none"
+    assert program.plan_origin == ("resized" if on_cpu else "made anew for these sizes")
     program(torch.randint(50, (3, 9)))
-    assert program.plan_origin != "resized"
+    assert program.plan_origin not in ("resized", "made anew for these sizes")
     runs = program.counts["runs"]
     program(torch.randint(50, (4, 12)))
     assert program.counts["runs"] == runs + 1
