@@ -8,6 +8,7 @@ of the program is, by looking at captures for the sizes that `Sizes.samples` pro
 
 from __future__ import annotations
 
+import inspect
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -287,8 +288,6 @@ def _for_export(axes: Mapping[int, Any]) -> dict[int, Any] | None:
 
 
 def _parameter_names(model: torch.nn.Module) -> list[str]:
-    import inspect
-
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in kinds]
 

@@ -13,12 +13,12 @@ import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from torch_hetero import _C
+from torch_hetero.server import Closing
 
 if TYPE_CHECKING:
     from torch_hetero.saved import CompiledModel
@@ -28,7 +28,7 @@ __all__ = ["Pipeline"]
 _Submitted = tuple["_C.StageCall", Future, Sequence[torch.Tensor]]
 
 
-class Pipeline:
+class Pipeline(Closing):
     """Runs calls of a `CompiledModel` by stages.
 
     ::
@@ -92,14 +92,6 @@ class Pipeline:
                 self._core.stop()
             self._core.wait_idle()
             self._end()
-
-    def __enter__(self) -> Pipeline:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close(cancel=kind is not None)
 
     @property
     def depth(self) -> int:

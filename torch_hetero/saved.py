@@ -288,7 +288,7 @@ class _Maker:
 
         program, results, problem = captured(sizes.own)
         if problem is not None:
-            call(*self._given(lambda tensor: _on_hetero(tensor)))  # see make()
+            call(*self._given(_on_hetero))  # see make()
             program, results = self._checked(captured(sizes.own))
         samples = [(program, sizes.own)]
         for of in sizes.samples():

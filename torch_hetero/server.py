@@ -22,9 +22,11 @@ import torch
 from torch_hetero import _C
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from torch_hetero.saved import CompiledModel
 
-__all__ = ["Request", "Server"]
+__all__ = ["Closing", "Request", "Server"]
 
 
 class Request(Future):
@@ -77,7 +79,23 @@ class Request(Future):
             self._tensors = ()
 
 
-class Server:
+class Closing:
+    """What a ``with`` block closes: by waiting, or by cancelling where an error leaves the block."""
+
+    def close(self, *, cancel: bool = False) -> None:
+        """Accepts no more calls and returns when none is left."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(cancel=kind is not None)
+
+
+class Server(Closing):
     """Runs calls of a `CompiledModel` from many threads.
 
     ::
@@ -157,14 +175,6 @@ class Server:
             self._core.close(not cancel)
             self._core.wait_idle()
             self._end()
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close(cancel=kind is not None)
 
     @property
     def counters(self) -> dict[str, int]:

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "graph/serve/stage_pipeline.h"
-#include "ops/generator.h"
 #include "ops/static_call.h"
 #include "torch_hetero/csrc/saved.h"
 
@@ -48,10 +47,7 @@ class PythonPipeline {
                                        .depth = depth,
                                        .when_full = waits_when_full ? WhenFull::kWait : WhenFull::kRefuse,
                                        .plans = std::vector<graph::PlanOptions>(stages, ops::static_plan_options()),
-                                       .draw = [] {
-                                         const ops::RandomState state = ops::draw_random_state(std::nullopt);
-                                         return std::pair(state.seed, state.offset);
-                                       }});
+                                       .draw = ops::executor_options(ops::static_plan_options()).draw});
     ops::check(pipeline.status());
     pipeline_ = std::move(pipeline.value());
   }
