@@ -165,6 +165,7 @@ bool run_attention(const graph::Invocation& invocation) {
   Attention call;
   if (!last_bits_may_differ() || !recognize(invocation, call)) return false;
   Isolated isolated;
+  call.tiles = config().tiles.load(std::memory_order_relaxed);
   run_as_operator(OwnKernel::kAttention, invocation, [&] { backend::attention_forward(call); });
   return true;
 }

@@ -252,6 +252,9 @@ const std::vector<Row>& rows() {
                   [](int64_t bytes) { backend::cpu_device().set_memory_limit(bytes); }),
       integer_row("packed_bytes", "bytes", "268435456", config().packed_bytes,
                   "The most bytes that copies of weights in a faster layout may take; 0 for none."),
+      bool_row(
+          "tiles", "1", config().tiles,
+          "Run matrix products on the processor's tile unit (AMX) where that is faster; float32 keeps its accuracy."),
       integer_row("memory_budget", "bytes", "0", config().memory_budget,
                   "The most bytes of accelerator memory, a hard cap; 0 for the device's capacity.",
                   change_memory_budget),

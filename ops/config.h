@@ -45,6 +45,8 @@ struct Config {
   std::atomic<int64_t> memory_limit{0};
   // The most bytes of host memory that copies of weights in a faster layout may take; 0 for none.
   std::atomic<int64_t> packed_bytes{int64_t{256} << 20};
+  // Run matrix products on the processor's tile unit where that is faster.
+  std::atomic<bool> tiles{true};
   // The most bytes of accelerator memory; 0 for the device's own capacity.
   std::atomic<int64_t> memory_budget{0};
   // Where tensors go that the host's memory has no room for; "" for nowhere.

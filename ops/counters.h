@@ -47,6 +47,7 @@ const char* to_string(SyncReason reason);
 #define HETERO_OWN_KERNELS(X)                                    \
   X(kFewRows, "products of few rows")                            \
   X(kWideProduct, "products of 2-byte floats in float32")        \
+  X(kTileProduct, "products on the tile unit")                   \
   X(kPackedProduct, "products with a packed weight")             \
   X(kConvolution, "convolutions as products over all images")    \
   X(kConvolutionBackward, "gradients of convolutions, likewise") \

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <vector>
 
+#include "backend/cpu/tile_gemm.h"
 #include "backend/cpu/wide_gemm.h"
 #include "graph/executor.h"
 #include "ops/blas.h"
@@ -30,6 +31,8 @@ using backend::Matvec;
 constexpr int64_t kSmallestWeight = 16 << 10;
 // With fewer rows, converting the weight takes longer than multiplying it.
 constexpr int64_t kFewestWideRows = 12;
+// With fewer rows, packing the weight does.
+constexpr int64_t kFewestTileRows = 64;
 constexpr double kWorthPacking = 1 / 1.15;
 
 std::atomic<int64_t> measurements;
@@ -176,9 +179,11 @@ at::Tensor one_dnn_linear(const at::Tensor& x, const at::Tensor& packed, const s
 // The packed forms of the weights of one storage, and how often these were used since the bytes last changed. Executors of one model share them, and run at once.
 struct PackedWeights final : graph::Derived {
   struct Entry {
+    Implementation implementation;
     const void* address;
     int64_t n, k, stride;
-    at::Tensor packed;
+    bool columns;
+    at::Tensor packed;  // undefined where the weight has values that the implementation cannot have
     int64_t bytes;
   };
   std::atomic<int> uses{0};
@@ -189,9 +194,10 @@ struct PackedWeights final : graph::Derived {
     for (const Entry& entry : entries) packed_bytes -= entry.bytes;
   }
   // REQUIRES: the mutex is held.
-  const Entry* find(const Matvec& call) const {
+  const Entry* find(Implementation implementation, const Matvec& call) const {
     for (const Entry& entry : entries) {
-      if (entry.address == call.w && entry.n == call.n && entry.k == call.k && entry.stride == call.w_stride) {
+      if (entry.implementation == implementation && entry.address == call.w && entry.n == call.n && entry.k == call.k &&
+          entry.stride == call.w_stride && entry.columns == call.columns) {
         return &entry;
       }
     }
@@ -221,9 +227,28 @@ class Tensors {
   const Product& product_;
 };
 
+bool can_run(Implementation implementation, const Product& product) {
+  switch (implementation) {
+    case Implementation::kStock:
+      return true;
+    case Implementation::kMatvec:
+      return product.call.m <= backend::kMaxMatvecRows;
+    case Implementation::kWide:
+      return product.shape.element != Element::kFloat32 && !product.call.columns && has_sgemm();
+    case Implementation::kPacked:
+      return product.shape.element != Element::kFloat16 && !product.call.columns && one_dnn().linear.has_value();
+    case Implementation::kTiles:
+    case Implementation::kPackedTiles:
+      return config().tiles.load(std::memory_order_relaxed) && backend::has_tiles_for(product.shape.element) &&
+             has_sgemm();
+  }
+  return false;
+}
+
+// Null where nothing can keep a packed form of the weight.
 PackedWeights* packed_weights(const graph::Invocation& invocation, const Product& product) {
-  if (product.call.columns || product.shape.element == Element::kFloat16) return nullptr;
-  if (invocation.bindings == nullptr || !one_dnn().linear.has_value()) return nullptr;
+  if (!can_run(Implementation::kPacked, product) && !can_run(Implementation::kPackedTiles, product)) return nullptr;
+  if (invocation.bindings == nullptr) return nullptr;
   graph::Binding* const binding = invocation.bindings[invocation.operands[product.w].buffer];
   if (binding == nullptr) return nullptr;
   static std::mutex creation;
@@ -232,34 +257,42 @@ PackedWeights* packed_weights(const graph::Invocation& invocation, const Product
   return dynamic_cast<PackedWeights*>(binding->derived.get());
 }
 
-// The weight in oneDNN's layout, packed now if it is not yet; null where there is no room for it.
-const at::Tensor* pack(const graph::Invocation& invocation, const Product& product, PackedWeights& weights) {
-  const std::lock_guard lock(weights.mutex);
-  if (const PackedWeights::Entry* entry = weights.find(product.call)) return &entry->packed;
-  const int64_t bytes = product.call.n * product.call.k * backend::element_bytes(product.call.element);
-  const int64_t limit = config().packed_bytes.load(std::memory_order_relaxed);
-  if (packed_bytes.fetch_add(bytes) + bytes > limit) {
-    packed_bytes -= bytes;
-    return nullptr;
-  }
-  Tensors tensors(invocation, product);
-  at::Tensor packed = one_dnn().reorder->call(tensors.w().t(), product.shape.m);
-  weights.entries.push_back(
-      {product.call.w, product.call.n, product.call.k, product.call.w_stride, std::move(packed), bytes});
-  return &weights.entries.back().packed;
+int64_t bytes_when_packed(Implementation implementation, const Matvec& call) {
+  if (implementation == Implementation::kPackedTiles) return backend::tile_weight_bytes(call.element, call.n, call.k);
+  return call.n * call.k * backend::element_bytes(call.element);
 }
 
-bool can_run(Implementation implementation, const Product& product) {
-  switch (implementation) {
-    case Implementation::kStock:
-    case Implementation::kPacked:
-      return true;
-    case Implementation::kMatvec:
-      return product.call.m <= backend::kMaxMatvecRows;
-    case Implementation::kWide:
-      return product.shape.element != Element::kFloat32 && !product.call.columns && has_sgemm();
+at::Tensor packed_by_one_dnn(Tensors& tensors, int64_t m) { return one_dnn().reorder->call(tensors.w().t(), m); }
+
+// Undefined where the weight has values that tiles cannot have.
+at::Tensor packed_for_tiles(const Matvec& call) {
+  at::Tensor packed = at::empty({bytes_when_packed(Implementation::kPackedTiles, call)}, at::kByte);
+  return backend::pack_tile_weight(call, packed.mutable_data_ptr()) ? packed : at::Tensor();
+}
+
+// The weight in the layout of the implementation, packed now if it is not yet; null where there is no room for it, or no such layout of its values.
+const at::Tensor* pack(Implementation implementation, const graph::Invocation& invocation, const Product& product,
+                       PackedWeights& weights) {
+  const std::lock_guard lock(weights.mutex);
+  const Matvec& call = product.call;
+  const PackedWeights::Entry* entry = weights.find(implementation, call);
+  if (entry == nullptr) {
+    const int64_t bytes = bytes_when_packed(implementation, call);
+    const int64_t limit = config().packed_bytes.load(std::memory_order_relaxed);
+    if (packed_bytes.fetch_add(bytes) + bytes > limit) {
+      packed_bytes -= bytes;
+      return nullptr;
+    }
+    Tensors tensors(invocation, product);
+    at::Tensor packed = implementation == Implementation::kPackedTiles ? packed_for_tiles(call)
+                                                                       : packed_by_one_dnn(tensors, product.shape.m);
+    const int64_t kept = packed.defined() ? bytes : 0;
+    packed_bytes -= bytes - kept;
+    weights.entries.push_back(
+        {implementation, call.w, call.n, call.k, call.w_stride, call.columns, std::move(packed), kept});
+    entry = &weights.entries.back();
   }
-  return false;
+  return entry->packed.defined() ? &entry->packed : nullptr;
 }
 
 // ---- choosing -------------------------------------------------------------------------------------------------------------
@@ -299,9 +332,18 @@ class Sample {
       case Implementation::kWide:
         backend::wide_gemm(call_, &sgemm);
         break;
+      case Implementation::kTiles:
+        call_.tiles = nullptr;
+        backend::tile_gemm(call_, &sgemm);
+        break;
       case Implementation::kPacked:
         if (!packed_.defined()) packed_ = one_dnn().reorder->call(w_.t(), call_.m);
         out_.copy_(one_dnn_linear(x_, packed_, bias_));
+        break;
+      case Implementation::kPackedTiles:
+        if (!tiles_.defined()) tiles_ = packed_for_tiles(call_);
+        call_.tiles = tiles_.defined() ? tiles_.const_data_ptr() : nullptr;
+        backend::tile_gemm(call_, &sgemm);
         break;
     }
   }
@@ -314,16 +356,18 @@ class Sample {
  private:
   Tensors tensors_;
   Matvec call_;
-  at::Tensor x_, w_, out_, packed_;
+  at::Tensor x_, w_, out_, packed_, tiles_;
   std::optional<at::Tensor> bias_;
 };
 
 LinearChoice choose(const graph::Invocation& invocation, const Product& product) {
   std::vector<Implementation> candidates{Implementation::kStock};
-  if (can_run(Implementation::kMatvec, product)) candidates.push_back(Implementation::kMatvec);
-  if (can_run(Implementation::kWide, product) && product.call.m >= kFewestWideRows) {
-    candidates.push_back(Implementation::kWide);
-  }
+  const auto consider = [&](Implementation implementation, int64_t fewest_rows) {
+    if (product.call.m >= fewest_rows && can_run(implementation, product)) candidates.push_back(implementation);
+  };
+  consider(Implementation::kMatvec, 1);
+  consider(Implementation::kWide, kFewestWideRows);
+  consider(Implementation::kTiles, kFewestTileRows);
   if (candidates.size() == 1) return {};
   const Measured measured = Sample(invocation, product).measure(candidates);
   if (measured.repeated) return {.plain = candidates[fastest(measured)]};
@@ -332,19 +376,25 @@ LinearChoice choose(const graph::Invocation& invocation, const Product& product)
 }
 
 LinearChoice try_packing(const graph::Invocation& invocation, const Product& product, LinearChoice choice) {
-  const Measured measured = Sample(invocation, product).measure({choice.plain, Implementation::kPacked});
+  std::vector<Implementation> candidates{choice.plain};
+  for (const Implementation packed : {Implementation::kPacked, Implementation::kPackedTiles}) {
+    if (can_run(packed, product)) candidates.push_back(packed);
+  }
+  const Measured measured = Sample(invocation, product).measure(candidates);
   if (measured.repeated) {
-    const bool better = measured.seconds[1] < measured.seconds[0] * kWorthPacking;
-    choice.packing = better ? Packing::kBetter : Packing::kWorse;
+    const auto least = std::min_element(measured.seconds.begin() + 1, measured.seconds.end());
+    const bool better = *least < measured.seconds[0] * kWorthPacking;
+    choice.packed = better ? candidates[static_cast<size_t>(least - measured.seconds.begin())] : Implementation::kStock;
   }
   return choice;
 }
 
 LinearChoice chosen(const graph::Invocation& invocation, const Product& product, PackedWeights* weights) {
   if (const int implementation = forced.load(std::memory_order_relaxed); implementation >= 0) {
-    const auto wanted = static_cast<Implementation>(implementation);
-    if (wanted == Implementation::kPacked) return {.packing = Packing::kBetter};
-    return {.plain = can_run(wanted, product) ? wanted : Implementation::kStock, .packing = Packing::kWorse};
+    auto wanted = static_cast<Implementation>(implementation);
+    if (!can_run(wanted, product)) wanted = Implementation::kStock;
+    if (needs_packing(wanted)) return {.packed = wanted};
+    return {.plain = wanted, .packed = Implementation::kStock};
   }
   LinearChoices& choices = linear_choices();
   std::optional<LinearChoice> choice = choices.find(product.shape);
@@ -352,27 +402,18 @@ LinearChoice chosen(const graph::Invocation& invocation, const Product& product,
     choice = choose(invocation, product);
     choices.learn(product.shape, *choice);
   }
-  if (choice->packing == Packing::kUntried && weights != nullptr && weights->uses >= kUsesBeforePacking &&
+  if (!choice->packed && weights != nullptr && weights->uses >= kUsesBeforePacking &&
       config().packed_bytes.load(std::memory_order_relaxed) > 0) {
     choice = try_packing(invocation, product, *choice);
-    if (choice->packing != Packing::kUntried) {
+    if (choice->packed) {
       choices.learn(product.shape, *choice);
     } else {
       weights->uses = 0;  // tried again after as many uses
     }
   }
+  // The file may be of a process with another configuration.
+  if (!can_run(choice->plain, product)) choice->plain = Implementation::kStock;
   return *choice;
-}
-
-// False where the weight is not packed and there is no room to pack it.
-bool run_packed(const graph::Invocation& invocation, const Product& product, PackedWeights& weights) {
-  const at::Tensor* packed = pack(invocation, product, weights);
-  if (packed == nullptr) return false;
-  run_as_operator(OwnKernel::kPackedProduct, invocation, [&] {
-    Tensors tensors(invocation, product);
-    tensors.out().copy_(one_dnn_linear(tensors.x(), *packed, tensors.bias()));
-  });
-  return true;
 }
 
 // A weight that changes often is never worth packing.
@@ -382,10 +423,18 @@ void note_use(PackedWeights* weights) {
   }
 }
 
-Implementation choose_now(const graph::Invocation& invocation, const Product& product, PackedWeights* weights) {
+// For tiles with a packed weight, the call gets it.
+Implementation choose_now(const graph::Invocation& invocation, Product& product, PackedWeights* weights,
+                          const at::Tensor** packed = nullptr) {
   const LinearChoice choice = chosen(invocation, product, weights);
-  const bool packs = choice.packing == Packing::kBetter && weights != nullptr && weights->uses >= kUsesBeforePacking;
-  return packs && pack(invocation, product, *weights) != nullptr ? Implementation::kPacked : choice.plain;
+  const Implementation wanted = choice.packed.value_or(Implementation::kStock);
+  if (!needs_packing(wanted) || !can_run(wanted, product)) return choice.plain;
+  if (weights == nullptr || weights->uses < kUsesBeforePacking) return choice.plain;
+  const at::Tensor* const found = pack(wanted, invocation, product, *weights);
+  if (found == nullptr) return choice.plain;
+  if (wanted == Implementation::kPackedTiles) product.call.tiles = found->const_data_ptr();
+  if (packed != nullptr) *packed = found;
+  return wanted;
 }
 
 // Those of a batch that are one call.
@@ -421,15 +470,24 @@ bool run_linear(const graph::Invocation& invocation, LinearKind kind) {
   Isolated isolated;
   PackedWeights* const weights = packed_weights(invocation, product);
   note_use(weights);
-  switch (choose_now(invocation, product, weights)) {
+  const at::Tensor* packed = nullptr;
+  switch (choose_now(invocation, product, weights, &packed)) {
     case Implementation::kMatvec:
       run_as_operator(OwnKernel::kFewRows, invocation, [&] { backend::matvec(product.call); });
       return true;
     case Implementation::kWide:
       run_as_operator(OwnKernel::kWideProduct, invocation, [&] { backend::wide_gemm(product.call, &sgemm); });
       return true;
+    case Implementation::kTiles:
+    case Implementation::kPackedTiles:
+      run_as_operator(OwnKernel::kTileProduct, invocation, [&] { backend::tile_gemm(product.call, &sgemm); });
+      return true;
     case Implementation::kPacked:
-      return run_packed(invocation, product, *weights);
+      run_as_operator(OwnKernel::kPackedProduct, invocation, [&] {
+        Tensors tensors(invocation, product);
+        tensors.out().copy_(one_dnn_linear(tensors.x(), *packed, tensors.bias()));
+      });
+      return true;
     case Implementation::kStock:
       break;
   }
@@ -438,7 +496,20 @@ bool run_linear(const graph::Invocation& invocation, LinearKind kind) {
 
 void run_linears(const graph::Invocation* calls, size_t count) {
   const bool allowed = last_bits_may_differ();
-  Products few, wide;
+  Products few, wide, tiles;
+  const auto products_of = [&](Implementation implementation) -> Products* {
+    switch (implementation) {
+      case Implementation::kMatvec:
+        return &few;
+      case Implementation::kWide:
+        return &wide;
+      case Implementation::kTiles:
+      case Implementation::kPackedTiles:
+        return &tiles;
+      default:
+        return nullptr;
+    }
+  };
   {
     Isolated isolated;
     for (size_t i = 0; i < count; ++i) {
@@ -446,16 +517,15 @@ void run_linears(const graph::Invocation* calls, size_t count) {
       const LinearKind kind = calls[i].node->operand_count == 4 ? LinearKind::kAddmm : LinearKind::kMm;
       if (!allowed || !recognize(calls[i], kind, product)) continue;
       PackedWeights* const weights = packed_weights(calls[i], product);
-      const Implementation implementation = choose_now(calls[i], product, weights);
-      Products& products = implementation == Implementation::kMatvec ? few : wide;
-      if (implementation != Implementation::kMatvec && implementation != Implementation::kWide) continue;
-      if (products.add(i, product.call)) note_use(weights);
+      Products* const products = products_of(choose_now(calls[i], product, weights));
+      if (products != nullptr && products->add(i, product.call)) note_use(weights);
     }
     few.run(OwnKernel::kFewRows, calls, [](std::span<const Matvec> all) { backend::matvec(all); });
     wide.run(OwnKernel::kWideProduct, calls, [](std::span<const Matvec> all) { backend::wide_gemm(all, &sgemm); });
+    tiles.run(OwnKernel::kTileProduct, calls, [](std::span<const Matvec> all) { backend::tile_gemm(all, &sgemm); });
   }
   for (size_t i = 0; i < count; ++i) {
-    if (!few.has(i) && !wide.has(i)) calls[i].traits->kernel(calls[i]);
+    if (!few.has(i) && !wide.has(i) && !tiles.has(i)) calls[i].traits->kernel(calls[i]);
   }
 }
 
@@ -477,6 +547,7 @@ LinearCounts linear_counts() {
   };
   take(Implementation::kMatvec, OwnKernel::kFewRows);
   take(Implementation::kWide, OwnKernel::kWideProduct);
+  take(Implementation::kTiles, OwnKernel::kTileProduct);  // with a packed weight or without
   take(Implementation::kPacked, OwnKernel::kPackedProduct);
   counts.measurements = measurements;
   counts.packed_bytes = packed_bytes;

@@ -2,7 +2,7 @@
 //
 // F.linear becomes `t` and one of these, so the weight [n, k] comes as a window with strides (1, k). For such a product there are several
 // implementations (linear_choice.h), and which is the fastest depends on shape, dtype and machine. The first call of a shape measures those that
-// need nothing but the operands; once a weight has been used kUsesBeforePacking times unchanged, packing it is measured too. Packing takes
+// need nothing but the operands; once a weight has been used kUsesBeforePacking times unchanged, those that pack it are measured too. Packing takes
 // memory, at most config().packed_bytes, so it must be faster by more than a seventh.
 //
 // Everything unusual, small products, and every product with fusion off (or with config().verify, which compares bits) goes to the stock kernel. Results of

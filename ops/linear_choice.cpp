@@ -8,8 +8,8 @@ namespace hetero::ops {
 namespace {
 
 constexpr const char* kElementNames[] = {"float32", "bfloat16", "float16"};
-constexpr const char* kNames[kLinearImplementations] = {"stock", "matvec", "wide", "packed"};
-constexpr const char* kPackings[] = {"untried", "worse", "better"};
+constexpr const char* kNames[kLinearImplementations] = {"stock", "matvec", "wide", "tiles", "packed", "packed_tiles"};
+constexpr const char* kUntried = "untried";
 
 }  // namespace
 
@@ -27,23 +27,24 @@ std::string line_of(const LinearShape& shape, const LinearChoice& choice) {
   std::ostringstream line;
   line << kElementNames[static_cast<int>(shape.element)] << (shape.columns ? " columns" : " rows")
        << (shape.bias ? " bias " : " plain ") << shape.m << ' ' << shape.n << ' ' << shape.k << ' ' << shape.threads
-       << ' ' << to_string(choice.plain) << ' ' << kPackings[static_cast<int>(choice.packing)];
+       << ' ' << to_string(choice.plain) << ' ' << (choice.packed ? to_string(*choice.packed) : kUntried);
   return line.str();
 }
 
 bool parse_line(const std::string& line, LinearShape& shape, LinearChoice& choice) {
   std::istringstream in(line);
-  std::string element, layout, bias, implementation, packing;
-  in >> element >> layout >> bias >> shape.m >> shape.n >> shape.k >> shape.threads >> implementation >> packing;
+  std::string element, layout, bias, plain, packed;
+  in >> element >> layout >> bias >> shape.m >> shape.n >> shape.k >> shape.threads >> plain >> packed;
   if (!in) return false;
   const int element_index = position(kElementNames, element);
-  const int implementation_index = position(kNames, implementation);
-  const int packing_index = position(kPackings, packing);
-  if (element_index < 0 || implementation_index < 0 || packing_index < 0) return false;
+  const int plain_index = position(kNames, plain);
+  const int packed_index = position(kNames, packed);
+  if (element_index < 0 || plain_index < 0 || (packed_index < 0 && packed != kUntried)) return false;
   shape.element = static_cast<backend::Element>(element_index);
   shape.columns = layout == "columns";
   shape.bias = bias == "bias";
-  choice = {static_cast<LinearImplementation>(implementation_index), static_cast<Packing>(packing_index)};
+  choice = {.plain = static_cast<LinearImplementation>(plain_index)};
+  if (packed_index >= 0) choice.packed = static_cast<LinearImplementation>(packed_index);
   return true;
 }
 

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "backend/cpu/matvec.h"
@@ -15,14 +16,20 @@ enum class LinearImplementation : uint8_t {
   kStock,   // ATen's kernel
   kMatvec,  // backend/cpu/matvec.h
   kWide,    // backend/cpu/wide_gemm.h
-  kPacked,  // oneDNN, with a copy of the weight in a layout of its own
+  kTiles,   // backend/cpu/tile_gemm.h, which packs the weight each time
+  // Those with a copy of the weight in a layout of their own:
+  kPacked,       // oneDNN
+  kPackedTiles,  // backend/cpu/tile_gemm.h
 };
-inline constexpr int kLinearImplementations = 4;
+inline constexpr int kLinearImplementations = 6;
+inline bool needs_packing(LinearImplementation implementation) {
+  return implementation == LinearImplementation::kPacked || implementation == LinearImplementation::kPackedTiles;
+}
 const char* to_string(LinearImplementation implementation);
 
 // What the choice depends on: y[m, n] = x[m, k] * w.
 struct LinearShape {
-  static constexpr const char* kKind = "linear 1";
+  static constexpr const char* kKind = "linear 2";
   backend::Element element;
   bool columns;  // w is [k, n]
   bool bias;
@@ -37,11 +44,10 @@ struct LinearShape {
   std::array<int64_t, 7> numbers() const { return {static_cast<int64_t>(element), columns, bias, m, n, k, threads}; }
 };
 
-enum class Packing : uint8_t { kUntried, kWorse, kBetter };
-
 struct LinearChoice {
   LinearImplementation plain = LinearImplementation::kStock;  // the best that needs nothing but the operands
-  Packing packing = Packing::kUntried;                        // whether kPacked is better still
+  // One with a packed weight that is better still; kStock for none, nullopt where that was not tried.
+  std::optional<LinearImplementation> packed;
   bool sure = true;  // false: guessed, since the machine was too busy to measure
 
   bool operator==(const LinearChoice&) const = default;

@@ -1,5 +1,5 @@
 // Forward, for a group of queries of the heads that share one head of keys:
-// 1. A block of keys is packed transposed, the block of values as it is; both as floats.
+// 1. A block of keys is packed transposed, the block of values as it is: as floats for vectors, or for the processor's tile unit (tile_kernel.h).
 // 2. For each tile of queries: scores = q k^T; weights = exp(scores - the largest so far); out = out * correction + weights v.
 // 3. After the last block: out / sums of the weights.
 //
@@ -18,6 +18,8 @@
 
 #include "backend/cpu/attention_kernel.h"
 #include "backend/cpu/matvec_kernel.h"
+#include "backend/cpu/tile_gemm.h"
+#include "backend/cpu/tile_kernel.h"
 #include "backend/cpu/vector_portable.h"
 #include "backend/parallel.h"
 
@@ -30,14 +32,9 @@ constexpr AttentionKernels kPortableKernels = make_attention_kernels<Vector>();
 
 // ---- blocks ---------------------------------------------------------------------------------------------------------------
 
-// Queries of a tile: a multiple of the rows that any kernel takes at once. Their scores should stay in the first-level cache.
-constexpr int64_t kTileRows = 24;
 constexpr int64_t kBackwardTileRows = 48;
-// Keys of a block: packed, with the values, they should stay in the second-level cache.
-constexpr int64_t kBlockKeys = 512;
+// Keys of a block of a backward pass; of a forward pass in VectorProducts.
 constexpr int64_t kBackwardBlockKeys = 256;
-// Queries for which a block is packed.
-constexpr int64_t kGroupRows = 240;
 // Rows of all heads that share a head of keys for which nothing is packed.
 constexpr int64_t kFewRows = 4 * kMaxMatvecRows;
 // Keys and values packed at a time, where a thread takes several heads: what half of a second-level cache holds.
@@ -47,6 +44,7 @@ constexpr int64_t kWorkPerThread = 256 << 10;
 
 int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 int64_t padded(int64_t columns) { return round_up(columns, kAttentionMaxWidth); }
+int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
 
 // One piece of the calling thread's scratch memory for each size, in floats.
 template <size_t count>
@@ -82,6 +80,204 @@ struct Rows {
   int64_t stride;
 };
 
+// `count` rows of an operand as floats: in place, or widened into `buffer`.
+Rows float_rows(const Attention& call, InstructionSet set, const AttentionOperand& operand, Place place, int64_t first,
+                int64_t count, float* buffer) {
+  const int64_t item = element_bytes(call.element);
+  const std::byte* const from = row_of(operand, place, first, item);
+  if (call.element == Element::kFloat32) return {reinterpret_cast<const float*>(from), operand.row_stride};
+  for (int64_t row = 0; row < count; ++row) {
+    widen(call.element, from + row * operand.row_stride * item, call.head_size, buffer + row * call.head_size, set);
+  }
+  return {buffer, call.head_size};
+}
+
+// ---- the products of a forward pass ---------------------------------------------------------------------------------------
+//
+// Of a block of keys: scores of a tile of queries, and what their weights gather from the values. Memory is given by the caller, in floats.
+
+// What is multiplied with what: `rows` rows of queries, or of weights for the first `columns` keys of the block.
+struct TileOfRows {
+  int64_t rows;
+  int64_t columns;
+  int64_t block;  // keys that are packed
+  float* scores;
+  int64_t score_stride;
+};
+
+// By vectors.
+class VectorProducts {
+ public:
+  // Queries of a tile: a multiple of the rows that any kernel takes at once. Their scores should stay in the first-level cache.
+  static constexpr int64_t kRows = 24;
+  // Packed, with their values, they should stay in the second-level cache.
+  static constexpr int64_t kKeys = 512;
+  // Queries for which a block is packed.
+  static constexpr int64_t kGroupRows = 240;
+  // What rows of scores and results are padded to.
+  static constexpr int64_t kColumns = kAttentionMaxWidth;
+
+  VectorProducts(const Attention& call, InstructionSet set)
+      : call_(call), set_(set), kernels_(attention_kernels(set)), wide_(call.element != Element::kFloat32) {}
+
+  int64_t key_floats(int64_t keys) const { return call_.head_size * padded(keys); }
+  int64_t value_floats(int64_t keys) const { return keys * padded(call_.head_size); }
+  int64_t scratch_floats(int64_t keys) const { return wide_ ? std::max(keys, kRows) * call_.head_size : 0; }
+
+  void pack_keys(Place place, int64_t heads, int64_t key, int64_t keys, float* to, int64_t to_stride, float* scratch) {
+    pack(call_.k, place, heads, key, keys, to, to_stride, scratch, kernels_.pack_transposed);
+  }
+  void pack_values(Place place, int64_t heads, int64_t key, int64_t keys, float* to, int64_t to_stride,
+                   float* scratch) {
+    pack(call_.v, place, heads, key, keys, to, to_stride, scratch, kernels_.pack);
+  }
+  void score(const TileOfRows& tile, Place place, int64_t query, const float* keys, float* scratch) {
+    const Rows q = float_rows(call_, set_, call_.q, place, query, tile.rows, scratch);
+    kernels_.multiply({.a = q.data,
+                       .a_stride = q.stride,
+                       .a_transposed = false,
+                       .b = keys,
+                       .b_rows = call_.head_size,
+                       .b_columns = tile.block,
+                       .c = tile.scores,
+                       .c_stride = tile.score_stride,
+                       .rows = tile.rows,
+                       .steps = call_.head_size,
+                       .columns = tile.columns,
+                       .add = false});
+  }
+  void gather(const TileOfRows& tile, const float* values, float* out, int64_t out_stride, bool add, float*) {
+    kernels_.multiply({.a = tile.scores,
+                       .a_stride = tile.score_stride,
+                       .a_transposed = false,
+                       .b = values,
+                       .b_rows = tile.block,
+                       .b_columns = call_.head_size,
+                       .c = out,
+                       .c_stride = out_stride,
+                       .rows = tile.rows,
+                       .steps = tile.columns,
+                       .columns = call_.head_size,
+                       .add = add});
+  }
+  bool exact() const { return true; }
+
+ private:
+  template <typename Kernel>
+  void pack(const AttentionOperand& operand, Place place, int64_t heads, int64_t key, int64_t keys, float* to,
+            int64_t to_stride, float* scratch, Kernel kernel) {
+    // Floats of all heads at once; others are widened head by head.
+    const int64_t together = wide_ ? 1 : heads;
+    for (int64_t head = 0; head < heads; head += together) {
+      const Rows from = float_rows(call_, set_, operand, {place.batch, place.head + head}, key, keys, scratch);
+      kernel({.from = from.data,
+              .stride = from.stride,
+              .rows = keys,
+              .columns = call_.head_size,
+              .to = to + head * to_stride,
+              .heads = together,
+              .head_stride = operand.head_stride,
+              .to_head_stride = to_stride});
+    }
+  }
+
+  const Attention& call_;
+  const InstructionSet set_;
+  const AttentionKernels& kernels_;
+  const bool wide_;
+};
+
+// On the processor's tile unit.
+class TileProducts {
+ public:
+  static constexpr int64_t kRows = 2 * kTileRows;
+  static constexpr int64_t kKeys = 256;
+  static constexpr int64_t kGroupRows = 256;
+  static constexpr int64_t kColumns = kPanel;
+
+  TileProducts(const Attention& call, InstructionSet)
+      : call_(call),
+        item_(element_bytes(call.element)),
+        kernels_(tile_kernels(call.element)),
+        unit_(kTileRows),
+        head_panels_(divide_up(call.head_size, kPanel)) {}
+
+  int64_t key_floats(int64_t keys) const { return divide_up(keys, kPanel) * bytes(call_.head_size) / 4; }
+  int64_t value_floats(int64_t keys) const { return head_panels_ * bytes(keys) / 4; }
+  int64_t scratch_floats(int64_t keys) const {
+    return 2 * float_tile_bytes(call_.element, std::max(keys, call_.head_size)) / 4;
+  }
+
+  void pack_keys(Place place, int64_t heads, int64_t key, int64_t keys, float* to, int64_t to_stride, float*) {
+    for (int64_t head = 0; head < heads; ++head) {
+      auto* panel = reinterpret_cast<std::byte*>(to + head * to_stride);
+      for (int64_t first = 0; first < keys; first += kPanel, panel += bytes(call_.head_size)) {
+        keys_.join(kernels_.pack_panel(row_of(call_.k, {place.batch, place.head + head}, key + first, item_),
+                                       call_.k.row_stride, false, std::min(kPanel, keys - first), call_.head_size,
+                                       panel));
+      }
+    }
+  }
+  void pack_values(Place place, int64_t heads, int64_t key, int64_t keys, float* to, int64_t to_stride, float*) {
+    for (int64_t head = 0; head < heads; ++head) {
+      auto* panel = reinterpret_cast<std::byte*>(to + head * to_stride);
+      const std::byte* const from = row_of(call_.v, {place.batch, place.head + head}, key, item_);
+      for (int64_t first = 0; first < call_.head_size; first += kPanel, panel += bytes(keys)) {
+        values_.join(kernels_.pack_panel(from + first * item_, call_.v.row_stride, true,
+                                         std::min(kPanel, call_.head_size - first), keys, panel));
+      }
+    }
+  }
+  void score(const TileOfRows& tile, Place place, int64_t query, const float* keys, float* scratch) {
+    auto* const x = reinterpret_cast<std::byte*>(scratch);
+    const int64_t stride = row_tile_bytes(call_.element, call_.head_size);
+    queries_.join(kernels_.pack_rows(row_of(call_.q, place, query, item_), call_.q.row_stride, tile.rows,
+                                     call_.head_size, x, stride));
+    const auto* panel = reinterpret_cast<const std::byte*>(keys);
+    for (int64_t first = 0; first < tile.columns; first += kPanel, panel += bytes(call_.head_size)) {
+      kernels_.multiply({.x = x,
+                         .x_stride = stride,
+                         .rows = tile.rows,
+                         .w = panel,
+                         .depth = tiles_of(call_.head_size),
+                         .to = tile.scores + first,
+                         .sum_stride = tile.score_stride});
+    }
+  }
+  void gather(const TileOfRows& tile, const float* values, float* out, int64_t out_stride, bool add, float* scratch) {
+    auto* const x = reinterpret_cast<std::byte*>(scratch);
+    const int64_t stride = float_tile_bytes(call_.element, tile.columns);
+    kernels_.pack_floats(tile.scores, tile.score_stride, tile.rows, tile.columns, x, stride);
+    const auto* panel = reinterpret_cast<const std::byte*>(values);
+    for (int64_t first = 0; first < call_.head_size; first += kPanel, panel += bytes(tile.block)) {
+      kernels_.multiply_floats({.x = x,
+                                .x_stride = stride,
+                                .rows = tile.rows,
+                                .w = panel,
+                                .depth = tiles_of(tile.columns),
+                                .from = add ? out + first : nullptr,
+                                .to = out + first,
+                                .sum_stride = out_stride});
+    }
+  }
+  // False where float32 operands had values that planes cannot have: what was computed since is of no use. Weights are between 0 and 1.
+  bool exact() const {
+    constexpr uint32_t kOne = std::bit_cast<uint32_t>(1.0f);
+    return call_.element != Element::kFloat32 ||
+           (within_reach(queries_, keys_, call_.head_size) && within_reach({kOne, kOne}, values_, call_.keys));
+  }
+
+ private:
+  int64_t bytes(int64_t k) const { return panel_bytes(call_.element, k); }
+
+  const Attention& call_;
+  const int64_t item_;
+  const TileKernels& kernels_;
+  const TileUnit unit_;
+  const int64_t head_panels_;
+  Magnitudes queries_, keys_, values_;
+};
+
 // Runs calls of one element type by one instruction set.
 class Engine {
  public:
@@ -97,8 +293,9 @@ class Engine {
 
  private:
   bool wide() const { return call_.element != Element::kFloat32; }
-  // `count` rows of an operand as floats: in place, or widened into `buffer`.
-  Rows rows(const AttentionOperand& operand, Place place, int64_t first, int64_t count, float* buffer) const;
+  Rows rows(const AttentionOperand& operand, Place place, int64_t first, int64_t count, float* buffer) const {
+    return float_rows(call_, set_, operand, place, first, count, buffer);
+  }
   // The mask for some queries and keys, put into `scores`.
   void set_mask(AttentionScores& scores, Place place, int64_t query, int64_t key, float* buffer) const;
   // Where head `i` of those that share the head of keys `place` is.
@@ -107,8 +304,11 @@ class Engine {
   void forward_nothing() const;
   // Some rows of those of a head of keys: all queries of the first head that shares it, then those of the next.
   void forward_few(Place place, int64_t first, int64_t count) const;
-  // Some queries of all heads that share `heads` heads of keys from place.head on.
-  void forward_group(Place place, int64_t heads, int64_t first, int64_t count) const;
+  template <typename Products>
+  void forward_many() const;
+  // Some queries of all heads that share `heads` heads of keys from place.head on. False where the products could not be had: nothing is written that counts.
+  template <typename Products>
+  bool forward_group(Place place, int64_t heads, int64_t first, int64_t count) const;
   void backward_head(const AttentionBackward& backward, Place place) const;
   // Divides by the sums and writes the results of some queries.
   void finish(Place place, int64_t first, int64_t count, float* out, int64_t stride, const float* largest,
@@ -125,16 +325,6 @@ class Engine {
   const int64_t sharing_;  // heads of queries for each head of keys
   const AttentionKernels* const kernels_;
 };
-
-Rows Engine::rows(const AttentionOperand& operand, Place place, int64_t first, int64_t count, float* buffer) const {
-  const std::byte* const from = row_of(operand, place, first, item_);
-  if (!wide()) return {reinterpret_cast<const float*>(from), operand.row_stride};
-  for (int64_t row = 0; row < count; ++row) {
-    widen(call_.element, from + row * operand.row_stride * item_, call_.head_size, buffer + row * call_.head_size,
-          set_);
-  }
-  return {buffer, call_.head_size};
-}
 
 void Engine::set_mask(AttentionScores& scores, Place place, int64_t query, int64_t key, float* buffer) const {
   const AttentionMask& mask = call_.mask;
@@ -244,67 +434,44 @@ void Engine::forward_few(Place place, int64_t first, int64_t count) const {
   });
 }
 
-void Engine::forward_group(Place place, int64_t heads, int64_t first, int64_t count) const {
-  const int64_t size = call_.head_size, out_stride = padded(size);
+template <typename Products>
+bool Engine::forward_group(Place place, int64_t heads, int64_t first, int64_t count) const {
+  Products products(call_, set_);
+  constexpr int64_t kRows = Products::kRows;
+  const int64_t size = call_.head_size, out_stride = round_up(size, Products::kColumns);
   const int64_t end = call_.causal ? std::min(call_.keys, first + count) : call_.keys;
-  const int64_t block = std::min(kBlockKeys, end), score_stride = padded(block);
+  const int64_t block = std::min(Products::kKeys, end), score_stride = round_up(block, Products::kColumns);
   // With a single block a tile is finished at once, and the next one may take its memory.
   const bool single = end <= block;
   const int64_t sharers = heads * sharing_;
-  const int64_t kept = single ? std::min(kTileRows, count) : sharers * count;
+  const int64_t kept = single ? kRows : sharers * round_up(count, kRows);
   const bool wide_mask = call_.mask.data != nullptr && call_.mask.element != Element::kFloat32;
-  const int64_t packed = size * score_stride, packed_values = block * out_stride;
-  const auto [keys, values, scores, out, largest, sums, wide_rows, wide_q, mask] =
-      scratch<9>({heads * packed, heads * packed_values, kTileRows * score_stride, kept * out_stride, kept, kept,
-                  wide() ? block * size : 0, wide() ? kTileRows * size : 0, wide_mask ? kTileRows * block : 0});
+  const int64_t packed = products.key_floats(block), packed_values = products.value_floats(block);
+  const auto [keys, values, scores, out, largest, sums, memory, mask] =
+      scratch<8>({heads * packed, heads * packed_values, kRows * score_stride, kept * out_stride, kept, kept,
+                  products.scratch_floats(block), wide_mask ? kRows * block : 0});
   for (int64_t key = 0; key < end; key += block) {
     const int64_t columns = std::min(block, end - key);
-    const auto pack = [&](const AttentionOperand& operand, float* to, int64_t to_stride, auto kernel) {
-      // Floats of all heads at once; others are widened head by head.
-      const int64_t together = wide() ? 1 : heads;
-      for (int64_t head = 0; head < heads; head += together) {
-        const Rows from = rows(operand, {place.batch, place.head + head}, key, columns, wide_rows);
-        kernel({.from = from.data,
-                .stride = from.stride,
-                .rows = columns,
-                .columns = size,
-                .to = to + head * to_stride,
-                .heads = together,
-                .head_stride = operand.head_stride,
-                .to_head_stride = to_stride});
-      }
-    };
-    pack(call_.k, keys, packed, kernels_->pack_transposed);
-    pack(call_.v, values, packed_values, kernels_->pack);
-    for (int64_t row = 0; row < count; row += kTileRows) {
-      const int64_t tile = std::min(kTileRows, count - row);
-      const int64_t limit = call_.causal ? std::min(columns, first + row + tile - key) : columns;
+    products.pack_keys(place, heads, key, columns, keys, packed, memory);
+    products.pack_values(place, heads, key, columns, values, packed_values, memory);
+    for (int64_t row = 0; row < count; row += kRows) {
+      const int64_t rows = std::min(kRows, count - row);
+      const int64_t limit = call_.causal ? std::min(columns, first + row + rows - key) : columns;
       if (limit <= 0) continue;
+      const TileOfRows tile{rows, limit, columns, scores, score_stride};
       for (int64_t i = 0; i < sharers; ++i) {
         const Place at = sharer(place, i);
         const int64_t head = i / sharing_;
-        const int64_t kept_row = single ? 0 : i * count + row;
+        const int64_t kept_row = single ? 0 : i * round_up(count, kRows) + row;
         float* const tile_out = out + kept_row * out_stride;
         if (key == 0) {
-          std::fill_n(largest + kept_row, tile, -std::numeric_limits<float>::infinity());
-          std::fill_n(sums + kept_row, tile, 0.0f);
+          std::fill_n(largest + kept_row, rows, -std::numeric_limits<float>::infinity());
+          std::fill_n(sums + kept_row, rows, 0.0f);
         }
-        const Rows q = rows(call_.q, at, first + row, tile, wide_q);
-        kernels_->multiply({.a = q.data,
-                            .a_stride = q.stride,
-                            .a_transposed = false,
-                            .b = keys + head * packed,
-                            .b_rows = size,
-                            .b_columns = columns,
-                            .c = scores,
-                            .c_stride = score_stride,
-                            .rows = tile,
-                            .steps = size,
-                            .columns = limit,
-                            .add = false});
+        products.score(tile, at, first + row, keys + head * packed, memory);
         AttentionScores part{.scores = scores,
                              .stride = score_stride,
-                             .rows = tile,
+                             .rows = rows,
                              .columns = limit,
                              .diagonal = diagonal(first + row, key),
                              .scale = call_.scale};
@@ -315,27 +482,18 @@ void Engine::forward_group(Place place, int64_t heads, int64_t first, int64_t co
                                 .out = tile_out,
                                 .out_stride = out_stride,
                                 .out_columns = size});
-        kernels_->multiply({.a = scores,
-                            .a_stride = score_stride,
-                            .a_transposed = false,
-                            .b = values + head * packed_values,
-                            .b_rows = columns,
-                            .b_columns = size,
-                            .c = tile_out,
-                            .c_stride = out_stride,
-                            .rows = tile,
-                            .steps = limit,
-                            .columns = size,
-                            .add = key > 0});
-        if (single) finish(at, first + row, tile, tile_out, out_stride, largest, sums);
+        products.gather(tile, values + head * packed_values, tile_out, out_stride, key > 0, memory);
+        if (single) finish(at, first + row, rows, tile_out, out_stride, largest, sums);
       }
     }
   }
-  if (single) return;
+  if (!products.exact()) return false;
+  if (single) return true;
   for (int64_t i = 0; i < sharers; ++i) {
-    const int64_t row = i * count;
+    const int64_t row = i * round_up(count, kRows);
     finish(sharer(place, i), first, count, out + row * out_stride, out_stride, largest + row, sums + row);
   }
+  return true;
 }
 
 // Packing pays off with many rows, but not for single queries: the rows of a tile are of one head.
@@ -347,7 +505,7 @@ bool Engine::few_queries() const {
 void Engine::forward() const {
   if (call_.batches * call_.heads == 0 || call_.queries == 0) return;
   if (call_.keys == 0) return forward_nothing();
-  const int64_t places = call_.batches * call_.kv_heads, threads = thread_count();
+  const int64_t places = call_.batches * call_.kv_heads;
   const int64_t work = 2 * call_.keys * std::max<int64_t>(1, call_.head_size);
   if (few_queries()) {
     const int64_t rows = sharing_ * call_.queries, parts = (rows + kMaxMatvecRows - 1) / kMaxMatvecRows;
@@ -361,15 +519,26 @@ void Engine::forward() const {
                  });
     return;
   }
+  if (call_.tiles && set_ == InstructionSet::kAvx512 && has_tiles_for(call_.element)) {
+    forward_many<TileProducts>();
+  } else {
+    forward_many<VectorProducts>();
+  }
+}
+
+template <typename Products>
+void Engine::forward_many() const {
+  constexpr int64_t kRows = Products::kRows, kGroupRows = Products::kGroupRows;
+  const int64_t places = call_.batches * call_.kv_heads, threads = thread_count();
+  const int64_t work = 2 * call_.keys * std::max<int64_t>(1, call_.head_size);
   // There should be some groups for each thread; beyond that, many queries pack less often, and many heads read memory in its order.
   constexpr int64_t kGroupsPerThread = 4;
   const int64_t wanted = (kGroupsPerThread * threads + places - 1) / places;
-  const int64_t most_rows =
-      std::max(kTileRows, std::min(kGroupRows, 2 * kGroupRows / sharing_ / kTileRows * kTileRows));
-  const int64_t rows = std::min(most_rows, round_up((call_.queries + wanted - 1) / wanted, kTileRows));
+  const int64_t most_rows = std::max(kRows, std::min(kGroupRows, 2 * kGroupRows / sharing_ / kRows * kRows));
+  const int64_t rows = std::min(most_rows, round_up((call_.queries + wanted - 1) / wanted, kRows));
   const int64_t parts = (call_.queries + rows - 1) / rows;
   const bool interleaved = call_.q.head_stride < call_.q.row_stride;
-  const int64_t packed = 2 * std::min(kBlockKeys, call_.keys) * padded(call_.head_size);
+  const int64_t packed = 2 * std::min(Products::kKeys, call_.keys) * padded(call_.head_size);
   const int64_t most = std::min(
       {call_.kv_heads, kPackedFloats / std::max<int64_t>(1, packed), places * parts / (kGroupsPerThread * threads)});
   const int64_t heads = interleaved ? std::max<int64_t>(1, most) : 1;
@@ -379,8 +548,9 @@ void Engine::forward() const {
   parallel_for(0, call_.batches * head_groups * parts, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t first = i % parts * rows, head = i / parts % head_groups * heads;
-      forward_group({i / parts / head_groups, head}, std::min(heads, call_.kv_heads - head), first,
-                    std::min(rows, call_.queries - first));
+      const Place place{i / parts / head_groups, head};
+      const int64_t some = std::min(heads, call_.kv_heads - head), count = std::min(rows, call_.queries - first);
+      if (!forward_group<Products>(place, some, first, count)) forward_group<VectorProducts>(place, some, first, count);
     }
   });
 }

@@ -44,6 +44,7 @@ struct AttentionMask {
 struct Attention {
   Element element = Element::kFloat32;  // of q, k, v and out
   bool causal = false;                  // query i attends to the keys 0 to i only
+  bool tiles = true;                    // the forward pass may multiply on the tile unit (tile_gemm.h)
   int64_t batches = 0;
   int64_t heads = 0;     // of q and out
   int64_t kv_heads = 0;  // of k and v: head h of q attends to head h / (heads / kv_heads)

@@ -11,6 +11,8 @@
 
 #include <algorithm>
 
+#include "backend/cpu/gelu.h"
+
 #if defined(HETERO_WITH_XBYAK)
 #define XBYAK_NO_EXCEPTION
 #include <xbyak/xbyak.h>
@@ -186,21 +188,25 @@ class LoopGenerator : private Xbyak::CodeGenerator {
     return as(values_[run_[at_].value].index, run_[at_].bytes);
   }
 
-  Xmm constant(bool is_number, int bytes, uint64_t bits) {
+  // The register in which a constant is kept, or none.
+  int kept_register(bool is_number, int bytes, uint64_t bits) {
     for (const Constant& it : constants_) {
-      if (it.is(is_number, bytes, bits)) return as(it.index, bytes);
+      if (it.is(is_number, bytes, bits)) return it.index;
     }
-    Constant made{is_number, bytes, bits, next_constant_};
-    if (constants_left_ > 0 && next_constant_ > highest_used_ && (free_ >> next_constant_ & 1) != 0) {
-      free_ &= ~(uint32_t{1} << next_constant_);
-      --next_constant_;
-      --constants_left_;
-      constants_.push_back(made);
-      return as(made.index, bytes);
+    if (constants_left_ == 0 || next_constant_ <= highest_used_ || (free_ >> next_constant_ & 1) == 0) {
+      return kNoRegister;
     }
-    const Xmm filled = temporary(bytes);
-    fill_constant(made, filled.getIdx());
-    return filled;
+    free_ &= ~(uint32_t{1} << next_constant_);
+    --constants_left_;
+    constants_.push_back({is_number, bytes, bits, next_constant_});
+    return next_constant_--;
+  }
+  // Where it is not kept, it is filled into a temporary, or into `spare`.
+  Xmm constant(bool is_number, int bytes, uint64_t bits, int spare = kNoRegister) {
+    if (const int kept = kept_register(is_number, bytes, bits); kept != kNoRegister) return as(kept, bytes);
+    if (spare == kNoRegister) spare = temporary(bytes).getIdx();
+    fill_constant({is_number, bytes, bits, spare}, spare);
+    return as(spare, bytes);
   }
   Xmm number(int which, int bytes) { return constant(true, bytes, static_cast<uint64_t>(run_[at_].source + which)); }
   Xmm literal(int bytes, uint64_t bits) { return constant(false, bytes, bits); }
@@ -541,6 +547,9 @@ class LoopGenerator : private Xbyak::CodeGenerator {
       case O::kConvert:
         convert(formula);
         break;
+      case O::kGelu:
+        gelu();
+        break;
       default:
         failed_ = true;
     }
@@ -549,6 +558,30 @@ class LoopGenerator : private Xbyak::CodeGenerator {
   void bit_and_of_inputs() {
     const Xmm first = input(0), second = input(1);
     bit_and(result_over(), first, second);
+  }
+
+  // See gelu.h.
+  void gelu() {
+    // Its coefficients are worth registers that other values seldom need.
+    if (wide_ && !has_gelu_) constants_left_ += 8;
+    has_gelu_ = true;
+    const Xmm x = input(0), place = temporary(4), spare = temporary(4), to = result_apart();
+    const auto coefficient = [&](float value) {
+      return constant(false, 4, std::bit_cast<uint32_t>(value), spare.getIdx());
+    };
+    multiply(place, x, x);
+    multiply(place, place, coefficient(kGeluScale));
+    minimum(place, coefficient(2), place);
+    add_to(place, place, coefficient(-1));
+    move(to, coefficient(kGeluCoefficients[0]));
+    for (size_t i = 1; i < std::size(kGeluCoefficients); ++i) {
+      vfmadd213ps(to, place, coefficient(kGeluCoefficients[i]));
+    }
+    multiply(to, x, to);
+    maximum(to, coefficient(-1), to);
+    minimum(to, coefficient(1), to);
+    multiply(place, x, coefficient(0.5f));
+    vfmadd213ps(to, place, place);
   }
 
   void convert(const MapFormula& formula) {
@@ -637,6 +670,7 @@ class LoopGenerator : private Xbyak::CodeGenerator {
   int highest_used_ = -1;
   size_t at_ = 0;  // the instruction at hand
   bool failed_ = false;
+  bool has_gelu_ = false;
   // Of the map at hand.
   bool is_double_ = false;
   int bytes_ = 4;
@@ -683,6 +717,8 @@ bool can_generate(const MapFormula& formula) {
       return true;
     case MapOperation::kConvert:
       return can_convert(formula.from, type);
+    case MapOperation::kGelu:
+      return type == EntryType::kFloat32 && formula.from == EntryType{};
     case MapOperation::kMul:
       if (type == EntryType::kBool) return formula.form == NumberForm::kNone;
       [[fallthrough]];

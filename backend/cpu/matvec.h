@@ -39,7 +39,8 @@ struct Matvec {
   int64_t x_stride = 0;
   const void* w = nullptr;
   int64_t w_stride = 0;
-  const void* bias = nullptr;  // null for none
+  const void* tiles = nullptr;  // w as pack_tile_weight (tile_gemm.h) made it, or null; for tile_gemm alone
+  const void* bias = nullptr;   // null for none
   void* y = nullptr;
   int64_t y_stride = 0;
 };

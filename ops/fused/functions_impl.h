@@ -15,10 +15,12 @@
 #include <c10/util/TypeCast.h>
 
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <type_traits>
 #include <utility>
 
+#include "backend/cpu/gelu.h"
 #include "ops/fused/functions.h"
 
 namespace hetero::ops::CPU_CAPABILITY {
@@ -200,10 +202,28 @@ Vec lerp(const Vec& start, const Vec& end, const Vec& weight) {
 constexpr double kGeluBeta = M_SQRT2 * M_2_SQRTPI * 0.5;
 constexpr double kGeluKappa = 0.044715;
 
+// erf(x / sqrt 2), within 5.5 * 2^-26 in float32 (backend/cpu/gelu.h).
+template <typename Vec>
+Vec gelu_erf(const Vec& x) {
+  using T = typename Vec::value_type;
+  if constexpr (std::is_same_v<T, float>) {
+    const Vec place = at::vec::minimum(x * x * Vec(backend::kGeluScale), Vec(2.0f)) + Vec(-1.0f);
+    Vec sum(backend::kGeluCoefficients[0]);
+    for (size_t i = 1; i < std::size(backend::kGeluCoefficients); ++i) {
+      sum = at::vec::fmadd(sum, place, Vec(backend::kGeluCoefficients[i]));
+    }
+    return at::vec::clamp(x * sum, Vec(-1.0f), Vec(1.0f));
+  } else {
+    return (x * Vec(T(M_SQRT1_2))).erf();
+  }
+}
+
 template <typename Vec>
 Vec gelu(const Vec& x) {
   using T = typename Vec::value_type;
-  return x * Vec(T(0.5)) * (Vec(T(1)) + (x * Vec(T(M_SQRT1_2))).erf());
+  const Vec half = x * Vec(T(0.5));
+  if constexpr (std::is_same_v<T, float>) return at::vec::fmadd(half, gelu_erf(x), half);
+  return half * (Vec(T(1)) + gelu_erf(x));
 }
 
 template <typename Vec>
@@ -217,7 +237,7 @@ Vec gelu_tanh(const Vec& x) {
 template <typename Vec>
 Vec gelu_backward(const Vec& grad, const Vec& x) {
   using T = typename Vec::value_type;
-  const Vec cdf = Vec(T(0.5)) * (Vec(T(1)) + (x * Vec(T(M_SQRT1_2))).erf());
+  const Vec cdf = Vec(T(0.5)) * (Vec(T(1)) + gelu_erf(x));
   const Vec pdf = Vec(T(M_2_SQRTPI * M_SQRT1_2 * 0.5)) * (x * x * Vec(T(-0.5))).exp();
   return grad * (cdf + x * pdf);
 }

@@ -12,6 +12,7 @@
 
 #include "backend/cpu/attention_kernel.h"
 #include "backend/cpu/half.h"
+#include "backend/cpu/tile_gemm.h"
 #include "backend/parallel.h"
 #include "tests/backend/catch.h"
 
@@ -303,6 +304,12 @@ void check(const Case& c) {
   for (const InstructionSet set : instruction_sets()) {
     INFO(text(c, set));
     Problem problem(c, set);
+    if (set == InstructionSet::kAvx512 && has_tiles_for(c.element)) {
+      INFO("on the tile unit");
+      problem.forward();
+      REQUIRE(problem.forward_is_right());
+    }
+    problem.call.tiles = false;
     problem.forward();
     REQUIRE(problem.forward_is_right());
     problem.backward();
@@ -406,11 +413,45 @@ TEST_CASE("a row whose mask is the lowest number everywhere weighs all keys alik
 
 TEST_CASE("NaN stays in its row") {
   for (const InstructionSet set : instruction_sets()) {
-    for (const int64_t queries : {3, 20}) {
+    for (const auto& [queries, tiles] : {std::pair<int64_t, bool>{3, true}, {20, false}, {20, true}, {300, true}}) {
       Problem problem({1, 1, queries, 35, 4}, set);
+      problem.call.tiles = tiles;
       problem.q.put(problem.q.index(0, 0, 1, 2), kNaN);
       problem.forward();
       for (int64_t r = 0; r < queries; ++r) REQUIRE(std::isnan(problem.out.at(0, 0, r, 3)) == (r == 1));
+    }
+  }
+}
+
+TEST_CASE("infinite, very large and very small float32 operands are those of vectors, on the tile unit too") {
+  for (const float special : {kInfinity, -kInfinity, 3e38f, 1e-37f}) {
+    for (const int operand : {0, 1, 2}) {
+      std::vector<std::byte> results[2];
+      for (const bool tiles : {false, true}) {
+        Problem problem({1, 2, 40, 50, 8, Element::kFloat32, false, Mask::kNone}, instruction_set());
+        Tensor& tensor = operand == 0 ? problem.q : operand == 1 ? problem.k : problem.v;
+        // A whole row, so that the small ones matter; the numbers are those of the other problem.
+        for (int64_t d = 0; d < 8; ++d) {
+          for (Tensor* each : {&problem.q, &problem.k, &problem.v}) {
+            for (int64_t r = 0; r < each->rows; ++r) {
+              for (int64_t h = 0; h < 2; ++h)
+                each->put(each->index(0, h, r, d), 0.01f * static_cast<float>((r * 7 + d * 3 + h) % 50));
+            }
+          }
+        }
+        for (int64_t d = 0; d < 8; ++d) tensor.put(tensor.index(0, 0, 5, d), special);
+        problem.call.tiles = tiles;
+        problem.forward();
+        results[tiles] = problem.out.bytes();
+      }
+      INFO("operand " << operand << ", " << special);
+      REQUIRE(results[0].size() == results[1].size());
+      for (size_t i = 0; i + 4 <= results[0].size(); i += 4) {
+        float a, b;
+        std::memcpy(&a, &results[0][i], 4);
+        std::memcpy(&b, &results[1][i], 4);
+        REQUIRE(((std::isnan(a) && std::isnan(b)) || a == b || std::abs(a - b) <= 1e-5f * std::abs(a)));
+      }
     }
   }
 }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "backend/cpu/fused_launch.h"
+#include "backend/cpu/gelu.h"
 #include "backend/cpu/half.h"
 #include "tests/backend/catch.h"
 #include "tests/backend/child.h"
@@ -162,6 +163,15 @@ Described of_bytes(O operation) {
           EntryType::kByte};
 }
 
+float gelu(float x) {
+  const float scaled = x * x * kGeluScale;
+  const float place = (scaled > 2 ? 2.0f : scaled) - 1;
+  float sum = kGeluCoefficients[0];
+  for (size_t i = 1; i < std::size(kGeluCoefficients); ++i) sum = std::fma(sum, place, kGeluCoefficients[i]);
+  const float error = x * sum;
+  return std::fma(x / 2, error < -1 ? -1.0f : error > 1 ? 1.0f : error, x / 2);
+}
+
 std::vector<Described> all_functions() {
   std::vector<Described> all;
   add_floats<float>(all);
@@ -177,6 +187,7 @@ std::vector<Described> all_functions() {
   all.push_back(of_bytes<[](uint8_t a, uint8_t b) -> uint8_t { return a & b; }>(O::kBitwiseAnd));
   all.push_back(of_bytes<[](uint8_t a, uint8_t b) -> uint8_t { return a | b; }>(O::kBitwiseOr));
   all.push_back(of_bytes<[](uint8_t a, uint8_t b) -> uint8_t { return a ^ b; }>(O::kBitwiseXor));
+  all.push_back({{map_unary<float, float, gelu>, {O::kGelu, E::kFloat32, {}, {}}}, {E::kFloat32}, E::kFloat32});
   all.push_back(convert<float, uint16_t, [](uint16_t x) { return float16_to_float(x); }>(E::kFloat32, E::kFloat16));
   all.push_back(convert<uint16_t, float, [](float x) { return float_to_float16(x); }>(E::kFloat16, E::kFloat32));
   all.push_back(convert<float, uint16_t, [](uint16_t x) { return bfloat16_to_float(x); }>(E::kFloat32, E::kBFloat16));
@@ -191,6 +202,20 @@ std::vector<Described> all_functions() {
 }
 
 int bytes_of(EntryType type) { return input_bytes({O::kAbs, type, {}, {}}, 0); }
+
+TEST_CASE("gelu is within three roundings, and exact where erf is 1") {
+  for (float x = -8; x <= 8; x += 0.000173f) {
+    const double right = 0.5 * x * (1 + std::erf(static_cast<double>(x) / std::sqrt(2.0)));
+    const double error = std::abs(gelu(x) - right) / std::max(1.0, static_cast<double>(std::abs(x)));
+    if (error > 3 * 0x1p-24) FAIL("gelu(" << x << ") is " << gelu(x) << ", not " << right);
+  }
+  for (const float x : {5.4f, 6.0f, 100.0f, 1e10f, 1.5e19f, 3e38f}) {
+    CHECK(gelu(x) == x);
+    CHECK(gelu(-x) == 0);
+  }
+  for (const float x : {0.0f, -0.0f, 1e-45f, 1e-38f, 1e-20f}) CHECK(gelu(x) == Approx(x / 2));
+  CHECK(std::isnan(gelu(NAN)));
+}
 
 // -- Values --------------------------------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 
+#include "backend/cpu/tile_gemm.h"
 #include "ops/config.h"
 #include "ops/sync.h"
 #include "tests/ops/fixture.h"
@@ -46,6 +48,7 @@ class Linear : public OpsTest {
   void TearDown() override {
     force_linear_implementation(std::nullopt);
     config().fusion = true;
+    config().tiles = true;
     config().packed_bytes = int64_t{256} << 20;
     linear_choices().restart("");
     OpsTest::TearDown();
@@ -86,11 +89,18 @@ TEST_F(Linear, EveryImplementationComputesWhatTheCpuComputes) {
                        bias_there = settled(on_device(bias));
       const at::Tensor columns = settled(on_device(w.t().contiguous()));
       for (const Implementation implementation :
-           {Implementation::kStock, Implementation::kMatvec, Implementation::kWide, Implementation::kPacked}) {
+           {Implementation::kStock, Implementation::kMatvec, Implementation::kWide, Implementation::kTiles,
+            Implementation::kPacked, Implementation::kPackedTiles}) {
         SCOPED_TRACE(std::string(to_string(implementation)) + " " + c10::toString(dtype) + " m=" + std::to_string(m));
         force_linear_implementation(implementation);
-        for (int use = 0; use <= kUsesBeforePacking; ++use) settled(product(x_there, w_there));
-        const int64_t before = runs_of(implementation);
+        for (int use = 0; use <= kUsesBeforePacking; ++use) {
+          settled(product(x_there, w_there));
+          settled(at::mm(x_there, columns));
+        }
+        const bool on_tiles =
+            implementation == Implementation::kTiles || implementation == Implementation::kPackedTiles;
+        const Implementation counted = on_tiles ? Implementation::kTiles : implementation;
+        const int64_t before = runs_of(counted);
         EXPECT_TRUE(close(product(x_there, w_there), at::mm(x, w.t()), k));
         EXPECT_TRUE(close(at::addmm(bias_there, x_there, w_there.t()), at::addmm(bias, x, w.t()), k));
         EXPECT_TRUE(close(at::bmm(x_there.unsqueeze(0), w_there.t().unsqueeze(0)),
@@ -99,11 +109,36 @@ TEST_F(Linear, EveryImplementationComputesWhatTheCpuComputes) {
         const int64_t expected = implementation == Implementation::kMatvec   ? (m <= 8 ? 4 : 0)
                                  : implementation == Implementation::kWide   ? (dtype == at::kFloat ? 0 : 3)
                                  : implementation == Implementation::kPacked ? (dtype == at::kHalf ? 0 : 3)
+                                 : on_tiles && backend::has_tiles()          ? (dtype == at::kHalf ? 0 : 4)
                                                                              : 0;
-        EXPECT_EQ(runs_of(implementation) - before, expected);
+        EXPECT_EQ(runs_of(counted) - before, expected);
       }
     }
   }
+}
+
+TEST_F(Linear, WithTilesOffTheTileUnitIsNotUsed) {
+  const at::Tensor x = settled(on_device(numbers({128, 256}, 1))), w = settled(on_device(numbers({512, 256}, 2)));
+  for (const Implementation implementation : {Implementation::kTiles, Implementation::kPackedTiles}) {
+    force_linear_implementation(implementation);
+    for (const bool on : {true, false}) {
+      config().tiles = on;
+      for (int use = 0; use < kUsesBeforePacking; ++use) settled(product(x, w));
+      EXPECT_EQ(own_runs_in([&] { return product(x, w); }), on && backend::has_tiles() ? 1 : 0);
+    }
+  }
+}
+
+TEST_F(Linear, AWeightThatTilesCannotHaveIsMultipliedAsTheCpuDoes) {
+  at::Tensor weight = numbers({512, 256}, 2);
+  weight.mutable_data_ptr<float>()[3 * 256 + 4] = std::numeric_limits<float>::infinity();
+  const at::Tensor x = numbers({128, 256}, 1);
+  const at::Tensor x_there = settled(on_device(x)), w_there = settled(on_device(weight));
+  force_linear_implementation(Implementation::kPackedTiles);
+  for (int use = 0; use <= kUsesBeforePacking; ++use) {
+    EXPECT_TRUE(at::allclose(product(x_there, w_there).cpu(), at::mm(x, weight.t()), 1e-5, 1e-4));
+  }
+  EXPECT_EQ(linear_counts().packed_bytes, 0);
 }
 
 TEST_F(Linear, OperandsMayBeWindowsOfLargerTensors) {
@@ -156,10 +191,10 @@ TEST_F(Linear, AShapeIsMeasuredOnce) {
 }
 
 TEST_F(Linear, PackingIsMeasuredAfterAWeightWasUsedOften) {
-  const at::Tensor x = settled(on_device(numbers({64, 256}, 1))), w = settled(on_device(numbers({512, 256}, 2)));
+  const at::Tensor x = settled(on_device(numbers({32, 256}, 1))), w = settled(on_device(numbers({512, 256}, 2)));
   const int64_t before = linear_counts().measurements;
   for (int use = 1; use < kUsesBeforePacking; ++use) settled(product(x, w));
-  EXPECT_EQ(linear_counts().measurements, before);  // float32 of 64 rows has one plain implementation
+  EXPECT_EQ(linear_counts().measurements, before);  // float32 of 32 rows has one plain implementation
   settled(product(x, w));
   EXPECT_EQ(linear_counts().measurements, before + 1);
 }
@@ -265,12 +300,12 @@ class ChoiceFile : public ::testing::Test {
 TEST_F(ChoiceFile, IsReadByTheNextProcess) {
   LinearChoices first(path);
   EXPECT_EQ(first.find(shape), std::nullopt);
-  first.learn(shape, {Implementation::kMatvec, Packing::kUntried});
-  first.learn(large, {Implementation::kStock, Packing::kBetter});
-  first.learn(shape, {Implementation::kMatvec, Packing::kWorse});
+  first.learn(shape, {Implementation::kMatvec});
+  first.learn(large, {Implementation::kStock, Implementation::kPackedTiles});
+  first.learn(shape, {Implementation::kMatvec, Implementation::kStock});
   LinearChoices second(path);
-  EXPECT_EQ(second.find(shape), (LinearChoice{Implementation::kMatvec, Packing::kWorse}));
-  EXPECT_EQ(second.find(large), (LinearChoice{Implementation::kStock, Packing::kBetter}));
+  EXPECT_EQ(second.find(shape), (LinearChoice{Implementation::kMatvec, Implementation::kStock}));
+  EXPECT_EQ(second.find(large), (LinearChoice{Implementation::kStock, Implementation::kPackedTiles}));
 }
 
 TEST_F(ChoiceFile, GuessesAreNotWrittenAndAreMeasuredAgain) {

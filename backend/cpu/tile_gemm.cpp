@@ -1,0 +1,335 @@
+// With many rows, threads share them: each packs blocks of its rows, as large as fit into its second-level cache, and multiplies a block by one panel of
+// w after the other. With few rows, threads share the panels: all rows are packed first, in parallel.
+//
+// k is cut where the rows of a block would not fit otherwise; the sums of a block then wait in memory of the thread.
+
+#include "backend/cpu/tile_gemm.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+
+#include "backend/cpu/tile_kernel.h"
+#include "backend/parallel.h"
+
+#if defined(__linux__) && defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace hetero::backend {
+
+#if !defined(__x86_64__)
+const TileKernels& tile_kernels(Element) { std::abort(); }
+TileUnit::TileUnit(int64_t) {}
+TileUnit::~TileUnit() = default;
+#endif
+
+bool has_tiles() {
+#if defined(__linux__) && defined(__x86_64__)
+  static const bool has = [] {
+    if (!__builtin_cpu_supports("amx-tile") || !__builtin_cpu_supports("amx-bf16") ||
+        !__builtin_cpu_supports("avx512bf16") || instruction_set() != InstructionSet::kAvx512) {
+      return false;
+    }
+    constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM of asm/prctl.h, which older systems lack
+    constexpr int kTileData = 18;               // XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return has;
+#else
+  return false;
+#endif
+}
+
+namespace {
+
+// The bytes of packed rows, which leave room for two panels and results in a second-level cache of 2 MiB.
+constexpr int64_t kBlockBytes = 800 << 10;
+constexpr int64_t kMostRows = 512;
+// Rows of a block, at least, where k is cut.
+constexpr int64_t kFewRows = 192;
+// With so many for each thread, rows are shared out.
+constexpr int64_t kRowsForThread = 96;
+// With fewer, the next panel is wanted sooner than it could come.
+constexpr int64_t kRowsForNext = 128;
+constexpr int64_t kWeightBytes = 16 << 20;  // packed at a time, where w comes as it is
+constexpr int64_t kBytesPerThread = 64 << 10;
+constexpr int64_t kHeader = 64;
+
+int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
+int64_t round_up(int64_t value, int64_t to) { return divide_up(value, to) * to; }
+
+int64_t panels(int64_t n) { return divide_up(n, kPanel); }
+// Memory of a thread that is kept from call to call.
+class Scratch {
+ public:
+  Scratch() = default;
+  ~Scratch() { ::operator delete(memory_, std::align_val_t(64)); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  std::byte* get(int64_t bytes) {
+    if (bytes > bytes_) {
+      ::operator delete(memory_, std::align_val_t(64));
+      memory_ = nullptr;
+      bytes_ = 0;
+      memory_ = ::operator new(static_cast<size_t>(bytes), std::align_val_t(64));
+      bytes_ = bytes;
+    }
+    return static_cast<std::byte*>(memory_);
+  }
+
+ private:
+  void* memory_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+const std::byte* at(const void* base, int64_t element, int64_t item) {
+  return static_cast<const std::byte*>(base) + element * item;
+}
+
+// Rows [first, first + rows) of a float32 product that planes cannot have.
+void multiply_plainly(const Matvec& call, Sgemm sgemm, int64_t first, int64_t rows) {
+  const auto* const x = static_cast<const float*>(call.x) + first * call.x_stride;
+  auto* const y = static_cast<float*>(call.y) + first * call.y_stride;
+  sgemm({.b_transposed = !call.columns,
+         .m = rows,
+         .n = call.n,
+         .k = call.k,
+         .a = x,
+         .lda = call.x_stride,
+         .b = static_cast<const float*>(call.w),
+         .ldb = call.w_stride,
+         .c = y,
+         .ldc = call.y_stride});
+  if (call.bias == nullptr) return;
+  for (int64_t i = 0; i < rows; ++i) add_elements(call.element, call.bias, 0, call.n, y + i * call.y_stride);
+}
+
+// What the parts of one product have in common.
+class Product {
+ public:
+  Product(std::span<const Matvec> calls, Sgemm sgemm)
+      : calls_(calls),
+        sgemm_(sgemm),
+        common_(calls.front()),
+        kernels_(tile_kernels(common_.element)),
+        item_(element_bytes(common_.element)) {
+    // As few cuts as possible, into equal parts.
+    const int64_t most =
+        kBlockBytes / row_tile_bytes(common_.element, kTileDepth) / (kFewRows / kTileRows) * kTileDepth;
+    const int64_t parts = std::max<int64_t>(1, divide_up(common_.k, most));
+    depth_ = std::max(kTileDepth, round_up(divide_up(common_.k, parts), kTileDepth));
+    block_rows_ = std::clamp(kBlockBytes / row_tile_bytes(common_.element, depth_) * kTileRows / kPanel * kPanel,
+                             kPanel, kMostRows);
+    for (const Matvec& call : calls) panels_ += panels(call.n);
+  }
+
+  void run() {
+    if (panels_ == 0) return;
+    const int64_t threads = thread_count();
+    if (common_.m >= threads * kRowsForThread) {
+      parallel_for(0, divide_up(common_.m, kPanel), 1,
+                   [&](int64_t begin, int64_t end) { share_rows(begin * kPanel, std::min(common_.m, end * kPanel)); });
+    } else {
+      share_panels();
+    }
+  }
+
+ private:
+  // Rows [first, last), of which the sums have room in `sums`, by panels [begin, end), panels of one call after those of the other.
+  void multiply(const std::byte* x, int64_t x_stride, int64_t first, int64_t rows, int64_t begin, int64_t end,
+                int64_t depth_begin, int64_t depth, float* sums) const {
+    const bool starts = depth_begin == 0;
+    const bool ends = depth_begin + depth >= common_.k;
+    const int64_t steps = divide_up(rows, kPanel) * std::max<int64_t>(1, tiles_of(depth));
+    const int64_t lines = divide_up(panel_bytes(common_.element, depth), 64 * steps);
+    int64_t before = 0;
+    for (const Matvec& call : calls_) {
+      const int64_t count = panels(call.n);
+      for (int64_t panel = std::max<int64_t>(begin - before, 0); panel < std::min(end - before, count); ++panel) {
+        const int64_t output = panel * kPanel;
+        const int64_t outputs = std::min(kPanel, call.n - output);
+        alignas(64) float bias[kPanel] = {};
+        if (starts && call.bias != nullptr) add_elements(call.element, call.bias, output, outputs, bias);
+        float* const here = sums + (before + panel - begin) * round_up(rows, kPanel) * kPanel;
+        const auto* const w = static_cast<const std::byte*>(call.tiles) + kHeader +
+                              panel * panel_bytes(call.element, call.k) + panel_bytes(call.element, depth_begin);
+        const bool last = panel + 1 >= std::min(end - before, count);
+        kernels_.multiply({.x = x,
+                           .x_stride = x_stride,
+                           .rows = rows,
+                           .w = w,
+                           .depth = tiles_of(depth),
+                           .from = starts ? nullptr : here,
+                           .to = ends ? nullptr : here,
+                           .bias = call.bias != nullptr ? bias : nullptr,
+                           .y = static_cast<std::byte*>(call.y) + (first * call.y_stride + output) * item_,
+                           .y_stride = call.y_stride,
+                           .count = outputs,
+                           .next = last || rows < kRowsForNext ? nullptr : w + panel_bytes(call.element, call.k),
+                           .next_lines = lines});
+      }
+      before += count;
+    }
+  }
+
+  // The memory that the sums of a block and so many panels need.
+  int64_t sum_bytes(int64_t rows, int64_t panels) const {
+    return depth_ >= common_.k ? 0 : round_up(rows, kPanel) * panels * kPanel * 4;
+  }
+
+  bool reachable(const Magnitudes& x) const {
+    if (common_.element != Element::kFloat32) return true;
+    return std::all_of(calls_.begin(), calls_.end(), [&](const Matvec& call) {
+      Magnitudes w;
+      std::memcpy(&w, call.tiles, sizeof(w));
+      return within_reach(x, w, call.k);
+    });
+  }
+
+  Magnitudes pack(int64_t first, int64_t rows, int64_t depth_begin, int64_t depth, std::byte* to) const {
+    return kernels_.pack_rows(at(common_.x, first * common_.x_stride + depth_begin, item_), common_.x_stride, rows,
+                              depth, to, row_tile_bytes(common_.element, depth));
+  }
+
+  void share_rows(int64_t first, int64_t last) const {
+    static thread_local Scratch memory, sums_memory;
+    const int64_t stride = row_tile_bytes(common_.element, depth_);
+    const int64_t most = std::min(block_rows_, round_up(last - first, kPanel));
+    std::byte* const x = memory.get(most / kTileRows * stride);
+    auto* const sums = reinterpret_cast<float*>(sums_memory.get(sum_bytes(most, panels_)));
+    const TileUnit unit(kTileRows);
+    for (int64_t row = first; row < last; row += block_rows_) {
+      const int64_t rows = std::min(block_rows_, last - row);
+      bool planes = true;
+      for (int64_t begin = 0; begin < std::max<int64_t>(common_.k, 1) && planes; begin += depth_) {
+        const int64_t depth = std::min(depth_, common_.k - begin);
+        planes = reachable(pack(row, rows, begin, depth, x));
+        if (planes) multiply(x, row_tile_bytes(common_.element, depth), row, rows, 0, panels_, begin, depth, sums);
+      }
+      if (planes) continue;
+      for (const Matvec& call : calls_) multiply_plainly(call, sgemm_, row, rows);
+    }
+  }
+
+  void share_panels() {
+    static thread_local Scratch memory;
+    const int64_t stride = row_tile_bytes(common_.element, common_.k);
+    std::byte* const x = memory.get(divide_up(common_.m, kTileRows) * stride);
+    std::atomic<bool> planes{true};
+    const int64_t grain = std::max<int64_t>(1, kBytesPerThread / std::max<int64_t>(stride, 1));
+    parallel_for(0, divide_up(common_.m, kTileRows), grain, [&](int64_t begin, int64_t end) {
+      const int64_t first = begin * kTileRows;
+      const int64_t rows = std::min(common_.m, end * kTileRows) - first;
+      if (!reachable(pack(first, rows, 0, common_.k, x + begin * stride))) planes = false;
+    });
+    if (!planes) {
+      for (const Matvec& call : calls_) multiply_plainly(call, sgemm_, 0, common_.m);
+      return;
+    }
+    const int64_t weight_grain =
+        std::max<int64_t>(1, kBytesPerThread / panel_bytes(common_.element, std::max<int64_t>(common_.k, 1)));
+    parallel_for(0, panels_, weight_grain, [&](int64_t begin, int64_t end) {
+      static thread_local Scratch sums_memory;
+      const int64_t most = std::min(block_rows_, common_.m);
+      auto* const sums = reinterpret_cast<float*>(sums_memory.get(sum_bytes(most, end - begin)));
+      const TileUnit unit(common_.m);
+      for (int64_t row = 0; row < common_.m; row += block_rows_) {
+        const int64_t rows = std::min(block_rows_, common_.m - row);
+        for (int64_t from = 0; from < std::max<int64_t>(common_.k, 1); from += depth_) {
+          multiply(x + row / kTileRows * stride + row_tile_bytes(common_.element, from), stride, row, rows, begin, end,
+                   from, std::min(depth_, common_.k - from), sums);
+        }
+      }
+    });
+  }
+
+  const std::span<const Matvec> calls_;
+  const Sgemm sgemm_;
+  const Matvec& common_;
+  const TileKernels& kernels_;
+  const int64_t item_;
+  int64_t depth_;  // elements of k at a time
+  int64_t block_rows_;
+  int64_t panels_ = 0;
+};
+
+}  // namespace
+
+bool within_reach(const Magnitudes& x, const Magnitudes& w, int64_t k) {
+  constexpr double kLeast = 0x1p-90;
+  constexpr double kMost = 0x1p126;
+  const auto value = [](uint32_t bits) { return static_cast<double>(std::bit_cast<float>(bits)); };
+  const double a = value(x.largest), b = value(w.largest);
+  if (!(a < kMost) || !(b < kMost)) return false;  // or no number
+  if (a == 0 || b == 0) return true;
+  const double least_a = value(x.least), least_b = value(w.least);
+  return least_a >= kLeast && least_b >= kLeast && least_a * least_b >= kLeast &&
+         a * b * static_cast<double>(k) < kMost;
+}
+
+int64_t tile_weight_bytes(Element element, int64_t n, int64_t k) {
+  return kHeader + panels(n) * panel_bytes(element, k);
+}
+
+bool pack_tile_weight(const Matvec& call, void* to) {
+  const TileKernels& kernels = tile_kernels(call.element);
+  auto* const tiles = static_cast<std::byte*>(to) + kHeader;
+  const int64_t bytes = panel_bytes(call.element, call.k);
+  std::mutex mutex;
+  Magnitudes found;
+  const int64_t grain = std::max<int64_t>(1, kBytesPerThread / std::max<int64_t>(bytes, 1));
+  parallel_for(0, panels(call.n), grain, [&](int64_t begin, int64_t end) {
+    Magnitudes mine;
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const int64_t first = panel * kPanel;
+      const std::byte* const w = at(call.w, first * (call.columns ? 1 : call.w_stride), element_bytes(call.element));
+      mine.join(kernels.pack_panel(w, call.w_stride, call.columns, std::min(kPanel, call.n - first), call.k,
+                                   tiles + panel * bytes));
+    }
+    const std::lock_guard lock(mutex);
+    found.join(mine);
+  });
+  static_assert(sizeof(found) <= kHeader);
+  std::memcpy(to, &found, sizeof(found));
+  // By values of x that are neither large nor small.
+  constexpr uint32_t kOne = std::bit_cast<uint32_t>(1.0f);
+  return call.element != Element::kFloat32 || within_reach({kOne, kOne}, found, call.k);
+}
+
+void tile_gemm(std::span<const Matvec> calls, Sgemm sgemm) {
+  if (calls.empty() || calls.front().m <= 0) return;
+  const bool packed = std::all_of(calls.begin(), calls.end(), [](const Matvec& call) { return call.tiles != nullptr; });
+  if (packed) return Product(calls, sgemm).run();
+  static thread_local Scratch memory;
+  for (Matvec call : calls) {
+    if (call.tiles != nullptr) {
+      Product(std::span(&call, 1), sgemm).run();
+      continue;
+    }
+    // Some outputs at a time.
+    const int64_t bytes = std::max<int64_t>(panel_bytes(call.element, call.k), 1);
+    const int64_t outputs = std::max<int64_t>(1, kWeightBytes / bytes) * kPanel;
+    for (int64_t first = 0; first < call.n; first += outputs) {
+      Matvec part = call;
+      part.n = std::min(outputs, call.n - first);
+      part.w = at(call.w, first * (call.columns ? 1 : call.w_stride), element_bytes(call.element));
+      part.y = static_cast<std::byte*>(call.y) + first * element_bytes(call.element);
+      if (call.bias != nullptr) part.bias = at(call.bias, first, element_bytes(call.element));
+      std::byte* const tiles = memory.get(tile_weight_bytes(part.element, part.n, part.k));
+      part.tiles = tiles;
+      if (pack_tile_weight(part, tiles)) {
+        Product(std::span(&part, 1), sgemm).run();
+      } else {
+        multiply_plainly(part, sgemm, 0, part.m);
+      }
+    }
+  }
+}
+
+}  // namespace hetero::backend
