@@ -136,8 +136,8 @@ class Server(Closing):
 
         Args:
             *args: As in a call of the model.
-            timeout: Seconds within which the call is to begin; otherwise it is not run, and its future raises
-                `TimeoutError`.
+            timeout: Seconds within which the call is to be done. Otherwise it is not begun, or stops before its next
+                operator, and its future raises `TimeoutError`.
             **kwargs: As in a call of the model.
 
         Returns:

@@ -204,6 +204,24 @@ def test_a_call_that_is_not_begun_in_time_is_not_run(holding: torch.hetero.Compi
     assert_nothing_left(server)
 
 
+def test_a_call_whose_time_is_up_while_it_runs_stops_before_its_next_operator(
+    holding: torch.hetero.CompiledModel,
+) -> None:
+    with holding.serve() as server:
+        # Longer where the machine is so busy that the call is late before it runs.
+        for timeout in (0.05, 0.5, 5, 50):
+            running = server.submit(torch.ones(4), timeout=timeout)
+            if _entered.acquire(timeout=timeout):
+                break
+        time.sleep(timeout)
+        _held.set()
+        with pytest.raises(TimeoutError, match="time was up"):
+            running.result(60)
+        assert torch.equal(server.submit(torch.ones(4), timeout=60).result(60), torch.full((4,), 4.0))
+    assert server.counters["late"] >= 1
+    assert_nothing_left(server)
+
+
 def test_an_operators_exception_is_its_futures_alone(holding: torch.hetero.CompiledModel) -> None:
     _held.set()
     with holding.serve() as server:
