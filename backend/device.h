@@ -135,6 +135,10 @@ const char* to_string(QueueKind kind);
 inline QueueKind compute_queue(int n) {
   return n == 0 ? QueueKind::kCompute : static_cast<QueueKind>(static_cast<int>(QueueKind::kCompute2) + n - 1);
 }
+// The reverse. REQUIRES: a compute queue.
+inline int compute_queue_number(QueueKind kind) {
+  return kind == QueueKind::kCompute ? 0 : 1 + static_cast<int>(kind) - static_cast<int>(QueueKind::kCompute2);
+}
 inline bool is_side_compute(QueueKind kind) { return kind >= QueueKind::kCompute2; }
 inline bool is_compute(QueueKind kind) { return kind == QueueKind::kCompute || is_side_compute(kind); }
 // The queue of the same direction that yields the link to an urgent one; the kind itself for any other.

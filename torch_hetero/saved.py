@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from torch_hetero import _C
 from torch_hetero.pipeline import Pipeline
-from torch_hetero.server import Server
+from torch_hetero.server import Group, Server
 
 if TYPE_CHECKING:
     from torch_hetero.dynamic import Sizes
@@ -95,12 +95,18 @@ class CompiledModel:
         return self._results_of(tensors, results)
 
     def serve(
-        self, groups: int = 1, capacity: int = 64, *, when_full: Literal["wait", "refuse"] = "wait"
+        self,
+        groups: int | Sequence[Group] = 1,
+        capacity: int = 64,
+        *,
+        when_full: Literal["wait", "refuse"] = "wait",
     ) -> Server:
         """A server that runs calls of many threads, as many at once as there are groups; see `Server`.
 
         Args:
-            groups: In how many parts the process's cores are split; each runs one call at a time.
+            groups: In how many parts the process's cores, and the accelerator's compute queues, are split; each runs
+                one call at a time. Or the parts themselves, each a `Group`: ``{"name": "left", "cores": [0, 1],
+                "compute_queues": [1, 2]}``.
             capacity: How many calls may wait, beside those for which a group is free.
             when_full: Whether `Server.submit` then waits for room or raises `queue.Full`.
 

@@ -155,6 +155,7 @@ struct GraphExecutor::Impl {
   const Window& window(const ProgramValue& value) const { return program().windows[value.window]; }
 
   Status init();
+  Status choose_queues();
   void choose_homes();
   void make_slots();
   void lay_out(Instance& instance) const;
@@ -212,6 +213,7 @@ Result<std::unique_ptr<GraphExecutor>> GraphExecutor::Init(std::shared_ptr<Model
 Status GraphExecutor::Impl::init() {
   plan_options = options.plan != nullptr ? *options.plan : static_plan_options(options.devices);
   plan_options.fixed_memory = true;
+  if (Status status = choose_queues(); !status.ok()) return status;
   Result<std::unique_ptr<SizedProgram>> own = SizedProgram::own(model->program(), plan_options, options.use_saved_plan);
   if (!own.ok()) return own.status();
   choose_homes();
@@ -220,6 +222,15 @@ Status GraphExecutor::Impl::init() {
   known.push_back(std::make_unique<Instance>(Instance{.sized = std::move(own.value())}));
   lay_out(*known.back());
   return use(*known.back());
+}
+
+Status GraphExecutor::Impl::choose_queues() {
+  std::vector<QueueKind>& queues = options.compute_queues;
+  if (queues.empty() && options.group != nullptr) queues = options.group->compute_queues();
+  if (queues.empty()) return Status();
+  plan_options.compute_queues = std::min(plan_options.compute_queues, static_cast<int>(queues.size()));
+  plan_options.shares_accelerator = queues.size() < backend::kComputeQueues;
+  return backend::check_compute_queues(queues);
 }
 
 // Slots have what goes in and out, and is no weight.
@@ -362,7 +373,9 @@ void GraphExecutor::Impl::bind(Instance& instance) {
   const std::vector<graph::Binding*> bindings = model->bindings();
   instance.bound = std::make_unique<graph::BoundProgram>(
       plan.graph, plan.plan, options.devices, of_slots, std::array{arenas[kCpu].data(), arenas[kAccelerator].data()},
-      bindings, graph::SegmentOptions{.record = options.segments, .draws = instance.sized->drawing()});
+      bindings,
+      graph::BoundOptions{
+          .segments = options.segments, .draws = instance.sized->drawing(), .compute_queues = options.compute_queues});
   instance.version = memory_version;
   if (instance.bound->on_host_only()) return;
   for (auto& slot : slots) {

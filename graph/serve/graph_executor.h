@@ -82,6 +82,9 @@ class GraphExecutor {
     // Where RunAsync runs; null: Run only.
     backend::CoreGroup* group = nullptr;
     std::array<backend::Device*, backend::kMaxDevices> devices = process_devices();
+    // The accelerator's compute queues that the program may use; none: those of `group`, and all where it names none either. Executors that use different ones do
+    // not wait for each other there, save where copies stand behind copies.
+    std::vector<backend::QueueKind> compute_queues = {};
     // What planning may use; static_plan_options(devices) where not set.
     std::unique_ptr<graph::PlanOptions> plan = nullptr;
     // The plan in the file is used where it was made for a machine like this one.
@@ -92,7 +95,7 @@ class GraphExecutor {
     std::function<std::pair<uint64_t, uint64_t>()> draw = nullptr;
   };
 
-  // Errors: as Model::load; kResource where the memory does not suffice.
+  // Errors: as Model::load; kUsage for no slots, or wrong queues; kResource where the memory does not suffice.
   static Result<std::unique_ptr<GraphExecutor>> Init(const std::string& path, Options options);
   static Result<std::unique_ptr<GraphExecutor>> Init(std::shared_ptr<Model> model, Options options);
   ~GraphExecutor();

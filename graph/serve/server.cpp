@@ -21,9 +21,12 @@ const std::string* changed_state(const Model& model) {
 Result<std::vector<CoreGroup::Options>> groups_of_cores(int groups) {
   Result<std::vector<std::vector<int>>> parts = backend::split_cores(groups);
   if (!parts.ok()) return parts.status();
+  const std::vector<std::vector<backend::QueueKind>> queues = backend::split_compute_queues(groups);
   std::vector<CoreGroup::Options> options;
   for (std::vector<int>& cores : parts.value()) {
-    options.push_back({.name = "lane" + std::to_string(options.size()), .cores = std::move(cores)});
+    const size_t lane = options.size();
+    options.push_back(
+        {.name = "lane" + std::to_string(lane), .cores = std::move(cores), .compute_queues = queues[lane]});
   }
   return options;
 }
@@ -90,6 +93,7 @@ Status Server::make_executor(Lane& lane, const Options& options) {
     GraphExecutor::Options chosen = options.executor ? options.executor() : GraphExecutor::Options();
     chosen.slots = 1;
     chosen.group = nullptr;
+    chosen.compute_queues = lane.group->compute_queues();
     if (!chosen.draw) {
       chosen.draw = [this] { return std::pair(uint64_t{0}, draws_.fetch_add(1, std::memory_order_relaxed)); };
     }

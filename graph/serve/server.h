@@ -11,10 +11,12 @@
 // The tensors are memory of the caller, on the host, which the program reads and writes where it is if it lies as the program's own does, and copies otherwise. From
 // submit() until the request has ended nobody else writes the inputs or touches the outputs; after an error, outputs hold anything.
 //
+// Groups that name compute queues of the accelerator (CoreGroup::Options) have these for themselves: what their requests launch runs beside each other there.
+//
 // A lane makes its executor on its own thread. So the plan is one for the threads that the lane has: the plan in the file is used where it was saved with as
 // many threads, and another is made where a lane has fewer. Memory is the lane's too, near its cores where the system places it by first touch.
 //
-// A running request stops between two kernels after cancel(), or when a thread in wait() notices that its deadline passed. Once every lane has run a request, one whose
+// A running request stops between two kernels after cancel(), or when its deadline has passed. Once every lane has run a request, one whose
 // tensors are lent takes no memory from the heap but what kernels take.
 //
 // Thread safety: any thread. Fork: as the scheduler's.
@@ -53,11 +55,12 @@ class Server {
   };
 
   struct Options {
-    int groups = 1;                                       // the process's cores in so many equal parts (split_cores)
+    // The process's cores, and the compute queues of its accelerator, in so many equal parts (split_cores, split_compute_queues).
+    int groups = 1;
     std::vector<backend::CoreGroup::Options> lanes = {};  // instead: these
     size_t capacity = 64;  // requests that may wait, beside those for which a lane is free
     WhenFull when_full = WhenFull::kWait;
-    // Options of each lane's executor, called on its thread; slots and group are the server's. None: the defaults. Lanes whose executors are told no `draw` draw
+    // Options of each lane's executor, called on its thread; slots, group and compute queues are the server's. None: the defaults. Lanes whose executors are told no `draw` draw
     // different numbers.
     std::function<GraphExecutor::Options()> executor = nullptr;
   };

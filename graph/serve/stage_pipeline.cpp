@@ -160,9 +160,12 @@ Status StagePipeline::Impl::choose_groups() {
     return usage("a pipeline has a core group for each stage, or one for all, or none");
   }
   if (!groups.empty()) return Status();
-  Result<std::vector<std::vector<int>>> parts = backend::split_cores(static_cast<int>(options.stages));
+  const auto count = static_cast<int>(options.stages);
+  Result<std::vector<std::vector<int>>> parts = backend::split_cores(count);
+  const std::vector<std::vector<backend::QueueKind>> queues = backend::split_compute_queues(count);
   for (size_t s = 0; s < options.stages; ++s) {
-    CoreGroup::Options group{.name = "stage" + std::to_string(s), .threads = parts.ok() ? 0 : 1};
+    CoreGroup::Options group{
+        .name = "stage" + std::to_string(s), .threads = parts.ok() ? 0 : 1, .compute_queues = queues[s]};
     if (parts.ok()) group.cores = parts.value()[s];
     Result<std::unique_ptr<CoreGroup>> made = CoreGroup::create(std::move(group));
     if (!made.ok()) return made.status();
@@ -191,6 +194,7 @@ Status StagePipeline::Impl::add_stage(ProgramStage cut, size_t index) {
   if (!part.ok()) return part.status();
   GraphExecutor::Options chosen;
   chosen.slots = 1;
+  chosen.compute_queues = stage.group->compute_queues();
   chosen.devices = options.devices;
   if (!options.plans[index].has_accelerator) chosen.devices[kAccelerator] = nullptr;
   chosen.plan = std::make_unique<PlanOptions>(options.plans[index]);

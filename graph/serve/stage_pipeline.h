@@ -69,7 +69,8 @@ class StagePipeline {
     size_t stages = 2;
     size_t depth = 0;  // frames; 0: twice as many as stages
     WhenFull when_full = WhenFull::kWait;
-    // One for each stage, or one for all; none: the pipeline makes one for each, of the process's cores in equal parts where there are enough.
+    // One for each stage, or one for all; none: the pipeline makes one for each, of the process's cores in equal parts where there are enough, and of the
+    // accelerator's compute queues. A stage's executor uses the compute queues of its group.
     std::vector<backend::CoreGroup*> groups = {};
     std::array<backend::Device*, backend::kMaxDevices> devices = process_devices();
     // One for each stage: where it may run, for example. None: static_plan_options(devices) for all.

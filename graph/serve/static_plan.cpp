@@ -116,7 +116,8 @@ std::string plan_machine(const PlanOptions& options) {
     text += " " + std::to_string(figure);
   }
   return text + ", " + std::to_string(options.accelerator_bytes) + " bytes, placement " + to_string(options.policy) +
-         ", " + std::to_string(options.compute_queues) + " compute queues, copies " +
+         ", " + std::to_string(options.compute_queues) + " compute queues" +
+         (options.shares_accelerator ? " beside others" : "") + ", copies " +
          (options.join_copies ? "joined" : "apart");
 }
 

@@ -2,7 +2,9 @@
 
 #include "graph/serve/server.h"
 
+#include <array>
 #include <barrier>
+#include <condition_variable>
 #include <cstring>
 #include <latch>
 #include <random>
@@ -10,6 +12,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "backend/sim/sim_device.h"
 #include "tests/graph/catch.h"
 #include "tests/graph/static_program.h"
 
@@ -460,6 +463,118 @@ TEST_CASE("lanes share an accelerator") {
     REQUIRE(calls[i]->wait().ok());
     CHECK(program.is_result(static_cast<float>(i), calls[i]->z));
   }
+}
+
+namespace {
+
+// Who arrives goes on when as many are there as are expected, or after a minute.
+class Rendezvous {
+ public:
+  explicit Rendezvous(int expected) : expected_(expected) {}
+  // Whether all came.
+  bool arrive() {
+    std::unique_lock lock(mutex_);
+    const int turn = arrived_++ / expected_;
+    changed_.notify_all();
+    return changed_.wait_for(lock, std::chrono::minutes(1), [&] { return arrived_ >= (turn + 1) * expected_; });
+  }
+
+ private:
+  const int expected_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int arrived_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("groups with compute queues of their own have their requests on the accelerator at the same time") {
+  using enum backend::QueueKind;
+  constexpr double kLaunch = 1e-3;
+  constexpr int kTower = 10;
+  auto made = backend::SimDevice::create({.flops = 1e18, .launch_latency = kLaunch});
+  require(made.status());
+  backend::SimDevice& sim = *made.value();
+  const Devices devices{test_devices()[kCpu], &sim};
+  // A tower on the accelerator, and a kernel of the host beside it, which is called when the tower has been submitted.
+  Program p;
+  const BufferId x = p.input(kCount);
+  BufferId value = x;
+  for (int i = 0; i < kTower; ++i) value = p.define(test_ops().pointwise, kCount, {p.read(value)});
+  p.escape(value);
+  p.escape(p.define(hooked(), kCount, {p.read(x)}));
+  const auto model = model_of(save(p));
+  Server::Options options;
+  options.lanes = {{.name = "left", .threads = 1, .compute_queues = {kCompute, kCompute2}},
+                   {.name = "right", .threads = 1, .compute_queues = {kCompute3}}};
+  options.executor = [&] {
+    PlanOptions plan = options_for(devices);
+    plan.policy = Policy::kAccelerator;
+    GraphExecutor::Options chosen = executor_options(plan, devices);
+    chosen.segments = false;  // each launch takes its time
+    return chosen;
+  };
+  const auto server = serve(model, std::move(options));
+  // Nobody waits for the accelerator before both have submitted what they have for it.
+  Rendezvous rendezvous(2);
+  std::atomic<int> met = 0;
+  const Hook meet([&](float) { met += rendezvous.arrive(); });
+  sim.reset_clock();
+  sim.record_spans(true);
+  struct Both : Server::Request {
+    explicit Both(float given) : in(kCount, given), tower(kCount), host(kCount) {
+      inputs = {view_of(in)};
+      outputs = {view_of(tower), view_of(host)};
+    }
+    std::vector<float> in, tower, host;
+  };
+  std::vector<std::shared_ptr<Both>> requests;
+  for (int i = 0; i < 2; ++i) {
+    requests.push_back(std::make_shared<Both>(static_cast<float>(i)));
+    REQUIRE(server->submit(requests.back()).ok());
+  }
+  for (int i = 0; i < 2; ++i) {
+    require(requests[static_cast<size_t>(i)]->wait());
+    CHECK(requests[static_cast<size_t>(i)]->host[0] == 2.0f * static_cast<float>(i));
+    float expected = static_cast<float>(i);
+    for (int k = 0; k < kTower; ++k) expected = 1.0f + 0.5f * expected;
+    CHECK(requests[static_cast<size_t>(i)]->tower == std::vector<float>(kCount, expected));
+  }
+  server->wait_idle();
+  REQUIRE(met == 2);
+  // In virtual time: both towers begin before either ends, and take as long as one.
+  struct Use {
+    int tasks = 0;
+    double begin = 1e9;
+    double end = 0;
+  };
+  std::array<Use, backend::kComputeQueues> uses;
+  for (const backend::SimSpan& span : sim.spans()) {
+    if (!backend::is_compute(span.queue)) continue;
+    Use& use = uses[static_cast<size_t>(backend::compute_queue_number(span.queue))];
+    ++use.tasks;
+    use.begin = std::min(use.begin, span.begin);
+    use.end = std::max(use.end, span.end);
+  }
+  for (size_t lane = 0; lane < 2; ++lane) {
+    CHECK(server->executor(lane).counts().runs == 1);
+    const Use& use = uses[2 * lane];
+    CHECK(use.tasks == kTower);
+    CHECK(use.begin < kLaunch);
+    CHECK(use.end < (kTower + 1) * kLaunch);
+    CHECK(uses[2 * lane + 1].tasks == 0);
+  }
+  CHECK(server->group(1).compute_queues() == std::vector{kCompute3});
+}
+
+TEST_CASE("groups of equal parts have equal parts of the accelerator's compute queues") {
+  const Doubling program;
+  Server::Options options;
+  options.executor = [] { return executor_options(remote_options()); };
+  options.groups = static_cast<int>(std::min<size_t>(2, backend::cores_of_process().size()));
+  const auto server = serve(program.model, options);
+  const auto parts = backend::split_compute_queues(options.groups);
+  for (size_t lane = 0; lane < server->lanes(); ++lane) CHECK(server->group(lane).compute_queues() == parts[lane]);
 }
 
 }  // namespace hetero::graph::testing

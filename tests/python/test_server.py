@@ -281,6 +281,63 @@ def test_a_server_is_refused_what_it_cannot_do() -> None:
         server.submit(torch.ones(4))
 
 
+def test_groups_are_named_with_their_cores_threads_and_compute_queues() -> None:
+    program = torch.hetero.compile(lambda x: x * 2, torch.zeros(4))
+    cores = sorted(os.sched_getaffinity(0))
+    left = {"name": "left", "cores": cores[:1], "compute_queues": [1, 3]}
+    right = {"threads": 1, "compute_queues": [4]}
+    with program.serve(groups=[left, right]) as server:
+        futures = [server.submit(torch.full((4,), float(i))) for i in range(20)]
+        assert all(torch.equal(future.result(60), torch.full((4,), 2.0 * i)) for i, future in enumerate(futures))
+        lanes = [{key: lane[key] for key in ("name", "cores", "threads", "compute_queues")} for lane in server.lanes]
+        assert lanes == [
+            {"name": "left", "cores": cores[:1], "threads": 1, "compute_queues": [1, 3]},
+            {"name": "lane1", "cores": [], "threads": 1, "compute_queues": [4]},
+        ]
+    with program.serve() as server:
+        assert [lane["compute_queues"] for lane in server.lanes] == [[1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        ({"name": "left", "compute_queues": [5]}, '"left": there is no compute queue 5; choose among 1 to 4'),
+        ({"compute_queues": [2, 2]}, "the queue compute 2 is named twice"),
+        ({"core": [0]}, "a group has name, cores, threads, compute_queues, and no core"),
+    ],
+)
+def test_wrong_groups_are_refused(group: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        torch.hetero.compile(lambda x: x * 2, torch.zeros(4)).serve(groups=[group])
+
+
+def test_groups_share_an_accelerator_each_with_compute_queues_of_its_own() -> None:
+    run_python_ok(
+        """
+        import torch
+
+        def model(x):
+            left, right = x, x
+            for _ in range(4):
+                left, right = left @ x, x @ right
+            return left + right
+
+        program = torch.hetero.compile(model, torch.zeros(8, 8))
+        groups = [{"threads": 1, "compute_queues": [1, 2]}, {"threads": 1, "compute_queues": [3]}]
+        with program.serve(groups=groups) as server:
+            inputs = [torch.full((8, 8), 0.01 * i) for i in range(40)]
+            for x, future in [(x, server.submit(x)) for x in inputs]:
+                assert torch.equal(future.result(60), model(x))
+            origins = [lane["plan_origin"] for lane in server.lanes]
+        # The plan in the program is for all four.
+        assert all("made anew" in origin for origin in origins), origins
+        assert "accelerator compute" in str(program), str(program)
+        print("ok")
+        """,
+        {"HETERO_ACCELERATOR": "sim", "HETERO_PLACEMENT": "accelerator"},
+    )
+
+
 def test_closing_runs_or_cancels_what_waits(holding: torch.hetero.CompiledModel) -> None:
     for cancel in (False, True):
         _held.clear()

@@ -9,6 +9,8 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -106,12 +108,41 @@ class PythonRequest final : public Server::Request, public std::enable_shared_fr
   const std::shared_ptr<EndedRequests> ended_;
 };
 
+// A group as Python says it: name, cores, threads, and compute queues, which count from 1 as in reports.
+using GroupFields = std::tuple<std::string, std::vector<int>, int, std::vector<int>>;
+
+std::vector<backend::CoreGroup::Options> lanes_from(std::vector<GroupFields> groups) {
+  std::vector<backend::CoreGroup::Options> lanes;
+  for (auto& [name, cores, threads, numbers] : groups) {
+    backend::CoreGroup::Options& lane = lanes.emplace_back();
+    lane = {.name = std::move(name), .cores = std::move(cores), .threads = threads};
+    for (const int number : numbers) {
+      TORCH_CHECK_VALUE(number >= 1 && number <= backend::kComputeQueues, "hetero: core group \"", lane.name,
+                        "\": there is no compute queue ", number, "; choose among 1 to ", backend::kComputeQueues);
+      lane.compute_queues.push_back(backend::compute_queue(number - 1));
+    }
+  }
+  return lanes;
+}
+
+std::vector<int> queue_numbers(const backend::CoreGroup& group) {
+  std::vector<int> numbers;
+  for (const backend::QueueKind queue : group.compute_queues()) {
+    numbers.push_back(1 + backend::compute_queue_number(queue));
+  }
+  for (int n = 0; group.compute_queues().empty() && n < backend::kComputeQueues; ++n) numbers.push_back(1 + n);
+  return numbers;
+}
+
 class PythonServer {
  public:
-  PythonServer(std::shared_ptr<Model> model, int groups, size_t capacity, bool waits_when_full)
+  // `lanes`: instead of so many groups.
+  PythonServer(std::shared_ptr<Model> model, int groups, std::vector<GroupFields> lanes, size_t capacity,
+               bool waits_when_full)
       : model_(std::move(model)) {
     Result<std::unique_ptr<Server>> server =
         Server::create(model_, {.groups = groups,
+                                .lanes = lanes_from(std::move(lanes)),
                                 .capacity = capacity,
                                 .when_full = waits_when_full ? Server::WhenFull::kWait : Server::WhenFull::kRefuse,
                                 .executor = [] { return ops::executor_options(ops::static_plan_options()); }});
@@ -191,6 +222,7 @@ py::list lanes_of(PythonServer& server) {
     described["name"] = group.name();
     described["cores"] = group.cores();
     described["threads"] = group.threads();
+    described["compute_queues"] = queue_numbers(group);
     described["plan_origin"] = server.server().executor(lane).plan().origin;
     lanes.append(described);
   }
@@ -208,7 +240,7 @@ void add_server(py::module_& m) {
           "cancel", [](PythonRequest& request) { request.cancel(); }, released())
       .def("take_results", &PythonRequest::take_results);
   py::class_<PythonServer>(m, "Server")
-      .def(py::init<std::shared_ptr<Model>, int, size_t, bool>(), released())
+      .def(py::init<std::shared_ptr<Model>, int, std::vector<GroupFields>, size_t, bool>(), released())
       .def("submit", &PythonServer::submit)
       .def(
           "take_ended", [](PythonServer& server) { return server.ended().take(); }, released())
