@@ -212,6 +212,13 @@ struct MemoryStats {
   int64_t reused_blocks = 0;    // of those, how many came from the cache
   int64_t reused_bytes = 0;     // their sizes
   int64_t limit_bytes = 0;      // the configured cap; 0 for none
+
+  // What may still be allocated; kAnyBytes where there is no cap.
+  static constexpr uint64_t kAnyBytes = UINT64_MAX;
+  uint64_t bytes_left() const {
+    if (limit_bytes == 0) return kAnyBytes;
+    return allocated_bytes < limit_bytes ? static_cast<uint64_t>(limit_bytes - allocated_bytes) : 0;
+  }
 };
 
 // Counted work, for tests and reports.

@@ -51,7 +51,8 @@ class CompiledModel:
 
     def __init__(self, model: _C.Model) -> None:
         self._model = model
-        self._executor = _C.GraphExecutor(model, 1)
+        self._own_executor: _C.GraphExecutor | None = None
+        self._making = threading.Lock()
         metadata = model.metadata
         if _IN_SPEC not in metadata:
             raise ValueError("the file was not saved by torch.hetero.compile, so Python does not know how to call it; "
@@ -62,6 +63,14 @@ class CompiledModel:
         self._made: list[Any] = json.loads(metadata[_OUTPUTS])
         self._updates: list[list[int]] = json.loads(metadata[_UPDATES])
         self._lock = threading.Lock()
+
+    @property
+    def _executor(self) -> _C.GraphExecutor:
+        """That of calls. Made when it is needed, so that a program that is only served takes no memory for it."""
+        with self._making:
+            if self._own_executor is None:
+                self._own_executor = _C.GraphExecutor(self._model, 1)
+            return self._own_executor
 
     @property
     def dimensions(self) -> dict[str, tuple[int, int | None]]:
