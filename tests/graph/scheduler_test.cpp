@@ -1,7 +1,6 @@
 #include "graph/serve/scheduler.h"
 
 #include <array>
-#include <barrier>
 #include <filesystem>
 #include <fstream>
 #include <latch>
@@ -13,6 +12,7 @@
 
 #include "tests/backend/child.h"
 #include "tests/graph/catch.h"
+#include "tests/graph/patience.h"
 
 namespace hetero::graph::testing {
 namespace {
@@ -48,7 +48,7 @@ Status stopped() { return {ErrorClass::kCancelled, "stopped"}; }
 
 // Runs until it is asked to stop.
 Status run_until_stopped(Job& job) {
-  while (!job.should_stop()) std::this_thread::yield();
+  wait_until([&] { return job.should_stop(); });
   return stopped();
 }
 
@@ -99,11 +99,6 @@ struct Gate {
   bool is_open = false;
 };
 
-template <typename Condition>
-void wait_until(Condition condition) {
-  while (!condition()) std::this_thread::yield();
-}
-
 // Every request that was accepted has ended in one way, and nothing is left.
 void check_all_ended(const Scheduler& scheduler) {
   const SchedulerCounters counters = scheduler.counters();
@@ -144,11 +139,11 @@ TEST_CASE("as many requests run at once as there are lanes, each on a lane of it
   const Lanes lanes(kLanes);
   const auto scheduler = make_scheduler(lanes);
   // Goes on when all lanes are there.
-  std::barrier meeting(kLanes);
+  Rendezvous meeting(kLanes);
   std::vector<std::shared_ptr<Job>> jobs;
   for (size_t i = 0; i < 20 * kLanes; ++i) {
     jobs.push_back(make_job([&](Job&) {
-      meeting.arrive_and_wait();
+      meeting.arrive();
       return Status();
     }));
     REQUIRE(scheduler->submit(jobs.back()).ok());
@@ -353,7 +348,7 @@ TEST_CASE("a request that runs sees that it is cancelled") {
   std::latch running(1);
   const auto job = make_job([&](Job& self) {
     running.count_down();
-    while (self.stop() == 0) std::this_thread::yield();
+    wait_until([&] { return self.stop() != 0; });
     return stopped();
   });
   REQUIRE(scheduler->submit(job).ok());
@@ -471,7 +466,7 @@ TEST_CASE("a request that runs is asked to stop at its deadline, though nobody w
   const auto deadline = Clock::now() + std::chrono::milliseconds(50);
   const auto looks_at_clock = make_job(run_until_stopped);
   const auto looks_at_flag = make_job([](Job& self) {
-    while (self.stop() == 0) std::this_thread::yield();
+    wait_until([&] { return self.stop() != 0; });
     return stopped();
   });
   for (const auto& job : {looks_at_clock, looks_at_flag}) {
@@ -491,7 +486,7 @@ TEST_CASE("a deadline that is earlier than all others is noticed first") {
   const Lanes lanes(2);
   const auto scheduler = make_scheduler(lanes);
   const auto looks_at_flag = [](Job& self) {
-    while (self.stop() == 0) std::this_thread::yield();
+    wait_until([&] { return self.stop() != 0; });
     return stopped();
   };
   const auto much_later = make_job(looks_at_flag);
@@ -514,7 +509,7 @@ TEST_CASE("a result that comes after the deadline is late, and an error is the r
   // Looks at neither flag nor clock, and returns when the deadline has passed.
   const auto oversleep = [](Status status) {
     return make_job([status](Job& self) {
-      while (self.stop() == 0) std::this_thread::yield();
+      wait_until([&] { return self.stop() != 0; });
       return status;
     });
   };

@@ -10,6 +10,7 @@
 #include "graph/serve/cut_program.h"
 #include "graph/serve/stage_pipeline.h"
 #include "tests/graph/catch.h"
+#include "tests/graph/patience.h"
 #include "tests/graph/static_program.h"
 
 namespace hetero::graph::testing {
@@ -353,16 +354,12 @@ struct Gate {
   std::atomic<int> open{1 << 30};  // calls below this one go on
   void pass() {
     const int call = calls.fetch_add(1);
-    calls.notify_all();
-    for (int limit = open.load(); call >= limit; limit = open.load()) open.wait(limit);
+    wait_until([&] { return call < open.load(); });
   }
   void close_at(int call) { open.store(call); }
-  void open_until(int call) {
-    open.store(call);
-    open.notify_all();
-  }
+  void open_until(int call) { open.store(call); }
   void wait_for(int count) {
-    for (int now = calls.load(); now < count; now = calls.load()) calls.wait(now);
+    wait_until([&] { return calls.load() >= count; });
   }
   void reset() {
     calls.store(0);
@@ -527,7 +524,7 @@ TEST_CASE("a request that waits for room goes on when another has ended, or when
     });
     if (grows) {
       require(pipeline->set_depth(2));
-      while (pipeline->counts().in_flight < 2) std::this_thread::yield();
+      wait_until([&] { return pipeline->counts().in_flight == 2; });
     }
     gates[0].open_until(1 << 30);
     second.join();

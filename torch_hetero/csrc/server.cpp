@@ -63,14 +63,15 @@ class EndedRequests {
   bool stopped_ = false;
 };
 
-// Of a call with these inputs. Raises a ValueError where the program does not take them.
-std::vector<TensorShape> output_shapes(const graph::SavedProgram& program, const std::vector<TensorView>& inputs) {
-  std::vector<int64_t> sizes;
-  if (!program.dynamic.dimensions().empty()) {
-    Result<std::vector<int64_t>> found = graph::find_sizes(program, inputs);
-    ops::check(found.status());
-    sizes = std::move(found.value());
-  }
+// Of the program's dimensions in a call with these inputs. Raises a ValueError where the program does not take them.
+std::vector<int64_t> sizes_of(const graph::SavedProgram& program, const std::vector<TensorView>& inputs) {
+  if (program.dynamic.dimensions().empty()) return {};
+  Result<std::vector<int64_t>> found = graph::find_sizes(program, inputs);
+  ops::check(found.status());
+  return std::move(found.value());
+}
+
+std::vector<TensorShape> output_shapes(const graph::SavedProgram& program, const std::vector<int64_t>& sizes) {
   Result<std::vector<TensorShape>> shapes = graph::output_shapes(program, sizes);
   ops::check(shapes.status());
   return std::move(shapes.value());
@@ -83,7 +84,8 @@ class PythonRequest final : public Server::Request, public std::enable_shared_fr
                 std::shared_ptr<EndedRequests> ended)
       : number_(number), given_(std::move(given)), program_(program), ended_(std::move(ended)) {
     for (const at::Tensor& tensor : given_) inputs.push_back(ops::view_of(tensor));
-    for (const TensorShape& shape : output_shapes(program, inputs)) {
+    sizes = sizes_of(program, inputs);
+    for (const TensorShape& shape : output_shapes(program, sizes)) {
       made_.push_back(ops::empty_output(shape));
       outputs.push_back(ops::view_of(made_.back()));
     }
