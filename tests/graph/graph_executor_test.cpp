@@ -58,7 +58,8 @@ void check_program(Program& p, const PlanOptions& plan, const std::set<BufferId>
 
 }  // namespace
 
-TEST_CASE("a static program computes what the interpreter does, on whatever devices") {
+TEST_CASE("a static program computes what the interpreter does, on whatever devices", "[accelerator]") {
+  if (is_accelerator_missing()) return;
   std::mt19937 random(7);
   for (int i = 0; i < 40; ++i) {
     for (const PlanOptions& plan :
@@ -70,7 +71,8 @@ TEST_CASE("a static program computes what the interpreter does, on whatever devi
   }
 }
 
-TEST_CASE("a static program of fused groups computes what the interpreter does") {
+TEST_CASE("a static program of fused groups computes what the interpreter does", "[accelerator]") {
+  if (is_accelerator_missing()) return;
   std::mt19937 random(8);
   PlanOptions remote = remote_options();
   remote.fusion = true;
@@ -461,7 +463,8 @@ TEST_CASE("runs on a core group come one after the other, and one slot is not us
   }
 }
 
-TEST_CASE("executors of one model share its weights, and have states of their own") {
+TEST_CASE("executors of one model share its weights, and have states of their own", "[accelerator]") {
+  if (is_accelerator_missing()) return;
   Program p;
   const BufferId x = p.input(64);
   const BufferId weight = p.input(64);
@@ -492,7 +495,9 @@ TEST_CASE("executors of one model share its weights, and have states of their ow
   }
 }
 
-TEST_CASE("weights are on the accelerator once, however many executors there are, and are not copied again") {
+TEST_CASE("weights are on the accelerator once, however many executors there are, and are not copied again",
+          "[accelerator]") {
+  if (is_accelerator_missing(true)) return;
   Program p;
   const BufferId x = p.input(64);
   const BufferId weight = p.input(1 << 16);

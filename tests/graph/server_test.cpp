@@ -443,7 +443,8 @@ TEST_CASE("a program that changes a state of its own is served by one lane, on w
   }
 }
 
-TEST_CASE("lanes share an accelerator") {
+TEST_CASE("lanes share an accelerator", "[accelerator]") {
+  if (is_accelerator_missing()) return;
   const Doubling program;
   const auto server = serve(program.model, lanes(2, remote_options));
   std::vector<std::shared_ptr<Call>> calls;
@@ -534,7 +535,8 @@ TEST_CASE("groups with compute queues of their own have their requests on the ac
   CHECK(server->group(1).compute_queues() == std::vector{kCompute3});
 }
 
-TEST_CASE("groups of equal parts have equal parts of the accelerator's compute queues") {
+TEST_CASE("groups of equal parts have equal parts of the accelerator's compute queues", "[accelerator]") {
+  if (is_accelerator_missing()) return;
   const Doubling program;
   Server::Options options;
   options.executor = [] { return executor_options(remote_options()); };

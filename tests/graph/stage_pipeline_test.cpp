@@ -1,11 +1,13 @@
 // Cutting a program into stages, and running them at the same time.
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <stdexcept>
 #include <thread>
 
+#include "backend/sim/sim_device.h"
 #include "graph/cost.h"
 #include "graph/serve/cut_program.h"
 #include "graph/serve/stage_pipeline.h"
@@ -142,7 +144,8 @@ TEST_CASE("stages compute the bits of the program that was not cut") {
   CHECK(cut > 70);
 }
 
-TEST_CASE("stages may use an accelerator") {
+TEST_CASE("stages may use an accelerator", "[accelerator]") {
+  if (is_accelerator_missing()) return;
   std::mt19937 random(42);
   for (int i = 0; i < 8; ++i) {
     Program p;
@@ -154,7 +157,8 @@ TEST_CASE("stages may use an accelerator") {
   }
 }
 
-TEST_CASE("one stage may run on the CPU and the next on the accelerator") {
+TEST_CASE("one stage may run on the CPU and the next on the accelerator", "[accelerator]") {
+  if (is_accelerator_missing(true)) return;
   Program p;
   BufferId last = p.input(64);
   for (int i = 0; i < 8; ++i) last = p.define(test_ops().matmul, 64, {p.read(last), p.read(last)});
@@ -426,6 +430,32 @@ TEST_CASE("stages work at the same time") {
   for (int r = 0; r < kMeetings; ++r) sent.push_back(send(*pipeline, model->program(), r));
   for (Sent& one : sent) require(one.request->wait());
   CHECK(meetings == kMeetings - 1);
+}
+
+TEST_CASE("stages on one accelerator have compute queues of their own") {
+  auto made = backend::SimDevice::create();
+  require(made.status());
+  backend::SimDevice& sim = *made.value();
+  Chain chain(std::vector<OpId>(9, test_ops().pointwise));
+  StagePipeline::Options options{.stages = 2};
+  options.devices = {test_devices()[backend::kCpu], &sim};
+  options.plans.assign(2, options_for(options.devices));
+  for (PlanOptions& plan : options.plans) plan.policy = Policy::kAccelerator;
+  Result<std::unique_ptr<StagePipeline>> pipeline = StagePipeline::create(chain.model(), std::move(options));
+  require(pipeline.status());
+  sim.record_spans(true);
+  // Too few for a segment, whose tasks leave no spans.
+  constexpr int kRequests = 2;
+  const std::shared_ptr<Model> model = chain.model();
+  for (int r = 0; r < kRequests; ++r) require(send(*pipeline.value(), model->program(), r).request->wait());
+  std::array<size_t, backend::kComputeQueues> tasks{};
+  for (const backend::SimSpan& span : sim.spans()) {
+    if (backend::is_compute(span.queue)) ++tasks[static_cast<size_t>(backend::compute_queue_number(span.queue))];
+  }
+  for (size_t stage = 0; stage < 2; ++stage) {
+    CHECK(tasks[2 * stage] == kRequests * pipeline.value()->executor(stage).plan().graph.nodes.size());
+    CHECK(tasks[2 * stage + 1] == 0);
+  }
 }
 
 TEST_CASE("requests end in their order, and the earlier have ended when a later one has") {
