@@ -338,6 +338,39 @@ def test_groups_share_an_accelerator_each_with_compute_queues_of_its_own() -> No
     )
 
 
+def test_groups_and_stages_keep_the_budget_of_their_accelerator_together() -> None:
+    run_python_ok(
+        """
+        import torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        model = nn.Sequential(*[layer for _ in range(12) for layer in (nn.Linear(256, 256), nn.ReLU())])
+        x = torch.randn(64, 256)
+        program = torch.hetero.compile(model, x)
+        with torch.no_grad():
+            expected = model(x)
+
+        def check(made):
+            with made:
+                futures = [made.submit(x) for _ in range(8)]
+                for future in futures:
+                    torch.testing.assert_close(future.result(60), expected, rtol=1e-4, atol=1e-5)
+
+        # The weights take 3 MiB.
+        for budget in (2 << 20, 4 << 20, 16 << 20):
+            torch.hetero.set_memory_budget(budget)
+            torch.hetero.reset_peak_memory_stats()
+            check(program.serve(groups=[{"threads": 1}, {"threads": 1}]))
+            check(program.pipeline(stages=3))
+            peak = torch.hetero._C.accelerator_stats()["peak_bytes"]
+            assert 0 < peak <= budget, (peak, budget)
+        print("ok")
+        """,
+        {"HETERO_ACCELERATOR": "sim", "HETERO_PLACEMENT": "accelerator"},
+    )
+
+
 def test_closing_runs_or_cancels_what_waits(holding: torch.hetero.CompiledModel) -> None:
     for cancel in (False, True):
         _held.clear()
