@@ -109,6 +109,7 @@ class CompiledModel:
         capacity: int = 64,
         *,
         when_full: Literal["wait", "refuse"] = "wait",
+        accelerator_bytes: int | None = None,
     ) -> Server:
         """A server that runs calls of many threads, as many at once as there are groups; see `Server`.
 
@@ -118,14 +119,21 @@ class CompiledModel:
                 "compute_queues": [1, 2]}``.
             capacity: How many calls may wait, beside those for which a group is free.
             when_full: Whether `Server.submit` then waits for room or raises `queue.Full`.
+            accelerator_bytes: What all groups together may take of the accelerator's memory; what is left of its budget
+                where it is None.
 
         Raises:
             ValueError: for fewer cores than groups, or for several groups where the program changes a state of its own.
         """
-        return Server(self, groups, capacity, when_full=when_full)
+        return Server(self, groups, capacity, when_full=when_full, accelerator_bytes=accelerator_bytes)
 
     def pipeline(
-        self, stages: int = 2, depth: int = 0, *, when_full: Literal["wait", "refuse"] = "wait"
+        self,
+        stages: int = 2,
+        depth: int = 0,
+        *,
+        when_full: Literal["wait", "refuse"] = "wait",
+        accelerator_bytes: int | None = None,
     ) -> Pipeline:
         """The program cut into stages that work at the same time, each on another call; see `Pipeline`.
 
@@ -133,11 +141,13 @@ class CompiledModel:
             stages: In how many parts, of about equal time by the cost model.
             depth: How many calls may be on their way; 0 for twice as many as stages.
             when_full: Whether `Pipeline.submit` then waits until one has ended or raises `queue.Full`.
+            accelerator_bytes: What all stages together may take of the accelerator's memory; what is left of its budget
+                where it is None.
 
         Raises:
             ValueError: for a program that cannot be cut so.
         """
-        return Pipeline(self, stages, depth, when_full=when_full)
+        return Pipeline(self, stages, depth, when_full=when_full, accelerator_bytes=accelerator_bytes)
 
     def _tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors among the arguments of a call, when all else is as in the example."""

@@ -146,13 +146,14 @@ class Server(Closing):
         capacity: int = 64,
         *,
         when_full: Literal["wait", "refuse"] = "wait",
+        accelerator_bytes: int | None = None,
     ) -> None:
         if when_full not in ("wait", "refuse"):
             raise ValueError(f'when_full is "wait" or "refuse", not {when_full!r}')
         self.model = model
         lanes = [] if isinstance(groups, int) else [_fields_of(group, number) for number, group in enumerate(groups)]
         count = groups if isinstance(groups, int) else len(lanes)
-        self._core = _C.Server(model._model, count, lanes, capacity, when_full == "wait")
+        self._core = _C.Server(model._model, count, lanes, capacity, when_full == "wait", accelerator_bytes)
         self._requests: dict[int, Request] = {}
         self._numbers = itertools.count()
         self._thread = threading.Thread(

@@ -837,6 +837,10 @@ Status GraphExecutor::Impl::begin_copy(size_t slot, size_t output) {
   if (output_device(buffer) == kCpu) return Status();
   const SlotBuffer* const home = home_of[buffer] == kNone ? nullptr : &at.homes[home_of[buffer]];
   if (home == nullptr) return usage(model->outputs().words(output) + " is a state on the accelerator");
+  // The queue of copies is everybody's: what waits there for this run would hold up the results of others. With several slots it is worth it.
+  if (plan_options.shares_accelerator && options.slots == 1) {
+    if (Status status = wait(slot); !status.ok()) return status;
+  }
   backend::Queue& queue = device(kAccelerator).queue(QueueKind::kDeviceToHost);
   if (Status status = bound().wait_on(slot, queue); !status.ok()) return status;
   Status status = queue.copy(home->on_host(), home->place[kAccelerator], plan().graph.buffers[buffer].bytes);

@@ -87,7 +87,7 @@ class GraphExecutor {
     backend::CoreGroup* group = nullptr;
     std::array<backend::Device*, backend::kMaxDevices> devices = process_devices();
     // The accelerator's compute queues that the program may use; none: those of `group`, and all where it names none either. Executors that use different ones do
-    // not wait for each other there, save where copies stand behind copies.
+    // not wait for each other there, save where copies stand behind copies; with one slot, a result is copied when the run is over, and so holds up nobody.
     std::vector<backend::QueueKind> compute_queues = {};
     // Of the accelerator's memory, for the executor's whole life: slots, temporaries, states, and weights that it is the first to use there. Not set: what is left of the device's
     // limit at the time when memory is taken.

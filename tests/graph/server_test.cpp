@@ -535,6 +535,45 @@ TEST_CASE("groups with compute queues of their own have their requests on the ac
   CHECK(server->group(1).compute_queues() == std::vector{kCompute3});
 }
 
+TEST_CASE("the result of one group does not wait for the run of another") {
+  auto made = backend::SimDevice::create();
+  require(made.status());
+  const Devices devices{test_devices()[kCpu], made.value().get()};
+  // The first request is in its kernel on the accelerator until the second has ended.
+  static std::atomic<bool> second_ended;
+  static std::atomic<bool> first_runs;
+  second_ended = first_runs = false;
+  const OpId op =
+      op_table().add({.name = "test::first_waits", .op_class = OpClass::kMatmul, .kernel = [](const Invocation& call) {
+                        const float given = static_cast<const float*>(call.data[0])[0];
+                        if (given == 1.0f) {
+                          first_runs = true;
+                          wait_until([] { return second_ended.load(); });
+                        }
+                        for (int64_t i = 0; i < kCount; ++i) static_cast<float*>(call.data[1])[i] = 2 * given;
+                      }});
+  Program p;
+  const BufferId x = p.input(kCount);
+  p.escape(p.define(op, kCount, {p.read(x)}, Preference::kAccelerator));
+  Server::Options options;
+  options.lanes = {{.name = "left", .threads = 1, .compute_queues = {backend::QueueKind::kCompute}},
+                   {.name = "right", .threads = 1, .compute_queues = {backend::QueueKind::kCompute2}}};
+  options.executor = [&] { return executor_options(options_for(devices), devices); };
+  const auto server = serve(model_of(save(p)), std::move(options));
+  CHECK_FALSE(uses_host_only(server->executor(0).plan().plan));
+  const auto first = std::make_shared<Call>(1.0f);
+  const auto second = std::make_shared<Call>(2.0f);
+  REQUIRE(server->submit(first).ok());
+  wait_until([] { return first_runs.load(); });
+  REQUIRE(server->submit(second).ok());
+  require(second->wait());
+  CHECK_FALSE(first->has_ended());
+  second_ended = true;
+  require(first->wait());
+  CHECK(first->z == std::vector<float>(kCount, 2.0f));
+  CHECK(second->z == std::vector<float>(kCount, 4.0f));
+}
+
 TEST_CASE("groups of equal parts have equal parts of the accelerator's compute queues", "[accelerator]") {
   if (is_accelerator_missing()) return;
   const Doubling program;

@@ -365,6 +365,21 @@ def test_groups_and_stages_keep_the_budget_of_their_accelerator_together() -> No
             check(program.pipeline(stages=3))
             peak = torch.hetero._C.accelerator_stats()["peak_bytes"]
             assert 0 < peak <= budget, (peak, budget)
+
+        # Weights that a server has brought there stay as long as the program.
+        before = torch.hetero._C.accelerator_stats()["allocated_bytes"]
+        torch.hetero.reset_peak_memory_stats()
+        check(program.serve(groups=[{"threads": 1}, {"threads": 1}], accelerator_bytes=1 << 20))
+        check(program.pipeline(stages=2, accelerator_bytes=1 << 20))
+        peak = torch.hetero._C.accelerator_stats()["peak_bytes"]
+        assert before < peak <= before + (1 << 20), (before, peak)
+        for make in (program.serve, program.pipeline):
+            try:
+                make(accelerator_bytes=32 << 20)
+            except RuntimeError as error:
+                assert "give it less, or free what others hold there" in str(error), error
+            else:
+                raise AssertionError("more than there is")
         print("ok")
         """,
         {"HETERO_ACCELERATOR": "sim", "HETERO_PLACEMENT": "accelerator"},

@@ -140,13 +140,14 @@ class PythonServer {
  public:
   // `lanes`: instead of so many groups.
   PythonServer(std::shared_ptr<Model> model, int groups, std::vector<GroupFields> lanes, size_t capacity,
-               bool waits_when_full)
+               bool waits_when_full, std::optional<uint64_t> accelerator_bytes)
       : model_(std::move(model)) {
     Result<std::unique_ptr<Server>> server =
         Server::create(model_, {.groups = groups,
                                 .lanes = lanes_from(std::move(lanes)),
                                 .capacity = capacity,
                                 .when_full = waits_when_full ? Server::WhenFull::kWait : Server::WhenFull::kRefuse,
+                                .accelerator_bytes = accelerator_bytes,
                                 .executor = [] { return ops::executor_options(ops::static_plan_options()); }});
     ops::check(server.status());
     server_ = std::move(server.value());
@@ -242,7 +243,8 @@ void add_server(py::module_& m) {
           "cancel", [](PythonRequest& request) { request.cancel(); }, released())
       .def("take_results", &PythonRequest::take_results);
   py::class_<PythonServer>(m, "Server")
-      .def(py::init<std::shared_ptr<Model>, int, std::vector<GroupFields>, size_t, bool>(), released())
+      .def(py::init<std::shared_ptr<Model>, int, std::vector<GroupFields>, size_t, bool, std::optional<uint64_t>>(),
+           released())
       .def("submit", &PythonServer::submit)
       .def(
           "take_ended", [](PythonServer& server) { return server.ended().take(); }, released())
