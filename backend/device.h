@@ -135,6 +135,10 @@ const char* to_string(QueueKind kind);
 inline QueueKind compute_queue(int n) {
   return n == 0 ? QueueKind::kCompute : static_cast<QueueKind>(static_cast<int>(QueueKind::kCompute2) + n - 1);
 }
+// The reverse. REQUIRES: a compute queue.
+inline int compute_queue_number(QueueKind kind) {
+  return kind == QueueKind::kCompute ? 0 : 1 + static_cast<int>(kind) - static_cast<int>(QueueKind::kCompute2);
+}
 inline bool is_side_compute(QueueKind kind) { return kind >= QueueKind::kCompute2; }
 inline bool is_compute(QueueKind kind) { return kind == QueueKind::kCompute || is_side_compute(kind); }
 // The queue of the same direction that yields the link to an urgent one; the kind itself for any other.
@@ -208,6 +212,13 @@ struct MemoryStats {
   int64_t reused_blocks = 0;    // of those, how many came from the cache
   int64_t reused_bytes = 0;     // their sizes
   int64_t limit_bytes = 0;      // the configured cap; 0 for none
+
+  // What may still be allocated; kAnyBytes where there is no cap.
+  static constexpr uint64_t kAnyBytes = UINT64_MAX;
+  uint64_t bytes_left() const {
+    if (limit_bytes == 0) return kAnyBytes;
+    return allocated_bytes < limit_bytes ? static_cast<uint64_t>(limit_bytes - allocated_bytes) : 0;
+  }
 };
 
 // Counted work, for tests and reports.

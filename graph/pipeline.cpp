@@ -389,6 +389,7 @@ void make_plan(const Graph& graph, const PlanOptions& options, Plan& plan) {
   } else if (!lay_out(graph, options, kAnyBytes, plan, scratch)) {
     BoundedSearch(graph, options, plan, scratch).run();
   }
+  if (options.shares_accelerator) note_utilizations(graph, options, plan);
 }
 
 }  // namespace hetero::graph

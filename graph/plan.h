@@ -221,6 +221,8 @@ struct PlanOptions {
   uint64_t least_own_block_bytes = 1;
   // On so many of its compute queues the accelerator may run what does not depend on each other; 1 to kComputeQueues.
   int compute_queues = backend::kComputeQueues;
+  // Programs of others run on the rest of its compute queues meanwhile: the plan says of each task what share of the accelerator it keeps busy.
+  bool shares_accelerator = false;
   // Small copies that can be one transfer are, where that takes less time.
   bool join_copies = true;
   // All temporaries lie in arenas: the program takes no memory while it runs, not even by a kernel that could bring it.

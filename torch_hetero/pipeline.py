@@ -42,12 +42,18 @@ class Pipeline(Closing):
     """
 
     def __init__(
-        self, model: CompiledModel, stages: int = 2, depth: int = 0, *, when_full: Literal["wait", "refuse"] = "wait"
+        self,
+        model: CompiledModel,
+        stages: int = 2,
+        depth: int = 0,
+        *,
+        when_full: Literal["wait", "refuse"] = "wait",
+        accelerator_bytes: int | None = None,
     ) -> None:
         if when_full not in ("wait", "refuse"):
             raise ValueError(f'when_full is "wait" or "refuse", not {when_full!r}')
         self.model = model
-        self._core = _C.StagePipeline(model._model, stages, depth, when_full == "wait")
+        self._core = _C.StagePipeline(model._model, stages, depth, when_full == "wait", accelerator_bytes)
         self._submitted: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
         self._order = threading.Lock()
         self._thread = threading.Thread(

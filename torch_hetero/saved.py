@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from torch_hetero import _C
 from torch_hetero.pipeline import Pipeline
-from torch_hetero.server import Server
+from torch_hetero.server import Group, Server
 
 if TYPE_CHECKING:
     from torch_hetero.dynamic import Sizes
@@ -51,7 +51,8 @@ class CompiledModel:
 
     def __init__(self, model: _C.Model) -> None:
         self._model = model
-        self._executor = _C.GraphExecutor(model, 1)
+        self._own_executor: _C.GraphExecutor | None = None
+        self._making = threading.Lock()
         metadata = model.metadata
         if _IN_SPEC not in metadata:
             raise ValueError("the file was not saved by torch.hetero.compile, so Python does not know how to call it; "
@@ -62,6 +63,14 @@ class CompiledModel:
         self._made: list[Any] = json.loads(metadata[_OUTPUTS])
         self._updates: list[list[int]] = json.loads(metadata[_UPDATES])
         self._lock = threading.Lock()
+
+    @property
+    def _executor(self) -> _C.GraphExecutor:
+        """That of calls. Made when it is needed, so that a program that is only served takes no memory for it."""
+        with self._making:
+            if self._own_executor is None:
+                self._own_executor = _C.GraphExecutor(self._model, 1)
+            return self._own_executor
 
     @property
     def dimensions(self) -> dict[str, tuple[int, int | None]]:
@@ -95,22 +104,36 @@ class CompiledModel:
         return self._results_of(tensors, results)
 
     def serve(
-        self, groups: int = 1, capacity: int = 64, *, when_full: Literal["wait", "refuse"] = "wait"
+        self,
+        groups: int | Sequence[Group] = 1,
+        capacity: int = 64,
+        *,
+        when_full: Literal["wait", "refuse"] = "wait",
+        accelerator_bytes: int | None = None,
     ) -> Server:
         """A server that runs calls of many threads, as many at once as there are groups; see `Server`.
 
         Args:
-            groups: In how many parts the process's cores are split; each runs one call at a time.
+            groups: In how many parts the process's cores, and the accelerator's compute queues, are split; each runs
+                one call at a time. Or the parts themselves, each a `Group`: ``{"name": "left", "cores": [0, 1],
+                "compute_queues": [1, 2]}``.
             capacity: How many calls may wait, beside those for which a group is free.
             when_full: Whether `Server.submit` then waits for room or raises `queue.Full`.
+            accelerator_bytes: What all groups together may take of the accelerator's memory; what is left of its budget
+                where it is None.
 
         Raises:
             ValueError: for fewer cores than groups, or for several groups where the program changes a state of its own.
         """
-        return Server(self, groups, capacity, when_full=when_full)
+        return Server(self, groups, capacity, when_full=when_full, accelerator_bytes=accelerator_bytes)
 
     def pipeline(
-        self, stages: int = 2, depth: int = 0, *, when_full: Literal["wait", "refuse"] = "wait"
+        self,
+        stages: int = 2,
+        depth: int = 0,
+        *,
+        when_full: Literal["wait", "refuse"] = "wait",
+        accelerator_bytes: int | None = None,
     ) -> Pipeline:
         """The program cut into stages that work at the same time, each on another call; see `Pipeline`.
 
@@ -118,11 +141,13 @@ class CompiledModel:
             stages: In how many parts, of about equal time by the cost model.
             depth: How many calls may be on their way; 0 for twice as many as stages.
             when_full: Whether `Pipeline.submit` then waits until one has ended or raises `queue.Full`.
+            accelerator_bytes: What all stages together may take of the accelerator's memory; what is left of its budget
+                where it is None.
 
         Raises:
             ValueError: for a program that cannot be cut so.
         """
-        return Pipeline(self, stages, depth, when_full=when_full)
+        return Pipeline(self, stages, depth, when_full=when_full, accelerator_bytes=accelerator_bytes)
 
     def _tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors among the arguments of a call, when all else is as in the example."""

@@ -1,8 +1,9 @@
 """``CompiledModel.serve``: many calls of one program at once, each on cores of its own.
 
-A server splits the process's cores into groups. Each group has a thread, an executor with its own memory, and as many
-threads for its operators as it has cores; weights are shared. A call that is submitted runs on the group that is
-free first, without the interpreter's lock, and completes a future. ``docs/executor.md`` has the whole picture.
+A server splits the process's cores, and the compute queues of its accelerator, into groups. Each group has a thread,
+an executor with its own memory, and as many threads for its operators as it has cores; weights are shared. A call that
+is submitted runs on the group that is free first, without the interpreter's lock, and completes a future.
+``docs/executor.md`` has the whole picture.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 
@@ -26,7 +27,37 @@ if TYPE_CHECKING:
 
     from torch_hetero.saved import CompiledModel
 
-__all__ = ["Closing", "Request", "Server"]
+__all__ = ["Closing", "Group", "Request", "Server"]
+
+
+class Group(TypedDict, total=False):
+    """A part of the machine that runs one call at a time. Groups may share what they name.
+
+    Attributes:
+        name: Of its thread too.
+        cores: As the system numbers them; none: those of the process.
+        threads: Of its operators; as many as cores where there is none.
+        compute_queues: Of the accelerator, from 1 to 4, as reports number them; none: all. What groups of different
+            compute queues launch runs at the same time there.
+    """
+
+    name: str
+    cores: Sequence[int]
+    threads: int
+    compute_queues: Sequence[int]
+
+
+def _fields_of(group: Group, number: int) -> tuple[str, list[int], int, list[int]]:
+    unknown = set(group) - Group.__annotations__.keys()
+    if unknown:
+        known = ", ".join(Group.__annotations__)
+        raise ValueError(f"a group has {known}, and no {', '.join(sorted(map(str, unknown)))}")
+    return (
+        group.get("name", f"lane{number}"),
+        list(group.get("cores", ())),
+        group.get("threads", 0),
+        list(group.get("compute_queues", ())),
+    )
 
 
 class Request(Future):
@@ -111,15 +142,18 @@ class Server(Closing):
     def __init__(
         self,
         model: CompiledModel,
-        groups: int = 1,
+        groups: int | Sequence[Group] = 1,
         capacity: int = 64,
         *,
         when_full: Literal["wait", "refuse"] = "wait",
+        accelerator_bytes: int | None = None,
     ) -> None:
         if when_full not in ("wait", "refuse"):
             raise ValueError(f'when_full is "wait" or "refuse", not {when_full!r}')
         self.model = model
-        self._core = _C.Server(model._model, groups, capacity, when_full == "wait")
+        lanes = [] if isinstance(groups, int) else [_fields_of(group, number) for number, group in enumerate(groups)]
+        count = groups if isinstance(groups, int) else len(lanes)
+        self._core = _C.Server(model._model, count, lanes, capacity, when_full == "wait", accelerator_bytes)
         self._requests: dict[int, Request] = {}
         self._numbers = itertools.count()
         self._thread = threading.Thread(
@@ -136,8 +170,8 @@ class Server(Closing):
 
         Args:
             *args: As in a call of the model.
-            timeout: Seconds within which the call is to begin; otherwise it is not run, and its future raises
-                `TimeoutError`.
+            timeout: Seconds within which the call is to be done. Otherwise it is not begun, or stops before its next
+                operator, and its future raises `TimeoutError`.
             **kwargs: As in a call of the model.
 
         Returns:
@@ -183,7 +217,7 @@ class Server(Closing):
 
     @property
     def lanes(self) -> list[dict[str, Any]]:
-        """The groups: name, cores, threads, and where the plan comes from by which each runs."""
+        """The groups: name, cores, threads, compute queues, and where the plan comes from by which each runs."""
         return self._core.lanes
 
 

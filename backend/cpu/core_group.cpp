@@ -136,6 +136,9 @@ struct CoreGroup::Impl {
 
 Result<std::unique_ptr<CoreGroup>> CoreGroup::create(Options options) {
   if (Status status = check_cores(options); !status.ok()) return status;
+  if (Status status = check_compute_queues(options.compute_queues); !status.ok()) {
+    return Status(status.error_class(), "core group \"" + options.name + "\": " + status.message());
+  }
   if (options.threads <= 0) {
     options.threads = static_cast<int>(options.cores.empty() ? cores_of_process().size() : options.cores.size());
   }
@@ -166,6 +169,7 @@ CoreGroup::~CoreGroup() {
 const std::string& CoreGroup::name() const { return impl_->options.name; }
 const std::vector<int>& CoreGroup::cores() const { return impl_->options.cores; }
 int CoreGroup::threads() const { return impl_->options.threads; }
+const std::vector<QueueKind>& CoreGroup::compute_queues() const { return impl_->options.compute_queues; }
 
 Status CoreGroup::submit(Task task) {
   if (impl_->is_forked()) return impl_->forked_error();

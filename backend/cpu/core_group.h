@@ -1,11 +1,12 @@
-// CoreGroup: some of the machine's cores under a name, with one thread that runs on them what is submitted, in order.
+// CoreGroup: a part of the machine under a name, cores and the accelerator's compute queues, with one thread that runs what is submitted, in order.
 //
 // Groups of disjoint cores run their tasks at the same time without taking each other's time or caches; a group of all cores gives them all to one
 // task. The group's thread is pinned to the group's cores, and its parallel regions (backend/parallel.h) have so many threads as the group says, which
-// inherit its cores. graph/serve/scheduler.h puts requests on groups.
+// inherit its cores. The compute queues are the group's in name only: who runs programs for the group, an executor (graph/serve/graph_executor.h), submits to these and to no
+// others, so what groups of disjoint queues submit runs at the same time on the accelerator. graph/serve/scheduler.h puts requests on groups.
 //
 //   Result<std::vector<std::vector<int>>> parts = split_cores(2);
-//   auto group = CoreGroup::create({.name = "lane0", .cores = parts.value()[0]});
+//   auto group = CoreGroup::create({.name = "lane0", .cores = parts.value()[0], .compute_queues = split_compute_queues(2)[0]});
 //   group.value()->submit({&run, &context});
 //   group.value()->wait_idle();
 //
@@ -36,10 +37,11 @@ class CoreGroup {
     std::vector<int> cores = {};  // as the system numbers them; none: the thread is not pinned
     int threads =
         0;  // of the parallel regions that the group's tasks start; 0: as many as cores, those of the process where none are named
+    std::vector<QueueKind> compute_queues = {};  // of the accelerator; none: all of them
   };
   static constexpr std::chrono::microseconds kSpin{30};
 
-  // Errors: kUsage for cores that the process may not use, or that are named twice; kDevice where the system starts no thread.
+  // Errors: kUsage for cores that the process may not use, for queues that compute nothing, and for what is named twice; kDevice where the system starts no thread.
   static Result<std::unique_ptr<CoreGroup>> create(Options options);
   // REQUIRES: not called by a task of the group; nobody submits any more.
   ~CoreGroup();
@@ -49,6 +51,7 @@ class CoreGroup {
   const std::string& name() const;
   const std::vector<int>& cores() const;
   int threads() const;
+  const std::vector<QueueKind>& compute_queues() const;
 
   // Runs `task` after everything submitted before. Takes memory only where more tasks wait than ever before. Errors: kDevice in a forked child.
   // REQUIRES: the task does not throw.
@@ -86,5 +89,11 @@ std::vector<CorePlace> core_places(std::span<const int> cores);
 Result<std::vector<std::vector<int>>> split_cores(int groups);
 // The same for a machine that is given as data.
 Result<std::vector<std::vector<int>>> split_cores(std::span<const CorePlace> places, int groups);
+
+// Whether these can be a group's compute queues. Errors: kUsage for a queue that is none, and one that is named twice.
+Status check_compute_queues(std::span<const QueueKind> queues);
+// An accelerator's compute queues in so many parts, of which some have one more where that does not come out even. Of more parts than queues, several
+// have the same one. REQUIRES: groups > 0.
+std::vector<std::vector<QueueKind>> split_compute_queues(int groups);
 
 }  // namespace hetero::backend

@@ -157,4 +157,27 @@ Result<std::vector<std::vector<int>>> split_cores(std::span<const CorePlace> pla
   return result;
 }
 
+Status check_compute_queues(std::span<const QueueKind> queues) {
+  for (auto queue = queues.begin(); queue != queues.end(); ++queue) {
+    const std::string name = to_string(*queue);
+    if (!is_compute(*queue)) {
+      return Status(ErrorClass::kUsage, "the queue " + name + " computes nothing; name compute queues");
+    }
+    if (std::find(queues.begin(), queue, *queue) != queue) {
+      return Status(ErrorClass::kUsage, "the queue " + name + " is named twice; name each queue once");
+    }
+  }
+  return {};
+}
+
+std::vector<std::vector<QueueKind>> split_compute_queues(int groups) {
+  std::vector<std::vector<QueueKind>> parts(static_cast<size_t>(groups));
+  for (int g = 0; g < groups; ++g) {
+    const int first = g * kComputeQueues / groups;
+    const int end = std::max(first + 1, (g + 1) * kComputeQueues / groups);
+    for (int n = first; n < end; ++n) parts[static_cast<size_t>(g)].push_back(compute_queue(n));
+  }
+  return parts;
+}
+
 }  // namespace hetero::backend

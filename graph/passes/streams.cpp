@@ -177,4 +177,24 @@ double spread_tasks(const Graph& graph, const PlanOptions& options, Plan& plan, 
   return serial;
 }
 
+void note_utilizations(const Graph& graph, const PlanOptions& options, Plan& plan) {
+  const CostModel costs(options);
+  const auto share = [&](const Work& work, float seconds) {
+    return static_cast<float>(costs.utilization(work, static_cast<double>(seconds), kAccelerator));
+  };
+  for (const Instruction& instruction : plan.program) {
+    if (device_of(instruction.queue) != kAccelerator) continue;
+    if (instruction.kind == Kind::kRun) {
+      Placement& placement = plan.placements[instruction.index];
+      placement.utilization = share(work_of(graph, graph.nodes[instruction.index]), placement.predicted_seconds);
+    } else if (instruction.kind == Kind::kFused) {
+      const FusedGroup& group = plan.groups[instruction.index];
+      float seconds = 0;
+      for (const uint32_t n : group.members) seconds += plan.placements[n].predicted_seconds;
+      const float whole = share(work_of(graph, group), seconds);
+      for (const uint32_t n : group.members) plan.placements[n].utilization = whole;
+    }
+  }
+}
+
 }  // namespace hetero::graph

@@ -46,7 +46,7 @@ Status as_status(const std::exception_ptr& error, const std::string& where) {
 
 BoundProgram::BoundProgram(const Graph& graph, const Plan& plan, const Devices& devices,
                            std::span<const std::vector<Place>> places, std::array<std::byte*, kMaxDevices> arenas,
-                           std::span<Binding* const> bindings, const SegmentOptions& segments)
+                           std::span<Binding* const> bindings, const BoundOptions& options)
     : graph_(graph),
       plan_(plan),
       devices_(devices),
@@ -55,6 +55,7 @@ BoundProgram::BoundProgram(const Graph& graph, const Plan& plan, const Devices& 
       host_only_(uses_host_only(plan)),
       stay_(plan.residences.size(), 0),
       gates_(places.size()) {
+  choose_queues(options.compute_queues);
   for (uint32_t position = 0; position < plan.program.size(); ++position) bind(plan.program[position], position);
   bind_transfers();
   events_.resize(plan.event_count);
@@ -65,7 +66,7 @@ BoundProgram::BoundProgram(const Graph& graph, const Plan& plan, const Devices& 
     }
   }
   host_shares_ = !host_only_ && shares_with_host();
-  if (segments.record && !host_only_) find_runs(segments.draws);
+  if (options.segments && !host_only_) find_runs(options.draws);
   for (size_t s = 0; s < places.size(); ++s) {
     Slot& slot = *slots_.emplace_back(std::make_unique<Slot>());
     slot.table.resize(entries_.size());
@@ -84,6 +85,18 @@ BoundProgram::BoundProgram(const Graph& graph, const Plan& plan, const Devices& 
 BoundProgram::~BoundProgram() = default;
 
 // ---- binding --------------------------------------------------------------------------------------------------------
+
+void BoundProgram::choose_queues(std::span<const backend::QueueKind> compute_queues) {
+  for (QueueId id = 0; id < kMaxQueues; ++id) {
+    backend::Device* const device = devices_[device_of(id)];
+    if (device == nullptr) continue;
+    backend::QueueKind kind = kind_of(id);
+    if (id != kHostQueue && backend::is_compute(kind) && !compute_queues.empty()) {
+      kind = compute_queues[static_cast<size_t>(backend::compute_queue_number(kind)) % compute_queues.size()];
+    }
+    queues_[id] = &device->queue(kind);
+  }
+}
 
 uint32_t BoundProgram::add_entry(BufferId buffer, DeviceIndex device) {
   const size_t place = buffer * kMaxDevices + device;

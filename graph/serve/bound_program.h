@@ -5,6 +5,8 @@
 // else, so only one of them runs at a time. Running takes no memory, no lock, and does not wait for a device, unless the program has
 // kernels of the CPU that need what a device computes.
 //
+// A plan's compute queues are those of an accelerator that has them for itself. Where it is shared, BoundOptions::compute_queues says which ones of it stand for them.
+//
 // Launches of an accelerator that follow each other become *segments* (bound_segments.cpp): recorded once the slot's addresses have settled, launched as one from
 // then on, and discarded when one of their addresses changes.
 //
@@ -51,10 +53,13 @@ struct BoundCounts {
   }
 };
 
-struct SegmentOptions {
-  bool record = true;
+struct BoundOptions {
+  // Whether launches that follow each other become segments.
+  bool segments = true;
   // Per node: whether its attributes may change between runs. Empty: none do.
   std::span<const uint8_t> draws = {};
+  // The accelerator's queues that stand for the plan's compute queues, in turn; of fewer than the plan uses, one stands for several. Empty: each for itself.
+  std::span<const backend::QueueKind> compute_queues = {};
 };
 
 class BoundProgram {
@@ -65,7 +70,7 @@ class BoundProgram {
   // Invocation::bindings has it; may be empty.
   BoundProgram(const Graph& graph, const Plan& plan, const Devices& devices, std::span<const std::vector<Place>> places,
                std::array<std::byte*, backend::kMaxDevices> arenas, std::span<Binding* const> bindings,
-               const SegmentOptions& segments = {});
+               const BoundOptions& options = {});
   ~BoundProgram();
   BoundProgram(const BoundProgram&) = delete;
 
@@ -131,11 +136,13 @@ class BoundProgram {
   void make_schedule(Slot& slot);
   Status submit_segment(Recording& recording, Slot& slot);
   void forget_address(Slot& slot, uint32_t step);
-  backend::Queue& queue(QueueId id) const { return devices_[device_of(id)]->queue(kind_of(id)); }
+  void choose_queues(std::span<const backend::QueueKind> compute_queues);
+  backend::Queue& queue(QueueId id) const { return *queues_[id]; }
 
   const Graph& graph_;
   const Plan& plan_;
   const Devices devices_;
+  std::array<backend::Queue*, kMaxQueues> queues_{};  // null where there is no such device
   const std::array<std::byte*, backend::kMaxDevices> arenas_;
   std::vector<Binding*> bindings_;
   bool host_only_ = false;

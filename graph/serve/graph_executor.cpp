@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "backend/allocator.h"
 #include "backend/registry.h"
 #include "backend/size_classes.h"
 #include "graph/serve/sized_program.h"
@@ -27,6 +28,11 @@ using graph::Window;
 namespace {
 
 Status usage(std::string message) { return Status(ErrorClass::kUsage, std::move(message)); }
+
+constexpr uint64_t kAnyBytes = backend::MemoryStats::kAnyBytes;
+
+// Of a block, as devices count it; none where nothing is asked for.
+uint64_t counted_bytes(uint64_t bytes) { return bytes == 0 ? 0 : backend::round_to_alignment(bytes); }
 
 // A block of a device that grows where more is asked for. What was in it is lost then.
 struct Memory {
@@ -124,9 +130,16 @@ struct GraphExecutor::Impl {
     uint64_t version = 0;  // of the memory that it is bound to
   };
 
+  // Of the accelerator's memory.
+  struct Need {
+    uint64_t weights = 0;  // that are not there yet
+    uint64_t own = 0;      // slots, temporaries and states, those that there are included
+  };
+
   std::shared_ptr<Model> model;
   Options options;
   graph::PlanOptions plan_options;
+  uint64_t weight_bytes = 0;           // that this executor has brought to the accelerator
   std::vector<uint32_t> home_of;       // per buffer: which of a slot's homes; kNone for others
   std::vector<BufferId> slot_buffers;  // the reverse
   // Shared by the programs of all sizes, of which one is in use at a time.
@@ -144,6 +157,9 @@ struct GraphExecutor::Impl {
   uint64_t draws = 0;
 
   static constexpr uint32_t kNone = UINT32_MAX;
+  // Plans are made for less and less memory of the accelerator so often, then for next to none: 0 would stand for any.
+  static constexpr int kMostTries = 6;
+  static constexpr uint64_t kLeastBytes = 1;
   // Plans and bindings are kept for so many sizes.
   static constexpr size_t kMostKnown = 16;
 
@@ -155,9 +171,18 @@ struct GraphExecutor::Impl {
   const Window& window(const ProgramValue& value) const { return program().windows[value.window]; }
 
   Status init();
+  Status choose_queues();
+  Status check_share() const;
+  void share_out(const Instance& first);
   void choose_homes();
   void make_slots();
   void lay_out(Instance& instance) const;
+  Need need_of(const Instance& instance) const;
+  uint64_t own_bytes() const;
+  uint64_t allowance() const;
+  std::string too_little(const Need& need) const;
+  template <typename Make>
+  Result<std::unique_ptr<Instance>> make_instance(const Make& make) const;
   Status take_memory(const Instance& instance);
   Status place_constants(const Instance& instance);
   Status place_state(BufferId buffer, const Instance& instance);
@@ -212,14 +237,47 @@ Result<std::unique_ptr<GraphExecutor>> GraphExecutor::Init(std::shared_ptr<Model
 Status GraphExecutor::Impl::init() {
   plan_options = options.plan != nullptr ? *options.plan : static_plan_options(options.devices);
   plan_options.fixed_memory = true;
-  Result<std::unique_ptr<SizedProgram>> own = SizedProgram::own(model->program(), plan_options, options.use_saved_plan);
-  if (!own.ok()) return own.status();
+  if (Status status = choose_queues(); !status.ok()) return status;
+  if (Status status = check_share(); !status.ok()) return status;
   choose_homes();
   make_slots();
   places.assign(model->program().graph.buffers.size(), Place{});
-  known.push_back(std::make_unique<Instance>(Instance{.sized = std::move(own.value())}));
-  lay_out(*known.back());
+  Result<std::unique_ptr<Instance>> own = make_instance([this](const graph::PlanOptions& chosen) {
+    return SizedProgram::own(model->program(), chosen, options.use_saved_plan);
+  });
+  if (!own.ok()) return own.status();
+  known.push_back(std::move(own.value()));
+  share_out(*known.back());
   return use(*known.back());
+}
+
+Status GraphExecutor::Impl::check_share() const {
+  if (!options.accelerator_bytes.has_value() || !plan_options.has_accelerator) return Status();
+  const backend::MemoryStats stats = device(kAccelerator).memory_stats();
+  const uint64_t left = stats.bytes_left();
+  if (*options.accelerator_bytes <= left) return Status();
+  return Status(ErrorClass::kResource, "the executor was to have " + backend::format_bytes(*options.accelerator_bytes) +
+                                           " of the accelerator's memory, and " + backend::format_bytes(left) +
+                                           " are left of its " +
+                                           backend::format_bytes(static_cast<uint64_t>(stats.limit_bytes)) +
+                                           "; give it less, or free what others hold there");
+}
+
+// What is to be shared with others is from here on what this executor may have.
+void GraphExecutor::Impl::share_out(const Instance& first) {
+  if (!options.accelerator_bytes.has_value()) return;
+  const uint64_t weights = need_of(first).weights;
+  const uint64_t rest = *options.accelerator_bytes - std::min(weights, *options.accelerator_bytes);
+  options.accelerator_bytes = weights + rest / std::max<size_t>(1, std::exchange(options.sharers, 1));
+}
+
+Status GraphExecutor::Impl::choose_queues() {
+  std::vector<QueueKind>& queues = options.compute_queues;
+  if (queues.empty() && options.group != nullptr) queues = options.group->compute_queues();
+  if (queues.empty()) return Status();
+  plan_options.compute_queues = std::min(plan_options.compute_queues, static_cast<int>(queues.size()));
+  plan_options.shares_accelerator = queues.size() < backend::kComputeQueues;
+  return backend::check_compute_queues(queues);
 }
 
 // Slots have what goes in and out, and is no weight.
@@ -255,6 +313,15 @@ bool has_home(const graph::StaticPlan& plan, BufferId buffer, DeviceIndex device
   return bound || (plan.graph.buffers[buffer].valid_on >> device & 1) != 0;
 }
 
+// What a plan has on the accelerator, counted as PlanOptions::accelerator_bytes is.
+uint64_t planned_bytes(const graph::StaticPlan& plan) {
+  uint64_t bytes = plan.plan.arena_bytes[kAccelerator];
+  for (BufferId b = 0; b < plan.graph.buffers.size(); ++b) {
+    if (has_home(plan, b, kAccelerator)) bytes += backend::round_to_alignment(plan.graph.buffers[b].bytes);
+  }
+  return bytes;
+}
+
 }  // namespace
 
 void GraphExecutor::Impl::lay_out(Instance& instance) const {
@@ -273,6 +340,67 @@ void GraphExecutor::Impl::lay_out(Instance& instance) const {
       add(s, h, kCpu, !on_host);
     }
   }
+}
+
+GraphExecutor::Impl::Need GraphExecutor::Impl::need_of(const Instance& instance) const {
+  const graph::StaticPlan& plan = instance.sized->plan;
+  Need need;
+  if (options.devices[kAccelerator] == nullptr) return need;
+  need.own = counted_bytes(std::max(slot_memory[kAccelerator].bytes, instance.slot_bytes[kAccelerator])) +
+             counted_bytes(std::max(arenas[kAccelerator].bytes, plan.plan.arena_bytes[kAccelerator])) +
+             state_bytes[kAccelerator];
+  for (BufferId b = 0; b < plan.graph.buffers.size(); ++b) {
+    if (!model->is_constant(b) || !has_home(plan, b, kAccelerator)) continue;
+    const uint64_t bytes = backend::round_to_alignment(plan.graph.buffers[b].bytes);
+    if (model->is_written(b)) {
+      need.own += places[b][kAccelerator] == nullptr ? bytes : 0;
+    } else {
+      need.weights += model->is_on_device(b, device(kAccelerator)) ? 0 : bytes;
+    }
+  }
+  return need;
+}
+
+// Of the accelerator's memory.
+uint64_t GraphExecutor::Impl::own_bytes() const {
+  return counted_bytes(slot_memory[kAccelerator].bytes) + counted_bytes(arenas[kAccelerator].bytes) +
+         state_bytes[kAccelerator];
+}
+
+// What weights that are yet to come there, and what is the executor's own, may take of the accelerator's memory together.
+uint64_t GraphExecutor::Impl::allowance() const {
+  if (options.devices[kAccelerator] == nullptr) return kAnyBytes;
+  if (options.accelerator_bytes.has_value()) return *options.accelerator_bytes - weight_bytes;
+  const uint64_t left = device(kAccelerator).memory_stats().bytes_left();
+  return left == kAnyBytes ? left : left + own_bytes();
+}
+
+// The program by a plan that `make` makes with these options, or, where that takes more than is allowed, for less memory. A plan counts each input and output once and each weight as
+// if it were not there, so how much less is found by trying; at last all is on the CPU.
+template <typename Make>
+Result<std::unique_ptr<GraphExecutor::Impl::Instance>> GraphExecutor::Impl::make_instance(const Make& make) const {
+  graph::PlanOptions chosen = plan_options;
+  const auto allowed = static_cast<double>(allowance());
+  for (int tries = 0;; ++tries) {
+    Result<std::unique_ptr<SizedProgram>> made = make(chosen);
+    if (!made.ok()) return made.status();
+    auto instance = std::make_unique<Instance>(Instance{.sized = std::move(made.value())});
+    lay_out(*instance);
+    const Need need = need_of(*instance);
+    const auto needed =
+        static_cast<double>(need.weights) + static_cast<double>(need.own) * static_cast<double>(options.sharers);
+    if (needed <= allowed) return instance;
+    if (chosen.accelerator_bytes == kLeastBytes) return Status(ErrorClass::kResource, too_little(need));
+    const auto planned = static_cast<double>(planned_bytes(instance->sized->plan));
+    chosen.accelerator_bytes =
+        tries + 1 < kMostTries ? std::max(kLeastBytes, static_cast<uint64_t>(planned * allowed / needed)) : kLeastBytes;
+  }
+}
+
+std::string GraphExecutor::Impl::too_little(const Need& need) const {
+  return "the program needs " + backend::format_bytes(need.weights + need.own) +
+         " of the accelerator's memory, and may have " + backend::format_bytes(allowance()) +
+         "; free what others hold there, or raise the budget";
 }
 
 Status GraphExecutor::Impl::take_memory(const Instance& instance) {
@@ -298,8 +426,10 @@ Status GraphExecutor::Impl::place_constants(const Instance& instance) {
     // Only read from here on.
     places[b][kCpu] = const_cast<void*>(model->host_bytes(b));
     if (!has_home(plan, b, kAccelerator)) continue;
+    const bool is_first = !model->is_on_device(b, device(kAccelerator));
     Result<void*> bytes = model->device_bytes(b, device(kAccelerator));
     if (!bytes.ok()) return bytes.status();
+    if (is_first) weight_bytes += backend::round_to_alignment(plan.graph.buffers[b].bytes);
     places[b][kAccelerator] = bytes.value();
   }
   return Status();
@@ -362,9 +492,11 @@ void GraphExecutor::Impl::bind(Instance& instance) {
   const std::vector<graph::Binding*> bindings = model->bindings();
   instance.bound = std::make_unique<graph::BoundProgram>(
       plan.graph, plan.plan, options.devices, of_slots, std::array{arenas[kCpu].data(), arenas[kAccelerator].data()},
-      bindings, graph::SegmentOptions{.record = options.segments, .draws = instance.sized->drawing()});
+      bindings,
+      graph::BoundOptions{
+          .segments = options.segments, .draws = instance.sized->drawing(), .compute_queues = options.compute_queues});
   instance.version = memory_version;
-  if (instance.bound->on_host_only()) return;
+  if (instance.bound->on_host_only() && instance.slot_bytes[kAccelerator] == 0) return;
   for (auto& slot : slots) {
     if (slot->uploaded != nullptr) continue;
     slot->uploaded = device(kAccelerator).create_event();
@@ -414,12 +546,11 @@ Result<GraphExecutor::Impl::Instance*> GraphExecutor::Impl::find_instance(std::s
     if (it != known.begin()) std::rotate(known.begin() + 1, it, it + 1);
     return it == known.begin() ? it->get() : known[1].get();
   }
-  Result<std::unique_ptr<SizedProgram>> made =
-      SizedProgram::resized(model->program(), sizes, plan_options, *known.front()->sized);
+  Result<std::unique_ptr<Instance>> made = make_instance([&](const graph::PlanOptions& chosen) {
+    return SizedProgram::resized(model->program(), sizes, chosen, *known.front()->sized);
+  });
   if (!made.ok()) return made.status();
-  auto instance = std::make_unique<Instance>(Instance{.sized = std::move(made.value())});
-  lay_out(*instance);
-  return known.insert(known.begin() + 1, std::move(instance))->get();
+  return known.insert(known.begin() + 1, std::move(made.value()))->get();
 }
 
 Status GraphExecutor::Impl::set_sizes(std::span<const int64_t> sizes) {
@@ -706,6 +837,10 @@ Status GraphExecutor::Impl::begin_copy(size_t slot, size_t output) {
   if (output_device(buffer) == kCpu) return Status();
   const SlotBuffer* const home = home_of[buffer] == kNone ? nullptr : &at.homes[home_of[buffer]];
   if (home == nullptr) return usage(model->outputs().words(output) + " is a state on the accelerator");
+  // The queue of copies is everybody's: what waits there for this run would hold up the results of others. With several slots it is worth it.
+  if (plan_options.shares_accelerator && options.slots == 1) {
+    if (Status status = wait(slot); !status.ok()) return status;
+  }
   backend::Queue& queue = device(kAccelerator).queue(QueueKind::kDeviceToHost);
   if (Status status = bound().wait_on(slot, queue); !status.ok()) return status;
   Status status = queue.copy(home->on_host(), home->place[kAccelerator], plan().graph.buffers[buffer].bytes);
@@ -816,6 +951,10 @@ graph::BoundCounts GraphExecutor::counts() const {
     if (instance->bound != nullptr) counts += instance->bound->counts();
   }
   return counts;
+}
+uint64_t GraphExecutor::weight_bytes() const { return impl_->weight_bytes; }
+uint64_t GraphExecutor::accelerator_share() const {
+  return impl_->options.accelerator_bytes.value_or(impl_->own_bytes() + impl_->weight_bytes);
 }
 uint64_t GraphExecutor::bytes(DeviceIndex device) const {
   return impl_->slot_memory[device].bytes + impl_->arenas[device].bytes + impl_->state_bytes[device];

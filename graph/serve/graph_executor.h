@@ -20,6 +20,9 @@
 // Slots share the memory of temporaries and run one after the other: for requests that run at once there are several executors of one Model, each with a core
 // group (server.h).
 //
+// What an executor takes of an accelerator's memory it takes by Init and SetSizes, and its plan is made for what it may take: Options::accelerator_bytes, or what is left of the
+// device's limit. So executors that share an accelerator keep its limit together, and those that come late compute more on the CPU.
+//
 // Errors are Status values: kUsage with one sentence that says what to do, kKernel with the operator's name and the exception that it threw. After an error the
 // executor can be used on.
 //
@@ -34,6 +37,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -82,6 +86,15 @@ class GraphExecutor {
     // Where RunAsync runs; null: Run only.
     backend::CoreGroup* group = nullptr;
     std::array<backend::Device*, backend::kMaxDevices> devices = process_devices();
+    // The accelerator's compute queues that the program may use; none: those of `group`, and all where it names none either. Executors that use different ones do
+    // not wait for each other there, save where copies stand behind copies; with one slot, a result is copied when the run is over, and so holds up nobody.
+    std::vector<backend::QueueKind> compute_queues = {};
+    // Of the accelerator's memory, for the executor's whole life: slots, temporaries, states, and weights that it is the first to use there. Not set: what is left of the device's
+    // limit at the time when memory is taken.
+    std::optional<uint64_t> accelerator_bytes = {};
+    // So many executors of the model, made one after the other, this one first, are to find room in these bytes: it leaves the others as much as it takes, save for the weights, which
+    // they share.
+    size_t sharers = 1;
     // What planning may use; static_plan_options(devices) where not set.
     std::unique_ptr<graph::PlanOptions> plan = nullptr;
     // The plan in the file is used where it was made for a machine like this one.
@@ -92,7 +105,7 @@ class GraphExecutor {
     std::function<std::pair<uint64_t, uint64_t>()> draw = nullptr;
   };
 
-  // Errors: as Model::load; kResource where the memory does not suffice.
+  // Errors: as Model::load; kUsage for no slots, or wrong queues; kResource where the memory does not suffice, or the accelerator has less than `accelerator_bytes` left.
   static Result<std::unique_ptr<GraphExecutor>> Init(const std::string& path, Options options);
   static Result<std::unique_ptr<GraphExecutor>> Init(std::shared_ptr<Model> model, Options options);
   ~GraphExecutor();
@@ -152,6 +165,10 @@ class GraphExecutor {
   graph::BoundCounts counts() const;
   // Bytes taken for this executor alone, per device: slots, temporaries and states.
   uint64_t bytes(backend::DeviceIndex device) const;
+  // Of weights that it was the first to bring to the accelerator.
+  uint64_t weight_bytes() const;
+  // Of the accelerator's memory, what the executor may have in its life, weights that it brought there included; that which it has, where accelerator_bytes is not set.
+  uint64_t accelerator_share() const;
 
  private:
   friend class Pending;

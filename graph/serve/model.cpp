@@ -1,5 +1,6 @@
 #include "graph/serve/model.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "graph/serve/archive.h"
@@ -46,11 +47,20 @@ std::vector<graph::Binding*> Model::bindings() {
   return pointers;
 }
 
+const Model::Copy* Model::find_copy(BufferId buffer, const backend::Device& device) const {
+  const auto copy =
+      std::ranges::find_if(on_device_, [&](const Copy& one) { return one.buffer == buffer && one.device == &device; });
+  return copy == on_device_.end() ? nullptr : &*copy;
+}
+
+bool Model::is_on_device(BufferId buffer, const backend::Device& device) {
+  const std::lock_guard lock(mutex_);
+  return find_copy(buffer, device) != nullptr;
+}
+
 Result<void*> Model::device_bytes(BufferId buffer, backend::Device& device) {
   const std::lock_guard lock(mutex_);
-  for (const Copy& copy : on_device_) {
-    if (copy.buffer == buffer && copy.device == &device) return copy.block.data();
-  }
+  if (const Copy* const copy = find_copy(buffer, device)) return copy->block.data();
   const size_t bytes = program_->graph.buffers[buffer].bytes;
   Result<Block> block = device.allocate(bytes);
   if (!block.ok()) return block.status();

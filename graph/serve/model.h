@@ -43,6 +43,8 @@ class Model {
   bool is_written(graph::BufferId buffer) const { return is_written_[buffer] != 0; }
   // The same on a device: copied there at the first call. Errors: kResource.
   Result<void*> device_bytes(graph::BufferId buffer, backend::Device& device);
+  // Whether they are there already.
+  bool is_on_device(graph::BufferId buffer, const backend::Device& device);
   // What kernels of the CPU keep beside constants (Invocation::bindings), per buffer; null for every other buffer.
   std::vector<graph::Binding*> bindings();
 
@@ -62,6 +64,8 @@ class Model {
     backend::Device* device;
     backend::Block block;
   };
+  // REQUIRES: the mutex is held.
+  const Copy* find_copy(graph::BufferId buffer, const backend::Device& device) const;
   std::vector<Copy> on_device_;
 };
 

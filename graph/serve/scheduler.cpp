@@ -4,18 +4,24 @@
 //    for the next request. The others are those whose submit() waits for room.
 // 2. A lane that has nothing to do is sent for (serve() is submitted to its group). It takes the first request, runs it, ends it, and comes again behind whatever else
 //    was submitted to its group.
-// 3. Whoever takes a request out of the line ends it: a lane, cancel(), wait() at its deadline, close(), or a submit() that finds no room but late requests.
+// 3. The clock, a thread that begins with the first deadline, sleeps until the earliest one. It takes late requests out of the line, and tells those that run to stop.
+// 4. Whoever takes a request out of the line ends it: a lane, the clock, cancel(), close(), or a submit() that finds no room but late requests.
 //
 // Locks: SchedulerCore::mutex for the line and the lanes, then Request::mutex_ for those who wait for one request. None is held while a handler or on_end() runs.
 
 #include "graph/serve/scheduler.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cassert>
 #include <exception>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <utility>
 
+#include "backend/blocked_signals.h"
 #include "backend/spin_lock.h"
 
 namespace hetero::graph {
@@ -42,8 +48,8 @@ Status call(const Scheduler::Handler& handler, size_t lane, Request& request) {
   }
 }
 
-// The scheduler of which the calling thread is a lane.
-thread_local const SchedulerCore* lane_of = nullptr;
+// The scheduler of which the calling thread is a lane, or the clock: it must not wait for room there.
+thread_local const SchedulerCore* part_of = nullptr;
 
 }  // namespace
 
@@ -54,6 +60,8 @@ struct SchedulerCore {
     SchedulerCore* core;
     size_t number;
     backend::CoreGroup* group;
+    // What runs there, if it has a deadline that the clock has not seen pass. Guarded by the core's mutex.
+    Request* running = nullptr;
   };
   // Requests that were taken out of the line, to be ended when no lock is held; each still owns itself.
   struct Taken {
@@ -71,13 +79,16 @@ struct SchedulerCore {
   static const char* what_happened(StopReason reason) {
     return reason == StopReason::kStopLate ? "the request's deadline passed" : "the request was cancelled";
   }
+  static Status stopped_error(StopReason reason) {
+    return {ErrorClass::kCancelled, std::string(what_happened(reason)) + " while it ran"};
+  }
   static Status unrun_error(StopReason reason) {
     return {ErrorClass::kCancelled, std::string(what_happened(reason)) + " before it ran"};
   }
 
   SchedulerCore(const std::vector<backend::CoreGroup*>& groups, Scheduler::Options chosen, Scheduler::Handler run)
       : options(chosen), handler(std::move(run)) {
-    for (size_t i = 0; i < groups.size(); ++i) lanes.push_back({this, i, groups[i]});
+    for (size_t i = 0; i < groups.size(); ++i) lanes.push_back({.core = this, .number = i, .group = groups[i]});
     // The first lane is taken first.
     for (size_t i = groups.size(); i-- > 0;) idle_lanes.push_back(&lanes[i]);
   }
@@ -101,6 +112,11 @@ struct SchedulerCore {
   // No request of the line has an earlier one.
   Clock::time_point earliest_deadline = Request::kNever;
   bool closed = false;
+  std::condition_variable clock_wakeup;
+  Clock::time_point clock_until = Request::kNever;  // when the clock looks again
+  bool clock_ends = false;                          // requests that it has taken out of the line
+  bool clock_stops = false;
+  std::thread clock;
 
   std::atomic<int64_t> submitted{0};
   std::atomic<int64_t> completed{0};
@@ -137,10 +153,16 @@ struct SchedulerCore {
   void end_late(Taken taken);
   void end_if_waiting(Request& request, StopReason reason);
 
+  // The clock. REQUIRES of the first two: the mutex is held.
+  Status start_clock();
+  Clock::time_point next_deadline() const;
+  void watch_clock();
+  void stop_clock();
+
   // The lanes.
   void send_for(Lane& lane);
   void serve(Lane& lane);
-  std::shared_ptr<Request> take_first();
+  std::shared_ptr<Request> take_first(Lane& lane);
   void run(Lane& lane, Request& request);
   void leave(Lane& lane);
 };
@@ -218,13 +240,20 @@ SchedulerCore::Entry SchedulerCore::enter(std::shared_ptr<Request> request) {
     refuse(RequestState::kRefused, closed_error());
     return entry;
   }
+  if (request->deadline_ != Request::kNever) {
+    if (Status status = start_clock(); !status.ok()) {
+      refuse(RequestState::kRefused, std::move(status));
+      return entry;
+    }
+  }
   if (!has_room()) take_late(Clock::now(), entry.late);
-  if (!has_room() && (options.when_full == Scheduler::WhenFull::kRefuse || lane_of == this)) {
+  if (!has_room() && (options.when_full == Scheduler::WhenFull::kRefuse || part_of == this)) {
     refuse(RequestState::kRefused, full_error(options.capacity));
     return entry;
   }
   Request& appended = *request;
   append(std::move(request));
+  if (appended.deadline_ < clock_until) clock_wakeup.notify_one();
   entry.admitted = has_room();
   if (!entry.admitted) {
     if (first_outside == nullptr) first_outside = &appended;
@@ -264,6 +293,63 @@ void SchedulerCore::end_if_waiting(Request& request, StopReason reason) {
   end_unrun(request, reason);
 }
 
+Status SchedulerCore::start_clock() {
+  if (clock.joinable()) return {};
+  try {
+    const backend::BlockedSignals blocked;
+    clock = std::thread([this] { watch_clock(); });
+    return {};
+  } catch (const std::system_error& error) {
+    return {ErrorClass::kDevice, std::string("the scheduler cannot start the thread for deadlines: ") + error.what()};
+  }
+}
+
+// None of what is in the line, or runs and was not told, is earlier.
+SchedulerCore::Clock::time_point SchedulerCore::next_deadline() const {
+  Clock::time_point next = earliest_deadline;
+  for (const Lane& lane : lanes) {
+    if (lane.running != nullptr) next = std::min(next, lane.running->deadline_);
+  }
+  return next;
+}
+
+void SchedulerCore::watch_clock() {
+  pthread_setname_np(pthread_self(), "hetero-clock");
+  part_of = this;
+  std::unique_lock lock(mutex);
+  while (!clock_stops) {
+    Taken late;
+    take_late(Clock::now(), late);
+    for (Lane& lane : lanes) {
+      if (lane.running != nullptr && lane.running->should_stop()) lane.running = nullptr;
+    }
+    if (late.first != nullptr) {
+      clock_ends = true;
+      lock.unlock();
+      end_late(late);
+      lock.lock();
+      clock_ends = false;
+      lane_is_idle.notify_all();
+      continue;
+    }
+    clock_until = next_deadline();
+    if (clock_until == Request::kNever) {
+      clock_wakeup.wait(lock);
+    } else {
+      clock_wakeup.wait_until(lock, clock_until);
+    }
+  }
+}
+
+void SchedulerCore::stop_clock() {
+  {
+    const std::lock_guard lock(mutex);
+    clock_stops = true;
+    clock_wakeup.notify_one();
+  }
+  if (clock.joinable()) clock.join();
+}
+
 void SchedulerCore::send_for(Lane& lane) {
   [[maybe_unused]] const Status status = lane.group->submit({[](void* context) {
                                                                Lane& sent_for = *static_cast<Lane*>(context);
@@ -274,36 +360,42 @@ void SchedulerCore::send_for(Lane& lane) {
 }
 
 void SchedulerCore::serve(Lane& lane) {
-  lane_of = this;
-  if (const std::shared_ptr<Request> request = take_first()) run(lane, *request);
-  lane_of = nullptr;
+  part_of = this;
+  if (const std::shared_ptr<Request> request = take_first(lane)) run(lane, *request);
+  part_of = nullptr;
   leave(lane);
 }
 
 // Null where what the lane was sent for has ended meanwhile.
-std::shared_ptr<Request> SchedulerCore::take_first() {
+std::shared_ptr<Request> SchedulerCore::take_first(Lane& lane) {
   const std::lock_guard lock(mutex);
   --coming_lanes;
   if (first == nullptr) return nullptr;
   Request& request = *first;
   unlink(request);
   request.state_.store(RequestState::kRunning, std::memory_order_release);
+  if (request.deadline_ != Request::kNever) lane.running = &request;
   return std::move(request.self_);
 }
 
 void SchedulerCore::run(Lane& lane, Request& request) {
-  if (request.should_stop()) {
-    end_unrun(request, static_cast<StopReason>(request.stop_.load(std::memory_order_relaxed)));
-    return;
+  const bool runs = !request.should_stop();
+  Status status = runs ? call(handler, lane.number, request) : Status();
+  if (request.deadline_ != Request::kNever) {
+    const std::lock_guard lock(mutex);
+    lane.running = nullptr;
   }
-  Status status = call(handler, lane.number, request);
+  const bool stopped = request.should_stop();
+  const auto reason = static_cast<StopReason>(request.stop_.load(std::memory_order_relaxed));
+  if (!runs) return end_unrun(request, reason);
   RequestState state = RequestState::kDone;
   std::atomic<int64_t>* count = status.ok() ? &completed : &failed;
-  if (!status.ok() && status.error_class() == ErrorClass::kCancelled && request.should_stop()) {
-    const auto reason = static_cast<StopReason>(request.stop_.load(std::memory_order_relaxed));
+  // What is cancelled and done all the same is done; what is done too late is late.
+  const bool gave_up = !status.ok() && status.error_class() == ErrorClass::kCancelled;
+  if (stopped && (gave_up || (status.ok() && reason == StopReason::kStopLate))) {
     state = state_of(reason);
     count = reason == StopReason::kStopLate ? &late : &cancelled;
-    status = {ErrorClass::kCancelled, std::string(what_happened(reason)) + " while it ran"};
+    status = stopped_error(reason);
   }
   count->fetch_add(1, std::memory_order_relaxed);
   request.end(state, std::move(status));
@@ -339,23 +431,23 @@ bool Request::wait_until(Clock::time_point limit) {
 
 bool Request::wait_until(Clock::time_point limit, bool or_admitted) {
   std::unique_lock lock(mutex_);
-  while (!has_ended() && !(or_admitted && admitted_.load(std::memory_order_acquire))) {
-    const bool minds_deadline = stop_.load(std::memory_order_relaxed) == kGoOn && deadline_ < limit;
-    const Clock::time_point until = minds_deadline ? deadline_ : limit;
-    if (until == kNever) {
-      changed_.wait(lock);
-    } else if (changed_.wait_until(lock, until) == std::cv_status::timeout) {
-      if (!minds_deadline) return has_ended();
-      lock.unlock();
-      ask_to_stop(kStopLate);
-      lock.lock();
-    }
-  }
+  const auto is_over = [&] { return has_ended() || (or_admitted && admitted_.load(std::memory_order_acquire)); };
+  if (limit != kNever) return changed_.wait_until(lock, limit, is_over);
+  changed_.wait(lock, is_over);
   return true;
 }
 
 void Request::cancel() {
-  if (backend::fork_generation() == fork_generation_) ask_to_stop(kStopCancelled);
+  if (backend::fork_generation() != fork_generation_) return;
+  std::shared_ptr<SchedulerCore> core;
+  int32_t reason = kGoOn;
+  {
+    const std::lock_guard lock(mutex_);
+    if (has_ended()) return;
+    if (stop_.compare_exchange_strong(reason, kStopCancelled, std::memory_order_relaxed)) reason = kStopCancelled;
+    core = core_;
+  }
+  if (core != nullptr) core->end_if_waiting(*this, static_cast<StopReason>(reason));
 }
 
 bool Request::should_stop() {
@@ -364,18 +456,6 @@ bool Request::should_stop() {
   int32_t expected = kGoOn;
   stop_.compare_exchange_strong(expected, kStopLate, std::memory_order_relaxed);
   return true;
-}
-
-void Request::ask_to_stop(StopReason reason) {
-  std::shared_ptr<SchedulerCore> core;
-  int32_t first_reason = kGoOn;
-  {
-    const std::lock_guard lock(mutex_);
-    if (has_ended()) return;
-    if (stop_.compare_exchange_strong(first_reason, reason, std::memory_order_relaxed)) first_reason = reason;
-    core = core_;
-  }
-  if (core != nullptr) core->end_if_waiting(*this, static_cast<StopReason>(first_reason));
 }
 
 Status Request::begin(const std::shared_ptr<SchedulerCore>& core, Clock::time_point deadline) {
@@ -390,7 +470,6 @@ Status Request::begin(const std::shared_ptr<SchedulerCore>& core, Clock::time_po
   deadline_ = deadline;
   core_ = core;
   state_.store(RequestState::kWaiting, std::memory_order_release);
-  changed_.notify_all();  // who waits already does not know the deadline
   return {};
 }
 
@@ -437,6 +516,7 @@ Scheduler::~Scheduler() {
   }
   if (!was_closed) close(WhenClosed::kCancel);
   wait_idle();
+  core_->stop_clock();
 }
 
 Status Scheduler::submit(std::shared_ptr<Request> request, RequestOptions options) {
@@ -472,7 +552,7 @@ void Scheduler::close(WhenClosed waiting) {
 void Scheduler::wait_idle() {
   if (core_->is_forked()) return;
   std::unique_lock lock(core_->mutex);
-  core_->lane_is_idle.wait(lock, [&] { return core_->idle_lanes.size() == core_->lanes.size(); });
+  core_->lane_is_idle.wait(lock, [&] { return core_->idle_lanes.size() == core_->lanes.size() && !core_->clock_ends; });
 }
 
 SchedulerCounters Scheduler::counters() const {

@@ -15,8 +15,8 @@
 // Back-pressure: at most `capacity` requests wait for a lane to be free. More are refused (kRefuse), or their submit() waits for room (kWait), in the same line.
 //
 // Cancellation and deadlines: a request that waits ends at once with kCancelled. One that runs is asked to stop: the handler looks at should_stop(), or hands stop() to
-// what looks at it (Executor::go_on), and returns an error of kCancelled; a handler that does not look ends the request as if nobody had asked. A deadline is noticed by
-// should_stop(), by a thread in wait(), and by the lane that comes to the request; there is no clock thread.
+// what looks at it (BoundProgram::run), and returns an error of kCancelled. Where a handler does not look, a request that was cancelled ends as if nobody had asked; one whose
+// deadline has passed is late however it ends, unless it fails. Deadlines are noticed by a thread of the scheduler's, one for all requests, which begins with the first deadline.
 //
 // Errors: what a handler returns or throws is the status of its request and of no other. After warm-up nothing here takes memory from the heap, save for errors.
 //
@@ -48,7 +48,7 @@ enum class RequestState : uint8_t {
   kRunning,    // on a lane
   kDone,       // the handler has returned; the status is its own
   kCancelled,  // by cancel(), or by the scheduler's end
-  kLate,       // its deadline passed before it was done
+  kLate,       // its deadline passed before it was done, whatever a handler has made of it since
   kRefused,    // there was no room, or the scheduler was closed
 };
 
@@ -80,12 +80,12 @@ class Request {
 
   // For the handler: whether to stop, because of cancel() or the deadline.
   bool should_stop();
-  // Not 0 once the request was cancelled, or somebody noticed that its deadline passed.
+  // Not 0 once the request was cancelled or its deadline passed.
   const std::atomic<int32_t>& stop() const { return stop_; }
 
  protected:
-  // Called once for each submit() that returned no error, when the request has ended: on the lane, or in the function that ended it (cancel(), wait(), close(), submit() of
-  // another). No lock is held. Threads in wait() may be gone before. It must not block a lane.
+  // Called once for each submit() that returned no error, when the request has ended: on the lane, on the thread that watches deadlines, or in the function that ended it
+  // (cancel(), close(), submit() of another). No lock is held. Threads in wait() may be gone before. It must not block, and not destroy the scheduler.
   virtual void on_end() noexcept {}
 
  private:
@@ -95,14 +95,12 @@ class Request {
 
   Status begin(const std::shared_ptr<SchedulerCore>& core, Clock::time_point deadline);
   void end(RequestState state, Status status);
-  // The first reason holds. A request that waits ends at once.
-  void ask_to_stop(StopReason reason);
   // Waits until the request has ended, or, with `or_admitted`, has its place in the line; false where that did not happen until `limit`.
   bool wait_until(Clock::time_point limit, bool or_admitted);
 
   const int fork_generation_;
   std::atomic<RequestState> state_{RequestState::kNew};
-  std::atomic<int32_t> stop_{kGoOn};
+  std::atomic<int32_t> stop_{kGoOn};   // the first reason holds
   std::atomic<bool> admitted_{false};  // it is one of those that may wait; submit() returns
   Status status_;                      // written before the end
 
@@ -155,9 +153,9 @@ class Scheduler {
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
-  // Puts the request at the end of the line. With kWait, waits for room until the deadline, or cancel(); a lane's own thread does not wait but is refused. Where an error is
+  // Puts the request at the end of the line. With kWait, waits for room until the deadline, or cancel(); a thread of the scheduler's own does not wait but is refused. Where an error is
   // returned, the request has ended with it. Errors: kResource where there is no room; kCancelled for a request that is cancelled or late already, and where the
-  // scheduler is closed; and, with the request left as it was, kUsage where it is waiting or running, kDevice in a forked child.
+  // scheduler is closed; kDevice where the system starts no thread for the first deadline; and, with the request left as it was, kUsage where it is waiting or running, kDevice in a forked child.
   Status submit(std::shared_ptr<Request> request, RequestOptions options = {});
 
   // From now on nothing is accepted. What waits ends with kCancelled (kCancel) or still runs (kRun), submit() calls that wait for room included. Does not wait; may be called again.

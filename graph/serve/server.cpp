@@ -21,9 +21,12 @@ const std::string* changed_state(const Model& model) {
 Result<std::vector<CoreGroup::Options>> groups_of_cores(int groups) {
   Result<std::vector<std::vector<int>>> parts = backend::split_cores(groups);
   if (!parts.ok()) return parts.status();
+  const std::vector<std::vector<backend::QueueKind>> queues = backend::split_compute_queues(groups);
   std::vector<CoreGroup::Options> options;
   for (std::vector<int>& cores : parts.value()) {
-    options.push_back({.name = "lane" + std::to_string(options.size()), .cores = std::move(cores)});
+    const size_t lane = options.size();
+    options.push_back(
+        {.name = "lane" + std::to_string(lane), .cores = std::move(cores), .compute_queues = queues[lane]});
   }
   return options;
 }
@@ -59,7 +62,9 @@ Status Server::start(Options options) {
     return usage("the program changes its state '" + *state +
                  "', which every lane would have for itself; serve it with one lane");
   }
-  // One after the other: what planning measures, another lane would disturb.
+  lane_count_ = options.lanes.size();
+  accelerator_bytes_ = options.accelerator_bytes;
+  // One after the other: what planning measures, another lane would disturb, and the first says what weights there are on the accelerator.
   for (CoreGroup::Options& group : options.lanes) {
     if (Status status = start_lane(std::move(group), options); !status.ok()) return status;
   }
@@ -90,12 +95,15 @@ Status Server::make_executor(Lane& lane, const Options& options) {
     GraphExecutor::Options chosen = options.executor ? options.executor() : GraphExecutor::Options();
     chosen.slots = 1;
     chosen.group = nullptr;
+    chosen.compute_queues = lane.group->compute_queues();
+    choose_share(chosen);
     if (!chosen.draw) {
       chosen.draw = [this] { return std::pair(uint64_t{0}, draws_.fetch_add(1, std::memory_order_relaxed)); };
     }
     Result<std::unique_ptr<GraphExecutor>> executor = GraphExecutor::Init(model_, std::move(chosen));
     if (!executor.ok()) return executor.status();
     lane.executor = std::move(executor.value());
+    if (accelerator_bytes_.has_value()) *accelerator_bytes_ -= lane.executor->accelerator_share();
     return Status();
   } catch (const std::exception& error) {
     return {ErrorClass::kInternal, std::string("a lane's executor could not be made: ") + error.what(),
@@ -103,12 +111,30 @@ Status Server::make_executor(Lane& lane, const Options& options) {
   }
 }
 
+// The first lane says how much there is, the others have what it left.
+void Server::choose_share(GraphExecutor::Options& chosen) {
+  const backend::Device* const accelerator = chosen.devices[backend::kAccelerator];
+  if (accelerator == nullptr) return;
+  if (!accelerator_bytes_.has_value()) {
+    const uint64_t left = accelerator->memory_stats().bytes_left();
+    if (left == backend::MemoryStats::kAnyBytes) return;
+    accelerator_bytes_ = left;
+  }
+  chosen.accelerator_bytes = accelerator_bytes_;
+  chosen.sharers = lane_count_ + 1 - lanes_.size();
+}
+
 // ---- submitting -----------------------------------------------------------------------------------------------------
 
 Status Server::submit(std::shared_ptr<Request> request, graph::RequestOptions options) {
   if (request == nullptr) return usage("the request to submit is null");
-  std::vector<int64_t> sizes;
-  if (const graph::SavedProgram& program = model_->program(); !program.dynamic.dimensions().empty()) {
+  std::vector<int64_t> sizes = request->sizes;
+  const graph::SavedProgram& program = model_->program();
+  if (const size_t count = program.dynamic.dimensions().size(); !sizes.empty() && sizes.size() != count) {
+    return usage("the program has " + std::to_string(count) + " dimensions, and the request says " +
+                 std::to_string(sizes.size()) + " sizes");
+  }
+  if (sizes.empty() && !program.dynamic.dimensions().empty()) {
     Result<std::vector<int64_t>> found = graph::find_sizes(program, request->inputs);
     if (!found.ok()) return found.status();
     sizes = std::move(found.value());

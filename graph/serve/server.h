@@ -11,10 +11,14 @@
 // The tensors are memory of the caller, on the host, which the program reads and writes where it is if it lies as the program's own does, and copies otherwise. From
 // submit() until the request has ended nobody else writes the inputs or touches the outputs; after an error, outputs hold anything.
 //
+// Groups that name compute queues of the accelerator (CoreGroup::Options) have these for themselves: what their requests launch runs beside each other there.
+//
+// Lanes have equal parts of the accelerator's memory that is left when the server is made (Options::accelerator_bytes), beside the weights, which are there once.
+//
 // A lane makes its executor on its own thread. So the plan is one for the threads that the lane has: the plan in the file is used where it was saved with as
 // many threads, and another is made where a lane has fewer. Memory is the lane's too, near its cores where the system places it by first touch.
 //
-// A running request stops between two kernels after cancel(), or when a thread in wait() notices that its deadline passed. Once every lane has run a request, one whose
+// A running request stops between two kernels after cancel(), or when its deadline has passed. Once every lane has run a request, one whose
 // tensors are lent takes no memory from the heap but what kernels take.
 //
 // Thread safety: any thread. Fork: as the scheduler's.
@@ -24,6 +28,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,18 +51,23 @@ class Server {
    public:
     std::vector<TensorView> inputs;
     std::vector<TensorView> outputs;
+    // Of the program's dimensions, for who knows them already; none: submit() finds them.
+    std::vector<int64_t> sizes;
 
    private:
     friend class Server;
-    std::vector<int64_t> sizes_;  // of the program's dimensions
+    std::vector<int64_t> sizes_;  // with which it runs
   };
 
   struct Options {
-    int groups = 1;                                       // the process's cores in so many equal parts (split_cores)
+    // The process's cores, and the compute queues of its accelerator, in so many equal parts (split_cores, split_compute_queues).
+    int groups = 1;
     std::vector<backend::CoreGroup::Options> lanes = {};  // instead: these
     size_t capacity = 64;  // requests that may wait, beside those for which a lane is free
     WhenFull when_full = WhenFull::kWait;
-    // Options of each lane's executor, called on its thread; slots and group are the server's. None: the defaults. Lanes whose executors are told no `draw` draw
+    // Of the accelerator's memory, for all lanes and the weights that they bring there. Not set: what is left of its limit.
+    std::optional<uint64_t> accelerator_bytes = {};
+    // Options of each lane's executor, called on its thread; slots, group, compute queues and share of the memory are the server's. None: the defaults. Lanes whose executors are told no `draw` draw
     // different numbers.
     std::function<GraphExecutor::Options()> executor = nullptr;
   };
@@ -98,11 +108,15 @@ class Server {
   Status start(Options options);
   Status start_lane(backend::CoreGroup::Options group, const Options& options);
   Status make_executor(Lane& lane, const Options& options);
+  void choose_share(GraphExecutor::Options& chosen);
   Status run(Lane& lane, Request& request);
   static Status run_program(Lane& lane, Request& request);
 
   const std::shared_ptr<Model> model_;
   std::atomic<uint64_t> draws_{0};
+  size_t lane_count_ = 0;
+  // While lanes are made: of the accelerator's memory, what the next ones may have.
+  std::optional<uint64_t> accelerator_bytes_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::unique_ptr<graph::Scheduler> scheduler_;  // the first to go: it waits for what runs
 };

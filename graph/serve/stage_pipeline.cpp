@@ -13,6 +13,7 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <numeric>
 #include <string>
 
 #include "backend/size_classes.h"
@@ -85,6 +86,8 @@ struct StagePipeline::Impl {
   std::vector<uint32_t> value_of;  // per buffer of the whole program; kNone for those that stay inside a stage
   std::vector<uint64_t> bytes;     // per value of a frame
   std::vector<std::unique_ptr<Stage>> stages;
+  // Per stage that is still to be made: what it may use of the accelerator's memory, as a part of what they all may. Empty where there is no limit.
+  std::vector<double> shares;
   std::atomic<int32_t> stopped{0};
 
   mutable std::mutex mutex;
@@ -103,6 +106,7 @@ struct StagePipeline::Impl {
 
   Status init();
   Status choose_groups();
+  void choose_shares(const std::vector<ProgramStage>& cut);
   Status add_stage(ProgramStage cut, size_t index);
   uint32_t value(BufferId buffer);
   void bind_once();
@@ -145,6 +149,7 @@ Status StagePipeline::Impl::init() {
   value_of.assign(program().graph.buffers.size(), kNone);
   for (const ProgramValue& input : program().inputs) value(input.buffer);
   for (const ProgramValue& output : program().outputs) value(output.buffer);
+  choose_shares(cut.value());
   for (size_t s = 0; s < options.stages; ++s) {
     if (Status status = add_stage(std::move(cut.value()[s]), s); !status.ok()) return status;
   }
@@ -160,9 +165,12 @@ Status StagePipeline::Impl::choose_groups() {
     return usage("a pipeline has a core group for each stage, or one for all, or none");
   }
   if (!groups.empty()) return Status();
-  Result<std::vector<std::vector<int>>> parts = backend::split_cores(static_cast<int>(options.stages));
+  const auto count = static_cast<int>(options.stages);
+  Result<std::vector<std::vector<int>>> parts = backend::split_cores(count);
+  const std::vector<std::vector<backend::QueueKind>> queues = backend::split_compute_queues(count);
   for (size_t s = 0; s < options.stages; ++s) {
-    CoreGroup::Options group{.name = "stage" + std::to_string(s), .threads = parts.ok() ? 0 : 1};
+    CoreGroup::Options group{
+        .name = "stage" + std::to_string(s), .threads = parts.ok() ? 0 : 1, .compute_queues = queues[s]};
     if (parts.ok()) group.cores = parts.value()[s];
     Result<std::unique_ptr<CoreGroup>> made = CoreGroup::create(std::move(group));
     if (!made.ok()) return made.status();
@@ -170,6 +178,56 @@ Status StagePipeline::Impl::choose_groups() {
     own_groups.push_back(std::move(made.value()));
   }
   return Status();
+}
+
+namespace {
+
+// The most that the program's values take at once in the order of its nodes: about what a device needs that computes all of it.
+double bytes_at_once(const graph::SavedProgram& program) {
+  const graph::Graph& graph = program.graph;
+  constexpr size_t kUnused = SIZE_MAX;
+  std::vector<size_t> first(graph.buffers.size(), kUnused);
+  std::vector<size_t> last(graph.buffers.size(), 0);
+  const size_t end = graph.nodes.size();
+  for (size_t n = 0; n < end; ++n) {
+    for (const graph::Operand& operand : std::span(graph.operands_of(graph.nodes[n]), graph.nodes[n].operand_count)) {
+      first[operand.buffer] = std::min(first[operand.buffer], n);
+      last[operand.buffer] = n;
+    }
+  }
+  const auto keep = [&](BufferId buffer) {
+    first[buffer] = 0;
+    last[buffer] = end;
+  };
+  for (const graph::ProgramConstant& constant : program.constants) keep(constant.buffer);
+  for (const ProgramValue& input : program.inputs) keep(input.buffer);
+  for (const ProgramValue& output : program.outputs) keep(output.buffer);
+  std::vector<double> change(end + 2, 0);
+  for (BufferId b = 0; b < graph.buffers.size(); ++b) {
+    if (first[b] == kUnused) continue;
+    const auto bytes = static_cast<double>(backend::round_to_alignment(graph.buffers[b].bytes));
+    change[first[b]] += bytes;
+    change[last[b] + 1] -= bytes;
+  }
+  double most = 0;
+  double now = 0;
+  for (const double bytes : change) most = std::max(most, now += bytes);
+  return most;
+}
+
+}  // namespace
+
+void StagePipeline::Impl::choose_shares(const std::vector<ProgramStage>& cut) {
+  const backend::Device* const accelerator = options.devices[kAccelerator];
+  if (accelerator == nullptr) return;
+  if (!options.accelerator_bytes.has_value()) {
+    const uint64_t left = accelerator->memory_stats().bytes_left();
+    if (left == backend::MemoryStats::kAnyBytes) return;
+    options.accelerator_bytes = left;
+  }
+  for (size_t s = 0; s < options.stages; ++s) {
+    shares.push_back(options.plans[s].has_accelerator ? bytes_at_once(*cut[s].program) : 0);
+  }
 }
 
 uint32_t StagePipeline::Impl::value(BufferId buffer) {
@@ -191,13 +249,23 @@ Status StagePipeline::Impl::add_stage(ProgramStage cut, size_t index) {
   if (!part.ok()) return part.status();
   GraphExecutor::Options chosen;
   chosen.slots = 1;
+  chosen.compute_queues = stage.group->compute_queues();
   chosen.devices = options.devices;
   if (!options.plans[index].has_accelerator) chosen.devices[kAccelerator] = nullptr;
   chosen.plan = std::make_unique<PlanOptions>(options.plans[index]);
+  if (!shares.empty()) {
+    // What the stages before have left of their parts is for those behind.
+    const double rest = std::accumulate(shares.begin() + static_cast<ptrdiff_t>(index), shares.end(), 0.0);
+    const double share = rest > 0 ? shares[index] / rest : 0;
+    chosen.accelerator_bytes = static_cast<uint64_t>(share * static_cast<double>(*options.accelerator_bytes));
+  }
   chosen.draw = [&stage] { return stage.frame->draws[stage.draws[stage.next_draw++]]; };
   Result<std::unique_ptr<GraphExecutor>> executor = GraphExecutor::Init(std::move(part.value()), std::move(chosen));
   if (!executor.ok()) return executor.status();
   stage.executor = std::move(executor.value());
+  if (!shares.empty()) {
+    *options.accelerator_bytes -= stage.executor->bytes(kAccelerator) + stage.executor->weight_bytes();
+  }
   return Status();
 }
 

@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -69,16 +70,19 @@ class StagePipeline {
     size_t stages = 2;
     size_t depth = 0;  // frames; 0: twice as many as stages
     WhenFull when_full = WhenFull::kWait;
-    // One for each stage, or one for all; none: the pipeline makes one for each, of the process's cores in equal parts where there are enough.
+    // One for each stage, or one for all; none: the pipeline makes one for each, of the process's cores in equal parts where there are enough, and of the
+    // accelerator's compute queues. A stage's executor uses the compute queues of its group.
     std::vector<backend::CoreGroup*> groups = {};
     std::array<backend::Device*, backend::kMaxDevices> devices = process_devices();
+    // Of the accelerator's memory, for all stages; each has a part as large as what it computes. Not set: what is left of its limit.
+    std::optional<uint64_t> accelerator_bytes = {};
     // One for each stage: where it may run, for example. None: static_plan_options(devices) for all.
     std::vector<graph::PlanOptions> plans = {};
     // Draws the states of random operators, as GraphExecutor's does, on the thread that calls submit().
     std::function<std::pair<uint64_t, uint64_t>()> draw = nullptr;
   };
 
-  // Errors: kUsage as cut_program, and for a wrong number of groups or plans; kResource where the memory does not suffice; kDevice where the system starts no thread.
+  // Errors: kUsage as cut_program, and for a wrong number of groups or plans; kResource where the memory does not suffice, or the accelerator has less than `accelerator_bytes` left; kDevice where the system starts no thread.
   static Result<std::unique_ptr<StagePipeline>> create(std::shared_ptr<Model> model, Options options);
   ~StagePipeline();
   StagePipeline(const StagePipeline&) = delete;

@@ -63,6 +63,16 @@ bool move_bytes(Graph& graph, const Plan& plan, const std::vector<uint8_t>& is_i
   return moved;
 }
 
+// Bytes that were to be on both devices are on the CPU only where nothing uses the accelerator after all. REQUIRES: uses_host_only().
+void stay_on_host(Graph& graph, Plan& plan) {
+  for (BufferId b = 0; b < graph.buffers.size(); ++b) {
+    if (graph.buffers[b].valid_on == 0) continue;
+    graph.buffers[b].valid_on = 1u << kCpu;
+    plan.valid_after[b] = 1u << kCpu;
+    plan.residence(b, backend::kAccelerator) = {};
+  }
+}
+
 std::string valid_text(const Graph& graph) {
   std::string text;
   for (const Buffer& buffer : graph.buffers) text += static_cast<char>('0' + buffer.valid_on);
@@ -116,7 +126,8 @@ std::string plan_machine(const PlanOptions& options) {
     text += " " + std::to_string(figure);
   }
   return text + ", " + std::to_string(options.accelerator_bytes) + " bytes, placement " + to_string(options.policy) +
-         ", " + std::to_string(options.compute_queues) + " compute queues, copies " +
+         ", " + std::to_string(options.compute_queues) + " compute queues" +
+         (options.shares_accelerator ? " beside others" : "") + ", copies " +
          (options.join_copies ? "joined" : "apart");
 }
 
@@ -136,6 +147,7 @@ Status plan_program(const SavedProgram& program, const PlanOptions& options, boo
     make_plan(plan.graph, options, plan.plan);
     if (!options.has_accelerator || round + 1 == kMostRounds || !move_bytes(plan.graph, plan.plan, is_input)) break;
   }
+  if (options.has_accelerator && uses_host_only(plan.plan)) stay_on_host(plan.graph, plan.plan);
   return verify_plan(plan.graph, plan.plan, options);
 }
 

@@ -335,5 +335,37 @@ TEST_CASE("this machine's cores can be split, and each part pinned to") {
   }
 }
 
+TEST_CASE("compute queues are split in equal parts, and of more parts than queues several have the same one") {
+  using enum QueueKind;
+  using Queues = std::vector<std::vector<QueueKind>>;
+  CHECK(split_compute_queues(1) == Queues{{kCompute, kCompute2, kCompute3, kCompute4}});
+  CHECK(split_compute_queues(2) == Queues{{kCompute, kCompute2}, {kCompute3, kCompute4}});
+  CHECK(split_compute_queues(3) == Queues{{kCompute}, {kCompute2}, {kCompute3, kCompute4}});
+  CHECK(split_compute_queues(4) == Queues{{kCompute}, {kCompute2}, {kCompute3}, {kCompute4}});
+  const Queues of_nine = split_compute_queues(9);
+  REQUIRE(of_nine.size() == 9);
+  int users[kComputeQueues] = {};
+  for (const auto& part : of_nine) {
+    REQUIRE(part.size() == 1);
+    ++users[compute_queue_number(part[0])];
+  }
+  for (const int count : users) CHECK((count == 2 || count == 3));
+}
+
+TEST_CASE("a group carries its compute queues, and what are none is refused") {
+  using enum QueueKind;
+  CHECK(make_group({.name = "all"})->compute_queues().empty());
+  CHECK(make_group({.name = "right", .compute_queues = {kCompute3, kCompute4}})->compute_queues() ==
+        std::vector{kCompute3, kCompute4});
+  const auto message = [](std::vector<QueueKind> queues) {
+    const auto group = CoreGroup::create({.name = "wrong", .compute_queues = std::move(queues)});
+    return group.ok() ? "no error" : group.status().message();
+  };
+  CHECK(message({kCompute, kHostToDevice}) ==
+        "core group \"wrong\": the queue h2d computes nothing; name compute queues");
+  CHECK(message({kCompute2, kCompute2}) ==
+        "core group \"wrong\": the queue compute 2 is named twice; name each queue once");
+}
+
 }  // namespace
 }  // namespace hetero::backend

@@ -75,7 +75,8 @@ TEST_CASE("sizes print and parse back, and go through the file") {
   CHECK(to_string(loaded.value()->dynamic) == text);
 }
 
-TEST_CASE("an executor computes what the interpreter does for any sizes, on whatever devices") {
+TEST_CASE("an executor computes what the interpreter does for any sizes, on whatever devices", "[accelerator]") {
+  if (is_accelerator_missing()) return;
   const auto model = dynamic_model();
   for (const PlanOptions& plan : {cpu_options(), fused_options(), both_options(), mixed_options(), remote_options()}) {
     auto executor = executor_of(model, executor_options(plan));
@@ -107,7 +108,8 @@ TEST_CASE("the plan is resized for other sizes, kept for sizes that come back, a
   CHECK(partly->plan().origin == "made anew for these sizes");
 }
 
-TEST_CASE("memory is taken where sizes need more than any before, and not otherwise") {
+TEST_CASE("memory is taken where sizes need more than any before, and not otherwise", "[accelerator]") {
+  if (is_accelerator_missing()) return;
   for (const PlanOptions& plan : {fused_options(), remote_options()}) {
     auto executor = executor_of(dynamic_model(), executor_options(plan));
     require(executor->SetSizes(Sizes{50, 64}));
@@ -129,7 +131,8 @@ TEST_CASE("so many sizes that old ones are forgotten are computed right") {
   CHECK(executor->counts().runs == 80);
 }
 
-TEST_CASE("a state goes on when sizes change") {
+TEST_CASE("a state goes on when sizes change", "[accelerator]") {
+  if (is_accelerator_missing()) return;
   for (const PlanOptions& plan : {cpu_options(), both_options(), mixed_options(), remote_options()}) {
     const auto model = dynamic_model();
     auto changing = executor_of(model, executor_options(plan));

@@ -58,7 +58,8 @@ void check_program(Program& p, const PlanOptions& plan, const std::set<BufferId>
 
 }  // namespace
 
-TEST_CASE("a static program computes what the interpreter does, on whatever devices") {
+TEST_CASE("a static program computes what the interpreter does, on whatever devices", "[accelerator]") {
+  if (is_accelerator_missing()) return;
   std::mt19937 random(7);
   for (int i = 0; i < 40; ++i) {
     for (const PlanOptions& plan :
@@ -70,7 +71,8 @@ TEST_CASE("a static program computes what the interpreter does, on whatever devi
   }
 }
 
-TEST_CASE("a static program of fused groups computes what the interpreter does") {
+TEST_CASE("a static program of fused groups computes what the interpreter does", "[accelerator]") {
+  if (is_accelerator_missing()) return;
   std::mt19937 random(8);
   PlanOptions remote = remote_options();
   remote.fusion = true;
@@ -114,6 +116,134 @@ TEST_CASE("a static program runs independent branches on several compute queues,
   CHECK(made.value()->host_seconds() >= kRuns * 11 * kLaunch);
   CHECK(made.value()->host_seconds() < kRuns * 12 * kLaunch);
   executor.reset();
+}
+
+namespace {
+
+// An accelerator on which a launch of a small task takes a millisecond and next to nothing of the device. Its clock begins when it is asked to, with spans.
+constexpr double kLaunch = 1e-3;
+struct SharedAccelerator {
+  SharedAccelerator() {
+    auto made = backend::SimDevice::create({.flops = 1e18, .launch_latency = kLaunch, .schedule_seed = 3});
+    require(made.status());
+    sim = std::move(made.value());
+    devices = {test_devices()[kCpu], sim.get()};
+  }
+  GraphExecutor::Options options(std::vector<backend::QueueKind> queues) const {
+    PlanOptions plan = options_for(devices);
+    plan.policy = Policy::kAccelerator;
+    GraphExecutor::Options chosen = executor_options(plan, devices);
+    chosen.compute_queues = std::move(queues);
+    chosen.segments = false;  // each launch takes its time
+    return chosen;
+  }
+  void begin() const {
+    sim->reset_clock();
+    sim->record_spans(true);
+  }
+  // From the first begin of a task to the last end, and how many there were, by compute queue.
+  struct Use {
+    int64_t tasks = 0;
+    double begin = 1e9;
+    double end = 0;
+  };
+  std::array<Use, backend::kComputeQueues> uses() const {
+    std::array<Use, backend::kComputeQueues> all;
+    for (const backend::SimSpan& span : sim->spans()) {
+      if (!backend::is_compute(span.queue)) continue;
+      Use& use = all[static_cast<size_t>(backend::compute_queue_number(span.queue))];
+      ++use.tasks;
+      use.begin = std::min(use.begin, span.begin);
+      use.end = std::max(use.end, span.end);
+    }
+    return all;
+  }
+  std::unique_ptr<backend::SimDevice> sim;
+  Devices devices;
+};
+
+// Towers of launches from one input, joined at the end.
+struct Towers {
+  Towers(int count, int height) {
+    const BufferId x = p.input(64);
+    std::vector<Operand> ends;
+    for (int tower = 0; tower < count; ++tower) {
+      BufferId value = x;
+      for (int i = 0; i < height; ++i) value = p.define(test_ops().pointwise, 64, {p.read(value)});
+      ends.push_back(p.read(value));
+    }
+    p.escape(p.define(test_ops().pointwise, 64, ends));
+  }
+  Program p;
+};
+
+}  // namespace
+
+TEST_CASE("executors with compute queues of their own run beside each other on one accelerator") {
+  using enum backend::QueueKind;
+  const SharedAccelerator shared;
+  Towers towers(2, 10);
+  const Results expected = towers.p.interpret();
+  const auto model = model_of(save(towers.p));
+  const auto left = executor_of(model, shared.options({kCompute, kCompute2}));
+  const auto right = executor_of(model, shared.options({kCompute3, kCompute4}));
+  CHECK(left->plan().origin == right->plan().origin);
+  for (GraphExecutor* executor : {left.get(), right.get()}) set_inputs(*executor, towers.p);
+  shared.begin();
+  for (GraphExecutor* executor : {left.get(), right.get()}) run(*executor);
+  for (GraphExecutor* executor : {left.get(), right.get()}) CHECK(has_values(*executor, expected));
+  // Each on both of its own queues, in the time of one tower and the join.
+  const auto uses = shared.uses();
+  CHECK(uses[0].tasks + uses[1].tasks == 21);
+  CHECK(uses[2].tasks + uses[3].tasks == 21);
+  for (const SharedAccelerator::Use& use : uses) {
+    CHECK(use.tasks >= 10);
+    CHECK(use.begin < kLaunch);
+    CHECK(use.end < 12 * kLaunch);
+  }
+}
+
+TEST_CASE("executors on the same compute queue run one after the other, and on one they need no other") {
+  const SharedAccelerator shared;
+  Towers towers(2, 10);
+  const Results expected = towers.p.interpret();
+  const auto model = model_of(save(towers.p));
+  const auto left = executor_of(model, shared.options({backend::QueueKind::kCompute2}));
+  const auto right = executor_of(model, shared.options({backend::QueueKind::kCompute2}));
+  for (GraphExecutor* executor : {left.get(), right.get()}) set_inputs(*executor, towers.p);
+  shared.begin();
+  for (GraphExecutor* executor : {left.get(), right.get()}) run(*executor);
+  for (GraphExecutor* executor : {left.get(), right.get()}) CHECK(has_values(*executor, expected));
+  const auto uses = shared.uses();
+  CHECK(uses[1].tasks == 42);
+  CHECK(uses[0].tasks + uses[2].tasks + uses[3].tasks == 0);
+  CHECK(uses[1].end >= Approx(42 * kLaunch));
+}
+
+TEST_CASE("an executor has the compute queues of its group, and all where the group names none") {
+  using enum backend::QueueKind;
+  const SharedAccelerator shared;
+  Towers towers(4, 5);
+  const Results expected = towers.p.interpret();
+  const auto model = model_of(save(towers.p));
+  for (const bool names_two : {true, false}) {
+    backend::CoreGroup::Options described{.name = "test", .threads = 1};
+    if (names_two) described.compute_queues = {kCompute2, kCompute4};
+    auto group = backend::CoreGroup::create(std::move(described));
+    REQUIRE(group.ok());
+    GraphExecutor::Options options = shared.options({});
+    options.group = group.value().get();
+    const auto executor = executor_of(model, std::move(options));
+    set_inputs(*executor, towers.p);
+    shared.begin();
+    require(executor->RunAsync().status());
+    CHECK(has_values(*executor, expected));
+    const auto uses = shared.uses();
+    for (size_t queue = 0; queue < uses.size(); ++queue)
+      CHECK((uses[queue].tasks > 0) == (!names_two || queue % 2 == 1));
+  }
+  GraphExecutor::Options wrong = shared.options({kCompute, kDeviceToHost});
+  CHECK(contains(GraphExecutor::Init(model, std::move(wrong)).status(), "the queue d2h computes nothing"));
 }
 
 TEST_CASE("an input is uploaded before a kernel of the CPU changes it") {
@@ -333,7 +463,8 @@ TEST_CASE("runs on a core group come one after the other, and one slot is not us
   }
 }
 
-TEST_CASE("executors of one model share its weights, and have states of their own") {
+TEST_CASE("executors of one model share its weights, and have states of their own", "[accelerator]") {
+  if (is_accelerator_missing()) return;
   Program p;
   const BufferId x = p.input(64);
   const BufferId weight = p.input(64);
@@ -364,7 +495,9 @@ TEST_CASE("executors of one model share its weights, and have states of their ow
   }
 }
 
-TEST_CASE("weights are on the accelerator once, however many executors there are, and are not copied again") {
+TEST_CASE("weights are on the accelerator once, however many executors there are, and are not copied again",
+          "[accelerator]") {
+  if (is_accelerator_missing(true)) return;
   Program p;
   const BufferId x = p.input(64);
   const BufferId weight = p.input(1 << 16);

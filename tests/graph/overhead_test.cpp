@@ -22,6 +22,13 @@ double nanoseconds(int repetitions, Work work) {
   return best;
 }
 
+// Its kernel does nothing.
+OpId nothing() {
+  static const OpId op =
+      op_table().add({.name = "test::nothing", .op_class = OpClass::kPointwise, .kernel = [](const Invocation&) {}});
+  return op;
+}
+
 void print_overhead(const char* what, OpId op) {
   constexpr int kNodes = 1000;
   Program p;
@@ -50,13 +57,11 @@ void print_overhead(const char* what, OpId op) {
 }  // namespace
 
 TEST_CASE("overhead per node of a chain of 1,000 empty kernels", "[benchmark]") {
-  const auto nothing = [](const Invocation&) {};
   const auto bring = [](const Invocation& call) {
     alignas(64) static char bytes[64];
     call.brought[2] = backend::Block::adopt(bytes, sizeof(bytes), nullptr, nullptr);
   };
-  print_overhead("memory from the arena",
-                 op_table().add({.name = "test::nothing", .op_class = OpClass::kPointwise, .kernel = nothing}));
+  print_overhead("memory from the arena", nothing());
   print_overhead(
       "memory brought by the kernel",
       op_table().add(
@@ -65,7 +70,6 @@ TEST_CASE("overhead per node of a chain of 1,000 empty kernels", "[benchmark]") 
 
 TEST_CASE("overhead per node of 1,000 nodes in fused chains", "[benchmark]") {
   constexpr int kNodes = 1000;
-  const OpId nothing = op_table().find("test::nothing");
   for (const int length : {1, 4, 16}) {
     Program p;
     const BufferId x = p.input(16);
@@ -74,7 +78,7 @@ TEST_CASE("overhead per node of 1,000 nodes in fused chains", "[benchmark]") {
     p.escape(y);
     BufferId value = x;
     for (int i = 0; i < kNodes; ++i) {
-      value = p.define(i % (length + 1) == length ? nothing : test_ops().map, 16, {p.read(value), p.read(y)});
+      value = p.define(i % (length + 1) == length ? nothing() : test_ops().map, 16, {p.read(value), p.read(y)});
     }
     p.escape(value);
     const PlanOptions options = fused_options();
@@ -99,7 +103,6 @@ TEST_CASE("overhead per node of 1,000 nodes in fused chains", "[benchmark]") {
 
 TEST_CASE("overhead per node of a static program of 1,000 empty kernels", "[benchmark]") {
   constexpr int kNodes = 1000;
-  const OpId nothing = op_table().find("test::nothing");
   struct Case {
     const char* what;
     PlanOptions plan;
@@ -112,7 +115,7 @@ TEST_CASE("overhead per node of a static program of 1,000 empty kernels", "[benc
     Program p;
     const BufferId x = p.input(16);
     BufferId value = x;
-    for (int i = 0; i < kNodes; ++i) value = p.define(nothing, 16, {p.read(value), p.read(x)});
+    for (int i = 0; i < kNodes; ++i) value = p.define(nothing(), 16, {p.read(value), p.read(x)});
     p.escape(value);
     GraphExecutor::Options options = executor_options(plan);
     options.segments = segments;

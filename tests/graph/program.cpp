@@ -1,9 +1,13 @@
 #include "tests/graph/program.h"
 
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
+#include <string>
 
 #include "backend/cpu/cpu_device.h"
+#include "backend/registry.h"
 #include "backend/sim/sim_device.h"
 
 namespace hetero::graph::testing {
@@ -36,13 +40,54 @@ void copy(backend::Device& accelerator, QueueKind direction, void* to, const voi
   require(accelerator.queue(direction).synchronize());
 }
 
-const Devices& test_devices() {
-  static const Devices devices = [] {
-    auto* cpu = new backend::CpuDevice;
+namespace {
+
+std::string accelerator_name() {
+  const char* const name = std::getenv("HETERO_ACCELERATOR");
+  return name == nullptr ? "sim" : name;
+}
+
+// Null where there is none.
+backend::Device* make_accelerator(Status& status) {
+  if (accelerator_name() == "sim") {
     Result<std::unique_ptr<backend::SimDevice>> sim = backend::SimDevice::create();
-    return Devices{cpu, sim.ok() ? sim.value().release() : nullptr};
-  }();
+    status = sim.ok() ? Status() : sim.status();
+    return sim.ok() ? sim.value().release() : nullptr;
+  }
+  status = backend::choose_accelerator(accelerator_name());
+  if (!status.ok() && status.error_class() == ErrorClass::kUsage) require(status);
+  return backend::accelerator();
+}
+
+// Why there is no accelerator; ok where there is one, or is to be none.
+Status& accelerator_status() {
+  static Status status;
+  return status;
+}
+
+// Says at the end of the program how many tests did not run.
+struct Skipped {
+  ~Skipped() {
+    if (count > 0)
+      std::printf("%d tests skipped: %s\n", count,
+                  accelerator_status().ok() ? "they need an accelerator" : accelerator_status().message().c_str());
+  }
+  int count = 0;
+};
+
+}  // namespace
+
+const Devices& test_devices() {
+  static const Devices devices{new backend::CpuDevice, make_accelerator(accelerator_status())};
   return devices;
+}
+
+bool is_accelerator_missing(bool needs_one) {
+  const bool is_there = test_devices()[kAccelerator] != nullptr;
+  if (accelerator_status().ok() && (is_there || !needs_one)) return false;
+  static Skipped skipped;
+  ++skipped.count;
+  return true;
 }
 
 PlanOptions options_for(const Devices& devices) {
@@ -53,6 +98,7 @@ PlanOptions options_for(const Devices& devices) {
   if (devices[kAccelerator] != nullptr) {
     options.has_accelerator = true;
     options.accelerator = devices[kAccelerator]->capabilities();
+    options.accelerator_device = devices[kAccelerator];
   }
   return options;
 }

@@ -27,9 +27,13 @@ namespace hetero::graph::testing {
 
 using Devices = std::array<backend::Device*, backend::kMaxDevices>;
 
-// The devices of the tests: the CPU and a simulated accelerator, with their own counters. Never
-// destroyed.
+// The devices of the tests: the CPU, with its own counters, and the accelerator that the environment's HETERO_ACCELERATOR names: sim, a simulated one with its own counters, where
+// it names none; none; or cuda. What needs virtual time, or asks the simulated accelerator for other things of its own, makes one for itself. Tests with the tag
+// [accelerator] run with any of them. Never destroyed.
 const Devices& test_devices();
+// Whether HETERO_ACCELERATOR names one that this machine, or this build, does not have, or none where the test needs one. A test that asks is not to run then: so many are printed
+// when the program ends.
+bool is_accelerator_missing(bool needs_one = false);
 
 // What make_plan may use of `devices`. A null accelerator is none.
 PlanOptions options_for(const Devices& devices);

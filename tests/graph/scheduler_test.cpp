@@ -1,7 +1,8 @@
 #include "graph/serve/scheduler.h"
 
 #include <array>
-#include <barrier>
+#include <filesystem>
+#include <fstream>
 #include <latch>
 #include <random>
 #include <stdexcept>
@@ -11,6 +12,7 @@
 
 #include "tests/backend/child.h"
 #include "tests/graph/catch.h"
+#include "tests/graph/patience.h"
 
 namespace hetero::graph::testing {
 namespace {
@@ -46,7 +48,7 @@ Status stopped() { return {ErrorClass::kCancelled, "stopped"}; }
 
 // Runs until it is asked to stop.
 Status run_until_stopped(Job& job) {
-  while (!job.should_stop()) std::this_thread::yield();
+  wait_until([&] { return job.should_stop(); });
   return stopped();
 }
 
@@ -97,11 +99,6 @@ struct Gate {
   bool is_open = false;
 };
 
-template <typename Condition>
-void wait_until(Condition condition) {
-  while (!condition()) std::this_thread::yield();
-}
-
 // Every request that was accepted has ended in one way, and nothing is left.
 void check_all_ended(const Scheduler& scheduler) {
   const SchedulerCounters counters = scheduler.counters();
@@ -142,11 +139,11 @@ TEST_CASE("as many requests run at once as there are lanes, each on a lane of it
   const Lanes lanes(kLanes);
   const auto scheduler = make_scheduler(lanes);
   // Goes on when all lanes are there.
-  std::barrier meeting(kLanes);
+  Rendezvous meeting(kLanes);
   std::vector<std::shared_ptr<Job>> jobs;
   for (size_t i = 0; i < 20 * kLanes; ++i) {
     jobs.push_back(make_job([&](Job&) {
-      meeting.arrive_and_wait();
+      meeting.arrive();
       return Status();
     }));
     REQUIRE(scheduler->submit(jobs.back()).ok());
@@ -351,7 +348,7 @@ TEST_CASE("a request that runs sees that it is cancelled") {
   std::latch running(1);
   const auto job = make_job([&](Job& self) {
     running.count_down();
-    while (self.stop() == 0) std::this_thread::yield();
+    wait_until([&] { return self.stop() != 0; });
     return stopped();
   });
   REQUIRE(scheduler->submit(job).ok());
@@ -421,19 +418,18 @@ TEST_CASE("a request whose deadline passes while it waits is not run") {
     const auto watched = make_job();
     const auto unwatched = make_job();
     if (!scheduler->submit(watched, options).ok() || !scheduler->submit(unwatched, options).ok()) return false;
-    // Whoever waits for it notices, while the lane is still busy.
+    // Both end while the lane is still busy, whether somebody waits or not.
+    wait_until([&] { return unwatched->ends == 1; });
     const Status status = watched->wait();
     REQUIRE_FALSE(status.ok());
     CHECK(status.error_class() == ErrorClass::kCancelled);
     CHECK(status.message() == "the request's deadline passed before it ran");
     CHECK(watched->state() == RequestState::kLate);
-    CHECK(watched->ends == 1);
-    CHECK(unwatched->state() == RequestState::kWaiting);
-    // Else the lane does.
+    CHECK(unwatched->state() == RequestState::kLate);
+    CHECK(gate.job->state() == RequestState::kRunning);
     gate.open();
     scheduler->wait_idle();
-    CHECK(unwatched->state() == RequestState::kLate);
-    CHECK(unwatched->ends == 1);
+    CHECK(watched->ends == 1);
     CHECK(unwatched->lane == SIZE_MAX);
     CHECK(scheduler->counters().late == 2);
     check_all_ended(*scheduler);
@@ -454,8 +450,8 @@ TEST_CASE("late requests make room") {
     std::this_thread::sleep_until(deadline);
     const auto job = make_job();
     REQUIRE(scheduler->submit(job).ok());
+    CHECK_FALSE(late->wait().ok());
     CHECK(late->state() == RequestState::kLate);
-    CHECK(late->ends == 1);
     CHECK_FALSE(scheduler->submit(make_job()).ok());
     gate.open();
     CHECK(job->wait().ok());
@@ -464,14 +460,13 @@ TEST_CASE("late requests make room") {
   });
 }
 
-TEST_CASE("a request that runs is asked to stop at its deadline") {
+TEST_CASE("a request that runs is asked to stop at its deadline, though nobody waits for it") {
   const Lanes lanes(2);
   const auto scheduler = make_scheduler(lanes);
   const auto deadline = Clock::now() + std::chrono::milliseconds(50);
   const auto looks_at_clock = make_job(run_until_stopped);
-  // stop() alone changes because somebody waits.
   const auto looks_at_flag = make_job([](Job& self) {
-    while (self.stop() == 0) std::this_thread::yield();
+    wait_until([&] { return self.stop() != 0; });
     return stopped();
   });
   for (const auto& job : {looks_at_clock, looks_at_flag}) {
@@ -479,12 +474,106 @@ TEST_CASE("a request that runs is asked to stop at its deadline") {
     if (!scheduler->submit(job, {.deadline = deadline}).ok()) CHECK(job->state() == RequestState::kLate);
   }
   for (const auto& job : {looks_at_flag, looks_at_clock}) {
-    const Status status = job->wait();
-    REQUIRE_FALSE(status.ok());
-    CHECK(status.error_class() == ErrorClass::kCancelled);
-    CHECK(status.message().find("the request's deadline passed ") == 0);
+    wait_until([&] { return job->has_ended(); });
+    REQUIRE_FALSE(job->status().ok());
+    CHECK(job->status().error_class() == ErrorClass::kCancelled);
+    CHECK(job->status().message().find("the request's deadline passed ") == 0);
     CHECK(job->state() == RequestState::kLate);
   }
+}
+
+TEST_CASE("a deadline that is earlier than all others is noticed first") {
+  const Lanes lanes(2);
+  const auto scheduler = make_scheduler(lanes);
+  const auto looks_at_flag = [](Job& self) {
+    wait_until([&] { return self.stop() != 0; });
+    return stopped();
+  };
+  const auto much_later = make_job(looks_at_flag);
+  REQUIRE(scheduler->submit(much_later, {.deadline = Clock::now() + std::chrono::hours(1)}).ok());
+  with_patience([&](std::chrono::milliseconds patience) {
+    const auto soon = make_job(looks_at_flag);
+    if (!scheduler->submit(soon, {.deadline = Clock::now() + patience}).ok()) return false;
+    wait_until([&] { return soon->has_ended(); });
+    CHECK(soon->state() == RequestState::kLate);
+    return true;
+  });
+  CHECK(much_later->state() == RequestState::kRunning);
+  much_later->cancel();
+  CHECK(much_later->wait().message() == "the request was cancelled while it ran");
+}
+
+TEST_CASE("a result that comes after the deadline is late, and an error is the request's own") {
+  const Lanes lanes(1);
+  const auto scheduler = make_scheduler(lanes);
+  // Looks at neither flag nor clock, and returns when the deadline has passed.
+  const auto oversleep = [](Status status) {
+    return make_job([status](Job& self) {
+      wait_until([&] { return self.stop() != 0; });
+      return status;
+    });
+  };
+  with_patience([&](std::chrono::milliseconds patience) {
+    const auto done = oversleep(Status());
+    if (!scheduler->submit(done, {.deadline = Clock::now() + patience}).ok()) return false;
+    const Status status = done->wait();
+    if (done->lane == SIZE_MAX) return false;
+    REQUIRE_FALSE(status.ok());
+    CHECK(status.error_class() == ErrorClass::kCancelled);
+    CHECK(status.message() == "the request's deadline passed while it ran");
+    CHECK(done->state() == RequestState::kLate);
+    return true;
+  });
+  with_patience([&](std::chrono::milliseconds patience) {
+    const auto failed = oversleep(Status(ErrorClass::kDevice, "broken"));
+    if (!scheduler->submit(failed, {.deadline = Clock::now() + patience}).ok()) return false;
+    const Status status = failed->wait();
+    if (failed->lane == SIZE_MAX) return false;
+    CHECK(status.message() == "broken");
+    CHECK(failed->state() == RequestState::kDone);
+    return true;
+  });
+  const auto in_time = make_job();
+  REQUIRE(scheduler->submit(in_time, {.deadline = Clock::now() + std::chrono::hours(1)}).ok());
+  CHECK(in_time->wait().ok());
+  CHECK(scheduler->counters().failed == 1);
+  check_all_ended(*scheduler);
+}
+
+namespace {
+
+// Threads of the process that watch deadlines.
+int count_clocks() {
+  int count = 0;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::ifstream(thread.path() / "comm") >> name;
+    count += name == "hetero-clock";
+  }
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("one thread watches the deadlines of all requests, and none where there are no deadlines") {
+  const Lanes lanes(2);
+  wait_until([] { return count_clocks() == 0; });
+  auto scheduler = make_scheduler(lanes);
+  std::vector<std::shared_ptr<Job>> jobs;
+  const auto submit = [&](Clock::time_point deadline) {
+    jobs.push_back(make_job());
+    REQUIRE(scheduler->submit(jobs.back(), {.deadline = deadline}).ok());
+  };
+  for (int i = 0; i < 10; ++i) submit(Request::kNever);
+  for (const auto& job : jobs) REQUIRE(job->wait().ok());
+  CHECK(count_clocks() == 0);
+  // It is given its name by itself.
+  for (int i = 0; i < 50; ++i) submit(Clock::now() + std::chrono::hours(1 + i));
+  wait_until([&] { return count_clocks() != 0; });
+  CHECK(count_clocks() == 1);
+  for (const auto& job : jobs) REQUIRE(job->wait().ok());
+  scheduler.reset();
+  wait_until([] { return count_clocks() == 0; });
 }
 
 TEST_CASE("waiting for a limited time leaves the request alone") {

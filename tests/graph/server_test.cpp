@@ -2,7 +2,7 @@
 
 #include "graph/serve/server.h"
 
-#include <barrier>
+#include <array>
 #include <cstring>
 #include <latch>
 #include <random>
@@ -10,7 +10,9 @@
 #include <stdexcept>
 #include <thread>
 
+#include "backend/sim/sim_device.h"
 #include "tests/graph/catch.h"
+#include "tests/graph/patience.h"
 #include "tests/graph/static_program.h"
 
 namespace hetero::graph::testing {
@@ -94,11 +96,6 @@ struct Call : Server::Request {
 void check_nothing_left(const Server& server) {
   CHECK(server.counters().ended() == server.counters().submitted);
   CHECK(server.counters().waiting == 0);
-}
-
-template <typename Condition>
-void wait_until(Condition condition) {
-  while (!condition()) std::this_thread::yield();
 }
 
 }  // namespace
@@ -186,8 +183,8 @@ TEST_CASE("as many requests run at once as there are lanes") {
   constexpr int kLanes = 3;
   const Doubling program;
   // Goes on when all lanes are in the kernel.
-  std::barrier meeting(kLanes);
-  const Hook meet([&](float) { meeting.arrive_and_wait(); });
+  Rendezvous meeting(kLanes);
+  const Hook meet([&](float) { meeting.arrive(); });
   const auto server = serve(program.model, lanes(kLanes));
   std::vector<std::shared_ptr<Call>> calls;
   for (int i = 0; i < 10 * kLanes; ++i) {
@@ -283,13 +280,14 @@ TEST_CASE("a running request stops between two kernels") {
   CHECK(program.is_result(6.0f, next->z));
 }
 
-TEST_CASE("a request that is late is not run, and one that becomes late while somebody waits for it is stopped") {
+TEST_CASE(
+    "a request that is late is not run, and one that becomes late while it runs is stopped, though nobody waits") {
   const Doubling program;
   std::atomic<int> runs = 0;
   std::atomic<bool> holds = true;
   const Hook hold([&](float) {
     ++runs;
-    while (holds) std::this_thread::yield();
+    wait_until([&] { return !holds; });
   });
   const auto server = serve(program.model, lanes(1));
   const auto running = std::make_shared<Call>(1.0f);
@@ -300,15 +298,13 @@ TEST_CASE("a request that is late is not run, and one that becomes late while so
   CHECK((accepted.ok() || accepted.error_class() == ErrorClass::kCancelled));
   CHECK(contains(waiting->wait(), "the request's deadline passed before it ran"));
   CHECK(waiting->state() == RequestState::kLate);
-  std::thread release([&] {
-    // Set by the wait() below.
-    wait_until([&] { return running->stop() != 0; });
-    holds = false;
-  });
-  const Status status = running->wait();
-  release.join();
-  CHECK(status.error_class() == ErrorClass::kCancelled);
+  wait_until([&] { return running->stop() != 0; });
+  holds = false;
+  wait_until([&] { return running->has_ended(); });
+  CHECK(running->status().error_class() == ErrorClass::kCancelled);
   CHECK(running->state() == RequestState::kLate);
+  // The kernel behind the one that was held.
+  CHECK(running->z == std::vector<float>(kCount, -1.0f));
   CHECK(runs <= 1);
 }
 
@@ -318,7 +314,7 @@ TEST_CASE("the end of a server cancels what waits and lets what runs end") {
   std::atomic<bool> holds = true;
   const Hook hold([&](float first) {
     if (first == 1.0f) entered.count_down();
-    while (holds) std::this_thread::yield();
+    wait_until([&] { return !holds; });
   });
   auto server = serve(program.model, lanes(1));
   const auto running = std::make_shared<Call>(1.0f);
@@ -361,9 +357,7 @@ TEST_CASE("a server that is closed runs what waits where it is told to, and refu
 TEST_CASE("a full server refuses requests, and they are submitted again") {
   const Doubling program;
   std::atomic<bool> holds = true;
-  const Hook hold([&](float) {
-    while (holds) std::this_thread::yield();
-  });
+  const Hook hold([&](float) { wait_until([&] { return !holds; }); });
   Server::Options options = lanes(1);
   options.capacity = 2;
   options.when_full = WhenFull::kRefuse;
@@ -449,7 +443,8 @@ TEST_CASE("a program that changes a state of its own is served by one lane, on w
   }
 }
 
-TEST_CASE("lanes share an accelerator") {
+TEST_CASE("lanes share an accelerator", "[accelerator]") {
+  if (is_accelerator_missing()) return;
   const Doubling program;
   const auto server = serve(program.model, lanes(2, remote_options));
   std::vector<std::shared_ptr<Call>> calls;
@@ -461,6 +456,133 @@ TEST_CASE("lanes share an accelerator") {
     REQUIRE(calls[i]->wait().ok());
     CHECK(program.is_result(static_cast<float>(i), calls[i]->z));
   }
+}
+
+TEST_CASE("groups with compute queues of their own have their requests on the accelerator at the same time") {
+  using enum backend::QueueKind;
+  constexpr double kLaunch = 1e-3;
+  constexpr int kTower = 10;
+  auto made = backend::SimDevice::create({.flops = 1e18, .launch_latency = kLaunch});
+  require(made.status());
+  backend::SimDevice& sim = *made.value();
+  const Devices devices{test_devices()[kCpu], &sim};
+  // A tower on the accelerator, and a kernel of the host beside it, which is called when the tower has been submitted.
+  Program p;
+  const BufferId x = p.input(kCount);
+  BufferId value = x;
+  for (int i = 0; i < kTower; ++i) value = p.define(test_ops().pointwise, kCount, {p.read(value)});
+  p.escape(value);
+  p.escape(p.define(hooked(), kCount, {p.read(x)}));
+  const auto model = model_of(save(p));
+  Server::Options options;
+  options.lanes = {{.name = "left", .threads = 1, .compute_queues = {kCompute, kCompute2}},
+                   {.name = "right", .threads = 1, .compute_queues = {kCompute3}}};
+  options.executor = [&] {
+    PlanOptions plan = options_for(devices);
+    plan.policy = Policy::kAccelerator;
+    GraphExecutor::Options chosen = executor_options(plan, devices);
+    chosen.segments = false;  // each launch takes its time
+    return chosen;
+  };
+  const auto server = serve(model, std::move(options));
+  // Nobody waits for the accelerator before both have submitted what they have for it.
+  Rendezvous meeting(2);
+  const Hook meet([&](float) { meeting.arrive(); });
+  sim.reset_clock();
+  sim.record_spans(true);
+  struct Both : Server::Request {
+    explicit Both(float given) : in(kCount, given), tower(kCount), host(kCount) {
+      inputs = {view_of(in)};
+      outputs = {view_of(tower), view_of(host)};
+    }
+    std::vector<float> in, tower, host;
+  };
+  std::vector<std::shared_ptr<Both>> requests;
+  for (int i = 0; i < 2; ++i) {
+    requests.push_back(std::make_shared<Both>(static_cast<float>(i)));
+    REQUIRE(server->submit(requests.back()).ok());
+  }
+  for (int i = 0; i < 2; ++i) {
+    require(requests[static_cast<size_t>(i)]->wait());
+    CHECK(requests[static_cast<size_t>(i)]->host[0] == 2.0f * static_cast<float>(i));
+    float expected = static_cast<float>(i);
+    for (int k = 0; k < kTower; ++k) expected = 1.0f + 0.5f * expected;
+    CHECK(requests[static_cast<size_t>(i)]->tower == std::vector<float>(kCount, expected));
+  }
+  server->wait_idle();
+  // In virtual time: both towers begin before either ends, and take as long as one.
+  struct Use {
+    int tasks = 0;
+    double begin = 1e9;
+    double end = 0;
+  };
+  std::array<Use, backend::kComputeQueues> uses;
+  for (const backend::SimSpan& span : sim.spans()) {
+    if (!backend::is_compute(span.queue)) continue;
+    Use& use = uses[static_cast<size_t>(backend::compute_queue_number(span.queue))];
+    ++use.tasks;
+    use.begin = std::min(use.begin, span.begin);
+    use.end = std::max(use.end, span.end);
+  }
+  for (size_t lane = 0; lane < 2; ++lane) {
+    CHECK(server->executor(lane).counts().runs == 1);
+    const Use& use = uses[2 * lane];
+    CHECK(use.tasks == kTower);
+    CHECK(use.begin < kLaunch);
+    CHECK(use.end < (kTower + 1) * kLaunch);
+    CHECK(uses[2 * lane + 1].tasks == 0);
+  }
+  CHECK(server->group(1).compute_queues() == std::vector{kCompute3});
+}
+
+TEST_CASE("the result of one group does not wait for the run of another") {
+  auto made = backend::SimDevice::create();
+  require(made.status());
+  const Devices devices{test_devices()[kCpu], made.value().get()};
+  // The first request is in its kernel on the accelerator until the second has ended.
+  static std::atomic<bool> second_ended;
+  static std::atomic<bool> first_runs;
+  second_ended = first_runs = false;
+  const OpId op =
+      op_table().add({.name = "test::first_waits", .op_class = OpClass::kMatmul, .kernel = [](const Invocation& call) {
+                        const float given = static_cast<const float*>(call.data[0])[0];
+                        if (given == 1.0f) {
+                          first_runs = true;
+                          wait_until([] { return second_ended.load(); });
+                        }
+                        for (int64_t i = 0; i < kCount; ++i) static_cast<float*>(call.data[1])[i] = 2 * given;
+                      }});
+  Program p;
+  const BufferId x = p.input(kCount);
+  p.escape(p.define(op, kCount, {p.read(x)}, Preference::kAccelerator));
+  Server::Options options;
+  options.lanes = {{.name = "left", .threads = 1, .compute_queues = {backend::QueueKind::kCompute}},
+                   {.name = "right", .threads = 1, .compute_queues = {backend::QueueKind::kCompute2}}};
+  options.executor = [&] { return executor_options(options_for(devices), devices); };
+  const auto server = serve(model_of(save(p)), std::move(options));
+  CHECK_FALSE(uses_host_only(server->executor(0).plan().plan));
+  const auto first = std::make_shared<Call>(1.0f);
+  const auto second = std::make_shared<Call>(2.0f);
+  REQUIRE(server->submit(first).ok());
+  wait_until([] { return first_runs.load(); });
+  REQUIRE(server->submit(second).ok());
+  require(second->wait());
+  CHECK_FALSE(first->has_ended());
+  second_ended = true;
+  require(first->wait());
+  CHECK(first->z == std::vector<float>(kCount, 2.0f));
+  CHECK(second->z == std::vector<float>(kCount, 4.0f));
+}
+
+TEST_CASE("groups of equal parts have equal parts of the accelerator's compute queues", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const Doubling program;
+  Server::Options options;
+  options.executor = [] { return executor_options(remote_options()); };
+  options.groups = static_cast<int>(std::min<size_t>(2, backend::cores_of_process().size()));
+  const auto server = serve(program.model, options);
+  const auto parts = backend::split_compute_queues(options.groups);
+  for (size_t lane = 0; lane < server->lanes(); ++lane) CHECK(server->group(lane).compute_queues() == parts[lane]);
 }
 
 }  // namespace hetero::graph::testing

@@ -1,15 +1,18 @@
 // Cutting a program into stages, and running them at the same time.
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <stdexcept>
 #include <thread>
 
+#include "backend/sim/sim_device.h"
 #include "graph/cost.h"
 #include "graph/serve/cut_program.h"
 #include "graph/serve/stage_pipeline.h"
 #include "tests/graph/catch.h"
+#include "tests/graph/patience.h"
 #include "tests/graph/static_program.h"
 
 namespace hetero::graph::testing {
@@ -141,7 +144,8 @@ TEST_CASE("stages compute the bits of the program that was not cut") {
   CHECK(cut > 70);
 }
 
-TEST_CASE("stages may use an accelerator") {
+TEST_CASE("stages may use an accelerator", "[accelerator]") {
+  if (is_accelerator_missing()) return;
   std::mt19937 random(42);
   for (int i = 0; i < 8; ++i) {
     Program p;
@@ -153,7 +157,8 @@ TEST_CASE("stages may use an accelerator") {
   }
 }
 
-TEST_CASE("one stage may run on the CPU and the next on the accelerator") {
+TEST_CASE("one stage may run on the CPU and the next on the accelerator", "[accelerator]") {
+  if (is_accelerator_missing(true)) return;
   Program p;
   BufferId last = p.input(64);
   for (int i = 0; i < 8; ++i) last = p.define(test_ops().matmul, 64, {p.read(last), p.read(last)});
@@ -353,16 +358,12 @@ struct Gate {
   std::atomic<int> open{1 << 30};  // calls below this one go on
   void pass() {
     const int call = calls.fetch_add(1);
-    calls.notify_all();
-    for (int limit = open.load(); call >= limit; limit = open.load()) open.wait(limit);
+    wait_until([&] { return call < open.load(); });
   }
   void close_at(int call) { open.store(call); }
-  void open_until(int call) {
-    open.store(call);
-    open.notify_all();
-  }
+  void open_until(int call) { open.store(call); }
   void wait_for(int count) {
-    for (int now = calls.load(); now < count; now = calls.load()) calls.wait(now);
+    wait_until([&] { return calls.load() >= count; });
   }
   void reset() {
     calls.store(0);
@@ -429,6 +430,32 @@ TEST_CASE("stages work at the same time") {
   for (int r = 0; r < kMeetings; ++r) sent.push_back(send(*pipeline, model->program(), r));
   for (Sent& one : sent) require(one.request->wait());
   CHECK(meetings == kMeetings - 1);
+}
+
+TEST_CASE("stages on one accelerator have compute queues of their own") {
+  auto made = backend::SimDevice::create();
+  require(made.status());
+  backend::SimDevice& sim = *made.value();
+  Chain chain(std::vector<OpId>(9, test_ops().pointwise));
+  StagePipeline::Options options{.stages = 2};
+  options.devices = {test_devices()[backend::kCpu], &sim};
+  options.plans.assign(2, options_for(options.devices));
+  for (PlanOptions& plan : options.plans) plan.policy = Policy::kAccelerator;
+  Result<std::unique_ptr<StagePipeline>> pipeline = StagePipeline::create(chain.model(), std::move(options));
+  require(pipeline.status());
+  sim.record_spans(true);
+  // Too few for a segment, whose tasks leave no spans.
+  constexpr int kRequests = 2;
+  const std::shared_ptr<Model> model = chain.model();
+  for (int r = 0; r < kRequests; ++r) require(send(*pipeline.value(), model->program(), r).request->wait());
+  std::array<size_t, backend::kComputeQueues> tasks{};
+  for (const backend::SimSpan& span : sim.spans()) {
+    if (backend::is_compute(span.queue)) ++tasks[static_cast<size_t>(backend::compute_queue_number(span.queue))];
+  }
+  for (size_t stage = 0; stage < 2; ++stage) {
+    CHECK(tasks[2 * stage] == kRequests * pipeline.value()->executor(stage).plan().graph.nodes.size());
+    CHECK(tasks[2 * stage + 1] == 0);
+  }
 }
 
 TEST_CASE("requests end in their order, and the earlier have ended when a later one has") {
@@ -527,7 +554,7 @@ TEST_CASE("a request that waits for room goes on when another has ended, or when
     });
     if (grows) {
       require(pipeline->set_depth(2));
-      while (pipeline->counts().in_flight < 2) std::this_thread::yield();
+      wait_until([&] { return pipeline->counts().in_flight == 2; });
     }
     gates[0].open_until(1 << 30);
     second.join();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "graph/lowering.h"
+#include "tests/graph/remote_kernel.h"
 
 namespace hetero::graph::testing {
 namespace {
@@ -385,39 +386,40 @@ TestOps register_ops() {
   };
   const auto plain = [](OpTraits&) {};
   return {
-      .pointwise = add("test::pointwise", OpClass::kPointwise, compute, plain),
-      .matmul = add("test::matmul", OpClass::kMatmul, compute, plain),
-      .indexing = add("test::indexing", OpClass::kIndexing, compute, plain),
-      .cpu_only =
-          add("test::cpu_only", OpClass::kOther, compute, [](OpTraits& traits) { traits.on_accelerator = false; }),
-      .brings =
-          add("test::brings", OpClass::kPointwise, compute, [](OpTraits& traits) { traits.brings_memory = true; }),
-      .effect =
-          add("test::effect", OpClass::kPointwise, count_effect, [](OpTraits& traits) { traits.side_effects = true; }),
-      .throws = add("test::throws", OpClass::kMatmul, throw_error, plain),
-      .half_throws = add("test::half_throws", OpClass::kMatmul, compute_and_throw, plain),
-      .map = add("test::map", OpClass::kPointwise, run_map, [](OpTraits& traits) { traits.lower = lower_map; }),
-      .digest = add("test::digest", OpClass::kReduction, run_digest,
+      .pointwise = add("test::pointwise", OpClass::kPointwise, anywhere<compute>, plain),
+      .matmul = add("test::matmul", OpClass::kMatmul, anywhere<compute>, plain),
+      .indexing = add("test::indexing", OpClass::kIndexing, anywhere<compute>, plain),
+      .cpu_only = add("test::cpu_only", OpClass::kOther, anywhere<compute>,
+                      [](OpTraits& traits) { traits.on_accelerator = false; }),
+      .brings = add("test::brings", OpClass::kPointwise, anywhere<compute>,
+                    [](OpTraits& traits) { traits.brings_memory = true; }),
+      .effect = add("test::effect", OpClass::kPointwise, anywhere<count_effect>,
+                    [](OpTraits& traits) { traits.side_effects = true; }),
+      .throws = add("test::throws", OpClass::kMatmul, anywhere<throw_error>, plain),
+      .half_throws = add("test::half_throws", OpClass::kMatmul, anywhere<compute_and_throw>, plain),
+      .map =
+          add("test::map", OpClass::kPointwise, anywhere<run_map>, [](OpTraits& traits) { traits.lower = lower_map; }),
+      .digest = add("test::digest", OpClass::kReduction, anywhere<run_digest>,
                     [](OpTraits& traits) {
                       traits.lower = lower_digest;
                       traits.check = check_operands<1>;
                     }),
-      .normalize = add("test::normalize", OpClass::kNormalization, run_normalize,
+      .normalize = add("test::normalize", OpClass::kNormalization, anywhere<run_normalize>,
                        [](OpTraits& traits) {
                          traits.lower = lower_normalize;
                          traits.check = check_operands<1>;
                        }),
-      .copy = add("test::copy", OpClass::kCopy, run_copy,
+      .copy = add("test::copy", OpClass::kCopy, anywhere<run_copy>,
                   [](OpTraits& traits) {
                     traits.lower = lower_copy;
                     traits.check = check_operands<1>;
                   }),
-      .join = add("test::join", OpClass::kIndexing, run_join,
+      .join = add("test::join", OpClass::kIndexing, anywhere<run_join>,
                   [](OpTraits& traits) {
                     traits.lower = lower_join;
                     traits.check = check_join;
                   }),
-      .product = add("test::product", OpClass::kMatmul, run_product,
+      .product = add("test::product", OpClass::kMatmul, anywhere<run_product>,
                      [](OpTraits& traits) {
                        traits.lower = lower_product;
                        traits.has_tail = true;
@@ -425,8 +427,8 @@ TestOps register_ops() {
                        traits.run_together = run_products;
                        traits.check = check_operands<2>;
                      }),
-      .random =
-          add("test::random", OpClass::kRandom, run_random, [](OpTraits& traits) { traits.check = check_random; }),
+      .random = add("test::random", OpClass::kRandom, anywhere<run_random>,
+                    [](OpTraits& traits) { traits.check = check_random; }),
   };
 }
 

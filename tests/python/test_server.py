@@ -204,6 +204,24 @@ def test_a_call_that_is_not_begun_in_time_is_not_run(holding: torch.hetero.Compi
     assert_nothing_left(server)
 
 
+def test_a_call_whose_time_is_up_while_it_runs_stops_before_its_next_operator(
+    holding: torch.hetero.CompiledModel,
+) -> None:
+    with holding.serve() as server:
+        # Longer where the machine is so busy that the call is late before it runs.
+        for timeout in (0.05, 0.5, 5, 50):
+            running = server.submit(torch.ones(4), timeout=timeout)
+            if _entered.acquire(timeout=timeout):
+                break
+        time.sleep(timeout)
+        _held.set()
+        with pytest.raises(TimeoutError, match="time was up"):
+            running.result(60)
+        assert torch.equal(server.submit(torch.ones(4), timeout=60).result(60), torch.full((4,), 4.0))
+    assert server.counters["late"] >= 1
+    assert_nothing_left(server)
+
+
 def test_an_operators_exception_is_its_futures_alone(holding: torch.hetero.CompiledModel) -> None:
     _held.set()
     with holding.serve() as server:
@@ -261,6 +279,111 @@ def test_a_server_is_refused_what_it_cannot_do() -> None:
     server.close()
     with pytest.raises(RuntimeError, match="closed"):
         server.submit(torch.ones(4))
+
+
+def test_groups_are_named_with_their_cores_threads_and_compute_queues() -> None:
+    program = torch.hetero.compile(lambda x: x * 2, torch.zeros(4))
+    cores = sorted(os.sched_getaffinity(0))
+    left = {"name": "left", "cores": cores[:1], "compute_queues": [1, 3]}
+    right = {"threads": 1, "compute_queues": [4]}
+    with program.serve(groups=[left, right]) as server:
+        futures = [server.submit(torch.full((4,), float(i))) for i in range(20)]
+        assert all(torch.equal(future.result(60), torch.full((4,), 2.0 * i)) for i, future in enumerate(futures))
+        lanes = [{key: lane[key] for key in ("name", "cores", "threads", "compute_queues")} for lane in server.lanes]
+        assert lanes == [
+            {"name": "left", "cores": cores[:1], "threads": 1, "compute_queues": [1, 3]},
+            {"name": "lane1", "cores": [], "threads": 1, "compute_queues": [4]},
+        ]
+    with program.serve() as server:
+        assert [lane["compute_queues"] for lane in server.lanes] == [[1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        ({"name": "left", "compute_queues": [5]}, '"left": there is no compute queue 5; choose among 1 to 4'),
+        ({"compute_queues": [2, 2]}, "the queue compute 2 is named twice"),
+        ({"core": [0]}, "a group has name, cores, threads, compute_queues, and no core"),
+    ],
+)
+def test_wrong_groups_are_refused(group: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        torch.hetero.compile(lambda x: x * 2, torch.zeros(4)).serve(groups=[group])
+
+
+def test_groups_share_an_accelerator_each_with_compute_queues_of_its_own() -> None:
+    run_python_ok(
+        """
+        import torch
+
+        def model(x):
+            left, right = x, x
+            for _ in range(4):
+                left, right = left @ x, x @ right
+            return left + right
+
+        program = torch.hetero.compile(model, torch.zeros(8, 8))
+        groups = [{"threads": 1, "compute_queues": [1, 2]}, {"threads": 1, "compute_queues": [3]}]
+        with program.serve(groups=groups) as server:
+            inputs = [torch.full((8, 8), 0.01 * i) for i in range(40)]
+            for x, future in [(x, server.submit(x)) for x in inputs]:
+                assert torch.equal(future.result(60), model(x))
+            origins = [lane["plan_origin"] for lane in server.lanes]
+        # The plan in the program is for all four.
+        assert all("made anew" in origin for origin in origins), origins
+        assert "accelerator compute" in str(program), str(program)
+        print("ok")
+        """,
+        {"HETERO_ACCELERATOR": "sim", "HETERO_PLACEMENT": "accelerator"},
+    )
+
+
+def test_groups_and_stages_keep_the_budget_of_their_accelerator_together() -> None:
+    run_python_ok(
+        """
+        import torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        model = nn.Sequential(*[layer for _ in range(12) for layer in (nn.Linear(256, 256), nn.ReLU())])
+        x = torch.randn(64, 256)
+        program = torch.hetero.compile(model, x)
+        with torch.no_grad():
+            expected = model(x)
+
+        def check(made):
+            with made:
+                futures = [made.submit(x) for _ in range(8)]
+                for future in futures:
+                    torch.testing.assert_close(future.result(60), expected, rtol=1e-4, atol=1e-5)
+
+        # The weights take 3 MiB.
+        for budget in (2 << 20, 4 << 20, 16 << 20):
+            torch.hetero.set_memory_budget(budget)
+            torch.hetero.reset_peak_memory_stats()
+            check(program.serve(groups=[{"threads": 1}, {"threads": 1}]))
+            check(program.pipeline(stages=3))
+            peak = torch.hetero._C.accelerator_stats()["peak_bytes"]
+            assert 0 < peak <= budget, (peak, budget)
+
+        # Weights that a server has brought there stay as long as the program.
+        before = torch.hetero._C.accelerator_stats()["allocated_bytes"]
+        torch.hetero.reset_peak_memory_stats()
+        check(program.serve(groups=[{"threads": 1}, {"threads": 1}], accelerator_bytes=1 << 20))
+        check(program.pipeline(stages=2, accelerator_bytes=1 << 20))
+        peak = torch.hetero._C.accelerator_stats()["peak_bytes"]
+        assert before < peak <= before + (1 << 20), (before, peak)
+        for make in (program.serve, program.pipeline):
+            try:
+                make(accelerator_bytes=32 << 20)
+            except RuntimeError as error:
+                assert "give it less, or free what others hold there" in str(error), error
+            else:
+                raise AssertionError("more than there is")
+        print("ok")
+        """,
+        {"HETERO_ACCELERATOR": "sim", "HETERO_PLACEMENT": "accelerator"},
+    )
 
 
 def test_closing_runs_or_cancels_what_waits(holding: torch.hetero.CompiledModel) -> None:

@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -39,13 +40,15 @@ class StageCall {
 
 class PythonPipeline {
  public:
-  PythonPipeline(std::shared_ptr<Model> model, size_t stages, size_t depth, bool waits_when_full)
+  PythonPipeline(std::shared_ptr<Model> model, size_t stages, size_t depth, bool waits_when_full,
+                 std::optional<uint64_t> accelerator_bytes)
       : model_(std::move(model)) {
     using WhenFull = StagePipeline::WhenFull;
     Result<std::unique_ptr<StagePipeline>> pipeline =
         StagePipeline::create(model_, {.stages = stages,
                                        .depth = depth,
                                        .when_full = waits_when_full ? WhenFull::kWait : WhenFull::kRefuse,
+                                       .accelerator_bytes = accelerator_bytes,
                                        .plans = std::vector<graph::PlanOptions>(stages, ops::static_plan_options()),
                                        .draw = ops::executor_options(ops::static_plan_options()).draw});
     ops::check(pipeline.status());
@@ -107,7 +110,7 @@ void add_pipeline(py::module_& m) {
   using released = py::call_guard<py::gil_scoped_release>;
   py::class_<StageCall, std::shared_ptr<StageCall>>(m, "StageCall").def("wait", &StageCall::wait);
   py::class_<PythonPipeline>(m, "StagePipeline")
-      .def(py::init<std::shared_ptr<Model>, size_t, size_t, bool>(), released())
+      .def(py::init<std::shared_ptr<Model>, size_t, size_t, bool, std::optional<uint64_t>>(), released())
       .def("submit", &PythonPipeline::submit)
       .def(
           "stop", [](PythonPipeline& pipeline) { pipeline.pipeline().stop(); }, released())

@@ -9,6 +9,8 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -61,14 +63,15 @@ class EndedRequests {
   bool stopped_ = false;
 };
 
-// Of a call with these inputs. Raises a ValueError where the program does not take them.
-std::vector<TensorShape> output_shapes(const graph::SavedProgram& program, const std::vector<TensorView>& inputs) {
-  std::vector<int64_t> sizes;
-  if (!program.dynamic.dimensions().empty()) {
-    Result<std::vector<int64_t>> found = graph::find_sizes(program, inputs);
-    ops::check(found.status());
-    sizes = std::move(found.value());
-  }
+// Of the program's dimensions in a call with these inputs. Raises a ValueError where the program does not take them.
+std::vector<int64_t> sizes_of(const graph::SavedProgram& program, const std::vector<TensorView>& inputs) {
+  if (program.dynamic.dimensions().empty()) return {};
+  Result<std::vector<int64_t>> found = graph::find_sizes(program, inputs);
+  ops::check(found.status());
+  return std::move(found.value());
+}
+
+std::vector<TensorShape> output_shapes(const graph::SavedProgram& program, const std::vector<int64_t>& sizes) {
   Result<std::vector<TensorShape>> shapes = graph::output_shapes(program, sizes);
   ops::check(shapes.status());
   return std::move(shapes.value());
@@ -81,7 +84,8 @@ class PythonRequest final : public Server::Request, public std::enable_shared_fr
                 std::shared_ptr<EndedRequests> ended)
       : number_(number), given_(std::move(given)), program_(program), ended_(std::move(ended)) {
     for (const at::Tensor& tensor : given_) inputs.push_back(ops::view_of(tensor));
-    for (const TensorShape& shape : output_shapes(program, inputs)) {
+    sizes = sizes_of(program, inputs);
+    for (const TensorShape& shape : output_shapes(program, sizes)) {
       made_.push_back(ops::empty_output(shape));
       outputs.push_back(ops::view_of(made_.back()));
     }
@@ -106,14 +110,44 @@ class PythonRequest final : public Server::Request, public std::enable_shared_fr
   const std::shared_ptr<EndedRequests> ended_;
 };
 
+// A group as Python says it: name, cores, threads, and compute queues, which count from 1 as in reports.
+using GroupFields = std::tuple<std::string, std::vector<int>, int, std::vector<int>>;
+
+std::vector<backend::CoreGroup::Options> lanes_from(std::vector<GroupFields> groups) {
+  std::vector<backend::CoreGroup::Options> lanes;
+  for (auto& [name, cores, threads, numbers] : groups) {
+    backend::CoreGroup::Options& lane = lanes.emplace_back();
+    lane = {.name = std::move(name), .cores = std::move(cores), .threads = threads};
+    for (const int number : numbers) {
+      TORCH_CHECK_VALUE(number >= 1 && number <= backend::kComputeQueues, "hetero: core group \"", lane.name,
+                        "\": there is no compute queue ", number, "; choose among 1 to ", backend::kComputeQueues);
+      lane.compute_queues.push_back(backend::compute_queue(number - 1));
+    }
+  }
+  return lanes;
+}
+
+std::vector<int> queue_numbers(const backend::CoreGroup& group) {
+  std::vector<int> numbers;
+  for (const backend::QueueKind queue : group.compute_queues()) {
+    numbers.push_back(1 + backend::compute_queue_number(queue));
+  }
+  for (int n = 0; group.compute_queues().empty() && n < backend::kComputeQueues; ++n) numbers.push_back(1 + n);
+  return numbers;
+}
+
 class PythonServer {
  public:
-  PythonServer(std::shared_ptr<Model> model, int groups, size_t capacity, bool waits_when_full)
+  // `lanes`: instead of so many groups.
+  PythonServer(std::shared_ptr<Model> model, int groups, std::vector<GroupFields> lanes, size_t capacity,
+               bool waits_when_full, std::optional<uint64_t> accelerator_bytes)
       : model_(std::move(model)) {
     Result<std::unique_ptr<Server>> server =
         Server::create(model_, {.groups = groups,
+                                .lanes = lanes_from(std::move(lanes)),
                                 .capacity = capacity,
                                 .when_full = waits_when_full ? Server::WhenFull::kWait : Server::WhenFull::kRefuse,
+                                .accelerator_bytes = accelerator_bytes,
                                 .executor = [] { return ops::executor_options(ops::static_plan_options()); }});
     ops::check(server.status());
     server_ = std::move(server.value());
@@ -191,6 +225,7 @@ py::list lanes_of(PythonServer& server) {
     described["name"] = group.name();
     described["cores"] = group.cores();
     described["threads"] = group.threads();
+    described["compute_queues"] = queue_numbers(group);
     described["plan_origin"] = server.server().executor(lane).plan().origin;
     lanes.append(described);
   }
@@ -208,7 +243,8 @@ void add_server(py::module_& m) {
           "cancel", [](PythonRequest& request) { request.cancel(); }, released())
       .def("take_results", &PythonRequest::take_results);
   py::class_<PythonServer>(m, "Server")
-      .def(py::init<std::shared_ptr<Model>, int, size_t, bool>(), released())
+      .def(py::init<std::shared_ptr<Model>, int, std::vector<GroupFields>, size_t, bool, std::optional<uint64_t>>(),
+           released())
       .def("submit", &PythonServer::submit)
       .def(
           "take_ended", [](PythonServer& server) { return server.ended().take(); }, released())
