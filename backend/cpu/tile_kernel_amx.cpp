@@ -121,21 +121,31 @@ struct TwoPlanes {
   static __m512i next(Elements& elements) { return elements.next(); }
 };
 
+// A tile after the other, so that what is written lies together; the rows that are read ahead of are more than the processor follows by itself.
 template <typename E>
 Magnitudes pack_rows(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to, int64_t to_stride) {
+  constexpr int64_t kAhead = 2 * kTileDepth;
   Magnitudes magnitudes;
-  for (int64_t row = 0; row < rows; ++row) {
-    const auto* const from = static_cast<const typename E::Stored*>(x) + row * stride;
-    std::byte* tile = to + row / kTileRows * to_stride + row % kTileRows * 64;
-    __m512i largest = _mm512_setzero_si512();
-    for (int64_t i = 0; i < k; i += kTileDepth) {
-      typename E::Elements elements = E::load(from + i, k - i);
-      largest = E::largest(elements, largest);
-      for (int plane = 0; plane < E::kPlanes; ++plane, tile += kTileBytes) {
-        _mm512_store_si512(tile, E::next(elements));
+  for (int64_t first = 0; first < rows; first += kTileRows, to += to_stride) {
+    const auto* const from = static_cast<const typename E::Stored*>(x) + first * stride;
+    const int64_t count = least(kTileRows, rows - first);
+    __m512i largest[kTileRows] = {};
+    std::byte* tile = to;
+    for (int64_t i = 0; i < k; i += kTileDepth, tile += E::kPlanes * kTileBytes) {
+      for (int64_t row = 0; row < count; ++row) {
+        const auto* const place = from + row * stride + i;
+        __builtin_prefetch(place + kAhead);
+        if constexpr (sizeof(*place) == 4) __builtin_prefetch(place + kAhead + kTileDepth / 2);
+        typename E::Elements elements = E::load(place, k - i);
+        if constexpr (E::kMeasured) largest[row] = E::largest(elements, largest[row]);
+        for (int plane = 0; plane < E::kPlanes; ++plane) {
+          _mm512_store_si512(tile + plane * kTileBytes + row * 64, E::next(elements));
+        }
       }
     }
-    if constexpr (E::kMeasured) note(magnitudes, _mm512_reduce_max_epu32(largest));
+    if constexpr (E::kMeasured) {
+      for (int64_t row = 0; row < count; ++row) note(magnitudes, _mm512_reduce_max_epu32(largest[row]));
+    }
   }
   return magnitudes;
 }
