@@ -20,27 +20,19 @@ __mmask32 lanes32(int64_t count) {
   return _cvtu32_mask32(count >= 32 ? 0xffffffffu : count <= 0 ? 0u : (1u << count) - 1);
 }
 
-// 32 floats of which planes are taken away one by one.
-struct Planes {
+// 32 floats.
+struct Floats {
   __m512 low, high;
 
-  // Rounds to the nearest bfloat16, and keeps what is left.
-  __m512i next() {
-    const auto rounded = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
-    low = _mm512_sub_ps(low, widen(_mm512_castsi512_si256(rounded)));
-    high = _mm512_sub_ps(high, widen(_mm512_extracti64x4_epi64(rounded, 1)));
-    return rounded;
+  static Floats load(const float* p, int64_t count) {
+    if (count >= 32) return {_mm512_loadu_ps(p), _mm512_loadu_ps(p + 16)};
+    return {_mm512_maskz_loadu_ps(lanes16(count), p), _mm512_maskz_loadu_ps(lanes16(count - 16), p + 16)};
   }
   // The larger magnitudes of each lane, as bits.
   __m512i magnitude(__m512i largest) const {
     const __m512i mask = _mm512_set1_epi32(0x7fffffff);
     largest = _mm512_max_epu32(largest, _mm512_and_si512(_mm512_castps_si512(low), mask));
     return _mm512_max_epu32(largest, _mm512_and_si512(_mm512_castps_si512(high), mask));
-  }
-
- private:
-  static __m512 widen(__m256i halves) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
   }
 };
 
@@ -70,56 +62,97 @@ void transpose(__m512i (&rows)[16]) {
   }
 }
 
-// What the two element types do differently: 32 elements along k, or 16 outputs of two neighbours along k, as planes.
+// What the element types do differently. 32 elements along k become planes of 16 pairs, and so do 16 outputs of two elements each. Which elements make a
+// pair is the type's choice, the same in x and in w.
+
+// Pairs are of elements i and i + 16: nothing has to change its lane.
 struct Float32 {
   using Stored = float;
+  using Elements = Floats;
   static constexpr int kPlanes = 3;
   static constexpr bool kMeasured = true;
-  using Elements = Planes;
-  static Elements load(const float* p, int64_t count) {
-    if (count >= 32) return {_mm512_loadu_ps(p), _mm512_loadu_ps(p + 16)};
-    return {_mm512_maskz_loadu_ps(lanes16(count), p), _mm512_maskz_loadu_ps(lanes16(count - 16), p + 16)};
-  }
+  static constexpr int64_t kPairStep = 1, kPairDistance = 16;
+  static Elements load(const float* p, int64_t count) { return Floats::load(p, count); }
   static Elements load_two(const float* first, const float* second, int64_t count) {
-    return {_mm512_maskz_loadu_ps(lanes16(count), first),
+    return {first == nullptr ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(lanes16(count), first),
             second == nullptr ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(lanes16(count), second)};
   }
   static __m512i largest(const Elements& elements, __m512i largest) { return elements.magnitude(largest); }
-  static __m512i next(Elements& elements) { return elements.next(); }
+  // Two planes are rounded to nearest; what is left then has 7 bits.
+  static void split(Elements elements, __m512i (&planes)[kPlanes]) {
+    planes[0] = take(elements);
+    planes[1] = take(elements);
+    planes[2] = join(_mm512_castps_si512(elements.low), _mm512_castps_si512(elements.high));
+  }
+  static void split_two(const Elements& elements, __m512i (&planes)[kPlanes]) { split(elements, planes); }
+
+ private:
+  static __m512i upper() { return _mm512_set1_epi32(static_cast<int>(0xffff0000u)); }
+  static __m512i join(__m512i low, __m512i high) {
+    constexpr int kFirstOrBoth = 0xf8;  // a | (b & c)
+    return _mm512_ternarylogic_epi32(_mm512_srli_epi32(low, 16), high, upper(), kFirstOrBoth);
+  }
+  static __m512i take(Elements& elements) {
+    const __m512i half = _mm512_set1_epi32(0x8000);
+    const __m512i low = _mm512_add_epi32(_mm512_castps_si512(elements.low), half);
+    const __m512i high = _mm512_add_epi32(_mm512_castps_si512(elements.high), half);
+    elements.low = _mm512_sub_ps(elements.low, _mm512_castsi512_ps(_mm512_and_si512(low, upper())));
+    elements.high = _mm512_sub_ps(elements.high, _mm512_castsi512_ps(_mm512_and_si512(high, upper())));
+    return join(low, high);
+  }
 };
 
+// Pairs are of neighbours.
 struct Bfloat16 {
   using Stored = uint16_t;
+  using Elements = __m512i;
   static constexpr int kPlanes = 1;
   static constexpr bool kMeasured = false;
-  using Elements = __m512i;
+  static constexpr int64_t kPairStep = 2, kPairDistance = 1;
   static Elements load(const uint16_t* p, int64_t count) {
     return count >= 32 ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16(lanes32(count), p);
   }
   static Elements load_two(const uint16_t* first, const uint16_t* second, int64_t count) {
-    const __m256i low = _mm256_maskz_loadu_epi16(lanes16(count), first);
+    const __m256i low = first == nullptr ? _mm256_setzero_si256() : _mm256_maskz_loadu_epi16(lanes16(count), first);
     const __m256i high = second == nullptr ? _mm256_setzero_si256() : _mm256_maskz_loadu_epi16(lanes16(count), second);
     return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
   }
   static __m512i largest(const Elements&, __m512i largest) { return largest; }
-  static __m512i next(Elements& elements) { return elements; }
+  static void split(const Elements& elements, __m512i (&planes)[kPlanes]) { planes[0] = elements; }
+  static void split_two(const Elements& elements, __m512i (&planes)[kPlanes]) {
+    alignas(64) static constexpr uint16_t kInterleave[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                             21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                             11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    planes[0] = _mm512_permutexvar_epi16(_mm512_load_si512(kInterleave), elements);
+  }
+};
+
+// Floats to multiply with bfloat16, in its pairs.
+struct TwoPlanes {
+  using Stored = float;
+  using Elements = Floats;
+  static constexpr int kPlanes = 2;
+  static constexpr bool kMeasured = false;
+  static Elements load(const float* p, int64_t count) { return Floats::load(p, count); }
+  static __m512i largest(const Elements&, __m512i largest) { return largest; }
+  static void split(const Elements& elements, __m512i (&planes)[kPlanes]) {
+    const auto rounded = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(elements.high, elements.low));
+    const __m512 low = _mm512_sub_ps(elements.low, widen(_mm512_castsi512_si256(rounded)));
+    const __m512 high = _mm512_sub_ps(elements.high, widen(_mm512_extracti64x4_epi64(rounded, 1)));
+    planes[0] = rounded;
+    planes[1] = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+  }
+
+ private:
+  static __m512 widen(__m256i halves) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+  }
 };
 
 void note(Magnitudes& magnitudes, uint32_t largest) {
   if (largest > magnitudes.largest) magnitudes.largest = largest;
   if (largest != 0 && largest < magnitudes.least) magnitudes.least = largest;
 }
-
-// Floats to multiply with bfloat16.
-struct TwoPlanes {
-  using Stored = float;
-  static constexpr int kPlanes = 2;
-  static constexpr bool kMeasured = false;
-  using Elements = Planes;
-  static Elements load(const float* p, int64_t count) { return Float32::load(p, count); }
-  static __m512i largest(const Elements&, __m512i largest) { return largest; }
-  static __m512i next(Elements& elements) { return elements.next(); }
-};
 
 // A tile after the other, so that what is written lies together; the rows that are read ahead of are more than the processor follows by itself.
 template <typename E>
@@ -136,10 +169,12 @@ Magnitudes pack_rows(const void* x, int64_t stride, int64_t rows, int64_t k, std
         const auto* const place = from + row * stride + i;
         __builtin_prefetch(place + kAhead);
         if constexpr (sizeof(*place) == 4) __builtin_prefetch(place + kAhead + kTileDepth / 2);
-        typename E::Elements elements = E::load(place, k - i);
+        const typename E::Elements elements = E::load(place, k - i);
         if constexpr (E::kMeasured) largest[row] = E::largest(elements, largest[row]);
+        __m512i planes[E::kPlanes];
+        E::split(elements, planes);
         for (int plane = 0; plane < E::kPlanes; ++plane) {
-          _mm512_store_si512(tile + plane * kTileBytes + row * 64, E::next(elements));
+          _mm512_store_si512(tile + plane * kTileBytes + row * 64, planes[plane]);
         }
       }
     }
@@ -159,14 +194,15 @@ void pack_floats(const float* x, int64_t stride, int64_t rows, int64_t k, std::b
 template <typename E>
 void pack_outputs(const typename E::Stored* w, int64_t stride, int64_t count, int64_t depth, std::byte* to,
                   __m512i (&largest)[16]) {
-  typename E::Elements elements[16];
+  __m512i planes[16][E::kPlanes];
   for (int64_t i = 0; i < 16; ++i) {
-    elements[i] = E::load(i < count ? w + i * stride : w, i < count ? depth : 0);
-    largest[i] = E::largest(elements[i], largest[i]);
+    const typename E::Elements elements = E::load(i < count ? w + i * stride : w, i < count ? depth : 0);
+    if constexpr (E::kMeasured) largest[i] = E::largest(elements, largest[i]);
+    E::split(elements, planes[i]);
   }
   for (int plane = 0; plane < E::kPlanes; ++plane, to += 2 * kTileBytes) {
     __m512i rows[16];
-    for (int i = 0; i < 16; ++i) rows[i] = E::next(elements[i]);
+    for (int i = 0; i < 16; ++i) rows[i] = planes[i][plane];
     transpose(rows);
     for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * 64, rows[i]);
   }
@@ -176,17 +212,15 @@ void pack_outputs(const typename E::Stored* w, int64_t stride, int64_t count, in
 template <typename E>
 void pack_columns(const typename E::Stored* w, int64_t stride, int64_t count, int64_t depth, std::byte* to,
                   __m512i& largest) {
-  alignas(64) static constexpr uint16_t kInterleave[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
-                                                           21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
-                                                           11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  const __m512i interleave = _mm512_load_si512(kInterleave);
-  for (int64_t i = 0; i < kTileDepth; i += 2) {
-    const typename E::Stored* const first = i < depth ? w + i * stride : w;
-    typename E::Elements elements = E::load_two(first, i + 1 < depth ? first + stride : nullptr, i < depth ? count : 0);
-    largest = E::largest(elements, largest);
+  for (int64_t i = 0; i < 16; ++i) {
+    const int64_t first = i * E::kPairStep, second = first + E::kPairDistance;
+    const typename E::Elements elements = E::load_two(first < depth ? w + first * stride : nullptr,
+                                                      second < depth ? w + second * stride : nullptr, count);
+    if constexpr (E::kMeasured) largest = E::largest(elements, largest);
+    __m512i planes[E::kPlanes];
+    E::split_two(elements, planes);
     for (int plane = 0; plane < E::kPlanes; ++plane) {
-      _mm512_store_si512(to + plane * 2 * kTileBytes + i / 2 * 64,
-                         _mm512_permutexvar_epi16(interleave, E::next(elements)));
+      _mm512_store_si512(to + plane * 2 * kTileBytes + i * 64, planes[plane]);
     }
   }
 }
@@ -234,10 +268,24 @@ inline constexpr Pair kPairs<3, 3>[] = {{2, 0}, {1, 0}, {1, 1}, {0, 1}, {0, 2}, 
 template <>
 inline constexpr Pair kPairs<2, 1>[] = {{1, 0}, {0, 0}};
 
-// Memory that is soon needed, in lines, a piece of it with each step of k.
+// Memory that is soon needed, asked for a piece with each step of k: all at once it would take the place of the tiles on their way. Lines of what is
+// multiplied next, and the rows of results, one or two lines each, which wait for them otherwise.
 struct Soon {
-  const std::byte* at;
-  int64_t lines;
+  const std::byte* next;
+  int64_t next_lines;  // with each step
+  const std::byte* y;
+  int64_t y_stride;  // bytes
+  int64_t y_rows;
+  int64_t y_rows_a_step;
+  bool two_lines;
+
+  void ask() {
+    for (int64_t i = 0; i < next_lines; ++i, next += 64) _mm_prefetch(next, _MM_HINT_T1);
+    for (int64_t i = 0; i < y_rows_a_step && y_rows > 0; ++i, --y_rows, y += y_stride) {
+      __builtin_prefetch(y, 1);
+      if (two_lines) __builtin_prefetch(y + 64, 1);
+    }
+  }
 };
 
 template <int x_planes, int w_planes, bool two>
@@ -245,7 +293,6 @@ void add_products(const std::byte* x, int64_t x_stride, const std::byte* w, int6
   constexpr auto& kOrder = kPairs<x_planes, w_planes>;
   constexpr int kCount = sizeof(kOrder) / sizeof(Pair);
   for (int64_t tile = 0; tile < depth; ++tile) {
-    for (int64_t i = 0; i < soon.lines; ++i, soon.at += 64) _mm_prefetch(soon.at, _MM_HINT_T1);
 #pragma GCC unroll 6
     for (int i = 0; i < kCount; ++i) {
       const Pair pair = kOrder[i];
@@ -266,6 +313,7 @@ void add_products(const std::byte* x, int64_t x_stride, const std::byte* w, int6
         _tile_dpbf16ps(3, 5, 7);
       }
     }
+    soon.ask();
   }
 }
 
@@ -314,13 +362,6 @@ template <typename X, typename E, bool two>
 void multiply_rows(const TilePart& part, int64_t row) {
   const int64_t rows = least(part.rows - row, 2 * kTileRows);
   auto* const y = static_cast<typename E::Stored*>(part.y) + row * part.y_stride;
-  if (part.to == nullptr) {
-    // Results are written at once, and wait for their lines otherwise.
-    for (int64_t i = 0; i < rows; ++i) {
-      __builtin_prefetch(y + i * part.y_stride, 1);
-      if (part.count > 16) __builtin_prefetch(y + i * part.y_stride + 16, 1);
-    }
-  }
   if (part.from != nullptr) {
     begin_sums<two>(part.from + row * part.sum_stride, part.sum_stride);
   } else if (part.bias != nullptr) {
@@ -328,8 +369,15 @@ void multiply_rows(const TilePart& part, int64_t row) {
   } else {
     clear_sums<two>();
   }
-  Soon soon{part.next, part.next == nullptr ? 0 : part.next_lines};
-  if (soon.lines > 0) soon.at += row / (2 * kTileRows) * part.depth * soon.lines * 64;
+  constexpr auto kItem = static_cast<int64_t>(sizeof(*y));
+  const int64_t lines = part.next == nullptr ? 0 : part.next_lines;
+  const Soon soon{.next = part.next + row / (2 * kTileRows) * part.depth * lines * 64,
+                  .next_lines = lines,
+                  .y = reinterpret_cast<const std::byte*>(y),
+                  .y_stride = part.y_stride * kItem,
+                  .y_rows = part.to == nullptr ? rows : 0,
+                  .y_rows_a_step = part.depth > 0 ? (rows + part.depth - 1) / part.depth : 0,
+                  .two_lines = part.count * kItem > 64};
   add_products<X::kPlanes, E::kPlanes, two>(part.x + row / kTileRows * part.x_stride, part.x_stride, part.w, part.depth,
                                             soon);
   if (part.to != nullptr) return store_sums<two>(part.to + row * part.sum_stride, part.sum_stride);
