@@ -1,5 +1,5 @@
-// With many rows, threads share them: each packs blocks of its rows, as large as fit into its second-level cache, and multiplies a block by one panel of
-// w after the other. With few rows, threads share the panels: all rows are packed first, in parallel.
+// With many rows, and few outputs beside them, threads share the rows: each packs blocks of its rows, as large as fit into its second-level cache, and
+// multiplies a block by one panel of w after the other. Else threads share the panels: all rows are packed first, in parallel.
 //
 // k is cut where the rows of a block would not fit otherwise; the sums of a block then wait in memory of the thread.
 
@@ -53,8 +53,10 @@ constexpr int64_t kBlockBytes = 800 << 10;
 constexpr int64_t kMostRows = 512;
 // Rows of a block, at least, where k is cut.
 constexpr int64_t kFewRows = 192;
-// With so many for each thread, rows are shared out.
+// With so many for each thread, rows are shared out,
 constexpr int64_t kRowsForThread = 96;
+// unless there are so many more outputs: the weight is what each thread would have to read, then.
+constexpr int64_t kMuchWeight = 4;
 // With fewer, the next panel is wanted sooner than it could come.
 constexpr int64_t kRowsForNext = 128;
 constexpr int64_t kWeightBytes = 16 << 20;  // packed at a time, where w comes as it is
@@ -132,7 +134,7 @@ class Product {
   void run() {
     if (panels_ == 0) return;
     const int64_t threads = thread_count();
-    if (common_.m >= threads * kRowsForThread) {
+    if (common_.m >= threads * kRowsForThread && panels_ * kPanel < kMuchWeight * common_.m) {
       parallel_for(0, divide_up(common_.m, kPanel), 1,
                    [&](int64_t begin, int64_t end) { share_rows(begin * kPanel, std::min(common_.m, end * kPanel)); });
     } else {
