@@ -58,6 +58,8 @@ class CompiledModel:
             raise ValueError("the file was not saved by torch.hetero.compile, so Python does not know how to call it; "
                              "GraphExecutor in C++ does")
         self._in_spec = pytree.treespec_loads(metadata[_IN_SPEC])
+        args, kwargs = pytree.tree_unflatten([None] * self._in_spec.num_leaves, self._in_spec)
+        self._positional, self._keywords = len(args), list(kwargs)
         self._out_spec = pytree.treespec_loads(metadata[_OUT_SPEC])
         self._given: list[Any] = json.loads(metadata[_INPUTS])
         self._made: list[Any] = json.loads(metadata[_OUTPUTS])
@@ -151,7 +153,10 @@ class CompiledModel:
 
     def _tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors among the arguments of a call, when all else is as in the example."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if len(args) != self._positional or kwargs.keys() != set(self._keywords):
+            raise ValueError("arguments are given as in the example: "
+                             f"{_named(self._positional, self._keywords)}, not {_named(len(args), list(kwargs))}")
+        leaves, spec = pytree.tree_flatten((args, {name: kwargs[name] for name in self._keywords}))
         if spec != self._in_spec:
             raise ValueError("the arguments are nested otherwise than in the example: "
                              f"expected {self._in_spec}, not {spec}")
@@ -212,7 +217,7 @@ def load(path: str | os.PathLike[str]) -> CompiledModel:
 
 def compile_model(
     model: torch.nn.Module | Callable[..., Any] | torch.export.ExportedProgram,
-    example_inputs: Sequence[Any] = (),
+    example_inputs: Sequence[Any] | Mapping[str, Any] = (),
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     precision: str = "float32",
@@ -226,7 +231,8 @@ def compile_model(
 
     Args:
         model: A module on the CPU or on hetero, a function, or an exported program.
-        example_inputs: Positional arguments of a call; tensors on the CPU or on hetero.
+        example_inputs: Positional arguments of a call; tensors on the CPU or on hetero. A mapping, such as a tokenizer
+            gives, is keyword arguments; a dictionary that is an argument itself stands in a tuple.
         example_kwargs: Keyword arguments.
         precision: "float32" runs what the model says. "bfloat16" runs products and attention in bfloat16, as
             ``torch.autocast`` does, with sums in float32; weights are rounded once, and the file is half as large.
@@ -242,10 +248,17 @@ def compile_model(
     Raises:
         ValueError: where the model cannot be a program, with the reason.
     """
-    args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
+    kwargs = dict(example_kwargs or {})
+    args: tuple[Any, ...] = ()
+    if isinstance(example_inputs, Mapping):
+        kwargs = {**example_inputs, **kwargs}
+    elif isinstance(example_inputs, torch.Tensor):
+        args = (example_inputs,)
+    else:
+        args = tuple(example_inputs)
     if precision not in _PRECISIONS:
         raise ValueError(f"precision is one of {', '.join(_PRECISIONS)}, not {precision!r}")
-    return _Maker(model, args, dict(example_kwargs or {}), precision).make(dynamic)
+    return _Maker(model, args, kwargs, precision).make(dynamic)
 
 
 class _Maker:
@@ -525,6 +538,13 @@ def _unique(name: str, taken: Sequence[str]) -> str:
         number += 1
         unique = f"{name}.{number}"
     return unique
+
+
+def _named(positional: int, keywords: Sequence[str]) -> str:
+    """The kinds of arguments of a call."""
+    by_position = f"{positional} by position" if positional or not keywords else ""
+    by_name = f"{', '.join(map(repr, keywords))} by name" if keywords else ""
+    return " and ".join(filter(None, (by_position, by_name)))
 
 
 def _argument_names(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import re
 import struct
@@ -140,7 +141,8 @@ def test_inputs_of_any_strides_are_taken(program: CompiledModel) -> None:
 @pytest.mark.parametrize(("call", "words"), [
     (lambda f: f(torch.zeros(4, 16)), r"input 'input' is f32\[3,16\] in this program, not f32\[4,16\]"),
     (lambda f: f(torch.zeros(3, 16, dtype=torch.float64)), r"not f64\[3,16\]"),
-    (lambda f: f(), "nested otherwise"),
+    (lambda f: f(), "as in the example: 1 by position, not 0 by position"),
+    (lambda f: f(input=torch.zeros(3, 16)), "1 by position, not 'input' by name"),
     (lambda f: f([torch.zeros(3, 16)]), "nested otherwise"),
     (lambda f: f(3), "is a tensor, not a int"),
 ])
@@ -172,6 +174,13 @@ def test_arguments_and_results_are_nested_as_the_models_are(tmp_path: Path) -> N
         program({"pair": (a, b)}, False, scale=2.0)
     with pytest.raises(ValueError, match=r"made for 2.0 and was given 3.0"):
         program({"pair": (a, b)}, True, scale=3.0)
+
+
+def test_a_mapping_of_example_inputs_is_keyword_arguments() -> None:
+    x, y = torch.rand(3), torch.rand(3)
+    batch = collections.UserDict({"x": x, "y": y})  # as tokenizers give
+    program = torch.hetero.compile(lambda x, y, scale: (x - y) * scale, batch, {"scale": 2.0})
+    assert torch.equal(program(y=y, x=x, scale=2.0), (x - y) * 2)
 
 
 def test_a_namedtuple_becomes_a_tuple() -> None:

@@ -254,7 +254,7 @@ def test_a_full_server_refuses_or_waits(holding: torch.hetero.CompiledModel) -> 
     [
         ((torch.zeros(5),), r"input 'x' is f32\[4\] in this program, not f32\[5\]"),
         ((torch.zeros(4, dtype=torch.int32),), r"not i32\[4\]"),
-        ((torch.zeros(4), torch.zeros(4)), "nested otherwise"),
+        ((torch.zeros(4), torch.zeros(4)), "1 by position, not 2 by position"),
         ((3,), "is a tensor, not a int"),
     ],
 )
