@@ -8,7 +8,6 @@ of the program is, by looking at captures for the sizes that `Sizes.samples` pro
 
 from __future__ import annotations
 
-import inspect
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,8 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from torch.utils import _pytree as pytree
 from torch.utils._sympy import functions
 from torch.utils._sympy.numbers import int_oo
+
+from torch_hetero.signature import positional_names
 
 __all__ = ["Sizes", "export"]
 
@@ -48,7 +49,7 @@ def export(
         ValueError: where the model cannot be exported so, with what torch.export says.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    marks = _marks(dynamic, args, kwargs, _parameter_names(model))
+    marks = _marks(dynamic, args, kwargs, positional_names(model))
     names = {(tensor, axis): name for tensor, axes in marks.items() for axis, mark in axes.items()
              if (name := mark if isinstance(mark, str) else getattr(mark, "__name__", None))}
     # torch.export takes a size of 1 for one that is always 1.
@@ -62,7 +63,7 @@ def export(
         spec)
     by_position, by_name = shapes
     if by_name:
-        positional = _parameter_names(model)
+        positional = positional_names(model)
         shapes = dict(zip(positional, by_position, strict=False)) | by_name
     else:
         shapes = by_position
@@ -285,11 +286,6 @@ def _enlarged(tensor: torch.Tensor, marks: Mapping[int, Any]) -> torch.Tensor:
 def _for_export(axes: Mapping[int, Any]) -> dict[int, Any] | None:
     """torch.export finds the bounds of what has a name only."""
     return {axis: Dim.AUTO if isinstance(mark, str) else mark for axis, mark in axes.items()} or None
-
-
-def _parameter_names(model: torch.nn.Module) -> list[str]:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in kinds]
 
 
 def _marks(

@@ -9,7 +9,6 @@ file back, here or on another machine, without the model's code; C++ reads it by
 from __future__ import annotations
 
 import copy
-import inspect
 import itertools
 import json
 import os
@@ -23,6 +22,7 @@ from torch.utils import _pytree as pytree
 from torch_hetero import _C
 from torch_hetero.pipeline import Pipeline
 from torch_hetero.server import Group, Server
+from torch_hetero.signature import positional_names
 
 if TYPE_CHECKING:
     from torch_hetero.dynamic import Sizes
@@ -549,14 +549,7 @@ def _named(positional: int, keywords: Sequence[str]) -> str:
 
 def _argument_names(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
     """A name for each leaf of the arguments: those of the model's signature."""
-    target = model.forward if isinstance(model, torch.nn.Module) else model
-    positional: list[str] = []
-    if not isinstance(model, torch.export.ExportedProgram):
-        try:
-            parameters = inspect.signature(target).parameters.values()
-            positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        except (TypeError, ValueError):  # a built-in function
-            pass
+    positional = positional_names(model)
     names: list[str] = []
     for path, _ in pytree.tree_flatten_with_path((args, kwargs))[0]:
         if path[0].idx == 0:
