@@ -101,7 +101,8 @@ bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& pr
   }
   const int64_t m = x.rows, k = x.columns, n = w.columns;
   if (m == 0 || k * n < kSmallestWeight) return false;
-  if (x.column_stride != 1 || (m > 1 && x.row_stride < k)) return false;
+  const bool x_columns = x.column_stride != 1 || (m > 1 && x.row_stride < k);
+  if (x_columns && !(x.row_stride == 1 && x.column_stride >= m)) return false;
   if (out.column_stride != 1 || (m > 1 && out.row_stride < n)) return false;
   const bool columns = w.column_stride == 1 && w.row_stride >= n;
   if (!columns && !(w.row_stride == 1 && w.column_stride >= k)) return false;
@@ -116,7 +117,8 @@ bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& pr
                   .n = n,
                   .k = k,
                   .x = address(product.x, x.offset),
-                  .x_stride = x.row_stride,
+                  .x_stride = x_columns ? x.column_stride : x.row_stride,
+                  .x_columns = x_columns,
                   .w = address(product.w, w.offset),
                   .w_stride = columns ? w.row_stride : w.column_stride,
                   .y = address(product.out, out.offset),
@@ -132,6 +134,7 @@ bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& pr
     product.call.bias = address(product.bias, bias.offset);
   }
   product.shape = {.element = *element,
+                   .x_columns = x_columns,
                    .columns = columns,
                    .bias = product.bias >= 0,
                    .m = m,
@@ -232,11 +235,13 @@ bool can_run(Implementation implementation, const Product& product) {
     case Implementation::kStock:
       return true;
     case Implementation::kMatvec:
-      return product.call.m <= backend::kMaxMatvecRows;
+      return product.call.m <= backend::kMaxMatvecRows && !product.call.x_columns;
     case Implementation::kWide:
-      return product.shape.element != Element::kFloat32 && !product.call.columns && has_sgemm();
+      return product.shape.element != Element::kFloat32 && !product.call.columns && !product.call.x_columns &&
+             has_sgemm();
     case Implementation::kPacked:
-      return product.shape.element != Element::kFloat16 && !product.call.columns && one_dnn().linear.has_value();
+      return product.shape.element != Element::kFloat16 && !product.call.columns && !product.call.x_columns &&
+             one_dnn().linear.has_value();
     case Implementation::kTiles:
     case Implementation::kPackedTiles:
       return config().tiles.load(std::memory_order_relaxed) && backend::has_tiles_for(product.shape.element) &&

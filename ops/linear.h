@@ -5,6 +5,8 @@
 // need nothing but the operands; once a weight has been used kUsesBeforePacking times unchanged, those that pack it are measured too. Packing takes
 // memory, at most config().packed_bytes, so it must be faster by more than a seventh.
 //
+// The gradient of a weight is such a product too: there x is transposed, which only the tile unit's kernel and the stock one take.
+//
 // Everything unusual, small products, and every product with fusion off (or with config().verify, which compares bits) goes to the stock kernel. Results of
 // the others differ from eager's in the last bits: sums are kept in float32 and rounded once, as eager's are, but added in another order.
 //

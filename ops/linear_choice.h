@@ -29,9 +29,10 @@ const char* to_string(LinearImplementation implementation);
 
 // What the choice depends on: y[m, n] = x[m, k] * w.
 struct LinearShape {
-  static constexpr const char* kKind = "linear 2";
+  static constexpr const char* kKind = "linear 3";
   backend::Element element;
-  bool columns;  // w is [k, n]
+  bool x_columns;  // x is [k, m]
+  bool columns;    // w is [k, n]
   bool bias;
   int64_t m;
   int64_t n;
@@ -41,13 +42,15 @@ struct LinearShape {
   bool operator==(const LinearShape&) const = default;
   // The shape that stands for all with a similar m.
   LinearShape rounded() const;
-  std::array<int64_t, 7> numbers() const { return {static_cast<int64_t>(element), columns, bias, m, n, k, threads}; }
+  std::array<int64_t, 8> numbers() const {
+    return {static_cast<int64_t>(element), x_columns, columns, bias, m, n, k, threads};
+  }
 };
 
 struct LinearChoice {
   LinearImplementation plain = LinearImplementation::kStock;  // the best that needs nothing but the operands
   // One with a packed weight that is better still; kStock for none, nullopt where that was not tried.
-  std::optional<LinearImplementation> packed;
+  std::optional<LinearImplementation> packed = std::nullopt;
   bool sure = true;  // false: guessed, since the machine was too busy to measure
 
   bool operator==(const LinearChoice&) const = default;

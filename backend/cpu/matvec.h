@@ -37,6 +37,7 @@ struct Matvec {
   int64_t k = 0;
   const void* x = nullptr;
   int64_t x_stride = 0;
+  bool x_columns = false;  // x is [k, m]; for tile_gemm alone
   const void* w = nullptr;
   int64_t w_stride = 0;
   const void* tiles = nullptr;  // w as pack_tile_weight (tile_gemm.h) made it, or null; for tile_gemm alone
@@ -48,7 +49,7 @@ struct Matvec {
 // Whether calls may be computed together: they have the same x and prepare it the same way.
 inline bool same_x(const Matvec& a, const Matvec& b) {
   return a.element == b.element && a.columns == b.columns && a.m == b.m && a.k == b.k && a.x == b.x &&
-         a.x_stride == b.x_stride;
+         a.x_stride == b.x_stride && a.x_columns == b.x_columns;
 }
 
 // Writes the y of each call, to the bits of the calls made one by one. Takes no memory from the heap once it has run with as large an x.

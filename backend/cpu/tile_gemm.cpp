@@ -96,9 +96,10 @@ const std::byte* at(const void* base, int64_t element, int64_t item) {
 
 // Rows [first, first + rows) of a float32 product that planes cannot have.
 void multiply_plainly(const Matvec& call, Sgemm sgemm, int64_t first, int64_t rows) {
-  const auto* const x = static_cast<const float*>(call.x) + first * call.x_stride;
+  const auto* const x = static_cast<const float*>(call.x) + first * (call.x_columns ? 1 : call.x_stride);
   auto* const y = static_cast<float*>(call.y) + first * call.y_stride;
-  sgemm({.b_transposed = !call.columns,
+  sgemm({.a_transposed = call.x_columns,
+         .b_transposed = !call.columns,
          .m = rows,
          .n = call.n,
          .k = call.k,
@@ -195,8 +196,11 @@ class Product {
   }
 
   Magnitudes pack(int64_t first, int64_t rows, int64_t depth_begin, int64_t depth, std::byte* to) const {
-    return kernels_.pack_rows(at(common_.x, first * common_.x_stride + depth_begin, item_), common_.x_stride, rows,
-                              depth, to, row_tile_bytes(common_.element, depth));
+    const int64_t row_step = common_.x_columns ? 1 : common_.x_stride;
+    const int64_t depth_step = common_.x_columns ? common_.x_stride : 1;
+    const auto kernel = common_.x_columns ? kernels_.pack_rows_across : kernels_.pack_rows;
+    return kernel(at(common_.x, first * row_step + depth_begin * depth_step, item_), common_.x_stride, rows, depth, to,
+                  row_tile_bytes(common_.element, depth));
   }
 
   void share_rows(int64_t first, int64_t last) const {

@@ -1,4 +1,5 @@
-// Matrix products on the processor's tile unit (Intel AMX): y = x * w^T + bias, or x * w + bias, for any number of rows.
+// Matrix products on the processor's tile unit (Intel AMX): y = x * w^T + bias, or x * w + bias, for any number of rows. x may be transposed too, as in the
+// gradient of a weight.
 //
 // The unit multiplies tiles of bfloat16 and adds in float32, sixteen times as fast as vector instructions. It multiplies float32 too, with the
 // accuracy of float32: a float is exactly the sum of three bfloat16 (its planes: 24 bits are 3 times 8), and of the nine products of two such sums

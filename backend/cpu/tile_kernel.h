@@ -67,8 +67,11 @@ struct TilePart {
 };
 
 struct TileKernels {
-  // Rows to tiles, and up to 32 outputs to a panel. Magnitudes are those of float32 elements; others have none.
+  // Rows to tiles, and up to 32 outputs to a panel. x is [rows, k], for pack_rows_across [k, rows]. Magnitudes are those of float32 elements; others have
+  // none.
   Magnitudes (*pack_rows)(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to, int64_t to_stride);
+  Magnitudes (*pack_rows_across)(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to,
+                                 int64_t to_stride);
   // The same from floats whatever the element, for multiply_floats.
   void (*pack_floats)(const float* x, int64_t stride, int64_t rows, int64_t k, std::byte* to, int64_t to_stride);
   Magnitudes (*pack_panel)(const void* w, int64_t stride, bool columns, int64_t count, int64_t k, std::byte* to);

@@ -154,6 +154,23 @@ void note(Magnitudes& magnitudes, uint32_t largest) {
   if (largest != 0 && largest < magnitudes.least) magnitudes.least = largest;
 }
 
+void note_lanes(Magnitudes& magnitudes, __m512i largest) {
+  alignas(64) uint32_t lanes[16];
+  _mm512_store_si512(lanes, largest);
+  for (const uint32_t lane : lanes) note(magnitudes, lane);
+}
+
+// A tile of each plane, the tiles `distance` apart, of which the planes have columns: lane j of planes[i] becomes lane i of row j.
+template <typename E>
+void store_transposed(const __m512i (&planes)[16][E::kPlanes], std::byte* to, int64_t distance) {
+  for (int plane = 0; plane < E::kPlanes; ++plane, to += distance) {
+    __m512i rows[16];
+    for (int i = 0; i < 16; ++i) rows[i] = planes[i][plane];
+    transpose(rows);
+    for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * 64, rows[i]);
+  }
+}
+
 // A tile after the other, so that what is written lies together; the rows that are read ahead of are more than the processor follows by itself.
 template <typename E>
 Magnitudes pack_rows(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to, int64_t to_stride) {
@@ -185,6 +202,44 @@ Magnitudes pack_rows(const void* x, int64_t stride, int64_t rows, int64_t k, std
   return magnitudes;
 }
 
+// 16 pairs of rows of memory, each of `count` elements side by side, that lie at `from`: pair i in the lanes of planes[i].
+template <typename E>
+void load_pairs(const typename E::Stored* from, int64_t stride, int64_t count, int64_t depth,
+                __m512i (&planes)[16][E::kPlanes], __m512i& largest) {
+  for (int64_t i = 0; i < 16; ++i) {
+    const int64_t first = i * E::kPairStep, second = first + E::kPairDistance;
+    const typename E::Elements elements = E::load_two(first < depth ? from + first * stride : nullptr,
+                                                      second < depth ? from + second * stride : nullptr, count);
+    if constexpr (E::kMeasured) largest = E::largest(elements, largest);
+    E::split_two(elements, planes[i]);
+  }
+}
+
+// The same of x whose memory is [k, rows]. Memory is read in its order.
+template <typename E>
+Magnitudes pack_rows_across(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to, int64_t to_stride) {
+  constexpr int64_t kTogether = 32;  // tiles
+  Magnitudes magnitudes;
+  for (int64_t begin = 0; begin < rows; begin += kTogether * kTileRows, to += kTogether * to_stride) {
+    const int64_t end = least(rows, begin + kTogether * kTileRows);
+    __m512i largest[kTogether] = {};
+    for (int64_t i = 0; i < k; i += kTileDepth) {
+      for (int64_t first = begin; first < end; first += kTileRows) {
+        const int64_t tile = (first - begin) / kTileRows;
+        __m512i planes[16][E::kPlanes];
+        load_pairs<E>(static_cast<const typename E::Stored*>(x) + i * stride + first, stride, end - first,
+                      least(kTileDepth, k - i), planes, largest[tile]);
+        store_transposed<E>(planes, to + tile * to_stride + i / kTileDepth * E::kPlanes * kTileBytes, kTileBytes);
+      }
+    }
+    if constexpr (E::kMeasured) {
+      for (int64_t first = begin; first < end; first += kTileRows)
+        note_lanes(magnitudes, largest[(first - begin) / kTileRows]);
+    }
+  }
+  return magnitudes;
+}
+
 template <typename E>
 void pack_floats(const float* x, int64_t stride, int64_t rows, int64_t k, std::byte* to, int64_t to_stride) {
   pack_rows<E>(x, stride, rows, k, to, to_stride);
@@ -200,27 +255,18 @@ void pack_outputs(const typename E::Stored* w, int64_t stride, int64_t count, in
     if constexpr (E::kMeasured) largest[i] = E::largest(elements, largest[i]);
     E::split(elements, planes[i]);
   }
-  for (int plane = 0; plane < E::kPlanes; ++plane, to += 2 * kTileBytes) {
-    __m512i rows[16];
-    for (int i = 0; i < 16; ++i) rows[i] = planes[i][plane];
-    transpose(rows);
-    for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * 64, rows[i]);
-  }
+  store_transposed<E>(planes, to, 2 * kTileBytes);
 }
 
 // The same with w's memory a row for each element along k. `largest` has an output in each lane.
 template <typename E>
 void pack_columns(const typename E::Stored* w, int64_t stride, int64_t count, int64_t depth, std::byte* to,
                   __m512i& largest) {
-  for (int64_t i = 0; i < 16; ++i) {
-    const int64_t first = i * E::kPairStep, second = first + E::kPairDistance;
-    const typename E::Elements elements = E::load_two(first < depth ? w + first * stride : nullptr,
-                                                      second < depth ? w + second * stride : nullptr, count);
-    if constexpr (E::kMeasured) largest = E::largest(elements, largest);
-    __m512i planes[E::kPlanes];
-    E::split_two(elements, planes);
+  __m512i planes[16][E::kPlanes];
+  load_pairs<E>(w, stride, count, depth, planes, largest);
+  for (int i = 0; i < 16; ++i) {
     for (int plane = 0; plane < E::kPlanes; ++plane) {
-      _mm512_store_si512(to + plane * 2 * kTileBytes + i * 64, planes[plane]);
+      _mm512_store_si512(to + plane * 2 * kTileBytes + i * 64, planes[i][plane]);
     }
   }
 }
@@ -244,9 +290,11 @@ Magnitudes pack_panel(const void* w, int64_t stride, bool columns, int64_t count
       }
     }
     if constexpr (E::kMeasured) {
-      alignas(64) uint32_t lanes[16];
-      _mm512_store_si512(lanes, largest[0]);
-      for (int i = 0; i < 16; ++i) note(magnitudes, columns ? lanes[i] : _mm512_reduce_max_epu32(largest[i]));
+      if (columns) {
+        note_lanes(magnitudes, largest[0]);
+      } else {
+        for (const __m512i& each : largest) note(magnitudes, _mm512_reduce_max_epu32(each));
+      }
     }
   }
   return magnitudes;
@@ -402,8 +450,8 @@ void multiply(const TilePart& part) {
 }
 
 template <typename E, typename Floats>
-constexpr TileKernels kKernels = {&pack_rows<E>, &pack_floats<Floats>, &pack_panel<E>, &multiply<E, E>,
-                                  &multiply<Floats, E>};
+constexpr TileKernels kKernels = {&pack_rows<E>,  &pack_rows_across<E>, &pack_floats<Floats>,
+                                  &pack_panel<E>, &multiply<E, E>,      &multiply<Floats, E>};
 
 struct TileConfiguration {
   uint8_t palette = 1;

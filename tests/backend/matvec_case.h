@@ -92,13 +92,14 @@ struct Case {
   int64_t m, n, k;
   int64_t gap;  // between the rows of every matrix
   bool bias;
+  bool x_columns = false;
 };
 
 // A float32 sum of k products in any order is off by at most k * 2^-24 of the sum of their magnitudes; rounding the result adds half a unit
 // of the element type, relative to the result, or half of its smallest subnormal.
 template <typename Product>
 bool product_is_right(const Case& c, const Product& product) {
-  Matrix x(c.element, c.m, c.k, c.k + c.gap);
+  Matrix x(c.element, c.x_columns ? c.k : c.m, c.x_columns ? c.m : c.k, (c.x_columns ? c.m : c.k) + c.gap);
   Matrix w(c.element, c.columns ? c.k : c.n, c.columns ? c.n : c.k, (c.columns ? c.n : c.k) + c.gap);
   Matrix bias(c.element, 1, c.n, c.n);
   Matrix y(c.element, c.m, 0, c.n + c.gap);
@@ -109,6 +110,7 @@ bool product_is_right(const Case& c, const Product& product) {
               .k = c.k,
               .x = x.data(),
               .x_stride = x.stride,
+              .x_columns = c.x_columns,
               .w = w.data(),
               .w_stride = w.stride,
               .bias = c.bias ? bias.data() : nullptr,
@@ -122,7 +124,7 @@ bool product_is_right(const Case& c, const Product& product) {
       double sum = c.bias ? bias.at(0, j) : 0;
       double magnitude = std::abs(sum);
       for (int64_t l = 0; l < c.k; ++l) {
-        const double product = x.at(i, l) * (c.columns ? w.at(l, j) : w.at(j, l));
+        const double product = (c.x_columns ? x.at(l, i) : x.at(i, l)) * (c.columns ? w.at(l, j) : w.at(j, l));
         sum += product;
         magnitude += std::abs(product);
       }
@@ -137,8 +139,9 @@ bool product_is_right(const Case& c, const Product& product) {
 }
 
 inline std::string text(const Case& c) {
-  return "element " + std::to_string(static_cast<int>(c.element)) + (c.columns ? ", columns" : ", rows") + ", m " +
-         std::to_string(c.m) + ", n " + std::to_string(c.n) + ", k " + std::to_string(c.k);
+  return "element " + std::to_string(static_cast<int>(c.element)) + (c.columns ? ", columns" : ", rows") +
+         (c.x_columns ? ", x across" : "") + ", m " + std::to_string(c.m) + ", n " + std::to_string(c.n) + ", k " +
+         std::to_string(c.k);
 }
 
 // Calls the body on `threads` parts, each on a thread of its own.

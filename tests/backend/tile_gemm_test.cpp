@@ -70,9 +70,11 @@ TEST_CASE("a product of tiles is as exact as a chain of sums in float32, with an
                                                                          {33, 70, 100},
                                                                          {65, 64, 160}}) {
           for (const int64_t gap : {0, 3}) {
-            const Case c{element, columns, m, n, k, gap, m % 2 == 1};
-            INFO(text(c) << ", packed " << packed);
-            REQUIRE(is_right(c, packed));
+            for (const bool x_columns : {false, true}) {
+              const Case c{element, columns, m, n, k, gap, m % 2 == 1, x_columns};
+              INFO(text(c) << ", packed " << packed);
+              REQUIRE(is_right(c, packed));
+            }
           }
         }
       }
@@ -87,7 +89,8 @@ TEST_CASE("every end of a tile is handled") {
       for (int64_t length = 1; length <= 70; ++length) {
         for (const Case& c :
              {Case{element, columns, 3, 5, length, 1, true}, Case{element, columns, 2, length, 9, 1, false},
-              Case{element, columns, length, 3, 7, 2, true}}) {
+              Case{element, columns, length, 3, 7, 2, true}, Case{element, columns, 3, 5, length, 1, true, true},
+              Case{element, columns, length, 3, 7, 2, true, true}}) {
           INFO(text(c));
           REQUIRE(is_right(c, true));
         }
@@ -100,9 +103,11 @@ TEST_CASE("sums of many terms are cut, and blocks of many rows, without a differ
   if (!have_tiles()) return;
   for (const Element element : kTileElements) {
     for (const int64_t m : {5, 40, 600}) {
-      const Case c{element, false, m, 35, element == Element::kFloat32 ? 4100 : 12100, 1, true};
-      INFO(text(c));
-      REQUIRE(is_right(c, m != 40));
+      for (const bool x_columns : {false, true}) {
+        const Case c{element, false, m, 35, element == Element::kFloat32 ? 4100 : 12100, 1, true, x_columns};
+        INFO(text(c));
+        REQUIRE(is_right(c, m != 40));
+      }
     }
   }
 }
@@ -116,6 +121,8 @@ TEST_CASE("a product of tiles without rows, outputs or terms is empty, or the bi
         REQUIRE(is_right({element, columns, 2, 0, 4, 1, true}, packed));
         REQUIRE(is_right({element, columns, 2, 5, 0, 1, false}, packed));
         REQUIRE(is_right({element, columns, 600, 5, 0, 1, true}, packed));
+        REQUIRE(is_right({element, columns, 600, 5, 0, 1, true, true}, packed));
+        REQUIRE(is_right({element, columns, 1200, 5, 3, 1, true, true}, packed));
       }
     }
   }
@@ -202,6 +209,30 @@ TEST_CASE("rows that tiles cannot have go to the float32 product, and the others
   CHECK(plain_products == before + 1);
   CHECK(product_of(5, 2, 1200) == 38 + 5 + 2);
   CHECK(plain_products == before + 1);
+}
+
+TEST_CASE("what tiles cannot have is found in a transposed x too") {
+  if (!have_tiles()) return;
+  constexpr int64_t kRows = 700, kDepth = 40;
+  std::vector<float> x(kRows * kDepth, 1.0f), w(kDepth, 1.0f), y(kRows);
+  x[3 * kRows + 650] = std::numeric_limits<float>::infinity();
+  for (size_t i = 0; i < kDepth; ++i) x[i * kRows + 12] = 0x1p-120f;
+  const int64_t before = plain_products;
+  tile_gemm({.m = kRows,
+             .n = 1,
+             .k = kDepth,
+             .x = x.data(),
+             .x_stride = kRows,
+             .x_columns = true,
+             .w = w.data(),
+             .w_stride = kDepth,
+             .y = y.data(),
+             .y_stride = 1},
+            &counted_sgemm);
+  CHECK(plain_products > before);
+  CHECK(y[650] == std::numeric_limits<float>::infinity());
+  CHECK(y[12] == kDepth * 0x1p-120f);
+  CHECK(y[13] == kDepth);
 }
 
 TEST_CASE("products of very small numbers keep the bits that float32 has") {

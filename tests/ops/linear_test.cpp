@@ -141,6 +141,22 @@ TEST_F(Linear, AWeightThatTilesCannotHaveIsMultipliedAsTheCpuDoes) {
   EXPECT_EQ(linear_counts().packed_bytes, 0);
 }
 
+TEST_F(Linear, TheGradientOfAWeightIsAProductOfTiles) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor x = numbers({300, 200}, 1).to(dtype), gradient = numbers({300, 130}, 2).to(dtype);
+    const at::Tensor x_there = settled(on_device(x)), gradient_there = settled(on_device(gradient));
+    force_linear_implementation(Implementation::kTiles);
+    const int64_t before = runs_of(Implementation::kTiles);
+    EXPECT_TRUE(close(at::mm(gradient_there.t(), x_there), at::mm(gradient.t(), x), 300));
+    EXPECT_EQ(runs_of(Implementation::kTiles) - before, backend::has_tiles() ? 1 : 0);
+    // By vectors and by way of float32 it cannot be had.
+    for (const Implementation other : {Implementation::kMatvec, Implementation::kWide, Implementation::kPacked}) {
+      force_linear_implementation(other);
+      EXPECT_EQ(own_runs_in([&] { return at::mm(gradient_there.narrow(1, 0, 4).t(), x_there); }), 0);
+    }
+  }
+}
+
 TEST_F(Linear, OperandsMayBeWindowsOfLargerTensors) {
   const at::Tensor x = numbers({4, 300}, 1);
   const at::Tensor w = numbers({150, 400}, 2);
@@ -185,7 +201,7 @@ TEST_F(Linear, AShapeIsMeasuredOnce) {
   settled(product(x, w));
   EXPECT_EQ(linear_counts().measurements, before + 1);
   // On a busy machine the result is a guess; this one is not.
-  linear_choices().learn({backend::Element::kFloat32, false, false, 2, 512, 256, at::get_num_threads()}, {});
+  linear_choices().learn({backend::Element::kFloat32, false, false, false, 2, 512, 256, at::get_num_threads()}, {});
   settled(product(x, w));
   EXPECT_EQ(linear_counts().measurements, before + 1);
 }
@@ -293,8 +309,8 @@ class ChoiceFile : public ::testing::Test {
 
   fs::path folder;
   std::string path;
-  const LinearShape shape{backend::Element::kBfloat16, false, true, 3, 3072, 1024, 2};
-  const LinearShape large{backend::Element::kFloat32, true, false, 100, 768, 768, 1};
+  const LinearShape shape{backend::Element::kBfloat16, false, false, true, 3, 3072, 1024, 2};
+  const LinearShape large{backend::Element::kFloat32, true, true, false, 100, 768, 768, 1};
 };
 
 TEST_F(ChoiceFile, IsReadByTheNextProcess) {
@@ -336,7 +352,7 @@ TEST_F(ChoiceFile, DamagedLinesArePassedOver) {
   LinearChoices choices(path);
   EXPECT_TRUE(choices.find(shape).has_value());
   EXPECT_TRUE(choices.find(large).has_value());
-  EXPECT_FALSE(choices.find({backend::Element::kFloat32, false, false, 1, 2, 3, 4}).has_value());
+  EXPECT_FALSE(choices.find({backend::Element::kFloat32, false, false, false, 1, 2, 3, 4}).has_value());
 }
 
 TEST_F(ChoiceFile, OfAnotherMachineIsLeftAlone) {
