@@ -133,14 +133,16 @@ bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& pr
     if (!plain_addmm(invocation)) return false;
     product.call.bias = address(product.bias, bias.offset);
   }
-  product.shape = {.element = *element,
-                   .x_columns = x_columns,
-                   .columns = columns,
-                   .bias = product.bias >= 0,
-                   .m = m,
-                   .n = n,
-                   .k = k,
-                   .threads = at::get_num_threads()};
+  product.shape = {
+      .element = *element,
+      .x_columns = x_columns,
+      .columns = columns,
+      .bias = product.bias >= 0,
+      .tiles = config().tiles.load(std::memory_order_relaxed) && backend::has_tiles_for(*element) && has_sgemm(),
+      .m = m,
+      .n = n,
+      .k = k,
+      .threads = at::get_num_threads()};
   return true;
 }
 
@@ -244,8 +246,7 @@ bool can_run(Implementation implementation, const Product& product) {
              one_dnn().linear.has_value();
     case Implementation::kTiles:
     case Implementation::kPackedTiles:
-      return config().tiles.load(std::memory_order_relaxed) && backend::has_tiles_for(product.shape.element) &&
-             has_sgemm();
+      return product.shape.tiles;
   }
   return false;
 }
@@ -275,29 +276,43 @@ at::Tensor packed_for_tiles(const Matvec& call) {
   return backend::pack_tile_weight(call, packed.mutable_data_ptr()) ? packed : at::Tensor();
 }
 
-// The weight in the layout of the implementation, packed now if it is not yet; null where there is no room for it, or no such layout of its values.
+// Room for a packed weight, within the limit; given back unless kept.
+class Room {
+ public:
+  explicit Room(int64_t bytes) : bytes_(bytes) {
+    found_ = packed_bytes.fetch_add(bytes) + bytes <= config().packed_bytes.load(std::memory_order_relaxed);
+  }
+  ~Room() {
+    if (!kept_) packed_bytes -= bytes_;
+  }
+  Room(const Room&) = delete;
+  Room& operator=(const Room&) = delete;
+  bool found() const { return found_; }
+  void keep() { kept_ = true; }
+
+ private:
+  const int64_t bytes_;
+  bool found_ = false;
+  bool kept_ = false;
+};
+
+// The weight in the layout of the implementation, packed now if it is not yet; undefined where there is no such layout of its values. Null where there is
+// no room.
 const at::Tensor* pack(Implementation implementation, const graph::Invocation& invocation, const Product& product,
                        PackedWeights& weights) {
   const std::lock_guard lock(weights.mutex);
   const Matvec& call = product.call;
-  const PackedWeights::Entry* entry = weights.find(implementation, call);
-  if (entry == nullptr) {
-    const int64_t bytes = bytes_when_packed(implementation, call);
-    const int64_t limit = config().packed_bytes.load(std::memory_order_relaxed);
-    if (packed_bytes.fetch_add(bytes) + bytes > limit) {
-      packed_bytes -= bytes;
-      return nullptr;
-    }
-    Tensors tensors(invocation, product);
-    at::Tensor packed = implementation == Implementation::kPackedTiles ? packed_for_tiles(call)
-                                                                       : packed_by_one_dnn(tensors, product.shape.m);
-    const int64_t kept = packed.defined() ? bytes : 0;
-    packed_bytes -= bytes - kept;
-    weights.entries.push_back(
-        {implementation, call.w, call.n, call.k, call.w_stride, call.columns, std::move(packed), kept});
-    entry = &weights.entries.back();
-  }
-  return entry->packed.defined() ? &entry->packed : nullptr;
+  if (const PackedWeights::Entry* entry = weights.find(implementation, call)) return &entry->packed;
+  Room room(bytes_when_packed(implementation, call));
+  if (!room.found()) return nullptr;
+  Tensors tensors(invocation, product);
+  at::Tensor packed = implementation == Implementation::kPackedTiles ? packed_for_tiles(call)
+                                                                     : packed_by_one_dnn(tensors, product.shape.m);
+  const int64_t bytes = packed.defined() ? bytes_when_packed(implementation, call) : 0;
+  weights.entries.push_back(
+      {implementation, call.w, call.n, call.k, call.w_stride, call.columns, std::move(packed), bytes});
+  if (bytes > 0) room.keep();
+  return &weights.entries.back().packed;
 }
 
 // ---- choosing -------------------------------------------------------------------------------------------------------------
@@ -385,6 +400,7 @@ LinearChoice try_packing(const graph::Invocation& invocation, const Product& pro
   for (const Implementation packed : {Implementation::kPacked, Implementation::kPackedTiles}) {
     if (can_run(packed, product)) candidates.push_back(packed);
   }
+  if (candidates.size() == 1) return choice;
   const Measured measured = Sample(invocation, product).measure(candidates);
   if (measured.repeated) {
     const auto least = std::min_element(measured.seconds.begin() + 1, measured.seconds.end());
@@ -416,7 +432,7 @@ LinearChoice chosen(const graph::Invocation& invocation, const Product& product,
       weights->uses = 0;  // tried again after as many uses
     }
   }
-  // The file may be of a process with another configuration.
+  // The file may be of a process with another library.
   if (!can_run(choice->plain, product)) choice->plain = Implementation::kStock;
   return *choice;
 }
@@ -437,6 +453,8 @@ Implementation choose_now(const graph::Invocation& invocation, Product& product,
   if (weights == nullptr || weights->uses < kUsesBeforePacking) return choice.plain;
   const at::Tensor* const found = pack(wanted, invocation, product, *weights);
   if (found == nullptr) return choice.plain;
+  // Tiles cannot have this weight, whether it is packed now or before.
+  if (!found->defined()) return choice.plain == Implementation::kTiles ? Implementation::kStock : choice.plain;
   if (wanted == Implementation::kPackedTiles) product.call.tiles = found->const_data_ptr();
   if (packed != nullptr) *packed = found;
   return wanted;

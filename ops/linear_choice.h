@@ -34,6 +34,7 @@ struct LinearShape {
   bool x_columns;  // x is [k, m]
   bool columns;    // w is [k, n]
   bool bias;
+  bool tiles;  // the tile unit may be used
   int64_t m;
   int64_t n;
   int64_t k;
@@ -42,8 +43,8 @@ struct LinearShape {
   bool operator==(const LinearShape&) const = default;
   // The shape that stands for all with a similar m.
   LinearShape rounded() const;
-  std::array<int64_t, 8> numbers() const {
-    return {static_cast<int64_t>(element), x_columns, columns, bias, m, n, k, threads};
+  std::array<int64_t, 9> numbers() const {
+    return {static_cast<int64_t>(element), x_columns, columns, bias, tiles, m, n, k, threads};
   }
 };
 

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -262,11 +263,13 @@ class TileProducts {
                                 .sum_stride = out_stride});
     }
   }
-  // False where float32 operands had values that planes cannot have: what was computed since is of no use. Weights are between 0 and 1.
+  // False where operands had values that planes cannot have: what was computed since is of no use. Weights are between 0 and 1, and of two planes for
+  // bfloat16, of which the second may have the other sign: infinite values would become no numbers.
   bool exact() const {
     constexpr uint32_t kOne = std::bit_cast<uint32_t>(1.0f);
-    return call_.element != Element::kFloat32 ||
-           (within_reach(queries_, keys_, call_.head_size) && within_reach({kOne, kOne}, values_, call_.keys));
+    constexpr uint32_t kInfinite = std::bit_cast<uint32_t>(std::numeric_limits<float>::infinity());
+    if (call_.element != Element::kFloat32) return values_.largest < kInfinite;
+    return within_reach(queries_, keys_) && within_reach({kOne, kOne}, values_);
   }
 
  private:

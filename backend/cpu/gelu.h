@@ -3,7 +3,7 @@
 //   erf(x / sqrt 2) = x * p(min(2 (x / 5.4)^2, 2) - 1), limited to +-1; from |x| = 5.4 on it is +-1
 //
 // p is of degree 14 and was fitted to the error of x * p by iteratively reweighted least squares on Chebyshev's points. With fused multiply-adds,
-// gelu(x) = fma(x / 2, erf, x / 2) is off by at most 2.5 * 2^-24 of max(1, |x|), and x or 0 where |x| >= 5.4.
+// gelu(x) = fma(x / 2, erf, x / 2) is off by at most 2.6 * 2^-24 of max(1, |x|), and x or 0 where |x| >= 5.4.
 
 #pragma once
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cassert>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -60,6 +61,9 @@ constexpr int64_t kMuchWeight = 4;
 // With fewer, the next panel is wanted sooner than it could come.
 constexpr int64_t kRowsForNext = 128;
 constexpr int64_t kWeightBytes = 16 << 20;  // packed at a time, where w comes as it is
+// Sums that wait for the next part of k, and rows that threads share, at a time.
+constexpr int64_t kSumBytes = 1 << 20;
+constexpr int64_t kSharedBytes = 8 << 20;
 constexpr int64_t kBytesPerThread = 64 << 10;
 constexpr int64_t kHeader = 64;
 
@@ -94,6 +98,11 @@ const std::byte* at(const void* base, int64_t element, int64_t item) {
   return static_cast<const std::byte*>(base) + element * item;
 }
 
+// What BLAS demands of the distance of rows even where there is only one.
+int64_t leading(int64_t stride, int64_t rows, int64_t columns) {
+  return rows == 1 ? std::max(stride, columns) : stride;
+}
+
 // Rows [first, first + rows) of a float32 product that planes cannot have.
 void multiply_plainly(const Matvec& call, Sgemm sgemm, int64_t first, int64_t rows) {
   const auto* const x = static_cast<const float*>(call.x) + first * (call.x_columns ? 1 : call.x_stride);
@@ -104,11 +113,11 @@ void multiply_plainly(const Matvec& call, Sgemm sgemm, int64_t first, int64_t ro
          .n = call.n,
          .k = call.k,
          .a = x,
-         .lda = call.x_stride,
+         .lda = call.x_columns ? leading(call.x_stride, call.k, rows) : leading(call.x_stride, rows, call.k),
          .b = static_cast<const float*>(call.w),
-         .ldb = call.w_stride,
+         .ldb = call.columns ? leading(call.w_stride, call.k, call.n) : leading(call.w_stride, call.n, call.k),
          .c = y,
-         .ldc = call.y_stride});
+         .ldc = leading(call.y_stride, rows, call.n)});
   if (call.bias == nullptr) return;
   for (int64_t i = 0; i < rows; ++i) add_elements(call.element, call.bias, 0, call.n, y + i * call.y_stride);
 }
@@ -181,9 +190,10 @@ class Product {
     }
   }
 
-  // The memory that the sums of a block and so many panels need.
+  bool is_cut() const { return depth_ < common_.k; }
+  // The memory that the sums of a block and so many panels need between parts of k.
   int64_t sum_bytes(int64_t rows, int64_t panels) const {
-    return depth_ >= common_.k ? 0 : round_up(rows, kPanel) * panels * kPanel * 4;
+    return is_cut() ? round_up(rows, kPanel) * panels * kPanel * 4 : 0;
   }
 
   bool reachable(const Magnitudes& x) const {
@@ -191,7 +201,7 @@ class Product {
     return std::all_of(calls_.begin(), calls_.end(), [&](const Matvec& call) {
       Magnitudes w;
       std::memcpy(&w, call.tiles, sizeof(w));
-      return within_reach(x, w, call.k);
+      return within_reach(x, w);
     });
   }
 
@@ -204,52 +214,74 @@ class Product {
   }
 
   void share_rows(int64_t first, int64_t last) const {
-    static thread_local Scratch memory, sums_memory;
-    const int64_t stride = row_tile_bytes(common_.element, depth_);
-    const int64_t most = std::min(block_rows_, round_up(last - first, kPanel));
-    std::byte* const x = memory.get(most / kTileRows * stride);
-    auto* const sums = reinterpret_cast<float*>(sums_memory.get(sum_bytes(most, panels_)));
-    const TileUnit unit(kTileRows);
     for (int64_t row = first; row < last; row += block_rows_) {
       const int64_t rows = std::min(block_rows_, last - row);
-      bool planes = true;
-      for (int64_t begin = 0; begin < std::max<int64_t>(common_.k, 1) && planes; begin += depth_) {
-        const int64_t depth = std::min(depth_, common_.k - begin);
-        planes = reachable(pack(row, rows, begin, depth, x));
-        if (planes) multiply(x, row_tile_bytes(common_.element, depth), row, rows, 0, panels_, begin, depth, sums);
-      }
-      if (planes) continue;
+      if (multiply_block(row, rows)) continue;
       for (const Matvec& call : calls_) multiply_plainly(call, sgemm_, row, rows);
     }
   }
 
+  // All outputs of a block of rows; false where its values are out of reach. Where k is cut, as many outputs at a time as have little memory for sums.
+  bool multiply_block(int64_t row, int64_t rows) const {
+    static thread_local Scratch memory, sums_memory;
+    std::byte* const x = memory.get(divide_up(rows, kTileRows) * row_tile_bytes(common_.element, depth_));
+    const int64_t together = is_cut() ? std::max<int64_t>(1, kSumBytes / sum_bytes(rows, 1)) : panels_;
+    auto* const sums = reinterpret_cast<float*>(sums_memory.get(sum_bytes(rows, std::min(together, panels_))));
+    // The BLAS may use the unit too, so it does not run while this is set up.
+    const TileUnit unit(kTileRows);
+    for (int64_t panel = 0; panel < panels_; panel += together) {
+      const int64_t end = std::min(panels_, panel + together);
+      for (int64_t begin = 0; begin < std::max<int64_t>(common_.k, 1); begin += depth_) {
+        const int64_t depth = std::min(depth_, common_.k - begin);
+        if (!reachable(pack(row, rows, begin, depth, x))) return false;
+        multiply(x, row_tile_bytes(common_.element, depth), row, rows, panel, end, begin, depth, sums);
+      }
+    }
+    return true;
+  }
+
   void share_panels() {
+    const int64_t stride = row_tile_bytes(common_.element, common_.k);
+    const int64_t together =
+        std::max(kPanel, kSharedBytes / std::max<int64_t>(stride, 1) * kTileRows / kPanel * kPanel);
+    for (int64_t first = 0; first < common_.m; first += together) {
+      share_panels(first, std::min(together, common_.m - first));
+    }
+  }
+
+  void share_panels(int64_t first, int64_t count) {
     static thread_local Scratch memory;
     const int64_t stride = row_tile_bytes(common_.element, common_.k);
-    std::byte* const x = memory.get(divide_up(common_.m, kTileRows) * stride);
+    std::byte* const x = memory.get(divide_up(count, kTileRows) * stride);
     std::atomic<bool> planes{true};
     const int64_t grain = std::max<int64_t>(1, kBytesPerThread / std::max<int64_t>(stride, 1));
-    parallel_for(0, divide_up(common_.m, kTileRows), grain, [&](int64_t begin, int64_t end) {
-      const int64_t first = begin * kTileRows;
-      const int64_t rows = std::min(common_.m, end * kTileRows) - first;
-      if (!reachable(pack(first, rows, 0, common_.k, x + begin * stride))) planes = false;
+    parallel_for(0, divide_up(count, kTileRows), grain, [&](int64_t begin, int64_t end) {
+      const int64_t rows = std::min(count, end * kTileRows) - begin * kTileRows;
+      if (!reachable(pack(first + begin * kTileRows, rows, 0, common_.k, x + begin * stride))) planes = false;
     });
     if (!planes) {
-      for (const Matvec& call : calls_) multiply_plainly(call, sgemm_, 0, common_.m);
+      for (const Matvec& call : calls_) multiply_plainly(call, sgemm_, first, count);
       return;
     }
     const int64_t weight_grain =
         std::max<int64_t>(1, kBytesPerThread / panel_bytes(common_.element, std::max<int64_t>(common_.k, 1)));
     parallel_for(0, panels_, weight_grain, [&](int64_t begin, int64_t end) {
       static thread_local Scratch sums_memory;
-      const int64_t most = std::min(block_rows_, common_.m);
-      auto* const sums = reinterpret_cast<float*>(sums_memory.get(sum_bytes(most, end - begin)));
-      const TileUnit unit(common_.m);
-      for (int64_t row = 0; row < common_.m; row += block_rows_) {
-        const int64_t rows = std::min(block_rows_, common_.m - row);
-        for (int64_t from = 0; from < std::max<int64_t>(common_.k, 1); from += depth_) {
-          multiply(x + row / kTileRows * stride + row_tile_bytes(common_.element, from), stride, row, rows, begin, end,
-                   from, std::min(depth_, common_.k - from), sums);
+      auto* const sums = reinterpret_cast<float*>(sums_memory.get(sum_bytes(std::min(block_rows_, count), 1)));
+      const TileUnit unit(count);
+      for (int64_t row = 0; row < count; row += block_rows_) {
+        const int64_t rows = std::min(block_rows_, count - row);
+        const std::byte* const block = x + row / kTileRows * stride;
+        const auto part = [&](int64_t panel, int64_t panel_end, int64_t from) {
+          multiply(block + row_tile_bytes(common_.element, from), stride, first + row, rows, panel, panel_end, from,
+                   std::min(depth_, common_.k - from), sums);
+        };
+        if (!is_cut()) {
+          part(begin, end, 0);
+          continue;
+        }
+        for (int64_t panel = begin; panel < end; ++panel) {
+          for (int64_t from = 0; from < common_.k; from += depth_) part(panel, panel + 1, from);
         }
       }
     });
@@ -267,16 +299,15 @@ class Product {
 
 }  // namespace
 
-bool within_reach(const Magnitudes& x, const Magnitudes& w, int64_t k) {
+bool within_reach(const Magnitudes& x, const Magnitudes& w) {
   constexpr double kLeast = 0x1p-90;
-  constexpr double kMost = 0x1p126;
+  constexpr double kMost = 0x1p40;
   const auto value = [](uint32_t bits) { return static_cast<double>(std::bit_cast<float>(bits)); };
   const double a = value(x.largest), b = value(w.largest);
   if (!(a < kMost) || !(b < kMost)) return false;  // or no number
   if (a == 0 || b == 0) return true;
   const double least_a = value(x.least), least_b = value(w.least);
-  return least_a >= kLeast && least_b >= kLeast && least_a * least_b >= kLeast &&
-         a * b * static_cast<double>(k) < kMost;
+  return least_a >= kLeast && least_b >= kLeast && least_a * least_b >= kLeast;
 }
 
 int64_t tile_weight_bytes(Element element, int64_t n, int64_t k) {
@@ -284,6 +315,7 @@ int64_t tile_weight_bytes(Element element, int64_t n, int64_t k) {
 }
 
 bool pack_tile_weight(const Matvec& call, void* to) {
+  assert(reinterpret_cast<uintptr_t>(to) % 64 == 0);
   const TileKernels& kernels = tile_kernels(call.element);
   auto* const tiles = static_cast<std::byte*>(to) + kHeader;
   const int64_t bytes = panel_bytes(call.element, call.k);
@@ -305,7 +337,7 @@ bool pack_tile_weight(const Matvec& call, void* to) {
   std::memcpy(to, &found, sizeof(found));
   // By values of x that are neither large nor small.
   constexpr uint32_t kOne = std::bit_cast<uint32_t>(1.0f);
-  return call.element != Element::kFloat32 || within_reach({kOne, kOne}, found, call.k);
+  return call.element != Element::kFloat32 || within_reach({kOne, kOne}, found);
 }
 
 void tile_gemm(std::span<const Matvec> calls, Sgemm sgemm) {

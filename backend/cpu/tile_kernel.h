@@ -43,9 +43,10 @@ struct Magnitudes {
   }
 };
 
-// Whether planes have the products of x and w, each a sum of k: nothing is infinite or becomes so, and no row of x and no output of w is so small that its
-// lesser planes or their products are not there. 0 has no planes, and none are missing.
-bool within_reach(const Magnitudes& x, const Magnitudes& w, int64_t k);
+// Whether planes have the products of x and w. Nothing is infinite, or so large that a sum of products becomes so. No row of x and no output of w is so small as
+// a whole that its lesser planes or their products are not there; and nothing is so large that it lifts what small elements beside larger ones have lost,
+// 2^-126 of each, above 2^-86. 0 has no planes, and none are missing.
+bool within_reach(const Magnitudes& x, const Magnitudes& w);
 
 // The product of packed rows with a panel.
 struct TilePart {
@@ -67,8 +68,8 @@ struct TilePart {
 };
 
 struct TileKernels {
-  // Rows to tiles, and up to 32 outputs to a panel. x is [rows, k], for pack_rows_across [k, rows]. Magnitudes are those of float32 elements; others have
-  // none.
+  // Rows to tiles, and up to 32 outputs to a panel. x is [rows, k], for pack_rows_across [k, rows]. Magnitudes of rows are those of
+  // float32 elements; of bfloat16, panels have the largest.
   Magnitudes (*pack_rows)(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to, int64_t to_stride);
   Magnitudes (*pack_rows_across)(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to,
                                  int64_t to_stride);

@@ -117,7 +117,10 @@ struct Bfloat16 {
     const __m256i high = second == nullptr ? _mm256_setzero_si256() : _mm256_maskz_loadu_epi16(lanes16(count), second);
     return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
   }
-  static __m512i largest(const Elements&, __m512i largest) { return largest; }
+  // Of 32 lanes.
+  static __m512i largest(const Elements& elements, __m512i largest) {
+    return _mm512_max_epu16(largest, _mm512_and_si512(elements, _mm512_set1_epi16(0x7fff)));
+  }
   static void split(const Elements& elements, __m512i (&planes)[kPlanes]) { planes[0] = elements; }
   static void split_two(const Elements& elements, __m512i (&planes)[kPlanes]) {
     alignas(64) static constexpr uint16_t kInterleave[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
@@ -158,6 +161,12 @@ void note_lanes(Magnitudes& magnitudes, __m512i largest) {
   alignas(64) uint32_t lanes[16];
   _mm512_store_si512(lanes, largest);
   for (const uint32_t lane : lanes) note(magnitudes, lane);
+}
+
+// Of 32 numbers of 16 bits.
+uint32_t largest_half(__m512i lanes) {
+  const __m512i mask = _mm512_set1_epi32(0xffff);
+  return _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_and_si512(lanes, mask), _mm512_srli_epi32(lanes, 16)));
 }
 
 // A tile of each plane, the tiles `distance` apart, of which the planes have columns: lane j of planes[i] becomes lane i of row j.
@@ -210,7 +219,7 @@ void load_pairs(const typename E::Stored* from, int64_t stride, int64_t count, i
     const int64_t first = i * E::kPairStep, second = first + E::kPairDistance;
     const typename E::Elements elements = E::load_two(first < depth ? from + first * stride : nullptr,
                                                       second < depth ? from + second * stride : nullptr, count);
-    if constexpr (E::kMeasured) largest = E::largest(elements, largest);
+    largest = E::largest(elements, largest);
     E::split_two(elements, planes[i]);
   }
 }
@@ -252,7 +261,7 @@ void pack_outputs(const typename E::Stored* w, int64_t stride, int64_t count, in
   __m512i planes[16][E::kPlanes];
   for (int64_t i = 0; i < 16; ++i) {
     const typename E::Elements elements = E::load(i < count ? w + i * stride : w, i < count ? depth : 0);
-    if constexpr (E::kMeasured) largest[i] = E::largest(elements, largest[i]);
+    largest[i] = E::largest(elements, largest[i]);
     E::split(elements, planes[i]);
   }
   store_transposed<E>(planes, to, 2 * kTileBytes);
@@ -289,12 +298,12 @@ Magnitudes pack_panel(const void* w, int64_t stride, bool columns, int64_t count
         pack_outputs<E>(first + i, stride, here, depth, tile, largest);
       }
     }
-    if constexpr (E::kMeasured) {
-      if (columns) {
-        note_lanes(magnitudes, largest[0]);
-      } else {
-        for (const __m512i& each : largest) note(magnitudes, _mm512_reduce_max_epu32(each));
-      }
+    if constexpr (E::kPlanes == 1) {
+      for (const __m512i& each : largest) note(magnitudes, largest_half(each) << 16);
+    } else if (columns) {
+      note_lanes(magnitudes, largest[0]);
+    } else {
+      for (const __m512i& each : largest) note(magnitudes, _mm512_reduce_max_epu32(each));
     }
   }
   return magnitudes;

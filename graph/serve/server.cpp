@@ -96,14 +96,14 @@ Status Server::make_executor(Lane& lane, const Options& options) {
     chosen.slots = 1;
     chosen.group = nullptr;
     chosen.compute_queues = lane.group->compute_queues();
-    choose_share(chosen);
+    const bool shares = choose_share(chosen);
     if (!chosen.draw) {
       chosen.draw = [this] { return std::pair(uint64_t{0}, draws_.fetch_add(1, std::memory_order_relaxed)); };
     }
     Result<std::unique_ptr<GraphExecutor>> executor = GraphExecutor::Init(model_, std::move(chosen));
     if (!executor.ok()) return executor.status();
     lane.executor = std::move(executor.value());
-    if (accelerator_bytes_.has_value()) *accelerator_bytes_ -= lane.executor->accelerator_share();
+    if (shares) *accelerator_bytes_ -= lane.executor->accelerator_share();
     return Status();
   } catch (const std::exception& error) {
     return {ErrorClass::kInternal, std::string("a lane's executor could not be made: ") + error.what(),
@@ -111,17 +111,18 @@ Status Server::make_executor(Lane& lane, const Options& options) {
   }
 }
 
-// The first lane says how much there is, the others have what it left.
-void Server::choose_share(GraphExecutor::Options& chosen) {
+// The first lane says how much there is, the others have what it left. False where there is no limit to share, or no accelerator.
+bool Server::choose_share(GraphExecutor::Options& chosen) {
   const backend::Device* const accelerator = chosen.devices[backend::kAccelerator];
-  if (accelerator == nullptr) return;
+  if (accelerator == nullptr) return false;
   if (!accelerator_bytes_.has_value()) {
     const uint64_t left = accelerator->memory_stats().bytes_left();
-    if (left == backend::MemoryStats::kAnyBytes) return;
+    if (left == backend::MemoryStats::kAnyBytes) return false;
     accelerator_bytes_ = left;
   }
   chosen.accelerator_bytes = accelerator_bytes_;
   chosen.sharers = lane_count_ + 1 - lanes_.size();
+  return true;
 }
 
 // ---- submitting -----------------------------------------------------------------------------------------------------

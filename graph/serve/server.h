@@ -108,7 +108,7 @@ class Server {
   Status start(Options options);
   Status start_lane(backend::CoreGroup::Options group, const Options& options);
   Status make_executor(Lane& lane, const Options& options);
-  void choose_share(GraphExecutor::Options& chosen);
+  bool choose_share(GraphExecutor::Options& chosen);
   Status run(Lane& lane, Request& request);
   static Status run_program(Lane& lane, Request& request);
 

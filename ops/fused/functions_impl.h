@@ -202,7 +202,7 @@ Vec lerp(const Vec& start, const Vec& end, const Vec& weight) {
 constexpr double kGeluBeta = M_SQRT2 * M_2_SQRTPI * 0.5;
 constexpr double kGeluKappa = 0.044715;
 
-// erf(x / sqrt 2), within 5.5 * 2^-26 in float32 (backend/cpu/gelu.h).
+// erf(x / sqrt 2), within 16 * 2^-26 in float32 (backend/cpu/gelu.h).
 template <typename Vec>
 Vec gelu_erf(const Vec& x) {
   using T = typename Vec::value_type;

@@ -423,7 +423,20 @@ TEST_CASE("NaN stays in its row") {
   }
 }
 
+TEST_CASE("infinite bfloat16 values stay infinite on the tile unit") {
+  if (!has_tiles()) WARN("1 test skipped: this processor has no tile unit, or the system does not let it be used");
+  Problem problem({1, 1, 32, 40, 32, Element::kBfloat16}, instruction_set());
+  problem.v.put(problem.v.index(0, 0, 7, 3), kInfinity);
+  problem.forward();
+  for (int64_t r = 0; r < 32; ++r) {
+    INFO(r << ": " << problem.out.at(0, 0, r, 3));
+    REQUIRE(std::isinf(problem.out.at(0, 0, r, 3)));
+    REQUIRE(std::isfinite(problem.out.at(0, 0, r, 4)));
+  }
+}
+
 TEST_CASE("infinite, very large and very small float32 operands are those of vectors, on the tile unit too") {
+  if (!has_tiles()) WARN("1 test skipped: this processor has no tile unit, or the system does not let it be used");
   for (const float special : {kInfinity, -kInfinity, 3e38f, 1e-37f}) {
     for (const int operand : {0, 1, 2}) {
       std::vector<std::byte> results[2];

@@ -24,9 +24,18 @@ bool have_tiles() {
 }
 
 int64_t plain_products = 0;
+int64_t plain_rows = 0;
+// As a BLAS, it demands whole rows even of one, and may use the tile unit for itself.
 void counted_sgemm(const Gemm& call) {
   ++plain_products;
+  plain_rows += call.m;
+  REQUIRE(call.lda >= (call.a_transposed ? call.m : call.k));
+  REQUIRE(call.ldb >= (call.b_transposed ? call.k : call.n));
+  REQUIRE(call.ldc >= call.n);
   plain_sgemm(call);
+#if defined(__x86_64__)
+  asm volatile(".byte 0xc4, 0xe2, 0x78, 0x49, 0xc0");  // tilerelease
+#endif
 }
 
 struct Free {
@@ -202,11 +211,12 @@ TEST_CASE("infinite values, missing numbers and overflow are those of a float32 
   CHECK(plain_products == before + 9);
 }
 
-TEST_CASE("rows that tiles cannot have go to the float32 product, and the others do not") {
+TEST_CASE("rows that tiles cannot have go to the float32 product, with those of their block") {
   if (!have_tiles()) return;
-  const int64_t before = plain_products;
+  const int64_t before = plain_products, rows_before = plain_rows;
   CHECK(product_of(std::numeric_limits<float>::infinity(), 1, 1200) == std::numeric_limits<float>::infinity());
   CHECK(plain_products == before + 1);
+  CHECK(plain_rows <= rows_before + 512);
   CHECK(product_of(5, 2, 1200) == 38 + 5 + 2);
   CHECK(plain_products == before + 1);
 }
@@ -308,6 +318,39 @@ TEST_CASE("one large value does not cost the others their accuracy") {
              .y_stride = 1},
             &counted_sgemm);
   CHECK(y == Approx(63.0 / 21).epsilon(1e-6));
+}
+
+TEST_CASE("a single row may have any stride, in a product that tiles cannot have too") {
+  if (!have_tiles()) return;
+  for (const bool columns : {false, true}) {
+    std::vector<float> x(40, 1.0f), w(40 * 32, 1.0f), y(32);
+    x[0] = std::numeric_limits<float>::infinity();
+    tile_gemm({.columns = columns,
+               .m = 1,
+               .n = 32,
+               .k = 40,
+               .x = x.data(),
+               .x_stride = 1,
+               .w = w.data(),
+               .w_stride = columns ? 32 : 40,
+               .y = y.data(),
+               .y_stride = 1},
+              &counted_sgemm);
+    for (const float result : y) REQUIRE(result == std::numeric_limits<float>::infinity());
+  }
+}
+
+TEST_CASE("a small element beside a large one loses nothing that shows") {
+  if (!have_tiles()) return;
+  for (const int e : {20, 60, 90, 100, 110, 118, 120}) {
+    const float x[2] = {std::ldexp(1 + 0x1p-9f + 0x1p-17f, -e), 1};
+    const float w[2] = {std::ldexp(1.0f, e), 0};
+    float y = 0;
+    tile_gemm({.m = 1, .n = 1, .k = 2, .x = x, .x_stride = 2, .w = w, .w_stride = 2, .y = &y, .y_stride = 1},
+              &counted_sgemm);
+    INFO(e);
+    CHECK(y == 1 + 0x1p-9f + 0x1p-17f);
+  }
 }
 
 TEST_CASE("a weight that tiles cannot have is not packed") {

@@ -129,6 +129,19 @@ TEST_F(Linear, WithTilesOffTheTileUnitIsNotUsed) {
   }
 }
 
+TEST_F(Linear, WhatIsMeasuredWithTilesOffIsNotTakenWithTilesOn) {
+  if (!backend::has_tiles()) GTEST_SKIP() << "this processor has no tile unit";
+  const at::Tensor x = settled(on_device(numbers({128, 256}, 1))), w = settled(on_device(numbers({512, 256}, 2)));
+  LinearShape shape{backend::Element::kFloat32, false, false, false, false, 128, 512, 256, at::get_num_threads()};
+  linear_choices().learn(shape, {Implementation::kStock, Implementation::kStock});
+  shape.tiles = true;
+  linear_choices().learn(shape, {Implementation::kTiles, Implementation::kStock});
+  for (const bool on : {false, true}) {
+    config().tiles = on;
+    EXPECT_EQ(own_runs_in([&] { return product(x, w); }), on ? 1 : 0);
+  }
+}
+
 TEST_F(Linear, AWeightThatTilesCannotHaveIsMultipliedAsTheCpuDoes) {
   at::Tensor weight = numbers({512, 256}, 2);
   weight.mutable_data_ptr<float>()[3 * 256 + 4] = std::numeric_limits<float>::infinity();
@@ -201,7 +214,8 @@ TEST_F(Linear, AShapeIsMeasuredOnce) {
   settled(product(x, w));
   EXPECT_EQ(linear_counts().measurements, before + 1);
   // On a busy machine the result is a guess; this one is not.
-  linear_choices().learn({backend::Element::kFloat32, false, false, false, 2, 512, 256, at::get_num_threads()}, {});
+  linear_choices().learn(
+      {backend::Element::kFloat32, false, false, false, backend::has_tiles(), 2, 512, 256, at::get_num_threads()}, {});
   settled(product(x, w));
   EXPECT_EQ(linear_counts().measurements, before + 1);
 }
@@ -309,8 +323,8 @@ class ChoiceFile : public ::testing::Test {
 
   fs::path folder;
   std::string path;
-  const LinearShape shape{backend::Element::kBfloat16, false, false, true, 3, 3072, 1024, 2};
-  const LinearShape large{backend::Element::kFloat32, true, true, false, 100, 768, 768, 1};
+  const LinearShape shape{backend::Element::kBfloat16, false, false, true, true, 3, 3072, 1024, 2};
+  const LinearShape large{backend::Element::kFloat32, true, true, false, false, 100, 768, 768, 1};
 };
 
 TEST_F(ChoiceFile, IsReadByTheNextProcess) {
@@ -352,7 +366,7 @@ TEST_F(ChoiceFile, DamagedLinesArePassedOver) {
   LinearChoices choices(path);
   EXPECT_TRUE(choices.find(shape).has_value());
   EXPECT_TRUE(choices.find(large).has_value());
-  EXPECT_FALSE(choices.find({backend::Element::kFloat32, false, false, false, 1, 2, 3, 4}).has_value());
+  EXPECT_FALSE(choices.find({backend::Element::kFloat32, false, false, false, false, 1, 2, 3, 4}).has_value());
 }
 
 TEST_F(ChoiceFile, OfAnotherMachineIsLeftAlone) {
