@@ -6,6 +6,7 @@
 
 #include "backend/registry.h"
 #include "graph/executor.h"
+#include "graph/kernel_error.h"
 
 namespace hetero::graph {
 namespace {
@@ -87,10 +88,8 @@ class Interpreter {
                      .attributes = graph_.attributes.data() + node.attribute_offset,
                      .windows = graph_.windows,
                      .traits = &traits});
-    } catch (const std::exception& error) {
-      return Status(ErrorClass::kKernel, error.what(), std::current_exception());
     } catch (...) {
-      return Status(ErrorClass::kKernel, "a kernel threw an unknown exception", std::current_exception());
+      return kernel_error(traits.name);
     }
     return Status();
   }

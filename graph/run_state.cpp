@@ -1,9 +1,10 @@
 #include "graph/run_state.h"
 
 #include <cstring>
-#include <exception>
 #include <string>
 #include <utility>
+
+#include "graph/kernel_error.h"
 
 namespace hetero::graph {
 
@@ -226,11 +227,8 @@ FailureId RunState::call_kernel(uint32_t node, const Invocation& invocation) {
   try {
     invocation.traits->kernel(invocation);
     return kHealthy;
-  } catch (const std::exception& error) {
-    return add_failure(node, Status(ErrorClass::kKernel, error.what(), std::current_exception()));
   } catch (...) {
-    return add_failure(node,
-                       Status(ErrorClass::kKernel, "a kernel threw an unknown exception", std::current_exception()));
+    return add_failure(node, kernel_error(invocation.traits->name));
   }
 }
 

@@ -11,6 +11,7 @@
 #include "ops/compiled_variant.h"
 #include "ops/generator.h"
 #include "ops/overlap.h"
+#include "ops/static_call.h"
 #include "ops/storage_memory.h"
 #include "ops/sync.h"
 
@@ -366,7 +367,7 @@ std::optional<std::vector<c10::IValue>> CompiledProgram::run(std::vector<c10::IV
     find_similar(cut, *variant);
   }
   count(counters().compiled_calls);
-  if (const Status status = work.run.run(cut, SyncReason::kCompiled); !status.ok()) raise(status);
+  check(work.run.run(cut, SyncReason::kCompiled));
   work.write_back(*variant);
   work.bring_results_to_host(*variant);
   return std::move(work.results);

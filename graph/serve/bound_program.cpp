@@ -1,10 +1,10 @@
 #include "graph/serve/bound_program.h"
 
 #include <algorithm>
-#include <exception>
 #include <string>
 #include <utility>
 
+#include "graph/kernel_error.h"
 #include "graph/serve/bound_slot.h"
 
 namespace hetero::graph {
@@ -29,16 +29,6 @@ std::string name_of(const Graph& graph, const Plan& plan, const Instruction& ins
       return op_table()[graph.nodes[plan.groups[instruction.index].members.front()].op].name;
     default:
       return "a copy";
-  }
-}
-
-Status as_status(const std::exception_ptr& error, const std::string& where) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& known) {
-    return Status(ErrorClass::kKernel, where + ": " + known.what(), error);
-  } catch (...) {
-    return Status(ErrorClass::kKernel, where + " threw an unknown exception", error);
   }
 }
 
@@ -254,7 +244,7 @@ Status BoundProgram::run_on_host(Slot& slot, const std::atomic<int32_t>* stop) {
       call(*step, slot);
     }
   } catch (...) {
-    return as_status(std::current_exception(), name_of(graph_, plan_, plan_.program[step->position]));
+    return kernel_error(name_of(graph_, plan_, plan_.program[step->position]));
   }
   return Status();
 }
@@ -444,7 +434,7 @@ void BoundProgram::execute(const Task& task) {
   try {
     status = execute_step(task);
   } catch (...) {
-    status = as_status(std::current_exception(), name_of(graph_, plan_, plan_.program[task.step->position]));
+    status = kernel_error(name_of(graph_, plan_, plan_.program[task.step->position]));
   }
   if (status.ok()) return;
   if (recorded) {

@@ -741,7 +741,7 @@ TEST_CASE("fusion: a poisoned input poisons what depends on it, and nothing else
   REQUIRE(p.groups() == std::vector<Members>{{1, 2, 3}});
   const Results got = p.run(fused_options());
   CHECK_FALSE(got.status.ok());
-  CHECK(got.status.message() == "broken kernel");
+  CHECK(got.status.message() == "test::throws: broken kernel");
   CHECK_FALSE(got.bindings[b].error.ok());
   CHECK(got.bindings[c].error.ok());
   CHECK(same_values(p, got, p.interpret()));

@@ -449,7 +449,7 @@ def test_an_error_of_an_operator_is_its_own_and_the_next_call_works() -> None:
     assert_same(fast(x).cpu(), torch.full((3,), 3.0))
 
 
-def test_an_index_out_of_range_raises_what_the_lazy_device_raises() -> None:
+def test_an_index_out_of_range_raises_what_the_lazy_device_raises_and_names_the_operator() -> None:
     table = numbers(5, 2).to("hetero")
     fast = compiled(nn.functional.embedding)
     fast(torch.tensor([1, 2], device="hetero"), table)
@@ -458,7 +458,7 @@ def test_an_index_out_of_range_raises_what_the_lazy_device_raises() -> None:
         nn.functional.embedding(wrong, table).cpu()
     with pytest.raises(IndexError) as seen:
         fast(wrong, table)
-    assert str(seen.value) == str(lazy.value)
+    assert str(seen.value) == f"{lazy.value} (hetero: in aten::embedding)"
 
 
 def test_what_depends_on_values_runs_lazily_and_explain_says_why() -> None:
