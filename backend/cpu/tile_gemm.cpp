@@ -71,6 +71,7 @@ int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
 int64_t round_up(int64_t value, int64_t to) { return divide_up(value, to) * to; }
 
 int64_t panels(int64_t n) { return divide_up(n, kPanel); }
+
 // Memory of a thread that is kept from call to call.
 class Scratch {
  public:
@@ -153,7 +154,7 @@ class Product {
   }
 
  private:
-  // Rows [first, last), of which the sums have room in `sums`, by panels [begin, end), panels of one call after those of the other.
+  // Rows [first, first + rows) by panels [begin, end), panels of one call after those of the other. Sums go on in `sums` from part to part of k.
   void multiply(const std::byte* x, int64_t x_stride, int64_t first, int64_t rows, int64_t begin, int64_t end,
                 int64_t depth_begin, int64_t depth, float* sums) const {
     const bool starts = depth_begin == 0;
