@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from torch_hetero import _C
-from torch_hetero.server import Closing
+from torch_hetero.server import Closing, waits
 
 if TYPE_CHECKING:
     from torch_hetero.saved import CompiledModel
@@ -50,10 +50,8 @@ class Pipeline(Closing):
         when_full: Literal["wait", "refuse"] = "wait",
         accelerator_bytes: int | None = None,
     ) -> None:
-        if when_full not in ("wait", "refuse"):
-            raise ValueError(f'when_full is "wait" or "refuse", not {when_full!r}')
         self.model = model
-        self._core = _C.StagePipeline(model._model, stages, depth, when_full == "wait", accelerator_bytes)
+        self._core = _C.StagePipeline(model._model, stages, depth, waits(when_full), accelerator_bytes)
         self._submitted: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
         self._order = threading.Lock()
         self._thread = threading.Thread(

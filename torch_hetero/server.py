@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch_hetero.saved import CompiledModel
 
-__all__ = ["Closing", "Group", "Request", "Server"]
+__all__ = ["Closing", "Group", "Request", "Server", "waits"]
 
 
 class Group(TypedDict, total=False):
@@ -110,6 +110,13 @@ class Request(Future):
             self._tensors = ()
 
 
+def waits(when_full: str) -> bool:
+    """Whether `submit` waits for room. Raises a ValueError for what is neither "wait" nor "refuse"."""
+    if when_full not in ("wait", "refuse"):
+        raise ValueError(f'when_full is "wait" or "refuse", not {when_full!r}')
+    return when_full == "wait"
+
+
 class Closing:
     """What a ``with`` block closes: by waiting, or by cancelling where an error leaves the block."""
 
@@ -148,12 +155,11 @@ class Server(Closing):
         when_full: Literal["wait", "refuse"] = "wait",
         accelerator_bytes: int | None = None,
     ) -> None:
-        if when_full not in ("wait", "refuse"):
-            raise ValueError(f'when_full is "wait" or "refuse", not {when_full!r}')
+        waits_when_full = waits(when_full)
         self.model = model
         lanes = [] if isinstance(groups, int) else [_fields_of(group, number) for number, group in enumerate(groups)]
         count = groups if isinstance(groups, int) else len(lanes)
-        self._core = _C.Server(model._model, count, lanes, capacity, when_full == "wait", accelerator_bytes)
+        self._core = _C.Server(model._model, count, lanes, capacity, waits_when_full, accelerator_bytes)
         self._requests: dict[int, Request] = {}
         self._numbers = itertools.count()
         self._thread = threading.Thread(

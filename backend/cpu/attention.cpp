@@ -23,6 +23,7 @@
 #include "backend/cpu/tile_kernel.h"
 #include "backend/cpu/vector_portable.h"
 #include "backend/parallel.h"
+#include "backend/rounding.h"
 
 namespace hetero::backend {
 namespace {
@@ -43,9 +44,7 @@ constexpr int64_t kPackedFloats = 128 << 10;
 // What is worth another thread, in multiplications.
 constexpr int64_t kWorkPerThread = 256 << 10;
 
-int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 int64_t padded(int64_t columns) { return round_up(columns, kAttentionMaxWidth); }
-int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
 
 // One piece of the calling thread's scratch memory for each size, in floats.
 template <size_t count>
@@ -524,8 +523,8 @@ void Engine::forward() const {
   const int64_t places = call_.batches * call_.kv_heads;
   const int64_t work = 2 * call_.keys * std::max<int64_t>(1, call_.head_size);
   if (few_queries()) {
-    const int64_t rows = sharing_ * call_.queries, parts = (rows + kMaxMatvecRows - 1) / kMaxMatvecRows;
-    const int64_t part = (rows + parts - 1) / parts;
+    const int64_t rows = sharing_ * call_.queries, parts = divide_up(rows, kMaxMatvecRows);
+    const int64_t part = divide_up(rows, parts);
     parallel_for(0, places * parts, std::max<int64_t>(1, kWorkPerThread / (part * work)),
                  [&](int64_t begin, int64_t end) {
                    for (int64_t i = begin; i < end; ++i) {
@@ -549,16 +548,16 @@ void Engine::forward_many() const {
   const int64_t work = 2 * call_.keys * std::max<int64_t>(1, call_.head_size);
   // There should be some groups for each thread; beyond that, many queries pack less often, and many heads read memory in its order.
   constexpr int64_t kGroupsPerThread = 4;
-  const int64_t wanted = (kGroupsPerThread * threads + places - 1) / places;
+  const int64_t wanted = divide_up(kGroupsPerThread * threads, places);
   const int64_t most_rows = std::max(kRows, std::min(kGroupRows, 2 * kGroupRows / sharing_ / kRows * kRows));
-  const int64_t rows = std::min(most_rows, round_up((call_.queries + wanted - 1) / wanted, kRows));
-  const int64_t parts = (call_.queries + rows - 1) / rows;
+  const int64_t rows = std::min(most_rows, round_up(divide_up(call_.queries, wanted), kRows));
+  const int64_t parts = divide_up(call_.queries, rows);
   const bool interleaved = call_.q.head_stride < call_.q.row_stride;
   const int64_t packed = 2 * std::min(Products::kKeys, call_.keys) * padded(call_.head_size);
   const int64_t most = std::min(
       {call_.kv_heads, kPackedFloats / std::max<int64_t>(1, packed), places * parts / (kGroupsPerThread * threads)});
   const int64_t heads = interleaved ? std::max<int64_t>(1, most) : 1;
-  const int64_t head_groups = (call_.kv_heads + heads - 1) / heads;
+  const int64_t head_groups = divide_up(call_.kv_heads, heads);
   const int64_t group_work = std::min(rows, call_.queries) * heads * sharing_ * work;
   const int64_t grain = std::max<int64_t>(1, kWorkPerThread / group_work);
   parallel_for(0, call_.batches * head_groups * parts, grain, [&](int64_t begin, int64_t end) {

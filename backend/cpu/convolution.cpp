@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "backend/parallel.h"
+#include "backend/rounding.h"
 
 namespace hetero::backend {
 namespace {
@@ -27,8 +28,6 @@ constexpr int64_t kLongLine = 16;
 // Products with fewer rows are not efficient.
 constexpr int64_t kFewestOutputs = 16;
 constexpr int64_t kFewestRows = 64;
-
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Rows that lie a power of two apart would share a few lines of a cache.
 int64_t pitch_of(int64_t width) { return width % 256 == 0 ? width + 16 : width; }

@@ -14,6 +14,7 @@
 #include <limits>
 
 #include "backend/cpu/fused_compile.h"
+#include "backend/rounding.h"
 
 namespace hetero::backend {
 namespace {
@@ -40,7 +41,6 @@ constexpr int32_t kNever = std::numeric_limits<int32_t>::max();
 enum class Layout { kPieces, kWholeRow, kWholeRows, kTile };
 enum class SlotKind : uint8_t { kElements, kRows, kStates };
 
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t align(int64_t bytes) { return (bytes + 63) & ~int64_t{63}; }
 
 // A write of an operand by the section at hand.

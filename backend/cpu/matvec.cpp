@@ -14,6 +14,7 @@
 #include "backend/cpu/matvec_kernel.h"
 #include "backend/cpu/vector_portable.h"
 #include "backend/parallel.h"
+#include "backend/rounding.h"
 
 namespace hetero::backend {
 namespace {
@@ -66,9 +67,7 @@ constexpr int64_t kTileFloats = 8192;
 // What is worth another thread, in bytes of w.
 constexpr int64_t kBytesPerThread = 64 << 10;
 
-int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
-
-int64_t group_count(const Matvec& call) { return (call.n + kGroup - 1) / kGroup; }
+int64_t group_count(const Matvec& call) { return divide_up(call.n, kGroup); }
 
 void store(const Matvec& call, InstructionSet set, float* sums, int64_t stride, int64_t first, int64_t count) {
   const int64_t item = element_bytes(call.element);

@@ -16,6 +16,7 @@
 
 #include "backend/cpu/tile_kernel.h"
 #include "backend/parallel.h"
+#include "backend/rounding.h"
 
 #if defined(__linux__) && defined(__x86_64__)
 #include <sys/syscall.h>
@@ -66,9 +67,6 @@ constexpr int64_t kSumBytes = 1 << 20;
 constexpr int64_t kSharedBytes = 8 << 20;
 constexpr int64_t kBytesPerThread = 64 << 10;
 constexpr int64_t kHeader = 64;
-
-int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }
-int64_t round_up(int64_t value, int64_t to) { return divide_up(value, to) * to; }
 
 int64_t panels(int64_t n) { return divide_up(n, kPanel); }
 

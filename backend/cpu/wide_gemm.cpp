@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backend/parallel.h"
+#include "backend/rounding.h"
 
 namespace hetero::backend {
 namespace {
@@ -65,12 +66,12 @@ void multiply_block(const Matvec& call, Sgemm sgemm, const float* x, int64_t row
   }
 }
 
-int64_t units(int64_t outputs) { return (outputs + kUnit - 1) / kUnit; }
+int64_t units(int64_t outputs) { return divide_up(outputs, kUnit); }
 
 // The size of a call's blocks: equal, and as many for each thread if the call were alone.
 int64_t block_outputs(const Matvec& call, int64_t threads) {
-  const int64_t rounds = std::max<int64_t>(1, (call.n + threads * kOutputs - 1) / (threads * kOutputs));
-  return std::min(kOutputs, units((call.n + threads * rounds - 1) / (threads * rounds)) * kUnit);
+  const int64_t rounds = std::max<int64_t>(1, divide_up(call.n, threads * kOutputs));
+  return std::min(kOutputs, units(divide_up(call.n, threads * rounds)) * kUnit);
 }
 
 }  // namespace

@@ -58,6 +58,14 @@ struct Memory {
 
 std::array<Device*, kMaxDevices> process_devices() { return {&backend::cpu_device(), backend::accelerator()}; }
 
+std::optional<uint64_t> bytes_to_share(const std::array<Device*, kMaxDevices>& devices,
+                                       std::optional<uint64_t> wanted) {
+  if (devices[kAccelerator] == nullptr) return std::nullopt;
+  if (wanted.has_value()) return wanted;
+  const uint64_t left = devices[kAccelerator]->memory_stats().bytes_left();
+  return left == kAnyBytes ? std::nullopt : std::optional(left);
+}
+
 graph::PlanOptions static_plan_options(const std::array<Device*, kMaxDevices>& devices) {
   graph::PlanOptions options;
   options.fusion = true;

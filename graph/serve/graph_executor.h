@@ -60,6 +60,9 @@ namespace hetero {
 graph::PlanOptions static_plan_options(const std::array<backend::Device*, backend::kMaxDevices>& devices);
 // The CPU and the accelerator that this process has chosen.
 std::array<backend::Device*, backend::kMaxDevices> process_devices();
+// What several executors share of the accelerator's memory: `wanted`, or else what is left of its limit. None where there is no accelerator, or neither.
+std::optional<uint64_t> bytes_to_share(const std::array<backend::Device*, backend::kMaxDevices>& devices,
+                                       std::optional<uint64_t> wanted);
 
 class GraphExecutor;
 

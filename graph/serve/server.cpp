@@ -113,14 +113,9 @@ Status Server::make_executor(Lane& lane, const Options& options) {
 
 // The first lane says how much there is, the others have what it left. False where there is no limit to share, or no accelerator.
 bool Server::choose_share(GraphExecutor::Options& chosen) {
-  const backend::Device* const accelerator = chosen.devices[backend::kAccelerator];
-  if (accelerator == nullptr) return false;
-  if (!accelerator_bytes_.has_value()) {
-    const uint64_t left = accelerator->memory_stats().bytes_left();
-    if (left == backend::MemoryStats::kAnyBytes) return false;
-    accelerator_bytes_ = left;
-  }
-  chosen.accelerator_bytes = accelerator_bytes_;
+  const std::optional<uint64_t> bytes = bytes_to_share(chosen.devices, accelerator_bytes_);
+  if (!bytes.has_value()) return false;
+  chosen.accelerator_bytes = accelerator_bytes_ = bytes;
   chosen.sharers = lane_count_ + 1 - lanes_.size();
   return true;
 }

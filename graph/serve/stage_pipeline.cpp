@@ -218,13 +218,9 @@ double bytes_at_once(const graph::SavedProgram& program) {
 }  // namespace
 
 void StagePipeline::Impl::choose_shares(const std::vector<ProgramStage>& cut) {
-  const backend::Device* const accelerator = options.devices[kAccelerator];
-  if (accelerator == nullptr) return;
-  if (!options.accelerator_bytes.has_value()) {
-    const uint64_t left = accelerator->memory_stats().bytes_left();
-    if (left == backend::MemoryStats::kAnyBytes) return;
-    options.accelerator_bytes = left;
-  }
+  const std::optional<uint64_t> all = bytes_to_share(options.devices, options.accelerator_bytes);
+  if (!all.has_value()) return;
+  options.accelerator_bytes = all;
   for (size_t s = 0; s < options.stages; ++s) {
     shares.push_back(options.plans[s].has_accelerator ? bytes_at_once(*cut[s].program) : 0);
   }

@@ -174,22 +174,18 @@ TEST_CASE("neither threads nor other rows nor packing before change the bits of 
 
 // ---- float32 beyond what planes have ----------------------------------------------------------------------------------------
 
+// y[m, n] = x[m, k] * w^T, all dense.
+Matvec dense(int64_t m, int64_t n, int64_t k, const float* x, const float* w, float* y) {
+  return {.m = m, .n = n, .k = k, .x = x, .x_stride = k, .w = w, .w_stride = k, .y = y, .y_stride = n};
+}
+
 // One row and one output of a product in which x and w have one value each that is not 1.
 float product_of(float x_value, float w_value, int64_t m = 1) {
   constexpr int64_t kDepth = 40;
   std::vector<float> x(static_cast<size_t>(m * kDepth), 1.0f), w(kDepth, 1.0f), y(static_cast<size_t>(m));
   x[3] = x_value;
   w[7] = w_value;
-  const Matvec call{.m = m,
-                    .n = 1,
-                    .k = kDepth,
-                    .x = x.data(),
-                    .x_stride = kDepth,
-                    .w = w.data(),
-                    .w_stride = kDepth,
-                    .y = y.data(),
-                    .y_stride = 1};
-  tile_gemm(call, &counted_sgemm);
+  tile_gemm(dense(m, 1, kDepth, x.data(), w.data(), y.data()), &counted_sgemm);
   for (int64_t i = 1; i < m; ++i) REQUIRE(y[static_cast<size_t>(i)] == 39 + w_value);
   return y[0];
 }
@@ -258,16 +254,7 @@ TEST_CASE("products of very small numbers keep the bits that float32 has") {
         sum += static_cast<double>(x[static_cast<size_t>(i)]) * static_cast<double>(w[static_cast<size_t>(i)]);
       }
       float y = -1;
-      const Matvec call{.m = 1,
-                        .n = 1,
-                        .k = kDepth,
-                        .x = x.data(),
-                        .x_stride = kDepth,
-                        .w = w.data(),
-                        .w_stride = kDepth,
-                        .y = &y,
-                        .y_stride = 1};
-      multiply(call, false);
+      multiply(dense(1, 1, kDepth, x.data(), w.data(), &y), false);
       INFO("x about " << scale << ", w about " << other);
       REQUIRE(std::abs(y - sum) <= kDepth * 0x1p-24 * sum + kDepth * 0x1p-149);
     }
@@ -307,16 +294,7 @@ TEST_CASE("one large value does not cost the others their accuracy") {
   x[5] = 1e12f;  // and no weight
   w[5] = 0;
   float y = 0;
-  tile_gemm({.m = 1,
-             .n = 1,
-             .k = kDepth,
-             .x = x.data(),
-             .x_stride = kDepth,
-             .w = w.data(),
-             .w_stride = kDepth,
-             .y = &y,
-             .y_stride = 1},
-            &counted_sgemm);
+  tile_gemm(dense(1, 1, kDepth, x.data(), w.data(), &y), &counted_sgemm);
   CHECK(y == Approx(63.0 / 21).epsilon(1e-6));
 }
 
@@ -346,8 +324,7 @@ TEST_CASE("a small element beside a large one loses nothing that shows") {
     const float x[2] = {std::ldexp(1 + 0x1p-9f + 0x1p-17f, -e), 1};
     const float w[2] = {std::ldexp(1.0f, e), 0};
     float y = 0;
-    tile_gemm({.m = 1, .n = 1, .k = 2, .x = x, .x_stride = 2, .w = w, .w_stride = 2, .y = &y, .y_stride = 1},
-              &counted_sgemm);
+    tile_gemm(dense(1, 1, 2, x, w, &y), &counted_sgemm);
     INFO(e);
     CHECK(y == 1 + 0x1p-9f + 0x1p-17f);
   }
