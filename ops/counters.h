@@ -46,9 +46,8 @@ const char* to_string(SyncReason reason);
 // The kernels that run in place of PyTorch's; see own_kernel.h.
 #define HETERO_OWN_KERNELS(X)                                    \
   X(kFewRows, "products of few rows")                            \
-  X(kWideProduct, "products of 2-byte floats in float32")        \
+  X(kPanelProduct, "products with a weight in panels")           \
   X(kTileProduct, "products on the tile unit")                   \
-  X(kPackedProduct, "products with a packed weight")             \
   X(kConvolution, "convolutions as products over all images")    \
   X(kConvolutionBackward, "gradients of convolutions, likewise") \
   X(kAttention, "attention")                                     \

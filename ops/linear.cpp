@@ -12,8 +12,8 @@
 #include <mutex>
 #include <vector>
 
+#include "backend/cpu/panel_gemm.h"
 #include "backend/cpu/tile_gemm.h"
-#include "backend/cpu/wide_gemm.h"
 #include "graph/executor.h"
 #include "ops/blas.h"
 #include "ops/config.h"
@@ -29,11 +29,10 @@ using backend::Matvec;
 
 // Products with less weight than this take a microsecond or two whoever computes them.
 constexpr int64_t kSmallestWeight = 16 << 10;
-// With fewer rows, converting the weight takes longer than multiplying it.
-constexpr int64_t kFewestWideRows = 12;
-// With fewer rows, packing the weight does.
-constexpr int64_t kFewestTileRows = 64;
-constexpr double kWorthPacking = 1 / 1.15;
+// With fewer, packing the weight takes longer than multiplying it.
+constexpr int64_t kFewestRowsToPack = 64;
+// How much faster a product has to be for the memory of a packed weight.
+constexpr double kWorthPacking = 1.05;
 
 std::atomic<int64_t> measurements;
 std::atomic<int64_t> packed_bytes;
@@ -148,39 +147,6 @@ bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& pr
 
 // ---- the implementations --------------------------------------------------------------------------------------------------
 
-using Reorder = at::Tensor(const at::Tensor&, std::optional<int64_t>);
-using LinearPointwise = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                                   c10::string_view, c10::List<std::optional<at::Scalar>>,
-                                   std::optional<c10::string_view>);
-
-// oneDNN's operators, where this torch has them.
-struct OneDnn {
-  std::optional<c10::TypedOperatorHandle<Reorder>> reorder;
-  std::optional<c10::TypedOperatorHandle<LinearPointwise>> linear;
-};
-const OneDnn& one_dnn() {
-  static const auto* operators = [] {
-    auto* found = new OneDnn;
-    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
-    const auto reorder = dispatcher.findSchema({"mkldnn::_reorder_linear_weight", ""});
-    const auto linear = dispatcher.findSchema({"mkldnn::_linear_pointwise", ""});
-    if (reorder && linear) {
-      try {
-        found->reorder = reorder->typed<Reorder>();
-        found->linear = linear->typed<LinearPointwise>();
-      } catch (const c10::Error&) {  // another signature in another torch: it is not used
-        *found = OneDnn();
-      }
-    }
-    return found;
-  }();
-  return *operators;
-}
-
-at::Tensor one_dnn_linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias) {
-  return one_dnn().linear->call(x, packed, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
-}
-
 // The packed forms of the weights of one storage, and how often these were used since the bytes last changed. Executors of one model share them, and run at once.
 struct PackedWeights final : graph::Derived {
   struct Entry {
@@ -210,40 +176,15 @@ struct PackedWeights final : graph::Derived {
   }
 };
 
-// Tensors over the operands of a product: x [m, k], w [k, n], bias [n] or none. Made only where a measurement or oneDNN needs them.
-class Tensors {
- public:
-  Tensors(const graph::Invocation& invocation, const Product& product) : aliases_(invocation), product_(product) {}
-  at::Tensor x() { return matrix(product_.x); }
-  at::Tensor w() { return matrix(product_.w); }
-  at::Tensor out() { return matrix(product_.out); }
-  std::optional<at::Tensor> bias() {
-    if (product_.bias < 0) return std::nullopt;
-    const at::Tensor& bias = aliases_.operand(product_.bias);
-    return bias.dim() == 2 ? bias.select(0, 0) : bias;
-  }
-
- private:
-  at::Tensor matrix(int operand) {
-    const at::Tensor& tensor = aliases_.operand(operand);
-    return tensor.dim() == 3 ? tensor.select(0, 0) : tensor;
-  }
-  KernelTensors aliases_;
-  const Product& product_;
-};
-
 bool can_run(Implementation implementation, const Product& product) {
   switch (implementation) {
     case Implementation::kStock:
       return true;
     case Implementation::kMatvec:
       return product.call.m <= backend::kMaxMatvecRows && !product.call.x_columns;
-    case Implementation::kWide:
-      return product.shape.element != Element::kFloat32 && !product.call.columns && !product.call.x_columns &&
-             has_sgemm();
-    case Implementation::kPacked:
-      return product.shape.element != Element::kFloat16 && !product.call.columns && !product.call.x_columns &&
-             one_dnn().linear.has_value();
+    case Implementation::kPanels:
+    case Implementation::kPackedPanels:
+      return backend::has_panels();
     case Implementation::kTiles:
     case Implementation::kPackedTiles:
       return product.shape.tiles;
@@ -253,7 +194,8 @@ bool can_run(Implementation implementation, const Product& product) {
 
 // Null where nothing can keep a packed form of the weight.
 PackedWeights* packed_weights(const graph::Invocation& invocation, const Product& product) {
-  if (!can_run(Implementation::kPacked, product) && !can_run(Implementation::kPackedTiles, product)) return nullptr;
+  if (!can_run(Implementation::kPackedPanels, product) && !can_run(Implementation::kPackedTiles, product))
+    return nullptr;
   if (invocation.bindings == nullptr) return nullptr;
   graph::Binding* const binding = invocation.bindings[invocation.operands[product.w].buffer];
   if (binding == nullptr) return nullptr;
@@ -264,15 +206,17 @@ PackedWeights* packed_weights(const graph::Invocation& invocation, const Product
 }
 
 int64_t bytes_when_packed(Implementation implementation, const Matvec& call) {
-  if (implementation == Implementation::kPackedTiles) return backend::tile_weight_bytes(call.element, call.n, call.k);
-  return call.n * call.k * backend::element_bytes(call.element);
+  return implementation == Implementation::kPackedTiles ? backend::tile_weight_bytes(call.element, call.n, call.k)
+                                                        : backend::panel_weight_bytes(call.element, call.n, call.k);
 }
 
-at::Tensor packed_by_one_dnn(Tensors& tensors, int64_t m) { return one_dnn().reorder->call(tensors.w().t(), m); }
-
-// Undefined where the weight has values that tiles cannot have.
-at::Tensor packed_for_tiles(const Matvec& call) {
-  at::Tensor packed = at::empty({bytes_when_packed(Implementation::kPackedTiles, call)}, at::kByte);
+// Undefined where the weight has values that the implementation cannot have.
+at::Tensor packed_weight(Implementation implementation, const Matvec& call) {
+  at::Tensor packed = at::empty({bytes_when_packed(implementation, call)}, at::kByte);
+  if (implementation == Implementation::kPackedPanels) {
+    backend::pack_panel_weight(call, packed.mutable_data_ptr());
+    return packed;
+  }
   return backend::pack_tile_weight(call, packed.mutable_data_ptr()) ? packed : at::Tensor();
 }
 
@@ -298,16 +242,12 @@ class Room {
 
 // The weight in the layout of the implementation, packed now if it is not yet; undefined where there is no such layout of its values. Null where there is
 // no room.
-const at::Tensor* pack(Implementation implementation, const graph::Invocation& invocation, const Product& product,
-                       PackedWeights& weights) {
+const at::Tensor* pack(Implementation implementation, const Matvec& call, PackedWeights& weights) {
   const std::lock_guard lock(weights.mutex);
-  const Matvec& call = product.call;
   if (const PackedWeights::Entry* entry = weights.find(implementation, call)) return &entry->packed;
   Room room(bytes_when_packed(implementation, call));
   if (!room.found()) return nullptr;
-  Tensors tensors(invocation, product);
-  at::Tensor packed = implementation == Implementation::kPackedTiles ? packed_for_tiles(call)
-                                                                     : packed_by_one_dnn(tensors, product.shape.m);
+  at::Tensor packed = packed_weight(implementation, call);
   const int64_t bytes = packed.defined() ? bytes_when_packed(implementation, call) : 0;
   weights.entries.push_back(
       {implementation, call.w, call.n, call.k, call.w_stride, call.columns, std::move(packed), bytes});
@@ -320,24 +260,32 @@ const at::Tensor* pack(Implementation implementation, const graph::Invocation& i
 // A part of a product that is large enough to speak for the whole, with memory of its own for the results.
 class Sample {
  public:
-  Sample(const graph::Invocation& invocation, const Product& product) : tensors_(invocation, product) {
+  Sample(const graph::Invocation& invocation, const Product& product) : call_(product.call) {
     constexpr int64_t kMostWeight = 8 << 20;
     // Multiplications: a millisecond or two, which often passes undisturbed even on a busy machine.
     constexpr int64_t kMostWork = int64_t{128} << 20;
     constexpr int64_t kManyRows = 128;
-    call_ = product.call;
     call_.n = std::min(call_.n, std::max<int64_t>(256, kMostWeight / call_.k));
     call_.n = std::min(call_.n, std::max<int64_t>(512, kMostWork / (std::min(call_.m, kManyRows) * call_.k)));
     call_.m = std::min(call_.m, std::max<int64_t>(64, kMostWork / (call_.n * call_.k)));
-    x_ = tensors_.x().narrow(0, 0, call_.m);
-    w_ = tensors_.w().narrow(1, 0, call_.n);
-    if (product.bias >= 0) bias_ = tensors_.bias()->narrow(0, 0, call_.n);
+    KernelTensors operands(invocation);
+    const auto matrix = [&](int operand) {
+      const at::Tensor& tensor = operands.operand(operand);
+      return tensor.dim() == 3 ? tensor.select(0, 0) : tensor;
+    };
+    x_ = matrix(product.x).narrow(0, 0, call_.m);
+    w_ = matrix(product.w).narrow(1, 0, call_.n);
+    if (product.bias >= 0) {
+      const at::Tensor& bias = operands.operand(product.bias);
+      bias_ = (bias.dim() == 2 ? bias.select(0, 0) : bias).narrow(0, 0, call_.n);
+    }
     out_ = at::empty({call_.m, call_.n}, x_.options());
     call_.y = out_.mutable_data_ptr();
     call_.y_stride = call_.n;
   }
 
   void run(Implementation implementation) {
+    call_.packed = nullptr;
     switch (implementation) {
       case Implementation::kStock:
         if (bias_) {
@@ -349,20 +297,16 @@ class Sample {
       case Implementation::kMatvec:
         backend::matvec(call_);
         break;
-      case Implementation::kWide:
-        backend::wide_gemm(call_, &sgemm);
-        break;
-      case Implementation::kTiles:
-        call_.tiles = nullptr;
-        backend::tile_gemm(call_, &sgemm);
-        break;
-      case Implementation::kPacked:
-        if (!packed_.defined()) packed_ = one_dnn().reorder->call(w_.t(), call_.m);
-        out_.copy_(one_dnn_linear(x_, packed_, bias_));
+      case Implementation::kPackedPanels:
+        pack(implementation, panels_);
+        [[fallthrough]];
+      case Implementation::kPanels:
+        backend::panel_gemm(call_);
         break;
       case Implementation::kPackedTiles:
-        if (!tiles_.defined()) tiles_ = packed_for_tiles(call_);
-        call_.tiles = tiles_.defined() ? tiles_.const_data_ptr() : nullptr;
+        pack(implementation, tiles_);
+        [[fallthrough]];
+      case Implementation::kTiles:
         backend::tile_gemm(call_, &sgemm);
         break;
     }
@@ -374,9 +318,13 @@ class Sample {
   }
 
  private:
-  Tensors tensors_;
+  void pack(Implementation implementation, at::Tensor& packed) {
+    if (!packed.defined()) packed = packed_weight(implementation, call_);
+    if (packed.defined()) call_.packed = packed.const_data_ptr();
+  }
+
   Matvec call_;
-  at::Tensor x_, w_, out_, packed_, tiles_;
+  at::Tensor x_, w_, out_, panels_, tiles_;
   std::optional<at::Tensor> bias_;
 };
 
@@ -386,8 +334,8 @@ LinearChoice choose(const graph::Invocation& invocation, const Product& product)
     if (product.call.m >= fewest_rows && can_run(implementation, product)) candidates.push_back(implementation);
   };
   consider(Implementation::kMatvec, 1);
-  consider(Implementation::kWide, kFewestWideRows);
-  consider(Implementation::kTiles, kFewestTileRows);
+  consider(Implementation::kPanels, kFewestRowsToPack);
+  consider(Implementation::kTiles, kFewestRowsToPack);
   if (candidates.size() == 1) return {};
   const Measured measured = Sample(invocation, product).measure(candidates);
   if (measured.repeated) return {.plain = candidates[fastest(measured)]};
@@ -397,14 +345,14 @@ LinearChoice choose(const graph::Invocation& invocation, const Product& product)
 
 LinearChoice try_packing(const graph::Invocation& invocation, const Product& product, LinearChoice choice) {
   std::vector<Implementation> candidates{choice.plain};
-  for (const Implementation packed : {Implementation::kPacked, Implementation::kPackedTiles}) {
+  for (const Implementation packed : {Implementation::kPackedPanels, Implementation::kPackedTiles}) {
     if (can_run(packed, product)) candidates.push_back(packed);
   }
   if (candidates.size() == 1) return choice;
   const Measured measured = Sample(invocation, product).measure(candidates);
   if (measured.repeated) {
     const auto least = std::min_element(measured.seconds.begin() + 1, measured.seconds.end());
-    const bool better = *least < measured.seconds[0] * kWorthPacking;
+    const bool better = *least < measured.seconds[0] / kWorthPacking;
     choice.packed = better ? candidates[static_cast<size_t>(least - measured.seconds.begin())] : Implementation::kStock;
   }
   return choice;
@@ -444,19 +392,17 @@ void note_use(PackedWeights* weights) {
   }
 }
 
-// For tiles with a packed weight, the call gets it.
-Implementation choose_now(const graph::Invocation& invocation, Product& product, PackedWeights* weights,
-                          const at::Tensor** packed = nullptr) {
+// Where the weight is kept packed, the call gets it.
+Implementation choose_now(const graph::Invocation& invocation, Product& product, PackedWeights* weights) {
   const LinearChoice choice = chosen(invocation, product, weights);
   const Implementation wanted = choice.packed.value_or(Implementation::kStock);
   if (!needs_packing(wanted) || !can_run(wanted, product)) return choice.plain;
   if (weights == nullptr || weights->uses < kUsesBeforePacking) return choice.plain;
-  const at::Tensor* const found = pack(wanted, invocation, product, *weights);
+  const at::Tensor* const found = pack(wanted, product.call, *weights);
   if (found == nullptr) return choice.plain;
   // Tiles cannot have this weight, whether it is packed now or before.
   if (!found->defined()) return choice.plain == Implementation::kTiles ? Implementation::kStock : choice.plain;
-  if (wanted == Implementation::kPackedTiles) product.call.tiles = found->const_data_ptr();
-  if (packed != nullptr) *packed = found;
+  product.call.packed = found->const_data_ptr();
   return wanted;
 }
 
@@ -493,23 +439,17 @@ bool run_linear(const graph::Invocation& invocation, LinearKind kind) {
   Isolated isolated;
   PackedWeights* const weights = packed_weights(invocation, product);
   note_use(weights);
-  const at::Tensor* packed = nullptr;
-  switch (choose_now(invocation, product, weights, &packed)) {
+  switch (choose_now(invocation, product, weights)) {
     case Implementation::kMatvec:
       run_as_operator(OwnKernel::kFewRows, invocation, [&] { backend::matvec(product.call); });
       return true;
-    case Implementation::kWide:
-      run_as_operator(OwnKernel::kWideProduct, invocation, [&] { backend::wide_gemm(product.call, &sgemm); });
+    case Implementation::kPanels:
+    case Implementation::kPackedPanels:
+      run_as_operator(OwnKernel::kPanelProduct, invocation, [&] { backend::panel_gemm(product.call); });
       return true;
     case Implementation::kTiles:
     case Implementation::kPackedTiles:
       run_as_operator(OwnKernel::kTileProduct, invocation, [&] { backend::tile_gemm(product.call, &sgemm); });
-      return true;
-    case Implementation::kPacked:
-      run_as_operator(OwnKernel::kPackedProduct, invocation, [&] {
-        Tensors tensors(invocation, product);
-        tensors.out().copy_(one_dnn_linear(tensors.x(), *packed, tensors.bias()));
-      });
       return true;
     case Implementation::kStock:
       break;
@@ -519,19 +459,21 @@ bool run_linear(const graph::Invocation& invocation, LinearKind kind) {
 
 void run_linears(const graph::Invocation* calls, size_t count) {
   const bool allowed = last_bits_may_differ();
-  Products few, wide, tiles;
+  Products few, panels, tiles;
   const auto products_of = [&](Implementation implementation) -> Products* {
     switch (implementation) {
       case Implementation::kMatvec:
         return &few;
-      case Implementation::kWide:
-        return &wide;
+      case Implementation::kPanels:
+      case Implementation::kPackedPanels:
+        return &panels;
       case Implementation::kTiles:
       case Implementation::kPackedTiles:
         return &tiles;
-      default:
-        return nullptr;
+      case Implementation::kStock:
+        break;
     }
+    return nullptr;
   };
   {
     Isolated isolated;
@@ -544,11 +486,11 @@ void run_linears(const graph::Invocation* calls, size_t count) {
       if (products != nullptr && products->add(i, product.call)) note_use(weights);
     }
     few.run(OwnKernel::kFewRows, calls, [](std::span<const Matvec> all) { backend::matvec(all); });
-    wide.run(OwnKernel::kWideProduct, calls, [](std::span<const Matvec> all) { backend::wide_gemm(all, &sgemm); });
+    panels.run(OwnKernel::kPanelProduct, calls, [](std::span<const Matvec> all) { backend::panel_gemm(all); });
     tiles.run(OwnKernel::kTileProduct, calls, [](std::span<const Matvec> all) { backend::tile_gemm(all, &sgemm); });
   }
   for (size_t i = 0; i < count; ++i) {
-    if (!few.has(i) && !wide.has(i) && !tiles.has(i)) calls[i].traits->kernel(calls[i]);
+    if (!few.has(i) && !panels.has(i) && !tiles.has(i)) calls[i].traits->kernel(calls[i]);
   }
 }
 
@@ -569,9 +511,9 @@ LinearCounts linear_counts() {
     counts.runs[static_cast<int>(implementation)] = counters().own_kernels[static_cast<size_t>(kernel)];
   };
   take(Implementation::kMatvec, OwnKernel::kFewRows);
-  take(Implementation::kWide, OwnKernel::kWideProduct);
-  take(Implementation::kTiles, OwnKernel::kTileProduct);  // with a packed weight or without
-  take(Implementation::kPacked, OwnKernel::kPackedProduct);
+  // With a weight that is kept packed or without.
+  take(Implementation::kPanels, OwnKernel::kPanelProduct);
+  take(Implementation::kTiles, OwnKernel::kTileProduct);
   counts.measurements = measurements;
   counts.packed_bytes = packed_bytes;
   return counts;

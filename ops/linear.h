@@ -3,9 +3,9 @@
 // F.linear becomes `t` and one of these, so the weight [n, k] comes as a window with strides (1, k). For such a product there are several
 // implementations (linear_choice.h), and which is the fastest depends on shape, dtype and machine. The first call of a shape measures those that
 // need nothing but the operands; once a weight has been used kUsesBeforePacking times unchanged, those that pack it are measured too. Packing takes
-// memory, at most config().packed_bytes, so it must be faster by more than a seventh.
+// memory, at most config().packed_bytes, so it must be faster by more than a twentieth.
 //
-// The gradient of a weight is such a product too: there x is transposed, which only the tile unit's kernel and the stock one take.
+// The gradient of a weight is such a product too: there x is transposed, which all but the one for few rows take.
 //
 // Everything unusual, small products, and every product with fusion off (or with config().verify, which compares bits) goes to the stock kernel. Results of
 // the others differ from eager's in the last bits: sums are kept in float32 and rounded once, as eager's are, but added in another order.

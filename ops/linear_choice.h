@@ -15,21 +15,22 @@ namespace hetero::ops {
 enum class LinearImplementation : uint8_t {
   kStock,   // ATen's kernel
   kMatvec,  // backend/cpu/matvec.h
-  kWide,    // backend/cpu/wide_gemm.h
-  kTiles,   // backend/cpu/tile_gemm.h, which packs the weight each time
-  // Those with a copy of the weight in a layout of their own:
-  kPacked,       // oneDNN
-  kPackedTiles,  // backend/cpu/tile_gemm.h
+  // These pack the weight each time:
+  kPanels,  // backend/cpu/panel_gemm.h
+  kTiles,   // backend/cpu/tile_gemm.h
+  // The same with a weight that is kept packed:
+  kPackedPanels,
+  kPackedTiles,
 };
 inline constexpr int kLinearImplementations = 6;
 inline bool needs_packing(LinearImplementation implementation) {
-  return implementation == LinearImplementation::kPacked || implementation == LinearImplementation::kPackedTiles;
+  return implementation == LinearImplementation::kPackedPanels || implementation == LinearImplementation::kPackedTiles;
 }
 const char* to_string(LinearImplementation implementation);
 
 // What the choice depends on: y[m, n] = x[m, k] * w.
 struct LinearShape {
-  static constexpr const char* kKind = "linear 3";
+  static constexpr const char* kKind = "linear 4";
   backend::Element element;
   bool x_columns;  // x is [k, m]
   bool columns;    // w is [k, n]

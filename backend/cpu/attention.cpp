@@ -19,6 +19,7 @@
 
 #include "backend/cpu/attention_kernel.h"
 #include "backend/cpu/matvec_kernel.h"
+#include "backend/cpu/scratch.h"
 #include "backend/cpu/tile_gemm.h"
 #include "backend/cpu/tile_kernel.h"
 #include "backend/cpu/vector_portable.h"
@@ -49,13 +50,11 @@ int64_t padded(int64_t columns) { return round_up(columns, kAttentionMaxWidth); 
 // One piece of the calling thread's scratch memory for each size, in floats.
 template <size_t count>
 std::array<float*, count> scratch(const std::array<int64_t, count>& sizes) {
-  static thread_local std::vector<float> buffer;
+  static thread_local Scratch memory;
   constexpr int64_t kLine = 16;
-  int64_t total = kLine;
+  int64_t total = 0;
   for (const int64_t size : sizes) total += round_up(size, kLine);
-  if (static_cast<int64_t>(buffer.size()) < total) buffer.resize(static_cast<size_t>(total));
-  auto* next = reinterpret_cast<float*>(
-      static_cast<uintptr_t>(round_up(static_cast<int64_t>(reinterpret_cast<uintptr_t>(buffer.data())), kLine * 4)));
+  auto* next = memory.get<float>(total);
   std::array<float*, count> pieces;
   for (size_t i = 0; i < count; ++i) {
     pieces[i] = next;

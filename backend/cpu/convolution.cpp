@@ -10,8 +10,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
+#include "backend/cpu/scratch.h"
 #include "backend/parallel.h"
 #include "backend/rounding.h"
 
@@ -31,18 +31,6 @@ constexpr int64_t kFewestRows = 64;
 
 // Rows that lie a power of two apart would share a few lines of a cache.
 int64_t pitch_of(int64_t width) { return width % 256 == 0 ? width + 16 : width; }
-
-// A thread's memory, kept from call to call.
-class Scratch {
- public:
-  float* floats(int64_t count) {
-    if (static_cast<int64_t>(memory_.size()) < count) memory_.resize(static_cast<size_t>(count));
-    return memory_.data();
-  }
-
- private:
-  std::vector<float> memory_;
-};
 
 // How a call is cut into pieces.
 struct Cut {
@@ -173,8 +161,8 @@ void forward_group(const Cut& cut, int64_t index, const float* input, const floa
                 outputs = geometry.outputs;
   const bool in_place = cut.images(index) == 1;
   float* const matrix =
-      in_place ? output + cut.first_image(index) * outputs * width : shared_scratch.floats(outputs * pitch);
-  float* const rows = block_scratch.floats(cut.block * kernel * pitch);
+      in_place ? output + cut.first_image(index) * outputs * width : shared_scratch.get<float>(outputs * pitch);
+  float* const rows = block_scratch.get<float>(cut.block * kernel * pitch);
   const int64_t output_grain = std::max(kFewestOutputs, divide_up(outputs, thread_count()));
   for (int64_t block = 0; block < cut.blocks(); ++block) {
     const int64_t first = block * cut.block, count = cut.channels(block);
@@ -183,7 +171,7 @@ void forward_group(const Cut& cut, int64_t index, const float* input, const floa
       b = input + (cut.first_image(index) * geometry.channels + first) * width;
     } else {
       parallel_for(0, count, std::max<int64_t>(1, 4096 / (kernel * width)), [&](int64_t begin, int64_t end) {
-        float* const plane = plane_scratch.floats(geometry.pixels() * cut.group);
+        float* const plane = plane_scratch.get<float>(geometry.pixels() * cut.group);
         for (int64_t i = begin; i < end; ++i) columns.gather(input, first + i, plane, rows + i * kernel * pitch);
       });
     }
@@ -235,7 +223,7 @@ void convolution_backward(const ConvolutionGeometry& geometry, const float* grad
     const Columns columns(cut, cut.first_image(group), cut.images(group));
     const int64_t width = columns.width(), pitch = columns.pitch();
     const bool in_place = cut.images(group) == 1;
-    float* const made = in_place ? nullptr : shared_scratch.floats(outputs * pitch);
+    float* const made = in_place ? nullptr : shared_scratch.get<float>(outputs * pitch);
     const float* const matrix = in_place ? grad_output + cut.first_image(group) * outputs * width : made;
     if (!in_place || gradients.bias != nullptr) {
       parallel_for(0, outputs, std::max<int64_t>(1, 8192 / width), [&](int64_t begin, int64_t end) {
@@ -250,8 +238,8 @@ void convolution_backward(const ConvolutionGeometry& geometry, const float* grad
     }
     if (gradients.input == nullptr && gradients.weight == nullptr) continue;
     parallel_for(0, cut.blocks(), 1, [&](int64_t begin, int64_t end) {
-      float* const rows = block_scratch.floats(cut.block * kernel * pitch);
-      float* const plane = plane_scratch.floats(geometry.pixels() * cut.group);
+      float* const rows = block_scratch.get<float>(cut.block * kernel * pitch);
+      float* const plane = plane_scratch.get<float>(geometry.pixels() * cut.group);
       for (int64_t block = begin; block < end; ++block) {
         const int64_t first = block * cut.block, count = cut.channels(block);
         if (gradients.weight != nullptr) {

@@ -6,38 +6,14 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 
 #include "backend/cpu/fused_compile.h"
 #include "backend/cpu/fused_launch.h"
+#include "backend/cpu/scratch.h"
 #include "backend/parallel.h"
 
 namespace hetero::backend {
 namespace {
-
-constexpr std::align_val_t kCacheLine{64};
-
-// Memory that belongs to a thread and grows.
-class Scratch {
- public:
-  ~Scratch() { ::operator delete(data_, kCacheLine); }
-  char* get(int64_t bytes) {
-    if (bytes > bytes_) grow(bytes);
-    return data_;
-  }
-
- private:
-  void grow(int64_t bytes) {
-    ::operator delete(data_, kCacheLine);
-    data_ = nullptr;
-    bytes_ = 0;
-    bytes = (bytes + 4095) & ~int64_t{4095};
-    data_ = static_cast<char*>(::operator new(static_cast<size_t>(bytes), kCacheLine));
-    bytes_ = bytes;
-  }
-  char* data_ = nullptr;
-  int64_t bytes_ = 0;
-};
 
 // A caller that splits rows needs its memory while it works on a part of them like the others.
 thread_local Scratch task_scratch;
@@ -374,7 +350,8 @@ class Task {
 
 void run_split(const FusedLaunch& launch, const FusedProgram& program, void* const* operands, const Number* numbers) {
   const int64_t stretches = (program.pieces + program.stretch - 1) / program.stretch;
-  char* memory = caller_scratch.get(program.scratch_bytes + program.kept_bytes + stretches * program.stretch_bytes);
+  char* memory =
+      caller_scratch.get<char>(program.scratch_bytes + program.kept_bytes + stretches * program.stretch_bytes);
   char* kept = memory + program.scratch_bytes;
   char* states = kept + program.kept_bytes;
   Task caller(launch, program, operands, numbers, memory, kept);
@@ -383,7 +360,7 @@ void run_split(const FusedLaunch& launch, const FusedProgram& program, void* con
     for (const Phase& phase : program.phases) {
       caller.run(phase.rows);
       parallel_for(0, stretches, 1, [&](int64_t begin, int64_t end) {
-        Task task(launch, program, operands, numbers, task_scratch.get(program.scratch_bytes), kept);
+        Task task(launch, program, operands, numbers, task_scratch.get<char>(program.scratch_bytes), kept);
         task.take_rows(caller);
         task.expand(phase);
         for (int64_t stretch = begin; stretch < end; ++stretch) {
@@ -414,7 +391,7 @@ void run_program(const FusedLaunch& launch, void* const* operands, const Number*
     return run_split(launch, program, operands, numbers);
   }
   parallel_for(0, program.units, program.grain, [&](int64_t begin, int64_t end) {
-    char* scratch = task_scratch.get(program.scratch_bytes + program.kept_bytes);
+    char* scratch = task_scratch.get<char>(program.scratch_bytes + program.kept_bytes);
     Task task(launch, program, operands, numbers, scratch, scratch + program.scratch_bytes);
     program.streamed ? task.run_groups(begin, end) : task.run_blocks(begin, end);
   });
@@ -422,7 +399,7 @@ void run_program(const FusedLaunch& launch, void* const* operands, const Number*
 
 // A stage's operands are the kernel's and what stages pass on in the memory of the thread.
 bool run_stages(const FusedLaunch& launch, void* const* operands, const Number* numbers) {
-  char* memory = stage_scratch.get(launch.temporary_bytes + launch.max_stage_operands * int64_t{sizeof(void*)});
+  char* memory = stage_scratch.get<char>(launch.temporary_bytes + launch.max_stage_operands * int64_t{sizeof(void*)});
   void** const addresses = reinterpret_cast<void**>(memory + launch.temporary_bytes);
   for (const FusedStage& stage : launch.stages) {
     size_t count = 0;

@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <span>
-#include <vector>
 
 #include "backend/cpu/half.h"
 #include "backend/cpu/matvec_kernel.h"
+#include "backend/cpu/scratch.h"
 #include "backend/cpu/vector_portable.h"
 #include "backend/parallel.h"
 #include "backend/rounding.h"
@@ -80,14 +80,13 @@ void store(const Matvec& call, InstructionSet set, float* sums, int64_t stride, 
 
 // The rows of x as floats, each `stride` long. One buffer for each thread that calls; helpers read the caller's.
 const float* prepared_rows(const Matvec& call, const MatvecKernels& kernels, int64_t stride) {
-  static thread_local std::vector<float> buffer;
-  const auto floats = static_cast<size_t>(call.m * stride);
-  if (buffer.size() < floats) buffer.resize(floats);
+  static thread_local Scratch memory;
+  auto* const floats = memory.get<float>(call.m * stride);
   for (int64_t m = 0; m < call.m; ++m) {
     const int64_t skip = m * call.x_stride * element_bytes(call.element);
-    kernels.prepare(static_cast<const std::byte*>(call.x) + skip, call.k, buffer.data() + m * stride);
+    kernels.prepare(static_cast<const std::byte*>(call.x) + skip, call.k, floats + m * stride);
   }
-  return buffer.data();
+  return floats;
 }
 
 // Outputs [first, last).

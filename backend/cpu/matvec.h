@@ -37,11 +37,12 @@ struct Matvec {
   int64_t k = 0;
   const void* x = nullptr;
   int64_t x_stride = 0;
-  bool x_columns = false;  // x is [k, m]; for tile_gemm alone
+  bool x_columns = false;  // x is [k, m]; for tile_gemm and panel_gemm alone
   const void* w = nullptr;
   int64_t w_stride = 0;
-  const void* tiles = nullptr;  // w as pack_tile_weight (tile_gemm.h) made it, or null; for tile_gemm alone
-  const void* bias = nullptr;   // null for none
+  const void* packed =
+      nullptr;  // w as pack_tile_weight or pack_panel_weight made it, or null; for tile_gemm and panel_gemm alone
+  const void* bias = nullptr;  // null for none
   void* y = nullptr;
   int64_t y_stride = 0;
 };

@@ -12,8 +12,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <new>
 
+#include "backend/cpu/pack_in_parts.h"
+#include "backend/cpu/scratch.h"
 #include "backend/cpu/tile_kernel.h"
 #include "backend/parallel.h"
 #include "backend/rounding.h"
@@ -61,7 +62,6 @@ constexpr int64_t kRowsForThread = 96;
 constexpr int64_t kMuchWeight = 4;
 // With fewer, the next panel is wanted sooner than it could come.
 constexpr int64_t kRowsForNext = 128;
-constexpr int64_t kWeightBytes = 16 << 20;  // packed at a time, where w comes as it is
 // Sums that wait for the next part of k, and rows that threads share, at a time.
 constexpr int64_t kSumBytes = 1 << 20;
 constexpr int64_t kSharedBytes = 8 << 20;
@@ -69,29 +69,6 @@ constexpr int64_t kBytesPerThread = 64 << 10;
 constexpr int64_t kHeader = 64;
 
 int64_t panels(int64_t n) { return divide_up(n, kPanel); }
-
-// Memory of a thread that is kept from call to call.
-class Scratch {
- public:
-  Scratch() = default;
-  ~Scratch() { ::operator delete(memory_, std::align_val_t(64)); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  std::byte* get(int64_t bytes) {
-    if (bytes > bytes_) {
-      ::operator delete(memory_, std::align_val_t(64));
-      memory_ = nullptr;
-      bytes_ = 0;
-      memory_ = ::operator new(static_cast<size_t>(bytes), std::align_val_t(64));
-      bytes_ = bytes;
-    }
-    return static_cast<std::byte*>(memory_);
-  }
-
- private:
-  void* memory_ = nullptr;
-  int64_t bytes_ = 0;
-};
 
 const std::byte* at(const void* base, int64_t element, int64_t item) {
   return static_cast<const std::byte*>(base) + element * item;
@@ -168,7 +145,7 @@ class Product {
         alignas(64) float bias[kPanel] = {};
         if (starts && call.bias != nullptr) add_elements(call.element, call.bias, output, outputs, bias);
         float* const here = sums + (before + panel - begin) * round_up(rows, kPanel) * kPanel;
-        const auto* const w = static_cast<const std::byte*>(call.tiles) + kHeader +
+        const auto* const w = static_cast<const std::byte*>(call.packed) + kHeader +
                               panel * panel_bytes(call.element, call.k) + panel_bytes(call.element, depth_begin);
         const bool last = panel + 1 >= std::min(end - before, count);
         kernels_.multiply({.x = x,
@@ -199,7 +176,7 @@ class Product {
     if (common_.element != Element::kFloat32) return true;
     return std::all_of(calls_.begin(), calls_.end(), [&](const Matvec& call) {
       Magnitudes w;
-      std::memcpy(&w, call.tiles, sizeof(w));
+      std::memcpy(&w, call.packed, sizeof(w));
       return within_reach(x, w);
     });
   }
@@ -225,7 +202,7 @@ class Product {
     static thread_local Scratch memory, sums_memory;
     std::byte* const x = memory.get(divide_up(rows, kTileRows) * row_tile_bytes(common_.element, depth_));
     const int64_t together = is_cut() ? std::max<int64_t>(1, kSumBytes / sum_bytes(rows, 1)) : panels_;
-    auto* const sums = reinterpret_cast<float*>(sums_memory.get(sum_bytes(rows, std::min(together, panels_))));
+    auto* const sums = sums_memory.get<float>(sum_bytes(rows, std::min(together, panels_)) / 4);
     // The BLAS may use the unit too, so it does not run while this is set up.
     const TileUnit unit(kTileRows);
     for (int64_t panel = 0; panel < panels_; panel += together) {
@@ -266,7 +243,7 @@ class Product {
         std::max<int64_t>(1, kBytesPerThread / panel_bytes(common_.element, std::max<int64_t>(common_.k, 1)));
     parallel_for(0, panels_, weight_grain, [&](int64_t begin, int64_t end) {
       static thread_local Scratch sums_memory;
-      auto* const sums = reinterpret_cast<float*>(sums_memory.get(sum_bytes(std::min(block_rows_, count), 1)));
+      auto* const sums = sums_memory.get<float>(sum_bytes(std::min(block_rows_, count), 1) / 4);
       const TileUnit unit(count);
       for (int64_t row = 0; row < count; row += block_rows_) {
         const int64_t rows = std::min(block_rows_, count - row);
@@ -341,31 +318,20 @@ bool pack_tile_weight(const Matvec& call, void* to) {
 
 void tile_gemm(std::span<const Matvec> calls, Sgemm sgemm) {
   if (calls.empty() || calls.front().m <= 0) return;
-  const bool packed = std::all_of(calls.begin(), calls.end(), [](const Matvec& call) { return call.tiles != nullptr; });
+  const bool packed =
+      std::all_of(calls.begin(), calls.end(), [](const Matvec& call) { return call.packed != nullptr; });
   if (packed) return Product(calls, sgemm).run();
-  static thread_local Scratch memory;
-  for (Matvec call : calls) {
-    if (call.tiles != nullptr) {
+  for (const Matvec& call : calls) {
+    if (call.packed != nullptr) {
       Product(std::span(&call, 1), sgemm).run();
       continue;
     }
-    // Some outputs at a time.
-    const int64_t bytes = std::max<int64_t>(panel_bytes(call.element, call.k), 1);
-    const int64_t outputs = std::max<int64_t>(1, kWeightBytes / bytes) * kPanel;
-    for (int64_t first = 0; first < call.n; first += outputs) {
-      Matvec part = call;
-      part.n = std::min(outputs, call.n - first);
-      part.w = at(call.w, first * (call.columns ? 1 : call.w_stride), element_bytes(call.element));
-      part.y = static_cast<std::byte*>(call.y) + first * element_bytes(call.element);
-      if (call.bias != nullptr) part.bias = at(call.bias, first, element_bytes(call.element));
-      std::byte* const tiles = memory.get(tile_weight_bytes(part.element, part.n, part.k));
-      part.tiles = tiles;
-      if (pack_tile_weight(part, tiles)) {
-        Product(std::span(&part, 1), sgemm).run();
-      } else {
-        multiply_plainly(part, sgemm, 0, part.m);
-      }
-    }
+    const auto multiply = [&](Matvec& part, std::byte* memory) {
+      if (!pack_tile_weight(part, memory)) return multiply_plainly(part, sgemm, 0, part.m);
+      part.packed = memory;
+      Product(std::span(&part, 1), sgemm).run();
+    };
+    pack_in_parts(call, kPanel, panel_bytes(call.element, call.k), multiply, kHeader);
   }
 }
 

@@ -12,7 +12,7 @@
 // that the caller gives. A very small element beside larger ones of its row may lose up to 2^-126.
 //
 //   void* const memory = std::aligned_alloc(64, tile_weight_bytes(call.element, call.n, call.k));
-//   call.tiles = pack_tile_weight(call, memory) ? memory : nullptr;  // once
+//   call.packed = pack_tile_weight(call, memory) ? memory : nullptr;  // once
 //   tile_gemm(call, sgemm);                                          // often
 //
 // A result depends neither on the number of threads nor on the other rows, except where those go to `sgemm`, with the rows of their block.
@@ -44,7 +44,7 @@ int64_t tile_weight_bytes(Element element, int64_t n, int64_t k);
 // REQUIRES: has_tiles_for(call.element); `to` is aligned to 64 bytes.
 bool pack_tile_weight(const Matvec& call, void* to);
 
-// Writes the y of each call. A call whose `tiles` is null has its w packed each time, which is worth it for many rows.
+// Writes the y of each call. A call whose `packed` is null has its w packed each time, which is worth it for many rows.
 // REQUIRES: has_tiles_for(element); same_x for any two calls; a y overlaps nothing that is read, and no other y. float32: sgemm is not null.
 void tile_gemm(std::span<const Matvec> calls, Sgemm sgemm);
 inline void tile_gemm(const Matvec& call, Sgemm sgemm) { tile_gemm(std::span(&call, 1), sgemm); }

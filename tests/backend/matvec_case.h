@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -199,5 +201,13 @@ class Group {
   Matrix x_;
   std::vector<Matrix> w_, bias_, y_;
 };
+
+struct FreeAligned {
+  void operator()(std::byte* memory) const { std::free(memory); }
+};
+using PackedMemory = std::unique_ptr<std::byte, FreeAligned>;
+inline PackedMemory packed_memory(int64_t bytes) {
+  return PackedMemory(static_cast<std::byte*>(std::aligned_alloc(64, (static_cast<size_t>(bytes) + 63) / 64 * 64)));
+}
 
 }  // namespace hetero::backend

@@ -14,11 +14,9 @@
 #include <vector>
 
 #include "backend/cpu/half.h"
-#include "backend/cpu/wide_gemm.h"
 #include "backend/parallel.h"
 #include "tests/backend/catch.h"
 #include "tests/backend/matvec_case.h"
-#include "tests/backend/plain_gemm.h"
 
 namespace hetero::backend {
 namespace {
@@ -176,45 +174,6 @@ TEST_CASE("products of one x have the bits of the products one by one, on any nu
   }
 }
 
-// As a BLAS may, it gives each shape other bits.
-void shape_dependent_sgemm(const Gemm& call) {
-  plain_sgemm(call);
-  for (int64_t i = 0; i < call.m; ++i) {
-    for (int64_t j = 0; j < call.n; ++j) {
-      call.c[i * call.ldc + j] += static_cast<float>(call.m + 3 * call.n) * 0x1p-10f;
-    }
-  }
-}
-
-TEST_CASE("products of one x by way of float32 have the bits of the products one by one") {
-  for (const Element element : kElements) {
-    for (const ParallelPool* pool : kPools) {
-      for (const auto& [m, k, outputs] :
-           {std::tuple{int64_t{13}, int64_t{600}, std::vector<int64_t>{530, 0, 1, 64, 90, 272}},
-            std::tuple{kWideRows + 88, int64_t{33}, std::vector<int64_t>{70, 33}},
-            std::tuple{int64_t{5}, int64_t{0}, std::vector<int64_t>{7, 20}},
-            std::tuple{int64_t{0}, int64_t{5}, std::vector<int64_t>{7, 20}},
-            std::tuple{int64_t{4}, int64_t{5}, std::vector<int64_t>{0, 0}}}) {
-        Group group(element, false, m, k, outputs);
-        set_parallel_pool(pool);
-        const auto expected = group.outputs([&] {
-          for (const Matvec& call : group.calls) wide_gemm(call, shape_dependent_sgemm);
-        });
-        const auto together = group.outputs([&] { wide_gemm(group.calls, shape_dependent_sgemm); });
-        set_parallel_pool(nullptr);
-        INFO(text({element, false, m, 0, k, 0, false}));
-        REQUIRE(together == expected);
-      }
-    }
-  }
-}
-
-int64_t multiplied = 0;  // outputs
-void counting_sgemm(const Gemm& call) {
-  plain_sgemm(call);
-  multiplied += call.m * call.n;
-}
-
 TEST_CASE("a thread computes its part of the outputs and no more") {
   static const ParallelPool kFirstHalf = {
       [](int64_t begin, int64_t end, int64_t, RangeFunction body) { body(begin, begin + (end - begin) / 2); },
@@ -232,40 +191,19 @@ TEST_CASE("a thread computes its part of the outputs and no more") {
   REQUIRE(half[3] == untouched[3]);
 }
 
-TEST_CASE("products of one x start the threads once and have even parts") {
-  static std::vector<std::vector<int64_t>> parts;  // by run
+TEST_CASE("products of one x start the threads once") {
+  static int64_t starts = 0;
   static const ParallelPool kCounting = {[](int64_t begin, int64_t end, int64_t, RangeFunction body) {
-                                           parts.emplace_back();
-                                           const int64_t middle = begin + (end - begin + 1) / 2;
-                                           for (const auto& [from, to] : {std::pair{begin, middle}, {middle, end}}) {
-                                             multiplied = 0;
-                                             body(from, to);
-                                             parts.back().push_back(multiplied);
-                                           }
+                                           ++starts;
+                                           body(begin, end);
                                          },
                                          [] { return int64_t{2}; }};
   Group few(Element::kBfloat16, false, 2, 512, {256, 64, 128});
-  Group many(Element::kBfloat16, false, 3, 32, {1024, 256, 256});
-  parts.clear();
+  starts = 0;
   set_parallel_pool(&kCounting);
   few.outputs([&] { matvec(few.calls); });
-  const size_t starts = parts.size();
-  many.outputs([&] { wide_gemm(many.calls, counting_sgemm); });
   set_parallel_pool(nullptr);
   REQUIRE(starts == 1);
-  REQUIRE(parts.size() == 2);
-  REQUIRE(parts[1] == std::vector<int64_t>{3 * 768, 3 * 768});
-}
-
-TEST_CASE("a product by way of float32 is right in every block") {
-  for (const Element element : kElements) {
-    for (const Case& c : {Case{element, false, 17, 300, 70, 3, true}, Case{element, false, 3, 40, 1030, 0, false},
-                          Case{element, false, 513, 5, 33, 1, true}, Case{element, false, 4, 7, 0, 0, true},
-                          Case{element, false, 0, 7, 5, 0, false}, Case{element, false, 4, 0, 5, 0, false}}) {
-      INFO(text(c));
-      REQUIRE(product_is_right(c, [](const Matvec& call) { wide_gemm(call, plain_sgemm); }));
-    }
-  }
 }
 
 TEST_CASE("rows are narrowed as single numbers are") {

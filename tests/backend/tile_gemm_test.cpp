@@ -38,22 +38,14 @@ void counted_sgemm(const Gemm& call) {
 #endif
 }
 
-struct Free {
-  void operator()(std::byte* memory) const { std::free(memory); }
-};
-using Tiles = std::unique_ptr<std::byte, Free>;
-
-Tiles memory_for(const Matvec& call) {
-  const auto bytes = static_cast<size_t>(tile_weight_bytes(call.element, call.n, call.k));
-  return Tiles(static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
-}
+PackedMemory memory_for(const Matvec& call) { return packed_memory(tile_weight_bytes(call.element, call.n, call.k)); }
 
 // Packs the weight before, or leaves that to the call.
 void multiply(Matvec call, bool packed) {
-  const Tiles memory = memory_for(call);
+  const PackedMemory memory = memory_for(call);
   if (packed) {
     REQUIRE(pack_tile_weight(call, memory.get()));
-    call.tiles = memory.get();
+    call.packed = memory.get();
   }
   tile_gemm(call, &counted_sgemm);
 }
@@ -146,11 +138,11 @@ TEST_CASE("neither threads nor other rows nor packing before change the bits of 
       for (const ParallelPool* pool : kPools) {
         set_parallel_pool(pool);
         for (const bool packed : {false, true}) {
-          std::vector<Tiles> memory;
+          std::vector<PackedMemory> memory;
           for (Matvec& call : group.calls) {
             memory.push_back(memory_for(call));
-            call.tiles = nullptr;
-            if (packed && pack_tile_weight(call, memory.back().get())) call.tiles = memory.back().get();
+            call.packed = nullptr;
+            if (packed && pack_tile_weight(call, memory.back().get())) call.packed = memory.back().get();
           }
           const auto all = group.outputs([&] { tile_gemm(group.calls, &counted_sgemm); });
           if (expected.empty()) expected = all;
@@ -334,7 +326,7 @@ TEST_CASE("a weight that tiles cannot have is not packed") {
   if (!have_tiles()) return;
   std::vector<float> w(64 * 40, 0.5f);
   const Matvec call{.n = 64, .k = 40, .w = w.data(), .w_stride = 40};
-  const Tiles memory = memory_for(call);
+  const PackedMemory memory = memory_for(call);
   CHECK(pack_tile_weight(call, memory.get()));
   w[1000] = std::numeric_limits<float>::infinity();
   CHECK_FALSE(pack_tile_weight(call, memory.get()));

@@ -17,6 +17,7 @@
 #include <fstream>
 #include <limits>
 
+#include "backend/cpu/panel_gemm.h"
 #include "backend/cpu/tile_gemm.h"
 #include "ops/config.h"
 #include "ops/sync.h"
@@ -89,8 +90,8 @@ TEST_F(Linear, EveryImplementationComputesWhatTheCpuComputes) {
                        bias_there = settled(on_device(bias));
       const at::Tensor columns = settled(on_device(w.t().contiguous()));
       for (const Implementation implementation :
-           {Implementation::kStock, Implementation::kMatvec, Implementation::kWide, Implementation::kTiles,
-            Implementation::kPacked, Implementation::kPackedTiles}) {
+           {Implementation::kStock, Implementation::kMatvec, Implementation::kPanels, Implementation::kTiles,
+            Implementation::kPackedPanels, Implementation::kPackedTiles}) {
         SCOPED_TRACE(std::string(to_string(implementation)) + " " + c10::toString(dtype) + " m=" + std::to_string(m));
         force_linear_implementation(implementation);
         for (int use = 0; use <= kUsesBeforePacking; ++use) {
@@ -99,18 +100,21 @@ TEST_F(Linear, EveryImplementationComputesWhatTheCpuComputes) {
         }
         const bool on_tiles =
             implementation == Implementation::kTiles || implementation == Implementation::kPackedTiles;
-        const Implementation counted = on_tiles ? Implementation::kTiles : implementation;
+        const bool in_panels =
+            implementation == Implementation::kPanels || implementation == Implementation::kPackedPanels;
+        const Implementation counted = on_tiles    ? Implementation::kTiles
+                                       : in_panels ? Implementation::kPanels
+                                                   : implementation;
         const int64_t before = runs_of(counted);
         EXPECT_TRUE(close(product(x_there, w_there), at::mm(x, w.t()), k));
         EXPECT_TRUE(close(at::addmm(bias_there, x_there, w_there.t()), at::addmm(bias, x, w.t()), k));
         EXPECT_TRUE(close(at::bmm(x_there.unsqueeze(0), w_there.t().unsqueeze(0)),
                           at::bmm(x.unsqueeze(0), w.t().unsqueeze(0)), k));
         EXPECT_TRUE(close(at::mm(x_there, columns), at::mm(x, w.t()), k));
-        const int64_t expected = implementation == Implementation::kMatvec   ? (m <= 8 ? 4 : 0)
-                                 : implementation == Implementation::kWide   ? (dtype == at::kFloat ? 0 : 3)
-                                 : implementation == Implementation::kPacked ? (dtype == at::kHalf ? 0 : 3)
-                                 : on_tiles && backend::has_tiles()          ? (dtype == at::kHalf ? 0 : 4)
-                                                                             : 0;
+        const int64_t expected = implementation == Implementation::kMatvec ? (m <= 8 ? 4 : 0)
+                                 : in_panels && backend::has_panels()      ? 4
+                                 : on_tiles && backend::has_tiles()        ? (dtype == at::kHalf ? 0 : 4)
+                                                                           : 0;
         EXPECT_EQ(runs_of(counted) - before, expected);
       }
     }
@@ -154,19 +158,19 @@ TEST_F(Linear, AWeightThatTilesCannotHaveIsMultipliedAsTheCpuDoes) {
   EXPECT_EQ(linear_counts().packed_bytes, 0);
 }
 
-TEST_F(Linear, TheGradientOfAWeightIsAProductOfTiles) {
+TEST_F(Linear, TheGradientOfAWeightIsAProductToo) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor x = numbers({300, 200}, 1).to(dtype), gradient = numbers({300, 130}, 2).to(dtype);
     const at::Tensor x_there = settled(on_device(x)), gradient_there = settled(on_device(gradient));
-    force_linear_implementation(Implementation::kTiles);
-    const int64_t before = runs_of(Implementation::kTiles);
-    EXPECT_TRUE(close(at::mm(gradient_there.t(), x_there), at::mm(gradient.t(), x), 300));
-    EXPECT_EQ(runs_of(Implementation::kTiles) - before, backend::has_tiles() ? 1 : 0);
-    // By vectors and by way of float32 it cannot be had.
-    for (const Implementation other : {Implementation::kMatvec, Implementation::kWide, Implementation::kPacked}) {
-      force_linear_implementation(other);
-      EXPECT_EQ(own_runs_in([&] { return at::mm(gradient_there.narrow(1, 0, 4).t(), x_there); }), 0);
+    for (const auto& [implementation, there] : {std::pair(Implementation::kTiles, backend::has_tiles()),
+                                                std::pair(Implementation::kPanels, backend::has_panels())}) {
+      force_linear_implementation(implementation);
+      const int64_t before = runs_of(implementation);
+      EXPECT_TRUE(close(at::mm(gradient_there.t(), x_there), at::mm(gradient.t(), x), 300));
+      EXPECT_EQ(runs_of(implementation) - before, there ? 1 : 0);
     }
+    force_linear_implementation(Implementation::kMatvec);
+    EXPECT_EQ(own_runs_in([&] { return at::mm(gradient_there.narrow(1, 0, 4).t(), x_there); }), 0);
   }
 }
 
@@ -235,7 +239,8 @@ class PackedWeight : public Linear {
  public:
   void SetUp() override {
     Linear::SetUp();
-    force_linear_implementation(Implementation::kPacked);
+    if (!backend::has_panels()) GTEST_SKIP() << "this processor has no kernel with a packed weight";
+    force_linear_implementation(Implementation::kPackedPanels);
     pack();
   }
   // Uses the weight until it is packed.
@@ -277,12 +282,12 @@ TEST_F(PackedWeight, IsDroppedByAWriteThroughAHostAlias) {
 }
 
 TEST_F(PackedWeight, IsNotUsedInAGraphThatWritesTheWeight) {
-  const int64_t before = runs_of(Implementation::kPacked);
+  const int64_t before = runs_of(Implementation::kPanels);
   const at::Tensor first = product(x_there, w_there);
   w_there.mul_(2);
   const at::Tensor second = product(x_there, w_there);
   flush_all(SyncReason::kFlush);
-  EXPECT_EQ(runs_of(Implementation::kPacked), before);
+  EXPECT_EQ(runs_of(Implementation::kPanels), before);
   EXPECT_TRUE(close(first, product(x, w), 256));
   EXPECT_TRUE(close(second, product(x, at::mul(w, 2)), 256));
   EXPECT_EQ(linear_counts().packed_bytes, 0);
@@ -304,9 +309,9 @@ TEST_F(PackedWeight, DiesWithTheWeight) {
 TEST_F(PackedWeight, TakesNoMoreMemoryThanAllowed) {
   config().packed_bytes = 512 * 256 * 4;
   const at::Tensor other = settled(on_device(numbers({512, 256}, 9)));
-  const int64_t before = runs_of(Implementation::kPacked);
+  const int64_t before = runs_of(Implementation::kPanels);
   for (int use = 0; use <= kUsesBeforePacking; ++use) settled(product(x_there, other));
-  EXPECT_EQ(runs_of(Implementation::kPacked), before);
+  EXPECT_EQ(runs_of(Implementation::kPanels), before);
   EXPECT_EQ(linear_counts().packed_bytes, 512 * 256 * 4);
 }
 
@@ -350,7 +355,7 @@ TEST_F(ChoiceFile, GuessesAreNotWrittenAndAreMeasuredAgain) {
 
 TEST_F(ChoiceFile, LargeProductsOfSimilarSizeShareAChoice) {
   LinearChoices choices("");
-  choices.learn(large, {Implementation::kWide});
+  choices.learn(large, {Implementation::kPanels});
   LinearShape similar = large;
   similar.m = 128;
   EXPECT_TRUE(choices.find(similar).has_value());
@@ -362,7 +367,7 @@ TEST_F(ChoiceFile, DamagedLinesArePassedOver) {
   LinearChoices(path).learn(shape, {Implementation::kMatvec});
   std::ofstream(path, std::ios::app) << "bfloat16 rows plain 1 2\nfloat8 rows plain 1 2 3 4 stock untried\n\xff\xfe\n"
                                      << "float32 rows plain 1 2 3 4 stock untried and more\n";
-  LinearChoices(path).learn(large, {Implementation::kPacked});
+  LinearChoices(path).learn(large, {Implementation::kPackedPanels});
   LinearChoices choices(path);
   EXPECT_TRUE(choices.find(shape).has_value());
   EXPECT_TRUE(choices.find(large).has_value());

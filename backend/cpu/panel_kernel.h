@@ -1,0 +1,125 @@
+// The inner loops of panel_gemm.h, written once over vectors of floats and compiled once for each instruction set. As in matvec_kernel.h, everything here
+// is a template over a type of the including file's unnamed namespace, so that no function is taken for one compiled for every processor.
+//
+// A panel is a packed part of w: for each step along k, the elements of `width` outputs, two vectors of sums. Of x, a step of a row is one number that
+// all lanes share. So a step reads two vectors and `rows` numbers for 2 * rows multiplications, and the sums stay in registers.
+//
+// A format F of steps has: X (what x has for a step), Stored (the element of w and y), V (its vector of floats), load(w, low, high), which reads a step of
+// a panel, share(x), multiply_add(x, w, sum), and narrow(low, high, y), which rounds a row of sums. Where F::kTerms is 2, a step is two elements of k.
+
+#pragma once
+
+#include <cstdint>
+
+namespace hetero::backend {
+
+// A product of some rows with a panel.
+struct PanelPart {
+  const void* x = nullptr;
+  int64_t x_stride = 0;  // bytes
+  int64_t rows = 0;      // at most those of the kernel
+  const void* w = nullptr;
+  int64_t steps = 0;
+  const float* from = nullptr;  // sums so far, [rows, width], or null
+  float* to = nullptr;          // where sums go, or null: they go to y
+  const float* bias = nullptr;  // `width` floats that sums begin with where `from` is null, or null
+  void* y = nullptr;
+  int64_t y_stride = 0;  // elements
+  int64_t count = 0;     // outputs, at most the width
+};
+
+// What an instruction set offers for an element type.
+struct PanelKernels {
+  int64_t rows;   // of one part, at most
+  int64_t width;  // of a panel
+  int64_t terms;  // elements of k in a step
+  bool floats;    // x has to be made floats
+  void (*multiply)(const PanelPart& part);
+};
+
+// By the number of an Element. The last has bfloat16 alone, by instructions of its own.
+const PanelKernels& panel_kernels_avx2(int element);
+const PanelKernels& panel_kernels_avx512(int element);
+const PanelKernels& panel_kernels_bfloat16();
+
+template <typename F, int R>
+[[gnu::noinline]] void multiply_panel(const PanelPart& part) {
+  using V = typename F::V;
+  using X = typename F::X;
+  using Stored = typename F::Stored;
+  constexpr int kWidth = 2 * V::kWidth;
+  // A pointer to every third row: the two rows behind it are the stride away and twice the stride, which an address may have in it.
+  constexpr int kPointers = (R + 2) / 3;
+  V sums[R][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    const float* const start = part.from != nullptr ? part.from + r * kWidth : part.bias;
+    sums[r][0] = start != nullptr ? V::load(start) : V::zero();
+    sums[r][1] = start != nullptr ? V::load(start + V::kWidth) : V::zero();
+  }
+  const char* x[kPointers];
+#pragma GCC unroll 16
+  for (int i = 0; i < kPointers; ++i) x[i] = static_cast<const char*>(part.x) + 3 * i * part.x_stride;
+  const auto* w = static_cast<const Stored*>(part.w);
+  for (int64_t step = 0; step < part.steps; ++step) {
+    V low, high;
+    F::load(w, low, high);
+    w += kWidth * F::kTerms;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      // Else the compiler loads it twice.
+      const V shared = V::keep(F::share(x[r / 3] + (r % 3) * part.x_stride));
+      sums[r][0] = F::multiply_add(shared, low, sums[r][0]);
+      sums[r][1] = F::multiply_add(shared, high, sums[r][1]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kPointers; ++i) x[i] += sizeof(X);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    if (part.to != nullptr) {
+      sums[r][0].store(part.to + r * kWidth);
+      sums[r][1].store(part.to + r * kWidth + V::kWidth);
+      continue;
+    }
+    Stored* const y = static_cast<Stored*>(part.y) + r * part.y_stride;
+    if (part.count == kWidth) {
+      F::narrow(sums[r][0], sums[r][1], y);
+    } else {
+      Stored whole[kWidth];
+      F::narrow(sums[r][0], sums[r][1], whole);
+      for (int64_t i = 0; i < part.count; ++i) y[i] = whole[i];
+    }
+  }
+}
+
+template <typename F, int R>
+void multiply_rows(const PanelPart& part) {
+  if constexpr (R > 1) {
+    if (part.rows < R) return multiply_rows<F, R - 1>(part);
+  }
+  multiply_panel<F, R>(part);
+}
+
+// The sums of R rows, two vectors, and a number of x are in registers.
+template <typename F>
+constexpr PanelKernels make_panel_kernels() {
+  constexpr int R = F::V::kRegisters / 2 - 2;
+  return {R, 2 * F::V::kWidth, F::kTerms, sizeof(typename F::X) / F::kTerms != sizeof(typename F::Stored),
+          &multiply_rows<F, R>};
+}
+
+// The format in which a step is a float of x, and an element of w that a loader L of matvec_kernel.h makes a float.
+template <typename Vector, typename L>
+struct FloatSteps {
+  using V = Vector;
+  using X = float;
+  using Stored = typename L::Stored;
+  static constexpr int kTerms = 1;
+  static void load(const Stored* w, V& low, V& high) { L::load(w, low, high); }
+  static V share(const char* x) { return V::broadcast(reinterpret_cast<const float*>(x)); }
+  static V multiply_add(V x, V w, V sum) { return V::fma(x, w, sum); }
+  static void narrow(V low, V high, Stored* y) { L::narrow(low, high, y); }
+};
+
+}  // namespace hetero::backend
