@@ -235,7 +235,8 @@ struct PlanOptions {
 void make_plan(const Graph& graph, const PlanOptions& options, Plan& plan);
 
 // Takes a plan of `before` over to `now`. REQUIRES: the graphs differ in windows, of equal Window::kind, in sizes of buffers, and in attributes'
-// numbers and sizes only, and have one table of windows; host-only options. False where that is not possible; the plan is then unusable.
+// numbers and sizes only, have one table of windows, and have bytes on the same devices; the options are those of the plan, save for the accelerator's memory.
+// What runs where stays as it is. False where that is not possible, or does not fit; the plan is then unusable.
 bool resize_plan(const Graph& before, const Graph& now, const PlanOptions& options, Plan& plan);
 // The same where only numbers differ, those of the nodes that `changed` marks.
 bool renew_numbers(const Graph& graph, const std::vector<uint8_t>& changed, Plan& plan);

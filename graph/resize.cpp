@@ -1,11 +1,14 @@
 // resize_plan: a plan for other sizes, out of one for the same structure.
 //
-// What planning decides depends on sizes in two places: how large things are (spaces of fused groups, batches, the memory plan), and whether two
-// windows of one buffer overlap. The first is done again here, for what changed. The second cannot change where every write covers its whole
-// buffer; where one does not, the windows of that buffer must be as they were.
+// What planning decides depends on sizes in three places: how large things are (spaces of fused groups, batches, the memory plan), whether two
+// windows of one buffer overlap, and where it is faster to run something. The first is done again here, for what changed. The second cannot change where
+// every write covers its whole buffer; where one does not, the windows of that buffer must be as they were. The third stays as it is, and with it the
+// copies and the order of submission: a caller for whom times change much plans anew.
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <span>
 
 #include "graph/passes/passes.h"
 
@@ -37,6 +40,78 @@ bool same_overlaps(const Graph& before, const Graph& now, std::vector<uint8_t>& 
     }
   }
   return true;
+}
+
+// What was one transfer of several copies still is, as far as its bytes allow. Per instruction, as Scratch::joined.
+void find_joined(const Graph& now, const Plan& plan, std::vector<uint8_t>& joined) {
+  joined.assign(plan.program.size(), 0);
+  for (uint32_t i = 0; i < plan.program.size();) {
+    if (plan.program[i].kind != Instruction::Kind::kCopy) {
+      ++i;
+      continue;
+    }
+    const uint32_t end = end_of_transfer(now, plan, i);
+    for (++i; i < end; ++i) joined[i] = 1;
+  }
+}
+
+// The program as it was before its events were inserted, and `joined` likewise.
+void drop_events(Plan& plan, std::vector<uint8_t>& joined) {
+  size_t kept = 0;
+  for (size_t i = 0; i < plan.program.size(); ++i) {
+    const Instruction::Kind kind = plan.program[i].kind;
+    if (kind == Instruction::Kind::kRecord || kind == Instruction::Kind::kWait) continue;
+    joined[kept] = joined[i];
+    plan.program[kept++] = plan.program[i];
+  }
+  plan.program.resize(kept);
+  joined.resize(std::ranges::find(joined, 1) == joined.end() ? 0 : kept);
+}
+
+// The tasks of a program that has its copies.
+void find_tasks(const Graph& now, const PlanOptions& options, Plan& plan, Scratch& scratch) {
+  scratch.serial.clear();
+  std::ranges::copy_if(plan.program, std::back_inserter(scratch.serial), [](const Instruction& instruction) {
+    return instruction.kind != Instruction::Kind::kCopy;
+  });
+  plan.program.swap(scratch.serial);
+  scratch.tasks.build(now, plan, options);
+  plan.program.swap(scratch.serial);
+}
+
+// What the tasks are predicted to take now.
+void predict_tasks(const TaskGraph& tasks, Plan& plan) {
+  for (const Task& task : tasks.tasks) {
+    const bool grouped = task.group != Task::kNoGroup;
+    const std::span<const uint32_t> members =
+        grouped ? std::span<const uint32_t>(plan.groups[task.group].members) : std::span(&task.node, 1);
+    for (const uint32_t n : members) {
+      Placement& placement = plan.placements[n];
+      const auto share = [&](backend::DeviceIndex d) {
+        return static_cast<float>(task.seconds[d] / static_cast<double>(members.size()));
+      };
+      placement.predicted_seconds = share(placement.device);
+      placement.elsewhere_seconds = share(placement.device ^ 1);
+    }
+  }
+}
+
+// Memory and events of a plan for several queues. False where it does not fit.
+bool lay_out_again(const Graph& now, const PlanOptions& options, Plan& plan, Scratch& scratch) {
+  scratch.resident.assign(now.buffers.size(), 0);
+  for (BufferId b = 0; b < now.buffers.size(); ++b) {
+    scratch.resident[b] = plan.residence(b, backend::kAccelerator).home == Home::kBound;
+  }
+  find_joined(now, plan, scratch.joined);
+  drop_events(plan, scratch.joined);
+  find_tasks(now, options, plan, scratch);
+  predict_tasks(scratch.tasks, plan);
+  for (Return& entry : plan.returns) entry.residence = {};
+  order_queues(now, plan, scratch);
+  const bool fits = plan_memory(now, options, false, plan, scratch);
+  insert_events(plan, scratch);
+  scratch.joined.clear();
+  return fits;
 }
 
 bool same_windows(const Graph& before, const Graph& now, const Node& node) {
@@ -93,6 +168,7 @@ bool resize_plan(const Graph& before, const Graph& now, const PlanOptions& optio
   // Sizes may change at every run.
   PlanOptions quick = options;
   quick.thorough = false;
+  if (!uses_host_only(plan)) return lay_out_again(now, quick, plan, scratch);
   plan_host_memory(now, quick, plan, scratch);
   return true;
 }

@@ -101,9 +101,17 @@ class PlanningTime {
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
+// Whether what runs where may stay as it was decided: sizes have not changed so much that what takes little is something else now.
+bool of_one_size(const CachedPlan& plan) {
+  constexpr double kMost = 2;
+  return plan.predicted_seconds < kMost * plan.placed_seconds && plan.placed_seconds < kMost * plan.predicted_seconds;
+}
+
+}  // namespace
+
 // A plan for the cut out of one for other sizes; null where that cannot be.
-graph::Plan* resized_plan(PlanSet& known, const CachedPlan* similar, const Cut& cut,
-                          const graph::PlanOptions& options) {
+CachedPlan* CutRun::resized_plan(PlanSet& known, const CachedPlan* similar, const PlanSettings& settings,
+                                 const Cut& cut) {
   const PlanningTime time(cut);
   // Sizes that come back shall find their plan; sizes that only grow shall not fill the set with old ones.
   CachedPlan* target = known.full() ? known.own(similar) : nullptr;
@@ -111,10 +119,18 @@ graph::Plan* resized_plan(PlanSet& known, const CachedPlan* similar, const Cut& 
     target = &known.add(cut);
     target->graph = similar->graph;
     target->plan = similar->plan;
-    target->settings = similar->settings;
+    target->placed_seconds = similar->placed_seconds;
+    target->candidates = similar->candidates;
+    target->measured = similar->measured;
   }
   target->version = 0;  // until the plan is whole
-  if (!graph::resize_plan(target->graph, cut.graph, options, target->plan)) {
+  target->settings = settings;
+  bool resized = graph::resize_plan(target->graph, cut.graph, options_, target->plan);
+  if (resized && options_.has_accelerator) {
+    predict(cut.graph, *target);
+    resized = of_one_size(*target);
+  }
+  if (!resized) {
     known.drop(target);
     return nullptr;
   }
@@ -122,8 +138,10 @@ graph::Plan* resized_plan(PlanSet& known, const CachedPlan* similar, const Cut& 
   graph::note_buffers(target->graph, target->plan, target->plan.notes);
   known.measure();
   count(counters().plans_resized);
-  return &target->plan;
+  return target;
 }
+
+namespace {
 
 // Tells the accelerator what it will be asked to run, so that it can begin to make it.
 void announce_groups(const graph::Plan& plan, backend::Device& accelerator) {
@@ -145,6 +163,13 @@ bool still_right(CachedPlan& kept, const PlanSettings& settings, const graph::Pl
   if (std::abs(simulation.seconds - kept.predicted_seconds) > kept.predicted_seconds / 4) return false;
   kept.settings = settings;
   return true;
+}
+
+// Whether a plan may be taken over to other sizes. While costs are still learned from the program's runs, it is planned anew with what is known by then.
+bool resizable(const CachedPlan& similar, const PlanSettings& settings) {
+  PlanSettings relearned = similar.settings;
+  if (similar.measured >= kMeasuredRuns) relearned.history = settings.history;
+  return relearned == settings;
 }
 
 // Takes the numbers of a cut over to a plan that fits it exactly.
@@ -190,8 +215,6 @@ void CutRun::predict(const graph::Graph& graph, CachedPlan& made) {
   graph::simulate(graph, made.plan, graph::CostModel(options_), simulation);
   made.predicted_seconds = simulation.seconds;
   made.accelerator_need = accelerator_need(graph, made.plan);
-  made.measured = 0;
-  made.candidates = candidates_;
 }
 
 bool CutRun::still_fits(const CachedPlan& kept, const Cut& cut) {
@@ -245,19 +268,29 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
   } else if (similar == nullptr) {
     similar = cut.similar;
   }
-  // Where nodes run depends on sizes.
-  if (similar != nullptr && similar->settings == settings && !options.has_accelerator) {
-    if (graph::Plan* plan = resized_plan(*known, similar, cut, options)) return *plan;
+  if (similar != nullptr && resizable(*similar, settings)) {
+    find_room(cut);
+    if (CachedPlan* const resized = resized_plan(*known, similar, settings, cut)) {
+      if (options.has_accelerator) {
+        announce_groups(resized->plan, *backend::accelerator());
+        kept_ = resized;
+      }
+      return resized->plan;
+    }
   }
   const PlanningTime time(cut);
+  const int measured = similar == nullptr ? 0 : similar->measured;
   CachedPlan& made = known->add(cut);
   made.settings = settings;
+  made.measured = measured;
   made.version = 0;  // until the plan is whole
   find_room(cut);
   graph::make_plan(cut.graph, options, made.plan);
   made.version = cut.version;
   if (options.has_accelerator) {
     predict(cut.graph, made);
+    made.placed_seconds = made.predicted_seconds;
+    made.candidates = candidates_;
     announce_groups(made.plan, *backend::accelerator());
   }
   kept_ = &made;

@@ -71,6 +71,7 @@ class CutRun {
  private:
   graph::Plan& plan_for(Cut& cut);
   void predict(const graph::Graph& graph, CachedPlan& made);
+  CachedPlan* resized_plan(PlanSet& known, const CachedPlan* similar, const PlanSettings& settings, const Cut& cut);
   void note_run();
   void log_program();
   void find_room(const Cut& cut);

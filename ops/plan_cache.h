@@ -75,6 +75,7 @@ struct CachedPlan {
   // With an accelerator:
   uint64_t accelerator_need = 0;  // bytes that it must have for the plan
   double predicted_seconds = 0;
+  double placed_seconds = 0;  // what was predicted when it was decided what runs where
   int measured = 0;  // runs whose times were looked at
   std::vector<graph::Candidate> candidates;
 

@@ -7,6 +7,7 @@
 #include "backend/cpu/instruction_set.h"
 #include "backend/fnv.h"
 #include "backend/parallel.h"
+#include "graph/simulate.h"
 #include "graph/verify.h"
 
 namespace hetero::graph {
@@ -86,6 +87,17 @@ bool same_kinds(const Graph& a, const Graph& b) {
   });
 }
 
+// Whether what runs where may stay as it was decided for `before`: the plans take about as long.
+bool of_one_size(const Graph& before, const Plan& plan_before, const Graph& now, const Plan& plan,
+                 const PlanOptions& options) {
+  constexpr double kMost = 2;
+  if (uses_host_only(plan)) return true;
+  Simulation then, today;
+  simulate(before, plan_before, CostModel(options), then);
+  simulate(now, plan, CostModel(options), today);
+  return today.seconds < kMost * then.seconds && then.seconds < kMost * today.seconds;
+}
+
 // The plan in the file; an error says why it is of no use.
 Status read_plan(const SavedProgram& program, const PlanOptions& options, StaticPlan& plan) {
   if (program.plan.empty()) return Status(ErrorClass::kUsage, "the program was saved without a plan");
@@ -156,9 +168,11 @@ Status plan_resized(const SavedProgram& program, const PlanOptions& options, con
   before.windows = &program.windows;
   plan.graph = owned_graph(program);
   for (BufferId b = 0; b < before.buffers.size(); ++b) plan.graph.buffers[b].valid_on = before.buffers[b].valid_on;
-  if (uses_host_only(like.plan) && same_kinds(before, plan.graph)) {
+  if (same_kinds(before, plan.graph)) {
     plan.plan = like.plan;
-    if (resize_plan(before, plan.graph, options, plan.plan) && verify_plan(plan.graph, plan.plan, options).ok()) {
+    if (resize_plan(before, plan.graph, options, plan.plan) &&
+        of_one_size(before, like.plan, plan.graph, plan.plan, options) &&
+        verify_plan(plan.graph, plan.plan, options).ok()) {
       plan.origin = "resized";
       return Status();
     }

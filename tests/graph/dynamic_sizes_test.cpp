@@ -22,20 +22,20 @@ using Sizes = std::vector<int64_t>;
 // A model that is made once: fitting takes a while.
 std::shared_ptr<Model> dynamic_model() { return model_of(make_dynamic()); }
 
-Results expected_at(int64_t a, int64_t b) {
-  DynamicRecording recording(a, b);
+Results expected_at(int64_t a, int64_t b, bool partly = true) {
+  DynamicRecording recording(a, b, partly);
   for (Buffer& buffer : recording.program.graph.buffers) buffer.escapes |= buffer.valid_on != 0;
   return recording.program.interpret();
 }
 
 // Sets the sizes, runs and compares everything but the state, which goes on from run to run.
-void check_at(GraphExecutor& executor, int64_t a, int64_t b, size_t slot = 0) {
+void check_at(GraphExecutor& executor, int64_t a, int64_t b, size_t slot = 0, bool partly = true) {
   INFO("a " << a << ", b " << b);
   require(executor.SetSizes(Sizes{a, b}));
-  DynamicRecording recording(a, b);
+  DynamicRecording recording(a, b, partly);
   set_inputs(executor, recording.program, slot);
   require(executor.Run(slot));
-  Results expected = expected_at(a, b);
+  Results expected = expected_at(a, b, partly);
   expected.values[recording.state].reset();
   for (const ProgramValue& output : executor.outputs()) {
     // `kept` is made of the state.
@@ -91,17 +91,22 @@ TEST_CASE("an executor computes what the interpreter does for any sizes, on what
   }
 }
 
-TEST_CASE("the plan is resized for other sizes, kept for sizes that come back, and made anew where a size becomes 1") {
-  auto executor = executor_of(model_of(make_dynamic(3, 8, false)), executor_options(fused_options()));
-  require(executor->SetSizes(Sizes{4, 16}));
-  CHECK(executor->plan().origin == "resized");
-  const StaticPlan* const plan = &executor->plan();
-  require(executor->SetSizes(Sizes{6, 20}));
-  CHECK(&executor->plan() != plan);
-  require(executor->SetSizes(Sizes{4, 16}));
-  CHECK(&executor->plan() == plan);
-  require(executor->SetSizes(Sizes{1, 16}));
-  CHECK(executor->plan().origin == "made anew for these sizes");
+TEST_CASE("the plan is resized for other sizes, kept for sizes that come back, and made anew where a size becomes 1",
+          "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  for (const PlanOptions& options : {fused_options(), remote_options()}) {
+    auto executor = executor_of(model_of(make_dynamic(3, 8, false)), executor_options(options));
+    check_at(*executor, 4, 16, 0, false);
+    CHECK(executor->plan().origin == "resized");
+    const StaticPlan* const plan = &executor->plan();
+    check_at(*executor, 6, 20, 0, false);
+    CHECK(&executor->plan() != plan);
+    CHECK(executor->plan().origin == "resized");
+    require(executor->SetSizes(Sizes{4, 16}));
+    CHECK(&executor->plan() == plan);
+    check_at(*executor, 1, 16, 0, false);
+    CHECK(executor->plan().origin == "made anew for these sizes");
+  }
   // What is written in part may overlap otherwise.
   auto partly = executor_of(dynamic_model(), executor_options(fused_options()));
   require(partly->SetSizes(Sizes{4, 16}));
