@@ -448,7 +448,8 @@ uint32_t end_of_transfer(const Graph& graph, const Plan& plan, uint32_t position
   uint64_t bytes = graph.buffers[first.index].bytes;
   for (++position; position < plan.program.size(); ++position) {
     const Instruction& next = plan.program[position];
-    if (next.kind != Instruction::Kind::kCopy || next.queue != first.queue) break;
+    // What comes back begins a transfer: until then the bytes that were there before may be used.
+    if (next.kind != Instruction::Kind::kCopy || next.queue != first.queue || next.stay != 0) break;
     bytes += graph.buffers[next.index].bytes;
     if (bytes > most) break;
   }

@@ -71,9 +71,8 @@ void drop_events(Plan& plan, std::vector<uint8_t>& joined) {
 // The tasks of a program that has its copies.
 void find_tasks(const Graph& now, const PlanOptions& options, Plan& plan, Scratch& scratch) {
   scratch.serial.clear();
-  std::ranges::copy_if(plan.program, std::back_inserter(scratch.serial), [](const Instruction& instruction) {
-    return instruction.kind != Instruction::Kind::kCopy;
-  });
+  std::ranges::copy_if(plan.program, std::back_inserter(scratch.serial),
+                       [](const Instruction& instruction) { return instruction.kind != Instruction::Kind::kCopy; });
   plan.program.swap(scratch.serial);
   scratch.tasks.build(now, plan, options);
   plan.program.swap(scratch.serial);

@@ -265,11 +265,14 @@ class MemoryPlanner {
     for (uint32_t i = 0; i < plan_.program.size(); ++i) {
       const Instruction& instruction = plan_.program[i];
       if (instruction.kind == Instruction::Kind::kCopy) {
-        take(i, instruction.index, instruction.from);
-        if (instruction.stay != 0) scratch_.stay[index_of(instruction.index, instruction.to)] = instruction.stay;
-        take(i, instruction.index, instruction.to);
-        give_back(i, instruction.index, instruction.from);
-        give_back(i, instruction.index, instruction.to);
+        // The copies of one transfer run at once: none takes what another gives back.
+        const uint32_t end = end_of_joined(scratch_, i);
+        for (uint32_t c = i; c < end; ++c) take_by_copy(c);
+        for (uint32_t c = i; c < end; ++c) {
+          give_back(c, plan_.program[c].index, plan_.program[c].from);
+          give_back(c, plan_.program[c].index, plan_.program[c].to);
+        }
+        i = end - 1;
         continue;
       }
       if (instruction.kind == Instruction::Kind::kFused) {
@@ -286,6 +289,13 @@ class MemoryPlanner {
       for (const Operand* o = first; o != end; ++o) take(i, o->buffer, device);
       for (const Operand* o = first; o != end; ++o) give_back(i, o->buffer, device);
     }
+  }
+
+  void take_by_copy(uint32_t i) {
+    const Instruction& copy = plan_.program[i];
+    take(i, copy.index, copy.from);
+    if (copy.stay != 0) scratch_.stay[index_of(copy.index, copy.to)] = copy.stay;
+    take(i, copy.index, copy.to);
   }
 
   void take(uint32_t i, BufferId buffer, DeviceIndex device) {

@@ -12,6 +12,7 @@
 // is after all earlier ones of the host's queue, and after whatever these waited for.
 
 #include <algorithm>
+#include <utility>
 
 #include "graph/passes/passes.h"
 
@@ -97,7 +98,10 @@ class EarlySubmission {
       const uint32_t before = head(queue);
       if (before != kNone && requirement[queue] > before) return false;
     }
-    return limit_ == kAnyBytes || live_ + begun_[i] <= limit_;
+    if (limit_ == kAnyBytes) return true;
+    // Bytes come back when all is submitted that uses those that were there before: by the order of submission it is known who uses which.
+    const uint32_t before = stay_before_[i];
+    return (before == kNone || touches_[before] == 0) && live_ + begun_[i] <= limit_;
   }
 
   void emit(uint32_t i) {
@@ -113,6 +117,7 @@ class EarlySubmission {
   // Bytes of the accelerator that begin to be used at each instruction, and by how many each stay is touched.
   void find_stays() {
     begun_.assign(plan_.program.size(), 0);
+    stay_before_.assign(plan_.program.size(), kNone);
     stays_.assign(plan_.program.size() + 1, 0);
     current_.assign(graph_.buffers.size(), kNone);
     for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
@@ -122,7 +127,7 @@ class EarlySubmission {
       stays_[i] = static_cast<uint32_t>(touched_.size());
       const Instruction& instruction = plan_.program[i];
       if (instruction.kind == Instruction::Kind::kCopy) {
-        if (instruction.stay != 0) current_[instruction.index] = kNone;
+        if (instruction.stay != 0) stay_before_[i] = std::exchange(current_[instruction.index], kNone);
         touch(i, instruction.index);
       } else if (device_of(instruction.queue) == backend::kAccelerator) {
         for (const Use& use : scratch_.tasks.uses_of(instruction)) {
@@ -159,12 +164,13 @@ class EarlySubmission {
   std::vector<uint32_t> lines_[kMaxQueues];  // per queue: its instructions
   size_t next_[kMaxQueues] = {};
   uint64_t live_ = 0;
-  std::vector<uint64_t> begun_;    // per instruction
-  std::vector<uint32_t> stays_;    // per instruction: where its entries of touched_ begin
-  std::vector<uint32_t> touched_;  // stays
-  std::vector<uint32_t> current_;  // per buffer: the stay that it is in
-  std::vector<uint64_t> bytes_;    // per stay
-  std::vector<uint32_t> touches_;  // per stay: those that are to come
+  std::vector<uint64_t> begun_;        // per instruction
+  std::vector<uint32_t> stay_before_;  // per copy of bytes that come back: the stay of those that were there before
+  std::vector<uint32_t> stays_;        // per instruction: where its entries of touched_ begin
+  std::vector<uint32_t> touched_;      // stays
+  std::vector<uint32_t> current_;      // per buffer: the stay that it is in
+  std::vector<uint64_t> bytes_;        // per stay
+  std::vector<uint32_t> touches_;      // per stay: those that are to come
 };
 
 }  // namespace
