@@ -30,13 +30,24 @@ struct Binding {
   // Where the CPU's bytes are while it has no block for them; valid_on says that they are valid there.
   std::unique_ptr<backend::SpillFile> spilled;
   Status error;  // not ok: the bytes are lost, for this reason
-  // How many programs with an accelerator have read the bytes since they were written.
-  uint8_t reads = 0;
+  // How many programs with an accelerator have read the bytes since they were written, or had to leave; below 0 after that.
+  int16_t reads = 0;
+  uint8_t evictions = 0;  // how often they had to leave the accelerator for another program
 
   // What was known of the bytes holds no more.
   void changed() {
     derived.reset();
     reads = 0;
+    evictions = 0;
+  }
+
+  // The bytes have left the accelerator for those of another program. Where that happens again and again, bringing them is no investment: each time it takes
+  // twice as many reads as before until they are expected to stay again.
+  void evicted() {
+    constexpr uint8_t kMost = 8;
+    constexpr int kFirst = 32;
+    reads = static_cast<int16_t>(-(kFirst << evictions));
+    if (evictions < kMost) ++evictions;
   }
 };
 

@@ -80,7 +80,8 @@ struct Buffer {
   bool escapes;
   // Earlier programs have read the same bytes, so later ones are expected to: a weight. A hint for placement.
   bool steady = false;
-  uint8_t reserved = 0;  // buffers are compared as bytes
+  // The host reads the bytes when the graph has run, so they have to be there.
+  bool fetched = false;
   // The block in which this buffer is made is that of another, whose bytes stay as they are: what a concatenation grows in place.
   BufferId takes = kNoBuffer;
   // Of the storage in the block. Operands' windows are of the block.

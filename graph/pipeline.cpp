@@ -180,6 +180,42 @@ bool is_host_only(const Graph& graph, const Plan& plan) {
   return true;
 }
 
+// With everything on the accelerator, as far as that may be, where several compute queues make that faster than what was found for one. Seconds are those of
+// later runs, when what stays is there.
+void consider_whole(const Graph& graph, PlanOptions options, Plan& plan, Scratch& scratch) {
+  if (options.policy != Policy::kAuto || options.compute_queues == 1) return;
+  std::vector<DeviceIndex> found;
+  for (const Task& task : scratch.tasks.tasks) found.push_back(task.device_in(plan));
+  const std::vector<DeviceIndex> whole = scratch.tasks.all_on(kAccelerator);
+  if (found == whole) return;
+  options.join_copies = false;
+  options.thorough = false;
+  Graph later = graph;
+  for (Buffer& buffer : later.buffers) {
+    if (buffer.steady && buffer.valid_on == 1u << kCpu) buffer.valid_on |= 1u << kAccelerator;
+  }
+  Simulation simulation;
+  const auto seconds = [&] {
+    lay_out(later, options, kAnyBytes, plan, scratch);
+    simulate(later, plan, CostModel(options), simulation);
+    return simulation.seconds;
+  };
+  const std::vector<uint32_t> order = scratch.order;
+  const double seconds_found = seconds();
+  std::ranges::sort(scratch.order);
+  write_placements(scratch.tasks, whole, plan);
+  const double seconds_whole = seconds();
+  const bool better = seconds_whole < kWorthIt * seconds_found;
+  if (!better) {
+    write_placements(scratch.tasks, found, plan);
+    scratch.order = order;
+  }
+  if (options.candidates == nullptr) return;
+  options.candidates->push_back({"all there, on several queues", seconds_whole, better});
+  if (!better) return;
+  for (size_t i = 0; i + 1 < options.candidates->size(); ++i) (*options.candidates)[i].chosen = false;
+}
+
 // Where the accelerator cannot hold everything at once.
 class BoundedSearch {
  public:
@@ -193,7 +229,7 @@ class BoundedSearch {
         tasks_(scratch.tasks) {
     // In the order of the program: others may need more memory at once.
     std::ranges::sort(scratch.order);
-    for (const Task& task : tasks_.tasks) found_.push_back(plan.placements[task.node].device);
+    for (const Task& task : tasks_.tasks) found_.push_back(task.device_in(plan));
   }
 
   void run() {
@@ -384,6 +420,7 @@ void make_plan(const Graph& graph, const PlanOptions& options, Plan& plan) {
   }
   find_tasks(graph, options, plan, scratch);
   place_nodes(graph, options, plan, scratch);
+  if (!is_host_only(graph, plan)) consider_whole(graph, options, plan, scratch);
   if (is_host_only(graph, plan)) {
     lay_out_on_host(graph, options, plan, scratch);
   } else if (!lay_out(graph, options, kAnyBytes, plan, scratch)) {

@@ -81,6 +81,7 @@ void find_tasks(const Graph& now, const PlanOptions& options, Plan& plan, Scratc
 // What the tasks are predicted to take now.
 void predict_tasks(const TaskGraph& tasks, Plan& plan) {
   for (const Task& task : tasks.tasks) {
+    if (task.is_fetch()) continue;
     const bool grouped = task.group != Task::kNoGroup;
     const std::span<const uint32_t> members =
         grouped ? std::span<const uint32_t>(plan.groups[task.group].members) : std::span(&task.node, 1);

@@ -65,7 +65,7 @@ void RunState::begin(const Graph& graph, const Plan& plan, std::span<Binding* co
     }
     if (graph.buffers[b].valid_on == 0) continue;
     if (!binding->shared) unwritten_[b] = binding;
-    if (devices_[backend::kAccelerator] != nullptr && binding->reads != UINT8_MAX) ++binding->reads;
+    if (devices_[backend::kAccelerator] != nullptr && binding->reads != INT16_MAX) ++binding->reads;
   }
   for (const BufferId b : notes_->written) {
     unwritten_[b] = nullptr;

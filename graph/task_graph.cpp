@@ -93,6 +93,17 @@ void TaskGraph::build(const Graph& graph, const Plan& plan, const PlanOptions& o
     task.allowed = allowed.devices;
     task.reason = allowed.reason;
   }
+  for (BufferId b = 0; b < graph.buffers.size(); ++b) {
+    if (!graph.buffers[b].fetched) continue;
+    const auto first = static_cast<uint32_t>(uses.size());
+    uses.push_back({.buffer = b, .reads = true, .writes = false});
+    tasks.push_back({.node = Task::kNoNode,
+                     .first_use = first,
+                     .use_count = 1,
+                     .allowed = 1u << kCpu,
+                     .reason = Reason::kRequested,
+                     .seconds = {}});
+  }
   for (size_t b = 0; b < values.size(); ++b) {
     if (!graph.buffers[b].steady || written[b]) continue;
     values[b].amortized = true;

@@ -1,6 +1,6 @@
 // TaskGraph: a graph as placement sees it: tasks with what they take on each device, and values with what moving them takes.
 //
-// A Task is what runs as one: a live node, or a fused group of them. Its Uses are its operands by buffer: several operands on one buffer are one use. Order between tasks is that of buffers: who
+// A Task is what runs as one: a live node, or a fused group of them; or, after all others, the host's reading of a buffer that it fetches. Its Uses are its operands by buffer: several operands on one buffer are one use. Order between tasks is that of buffers: who
 // writes one comes after all that touched it before, who reads it after the last that wrote it. That is coarser than conflicts(), which looks
 // at windows, and it is what the queues' order (passes/order.cpp) keeps.
 //
@@ -29,14 +29,21 @@ struct Use {
 
 struct Task {
   static constexpr uint32_t kNoGroup = UINT32_MAX;
+  static constexpr uint32_t kNoNode = UINT32_MAX;
 
-  uint32_t node;              // of a group: the last member
+  uint32_t node;  // of a group: the last member; kNoNode: the host reads
+
   uint32_t group = kNoGroup;  // of the plan
   uint32_t first_use;
   uint32_t use_count;
   uint8_t allowed;                       // devices that may run it, as bits
   Reason reason;                         // why, where that is only one
   double seconds[backend::kMaxDevices];  // what it takes there
+
+  bool is_fetch() const { return node == kNoNode; }
+  backend::DeviceIndex device_in(const Plan& plan) const {
+    return is_fetch() ? backend::kCpu : plan.placements[node].device;
+  }
 };
 
 struct Value {
@@ -52,7 +59,7 @@ class TaskGraph {
   // REQUIRES: the program of `plan` has runs and fused groups only.
   void build(const Graph& graph, const Plan& plan, const PlanOptions& options);
 
-  std::vector<Task> tasks;  // in the order of the plan's program
+  std::vector<Task> tasks;  // in the order of the plan's program, then those of the host
   std::vector<Use> uses;
   std::vector<Value> values;  // per buffer
 

@@ -263,6 +263,12 @@ void CompiledProgram::Work::bind(const Variant& variant) {
     const bool lent = source.kind == Kind::kArgument && originals[source.index];
     buffer.escapes = lent || source.kind != Kind::kArgument || c10::raw::intrusive_ptr::use_count(bound) > 2;
     if (!buffer.escapes && buffer.valid_on == 0 && bound->binding.error.ok()) cut.bindings[b] = nullptr;
+    if (backend::accelerator() == nullptr) continue;
+    buffer.fetched =
+        (lent && variant.written[source.index] != 0) ||
+        std::ranges::any_of(variant.results, [source](const Variant::Result& result) {
+          return result.on_host && result.source.kind == source.kind && result.source.index == source.index;
+        });
   }
 }
 

@@ -24,6 +24,10 @@ Fit fit_of_buffers(const CachedPlan& known, const Cut& cut) {
         a[i].layout.has_gaps() != b[i].layout.has_gaps()) {
       return Fit::kNone;
     }
+    // What decides where things run.
+    if (known.settings.accelerator != nullptr && (a[i].steady != b[i].steady || a[i].fetched != b[i].fetched)) {
+      return Fit::kNone;
+    }
   }
   return Fit::kSimilar;
 }

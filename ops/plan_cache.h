@@ -76,7 +76,7 @@ struct CachedPlan {
   uint64_t accelerator_need = 0;  // bytes that it must have for the plan
   double predicted_seconds = 0;
   double placed_seconds = 0;  // what was predicted when it was decided what runs where
-  int measured = 0;  // runs whose times were looked at
+  int measured = 0;           // runs whose times were looked at
   std::vector<graph::Candidate> candidates;
 
   // Notes that the plan is for this cut now.

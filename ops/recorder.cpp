@@ -21,7 +21,7 @@ constinit Recorder* recorder_instance = nullptr;
 namespace {
 
 // After so many programs that read a storage and do not write it, later ones are expected to do the same.
-constexpr uint8_t kSteadyReads = 3;
+constexpr int16_t kSteadyReads = 3;
 
 constexpr size_t kWindowBytes = 128;  // of one with four dimensions, index included
 
@@ -622,6 +622,7 @@ void Recorder::finish(Cut& cut, uint64_t flight) {
       buffer.layout = flies ? storage->layout_later : storage->binding.layout;
       buffer.bytes = buffer.layout.block_bytes(buffer.bytes);
     }
+    buffer.fetched = storage == cut.fetched;
     if (buffer.escapes || buffer.valid_on != 0 || (!flies && !storage->binding.error.ok())) {
       cut.bindings[b] = &storage->binding;
     }

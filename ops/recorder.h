@@ -153,11 +153,13 @@ struct Cut {
   // Its nodes were not written down where `kept` is set: they are those of kept->graph, with other numbers in them (`values`).
   graph::Graph graph;
   CachedPlan* kept = nullptr;
-  bool keeps = false;                               // plans may be kept for it, and taken from those kept
-  Bytes values;                                     // of a whole trace, in the order of its nodes
-  uint64_t version = 0;                             // of the trie, when the nodes were cut
-  std::vector<StorageHold> holds;                   // per buffer
-  std::vector<graph::Binding*> bindings;            // per buffer; null for temporaries
+  bool keeps = false;                     // plans may be kept for it, and taken from those kept
+  Bytes values;                           // of a whole trace, in the order of its nodes
+  uint64_t version = 0;                   // of the trie, when the nodes were cut
+  std::vector<StorageHold> holds;         // per buffer
+  std::vector<graph::Binding*> bindings;  // per buffer; null for temporaries
+  const HeteroStorage* fetched =
+      nullptr;  // the host reads its bytes after the run, which may have to come from an accelerator
   std::vector<graph::BufferId> to_close;            // their blocks have gaps that must go before the run: growth.h
   std::unordered_map<uint32_t, std::string> lines;  // node sequence -> Python line, with HETERO_TRACEBACK
   at::ScalarType default_dtype = at::kFloat;
@@ -180,6 +182,7 @@ struct Cut {
   void clear() {
     kept = nullptr;
     keeps = false;
+    fetched = nullptr;
     values.clear();
     end = nullptr;
     mark = nullptr;

@@ -158,6 +158,7 @@ void make_room(const Cut& cut, uint64_t bytes) {
   for (StorageHold& hold : holds) {
     if (room_for(cut) >= bytes) return;
     if (!hold.storage()->binding.blocks[kAccelerator] || !leave(hold.storage())) continue;
+    hold.storage()->binding.evicted();
     count(counters().storages_evicted);
   }
 }

@@ -159,17 +159,27 @@ void flush_all(SyncReason reason) {
   if (!status.ok()) raise(status);
 }
 
-void settle(std::span<HeteroStorage* const> storages, SyncReason reason) {
+namespace {
+
+// `fetched`, if not null, is the one of them whose bytes the host is about to read.
+void settle_for(std::span<HeteroStorage* const> storages, const HeteroStorage* fetched, SyncReason reason) {
   check_fork();
   const Executing executing;
   if (captures_here()) [[unlikely]]
     return check_settled(storages, reason);
-  const Status status = cut_and_run(
-      reason, [&](Recorder& from, bool reuse, Cut& cut) { return from.cut_ancestors(storages, false, reuse, cut); });
+  const Status status = cut_and_run(reason, [&](Recorder& from, bool reuse, Cut& cut) {
+    // On the CPU alone there is nothing to fetch, and no plan depends on it.
+    cut.fetched = backend::accelerator() != nullptr ? fetched : nullptr;
+    return from.cut_ancestors(storages, false, reuse, cut);
+  });
   for (HeteroStorage* storage : storages) check_bytes(storage);
   // Some other value failed in the same run: whoever needs it will see the error.
   if (!status.ok() && status.error_class() == ErrorClass::kInternal) raise(status);
 }
+
+}  // namespace
+
+void settle(std::span<HeteroStorage* const> storages, SyncReason reason) { settle_for(storages, nullptr, reason); }
 
 void settle_users(HeteroStorage* storage, SyncReason reason) {
   check_fork();
@@ -200,7 +210,7 @@ c10::Storage host_storage(const c10::Storage& of, SyncReason reason, bool writes
   HeteroStorage* const storages[] = {storage};
   const Executing executing;
   if (writes) settle_users(storage, reason);
-  settle(storages, reason);
+  settle_for(storages, storage, reason);
   fetch_bytes(storage);
   if (storage->binding.layout.has_gaps() && !writes) return dense_copy(storage);
   if (writes) {

@@ -39,15 +39,17 @@ class Walk {
     begin();
     for (uint32_t i = 0; i < scratch_.order.size(); ++i) {
       const Task& task = scratch_.tasks.tasks[scratch_.order[i]];
-      const DeviceIndex device = plan_.placements[task.node].device;
+      const DeviceIndex device = task.device_in(plan_);
       const bool grouped = task.group != Task::kNoGroup;
       uses_ = {scratch_.tasks.begin(task), task.use_count};
       find_next_use(task);
       if (device == kAccelerator && bounded() && !make_room()) return false;
       bring(device);
-      plan_.program.push_back({.kind = grouped ? Instruction::Kind::kFused : Instruction::Kind::kRun,
-                               .queue = queue_id(device, QueueKind::kCompute),
-                               .index = grouped ? task.group : task.node});
+      if (!task.is_fetch()) {
+        plan_.program.push_back({.kind = grouped ? Instruction::Kind::kFused : Instruction::Kind::kRun,
+                                 .queue = queue_id(device, QueueKind::kCompute),
+                                 .index = grouped ? task.group : task.node});
+      }
       note_writes(device);
       if (bounded()) let_go(i, device);
     }
@@ -84,7 +86,7 @@ class Walk {
     scratch_.next_use.resize(tasks.uses.size());
     for (uint32_t i = static_cast<uint32_t>(scratch_.order.size()); i-- > 0;) {
       const Task& task = tasks.tasks[scratch_.order[i]];
-      const bool there = plan_.placements[task.node].device == kAccelerator;
+      const bool there = task.device_in(plan_) == kAccelerator;
       for (uint32_t u = task.first_use; u < task.first_use + task.use_count; ++u) {
         BufferState& state = states_[tasks.uses[u].buffer];
         scratch_.next_use[u] = state.next_use;

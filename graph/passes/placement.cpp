@@ -215,6 +215,7 @@ double search_seconds(TaskGraph& tasks, std::vector<Candidate>* candidates) {
 void write_placements(const TaskGraph& tasks, std::span<const DeviceIndex> devices, Plan& plan) {
   for (uint32_t t = 0; t < tasks.size(); ++t) {
     const Task& task = tasks.tasks[t];
+    if (task.is_fetch()) continue;
     const DeviceIndex device = devices[t];
     const bool grouped = task.group != Task::kNoGroup;
     const std::span<const uint32_t> members =

@@ -59,7 +59,7 @@ class Chooser {
     const TaskGraph& tasks = scratch_.tasks;
     for (const uint32_t t : scratch_.order) {
       const Task& task = tasks.tasks[t];
-      if (plan_.placements[task.node].device != kAccelerator) continue;
+      if (task.device_in(plan_) != kAccelerator) continue;
       at += task.seconds[kAccelerator];
       for (const Use* use = tasks.begin(task); use != tasks.end(task); ++use) {
         const Buffer& buffer = graph_.buffers[use->buffer];

@@ -32,13 +32,13 @@ CPU_ALONE = {
     "test_compile.py::test_a_model_on_the_cpu_runs_on_the_device_and_its_results_come_back[lstm]": (
         "an LSTM layer's outputs have other shapes on the CPU than on an accelerator"
     ),
-    "test_compile.py::test_another": "plans are resized without an accelerator only",
-    "test_compile.py::test_max_autotune_plans_each_size": "plans are resized without an accelerator only",
+    "test_compile.py::test_another": "plans are made anew while costs are learned",
+    "test_compile.py::test_max_autotune_plans_each_size": "plans are made anew while costs are learned",
     "test_compile.py::test_recording_goes_on_across_a_graph_break": "counts plans, and costs are learned",
     "test_compile.py::test_training_is_close": "counts plans, and costs are learned",
     "test_compile.py::test_training_leaves_no_memory_behind": "counts the bytes of the host's allocator",
-    "test_compile.py::test_other_batches": "plans are resized without an accelerator only",
-    "test_compile.py::test_training_with_other": "plans are resized without an accelerator only",
+    "test_compile.py::test_other_batches": "plans are made anew while costs are learned",
+    "test_compile.py::test_training_with_other": "plans are made anew while costs are learned",
     "test_config.py::test_jit_compiles": "counts kernels that are fused and compiled for the CPU",
     "test_growth.py": "tensors grow in place without an accelerator only",
     "test_losses.py": "counts groups that are fused for the CPU",
