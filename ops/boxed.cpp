@@ -209,6 +209,8 @@ void boxed_kernel(const graph::Invocation& invocation) {
     }
   }
   stack.clear();
+  TORCH_CHECK(output == invocation.node->operand_count, "hetero: the kernel of ", info.name, " made ",
+              output - tensors.first_output(), " tensors in place of ", invocation.node->output_count);
 }
 
 }  // namespace hetero::ops

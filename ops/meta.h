@@ -32,6 +32,19 @@ bool run_meta(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun&
 // it raises or its results are not plain new tensors.
 bool run_probe(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run);
 
+// While one is alive, a Meta kernel of ours runs no kernel of the CPU to learn what only that knows.
+class NothingRuns {
+ public:
+  NothingRuns();
+  NothingRuns(const NothingRuns&) = delete;
+  ~NothingRuns();
+  // In this thread.
+  static bool holds();
+
+ private:
+  bool before_;
+};
+
 // The cache entry for a successful run. REQUIRES: the recorder lock.
 MetaEntry entry_of(const OpInfo& info, const MetaRun& run);
 

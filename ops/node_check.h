@@ -1,8 +1,11 @@
 // Checking nodes that no recorder has written: those of a saved program that was read from a file.
 //
 // Kernels trust the bytes that a recorder encoded (call.h) and the windows that the Meta kernel gave. A file may hold anything, so its nodes are checked
-// as if they were recorded: the attributes are read with every bound looked at and each value must be one that the operator's schema asks for; then the Meta kernel
-// is run, and its outputs must be those of the node. An operator without a Meta kernel is run on zeros, if they are few.
+// as if they were recorded: the operator must be one that the recorder records; the attributes are read with every bound looked at and each value must be one that the
+// operator's schema asks for; then the Meta kernel is run, and its outputs must be those of the node. No kernel that computes is run: what a file says is no reason to.
+//
+// Some Meta kernels describe CUDA's kernels, and recorders have learned from the CPU's what those make. Such outputs are taken as the node has them where
+// running the node compares them with what its kernel has made (kernel.h); the others are refused.
 //
 // A saved program names its operators; the resolver finds those that PyTorch knows and the device has not met in this process.
 //

@@ -14,6 +14,7 @@
 #include "ops/catch_all.h"
 #include "ops/fused/lower.h"
 #include "ops/node_check.h"
+#include "ops/op_info.h"
 #include "ops/special.h"
 
 namespace hetero::ops {
@@ -46,6 +47,12 @@ bool has_default_kernel(const c10::OperatorHandle& handle) {
   return false;
 }
 
+// Those of register_whole.
+std::unordered_set<std::string>& whole_operators() {
+  static auto* names = new std::unordered_set<std::string>;
+  return *names;
+}
+
 // Operators without a row whose default kernel would take them apart although the CPU has a kernel for the whole. A structured
 // operator would become empty + op.out; others would compute by another formula than the CPU does.
 void register_whole(torch::Library& library) {
@@ -60,6 +67,7 @@ void register_whole(torch::Library& library) {
     }
     const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
     library.impl(full.substr(6).c_str(), torch::CppFunction::makeFromBoxedFunction<&catch_all>());
+    whole_operators().insert(full);
   }
 }
 
@@ -78,6 +86,14 @@ graph::OpTraits traits_of(const std::string& name) {
   const auto row = class_rows().find(name);
   if (row != class_rows().end()) traits.op_class = row->second;
   return traits;
+}
+
+bool is_recorded(const OpInfo& info) {
+  if (info.views) return false;
+  if (info.typed) return true;
+  if (!info.records) return false;
+  return whole_operators().count(info.name) != 0 ||
+         (!info.handle.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) && !has_default_kernel(info.handle));
 }
 
 bool overwrites_first_argument(const std::string& name) { return overwrites_rows().count(name) != 0; }

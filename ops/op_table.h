@@ -9,6 +9,12 @@
 
 namespace hetero::ops {
 
+struct OpInfo;
+
+// Whether calls of the operator on the device become nodes: those of a row, of the catch-all, and of the fallback, which operators reach that nobody
+// takes apart. What such an operator reads, makes and writes is tensors.
+bool is_recorded(const OpInfo& info);
+
 // The typed rows, split over several files to compile side by side.
 void add_pointwise_rows(torch::Library& library);
 void add_inplace_rows(torch::Library& library);

@@ -39,6 +39,8 @@
 #include <tuple>
 #include <vector>
 
+#include "ops/meta.h"
+
 namespace hetero::ops {
 namespace {
 
@@ -391,13 +393,29 @@ int64_t workspace_bytes(const LayerShape& shape) {
   return known->emplace(shape, bytes).first->second;
 }
 
-Layer layer_meta(const Tensor& input, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor& hx,
-                 const Tensor& cx, bool, at::IntArrayRef, int64_t, int64_t hidden_size, int64_t, bool, bool, bool, bool,
-                 bool keeps_workspace) {
+// oneDNN's layer takes all of them at their word, and would read outside of what does not fit.
+void check_layer(const Tensor& input, const Tensor& weight0, const Tensor& weight1, const Tensor& weight2,
+                 const Tensor& weight3, const Tensor& hx, const Tensor& cx, at::IntArrayRef batch_sizes, int64_t mode,
+                 int64_t hidden_size) {
+  TORCH_CHECK(mode == kLstm && batch_sizes.empty() && input.dim() == 3 && hx.dim() == 2 && hx.size(1) == hidden_size,
+              "hetero: no layer of an LSTM");
+  const int64_t gates = 4 * hx.size(1);
+  TORCH_CHECK(hx.size(0) == input.size(1) && cx.sizes() == hx.sizes() &&
+                  weight0.sizes() == at::IntArrayRef({gates, input.size(2)}) &&
+                  weight1.sizes() == at::IntArrayRef({gates, hidden_size}) && weight2.numel() == gates &&
+                  weight3.numel() == gates,
+              "hetero: the weights and states of an LSTM's layer do not fit its input");
+}
+
+Layer layer_meta(const Tensor& input, const Tensor& weight0, const Tensor& weight1, const Tensor& weight2,
+                 const Tensor& weight3, const Tensor& hx, const Tensor& cx, bool, at::IntArrayRef batch_sizes,
+                 int64_t mode, int64_t hidden_size, int64_t, bool, bool, bool, bool, bool keeps_workspace) {
+  check_layer(input, weight0, weight1, weight2, weight3, hx, cx, batch_sizes, mode, hidden_size);
   const int64_t steps = input.size(0), batch = input.size(1);
   Tensor workspace;
   if (keeps_workspace) {
-    const int64_t bytes = workspace_bytes({input.scalar_type(), steps, batch, input.size(2), hidden_size});
+    const LayerShape shape{input.scalar_type(), steps, batch, input.size(2), hidden_size};
+    const int64_t bytes = NothingRuns::holds() ? 0 : workspace_bytes(shape);
     workspace = at::empty({bytes}, input.options().dtype(at::kByte));
   }
   return {at::empty({steps, batch, hidden_size}, input.options()), at::empty(hx.sizes(), hx.options()),
@@ -414,11 +432,13 @@ Layer record_layer(const Tensor& input, const Tensor& weight0, const Tensor& wei
                  has_biases, bidirectional, batch_first, train, at::GradMode::is_enabled());
 }
 
-LayerGradients layer_backward_meta(const Tensor& input, const Tensor& weight0, const Tensor& weight1, const Tensor&,
-                                   const Tensor&, const Tensor& hx, const Tensor& cx, const Tensor&, const Tensor&,
-                                   const Tensor&, const std::optional<Tensor>&, const std::optional<Tensor>&,
-                                   const std::optional<Tensor>&, bool, int64_t, int64_t hidden_size, int64_t, bool,
-                                   bool, bool, at::IntArrayRef, bool, const Tensor&) {
+LayerGradients layer_backward_meta(const Tensor& input, const Tensor& weight0, const Tensor& weight1,
+                                   const Tensor& weight2, const Tensor& weight3, const Tensor& hx, const Tensor& cx,
+                                   const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&,
+                                   const std::optional<Tensor>&, const std::optional<Tensor>&, bool, int64_t mode,
+                                   int64_t hidden_size, int64_t, bool, bool, bool, at::IntArrayRef batch_sizes, bool,
+                                   const Tensor&) {
+  check_layer(input, weight0, weight1, weight2, weight3, hx, cx, batch_sizes, mode, hidden_size);
   const auto gradient = [&](at::IntArrayRef sizes) { return at::empty(sizes, input.options().dtype(at::kFloat)); };
   return {gradient(input.sizes()),     gradient(weight0.sizes()),   gradient(weight1.sizes()),
           gradient({4 * hidden_size}), gradient({4 * hidden_size}), gradient(hx.sizes()),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_hetero import _C
+from torch_hetero import _C, structure
 from torch_hetero.pipeline import Pipeline
 from torch_hetero.server import Group, Server
 from torch_hetero.signature import positional_names
@@ -32,8 +32,8 @@ __all__ = ["CompiledModel", "compile_model", "load"]
 _HETERO = torch.device("hetero", 0)
 _INPUTS = "python.inputs"
 _OUTPUTS = "python.outputs"
-_IN_SPEC = "python.in_spec"
-_OUT_SPEC = "python.out_spec"
+_ARGUMENTS = "python.arguments"
+_RESULTS = "python.results"
 _UPDATES = "python.updates"
 _PRECISIONS = ("float32", "bfloat16")
 
@@ -53,17 +53,13 @@ class CompiledModel:
         self._model = model
         self._own_executor: _C.GraphExecutor | None = None
         self._making = threading.Lock()
-        metadata = model.metadata
-        if _IN_SPEC not in metadata:
-            raise ValueError("the file was not saved by torch.hetero.compile, so Python does not know how to call it; "
-                             "GraphExecutor in C++ does")
-        self._in_spec = pytree.treespec_loads(metadata[_IN_SPEC])
-        args, kwargs = pytree.tree_unflatten([None] * self._in_spec.num_leaves, self._in_spec)
-        self._positional, self._keywords = len(args), list(kwargs)
-        self._out_spec = pytree.treespec_loads(metadata[_OUT_SPEC])
-        self._given: list[Any] = json.loads(metadata[_INPUTS])
-        self._made: list[Any] = json.loads(metadata[_OUTPUTS])
-        self._updates: list[list[int]] = json.loads(metadata[_UPDATES])
+        convention = _Convention(model)
+        self._arguments, self._positional, self._keywords = convention.arguments()
+        self._given = convention.given(self._arguments)
+        self._results, self._made = convention.results()
+        self._updates = convention.updates()
+        # How pytree says that arguments are nested as in the example; None before the first call.
+        self._in_spec: pytree.TreeSpec | None = None
         self._lock = threading.Lock()
 
     @property
@@ -158,8 +154,11 @@ class CompiledModel:
                              f"{_named(self._positional, self._keywords)}, not {_named(len(args), list(kwargs))}")
         leaves, spec = pytree.tree_flatten((args, {name: kwargs[name] for name in self._keywords}))
         if spec != self._in_spec:
-            raise ValueError("the arguments are nested otherwise than in the example: "
-                             f"expected {self._in_spec}, not {spec}")
+            described = structure.describe(spec)
+            if described != self._arguments:
+                raise ValueError("the arguments are nested otherwise than in the example: expected "
+                                 f"{structure.show(self._arguments)}, not {structure.show(described)}")
+            self._in_spec = spec
         return self._tensors(leaves)
 
     def _results_of(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> Any:
@@ -168,7 +167,7 @@ class CompiledModel:
         for index, output in self._updates:
             tensors[index].detach().copy_(results[output])
         made = [results[leaf["tensor"]].to(device) if isinstance(leaf, dict) else leaf for leaf in self._made]
-        return pytree.tree_unflatten(made, self._out_spec)
+        return structure.build(self._results, iter(made))
 
     def _tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         tensors = []
@@ -205,6 +204,84 @@ class CompiledModel:
         return self._executor.describe()
 
 
+class _Convention:
+    """How Python calls a program, by the metadata of its file, which may say anything."""
+
+    def __init__(self, model: _C.Model) -> None:
+        self._metadata = model.metadata
+        if _ARGUMENTS not in self._metadata:
+            raise ValueError("the file was not saved by torch.hetero.compile of this version, so Python does not know "
+                             "how to call it; GraphExecutor in C++ does")
+        self._inputs, self._outputs = model.inputs, model.outputs
+
+    def arguments(self) -> tuple[Any, int, list[str]]:
+        """Their structure, how many are given by position, and the names of the others."""
+        arguments = self._nested(_ARGUMENTS)
+        pair = arguments.get("tuple", []) if isinstance(arguments, dict) else []
+        if [list(part) for part in pair if isinstance(part, dict)] != [["tuple"], ["dict"]]:
+            raise _damaged(_ARGUMENTS)
+        keywords = [name for name, _ in pair[1]["dict"]]
+        if not all(isinstance(name, str) for name in keywords):
+            raise _damaged(_ARGUMENTS)
+        return arguments, len(pair[0]["tuple"]), keywords
+
+    def given(self, arguments: Any) -> list[Any]:
+        """What each leaf of the arguments is: ``{"tensor": name}``, or the value that it has."""
+        leaves = self._leaves(_INPUTS, arguments)
+        if [leaf["tensor"] for leaf in leaves if isinstance(leaf, dict)] != [name for name, _ in self._inputs]:
+            raise _damaged(_INPUTS)
+        return leaves
+
+    def results(self) -> tuple[Any, list[Any]]:
+        """Their structure, and what each leaf is: ``{"tensor": index of an output}``, or its value."""
+        results = self._nested(_RESULTS)
+        leaves = self._leaves(_OUTPUTS, results)
+        if not all(self._is_output(leaf["tensor"]) for leaf in leaves if isinstance(leaf, dict)):
+            raise _damaged(_OUTPUTS)
+        return results, leaves
+
+    def updates(self) -> list[list[int]]:
+        """Inputs that are updated in place, by index, and the outputs that they become."""
+        updates = self._read(_UPDATES)
+        for pair in updates if isinstance(updates, list) else [None]:
+            known = isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int and self._is_output(pair[1])
+            if not known or not 0 <= pair[0] < len(self._inputs):
+                raise _damaged(_UPDATES)
+            if self._inputs[pair[0]][1] != self._outputs[pair[1]][1]:
+                raise _damaged(_UPDATES)
+        return updates
+
+    def _is_output(self, index: Any) -> bool:
+        return type(index) is int and 0 <= index < len(self._outputs)
+
+    def _nested(self, key: str) -> Any:
+        nested = self._read(key)
+        try:
+            structure.check(nested)
+        except (ValueError, RecursionError):
+            raise _damaged(key) from None
+        return nested
+
+    def _leaves(self, key: str, nested: Any) -> list[Any]:
+        leaves = self._read(key)
+        if not isinstance(leaves, list) or len(leaves) != structure.count_leaves(nested):
+            raise _damaged(key)
+        for leaf in leaves:
+            if not (isinstance(leaf, dict) and list(leaf) == ["tensor"]) and not _is_plain(leaf):
+                raise _damaged(key)
+        return leaves
+
+    def _read(self, key: str) -> Any:
+        try:
+            return json.loads(self._metadata[key])
+        except (KeyError, ValueError, RecursionError):
+            raise _damaged(key) from None
+
+
+def _damaged(key: str) -> ValueError:
+    return ValueError(f"the file is damaged: {key} in its metadata is not what torch.hetero.compile writes")
+
+
 def load(path: str | os.PathLike[str]) -> CompiledModel:
     """Reads a file of `CompiledModel.save`. No code in it is run, as there is none.
 
@@ -212,7 +289,11 @@ def load(path: str | os.PathLike[str]) -> CompiledModel:
         RuntimeError: for a file that cannot be read, is damaged, newer than this version, or no saved program.
         ValueError: for a program that is not legal, or was not made by Python.
     """
-    return CompiledModel(_C.Model.load(os.fspath(path)))
+    model = _C.Model.load(os.fspath(path))
+    try:
+        return CompiledModel(model)
+    except ValueError as error:
+        raise ValueError(f"hetero: {os.fspath(path)}: {error}") from None
 
 
 def compile_model(
@@ -480,15 +561,14 @@ class _Maker:
                 outputs.append(_unique(_name_of(path) or "output", outputs))
             else:
                 made.append(_plain_leaf(leaf, "a result"))
-        _, out_spec = pytree.tree_flatten(results)
         updates = program.updated_arguments
         for index in updates:
             outputs.append(_unique(f"{inputs[index]}.updated", outputs))
         metadata = {
             _INPUTS: json.dumps(given),
             _OUTPUTS: json.dumps(made),
-            _IN_SPEC: pytree.treespec_dumps(self._in_spec),
-            _OUT_SPEC: pytree.treespec_dumps(out_spec),
+            _ARGUMENTS: json.dumps(structure.describe(self._in_spec)),
+            _RESULTS: json.dumps(structure.describe(pytree.tree_structure(results))),
             _UPDATES: json.dumps([[index, len(outputs) - len(updates) + i] for i, index in enumerate(updates)]),
             "made_by": f"torch {torch.__version__}",
         }
@@ -513,9 +593,13 @@ def _plain(results: Any) -> Any:
 
 
 def _plain_leaf(leaf: Any, what: str) -> Any:
-    if leaf is None or isinstance(leaf, (bool, int, float, str)):
+    if _is_plain(leaf):
         return leaf
     raise ValueError(f"{what} is a {type(leaf).__name__}: a program takes and gives tensors, numbers, strings and None")
+
+
+def _is_plain(leaf: Any) -> bool:
+    return leaf is None or isinstance(leaf, (bool, int, float, str))
 
 
 def _check_same_leaves(results: Any, others: Any) -> None:

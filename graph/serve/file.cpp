@@ -8,6 +8,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 namespace hetero::graph {
 namespace {
@@ -25,6 +27,24 @@ struct OpenFile {
     if (number >= 0) close(number);
   }
 };
+
+// The file that is to be made or replaced: where a path is a link, what it leads to. There may be none yet.
+Result<std::string> target_of(const std::string& path) {
+  constexpr int kMostLinks = 40;
+  std::filesystem::path target = path;
+  std::error_code error;
+  for (int links = 0; std::filesystem::is_symlink(target, error); ++links) {
+    if (links == kMostLinks) return cannot("write", path, ELOOP);
+    const std::filesystem::path next = std::filesystem::read_symlink(target, error);
+    if (error) return cannot("write", path, error.value());
+    target = target.parent_path() / next;
+  }
+  const std::filesystem::file_status status = std::filesystem::status(target, error);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    return Status(ErrorClass::kStorage, "cannot write " + path + ": it is not a file");
+  }
+  return target.string();
+}
 
 }  // namespace
 
@@ -54,10 +74,12 @@ MappedFile::~MappedFile() {
 
 Result<std::unique_ptr<NewFile>> NewFile::create(const std::string& path) {
   static std::atomic<uint32_t> count{0};
+  Result<std::string> target = target_of(path);
+  if (!target.ok()) return target.status();
   while (true) {
-    std::string temporary = path + '.' + std::to_string(getpid()) + '-' + std::to_string(count++) + ".new";
+    std::string temporary = target.value() + '.' + std::to_string(getpid()) + '-' + std::to_string(count++) + ".new";
     const int file = ::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (file >= 0) return std::unique_ptr<NewFile>(new NewFile(path, std::move(temporary), file));
+    if (file >= 0) return std::unique_ptr<NewFile>(new NewFile(target.value(), std::move(temporary), file));
     if (errno != EEXIST) return cannot("write", path, errno);
   }
 }

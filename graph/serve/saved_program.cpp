@@ -132,10 +132,11 @@ class ProgramVerifier {
     return Status();
   }
 
-  // Nothing is read that nobody has made.
+  // Nothing is read that nobody has made. What has no bytes, such as the weight of a layer without inputs, nobody needs to make.
   Status check_order() {
     std::vector<uint8_t> made(graph_.buffers.size());
-    for (BufferId b = 0; b < made.size(); ++b) made[b] = inputs_[b] | constants_[b];
+    for (BufferId b = 0; b < made.size(); ++b)
+      made[b] = inputs_[b] != 0 || constants_[b] != 0 || graph_.buffers[b].bytes == 0;
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
       const Operand* const operands = graph_.operands_of(node);

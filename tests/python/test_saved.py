@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import json
+import os
+import random
 import re
 import struct
 import threading
@@ -183,6 +186,24 @@ def test_a_mapping_of_example_inputs_is_keyword_arguments() -> None:
     assert torch.equal(program(y=y, x=x, scale=2.0), (x - y) * 2)
 
 
+def test_arguments_of_other_classes_are_taken_for_tuples_and_dictionaries(tmp_path: Path) -> None:
+    pair = namedtuple("pair", "a b")  # noqa: PYI024
+    given = (pair(torch.ones(2), 3), collections.OrderedDict(x=torch.ones(2)), {1: [torch.ones(2)], "k": None})
+    path = tmp_path / "m.hetero"
+    torch.hetero.compile(lambda p, d, e: p.a * p.b + d["x"] + e[1][0], given).save(path)
+    program = torch.hetero.load(path)
+    for _ in range(2):
+        assert_close(program(*given), torch.full((2,), 5.0))
+        assert_close(program(tuple(given[0]), dict(given[1]), given[2]), torch.full((2,), 5.0))
+    with pytest.raises(ValueError, match=r"expected \(\(\(\*, \*\), \{'x': \*\}, \{1: \[\*\], 'k': \*\}\), \{\}\)"):
+        program(given[0], {"y": torch.ones(2)}, given[2])
+
+
+def test_arguments_in_what_a_file_cannot_describe_are_refused() -> None:
+    with pytest.raises(ValueError, match="whose keys are strings and integers"):
+        torch.hetero.compile(lambda d: d[(1, 2)] + 1, ({(1, 2): torch.ones(2)},))
+
+
 def test_a_namedtuple_becomes_a_tuple() -> None:
     pair = namedtuple("pair", "a b")  # noqa: PYI024
     program = torch.hetero.compile(lambda x: pair(x + 1, x * 2), (torch.ones(2),))
@@ -248,6 +269,21 @@ def test_empty_inputs_and_outputs_are_taken() -> None:
     assert steps.shape == (3, 0) and (doubled == 2).all()
     program = torch.hetero.compile(lambda x: x + 1, (torch.ones(0, 4),))
     assert program(torch.ones(0, 4)).shape == (0, 4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("model", "sizes"), [
+    (lambda: nn.Linear(0, 3), (2, 0)),
+    (lambda: nn.Linear(3, 0), (2, 3)),
+    (lambda: nn.Sequential(nn.Linear(3, 0, bias=False), nn.ReLU(), nn.Linear(0, 2)), (2, 3)),
+])
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_layers_may_have_weights_without_elements(model: Any, sizes: tuple[int, ...], tmp_path: Path) -> None:
+    layer, x = model(), torch.randn(sizes)
+    program = torch.hetero.compile(layer, (x,))
+    assert_same(program(x), layer(x))
+    program.save(tmp_path / "m.hetero")
+    assert_same(torch.hetero.load(tmp_path / "m.hetero")(x), layer(x))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -336,6 +372,23 @@ def test_threads_may_call_one_program(program: CompiledModel) -> None:
     assert not wrong
 
 
+def test_what_a_link_leads_to_is_replaced_and_what_is_no_file_is_not(program: CompiledModel, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link, target = tmp_path / "link.hetero", tmp_path / "there" / "m.hetero"
+    link.symlink_to("there/m.hetero")
+    for _ in range(2):  # at first it leads nowhere
+        program.save(link)
+        assert link.is_symlink() and not target.is_symlink()
+        torch.hetero.load(target)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "round").symlink_to("round")
+    for name, words in (("pipe", "it is not a file"), ("there", "it is not a file"), ("round", "symbolic links")):
+        with pytest.raises(RuntimeError, match=f"cannot write .*{name}: .*{words}"):
+            program.save(tmp_path / name)
+    assert (tmp_path / "pipe").is_fifo()
+    assert {entry.name for entry in tmp_path.iterdir()} == {"there", "link.hetero", "pipe", "round"}
+
+
 def test_a_file_is_a_zip_that_other_tools_read(program: CompiledModel, tmp_path: Path) -> None:
     path = tmp_path / "m.hetero"
     program.save(path)
@@ -400,6 +453,127 @@ def test_damaged_attributes_never_crash(program: CompiledModel, tmp_path: Path) 
             torch.hetero.load(path)(torch.ones(3, 16))
         except (ValueError, RuntimeError, IndexError):
             pass
+
+
+# Layers whose Meta kernels describe CUDA's kernels, or do not look at their arguments.
+LAYERS = {
+    "embedding_bag": lambda: (nn.EmbeddingBag(20, 6, mode="mean"), torch.randint(20, (5, 7))),
+    "largest embedding": lambda: (nn.EmbeddingBag(20, 6, mode="max"), torch.randint(20, (5, 7))),
+    "lstm": lambda: (nn.LSTM(4, 5), torch.randn(3, 2, 4)),
+    "convolution": lambda: (nn.Conv2d(3, 4, 3, stride=2, padding=1), torch.randn(2, 3, 9, 9)),
+    "batch_norm": lambda: (nn.BatchNorm2d(3), torch.randn(2, 3, 4, 4)),
+    "batch_norm in training": lambda: (nn.BatchNorm2d(3).train(), torch.randn(2, 3, 4, 4)),
+    **{
+        f"{name}, {half}": lambda make=make, half=half: (make().to(half), torch.randn(2, 4, 4).to(half))
+        for half in (torch.bfloat16, torch.float16)
+        for name, make in {
+            "layer_norm": lambda: nn.LayerNorm(4),
+            "group_norm": lambda: nn.GroupNorm(2, 4),
+            "batch_norm": lambda: nn.BatchNorm1d(4),
+            "batch_norm without weights": lambda: nn.BatchNorm1d(4, affine=False),
+            "instance_norm": lambda: nn.InstanceNorm1d(4),
+        }.items()
+    },
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_are_loaded_though_their_meta_kernels_describe_others(name: str, tmp_path: Path) -> None:
+    model, x = LAYERS[name]()
+    if "training" not in name:
+        model.eval()
+    torch.hetero.compile(model, (x,)).save(tmp_path / "m.hetero")
+    assert_close(torch.hetero.load(tmp_path / "m.hetero")(x), model(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["embedding_bag", "lstm", "convolution", "batch_norm"])
+def test_damaged_attributes_of_layers_never_crash(name: str, tmp_path: Path) -> None:
+    model, x = LAYERS[name]()
+    path = tmp_path / "m.hetero"
+    torch.hetero.compile(model.eval(), (x,)).save(path)
+    graph = graph_of(path)
+    attributes = list(re.finditer(r"\{([0-9a-f]+)\}", graph))
+    numbers = random.Random(3)
+    loaded = 0
+    for _ in range(120):
+        found = numbers.choice(attributes)
+        changed = bytearray.fromhex(found[1])
+        place = numbers.randrange(len(changed))
+        changed[place] = numbers.choice((0, 1, 2, 3, 127, 255, changed[place] ^ 1 << numbers.randrange(8)))
+        rewrite(path, {"graph.txt": (graph[:found.start(1)] + changed.hex() + graph[found.end(1):]).encode()})
+        try:
+            torch.hetero.load(path)(x)
+            loaded += 1
+        except (ValueError, RuntimeError, IndexError):
+            pass
+    assert 0 < loaded < 120
+
+
+def string(text: str) -> bytes:
+    return b"\x0e" + struct.pack("<I", len(text)) + text.encode()
+
+
+@pytest.mark.parametrize("inspects", [False, True])
+def test_loading_a_file_runs_no_operator_that_it_names(inspects: bool, tmp_path: Path) -> None:
+    path, victim = tmp_path / "m.hetero", tmp_path / "made_by_load"
+    torch.hetero.compile(lambda x: x + 1, (torch.ones(4),)).save(path)
+    node = next(line for line in graph_of(path).splitlines() if line.startswith("n0"))
+    arguments = string(str(victim)) + b"\x0b\x01\x05" + struct.pack("<q", 4) + b"\x00\x00\x10\x00"
+    attributes = struct.pack("<II", len(arguments), 0) + arguments
+    made = f"n0: aten::from_file() -> b1:f32[4] {{{attributes.hex()}}}"
+    rewrite(path, {"graph.txt": graph_of(path).replace(node, made).encode()})
+    if inspects:
+        assert run_python(f"from torch_hetero.inspect import main; exit(main([{str(path)!r}]))").returncode == 1
+    else:
+        with pytest.raises(ValueError, match=r"n0 \(aten::from_file\) what it makes is not known"):
+            torch.hetero.load(path)
+    assert not victim.exists()
+
+
+def test_an_operator_that_would_resize_an_operand_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.hetero"
+    torch.hetero.compile(lambda x, out: torch.add(x, x, out=out), (torch.ones(4), torch.ones(4))).save(path)
+    assert "write b1:f32[4]" in graph_of(path)
+    rewrite(path, {"graph.txt": graph_of(path).replace("write b1:f32[4]", "write b1:f32[2]").encode()})
+    with pytest.raises(ValueError, match=r"n0 \(aten::add.out\) it resizes an operand"):
+        torch.hetero.load(path)
+
+
+@pytest.mark.parametrize("name", ["aten::set_.source_Tensor", "aten::resize_", "aten::view", "aten::linear",
+                                  "aten::empty.memory_format"])
+def test_operators_that_no_recorder_records_are_refused(program: CompiledModel, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "m.hetero"
+    program.save(path)
+    rewrite(path, {"graph.txt": graph_of(path).replace("aten::addmm", name, 1).encode()})
+    with pytest.raises(ValueError, match=f"n0 \\({name}\\) it is an operator that no program has"):
+        torch.hetero.load(path)
+
+
+@pytest.mark.parametrize(("key", "text"), [
+    *itertools.product(("arguments", "inputs", "outputs", "results", "updates"),
+                       ("", "{", "1", "[[0,999]]", '[{"tensor":99}]', "[" * 5000 + "]" * 5000, None)),
+    ("arguments", "null"), ("arguments", '{"tuple": [{"tuple": [null]}, {"dict": [[1, null]]}]}'),
+    ("arguments", '{"tuple": [{"tuple": [null]}, {"dict": [["x", null]]}]}'), ("inputs", '[{"tensor": "other"}]'),
+    ("outputs", '[{"tensor": -1}]'), ("outputs", '[{"tensor": true}]'), ("results", '{"dict": [[[], null]]}'),
+    ("results", '{"set": [null]}'), ("updates", "[[0, 0]]"), ("updates", "null"),
+])
+def test_damaged_metadata_is_refused_at_load(
+    program: CompiledModel, tmp_path: Path, key: str, text: str | None
+) -> None:
+    path = tmp_path / "m.hetero"
+    program.save(path)
+    with zipfile.ZipFile(path) as archive:
+        contents = json.loads(archive.read("program.json"))
+    contents["metadata"].pop(f"python.{key}")
+    if text is not None:
+        contents["metadata"][f"python.{key}"] = text
+    rewrite(path, {"program.json": json.dumps(contents).encode()})
+    foreign = (key, text) == ("arguments", None)
+    words = "not saved by torch.hetero.compile" if foreign else r"damaged: python\.\w+ in its"
+    with pytest.raises(ValueError, match=rf"m\.hetero: the file .*{words}"):
+        torch.hetero.load(path)
 
 
 def test_a_file_that_is_none_or_of_another_kind_is_refused_in_words(tmp_path: Path) -> None:
