@@ -10,6 +10,7 @@
 #include "backend/registry.h"
 #include "ops/compiled_variant.h"
 #include "ops/generator.h"
+#include "ops/opaque.h"
 #include "ops/overlap.h"
 #include "ops/static_call.h"
 #include "ops/storage_memory.h"
@@ -54,6 +55,14 @@ at::Tensor view_through(c10::Storage storage, const graph::Window& window, uint8
                               {window.sizes().data(), rank}, {window.strides().data(), rank}, window.offset);
   set_bits(view, bits);
   return view;
+}
+
+// As a view does: a write of one is a new version of both. Tensors of inference have no versions.
+void share_version(const at::Tensor& view, const at::Tensor& base) {
+  c10::TensorImpl* const impl = view.unsafeGetTensorImpl();
+  if (!view.is_inference() && !base.is_inference()) {
+    impl->set_version_counter(base.unsafeGetTensorImpl()->version_counter());
+  }
 }
 
 bool is_strided(const at::Tensor& tensor) { return tensor.layout() == c10::kStrided && tensor.has_storage(); }
@@ -104,11 +113,14 @@ struct CompiledProgram::Capture {
   Variant::Source name_constant(const c10::Storage& storage);
   Variant::Source source_of_result(const c10::Storage& storage);
   void add_result(const c10::IValue& value, bool on_host, graph::WindowTable& windows);
+  void relate(size_t number, const std::vector<c10::IValue>& values);
   void keep(Cut& cut, const graph::WindowTable& windows);
 
   Executing executing;
+  const OpaqueOperators opaque{};
   std::unique_ptr<Variant> variant = std::make_unique<Variant>();
   std::vector<c10::Storage> stand_ins;  // per storage of the arguments
+  std::vector<c10::IValue> given;       // per argument: what stands for it
   std::unordered_map<const c10::StorageImpl*, Variant::Source> sources;
 };
 
@@ -124,7 +136,8 @@ struct CompiledProgram::Work {
 
   void take_arguments(std::vector<c10::IValue>& values, const Storages& storages, const Variant& variant);
   void settle_arguments(const Variant& variant);
-  void make_results(const Variant& variant, const graph::WindowTable& windows);
+  void make_results(const std::vector<c10::IValue>& values, const Variant& variant, const graph::WindowTable& windows);
+  void bump_versions(const std::vector<c10::IValue>& values, const Storages& storages, const Variant& variant);
   const c10::Storage& storage(const Variant& variant, Variant::Source source) const;
   void bind(const Variant& variant);
   void draw(const Variant& variant);
@@ -231,13 +244,36 @@ const c10::Storage& CompiledProgram::Work::storage(const Variant& variant, Varia
   }
 }
 
-void CompiledProgram::Work::make_results(const Variant& variant, const graph::WindowTable& windows) {
+void CompiledProgram::Work::make_results(const std::vector<c10::IValue>& values, const Variant& variant,
+                                         const graph::WindowTable& windows) {
+  using Relation = Variant::Result::Relation;
+  using Kind = Variant::Source::Kind;
   for (const uint64_t bytes : variant.result_bytes) made.push_back(make_storage(bytes));
   results.reserve(variant.results.size());
   for (const Variant::Result& result : variant.results) {
-    const bool is_number = result.source.kind == Variant::Source::Kind::kNumber;
-    results.push_back(is_number ? result.number
-                                : view_through(storage(variant, result.source), windows[result.window], result.bits));
+    if (result.source.kind == Kind::kNumber) {
+      results.push_back(result.number);
+      continue;
+    }
+    const std::vector<c10::IValue>& relatives = result.source.kind == Kind::kArgument ? values : results;
+    if (result.relation == Relation::kSame) {
+      results.push_back(relatives[result.relative]);
+      continue;
+    }
+    at::Tensor made = view_through(storage(variant, result.source), windows[result.window], result.bits);
+    if (result.relation == Relation::kView) share_version(made, relatives[result.relative].toTensor());
+    results.emplace_back(std::move(made));
+  }
+}
+
+// What the program writes has a new version, as behind an operator in place.
+void CompiledProgram::Work::bump_versions(const std::vector<c10::IValue>& values, const Storages& storages,
+                                          const Variant& variant) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint32_t number = storages.numbers[i];
+    if (number != Storages::kNone && variant.written[number] != 0) {
+      values[i].toTensor().unsafeGetTensorImpl()->bump_version();
+    }
   }
 }
 
@@ -299,20 +335,28 @@ void CompiledProgram::Work::write_back(const Variant& variant) {
 }
 
 void CompiledProgram::Work::bring_results_to_host(const Variant& variant) {
+  using Kind = Variant::Source::Kind;
   for (size_t i = 0; i < results.size(); ++i) {
     const Variant::Result& result = variant.results[i];
     if (!result.on_host) continue;
-    const at::Tensor tensor = results[i].toTensor();
-    switch (result.source.kind) {
-      case Variant::Source::Kind::kArgument:
-        results[i] = tensor_over(originals[result.source.index], tensor);
-        break;
-      case Variant::Source::Kind::kConstant:
-        results[i] = host_alias(tensor, SyncReason::kCompiled, false).clone();
-        break;
-      default:
-        results[i] = host_alias(tensor, SyncReason::kCompiled, true);
+    if (result.relation == Variant::Result::Relation::kSame) {
+      if (result.source.kind != Kind::kArgument) results[i] = results[result.relative];
+      continue;
     }
+    const at::Tensor tensor = results[i].toTensor();
+    at::Tensor host;
+    switch (result.source.kind) {
+      case Kind::kArgument:
+        host = tensor_over(originals[result.source.index], tensor);
+        break;
+      case Kind::kConstant:
+        results[i] = host_alias(tensor, SyncReason::kCompiled, false).clone();
+        continue;
+      default:
+        host = host_alias(tensor, SyncReason::kCompiled, true);
+    }
+    share_version(host, tensor);
+    results[i] = std::move(host);
   }
 }
 
@@ -351,7 +395,8 @@ std::optional<std::vector<c10::IValue>> CompiledProgram::run(std::vector<c10::IV
 
   work.take_arguments(arguments, *storages_, *variant);
   work.settle_arguments(*variant);
-  work.make_results(*variant, windows_);
+  work.make_results(arguments, *variant, windows_);
+  work.bump_versions(arguments, *storages_, *variant);
   arguments.clear();
   work.bind(*variant);
   work.draw(*variant);
@@ -411,6 +456,7 @@ std::vector<c10::IValue> CompiledProgram::begin_capture(const std::vector<c10::I
     known.on_host = tensor.device().is_cpu();
     stand_ins.push_back(view_through(capture->stand_ins[known.storage], windows_[known.window], known.bits));
   }
+  capture->given = stand_ins;
   for (bool begun = false; !begun;) {
     flush_all(SyncReason::kCompiled);
     Locked lock(recorder().mutex());
@@ -446,7 +492,10 @@ void CompiledProgram::end_capture(std::vector<c10::IValue> results, const std::v
   TORCH_CHECK(alone, "hetero: another thread used the device while the program was captured");
   capture->name_arguments();
   capture->name_constants(cut);
-  for (size_t i = 0; i < results.size(); ++i) capture->add_result(results[i], on_host[i], windows_);
+  for (size_t i = 0; i < results.size(); ++i) {
+    capture->add_result(results[i], on_host[i], windows_);
+    capture->relate(i, results);
+  }
   capture->keep(cut, windows_);
   count(counters().captures);
   add(std::move(capture->variant));
@@ -508,6 +557,34 @@ void CompiledProgram::Capture::add_result(const c10::IValue& value, bool on_host
   for (const Variant::Argument& argument : variant->arguments) {
     TORCH_CHECK(argument.storage != result.source.index || argument.on_host == on_host,
                 "hetero: a result of the program shares the memory of an argument on another device");
+  }
+}
+
+// What the result is to an argument, or to a result before it.
+void CompiledProgram::Capture::relate(size_t number, const std::vector<c10::IValue>& values) {
+  using Relation = Variant::Result::Relation;
+  Variant::Result& result = variant->results[number];
+  if (result.source.kind == Kind::kNumber) return;
+  const at::Tensor& tensor = values[number].toTensor();
+  const auto meet = [&](const c10::IValue& relative, size_t index, bool looks_alike) {
+    // One that an operator made look otherwise, as aten::t_ does, is the argument's no longer.
+    const Relation relation = looks_alike && relative.toTensor().is_same(tensor) ? Relation::kSame : Relation::kView;
+    if (result.relation >= relation) return;
+    result.relation = relation;
+    result.relative = static_cast<uint32_t>(index);
+  };
+  if (result.source.kind == Kind::kArgument) {
+    for (size_t i = 0; i < given.size(); ++i) {
+      const Variant::Argument& argument = variant->arguments[i];
+      if (argument.storage != result.source.index) continue;
+      meet(given[i], i, argument.window == result.window && argument.bits == result.bits);
+    }
+    return;
+  }
+  for (size_t i = 0; i < number; ++i) {
+    const Variant::Result& other = variant->results[i];
+    if (other.source.kind != result.source.kind || other.source.index != result.source.index) continue;
+    meet(values[i], i, other.on_host == result.on_host);
   }
 }
 

@@ -38,10 +38,15 @@ struct CompiledProgram::Variant {
     uint32_t index = 0;  // of a storage of the arguments, of `constants`, or of `result_bytes`
   };
   struct Result {
+    // What it is to the tensor `relative`, which has the same storage: an argument where the source is one, else an earlier result. Autograd notices by the
+    // version counter that a saved tensor was written since, so tensors that share it without the program share it behind the program.
+    enum class Relation : uint8_t { kNone, kView, kSame };
     Source source;
     graph::WindowId window = graph::kNoWindow;
     uint8_t bits = 0;
     bool on_host = false;
+    Relation relation = Relation::kNone;
+    uint32_t relative = 0;
     c10::IValue number;
   };
 

@@ -21,7 +21,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from torch_hetero import _C
+from torch_hetero import _C, rng_prims
 from torch_hetero.config import config
 from torch_hetero.explain import refused_captures
 
@@ -43,6 +43,8 @@ _OPTIONS = ("plan_each_size",)
 # A graph that could not be captured so often is not tried again: the first call may meet operators that have to run
 # once before anybody knows what their results look like.
 _MOST_REFUSALS = 2
+
+rng_prims.add_hetero()
 
 _graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 _numbers = itertools.count()
@@ -91,6 +93,20 @@ class GraphOnHetero(fx.Interpreter):
         return value.to(_HETERO) if isinstance(value, torch.Tensor) else value
 
 
+def _never_captured(module: fx.GraphModule) -> str:
+    """Says what of the graph must be called each time, where a capture would keep what it did then."""
+    targets = [node.target for inner in module.modules() if isinstance(inner, fx.GraphModule)
+               for node in inner.graph.nodes]
+    if any(target in rng_prims.OPERATORS for target in targets):
+        return "random numbers that are drawn again in the backward pass"
+    for target in targets:
+        # Its kernel may be Python, and takes tensors of the device, which a node of a program has not.
+        custom = isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prims")
+        if custom and torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "PrivateUse1"):
+            return f"{target.name()}, which has a kernel of its own for the device"
+    return ""
+
+
 def _on_hetero(device: torch.device) -> torch.device:
     return _HETERO if device.type == "cpu" else device
 
@@ -121,6 +137,7 @@ class CompiledGraph:
         self.refusal = ""
         self._refusals = 0
         self._module = module
+        self._never_captured = _never_captured(module)
         self._program = _C.CompiledProgram(**options)
         self._on_host = [_is_on_host(result) for result in module.graph.output_node().args[0]]
         _graphs.add(self)
@@ -161,6 +178,8 @@ class CompiledGraph:
         return True
 
     def _record(self, arguments: list[Any]) -> list[Any]:
+        if self._never_captured:
+            raise NotImplementedError(f"hetero: a compiled program cannot contain this: {self._never_captured}")
         stand_ins = self._program.begin_capture(arguments)
         return list(GraphOnHetero(self._module).run(*stand_ins, enable_io_processing=False))
 

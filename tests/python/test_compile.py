@@ -13,9 +13,12 @@ import models
 import pytest
 import torch
 import torch._dynamo
+import torch.utils.checkpoint
 from counters import COMPILED, counting
 from helpers import assert_same, needs_hetero, run_python_ok
 from torch import nn
+
+import torch_hetero
 
 pytestmark = [
     needs_hetero,
@@ -354,6 +357,81 @@ def test_a_parameter_is_updated_in_place_by_compiled_code() -> None:
     assert_same(state(model), state(oracle))
 
 
+# ---- what autograd sees --------------------------------------------------------------------------------------------
+
+MODIFIED = "has been modified by an inplace operation"
+
+
+def write(tensor: torch.Tensor) -> None:
+    with torch.no_grad():
+        tensor.add_(1)
+
+
+@pytest.mark.parametrize("device", ("cpu", "hetero"))
+@pytest.mark.parametrize(
+    "function", (lambda x, w: (x * w).sum(), lambda x, w: (x @ w.t()).sum()), ids=("itself", "view")
+)
+def test_an_argument_that_is_written_before_its_backward_is_an_error(
+    function: Callable[..., torch.Tensor], device: str
+) -> None:
+    x, w = numbers(4, 4).to(device).requires_grad_(), numbers(4, 4).to(device)
+    loss = compiled(function)(x, w)
+    write(w)
+    with pytest.raises(RuntimeError, match=MODIFIED):
+        loss.backward()
+
+
+@pytest.mark.parametrize("device", ("cpu", "hetero"))
+def test_a_result_that_is_written_before_its_backward_is_an_error(device: str) -> None:
+    result = compiled(torch.exp)(numbers(4).to(device).requires_grad_())
+    write(result)
+    with pytest.raises(RuntimeError, match=MODIFIED):
+        result.sum().backward()
+
+
+@pytest.mark.parametrize("device", ("cpu", "hetero"))
+def test_a_step_between_two_backwards_is_an_error(device: str) -> None:
+    model = linear().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fast = compiled(model)
+    x = numbers(4, 12).to(device).requires_grad_()
+    first, second = fast(x).sum(), fast(x).square().sum()
+    first.backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match=MODIFIED):
+        second.backward()
+
+
+@pytest.mark.parametrize("device", ("cpu", "hetero"))
+def test_what_a_program_writes_has_a_new_version(device: str) -> None:
+    x, w = numbers(4).to(device), numbers(4).to(device).requires_grad_()
+    loss = (x * w).sum()
+    compiled(lambda x: x.add_(1))(x)
+    with pytest.raises(RuntimeError, match=MODIFIED):
+        loss.backward()
+
+
+@pytest.mark.parametrize("device", ("cpu", "hetero"))
+def test_double_backward_is_refused_in_pytorchs_words(device: str) -> None:
+    x = numbers(4).to(device).requires_grad_()
+    (gradient,) = torch.autograd.grad(compiled(lambda x: (x**3).sum())(x), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not currently support double backward"):
+        gradient.sum().backward()
+
+
+def test_a_result_that_is_an_argument_is_that_tensor() -> None:
+    program = torch_hetero._C.CompiledProgram()
+    for device in ("cpu", "hetero"):
+        argument = numbers(4).to(device)
+        (stand_in,) = program.begin_capture([argument])
+        made = stand_in + 1
+        program.end_capture([stand_in, made, made], [device == "cpu"] * 3)
+        same, first, second = program.run([argument])
+        assert same is argument
+        assert first is second
+        assert_same(first.cpu(), numbers(4) + 1)
+
+
 def test_pending_work_that_the_arguments_wait_for_runs_first() -> None:
     fast = compiled(lambda x: x.add_(1))
     x = torch.zeros(4, device="hetero")
@@ -398,6 +476,26 @@ def test_dropout_in_training_drops_what_the_lazy_device_drops(unfused: None) -> 
     assert_same(results[1], results[0])
 
 
+@pytest.mark.parametrize("device", ("cpu", "hetero"))
+def test_dropout_under_checkpointing_drops_the_same_in_the_backward_pass(device: str) -> None:
+    layer = linear().to(device)
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(layer(x).sigmoid(), 0.5)
+
+    fast = torch.compile(lambda x: torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False), backend="hetero")
+    x = numbers(8, 12).to(device).requires_grad_()
+    state = torch.hetero.get_rng_state()
+    result = fast(x)
+    result.sum().backward()
+    with torch.no_grad():
+        slopes = layer(x).sigmoid()
+        expected = ((result != 0) * 2 * slopes * (1 - slopes)).sum(0)
+    torch.testing.assert_close(layer.bias.grad, expected)
+    if device == "hetero":
+        assert not torch.equal(torch.hetero.get_rng_state(), state)
+
+
 # ---- custom operators, refusals, graph breaks ----------------------------------------------------------------------
 
 
@@ -438,6 +536,75 @@ def test_custom_operators_are_part_of_a_program() -> None:
     x = numbers(3, 4).to("hetero")
     fast = compiled(function)
     assert_steady(lambda: fast(x))
+
+
+@pytest.fixture
+def counted() -> Iterator[tuple[Callable[..., Any], Callable[..., Any]]]:
+    """A custom operator of Python for all devices that counts its calls and uses numpy, and one that writes so."""
+    calls = 0
+    with torch.library._scoped_library("hetero_compile_test", "FRAGMENT"):
+
+        @torch.library.custom_op("hetero_compile_test::count", mutates_args=())
+        def count(x: torch.Tensor) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            return torch.from_numpy(x.cpu().numpy() + calls).to(x.device)
+
+        @count.register_fake
+        def _(x: torch.Tensor) -> torch.Tensor:
+            return torch.empty_like(x)
+
+        @torch.library.custom_op("hetero_compile_test::count_into", mutates_args=("x",))
+        def count_into(x: torch.Tensor) -> None:
+            nonlocal calls
+            calls += 1
+            x.fill_(calls)
+
+        yield count, count_into
+
+
+@pytest.mark.parametrize("device", ("cpu", "hetero"))
+def test_a_custom_operator_of_python_is_called_in_each_run(
+    device: str, counted: tuple[Callable[..., Any], Callable[..., Any]]
+) -> None:
+    count, count_into = counted
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        count_into(y)
+        return y + count(x)
+
+    fast = compiled(function)
+    before = torch.hetero.explain()
+    assert [fast(torch.zeros(1, device=device)).item() for _ in range(3)] == [3.0, 7.0, 11.0]
+    told = (torch.hetero.explain() - before).compiled
+    assert told["calls"] == 3 and not any(told["refused"].values()), told
+    x = torch.zeros(1, device="hetero")
+    assert count(x).item() == 7.0
+    program = torch.hetero.compile(lambda x: count(x) * 1, (x,))
+    first = program(x).item()
+    assert [program(x).item() for _ in range(2)] == [first + 1, first + 2]
+
+
+def test_a_custom_operator_with_a_kernel_for_the_device_runs_lazily() -> None:
+    calls = 0
+
+    @torch.library.custom_op("hetero_compile_test::on_device", mutates_args=(), device_types=("cpu", "hetero"))
+    def on_device(x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return x + calls
+
+    @on_device.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    fast = compiled(lambda x: on_device(x) * 1)
+    before = torch.hetero.explain()
+    x = torch.zeros(1, device="hetero")
+    assert [fast(x).item() for _ in range(3)] == [1.0, 2.0, 3.0]
+    refused = (torch.hetero.explain() - before).compiled["refused"]
+    assert any("on_device" in reason and "a kernel of its own for the device" in reason for reason in refused), refused
 
 
 def test_an_error_of_an_operator_is_its_own_and_the_next_call_works() -> None:
