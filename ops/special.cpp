@@ -1,19 +1,27 @@
 // Operators that PyTorch routes to device-specific entry points.
 //
 // Convolutions arrive as `convolution` (a typed row) or, from code that insists, as convolution_overrideable. Attention asks the device
-// which kernel it wants: we answer as the CPU would. Fused RNN cells exist on CUDA only, so they are composed here.
+// which kernel it wants: we answer as the CPU would. Fused RNN cells, and histograms of integers, exist on CUDA only, so they are composed here.
 
 #include "ops/special.h"
 
+#include <ATen/Dispatch.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/native/Resize.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/tanh.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+
+#include "ops/catch_all.h"
 
 namespace hetero::ops {
 namespace {
@@ -102,10 +110,59 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> fused_gru
           has_bias ? grad_hidden.sum(0) : at::Tensor()};
 }
 
+// What CUDA's kernel counts, whose bins are whole numbers too.
+at::Tensor histc_of_integers(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max) {
+  TORCH_CHECK(bins > 0, "bins must be > 0");
+  int64_t least = 0, most = 0;
+  AT_DISPATCH_INTEGRAL_TYPES(self.scalar_type(), "histc", [&] {
+    least = static_cast<int64_t>(min.to<scalar_t>());
+    most = static_cast<int64_t>(max.to<scalar_t>());
+  });
+  TORCH_CHECK(least <= most, "max must be larger than min");
+  if (self.numel() == 0) return at::zeros({bins}, self.options());
+  const at::Tensor values = self.to(at::kLong).reshape(-1);
+  if (least == most) {
+    least = values.min().item<int64_t>();
+    most = values.max().item<int64_t>();
+  }
+  if (least == most) {
+    --least;
+    ++most;
+  }
+  // The last bin has its upper end, too; those outside get a bin behind it.
+  const at::Tensor bin = at::div((values - least) * bins, most - least, "trunc").clamp_max(bins - 1);
+  const at::Tensor counted = at::where((values >= least).logical_and(values <= most), bin, bins);
+  const at::Tensor counts = at::zeros({bins + 1}, values.options()).scatter_add_(0, counted, at::ones_like(counted));
+  return counts.narrow(0, 0, bins).to(self.scalar_type(), false, true);
+}
+
+at::Tensor histc(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max) {
+  if (at::isIntegralType(self.scalar_type(), false)) return histc_of_integers(self, bins, min, max);
+  static const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow("aten::histc", "");
+  torch::jit::Stack stack = {self, bins, min, max};
+  catch_all(handle, &stack);
+  return stack[0].toTensor();
+}
+
+at::Tensor& histc_out(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max,
+                      at::Tensor& out) {
+  if (at::isIntegralType(self.scalar_type(), false)) {
+    const at::Tensor counts = histc_of_integers(self, bins, min, max);
+    at::native::resize_output(out, counts.sizes());
+    return out.copy_(counts);
+  }
+  static const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow("aten::histc", "out");
+  torch::jit::Stack stack = {self, bins, min, max, out};
+  catch_all(handle, &stack);
+  return out;
+}
+
 }  // namespace
 
 void register_special(torch::Library& library) {
   library.impl("_fused_sdp_choice", TORCH_FN(fused_sdp_choice));
+  library.impl("histc", TORCH_FN(histc));
+  library.impl("histc.out", TORCH_FN(histc_out));
   library.impl("convolution_overrideable", TORCH_FN(convolution_overrideable));
   library.impl("convolution_backward_overrideable", TORCH_FN(convolution_backward_overrideable));
   library.impl("_thnn_fused_lstm_cell", TORCH_FN(fused_lstm_cell));

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from counters import Seen, counting
-from helpers import DEVICE
+from helpers import DEVICE, needs_hetero
 from torch import Tensor, nn
 
 
@@ -319,3 +319,28 @@ def test_training_of_multi_head_attention() -> None:
         return step
 
     compare(build)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize(("bins", "least", "most"), [(10, 0, 0), (7, 3, 90), (8, 0, 8), (4, -5, 100)])
+def test_a_histogram_of_integers_counts_exactly(dtype: torch.dtype, bins: int, least: int, most: int) -> None:
+    """As mixtures of experts count their tokens; CUDA has it, the CPU has it for floats."""
+    if dtype == torch.uint8 and least < 0:
+        pytest.skip("no such number")
+    values = torch.randint(0, 100, (500,), generator=torch.Generator().manual_seed(7)).to(dtype)
+    expected = torch.histc(values.double(), bins, least, most).to(dtype)
+    actual = torch.histc(values.to(DEVICE) if DEVICE == "hetero" else values.double(), bins, least, most)
+    assert torch.equal(actual.cpu().to(dtype), expected)
+    if DEVICE == "hetero":
+        assert actual.dtype == dtype
+        out = torch.empty(0, dtype=dtype, device=DEVICE)
+        assert torch.equal(torch.histc(values.to(DEVICE), bins, least, most, out=out).cpu(), expected)
+
+
+@needs_hetero
+def test_a_histogram_of_equal_or_no_integers_is_cudas() -> None:
+    assert torch.histc(torch.tensor([5, 5], device=DEVICE), 4).tolist() == [0, 0, 2, 0]
+    assert torch.histc(torch.tensor([], dtype=torch.int32, device=DEVICE), 3).tolist() == [0, 0, 0]
+    for arguments, sentence in (((0,), "bins must be > 0"), ((2, 5, 1), "max must be larger than min")):
+        with pytest.raises(RuntimeError, match=sentence):
+            torch.histc(torch.tensor([1], device=DEVICE), *arguments)
