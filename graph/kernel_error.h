@@ -11,16 +11,12 @@
 
 namespace hetero::graph {
 
+// What an exception says: its what(), or what set_exception_words() was given makes of it. Some libraries put the stack into what(), which belongs into no sentence.
+std::string words_of(const std::exception& error);
+// REQUIRES: no program runs.
+void set_exception_words(std::string (*words)(const std::exception&));
+
 // REQUIRES: an exception is being handled.
-inline Status kernel_error(const std::string& where) {
-  const std::exception_ptr error = std::current_exception();
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& known) {
-    return {ErrorClass::kKernel, where + ": " + known.what(), error};
-  } catch (...) {
-    return {ErrorClass::kKernel, where + ": it threw an unknown exception", error};
-  }
-}
+Status kernel_error(const std::string& where);
 
 }  // namespace hetero::graph

@@ -198,13 +198,11 @@ struct ComputeGraph::Impl {
   std::shared_ptr<Model> model;
   graph::StaticPlan plan;
   std::unique_ptr<graph::PlanOptions> options;
-  std::vector<size_t> updated;              // inputs that are written
-  std::unique_ptr<GraphExecutor> executor;  // made when it is first used
+  std::vector<size_t> updated;  // inputs that are written
+  // Made when it is first used. After a change it is still that of before, which has the states.
+  std::unique_ptr<GraphExecutor> executor;
 
-  void change() {
-    executor.reset();
-    model.reset();
-  }
+  void change() { model.reset(); }
   Value append(Node node) {
     nodes.push_back(std::move(node));
     change();
@@ -219,6 +217,7 @@ struct ComputeGraph::Impl {
   std::unique_ptr<graph::SavedProgram> capture(std::vector<std::pair<size_t, size_t>>& recorded);
   void replay(Results& results, std::vector<std::pair<size_t, size_t>>& recorded) const;
   Status make_executor();
+  Status keep_states();
   Status check_optimized() const {
     return model != nullptr ? Status() : usage("the graph was not optimized, or was changed since; call optimize()");
   }
@@ -271,6 +270,7 @@ Result<Value> ComputeGraph::constant(const std::string& name, const TensorView& 
   Status status = impl_->started;
   if (status.ok()) status = check_sizes(name, tensor.dtype, tensor.sizes);
   if (status.ok()) status = impl_->check_new(Impl::Kind::kConstant, name);
+  if (status.ok()) status = graph::check_shape(tensor.dtype, tensor.sizes, tensor, "the constant '" + name + "'");
   if (status.ok() && tensor.device != kCpu)
     status = usage("the constant '" + name + "' is copied from the host's memory");
   Impl::Node node{.kind = Impl::Kind::kConstant, .name = name};
@@ -377,11 +377,35 @@ std::unique_ptr<graph::SavedProgram> ComputeGraph::Impl::capture(std::vector<std
   return program.save(names);
 }
 
+// The constants are from here on what the program of before made of them.
+Status ComputeGraph::Impl::keep_states() {
+  if (executor == nullptr) return Status();
+  const Model& of = executor->model();
+  for (const graph::ProgramConstant& state : of.program().constants) {
+    const auto node = std::ranges::find_if(
+        nodes, [&](const Node& other) { return other.kind == Kind::kConstant && other.name == state.name; });
+    if (!of.is_written(state.buffer) || node == nodes.end()) continue;
+    TensorView look = look_of(node->results[0]);
+    Status status = caught([&] {
+      const at::Tensor host =
+          at::detail::empty_strided_cpu(look.sizes, look.strides, static_cast<at::ScalarType>(look.dtype));
+      look.data = host.mutable_data_ptr();
+      const Status copy = executor->GetState(state.name, look);
+      TORCH_CHECK(copy.ok(), copy.message());
+      node->results = {copied(look)};
+    });
+    if (!status.ok()) return status;
+  }
+  executor.reset();
+  return Status();
+}
+
 Status ComputeGraph::optimize() {
   Impl& impl = *impl_;
   impl.change();
   if (!impl.started.ok()) return impl.started;
   if (impl.outputs.empty()) return usage("the graph has no outputs; name them by output()");
+  if (Status status = impl.keep_states(); !status.ok()) return status;
   const Inference inference;
   std::vector<std::pair<size_t, size_t>> recorded(impl.nodes.size());
   std::unique_ptr<graph::SavedProgram> program;

@@ -157,7 +157,10 @@ std::string SchemaCall::fill(const ComputeGraph::Arguments& arguments, const Com
   slots_.clear();
   tensors_.clear();
   const auto& formals = op_.schema().arguments();
-  if (arguments.size() > formals.size()) return "more arguments than the schema has";
+  // What comes behind the `*` of a schema, as `out` does, is given by name only.
+  const auto in_order = static_cast<size_t>(
+      std::ranges::find_if(formals, [](const c10::Argument& formal) { return formal.kwarg_only(); }) - formals.begin());
+  if (arguments.size() > in_order) return "more arguments than the schema takes without a name";
   size_t named = 0;
   for (size_t i = 0; i < formals.size(); ++i) {
     const c10::Argument& formal = formals[i];

@@ -5,6 +5,7 @@
 
 #include <exception>
 
+#include "graph/kernel_error.h"
 #include "ops/config.h"
 #include "ops/device.h"
 #include "ops/fused/functions.h"
@@ -13,6 +14,12 @@
 
 namespace hetero {
 namespace {
+
+// torch's errors have the stack in what(), where Python does not keep it out.
+std::string words_of(const std::exception& error) {
+  const auto* const of_torch = dynamic_cast<const c10::Error*>(&error);
+  return of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
+}
 
 Status start_once() {
   try {
@@ -33,6 +40,7 @@ void ops::register_process() {
     connect_thread_pool();
     choose_instruction_set();
     load_environment();
+    graph::set_exception_words(&words_of);
     c10::register_privateuse1_backend("hetero");
     return true;
   }();

@@ -112,7 +112,8 @@ struct GraphExecutor::Impl {
   struct Slot {
     std::vector<SlotBuffer> homes;  // per slot buffer
     std::atomic<State> state{State::kIdle};
-    Status status;  // of the last run
+    Status status;     // of the last run
+    bool ran = false;  // with the present sizes; it has results, then, unless `status` says otherwise
     std::unique_ptr<backend::Event> uploaded;
     std::unique_ptr<backend::Event> brought;
     bool uploads = false;  // `uploaded` was recorded
@@ -194,6 +195,7 @@ struct GraphExecutor::Impl {
   Status take_memory(const Instance& instance);
   Status place_constants(const Instance& instance);
   Status place_state(BufferId buffer, const Instance& instance);
+  Status get_state(const graph::ProgramConstant& state, const TensorView& to);
   Status copy_state(const void* from, DeviceIndex on, void* to, DeviceIndex there, uint64_t bytes);
   void bind(Instance& instance);
   Status use(Instance& instance);
@@ -221,6 +223,7 @@ struct GraphExecutor::Impl {
   void run(size_t slot, const std::atomic<int32_t>* stop);
   Status draw_states();
   Status wait(size_t slot);
+  Status check_ran(size_t slot, const std::string& output) const;
   Status begin_copy(size_t slot, size_t output);
   Status end_copy(size_t slot, size_t output);
 };
@@ -234,6 +237,7 @@ Result<std::unique_ptr<GraphExecutor>> GraphExecutor::Init(const std::string& pa
 }
 
 Result<std::unique_ptr<GraphExecutor>> GraphExecutor::Init(std::shared_ptr<Model> model, Options options) {
+  if (model == nullptr) return usage("an executor needs a model");
   if (options.slots == 0) return usage("an executor needs at least one slot");
   auto impl = std::make_unique<Impl>();
   impl->model = std::move(model);
@@ -478,11 +482,33 @@ Status GraphExecutor::Impl::copy_state(const void* from, DeviceIndex on, void* t
   return status.ok() ? queue.synchronize() : status;
 }
 
+Status GraphExecutor::Impl::get_state(const graph::ProgramConstant& state, const TensorView& to) {
+  const Window& window = program().windows[state.window];
+  Status status = graph::check_shape(window, to, "state '" + state.name + "'");
+  if (status.ok() && to.device != kCpu) status = usage("state '" + state.name + "' is copied to the host's memory");
+  for (size_t s = 0; s < slots.size() && status.ok(); ++s) {
+    status = check_idle(s);
+    // A run that failed leaves its error with its slot.
+    if (status.ok()) (void)wait(s);
+  }
+  if (!status.ok()) return status;
+  const graph::Buffer& buffer = plan().graph.buffers[state.buffer];
+  if ((buffer.valid_on >> kCpu & 1) != 0) {
+    graph::copy_out(window, places[state.buffer][kCpu], to);
+    return Status();
+  }
+  std::vector<std::byte> bytes(buffer.bytes);
+  status = copy_state(places[state.buffer][kAccelerator], kAccelerator, bytes.data(), kCpu, buffer.bytes);
+  if (status.ok()) graph::copy_out(window, bytes.data(), to);
+  return status;
+}
+
 // Where the slots' buffers are, and every kernel's addresses. What the caller lent is given back.
 void GraphExecutor::Impl::bind(Instance& instance) {
   for (auto& slot : slots) {
     for (SlotBuffer& home : slot->homes) home = SlotBuffer();
     slot->uploads = false;
+    slot->ran = false;
   }
   for (const Piece& piece : instance.pieces) {
     SlotBuffer& home = slots[piece.slot]->homes[piece.home];
@@ -785,6 +811,7 @@ void GraphExecutor::Impl::run(size_t slot, const std::atomic<int32_t>* stop) {
   } else {
     at.status = draw_states();
     if (at.status.ok()) at.status = bound().run(slot, stop);
+    at.ran = true;
     busy.store(false, std::memory_order_release);
   }
   at.state.store(State::kIdle, std::memory_order_release);
@@ -838,6 +865,12 @@ Status GraphExecutor::Impl::wait(size_t slot) {
   return at.status;
 }
 
+Status GraphExecutor::Impl::check_ran(size_t slot, const std::string& output) const {
+  if (slots[slot]->ran) return Status();
+  return usage(output + " has no value: slot " + std::to_string(slot) + " has not run" +
+               (model->program().dynamic.dimensions().empty() ? "" : " with these sizes"));
+}
+
 Status GraphExecutor::Impl::begin_copy(size_t slot, size_t output) {
   Slot& at = *slots[slot];
   at.copies[output].copies = true;
@@ -888,6 +921,7 @@ Result<Pending> GraphExecutor::GetOutputAsync(Which output, const TensorView& to
   // An accelerator's part can be waited for by its queue, what the host submits cannot.
   at.state.wait(Impl::State::kRunning, std::memory_order_acquire);
   if (!at.status.ok()) return at.status;
+  if (Status status = impl.check_ran(slot, what); !status.ok()) return status;
   at.copies[index.value()].to = to;
   if (Status status = impl.begin_copy(slot, index.value()); !status.ok()) {
     at.copies[index.value()].copies = false;
@@ -906,10 +940,11 @@ Result<TensorView> GraphExecutor::GetOutputView(Which output, size_t slot) {
   if (Status status = impl.wait(slot); !status.ok()) return status;
   const Result<size_t> index = impl.sized().outputs.find(output);
   if (!index.ok()) return index.status();
+  const std::string& what = impl.sized().outputs.words(index.value());
+  if (Status status = impl.check_ran(slot, what); !status.ok()) return status;
   const ProgramValue& value = impl.program().outputs[index.value()];
   if (impl.output_device(value.buffer) != kCpu) {
-    return usage(impl.sized().outputs.words(index.value()) +
-                 " is in the accelerator's memory; use GetOutput, which copies it");
+    return usage(what + " is in the accelerator's memory; use GetOutput, which copies it");
   }
   const Window& window = impl.window(value);
   auto* const bytes = static_cast<std::byte*>(impl.place(slot, value.buffer)[kCpu]);
@@ -919,7 +954,18 @@ Result<TensorView> GraphExecutor::GetOutputView(Which output, size_t slot) {
                     .strides = {window.strides().begin(), window.strides().end()}};
 }
 
+Status GraphExecutor::GetState(std::string_view name, const TensorView& to) {
+  Impl& impl = *impl_;
+  const auto& constants = impl.program().constants;
+  const auto found = std::ranges::find_if(constants, [&](const graph::ProgramConstant& constant) {
+    return constant.name == name && impl.model->is_written(constant.buffer);
+  });
+  if (found == constants.end()) return usage("the program has no state called '" + std::string(name) + "'");
+  return impl.get_state(*found, to);
+}
+
 bool Pending::done() const {
+  if (executor_ == nullptr) return true;
   const GraphExecutor::Impl& impl = *executor_->impl_;
   const GraphExecutor::Impl::Slot& slot = *impl.slots[slot_];
   if (slot.state.load(std::memory_order_acquire) == GraphExecutor::Impl::State::kRunning) return false;
@@ -928,6 +974,7 @@ bool Pending::done() const {
 }
 
 Status Pending::wait() {
+  if (executor_ == nullptr) return Status();
   GraphExecutor::Impl& impl = *executor_->impl_;
   return output_ == SIZE_MAX ? impl.wait(slot_) : impl.end_copy(slot_, output_);
 }

@@ -66,7 +66,7 @@ std::optional<uint64_t> bytes_to_share(const std::array<backend::Device*, backen
 
 class GraphExecutor;
 
-// A run, or a copy, that goes on. Does not outlive the executor.
+// A run, or a copy, that goes on; one that was made of nothing is done. Does not outlive the executor.
 class Pending {
  public:
   Pending() = default;
@@ -154,12 +154,15 @@ class GraphExecutor {
   // Blocks until the slot's last run is over; its error.
   Status Wait(size_t slot = 0);
 
-  // Waits for the slot's run and copies the result. Errors: those of the run too.
+  // Waits for the slot's run and copies the result. Errors: those of the run too; kUsage where the slot has not run with the present sizes.
   Status GetOutput(Which output, const TensorView& to, size_t slot = 0);
   // Begins to copy the result, to an accelerator's host memory or on the core group; `to` is filled when wait() returns.
   Result<Pending> GetOutputAsync(Which output, const TensorView& to, size_t slot = 0);
   // The result where it is, until the slot runs again. Waits for the run. Errors: kUsage where it is not in the host's memory.
   Result<TensorView> GetOutputView(Which output, size_t slot = 0);
+
+  // Copies what a state, a constant that the program writes, is after the runs until now. Errors: kUsage for an unknown one, a wrong dtype or shape, or a slot that runs.
+  Status GetState(std::string_view name, const TensorView& to);
 
   // For the present sizes.
   const graph::SavedProgram& program() const;

@@ -23,6 +23,7 @@
 
 #include "backend/blocked_signals.h"
 #include "backend/spin_lock.h"
+#include "graph/kernel_error.h"
 
 namespace hetero::graph {
 namespace {
@@ -42,7 +43,7 @@ Status call(const Scheduler::Handler& handler, size_t lane, Request& request) {
   try {
     return handler(lane, request);
   } catch (const std::exception& error) {
-    return {ErrorClass::kKernel, error.what(), std::current_exception()};
+    return {ErrorClass::kKernel, words_of(error), std::current_exception()};
   } catch (...) {
     return {ErrorClass::kKernel, "a handler threw an unknown exception", std::current_exception()};
   }

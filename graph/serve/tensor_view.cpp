@@ -83,11 +83,13 @@ Status check_shape(const Window& window, const TensorView& view, const std::stri
 }
 
 Status check_shape(DType dtype, std::span<const int64_t> sizes, const TensorView& view, const std::string& what) {
-  const bool fits = view.dtype == dtype && std::ranges::equal(view.sizes, sizes) &&
-                    (view.strides.empty() || view.strides.size() == view.sizes.size());
-  if (!fits) {
+  if (view.dtype != dtype || !std::ranges::equal(view.sizes, sizes)) {
     return Status(ErrorClass::kUsage,
                   what + " is " + text_of(dtype, sizes) + " in this program, not " + to_string(view));
+  }
+  if (!view.strides.empty() && view.strides.size() != sizes.size()) {
+    return Status(ErrorClass::kUsage, what + " has " + std::to_string(sizes.size()) + " dimensions, and was given " +
+                                          std::to_string(view.strides.size()) + " strides");
   }
   if (std::ranges::any_of(view.strides, [](int64_t stride) { return stride < 0; })) {
     return Status(ErrorClass::kUsage, what + " has a negative stride");

@@ -104,6 +104,7 @@ TEST_CASE("the plan is resized for other sizes, kept for sizes that come back, a
     CHECK(executor->plan().origin == "resized");
     require(executor->SetSizes(Sizes{4, 16}));
     CHECK(&executor->plan() == plan);
+    CHECK_FALSE(executor->GetOutputView(0).ok());
     check_at(*executor, 1, 16, 0, false);
     CHECK(executor->plan().origin == "made anew for these sizes");
   }

@@ -296,6 +296,9 @@ TEST_CASE(
   CHECK(contains(executor->SetInput(0, TensorView::row_major(x.data(), "i32", {16})), "not i32[16]"));
   CHECK(contains(executor->SetInput(0, TensorView::row_major(x.data(), "float", {16})), "an unknown dtype"));
   CHECK(contains(executor->SetInput(0, TensorView::row_major(nullptr, "f32", {16})), "has no memory"));
+  TensorView two_strides = view_of(x);
+  two_strides.strides = {1, 1};
+  CHECK(contains(executor->SetInput(0, two_strides), "has 1 dimensions, and was given 2 strides"));
   TensorView remote = view_of(x);
   remote.device = kAccelerator;
   CHECK(contains(executor->SetInput(0, remote), "the host's memory"));
@@ -304,6 +307,54 @@ TEST_CASE(
   CHECK_FALSE(GraphExecutor::Init("/nowhere/at.all", {}).ok());
   REQUIRE(executor->SetInput(0, view_of(x)).ok());
   run(*executor);
+}
+
+TEST_CASE("there are no outputs before a run, in any slot") {
+  Small small;
+  auto executor = executor_of(small.model(), executor_options(cpu_options()));
+  std::vector<float> x(16, 2.0f);
+  CHECK(contains(executor->GetOutput(0, view_of(x)), "output 'b3' has no value: slot 0 has not run"));
+  CHECK(contains(executor->GetOutputView(0).status(), "has not run"));
+  CHECK(contains(executor->GetOutputAsync(0, view_of(x)).status(), "has not run"));
+  REQUIRE(executor->SetInput(0, view_of(x)).ok());
+  run(*executor);
+  CHECK(executor->GetOutput(0, view_of(x)).ok());
+  CHECK(contains(executor->GetOutput(0, view_of(x), 1), "slot 1 has not run"));
+}
+
+TEST_CASE("what was made of nothing is an error, or done") {
+  CHECK(contains(GraphExecutor::Init(std::shared_ptr<Model>(), {}).status(), "needs a model"));
+  Pending nothing;
+  CHECK(nothing.done());
+  CHECK(nothing.wait().ok());
+}
+
+TEST_CASE("a state is read by its name", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  for (const PlanOptions& plan : {cpu_options(), remote_options()}) {
+    Program p;
+    const BufferId x = p.input(4);
+    const BufferId state = p.input(4);
+    const BufferId weight = p.input(4);
+    p.add(test_ops().pointwise, {p.read(x), p.read(weight), p.update(state)}, Preference::kAuto, 1.0f);
+    const BufferId y = p.define(test_ops().pointwise, 4, {p.read(state)});
+    p.escape(y);
+    auto executor = executor_of(model_of(save(p, {state, weight})), executor_options(plan));
+    const std::string name = executor->program().constants[0].name;
+    std::vector<float> before(4), after(4), given(4, 2.0f), wrong(5);
+    require(executor->GetState(name, view_of(before)));
+    REQUIRE(executor->SetInput(0, view_of(given)).ok());
+    run(*executor);
+    require(executor->GetState(name, view_of(after)));
+    CHECK(before != after);
+    std::vector<float> again(4);
+    run(*executor);
+    require(executor->GetState(name, view_of(again)));
+    CHECK(after != again);
+    CHECK(contains(executor->GetState(name, view_of(wrong)), "not f32[5]"));
+    CHECK(contains(executor->GetState("nothing", view_of(after)), "no state called 'nothing'"));
+    CHECK(contains(executor->GetState(executor->program().constants[1].name, view_of(after)), "no state"));
+  }
 }
 
 TEST_CASE("inputs may have any strides, and outputs go to any") {

@@ -5,6 +5,7 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
@@ -141,10 +142,12 @@ TEST_F(ComputeGraphTest, WhatDoesNotFitIsRefusedOnItsLineInPyTorchsWords) {
   expect_error(graph.add("aten::mm", {x}).status(), "mat2 is missing: aten::mm(Tensor self, Tensor mat2) -> Tensor");
   expect_error(graph.add("aten::relu", {2.0}).status(), "self is of another kind");
   expect_error(graph.add("aten::relu", {x}, {{"slope", 1}}).status(), "an attribute has a name");
+  expect_error(graph.add("aten::relu", {x, x}).status(), "more arguments than the schema takes without a name");
   expect_error(graph.add("aten::relu", {Value{99, 0}}).status(), "not of this graph");
   expect_error(graph.add("aten::relu", {x.result(1)}).status(), "there is no number 1");
   expect_error(graph.input("x", "f32", {1}).status(), "'x' already");
   expect_error(graph.input("q", "f31", {1}).status(), "dtype");
+  expect_error(graph.constant("c", TensorView::row_major(nullptr, "f32", {2})).status(), "'c' has no memory");
   expect_error(graph.optimize(), "no outputs");
   // Nothing of that is in the graph, and the device goes on.
   expect_ok(graph.output("y", get(graph.add("aten::relu", {x}))));
@@ -229,6 +232,37 @@ TEST_F(ComputeGraphTest, AConstantThatIsWrittenIsAStateAndAnInputThatIsWrittenIs
     expect_same(execute(graph, {given}, {3}), expected);
     expect_same(given, before.mul(0.5));
   }
+}
+
+TEST_F(ComputeGraphTest, AStateStaysWhenTheGraphIsChanged) {
+  ComputeGraph graph;
+  const at::Tensor start = numbers({3}), step = numbers({3}, 2);
+  const Value state = get(graph.constant("state", view_of(start)));
+  const Value total = get(graph.add("aten::add_", {state, get(graph.input("x", "f32", {3}))}));
+  expect_ok(graph.output("total", total));
+  at::Tensor expected = start.clone().add_(step);
+  expect_same(execute(graph, {step}, {3}), expected);
+  expect_ok(graph.output("half", get(graph.add("aten::mul", {total, 0.5}))));
+  for (int call = 0; call < 2; ++call) {
+    expected.add_(step);
+    at::Tensor result = at::zeros({3}), half = at::zeros({3});
+    expect_ok(graph.execute({view_of(step)}, {view_of(result), view_of(half)}));
+    expect_same(result, expected);
+    expect_same(half, expected.mul(0.5));
+  }
+}
+
+TEST_F(ComputeGraphTest, AnErrorOfAKernelIsOneSentence) {
+  ComputeGraph graph;
+  const at::Tensor table = numbers({5, 2}), wrong = at::full({2}, 9, at::kLong);
+  const Value rows = get(graph.input("rows", "i64", {2}));
+  const Value found = get(graph.add("aten::embedding", {get(graph.constant("table", view_of(table))), rows}));
+  expect_ok(graph.output("found", found));
+  at::Tensor result = at::zeros({2, 2});
+  const Status status = graph.execute({view_of(wrong)}, {view_of(result)});
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error_class(), ErrorClass::kKernel);
+  EXPECT_EQ(status.message(), "aten::embedding: index out of range in self");
 }
 
 TEST_F(ComputeGraphTest, AFileOfItRunsInAnExecutor) {
