@@ -89,6 +89,10 @@ bool encode(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, Call& call
     if (!encode_value(info, i, arguments[i], call, random)) return false;
   }
   if (info.seeded) call.generator(random);
+  if (is_norm_in_inference(info, arguments)) {
+    // It reads the running statistics only: the node is the one that the typed recorder makes.
+    for (CallOperand& operand : call.operands) operand.access = graph::Access::kRead;
+  }
   return call.operands.size() < std::numeric_limits<uint16_t>::max() / 2;
 }
 

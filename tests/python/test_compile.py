@@ -703,12 +703,8 @@ RESIZABLE: dict[str, Callable[[int, int], torch.Tensor]] = {
 # sequences, and with an odd batch these heads are so small that eager's loop over them ends within a vector.
 FIRST_SIZE, OTHER_SIZES = (6, 5), ((8, 7), (10, 9), (6, 3))
 
-# In about every second run one of resnet18's sizes is planned anew; why is not known yet.
-SOMETIMES = pytest.mark.xfail(strict=False, reason="resnet18 is sometimes planned anew for another batch")
-RESIZED = [pytest.param(name, marks=SOMETIMES) if name == "resnet18" else name for name in RESIZABLE]
 
-
-@pytest.mark.parametrize("name", RESIZED)
+@pytest.mark.parametrize("name", RESIZABLE)
 def test_other_batches_and_lengths_of_a_model_do_not_plan_anew(name: str) -> None:
     build, inputs = ALL_MODELS[name][0], RESIZABLE[name]
     model, oracle = build().eval().to("hetero"), build().eval()
@@ -724,7 +720,12 @@ def test_other_batches_and_lengths_of_a_model_do_not_plan_anew(name: str) -> Non
         assert len(set(torch.hetero.compiled_graphs()) - known) == 1
 
 
-@pytest.mark.parametrize("name", RESIZED)
+# In about every second run one of resnet18's sizes is planned anew; why is not known yet.
+SOMETIMES = pytest.mark.xfail(strict=False, reason="resnet18's training is sometimes planned anew for another batch")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=SOMETIMES) if name == "resnet18" else name for name in RESIZABLE])
 def test_training_with_other_batches_and_lengths_does_not_plan_anew(name: str) -> None:
     build, inputs = ALL_MODELS[name][0], RESIZABLE[name]
     model, oracle = build().train().to("hetero"), build().train()
