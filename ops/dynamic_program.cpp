@@ -41,6 +41,8 @@ std::unique_ptr<graph::SavedProgram> dynamic_program(SizesOfModel model) {
       graph::fit_sizes(*program, variables, model.samples.front().sizes, samples, factors, &find_numbers);
   TORCH_CHECK_VALUE(status.ok(), "hetero: the model is another program for other sizes: ", status.message(),
                     "; compile it for each, or say which dimensions are not dynamic");
+  program->dynamic.requirements = std::move(parsed.value().requirements);
+  check(graph::verify_sizes(*program));
   for (size_t d = 0; d < model.least.size(); ++d) {
     const SizedCapture& capture = model.least[d];
     graph::SizeVariable& dimension = program->dynamic.variables[d];

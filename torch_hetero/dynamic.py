@@ -8,6 +8,8 @@ of the program is, by looking at captures for the sizes that `Sizes.samples` pro
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +33,19 @@ _SIZES = random.Random(0).sample(range(5, 125), 120)
 _SCALES = (1, 8, 32)
 # Captures of which sizes are learned: without roundings, and with.
 _FEW, _MANY = 8, 24
+# Sizes by which it is told whether something holds for all.
+_TRIED = 60
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+# How sizes.txt says it: the word, whether the sides change places, and what is added to the first one.
+_RELATIONS = {
+    sympy.Eq: ("=", False, 0),
+    sympy.Ne: ("!=", False, 0),
+    sympy.Le: ("<=", False, 0),
+    sympy.Lt: ("<=", False, 1),
+    sympy.Ge: ("<=", True, 0),
+    sympy.Gt: ("<=", True, 1),
+}
 
 
 def export(
@@ -81,7 +96,6 @@ class Sizes:
         names: of the dimensions.
         own: the dimensions of the example with which it was exported.
         captures: how many are to be looked at.
-        variables: dimensions and variables, as lines of ``sizes.txt``.
         factors: sums that sizes of tensors are.
     """
 
@@ -106,12 +120,70 @@ class Sizes:
         self.names = list(self._names.values())
         self._bounds = [self._bounds_of(symbol, exported.range_constraints) for symbol in self._symbols]
         self._variables: dict[Any, sympy.Symbol] = {}
-        lines = [f"dimension {name} {1 if low <= 2 else low}..{'any' if high is None else high}"
-                 for name, (low, high) in zip(self.names, self._bounds, strict=True)]
+        self._dimensions = [f"dimension {name} {1 if low <= 2 else low}..{'any' if high is None else high}"
+                            for name, (low, high) in zip(self.names, self._bounds, strict=True)]
         self._lines: list[str] = []
+        self._requirements: list[str] = []
+        self._guards = list(self._find_guards(inputs))
         self.factors = sorted(set(self._find_factors(exported)))
-        self.variables = "\n".join(lines + self._lines) + "\n"
         self.captures = _MANY if self._lines else _FEW
+
+    @property
+    def variables(self) -> str:
+        """Dimensions, variables and requirements, as lines of ``sizes.txt``."""
+        return "\n".join(self._dimensions + self._lines + self._requirements) + "\n"
+
+    def _find_guards(self, inputs: Sequence[Any]) -> Iterator[tuple[Any, bool]]:
+        """What torch.export has found to hold while it traced, and whether the model's own code asked."""
+        environments = {id(size.node.shape_env): size.node.shape_env for node in inputs
+                        for size in node.meta["val"].shape if isinstance(size, torch.SymInt)}
+        for environment in environments.values():
+            for guard in environment.guards:
+                place = getattr(guard.sloc, "framework_loc", None)
+                in_torch = place is None or place.filename.startswith(_TORCH)
+                expression = guard.expr.xreplace(environment.replacements).xreplace(self._replaced)
+                for part in expression.args if isinstance(expression, sympy.And) else [expression]:
+                    yield part, not in_torch
+
+    def find_requirements(self, recorded: Sequence[Sequence[int]]) -> None:
+        """Finds what has to hold of the sizes for the program to be the model, into `variables`.
+
+        torch.export asks much of sizes that is of no consequence: whether a stride is that of a contiguous tensor,
+        whether a size is 1. What the model's code asks decides its course. An equation that torch's own code asks for,
+        such as that a size is a multiple of another, counts where no recording succeeds without it.
+
+        Args:
+            recorded: sizes for which the recordings were the same program.
+        """
+        tried = list(itertools.islice(self.samples(), _TRIED))
+        for guard, of_model in self._guards:
+            if not isinstance(guard, tuple(_RELATIONS)) or not guard.free_symbols <= set(self._symbols):
+                continue
+            if isinstance(guard, sympy.Ne):
+                # Sizes of 0 and 1 are looked at one by one.
+                needed = of_model and not any(side in (0, 1) for side in guard.args)
+            else:
+                needed = not all(self._holds(guard, sizes) for sizes in tried) and (
+                    of_model or (isinstance(guard, sympy.Eq)
+                                 and all(self._holds(guard, sizes) for sizes in recorded)))
+            if needed and self._holds(guard, self.own):
+                self._require(guard)
+
+    def _holds(self, guard: Any, sizes: Sequence[int]) -> bool:
+        values = {symbol: sympy.Integer(size) for symbol, size in zip(self._symbols, sizes, strict=True)}
+        try:
+            return bool(guard.xreplace(values))
+        except (TypeError, ZeroDivisionError):
+            return False
+
+    def _require(self, guard: Any) -> None:
+        relation, swaps, more = _RELATIONS[type(guard)]
+        sides = [guard.rhs, guard.lhs] if swaps else [guard.lhs, guard.rhs]
+        sides[0] += more
+        texts = [str(side) if side.is_Integer else self._text(side) for side in sides]
+        line = f"require {texts[0]} {relation} {texts[1]}"
+        if None not in texts and line not in self._requirements:
+            self._requirements.append(line)
 
     def _expression(self, size: Any) -> Any:
         return size.node.expr.xreplace(self._replaced) if isinstance(size, torch.SymInt) else int(size)

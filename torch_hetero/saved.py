@@ -462,6 +462,7 @@ class _Maker:
             args, kwargs = cut()
             found = pytree.tree_leaves(program(*args, **kwargs))
             args, kwargs = pytree.tree_map_only(torch.Tensor, _on_hetero, cut())
+        sizes.find_requirements([of for _, of in samples])
             state = {name: tensor.clone() for name, tensor in self._weights.items()}
             expected = pytree.tree_leaves(_plain(self._run(args, kwargs, state)))
         except Exception:

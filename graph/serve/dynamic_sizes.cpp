@@ -44,6 +44,60 @@ class Evaluation {
 
 // --- Evaluating
 
+const char* kind_word(SizeVariable::Kind kind) {
+  switch (kind) {
+    case SizeVariable::Kind::kDimension:
+      return "dimension";
+    case SizeVariable::Kind::kFloor:
+      return "floor";
+    case SizeVariable::Kind::kMax:
+      return "max";
+    case SizeVariable::Kind::kMin:
+      break;
+  }
+  return "min";
+}
+
+// The sum in terms of the dimensions alone, with what variables are in their place.
+std::string spelled_out(const SizeSum& sum, std::span<const SizeVariable> variables) {
+  std::vector<SizeVariable> known;
+  for (const SizeVariable& variable : variables) {
+    SizeVariable named;
+    named.name = variable.kind == SizeVariable::Kind::kDimension
+                     ? variable.name
+                     : std::string(kind_word(variable.kind)) + '(' + to_string(variable.a, known) + ',' +
+                           to_string(variable.b, known) + ')';
+    known.push_back(std::move(named));
+  }
+  return to_string(sum, known);
+}
+
+// The numbers of all variables where the dimensions are `sizes`. Errors: those of values_of(), and the first requirement that is not met.
+Result<std::vector<int64_t>> possible_values(const DynamicSizes& dynamic, std::span<const int64_t> sizes) {
+  Result<std::vector<int64_t>> values = values_of(dynamic.variables, sizes);
+  if (!values.ok()) return values;
+  Evaluation value(values.value());
+  for (const SizeRequirement& requirement : dynamic.requirements) {
+    using Kind = SizeRequirement::Kind;
+    const int64_t a = value(requirement.a);
+    const int64_t b = value(requirement.b);
+    if (!value.fits()) return too_large();
+    const bool met = requirement.kind == Kind::kEqual ? a == b : requirement.kind == Kind::kUnequal ? a != b : a <= b;
+    if (met) continue;
+    const char* const relation = requirement.kind == Kind::kEqual     ? " to be "
+                                 : requirement.kind == Kind::kUnequal ? " not to be "
+                                                                      : " to be at most ";
+    const auto text = [&](const SizeSum& sum, int64_t number) {
+      const std::string spelled = spelled_out(sum, dynamic.variables);
+      const std::string digits = std::to_string(number);
+      return spelled == digits ? digits : spelled + " (" + digits + ")";
+    };
+    return usage("the program cannot have these sizes: " + sizes_text(dynamic, sizes) + ". The model needs " +
+                 text(requirement.a, a) + relation + text(requirement.b, b));
+  }
+  return values;
+}
+
 int64_t floor_of(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a % b < 0) != (b < 0) ? 1 : 0); }
 
 // The windows of a program whose ids those of another are, too.
@@ -194,6 +248,10 @@ class SizesVerifier {
         }
       }
     }
+    if (dynamic_.requirements.size() > kMostVariables) return usage("the program has too many requirements");
+    for (const SizeRequirement& requirement : dynamic_.requirements) {
+      if (!has(requirement.a) || !has(requirement.b)) return usage("a requirement is of variables that are not there");
+    }
     if (Status status = check_places(); !status.ok()) return status;
     const std::vector<Teller> tellers = find_tellers(dynamic_);
     for (size_t d = 0; d < dimensions; ++d) {
@@ -268,18 +326,12 @@ class SizesVerifier {
 
 // --- Text
 
-const char* kind_word(SizeVariable::Kind kind) {
-  switch (kind) {
-    case SizeVariable::Kind::kDimension:
-      return "dimension";
-    case SizeVariable::Kind::kFloor:
-      return "floor";
-    case SizeVariable::Kind::kMax:
-      return "max";
-    case SizeVariable::Kind::kMin:
-      break;
-  }
-  return "min";
+constexpr SizeRequirement::Kind kRelations[] = {SizeRequirement::Kind::kEqual, SizeRequirement::Kind::kUnequal,
+                                                SizeRequirement::Kind::kAtMost};
+
+const char* relation_word(SizeRequirement::Kind kind) {
+  if (kind == SizeRequirement::Kind::kEqual) return "=";
+  return kind == SizeRequirement::Kind::kUnequal ? "!=" : "<=";
 }
 
 void append(std::string& text, const std::vector<SizeSum>& sums, std::span<const SizeVariable> variables) {
@@ -341,6 +393,7 @@ class SizesReader {
     }
     if (reader_.accept_id("n", index)) return node(index);
     if (reader_.accept("let ")) return variable();
+    if (reader_.accept("require ")) return requirement();
     return expect("a line of sizes.txt");
   }
 
@@ -368,6 +421,22 @@ class SizesReader {
     if (!known || !reader_.accept("(")) return expect("floor(, max( or min(");
     if (!sum(made.a) || !reader_.accept(",") || !sum(made.b) || !reader_.accept(")")) return expect("two sums");
     return add(std::move(made));
+  }
+
+  bool requirement() {
+    SizeRequirement made;
+    if (!sum(made.a)) return false;
+    bool known = false;
+    for (const auto kind : kRelations) {
+      if (known || !reader_.accept(relation_word(kind))) continue;
+      made.kind = kind;
+      known = true;
+    }
+    if (!known) return expect("=, != or <=");
+    if (!sum(made.b)) return false;
+    if (made_.requirements.size() == kMostVariables) return expect("fewer requirements");
+    made_.requirements.push_back(std::move(made));
+    return true;
   }
 
   bool add(SizeVariable made) {
@@ -440,7 +509,7 @@ class SizesReader {
     return true;
   }
 
-  std::string_view name() { return reader_.take_until(" +-*,])}=:("); }
+  std::string_view name() { return reader_.take_until(" +-*,])}=:(!<"); }
 
   TextReader reader_;
   DynamicSizes made_;
@@ -534,7 +603,7 @@ Result<std::vector<int64_t>> find_sizes(const SavedProgram& program, std::span<c
     }
     sizes.push_back(over / teller.line->factor);
   }
-  const Result<std::vector<int64_t>> values = values_of(dynamic.variables, sizes);
+  const Result<std::vector<int64_t>> values = possible_values(dynamic, sizes);
   if (!values.ok()) return values.status();
   for (const DynamicSizes::ValueWindow& input : dynamic.inputs) {
     for (size_t axis = 0; axis < input.window.sizes.size(); ++axis) {
@@ -564,7 +633,7 @@ namespace {
 Result<std::vector<TensorShape>> shapes_of(const SavedProgram& program, const std::vector<ProgramValue>& values,
                                            const std::vector<DynamicSizes::ValueWindow>& dynamic,
                                            std::span<const int64_t> sizes) {
-  const Result<std::vector<int64_t>> variables = values_of(program.dynamic.variables, sizes);
+  const Result<std::vector<int64_t>> variables = possible_values(program.dynamic, sizes);
   if (!variables.ok()) return variables.status();
   std::vector<TensorShape> shapes;
   for (const ProgramValue& value : values) {
@@ -595,7 +664,7 @@ Result<std::vector<TensorShape>> output_shapes(const SavedProgram& program, std:
 }
 
 Result<std::unique_ptr<SavedProgram>> program_at(const SavedProgram& program, std::span<const int64_t> sizes) {
-  const Result<std::vector<int64_t>> variables = values_of(program.dynamic.variables, sizes);
+  const Result<std::vector<int64_t>> variables = possible_values(program.dynamic, sizes);
   if (!variables.ok()) return variables.status();
   return Instance(program, variables.value()).make();
 }
@@ -635,6 +704,10 @@ std::string to_string(const DynamicSizes& dynamic) {
       text += "let " + variable.name + " = " + kind_word(variable.kind) + '(' + to_string(variable.a, variables) + ',' +
               to_string(variable.b, variables) + ")\n";
     }
+  }
+  for (const SizeRequirement& requirement : dynamic.requirements) {
+    text += "require " + to_string(requirement.a, variables) + ' ' + relation_word(requirement.kind) + ' ' +
+            to_string(requirement.b, variables) + '\n';
   }
   for (const auto& [buffer, bytes] : dynamic.buffers) {
     text += 'b' + std::to_string(buffer) + ": " + to_string(bytes, variables) + " bytes\n";

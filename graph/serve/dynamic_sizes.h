@@ -10,6 +10,7 @@
 //   n4.1: f32[batch,tokens,384]{384*tokens,384,1}                 operand 1 of node n4; " at ..." is its offset
 //   n4 number at 24: tokens                                       eight bytes of the node's attributes; "real": as a double
 //   input 0: i64[batch,tokens]{tokens,1}
+//   require 2*halved = tokens-1                                   or !=, <=: what else has to hold of the sizes
 //
 // program_at() is the program for other sizes: the same nodes and buffers, with the integers that follow. The sums are found by fit_sizes.h and are
 // data of a file like everything else: they are not trusted, so what program_at() makes is verified as a program that was just loaded is.
@@ -57,6 +58,15 @@ struct SizeVariable {
   bool operator==(const SizeVariable&) const = default;
 };
 
+// What the model's course depends on beside the bounds: that a size is a multiple of another, say.
+struct SizeRequirement {
+  enum class Kind : uint8_t { kEqual, kUnequal, kAtMost };
+  Kind kind = Kind::kEqual;
+  SizeSum a{};
+  SizeSum b{};
+  bool operator==(const SizeRequirement&) const = default;
+};
+
 struct DynamicWindow {
   DType dtype = 0;
   std::vector<SizeSum> sizes;
@@ -91,6 +101,7 @@ struct DynamicSizes {
   };
 
   std::vector<SizeVariable> variables;  // dimensions first
+  std::vector<SizeRequirement> requirements;
   std::vector<Bytes> buffers;
   std::vector<OperandWindow> operands;
   std::vector<Number> numbers;
@@ -118,7 +129,7 @@ std::string sizes_text(const DynamicSizes& dynamic, std::span<const int64_t> siz
 Status verify_sizes(const SavedProgram& program);
 
 // The dimensions for which the inputs are tensors of these sizes, one for each. Errors: kUsage where there are none, with the input that has another size than
-// the program expects.
+// the program expects, or where a requirement is not met.
 Result<std::vector<int64_t>> find_sizes(const SavedProgram& program, std::span<const TensorView> inputs);
 // Those for which the program itself is made.
 std::vector<int64_t> example_sizes(const SavedProgram& program);

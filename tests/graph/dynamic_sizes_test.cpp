@@ -206,6 +206,29 @@ TEST_CASE("sizes that the program cannot have are refused, and it goes on as bef
   CHECK(contains(executor->SetInput(0, view(5)), "is f32[4] in this program, not f32[5]"));
 }
 
+TEST_CASE("sizes that do not meet what the program requires are refused in terms of its dimensions") {
+  const TemporaryFolder folder;
+  {
+    auto program = make_dynamic();
+    Result<DynamicSizes> parsed =
+        parse_sizes(to_string(program->dynamic) + "require 2*half = b\nrequire a != 5\nrequire a+1 <= b\n");
+    require(parsed.status());
+    program->dynamic = std::move(parsed.value());
+    CHECK(program->dynamic.requirements.size() == 3);
+    require(save_program(*program, folder.path("m.hetero")));
+  }
+  const auto loaded = Model::load(folder.path("m.hetero"));
+  require(loaded.status());
+  auto executor = executor_of(loaded.value(), executor_options(fused_options()));
+  check_at(*executor, 4, 10);
+  CHECK(contains(executor->SetSizes(Sizes{4, 9}),
+                 "cannot have these sizes: a 4, b 9. The model needs 2*floor(b,2) (8) to be b (9)"));
+  CHECK(contains(executor->SetSizes(Sizes{5, 10}), "needs a (5) not to be 5"));
+  CHECK(contains(executor->SetSizes(Sizes{10, 10}), "needs a+1 (11) to be at most b (10)"));
+  check_at(*executor, 4, 10);
+  check_at(*executor, 6, 12);
+}
+
 TEST_CASE("where memory does not suffice for other sizes, the executor goes on with those that it has") {
   backend::Device& cpu = *test_devices()[kCpu];
   auto executor = executor_of(dynamic_model(), executor_options(fused_options(), {&cpu, nullptr}));
@@ -272,6 +295,9 @@ TEST_CASE("sizes of a file that say nonsense are refused") {
   CHECK(contains(with("b0: 4*a bytes", "b0: 9223372036854775807*a bytes"), "too large"));
   CHECK(contains(with("b0: 4*a bytes", "b0: 4*a-1000 bytes"), "below 0"));
   CHECK(contains(with("input 0: f32[a]{1}", "input 0: f32[a,a]{1,1}"), "something that it does not have"));
+  CHECK(contains(with("let half", "require a < b\nlet half"), "=, != or <="));
+  CHECK(contains(with("let half", "require half = b\nlet half"), "a sum"));
+  CHECK(contains(with("b0: 4*a bytes", "require b <= a\nb0: 4*a bytes"), "The model needs b (8) to be at most a (3)"));
   CHECK(contains(with("input 0: f32[a]{1}\n", ""), "no input tells the size of the dimension a"));
 }
 

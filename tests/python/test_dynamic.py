@@ -9,6 +9,7 @@ from pathlib import Path
 import models
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 
@@ -205,6 +206,65 @@ def test_what_cannot_be_dynamic_says_why() -> None:
         torch.hetero.compile(torch.export.export(model, (x,)), (x,), dynamic={"input": {0: "batch"}})
     with pytest.raises(ValueError, match="dynamic is True, or"):
         torch.hetero.compile(model, (x,), dynamic="batch")
+
+
+class Norm(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 23), nn.BatchNorm1d(23))
+
+
+def test_a_norm_of_batches_only_reads_its_statistics_whatever_was_compiled_before() -> None:
+    for batch in (2, 8, 5):
+        model = Norm().eval()
+        program = torch.hetero.compile(model, (torch.randn(batch, 4),), dynamic={"input": {0: "batch"}})
+        for size in (batch, 1, 17):
+            check(program, model, torch.randn(size, 4))
+    # Of sizes that no recording had yet.
+    program = torch.hetero.compile(model, (torch.randn(371, 4),))
+    program.serve(groups=len(os.sched_getaffinity(0))).close()  # which states of its own would forbid
+
+
+def test_images_of_other_heights_and_widths_are_taken() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
+                          nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5)).eval()
+    program = torch.hetero.compile(model, (torch.randn(2, 3, 32, 32),), dynamic={"input": {2: "height", 3: "width"}})
+    for height, width in ((32, 32), (33, 49), (18, 31)):
+        check(program, model, torch.randn(2, 3, height, width))
+
+
+@pytest.mark.parametrize(("model", "shape", "fitting", "wrong", "words"), [
+    (lambda x: x.view(2, -1) * 1.0, (8,), (10,), (7,), r"n 7. The model needs .*floor\(n,2\) \(1\) to be 0"),
+    (lambda x: x.unflatten(0, (-1, 3)).sum(1), (12,), (9,), (10,), r"n 10. The model needs n \(10\) to be 3"),
+    (lambda x: x + 1 if x.shape[0] != 7 else x - 1, (12,), (8,), (7,), r"needs n \(7\) not to be 7"),
+    (lambda x: x + 1 if x.shape[0] < x.shape[1] else x - 1, (4, 9), (5, 6), (6, 6), r"n\+1 \(7\) to be at most m"),
+    (lambda x: x + 1 if x.shape[0] % 3 == 1 else x - 1, (4,), (7,), (8,), "The model needs"),
+    (lambda x: F.pixel_unshuffle(x[None], 2), (6, 8), (10, 4), (7, 8), "The model needs"),
+])
+def test_sizes_with_which_the_model_does_something_else_are_refused(
+    model: Callable[..., torch.Tensor], shape: tuple[int, ...], fitting: tuple[int, ...], wrong: tuple[int, ...],
+    words: str, tmp_path: Path,
+) -> None:
+    dynamic = {"x": dict(enumerate(("n", "m")[: len(shape)]))}
+    torch.hetero.compile(model, (torch.randn(shape),), dynamic=dynamic).save(tmp_path / "m.hetero")
+    program = torch.hetero.load(tmp_path / "m.hetero")
+    check(program, model, torch.randn(fitting))
+    with pytest.raises(ValueError, match=words):
+        program(torch.randn(wrong))
+    with program.serve() as server, pytest.raises(ValueError, match=words):
+        server.submit(torch.randn(wrong))
+    check(program, model, torch.randn(shape))
+
+
+def test_what_is_of_no_consequence_is_not_required() -> None:
+    # torch.export notes for each of these that a rest is what it was with the example.
+    for model, shape, others in (
+        (lambda x: F.max_pool2d(x, 3, 2, 1), (1, 1, 17, 16), ((1, 1, 16, 17), (1, 1, 4, 5))),
+        (lambda x: x[:, :, :, : x.shape[3] % 3 + 1] * 2, (1, 1, 4, 9), ((1, 1, 4, 10), (1, 1, 5, 11))),
+    ):
+        program = torch.hetero.compile(model, (torch.randn(shape),), dynamic={"x": {2: "height", 3: "width"}})
+        for other in others:
+            check(program, model, torch.randn(other))
 
 
 def test_models_and_inputs_may_be_on_hetero() -> None:
