@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from torch_hetero import _C
-from torch_hetero.server import Closing, waits
+from torch_hetero.server import Closing, checked, waits
 
 if TYPE_CHECKING:
     from torch_hetero.saved import CompiledModel
@@ -51,6 +51,9 @@ class Pipeline(Closing):
         accelerator_bytes: int | None = None,
     ) -> None:
         self.model = model
+        checked("stages", stages, 1)
+        checked("depth", depth)
+        checked("accelerator_bytes", accelerator_bytes)
         self._core = _C.StagePipeline(model._model, stages, depth, waits(when_full), accelerator_bytes)
         self._submitted: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
         self._order = threading.Lock()
@@ -78,7 +81,7 @@ class Pipeline(Closing):
         tensors = self.model._tensors_of(args, kwargs)
         future: Future = Future()
         with self._order:
-            call = self._core.submit([tensor.detach().cpu() for tensor in tensors])
+            call = self._core.submit(self.model._on_host(tensors))
             if call is None:
                 raise queue.Full("the pipeline has no room: submit again when a call has ended, or raise the depth")
             future.set_running_or_notify_cancel()
@@ -104,7 +107,7 @@ class Pipeline(Closing):
 
     @depth.setter
     def depth(self, depth: int) -> None:
-        self._core.set_depth(depth)
+        self._core.set_depth(checked("depth", depth, 1))
 
     @property
     def predicted_seconds(self) -> list[float]:

@@ -8,12 +8,16 @@ file back, here or on another machine, without the model's code; C++ reads it by
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import itertools
 import json
+import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -35,6 +39,7 @@ _OUTPUTS = "python.outputs"
 _ARGUMENTS = "python.arguments"
 _RESULTS = "python.results"
 _UPDATES = "python.updates"
+_PARAMETERS = "python.parameters"
 _PRECISIONS = ("float32", "bfloat16")
 
 
@@ -98,7 +103,7 @@ class CompiledModel:
         """
         tensors = self._tensors_of(args, kwargs)
         with self._lock:
-            results = self._executor.call([tensor.detach().cpu() for tensor in tensors])
+            results = self._executor.call(self._on_host(tensors))
         return self._results_of(tensors, results)
 
     def serve(
@@ -150,16 +155,45 @@ class CompiledModel:
     def _tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors among the arguments of a call, when all else is as in the example."""
         if len(args) != self._positional or kwargs.keys() != set(self._keywords):
-            raise ValueError("arguments are given as in the example: "
-                             f"{_named(self._positional, self._keywords)}, not {_named(len(args), list(kwargs))}")
-        leaves, spec = pytree.tree_flatten((args, {name: kwargs[name] for name in self._keywords}))
+            args, kwargs = self._as_in_example(args, kwargs)
+        given = args, {name: kwargs[name] for name in self._keywords}
+        leaves, spec = pytree.tree_flatten(given)
         if spec != self._in_spec:
             described = structure.describe(spec)
-            if described != self._arguments:
-                raise ValueError("the arguments are nested otherwise than in the example: expected "
-                                 f"{structure.show(self._arguments)}, not {structure.show(described)}")
-            self._in_spec = spec
-        return self._tensors(leaves)
+            if described == self._arguments:
+                self._in_spec = spec
+            else:
+                # The keys of a dictionary may come in another order.
+                try:
+                    leaves = structure.flatten(self._arguments, structure.build(described, iter(leaves)))
+                except ValueError:
+                    raise ValueError("the arguments are nested otherwise than in the example: expected "
+                                     f"{structure.show(self._arguments)}, not {structure.show(described)}") from None
+        tensors = self._tensors(leaves)
+        _refuse_shared_updates(tensors, [index for index, _ in self._updates], self._model)
+        return tensors
+
+    @staticmethod
+    def _on_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors as a program reads them: on the CPU, with bytes that are their values."""
+        return [tensor.detach().cpu().resolve_conj().resolve_neg() for tensor in tensors]
+
+    @functools.cached_property
+    def _parameters(self) -> list[str]:
+        """The names of the model's parameters, in their order; none where nobody knows them."""
+        return json.loads(self._model.metadata.get(_PARAMETERS, "[]"))
+
+    def _as_in_example(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments by position and by name as the example's were, when they are the same ones."""
+        names = self._parameters
+        by_name = dict(zip(names, args, strict=False)) | kwargs
+        known = names[: self._positional] + self._keywords
+        # Fewer names than values: one was given twice, or has no name.
+        if len(known) != self._positional + len(self._keywords) or by_name.keys() != set(known) or (
+                len(by_name) != len(args) + len(kwargs)):
+            raise ValueError("arguments are given as in the example: "
+                             f"{_named(self._positional, self._keywords)}, not {_named(len(args), list(kwargs))}")
+        return tuple(by_name[name] for name in known[: self._positional]), by_name
 
     def _results_of(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> Any:
         """What a call with these tensors returns when the program has made these results."""
@@ -176,7 +210,7 @@ class CompiledModel:
                 if not isinstance(leaf, torch.Tensor):
                     raise ValueError(f"input {known['tensor']!r} is a tensor, not a {type(leaf).__name__}")
                 tensors.append(leaf)
-            elif leaf != known or type(leaf) is not type(known):
+            elif not _is_same(leaf, known):
                 raise ValueError(f"the program was made for {known!r} and was given {leaf!r}: compile the model again "
                                  "with that value")
         return tensors
@@ -352,9 +386,9 @@ class _Maker:
         if self._exported is not None:
             model = model.module()
         self._model = model
-        self._args = args
-        self._kwargs = kwargs
-        self._leaves, self._in_spec = pytree.tree_flatten((args, kwargs))
+        leaves, self._in_spec = pytree.tree_flatten((args, kwargs))
+        # A program's inputs are bytes that are values.
+        self._leaves = pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.resolve_conj().resolve_neg(), leaves)
         self._weights: dict[str, torch.Tensor] = {}
         if isinstance(model, torch.nn.Module):
             named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
@@ -373,15 +407,20 @@ class _Maker:
             if self._exported is not None:
                 return self._finish(*self._checked(self._capture_exported("")))
             program, results, problem = self._capture(self._run)
+            failure: Exception | None = None
             if problem is not None:
                 # Some operators have to run once before anybody knows what their results look like.
                 try:
                     self._run(*self._given(_on_hetero))
                 except Exception as error:
-                    raise ValueError(f"the model fails on its example inputs: {error}") from error
-                program, results, problem = self._capture(self._run)
-            if problem is not None and isinstance(self._model, torch.nn.Module):
+                    failure = error
+                else:
+                    program, results, problem = self._capture(self._run)
+            if problem is not None:
+                # What the model makes on the CPU, where it expects its weights, torch.export knows how to move.
                 program, results, problem = self._capture_exported(problem)
+            if problem is not None and failure is not None:
+                raise ValueError(f"the model fails on its example inputs: {failure}") from failure
             return self._finish(*self._checked((program, results, problem)))
 
     def _make_dynamic(self, dynamic: Any) -> CompiledModel | None:
@@ -421,6 +460,7 @@ class _Maker:
         else:
             raise ValueError("the model cannot be a program for several sizes: it fails for most of them, "
                              f"the last time with: {problem}")
+        sizes.find_requirements([of for _, of in samples])
         return self._with_ones(sizes, captured, program, results, samples)
 
     def _with_ones(self, sizes: Sizes, captured: Callable[..., Any], program: _C.CompiledProgram, results: Any,
@@ -462,7 +502,6 @@ class _Maker:
             args, kwargs = cut()
             found = pytree.tree_leaves(program(*args, **kwargs))
             args, kwargs = pytree.tree_map_only(torch.Tensor, _on_hetero, cut())
-        sizes.find_requirements([of for _, of in samples])
             state = {name: tensor.clone() for name, tensor in self._weights.items()}
             expected = pytree.tree_leaves(_plain(self._run(args, kwargs, state)))
         except Exception:
@@ -487,6 +526,9 @@ class _Maker:
     def _checked(captured: tuple[_C.CompiledProgram, Any, str | None]) -> tuple[_C.CompiledProgram, Any]:
         program, results, problem = captured
         if problem is not None:
+            if "read scalar" in problem:
+                problem += (". A program cannot look at values, as torch.linalg.inv does to say what is wrong with its "
+                            "argument; torch.linalg.inv_ex and its like do not")
             raise ValueError(f"the model cannot be a program: {problem}")
         return program, results
 
@@ -502,16 +544,21 @@ class _Maker:
 
     def _capture_exported(self, problem: str) -> tuple[_C.CompiledProgram, Any, str | None]:
         """By ``torch.export``, which decides what depends on values for all of them, or says why it cannot."""
-        exported = self._exported
-        if exported is None:
-            if any(leaf.device.type == "hetero" for leaf in self._leaves if isinstance(leaf, torch.Tensor)):
-                problem += "; with the model and its examples on the CPU, torch.export would be asked"
-                return _C.CompiledProgram(), None, problem
-            try:
-                exported = torch.export.export(self._model, self._args, self._kwargs, strict=False)
-            except Exception:  # the first reason says more
-                return _C.CompiledProgram(), None, problem
-        return self._capture(self._runner(exported))
+        if self._exported is not None:
+            return self._capture(self._runner(self._exported))
+        if any(leaf.device.type == "hetero" for leaf in self._leaves if isinstance(leaf, torch.Tensor)):
+            problem += "; with the model and its examples on the CPU, torch.export would be asked"
+            return _C.CompiledProgram(), None, problem
+        try:
+            with _quiet():
+                model, args, kwargs = self._on_cpu()
+                exported = torch.export.export(model, args, kwargs, strict=False)
+        except Exception as error:
+            if "Cache" in str(error):
+                problem += "; torch.export does not know the cache among the results: use_cache=False leaves it out"
+            return _C.CompiledProgram(), None, problem
+        captured = self._capture(self._runner(exported))
+        return captured if captured[2] is None else (captured[0], None, problem)  # the first reason says more
 
     def _runner(self, exported: torch.export.ExportedProgram) -> Callable[..., Any]:
         """What calls the exported program on hetero."""
@@ -542,7 +589,8 @@ class _Maker:
             program.end_capture(kept, [False] * len(kept))
         except Exception as error:
             program.cancel_capture()
-            return program, None, str(error).splitlines()[0] if str(error) else type(error).__name__
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            return program, None, said + _place_in_model(error)
         return program, results, None
 
     def _finish(self, program: _C.CompiledProgram, results: Any, *, sizes: Sizes | None = None,
@@ -570,17 +618,69 @@ class _Maker:
             _OUTPUTS: json.dumps(made),
             _ARGUMENTS: json.dumps(structure.describe(self._in_spec)),
             _RESULTS: json.dumps(structure.describe(pytree.tree_structure(results))),
+            _PARAMETERS: json.dumps(positional_names(self._model)),
             _UPDATES: json.dumps([[index, len(outputs) - len(updates) + i] for i, index in enumerate(updates)]),
             "made_by": f"torch {torch.__version__}",
         }
         if sizes is None:
-            return CompiledModel(_C.Model.make(program, inputs, outputs, self._weights, metadata))
-        return CompiledModel(_C.Model.make_dynamic(samples, least, sizes.variables, sizes.factors, inputs, outputs,
-                                                   self._weights, metadata))
+            model = _C.Model.make(program, inputs, outputs, self._weights, metadata)
+        else:
+            model = _C.Model.make_dynamic(samples, least, sizes.variables, sizes.factors, inputs, outputs,
+                                          self._weights, metadata)
+        _refuse_shared_updates([leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)], updates, model)
+        return CompiledModel(model)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the log of torch.export, which says what it then raises too."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _on_hetero(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to(_HETERO)
+
+
+def _refuse_shared_updates(tensors: Sequence[torch.Tensor], updated: Sequence[int], model: _C.Model) -> None:
+    """Raises where an argument that is updated shares memory with another: a program has memory for each."""
+    if not updated:
+        return
+    extents = [_extent(tensor) for tensor in tensors]
+    for index, other in itertools.product(updated, range(len(tensors))):
+        (memory, begin, end), (others, low, high) = extents[index], extents[other]
+        if other != index and memory == others and begin < high and low < end:
+            names = [name for name, _ in model.inputs]
+            raise ValueError(f"the program updates {names[index]!r}, which shares memory with {names[other]!r}: give "
+                             "it memory of its own, by clone()")
+
+
+def _extent(tensor: torch.Tensor) -> tuple[Any, int, int]:
+    """Which memory the tensor is in, and from which byte to which."""
+    size = tensor.element_size()
+    elements = 0 if tensor.numel() == 0 else 1 + sum(
+        (count - 1) * stride for count, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.device.type == "cpu":  # where storages may share memory: by numpy, say
+        return "cpu", tensor.data_ptr(), tensor.data_ptr() + elements * size
+    begin = tensor.storage_offset() * size
+    return tensor.untyped_storage()._cdata, begin, begin + elements * size
+
+
+def _is_same(leaf: Any, known: Any) -> bool:
+    if type(leaf) is not type(known):
+        return False
+    return leaf == known or (leaf != leaf and known != known)  # NaN
+
+
+def _place_in_model(error: Exception) -> str:
+    """The last line outside of torch that led to the error: " (model.py:12 in forward)"."""
+    ours = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+    return f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
 
 
 def _plain(results: Any) -> Any:
@@ -596,7 +696,9 @@ def _plain(results: Any) -> Any:
 def _plain_leaf(leaf: Any, what: str) -> Any:
     if _is_plain(leaf):
         return leaf
-    raise ValueError(f"{what} is a {type(leaf).__name__}: a program takes and gives tensors, numbers, strings and None")
+    kind = type(leaf).__name__
+    way_out = "; use_cache=False leaves it out" if kind.endswith("Cache") else ""
+    raise ValueError(f"{what} is a {kind}: a program takes and gives tensors, numbers, strings and None{way_out}")
 
 
 def _is_plain(leaf: Any) -> bool:

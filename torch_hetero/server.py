@@ -9,6 +9,7 @@ is submitted runs on the group that is free first, without the interpreter's loc
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import queue
 import threading
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch_hetero.saved import CompiledModel
 
-__all__ = ["Closing", "Group", "Request", "Server", "waits"]
+__all__ = ["Closing", "Group", "Request", "Server", "checked", "waits"]
 
 
 class Group(TypedDict, total=False):
@@ -117,6 +118,13 @@ def waits(when_full: str) -> bool:
     return when_full == "wait"
 
 
+def checked(name: str, count: int | None, least: int = 0) -> int | None:
+    """The number. Raises a ValueError where it is too small, a TypeError where it is none."""
+    if count is not None and operator.index(count) < least:
+        raise ValueError(f"{name} is {least} or more, not {count}")
+    return count
+
+
 class Closing:
     """What a ``with`` block closes: by waiting, or by cancelling where an error leaves the block."""
 
@@ -157,6 +165,8 @@ class Server(Closing):
     ) -> None:
         waits_when_full = waits(when_full)
         self.model = model
+        checked("capacity", capacity, 1)
+        checked("accelerator_bytes", accelerator_bytes)
         lanes = [] if isinstance(groups, int) else [_fields_of(group, number) for number, group in enumerate(groups)]
         count = groups if isinstance(groups, int) else len(lanes)
         self._core = _C.Server(model._model, count, lanes, capacity, waits_when_full, accelerator_bytes)
@@ -195,7 +205,7 @@ class Server(Closing):
         number = next(self._numbers)
         self._requests[number] = request
         try:
-            submitted = self._core.submit(number, [tensor.detach().cpu() for tensor in tensors], timeout)
+            submitted = self._core.submit(number, self.model._on_host(tensors), timeout)
         except BaseException:
             del self._requests[number]
             raise

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-__all__ = ["build", "check", "count_leaves", "describe", "show"]
+__all__ = ["build", "check", "count_leaves", "describe", "flatten", "show"]
 
 # A value of JSON, as above.
 Structure = Any
@@ -70,6 +70,27 @@ def build(structure: Structure, leaves: Iterator[Any]) -> Any:
     if "tuple" in structure:
         return tuple(children)
     return {key: child for (key, _), child in zip(structure["dict"], children, strict=True)}
+
+
+def flatten(structure: Structure, nested: Any) -> list[Any]:
+    """The leaves of what is nested as the structure says, in its order; dictionaries may have theirs in any order.
+
+    Raises:
+        ValueError: for what is nested otherwise.
+    """
+    if structure is None:
+        if isinstance(nested, (tuple, list, dict)):
+            raise ValueError("more is nested than in the structure")
+        return [nested]
+    children = _children(structure)
+    if isinstance(structure, dict) and "dict" in structure:
+        keys = [key for key, _ in structure["dict"]]
+        if not isinstance(nested, dict) or nested.keys() != set(keys):
+            raise ValueError("a dictionary has other keys than in the structure")
+        nested = [nested[key] for key in keys]
+    elif type(nested) is not (list if isinstance(structure, list) else tuple) or len(nested) != len(children):
+        raise ValueError("less is nested than in the structure, or otherwise")
+    return [leaf for child, part in zip(children, nested, strict=True) for leaf in flatten(child, part)]
 
 
 def show(structure: Structure) -> str:

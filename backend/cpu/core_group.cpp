@@ -139,7 +139,11 @@ Result<std::unique_ptr<CoreGroup>> CoreGroup::create(Options options) {
   if (Status status = check_compute_queues(options.compute_queues); !status.ok()) {
     return Status(status.error_class(), "core group \"" + options.name + "\": " + status.message());
   }
-  if (options.threads <= 0) {
+  if (options.threads < 0) {
+    return Status(ErrorClass::kUsage, "core group \"" + options.name + "\": " + std::to_string(options.threads) +
+                                          " threads cannot be; give a number from 1 on, or 0 for as many as cores");
+  }
+  if (options.threads == 0) {
     options.threads = static_cast<int>(options.cores.empty() ? cores_of_process().size() : options.cores.size());
   }
   auto impl = std::make_unique<Impl>(std::move(options));

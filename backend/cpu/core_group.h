@@ -41,7 +41,7 @@ class CoreGroup {
   };
   static constexpr std::chrono::microseconds kSpin{30};
 
-  // Errors: kUsage for cores that the process may not use, for queues that compute nothing, and for what is named twice; kDevice where the system starts no thread.
+  // Errors: kUsage for cores that the process may not use, for queues that compute nothing, for what is named twice, and for less than 0 threads; kDevice where the system starts no thread.
   static Result<std::unique_ptr<CoreGroup>> create(Options options);
   // REQUIRES: not called by a task of the group; nobody submits any more.
   ~CoreGroup();

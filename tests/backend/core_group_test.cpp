@@ -207,6 +207,9 @@ TEST_CASE("cores that a group cannot have are refused with a sentence") {
   REQUIRE_FALSE(twice.ok());
   CHECK(twice.status().message() ==
         "core group \"twice\": core " + std::to_string(core) + " is named twice; name each core once");
+  const auto fewer = CoreGroup::create({.name = "fewer", .threads = -1});
+  REQUIRE_FALSE(fewer.ok());
+  CHECK(fewer.status().error_class() == ErrorClass::kUsage);
 }
 
 TEST_CASE("a forked child can leave a group alone, and is told that it cannot use it") {

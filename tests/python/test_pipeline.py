@@ -77,6 +77,9 @@ def test_wrong_arguments_and_uses_say_what_to_do() -> None:
     program = torch.hetero.compile(model(), (torch.zeros(5, 32),))
     with pytest.raises(ValueError, match="stages"):
         program.pipeline(stages=1000)
+    for option, least in (("stages", 1), ("depth", 0), ("accelerator_bytes", 0)):
+        with pytest.raises(ValueError, match=f"{option} is {least} or more, not -1"):
+            program.pipeline(**{option: -1})
     with pytest.raises(ValueError, match="when_full"):
         program.pipeline(when_full="drop")
     with program.pipeline() as pipeline:

@@ -145,7 +145,8 @@ def test_inputs_of_any_strides_are_taken(program: CompiledModel) -> None:
     (lambda f: f(torch.zeros(4, 16)), r"input 'input' is f32\[3,16\] in this program, not f32\[4,16\]"),
     (lambda f: f(torch.zeros(3, 16, dtype=torch.float64)), r"not f64\[3,16\]"),
     (lambda f: f(), "as in the example: 1 by position, not 0 by position"),
-    (lambda f: f(input=torch.zeros(3, 16)), "1 by position, not 'input' by name"),
+    (lambda f: f(other=torch.zeros(3, 16)), "1 by position, not 'other' by name"),
+    (lambda f: f(torch.zeros(3, 16), input=torch.zeros(3, 16)), "not 1 by position and 'input' by name"),
     (lambda f: f([torch.zeros(3, 16)]), "nested otherwise"),
     (lambda f: f(3), "is a tensor, not a int"),
 ])
@@ -204,6 +205,66 @@ def test_arguments_in_what_a_file_cannot_describe_are_refused() -> None:
         torch.hetero.compile(lambda d: d[(1, 2)] + 1, ({(1, 2): torch.ones(2)},))
 
 
+def test_arguments_by_position_and_by_name_are_the_same_ones(tmp_path: Path) -> None:
+    def model(x: torch.Tensor, y: torch.Tensor, *, scale: float) -> torch.Tensor:
+        return (x - y) * scale
+
+    x, y = torch.rand(3), torch.rand(3)
+    for args, kwargs in (((x, y), {}), ((x,), {"y": y}), ((), {"y": y, "x": x})):
+        torch.hetero.compile(model, args, {**kwargs, "scale": 2.0}).save(tmp_path / "m.hetero")
+        program = torch.hetero.load(tmp_path / "m.hetero")
+        for result in (program(x, y, scale=2.0), program(x, scale=2.0, y=y), program(scale=2.0, y=y, x=x)):
+            assert torch.equal(result, model(x, y, scale=2.0))
+
+
+def test_the_keys_of_a_dictionary_come_in_any_order() -> None:
+    x, y = torch.rand(3), torch.rand(3)
+    program = torch.hetero.compile(lambda given: given["x"] - given["y"][0], ({"x": x, "y": [y]},))
+    assert torch.equal(program({"y": [y], "x": x}), x - y)
+    for wrong in ({"y": [y]}, {"y": [y], "z": x}, {"y": [[y]], "x": x}, {"y": y, "x": x}):
+        with pytest.raises(ValueError, match="nested otherwise"):
+            program(wrong)
+
+
+def test_nan_is_the_value_for_which_a_program_was_made() -> None:
+    program = torch.hetero.compile(lambda x, fill: x + 1, (torch.ones(2), float("nan")))
+    assert torch.equal(program(torch.ones(2), float("nan")), torch.full((2,), 2.0))
+    with pytest.raises(ValueError, match=r"made for nan and was given 1.0"):
+        program(torch.ones(2), 1.0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "hetero"])
+def test_conjugate_and_negative_views_are_taken_by_their_values(device: str) -> None:
+    x = torch.randn(6, dtype=torch.complex64)
+    conjugate, negative = x.to(device).conj(), x.to(device).conj().imag
+    assert conjugate.is_conj() and negative.is_neg()
+    expected, opposite = x.conj().resolve_conj() * 2, -x.imag.clone() * 2
+    for given in (torch.zeros(6, dtype=torch.complex64), conjugate):  # examples
+        program = torch.hetero.compile(lambda a: a * 2, (given,))
+        assert_close(program(conjugate).cpu(), expected)
+        assert_close(program(x.to(device)).cpu(), x * 2)
+    with program.serve() as server, program.pipeline(stages=1) as pipeline:
+        assert_close(server.submit(conjugate).result(60).cpu(), expected)
+        assert_close(pipeline.submit(conjugate).result(60).cpu(), expected)
+    program = torch.hetero.compile(lambda a: a * 2, (torch.zeros(12)[::2],))
+    assert_close(program(negative).cpu(), opposite)
+
+
+def test_an_argument_that_is_updated_shares_memory_with_none() -> None:
+    def model(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.mul_(2)
+        return a + b
+
+    program = torch.hetero.compile(model, (torch.ones(3), torch.ones(3)))
+    for given in (torch.ones(6), torch.ones(6, device="hetero")):
+        with pytest.raises(ValueError, match="updates 'a', which shares memory with 'b': .*clone"):
+            program(given[:3], given[2:5])
+        assert torch.equal(program(given[:3], given[3:]).cpu(), torch.full((3,), 3.0))
+    both = torch.ones(3)
+    with pytest.raises(ValueError, match="updates 'a', which shares memory with 'b'"):
+        torch.hetero.compile(model, (both, both))
+
+
 def test_a_namedtuple_becomes_a_tuple() -> None:
     pair = namedtuple("pair", "a b")  # noqa: PYI024
     program = torch.hetero.compile(lambda x: pair(x + 1, x * 2), (torch.ones(2),))
@@ -255,6 +316,42 @@ def test_what_depends_on_values_is_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match="cannot be a program: .*read scalar"):
         torch.hetero.compile(branches, (torch.ones(3),))
     assert_close((torch.ones(3, device="hetero") * 2).cpu(), torch.full((3,), 2.0))
+
+
+def test_what_cannot_be_in_a_program_says_where_it_is_and_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"test_saved.py:\d+ in <lambda>.*linalg.inv_ex"):
+        torch.hetero.compile(lambda x: torch.linalg.inv(x) + 1, (torch.eye(3),))
+    inverse = torch.hetero.compile(lambda x: torch.linalg.inv_ex(x).inverse, (torch.eye(3),))
+    assert_close(inverse(2 * torch.eye(3)), torch.eye(3) / 2)
+    for name in ("gpt2", "llama"):
+        with pytest.raises(ValueError, match=r"[cC]ache.*use_cache=False"):
+            torch.hetero.compile(models.causal_lm(name).eval(), (tokens(1, 6),))
+
+
+class Positions(nn.Module):
+    """Makes tensors on the CPU, without saying so, and has one that is neither parameter nor buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.places = nn.Embedding(40, 8), nn.Embedding(20, 8)
+        self.scale = torch.randn(8)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return (self.tokens(ids) + self.places(torch.arange(ids.shape[1]))) * self.scale
+
+
+@torch.no_grad()
+def test_a_model_on_the_cpu_may_make_and_hold_tensors_there(tmp_path: Path) -> None:
+    model, ids = Positions(), tokens(2, 5)
+    torch.hetero.compile(model, (ids,)).save(tmp_path / "m.hetero")
+    program = torch.hetero.load(tmp_path / "m.hetero")
+    before = nodes_recorded()
+    assert_close(program(ids + 1), model(ids + 1))
+    assert nodes_recorded() == before
+    offset = torch.randn(3)
+    program = torch.hetero.compile(lambda x: x * offset, (torch.ones(3),))
+    assert torch.equal(program(torch.full((3,), 2.0)), 2 * offset)
 
 
 def test_a_model_that_fails_on_its_examples_says_how() -> None:

@@ -204,6 +204,16 @@ def test_a_call_that_is_not_begun_in_time_is_not_run(holding: torch.hetero.Compi
     assert_nothing_left(server)
 
 
+@pytest.mark.parametrize("timeout", [float("inf"), 1e300, 1e10, 9.3e9])
+def test_a_time_that_no_clock_shows_is_never_up(timeout: float) -> None:
+    with torch.hetero.compile(lambda x: x * 2, torch.zeros(4)).serve() as server:
+        assert torch.equal(server.submit(torch.ones(4), timeout=timeout).result(60), torch.full((4,), 2.0))
+        with pytest.raises(TimeoutError):
+            server.submit(torch.ones(4), timeout=-timeout).result(60)
+        with pytest.raises(ValueError, match="not nan"):
+            server.submit(torch.ones(4), timeout=float("nan"))
+
+
 def test_a_call_whose_time_is_up_while_it_runs_stops_before_its_next_operator(
     holding: torch.hetero.CompiledModel,
 ) -> None:
@@ -272,6 +282,10 @@ def test_a_server_is_refused_what_it_cannot_do() -> None:
         program.serve(groups=CORES + 1)
     with pytest.raises(ValueError, match="capacity"):
         program.serve(capacity=0)
+    with pytest.raises(ValueError, match="capacity is 1 or more, not -1"):
+        program.serve(capacity=-1)
+    with pytest.raises(ValueError, match="accelerator_bytes is 0 or more, not -1"):
+        program.serve(accelerator_bytes=-1)
     with pytest.raises(ValueError, match="when_full"):
         program.serve(when_full="never")  # type: ignore[arg-type]
     server = program.serve()
@@ -303,6 +317,7 @@ def test_groups_are_named_with_their_cores_threads_and_compute_queues() -> None:
     [
         ({"name": "left", "compute_queues": [5]}, '"left": there is no compute queue 5; choose among 1 to 4'),
         ({"compute_queues": [2, 2]}, "the queue compute 2 is named twice"),
+        ({"name": "few", "threads": -1}, '"few": -1 threads cannot be'),
         ({"core": [0]}, "a group has name, cores, threads, compute_queues, and no core"),
     ],
 )

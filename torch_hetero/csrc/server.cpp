@@ -5,6 +5,9 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -136,6 +139,17 @@ std::vector<int> queue_numbers(const backend::CoreGroup& group) {
   return numbers;
 }
 
+// So many seconds from now; what no clock shows is never.
+graph::Request::Clock::time_point deadline_in(double seconds) {
+  using Clock = graph::Request::Clock;
+  TORCH_CHECK_VALUE(!std::isnan(seconds), "hetero: timeout is a number of seconds, not nan");
+  const Clock::time_point now = Clock::now();
+  // A second less, for the difference is rounded.
+  const double most = std::chrono::duration<double>(Clock::time_point::max() - now).count() - 1;
+  if (seconds >= most) return graph::Request::kNever;
+  return now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::max(seconds, 0.0)));
+}
+
 class PythonServer {
  public:
   // `lanes`: instead of so many groups.
@@ -162,10 +176,7 @@ class PythonServer {
     const py::gil_scoped_release released;
     auto request = std::make_shared<PythonRequest>(number, std::move(given), model_->program(), ended_);
     graph::RequestOptions options;
-    if (seconds.has_value()) {
-      options.deadline = graph::Request::Clock::now() + std::chrono::duration_cast<graph::Request::Clock::duration>(
-                                                            std::chrono::duration<double>(*seconds));
-    }
+    if (seconds.has_value()) options.deadline = deadline_in(*seconds);
     ended_->expect();
     const Status status = server_->submit(request, options);
     if (status.ok()) return request;
