@@ -1,11 +1,12 @@
 #include "ops/config.h"
 
 #include <c10/util/Exception.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cctype>
+#include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -15,6 +16,7 @@
 
 #include "backend/registry.h"
 #include "backend/sim/sim_device.h"
+#include "backend/spill_file.h"
 #include "ops/fused/functions.h"
 #include "ops/storage_memory.h"
 #include "ops/sync.h"
@@ -51,25 +53,28 @@ std::optional<bool> parse_bool(const std::string& text) {
   return std::nullopt;
 }
 
+// "4096", "64MiB", "1.5 GiB".
 std::optional<int64_t> parse_integer(const std::string& text) {
-  try {
-    size_t used = 0;
-    const double number = std::stod(text, &used);
-    const std::string unit = lower(text.substr(used));
-    double scale = 1;
-    if (unit == "kib" || unit == "k")
-      scale = 1024.0;
-    else if (unit == "mib" || unit == "m")
-      scale = 1024.0 * 1024.0;
-    else if (unit == "gib" || unit == "g")
-      scale = 1024.0 * 1024.0 * 1024.0;
-    else if (!unit.empty())
-      return std::nullopt;
-    if (number < 0) return std::nullopt;
-    return static_cast<int64_t>(number * scale);
-  } catch (const std::exception&) {
-    return std::nullopt;
+  constexpr std::pair<const char*, int> kUnits[] = {{"", 0},    {"kib", 10}, {"k", 10},   {"mib", 20}, {"m", 20},
+                                                    {"gib", 30}, {"g", 30},   {"tib", 40}, {"t", 40}};
+  const char* const end = text.data() + text.size();
+  int64_t whole = 0;
+  if (const auto [rest, error] = std::from_chars(text.data(), end, whole); error == std::errc() && rest == end) {
+    return whole >= 0 ? std::optional(whole) : std::nullopt;
   }
+  double number = 0;
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc()) return std::nullopt;
+  std::string unit = lower(std::string(rest, end));
+  unit.erase(0, std::min(unit.find_first_not_of(' '), unit.size()));
+  for (const auto& [known, exponent] : kUnits) {
+    if (unit != known) continue;
+    const double scaled = std::ldexp(number, exponent);
+    // Not so for a number that is none, either.
+    if (!(scaled >= 0 && scaled < 0x1p63)) return std::nullopt;
+    return static_cast<int64_t>(scaled);
+  }
+  return std::nullopt;
 }
 
 std::optional<double> parse_share(const std::string& text) {
@@ -103,7 +108,7 @@ Row integer_row(const char* name, const char* type, const char* default_value, s
           [&field, name, then](const std::string& text) {
             const auto value = parse_integer(text);
             TORCH_CHECK_VALUE(value.has_value(), "hetero: option '", name,
-                              "' takes a number, optionally with KiB, MiB or GiB, not '", text, "'");
+                              "' takes a number from 0 to 2^63 - 1, optionally with KiB, MiB, GiB or TiB, not '", text, "'");
             field = *value;
             if (then) then(*value);
           },
@@ -158,8 +163,11 @@ void change_memory_budget(int64_t bytes) {
 }
 
 void set_spill_folder(const std::string& folder) {
-  TORCH_CHECK_VALUE(folder.empty() || access(folder.c_str(), W_OK | X_OK) == 0,
-                    "hetero: option 'spill' takes a folder in which files can be made, not '", folder, "'");
+  if (!folder.empty()) {
+    const auto file = backend::SpillFile::create(folder, nullptr, 0);
+    TORCH_CHECK_VALUE(file.ok(), "hetero: option 'spill' takes a folder in which files can be made, not '", folder,
+                      "': ", file.ok() ? "" : file.status().message());
+  }
   config().set_spill_folder(folder);
   may_spill = !folder.empty();
 }
@@ -352,7 +360,7 @@ void set_option(const std::string& name, const std::string& value) { row(name).s
 void load_environment() {
   for (const Row& option : rows()) {
     const char* const value = std::getenv(environment_name(option).c_str());
-    if (value == nullptr) continue;
+    if (value == nullptr || *value == '\0') continue;
     if (option.name == std::string_view("accelerator")) {
       choose_accelerator_later(value);
     } else {

@@ -91,12 +91,13 @@ struct Option {
 };
 std::vector<Option> list_options();
 
-// Values in their text form: "1"/"0"/"true"/"false", integers with an optional KiB/MiB/GiB, names.
+// Values in their text form: "1"/"0"/"true"/"false", integers with an optional KiB/MiB/GiB/TiB or
+// K/M/G/T, both powers of 1024, names.
 // Throws c10::ValueError for a value that does not fit, c10::Error for an unknown name.
 std::string get_option(const std::string& name);
 void set_option(const std::string& name, const std::string& value);
 
-// Reads the environment. Called once, at import. No device is made then, so that the process may still fork.
+// Reads the environment; an empty variable is one that is not set. Called once, at import. No device is made then, so that the process may still fork.
 void load_environment();
 
 // Makes the accelerator that was chosen before the device was used. Throws c10::Error where the machine has no such device.

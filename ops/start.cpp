@@ -35,11 +35,11 @@ Status start_once() {
 
 void ops::register_process() {
   static const bool registered = [] {
+    load_environment();  // may throw, so before anything is registered
     register_storage();
     register_device();
     connect_thread_pool();
     choose_instruction_set();
-    load_environment();
     graph::set_exception_words(&words_of);
     c10::register_privateuse1_backend("hetero");
     return true;

@@ -95,15 +95,15 @@ def _register() -> None:
 def _autoload() -> None:
     """Entry point of the group ``torch.backends``: torch calls it at the end of its own import.
 
-    Libraries that do not fit give a warning here and not an error, because programs that never use the device must go
-    on working; an explicit ``import torch_hetero`` raises.
+    Libraries that do not fit and variables with a wrong value give a warning here and not an error, because programs
+    that never use the device must go on working; an explicit ``import torch_hetero`` raises.
     """
     import torch
 
     try:
         if not _registered:
             _load_library(torch.__version__)
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:
         if not _imported_directly:
             import warnings
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import textwrap
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,10 +30,36 @@ def _to_text(value: Any) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
+# What the override() blocks that are open now give back: for each option, the innermost block last.
+_overridden: dict[str, list[list[str]]] = {}
+_overriding = threading.RLock()
+
+
+def _enter(name: str, value: Any) -> list[str]:
+    """Sets an option for a block; the block's entry holds the value that it gives back."""
+    with _overriding:
+        entry = [_C.config_get(name)]
+        _C.config_set(name, _to_text(value))
+        _overridden.setdefault(name, []).append(entry)
+        return entry
+
+
+def _leave(name: str, entry: list[str]) -> None:
+    """Ends a block. Where a later one, of another thread, is still open, that one gives back what this one would."""
+    with _overriding:
+        blocks = _overridden[name]
+        place = next(i for i, block in enumerate(blocks) if block is entry)
+        del blocks[place]
+        if place == len(blocks):
+            _C.config_set(name, entry[0])
+        else:
+            blocks[place][0] = entry[0]
+
+
 class Config:
     """Every option as an attribute: reading gives its type; assigning holds for operators recorded later.
 
-    A size in bytes also takes text with a unit::
+    A size in bytes also takes text with a unit, KiB, MiB, GiB or TiB::
 
         torch.hetero.config.pending_bytes = "64MiB"
         with torch.hetero.config.override(sync=True):
@@ -79,17 +106,18 @@ class Config:
     def override(self, **values: bool | int | float | str) -> Iterator[Config]:
         """Sets options for the length of a ``with`` block or of a decorated function, for all threads.
 
+        Where blocks of several threads overlap, the one that began last holds, and when all have ended every option is
+        what it was before the first.
+
         Args:
             **values: options by name, as assigned to the attributes.
         """
-        previous = {name: self._option(name)["value"] for name in values}
-        try:
+        for name in values:
+            self._option(name)  # an unknown name changes nothing
+        with contextlib.ExitStack() as blocks:
             for name, value in values.items():
-                setattr(self, name, value)
+                blocks.callback(_leave, name, _enter(name, value))
             yield self
-        finally:
-            for name, value in reversed(previous.items()):
-                _C.config_set(name, value)
 
     def __repr__(self) -> str:
         options = _C.config_list()

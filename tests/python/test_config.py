@@ -93,10 +93,56 @@ def test_a_value_that_does_not_fit_is_refused_and_changes_nothing(name: str, val
     assert getattr(torch.hetero.config, name) == before
 
 
-def test_a_wrong_environment_value_gives_one_clear_sentence() -> None:
-    done = run_python("import torch", {"HETERO_PENDING_NODES": "many"})
-    assert done.returncode != 0
-    assert "pending_nodes" in done.stderr and "many" in done.stderr
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    (("PENDING_NODES", "many"), ("ACCELERATOR", "simm"), ("MEMORY_BUDGET", "8GB"), ("MEMORY_PRESSURE", "2")),
+)
+def test_a_wrong_environment_value_makes_import_torch_warn_and_import_torch_hetero_raise(
+    variable: str, value: str
+) -> None:
+    warned = run_python("import torch; print(torch.ones(2).sum().item(), hasattr(torch, 'hetero'))",
+                        {f"HETERO_{variable}": value})
+    assert warned.returncode == 0 and warned.stdout == "2.0 False\n", warned.stderr
+    assert value in warned.stderr and "The device 'hetero' is not available." in warned.stderr
+    raised = run_python("import torch_hetero", {f"HETERO_{variable}": value})
+    assert raised.returncode != 0 and value in raised.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ("accelerator", "pending_nodes", "memory_pressure", "placement"))
+def test_an_empty_variable_is_one_that_is_not_set(name: str) -> None:
+    code = f"import torch; print(torch.hetero.config.{name})"
+    assert run_python_ok(code, {f"HETERO_{name.upper()}": ""}) == run_python_ok(code)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    (("1TiB", 1 << 40), ("1.5 GiB", 3 << 29), ("64M", 64 << 20), (2**63 - 1, 2**63 - 1), (1e9, 10**9)),
+)
+def test_sizes_have_units(text: str | float, value: int) -> None:
+    torch.hetero.set_memory_budget(text)
+    assert torch.hetero.get_memory_budget() == value
+
+
+@pytest.mark.parametrize(
+    "size", ("99999999999GiB", 2**63, 2**70, float("inf"), float("nan"), -1, "-1KiB", "8GB", "0x10", "")
+)
+def test_sizes_that_are_none_are_refused(size: str | float) -> None:
+    for name in ("memory_budget", "memory_limit"):
+        with pytest.raises(ValueError, match=name):
+            setattr(torch.hetero.config, name, size)
+    assert torch.hetero.get_memory_budget() == 0
+
+
+def test_overlapping_blocks_of_several_threads_leave_options_as_they_were() -> None:
+    config = torch.hetero.config
+    before = config.pending_nodes
+    first, second = config.override(pending_nodes=100), config.override(pending_nodes=200)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert config.pending_nodes == 200
+    second.__exit__(None, None, None)
+    assert config.pending_nodes == before
 
 
 def test_verify_mode_runs_flushes_twice_and_agrees() -> None:

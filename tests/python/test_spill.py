@@ -195,3 +195,10 @@ def test_a_folder_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="spill"):
         torch.hetero.config.spill = "/nonexistent/folder"
     assert DEVICE == "hetero"
+
+
+@pytest.mark.parametrize("folder", ("/proc", "/no/such/folder"))
+def test_a_folder_without_files_is_refused(folder: str, limited: Path) -> None:
+    with pytest.raises(ValueError, match=f"spill.*{folder}"):
+        torch.hetero.config.spill = folder
+    assert torch.hetero.config.spill == str(limited)
