@@ -8,10 +8,10 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <string>
 
 #include "backend/registry.h"
 #include "backend/sim/sim_device.h"
-#include "graph/describe.h"
 #include "graph/simulate.h"
 #include "graph/verify.h"
 #include "ops/config.h"
@@ -29,10 +29,13 @@ namespace {
 
 // So many runs of a plan with an accelerator are measured.
 constexpr int kMeasuredRuns = 12;
-constexpr size_t kLoggedPrograms = 64;
 
-// The host that the simulated machine has.
-backend::Capabilities simulated_host(backend::Capabilities rates) {
+}  // namespace
+
+backend::Capabilities planned_host() {
+  backend::Capabilities rates = backend::cpu_device().capabilities();
+  const backend::Device* const accelerator = backend::accelerator();
+  if (accelerator == nullptr || accelerator->name() != "sim") return rates;
   const backend::SimOptions options = backend::sim_options();
   if (options.cpu_flops > 0) rates.flops = options.cpu_flops;
   if (options.cpu_flops_half > 0) rates.flops_half = options.cpu_flops_half;
@@ -40,12 +43,10 @@ backend::Capabilities simulated_host(backend::Capabilities rates) {
   return rates;
 }
 
-}  // namespace
-
 graph::PlanOptions configured_plan_options() {
   graph::PlanOptions options;
   options.fusion = last_bits_may_differ();
-  options.cpu = backend::cpu_device().capabilities();
+  options.cpu = planned_host();
   if (backend::Device* accelerator = backend::accelerator()) {
     options.has_accelerator = true;
     options.accelerator = accelerator->capabilities();
@@ -56,7 +57,6 @@ graph::PlanOptions configured_plan_options() {
     options.join_copies = config().join_copies.load(std::memory_order_relaxed);
     options.preferences = &placement_rules().by_op();
     options.history = &cost_history();
-    if (accelerator->name() == "sim") options.cpu = simulated_host(options.cpu);
   }
   return options;
 }
@@ -322,12 +322,8 @@ Status CutRun::start(Cut& cut, SyncReason reason) {
     if (!status.ok()) return status;
   }
   const bool keeps = config().keep_plans.load(std::memory_order_relaxed);
-  std::string& text = executor_state().plan_text;
-  if (keeps || log >= 2) {
-    graph::Simulation simulation;
-    graph::simulate(graph, plan, graph::CostModel(options_), simulation);
-    text = graph::to_string(graph) + "\n" + graph::to_string(plan) + graph::to_string(simulation);
-  }
+  std::string& text = executor_state().log.plan_text;
+  if (keeps || log >= 2) text = plan_text(graph, plan, options_);
   if (log >= 1) {
     std::fprintf(stderr, "hetero: flush (%s): %zu nodes, %u dead\n%s", to_string(reason), graph.nodes.size(),
                  plan.dead_nodes, log >= 2 ? text.c_str() : "");
@@ -349,8 +345,22 @@ Status CutRun::finish() {
   const bool spilling = may_spill.load(std::memory_order_relaxed) || has_spilled.load(std::memory_order_relaxed);
   if (options_.has_accelerator || spilling) track_storages(*cut_);
   add_counts(*plan_, counts_);
+  if (options_.has_accelerator && backend::accelerator()->has_virtual_clock()) advance_virtual_clock();
   if (measures_) note_run();
   return status;
+}
+
+// A virtual clock does not see what a run does that uses the host only; it is told.
+void CutRun::advance_virtual_clock() {
+  if (!graph::uses_host_only(*plan_)) return;
+  if (kept_ != nullptr) {
+    times_.seconds = kept_->predicted_seconds;
+  } else {
+    graph::Simulation simulation;
+    graph::simulate(cut_->planned(), *plan_, graph::CostModel(options_), simulation);
+    times_.seconds = simulation.seconds;
+  }
+  backend::accelerator()->advance_host(times_.seconds);
 }
 
 // Learns from what the run took.
@@ -359,35 +369,21 @@ void CutRun::note_run() {
   const bool on_host = graph::uses_host_only(*plan_);
   backend::Device* const accelerator = options_.has_accelerator ? backend::accelerator() : nullptr;
   if (accelerator != nullptr && kept_ != nullptr) {
-    if (on_host && accelerator->has_virtual_clock()) {
-      // A virtual clock does not see what the host does; it is told.
-      accelerator->advance_host(kept_->predicted_seconds);
-      times_.seconds = kept_->predicted_seconds;
-    } else {
-      learn_costs(graph, *plan_, times_);
-    }
+    if (!on_host || !accelerator->has_virtual_clock()) learn_costs(graph, *plan_, times_);
     ++kept_->measured;
     if (PlanSet* const plans = cut_->plans()) {
       plans->trial.note(times_.seconds, kept_->predicted_seconds, !on_host);
     }
   }
-  if (config().keep_plans.load(std::memory_order_relaxed)) log_program();
-}
-
-void CutRun::log_program() {
-  ExecutorState& state = executor_state();
-  const graph::Graph& graph = cut_->planned();
-  graph::Simulation simulation;
-  graph::simulate(graph, *plan_, graph::CostModel(options_), simulation);
-  const backend::Device* const accelerator = backend::accelerator();
-  const graph::Description about{
-      .name = "flush " + std::to_string(++state.program_count) + ": " + to_string(reason_),
-      .profile = accelerator == nullptr ? "cpu" : "cpu + " + accelerator->name(),
-      .budget_bytes = accelerator_budget(),
-      .candidates = kept_ != nullptr ? kept_->candidates : candidates_,
-  };
-  state.programs.push_back(graph::describe(graph, *plan_, simulation, &times_, about));
-  if (state.programs.size() > kLoggedPrograms) state.programs.pop_front();
+  if (!config().keep_plans.load(std::memory_order_relaxed)) return;
+  ProgramLog& log = executor_state().log;
+  log_program(log,
+              {.graph = graph,
+               .plan = *plan_,
+               .options = options_,
+               .times = &times_,
+               .candidates = kept_ != nullptr ? kept_->candidates : candidates_},
+              "flush " + std::to_string(++log.flushes) + ": " + to_string(reason_));
 }
 
 Status CutRun::run(Cut& cut, SyncReason reason) {

@@ -8,15 +8,14 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <mutex>
-#include <string>
 #include <vector>
 
 #include "graph/executor.h"
 #include "graph/plan.h"
 #include "ops/counters.h"
 #include "ops/plan_cache.h"
+#include "ops/program_log.h"
 #include "ops/recorder.h"
 
 namespace hetero::ops {
@@ -25,10 +24,7 @@ struct ExecutorState {
   std::recursive_mutex mutex;    // the executor lock; recursive because a Python kernel may use hetero tensors
   std::vector<const Cut*> cuts;  // of the runs that go on, each inside the one before
   Status deferred;               // the first error that no caller has seen
-  // With config().keep_plans:
-  std::string plan_text;             // of the last run
-  std::deque<std::string> programs;  // what the latest runs did, as graph/describe.h has it
-  int64_t program_count = 0;         // of all, also those that are not there any more
+  ProgramLog log;
 };
 ExecutorState& executor_state();
 
@@ -52,6 +48,9 @@ class DefaultDtype {
   bool changed_ = false;
 };
 
+// The host by whose rates planning goes: this one, or that of the simulated machine.
+backend::Capabilities planned_host();
+
 // What planning may use, as configured in this process: devices, fusion, placement, measured costs.
 graph::PlanOptions configured_plan_options();
 
@@ -72,8 +71,8 @@ class CutRun {
   graph::Plan& plan_for(Cut& cut);
   void predict(const graph::Graph& graph, CachedPlan& made);
   CachedPlan* resized_plan(PlanSet& known, const CachedPlan* similar, const PlanSettings& settings, const Cut& cut);
+  void advance_virtual_clock();
   void note_run();
-  void log_program();
   void find_room(const Cut& cut);
   bool still_fits(const CachedPlan& kept, const Cut& cut);
 

@@ -9,9 +9,12 @@
 #include <string>
 #include <utility>
 
+#include "ops/config.h"
 #include "ops/cut_run.h"
 #include "ops/generator.h"
+#include "ops/overlap.h"
 #include "ops/parallel.h"
+#include "ops/program_log.h"
 #include "ops/storage_memory.h"
 #include "ops/sync.h"
 
@@ -24,6 +27,17 @@ void give(GraphExecutor& executor, size_t input, const at::Tensor& tensor, size_
   const auto owner = std::make_shared<at::Tensor>(tensor);
   if (executor.SetInputZeroCopy(input, view, slot, owner).ok()) return;
   check(executor.SetInput(input, view, slot));
+}
+
+// Adds the run to the log; what it took, nobody has looked.
+void log_run(const GraphExecutor& executor) {
+  const Executing executing;
+  ProgramLog& log = executor_state().log;
+  const graph::StaticPlan& plan = executor.plan();
+  const graph::PlanOptions options = static_plan_options();
+  log.plan_text = plan_text(plan.graph, plan.plan, options);
+  log_program(log, {.graph = plan.graph, .plan = plan.plan, .options = options, .times = nullptr, .candidates = {}},
+              "saved program, call " + std::to_string(++log.saved_runs));
 }
 
 // Whether a result is a value of its own, so that the caller may keep it.
@@ -108,6 +122,7 @@ std::vector<at::Tensor> call(GraphExecutor& executor, const std::vector<at::Tens
     check(executor.Run(slot));
   }
   check(executor.Wait(slot));
+  if (config().keep_plans.load(std::memory_order_relaxed)) log_run(executor);
   for (size_t o = 0; o < outputs.size(); ++o) {
     if (!lent[o]) check(executor.GetOutput(o, view_of(outputs[o]), slot));
     mark_output(program, o, outputs[o]);

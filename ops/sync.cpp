@@ -294,22 +294,6 @@ void settle_everything_on_cpu() {
   leave_accelerator();
 }
 
-std::string last_plan_text() {
-  const Executing executing;
-  return executor_state().plan_text;
-}
-
-std::vector<std::string> program_log() {
-  const Executing executing;
-  const auto& programs = executor_state().programs;
-  return {programs.begin(), programs.end()};
-}
-
-void clear_program_log() {
-  const Executing executing;
-  executor_state().programs.clear();
-}
-
 std::string line_of(uint32_t sequence) {
   const std::vector<const Cut*>& cuts = executor_state().cuts;
   if (cuts.empty()) return "";

@@ -53,12 +53,6 @@ void resize_storage(HeteroStorage* storage, size_t bytes);
 // Moves every storage's bytes back to the host; before the accelerator changes.
 void settle_everything_on_cpu();
 
-// Lines of the last flush, with config().keep_plans.
-std::string last_plan_text();
-// What the latest programs did, as JSON (graph/describe.h), while config().keep_plans is set.
-std::vector<std::string> program_log();
-void clear_program_log();
-
 // The Python line that recorded the node, while it runs, with config().traceback.
 std::string line_of(uint32_t sequence);
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,18 +86,27 @@ class Prediction:
         )
 
 
+# There is one simulated machine. What runs on it may simulate another, on its own thread.
+_simulating = threading.RLock()
+
+
 @contextlib.contextmanager
 def _simulated(profile: str | os.PathLike[str] | Profile, budget: int | str | None) -> Iterator[Profile]:
-    before = _profile
-    with config.override(accelerator="none"):
-        chosen = use_profile(profile)
-        assert chosen is not None
+    with _simulating:
+        before = _profile
+        log = _C.exchange_program_log(_C.ProgramLog())
         try:
-            with config.override(memory_budget=0 if budget is None else budget, keep_plans=True):
-                with config.override(accelerator="sim"):
-                    yield chosen
+            with config.override(accelerator="none"):
+                chosen = use_profile(profile)
+                assert chosen is not None
+                try:
+                    with config.override(memory_budget=0 if budget is None else budget, keep_plans=True):
+                        with config.override(accelerator="sim"):
+                            yield chosen
+                finally:
+                    use_profile(before[0], **before[1])
         finally:
-            use_profile(before[0], **before[1])
+            _C.exchange_program_log(log)
 
 
 def simulate(
@@ -109,7 +119,9 @@ def simulate(
 ) -> Prediction:
     """Predicts time and memory of ``fn(*args, **kwargs)`` on a machine, by running it on the simulated one.
 
-    Results are computed for real, on the CPU of this machine, so the host needs the memory for them.
+    Results are computed for real, on the CPU of this machine, so the host needs the memory for them. The simulated
+    machine is the whole process's while this runs: what other threads do on the device meanwhile runs there too. Other
+    calls of this function wait. docs/simulator.md says what is not simulated.
 
     Example::
 
@@ -125,7 +137,7 @@ def simulate(
         **kwargs: for ``fn``.
 
     Returns:
-        The prediction. Configuration and profile are as before.
+        The prediction. Configuration, profile and the log of programs are as before.
 
     Raises:
         ValueError: for an unknown profile or a budget that is none.
@@ -136,14 +148,14 @@ def simulate(
             fn(*args, **kwargs)
         _C.synchronize()
         _C.clear_program_log()
-        _C.reset_peak_memory_stats()
-        copies_before = dict(_C.counters()["copies"])
+        _C.reset_accelerator_peak()
+        copies_before = _C.accelerator_copies()
         begin = _C.virtual_seconds()
         result = fn(*args, **kwargs)
         _C.synchronize()
         seconds = _C.virtual_seconds() - begin
         made = programs()
-        copies = _C.counters()["copies"]
+        copies = _C.accelerator_copies()
         queues: dict[str, float] = {}
         for program in made:
             for span in program["spans"]:
@@ -164,7 +176,11 @@ def simulate(
 
 
 def programs() -> list[Program]:
-    """Returns what the latest programs did, 64 at most, the oldest first; ``config.keep_plans`` must be set for it."""
+    """Returns what the latest programs did, 64 at most, the oldest first; ``config.keep_plans`` must be set for it.
+
+    They are what was recorded and run, calls of ``torch.compile(backend="hetero")`` included, and calls of saved
+    programs, of which only the predicted times are known. What servers and pipelines run is not among them.
+    """
     return [json.loads(text) for text in _C.program_log()]
 
 
@@ -200,6 +216,7 @@ def _logged() -> list[Program]:
     made = programs()
     if not made:
         raise RuntimeError(
-            "hetero: no programs were kept; set torch.hetero.config.keep_plans = True before the program runs"
+            "hetero: no programs were kept; set torch.hetero.config.keep_plans = True before the program runs (what "
+            "servers and pipelines run is not kept)"
         )
     return made

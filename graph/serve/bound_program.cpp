@@ -243,6 +243,11 @@ Status BoundProgram::run_on_host(Slot& slot, const std::atomic<int32_t>* stop) {
       }
       call(*step, slot);
     }
+    backend::Device* const accelerator = devices_[backend::kAccelerator];
+    // A virtual clock does not see what the host does; it is told.
+    if (accelerator != nullptr && accelerator->has_virtual_clock()) {
+      for (const Step& done : steps_) accelerator->advance_host(done.seconds);
+    }
   } catch (...) {
     return kernel_error(name_of(graph_, plan_, plan_.program[step->position]));
   }

@@ -18,9 +18,11 @@
 #include "ops/memory_stats.h"
 #include "ops/placement_rules.h"
 #include "ops/plan_cache.h"
+#include "ops/program_log.h"
 #include "ops/recorder.h"
 #include "ops/start.h"
 #include "ops/storage.h"
+#include "ops/storage_memory.h"
 #include "ops/sync.h"
 #include "torch_hetero/csrc/pipeline.h"
 #include "torch_hetero/csrc/saved.h"
@@ -322,6 +324,21 @@ PYBIND11_MODULE(_C, m) {
     const auto* device = hetero::backend::accelerator();
     return memory_stats_dict(device == nullptr ? hetero::backend::MemoryStats() : device->memory_stats());
   });
+  m.def("accelerator_copies", [] {
+    const auto* device = hetero::backend::accelerator();
+    const auto counted = device == nullptr ? hetero::backend::DeviceCounters() : device->counters();
+    py::dict result;
+    result["bytes_to_accelerator"] = counted.bytes_in;
+    result["bytes_to_cpu"] = counted.bytes_out;
+    return result;
+  });
+  m.def("reset_accelerator_peak", [] {
+    if (auto* device = hetero::backend::accelerator()) device->reset_peak();
+  });
+  // Which accelerator there is, and its budget: what was planned beforehand is right while they stay.
+  m.def("accelerator_settings", [] {
+    return std::pair(reinterpret_cast<uintptr_t>(hetero::backend::accelerator()), ops::accelerator_budget());
+  });
   m.def("virtual_seconds", [] {
     const auto* device = hetero::backend::accelerator();
     return device == nullptr ? 0.0 : device->host_seconds();
@@ -350,8 +367,10 @@ PYBIND11_MODULE(_C, m) {
     return device == nullptr ? ops::get_option("accelerator") : device->name();
   });
   m.def("plan_text", &ops::last_plan_text, released());
-  m.def("program_log", &ops::program_log, released());
-  m.def("clear_program_log", &ops::clear_program_log, released());
+  m.def("program_log", &ops::logged_programs, released());
+  m.def("clear_program_log", &ops::clear_logged_programs, released());
+  py::class_<ops::ProgramLog>(m, "ProgramLog").def(py::init<>());
+  m.def("exchange_program_log", &ops::exchange_program_log, released());
   add_compiled_program(m);
   hetero::python::add_saved(m);
   hetero::python::add_server(m);
