@@ -51,12 +51,15 @@ class CompiledModel:
     none. Arguments that the model updates in place are updated.
 
     A call is one run of the program: nothing is recorded or planned. Where sizes are dynamic, the first call with new
-    ones resizes the plan. Calls of several threads come one after the other; `serve` runs them at once.
+    ones resizes the plan. The first call after the accelerator or its budget has changed plans anew, and takes other
+    memory, save for a program that changes a state of its own. Calls of several threads come one after the other;
+    `serve` runs them at once.
     """
 
     def __init__(self, model: _C.Model) -> None:
         self._model = model
         self._own_executor: _C.GraphExecutor | None = None
+        self._planned_for: Any = None  # the accelerator and its budget
         self._making = threading.Lock()
         convention = _Convention(model)
         self._arguments, self._positional, self._keywords = convention.arguments()
@@ -72,7 +75,24 @@ class CompiledModel:
         """That of calls. Made when it is needed, so that a program that is only served takes no memory for it."""
         with self._making:
             if self._own_executor is None:
-                self._own_executor = _C.GraphExecutor(self._model, 1)
+                self._make_executor()
+            return self._own_executor
+
+    def _make_executor(self) -> None:
+        self._own_executor = None  # its memory may be what the new one takes
+        self._planned_for = _C.accelerator_settings()
+        self._own_executor = _C.GraphExecutor(self._model, 1)
+
+    def _executor_for_call(self) -> _C.GraphExecutor:
+        """The executor, made anew where it was planned for another accelerator or budget; REQUIRES: the lock of calls.
+
+        Not where it has a state of its own, which would be lost.
+        """
+        with self._making:
+            if self._own_executor is None or (
+                self._planned_for != _C.accelerator_settings() and not self._model.changes_state
+            ):
+                self._make_executor()
             return self._own_executor
 
     @property
@@ -103,7 +123,7 @@ class CompiledModel:
         """
         tensors = self._tensors_of(args, kwargs)
         with self._lock:
-            results = self._executor.call(self._on_host(tensors))
+            results = self._executor_for_call().call(self._on_host(tensors))
         return self._results_of(tensors, results)
 
     def serve(
@@ -225,7 +245,7 @@ class CompiledModel:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What was done so far: runs, kernels, host_waits, allocations, segments, recordings."""
+        """What was done since the program was planned last: runs, kernels, host_waits, allocations and so on."""
         return self._executor.counts
 
     @property

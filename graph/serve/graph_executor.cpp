@@ -157,8 +157,9 @@ struct GraphExecutor::Impl {
   uint64_t memory_version = 1;  // counts how often some of it moved
   std::vector<Block> state_blocks;
   std::array<uint64_t, kMaxDevices> state_bytes{};
-  std::vector<Place> places;                     // per buffer: of constants
-  std::vector<std::unique_ptr<Instance>> known;  // the program's own sizes first, then the latest
+  std::vector<Place> places;                      // per buffer: of constants
+  std::vector<Model::DeviceBytes> weights_there;  // per buffer: on the accelerator
+  std::vector<std::unique_ptr<Instance>> known;   // the program's own sizes first, then the latest
   Instance* now = nullptr;
   graph::BoundCounts counted;  // by programs that are gone
   std::vector<std::unique_ptr<Slot>> slots;
@@ -254,6 +255,7 @@ Status GraphExecutor::Impl::init() {
   choose_homes();
   make_slots();
   places.assign(model->program().graph.buffers.size(), Place{});
+  weights_there.resize(places.size());
   Result<std::unique_ptr<Instance>> own = make_instance([this](const graph::PlanOptions& chosen) {
     return SizedProgram::own(model->program(), chosen, options.use_saved_plan);
   });
@@ -439,10 +441,11 @@ Status GraphExecutor::Impl::place_constants(const Instance& instance) {
     places[b][kCpu] = const_cast<void*>(model->host_bytes(b));
     if (!has_home(plan, b, kAccelerator)) continue;
     const bool is_first = !model->is_on_device(b, device(kAccelerator));
-    Result<void*> bytes = model->device_bytes(b, device(kAccelerator));
+    Result<Model::DeviceBytes> bytes = model->device_bytes(b, device(kAccelerator));
     if (!bytes.ok()) return bytes.status();
     if (is_first) weight_bytes += backend::round_to_alignment(plan.graph.buffers[b].bytes);
-    places[b][kAccelerator] = bytes.value();
+    places[b][kAccelerator] = bytes.value()->data();
+    weights_there[b] = std::move(bytes.value());
   }
   return Status();
 }

@@ -47,10 +47,10 @@ std::vector<graph::Binding*> Model::bindings() {
   return pointers;
 }
 
-const Model::Copy* Model::find_copy(BufferId buffer, const backend::Device& device) const {
+Model::DeviceBytes Model::find_copy(BufferId buffer, const backend::Device& device) const {
   const auto copy =
       std::ranges::find_if(on_device_, [&](const Copy& one) { return one.buffer == buffer && one.device == &device; });
-  return copy == on_device_.end() ? nullptr : &*copy;
+  return copy == on_device_.end() ? nullptr : copy->block.lock();
 }
 
 bool Model::is_on_device(BufferId buffer, const backend::Device& device) {
@@ -58,9 +58,9 @@ bool Model::is_on_device(BufferId buffer, const backend::Device& device) {
   return find_copy(buffer, device) != nullptr;
 }
 
-Result<void*> Model::device_bytes(BufferId buffer, backend::Device& device) {
+Result<Model::DeviceBytes> Model::device_bytes(BufferId buffer, backend::Device& device) {
   const std::lock_guard lock(mutex_);
-  if (const Copy* const copy = find_copy(buffer, device)) return copy->block.data();
+  if (DeviceBytes copy = find_copy(buffer, device)) return copy;
   const size_t bytes = program_->graph.buffers[buffer].bytes;
   Result<Block> block = device.allocate(bytes);
   if (!block.ok()) return block.status();
@@ -68,8 +68,10 @@ Result<void*> Model::device_bytes(BufferId buffer, backend::Device& device) {
   Status status = queue.copy(block.value().data(), host_[buffer], bytes);
   if (status.ok()) status = queue.synchronize();
   if (!status.ok()) return status;
-  on_device_.push_back({buffer, &device, std::move(block.value())});
-  return on_device_.back().block.data();
+  DeviceBytes made = std::make_shared<Block>(std::move(block.value()));
+  std::erase_if(on_device_, [](const Copy& one) { return one.block.expired(); });
+  on_device_.push_back({buffer, &device, made});
+  return made;
 }
 
 }  // namespace hetero

@@ -41,8 +41,9 @@ class Model {
   bool is_constant(graph::BufferId buffer) const { return is_constant_[buffer] != 0; }
   // Whether some node writes the buffer.
   bool is_written(graph::BufferId buffer) const { return is_written_[buffer] != 0; }
-  // The same on a device: copied there at the first call. Errors: kResource.
-  Result<void*> device_bytes(graph::BufferId buffer, backend::Device& device);
+  // The same on a device: copied there where nobody has them there. They stay as long as somebody holds the result. Errors: kResource.
+  using DeviceBytes = std::shared_ptr<backend::Block>;
+  Result<DeviceBytes> device_bytes(graph::BufferId buffer, backend::Device& device);
   // Whether they are there already.
   bool is_on_device(graph::BufferId buffer, const backend::Device& device);
   // What kernels of the CPU keep beside constants (Invocation::bindings), per buffer; null for every other buffer.
@@ -62,10 +63,10 @@ class Model {
   struct Copy {
     graph::BufferId buffer;
     backend::Device* device;
-    backend::Block block;
+    std::weak_ptr<backend::Block> block;
   };
-  // REQUIRES: the mutex is held.
-  const Copy* find_copy(graph::BufferId buffer, const backend::Device& device) const;
+  // Null where there is none. REQUIRES: the mutex is held.
+  DeviceBytes find_copy(graph::BufferId buffer, const backend::Device& device) const;
   std::vector<Copy> on_device_;
 };
 

@@ -696,3 +696,55 @@ def test_inspect_prints_inputs_memory_placement_and_graph(program: CompiledModel
     done = run_python(f"from torch_hetero.inspect import main; exit(main([{str(tmp_path / 'empty.hetero')!r}]))")
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_call_after_the_budget_was_lowered_keeps_it() -> None:
+    config = torch.hetero.config
+    model, x = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))), torch.randn(256, 512)
+    with config.override(accelerator="sim"):
+        torch.hetero.use_profile("rtx4090")
+        try:
+            program = torch.hetero.compile(model, (x,))
+            expected = program(x)
+            assert torch.hetero.accelerator_memory_stats()["allocated_bytes.all.current"] > 8 * 512 * 512 * 4
+            with torch.hetero.memory_budget("1MiB"):
+                assert_close(program(x), expected)
+                torch.hetero.reset_peak_memory_stats()
+                program(x)
+                stats = torch.hetero.accelerator_memory_stats()
+                assert stats["limit_bytes"] == 1 << 20
+                assert stats["allocated_bytes.all.peak"] <= stats["limit_bytes"]
+        finally:
+            torch.hetero.use_profile(None)
+    assert set(torch.hetero.accelerator_memory_stats().values()) == {0}
+
+
+def test_a_program_with_a_state_keeps_it_when_the_budget_changes() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls.add_(1)
+            return x + self.calls
+
+    with torch.hetero.config.override(accelerator="sim"):
+        program = torch.hetero.compile(Counter(), (torch.zeros(4),))
+        first = program(torch.zeros(4))
+        with torch.hetero.memory_budget("1MiB"):
+            assert_same(program(torch.zeros(4)), first + 1)
+
+
+def test_calls_are_in_the_log_of_programs(program: CompiledModel, tmp_path: Path) -> None:
+    with torch.hetero.config.override(keep_plans=True):
+        _C.clear_program_log()
+        for _ in range(2):
+            program(torch.zeros(3, 16))
+        logged = torch.hetero.programs()
+        assert len(logged) == 2 and all("saved program" in one["name"] for one in logged)
+        assert logged[0]["predicted_seconds"] > 0 and logged[0]["measured_seconds"] is None
+        assert "saved program" in str(torch.hetero.explain())
+        torch.hetero.report(tmp_path / "page.html")
+        torch.hetero.trace(tmp_path / "trace.json")
+    assert "saved program" in (tmp_path / "page.html").read_text()

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <string>
@@ -154,6 +155,12 @@ void add_saved(py::module_& m) {
           "save",
           [](const Model& model, const std::string& path) { ops::check(graph::save_program(model.program(), path)); },
           released())
+      .def_property_readonly("changes_state",
+                             [](const Model& model) {
+                               return std::ranges::any_of(model.program().constants, [&](const auto& constant) {
+                                 return model.is_written(constant.buffer);
+                               });
+                             })
       .def_property_readonly("metadata", [](const Model& model) { return model.program().metadata; })
       .def_property_readonly("inputs",
                              [](const Model& model) { return values_of(model.program(), model.program().inputs); })
