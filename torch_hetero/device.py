@@ -10,6 +10,7 @@ cases; another index raises ``RuntimeError``, another device type ``ValueError``
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from torch_hetero.simulation import Prediction, programs, report, simulate, trac
 
 __all__ = [
     "CompiledModel", "DeviceProperties", "Event", "Prediction", "Report", "Server", "Stream",
-    "StreamContext", "compile",
+    "StreamContext", "accelerator_memory_stats", "compile",
     "compiled_graphs", "config", "current_device", "current_stream", "default_generators", "default_stream",
     "device", "device_count", "device_of", "empty_cache", "explain", "flush", "get_amp_supported_dtype",
     "get_device_capability", "get_device_name", "get_device_properties", "get_memory_budget", "get_rng_state",
@@ -245,10 +246,34 @@ class placement(contextlib.ContextDecorator):  # noqa: N801
         _C.set_placement(self._previous.pop())
 
 
+# Of each thread: for every placed module whose forward pass runs, innermost last, what holds again when it ends.
+_entered = threading.local()
+
+
+class _Placed:
+    """The hooks of a placed module. They keep nothing of a call, so threads may share them and files may hold them."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def enter(self, *_: Any) -> None:
+        before = _C.get_placement()
+        _C.set_placement(self.where)
+        if not hasattr(_entered, "blocks"):
+            _entered.blocks = []
+        _entered.blocks.append((self, before))
+
+    def leave(self, *_: Any) -> None:
+        blocks = getattr(_entered, "blocks", [])
+        if blocks and blocks[-1][0] is self:  # not so where a hook before enter() has raised
+            _C.set_placement(blocks.pop()[1])
+
+
 def place(module: torch.nn.Module, where: str) -> torch.nn.Module:
     """Makes a module record its forward pass in a `placement` block, wherever it is called; returns the module.
 
-    What autograd records later, its backward pass, is placed by itself. ``"auto"`` takes an earlier call back.
+    What autograd records later, its backward pass, is placed by itself. ``"auto"`` takes an earlier call back. The
+    module may run on several threads, and copies of it, from ``pickle`` too, are placed as it is.
 
     Args:
         module: any module; its submodules follow, unless they were placed themselves.
@@ -257,45 +282,61 @@ def place(module: torch.nn.Module, where: str) -> torch.nn.Module:
     Raises:
         ValueError: for any other word.
     """
-    wanted = placement(where)  # checks the word
+    placement(where)  # checks the word
     for handle in getattr(module, "_hetero_placement", ()):
         handle.remove()
     module._hetero_placement = ()
     if where == "auto":
         return module
-    blocks: list[placement] = []
-
-    def enter(*_: Any) -> None:
-        blocks.append(wanted._recreate_cm())
-        blocks[-1].__enter__()
-
-    def leave(*_: Any) -> None:
-        blocks.pop().__exit__()
-
+    hooks = _Placed(where)
     module._hetero_placement = (
-        module.register_forward_pre_hook(enter),
-        module.register_forward_hook(leave, always_call=True),
+        module.register_forward_pre_hook(hooks.enter, prepend=True),
+        module.register_forward_hook(hooks.leave, always_call=True),
     )
     return module
 
 
-def set_placement_rules(rules: Iterable[tuple[str, str]] | dict[str, str] = ()) -> None:
+def set_placement_rules(rules: Iterable[tuple[Any, str]] | dict[Any, str] = ()) -> None:
     """Says by their names where operators run that are recorded outside of `placement` blocks. Holds for the process.
 
     Example::
 
         torch.hetero.set_placement_rules({"aten::embedding*": "cpu", "aten::*mm": "accelerator"})
+        torch.hetero.set_placement_rules({torch.ops.aten.mm: "cpu"})
         torch.hetero.set_placement_rules()  # none
 
     Args:
         rules: pairs of a pattern and ``"auto"``, ``"cpu"`` or ``"accelerator"``. A pattern is one of a shell, over
-            names as `explain` prints them (``aten::mm``); the first that matches holds.
+            names as `explain` prints them (``aten::mm``); the first that matches holds. An operator of ``torch.ops``
+            stands for its name, without an overload for all of them.
 
     Raises:
         ValueError: for any other word.
+        TypeError: for other patterns, and for rules that are no pairs.
     """
-    pairs = rules.items() if isinstance(rules, dict) else rules
-    _C.set_placement_rules([(str(pattern), str(where)) for pattern, where in pairs])
+    if isinstance(rules, str):
+        raise TypeError("hetero: placement rules are pairs of a pattern and a placement, or a dict of them, not a str")
+    pairs = list(rules.items() if isinstance(rules, dict) else rules)
+    for pair in pairs:
+        if isinstance(pair, str) or len(pair) != 2:
+            raise TypeError(f"hetero: a placement rule is a pattern and a placement, not {pair!r}")
+    _C.set_placement_rules([
+        (name, str(where)) for pattern, where in pairs for name in _operator_names(pattern)
+    ])
+
+
+def _operator_names(pattern: Any) -> list[str]:
+    """The patterns of names that a pattern of `set_placement_rules` stands for."""
+    if isinstance(pattern, torch._ops.OpOverload):
+        return [pattern.name()]
+    if isinstance(pattern, torch._ops.OpOverloadPacket):
+        name = pattern._qualified_op_name
+        return [name, f"{name}.*"]
+    if not isinstance(pattern, str):
+        raise TypeError(
+            f"hetero: a pattern of a placement rule is text or an operator of torch.ops, not a {type(pattern).__name__}"
+        )
+    return [pattern]
 
 
 # -- Streams and events ----------------------------------------------------------------------------------------------
@@ -443,13 +484,15 @@ def set_memory_budget(budget: int | str | None) -> None:
     """Caps what tensors may hold of the accelerator's memory.
 
     Programs that need more stream what they need, or run on the CPU, whichever is predicted to be faster. The cap may
-    change at any time; what lies on the accelerator leaves it then.
+    change at any time; what tensors hold on the accelerator leaves it then. Saved programs (`compile`, `load`) take
+    their memory beforehand: below a lower cap a program gives it back at its next call, which plans anew. Those that
+    change a state of their own, servers, pipelines and executors of C++ keep what they have, and count.
 
     Args:
-        budget: bytes, also as text (``"8GiB"``); 0 or None for all that the accelerator has.
+        budget: bytes, also as text (``"8GiB"``; KiB, MiB, GiB or TiB); 0 or None for all that the accelerator has.
 
     Raises:
-        ValueError: for anything else.
+        ValueError: for anything else, and for sizes of 2**63 bytes or more.
     """
     config.memory_budget = 0 if budget is None else budget
 
@@ -469,6 +512,16 @@ def memory_budget(budget: int | str | None) -> Iterator[None]:
 # -- Memory ----------------------------------------------------------------------------------------------------------
 
 # Reading a figure of memory does not flush: recorded operators own no memory yet.
+
+
+def accelerator_memory_stats() -> OrderedDict[str, int]:
+    """Returns the figures of the accelerator's memory alone, all integers, 0 where there is no accelerator.
+
+    The names are those of `memory_stats`: ``allocated_bytes.all.peak`` is the most that was ever held there since
+    `reset_peak_memory_stats`, and never more than ``limit_bytes``, the cap of `set_memory_budget`, save for what saved
+    programs held already when the cap was lowered.
+    """
+    return _named_figures(_C.accelerator_stats())
 
 
 def memory_allocated(device: DeviceLike = None) -> int:
@@ -501,10 +554,15 @@ def memory_stats(device: DeviceLike = None) -> OrderedDict[str, int]:
 
     ``allocated_bytes.all.current``, ``allocated_bytes.all.peak``, ``reserved_bytes.all.current`` and ``num_alloc``
     are named as in ``torch.cuda.memory_stats``; ``reused_blocks`` and ``reused_bytes`` count what needed no new
-    memory; ``limit_bytes`` is the configured limit, 0 for none.
+    memory. They add up the host's memory and the accelerator's, so a tensor that is on both counts twice, and the peak
+    is the sum of the two peaks; `accelerator_memory_stats` has the accelerator's alone. ``limit_bytes`` is that of the
+    host (``config.memory_limit``), 0 for none.
     """
     _index(device)
-    stats = dict(_C.memory_stats())
+    return _named_figures(_C.memory_stats())
+
+
+def _named_figures(stats: dict[str, int]) -> OrderedDict[str, int]:
     names = {
         "allocated_bytes": "allocated_bytes.all.current",
         "peak_bytes": "allocated_bytes.all.peak",

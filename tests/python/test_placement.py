@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Iterator
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import models
 import pytest
@@ -205,6 +210,63 @@ def test_a_module_has_a_place_of_its_own() -> None:
     assert torch.hetero._C.get_placement() == "auto"
     with pytest.raises(ValueError, match="placement takes"):
         torch.hetero.place(model, "gpu")
+
+
+class Placed(nn.Module):
+    """Tells where its forward pass is recorded, when all others have begun theirs."""
+
+    together: threading.Barrier | None = None
+
+    def forward(self, seconds: float) -> str:
+        if Placed.together is not None:
+            Placed.together.wait()
+        time.sleep(seconds)
+        return torch.hetero._C.get_placement()
+
+
+def test_threads_in_one_placed_module_keep_their_own_placement() -> None:
+    module = torch.hetero.place(Placed(), "accelerator")
+    seen = []
+
+    def run(before: str, seconds: float) -> None:
+        torch.hetero._C.set_placement(before)
+        seen.append((module(seconds), torch.hetero._C.get_placement() == before))
+
+    Placed.together = threading.Barrier(2)
+    try:
+        threads = [threading.Thread(target=run, args=arguments) for arguments in (("auto", 0.1), ("cpu", 0.0))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        Placed.together = None
+    assert seen == [("accelerator", True)] * 2
+
+
+@pytest.mark.parametrize("duplicate", (copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))))
+def test_copies_of_a_placed_module_are_placed(duplicate: Callable[[nn.Module], nn.Module]) -> None:
+    module = torch.hetero.place(Placed(), "accelerator")
+    other = duplicate(module)
+    assert other(0) == "accelerator"
+    torch.hetero.place(other, "auto")
+    assert (other(0), module(0)) == ("auto", "accelerator")
+
+
+def test_rules_take_operators() -> None:
+    x = fresh(torch.randn(32, 32))
+    for operator in (torch.ops.aten.mm, torch.ops.aten.mm.default):
+        for where in ("accelerator", "cpu"):
+            torch.hetero.set_placement_rules({operator: where})
+            with counting() as seen:
+                (x @ x).cpu()
+            assert seen.kernels_on(where) == 1
+
+
+@pytest.mark.parametrize("rules", ("cpu", ["cpu"], [("aten::mm", "cpu", "cpu")], {5: "cpu"}))
+def test_what_is_no_rule_is_refused(rules: Any) -> None:
+    with pytest.raises(TypeError, match="placement rule"):
+        torch.hetero.set_placement_rules(rules)
 
 
 # -- Budget ------------------------------------------------------------------------------------------------------------
@@ -478,3 +540,66 @@ def test_profiles_change_the_simulated_machine() -> None:
         with pytest.raises(ValueError):
             torch.hetero.use_profile("tiny", **bad)
     assert_same((x + 1).cpu(), torch.full((4,), 2.0))
+
+
+# -- What simulations leave behind, and what they see -----------------------------------------------------------------
+
+
+def test_programs_of_the_cpu_move_the_virtual_clock_in_every_run() -> None:
+    x = fresh(torch.randn(8, 8))
+    times = []
+    for _ in range(20):
+        before = torch.hetero._C.virtual_seconds()
+        (x @ x).tanh().cpu()
+        times.append(torch.hetero._C.virtual_seconds() - before)
+    assert min(times) > 0
+
+
+@pytest.mark.parametrize("operator", (torch.unique, torch.nonzero, lambda x: torch.linalg.svd(x)[1]))
+def test_operators_that_run_straight_take_simulated_time(operator: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    small, large = (fresh(torch.randn(n, n)) for n in (10, 300))
+    seconds = [torch.hetero.simulate(lambda x=x: operator(x).cpu(), profile="tiny").seconds for x in (small, large)]
+    assert 0 < seconds[0] < seconds[1]
+
+
+def test_saved_programs_are_simulated_and_come_back() -> None:
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8)))
+    x = torch.randn(256, 512)
+    torch.hetero.config.accelerator = "none"
+    program = torch.hetero.compile(model, (x,))
+    expected = program(x)
+    there = torch.hetero.simulate(lambda: program(x), profile="rtx4090")
+    assert there.seconds > 0 and there.bytes_to_accelerator == x.nbytes and there.bytes_to_cpu == expected.nbytes
+    assert there.queue_seconds["accelerator compute"] > 0 and there.peak_bytes > 8 * 512 * 512 * 4
+    on_cpu = torch.hetero.simulate(lambda: program(x), profile="rtx4090", budget="16KiB")
+    assert on_cpu.seconds > there.seconds
+    assert_same(program(x), expected)
+
+
+def test_a_simulation_leaves_the_log_of_programs_and_the_peak() -> None:
+    torch.hetero.config.keep_plans = True
+    x = fresh(torch.randn(64, 64))
+    (x @ x).cpu()
+    before = torch.hetero.programs(), torch.hetero.explain().plan
+    peak = torch.hetero.max_memory_allocated()
+    predicted = torch.hetero.simulate(lambda: (x + 1).cpu(), profile="tiny")
+    assert len(predicted.programs) == 1
+    assert (torch.hetero.programs(), torch.hetero.explain().plan) == before
+    assert torch.hetero.max_memory_allocated() >= peak
+
+
+def test_simulations_on_two_threads_wait_for_each_other() -> None:
+    x = fresh(torch.randn(128, 128))
+    alone = {name: torch.hetero.simulate(lambda: (x @ x).cpu(), profile=name).seconds for name in ("h200", "tiny")}
+    together: dict[str, float] = {}
+
+    def simulate(name: str) -> None:
+        together[name] = torch.hetero.simulate(lambda: (x @ x).cpu(), profile=name).seconds
+
+    threads = [threading.Thread(target=simulate, args=(name,)) for name in alone]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == pytest.approx(alone, rel=1e-6)
+    assert (torch.hetero.config.accelerator, torch.hetero.config.keep_plans) == ("sim", False)
