@@ -55,7 +55,7 @@ std::optional<bool> parse_bool(const std::string& text) {
 
 // "4096", "64MiB", "1.5 GiB".
 std::optional<int64_t> parse_integer(const std::string& text) {
-  constexpr std::pair<const char*, int> kUnits[] = {{"", 0},    {"kib", 10}, {"k", 10},   {"mib", 20}, {"m", 20},
+  constexpr std::pair<const char*, int> kUnits[] = {{"", 0},     {"kib", 10}, {"k", 10},   {"mib", 20}, {"m", 20},
                                                     {"gib", 30}, {"g", 30},   {"tib", 40}, {"t", 40}};
   const char* const end = text.data() + text.size();
   int64_t whole = 0;
@@ -108,7 +108,8 @@ Row integer_row(const char* name, const char* type, const char* default_value, s
           [&field, name, then](const std::string& text) {
             const auto value = parse_integer(text);
             TORCH_CHECK_VALUE(value.has_value(), "hetero: option '", name,
-                              "' takes a number from 0 to 2^63 - 1, optionally with KiB, MiB, GiB or TiB, not '", text, "'");
+                              "' takes a number from 0 to 2^63 - 1, optionally with KiB, MiB, GiB or TiB, not '", text,
+                              "'");
             field = *value;
             if (then) then(*value);
           },
