@@ -26,7 +26,8 @@ def test_calls_have_the_values_of_the_model(stages: int) -> None:
     with program.pipeline(stages=stages) as pipeline:
         futures = [pipeline.submit(x) for x in inputs]
         for x, future in zip(inputs, futures, strict=True):
-            assert torch.equal(future.result(), program(x))
+            # Close: a stage has fewer threads, and with fewer threads a BLAS may add in another order, as eager's does.
+            torch.testing.assert_close(future.result(), program(x), rtol=1e-5, atol=1e-6)
         assert len(pipeline.predicted_seconds) == stages
         counters = pipeline.counters
     assert counters["submitted"] == counters["completed"] == 40
