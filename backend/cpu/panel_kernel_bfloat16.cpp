@@ -16,7 +16,12 @@ struct Pairs {
     low.v = _mm512_loadu_ps(w);
     high.v = _mm512_loadu_ps(w + 32);
   }
-  static V share(const char* x) { return V::broadcast(reinterpret_cast<const float*>(x)); }
+  // Two elements may begin anywhere.
+  static V share(const char* x) {
+    int pair;
+    __builtin_memcpy(&pair, x, sizeof(pair));
+    return {_mm512_castsi512_ps(_mm512_set1_epi32(pair))};
+  }
   static V multiply_add(V x, V w, V sum) {
     return {_mm512_dpbf16_ps(sum.v, reinterpret_cast<__m512bh>(x.v), reinterpret_cast<__m512bh>(w.v))};
   }
