@@ -88,12 +88,19 @@ graph::OpTraits traits_of(const std::string& name) {
   return traits;
 }
 
+namespace {
+bool is_custom(const OpInfo& info) {
+  return info.name.rfind("aten::", 0) != 0 && info.name.rfind("prims::", 0) != 0;
+}
+}  // namespace
+
 bool is_recorded(const OpInfo& info) {
   if (info.views) return false;
   if (info.typed) return true;
   if (!info.records) return false;
   return whole_operators().count(info.name) != 0 ||
-         (!info.handle.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) && !has_default_kernel(info.handle));
+         (!info.handle.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) &&
+          (!has_default_kernel(info.handle) || is_custom(info)));  // those a capture takes whole: opaque.h
 }
 
 bool overwrites_first_argument(const std::string& name) { return overwrites_rows().count(name) != 0; }
