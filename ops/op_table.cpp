@@ -89,9 +89,7 @@ graph::OpTraits traits_of(const std::string& name) {
 }
 
 namespace {
-bool is_custom(const OpInfo& info) {
-  return info.name.rfind("aten::", 0) != 0 && info.name.rfind("prims::", 0) != 0;
-}
+bool is_custom(const OpInfo& info) { return info.name.rfind("aten::", 0) != 0 && info.name.rfind("prims::", 0) != 0; }
 }  // namespace
 
 bool is_recorded(const OpInfo& info) {
