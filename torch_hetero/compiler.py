@@ -101,7 +101,7 @@ def _never_captured(module: fx.GraphModule) -> str:
         return "random numbers that are drawn again in the backward pass"
     for target in targets:
         # Its kernel may be Python, and takes tensors of the device, which a node of a program has not.
-        custom = isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prims")
+        custom = isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "hetero", "prims")
         if custom and torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "PrivateUse1"):
             return f"{target.name()}, which has a kernel of its own for the device"
     return ""
