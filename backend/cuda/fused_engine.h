@@ -48,7 +48,7 @@ class CudaMachine {
  public:
   virtual ~CudaMachine() = default;
   virtual int multiprocessors() const = 0;
-  // The functions of these names, in order. They stay loaded as long as the machine lives.
+  // The functions of these names, in order. They stay loaded as long as the machine lives. Threads load different code at the same time.
   virtual Result<std::vector<void*>> load(const std::string& code, const std::vector<std::string>& names) = 0;
   // `arguments`: the bytes of the function's one parameter. Copied before this returns.
   virtual Status launch(void* function, unsigned blocks, unsigned threads, void* arguments, void* stream) = 0;

@@ -39,6 +39,7 @@ class CountingMachine final : public CudaMachine {
   int multiprocessors() const override { return 4; }
   Result<std::vector<void*>> load(const std::string& code, const std::vector<std::string>& names) override {
     if (code.find("refused") != std::string::npos) return Status(ErrorClass::kDevice, "no such code");
+    const std::lock_guard lock(loading);  // kernels of different code are loaded at the same time
     ++loads;
     std::vector<void*> functions;
     for (size_t i = 0; i < names.size(); ++i) functions.push_back(reinterpret_cast<void*>(++functions_made));
@@ -52,6 +53,7 @@ class CountingMachine final : public CudaMachine {
 
   int loads = 0;
   uintptr_t functions_made = 0;
+  std::mutex loading;
   bool recording = true;
   std::vector<Launch> launches;
   std::vector<std::vector<char>> memory;
