@@ -393,14 +393,16 @@ int64_t workspace_bytes(const LayerShape& shape) {
   return known->emplace(shape, bytes).first->second;
 }
 
-// oneDNN's layer takes all of them at their word, and would read outside of what does not fit.
+// oneDNN's layer takes all of them at their word, and would read outside of what does not fit. The states are [batch, hidden]; PyTorch's own
+// decomposition (of an exported LSTM) writes [1, batch, hidden].
 void check_layer(const Tensor& input, const Tensor& weight0, const Tensor& weight1, const Tensor& weight2,
                  const Tensor& weight3, const Tensor& hx, const Tensor& cx, at::IntArrayRef batch_sizes, int64_t mode,
                  int64_t hidden_size) {
-  TORCH_CHECK(mode == kLstm && batch_sizes.empty() && input.dim() == 3 && hx.dim() == 2 && hx.size(1) == hidden_size,
+  const bool is_state = hx.dim() == 2 || (hx.dim() == 3 && hx.size(0) == 1);
+  TORCH_CHECK(mode == kLstm && batch_sizes.empty() && input.dim() == 3 && is_state && hx.size(-1) == hidden_size,
               "hetero: no layer of an LSTM");
-  const int64_t gates = 4 * hx.size(1);
-  TORCH_CHECK(hx.size(0) == input.size(1) && cx.sizes() == hx.sizes() &&
+  const int64_t gates = 4 * hidden_size;
+  TORCH_CHECK(hx.size(-2) == input.size(1) && cx.sizes() == hx.sizes() &&
                   weight0.sizes() == at::IntArrayRef({gates, input.size(2)}) &&
                   weight1.sizes() == at::IntArrayRef({gates, hidden_size}) && weight2.numel() == gates &&
                   weight3.numel() == gates,

@@ -845,9 +845,7 @@ def test_a_source_tree_and_an_import_of_torch_alone_know_the_backend() -> None:
 
 
 @pytest.mark.parametrize("name", ALL_MODELS)
-def test_an_exported_program_is_compiled(name: str, request: pytest.FixtureRequest) -> None:
-    if name == "lstm":
-        request.applymarker(pytest.mark.xfail(reason="an exported LSTM runs lazily since custom operators are opaque"))
+def test_an_exported_program_is_compiled(name: str) -> None:
     build, inputs = ALL_MODELS[name]
     model = build().eval()
     fast = compiled(torch.export.export(model, (inputs,)).module())
