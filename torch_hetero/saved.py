@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import itertools
 import json
 import logging
@@ -66,6 +65,7 @@ class CompiledModel:
         self._given = convention.given(self._arguments)
         self._results, self._made = convention.results()
         self._updates = convention.updates()
+        self._parameters = convention.parameters()
         # How pytree says that arguments are nested as in the example; None before the first call.
         self._in_spec: pytree.TreeSpec | None = None
         self._lock = threading.Lock()
@@ -198,11 +198,6 @@ class CompiledModel:
         """The tensors as a program reads them: on the CPU, with bytes that are their values."""
         return [tensor.detach().cpu().resolve_conj().resolve_neg() for tensor in tensors]
 
-    @functools.cached_property
-    def _parameters(self) -> list[str]:
-        """The names of the model's parameters, in their order; none where nobody knows them."""
-        return json.loads(self._model.metadata.get(_PARAMETERS, "[]"))
-
     def _as_in_example(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments by position and by name as the example's were, when they are the same ones."""
         names = self._parameters
@@ -304,6 +299,13 @@ class _Convention:
             if self._inputs[pair[0]][1] != self._outputs[pair[1]][1]:
                 raise _damaged(_UPDATES)
         return updates
+
+    def parameters(self) -> list[str]:
+        """The names of the model's parameters, in their order; none where nobody knows them."""
+        names = self._read(_PARAMETERS) if _PARAMETERS in self._metadata else []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise _damaged(_PARAMETERS)
+        return names
 
     def _is_output(self, index: Any) -> bool:
         return type(index) is int and 0 <= index < len(self._outputs)

@@ -655,6 +655,7 @@ def test_operators_that_no_recorder_records_are_refused(program: CompiledModel, 
     ("arguments", '{"tuple": [{"tuple": [null]}, {"dict": [["x", null]]}]}'), ("inputs", '[{"tensor": "other"}]'),
     ("outputs", '[{"tensor": -1}]'), ("outputs", '[{"tensor": true}]'), ("results", '{"dict": [[[], null]]}'),
     ("results", '{"set": [null]}'), ("updates", "[[0, 0]]"), ("updates", "null"),
+    ("parameters", ""), ("parameters", "1"), ("parameters", "[1]"), ("parameters", '{"x": 0}'),
 ])
 def test_damaged_metadata_is_refused_at_load(
     program: CompiledModel, tmp_path: Path, key: str, text: str | None
