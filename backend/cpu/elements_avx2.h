@@ -50,17 +50,22 @@ struct Bfloat16 {
 
 __m128i load_halves(const uint16_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 
-struct Bfloat16InOrder {
+// A 2-byte element that L::widen makes a float.
+template <typename L>
+struct Halves {
   using Stored = uint16_t;
-  static __m256 widen(__m128i halves) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
-  }
   static void load(const uint16_t* p, Vector& low, Vector& high) {
-    low.v = widen(load_halves(p));
-    high.v = widen(load_halves(p + 8));
+    low.v = L::widen(load_halves(p));
+    high.v = L::widen(load_halves(p + 8));
   }
   static void load_part(const uint16_t* p, int count, Vector& low, Vector& high) {
-    load_copied<Bfloat16InOrder>(p, count, low, high);
+    load_copied<L>(p, count, low, high);
+  }
+};
+
+struct Bfloat16InOrder : Halves<Bfloat16InOrder> {
+  static __m256 widen(__m128i halves) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
   }
   // To nearest, ties to even; a NaN keeps its upper half, made quiet.
   static __m256i narrowed(__m256 v) {
@@ -78,15 +83,8 @@ struct Bfloat16InOrder {
   }
 };
 
-struct Float16 {
-  using Stored = uint16_t;
-  static void load(const uint16_t* p, Vector& low, Vector& high) {
-    low.v = _mm256_cvtph_ps(load_halves(p));
-    high.v = _mm256_cvtph_ps(load_halves(p + 8));
-  }
-  static void load_part(const uint16_t* p, int count, Vector& low, Vector& high) {
-    load_copied<Float16>(p, count, low, high);
-  }
+struct Float16 : Halves<Float16> {
+  static __m256 widen(__m128i halves) { return _mm256_cvtph_ps(halves); }
   static void narrow(Vector low, Vector high, uint16_t* p) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(low.v, _MM_FROUND_TO_NEAREST_INT));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(high.v, _MM_FROUND_TO_NEAREST_INT));

@@ -49,18 +49,23 @@ struct Bfloat16 {
 __m256i load_halves(const uint16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 __m256i load_halves(const uint16_t* p, int count) { return _mm256_maskz_loadu_epi16(first_lanes(count), p); }
 
-struct Bfloat16InOrder {
+// A 2-byte element that L::widen makes a float.
+template <typename L>
+struct Halves {
   using Stored = uint16_t;
-  static __m512 widen(__m256i halves) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
-  }
   static void load(const uint16_t* p, Vector& low, Vector& high) {
-    low.v = widen(load_halves(p));
-    high.v = widen(load_halves(p + 16));
+    low.v = L::widen(load_halves(p));
+    high.v = L::widen(load_halves(p + 16));
   }
   static void load_part(const uint16_t* p, int count, Vector& low, Vector& high) {
-    low.v = widen(load_halves(p, count));
-    high.v = widen(load_halves(p + 16, count - 16));
+    low.v = L::widen(load_halves(p, count));
+    high.v = L::widen(load_halves(p + 16, count - 16));
+  }
+};
+
+struct Bfloat16InOrder : Halves<Bfloat16InOrder> {
+  static __m512 widen(__m256i halves) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
   }
   // To nearest, ties to even; a NaN keeps its upper half, made quiet.
   static __m256i narrowed(__m512 v) {
@@ -77,16 +82,8 @@ struct Bfloat16InOrder {
   }
 };
 
-struct Float16 {
-  using Stored = uint16_t;
-  static void load(const uint16_t* p, Vector& low, Vector& high) {
-    low.v = _mm512_cvtph_ps(load_halves(p));
-    high.v = _mm512_cvtph_ps(load_halves(p + 16));
-  }
-  static void load_part(const uint16_t* p, int count, Vector& low, Vector& high) {
-    low.v = _mm512_cvtph_ps(load_halves(p, count));
-    high.v = _mm512_cvtph_ps(load_halves(p + 16, count - 16));
-  }
+struct Float16 : Halves<Float16> {
+  static __m512 widen(__m256i halves) { return _mm512_cvtph_ps(halves); }
   static void narrow(Vector low, Vector high, uint16_t* p) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(low.v, _MM_FROUND_TO_NEAREST_INT));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), _mm512_cvtps_ph(high.v, _MM_FROUND_TO_NEAREST_INT));

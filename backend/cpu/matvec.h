@@ -16,6 +16,7 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -46,6 +47,14 @@ struct Matvec {
   void* y = nullptr;
   int64_t y_stride = 0;
 };
+
+inline const std::byte* element_at(const void* base, int64_t index, Element element) {
+  return static_cast<const std::byte*>(base) + index * element_bytes(element);
+}
+// The first element of w that an output needs.
+inline const std::byte* weight_of(const Matvec& call, int64_t output) {
+  return element_at(call.w, output * (call.columns ? 1 : call.w_stride), call.element);
+}
 
 // Whether calls may be computed together: they have the same x and prepare it the same way.
 inline bool same_x(const Matvec& a, const Matvec& b) {

@@ -17,14 +17,13 @@ template <typename Use>
 void pack_in_parts(const Matvec& call, int64_t width, int64_t panel_bytes, Use use, int64_t extra = 0) {
   constexpr int64_t kMostBytes = 16 << 20;
   static thread_local Scratch memory;
-  const int64_t item = element_bytes(call.element);
   const int64_t outputs = std::max<int64_t>(1, kMostBytes / std::max<int64_t>(panel_bytes, 1)) * width;
   for (int64_t first = 0; first < call.n; first += outputs) {
     Matvec part = call;
     part.n = std::min(outputs, call.n - first);
-    part.w = static_cast<const std::byte*>(call.w) + first * (call.columns ? 1 : call.w_stride) * item;
-    part.y = static_cast<std::byte*>(call.y) + first * item;
-    if (call.bias != nullptr) part.bias = static_cast<const std::byte*>(call.bias) + first * item;
+    part.w = weight_of(call, first);
+    part.y = static_cast<std::byte*>(call.y) + first * element_bytes(call.element);
+    if (call.bias != nullptr) part.bias = element_at(call.bias, first, call.element);
     use(part, memory.get(extra + divide_up(part.n, width) * panel_bytes));
   }
 }

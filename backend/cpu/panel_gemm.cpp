@@ -53,10 +53,6 @@ const PanelKernels& kernels_of(Element element, InstructionSet set) {
   return panel_kernels_avx512(static_cast<int>(element));
 }
 
-const std::byte* at(const void* base, int64_t element, int64_t item) {
-  return static_cast<const std::byte*>(base) + element * item;
-}
-
 // The memory of a panel of k elements.
 int64_t panel_bytes(const PanelKernels& kernels, int64_t item, int64_t k) {
   return divide_up(k, kernels.terms) * kernels.terms * kernels.width * item;
@@ -154,7 +150,7 @@ class Product {
 
   void multiply_block(int64_t first, int64_t last, int64_t begin, int64_t end) const {
     static thread_local Scratch copy, sums_memory;
-    const std::byte* x = at(common_.x, first * common_.x_stride, item_);
+    const std::byte* x = element_at(common_.x, first * common_.x_stride, common_.element);
     if (copies_) {
       std::byte* const to = copy.get((last - first) * x_stride_);
       copy_rows(first, last, to);
@@ -213,7 +209,7 @@ class Product {
     constexpr int64_t kTogether = 16;
     for (int64_t row = first; row < last; row += kTogether) {
       const int64_t rows = std::min(kTogether, last - row);
-      const std::byte* from = at(common_.x, row * (common_.x_columns ? 1 : common_.x_stride), item_);
+      const std::byte* from = element_at(common_.x, row * (common_.x_columns ? 1 : common_.x_stride), common_.element);
       int64_t stride = common_.x_stride * item_;
       if (common_.x_columns) {
         std::byte* const dense = line.get(rows * k * item_);
@@ -256,14 +252,13 @@ int64_t panel_weight_bytes(Element element, int64_t n, int64_t k, InstructionSet
 void pack_panel_weight(const Matvec& call, void* to, InstructionSet set) {
   assert(reinterpret_cast<uintptr_t>(to) % kLineBytes == 0);
   const PanelKernels& kernels = kernels_of(call.element, set);
-  const int64_t item = element_bytes(call.element);
-  const int64_t bytes = panel_bytes(kernels, item, call.k);
+  const int64_t bytes = panel_bytes(kernels, element_bytes(call.element), call.k);
   const int64_t grain = std::max<int64_t>(1, kBytesPerThread / std::max<int64_t>(bytes, 1));
   parallel_for(0, divide_up(call.n, kernels.width), grain, [&](int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t first = panel * kernels.width;
-      pack_panel(call, at(call.w, first * (call.columns ? 1 : call.w_stride), item),
-                 std::min(kernels.width, call.n - first), kernels, static_cast<std::byte*>(to) + panel * bytes);
+      pack_panel(call, weight_of(call, first), std::min(kernels.width, call.n - first), kernels,
+                 static_cast<std::byte*>(to) + panel * bytes);
     }
   });
 }

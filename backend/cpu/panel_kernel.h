@@ -122,4 +122,11 @@ struct FloatSteps {
   static void narrow(V low, V high, Stored* y) { L::narrow(low, high, y); }
 };
 
+// Of the loaders in the order of Element.
+template <typename Vector, typename... Loaders>
+const PanelKernels& float_panel_kernels(int element) {
+  static constexpr PanelKernels kKernels[] = {make_panel_kernels<FloatSteps<Vector, Loaders>>()...};
+  return kKernels[element];
+}
+
 }  // namespace hetero::backend

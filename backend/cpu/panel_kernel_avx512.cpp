@@ -7,10 +7,7 @@
 namespace hetero::backend {
 
 const PanelKernels& panel_kernels_avx512(int element) {
-  static constexpr PanelKernels kKernels[] = {make_panel_kernels<FloatSteps<Vector, Float32>>(),
-                                              make_panel_kernels<FloatSteps<Vector, Bfloat16InOrder>>(),
-                                              make_panel_kernels<FloatSteps<Vector, Float16>>()};
-  return kKernels[element];
+  return float_panel_kernels<Vector, Float32, Bfloat16InOrder, Float16>(element);
 }
 
 }  // namespace hetero::backend

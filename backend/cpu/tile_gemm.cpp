@@ -70,10 +70,6 @@ constexpr int64_t kHeader = 64;
 
 int64_t panels(int64_t n) { return divide_up(n, kPanel); }
 
-const std::byte* at(const void* base, int64_t element, int64_t item) {
-  return static_cast<const std::byte*>(base) + element * item;
-}
-
 // What BLAS demands of the distance of rows even where there is only one.
 int64_t leading(int64_t stride, int64_t rows, int64_t columns) {
   return rows == 1 ? std::max(stride, columns) : stride;
@@ -185,7 +181,7 @@ class Product {
     const int64_t row_step = common_.x_columns ? 1 : common_.x_stride;
     const int64_t depth_step = common_.x_columns ? common_.x_stride : 1;
     const auto kernel = common_.x_columns ? kernels_.pack_rows_across : kernels_.pack_rows;
-    return kernel(at(common_.x, first * row_step + depth_begin * depth_step, item_), common_.x_stride, rows, depth, to,
+    return kernel(element_at(common_.x, first * row_step + depth_begin * depth_step, common_.element), common_.x_stride, rows, depth, to,
                   row_tile_bytes(common_.element, depth));
   }
 
@@ -302,7 +298,7 @@ bool pack_tile_weight(const Matvec& call, void* to) {
     Magnitudes mine;
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t first = panel * kPanel;
-      const std::byte* const w = at(call.w, first * (call.columns ? 1 : call.w_stride), element_bytes(call.element));
+      const std::byte* const w = weight_of(call, first);
       mine.join(kernels.pack_panel(w, call.w_stride, call.columns, std::min(kPanel, call.n - first), call.k,
                                    tiles + panel * bytes));
     }

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -208,6 +209,37 @@ struct FreeAligned {
 using PackedMemory = std::unique_ptr<std::byte, FreeAligned>;
 inline PackedMemory packed_memory(int64_t bytes) {
   return PackedMemory(static_cast<std::byte*>(std::aligned_alloc(64, (static_cast<size_t>(bytes) + 63) / 64 * 64)));
+}
+
+// Neither threads nor other rows nor packing before change the bits of the products that run(calls) makes. pack(call) sets the call's packed weight, and
+// returns its memory.
+template <typename Pack, typename Run>
+void require_same_bits(Group group, Pack pack, Run run) {
+  std::vector<std::vector<uint8_t>> expected;
+  for (const ParallelPool* pool : kPools) {
+    set_parallel_pool(pool);
+    for (const bool packed : {false, true}) {
+      std::vector<PackedMemory> memory;
+      for (Matvec& call : group.calls) {
+        call.packed = nullptr;
+        if (packed) memory.push_back(pack(call));
+      }
+      const auto all = group.outputs([&] { run(std::span<const Matvec>(group.calls)); });
+      if (expected.empty()) expected = all;
+      REQUIRE((all == expected));
+      const auto first_rows = group.outputs([&] {
+        for (Matvec call : group.calls) {
+          call.m = 1;
+          run(std::span<const Matvec>(&call, 1));
+        }
+      });
+      for (size_t i = 0; i < first_rows.size(); ++i) {
+        const auto bytes = static_cast<std::ptrdiff_t>(group.calls[i].n * element_bytes(group.calls[i].element));
+        REQUIRE(std::equal(first_rows[i].begin(), first_rows[i].begin() + bytes, expected[i].begin()));
+      }
+    }
+    set_parallel_pool(nullptr);
+  }
 }
 
 }  // namespace hetero::backend

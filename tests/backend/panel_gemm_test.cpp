@@ -109,35 +109,15 @@ TEST_CASE("neither threads nor other rows nor packing before change the bits of 
   for (const InstructionSet set : sets()) {
     for (const Element element : kElements) {
       for (const int64_t m : {7, 600, 1600}) {
-        Group group(element, false, m, 96, {130, 0, 1, 64, 200});
-        std::vector<std::vector<uint8_t>> expected;
-        for (const ParallelPool* pool : kPools) {
-          set_parallel_pool(pool);
-          for (const bool packed : {false, true}) {
-            std::vector<PackedMemory> memory;
-            for (Matvec& call : group.calls) {
-              memory.push_back(packed_memory(panel_weight_bytes(call.element, call.n, call.k, set)));
-              call.packed = nullptr;
-              if (!packed) continue;
-              pack_panel_weight(call, memory.back().get(), set);
-              call.packed = memory.back().get();
-            }
-            const auto all = group.outputs([&] { panel_gemm(group.calls, set); });
-            if (expected.empty()) expected = all;
-            REQUIRE((all == expected));
-            const auto first_rows = group.outputs([&] {
-              for (Matvec call : group.calls) {
-                call.m = 1;
-                panel_gemm(call, set);
-              }
-            });
-            for (size_t i = 0; i < first_rows.size(); ++i) {
-              const auto bytes = static_cast<std::ptrdiff_t>(group.calls[i].n * element_bytes(element));
-              REQUIRE(std::equal(first_rows[i].begin(), first_rows[i].begin() + bytes, expected[i].begin()));
-            }
-          }
-          set_parallel_pool(nullptr);
-        }
+        require_same_bits(
+            Group(element, false, m, 96, {130, 0, 1, 64, 200}),
+            [&](Matvec& call) {
+              PackedMemory memory = packed_memory(panel_weight_bytes(call.element, call.n, call.k, set));
+              pack_panel_weight(call, memory.get(), set);
+              call.packed = memory.get();
+              return memory;
+            },
+            [&](std::span<const Matvec> calls) { panel_gemm(calls, set); });
       }
     }
   }
