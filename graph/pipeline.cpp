@@ -20,6 +20,8 @@ using backend::DeviceIndex;
 using backend::kAccelerator;
 using backend::kCpu;
 
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
 // Each live node, and where there is an accelerator groups of them, by itself: what can be placed.
 void find_tasks(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch) {
   run_in_order(graph, plan, scratch);
@@ -99,8 +101,6 @@ class TransferTrial {
   }
 
  private:
-  static constexpr double kNever = std::numeric_limits<double>::infinity();
-
   // A program in the order of submission.
   struct Variant {
     std::vector<Instruction> program;
@@ -194,14 +194,12 @@ void consider_whole(const Graph& graph, PlanOptions options, Plan& plan, Scratch
   for (Buffer& buffer : later.buffers) {
     if (buffer.steady && buffer.valid_on == 1u << kCpu) buffer.valid_on |= 1u << kAccelerator;
   }
-  Simulation simulation;
-  const auto seconds = [&] {
-    lay_out(later, options, kAnyBytes, plan, scratch);
-    simulate(later, plan, CostModel(options), simulation);
-    return simulation.seconds;
+  const auto seconds = [&] {  // kNever where it does not fit
+    return lay_out(later, options, kAnyBytes, plan, scratch) ? simulated_seconds(later, plan, options) : kNever;
   };
   const std::vector<uint32_t> order = scratch.order;
   const double seconds_found = seconds();
+  if (seconds_found == kNever) return;  // it is searched for within the bound, from here
   std::ranges::sort(scratch.order);
   write_placements(scratch.tasks, whole, plan);
   const double seconds_whole = seconds();
@@ -210,7 +208,7 @@ void consider_whole(const Graph& graph, PlanOptions options, Plan& plan, Scratch
     write_placements(scratch.tasks, found, plan);
     scratch.order = order;
   }
-  if (options.candidates == nullptr) return;
+  if (options.candidates == nullptr || seconds_whole == kNever) return;
   options.candidates->push_back({"all there, on several queues", seconds_whole, better});
   if (!better) return;
   for (size_t i = 0; i + 1 < options.candidates->size(); ++i) (*options.candidates)[i].chosen = false;

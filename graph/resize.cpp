@@ -78,24 +78,6 @@ void find_tasks(const Graph& now, const PlanOptions& options, Plan& plan, Scratc
   plan.program.swap(scratch.serial);
 }
 
-// What the tasks are predicted to take now.
-void predict_tasks(const TaskGraph& tasks, Plan& plan) {
-  for (const Task& task : tasks.tasks) {
-    if (task.is_fetch()) continue;
-    const bool grouped = task.group != Task::kNoGroup;
-    const std::span<const uint32_t> members =
-        grouped ? std::span<const uint32_t>(plan.groups[task.group].members) : std::span(&task.node, 1);
-    for (const uint32_t n : members) {
-      Placement& placement = plan.placements[n];
-      const auto share = [&](backend::DeviceIndex d) {
-        return static_cast<float>(task.seconds[d] / static_cast<double>(members.size()));
-      };
-      placement.predicted_seconds = share(placement.device);
-      placement.elsewhere_seconds = share(placement.device ^ 1);
-    }
-  }
-}
-
 // Memory and events of a plan for several queues. False where it does not fit.
 bool lay_out_again(const Graph& now, const PlanOptions& options, Plan& plan, Scratch& scratch) {
   scratch.resident.assign(now.buffers.size(), 0);
@@ -105,7 +87,9 @@ bool lay_out_again(const Graph& now, const PlanOptions& options, Plan& plan, Scr
   find_joined(now, plan, scratch.joined);
   drop_events(plan, scratch.joined);
   find_tasks(now, options, plan, scratch);
-  predict_tasks(scratch.tasks, plan);
+  for (const Task& task : scratch.tasks.tasks) {
+    if (!task.is_fetch()) task.predict(task.device_in(plan), plan);
+  }
   for (Return& entry : plan.returns) entry.residence = {};
   order_queues(now, plan, scratch);
   const bool fits = plan_memory(now, options, false, plan, scratch);

@@ -88,6 +88,17 @@ void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simu
   }
 }
 
+double simulated_seconds(const Graph& graph, const Plan& plan, const PlanOptions& options) {
+  Simulation simulation;
+  simulate(graph, plan, CostModel(options), simulation);
+  return simulation.seconds;
+}
+
+bool keeps_placement(double seconds_then, double seconds_now) {
+  constexpr double kMost = 2;
+  return seconds_now < kMost * seconds_then && seconds_then < kMost * seconds_now;
+}
+
 std::string to_string(const Simulation& simulation) {
   char line[160];
   std::snprintf(line, sizeof(line), "predicted: %.3g s", simulation.seconds);

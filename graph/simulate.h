@@ -26,6 +26,13 @@ struct Simulation {
 // REQUIRES: the plan is legal.
 void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simulation& simulation);
 
+// The seconds of the whole, alone. REQUIRES: as above.
+double simulated_seconds(const Graph& graph, const Plan& plan, const PlanOptions& options);
+
+// Whether what runs where may stay as it was decided for other sizes, by the seconds of the plan then and with the sizes of now: not so different that what
+// took little may be something else.
+bool keeps_placement(double seconds_then, double seconds_now);
+
 // "predicted: 0.00123 s; cpu compute: busy 0.001 s, waits 0 s; ..."
 std::string to_string(const Simulation& simulation);
 

@@ -44,6 +44,22 @@ struct Task {
   backend::DeviceIndex device_in(const Plan& plan) const {
     return is_fetch() ? backend::kCpu : plan.placements[node].device;
   }
+  // The nodes that it runs.
+  std::span<const uint32_t> nodes_in(const Plan& plan) const {
+    if (is_fetch()) return {};
+    return group == kNoGroup ? std::span(&node, 1) : std::span<const uint32_t>(plan.groups[group].members);
+  }
+  // Notes what it takes there and on the other device, in equal shares. REQUIRES: it is not of the host.
+  void predict(backend::DeviceIndex device, Plan& plan) const {
+    const std::span<const uint32_t> nodes = nodes_in(plan);
+    const auto share = [&](backend::DeviceIndex d) {
+      return static_cast<float>(seconds[d] / static_cast<double>(nodes.size()));
+    };
+    for (const uint32_t n : nodes) {
+      plan.placements[n].predicted_seconds = share(device);
+      plan.placements[n].elsewhere_seconds = share(device ^ 1);
+    }
+  }
 };
 
 struct Value {

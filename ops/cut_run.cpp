@@ -101,12 +101,6 @@ class PlanningTime {
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-// Whether what runs where may stay as it was decided: sizes have not changed so much that what takes little is something else now.
-bool of_one_size(const CachedPlan& plan) {
-  constexpr double kMost = 2;
-  return plan.predicted_seconds < kMost * plan.placed_seconds && plan.placed_seconds < kMost * plan.predicted_seconds;
-}
-
 }  // namespace
 
 // A plan for the cut out of one for other sizes; null where that cannot be.
@@ -128,7 +122,7 @@ CachedPlan* CutRun::resized_plan(PlanSet& known, const CachedPlan* similar, cons
   bool resized = graph::resize_plan(target->graph, cut.graph, options_, target->plan);
   if (resized && options_.has_accelerator) {
     predict(cut.graph, *target);
-    resized = of_one_size(*target);
+    resized = graph::keeps_placement(target->placed_seconds, target->predicted_seconds);
   }
   if (!resized) {
     known.drop(target);
@@ -158,9 +152,8 @@ bool still_right(CachedPlan& kept, const PlanSettings& settings, const graph::Pl
   PlanSettings relearned = kept.settings;
   relearned.history = settings.history;
   if (relearned != settings || kept.measured >= kMeasuredRuns) return false;
-  graph::Simulation simulation;
-  graph::simulate(kept.graph, kept.plan, graph::CostModel(options), simulation);
-  if (std::abs(simulation.seconds - kept.predicted_seconds) > kept.predicted_seconds / 4) return false;
+  const double seconds = graph::simulated_seconds(kept.graph, kept.plan, options);
+  if (std::abs(seconds - kept.predicted_seconds) > kept.predicted_seconds / 4) return false;
   kept.settings = settings;
   return true;
 }
@@ -211,9 +204,7 @@ void CutRun::find_room(const Cut& cut) {
 }
 
 void CutRun::predict(const graph::Graph& graph, CachedPlan& made) {
-  graph::Simulation simulation;
-  graph::simulate(graph, made.plan, graph::CostModel(options_), simulation);
-  made.predicted_seconds = simulation.seconds;
+  made.predicted_seconds = graph::simulated_seconds(graph, made.plan, options_);
   made.accelerator_need = accelerator_need(graph, made.plan);
 }
 
@@ -353,13 +344,8 @@ Status CutRun::finish() {
 // A virtual clock does not see what a run does that uses the host only; it is told.
 void CutRun::advance_virtual_clock() {
   if (!graph::uses_host_only(*plan_)) return;
-  if (kept_ != nullptr) {
-    times_.seconds = kept_->predicted_seconds;
-  } else {
-    graph::Simulation simulation;
-    graph::simulate(cut_->planned(), *plan_, graph::CostModel(options_), simulation);
-    times_.seconds = simulation.seconds;
-  }
+  times_.seconds =
+      kept_ != nullptr ? kept_->predicted_seconds : graph::simulated_seconds(cut_->planned(), *plan_, options_);
   backend::accelerator()->advance_host(times_.seconds);
 }
 

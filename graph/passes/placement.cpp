@@ -217,20 +217,12 @@ void write_placements(const TaskGraph& tasks, std::span<const DeviceIndex> devic
     const Task& task = tasks.tasks[t];
     if (task.is_fetch()) continue;
     const DeviceIndex device = devices[t];
-    const bool grouped = task.group != Task::kNoGroup;
-    const std::span<const uint32_t> members =
-        grouped ? std::span(plan.groups[task.group].members) : std::span(&task.node, 1);
-    const auto share = [&](DeviceIndex d) {
-      return static_cast<float>(task.seconds[d] / static_cast<double>(members.size()));
-    };
-    const Placement placement{.device = device,
-                              .reason = (task.allowed >> device & 1) == 0                  ? Reason::kNoMemory
-                                        : task.allowed != kBoth                            ? task.reason
-                                        : task.seconds[device] <= task.seconds[device ^ 1] ? Reason::kFaster
-                                                                                           : Reason::kSavesTime,
-                              .predicted_seconds = share(device),
-                              .elsewhere_seconds = share(device ^ 1)};
-    for (const uint32_t n : members) plan.placements[n] = placement;
+    const Reason reason = (task.allowed >> device & 1) == 0                  ? Reason::kNoMemory
+                          : task.allowed != kBoth                            ? task.reason
+                          : task.seconds[device] <= task.seconds[device ^ 1] ? Reason::kFaster
+                                                                             : Reason::kSavesTime;
+    for (const uint32_t n : task.nodes_in(plan)) plan.placements[n] = {.device = device, .reason = reason};
+    task.predict(device, plan);
   }
 }
 

@@ -90,12 +90,8 @@ bool same_kinds(const Graph& a, const Graph& b) {
 // Whether what runs where may stay as it was decided for `before`: the plans take about as long.
 bool of_one_size(const Graph& before, const Plan& plan_before, const Graph& now, const Plan& plan,
                  const PlanOptions& options) {
-  constexpr double kMost = 2;
-  if (uses_host_only(plan)) return true;
-  Simulation then, today;
-  simulate(before, plan_before, CostModel(options), then);
-  simulate(now, plan, CostModel(options), today);
-  return today.seconds < kMost * then.seconds && then.seconds < kMost * today.seconds;
+  return uses_host_only(plan) ||
+         keeps_placement(simulated_seconds(before, plan_before, options), simulated_seconds(now, plan, options));
 }
 
 // The plan in the file; an error says why it is of no use.
