@@ -184,7 +184,7 @@ void boxed_kernel(const graph::Invocation& invocation) {
   Decoder decoder(invocation.attributes, invocation.node->attribute_bytes);
   // The operator may have been removed since (torch.library); aten's never are.
   const c10::OperatorHandle handle =
-      has_prefix(info.name, "aten::")
+      info.name.starts_with("aten::")
           ? info.handle
           : c10::Dispatcher::singleton().findSchemaOrThrow(
                 info.name.substr(0, info.name.find('.')).c_str(),

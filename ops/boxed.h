@@ -66,6 +66,4 @@ RandomState draw(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 // Runs a node of an operator that has no typed kernel.
 void boxed_kernel(const graph::Invocation& invocation);
 
-inline bool has_prefix(const std::string& text, const char* prefix) { return text.rfind(prefix, 0) == 0; }
-
 }  // namespace hetero::ops

@@ -97,13 +97,13 @@ namespace {
 
 // Kernels whose layouts depend on more than a signature tells: convolutions choose by size, LAPACK and FFT calls by their branches.
 bool never_trusted(const OpInfo& info) {
-  return graph::op_table()[info.id].op_class == graph::OpClass::kConvolution || has_prefix(info.name, "aten::linalg") ||
-         has_prefix(info.name, "aten::_linalg") || has_prefix(info.name, "aten::_fft");
+  return graph::op_table()[info.id].op_class == graph::OpClass::kConvolution || info.name.starts_with("aten::linalg") ||
+         info.name.starts_with("aten::_linalg") || info.name.starts_with("aten::_fft");
 }
 
 // LAPACK takes indices (pivots) unchecked, and counts them from one: zeros would make it write elsewhere.
 bool probe_is_unsafe(const OpInfo& info, const Call& call) {
-  if (!has_prefix(info.name, "aten::linalg") && !has_prefix(info.name, "aten::lu_")) return false;
+  if (!info.name.starts_with("aten::linalg") && !info.name.starts_with("aten::lu_")) return false;
   for (const CallOperand& operand : call.operands) {
     if (at::isIntegralType(static_cast<at::ScalarType>(recorder().windows()[operand.window].dtype), true)) return true;
   }
@@ -127,7 +127,7 @@ FirstSight first_sight(const OpInfo& info, const Call& call, uint64_t signature)
   constexpr size_t kSmall = size_t{1} << 20;
   const graph::OpTraits& traits = graph::op_table()[info.id];
   // A custom operator may have side effects that a probe would repeat; random operators have kernels that nobody else has.
-  if (!has_prefix(info.name, "aten::") || traits.op_class == graph::OpClass::kRandom) return FirstSight::kTrustMeta;
+  if (!info.name.starts_with("aten::") || traits.op_class == graph::OpClass::kRandom) return FirstSight::kTrustMeta;
   const bool overlaps = writes_shared_storage(call);
   if (!overlaps && ruled_signatures().count(signature) != 0) return FirstSight::kTrustRule;
   if (!overlaps && trusted_signatures().count(signature) != 0) return FirstSight::kTrustMeta;

@@ -143,6 +143,7 @@ class Silence final : public c10::WarningHandler {
 };
 
 bool run_on_stand_ins(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, c10::DeviceType device, MetaRun& run) {
+  run = {};
   StandIns tensors(device, run);
   torch::jit::Stack stack;
   for (const c10::IValue& argument : arguments) stack.push_back(stand_in(argument, tensors));

@@ -89,8 +89,8 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
     access[3] = access[4] = graph::Access::kUpdate;
   }
   // The numbers of optimizer steps change from step to step; no shape depends on them.
-  numbers_decide_shape = !has_prefix(name, "aten::_foreach_") && !has_prefix(name, "aten::_fused_adam") &&
-                         !has_prefix(name, "aten::_fused_sgd");
+  numbers_decide_shape = !name.starts_with("aten::_foreach_") && !name.starts_with("aten::_fused_adam") &&
+                         !name.starts_with("aten::_fused_sgd");
   seeded = generator_argument < 0 && op.hasTag(at::Tag::nondeterministic_seeded);
   if (op.hasTag(at::Tag::dynamic_output_shape) || always_straight(name)) {
     records = false;
@@ -99,10 +99,10 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
     records = false;
     straight_reason = SyncReason::kDataDependentValue;
   }
-  takes_cpu_tensors = has_prefix(name, "aten::_pack_padded_sequence") ||
-                      has_prefix(name, "aten::_pad_packed_sequence") || has_prefix(name, "aten::_ctc_loss");
-  takes_cpu_indices = has_prefix(name, "aten::index.Tensor") || has_prefix(name, "aten::index_put") ||
-                      has_prefix(name, "aten::_index_put_impl") || has_prefix(name, "aten::_unsafe_index");
+  takes_cpu_tensors = name.starts_with("aten::_pack_padded_sequence") ||
+                      name.starts_with("aten::_pad_packed_sequence") || name.starts_with("aten::_ctc_loss");
+  takes_cpu_indices = name.starts_with("aten::index.Tensor") || name.starts_with("aten::index_put") ||
+                      name.starts_with("aten::_index_put_impl") || name.starts_with("aten::_unsafe_index");
 }
 
 const OpInfo& op_info(const c10::OperatorHandle& handle) {
@@ -113,8 +113,7 @@ const OpInfo& op_info(const c10::OperatorHandle& handle) {
   const c10::OperatorName& operator_name = handle.operator_name();
   const auto matches = [&](const OpInfo& info) {
     return info.access.size() == handle.schema().arguments().size() &&
-           info.returns.size() == handle.schema().returns().size() &&
-           has_prefix(info.name, operator_name.name.c_str()) &&
+           info.returns.size() == handle.schema().returns().size() && info.name.starts_with(operator_name.name) &&
            info.name.size() == operator_name.name.size() +
                                    (operator_name.overload_name.empty() ? 0 : operator_name.overload_name.size() + 1);
   };
@@ -141,7 +140,7 @@ const OpInfo& op_info(const c10::OperatorHandle& handle) {
   }
   const bool has_out = std::any_of(handle.schema().arguments().begin(), handle.schema().arguments().end(),
                                    [](const c10::Argument& argument) { return argument.is_out(); });
-  if (has_prefix(info->name, "aten::") && !has_out) {
+  if (info->name.starts_with("aten::") && !has_out) {
     info->shape_rule = shape_rule_of(info->name, graph::op_table()[info->id].op_class);
   }
   return *info;

@@ -88,9 +88,7 @@ graph::OpTraits traits_of(const std::string& name) {
   return traits;
 }
 
-namespace {
-bool is_custom(const OpInfo& info) { return info.name.rfind("aten::", 0) != 0 && info.name.rfind("prims::", 0) != 0; }
-}  // namespace
+bool is_own(const std::string& name) { return name.starts_with("aten::") || name.starts_with("prims::"); }
 
 bool is_recorded(const OpInfo& info) {
   if (info.views) return false;
@@ -98,7 +96,7 @@ bool is_recorded(const OpInfo& info) {
   if (!info.records) return false;
   return whole_operators().count(info.name) != 0 ||
          (!info.handle.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) &&
-          (!has_default_kernel(info.handle) || is_custom(info)));  // those a capture takes whole: opaque.h
+          (!has_default_kernel(info.handle) || !is_own(info.name)));  // those a capture takes whole: opaque.h
 }
 
 bool overwrites_first_argument(const std::string& name) { return overwrites_rows().count(name) != 0; }

@@ -15,6 +15,9 @@ struct OpInfo;
 // takes apart. What such an operator reads, makes and writes is tensors.
 bool is_recorded(const OpInfo& info);
 
+// Whether an operator is PyTorch's own, not a library's. Of those, kernels for all devices are compositions and nothing else.
+bool is_own(const std::string& name);
+
 // The typed rows, split over several files to compile side by side.
 void add_pointwise_rows(torch::Library& library);
 void add_inplace_rows(torch::Library& library);

@@ -8,16 +8,12 @@
 #include <unordered_set>
 
 #include "ops/catch_all.h"
+#include "ops/op_table.h"
 
 namespace hetero::ops {
 namespace {
 
-// PyTorch's own operators, whose kernels for all devices are compositions and nothing else.
-bool is_own(const c10::OperatorName& name) {
-  return name.name.starts_with("aten::") || name.name.starts_with("prims::");
-}
-
-// The names of all other operators that there are.
+// The names of all operators that are not PyTorch's own.
 class Names final : public c10::OpRegistrationListener {
  public:
   static std::vector<c10::OperatorName> all() {
@@ -31,7 +27,7 @@ class Names final : public c10::OpRegistrationListener {
   }
 
   void onOperatorRegistered(const c10::OperatorHandle& op) override {
-    if (is_own(op.operator_name())) return;
+    if (is_own(op.operator_name().name)) return;
     const std::lock_guard lock(mutex_);
     names_.insert(op.operator_name());
   }
