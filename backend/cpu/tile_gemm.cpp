@@ -181,8 +181,8 @@ class Product {
     const int64_t row_step = common_.x_columns ? 1 : common_.x_stride;
     const int64_t depth_step = common_.x_columns ? common_.x_stride : 1;
     const auto kernel = common_.x_columns ? kernels_.pack_rows_across : kernels_.pack_rows;
-    return kernel(element_at(common_.x, first * row_step + depth_begin * depth_step, common_.element), common_.x_stride, rows, depth, to,
-                  row_tile_bytes(common_.element, depth));
+    return kernel(element_at(common_.x, first * row_step + depth_begin * depth_step, common_.element), common_.x_stride,
+                  rows, depth, to, row_tile_bytes(common_.element, depth));
   }
 
   void share_rows(int64_t first, int64_t last) const {
