@@ -314,11 +314,18 @@ bool GroupBuilder::reads_total(const Footprint& footprint) const {
 }
 
 // Whether the value is computed by maps from row values that are loaded or filled.
-bool GroupBuilder::comes_from_rows(uint16_t value) const {
-  const FusedStep& step = steps_[value];
-  if (values_[value].extent != Extent::kRow) return false;
-  if (step.kind != StepKind::kMap) return step.kind == StepKind::kLoad || step.kind == StepKind::kFill;
-  return std::all_of(step.inputs, step.inputs + step.input_count, [&](uint16_t it) { return comes_from_rows(it); });
+bool GroupBuilder::comes_from_rows(uint16_t value) {
+  needed_.assign(value + size_t{1}, 0);
+  needed_[value] = 1;
+  for (size_t v = needed_.size(); v-- > 0;) {
+    if (needed_[v] == 0) continue;
+    const FusedStep& step = steps_[v];
+    const bool is_source = step.kind == StepKind::kLoad || step.kind == StepKind::kFill;
+    if (values_[v].extent != Extent::kRow || (step.kind != StepKind::kMap && !is_source)) return false;
+    if (is_source) continue;
+    for (int i = 0; i < step.input_count; ++i) needed_[step.inputs[i]] = 1;
+  }
+  return true;
 }
 
 // What is checked must be known before the group runs.

@@ -91,7 +91,7 @@ class GroupBuilder {
   uint16_t pick(uint16_t value, uint16_t index, int& steps);
   bool reads_total(const Footprint& footprint) const;
   bool can_check(const Lowering& lowering, const Footprint& footprint);
-  bool comes_from_rows(uint16_t value) const;
+  bool comes_from_rows(uint16_t value);
   bool repeats_along_row(const int64_t* strides, int64_t row) const;
   int row_rank(int64_t row) const;
   bool overlaps_itself(const Window& window) const;
@@ -122,6 +122,7 @@ class GroupBuilder {
   Match matches_[Footprint::kMaxEntries];
   std::vector<uint16_t> refs_;                         // per value of the lowering
   std::vector<uint8_t> checked_;                       // the same
+  std::vector<uint8_t> needed_;                        // per step
   std::vector<std::pair<uint16_t, uint16_t>> picked_;  // of one pick: values, and what they are at its index
   // Of finish().
   std::vector<uint8_t> needed_values_;

@@ -260,7 +260,9 @@ Status StagePipeline::Impl::add_stage(ProgramStage cut, size_t index) {
   if (!executor.ok()) return executor.status();
   stage.executor = std::move(executor.value());
   if (!shares.empty()) {
-    *options.accelerator_bytes -= stage.executor->bytes(kAccelerator) + stage.executor->weight_bytes();
+    const uint64_t taken = backend::round_to_alignment(stage.executor->bytes(kAccelerator)) +
+                           backend::round_to_alignment(stage.executor->weight_bytes());
+    *options.accelerator_bytes -= std::min(*options.accelerator_bytes, taken);
   }
   return Status();
 }
