@@ -54,4 +54,10 @@ Status Device::run_fused(const FusedCall& call) {
   return Status(ErrorClass::kInternal, "a fused kernel with checks ran where nothing can be raised");
 }
 
+Result<double> Device::seconds_between(const Event& first, const Event& second) const {
+  (void)first;
+  (void)second;
+  return Status(ErrorClass::kUsage, name() + ": the time between these events is not known");
+}
+
 }  // namespace hetero::backend

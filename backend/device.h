@@ -256,6 +256,11 @@ class Device {
 
   virtual Queue& queue(QueueKind kind) = 0;
   virtual std::unique_ptr<Event> create_event() = 0;
+  // One for seconds_between(). Recording it may cost more.
+  virtual std::unique_ptr<Event> create_timed_event() { return create_event(); }
+  // From the first event's last record to the second's, when this device came to them. Errors: kUsage where it has not recorded both, or knows no time.
+  // REQUIRES: both are timed, and done.
+  virtual Result<double> seconds_between(const Event& first, const Event& second) const;
   virtual Status synchronize() = 0;
 
   // A device that simulates time has a clock for each queue and one for the host, which waits for them and works beside them. The others have

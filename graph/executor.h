@@ -48,8 +48,8 @@ struct RunCounts {
   int64_t arena_bytes = 0;
 };
 
-// When a run's instructions began and ended: by the accelerator's virtual clock, if it has one; else by the host's clock, which sees what the host and the
-// threads of queues do, but not what a GPU does behind them.
+// When a run's instructions began and ended: by the accelerator's virtual clock, if it has one; else by the host's clock and the accelerator's timed events
+// (device_timer.h). What could not be timed has an empty span at 0.
 struct RunTimes {
   std::vector<Span> spans;  // per instruction
   double seconds = 0;       // of the whole

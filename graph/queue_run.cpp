@@ -13,17 +13,21 @@ using Outcome = RunState::Outcome;
 
 Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times) {
   begin(state);
-  times_ = times;
   backend::Device& accelerator = state.device(backend::kAccelerator);
   clock_ = accelerator.has_virtual_clock() ? &accelerator : nullptr;
   begun_ = now();
+  const bool timed = times != nullptr && clock_ == nullptr;
+  if (timed) timer_.begin(accelerator, 0);
   const std::vector<Instruction>& program = state.plan().program;
   for (uint32_t position = 0, end = 0; position < program.size(); position = end) {
     const Instruction& instruction = program[position];
     end = position + 1;
     used_queues_ |= 1u << instruction.queue;
-    // What the threads of queues do without a virtual clock, they note themselves.
-    const bool noted = times != nullptr && (clock_ != nullptr || instruction.queue == kHostQueue);
+    const bool on_host = instruction.queue == kHostQueue;
+    const bool noted = times != nullptr && (clock_ != nullptr || on_host);
+    const bool by_events = timed && !on_host && instruction.kind != Instruction::Kind::kRecord &&
+                           instruction.kind != Instruction::Kind::kWait;
+    if (by_events) timer_.before(position, queue(instruction.queue));
     if (noted) times->spans[position].begin = begin_of(instruction.queue) - begun_;
     switch (instruction.kind) {
       case Instruction::Kind::kRun:
@@ -47,6 +51,7 @@ Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times) {
         lose(Status(ErrorClass::kInternal, "calls of the CPU alone in a program of several queues"));
         break;
     }
+    if (by_events) timer_.after(queue(instruction.queue));
     // A queue whose clock has not moved is behind the host's.
     if (noted) {
       Span& span = times->spans[position];
@@ -56,6 +61,7 @@ Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times) {
   }
   synchronize();
   if (times != nullptr) times->seconds = now() - begun_;
+  if (timed) timer_.read(times->spans);
   settle(counts);
   Status first = state.first_failure();
   return first.ok() ? lost_ : first;
@@ -117,7 +123,7 @@ void QueueRun::submit_run(const Instruction& instruction, uint32_t position) {
   const auto seconds = static_cast<double>(state_->plan().placements[instruction.index].predicted_seconds);
   bool brings = false;
   const FailureId failure = prepare(instruction.index, device, brings);
-  NodeTask& task = tasks_.emplace_back(NodeTask{this, instruction.index, device, failure, position});
+  NodeTask& task = tasks_.emplace_back(NodeTask{this, instruction.index, device, failure});
   if (instruction.queue == kHostQueue) {
     if (brought_.size() < node.operand_count) brought_.resize(node.operand_count);
     run_node(task, brought_.data(), brings);
@@ -134,14 +140,7 @@ void QueueRun::submit_run(const Instruction& instruction, uint32_t position) {
 
 template <auto run, typename Task>
 Status QueueRun::submit(const Instruction& instruction, Task& task, double seconds) {
-  const auto run_on_queue = [](void* context) {
-    const Task& submitted = *static_cast<const Task*>(context);
-    QueueRun& owner = *submitted.owner;
-    const bool noted = owner.times_ != nullptr && owner.clock_ == nullptr;
-    if (noted) owner.times_->spans[submitted.position].begin = owner.now() - owner.begun_;
-    run(submitted);
-    if (noted) owner.times_->spans[submitted.position].end = owner.now() - owner.begun_;
-  };
+  const auto run_on_queue = [](void* context) { run(*static_cast<const Task*>(context)); };
   return queue(instruction.queue).launch({run_on_queue, &task, seconds, utilization_of(state_->plan(), instruction)});
 }
 
@@ -151,7 +150,7 @@ void QueueRun::submit_group(const Instruction& instruction, uint32_t position) {
   for (const uint32_t n : group.members) {
     seconds += static_cast<double>(state_->plan().placements[n].predicted_seconds);
   }
-  GroupTask& task = group_tasks_.emplace_back(prepare_group(group, device_of(instruction.queue), position));
+  GroupTask& task = group_tasks_.emplace_back(prepare_group(group, device_of(instruction.queue)));
   if (instruction.queue == kHostQueue) {
     run_group(task);
     if (clock_ != nullptr) clock_->advance_host(seconds);
@@ -166,15 +165,14 @@ void QueueRun::submit_group(const Instruction& instruction, uint32_t position) {
 }
 
 // Finds memory for the group's operands, and what the host knows to be broken among what it loads.
-QueueRun::GroupTask QueueRun::prepare_group(const FusedGroup& group, DeviceIndex device, uint32_t position) {
+QueueRun::GroupTask QueueRun::prepare_group(const FusedGroup& group, DeviceIndex device) {
   GroupTask task{.owner = this,
                  .group = &group,
                  .first_data = static_cast<uint32_t>(group_data_.size()),
                  .first_broken = static_cast<uint32_t>(group_broken_.size()),
                  .broken_count = 0,
                  .device = device,
-                 .failure = kHealthy,
-                 .position = position};
+                 .failure = kHealthy};
   for (const GroupOperand& operand : group.operands) {
     if (state_->address(operand.buffer, device) == nullptr) {
       task.failure = state_->earlier(task.failure, state_->provide(group.members.back(), operand.buffer, device));

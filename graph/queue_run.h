@@ -21,6 +21,7 @@
 #include <span>
 #include <vector>
 
+#include "graph/device_timer.h"
 #include "graph/run_state.h"
 
 namespace hetero::graph {
@@ -38,7 +39,6 @@ class QueueRun {
     uint32_t node;
     backend::DeviceIndex device;
     FailureId failure;  // known to the host
-    uint32_t position;
   };
 
   // A run of a group. Its addresses are in group_data_.
@@ -50,7 +50,6 @@ class QueueRun {
     uint32_t broken_count;
     backend::DeviceIndex device;
     FailureId failure;  // there is no memory for some operand
-    uint32_t position;
   };
   struct Broken {
     BufferId buffer;
@@ -76,7 +75,7 @@ class QueueRun {
   FailureId prepare(uint32_t node, backend::DeviceIndex device, bool& brings);
   void assign_slots(const Node& node);
   void run_node(const NodeTask& task, backend::Block* brought, bool brings);
-  GroupTask prepare_group(const FusedGroup& group, backend::DeviceIndex device, uint32_t position);
+  GroupTask prepare_group(const FusedGroup& group, backend::DeviceIndex device);
   void run_group(const GroupTask& task);
   bool find_poison(const GroupTask& task);
   FailureId broken_inputs(const GroupTask& task, size_t member) const;
@@ -89,8 +88,8 @@ class QueueRun {
   backend::Queue& queue(QueueId id) const;
 
   RunState* state_ = nullptr;
-  RunTimes* times_ = nullptr;
   backend::Device* clock_ = nullptr;  // the accelerator, where it has a virtual clock
+  DeviceTimer timer_;                 // where it has none
   double begun_ = 0;
   Status lost_;  // a device failed in a way that leaves no result certain
   uint32_t used_queues_ = 0;

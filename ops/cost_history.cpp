@@ -83,11 +83,10 @@ void learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph
     const bool fused = instruction.kind == graph::Instruction::Kind::kFused;
     if (!fused && instruction.kind != graph::Instruction::Kind::kRun) continue;
     const backend::DeviceIndex device = graph::device_of(instruction.queue);
-    // A virtual clock knows nothing new of the host, and the host's clock nothing of what a GPU does.
-    const bool seen = accelerator->has_virtual_clock() ? device == backend::kAccelerator
-                                                       : device == backend::kCpu || accelerator->name() == "sim";
-    if (!seen || shared[p] != 0) continue;
     const double seconds = times.spans[p].end - times.spans[p].begin;
+    // A virtual clock knows nothing new of the host.
+    const bool seen = device == backend::kAccelerator || !accelerator->has_virtual_clock();
+    if (!seen || !(seconds > 0) || shared[p] != 0) continue;
     const uint64_t key = fused ? graph::cost_key(graph, plan.groups[instruction.index], device)
                                : graph::cost_key(graph, graph.nodes[instruction.index], device);
     known.history.add(key, seconds);

@@ -94,9 +94,9 @@ void release_device_memory(void* context, void* data, size_t) {
 
 class CudaEvent final : public Event {
  public:
-  explicit CudaEvent(const Gpu& gpu) : gpu_(gpu) {
+  CudaEvent(const Gpu& gpu, unsigned flags) : gpu_(gpu) {
     const CurrentGpu current(gpu_.ordinal);
-    created_ = cuda_status(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    created_ = cuda_status(cudaEventCreateWithFlags(&event_, flags), "cudaEventCreateWithFlags");
   }
   ~CudaEvent() override {
     if (event_ != nullptr && gpu_.check_not_forked().ok()) cudaEventDestroy(event_);
@@ -455,7 +455,21 @@ class CudaDeviceImplementation final : public CudaDevice {
     return allocator_.allocate(bytes);
   }
   Queue& queue(QueueKind kind) override { return *queues_[static_cast<size_t>(kind)]; }
-  std::unique_ptr<Event> create_event() override { return std::make_unique<CudaEvent>(gpu_); }
+  std::unique_ptr<Event> create_event() override { return std::make_unique<CudaEvent>(gpu_, cudaEventDisableTiming); }
+  std::unique_ptr<Event> create_timed_event() override { return std::make_unique<CudaEvent>(gpu_, cudaEventDefault); }
+  Result<double> seconds_between(const Event& first, const Event& second) const override {
+    if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
+    const auto* const from = dynamic_cast<const CudaEvent*>(&first);
+    const auto* const to = dynamic_cast<const CudaEvent*>(&second);
+    if (from == nullptr || to == nullptr) return Device::seconds_between(first, second);
+    float milliseconds = 0;
+    if (Status status =
+            cuda_status(cudaEventElapsedTime(&milliseconds, from->handle(), to->handle()), "cudaEventElapsedTime");
+        !status.ok()) {
+      return status;
+    }
+    return static_cast<double>(milliseconds) * 1e-3;
+  }
   Status synchronize() override {
     for (auto& queue : queues_) {
       if (Status status = queue->synchronize(); !status.ok()) return status;

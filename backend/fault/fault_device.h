@@ -60,6 +60,10 @@ class FaultDevice : public Device {
   void prepare_fused(const FusedCall& call) override { device_.prepare_fused(call); }
   Queue& queue(QueueKind kind) override;
   std::unique_ptr<Event> create_event() override { return device_.create_event(); }
+  std::unique_ptr<Event> create_timed_event() override { return device_.create_timed_event(); }
+  Result<double> seconds_between(const Event& first, const Event& second) const override {
+    return device_.seconds_between(first, second);
+  }
   Status synchronize() override { return device_.synchronize(); }
   bool has_virtual_clock() const override { return device_.has_virtual_clock(); }
   void advance_host(double seconds) override { device_.advance_host(seconds); }

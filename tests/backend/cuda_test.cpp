@@ -77,6 +77,34 @@ TEST_CASE("pageable bytes of several staging buffers go to the GPU and come back
   REQUIRE(device->counters().bytes_out == static_cast<int64_t>(bytes));
 }
 
+TEST_CASE("timed events tell what the GPU took") {
+  const std::unique_ptr<CudaDevice> device = first_gpu();
+  if (device == nullptr) return;
+  constexpr size_t kBytes = size_t{64} << 20;
+  Result<Block> first = device->allocate(kBytes);
+  Result<Block> second = device->allocate(kBytes);
+  REQUIRE(first.ok());
+  REQUIRE(second.ok());
+  Queue& compute = device->queue(QueueKind::kCompute);
+  const auto begin = device->create_timed_event();
+  const auto end = device->create_timed_event();
+  for (int i = 0; i < 2; ++i) {
+    REQUIRE(compute.record(*begin).ok());
+    REQUIRE(compute.copy(second.value().data(), first.value().data(), kBytes).ok());
+    REQUIRE(compute.record(*end).ok());
+    REQUIRE(compute.synchronize().ok());
+  }
+  const Result<double> seconds = device->seconds_between(*begin, *end);
+  REQUIRE(seconds.ok());
+  REQUIRE(seconds.value() > kBytes / 20e12);  // no GPU moves as much
+  REQUIRE(seconds.value() < 1);
+  const auto untimed = device->create_event();
+  REQUIRE(compute.record(*untimed).ok());
+  REQUIRE(compute.synchronize().ok());
+  REQUIRE_FALSE(device->seconds_between(*begin, *untimed).ok());
+  REQUIRE(device->seconds_between(*begin, *end).ok());
+}
+
 TEST_CASE("a batch of small copies goes to the GPU and comes back, from pageable and from pinned memory") {
   const std::unique_ptr<CudaDevice> device = first_gpu();
   if (device == nullptr) return;

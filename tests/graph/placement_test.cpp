@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 
+#include "backend/fault/fault_device.h"
 #include "backend/sim/sim_device.h"
 #include "graph/min_cut.h"
 #include "graph/passes/passes.h"
@@ -94,6 +95,48 @@ TEST_CASE("placement: a program takes on the simulated accelerator what was pred
     }
   }
   CHECK(compared > 50);
+}
+
+// A simulated accelerator of which only its events tell the time, as of a GPU.
+class WithoutClock final : public backend::FaultDevice {
+ public:
+  using FaultDevice::FaultDevice;
+  bool has_virtual_clock() const override { return false; }
+};
+
+TEST_CASE("placement: what an accelerator without a virtual clock takes is measured by its events") {
+  std::mt19937 random(33);
+  int timed = 0;
+  for (int round = 0; round < 20; ++round) {
+    auto sim = backend::SimDevice::create({.d2h_bandwidth = 10e9, .copy_latency = 2e-6, .schedule_seed = 1});
+    REQUIRE(sim.ok());
+    WithoutClock accelerator(*sim.value());
+    const Devices devices{test_devices()[kCpu], &accelerator};
+    Program program;
+    make_random(program, random, 10 + round, true);
+    PlanOptions options = options_for(devices);
+    options.policy = Policy::kMixed;
+    options.join_copies = false;
+    const Plan plan = program.plan(options);
+    if (uses_host_only(plan)) continue;
+    Simulation simulation;
+    simulate(program.graph, plan, CostModel(options), simulation);
+    RunTimes times;
+    const Results results = program.run_plan(plan, devices, &times);
+    if (results.counts.copies != std::ranges::count(plan.program, Instruction::Kind::kCopy, &Instruction::kind))
+      continue;
+    for (size_t p = 0; p < plan.program.size(); ++p) {
+      const Instruction& it = plan.program[p];
+      const bool event = it.kind == Instruction::Kind::kWait || it.kind == Instruction::Kind::kRecord;
+      if (event || it.queue == kHostQueue || backend::is_side_compute(kind_of(it.queue))) continue;
+      INFO("p" << p << '\n' << to_string(plan));
+      const double predicted = simulation.spans[p].end - simulation.spans[p].begin;
+      REQUIRE(times.spans[p].begin >= 0);
+      REQUIRE(times.spans[p].end - times.spans[p].begin == Approx(predicted).epsilon(1e-5).margin(1e-12));
+      ++timed;
+    }
+  }
+  CHECK(timed > 50);
 }
 
 TEST_CASE("placement: the search comes near the best of all placements") {
