@@ -215,6 +215,7 @@ double* sim_figure(backend::SimOptions& options, const std::string& name) {
                                                      {"cpu_flops_half", &options.cpu_flops_half},
                                                      {"cpu_memory_bandwidth", &options.cpu_memory_bandwidth},
                                                      {"slowdown", &options.slowdown},
+                                                     {"slowdown_after", &options.slowdown_after},
                                                      {"duration_spread", &options.duration_spread},
                                                      {"pace", &options.pace}};
   for (const auto& [known, figure] : figures) {

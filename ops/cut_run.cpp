@@ -27,8 +27,9 @@
 namespace hetero::ops {
 namespace {
 
-// So many runs of a plan with an accelerator are measured.
+// The first runs of a plan with an accelerator are measured, then one in so many: the machine may change.
 constexpr int kMeasuredRuns = 12;
+constexpr uint32_t kSeldom = 16;
 
 }  // namespace
 
@@ -324,7 +325,8 @@ Status CutRun::start(Cut& cut, SyncReason reason) {
   if (spills()) make_host_room(host_need(cut, plan));
   reason_ = reason;
   counts_ = graph::RunCounts();
-  measures_ = keeps || (options_.has_accelerator && kept_ != nullptr && kept_->measured < kMeasuredRuns);
+  measures_ = keeps || (options_.has_accelerator && kept_ != nullptr &&
+                        (kept_->measured < kMeasuredRuns || ++kept_->unmeasured % kSeldom == 0));
   executor_.begin(graph, plan, cut.bindings, counts_, measures_ ? &times_ : nullptr);
   return Status();
 }

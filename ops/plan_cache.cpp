@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "ops/recorder.h"
 
@@ -66,13 +67,15 @@ size_t batch_bytes(const graph::Plan& plan) {
 }  // namespace
 
 void PlacementTrial::note(double seconds, double predicted, bool uses_accelerator) {
-  if (stage == Stage::kSettled) return;
-  double& least = stage == Stage::kWatch ? watched : tried;
+  double& least = stage == Stage::kWatch ? watched : stage == Stage::kTry ? tried : lately;
   // The first run of a plan also moves what stays.
   if (runs > 0) least = std::min(least, seconds);
   if (++runs < kRuns) return;
   runs = 0;
-  if (stage == Stage::kTry) {
+  if (stage == Stage::kSettled) {
+    const double then = std::min(watched, tried);
+    if (std::exchange(lately, std::numeric_limits<double>::infinity()) > kSurprise * then) *this = PlacementTrial();
+  } else if (stage == Stage::kTry) {
     if (tried >= watched) policy = graph::Policy::kAuto;
     stage = Stage::kSettled;
   } else if (watched > kSurprise * predicted) {

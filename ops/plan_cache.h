@@ -44,10 +44,11 @@ struct PlanSettings {
   bool operator==(const PlanSettings&) const = default;
 };
 
-// Whether the placement that is predicted to be the best is: what takes much longer than predicted is tried the other way, and the faster stays.
+// Whether the placement that is predicted to be the best is: what takes much longer than predicted is tried the other way, and the faster stays. When that
+// comes to take much longer than it did, the machine is another one, and all begins anew.
 struct PlacementTrial {
   static constexpr int kRuns = 4;           // of each
-  static constexpr double kSurprise = 1.5;  // measured over predicted
+  static constexpr double kSurprise = 1.5;  // measured over predicted, or over what it was
   enum class Stage : uint8_t { kWatch, kTry, kSettled };
 
   // After a run that took so long.
@@ -57,7 +58,8 @@ struct PlacementTrial {
   int runs = 0;
   double watched = std::numeric_limits<double>::infinity();  // the least
   double tried = std::numeric_limits<double>::infinity();
-  graph::Policy policy = graph::Policy::kAuto;  // in place of kAuto
+  double lately = std::numeric_limits<double>::infinity();  // since it settled
+  graph::Policy policy = graph::Policy::kAuto;              // in place of kAuto
 };
 
 // Puts other numbers, those of all its nodes, into a graph; `changed` says for each node whether it has other ones now.
@@ -77,6 +79,7 @@ struct CachedPlan {
   double predicted_seconds = 0;
   double placed_seconds = 0;  // what was predicted when it was decided what runs where
   int measured = 0;           // runs whose times were looked at
+  uint32_t unmeasured = 0;    // those since that were not
   std::vector<graph::Candidate> candidates;
 
   // Notes that the plan is for this cut now.

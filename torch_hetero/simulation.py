@@ -30,7 +30,7 @@ def use_profile(profile: str | os.PathLike[str] | Profile | None, **figures: flo
         profile: a name of `torch_hetero.profiles.available_profiles`, the path of a file, or a profile; None for the
             figures that ``sim`` has by itself.
         **figures: single figures in place of the profile's, by the names of ``Profile.as_options``; beside these
-            ``schedule_seed``, ``duration_spread``, ``slowdown`` and ``pace`` (docs/simulator.md).
+            ``schedule_seed``, ``duration_spread``, ``slowdown``, ``slowdown_after`` and ``pace`` (docs/simulator.md).
 
     Returns:
         The profile.

@@ -34,8 +34,9 @@ Status forked_error() { return Status(ErrorClass::kDevice, "sim: the device cann
 bool is_amount(double value) { return value >= 0 && std::isfinite(value); }
 
 Status check(const SimOptions& options) {
-  for (double value : {options.flops, options.memory_bandwidth, options.launch_latency, options.h2d_bandwidth,
-                       options.d2h_bandwidth, options.copy_latency, options.pace, options.parallelism}) {
+  for (double value :
+       {options.flops, options.memory_bandwidth, options.launch_latency, options.h2d_bandwidth, options.d2h_bandwidth,
+        options.copy_latency, options.pace, options.parallelism, options.slowdown_after}) {
     if (!is_amount(value)) return usage_error("rates, latencies and pace must be finite and not negative");
   }
   if (!(options.slowdown > 0)) return usage_error("slowdown must be above 0");
@@ -67,7 +68,7 @@ struct SimDevice::Signal {
 
 struct SimDevice::Shared {
   explicit Shared(const SimOptions& options)
-      : clock(options.schedule_seed, options.duration_spread, options.slowdown) {}
+      : clock(options.schedule_seed, options.duration_spread, options.slowdown, options.slowdown_after) {}
 
   const int fork_generation = backend::fork_generation();
   std::mutex mutex;

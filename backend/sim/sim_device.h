@@ -61,6 +61,8 @@ struct SimOptions {
   double cpu_memory_bandwidth = 0;
   // Every duration takes so many times as long as it is expected to: a machine that is not what its figures say.
   double slowdown = 1;
+  // Virtual seconds until it becomes one.
+  double slowdown_after = 0;
   // Not 0: each worker pauses for a pseudo-random moment before each command, to shake out missing
   // events.
   uint64_t schedule_seed = 0;
@@ -117,7 +119,7 @@ class SimDevice final : public Device {
   // All clocks at 0, no spans, and the factors of duration_spread from the first again. Events recorded before count as recorded at 0.
   void reset_clock();
   // From the first event's last record to the second's. Errors: kUsage unless this device recorded both since the last reset_clock.
-  Result<double> seconds_between(const Event& first, const Event& second) const;
+  Result<double> seconds_between(const Event& first, const Event& second) const override;
   // Whether the commands submitted from now on that have a duration leave a span. Spans stay until reset_clock; the oldest are dropped
   // beyond VirtualClock::kMostSpans.
   void record_spans(bool on);

@@ -50,9 +50,9 @@ class VirtualClock {
 
   // Every duration is multiplied by a factor in [1 - spread, 1 + spread) that the seed, the queue and the number of durations the queue had
   // before give. REQUIRES: 0 <= spread < 1.
-  // And by `slowdown`.
-  explicit VirtualClock(uint64_t seed = 0, double spread = 0, double slowdown = 1)
-      : seed_(seed), spread_(spread), slowdown_(slowdown) {}
+  // And by `slowdown`, for what begins when `slowdown_after` seconds have passed.
+  explicit VirtualClock(uint64_t seed = 0, double spread = 0, double slowdown = 1, double slowdown_after = 0)
+      : seed_(seed), spread_(spread), slowdown_(slowdown), slowdown_after_(slowdown_after) {}
 
   // Returns how long it takes, the factor included, and what tasks beside it make it wait. What has no duration takes no time and leaves no span.
   double run(QueueKind kind, double seconds, double utilization = 1) {
@@ -91,7 +91,7 @@ class VirtualClock {
   double run(QueueKind kind, double seconds, double utilization, bool is_copy, size_t bytes) {
     const size_t q = static_cast<size_t>(kind);
     const double begin = start(kind);
-    const double duration = std::max(0.0, seconds) * next_factor(kind);
+    const double duration = std::max(0.0, seconds) * next_factor(kind, begin);
     if (!(duration > 0)) return 0;
     if (is_compute(kind)) {
       queues_[q] = engine_.run(begin, duration, std::clamp(utilization, 0.0, 1.0));
@@ -113,16 +113,18 @@ class VirtualClock {
     return queue;
   }
   double seconds_of(Moment moment) const { return is_current(moment) ? moment.seconds : 0; }
-  double next_factor(QueueKind kind) {
-    if (spread_ == 0) return slowdown_;
+  double next_factor(QueueKind kind, double begin) {
+    const double slowdown = begin < slowdown_after_ ? 1 : slowdown_;
+    if (spread_ == 0) return slowdown;
     const uint64_t before = durations_[static_cast<size_t>(kind)]++;
     const auto words = philox(seed_, before * kQueueKinds + static_cast<uint64_t>(kind));
-    return slowdown_ * (1 + spread_ * (2 * uniform_double(words[0], words[1]) - 1));
+    return slowdown * (1 + spread_ * (2 * uniform_double(words[0], words[1]) - 1));
   }
 
   const uint64_t seed_;
   const double spread_;
   const double slowdown_;
+  const double slowdown_after_;
   std::array<double, kQueueKinds> queues_{};  // when each is free
   ComputeEngine engine_;                      // what the compute queues share
   double host_ = 0;

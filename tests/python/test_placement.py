@@ -413,6 +413,27 @@ def test_a_machine_that_is_slower_than_its_profile_is_found_out() -> None:
     assert on_accelerator[-1] == 0
 
 
+def test_a_machine_that_becomes_slower_is_found_out_however_late() -> None:
+    model = Layers(4, 1024)
+    x = torch.randn(128, 1024)
+    with torch.no_grad():
+        expected = model(x)
+        model.to(DEVICE)
+
+        def kernels_there(runs: int) -> int:
+            with counting() as seen:
+                for _ in range(runs):
+                    assert_same(model(x.to(DEVICE)).cpu(), expected)
+            return seen.kernels_on("accelerator")
+
+        torch.hetero.use_profile("h200", slowdown=5000, slowdown_after=0.01)
+        assert kernels_there(40) >= 4 * 40
+        with counting() as seen:
+            kernels_there(400)
+        assert seen.plans_made > 0
+        assert kernels_there(10) == 0
+
+
 @pytest.mark.parametrize("placement", ["accelerator", "mixed"])
 def test_batch_norm_in_inference_runs_on_the_accelerator(placement: str) -> None:
     torch.hetero.config.placement = placement
