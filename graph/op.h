@@ -82,6 +82,8 @@ struct OpTraits {
   bool brings_memory = false;
   // Must run even when nobody reads its outputs.
   bool side_effects = false;
+  // Of a library that is not PyTorch: it may do more than compute, so none of its calls is made ahead of time or stands for another.
+  bool is_foreign = false;
   // Runs on the accelerator; otherwise on the CPU always.
   bool on_accelerator = true;
   KernelFunction kernel = nullptr;

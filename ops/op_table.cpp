@@ -77,6 +77,7 @@ graph::OpTraits traits_of(const std::string& name) {
   graph::OpTraits traits;
   traits.name = name;
   traits.brings_memory = true;
+  traits.is_foreign = !is_own(name) && !name.starts_with("hetero::");
   traits.check = &check_node;
   traits.has_draw = &has_draw;
   if (const LowerRow* row = lowering_of(name)) {

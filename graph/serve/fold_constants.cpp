@@ -7,6 +7,7 @@
 
 #include "graph/binding.h"
 #include "graph/executor.h"
+#include "graph/serve/rewrite.h"
 
 namespace hetero::graph {
 namespace {
@@ -28,21 +29,15 @@ class Folder {
     std::vector<Binding> bindings(graph_.buffers.size());
     if (Status status = compute(bindings); !status.ok()) return status;
     add_constants(bindings);
-    remove_nodes();
-    drop_unread();
-    program_.plan.clear();
-    program_.plan_machine.clear();
+    remove_nodes(program_, folded_);
     return Status();
   }
 
  private:
-  bool draws(const Node& node) const {
-    return std::ranges::any_of(program_.draws, [&](uint64_t draw) { return node.has_attribute(draw); });
-  }
-
   // Whether all that the node touches is known when the program is made.
   bool can_fold(const Node& node) const {
-    if (op_table()[node.op].side_effects || draws(node)) return false;
+    const OpTraits& traits = op_table()[node.op];
+    if (traits.side_effects || traits.is_foreign || draws(program_, node)) return false;
     if (is_dynamic_[static_cast<size_t>(&node - graph_.nodes.data())] != 0) return false;
     uint64_t before = 0;
     uint64_t after = 0;
@@ -147,47 +142,6 @@ class Folder {
     const auto bytes = static_cast<int64_t>(graph_.buffers[buffer].bytes);
     if (window.contiguous && window.first_byte == 0 && window.last_byte == bytes) return seen;
     return program_.windows.intern_contiguous(parse_dtype("u8"), {{bytes}});
-  }
-
-  // Operands and attributes of the others are moved together, as they are read back from a file.
-  void remove_nodes() {
-    Graph left;
-    std::vector<uint32_t> new_number(graph_.nodes.size(), 0);
-    left.windows = graph_.windows;
-    left.buffers = std::move(graph_.buffers);
-    std::vector<std::pair<uint64_t*, uint64_t>> moved;  // draws, and where they are then
-    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
-      if (folded_[n] != 0) continue;
-      Node node = graph_.nodes[n];
-      const Operand* const operands = graph_.operands_of(node);
-      node.first_operand = static_cast<uint32_t>(left.operands.size());
-      left.operands.insert(left.operands.end(), operands, operands + node.operand_count);
-      const auto attributes = graph_.attributes.begin() + node.attribute_offset;
-      const auto before = static_cast<uint32_t>(left.attributes.size());
-      for (uint64_t& draw : program_.draws) {
-        if (node.has_attribute(draw)) moved.emplace_back(&draw, before + (draw - node.attribute_offset));
-      }
-      node.attribute_offset = before;
-      left.attributes.insert(left.attributes.end(), attributes, attributes + node.attribute_bytes);
-      new_number[n] = static_cast<uint32_t>(left.nodes.size());
-      left.nodes.push_back(node);
-    }
-    for (const auto& [draw, place] : moved) *draw = place;
-    for (DynamicSizes::OperandWindow& operand : program_.dynamic.operands) operand.node = new_number[operand.node];
-    for (DynamicSizes::Number& number : program_.dynamic.numbers) number.node = new_number[number.node];
-    graph_ = std::move(left);
-  }
-
-  void drop_unread() {
-    std::vector<uint8_t> wanted(graph_.buffers.size(), 0);
-    for (const Operand& operand : graph_.operands) wanted[operand.buffer] = 1;
-    for (const ProgramValue& output : program_.outputs) wanted[output.buffer] = 1;
-    for (const ProgramValue& input : program_.inputs) wanted[input.buffer] = 1;
-    std::erase_if(program_.constants, [&](const ProgramConstant& constant) { return wanted[constant.buffer] == 0; });
-    for (BufferId b = 0; b < wanted.size(); ++b) {
-      if (wanted[b] == 0) graph_.buffers[b] = {.bytes = 0, .valid_on = 0, .escapes = false};
-    }
-    std::erase_if(program_.dynamic.buffers, [&](const auto& dynamic) { return wanted[dynamic.buffer] == 0; });
   }
 
   SavedProgram& program_;

@@ -8,23 +8,6 @@
 
 namespace hetero::graph::testing {
 
-namespace {
-
-// The outputs of the program by an executor.
-std::vector<std::vector<float>> outputs_of(std::unique_ptr<SavedProgram> saved, Program& program) {
-  const auto executor = executor_of(model_of(std::move(saved)), executor_options(cpu_options()));
-  set_inputs(*executor, program);
-  require(executor->Run());
-  std::vector<std::vector<float>> values;
-  for (const ProgramValue& output : executor->outputs()) {
-    values.emplace_back(program.graph.buffers[output.buffer].bytes / sizeof(float));
-    require(executor->GetOutput(output.name, view_of(values.back())));
-  }
-  return values;
-}
-
-}  // namespace
-
 TEST_CASE("nodes of weights alone are folded, and weights that nobody reads any more go") {
   Program p;
   const BufferId x = p.input(8);

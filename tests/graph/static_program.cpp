@@ -67,4 +67,16 @@ bool has_values(GraphExecutor& executor, const Results& expected, size_t slot) {
   return true;
 }
 
+std::vector<std::vector<float>> outputs_of(std::unique_ptr<SavedProgram> saved, Program& program) {
+  const auto executor = executor_of(model_of(std::move(saved)), executor_options(cpu_options()));
+  set_inputs(*executor, program);
+  require(executor->Run());
+  std::vector<std::vector<float>> values;
+  for (const ProgramValue& output : executor->outputs()) {
+    values.emplace_back(program.graph.buffers[output.buffer].bytes / sizeof(float));
+    require(executor->GetOutput(output.name, view_of(values.back())));
+  }
+  return values;
+}
+
 }  // namespace hetero::graph::testing

@@ -32,5 +32,7 @@ GraphExecutor::Options executor_options(PlanOptions plan, const Devices& devices
 void set_inputs(GraphExecutor& executor, Program& program, size_t slot = 0);
 // Whether the slot's outputs are those of Program::interpret().
 bool has_values(GraphExecutor& executor, const Results& expected, size_t slot = 0);
+// The outputs of a program that was saved, by an executor on the CPU.
+std::vector<std::vector<float>> outputs_of(std::unique_ptr<SavedProgram> saved, Program& program);
 
 }  // namespace hetero::graph::testing

@@ -14,6 +14,7 @@
 #include "backend/cpu/core_group.h"
 #include "graph/serve/archive.h"
 #include "graph/serve/fold_constants.h"
+#include "graph/serve/merge_repeated.h"
 #include "graph/serve/graph_executor.h"
 #include "graph/serve/inspect.h"
 #include "graph/serve/static_plan.h"
@@ -41,11 +42,12 @@ ops::ProgramNames names_of(const Strings& inputs, const Strings& outputs, const 
   return names;
 }
 
-// Folded, and planned for this process.
+// Folded and merged, and planned for this process.
 std::shared_ptr<Model> finish_model(std::unique_ptr<graph::SavedProgram> saved,
                                     const std::map<std::string, std::string>& metadata) {
   saved->metadata = metadata;
   ops::check(graph::fold_constants(*saved));
+  graph::merge_repeated(*saved);
   const graph::PlanOptions options = ops::static_plan_options();
   graph::StaticPlan plan;
   ops::check(graph::plan_program(*saved, options, false, plan));
