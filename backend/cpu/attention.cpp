@@ -12,6 +12,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <numeric>
@@ -27,6 +28,10 @@
 #include "backend/rounding.h"
 
 namespace hetero::backend {
+#if !defined(__x86_64__)
+const AttentionPairKernels& attention_pairs() { std::abort(); }
+#endif
+
 namespace {
 
 // ---- the portable instruction set: loops that the compiler makes vectors of -----------------------------------------------
@@ -184,6 +189,98 @@ class VectorProducts {
   const InstructionSet set_;
   const AttentionKernels& kernels_;
   const bool wide_;
+};
+
+// By vectors of pairs of bfloat16. Queries are multiplied as they lie, and keys are packed as if their pairs were floats. Weights are rounded.
+class PairProducts {
+ public:
+  static constexpr int64_t kRows = VectorProducts::kRows;
+  static constexpr int64_t kKeys = VectorProducts::kKeys;
+  static constexpr int64_t kGroupRows = VectorProducts::kGroupRows;
+  static constexpr int64_t kColumns = VectorProducts::kColumns;
+
+  // Whether pairs are where floats can be.
+  static bool fits(const Attention& call) {
+    const auto even = [](const AttentionOperand& it) {
+      return it.row_stride % 2 == 0 && it.head_stride % 2 == 0 && reinterpret_cast<uintptr_t>(it.data) % 4 == 0 &&
+             it.batch_stride % 2 == 0;
+    };
+    return has_bfloat16_instructions() && call.element == Element::kBfloat16 && call.head_size % 2 == 0 &&
+           even(call.q) && even(call.k);
+  }
+
+  PairProducts(const Attention& call, InstructionSet set)
+      : call_(call), kernels_(attention_kernels(set)), pairs_(attention_pairs()) {}
+
+  int64_t key_floats(int64_t keys) const { return call_.head_size / 2 * padded(keys); }
+  int64_t value_floats(int64_t keys) const { return divide_up(keys, 2) * padded(call_.head_size); }
+  int64_t scratch_floats(int64_t keys) const { return kRows * weight_stride(keys); }
+
+  void pack_keys(Place place, int64_t heads, int64_t key, int64_t keys, float* to, int64_t to_stride, float*) {
+    const Rows from = pairs_of(call_.k, place, key);
+    kernels_.pack_transposed({.from = from.data,
+                              .stride = from.stride,
+                              .rows = keys,
+                              .columns = call_.head_size / 2,
+                              .to = to,
+                              .heads = heads,
+                              .head_stride = call_.k.head_stride / 2,
+                              .to_head_stride = to_stride});
+  }
+  void pack_values(Place place, int64_t heads, int64_t key, int64_t keys, float* to, int64_t to_stride, float*) {
+    for (int64_t head = 0; head < heads; ++head) {
+      const std::byte* const from = row_of(call_.v, {place.batch, place.head + head}, key, kItem);
+      pairs_.pack({.from = reinterpret_cast<const uint16_t*>(from),
+                   .stride = call_.v.row_stride,
+                   .rows = keys,
+                   .columns = call_.head_size,
+                   .to = to + head * to_stride});
+    }
+  }
+  void score(const TileOfRows& tile, Place place, int64_t query, const float* keys, float*) {
+    const Rows q = pairs_of(call_.q, place, query);
+    pairs_.multiply({.a = q.data,
+                     .a_stride = q.stride,
+                     .a_transposed = false,
+                     .b = keys,
+                     .b_rows = call_.head_size / 2,
+                     .b_columns = tile.block,
+                     .c = tile.scores,
+                     .c_stride = tile.score_stride,
+                     .rows = tile.rows,
+                     .steps = call_.head_size / 2,
+                     .columns = tile.columns,
+                     .add = false});
+  }
+  void gather(const TileOfRows& tile, const float* values, float* out, int64_t out_stride, bool add, float* scratch) {
+    const int64_t stride = weight_stride(tile.block);
+    pairs_.narrow(tile.scores, tile.score_stride, tile.rows, tile.columns, scratch, stride);
+    pairs_.multiply({.a = scratch,
+                     .a_stride = stride,
+                     .a_transposed = false,
+                     .b = values,
+                     .b_rows = divide_up(tile.block, 2),
+                     .b_columns = call_.head_size,
+                     .c = out,
+                     .c_stride = out_stride,
+                     .rows = tile.rows,
+                     .steps = divide_up(tile.columns, 2),
+                     .columns = call_.head_size,
+                     .add = add});
+  }
+  bool exact() const { return true; }
+
+ private:
+  static constexpr int64_t kItem = 2;
+
+  static int64_t weight_stride(int64_t keys) { return padded(keys) / 2; }
+  static Rows pairs_of(const AttentionOperand& operand, Place place, int64_t row) {
+    return {reinterpret_cast<const float*>(row_of(operand, place, row, kItem)), operand.row_stride / 2};
+  }
+
+  const Attention& call_;
+  const AttentionKernels& kernels_;
+  const AttentionPairKernels& pairs_;
 };
 
 // On the processor's tile unit.
@@ -535,6 +632,8 @@ void Engine::forward() const {
   }
   if (call_.tiles && set_ == InstructionSet::kAvx512 && has_tiles_for(call_.element)) {
     forward_many<TileProducts>();
+  } else if (set_ == InstructionSet::kAvx512 && PairProducts::fits(call_)) {
+    forward_many<PairProducts>();
   } else {
     forward_many<VectorProducts>();
   }

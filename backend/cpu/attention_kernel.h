@@ -98,6 +98,25 @@ struct AttentionKernels {
   void (*exponentials)(float* values, int64_t count);
 };
 
+// A matrix of bfloat16 whose rows are packed in pairs: an element of a row and that of the next one, in the place of a float. After an odd row there are zeros.
+struct AttentionPairPacking {
+  const uint16_t* from;
+  int64_t stride;
+  int64_t rows;
+  int64_t columns;
+  float* to;
+};
+
+// What a processor with instructions for pairs of bfloat16 offers. Pairs lie in the place of floats, and strides, rows and steps count them.
+struct AttentionPairKernels {
+  void (*pack)(const AttentionPairPacking& packing);
+  // Rows of floats to rows of pairs, rounded. `columns` is taken to whole vectors.
+  void (*narrow)(const float* from, int64_t from_stride, int64_t rows, int64_t columns, float* to, int64_t to_stride);
+  // Of pairs, to floats. REQUIRES: a is not transposed.
+  void (*multiply)(const AttentionProduct& product);
+};
+const AttentionPairKernels& attention_pairs();
+
 const AttentionKernels& attention_avx512();
 const AttentionKernels& attention_avx2();
 // REQUIRES: set <= instruction_set().

@@ -49,6 +49,15 @@ InstructionSet instruction_set() {
 #endif
 }
 
+bool has_bfloat16_instructions() {
+#if defined(__x86_64__)
+  static const bool has = instruction_set() == InstructionSet::kAvx512 && __builtin_cpu_supports("avx512bf16");
+  return has;
+#else
+  return false;
+#endif
+}
+
 const std::string& processor_model() {
   static const auto* model = new std::string(read_processor_model());
   return *model;

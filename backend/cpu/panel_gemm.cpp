@@ -37,15 +37,6 @@ constexpr int64_t kWorkPerThread = 1 << 18;
 constexpr int64_t kBytesPerThread = 64 << 10;
 constexpr int64_t kMostWidth = 32;
 
-bool has_bfloat16_instructions() {
-#if defined(__x86_64__)
-  static const bool has = __builtin_cpu_supports("avx512bf16");
-  return has;
-#else
-  return false;
-#endif
-}
-
 const PanelKernels& kernels_of(Element element, InstructionSet set) {
   assert(has_panels(set));
   if (set == InstructionSet::kAvx2) return panel_kernels_avx2(static_cast<int>(element));
