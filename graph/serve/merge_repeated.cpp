@@ -122,12 +122,14 @@ class Merger {
     dynamic_of_buffer_.resize(graph_.buffers.size());
     for (const DynamicSizes::OperandWindow& operand : program_.dynamic.operands) {
       Key key;
+      key.add('w');
       key.add(operand.operand);
       key.add(operand.window);
       dynamic_of_node_[operand.node] += key.take();
     }
     for (const DynamicSizes::Number& number : program_.dynamic.numbers) {
       Key key;
+      key.add('n');
       key.add(number.place);
       key.add(number.real);
       key.add(number.value);
@@ -165,6 +167,7 @@ class Merger {
     key.add(node.preference);
     key.add(std::string_view(reinterpret_cast<const char*>(graph_.attributes.data() + node.attribute_offset),
                              node.attribute_bytes));
+    key.add(node.operand_count);
     key.add(node.output_count);
     for (const Operand& operand : operands_of(node)) {
       key.add(operand.access);

@@ -3,7 +3,9 @@
 #include "graph/serve/merge_repeated.h"
 
 #include <random>
+#include <utility>
 
+#include "graph/serve/fold_constants.h"
 #include "tests/graph/catch.h"
 #include "tests/graph/saved.h"
 #include "tests/graph/static_program.h"
@@ -80,6 +82,64 @@ TEST_CASE("what is written once more, seen outside or has effects stays") {
   p.escape(p.define(test_ops().pointwise, 8, {p.read(x)}));
   for (int i = 0; i < 2; ++i)
     p.escape(p.define(test_ops().pointwise, 8, {p.read(p.define(test_ops().effect, 8, {p.read(x)}))}));
+  CHECK(merge_repeated(*save(p)) == 0);
+}
+
+TEST_CASE("operands that are seen otherwise make another node") {
+  Program p;
+  const BufferId x = p.input(8);
+  Operand conjugate = p.read(x);
+  conjugate.bits = kConjugate;
+  for (const Operand& it : {p.read(x), conjugate, p.operand(x, Access::kRead, {8}, {0}, 0)}) {
+    p.escape(p.define(test_ops().pointwise, 8, {p.read(p.define(test_ops().pointwise, 8, {it}))}));
+  }
+  CHECK(merge_repeated(*save(p)) == 0);
+}
+
+TEST_CASE("what follows from the sizes of inputs in another way is not the same") {
+  for (const int64_t factor : {1, 2}) {
+    Program p;
+    const BufferId x = p.input(8);
+    const BufferId a = p.define(test_ops().pointwise, 8, {p.read(x)});
+    const BufferId b = p.define(test_ops().pointwise, 8, {p.read(x)});
+    p.escape(p.define(test_ops().pointwise, 8, {p.read(a), p.read(b)}));
+    auto saved = save(p);
+    const auto number = [](uint32_t node, int64_t times) {
+      return DynamicSizes::Number{.node = node, .place = 0, .real = false, .value = {{times, {0}}}};
+    };
+    saved->dynamic.variables = {{.name = "n"}};
+    saved->dynamic.numbers = {number(0, 1), number(1, factor)};
+    CHECK(merge_repeated(*saved) == (factor == 1 ? 1 : 0));
+    CHECK(saved->dynamic.numbers.size() == (factor == 1 ? 1 : 2));
+  }
+}
+
+TEST_CASE("calls of operators of libraries are neither made one nor made ahead of time") {
+  const OpId foreign = [] {
+    OpTraits traits = op_table()[test_ops().pointwise];
+    traits.name = "test::foreign";
+    traits.is_foreign = true;
+    return op_table().add(std::move(traits));
+  }();
+  Program p;
+  const BufferId x = p.input(8);
+  const BufferId w = p.input(8);
+  const BufferId ahead = p.define(foreign, 8, {p.read(w)});
+  const BufferId a = p.define(foreign, 8, {p.read(x)});
+  const BufferId b = p.define(foreign, 8, {p.read(x)});
+  p.escape(p.define(test_ops().pointwise, 8, {p.read(a), p.read(b), p.read(ahead)}));
+  auto saved = save(p, {w});
+  CHECK(merge_repeated(*saved) == 0);
+  REQUIRE(fold_constants(*saved).ok());
+  CHECK(saved->graph.nodes.size() == 4);
+}
+
+TEST_CASE("random numbers are drawn each time") {
+  Program p;
+  const BufferId x = p.input(8);
+  const BufferId a = p.define(test_ops().random, 8, {});
+  const BufferId b = p.define(test_ops().random, 8, {});
+  p.escape(p.define(test_ops().pointwise, 8, {p.read(a), p.read(b), p.read(x)}));
   CHECK(merge_repeated(*save(p)) == 0);
 }
 
