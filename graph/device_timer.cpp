@@ -4,13 +4,11 @@
 
 namespace hetero::graph {
 
-void DeviceTimer::begin(backend::Device& device, double now) {
+void DeviceTimer::begin(backend::Device& device) {
   if (device_ != &device) events_.clear();
   device_ = &device;
-  begun_ = now;
   used_ = 0;
   timed_.clear();
-  origin_ = record(device.queue(backend::QueueKind::kCompute));
 }
 
 void DeviceTimer::before(uint32_t position, backend::Queue& queue) {
@@ -20,14 +18,15 @@ void DeviceTimer::before(uint32_t position, backend::Queue& queue) {
 void DeviceTimer::after(backend::Queue& queue) { timed_.back().end = record(queue); }
 
 void DeviceTimer::read(std::vector<Span>& spans) const {
-  if (origin_ == kNone) return;
+  if (used_ == 0) return;
+  const backend::Event& origin = *events_.front();
   for (const Timed& it : timed_) {
     if (it.begin == kNone || it.end == kNone) continue;
-    const Result<double> begin = device_->seconds_between(*events_[origin_], *events_[it.begin]);
+    const Result<double> begin = device_->seconds_between(origin, *events_[it.begin]);
     const Result<double> length = device_->seconds_between(*events_[it.begin], *events_[it.end]);
     if (!begin.ok() || !length.ok()) continue;
     Span& span = spans[it.position];
-    span.begin = begun_ + std::max(begin.value(), 0.0);
+    span.begin = std::max(begin.value(), 0.0);
     span.end = span.begin + std::max(length.value(), 0.0);
   }
 }

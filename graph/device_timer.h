@@ -24,8 +24,8 @@ namespace hetero::graph {
 
 class DeviceTimer {
  public:
-  // The host's clock shows `now`, in seconds since the program began. REQUIRES: the device outlives the timer, or the next begin().
-  void begin(backend::Device& device, double now);
+  // The first span begins at 0. REQUIRES: the device outlives the timer, or the next begin().
+  void begin(backend::Device& device);
   void before(uint32_t position, backend::Queue& queue);
   void after(backend::Queue& queue);
   // Fills in the spans, by position, of all that could be timed. REQUIRES: all of it has run.
@@ -43,8 +43,6 @@ class DeviceTimer {
   static constexpr size_t kNone = SIZE_MAX;
 
   backend::Device* device_ = nullptr;
-  double begun_ = 0;
-  size_t origin_ = kNone;
   size_t used_ = 0;
   std::vector<std::unique_ptr<backend::Event>> events_;
   std::vector<Timed> timed_;

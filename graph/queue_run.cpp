@@ -17,7 +17,7 @@ Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times) {
   clock_ = accelerator.has_virtual_clock() ? &accelerator : nullptr;
   begun_ = now();
   const bool timed = times != nullptr && clock_ == nullptr;
-  if (timed) timer_.begin(accelerator, 0);
+  if (timed) timer_.begin(accelerator);
   const std::vector<Instruction>& program = state.plan().program;
   for (uint32_t position = 0, end = 0; position < program.size(); position = end) {
     const Instruction& instruction = program[position];
