@@ -397,22 +397,24 @@ int64_t workspace_bytes(const LayerShape& shape) {
 // decomposition (of an exported LSTM) writes [1, batch, hidden].
 void check_layer(const Tensor& input, const Tensor& weight0, const Tensor& weight1, const Tensor& weight2,
                  const Tensor& weight3, const Tensor& hx, const Tensor& cx, at::IntArrayRef batch_sizes, int64_t mode,
-                 int64_t hidden_size) {
+                 int64_t hidden_size, bool has_biases) {
   const bool is_state = hx.dim() == 2 || (hx.dim() == 3 && hx.size(0) == 1);
   TORCH_CHECK(mode == kLstm && batch_sizes.empty() && input.dim() == 3 && is_state && hx.size(-1) == hidden_size,
               "hetero: no layer of an LSTM");
+  TORCH_CHECK(input.is_contiguous() && hx.is_contiguous() && cx.is_contiguous(),
+              "hetero: an LSTM's layer takes dense tensors");
   const int64_t gates = 4 * hidden_size;
   TORCH_CHECK(hx.size(-2) == input.size(1) && cx.sizes() == hx.sizes() &&
                   weight0.sizes() == at::IntArrayRef({gates, input.size(2)}) &&
-                  weight1.sizes() == at::IntArrayRef({gates, hidden_size}) && weight2.numel() == gates &&
-                  weight3.numel() == gates,
+                  weight1.sizes() == at::IntArrayRef({gates, hidden_size}) &&
+                  (!has_biases || (weight2.numel() == gates && weight3.numel() == gates)),
               "hetero: the weights and states of an LSTM's layer do not fit its input");
 }
 
 Layer layer_meta(const Tensor& input, const Tensor& weight0, const Tensor& weight1, const Tensor& weight2,
                  const Tensor& weight3, const Tensor& hx, const Tensor& cx, bool, at::IntArrayRef batch_sizes,
-                 int64_t mode, int64_t hidden_size, int64_t, bool, bool, bool, bool, bool keeps_workspace) {
-  check_layer(input, weight0, weight1, weight2, weight3, hx, cx, batch_sizes, mode, hidden_size);
+                 int64_t mode, int64_t hidden_size, int64_t, bool has_biases, bool, bool, bool, bool keeps_workspace) {
+  check_layer(input, weight0, weight1, weight2, weight3, hx, cx, batch_sizes, mode, hidden_size, has_biases);
   const int64_t steps = input.size(0), batch = input.size(1);
   Tensor workspace;
   if (keeps_workspace) {
@@ -438,9 +440,9 @@ LayerGradients layer_backward_meta(const Tensor& input, const Tensor& weight0, c
                                    const Tensor& weight2, const Tensor& weight3, const Tensor& hx, const Tensor& cx,
                                    const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&,
                                    const std::optional<Tensor>&, const std::optional<Tensor>&, bool, int64_t mode,
-                                   int64_t hidden_size, int64_t, bool, bool, bool, at::IntArrayRef batch_sizes, bool,
-                                   const Tensor&) {
-  check_layer(input, weight0, weight1, weight2, weight3, hx, cx, batch_sizes, mode, hidden_size);
+                                   int64_t hidden_size, int64_t, bool has_biases, bool, bool,
+                                   at::IntArrayRef batch_sizes, bool, const Tensor&) {
+  check_layer(input, weight0, weight1, weight2, weight3, hx, cx, batch_sizes, mode, hidden_size, has_biases);
   const auto gradient = [&](at::IntArrayRef sizes) { return at::empty(sizes, input.options().dtype(at::kFloat)); };
   return {gradient(input.sizes()),     gradient(weight0.sizes()),   gradient(weight1.sizes()),
           gradient({4 * hidden_size}), gradient({4 * hidden_size}), gradient(hx.sizes()),

@@ -855,6 +855,15 @@ def test_an_exported_program_is_compiled(name: str) -> None:
         assert_steady(lambda: fast(inputs))
 
 
+def test_an_exported_lstm_without_biases_is_compiled() -> None:
+    model = nn.LSTM(5, 7, num_layers=2, bias=False).eval()
+    inputs = numbers(4, 2, 5)
+    fast = compiled(torch.export.export(model, (inputs,)).module())
+    with torch.no_grad():
+        torch.testing.assert_close(fast(inputs)[0], model(inputs)[0])
+        assert_steady(lambda: fast(inputs))
+
+
 # ---- threads, lines, memory ---------------------------------------------------------------------------------
 
 
