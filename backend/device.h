@@ -250,6 +250,8 @@ class Device {
   virtual bool can_fuse(const FusedKernel& kernel) const;
   // Runs a fused kernel; `call.operands` are kernel addresses. REQUIRES: called from inside a Task of this device; can_fuse(); the kernel has no checks.
   virtual Status run_fused(const FusedCall& call);
+  // How many calls of run_fused() did not run the kernel in its final form, which takes longer.
+  virtual int64_t provisional_runs() const { return 0; }
   // Begins to make what run_fused() will need for this kernel, where that takes long; addresses and numbers are not looked at. Any thread may call it,
   // and nobody has to. REQUIRES: can_fuse().
   virtual void prepare_fused(const FusedCall& call) { (void)call; }

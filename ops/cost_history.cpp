@@ -20,6 +20,7 @@ struct Entry {
   graph::CostHistory history;
   std::string path;  // "": of a clock that is not real
   int unsaved = 0;
+  uint64_t saved_version = 0;
 };
 
 std::string machine_of(const backend::Device& accelerator) { return machine_text() + ", " + accelerator.name(); }
@@ -38,6 +39,8 @@ Entry& entry() {
 
 void save(Entry& entry) {
   entry.unsaved = 0;
+  if (entry.history.version() == entry.saved_version) return;
+  entry.saved_version = entry.history.version();
   if (entry.path.empty()) return;
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(entry.path).parent_path(), ignored);

@@ -146,13 +146,13 @@ void announce_groups(const graph::Plan& plan, backend::Device& accelerator) {
   }
 }
 
-// Whether the plan is still what planning would make. Where only costs were learned since: unless they change what it is predicted to take, or it has been
+// Whether the plan is still what planning would make. Where only costs were learned since: unless they change what it is predicted to take, or it has just been
 // measured to the end, and what is known now may speak for another.
 bool still_right(CachedPlan& kept, const PlanSettings& settings, const graph::PlanOptions& options) {
   if (kept.settings == settings) return true;
   PlanSettings relearned = kept.settings;
   relearned.history = settings.history;
-  if (relearned != settings || kept.measured >= kMeasuredRuns) return false;
+  if (relearned != settings || (kept.measured >= kMeasuredRuns && !kept.reconsidered)) return false;
   const double seconds = graph::simulated_seconds(kept.graph, kept.plan, options);
   if (std::abs(seconds - kept.predicted_seconds) > kept.predicted_seconds / 4) return false;
   kept.settings = settings;
@@ -249,12 +249,14 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
     return scratch_;
   }
   const CachedPlan* similar;
+  bool reconsidered = false;
   if (CachedPlan* kept = known->find(cut, similar)) {
     if (still_right(*kept, settings, options) && still_fits(*kept, cut) && renewed(*kept, cut)) {
       count(counters().plans_replayed);
       kept_ = kept;
       return kept->plan;
     }
+    reconsidered = kept->measured >= kMeasuredRuns;
     known->drop(kept);
     similar = nullptr;
   } else if (similar == nullptr) {
@@ -275,6 +277,7 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
   CachedPlan& made = known->add(cut);
   made.settings = settings;
   made.measured = measured;
+  made.reconsidered = reconsidered;
   made.version = 0;  // until the plan is whole
   find_room(cut);
   graph::make_plan(cut.graph, options, made.plan);
@@ -327,6 +330,7 @@ Status CutRun::start(Cut& cut, SyncReason reason) {
   counts_ = graph::RunCounts();
   measures_ = keeps || (options_.has_accelerator && kept_ != nullptr &&
                         (kept_->measured < kMeasuredRuns || ++kept_->unmeasured % kSeldom == 0));
+  if (measures_ && options_.has_accelerator) provisional_before_ = backend::accelerator()->provisional_runs();
   executor_.begin(graph, plan, cut.bindings, counts_, measures_ ? &times_ : nullptr);
   return Status();
 }
@@ -339,7 +343,7 @@ Status CutRun::finish() {
   if (options_.has_accelerator || spilling) track_storages(*cut_);
   add_counts(*plan_, counts_);
   if (options_.has_accelerator && backend::accelerator()->has_virtual_clock()) advance_virtual_clock();
-  if (measures_) note_run();
+  if (measures_) note_run(status.ok());
   return status;
 }
 
@@ -351,12 +355,13 @@ void CutRun::advance_virtual_clock() {
   backend::accelerator()->advance_host(times_.seconds);
 }
 
-// Learns from what the run took.
-void CutRun::note_run() {
+// Learns from what the run took, where all of it was done as it will be.
+void CutRun::note_run(bool succeeded) {
   const graph::Graph& graph = cut_->planned();
   const bool on_host = graph::uses_host_only(*plan_);
   backend::Device* const accelerator = options_.has_accelerator ? backend::accelerator() : nullptr;
-  if (accelerator != nullptr && kept_ != nullptr) {
+  const bool provisional = accelerator != nullptr && accelerator->provisional_runs() != provisional_before_;
+  if (accelerator != nullptr && kept_ != nullptr && succeeded && !provisional) {
     if (!on_host || !accelerator->has_virtual_clock()) learn_costs(graph, *plan_, times_);
     ++kept_->measured;
     if (PlanSet* const plans = cut_->plans()) {

@@ -72,7 +72,7 @@ class CutRun {
   void predict(const graph::Graph& graph, CachedPlan& made);
   CachedPlan* resized_plan(PlanSet& known, const CachedPlan* similar, const PlanSettings& settings, const Cut& cut);
   void advance_virtual_clock();
-  void note_run();
+  void note_run(bool succeeded);
   void find_room(const Cut& cut);
   bool still_fits(const CachedPlan& kept, const Cut& cut);
 
@@ -81,6 +81,7 @@ class CutRun {
   CachedPlan* kept_ = nullptr;  // whose plan it is; null for one that is not kept
   SyncReason reason_ = SyncReason::kFlush;
   bool measures_ = false;
+  int64_t provisional_before_ = 0;  // Device::provisional_runs() when it began
   graph::RunTimes times_;
   std::vector<graph::Candidate> candidates_;
   graph::Plan scratch_;

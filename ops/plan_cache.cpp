@@ -67,22 +67,33 @@ size_t batch_bytes(const graph::Plan& plan) {
 }  // namespace
 
 void PlacementTrial::note(double seconds, double predicted, bool uses_accelerator) {
-  double& least = stage == Stage::kWatch ? watched : stage == Stage::kTry ? tried : lately;
+  constexpr double kNever = std::numeric_limits<double>::infinity();
   // The first run of a plan also moves what stays.
-  if (runs > 0) least = std::min(least, seconds);
+  if (runs > 0) {
+    if (stage == Stage::kWatch) watched = std::min(watched, seconds);
+    if (stage == Stage::kTry) tried = std::min(tried, seconds);
+    lately = std::min(lately, seconds / predicted);
+  }
   if (++runs < kRuns) return;
   runs = 0;
-  if (stage == Stage::kSettled) {
-    const double then = std::min(watched, tried);
-    if (std::exchange(lately, std::numeric_limits<double>::infinity()) > kSurprise * then) *this = PlacementTrial();
-  } else if (stage == Stage::kTry) {
-    if (tried >= watched) policy = graph::Policy::kAuto;
-    stage = Stage::kSettled;
-  } else if (watched > kSurprise * predicted) {
-    policy = uses_accelerator ? graph::Policy::kCpu : graph::Policy::kAccelerator;
-    stage = Stage::kTry;
-  } else {
-    stage = Stage::kSettled;
+  const double ratio = std::exchange(lately, kNever);
+  switch (stage) {
+    case Stage::kWatch:
+      settled = ratio;
+      stage = ratio > kSurprise ? Stage::kTry : Stage::kSettled;
+      if (stage == Stage::kTry) policy = uses_accelerator ? graph::Policy::kCpu : graph::Policy::kAccelerator;
+      break;
+    case Stage::kTry:
+      stage = Stage::kSettled;
+      if (tried < watched) {
+        settled = ratio;
+      } else {
+        policy = graph::Policy::kAuto;
+      }
+      break;
+    case Stage::kSettled:
+      if (ratio > kSurprise * settled) *this = PlacementTrial();
+      break;
   }
 }
 

@@ -58,8 +58,10 @@ struct PlacementTrial {
   int runs = 0;
   double watched = std::numeric_limits<double>::infinity();  // the least
   double tried = std::numeric_limits<double>::infinity();
-  double lately = std::numeric_limits<double>::infinity();  // since it settled
-  graph::Policy policy = graph::Policy::kAuto;              // in place of kAuto
+  // Over what was predicted, since sizes may change: what stayed, and since then.
+  double settled = std::numeric_limits<double>::infinity();
+  double lately = std::numeric_limits<double>::infinity();
+  graph::Policy policy = graph::Policy::kAuto;  // in place of kAuto
 };
 
 // Puts other numbers, those of all its nodes, into a graph; `changed` says for each node whether it has other ones now.
@@ -80,6 +82,7 @@ struct CachedPlan {
   double placed_seconds = 0;  // what was predicted when it was decided what runs where
   int measured = 0;           // runs whose times were looked at
   uint32_t unmeasured = 0;    // those since that were not
+  bool reconsidered = false;  // made when all of another one's costs were known
   std::vector<graph::Candidate> candidates;
 
   // Notes that the plan is for this cut now.

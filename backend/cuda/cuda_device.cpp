@@ -483,10 +483,16 @@ class CudaDeviceImplementation final : public CudaDevice {
   // As open_engine() says.
   Status run_fused(const FusedCall& call) override {
     if (Status status = cuda_status(cudaSetDevice(gpu_.ordinal), "cudaSetDevice"); !status.ok()) return status;
-    if (capture_of_thread == nullptr) return engine_->run(call, stream_of_task);
+    if (capture_of_thread == nullptr) {
+      bool provisional = false;
+      Status status = engine_->run(call, stream_of_task, &provisional);
+      if (provisional) provisional_runs_.fetch_add(1, std::memory_order_relaxed);
+      return status;
+    }
     const AllowedInCapture allowed;
     return engine_->run(call, stream_of_task, &capture_of_thread->provisional);
   }
+  int64_t provisional_runs() const override { return provisional_runs_.load(std::memory_order_relaxed); }
   void prepare_fused(const FusedCall& call) override { engine_->prepare(call); }
   void empty_cache() override { allocator_.empty_cache(); }
   // The smaller of this and what was free when the device was made holds.
@@ -584,6 +590,7 @@ class CudaDeviceImplementation final : public CudaDevice {
   mutable std::unique_ptr<NvrtcCompiler> compiler_;
   mutable std::unique_ptr<DriverMachine> machine_;
   mutable std::unique_ptr<FusedEngine> engine_;
+  std::atomic<int64_t> provisional_runs_{0};
   // Destroyed first, which waits for what uses the others.
   std::array<std::unique_ptr<CudaQueue>, kQueueKinds> queues_;
 };

@@ -58,6 +58,7 @@ class FaultDevice : public Device {
   bool can_fuse(const FusedKernel& kernel) const override { return device_.can_fuse(kernel); }
   Status run_fused(const FusedCall& call) override { return device_.run_fused(call); }
   void prepare_fused(const FusedCall& call) override { device_.prepare_fused(call); }
+  int64_t provisional_runs() const override { return device_.provisional_runs(); }
   Queue& queue(QueueKind kind) override;
   std::unique_ptr<Event> create_event() override { return device_.create_event(); }
   std::unique_ptr<Event> create_timed_event() override { return device_.create_timed_event(); }

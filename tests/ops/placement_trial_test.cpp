@@ -57,5 +57,14 @@ TEST(PlacementTrialTest, ItBeginsAnewWhenWhatStayedBecomesMuchSlower) {
   EXPECT_EQ(trial.stage, Stage::kSettled);
 }
 
+TEST(PlacementTrialTest, LargerSizesAreNoSurprise) {
+  PlacementTrial trial;
+  run(trial, 3);
+  run(trial, 2, false);
+  for (int i = 0; i < 2 * PlacementTrial::kRuns; ++i) trial.note(16, 8, false);
+  EXPECT_EQ(trial.stage, Stage::kSettled);
+  EXPECT_EQ(trial.policy, Policy::kCpu);
+}
+
 }  // namespace
 }  // namespace hetero::ops::testing
