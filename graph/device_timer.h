@@ -1,6 +1,6 @@
 // DeviceTimer: when a device without a virtual clock ran what was submitted to its queues, by timed events beside it.
 //
-//   timer.begin(device, now);
+//   timer.begin(device);
 //   timer.before(position, queue);
 //   queue.launch(task);
 //   timer.after(queue);

@@ -4,6 +4,8 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <memory>
+#include <utility>
 
 #include "backend/fault/fault_device.h"
 #include "backend/sim/sim_device.h"
@@ -38,6 +40,28 @@ struct Layers {
   }
 };
 
+std::unique_ptr<backend::SimDevice> timed_device() {
+  auto sim = backend::SimDevice::create({.d2h_bandwidth = 10e9, .copy_latency = 2e-6, .schedule_seed = 1});
+  REQUIRE(sim.ok());
+  return std::move(sim.value());
+}
+
+// Bytes that nobody has written are not copied.
+bool copied_all(const Plan& plan, const Results& results) {
+  return results.counts.copies == std::ranges::count(plan.program, Instruction::Kind::kCopy, &Instruction::kind);
+}
+
+bool is_event(const Instruction& instruction) {
+  return instruction.kind == Instruction::Kind::kWait || instruction.kind == Instruction::Kind::kRecord;
+}
+
+// A simulated accelerator of which only its events tell the time, as of a GPU.
+class WithoutClock final : public backend::FaultDevice {
+ public:
+  using FaultDevice::FaultDevice;
+  bool has_virtual_clock() const override { return false; }
+};
+
 }  // namespace
 
 TEST_CASE("placement: a rollout takes as long as the program that the passes make of it") {
@@ -67,9 +91,8 @@ TEST_CASE("placement: a program takes on the simulated accelerator what was pred
   std::mt19937 random(32);
   int compared = 0;
   for (int round = 0; round < 100; ++round) {
-    auto sim = backend::SimDevice::create({.d2h_bandwidth = 10e9, .copy_latency = 2e-6, .schedule_seed = 1});
-    REQUIRE(sim.ok());
-    const Devices devices{test_devices()[kCpu], sim.value().get()};
+    const auto sim = timed_device();
+    const Devices devices{test_devices()[kCpu], sim.get()};
     Program program;
     make_random(program, random, 10 + round % 50, true);
     PlanOptions options = options_for(devices);
@@ -81,15 +104,12 @@ TEST_CASE("placement: a program takes on the simulated accelerator what was pred
     simulate(program.graph, plan, CostModel(options), simulation);
     RunTimes times;
     const Results results = program.run_plan(plan, devices, &times);
-    // Bytes that nobody has written are not copied.
-    if (results.counts.copies != std::ranges::count(plan.program, Instruction::Kind::kCopy, &Instruction::kind))
-      continue;
+    if (!copied_all(plan, results)) continue;
     ++compared;
     INFO(to_string(plan));
     REQUIRE(times.seconds == Approx(simulation.seconds).epsilon(1e-5));
     for (size_t p = 0; p < plan.program.size(); ++p) {
-      const Instruction::Kind kind = plan.program[p].kind;
-      if (kind == Instruction::Kind::kWait || kind == Instruction::Kind::kRecord) continue;
+      if (is_event(plan.program[p])) continue;
       INFO("p" << p);
       REQUIRE(times.spans[p].begin == Approx(simulation.spans[p].begin).epsilon(1e-5).margin(1e-12));
       REQUIRE(times.spans[p].end == Approx(simulation.spans[p].end).epsilon(1e-5).margin(1e-12));
@@ -98,20 +118,12 @@ TEST_CASE("placement: a program takes on the simulated accelerator what was pred
   CHECK(compared > 50);
 }
 
-// A simulated accelerator of which only its events tell the time, as of a GPU.
-class WithoutClock final : public backend::FaultDevice {
- public:
-  using FaultDevice::FaultDevice;
-  bool has_virtual_clock() const override { return false; }
-};
-
 TEST_CASE("placement: what an accelerator without a virtual clock takes is measured by its events") {
   std::mt19937 random(33);
   int timed = 0;
   for (int round = 0; round < 20; ++round) {
-    auto sim = backend::SimDevice::create({.d2h_bandwidth = 10e9, .copy_latency = 2e-6, .schedule_seed = 1});
-    REQUIRE(sim.ok());
-    WithoutClock accelerator(*sim.value());
+    const auto sim = timed_device();
+    WithoutClock accelerator(*sim);
     const Devices devices{test_devices()[kCpu], &accelerator};
     Program program;
     make_random(program, random, 10 + round, true);
@@ -124,13 +136,11 @@ TEST_CASE("placement: what an accelerator without a virtual clock takes is measu
     simulate(program.graph, plan, CostModel(options), simulation);
     RunTimes times;
     const Results results = program.run_plan(plan, devices, &times);
-    if (results.counts.copies != std::ranges::count(plan.program, Instruction::Kind::kCopy, &Instruction::kind))
-      continue;
+    if (!copied_all(plan, results)) continue;
     std::array<double, kMaxQueues> ends{};
     for (size_t p = 0; p < plan.program.size(); ++p) {
       const Instruction& it = plan.program[p];
-      const bool event = it.kind == Instruction::Kind::kWait || it.kind == Instruction::Kind::kRecord;
-      if (event || it.queue == kHostQueue || backend::is_side_compute(kind_of(it.queue))) continue;
+      if (is_event(it) || it.queue == kHostQueue || backend::is_side_compute(kind_of(it.queue))) continue;
       INFO("p" << p << '\n' << to_string(plan));
       const double predicted = simulation.spans[p].end - simulation.spans[p].begin;
       double& before = ends[it.queue];
