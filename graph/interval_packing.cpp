@@ -7,18 +7,22 @@
 //   3. Go from the bottom up. Of the values with the lowest possible offset choose one. Either it lies there, and what lives at the
 //      same time goes above it; or it is postponed: then it lies on a value that is not placed yet, and its lowest offset becomes the
 //      lowest end of those. Both raise lowest offsets and floors. Where neither can be, the choice before was wrong.
-//   4. Give up after some decisions and begin again with another order of choice or another capacity: a wrong choice at the bottom is
+//   4. Once a value is placed, what is left may fall into pieces that are never alive at the same time. Each is fitted alone, the one
+//      with the least space to lose first: where one is impossible, so was placing the value, whatever becomes of the others.
+//   5. What found no place gets a weight, and goes first from then on.
+//   6. Give up after some decisions and begin again with what the weights say and another capacity: a wrong choice at the bottom is
 //      not mended at the top. The bound itself is tried first and often, since no space may be lost there and mistakes show early.
 //
-// Sources: M. Moffitt, "MiniMalloc", 2023 (sections, floors, bottom up); C. Le Pape et al., "Time-versus-capacity compromises in project
-// scheduling", 1994 (place or postpone); C. Gomes et al., "Boosting combinatorial search through randomization", 1998 (restarts).
+// Sources: M. Moffitt, "MiniMalloc", 2023 (sections, floors, bottom up, pieces); C. Le Pape et al., "Time-versus-capacity compromises in
+// project scheduling", 1994 (place or postpone); F. Boussemart et al., "Boosting systematic search by weighting constraints", 2004
+// (weights of what failed); C. Gomes et al., "Boosting combinatorial search through randomization", 1998 (restarts).
 
 #include "graph/interval_packing.h"
 
 #include <algorithm>
 #include <array>
 #include <numeric>
-#include <random>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -27,7 +31,7 @@ namespace hetero::graph {
 namespace {
 
 constexpr int64_t kLeastEffort = 10'000'000;  // steps: some 25 milliseconds
-constexpr int64_t kMostEffort = 100'000'000;  // a quarter of a second
+constexpr int64_t kMostEffort = 500'000'000;  // half a second to a second
 
 // A hundred values or more that miss the bound by an eighth are worth the most. Fewer, or a smaller miss, are worth less: a program is
 // planned while its user waits.
@@ -53,7 +57,9 @@ class PartSearch {
  private:
   enum class Outcome { kFound, kImpossible, kGaveUp };
   static constexpr uint64_t kPlaced = UINT64_MAX;
-  static constexpr size_t kOrders = 3;
+  // Pieces within pieces: below that, what is left stays together.
+  static constexpr uint32_t kMostDepth = 200;
+  static constexpr uint32_t kRounds = 2;  // of one capacity
   // What is tried: so many sixteenths of what the arena has above the least possible. Below all of it, so that each find is better.
   static constexpr std::array<uint64_t, 4> kCapacities = {0, 10, 12, 14};
 
@@ -63,16 +69,24 @@ class PartSearch {
     size_t changes;  // made before
   };
 
+  struct Piece {
+    size_t begin, end;  // of pieces_
+    uint64_t slack;     // the least of its sections
+  };
+
   bool find_sections();
   void find_members();
   void find_neighbors();
-  void find_orders();
-  void choose_order(uint32_t round);
+  void find_ranks();
   Outcome fit(uint64_t capacity, uint32_t round);
+  Outcome fit_piece(const Piece& piece, uint32_t depth);
+  Outcome fit_rest(const Piece& piece, uint32_t depth);
+  bool find_cuts(uint32_t interval);
   uint64_t keep_offsets();
-  uint32_t next();
+  std::optional<uint32_t> next(const Piece& piece);
   uint64_t least_slack(uint32_t interval);
   bool place(uint32_t interval);
+  void take_back();
   bool postpone_last();
   bool lift(uint32_t interval, uint64_t offset);
   bool settle_floors();
@@ -85,6 +99,8 @@ class PartSearch {
   std::span<const uint32_t> members(uint32_t section) const {
     return {members_.data() + members_begin_[section], members_.data() + members_begin_[section + 1]};
   }
+  // Lower goes first.
+  std::pair<int64_t, uint32_t> order(uint32_t interval) const { return {-weights_[interval], ranks_[interval]}; }
   uint64_t& floor(uint32_t section) { return levels_[count_ + section]; }
 
   // What the part is.
@@ -94,20 +110,24 @@ class PartSearch {
   std::vector<uint64_t> section_bytes_;
   std::vector<uint32_t> members_, members_begin_;      // by section
   std::vector<uint32_t> neighbors_, neighbors_begin_;  // by interval
-  std::array<std::vector<uint32_t>, kOrders> ranks_;
+  std::vector<uint32_t> ranks_;                        // the longest first
 
   // How far the search is.
   uint64_t capacity_ = 0;
   bool by_slack_ = false;
-  std::vector<uint32_t> rank_;    // lowest first
-  std::vector<uint64_t> levels_;  // the lowest offset of each interval, or kPlaced; then the floor of each section
-  std::vector<uint64_t> left_;    // bytes of a section's intervals that are not placed
+  std::vector<int64_t> weights_;    // how often an interval found no place, in all rounds
+  std::vector<uint64_t> levels_;    // the lowest offset of each interval, or kPlaced; then the floor of each section
+  std::vector<uint64_t> left_;      // bytes of a section's intervals that are not placed
+  std::vector<uint32_t> going_on_;  // how many of these are in the next section too
   std::vector<std::pair<size_t, uint64_t>> changes_;  // of levels: index and what was there
   std::vector<Decision> decisions_;
+  std::vector<uint32_t> pieces_;   // intervals, piece behind piece; those of pieces within a piece behind all of it
+  std::vector<uint32_t> cuts_;     // the sections with which pieces begin
   std::vector<uint32_t> touched_;  // sections whose floor may rise
   std::vector<uint32_t> touched_at_;
   uint32_t touch_round_ = 0;
   int64_t effort_ = 0;  // steps left
+  int64_t tries_ = 0;   // decisions left in this round
 
   std::vector<uint64_t> offsets_;
 };
@@ -117,11 +137,12 @@ uint64_t PartSearch::shrink(uint64_t enough, uint64_t total, uint64_t alignment,
   if (find_sections()) {
     find_members();
     find_neighbors();
-    find_orders();
+    find_ranks();
+    weights_.assign(count_, 0);
     uint64_t possible = enough;  // less is impossible, or not needed
     for (uint32_t round = 0; possible < total && effort_ > 0; ++round) {
       const uint64_t units = (total - possible) / alignment;
-      const uint64_t sixteenths = kCapacities[round / (2 * kOrders) % kCapacities.size()];
+      const uint64_t sixteenths = kCapacities[round / kRounds % kCapacities.size()];
       const uint64_t capacity = possible + (units / 16 * sixteenths + units % 16 * sixteenths / 16) * alignment;
       switch (fit(capacity, round)) {
         case Outcome::kFound:
@@ -206,58 +227,104 @@ void PartSearch::find_neighbors() {
   }
 }
 
-// By length; by the fullest section, then area; by the fullest section, then length.
-void PartSearch::find_orders() {
-  std::vector<uint64_t> fullest(count_);
-  for (uint32_t i = 0; i < count_; ++i) {
-    fullest[i] =
-        *std::max_element(section_bytes_.begin() + intervals_[i].first, section_bytes_.begin() + intervals_[i].last);
-  }
-  const auto length = [&](uint32_t i) { return static_cast<double>(intervals_[i].last - intervals_[i].first); };
-  const auto area = [&](uint32_t i) { return static_cast<double>(intervals_[i].bytes) * length(i); };
-  const auto rank_by = [&](std::vector<uint32_t>& rank, auto key) {
-    std::vector<uint32_t> order(count_);
-    std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return key(a) > key(b); });
-    rank.resize(count_);
-    for (uint32_t position = 0; position < count_; ++position) rank[order[position]] = position;
-  };
-  rank_by(ranks_[0], [&](uint32_t i) { return std::pair(length(i), area(i)); });
-  rank_by(ranks_[1], [&](uint32_t i) { return std::pair(static_cast<double>(fullest[i]), area(i)); });
-  rank_by(ranks_[2], [&](uint32_t i) { return std::pair(static_cast<double>(fullest[i]), length(i)); });
+void PartSearch::find_ranks() {
+  const auto length = [&](uint32_t i) { return uint64_t{intervals_[i].last - intervals_[i].first}; };
+  std::vector<uint32_t> order(count_);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return std::pair(length(a), length(a) * intervals_[a].bytes) >
+           std::pair(length(b), length(b) * intervals_[b].bytes);
+  });
+  ranks_.resize(count_);
+  for (uint32_t position = 0; position < count_; ++position) ranks_[order[position]] = position;
 }
 
-// The first rounds take the orders as they are, later ones shuffle a little: a value moves back by at most a sixteenth of all places.
-void PartSearch::choose_order(uint32_t round) {
-  by_slack_ = round % 2 == 1;
-  rank_ = ranks_[round / 2 % kOrders];
-  if (round < 2 * kOrders) return;
-  std::mt19937 random(round);
-  const uint32_t places = static_cast<uint32_t>(count_) / 16 + 2;
-  for (uint32_t& rank : rank_) rank += random() % places;
-}
-
-// Each round chooses in another order.
+// Rounds choose by weight alone and by slack in turn.
 PartSearch::Outcome PartSearch::fit(uint64_t capacity, uint32_t round) {
   capacity_ = capacity;
-  choose_order(round);
+  by_slack_ = round % 2 == 1;
+  for (int64_t& weight : weights_) weight -= weight / 20;  // what failed lately says more
   levels_.assign(count_ + sections_, 0);
   left_ = section_bytes_;
+  going_on_.assign(sections_, 0);
+  for (const Interval& interval : intervals_) {
+    for (uint32_t s = interval.first; s + 1 < interval.last; ++s) ++going_on_[s];
+  }
   touched_at_.assign(sections_, 0);
   touch_round_ = 0;
   changes_.clear();
   decisions_.clear();
+  pieces_.resize(count_);
+  std::iota(pieces_.begin(), pieces_.end(), 0);
+  cuts_.clear();
   // Twice as many from time to time: what can be searched to its end is, in the end.
-  int64_t tries = static_cast<int64_t>(count_) * (int64_t{2} << std::min(round / 64, 20u));
-  while (decisions_.size() < count_) {
-    if (effort_ <= 0 || tries <= 0) return Outcome::kGaveUp;
-    bool fits = place(next());
-    for (--tries; !fits; --tries) {
-      if (decisions_.empty()) return Outcome::kImpossible;
+  tries_ = static_cast<int64_t>(count_) * (int64_t{2} << std::min(round / 64, 20u));
+  return fit_piece({0, count_, 0}, 0);
+}
+
+// Places what of the piece is not placed. Only where all of it is, its decisions stay.
+PartSearch::Outcome PartSearch::fit_piece(const Piece& piece, uint32_t depth) {
+  const size_t before = decisions_.size();
+  for (;;) {
+    if (effort_ <= 0 || tries_ <= 0) return Outcome::kGaveUp;
+    const std::optional<uint32_t> index = next(piece);
+    if (!index) return Outcome::kFound;
+    bool fits = place(*index);
+    --tries_;
+    if (fits && depth < kMostDepth && find_cuts(*index)) {
+      const size_t placed = decisions_.size();
+      const Outcome rest = fit_rest(piece, depth + 1);
+      if (rest != Outcome::kImpossible) return rest;
+      while (decisions_.size() > placed) take_back();
+      fits = false;
+    }
+    for (; !fits; --tries_) {
+      if (decisions_.size() == before) return Outcome::kImpossible;
       fits = postpone_last();
     }
   }
-  return Outcome::kFound;
+}
+
+// True where placing the interval has cut what is left, `cuts_` being where.
+bool PartSearch::find_cuts(uint32_t index) {
+  const Interval& interval = intervals_[index];
+  cuts_.clear();
+  for (uint32_t s = interval.first; s + 1 < interval.last; ++s) {
+    if (going_on_[s] == 0) cuts_.push_back(s + 1);
+  }
+  return !cuts_.empty();
+}
+
+// Fits the pieces that `cuts_` make of what of the piece is not placed.
+PartSearch::Outcome PartSearch::fit_rest(const Piece& piece, uint32_t depth) {
+  const size_t begin = pieces_.size();
+  const auto cuts_before = [&](uint32_t interval) {
+    return std::upper_bound(cuts_.begin(), cuts_.end(), intervals_[interval].first) - cuts_.begin();
+  };
+  for (size_t p = piece.begin; p < piece.end; ++p) {
+    if (levels_[pieces_[p]] != kPlaced) pieces_.push_back(pieces_[p]);
+  }
+  const size_t end = pieces_.size();
+  effort_ -= static_cast<int64_t>(piece.end - piece.begin + (end - begin) * 8);
+  std::sort(pieces_.begin() + static_cast<int64_t>(begin), pieces_.end(),
+            [&](uint32_t a, uint32_t b) { return intervals_[a].first < intervals_[b].first; });
+
+  std::vector<Piece> rest;
+  for (size_t p = begin, last = begin; p < end; p = last) {
+    const auto cut = cuts_before(pieces_[p]);
+    uint64_t slack = UINT64_MAX;
+    for (; last < end && cuts_before(pieces_[last]) == cut; ++last) {
+      slack = std::min(slack, least_slack(pieces_[last]));
+    }
+    rest.push_back({p, last, slack});
+  }
+  std::sort(rest.begin(), rest.end(), [](const Piece& a, const Piece& b) {
+    return a.slack < b.slack || (a.slack == b.slack && a.begin < b.begin);
+  });
+  Outcome outcome = Outcome::kFound;
+  for (size_t r = 0; r < rest.size() && outcome == Outcome::kFound; ++r) outcome = fit_piece(rest[r], depth);
+  pieces_.resize(begin);
+  return outcome;
 }
 
 uint64_t PartSearch::keep_offsets() {
@@ -270,17 +337,20 @@ uint64_t PartSearch::keep_offsets() {
   return total;
 }
 
-// Of the intervals with the lowest offset, the first in order, or the one in the section with the least space to lose.
-uint32_t PartSearch::next() {
-  effort_ -= static_cast<int64_t>(count_);
+// Of the intervals with the lowest offset, the first in order, or the one in the section with the least space to lose. None when all
+// are placed.
+std::optional<uint32_t> PartSearch::next(const Piece& piece) {
+  effort_ -= static_cast<int64_t>(piece.end - piece.begin);
   uint64_t lowest = kPlaced;
-  for (uint32_t i = 0; i < count_; ++i) lowest = std::min(lowest, levels_[i]);
-  uint32_t best = UINT32_MAX;
+  for (size_t p = piece.begin; p < piece.end; ++p) lowest = std::min(lowest, levels_[pieces_[p]]);
+  if (lowest == kPlaced) return std::nullopt;
+  std::optional<uint32_t> best;
   uint64_t best_slack = UINT64_MAX;
-  for (uint32_t i = 0; i < count_; ++i) {
+  for (size_t p = piece.begin; p < piece.end; ++p) {
+    const uint32_t i = pieces_[p];
     if (levels_[i] != lowest) continue;
     const uint64_t slack = by_slack_ ? least_slack(i) : 0;
-    if (best == UINT32_MAX || slack < best_slack || (slack == best_slack && rank_[i] < rank_[best])) {
+    if (!best || slack < best_slack || (slack == best_slack && order(i) < order(*best))) {
       best = i;
       best_slack = slack;
     }
@@ -306,6 +376,7 @@ bool PartSearch::place(uint32_t index) {
   ++touch_round_;
   for (uint32_t s = interval.first; s < interval.last; ++s) {
     left_[s] -= interval.bytes;
+    if (s + 1 < interval.last) --going_on_[s];
     touch(s);
   }
   effort_ -= static_cast<int64_t>(neighbors(index).size());
@@ -315,14 +386,23 @@ bool PartSearch::place(uint32_t index) {
   return settle_floors();
 }
 
-bool PartSearch::postpone_last() {
+// Undoes the last decision.
+void PartSearch::take_back() {
   const Decision last = decisions_.back();
   decisions_.pop_back();
   const Interval& interval = intervals_[last.interval];
   for (; changes_.size() > last.changes; changes_.pop_back()) levels_[changes_.back().first] = changes_.back().second;
-  for (uint32_t s = interval.first; s < interval.last; ++s) left_[s] += interval.bytes;
+  for (uint32_t s = interval.first; s < interval.last; ++s) {
+    left_[s] += interval.bytes;
+    if (s + 1 < interval.last) ++going_on_[s];
+  }
   touched_.clear();
+}
 
+// False when the interval of the last decision has no place above it either.
+bool PartSearch::postpone_last() {
+  const Decision last = decisions_.back();
+  take_back();
   uint64_t lowest_end = UINT64_MAX;
   effort_ -= static_cast<int64_t>(neighbors(last.interval).size());
   for (const uint32_t other : neighbors(last.interval)) {
@@ -335,7 +415,10 @@ bool PartSearch::postpone_last() {
 
 bool PartSearch::lift(uint32_t index, uint64_t offset) {
   const Interval& interval = intervals_[index];
-  if (offset > capacity_ - interval.bytes) return false;
+  if (offset > capacity_ - interval.bytes) {
+    ++weights_[index];
+    return false;
+  }
   const uint64_t before = levels_[index];
   set_level(index, offset);
   effort_ -= interval.last - interval.first;
@@ -361,6 +444,8 @@ bool PartSearch::settle_floors() {
     if (lowest == kPlaced) continue;
     if (lowest != floor(section)) set_level(count_ + section, lowest);
     fits = left_[section] <= capacity_ - lowest;
+    if (fits) continue;
+    for (const uint32_t member : members(section)) weights_[member] += levels_[member] != kPlaced;
   }
   touched_.clear();
   return fits;

@@ -12,7 +12,7 @@
 // order of 2 and pay nothing for 3.
 //
 // Sources: Y. Pisarchyk, J. Lee, "Efficient memory management for deep neural net inference", 2020 (greedy by size); M. Moffitt,
-// "MiniMalloc", 2023 (the search from the bottom up).
+// "MiniMalloc", 2023 (the search from the bottom up); the search itself names the others.
 //
 // Thread safety: a packing belongs to one thread; it keeps its memory from call to call.
 
@@ -35,7 +35,7 @@ struct Interval {
 class IntervalPacking {
  public:
   // Finds an offset for each interval, a multiple of `alignment`. `effort` is how many steps step 3 may take, some 400 million a second
-  // (0: it is left out); without it, as many as the intervals are worth, a quarter of a second at most.
+  // (0: it is left out); without it, as many as the intervals are worth, a second at most.
   // REQUIRES: all bytes together, each value rounded up to the alignment, are below 2^64.
   void pack(std::span<const Interval> intervals, uint64_t alignment, std::optional<int64_t> effort = std::nullopt);
 

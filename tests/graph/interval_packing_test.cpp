@@ -202,6 +202,21 @@ TEST_CASE("parts of time that share no value are packed apart", "[packing]") {
   CHECK(packing.total_bytes() == 7 * 64);
 }
 
+TEST_CASE("many pieces within pieces do not exhaust the stack", "[packing]") {
+  const std::vector<Interval> hard = {{7, 9, 3}, {2, 5, 2}, {0, 1, 3}, {2, 4, 2}, {4, 6, 1}, {1, 3, 2}, {5, 8, 3}};
+  std::vector<Interval> intervals;
+  for (uint32_t link = 0; link < 3000; ++link) {
+    for (const Interval& i : hard) intervals.push_back({i.first + link * 9, i.last + link * 9, i.bytes});
+  }
+  IntervalPacking packing;
+  packing.pack(intervals, 1, 0);
+  const uint64_t greedy = packing.total_bytes();
+  REQUIRE(greedy > packing.lower_bound());
+  packing.pack(intervals, 1, 300'000'000);
+  check_legal(intervals, packing, 1);
+  CHECK(packing.total_bytes() <= greedy);
+}
+
 TEST_CASE("a part that is searched may become smaller than another that makes the bound", "[packing]") {
   for (const HardInstance& instance : hard_instances()) {
     IntervalPacking packing;
@@ -269,7 +284,7 @@ TEST_CASE("the search never makes the arena larger, whatever its effort", "[pack
   CHECK(better > 0);
 }
 
-TEST_CASE("hard instances are packed within five percent of the bound on average", "[packing]") {
+TEST_CASE("each hard instance is packed within five percent of the bound", "[packing]") {
   const std::vector<HardInstance> instances = hard_instances();
   REQUIRE(instances.size() == 11);
   IntervalPacking packing;
@@ -281,10 +296,10 @@ TEST_CASE("hard instances are packed within five percent of the bound on average
     check_legal(instance.intervals, packing, 64);
     INFO(instance.name << ": " << ratio(packing));
     CHECK(packing.total_bytes() < greedy);
-    CHECK(ratio(packing) <= 1.1);
+    CHECK(ratio(packing) <= 1.05);
     sum += ratio(packing);
   }
-  CHECK(sum / static_cast<double>(instances.size()) <= 1.05);
+  CHECK(sum / static_cast<double>(instances.size()) <= 1.02);
 }
 
 TEST_CASE("table of the hard instances", "[.][packing-table]") {
