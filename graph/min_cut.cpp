@@ -112,8 +112,14 @@ class Builder {
   std::vector<DeviceIndex> solve() {
     current_.resize(tasks_.values.size());
     for (size_t b = 0; b < current_.size(); ++b) {
-      const uint8_t valid = tasks_.values[b].valid_on;
-      current_[b].maker = valid == 1u << kCpu ? cpu() : valid == 1u << kAccelerator ? accelerator() : kNowhere;
+      const Value& value = tasks_.values[b];
+      if (value.updated_by != Value::kNoTask) {
+        current_[b].maker = value.updated_by;
+      } else if (value.valid_on == 1u << kCpu) {
+        current_[b].maker = cpu();
+      } else if (value.valid_on == 1u << kAccelerator) {
+        current_[b].maker = accelerator();
+      }
     }
     for (uint32_t t = 0; t < tasks_.size(); ++t) add_task(t);
     network_.cut(cpu(), accelerator());
@@ -142,7 +148,7 @@ class Builder {
     network_.add_arc(cpu(), t, seconds(kAccelerator));
     for (const Use* use = tasks_.begin(task); use != tasks_.end(task); ++use) {
       Current& current = current_[use->buffer];
-      if (use->reads && current.maker != kNowhere) add_reader(t, use->buffer, current);
+      if (use->reads && current.maker != kNowhere && current.maker != t) add_reader(t, use->buffer, current);
     }
     for (const Use* use = tasks_.begin(task); use != tasks_.end(task); ++use) {
       if (use->writes) current_[use->buffer] = {.maker = t};

@@ -191,18 +191,21 @@ void consider_whole(const Graph& graph, PlanOptions options, Plan& plan, Scratch
   options.join_copies = false;
   options.thorough = false;
   Graph later = graph;
-  for (Buffer& buffer : later.buffers) {
-    if (buffer.steady && buffer.valid_on == 1u << kCpu) buffer.valid_on |= 1u << kAccelerator;
-  }
-  const auto seconds = [&] {  // kNever where it does not fit
+  const auto seconds = [&](const std::vector<DeviceIndex>& devices) {  // kNever where it does not fit
+    for (BufferId b = 0; b < later.buffers.size(); ++b) {
+      const Value& value = scratch.tasks.values[b];
+      later.buffers[b].valid_on = scratch.tasks.begins_on(value, devices);
+      const bool comes = graph.buffers[b].steady && value.updated_by == Value::kNoTask;
+      if (comes && value.valid_on == 1u << kCpu) later.buffers[b].valid_on |= 1u << kAccelerator;
+    }
     return lay_out(later, options, kAnyBytes, plan, scratch) ? simulated_seconds(later, plan, options) : kNever;
   };
   const std::vector<uint32_t> order = scratch.order;
-  const double seconds_found = seconds();
+  const double seconds_found = seconds(found);
   if (seconds_found == kNever) return;  // it is searched for within the bound, from here
   std::ranges::sort(scratch.order);
   write_placements(scratch.tasks, whole, plan);
-  const double seconds_whole = seconds();
+  const double seconds_whole = seconds(whole);
   const bool better = seconds_whole < kWorthIt * seconds_found;
   if (!better) {
     write_placements(scratch.tasks, found, plan);
@@ -371,9 +374,10 @@ class BoundedSearch {
     bool differs = false;
     for (BufferId b = 0; b < steady.buffers.size(); ++b) {
       Buffer& buffer = steady.buffers[b];
-      if (scratch_.resident[b] == 0 || buffer.valid_on != 1u << kCpu || !buffer.steady) continue;
+      const bool stays = scratch_.resident[b] != 0 && buffer.valid_on == 1u << kCpu && buffer.steady;
+      if (!stays && tasks_.values[b].updated_by == Value::kNoTask) continue;
+      differs = differs || buffer.valid_on != plan_.valid_after[b];
       buffer.valid_on = plan_.valid_after[b];
-      differs = true;
     }
     if (differs && !lay_out_within(steady, apart_, slack_)) return std::numeric_limits<double>::infinity();
     simulate(steady, plan_, costs_, simulation);

@@ -8,13 +8,23 @@ using backend::DeviceIndex;
 
 double Rollout::run(std::span<const DeviceIndex> devices, std::span<const uint32_t> order) {
   begin();
+  for (size_t b = 0; b < states_.size(); ++b) {
+    const Value& value = tasks_.values[b];
+    if (value.updated_by == Value::kNoTask) continue;
+    const DeviceIndex device = devices[value.updated_by];
+    states_[b].valid_on = tasks_.begins_on(value, devices);
+    if ((value.valid_on & states_[b].valid_on) == 0) shares_ += value.copy_seconds[device] / kAmortized;
+  }
   for (const uint32_t t : order) place(t, devices[t]);
   return seconds();
 }
 
 void Rollout::begin() {
   states_.resize(tasks_.values.size());
-  for (size_t b = 0; b < states_.size(); ++b) states_[b] = {tasks_.values[b].valid_on, false, {}, {}};
+  for (size_t b = 0; b < states_.size(); ++b) {
+    const Value& value = tasks_.values[b];
+    states_[b] = {value.updated_by == Value::kNoTask ? value.valid_on : uint8_t{0}, false, {}, {}};
+  }
   std::ranges::fill(device_, 0.0);
   std::ranges::fill(link_, 0.0);
   std::ranges::fill(urgent_, 0.0);

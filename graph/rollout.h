@@ -2,7 +2,8 @@
 //
 // The rules are those by which the program runs that the passes make of it, memory apart: each device runs its tasks one after the other, in the given
 // order; a link moves one value at a time each way, small ones that tasks have made first; a value is copied when the first task needs it there, and a write makes other copies stale.
-// Copies that pay for many runs are no part of a run: their share is added to the time of the whole.
+// Copies that pay for many runs are no part of a run: their share is added to the time of the whole. What the program updates begins where it was left
+// (TaskGraph::begins_on).
 // So it gives what simulate() gives for the laid-out program (tests/graph/placement_test.cpp), at a hundredth of the price, and search can afford it.
 //
 // Thread safety: a Rollout belongs to one planning thread.
@@ -23,7 +24,7 @@ class Rollout {
   // Seconds until the last task is done, and the shares of amortized copies. `devices` per task; `order` of tasks.
   double run(std::span<const backend::DeviceIndex> devices, std::span<const uint32_t> order);
 
-  // The same in steps.
+  // The same in steps. What the program updates begins where it is first needed.
   void begin();
   // When the task would be done there, if it came next.
   double finish(uint32_t task, backend::DeviceIndex device) const;

@@ -88,7 +88,12 @@ void TaskGraph::build(const Graph& graph, const Plan& plan, const PlanOptions& o
       for (backend::DeviceIndex d = 0; d < kMaxDevices; ++d) task.seconds[d] = costs.node_seconds(graph, node, d);
     }
     task.use_count = static_cast<uint32_t>(uses.size()) - task.first_use;
-    for (const Use* use = begin(task); use != end(task); ++use) written[use->buffer] |= use->writes;
+    for (const Use* use = begin(task); use != end(task); ++use) {
+      if (!use->writes) continue;
+      written[use->buffer] = 1;
+      const Buffer& buffer = graph.buffers[use->buffer];
+      if (buffer.valid_on != 0 && buffer.escapes) values[use->buffer].updated_by = number;
+    }
     const Allowed allowed = find_allowed(graph, task, {begin(task), task.use_count}, options);
     task.allowed = allowed.devices;
     task.reason = allowed.reason;

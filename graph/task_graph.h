@@ -63,11 +63,16 @@ struct Task {
 };
 
 struct Value {
+  static constexpr uint32_t kNoTask = UINT32_MAX;
+
   uint64_t bytes;
   uint8_t valid_on;        // before the first task
   bool small = false;      // its copies may be urgent
   bool amortized = false;  // it is copied to the accelerator once for many runs; copy_seconds is a run's share
   double copy_seconds[backend::kMaxDevices];  // to the device
+  // Of what was there before and stays: the last task that writes it, as parameters and the state of an optimizer are written by each step. When the
+  // program runs again it begins where that task has left it, so the copy that brings it there is one for many runs.
+  uint32_t updated_by = kNoTask;
 };
 
 class TaskGraph {
@@ -91,6 +96,11 @@ class TaskGraph {
   std::span<const Use> uses_of(const Instruction& instruction) const {
     const Task& task = task_of(instruction);
     return {begin(task), task.use_count};
+  }
+
+  // Where the value's bytes are when the program, with tasks on these devices, begins for the second time and later, as bits of devices.
+  uint8_t begins_on(const Value& value, std::span<const backend::DeviceIndex> devices) const {
+    return value.updated_by == Value::kNoTask ? value.valid_on : static_cast<uint8_t>(1u << devices[value.updated_by]);
   }
 
   // Per task: the device, or the other one where that is all that may run it.
@@ -119,7 +129,7 @@ struct Allowed {
 // What the operator, the user and the rules allow, whatever the memory and the policy are.
 Allowed allowed_devices(const Node& node, const PlanOptions& options);
 
-// How often a copy of bytes that nobody changes, and that stay, is expected to pay.
+// How often a copy of bytes that stay is expected to pay.
 inline constexpr double kAmortized = 16;
 
 }  // namespace hetero::graph
