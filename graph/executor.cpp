@@ -274,7 +274,8 @@ void Executor::Impl::settle_host_run() {
   if (poison.active()) state.find_written(outcomes, written);
   for (const BufferId b : state.placed()) {
     if (state.binding(b) == nullptr || plan.residence(b, kCpu).home == Home::kNone) continue;
-    state.settle(b, poison.of(b), plan.valid_after[b], poison.active() && written[b]);
+    const bool changed = poison.active() && written[b] != 0;
+    state.settle(b, poison.of(b), plan.valid_after[b], changed ? 1u << kCpu : state.binding(b)->valid_on);
   }
 }
 

@@ -111,8 +111,8 @@ class Interpreter {
       if (bindings_[b] == nullptr || (data_[b] == nullptr && errors_[b].ok())) continue;
       Binding& binding = *bindings_[b];
       binding.error = errors_[b];
-      const bool lost = !errors_[b].ok() && (written_[b] || graph_.buffers[b].valid_on == 0);
-      if (lost) {
+      // What was there before stays there, as far as nodes have come.
+      if (!errors_[b].ok() && graph_.buffers[b].valid_on == 0) {
         binding.valid_on = 0;
       } else if (written_[b] || graph_.buffers[b].valid_on == 0) {
         binding.valid_on = 1u << kCpu;

@@ -451,7 +451,8 @@ void QueueRun::settle(RunCounts& counts) {
     if (failure == kHealthy && valid == 0) failure = broken;
     const bool written = failures && written_[b];
     if (written) failure = state_->earlier(failure, lost);
-    state_->settle(b, failure, valid, written);
+    // Which device a node has left its half of a change on is not known.
+    state_->settle(b, failure, valid, written ? 0 : state_->binding(b)->valid_on);
   }
 }
 

@@ -270,11 +270,11 @@ void RunState::find_written(const std::vector<Outcome>& outcomes, std::vector<ui
   }
 }
 
-void RunState::settle(BufferId buffer, FailureId failure, uint8_t valid_on, bool written) {
+void RunState::settle(BufferId buffer, FailureId failure, uint8_t valid_on, uint8_t kept) {
   Binding& binding = *bindings_[buffer];
   if (failure != kHealthy) {
     binding.error = status_of(failure);
-    valid_on = written || graph_->buffers[buffer].valid_on == 0 ? 0 : binding.valid_on;
+    valid_on = graph_->buffers[buffer].valid_on == 0 ? 0 : kept;
   } else if (!binding.error.ok()) {
     binding.error = Status();
   }

@@ -91,8 +91,8 @@ class RunState {
 
   // Which buffers were written by nodes that ran or failed halfway.
   void find_written(const std::vector<Outcome>& outcomes, std::vector<uint8_t>& written) const;
-  // Tells a binding how the run ended for its buffer.
-  void settle(BufferId buffer, FailureId failure, uint8_t valid_on, bool written);
+  // Tells a binding how the run ended for its buffer. `kept`: with a failure, where the bytes are that were there before, as far as nodes have come.
+  void settle(BufferId buffer, FailureId failure, uint8_t valid_on, uint8_t kept);
 
  private:
   void take_block(BufferId buffer);

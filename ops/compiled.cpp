@@ -406,7 +406,7 @@ std::optional<std::vector<c10::IValue>> CompiledProgram::run(std::vector<c10::IV
   cut.lines = variant->lines;
   cut.own_plans = &variant->plans;
   cut.version = 1;
-  const RunScope running(cut);
+  std::optional<RunScope> running(std::in_place, cut);
   cut.keeps = CutRun::keeps_plans();
   if (cut.keeps) cut.kept = variant->plans.find_unchanged(cut, cut.version);
   if (cut.kept == nullptr) {
@@ -418,7 +418,11 @@ std::optional<std::vector<c10::IValue>> CompiledProgram::run(std::vector<c10::IV
     find_similar(cut, *variant);
   }
   count(counters().compiled_calls);
-  check(work.run.run(cut, SyncReason::kCompiled));
+  if (const Status status = work.run.run(cut, SyncReason::kCompiled); !status.ok()) {
+    running.reset();
+    give_back(status);
+    check(status);
+  }
   work.write_back(*variant);
   work.bring_results_to_host(*variant);
   return std::move(work.results);

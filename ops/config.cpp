@@ -18,6 +18,7 @@
 #include "backend/sim/sim_device.h"
 #include "backend/spill_file.h"
 #include "ops/fused/functions.h"
+#include "ops/overlap.h"
 #include "ops/storage_memory.h"
 #include "ops/sync.h"
 
@@ -124,9 +125,21 @@ void set_compute_queues(const std::string& text) {
   config().compute_queues = *value;
 }
 
-std::string& accelerator_choice() {
-  static auto* choice = new std::string("none");
-  return *choice;
+struct AcceleratorChoice {
+  std::mutex mutex;
+  std::string name = "none";
+};
+AcceleratorChoice& choice() {
+  static auto* const instance = new AcceleratorChoice;
+  return *instance;
+}
+std::string accelerator_choice() {
+  const std::lock_guard guard(choice().mutex);
+  return choice().name;
+}
+void set_accelerator_choice(const std::string& name) {
+  const std::lock_guard guard(choice().mutex);
+  choice().name = name;
 }
 // The choice waits for the first use.
 std::atomic<bool> accelerator_pending{false};
@@ -140,11 +153,12 @@ Status make_accelerator(const std::string& name) {
 }
 
 void choose_accelerator(const std::string& name) {
+  const Executing executing;  // another thread may choose, too
   if (name == accelerator_choice()) return;
   settle_everything_on_cpu();
   const Status status = make_accelerator(name);
   TORCH_CHECK_VALUE(status.ok(), "hetero: ", status.ok() ? "" : status.message());
-  accelerator_choice() = name;
+  set_accelerator_choice(name);
   accelerator_pending = false;
 }
 
@@ -152,12 +166,13 @@ void choose_accelerator(const std::string& name) {
 void choose_accelerator_later(const std::string& name) {
   const Status status = backend::check_accelerator(name);
   TORCH_CHECK_VALUE(status.ok(), "hetero: ", status.ok() ? "" : status.message());
-  accelerator_choice() = name;
+  set_accelerator_choice(name);
   accelerator_pending = name != "none";
 }
 
 // What is there and has no place any more leaves first.
 void change_memory_budget(int64_t bytes) {
+  const Executing executing;  // the accelerator stays
   if (backend::accelerator() == nullptr) return;
   settle_everything_on_cpu();
   backend::accelerator()->set_memory_limit(bytes);

@@ -344,7 +344,45 @@ Status CutRun::finish() {
   add_counts(*plan_, counts_);
   if (options_.has_accelerator && backend::accelerator()->has_virtual_clock()) advance_virtual_clock();
   if (measures_) note_run(status.ok());
+  if (!status.ok()) [[unlikely]]
+    note_failure();
   return status;
+}
+
+// What an operator was to change that the plan has left out, since a later one replaces it all, is lost: it would be older than what was recorded.
+void CutRun::note_failure() {
+  const graph::Graph& graph = cut_->planned();
+  std::vector<uint8_t> older(graph.buffers.size());
+  const auto mark = [&](const graph::Node& node) {
+    for (int i = 0; i < node.operand_count; ++i) {
+      const graph::Operand& operand = graph.operands_of(node)[i];
+      if (operand.writes()) older[operand.buffer] = 1;
+    }
+  };
+  for (size_t n = 0; n < graph.nodes.size(); ++n) {
+    if (!plan_->live[n]) mark(graph.nodes[n]);
+  }
+  for (const graph::FusedGroup& group : plan_->groups) {
+    const std::vector<uint8_t> before = older;
+    for (const uint32_t member : group.members) mark(graph.nodes[member]);
+    for (const graph::GroupOperand& operand : group.operands) {
+      if (operand.stores) older[operand.buffer] = before[operand.buffer];
+    }
+  }
+  FailedRun run;
+  for (size_t b = 0; b < cut_->bindings.size(); ++b) {
+    graph::Binding* const binding = cut_->bindings[b];
+    if (binding == nullptr || binding->error.ok()) continue;
+    if (older[b] != 0) binding->valid_on = 0;
+    run.errors.push_back(binding->error.message());
+    run.storages.emplace_back(cut_->holds[b].storage(), false);
+  }
+  std::vector<FailedRun>& runs = executor_state().failed_runs;
+  std::erase_if(runs, [](FailedRun& other) {
+    std::erase_if(other.storages, [](const StorageHold& hold) { return !hold.alive(); });
+    return other.storages.empty();
+  });
+  if (!run.storages.empty()) runs.push_back(std::move(run));
 }
 
 // A virtual clock does not see what a run does that uses the host only; it is told.

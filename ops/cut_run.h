@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "graph/executor.h"
@@ -20,10 +21,18 @@
 
 namespace hetero::ops {
 
+// What a run has left with an error. Some of it existed before and has its bytes, without the change that failed: nobody may see them before one of the
+// run's errors is raised (give_back() in sync.h).
+struct FailedRun {
+  std::vector<std::string> errors;
+  std::vector<StorageHold> storages;  // weakly: what nobody owns any more is of no concern
+};
+
 struct ExecutorState {
-  std::recursive_mutex mutex;    // the executor lock; recursive because a Python kernel may use hetero tensors
-  std::vector<const Cut*> cuts;  // of the runs that go on, each inside the one before
-  Status deferred;               // the first error that no caller has seen
+  std::recursive_mutex mutex;          // the executor lock; recursive because a Python kernel may use hetero tensors
+  std::vector<const Cut*> cuts;        // of the runs that go on, each inside the one before
+  Status deferred;                     // the first error that no caller has seen
+  std::vector<FailedRun> failed_runs;  // of whose errors none was raised
   ProgramLog log;
 };
 ExecutorState& executor_state();
@@ -73,6 +82,7 @@ class CutRun {
   CachedPlan* resized_plan(PlanSet& known, const CachedPlan* similar, const PlanSettings& settings, const Cut& cut);
   void advance_virtual_clock();
   void note_run(bool succeeded);
+  void note_failure();
   void find_room(const Cut& cut);
   bool still_fits(const CachedPlan& kept, const Cut& cut);
 

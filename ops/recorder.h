@@ -121,6 +121,8 @@ class StorageHold {
   }
   // Makes the hold strong if the storage still lives; false when it is gone.
   bool lock();
+  // Whether somebody owns the storage. REQUIRES: it holds one.
+  bool alive() const { return c10::raw::intrusive_ptr::use_count(storage_) != 0; }
   HeteroStorage* storage() const { return storage_; }
   bool strong() const { return strong_; }
 

@@ -5,7 +5,9 @@
 #include <ATen/core/Formatting.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <mutex>
 
 #include "backend/registry.h"
@@ -85,7 +87,10 @@ Status cut_and_run(SyncReason reason, CutNodes cut_nodes) {
 
 // Raises the error of a storage whose bytes are lost. REQUIRES: the executor lock.
 void check_bytes(const HeteroStorage* storage) {
-  if (!storage->binding.error.ok()) raise(storage->binding.error);
+  if (storage->binding.error.ok()) return;
+  const Status error = storage->binding.error;
+  give_back(error);
+  raise(error);
 }
 
 bool is_touched(const HeteroStorage* storage) {
@@ -140,6 +145,25 @@ void raise(const Status& status) {
   TORCH_CHECK(false, "hetero: ", status.message());
 }
 
+void give_back(const Status& error) {
+  ExecutorState& state = executor_state();
+  // Inside a run, that one's storages may be among them: the outermost does it.
+  while (state.cuts.empty()) {
+    const auto failed = std::ranges::find_if(state.failed_runs, [&](const FailedRun& run) {
+      return std::ranges::find(run.errors, error.message()) != run.errors.end();
+    });
+    if (failed == state.failed_runs.end()) return;
+    std::vector<StorageHold> storages = std::move(failed->storages);
+    state.failed_runs.erase(failed);
+    std::erase_if(storages, [](StorageHold& hold) { return !hold.lock(); });
+    // Runs that fail by what is pending are failed runs, too.
+    for (const StorageHold& hold : storages) settle_users(hold.storage(), SyncReason::kFlush);
+    for (const StorageHold& hold : storages) {
+      if (hold.storage()->binding.valid_on != 0) hold.storage()->binding.error = Status();
+    }
+  }
+}
+
 void flush_all(SyncReason reason) {
   if (bad_fork) return;
   refuse_capture(to_string(reason));
@@ -156,7 +180,9 @@ void flush_all(SyncReason reason) {
   }
   if (status.ok()) status = std::exchange(executor_state().deferred, Status());
   executor_state().deferred = Status();
-  if (!status.ok()) raise(status);
+  if (status.ok()) return;
+  give_back(status);
+  raise(status);
 }
 
 namespace {

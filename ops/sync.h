@@ -2,7 +2,8 @@
 //
 // Each function names its SyncReason, which explain() counts when something really had to run. A sync point cuts the nodes it needs
 // out of the trace (recorder.h), plans them, runs them on the calling thread and its devices, and leaves the storages with their
-// bytes. Errors of kernels are raised here: the very exception the kernel threw, by the first sync that needs its result.
+// bytes. Errors of kernels are raised here: the very exception the kernel threw, by the first sync that needs its result. What existed before and
+// was not changed yet is whole afterwards.
 //
 // Thread safety: any thread; never call while holding the recorder's lock.
 
@@ -26,6 +27,10 @@ void flush_all(SyncReason reason);
 void settle(std::span<HeteroStorage* const> storages, SyncReason reason);
 // The same, and also runs what still reads them: afterwards the bytes may be replaced.
 void settle_users(HeteroStorage* storage, SyncReason reason);
+
+// To be called before the error of a run is raised: what the run was to change, and did not, is as it was before, as if the operator had raised when it was
+// called. What was recorded since and depends on that runs first, so it fails too. REQUIRES: the executor lock.
+void give_back(const Status& error);
 
 // Raises an error of running: the very exception of a kernel, where one raised it. REQUIRES: !status.ok().
 [[noreturn]] void raise(const Status& status);

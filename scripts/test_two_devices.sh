@@ -6,10 +6,11 @@
 #   scripts/test_two_devices.sh tests/python             all sets of parameters too; arguments go to pytest
 #   HETERO_FUSION=1 scripts/test_two_devices.sh FILES    with fused kernels, for files that do not ask for eager's bits where sums are concerned
 #   HETERO_PLACEMENT=auto scripts/test_two_devices.sh    the same where planning decides; or accelerator
+#   HETERO_ACCELERATOR=cuda scripts/test_two_devices.sh  the same on a GPU; without one all are skipped, and counted
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=${JOBS:-$(nproc)}
 
 [ $# -gt 0 ] || set -- --sample 3 tests/python
-export HETERO_ACCELERATOR=sim HETERO_PLACEMENT=${HETERO_PLACEMENT:-mixed} HETERO_MEMORY_BUDGET=16MiB HETERO_FUSION=${HETERO_FUSION:-0}
+export HETERO_ACCELERATOR=${HETERO_ACCELERATOR:-sim} HETERO_PLACEMENT=${HETERO_PLACEMENT:-mixed} HETERO_MEMORY_BUDGET=16MiB HETERO_FUSION=${HETERO_FUSION:-0}
 exec .venv/bin/python -m pytest -q -n "$jobs" --dist worksteal "$@"

@@ -201,6 +201,7 @@ struct GraphExecutor::Impl {
   void bind(Instance& instance);
   Status use(Instance& instance);
   Status quiesce();
+  void settle_run(size_t slot);
   Result<Instance*> find_instance(std::span<const int64_t> sizes);
   Status set_sizes(std::span<const int64_t> sizes);
 
@@ -561,7 +562,7 @@ Status GraphExecutor::Impl::quiesce() {
   }
   for (size_t s = 0; s < slots.size(); ++s) {
     Slot& slot = *slots[s];
-    if (Status status = bound().wait(s); !status.ok() && slot.status.ok()) slot.status = std::move(status);
+    settle_run(s);
     for (const backend::Event* event : {slot.uploaded.get(), slot.brought.get()}) {
       if (event == nullptr) continue;
       if (Status status = const_cast<backend::Event*>(event)->synchronize(); !status.ok()) return status;
@@ -662,7 +663,7 @@ Status GraphExecutor::Impl::take_back(size_t slot, const ProgramValue& value) {
   SlotBuffer& at = home(slot, value);
   if (at.owner == nullptr && at.place == at.own) return Status();
   // What the device still does is done with the memory that was lent.
-  if (Status status = bound().wait(slot); !status.ok()) return status;
+  settle_run(slot);
   for (DeviceIndex d = 0; d < kMaxDevices; ++d) bound().rebind(slot, value.buffer, d, at.own[d]);
   at.place = at.own;
   at.owner.reset();
@@ -687,7 +688,7 @@ Status GraphExecutor::SetInput(Which input, const TensorView& tensor, size_t slo
   if (Status status = impl.take_back(slot, value); !status.ok()) return status;
   if (home.place[kCpu] != nullptr && home.place[kAccelerator] != nullptr) {
     // Kernels of the CPU may still read it.
-    if (Status status = impl.bound().wait(slot); !status.ok()) return status;
+    impl.settle_run(slot);
   }
   graph::copy_in(tensor, impl.window(value), home.on_host());
   home.set = true;
@@ -726,7 +727,7 @@ const char* GraphExecutor::Impl::why_not_lent(Side side, const ProgramValue& val
 Status GraphExecutor::Impl::lend(size_t slot, const ProgramValue& value, const TensorView& tensor,
                                  std::shared_ptr<const void> owner) {
   // What the device still does is done with the memory that was there before.
-  if (Status status = bound().wait(slot); !status.ok()) return status;
+  settle_run(slot);
   SlotBuffer& at = home(slot, value);
   // An empty tensor may have no address, which to a kernel means that it is to bring the memory.
   if (tensor.data == nullptr) {
@@ -799,9 +800,7 @@ Status GraphExecutor::Impl::check_inputs(size_t slot) const {
 Status GraphExecutor::Impl::draw_states() {
   if (program().draws.empty()) return Status();
   // Kernels of the run before may still read the old ones.
-  for (size_t s = 0; s < slots.size(); ++s) {
-    if (Status status = bound().wait(s); !status.ok()) return status;
-  }
+  for (size_t s = 0; s < slots.size(); ++s) settle_run(s);
   return now->sized->draw_numbers(
       [this] { return options.draw ? options.draw() : std::pair<uint64_t, uint64_t>{0, draws++}; });
 }
@@ -812,6 +811,8 @@ void GraphExecutor::Impl::run(size_t slot, const std::atomic<int32_t>* stop) {
   if (busy.exchange(true, std::memory_order_acquire)) {
     at.status = usage("the executor was running another slot; use RunAsync for all, or another executor");
   } else {
+    // An error that the caller has been told is over.
+    if (!at.status.ok()) (void)bound().wait(slot);
     at.status = draw_states();
     if (at.status.ok()) at.status = bound().run(slot, stop);
     at.ran = true;
@@ -863,9 +864,14 @@ Status GraphExecutor::Impl::wait(size_t slot) {
   if (Status status = check_slot(slot); !status.ok()) return status;
   Slot& at = *slots[slot];
   at.state.wait(State::kRunning, std::memory_order_acquire);
-  Status status = bound().wait(slot);
-  if (at.status.ok()) at.status = std::move(status);
+  settle_run(slot);
   return at.status;
+}
+
+// Waits for the slot's last run; its error stays with the slot.
+void GraphExecutor::Impl::settle_run(size_t slot) {
+  Status status = bound().wait(slot);
+  if (slots[slot]->status.ok()) slots[slot]->status = std::move(status);
 }
 
 Status GraphExecutor::Impl::check_ran(size_t slot, const std::string& output) const {

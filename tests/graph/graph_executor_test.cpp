@@ -449,6 +449,55 @@ TEST_CASE("a kernel's exception is the run's error with the operator's name, and
   }
 }
 
+TEST_CASE("an error stays with its slot, and is over when that slot runs again") {
+  const OpId op = op_table().add({.name = "test::takes_no_minus", .kernel = [](const Invocation& call) {
+                                    const float value = static_cast<float*>(call.data[0])[0];
+                                    if (value < 0) throw std::runtime_error("a minus");
+                                    static_cast<float*>(call.data[1])[0] = value;
+                                  }});
+  for (const bool random : {false, true}) {
+    for (const PlanOptions& plan : {cpu_options(), remote_options()}) {
+      Program p;
+      const BufferId x = p.input(1);
+      const BufferId noise = p.empty(1);
+      p.add(test_ops().random, {p.operand(noise, Access::kDefine)});
+      p.graph.attributes.resize(p.graph.nodes.back().attribute_offset + 16);
+      p.graph.nodes.back().attribute_bytes = 16;
+      const BufferId y = p.define(op, 1, {p.read(x)});
+      p.escape(y);
+      p.escape(noise);
+      auto saved = save(p);
+      // New numbers are drawn when all slots have come to rest.
+      if (random) saved->draws = {saved->graph.nodes[0].attribute_offset};
+      auto executor = executor_of(model_of(std::move(saved)), executor_options(plan));
+      const size_t output = executor->program().outputs[0].buffer == y ? 0 : 1;
+      const auto set = [&](float value, size_t slot) {
+        std::vector<float> values(1, value);
+        require(executor->SetInput(0, view_of(values), slot));
+      };
+      const auto get = [&](size_t slot) {
+        std::vector<float> values(1);
+        const Status status = executor->GetOutput(output, view_of(values), slot);
+        return status.ok() ? std::to_string(static_cast<int>(values[0])) : status.message();
+      };
+      set(-1, 0);
+      set(2, 1);
+      std::atomic<int32_t> stop{1};
+      CHECK(executor->Run(0, &stop).error_class() == ErrorClass::kCancelled);
+      run(*executor, 1);
+      CHECK(get(1) == "2");
+      (void)executor->Run(0);
+      run(*executor, 1);
+      CHECK(get(1) == "2");
+      CHECK(get(0) == "test::takes_no_minus: a minus");
+      set(3, 0);
+      run(*executor, 0);
+      CHECK(get(0) == "3");
+      CHECK(get(1) == "2");
+    }
+  }
+}
+
 TEST_CASE("a run that is told to stop ends as cancelled between two kernels") {
   static std::atomic<int32_t> stop{0};
   const OpId op = op_table().add({.name = "test::stops", .kernel = [](const Invocation&) { stop = 1; }});

@@ -72,7 +72,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = sampled(items, sample)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = [item for item in items if item in kept]
-    if os.environ.get("HETERO_ACCELERATOR", "none") == "none":
+    accelerator = os.environ.get("HETERO_ACCELERATOR", "none")
+    if accelerator == "none":
+        return
+    if accelerator == "cuda" and not torch.cuda.is_available():
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason="HETERO_ACCELERATOR=cuda, and there is no GPU"))
         return
     for item in items:
         for name, reason in CPU_ALONE.items():

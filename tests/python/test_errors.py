@@ -433,6 +433,67 @@ def test_after_out_of_memory_earlier_tensors_are_intact() -> None:
 
 
 @needs_hetero
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_training_step_that_runs_out_of_memory_loses_no_parameter(compiled: bool) -> None:
+    model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)]).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters())
+    forward = torch.compile(model, backend="hetero") if compiled else model
+    x = torch.randn(8, 256)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = forward(x.to(DEVICE)).square().mean()
+        loss.backward()
+        optimizer.step()
+        torch.hetero.flush()
+        return loss.item()
+
+    with torch.hetero.placement("cpu"):
+        for _ in range(3):
+            step()
+        optimizer.zero_grad()
+        torch.hetero.flush()
+        kept = [value.detach().cpu() for value in model.parameters()]
+        torch.hetero.config.memory_limit = torch.hetero.memory_allocated() + (1 << 12)
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError):
+                step()
+        torch.hetero.config.memory_limit = 0
+        assert all(torch.equal(value.cpu(), before) for value, before in zip(model.parameters(), kept, strict=True))
+        first = step()
+        assert step() < first
+
+
+@needs_hetero
+def test_what_was_to_change_after_a_failed_call_is_as_it_was_before() -> None:
+    kept, other = torch.zeros(4, device=DEVICE), torch.ones(4, device=DEVICE)
+    torch.hetero.flush()
+    for _ in range(4):  # run, planned, replayed
+        bad = other[torch.tensor([9], device=DEVICE)]
+        kept.add_(bad)
+        result = kept * 2  # recorded after the call that fails: it has no value
+        with pytest.raises(IndexError):
+            kept.cpu()
+        assert kept.tolist() == [0.0] * 4
+        with pytest.raises(IndexError):
+            result.cpu()
+        kept.add_(1)
+        assert kept.tolist() == [1.0] * 4
+        kept.zero_()
+
+
+@needs_hetero
+def test_a_change_that_nobody_has_heard_has_failed_is_not_hidden() -> None:
+    kept, other = torch.zeros(4, device=DEVICE), torch.ones(4, device=DEVICE)
+    torch.hetero.flush()
+    kept.add_(other[torch.tensor([9], device=DEVICE)])
+    assert other.tolist() == [1.0] * 4
+    with pytest.raises(IndexError):
+        (kept + 1).cpu()
+    assert kept.tolist() == [0.0] * 4
+
+
+@needs_hetero
 def test_an_absurd_size_is_refused() -> None:
     kind, text = outcome(lambda: torch.empty(1 << 60, device=DEVICE))
     assert kind is not None and issubclass(kind, RuntimeError) and text

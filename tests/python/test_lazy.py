@@ -438,3 +438,13 @@ def test_no_operator_of_a_transformer_block_falls_back() -> None:
         output.backward()
     assert seen.fallbacks == {} and seen.flushes == {}
     assert output.isfinite().item()
+
+
+@needs_hetero
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_interpolation_to_the_same_size_says_nothing_of_others(mode: str) -> None:
+    x = torch.arange(64.0).reshape(1, 1, 8, 8)
+    for size in ((8, 8), (16, 16), (8, 8), (5, 9)):
+        found = torch.nn.functional.interpolate(x.to(DEVICE), size=size, mode=mode)
+        assert found.shape == (1, 1, *size)
+        assert_same(found.cpu(), torch.nn.functional.interpolate(x, size=size, mode=mode))

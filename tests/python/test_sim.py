@@ -217,3 +217,24 @@ def test_the_report_tells_how_long_the_last_program_was_predicted_to_take() -> N
         (x @ x).cpu()
         plan = torch.hetero.explain().plan
     assert re.search(r"^predicted: \S+ s; .*accelerator compute: busy \S+ s, waits \S+ s", plan, re.MULTILINE), plan
+
+
+def test_threads_may_change_the_accelerator_and_its_budget_at_once() -> None:
+    code = """
+import threading, time, torch
+H = torch.hetero
+end = time.monotonic() + 3
+def choose():
+    while time.monotonic() < end:
+        H.config.accelerator = "none"
+        H.config.accelerator = "sim"
+def limit():
+    while time.monotonic() < end:
+        with H.memory_budget("1MiB"):
+            assert (torch.ones(4, device="hetero") + 1).tolist() == [2.0] * 4
+threads = [threading.Thread(target=work) for work in (choose, choose, limit)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print("done")
+"""
+    assert run_python_ok(code).strip() == "done"
