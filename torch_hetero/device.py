@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._contextlib import _DecoratorContextManager
 
 from torch_hetero import _C
 from torch_hetero.config import config
@@ -218,11 +219,14 @@ def synchronize(device: DeviceLike = None) -> None:
     _C.synchronize()
 
 
-class placement(contextlib.ContextDecorator):  # noqa: N801
+class placement(_DecoratorContextManager):  # noqa: N801
     """Forces where operators recorded by this thread run; a context manager and a decorator.
 
+    A generator function that is decorated is placed while it runs, as ``torch.no_grad`` does it.
+
     Args:
-        where: ``"auto"`` (the planner decides), ``"cpu"`` or ``"accelerator"`` (what it cannot run stays on the CPU).
+        where: ``"cpu"``, ``"accelerator"`` (what it cannot run stays on the CPU), or ``"auto"``: as outside of all
+            blocks, where rules and ``config.placement`` hold, and the planner decides what these leave open.
 
     Raises:
         ValueError: for any other word.
@@ -234,8 +238,9 @@ class placement(contextlib.ContextDecorator):  # noqa: N801
         self.where = where
         self._previous: list[str] = []
 
-    def _recreate_cm(self) -> placement:
-        return placement(self.where)  # each call of a decorated function, on any thread, has its own state
+    def clone(self) -> placement:
+        """Another one: each call of a decorated function, on any thread, has its own state."""
+        return placement(self.where)
 
     def __enter__(self) -> placement:
         self._previous.append(_C.get_placement())

@@ -9,6 +9,7 @@ of the program is, by looking at captures for the sizes that `Sizes.samples` pro
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 import re
@@ -27,14 +28,23 @@ from torch_hetero.signature import positional_names
 
 __all__ = ["Sizes", "export"]
 
-# Samples have sizes of all residues, so that what is rounded is told from what is not, and no size twice. Where a model
-# needs an even number, or a multiple of 32, later ones are.
+# Samples have sizes of all residues, so that what is rounded is told from what is not. Where a model needs an even
+# number, a multiple of 32 or whole patches of 14, later ones are.
 _SIZES = random.Random(0).sample(range(5, 125), 120)
-_SCALES = (1, 8, 32)
+_MULTIPLES = (1, 2, 4, 8, 16, 32, 12, 14)
+# How many samples of each multiple above 1, and at least of 1.
+_SAMPLES = 30
+# The product of a tensor's dynamic sizes in a sample is at most about this, or so many times that of the example or of
+# the multiples: convolutions run for real to tell how their results lie in memory.
+_POSITIONS = 1 << 13
+_TIMES_EXAMPLE = 4
+_TIMES_MULTIPLES = 128
+# The first samples, from whose differences graph/serve/fit_sizes.h begins, have no size of a dimension twice.
+_DIFFERENT = 3
 # Captures of which sizes are learned: without roundings, and with.
 _FEW, _MANY = 8, 24
-# Sizes by which it is told whether something holds for all.
-_TRIED = 60
+# By sizes times these it is told whether something holds for all; no model runs with them.
+_MAGNITUDES = (1, 1000)
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 # How sizes.txt says it: the word, whether the sides change places, and what is added to the first one.
@@ -155,7 +165,7 @@ class Sizes:
         Args:
             recorded: sizes for which the recordings were the same program.
         """
-        tried = list(itertools.islice(self.samples(), _TRIED))
+        tried = list(self._all_magnitudes())
         for guard, of_model in self._guards:
             if not isinstance(guard, tuple(_RELATIONS)) or not guard.free_symbols <= set(self._symbols):
                 continue
@@ -319,18 +329,70 @@ class Sizes:
             made.append(flat.permute(back))
         return made
 
-    def samples(self) -> Iterator[list[int]]:
-        """Sizes to capture the model for, besides its own; some may be impossible for it."""
+    def samples(self, recorded: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+        """Sizes to capture the model for, besides its own; some may be impossible for it.
+
+        At first small ones. Then multiples of what all sizes that were possible are multiples of, and last those beyond
+        the example's, for a model that needs large ones.
+
+        Args:
+            recorded: those that were possible, its own the first; whoever takes the samples adds to them.
+        """
+        for beyond in (False, True):
+            looked_at: list[list[int]] = []
+            for multiple in _MULTIPLES:
+                steps = [math.gcd(multiple, *of_one) for of_one in zip(*recorded, strict=True)]
+                if steps in looked_at:
+                    continue
+                looked_at.append(steps)
+                for factors in itertools.islice(self._factors(), _SAMPLES if multiple > 1 else None):
+                    yield self._sample(factors, steps, beyond, recorded if len(recorded) < _DIFFERENT else ())
+
+    def _factors(self) -> Iterator[Sequence[int]]:
         count = len(self.names)
-        for scale in _SCALES:
-            for number in range(len(_SIZES) // max(count, 1)):
-                sizes = []
-                for d, (low, high) in enumerate(self._bounds):
-                    size = _SIZES[number * count + d] * scale
-                    if high is not None and size > high:
-                        size = max(low, 2) + (number * (d + 1)) % max(high - max(low, 2) + 1, 1)
-                    sizes.append(max(size, low))
-                yield sizes
+        for number in range(max(len(_SIZES) // count, _SAMPLES)):
+            # Where all were taken, they are taken again in other groups.
+            begin = number * count + number * count // len(_SIZES)
+            yield [_SIZES[(begin + d) % len(_SIZES)] for d in range(count)]
+
+    def _sample(self, factors: Sequence[int], steps: Sequence[int], beyond: bool,
+                others: Sequence[Sequence[int]]) -> list[int]:
+        """Multiples of the steps, other ones than those of others, of about as many positions as a sample may have."""
+        most = max(_POSITIONS, _TIMES_EXAMPLE * self._positions(self.own), _TIMES_MULTIPLES * self._positions(steps))
+        while True:
+            sizes = []
+            for d, (low, _) in enumerate(self._bounds):
+                base = self.own[d] if beyond else -(-(low - 2) // steps[d]) * steps[d]
+                sizes.append(self._within(d, base + steps[d] * factors[d], steps[d], factors[d]))
+            fewer = [max(factor * 3 // 4, 2) for factor in factors]  # halved to 1, a size would be another program
+            if fewer == list(factors) or self._positions(sizes) <= most:
+                break
+            factors = fewer
+        for d, (size, (_, high)) in enumerate(zip(sizes, self._bounds, strict=True)):
+            taken = {of[d] for of in others}
+            while size in taken and (high is None or size + steps[d] <= high):
+                size += steps[d]
+            sizes[d] = size
+        return sizes
+
+    def _within(self, d: int, size: int, step: int, factor: int) -> int:
+        """The size, or another multiple of the step where that is more than the dimension may be."""
+        low, high = self._bounds[d]
+        if high is None or size <= high:
+            return max(size, low)
+        first = -(-max(low, 2) // step) * step
+        return first + step * (factor % max((high - first) // step + 1, 1))
+
+    def _positions(self, sizes: Sequence[int]) -> int:
+        """The largest product of a tensor's dynamic sizes."""
+        values = dict(zip(self._symbols, sizes, strict=True))
+        return max(math.prod(int(size.subs(values)) for size in shape if isinstance(size, sympy.Expr))
+                   for shape in self._shapes)
+
+    def _all_magnitudes(self) -> Iterator[list[int]]:
+        for magnitude in _MAGNITUDES:
+            for factors in itertools.islice(self._factors(), _SAMPLES):
+                yield [self._within(d, factor * magnitude, 1, factor) for d, factor in enumerate(factors)]
 
     def least(self) -> Iterator[list[int] | None]:
         """For each dimension that may be 1 the sizes with it; None for the others."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import itertools
 import json
 import logging
 import os
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -406,11 +408,11 @@ class _Maker:
         self._names = _argument_names(model, args, kwargs)
         self._exported = model if isinstance(model, torch.export.ExportedProgram) else None
         if self._exported is not None:
+            _refuse_merged_inputs(model)
             model = model.module()
         self._model = model
-        leaves, self._in_spec = pytree.tree_flatten((args, kwargs))
-        # A program's inputs are bytes that are values.
-        self._leaves = pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.resolve_conj().resolve_neg(), leaves)
+        self._given_leaves, self._in_spec = pytree.tree_flatten((args, kwargs))
+        self._leaves = [_of_its_own(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._given_leaves]
         self._weights: dict[str, torch.Tensor] = {}
         if isinstance(model, torch.nn.Module):
             named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
@@ -452,7 +454,8 @@ class _Maker:
         exported, names = self._exported, {}
         if exported is None:
             model, args, kwargs = self._on_cpu()
-            exported, names = export(model, args, kwargs, dynamic)
+            with _quiet():
+                exported, names = export(model, args, kwargs, dynamic)
         sizes = Sizes(exported, names)
         if not sizes.names:
             return None
@@ -470,19 +473,21 @@ class _Maker:
         if problem is not None:
             call(*self._given(_on_hetero))  # see make()
             program, results = self._checked(captured(sizes.own))
-        samples = [(program, sizes.own)]
-        for of in sizes.samples():
+        samples, recorded, failure = [(program, sizes.own)], [sizes.own], None
+        for of in sizes.samples(recorded):
             other, other_results, problem = captured(of)
             if problem is not None:
+                failure = problem
                 continue
             _check_same_leaves(results, other_results)
             samples.append((other, of))
+            recorded.append(of)
             if len(samples) == sizes.captures:
                 break
         else:
             raise ValueError("the model cannot be a program for several sizes: it fails for most of them, "
-                             f"the last time with: {problem}")
-        sizes.find_requirements([of for _, of in samples])
+                             f"the last time with: {failure}")
+        sizes.find_requirements(recorded)
         return self._with_ones(sizes, captured, program, results, samples)
 
     def _with_ones(self, sizes: Sizes, captured: Callable[..., Any], program: _C.CompiledProgram, results: Any,
@@ -649,23 +654,51 @@ class _Maker:
         else:
             model = _C.Model.make_dynamic(samples, least, sizes.variables, sizes.factors, inputs, outputs,
                                           self._weights, metadata)
-        _refuse_shared_updates([leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)], updates, model)
+        given_tensors = [leaf for leaf in self._given_leaves if isinstance(leaf, torch.Tensor)]
+        _refuse_shared_updates(given_tensors, updates, model)
         return CompiledModel(model)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the log of torch.export, which says what it then raises too."""
+    """Without the log of torch.export, and without the graph that it prints where it fails: it raises what is wrong."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
+    printed = io.StringIO()
     try:
-        yield
+        with contextlib.redirect_stderr(printed):
+            yield
     finally:
         logging.disable(before)
+    print(printed.getvalue(), end="", file=sys.stderr)  # warnings, say
 
 
 def _on_hetero(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to(_HETERO)
+
+
+def _of_its_own(tensor: torch.Tensor) -> torch.Tensor:
+    """The example as a program's input: bytes that are its values, in memory that it shares with no other one.
+
+    What shares memory would be one input: torch.export takes one tensor for one input, and a capture one storage.
+    """
+    return tensor.detach().resolve_conj().resolve_neg().clone()
+
+
+def _refuse_merged_inputs(exported: torch.export.ExportedProgram) -> None:
+    """Raises where torch.export was given one tensor twice, which is one input to it: only one of the two is read."""
+    users = {node.name: len(node.users) for node in exported.graph.nodes if node.op == "placeholder"}
+    specs = exported.graph_signature.input_specs
+    inputs = [spec.arg.name for spec in specs if spec.kind == torch.export.graph_signature.InputKind.USER_INPUT]
+    same: dict[int, list[str]] = {}
+    for name, leaf in zip(inputs, pytree.tree_leaves(exported.example_inputs), strict=False):
+        if isinstance(leaf, torch.Tensor):
+            same.setdefault(id(leaf), []).append(name)
+    for names in same.values():
+        read = [name for name in names if users[name]]
+        if read and read != names:
+            raise ValueError(f"the model was exported with one tensor for {' and '.join(map(repr, names))}, and "
+                             f"torch.export has made one input of them, {read[0]!r}: export it with a tensor for each")
 
 
 def _refuse_shared_updates(tensors: Sequence[torch.Tensor], updated: Sequence[int], model: _C.Model) -> None:
@@ -708,11 +741,20 @@ def _place_in_model(error: Exception) -> str:
 def _plain(results: Any) -> Any:
     """The results without classes that only a library knows: a model output of transformers becomes a dictionary."""
     if isinstance(results, Mapping):
-        return {str(key): _plain(value) for key, value in results.items()}
+        return {_plain_key(key): _plain(value) for key, value in results.items()}
     if isinstance(results, (list, tuple)):
         plain = [_plain(value) for value in results]
         return plain if isinstance(results, list) else tuple(plain)
     return results
+
+
+def _plain_key(key: Any) -> Any:
+    """The equal string or integer for one of a class of its own, such as an enumeration's; other keys as they are."""
+    if isinstance(key, bool):
+        return key
+    if isinstance(key, int):
+        return int(key)
+    return str.__str__(key) if isinstance(key, str) else key
 
 
 def _plain_leaf(leaf: Any, what: str) -> Any:

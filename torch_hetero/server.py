@@ -9,6 +9,7 @@ is submitted runs on the group that is free first, without the interpreter's loc
 from __future__ import annotations
 
 import itertools
+import numbers
 import operator
 import os
 import queue
@@ -194,12 +195,15 @@ class Server(Closing):
             The future of the call's result.
 
         Raises:
+            TypeError: for a timeout that is no number.
             ValueError: for other arguments than the program was made for.
             queue.Full: where there is no room, with ``when_full="refuse"``.
             RuntimeError: where the server was closed.
         """
         if not self._end.alive:
             raise RuntimeError("the server was closed; make another with CompiledModel.serve")
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, numbers.Real)):
+            raise TypeError(f"timeout is seconds or None, not {timeout!r}")
         tensors = self.model._tensors_of(args, kwargs)
         request = Request(self, tensors)
         number = next(self._numbers)

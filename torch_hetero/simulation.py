@@ -98,7 +98,8 @@ def _simulated(profile: str | os.PathLike[str] | Profile, budget: int | str | No
         try:
             with config.override(accelerator="none"):
                 chosen = use_profile(profile)
-                assert chosen is not None
+                if chosen is None:
+                    raise ValueError("simulate takes the profile of a machine, not None")
                 try:
                     with config.override(memory_budget=0 if budget is None else budget, keep_plans=True):
                         with config.override(accelerator="sim"):

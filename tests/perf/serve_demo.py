@@ -151,8 +151,13 @@ class Subject:
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 
+def quantiles(values: list[float], n: int) -> list[float]:
+    """What divides the values into n equal parts; the value itself where there is but one."""
+    return statistics.quantiles(values * 2 if len(values) == 1 else values, n=n, method="inclusive")
+
+
 def line(name: str, in_flight: int, runs: list[Run], baseline: list[float]) -> str:
-    cuts = statistics.quantiles([latency for run in runs for latency in run.latencies], n=100, method="inclusive")
+    cuts = quantiles([latency for run in runs for latency in run.latencies], 100)
     p50, p95, p99 = (1e3 * cuts[i] for i in (49, 94, 98))
     median = statistics.median(run.throughput for run in runs)
     times = statistics.median(run.throughput / base for run, base in zip(runs, baseline, strict=True))
@@ -218,7 +223,7 @@ def report(names: list[str], in_flight: list[int], runs: dict[tuple[str, int], l
           '"times" is throughput against one request at a time on all cores, the faster of the two ways to wait.')
     for n in in_flight[1:] if several in names else []:
         gains = [run.throughput / base for run, base in zip(runs[several, n], baseline, strict=True)]
-        low, median, high = statistics.quantiles(gains, n=4, method="inclusive")
+        low, median, high = quantiles(gains, 4)
         verdict = "reached" if median >= BAR else "MISSED"
         print(f"{several} with {n} in flight: {median:.2f} times one request at a time "
               f"(quartiles {low:.2f} to {high:.2f}); {BAR} is wanted: {verdict}")

@@ -6,12 +6,16 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import models
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from torch_hetero import dynamic
+from torch_hetero.signature import positional_names
 
 
 def small_model() -> nn.Module:
@@ -90,6 +94,19 @@ def test_batch_and_length_of_attention_are_dynamic() -> None:
     with pytest.raises(IndexError):  # of the table of positions, as without hetero
         program(torch.randint(50, (3, 65)))
     check(program, model, tokens)
+
+
+def test_one_tensor_for_several_inputs_of_the_example_is_one_at_the_call_only_if_it_is_given_so() -> None:
+    torch.manual_seed(0)
+    model, x = nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.randn(2, 5, 8)
+    axes = dict.fromkeys(("query", "key", "value"), {0: "batch", 1: "n"})
+    program = torch.hetero.compile(model, (x, x, x), dynamic=axes)
+    for given in ((x, x, x), torch.randn(3, 4, 6, 8).unbind()):
+        torch.testing.assert_close(program(*given), model(*given), rtol=1e-4, atol=1e-5)
+    # Names are those of each place.
+    program = torch.hetero.compile(lambda a, b: a.sum(0) + b, (x, x), dynamic={"a": {0: "m"}, "b": {0: "n"}})
+    assert list(program.dimensions) == ["m", "n"]
+    check(program, lambda a, b: a.sum(0) + b, torch.randn(3, 5, 8), torch.randn(4, 5, 8))
 
 
 def test_minilm_takes_any_batch_and_length(tmp_path: Path) -> None:
@@ -234,11 +251,83 @@ def test_images_of_other_heights_and_widths_are_taken() -> None:
         check(program, model, torch.randn(2, 3, height, width))
 
 
+def test_few_sizes_and_many_dimensions_are_taken() -> None:
+    def half(x: torch.Tensor) -> torch.Tensor:
+        return x[: x.shape[0] // 2] * 1.0
+
+    program = torch.hetero.compile(half, (torch.zeros(4),), dynamic={"x": {0: torch.export.Dim("n", min=4, max=7)}})
+    assert program.dimensions == {"n": (4, 7)}
+    for size in (4, 5, 6, 7):
+        check(program, half, torch.randn(size))
+
+    def halves(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [half(tensor) for tensor in tensors]
+
+    program = torch.hetero.compile(halves, ([torch.zeros(4 + i) for i in range(12)],), dynamic=True)
+    assert len(program.dimensions) == 12
+    given = [torch.randn(20 - i) for i in range(12)]
+    torch.testing.assert_close(program(given), halves(given))
+
+
+class Halved(nn.Module):
+    """Images become smaller and larger again: their sizes are multiples of a power of two."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.down = nn.ModuleList(nn.Conv2d(3, 3, 3, 2, 1) for _ in range(times))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(3, 3, 2, 2) for _ in range(times))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = []
+        for layer in self.down:
+            kept.append(x)
+            x = layer(x)
+        for layer in self.up:
+            x = layer(x) + kept.pop()
+        return x
+
+
+class Patches(nn.Conv2d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[2] % 14 or x.shape[3] % 14:
+            raise ValueError("whole patches only")
+        return super().forward(x).flatten(2).mean(2)
+
+
+@pytest.mark.parametrize(("model", "size", "fitting"), [
+    (lambda: nn.Sequential(nn.PixelUnshuffle(2), nn.Conv2d(12, 16, 3, padding=1)), 32, (10, 14)),
+    (lambda: Halved(3), 64, (16, 40)),
+    (lambda: Halved(4), 64, (32, 48)),
+    (lambda: Patches(3, 8, 14, 14), 56, (28, 70)),
+    (lambda: nn.Sequential(nn.Conv2d(3, 4, 7, 4), nn.MaxPool2d(4), nn.Conv2d(4, 4, 7)), 130, (123, 150)),
+])
+def test_models_that_need_multiples_or_large_sizes_are_compiled_by_small_samples(
+    monkeypatch: pytest.MonkeyPatch, model: Callable[[], nn.Module], size: int, fitting: tuple[int, int]
+) -> None:
+    taken = []
+    tensors = dynamic.Sizes.tensors
+
+    def kept(*args: Any) -> list[torch.Tensor]:
+        taken.extend(tensors(*args))
+        return taken[-1:]
+
+    monkeypatch.setattr(dynamic.Sizes, "tensors", kept)
+    made = model().eval()
+    program = torch.hetero.compile(made, (torch.zeros(1, 3, size, size),),
+                                   dynamic={next(iter(positional_names(made))): {0: "batch", 2: "height", 3: "width"}})
+    assert max(tensor.numel() for tensor in taken) <= 3 << 18
+    check(program, made, torch.randn(3, 3, *fitting))
+    check(program, made, torch.randn(1, 3, size, size))
+
+
 @pytest.mark.parametrize(("model", "shape", "fitting", "wrong", "words"), [
     (lambda x: x.view(2, -1) * 1.0, (8,), (10,), (7,), r"n 7. The model needs .*floor\(n,2\) \(1\) to be 0"),
     (lambda x: x.unflatten(0, (-1, 3)).sum(1), (12,), (9,), (10,), r"n 10. The model needs n \(10\) to be 3"),
     (lambda x: x + 1 if x.shape[0] != 7 else x - 1, (12,), (8,), (7,), r"needs n \(7\) not to be 7"),
     (lambda x: x + 1 if x.shape[0] < x.shape[1] else x - 1, (4, 9), (5, 6), (6, 6), r"n\+1 \(7\) to be at most m"),
+    (lambda x: x + 1 if x.shape[0] * x.shape[1] < 20000 else x - 1, (4, 9), (90, 200), (100, 200),
+     r"n\*m\+1 \(20001\) to be at most 20000"),
     (lambda x: x + 1 if x.shape[0] % 3 == 1 else x - 1, (4,), (7,), (8,), "The model needs"),
     (lambda x: F.pixel_unshuffle(x[None], 2), (6, 8), (10, 4), (7, 8), "The model needs"),
 ])

@@ -18,6 +18,8 @@ from counters import counting
 from helpers import DEVICE, assert_same, fresh, needs_hetero
 from torch import nn
 
+from torch_hetero import _C
+
 pytestmark = needs_hetero
 
 MIB = 1 << 20
@@ -190,6 +192,38 @@ def test_rules_by_name_and_blocks_before_rules() -> None:
     assert run() == (2, 0)
     with pytest.raises(ValueError, match="'auto', 'cpu' or 'accelerator'"):
         torch.hetero.set_placement_rules({"aten::mm": "gpu"})
+
+
+def test_auto_is_as_outside_of_all_blocks() -> None:
+    x = fresh(torch.randn(32, 32))
+
+    def on_accelerator() -> int:
+        with counting() as seen:
+            (x @ x).cpu()
+        return seen.kernels_on("accelerator")
+
+    with torch.hetero.placement("cpu"), torch.hetero.placement("auto"), torch.hetero.config.override(placement="cpu"):
+        assert on_accelerator() == 0
+        torch.hetero.set_placement_rules({"aten::mm*": "accelerator"})
+        assert on_accelerator() == 1
+
+
+def test_a_decorated_generator_is_placed_while_it_runs() -> None:
+    x = fresh(torch.randn(32, 32))
+    where = []
+
+    @torch.hetero.placement("accelerator")
+    def products() -> Iterator[torch.Tensor]:
+        for _ in range(3):
+            where.append(_C.get_placement())
+            yield x @ x
+
+    with counting() as seen:
+        for product in products():
+            assert _C.get_placement() == "auto"
+            (product.relu() @ x).cpu()
+    assert where == ["accelerator"] * 3
+    assert seen.kernels_on("accelerator") == 3
 
 
 def test_a_module_has_a_place_of_its_own() -> None:
@@ -497,6 +531,9 @@ def test_simulate_predicts_time_and_memory_of_other_machines() -> None:
     before = torch.hetero.config.as_dict()
     fast = torch.hetero.simulate(step, profile="h200")
     slow = torch.hetero.simulate(step, profile="pcie3-slow")
+    assert torch.hetero.config.as_dict() == before
+    with pytest.raises(ValueError, match="the profile of a machine, not None"):
+        torch.hetero.simulate(step, profile=None)
     assert torch.hetero.config.as_dict() == before
     assert_same(fast.result, expected)
     assert 0 < fast.seconds < slow.seconds

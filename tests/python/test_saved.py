@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 import itertools
 import json
 import os
@@ -265,6 +266,63 @@ def test_an_argument_that_is_updated_shares_memory_with_none() -> None:
         torch.hetero.compile(model, (both, both))
 
 
+SHARING = {
+    "the same tensor": lambda x: (x[:4], x[:4]),
+    "the same object": lambda x: (x, x),
+    "overlapping views": lambda x: (x[:4], x[2:]),
+    "each with itself": lambda x: (x[:1].expand(4, 3), x[0].expand(4, 3)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("device", ["cpu", "hetero"])
+@pytest.mark.parametrize("sharing", SHARING)
+def test_examples_that_share_memory_are_inputs_of_their_own(sharing: str, device: str, dynamic: bool | None) -> None:
+    def model(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a + 10 * b
+
+    examples = SHARING[sharing](torch.randn(6, 3, device=device))
+    program = torch.hetero.compile(model, examples, dynamic=dynamic)
+    given = [torch.randn(example.shape) for example in examples]
+    assert_same(program(*given), model(*given))
+    nested = torch.hetero.compile(lambda a, b: model(a[0], b["x"]), ([examples[0]], {"x": examples[1]}))
+    assert_same(nested([given[0]], {"x": given[1]}), model(*given))
+
+
+def test_examples_keep_their_values_and_their_order_of_axes() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return torch.nonzero_static(x, size=4)  # which has to run once before it can be recorded
+
+    for x in (torch.ones(2, 3), torch.ones(2, 3, device="hetero")):
+        torch.hetero.compile(model, (x,))
+        assert torch.equal(x.cpu(), torch.ones(2, 3))
+    turned = torch.hetero.compile(lambda x: x + 1, (torch.ones(2, 3, device="hetero").t(),))
+    assert turned.inputs == [("x", "f32[3,2]{1,3}+0")]
+
+
+class Name(str, enum.Enum):
+    LOGITS = "logits"
+
+
+def test_results_keep_the_keys_of_their_dictionaries(tmp_path: Path) -> None:
+    def model(x: torch.Tensor) -> dict[Any, Any]:
+        return {"x": x, 1: x + 1, "1": x + 2, 5: {-7: x + 3, False: 4}, Name.LOGITS: x + 5}
+
+    x = torch.rand(2)
+    torch.hetero.compile(model, (x,)).save(tmp_path / "m.hetero")
+    program = torch.hetero.load(tmp_path / "m.hetero")
+    assert [name for name, _ in program.outputs] == ["x", "1", "1.2", "5.-7", "logits"]
+    for made in (program, torch.hetero.compile(model, (x,), dynamic=True)):
+        result = made(x)
+        assert [(type(key), key) for key in result] == [(str, "x"), (int, 1), (str, "1"), (int, 5), (str, "logits")]
+        assert [(type(key), key) for key in result[5]] == [(int, -7), (bool, False)]
+        assert_close(result, model(x))
+    for key in ((1, 2), 1.5, None):
+        with pytest.raises(ValueError, match="whose keys are strings and integers"):
+            torch.hetero.compile(lambda x, key=key: {key: x + 1}, (x,))
+
+
 def test_a_namedtuple_becomes_a_tuple() -> None:
     pair = namedtuple("pair", "a b")  # noqa: PYI024
     program = torch.hetero.compile(lambda x: pair(x + 1, x * 2), (torch.ones(2),))
@@ -309,12 +367,17 @@ def test_random_numbers_are_drawn_anew_and_follow_the_seed() -> None:
     assert torch.equal(lazy.cpu(), first)
 
 
-def test_what_depends_on_values_is_refused_with_the_reason() -> None:
+def test_what_depends_on_values_is_refused_with_the_reason_and_nothing_is_printed(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     def branches(x: torch.Tensor) -> torch.Tensor:
         return x + 1 if x.sum() > 0 else x - 1
 
     with pytest.raises(ValueError, match="cannot be a program: .*read scalar"):
         torch.hetero.compile(branches, (torch.ones(3),))
+    with pytest.raises(ValueError, match="cannot be a program for several sizes: "):
+        torch.hetero.compile(branches, (torch.ones(3),), dynamic=True)
+    assert capfd.readouterr() == ("", "")
     assert_close((torch.ones(3, device="hetero") * 2).cpu(), torch.full((3,), 2.0))
 
 
@@ -381,6 +444,18 @@ def test_layers_may_have_weights_without_elements(model: Any, sizes: tuple[int, 
     assert_same(program(x), layer(x))
     program.save(tmp_path / "m.hetero")
     assert_same(torch.hetero.load(tmp_path / "m.hetero")(x), layer(x))
+
+
+def test_an_exported_program_of_one_tensor_given_twice_is_refused() -> None:
+    class Sum(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a + 10 * b
+
+    x = torch.ones(3)
+    with pytest.raises(ValueError, match="exported with one tensor for 'a' and 'b'.*a tensor for each"):
+        torch.hetero.compile(torch.export.export(Sum(), (x, x)), (x, x))
+    program = torch.hetero.compile(torch.export.export(Sum(), (x, x.clone())), (x, x))
+    assert_same(program(x, 5 * x), 51 * x)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -8,6 +8,7 @@ import gc
 import os
 import queue
 import random
+import re
 import threading
 import time
 import weakref
@@ -202,6 +203,14 @@ def test_a_call_that_is_not_begun_in_time_is_not_run(holding: torch.hetero.Compi
         assert torch.equal(running.result(60), torch.full((4,), 4.0))
     assert len(_threads) == 1
     assert_nothing_left(server)
+
+
+@pytest.mark.parametrize("timeout", ["x", True, [1.0]])
+def test_a_timeout_that_is_no_number_is_refused(timeout: object) -> None:
+    with torch.hetero.compile(lambda x: x * 2, torch.zeros(4)).serve() as server:
+        with pytest.raises(TypeError, match=re.escape(f"timeout is seconds or None, not {timeout!r}")):
+            server.submit(torch.ones(4), timeout=timeout)
+        assert torch.equal(server.submit(torch.ones(4), timeout=60).result(60), torch.full((4,), 2.0))
 
 
 @pytest.mark.parametrize("timeout", [float("inf"), 1e300, 1e10, 9.3e9])
