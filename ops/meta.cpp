@@ -20,10 +20,13 @@
 namespace hetero::ops {
 namespace {
 
-// Stand-ins for the hetero tensors of a call, with their geometry and their sharing of storages: meta tensors, or zeros on the CPU.
+// What the bytes of stand-ins on the CPU are.
+enum class Fill : uint8_t { kZeros, kOnes };
+
+// Stand-ins for the hetero tensors of a call, with their geometry and their sharing of storages: meta tensors, or bytes on the CPU.
 class StandIns {
  public:
-  StandIns(c10::DeviceType device, MetaRun& run) : device_(device), run_(run) {}
+  StandIns(c10::DeviceType device, Fill fill, MetaRun& run) : device_(device), fill_(fill), run_(run) {}
 
   c10::DeviceType device() const { return device_; }
 
@@ -54,12 +57,13 @@ class StandIns {
 
   c10::DataPtr memory(size_t bytes) {
     if (device_ == c10::kMeta) return c10::DataPtr(nullptr, c10::Device(c10::kMeta));
-    c10::DataPtr zeros = c10::GetCPUAllocator()->allocate(bytes);
-    if (bytes != 0) std::memset(zeros.mutable_get(), 0, bytes);
-    return zeros;
+    c10::DataPtr filled = c10::GetCPUAllocator()->allocate(bytes);
+    if (bytes != 0) std::memset(filled.mutable_get(), fill_ == Fill::kOnes ? 1 : 0, bytes);
+    return filled;
   }
 
   c10::DeviceType device_;
+  Fill fill_;
   MetaRun& run_;
   std::vector<std::pair<HeteroStorage*, c10::Storage>> storages_;
 };
@@ -142,9 +146,10 @@ class Silence final : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-bool run_on_stand_ins(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, c10::DeviceType device, MetaRun& run) {
+bool run_on_stand_ins(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, c10::DeviceType device, Fill fill,
+                      MetaRun& run) {
   run = {};
-  StandIns tensors(device, run);
+  StandIns tensors(device, fill, run);
   torch::jit::Stack stack;
   for (const c10::IValue& argument : arguments) stack.push_back(stand_in(argument, tensors));
   try {
@@ -159,8 +164,9 @@ bool run_on_stand_ins(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, 
     // No kernel after all, or one that gives up on this call.
     run.failed = device == c10::kCPU;
     return false;
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
     run.failed = true;
+    run.divided_by_zero = std::strstr(error.what(), "ZeroDivisionError") != nullptr;
     return false;
   }
   if (!usable_results(info, stack, device, run)) return false;
@@ -219,13 +225,18 @@ bool NothingRuns::holds() { return nothing_runs; }
 
 bool run_meta(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run) {
   run.failed = !means_something(info, arguments);
-  if (run.failed || !has_meta_kernel(info.handle) || !run_on_stand_ins(info, arguments, c10::kMeta, run)) return false;
+  if (run.failed || !has_meta_kernel(info.handle) || !run_on_stand_ins(info, arguments, c10::kMeta, Fill::kZeros, run))
+    return false;
   correct(info, arguments, run);
   return true;
 }
 
 bool run_probe(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run) {
-  return run_on_stand_ins(info, arguments, c10::kCPU, run);
+  if (run_on_stand_ins(info, arguments, c10::kCPU, Fill::kZeros, run)) return true;
+  if (!run.divided_by_zero) return false;
+  // Of integers. Whether the real ones can be divided, the run will tell.
+  run = MetaRun();
+  return run_on_stand_ins(info, arguments, c10::kCPU, Fill::kOnes, run);
 }
 
 MetaEntry entry_of(const OpInfo& info, const MetaRun& run) {

@@ -21,14 +21,15 @@ struct OpInfo;
 struct MetaRun {
   std::vector<at::Tensor> inputs;  // for each hetero tensor argument, in order: its meta tensor after the call
   std::vector<c10::IValue> results;
-  bool failed = false;  // the kernel raised: the call may be wrong
+  bool failed = false;           // the kernel raised: the call may be wrong
+  bool divided_by_zero = false;  // for that reason
   SyncReason reason = SyncReason::kNoMetaKernel;
 };
 
 // Returns false when nothing can be said: there is no Meta kernel, it raised, or its results are not plain tensors.
 bool run_meta(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run);
 
-// Runs the CPU kernel on zeros of the operands' geometry: stricter than the Meta kernel, and with the true strides. Returns false when
+// Runs the CPU kernel on zeros of the operands' geometry (on ones where integers are divided): stricter than the Meta kernel, and with the true strides. Returns false when
 // it raises or its results are not plain new tensors.
 bool run_probe(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run);
 

@@ -433,6 +433,21 @@ def test_after_out_of_memory_earlier_tensors_are_intact() -> None:
 
 
 @needs_hetero
+@pytest.mark.parametrize("name", ["remainder", "floor_divide", "fmod"])
+def test_integers_are_divided_when_the_value_is_needed(name: str) -> None:
+    divide = getattr(torch, name)
+    compiled = torch.compile(divide, backend="hetero")
+    for _ in range(3):
+        check(lambda a, b: divide(a, b), i(-7, 7, 8, -8), i(2, -3, 4, 5))
+        assert torch.equal(compiled(i(-7, 7), i(2, -3)), divide(i(-7, 7), i(2, -3)))
+    pending = divide(i(1, 2).to(DEVICE), i(1, 0).to(DEVICE))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        pending.cpu()
+    with pytest.raises(RuntimeError, match=f"ZeroDivisionError.*aten::{name}"):
+        compiled(i(1, 2), i(1, 0))
+
+
+@needs_hetero
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_training_step_that_runs_out_of_memory_loses_no_parameter(compiled: bool) -> None:
     model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)]).to(DEVICE)
