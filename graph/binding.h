@@ -28,7 +28,7 @@ struct Binding {
   bool shared = false;  // others may write the bytes unseen: nothing may be derived of them
   std::unique_ptr<Derived> derived;
   // Where the CPU's bytes are while it has no block for them; valid_on says that they are valid there.
-  std::unique_ptr<backend::SpillFile> spilled;
+  std::unique_ptr<backend::SpilledBytes> spilled;
   Status error;  // not ok: the bytes are lost, for this reason
   // How many programs with an accelerator have read the bytes since they were written, or had to leave; below 0 after that.
   int16_t reads = 0;

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -179,13 +180,16 @@ void change_memory_budget(int64_t bytes) {
 }
 
 void set_spill_folder(const std::string& folder) {
+  std::string absolute;  // the process may go to other folders
   if (!folder.empty()) {
-    const auto file = backend::SpillFile::create(folder, nullptr, 0);
-    TORCH_CHECK_VALUE(file.ok(), "hetero: option 'spill' takes a folder in which files can be made, not '", folder,
-                      "': ", file.ok() ? "" : file.status().message());
+    std::error_code error;
+    absolute = std::filesystem::absolute(folder, error).string();  // none, if there is an error
+    const Status status = backend::check_spill_folder(absolute);
+    TORCH_CHECK_VALUE(status.ok(), "hetero: option 'spill' takes a folder in which files can be made, not '", folder,
+                      "': ", status.ok() ? "" : status.message());
   }
-  config().set_spill_folder(folder);
-  may_spill = !folder.empty();
+  config().set_spill_folder(absolute);
+  may_spill = !absolute.empty();
 }
 
 void set_policy(const std::string& name) {
@@ -299,7 +303,7 @@ const std::vector<Row>& rows() {
                "that to take less time. Off: each by itself."),
       {"spill", "str", "", [] { return config().spill_folder(); }, set_spill_folder,
        "A folder for tensors that have no room below memory_limit and were not used for long: they come back when they "
-       "are needed. Empty: none."},
+       "are needed. A relative one is made absolute. Empty: none."},
       integer_row("cache_bytes", "bytes", "268435456", config().cache_bytes,
                   "Bound of what is remembered of earlier programs: output shapes, traces and plans."),
   };

@@ -340,7 +340,8 @@ bool CutRun::go_on(const std::atomic<int32_t>* stop) { return executor_.go_on(st
 Status CutRun::finish() {
   Status status = executor_.end();
   const bool spilling = may_spill.load(std::memory_order_relaxed) || has_spilled.load(std::memory_order_relaxed);
-  if (options_.has_accelerator || spilling) track_storages(*cut_);
+  const bool all_small = kept_ != nullptr && kept_->largest_bound < kLargeStorage;
+  if (options_.has_accelerator || spilling || !all_small) track_storages(*cut_);
   add_counts(*plan_, counts_);
   if (options_.has_accelerator && backend::accelerator()->has_virtual_clock()) advance_virtual_clock();
   if (measures_) note_run(status.ok());

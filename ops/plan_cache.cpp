@@ -149,7 +149,11 @@ void CachedPlan::keep(const Cut& cut) {
   values.assign(cut.values.data(), cut.values.data() + cut.values.size());
   version = cut.version;
   bound.resize(cut.bindings.size());
-  for (size_t i = 0; i < cut.bindings.size(); ++i) bound[i] = cut.bindings[i] != nullptr;
+  largest_bound = 0;
+  for (size_t i = 0; i < cut.bindings.size(); ++i) {
+    bound[i] = cut.bindings[i] != nullptr;
+    if (bound[i] != 0) largest_bound = std::max(largest_bound, graph.buffers[i].bytes);
+  }
 }
 
 void put_numbers(std::span<const std::byte> numbers, graph::Graph& graph, std::vector<uint8_t>& changed) {

@@ -70,6 +70,7 @@ void put_numbers(std::span<const std::byte> numbers, graph::Graph& graph, std::v
 struct CachedPlan {
   std::vector<uint8_t> selection;  // per node of the trace: it was cut; empty: all
   std::vector<uint8_t> bound;      // per buffer: it has a binding
+  uint64_t largest_bound = 0;      // bytes of the largest that has one
   graph::Graph graph;              // what was planned
   std::vector<std::byte> values;   // of all nodes of a whole trace
   uint64_t version =

@@ -52,15 +52,19 @@ uint64_t bytes_of(const Cut& cut) {
   return bytes;
 }
 
-// Smaller blocks are not worth a file.
-constexpr size_t kLeastSpill = 64 << 10;
+// Smaller ones never leave: files give back no less.
+constexpr size_t kLeastSpill = 4 << 10;
 
-// Those of the tracked that no running cut touches, the one used longest ago first. Plans and kernels count on the bytes of the others where they are.
-std::vector<StorageHold> others_by_age() {
+// Those of the tracked with memory on the device that no running cut touches, the one used longest ago first. Plans and kernels count on the bytes of the
+// others where they are.
+std::vector<StorageHold> others_by_age(backend::DeviceIndex device) {
   std::vector<StorageHold> holds = hold_tracked();
   std::unordered_set<const graph::Binding*> touched;
   for (const Cut* cut : executor_state().cuts) touched.insert(cut->bindings.begin(), cut->bindings.end());
-  std::erase_if(holds, [&](const StorageHold& hold) { return touched.count(&hold.storage()->binding) != 0; });
+  std::erase_if(holds, [&](const StorageHold& hold) {
+    const graph::Binding& binding = hold.storage()->binding;
+    return !binding.blocks[device] || touched.contains(&binding);
+  });
   std::ranges::stable_sort(holds, {}, [](const StorageHold& hold) { return hold.storage()->last_used; });
   return holds;
 }
@@ -75,9 +79,9 @@ bool leave_host(HeteroStorage* storage) {
     return false;
   }
   if (binding.valid_on == kOnCpu) {
-    auto file = backend::SpillFile::create(config().spill_folder(), block.data(), block.bytes());
-    if (!file.ok()) return false;
-    binding.spilled = std::move(file.value());
+    auto written = backend::SpilledBytes::write(config().spill_folder(), block.data(), block.bytes());
+    if (!written.ok()) return false;
+    binding.spilled = std::move(written.value());
     has_spilled = true;
     count(counters().bytes_spilled, static_cast<int64_t>(block.bytes()));
   } else {
@@ -154,10 +158,9 @@ uint64_t room_for(const Cut& cut) {
 
 void make_room(const Cut& cut, uint64_t bytes) {
   if (room_for(cut) == 0 || room_for(cut) >= bytes) return;
-  std::vector<StorageHold> holds = others_by_age();
-  for (StorageHold& hold : holds) {
+  for (StorageHold& hold : others_by_age(kAccelerator)) {
     if (room_for(cut) >= bytes) return;
-    if (!hold.storage()->binding.blocks[kAccelerator] || !leave(hold.storage())) continue;
+    if (!leave(hold.storage())) continue;
     hold.storage()->binding.evicted();
     count(counters().storages_evicted);
   }
@@ -182,13 +185,23 @@ bool spills_below_limit() { return backend::cpu_device().memory_stats().limit_by
 void make_host_room(uint64_t bytes) {
   if (!spills()) return;
   const std::lock_guard lock(executor_state().mutex);
-  const auto enough = [bytes] {
+  const auto enough = [bytes](int64_t ahead) {
     const backend::MemoryStats stats = backend::cpu_device().memory_stats();
-    return stats.allocated_bytes + static_cast<int64_t>(bytes) <= stats.limit_bytes;
+    return stats.allocated_bytes + static_cast<int64_t>(bytes) + ahead <= stats.limit_bytes;
   };
-  if (enough()) return;
-  for (StorageHold& hold : others_by_age()) {
-    if (enough()) return;
+  if (enough(0)) return;
+  std::vector<StorageHold> holds = others_by_age(kCpu);
+  const auto small = std::ranges::stable_partition(
+      holds, [](const StorageHold& hold) { return hold.storage()->binding.blocks[kCpu].bytes() >= kLargeStorage; });
+  for (auto hold = holds.begin(); hold != small.begin(); ++hold) {
+    if (enough(0)) return;
+    (void)leave_host(hold->storage());
+  }
+  if (enough(0)) return;
+  // There may be very many small ones, so that to find the oldest is more work than to write it: several leave at a time.
+  const int64_t ahead = backend::cpu_device().memory_stats().limit_bytes / 16;
+  for (StorageHold& hold : small) {
+    if (enough(ahead)) return;
     (void)leave_host(hold.storage());
   }
 }
@@ -214,12 +227,27 @@ uint64_t host_need(const Cut& cut, const graph::Plan& plan) {
 }
 
 namespace {
+
 uint64_t runs = 0;  // guarded by the executor's lock
+
+// Of blocks on the host.
+size_t least_tracked() { return spills() ? kLeastSpill : kLargeStorage; }
+
+void track(HeteroStorage* storage, size_t least) {
+  const graph::Binding& binding = storage->binding;
+  if (binding.blocks[kCpu].bytes() < least && !binding.blocks[kAccelerator] && binding.spilled == nullptr) return;
+  storage->last_used = runs;
+  if (storage->tracked) return;
+  storage->tracked = true;
+  std::lock_guard guard(tracked().mutex);
+  tracked().storages.try_emplace(storage, storage, false);
 }
+
+}  // namespace
 
 void track_storages(const Cut& cut) {
   ++runs;
-  const bool all = spills();
+  const size_t least = least_tracked();
   for (size_t b = 0; b < cut.bindings.size(); ++b) {
     graph::Binding* const binding = cut.bindings[b];
     if (binding == nullptr) continue;
@@ -228,16 +256,11 @@ void track_storages(const Cut& cut) {
       binding->error = Status();
       binding->valid_on = kOnCpu;
     }
-    if (all || binding->blocks[kAccelerator] || binding->spilled != nullptr) track_storage(cut.holds[b].storage());
+    track(cut.holds[b].storage(), least);
   }
 }
 
-void track_storage(HeteroStorage* storage) {
-  storage->last_used = runs;
-  storage->tracked = true;
-  std::lock_guard guard(tracked().mutex);
-  if (!tracked().storages.contains(storage)) tracked().storages.try_emplace(storage, storage, false);
-}
+void track_storage(HeteroStorage* storage) { track(storage, least_tracked()); }
 
 void untrack_storage(HeteroStorage* storage) {
   std::unordered_map<HeteroStorage*, StorageHold>::node_type node;  // goes after the lock

@@ -4,7 +4,9 @@
 //   those leave that were used longest ago: their bytes are copied to the host if the host's are stale, and their memory is freed.
 // - Where the host's memory is limited (config().memory_limit) and there is a folder for it (config().spill), storages that were used longest ago leave
 //   the host's memory in the same way: for the accelerator, if it has the bytes, else for a file without a name (backend/spill_file.h). They come back
-//   before anything looks at them.
+//   before anything looks at them. Small ones leave only where no larger one can.
+// - The storages that may have to leave are tracked, in a set: what has memory on the accelerator, and on the host what is large, or what is not tiny
+//   while spilling is configured. So the options may be set when there are storages already.
 //
 // Storages that the graph touches are left alone; placement decides about them.
 //
@@ -49,6 +51,9 @@ void make_room(const Cut& cut, uint64_t bytes);
 // The most bytes that the plan of a graph ever holds there: its arena, and its buffers with memory of their own.
 uint64_t accelerator_need(const graph::Graph& graph, const graph::Plan& plan);
 
+// Smaller storages leave the host's memory only where no larger one can. The others are tracked also while none may leave it, since that may be allowed
+// later: it takes little beside making them.
+inline constexpr size_t kLargeStorage = 64 << 10;
 // Whether storages may leave the host's memory. Every run asks.
 extern std::atomic<bool> may_spill;  // there is a folder
 bool spills_below_limit();

@@ -288,7 +288,7 @@ void install_bytes(HeteroStorage* storage, backend::Block block) {
   storage->binding.valid_on = 1u << backend::kCpu;
   storage->binding.layout = graph::Layout();
   storage->binding.error = Status();
-  if (spills()) track_storage(storage);
+  track_storage(storage);
 }
 
 void resize_storage(HeteroStorage* storage, size_t bytes) {
@@ -312,6 +312,7 @@ void resize_storage(HeteroStorage* storage, size_t bytes) {
   }
   binding.blocks[backend::kAccelerator].reset();
   storage->change_size(bytes);
+  track_storage(storage);
 }
 
 void settle_everything_on_cpu() {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import threading
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from counters import snapshot
 from helpers import DEVICE, assert_same, fresh, needs_hetero, run_python, start_python
+from torch import nn
 
 pytestmark = needs_hetero
 
@@ -52,6 +54,122 @@ def test_more_tensors_than_memory_keep_their_values(limited: Path) -> None:
     on_host = core.memory_stats()["allocated_bytes"] - core.accelerator_stats()["allocated_bytes"]
     assert on_host <= torch.hetero.config.memory_limit
     assert list(limited.iterdir()) == []
+
+
+@pytest.fixture
+def host_only() -> None:
+    """All tensors are in the host's memory, and go to the file."""
+    torch.hetero.config.accelerator = "none"
+
+
+@pytest.mark.parametrize("first", ["spill", "memory_limit"])
+def test_tensors_that_were_made_before_the_options_were_set_leave(first: str, limited: Path, host_only: None) -> None:
+    config = torch.hetero.config
+    config.spill = ""
+    config.memory_limit = 0
+    model = nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(16)])
+    weights = [layer.weight.detach().clone() for layer in model]
+    x = torch.randn(2, 512)
+    expected = model(x)
+    model = model.to(DEVICE)
+    torch.hetero.flush()
+    options = {"spill": str(limited), "memory_limit": torch.hetero.memory_allocated() - 8 * MIB}
+    setattr(config, first, options.pop(first))
+    for name, value in options.items():
+        setattr(config, name, value)
+    before = spilled()
+    for _ in range(2):
+        y = x.to(DEVICE)
+        for layer in model:
+            y = layer(y)
+            torch.hetero.flush()
+        torch.testing.assert_close(y.cpu(), expected)
+    assert spilled() >= before + 8
+    assert torch.hetero.memory_allocated() <= config.memory_limit
+    for layer, weight in zip(model, weights, strict=True):
+        assert_same(layer.weight.detach().cpu(), weight)
+
+
+@pytest.mark.parametrize("kib", [4, 62])
+def test_small_tensors_leave_where_no_large_one_can(kib: int, limited: Path, host_only: None) -> None:
+    config = torch.hetero.config
+    config.memory_limit = torch.hetero.memory_allocated() + 4 * MIB
+    count = 12 * 1024 // kib
+    before = spilled()
+    kept = []
+    for i in range(count):
+        kept.append(torch.full((kib * 256,), float(i), device=DEVICE))
+        torch.hetero.flush()
+    assert spilled() - before >= count * 2 // 3
+    assert torch.hetero.memory_allocated() <= config.memory_limit
+    assert len(files_in(limited)) == 1
+    for i, tensor in enumerate(kept):
+        assert_same(tensor.cpu(), torch.full((kib * 256,), float(i)))
+    assert torch.hetero.memory_allocated() <= config.memory_limit
+
+
+def test_small_tensors_stay_where_large_ones_can_leave() -> None:
+    small = [torch.full((256,), float(i), device=DEVICE).repeat(16) for i in range(8)]
+    torch.hetero.flush()
+    kept = tensors(8)
+    before = spilled()
+    assert [tensor[1].item() for tensor in small] == list(range(8))
+    # They were used longest ago, and nothing of them had to come back.
+    assert spilled() == before
+    assert kept[0].sum().item() == MIB
+
+
+def test_many_tensors_need_one_descriptor_and_their_space_is_given_back(limited: Path, host_only: None) -> None:
+    torch.hetero.config.memory_limit = torch.hetero.memory_allocated() + 4 * MIB
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 8, hard))
+    try:
+        kept = []
+        for i in range(256):
+            kept.append(torch.full((16 << 10,), float(i), device=DEVICE))
+            torch.hetero.flush()
+        (file,) = files_in(limited)
+        on_disk = os.fstat(file).st_blocks * 512
+        assert on_disk >= 11 * MIB
+        for i, tensor in enumerate(kept):
+            assert tensor[-1].item() == i
+        assert [int(tensor.sum().item()) for tensor in kept[:80]] == [i << 14 for i in range(80)]
+        del kept[40:]
+        assert os.fstat(file).st_blocks * 512 <= 3 * MIB
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [tensor[7].item() for tensor in kept] == list(range(40))
+    del kept, tensor
+    assert files_in(limited) == []
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_write_is_told_and_nothing_is_lost(limited: Path) -> None:
+    kept = tensors(3)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6 * MIB, hard))
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            for _ in range(8):
+                kept += tensors(1)
+        assert len(files_in(limited)) == 1
+        assert kept[-1].sum().item() == MIB
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    kept += tensors(4)
+    assert [int(tensor.sum().item()) for tensor in kept[:3]] == [MIB, 2 * MIB, 3 * MIB]
+    assert all(tensor[3].item() == 1 for tensor in kept[3:-4])
+
+
+def test_a_relative_folder_stays_the_one_it_was(limited: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (limited / "below").mkdir()
+    monkeypatch.chdir(limited)
+    torch.hetero.config.spill = "below"
+    monkeypatch.chdir("/")
+    assert torch.hetero.config.spill == str(limited / "below")
+    kept = tensors(8)
+    assert len(files_in(limited / "below")) == 1
+    assert [int(tensor.sum().item()) for tensor in kept] == [(i + 1) * MIB for i in range(8)]
 
 
 def test_without_a_folder_there_is_an_error_and_nothing_is_lost() -> None:
@@ -169,7 +287,7 @@ def test_processes_that_are_killed_while_they_write_leave_no_file(tmp_path: Path
     try:
         for process in processes:
             assert process.stdout.readline() == "spilling\n"
-        # At that moment the files are open, have no name, and grow: each process has several.
+        # At that moment the files are open, have no name, and grow.
         for process in processes:
             assert process.poll() is None
             assert any(str(tmp_path) in name for name in open_files(process.pid))
@@ -181,6 +299,16 @@ def test_processes_that_are_killed_while_they_write_leave_no_file(tmp_path: Path
             process.communicate()
     assert [process.returncode for process in processes] == [-9, -9, -9]
     assert list(tmp_path.iterdir()) == []
+
+
+def files_in(folder: Path) -> list[int]:
+    """This process's descriptors of files in the folder."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            if os.readlink(f"/proc/self/fd/{name}").startswith(f"{folder}/"):
+                found.append(int(name))
+    return found
 
 
 def open_files(process: int) -> list[str]:
