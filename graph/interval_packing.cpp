@@ -31,14 +31,14 @@ namespace hetero::graph {
 namespace {
 
 constexpr int64_t kLeastEffort = 10'000'000;  // steps: some 25 milliseconds
-constexpr int64_t kMostEffort = 500'000'000;  // half a second to a second
 
 // A hundred values or more that miss the bound by an eighth are worth the most. Fewer, or a smaller miss, are worth less: a program is
 // planned while its user waits.
 int64_t usual_effort(size_t intervals, uint64_t total, uint64_t lower_bound) {
   const double size = std::min(1.0, static_cast<double>(intervals) / 100);
   const double miss = std::min(1.0, static_cast<double>(total - lower_bound) / static_cast<double>(lower_bound) * 8);
-  return std::max(kLeastEffort, static_cast<int64_t>(static_cast<double>(kMostEffort) * size * size * miss));
+  return std::max(kLeastEffort,
+                  static_cast<int64_t>(static_cast<double>(IntervalPacking::kMostEffort) * size * size * miss));
 }
 
 // Searches for smaller arenas of one part.

@@ -200,6 +200,8 @@ struct PlanOptions {
   bool fusion = false;
   // The program will run often: time may be spent on a smaller arena.
   bool thorough = true;
+  // The search for placements, and where `thorough` the one for a smaller arena, may take so many times as long as usual. At least 1.
+  int effort = 1;
   bool has_accelerator = false;
   bool accelerator_host_accessible = false;
   Policy policy = Policy::kAuto;

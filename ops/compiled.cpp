@@ -20,6 +20,8 @@ namespace hetero::ops {
 namespace {
 
 constexpr size_t kMostVariants = 16;
+// With Options::search_longer.
+constexpr int kLongSearch = 8;
 
 uint8_t bits_of(const at::Tensor& tensor) {
   uint8_t bits = 0;
@@ -405,6 +407,7 @@ std::optional<std::vector<c10::IValue>> CompiledProgram::run(std::vector<c10::IV
   cut.default_dtype = variant->default_dtype;
   cut.lines = variant->lines;
   cut.own_plans = &variant->plans;
+  if (options_.search_longer) cut.effort = kLongSearch;
   cut.version = 1;
   std::optional<RunScope> running(std::in_place, cut);
   cut.keeps = CutRun::keeps_plans();

@@ -55,6 +55,8 @@ class CompiledProgram {
   struct Options {
     // Each size gets a plan of its own, where one for other sizes could be resized.
     bool plan_each_size = false;
+    // Planning may search for placements and a smaller arena several times as long as usual.
+    bool search_longer = false;
   };
   explicit CompiledProgram(Options options);
   ~CompiledProgram();

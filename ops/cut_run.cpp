@@ -306,6 +306,7 @@ Status CutRun::start(Cut& cut, SyncReason reason) {
   }
   count(counters().flushes[static_cast<size_t>(reason)]);
   options_ = configured_plan_options();
+  options_.effort = cut.effort;
   candidates_.clear();
   if (options_.has_accelerator) options_.candidates = &candidates_;
   const graph::Plan& plan = plan_for(cut);

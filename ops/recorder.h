@@ -176,6 +176,7 @@ struct Cut {
   std::vector<uint8_t> selection;  // per node of that trace: it was cut; empty: all
   // Of a compiled program (compiled.h): its own plans in place of those at `end`, and where it has none yet, one for other sizes.
   PlanSet* own_plans = nullptr;
+  int effort = 1;  // of planning, see graph::PlanOptions
   const CachedPlan* similar = nullptr;
   // The plans that may be kept for it, or null. REQUIRES: the executor lock.
   PlanSet* plans() const;
@@ -189,6 +190,7 @@ struct Cut {
     end = nullptr;
     mark = nullptr;
     own_plans = nullptr;
+    effort = 1;
     similar = nullptr;
     selection.clear();
     graph.clear();

@@ -35,10 +35,10 @@ _MODES: dict[str | None, dict[str, bool]] = {
     None: {},
     "default": {},
     "reduce-overhead": {},
-    "max-autotune": {"plan_each_size": True},
-    "max-autotune-no-cudagraphs": {"plan_each_size": True},
+    "max-autotune": {"plan_each_size": True, "search_longer": True},
+    "max-autotune-no-cudagraphs": {"plan_each_size": True, "search_longer": True},
 }
-_OPTIONS = ("plan_each_size",)
+_OPTIONS = ("plan_each_size", "search_longer")
 
 # A graph that could not be captured so often is not tried again: the first call may meet operators that have to run
 # once before anybody knows what their results look like.

@@ -86,7 +86,12 @@ class MemoryPlanner {
       scratch_.intervals.push_back({residence.first, residence.last, bytes});
       scratch_.packed.push_back(b);
     }
-    const std::optional<int64_t> effort = options_.thorough && searches ? std::nullopt : std::optional<int64_t>(0);
+    std::optional<int64_t> effort;  // the usual one
+    if (!options_.thorough || !searches) {
+      effort = 0;
+    } else if (options_.effort > 1) {
+      effort = IntervalPacking::kMostEffort * options_.effort;
+    }
     scratch_.packing.pack(scratch_.intervals, SliceAllocator::kAlignment, effort);
     for (size_t i = 0; i < scratch_.packed.size(); ++i) {
       plan_.residence(scratch_.packed[i], device).offset = scratch_.packing.offset(i);

@@ -29,15 +29,16 @@ using backend::kCpu;
 using Devices = std::vector<DeviceIndex>;
 
 constexpr uint8_t kBoth = 1u << kCpu | 1u << kAccelerator;
-constexpr int kShakes = 16;
-// Steps of the search: uses of tasks that rollouts look at.
+constexpr int kShakes = 16;  // with the usual effort
+// Steps of the search with the usual effort: uses of tasks that rollouts look at.
 constexpr int64_t kEffort = 1'500'000;
 // As many tasks may change places at random; more get the cheaper moves only.
 constexpr size_t kSmall = 24;
 
 class Search {
  public:
-  explicit Search(TaskGraph& tasks) : tasks_(tasks), rollout_(tasks), effort_(kEffort) {
+  Search(TaskGraph& tasks, int effort)
+      : tasks_(tasks), rollout_(tasks), effort_(kEffort * effort), shakes_(kShakes * effort) {
     orders_[0].resize(tasks.size());
     std::iota(orders_[0].begin(), orders_[0].end(), 0);
     tasks.order_by_rank(orders_[1]);
@@ -127,7 +128,7 @@ class Search {
     std::ranges::stable_sort(starts, {}, &Found::seconds);
     for (const Found& start : starts) climb(start, effort_ / 2);
     uint64_t random = 1;
-    for (int i = 0; i < kShakes && free_.size() > 3; ++i) {
+    for (int i = 0; i < shakes_ && free_.size() > 3; ++i) {
       Found shaken = *std::ranges::min_element(found_, {}, &Found::seconds);
       for (int k = 0; k < 3; ++k) {
         random = random * 6364136223846793005u + 1442695040888963407u;
@@ -197,6 +198,7 @@ class Search {
   TaskGraph& tasks_;
   Rollout rollout_;
   int64_t effort_;
+  const int shakes_;
   std::vector<uint32_t> orders_[2];
   std::vector<uint32_t> free_;  // tasks that may run anywhere
   std::vector<uint32_t> moved_;
@@ -207,7 +209,7 @@ class Search {
 }  // namespace
 
 double search_seconds(TaskGraph& tasks, std::vector<Candidate>* candidates) {
-  Search search(tasks);
+  Search search(tasks, 1);
   search.run(candidates);
   return search.seconds();
 }
@@ -228,7 +230,7 @@ void write_placements(const TaskGraph& tasks, std::span<const DeviceIndex> devic
 
 void place_nodes(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch) {
   scratch.tasks.build(graph, plan, options);
-  Search search(scratch.tasks);
+  Search search(scratch.tasks, options.effort);
   search.run(options.candidates);
   plan.placements.assign(graph.nodes.size(), Placement{});
   write_placements(scratch.tasks, search.devices(), plan);

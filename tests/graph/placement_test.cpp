@@ -112,6 +112,26 @@ TEST_CASE("placement: a rollout takes as long as the program that the passes mak
   CHECK(compared > 100);
 }
 
+TEST_CASE("placement: with more effort, large programs come out faster") {
+  std::mt19937 random(35);
+  double seconds[2] = {};
+  for (int round = 0; round < 20; ++round) {
+    Program program;
+    make_random(program, random, 150, true);
+    for (const int effort : {1, 8}) {
+      PlanOptions options = both_options();
+      options.accelerator.copy_latency = 1e-6;
+      options.effort = effort;
+      std::vector<Candidate> candidates;
+      options.candidates = &candidates;
+      (void)program.plan(options);
+      seconds[effort > 1] += std::ranges::find_if(candidates, &Candidate::chosen)->seconds;
+    }
+  }
+  INFO(seconds[0] << " s with the usual effort, " << seconds[1] << " s with more");
+  CHECK(seconds[1] < seconds[0]);
+}
+
 TEST_CASE("placement: a program takes on the simulated accelerator what was predicted") {
   std::mt19937 random(32);
   int compared = 0;

@@ -800,7 +800,7 @@ def test_max_autotune_plans_each_size() -> None:
     ("arguments", "sentence"),
     (
         ({"mode": "fastest"}, "knows the modes .*, not 'fastest'"),
-        ({"options": {"speed": True}}, "knows the options plan_each_size, not 'speed'"),
+        ({"options": {"speed": True}}, "knows the options plan_each_size, search_longer, not 'speed'"),
         ({"options": {"plan_each_size": 3}}, "takes True or False for plan_each_size, not 3"),
     ),
 )

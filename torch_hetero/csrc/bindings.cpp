@@ -282,10 +282,11 @@ py::object run_program(ops::CompiledProgram& program, py::list arguments) {
 
 void add_compiled_program(py::module_& m) {
   py::class_<ops::CompiledProgram>(m, "CompiledProgram")
-      .def(py::init([](bool plan_each_size) {
-             return std::make_unique<ops::CompiledProgram>(ops::CompiledProgram::Options{plan_each_size});
-           }),
-           py::arg("plan_each_size") = false)
+      .def(
+          py::init([](bool plan_each_size, bool search_longer) {
+            return std::make_unique<ops::CompiledProgram>(ops::CompiledProgram::Options{plan_each_size, search_longer});
+          }),
+          py::arg("plan_each_size") = false, py::arg("search_longer") = false)
       .def("run", &run_program)
       .def("begin_capture",
            [](ops::CompiledProgram& program, const py::list& arguments) {
