@@ -61,7 +61,7 @@ Work work_of(const Graph& graph, const Node& node) {
 Work work_of(const Graph& graph, const FusedGroup& group) {
   Work work;
   for (const uint32_t member : group.members) {
-    // Of a node with a tail only the tail: a few operations on each element of the output, beside the body's many.
+    // The work of a node with a tail is its body's, which runs by itself; the tail is next to nothing.
     if (!op_table()[graph.nodes[member].op].has_tail) work.flops += work_of(graph, graph.nodes[member]).flops;
   }
   for (const GroupOperand& operand : group.operands) {

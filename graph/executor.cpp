@@ -275,7 +275,7 @@ void Executor::Impl::settle_host_run() {
   for (const BufferId b : state.placed()) {
     if (state.binding(b) == nullptr || plan.residence(b, kCpu).home == Home::kNone) continue;
     const bool changed = poison.active() && written[b] != 0;
-    state.settle(b, poison.of(b), plan.valid_after[b], changed ? 1u << kCpu : state.binding(b)->valid_on);
+    state.settle(b, poison.of(b), plan.valid_after[b], changed ? written[b] : state.binding(b)->valid_on);
   }
 }
 

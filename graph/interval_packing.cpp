@@ -256,7 +256,6 @@ PartSearch::Outcome PartSearch::fit(uint64_t capacity, uint32_t round) {
   decisions_.clear();
   pieces_.resize(count_);
   std::iota(pieces_.begin(), pieces_.end(), 0);
-  cuts_.clear();
   // Twice as many from time to time: what can be searched to its end is, in the end.
   tries_ = static_cast<int64_t>(count_) * (int64_t{2} << std::min(round / 64, 20u));
   return fit_piece({0, count_, 0}, 0);

@@ -436,18 +436,6 @@ void QueueRun::settle(RunCounts& counts) {
   if (!lost_.ok()) lost = state_->add_failure(static_cast<uint32_t>(graph.nodes.size()), lost_);
   const bool failures = state_->has_failures();
   if (failures) state_->find_written(outcomes_, written_);
-  // Per buffer that nodes have changed: where the last of them ran, which has the bytes.
-  const auto left_on = [&](BufferId b) {
-    for (size_t n = graph.nodes.size(); n-- > 0;) {
-      if (outcomes_[n] != Outcome::kRan && outcomes_[n] != Outcome::kFailed) continue;
-      const Operand* const operands = graph.operands_of(graph.nodes[n]);
-      const auto writes = [b](const Operand& operand) { return operand.buffer == b && operand.writes(); };
-      if (std::any_of(operands, operands + graph.nodes[n].operand_count, writes)) {
-        return static_cast<uint8_t>(1u << plan.placements[n].device);
-      }
-    }
-    return uint8_t{0};
-  };
   for (BufferId b = 0; b < graph.buffers.size(); ++b) {
     bool touched = false;
     uint8_t valid = plan.valid_after[b];
@@ -461,10 +449,11 @@ void QueueRun::settle(RunCounts& counts) {
     }
     if (state_->binding(b) == nullptr || !touched) continue;
     if (failure == kHealthy && valid == 0) failure = broken;
-    const bool written = failures && written_[b];
-    if (written) failure = state_->earlier(failure, lost);
     uint8_t kept = state_->binding(b)->valid_on;
-    if (written && failure != kHealthy) kept = lost == kHealthy ? left_on(b) : uint8_t{0};
+    if (failures && written_[b] != 0) {
+      failure = state_->earlier(failure, lost);
+      kept = lost == kHealthy ? written_[b] : uint8_t{0};
+    }
     state_->settle(b, failure, valid, kept);
   }
 }

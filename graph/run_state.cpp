@@ -265,7 +265,7 @@ void RunState::find_written(const std::vector<Outcome>& outcomes, std::vector<ui
     const Node& node = graph_->nodes[n];
     for (int i = 0; i < node.operand_count; ++i) {
       const Operand& operand = graph_->operands_of(node)[i];
-      written[operand.buffer] |= operand.writes();
+      if (operand.writes()) written[operand.buffer] = static_cast<uint8_t>(1u << plan_->placements[n].device);
     }
   }
 }

@@ -89,7 +89,7 @@ class RunState {
   const Status& status_of(FailureId failure) const { return failures_[failure - 1].status; }
   Status first_failure() const;
 
-  // Which buffers were written by nodes that ran or failed halfway.
+  // Which buffers were written by nodes that ran or failed halfway: the device of the last of them, as a bit, which has the bytes. 0 for the others.
   void find_written(const std::vector<Outcome>& outcomes, std::vector<uint8_t>& written) const;
   // Tells a binding how the run ended for its buffer. `kept`: with a failure, where the bytes are that were there before, as far as nodes have come.
   void settle(BufferId buffer, FailureId failure, uint8_t valid_on, uint8_t kept);

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <span>
 #include <string>
 
 #include "backend/registry.h"
@@ -355,21 +356,18 @@ Status CutRun::finish() {
 void CutRun::note_failure() {
   const graph::Graph& graph = cut_->planned();
   std::vector<uint8_t> older(graph.buffers.size());
-  const auto mark = [&](const graph::Node& node) {
+  const auto mark = [&](const graph::Node& node, std::span<const graph::GroupOperand> stored) {
     for (int i = 0; i < node.operand_count; ++i) {
       const graph::Operand& operand = graph.operands_of(node)[i];
-      if (operand.writes()) older[operand.buffer] = 1;
+      const auto stores = [&](const graph::GroupOperand& o) { return o.buffer == operand.buffer && o.stores; };
+      if (operand.writes() && std::ranges::none_of(stored, stores)) older[operand.buffer] = 1;
     }
   };
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    if (!plan_->live[n]) mark(graph.nodes[n]);
+    if (!plan_->live[n]) mark(graph.nodes[n], {});
   }
   for (const graph::FusedGroup& group : plan_->groups) {
-    const std::vector<uint8_t> before = older;
-    for (const uint32_t member : group.members) mark(graph.nodes[member]);
-    for (const graph::GroupOperand& operand : group.operands) {
-      if (operand.stores) older[operand.buffer] = before[operand.buffer];
-    }
+    for (const uint32_t member : group.members) mark(graph.nodes[member], group.operands);
   }
   FailedRun run;
   for (size_t b = 0; b < cut_->bindings.size(); ++b) {

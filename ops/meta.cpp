@@ -235,7 +235,6 @@ bool run_probe(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun
   if (run_on_stand_ins(info, arguments, c10::kCPU, Fill::kZeros, run)) return true;
   if (!run.divided_by_zero) return false;
   // Of integers. Whether the real ones can be divided, the run will tell.
-  run = MetaRun();
   return run_on_stand_ins(info, arguments, c10::kCPU, Fill::kOnes, run);
 }
 

@@ -29,8 +29,8 @@ struct MetaRun {
 // Returns false when nothing can be said: there is no Meta kernel, it raised, or its results are not plain tensors.
 bool run_meta(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run);
 
-// Runs the CPU kernel on zeros of the operands' geometry (on ones where integers are divided): stricter than the Meta kernel, and with the true strides. Returns false when
-// it raises or its results are not plain new tensors.
+// Runs the CPU kernel on zeros of the operands' geometry, and on other numbers where that divides integers by zero: stricter than the Meta kernel, and with the
+// true strides. Returns false when it raises or its results are not plain new tensors.
 bool run_probe(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run);
 
 // While one is alive, a Meta kernel of ours runs no kernel of the CPU to learn what only that knows.
