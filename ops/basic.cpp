@@ -231,6 +231,9 @@ bool compatible_shallow_copy(const at::Tensor& self, const at::Tensor& from) {
   return self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set()) || (dense(self) && dense(from));
 }
 
+// Whether a batch with this mask may become a nested tensor. The device holds none, so what asks, torch.nn.TransformerEncoder, goes on with the padding.
+bool may_be_nested(const at::Tensor&, const at::Tensor&) { return false; }
+
 }  // namespace
 
 void register_basic(torch::Library& library) {
@@ -254,6 +257,7 @@ void register_basic(torch::Library& library) {
   library.impl("set_", TORCH_FN(set_nothing));
   library.impl("is_set_to", TORCH_FN(at::native::is_set_to));
   library.impl("record_stream", TORCH_FN(record_stream));
+  library.impl("_nested_tensor_from_mask_left_aligned", TORCH_FN(may_be_nested));
 }
 
 TORCH_LIBRARY_IMPL(aten, CPU, library) {

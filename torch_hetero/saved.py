@@ -573,9 +573,6 @@ class _Maker:
         """By ``torch.export``, which decides what depends on values for all of them, or says why it cannot."""
         if self._exported is not None:
             return self._capture(self._runner(self._exported))
-        if any(leaf.device.type == "hetero" for leaf in self._leaves if isinstance(leaf, torch.Tensor)):
-            problem += "; with the model and its examples on the CPU, torch.export would be asked"
-            return _C.CompiledProgram(), None, problem
         try:
             with _quiet():
                 model, args, kwargs = self._on_cpu()

@@ -132,7 +132,8 @@ class ProgramVerifier {
     return Status();
   }
 
-  // Nothing is read that nobody has made. What has no bytes, such as the weight of a layer without inputs, nobody needs to make.
+  // Nothing is read that nobody has made, but for memory without values that a node writes a part of. What has no bytes, such as the weight of a layer
+  // without inputs, nobody needs to make.
   Status check_order() {
     std::vector<uint8_t> made(graph_.buffers.size());
     for (BufferId b = 0; b < made.size(); ++b)
@@ -144,7 +145,7 @@ class ProgramVerifier {
         const BufferId b = operands[i].buffer;
         if (operands[i].bits > kAllBits) return fails(n, "has an operand with bits that mean nothing");
         if (!lies_within(program_.windows[operands[i].window], b)) return fails(n, "reaches outside " + name_of(b));
-        if (operands[i].reads() && made[b] == 0) return fails(n, "reads " + name_of(b) + " before it is made");
+        if (!operands[i].writes() && made[b] == 0) return fails(n, "reads " + name_of(b) + " before it is made");
       }
       for (int i = 0; i < node.operand_count; ++i) made[operands[i].buffer] |= operands[i].writes();
     }

@@ -514,6 +514,16 @@ TEST_CASE("a program that could not run is not legal") {
                    p.inputs.clear();
                  }),
                  "reads b0 before it is made"));
+  // A node that writes a part of it need not care what is in the rest.
+  {
+    const auto program = small_program();
+    program->graph.buffers[0].valid_on = 0;
+    program->inputs.clear();
+    for (Operand& operand : program->graph.operands) {
+      if (operand.buffer == 0 && operand.reads()) operand.access = Access::kUpdate;
+    }
+    CHECK(verify_program(*program).ok());
+  }
   CHECK(mentions(reason([](auto& p) { p.inputs.clear(); }), "b0 is there before, but nobody gives it"));
   CHECK(mentions(reason([](auto& p) { p.graph.buffers[0].valid_on = 3; }), "b0"));
   CHECK(mentions(reason([](auto& p) { p.outputs.clear(); }), "b3 escapes"));

@@ -441,6 +441,20 @@ def test_no_operator_of_a_transformer_block_falls_back() -> None:
 
 
 @needs_hetero
+def test_a_padded_batch_of_a_transformer_stays_padded() -> None:
+    # On the CPU the layers get a nested tensor, and what was padding becomes zeros.
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2).eval()
+    x = torch.randn(3, 6, 16)
+    padding = torch.arange(6)[None] >= torch.tensor([6, 4, 2])[:, None]
+    with torch.no_grad():
+        expected = model(x, src_key_padding_mask=padding)
+        found = model.to(DEVICE)(x.to(DEVICE), src_key_padding_mask=padding.to(DEVICE)).cpu()
+    torch.testing.assert_close(found[~padding], expected[~padding], rtol=1e-4, atol=1e-5)
+
+
+@needs_hetero
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
 def test_interpolation_to_the_same_size_says_nothing_of_others(mode: str) -> None:
     x = torch.arange(64.0).reshape(1, 1, 8, 8)

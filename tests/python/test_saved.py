@@ -381,6 +381,47 @@ def test_what_depends_on_values_is_refused_with_the_reason_and_nothing_is_printe
     assert_close((torch.ones(3, device="hetero") * 2).cpu(), torch.full((3,), 2.0))
 
 
+class Looks(nn.Module):
+    """Looks at its mask, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting() and bool(mask.all()):
+            return self.layer(x)
+        return self.layer(x).masked_fill(~mask[:, None], 0.0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "hetero"])
+def test_a_model_that_looks_at_values_is_exported_wherever_it_is(device: str) -> None:
+    x, mask = torch.randn(3, 4), torch.tensor([True, False, True])
+    expected = Looks()(x, mask)
+    program = torch.hetero.compile(Looks().to(device), (x.to(device), mask.to(device)))
+    assert_close(program(x, mask), expected)
+
+
+def test_memory_without_values_may_be_written_by_index() -> None:
+    order = torch.randperm(6, generator=torch.Generator().manual_seed(1))
+
+    def inverse(order: torch.Tensor) -> torch.Tensor:
+        made = torch.empty_like(order)
+        made[order] = torch.arange(order.size(0), device=order.device)
+        return made
+
+    x = torch.randn(6, 3)
+    index = order[:, None].expand(-1, 3).contiguous()
+    for function, given in (
+        (inverse, (order,)),
+        (lambda x, i: torch.empty_like(x).index_copy_(0, i, x), (x, order)),
+        (lambda x, i: torch.empty_like(x).scatter_(0, i, x) + 1, (x, index)),
+        (lambda x: torch.empty(6, 3).masked_fill_(x < 9, 2.0).mul_(x), (x,)),
+    ):
+        assert_close(torch.hetero.compile(function, given)(*given), function(*given))
+
+
 def test_what_cannot_be_in_a_program_says_where_it_is_and_what_to_do() -> None:
     with pytest.raises(ValueError, match=r"test_saved.py:\d+ in <lambda>.*linalg.inv_ex"):
         torch.hetero.compile(lambda x: torch.linalg.inv(x) + 1, (torch.eye(3),))
