@@ -113,9 +113,22 @@ double CostModel::copy_bandwidth(backend::DeviceIndex to) const {
   return to == backend::kAccelerator ? in : known_or(rates.readback_bandwidth, in);
 }
 
+double CostModel::guessed_copy_seconds(double bytes, backend::DeviceIndex to) const {
+  return rates_[backend::kAccelerator].copy_latency + bytes / copy_bandwidth(to);
+}
+
 double CostModel::copy_seconds(double bytes, backend::DeviceIndex to) const {
   if (bytes == 0) return 0;
-  return rates_[backend::kAccelerator].copy_latency + bytes / copy_bandwidth(to);
+  const double guess = guessed_copy_seconds(bytes, to);
+  if (history_ == nullptr) return guess;
+  const CopyClass known(bytes, to);
+  const double measured = history_->find(known.key);
+  return measured > 0 ? measured * guess / guessed_copy_seconds(known.bytes, to) : guess;
+}
+
+void CostModel::learn_copy(double bytes, backend::DeviceIndex to, double seconds, CostHistory& history) const {
+  const CopyClass known(bytes, to);
+  history.add(known.key, seconds * guessed_copy_seconds(known.bytes, to) / guessed_copy_seconds(bytes, to));
 }
 
 uint64_t CostModel::transfer_bytes(backend::DeviceIndex to) const {

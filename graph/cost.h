@@ -42,6 +42,8 @@ class CostModel {
   double utilization(const Work& work, double seconds, backend::DeviceIndex device) const;
   // From the other device.
   double copy_seconds(double bytes, backend::DeviceIndex to) const;
+  // Notes what a copy has taken, beside whatever else was on its way.
+  void learn_copy(double bytes, backend::DeviceIndex to, double seconds, CostHistory& history) const;
   // The most bytes that small copies should have together as one transfer: their time on the link is then no more than what one more transfer costs,
   // so nobody waits longer than for a second one. 0 where a copy costs nothing however small it is.
   uint64_t transfer_bytes(backend::DeviceIndex to) const;
@@ -49,6 +51,7 @@ class CostModel {
  private:
   double latency(backend::DeviceIndex device) const;
   double copy_bandwidth(backend::DeviceIndex to) const;
+  double guessed_copy_seconds(double bytes, backend::DeviceIndex to) const;
   // Without latency.
   double full_rate_seconds(const Work& work, backend::DeviceIndex device) const;
 

@@ -72,6 +72,7 @@ struct Executor::Impl {
   std::vector<uint8_t> written;   // per buffer
   RunCounts* counts = nullptr;    // of this run
   RunTimes* times = nullptr;      // of this run, if wanted
+  const Uploads* uploads = nullptr;
   std::chrono::steady_clock::time_point begun;
   bool host_only = false;  // its program uses the CPU only
   Status status;           // of a run with queues
@@ -287,9 +288,10 @@ Executor::Executor(std::array<backend::Device*, backend::kMaxDevices> devices) :
 Executor::~Executor() = default;
 
 void Executor::begin(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings, RunCounts& counts,
-                     RunTimes* times) {
+                     RunTimes* times, const Uploads* uploads) {
   Impl& impl = *impl_;
   impl.times = times;
+  impl.uploads = uploads;
   if (times != nullptr) {
     times->spans.assign(plan.program.size(), {});
     times->seconds = 0;
@@ -309,7 +311,7 @@ void Executor::begin(const Graph& graph, const Plan& plan, std::span<Binding* co
 bool Executor::go_on(const std::atomic<int32_t>* stop) {
   Impl& impl = *impl_;
   if (impl.host_only) return impl.run_on_host(stop);
-  impl.status = impl.queue_run.run(impl.state, *impl.counts, impl.times);
+  impl.status = impl.queue_run.run(impl.state, *impl.counts, impl.times, impl.uploads);
   return true;
 }
 

@@ -42,6 +42,7 @@ struct RunCounts {
   int64_t copies = 0;
   int64_t transfers = 0;                            // these: several copies may be one
   int64_t copied_bytes[backend::kMaxDevices] = {};  // by destination
+  int64_t uploads_ahead = 0;                        // of the copies: for a later program
   int64_t events = 0;
   int64_t waits = 0;
   int64_t skipped = 0;  // nodes not run because an input was poisoned
@@ -53,6 +54,17 @@ struct RunCounts {
 struct RunTimes {
   std::vector<Span> spans;  // per instruction
   double seconds = 0;       // of the whole
+};
+
+// Bytes on the host that the program at hand does not touch and a later one may read: they go to the accelerator while this one runs there, where it has the
+// memory. Nothing is lost where that fails.
+struct Uploads {
+  struct Entry {
+    Binding* binding;
+    uint64_t bytes;
+  };
+  std::vector<Entry> entries;
+  uint64_t most_bytes = UINT64_MAX;  // that the accelerator may hold then
 };
 
 class Executor {
@@ -69,9 +81,9 @@ class Executor {
   // The same in parts, one after the other on whatever threads: begin(), go_on() until it returns true, end(). `stop` is looked at between
   // instructions of a program that uses the CPU only: where it is not 0, the rest is left to the next go_on(). Null: never.
   // REQUIRES: the arguments of begin() live until end().
-  // `times`, if not null, is filled in.
+  // `times`, if not null, is filled in; `uploads`, if not null, are made.
   void begin(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings, RunCounts& counts,
-             RunTimes* times = nullptr);
+             RunTimes* times = nullptr, const Uploads* uploads = nullptr);
   bool go_on(const std::atomic<int32_t>* stop);
   Status end();
 

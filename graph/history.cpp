@@ -48,6 +48,14 @@ uint64_t cost_key(const Graph& graph, const FusedGroup& group, backend::DeviceIn
   return hash.value();
 }
 
+CopyClass::CopyClass(double size, backend::DeviceIndex to) : bytes(1.5 * std::exp2(std::ilogb(std::max(1.0, size)))) {
+  backend::Fnv hash;
+  hash.add("copy");
+  hash.add(to);
+  hash.add(static_cast<int64_t>(bytes));
+  key = hash.value();
+}
+
 void CostHistory::add(uint64_t key, double seconds) {
   if (!(seconds > 0) || !std::isfinite(seconds)) return;
   const std::lock_guard lock(mutex_);

@@ -30,6 +30,13 @@ uint64_t cost_key(const Graph& graph, const Node& node, backend::DeviceIndex dev
 // Of a fused group: of its members and of what it loads and stores.
 uint64_t cost_key(const Graph& graph, const FusedGroup& group, backend::DeviceIndex device);
 
+// Copies to a device of about the same size have one entry: what one of `bytes` takes.
+struct CopyClass {
+  explicit CopyClass(double bytes, backend::DeviceIndex to);
+  uint64_t key;
+  double bytes;
+};
+
 class CostHistory {
  public:
   static constexpr uint32_t kEnough = 3;     // measurements until an entry counts

@@ -187,7 +187,7 @@ void consider_whole(const Graph& graph, PlanOptions options, Plan& plan, Scratch
   std::vector<DeviceIndex> found;
   for (const Task& task : scratch.tasks.tasks) found.push_back(task.device_in(plan));
   const std::vector<DeviceIndex> whole = scratch.tasks.all_on(kAccelerator);
-  if (found == whole) return;
+  if (found == whole || !scratch.tasks.differs(whole)) return;
   options.join_copies = false;
   options.thorough = false;
   Graph later = graph;
@@ -241,13 +241,22 @@ class BoundedSearch {
     if (from_search != cpu && from_search != accelerator) consider("as if it fitted", from_search);
     const bool streams = consider("streamed to the accelerator", accelerator);
     if (streams) note_streamed();
+    // What needs the largest share of the memory by itself leaves no room for what others bring meanwhile.
+    for (const uint64_t part : {2, 3, 4, 6, 8, 12, 16}) {
+      if (streams ||
+          consider("streamed, but for large tasks", without_large(accelerator, options_.accelerator_bytes / part)))
+        break;
+    }
     if (const double even = streams ? balanced_share() : 0; even > 0) {
       // Parts where they lie: the links and the CPU read different bytes at the same time.
       for (const double share : {0.75 * even, even, (1 + even) / 2, 1.0}) {
         consider("shared with the CPU", shared(accelerator, share));
       }
     }
-    if (best_.empty()) best_ = tasks_.all_on(kCpu);
+    if (best_.empty()) {
+      best_ = cpu;
+      candidates_[0].chosen = true;
+    }
     if (options_.candidates != nullptr) {
       for (Candidate& candidate : *options_.candidates) candidate.chosen = false;
       for (const Candidate& candidate : candidates_) options_.candidates->push_back(candidate);
@@ -281,6 +290,19 @@ class BoundedSearch {
       if (use->reads && streamed_[use->buffer] != 0) bytes += static_cast<double>(tasks_.values[use->buffer].bytes);
     }
     return bytes;
+  }
+
+  // The tasks that need more bytes go to the CPU, whatever was asked for.
+  std::vector<DeviceIndex> without_large(std::vector<DeviceIndex> devices, uint64_t most) const {
+    for (size_t t = 0; t < devices.size(); ++t) {
+      const Task& task = tasks_.tasks[t];
+      uint64_t bytes = 0;
+      for (const Use* use = tasks_.begin(task); use != tasks_.end(task); ++use) {
+        if (use->in_memory()) bytes += graph_.buffers[use->buffer].bytes;
+      }
+      if (bytes > most) devices[t] = kCpu;
+    }
+    return devices;
   }
 
   bool touches_resident(const Task& task) const {
@@ -348,7 +370,7 @@ class BoundedSearch {
       seconds = steady_seconds();
     }
     candidates_.push_back({name, seconds});
-    if (seconds < best_seconds_ * (best_.empty() ? 1 : 0.98)) {
+    if (tasks_.differs(devices) && seconds < best_seconds_ * (best_.empty() ? 1 : 0.98)) {
       if (chosen_ < candidates_.size()) candidates_[chosen_].chosen = false;
       chosen_ = candidates_.size() - 1;
       candidates_[chosen_].chosen = true;

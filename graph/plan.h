@@ -215,6 +215,9 @@ struct PlanOptions {
   uint64_t accelerator_bytes = 0;
   // What was measured, where not null; what it does not know is guessed.
   const CostHistory* history = nullptr;
+  // Per node the device that it ran on: planning takes the best placement that is another one, where there is a choice; see TaskGraph::differs. Where
+  // not null; of another number of nodes it says nothing.
+  const std::vector<backend::DeviceIndex>* instead_of = nullptr;
   // Where not null, the placements that were looked at go there.
   std::vector<Candidate>* candidates = nullptr;
   // Where an arena beside the results would take more memory than op-by-op execution, temporaries of at least this size on the CPU get a

@@ -11,7 +11,14 @@ using backend::kCpu;
 using backend::kMaxDevices;
 using Outcome = RunState::Outcome;
 
-Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times) {
+namespace {
+
+constexpr QueueId kUploads =
+    1 + static_cast<QueueId>(backend::QueueKind::kHostToDevice);  // queue_id() of the accelerator's
+
+}  // namespace
+
+Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times, const Uploads* uploads) {
   begin(state);
   backend::Device& accelerator = state.device(backend::kAccelerator);
   clock_ = accelerator.has_virtual_clock() ? &accelerator : nullptr;
@@ -59,9 +66,11 @@ Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times) {
       for (uint32_t other = position + 1; other < end; ++other) times->spans[other] = {span.end, span.end};
     }
   }
+  if (uploads != nullptr) submit_uploads(*uploads);
   synchronize();
   if (times != nullptr) times->seconds = now() - begun_;
   if (timed) timer_.read(times->spans);
+  finish_uploads(counts);
   settle(counts);
   Status first = state.first_failure();
   return first.ok() ? lost_ : first;
@@ -380,15 +389,18 @@ void QueueRun::prepare_copy(const Instruction& instruction) {
   moved_.push_back(buffer);
 }
 
-void QueueRun::record(const Instruction& instruction, RunCounts& counts) {
-  const DeviceIndex d = device_of(instruction.queue);
+backend::Event* QueueRun::next_event(DeviceIndex d) {
   backend::Device& device = state_->device(d);
   if (pool_owner_[d] != &device) {
     pool_[d].clear();
     pool_owner_[d] = &device;
   }
   if (pool_used_[d] == pool_[d].size()) pool_[d].push_back(device.create_event());
-  backend::Event* const event = pool_[d][pool_used_[d]++].get();
+  return pool_[d][pool_used_[d]++].get();
+}
+
+void QueueRun::record(const Instruction& instruction, RunCounts& counts) {
+  backend::Event* const event = next_event(device_of(instruction.queue));
   const bool recorded = event != nullptr && queue(instruction.queue).record(*event).ok();
   events_[instruction.index] = {recorded ? event : nullptr, instruction.queue};
   ++counts.events;
@@ -409,8 +421,48 @@ void QueueRun::lose(Status status) {
 void QueueRun::synchronize() {
   for (QueueId id = 0; id < kMaxQueues; ++id) {
     if ((used_queues_ >> id & 1) == 0) continue;
-    if (Status status = queue(id).synchronize(); !status.ok()) lose(std::move(status));
+    const bool shared = id == kUploads && own_copies_ != nullptr;
+    Status status = shared ? own_copies_->synchronize() : queue(id).synchronize();
+    if (!status.ok()) lose(std::move(status));
   }
+}
+
+// Behind the program's own copies. What cannot be had is left out.
+void QueueRun::submit_uploads(const Uploads& uploads) {
+  backend::Device& accelerator = state_->device(backend::kAccelerator);
+  backend::Queue& link = queue(kUploads);
+  for (const Uploads::Entry& entry : uploads.entries) {
+    const auto held = static_cast<uint64_t>(accelerator.memory_stats().allocated_bytes);
+    if (held > uploads.most_bytes || entry.bytes > uploads.most_bytes - held) continue;
+    Result<backend::Block> block = accelerator.allocate(entry.bytes);
+    if (!block.ok()) continue;
+    if (uploads_.empty() && (used_queues_ >> kUploads & 1) != 0) {
+      own_copies_ = next_event(backend::kAccelerator);
+      if (own_copies_ == nullptr || !link.record(*own_copies_).ok()) {
+        own_copies_ = nullptr;
+        return;
+      }
+    }
+    uploads_.push_back({entry.binding, std::move(block.value()), entry.bytes});
+    const Upload& upload = uploads_.back();
+    if (link.copy(upload.block.data(), entry.binding->blocks[kCpu].data(), entry.bytes).ok()) continue;
+    uploads_.pop_back();
+  }
+}
+
+// Their copies take as long as the program or longer: then whoever waits for its results waits for them as well, and the next program does not.
+void QueueRun::finish_uploads(RunCounts& counts) {
+  own_copies_ = nullptr;
+  if (uploads_.empty()) return;
+  if (queue(kUploads).synchronize().ok()) {
+    for (Upload& upload : uploads_) {
+      upload.binding->blocks[backend::kAccelerator] = std::move(upload.block);
+      upload.binding->valid_on |= 1u << backend::kAccelerator;
+      counts.copied_bytes[backend::kAccelerator] += static_cast<int64_t>(upload.bytes);
+    }
+    counts.uploads_ahead += static_cast<int64_t>(uploads_.size());
+  }
+  uploads_.clear();
 }
 
 // Its members are one kernel.

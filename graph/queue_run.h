@@ -30,8 +30,8 @@ class QueueRun {
  public:
   // Runs state.plan(), synchronizes every queue used and settles the bindings. Returns the first
   // failure.
-  // `times` may be null.
-  Status run(RunState& state, RunCounts& counts, RunTimes* times);
+  // `times` and `uploads` may be null.
+  Status run(RunState& state, RunCounts& counts, RunTimes* times, const Uploads* uploads);
 
  private:
   struct NodeTask {
@@ -70,6 +70,8 @@ class QueueRun {
   // Copies that are one transfer.
   void submit_transfer(std::span<const Instruction> copies, RunCounts& counts);
   void prepare_copy(const Instruction& instruction);
+  // From the pool; null where the device has none.
+  backend::Event* next_event(backend::DeviceIndex device);
   void record(const Instruction& instruction, RunCounts& counts);
   void wait(const Instruction& instruction, RunCounts& counts);
   FailureId prepare(uint32_t node, backend::DeviceIndex device, bool& brings);
@@ -83,6 +85,8 @@ class QueueRun {
   void mark_outputs(const Node& node, FailureId failure);
   void lose(Status status);
   void synchronize();
+  void submit_uploads(const Uploads& uploads);
+  void finish_uploads(RunCounts& counts);
   void count_group(const GroupTask& task, RunCounts& counts) const;
   void settle(RunCounts& counts);
   backend::Queue& queue(QueueId id) const;
@@ -109,6 +113,14 @@ class QueueRun {
   std::vector<backend::CopyRange> ranges_;  // of a transfer
   std::vector<BufferId> moved_;             // their buffers
   std::vector<backend::Block> brought_;
+  struct Upload {
+    Binding* binding;
+    backend::Block block;
+    uint64_t bytes;
+  };
+  std::vector<Upload> uploads_;  // that were submitted
+  backend::Event* own_copies_ =
+      nullptr;  // recorded before them, where the program has copies of its own on their queue
   struct RecordedEvent {
     backend::Event* event;  // null where recording failed
     QueueId queue;

@@ -109,6 +109,10 @@ void TaskGraph::build(const Graph& graph, const Plan& plan, const PlanOptions& o
                      .reason = Reason::kRequested,
                      .seconds = {}});
   }
+  avoided_.clear();
+  if (options.instead_of != nullptr && options.instead_of->size() == graph.nodes.size()) {
+    for (const Task& task : tasks) avoided_.push_back(task.is_fetch() ? kCpu : (*options.instead_of)[task.node]);
+  }
   for (size_t b = 0; b < values.size(); ++b) {
     if (!graph.buffers[b].steady || written[b]) continue;
     values[b].amortized = true;
@@ -156,6 +160,20 @@ Use& TaskGraph::use_of(size_t first, BufferId buffer) {
                                   [&](const Use& use) { return use.buffer == buffer; });
   if (known != uses.end()) return *known;
   return uses.emplace_back(Use{.buffer = buffer, .reads = false, .writes = false});
+}
+
+bool TaskGraph::differs(std::span<const backend::DeviceIndex> devices) const {
+  constexpr double kShare = 0.25;
+  if (avoided_.empty()) return true;
+  double all = 0;
+  double moved = 0;
+  for (size_t t = 0; t < tasks.size(); ++t) {
+    if (tasks[t].allowed != kBoth) continue;
+    const double seconds = tasks[t].seconds[avoided_[t]];
+    all += seconds;
+    if (devices[t] != avoided_[t]) moved += seconds;
+  }
+  return moved >= kShare * all;
 }
 
 std::vector<backend::DeviceIndex> TaskGraph::all_on(backend::DeviceIndex device) const {

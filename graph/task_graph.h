@@ -103,6 +103,10 @@ class TaskGraph {
     return value.updated_by == Value::kNoTask ? value.valid_on : static_cast<uint8_t>(1u << devices[value.updated_by]);
   }
 
+  // Whether a placement is another one than PlanOptions::instead_of: of the time that tasks with a choice were to take there, it puts a quarter elsewhere at
+  // least. True where nothing is to be avoided, or no task has a choice.
+  bool differs(std::span<const backend::DeviceIndex> devices) const;
+
   // Per task: the device, or the other one where that is all that may run it.
   std::vector<backend::DeviceIndex> all_on(backend::DeviceIndex device) const;
   // Tasks by decreasing rank: how long, on the average of devices and with copies, everything takes from a task to the end (HEFT's upward rank;
@@ -114,6 +118,7 @@ class TaskGraph {
   void add_uses(const Graph& graph, const FusedGroup& group);
   Use& use_of(size_t first, BufferId buffer);
 
+  std::vector<backend::DeviceIndex> avoided_;  // per task: PlanOptions::instead_of; empty without
   std::vector<uint32_t> task_of_node_;
   std::vector<uint32_t> task_of_group_;
   std::vector<double> rank_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/registry.h"
+#include "graph/cost.h"
 #include "ops/choices.h"
 
 namespace hetero::ops {
@@ -76,13 +77,26 @@ std::vector<uint8_t> find_shared(const graph::Plan& plan, const graph::RunTimes&
 
 graph::CostHistory& cost_history() { return entry().history; }
 
-void learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph::RunTimes& times) {
+void learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph::PlanOptions& options,
+                 const graph::RunTimes& times) {
   const backend::Device* const accelerator = backend::accelerator();
   if (accelerator == nullptr) return;
   Entry& known = entry();
   const std::vector<uint8_t> shared = find_shared(plan, times);
-  for (size_t p = 0; p < plan.program.size(); ++p) {
+  const graph::CostModel costs(options);
+  for (uint32_t p = 0; p < plan.program.size(); ++p) {
     const graph::Instruction& instruction = plan.program[p];
+    if (instruction.kind == graph::Instruction::Kind::kCopy) {
+      // The first of a transfer has taken the time of all.
+      if (!(times.spans[p].end > times.spans[p].begin)) continue;
+      double bytes = 0;
+      for (uint32_t i = p; i < graph::end_of_transfer(graph, plan, p); ++i) {
+        bytes += static_cast<double>(graph.buffers[plan.program[i].index].bytes);
+      }
+      costs.learn_copy(bytes, instruction.to, times.spans[p].end - times.spans[p].begin, known.history);
+      ++known.unsaved;
+      continue;
+    }
     const bool fused = instruction.kind == graph::Instruction::Kind::kFused;
     if (!fused && instruction.kind != graph::Instruction::Kind::kRun) continue;
     const backend::DeviceIndex device = graph::device_of(instruction.queue);

@@ -14,7 +14,8 @@ namespace hetero::ops {
 
 // Of the accelerator that is chosen now; loaded from its file at first use.
 graph::CostHistory& cost_history();
-// Adds what the plan's instructions took.
-void learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph::RunTimes& times);
+// Adds what the plan's instructions took. `options`: those of the plan.
+void learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph::PlanOptions& options,
+                 const graph::RunTimes& times);
 
 }  // namespace hetero::ops

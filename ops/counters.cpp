@@ -69,6 +69,7 @@ void Counters::reset() {
                          &copies_to_accelerator,
                          &copies_to_cpu,
                          &transfers,
+                         &uploads_ahead,
                          &bytes_to_accelerator,
                          &bytes_to_cpu,
                          &events,

@@ -90,6 +90,8 @@ struct Counters {
   Count copies_to_accelerator{0};
   Count copies_to_cpu{0};
   Count transfers{0};  // of programs: these copies, of which several may be one
+  Count uploads_ahead{
+      0};  // of the copies to the accelerator: while an earlier program ran than the one that reads the bytes
   Count bytes_to_accelerator{0};
   Count bytes_to_cpu{0};
   Count events{0};

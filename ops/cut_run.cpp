@@ -15,6 +15,7 @@
 #include "backend/sim/sim_device.h"
 #include "graph/simulate.h"
 #include "graph/verify.h"
+#include "ops/arrivals.h"
 #include "ops/config.h"
 #include "ops/cost_history.h"
 #include "ops/growth.h"
@@ -81,8 +82,12 @@ void add_counts(const graph::Plan& plan, const graph::RunCounts& counts) {
     }
     count(total.transfers, counts.transfers);
     count(total.bytes_to_cpu, counts.copied_bytes[backend::kCpu]);
-    count(total.bytes_to_accelerator, counts.copied_bytes[backend::kAccelerator]);
   }
+  if (counts.uploads_ahead != 0) {
+    count(total.uploads_ahead, counts.uploads_ahead);
+    count(total.copies_to_accelerator, counts.uploads_ahead);
+  }
+  count(total.bytes_to_accelerator, counts.copied_bytes[backend::kAccelerator]);
   count(total.events, counts.events);
   count(total.waits, counts.waits);
   count(total.skipped_nodes, counts.skipped);
@@ -222,7 +227,9 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
   PlanSettings settings{
       .fusion = options.fusion, .jit = config().jit.load(std::memory_order_relaxed), .threads = cut.threads};
   if (options.has_accelerator) {
-    if (known != nullptr && options.policy == graph::Policy::kAuto) options.policy = known->trial.policy;
+    settings.second_best =
+        known != nullptr && options.policy == graph::Policy::kAuto && !known->trial.instead_of.empty();
+    if (settings.second_best) options.instead_of = &known->trial.instead_of;
     settings.accelerator = backend::accelerator();
     settings.policy = options.policy;
     settings.compute_queues = options.compute_queues;
@@ -311,6 +318,7 @@ Status CutRun::start(Cut& cut, SyncReason reason) {
   candidates_.clear();
   if (options_.has_accelerator) options_.candidates = &candidates_;
   const graph::Plan& plan = plan_for(cut);
+  options_.instead_of = nullptr;  // planning is done
   const graph::Graph& graph = cut.planned();
   const int64_t log = config().log.load(std::memory_order_relaxed);
   if (config().verify_plans.load(std::memory_order_relaxed)) {
@@ -333,7 +341,8 @@ Status CutRun::start(Cut& cut, SyncReason reason) {
   measures_ = keeps || (options_.has_accelerator && kept_ != nullptr &&
                         (kept_->measured < kMeasuredRuns || ++kept_->unmeasured % kSeldom == 0));
   if (measures_ && options_.has_accelerator) provisional_before_ = backend::accelerator()->provisional_runs();
-  executor_.begin(graph, plan, cut.bindings, counts_, measures_ ? &times_ : nullptr);
+  if (options_.has_accelerator && keeps_plans()) find_uploads(cut, plan, uploads_, uploaded_);
+  executor_.begin(graph, plan, cut.bindings, counts_, measures_ ? &times_ : nullptr, &uploads_);
   return Status();
 }
 
@@ -341,6 +350,9 @@ bool CutRun::go_on(const std::atomic<int32_t>* stop) { return executor_.go_on(st
 
 Status CutRun::finish() {
   Status status = executor_.end();
+  for (const StorageHold& hold : uploaded_) track_storage(hold.storage());
+  uploaded_.clear();
+  uploads_.entries.clear();
   const bool spilling = may_spill.load(std::memory_order_relaxed) || has_spilled.load(std::memory_order_relaxed);
   const bool all_small = kept_ != nullptr && kept_->largest_bound < kLargeStorage;
   if (options_.has_accelerator || spilling || !all_small) track_storages(*cut_);
@@ -400,10 +412,10 @@ void CutRun::note_run(bool succeeded) {
   backend::Device* const accelerator = options_.has_accelerator ? backend::accelerator() : nullptr;
   const bool provisional = accelerator != nullptr && accelerator->provisional_runs() != provisional_before_;
   if (accelerator != nullptr && kept_ != nullptr && succeeded && !provisional) {
-    if (!on_host || !accelerator->has_virtual_clock()) learn_costs(graph, *plan_, times_);
+    if (!on_host || !accelerator->has_virtual_clock()) learn_costs(graph, *plan_, options_, times_);
     ++kept_->measured;
     if (PlanSet* const plans = cut_->plans()) {
-      plans->trial.note(times_.seconds, kept_->predicted_seconds, !on_host);
+      plans->trial.note(times_.seconds, kept_->predicted_seconds, *plan_);
     }
   }
   if (!config().keep_plans.load(std::memory_order_relaxed)) return;

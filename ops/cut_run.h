@@ -98,6 +98,8 @@ class CutRun {
   graph::PlanOptions options_;
   graph::Executor executor_;
   graph::RunCounts counts_;
+  graph::Uploads uploads_;  // for the next program, and who owns them
+  std::vector<StorageHold> uploaded_;
 };
 
 }  // namespace hetero::ops

@@ -66,7 +66,7 @@ size_t batch_bytes(const graph::Plan& plan) {
 
 }  // namespace
 
-void PlacementTrial::note(double seconds, double predicted, bool uses_accelerator) {
+void PlacementTrial::note(double seconds, double predicted, const graph::Plan& plan) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
   // The first run of a plan also moves what stays.
   if (runs > 0) {
@@ -81,14 +81,16 @@ void PlacementTrial::note(double seconds, double predicted, bool uses_accelerato
     case Stage::kWatch:
       settled = ratio;
       stage = ratio > kSurprise ? Stage::kTry : Stage::kSettled;
-      if (stage == Stage::kTry) policy = uses_accelerator ? graph::Policy::kCpu : graph::Policy::kAccelerator;
+      if (stage == Stage::kTry) {
+        for (const graph::Placement& placement : plan.placements) instead_of.push_back(placement.device);
+      }
       break;
     case Stage::kTry:
       stage = Stage::kSettled;
       if (tried < watched) {
         settled = ratio;
       } else {
-        policy = graph::Policy::kAuto;
+        instead_of.clear();
       }
       break;
     case Stage::kSettled:

@@ -34,6 +34,7 @@ struct PlanSettings {
   int threads = 0;  // eager's own, whose loops decide which calls fuse to the same bits
   const void* accelerator = nullptr;
   graph::Policy policy = graph::Policy::kAuto;
+  bool second_best = false;  // PlacementTrial::instead_of
   int64_t compute_queues = 0;
   bool join_copies = false;
   float pressure = 0;        // the share of it that a program may claim
@@ -44,15 +45,15 @@ struct PlanSettings {
   bool operator==(const PlanSettings&) const = default;
 };
 
-// Whether the placement that is predicted to be the best is: what takes much longer than predicted is tried the other way, and the faster stays. When that
-// comes to take much longer than it did, the machine is another one, and all begins anew.
+// Whether the placement that is predicted to be the best is: where it takes much longer than predicted, the best of those that differ from it is tried, and the
+// faster of the two stays. When that comes to take much longer than it did, the machine is another one, and all begins anew.
 struct PlacementTrial {
   static constexpr int kRuns = 4;           // of each
   static constexpr double kSurprise = 1.5;  // measured over predicted, or over what it was
   enum class Stage : uint8_t { kWatch, kTry, kSettled };
 
-  // After a run that took so long.
-  void note(double seconds, double predicted, bool uses_accelerator);
+  // After a run of the plan that took so long.
+  void note(double seconds, double predicted, const graph::Plan& plan);
 
   Stage stage = Stage::kWatch;
   int runs = 0;
@@ -61,7 +62,8 @@ struct PlacementTrial {
   // Over what was predicted, since sizes may change: what stayed, and since then.
   double settled = std::numeric_limits<double>::infinity();
   double lately = std::numeric_limits<double>::infinity();
-  graph::Policy policy = graph::Policy::kAuto;  // in place of kAuto
+  std::vector<backend::DeviceIndex>
+      instead_of;  // as in PlanOptions, where another placement is tried or stays; else empty
 };
 
 // Puts other numbers, those of all its nodes, into a graph; `changed` says for each node whether it has other ones now.

@@ -65,6 +65,7 @@ class HeteroStorage final : public c10::StorageImpl {
   Growth growth = Growth::kNone;  // the recorder's lock
   // Of storage_memory.h; the executor's lock:
   bool tracked = false;    // it is in the set
+  bool arrived = false;    // it is among the arrivals (arrivals.h)
   uint64_t last_used = 0;  // the last run that touched it
   // How many CPU storages look at the CPU's block, so that it must stay.
   std::atomic<int32_t> host_readers{0};

@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "backend/registry.h"
+#include "ops/arrivals.h"
 #include "ops/config.h"
 #include "ops/cut_run.h"
 #include "ops/growth.h"
@@ -289,6 +290,7 @@ void install_bytes(HeteroStorage* storage, backend::Block block) {
   storage->binding.layout = graph::Layout();
   storage->binding.error = Status();
   track_storage(storage);
+  note_arrival(storage);
 }
 
 void resize_storage(HeteroStorage* storage, size_t bytes) {

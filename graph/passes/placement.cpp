@@ -10,6 +10,7 @@
 //      same graph gives the same placement everywhere.
 //      While effort is left, the best is shaken, three tasks at a time, and improved again (iterated local search).
 //   4. What uses the accelerator must gain a fiftieth over the CPU alone.
+//   5. Where a placement is doubted (PlanOptions::instead_of), the best of those that differ from it is taken.
 //
 // Where nothing is left to decide, as for one device, none of that is done.
 
@@ -56,14 +57,17 @@ class Search {
       consider("fastest device", fastest_device());
       improve();
     }
-    size_t best = 0;
-    for (size_t i = 1; i < found_.size(); ++i) {
-      if (found_[i].seconds < found_[best].seconds) best = i;
+    size_t best = SIZE_MAX;
+    for (size_t i = 0; i < found_.size(); ++i) {
+      const bool better = best == SIZE_MAX || found_[i].seconds < found_[best].seconds;
+      if (better && tasks_.differs(found_[i].devices)) best = i;
     }
+    if (best == SIZE_MAX) best = cpu;
     // Only where the CPU alone is a choice.
     const bool any_forced =
         std::ranges::any_of(tasks_.tasks, [](const Task& t) { return t.allowed == 1u << kAccelerator; });
-    if (!any_forced && found_[best].seconds > kWorthIt * found_[cpu].seconds) best = cpu;
+    const bool may_be_cpu = !any_forced && tasks_.differs(found_[cpu].devices);
+    if (may_be_cpu && found_[best].seconds > kWorthIt * found_[cpu].seconds) best = cpu;
     best_ = best;
     if (candidates == nullptr) return;
     for (size_t i = 0; i < found_.size(); ++i) {

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "graph/cost.h"
 #include "tests/graph/catch.h"
 #include "tests/graph/program.h"
 
@@ -44,6 +45,31 @@ TEST_CASE("history: an entry counts after enough measurements") {
   CHECK(history.find(2) == 0);
   for (const double bad : {0.0, -1.0, 0.0 / 0.0, 1.0 / 0.0}) history.add(1, bad);
   CHECK(history.find(1) == Approx(2e-3));
+}
+
+TEST_CASE("history: what copies take is learned by their size and direction") {
+  using backend::kAccelerator;
+  using backend::kCpu;
+  CostHistory history;
+  PlanOptions options;
+  options.accelerator = {.copy_bandwidth = 1e9, .readback_bandwidth = 1e9, .copy_latency = 1e-5};
+  options.history = &history;
+  const CostModel costs(options);
+  const double guess = costs.copy_seconds(1 << 20, kAccelerator);
+  CHECK(guess == Approx(1e-5 + (1 << 20) / 1e9));
+  const auto learn = [&](double bytes, double times) {
+    const double seconds = 1e-5 + bytes / 1e9;
+    for (uint32_t i = 0; i < CostHistory::kEnough; ++i) costs.learn_copy(bytes, kAccelerator, times * seconds, history);
+  };
+  learn(1 << 20, 3);
+  CHECK(costs.copy_seconds(1 << 20, kAccelerator) == Approx(3 * guess));
+  // Also for others of about that size, and no others.
+  CHECK(costs.copy_seconds(1.9 * (1 << 20), kAccelerator) == Approx(3 * (1e-5 + 1.9 * (1 << 20) / 1e9)));
+  CHECK(costs.copy_seconds(1 << 20, kCpu) == Approx(guess));
+  CHECK(costs.copy_seconds(1 << 10, kAccelerator) == Approx(1e-5 + (1 << 10) / 1e9));
+  learn(1, 2);
+  CHECK(costs.copy_seconds(1, kAccelerator) == Approx(2e-5).epsilon(1e-3));
+  CHECK(costs.copy_seconds(0, kAccelerator) == 0);
 }
 
 TEST_CASE("history: outliers are passed over, a change is not") {

@@ -132,6 +132,70 @@ TEST_CASE("placement: with more effort, large programs come out faster") {
   CHECK(seconds[1] < seconds[0]);
 }
 
+TEST_CASE("placement: instead of one that is doubted, another one is taken") {
+  std::mt19937 random(36);
+  int on_both = 0;
+  for (int round = 0; round < 60; ++round) {
+    Program program;
+    make_random(program, random, 10 + round % 40, true);
+    PlanOptions options = both_options();
+    options.accelerator.copy_latency = 1e-6;
+    options.compute_queues = 1 + round % 2;
+    options.accelerator_bytes = round % 3 == 2 ? 4096 : 0;
+    const Plan doubted = program.plan(options);
+    std::vector<backend::DeviceIndex> devices;
+    for (const Placement& placement : doubted.placements) devices.push_back(placement.device);
+    options.instead_of = &devices;
+    std::vector<Candidate> candidates;
+    options.candidates = &candidates;
+    const Plan other = program.plan(options);
+    INFO(to_string(program.graph) << to_string(doubted) << to_string(other));
+    REQUIRE(verify_plan(program.graph, other, options).ok());
+    CHECK(std::ranges::count_if(candidates, &Candidate::chosen) == 1);
+    double all = 0;
+    double moved = 0;
+    bool both = false;
+    for (size_t n = 0; n < devices.size(); ++n) {
+      const Reason why = doubted.placements[n].reason;
+      if (!doubted.live[n] || (why != Reason::kFaster && why != Reason::kSavesTime)) continue;
+      const auto seconds = static_cast<double>(doubted.placements[n].predicted_seconds);
+      all += seconds;
+      const bool stays = other.placements[n].device == devices[n];
+      if (!stays) moved += seconds;
+      both |= stays;
+    }
+    // There may be no other within the memory.
+    if (options.accelerator_bytes == 0 || other.placements != doubted.placements) CHECK(moved >= 0.24 * all);
+    on_both += both && moved > 0;
+    // What is of another graph says nothing.
+    devices.pop_back();
+    CHECK(program.plan(options) == doubted);
+  }
+  CHECK(on_both > 10);
+}
+
+TEST_CASE("placement: with more memory the accelerator does not get nothing") {
+  std::mt19937 random(37);
+  int bounded = 0;
+  for (int round = 0; round < 30; ++round) {
+    Program program;
+    make_random(program, random, 20 + round, true);
+    int64_t before = 0;
+    for (uint64_t bytes = 1024; bytes <= 32768; bytes += bytes / 4) {
+      PlanOptions options = remote_options();
+      options.accelerator_bytes = bytes;
+      const Plan plan = program.plan(options);
+      int64_t there = 0;
+      for (size_t n = 0; n < plan.live.size(); ++n) there += plan.live[n] && plan.placements[n].device == kAccelerator;
+      INFO(bytes << " bytes: " << there << " nodes, and " << before << " with less");
+      CHECK((there > 0 || before == 0));
+      bounded += there > 0 && there < static_cast<int64_t>(plan.live.size() - plan.dead_nodes);
+      before = there;
+    }
+  }
+  CHECK(bounded > 30);
+}
+
 TEST_CASE("placement: a program takes on the simulated accelerator what was predicted") {
   std::mt19937 random(32);
   int compared = 0;

@@ -7,52 +7,58 @@
 namespace hetero::ops::testing {
 namespace {
 
-using graph::Policy;
 using Stage = PlacementTrial::Stage;
 
-void run(PlacementTrial& trial, double seconds, bool uses_accelerator = true, int times = PlacementTrial::kRuns) {
-  for (int i = 0; i < times; ++i) trial.note(seconds, 1.0, uses_accelerator);
+graph::Plan plan_on(backend::DeviceIndex device) {
+  graph::Plan plan;
+  plan.placements.resize(2, {.device = device});
+  return plan;
+}
+
+const graph::Plan kPlan = plan_on(backend::kAccelerator);
+const graph::Plan kOther = plan_on(backend::kCpu);
+const std::vector<backend::DeviceIndex> kDevices(2, backend::kAccelerator);  // of kPlan
+
+void run(PlacementTrial& trial, double seconds, const graph::Plan& plan = kPlan, int times = PlacementTrial::kRuns) {
+  for (int i = 0; i < times; ++i) trial.note(seconds, 1.0, plan);
 }
 
 TEST(PlacementTrialTest, WhatTakesWhatWasPredictedStays) {
   PlacementTrial trial;
   run(trial, 1.4);
   EXPECT_EQ(trial.stage, Stage::kSettled);
-  EXPECT_EQ(trial.policy, Policy::kAuto);
+  EXPECT_TRUE(trial.instead_of.empty());
 }
 
 TEST(PlacementTrialTest, OneSlowRunIsNoSurprise) {
   PlacementTrial trial;
-  run(trial, 9, true, PlacementTrial::kRuns - 1);
-  run(trial, 1, true, 1);
+  run(trial, 9, kPlan, PlacementTrial::kRuns - 1);
+  run(trial, 1, kPlan, 1);
   EXPECT_EQ(trial.stage, Stage::kSettled);
 }
 
-TEST(PlacementTrialTest, TheOtherDeviceIsTriedAndTheFasterStays) {
+TEST(PlacementTrialTest, AnotherOneIsTriedAndTheFasterStays) {
   for (const bool faster : {false, true}) {
-    for (const bool on_accelerator : {false, true}) {
-      PlacementTrial trial;
-      run(trial, 3, on_accelerator);
-      EXPECT_EQ(trial.stage, Stage::kTry);
-      const Policy other = on_accelerator ? Policy::kCpu : Policy::kAccelerator;
-      EXPECT_EQ(trial.policy, other);
-      run(trial, faster ? 2 : 4, !on_accelerator);
-      EXPECT_EQ(trial.stage, Stage::kSettled);
-      EXPECT_EQ(trial.policy, faster ? other : Policy::kAuto);
-    }
+    PlacementTrial trial;
+    run(trial, 3);
+    EXPECT_EQ(trial.stage, Stage::kTry);
+    EXPECT_EQ(trial.instead_of, kDevices);
+    run(trial, faster ? 2 : 4, kOther);
+    EXPECT_EQ(trial.stage, Stage::kSettled);
+    EXPECT_EQ(trial.instead_of.empty(), !faster);
   }
 }
 
 TEST(PlacementTrialTest, ItBeginsAnewWhenWhatStayedBecomesMuchSlower) {
   PlacementTrial trial;
   run(trial, 3);
-  run(trial, 2, false);
-  run(trial, 2.9, false, 10 * PlacementTrial::kRuns);
+  run(trial, 2, kOther);
+  run(trial, 2.9, kOther, 10 * PlacementTrial::kRuns);
   EXPECT_EQ(trial.stage, Stage::kSettled);
-  EXPECT_EQ(trial.policy, Policy::kCpu);
-  run(trial, 3.1, false);
+  EXPECT_EQ(trial.instead_of, kDevices);
+  run(trial, 3.1, kOther);
   EXPECT_EQ(trial.stage, Stage::kWatch);
-  EXPECT_EQ(trial.policy, Policy::kAuto);
+  EXPECT_TRUE(trial.instead_of.empty());
   run(trial, 1);
   EXPECT_EQ(trial.stage, Stage::kSettled);
 }
@@ -60,10 +66,10 @@ TEST(PlacementTrialTest, ItBeginsAnewWhenWhatStayedBecomesMuchSlower) {
 TEST(PlacementTrialTest, LargerSizesAreNoSurprise) {
   PlacementTrial trial;
   run(trial, 3);
-  run(trial, 2, false);
-  for (int i = 0; i < 2 * PlacementTrial::kRuns; ++i) trial.note(16, 8, false);
+  run(trial, 2, kOther);
+  for (int i = 0; i < 2 * PlacementTrial::kRuns; ++i) trial.note(16, 8, kOther);
   EXPECT_EQ(trial.stage, Stage::kSettled);
-  EXPECT_EQ(trial.policy, Policy::kCpu);
+  EXPECT_EQ(trial.instead_of, kDevices);
 }
 
 }  // namespace

@@ -116,6 +116,7 @@ py::dict counters_dict() {
   copies["to_cpu"] = c.copies_to_cpu.load();
   copies["to_accelerator"] = c.copies_to_accelerator.load();
   copies["transfers"] = c.transfers.load();
+  copies["uploads_ahead"] = c.uploads_ahead.load();
   copies["bytes_to_cpu"] = c.bytes_to_cpu.load();
   copies["bytes_to_accelerator"] = c.bytes_to_accelerator.load();
   for (const auto& [name, n] : c.fallbacks()) fallbacks[name.c_str()] = n;
