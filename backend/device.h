@@ -245,11 +245,15 @@ class Device {
   // The address under which a kernel that runs on this device's queue reaches a Block's bytes. The identity, except
   // where the host must not touch device memory. REQUIRES: called from inside a Task of this device.
   virtual void* kernel_address(void* data) { return data; }
+  // Whether its tasks may call the CPU's kernels, at these addresses and at those of the host.
+  virtual bool runs_host_kernels() const { return true; }
 
-  // Whether run_fused() computes this kernel. It depends on the kernel's structure alone.
+  // Whether run_fused() computes this kernel. It depends on the kernel's structure alone. One with checks is for devices on which
+  // the CPU's kernels run: where a check fails, these say so.
   virtual bool can_fuse(const FusedKernel& kernel) const;
-  // Runs a fused kernel; `call.operands` are kernel addresses. REQUIRES: called from inside a Task of this device; can_fuse(); the kernel has no checks.
-  virtual Status run_fused(const FusedCall& call);
+  // Runs a fused kernel; `call.operands` are kernel addresses. False where a check of the kernel failed; then nothing was written. REQUIRES: called
+  // from inside a Task of this device; can_fuse().
+  virtual Result<bool> run_fused(const FusedCall& call);
   // How many calls of run_fused() did not run the kernel in its final form, which takes longer.
   virtual int64_t provisional_runs() const { return 0; }
   // Begins to make what run_fused() will need for this kernel, where that takes long; addresses and numbers are not looked at. Any thread may call it,

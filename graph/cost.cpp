@@ -62,7 +62,7 @@ Work work_of(const Graph& graph, const FusedGroup& group) {
   Work work;
   for (const uint32_t member : group.members) {
     // The work of a node with a tail is its body's, which runs by itself; the tail is next to nothing.
-    if (!op_table()[graph.nodes[member].op].has_tail) work.flops += work_of(graph, graph.nodes[member]).flops;
+    if (!is_tail(graph, member)) work.flops += work_of(graph, graph.nodes[member]).flops;
   }
   for (const GroupOperand& operand : group.operands) {
     const Window& window = (*graph.windows)[graph.operands[operand.operand].window];
@@ -97,8 +97,8 @@ double CostModel::utilization(const Work& work, double seconds, backend::DeviceI
   return std::min(1.0, std::max(full_rate_seconds(work, device), filled * running) / seconds);
 }
 
-double CostModel::node_seconds(const Graph& graph, const Node& node, backend::DeviceIndex device) const {
-  const double measured = history_ == nullptr ? 0 : history_->find(cost_key(graph, node, device));
+double CostModel::node_seconds(const Graph& graph, const Node& node, backend::DeviceIndex device, Part part) const {
+  const double measured = history_ == nullptr ? 0 : history_->find(cost_key(graph, node, device, part));
   return measured > 0 ? measured : run_seconds(work_of(graph, node), device);
 }
 

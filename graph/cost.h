@@ -35,7 +35,8 @@ class CostModel {
 
   // Of one call.
   double run_seconds(const Work& work, backend::DeviceIndex device) const;
-  double node_seconds(const Graph& graph, const Node& node, backend::DeviceIndex device) const;
+  double node_seconds(const Graph& graph, const Node& node, backend::DeviceIndex device,
+                      Part part = Part::kWhole) const;
   double group_seconds(const Graph& graph, const FusedGroup& group, backend::DeviceIndex device) const;
   // The share of the device that a call keeps busy while it takes so long: what it needs of the device at its full rate, and no less than the part of it
   // that its elements fill. What it waits for, as for its launch, keeps nothing busy.

@@ -240,7 +240,7 @@ class Describer {
       case Kind::kFused:
         json_.field("kind", "fused");
         json_.field("name", name_of(instruction.index));
-        json_.field("node", plan_.groups[instruction.index].members.front());
+        json_.field("node", plan_.groups[instruction.index].members.back());
         break;
       case Kind::kBatch: {
         const std::vector<Instruction>& calls = plan_.batches[instruction.index];

@@ -94,14 +94,6 @@ struct Executor::Impl {
   void settle_host_run();
 };
 
-namespace {
-
-Part part_of(const Instruction& instruction) {
-  return instruction.kind == Instruction::Kind::kBody ? Part::kBody : Part::kWhole;
-}
-
-}  // namespace
-
 // False where it was stopped before the end.
 bool Executor::Impl::run_on_host(const std::atomic<int32_t>* stop) {
   const Graph& graph = state.graph();

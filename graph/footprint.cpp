@@ -177,6 +177,12 @@ bool lower_node(const Graph& graph, const Node& node, Lowering& lowering) {
   return request.traits->lower(request, lowering);
 }
 
+bool in_tail(const Graph& graph, const Node& node, int operand) {
+  const LowerRequest request = request_of(graph, node);
+  Lowering lowering;
+  return !request.traits->lower(request, lowering) || lowering.touches(operand);
+}
+
 FusionNote measure(const Graph& graph, const Node& node, const Lowering& lowering, Footprint& footprint) {
   const Operand* const operands = graph.operands_of(node);
   const WindowTable& windows = *graph.windows;

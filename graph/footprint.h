@@ -58,6 +58,9 @@ FusionNote measure(const Graph& graph, const Node& node, const Lowering& lowerin
 // Asks the operator for the node's program. False where it has none.
 bool lower_node(const Graph& graph, const Node& node, Lowering& lowering);
 
+// Whether the tail of a node reads or writes its operand. REQUIRES: OpTraits::has_tail.
+bool in_tail(const Graph& graph, const Node& node, int operand);
+
 // Where `operand` of the node is among the entries; -1 where it is not.
 int find_entry(const Footprint& footprint, int operand);
 // Whether an operand with these strides has one entry for each row.

@@ -35,6 +35,11 @@ std::vector<uint8_t> stored_buffers(const Graph& graph, const FusedGroup& group)
 
 }  // namespace
 
+bool FusedGroup::has_checks() const {
+  return std::ranges::any_of(
+      kernel.steps, [](const backend::FusedStep& step) { return step.kind == backend::FusedStep::Kind::kCheck; });
+}
+
 bool build_group(const Graph& graph, std::span<const uint8_t> needed, FusedGroup& group) {
   GroupBuilder builder;
   if (!build(graph, group.members, builder)) return false;

@@ -50,6 +50,7 @@ struct GroupOperand {
   bool operator==(const GroupOperand&) const = default;
 };
 
+// Of a member with a tail (OpTraits::has_tail) only the tail is in the group: its body runs before, as an instruction of its own. The last member has none.
 struct FusedGroup {
   std::vector<uint32_t> members;       // nodes, in an order that keeps their dependences
   std::vector<GroupOperand> operands;  // of the kernel
@@ -59,9 +60,15 @@ struct FusedGroup {
   bool prepared = false;  // otherwise the engine has refused it, and the members run one by one
   std::vector<backend::Number> numbers;
 
+  // Whether the kernel checks what it reads. Where a check fails, the members run one by one.
+  bool has_checks() const;
+
   // The rest follows from the graph.
   bool operator==(const FusedGroup& other) const { return members == other.members && operands == other.operands; }
 };
+
+// Whether only the tail of a member is in its group.
+inline bool is_tail(const Graph& graph, uint32_t member) { return op_table()[graph.nodes[member].op].has_tail; }
 
 // Builds everything but `members` from them. What is written to buffers with needed[buffer] is stored. False where the members do not fit
 // together.

@@ -25,10 +25,11 @@ std::string first_line(const std::string& machine, size_t count, uint64_t checks
 
 }  // namespace
 
-uint64_t cost_key(const Graph& graph, const Node& node, backend::DeviceIndex device) {
+uint64_t cost_key(const Graph& graph, const Node& node, backend::DeviceIndex device, Part part) {
   backend::Fnv hash;
   hash.add(op_table()[node.op].name);
   hash.add(device);
+  if (part != Part::kWhole) hash.add(static_cast<int64_t>(part));
   for (const Operand *o = graph.operands_of(node), *end = o + node.operand_count; o != end; ++o) {
     const Window& window = (*graph.windows)[o->window];
     hash.add(static_cast<int64_t>(window.dtype) * 256 + window.rank);

@@ -26,7 +26,7 @@
 namespace hetero::graph {
 
 // The same in every process: of names, sizes and strides, not of ids.
-uint64_t cost_key(const Graph& graph, const Node& node, backend::DeviceIndex device);
+uint64_t cost_key(const Graph& graph, const Node& node, backend::DeviceIndex device, Part part = Part::kWhole);
 // Of a fused group: of its members and of what it loads and stores.
 uint64_t cost_key(const Graph& graph, const FusedGroup& group, backend::DeviceIndex device);
 

@@ -428,6 +428,36 @@ bool uses_host_only(const Plan& plan) {
   return true;
 }
 
+double utilization_of(const Plan& plan, const Instruction& instruction) {
+  switch (instruction.kind) {
+    case Kind::kRun:
+    case Kind::kBody:
+      return static_cast<double>(plan.placements[instruction.index].utilization);
+    case Kind::kFused:
+      return static_cast<double>(placement_of(plan, plan.groups[instruction.index]).utilization);
+    default:
+      return 0;
+  }
+}
+
+double predicted_seconds(const Graph& graph, const Plan& plan, const Instruction& instruction) {
+  const auto of_node = [&](uint32_t n) { return static_cast<double>(plan.placements[n].predicted_seconds); };
+  double seconds = 0;
+  switch (instruction.kind) {
+    case Kind::kRun:
+    case Kind::kBody:
+      return of_node(instruction.index);
+    case Kind::kBatch:
+      for (const Instruction& call : plan.batches[instruction.index]) seconds += of_node(call.index);
+      return seconds;
+    case Kind::kFused:
+      for (const uint32_t n : plan.groups[instruction.index].members) seconds += is_tail(graph, n) ? 0 : of_node(n);
+      return seconds;
+    default:
+      return 0;
+  }
+}
+
 const char* to_string(Policy policy) {
   switch (policy) {
     case Policy::kAuto:

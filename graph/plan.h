@@ -31,10 +31,11 @@ enum class Reason : uint8_t {
 };
 const char* to_string(Reason reason);
 
+// Of a node with a tail in a group: where its body runs.
 struct Placement {
   backend::DeviceIndex device = backend::kCpu;
   Reason reason = Reason::kOnlyDevice;
-  float predicted_seconds = 0;  // of the node there; of a member of a group an equal share
+  float predicted_seconds = 0;  // of the node there; of a member of a group, save for tails, an equal share
   float elsewhere_seconds = 0;  // the same on the other device; 0 where there is none
   // Where tasks of the accelerator run beside each other: the share of it that the node's task keeps busy meanwhile.
   float utilization = 1;
@@ -100,6 +101,11 @@ struct Instruction {
   bool operator==(const Instruction&) const = default;
 };
 
+// What the kernel of a run or a body is to do.
+inline Part part_of(const Instruction& instruction) {
+  return instruction.kind == Instruction::Kind::kBody ? Part::kBody : Part::kWhole;
+}
+
 // The bytes of a buffer on a device that they had to leave before, in other memory.
 struct Return {
   BufferId buffer = 0;
@@ -162,13 +168,15 @@ uint32_t end_of_transfer(const Graph& graph, const Plan& plan, uint32_t position
 
 void note_buffers(const Graph& graph, const Plan& plan, BufferNotes& notes);
 
-// Of the task that an instruction runs on the accelerator.
-inline double utilization_of(const Plan& plan, const Instruction& instruction) {
-  if (instruction.kind == Instruction::Kind::kRun)
-    return static_cast<double>(plan.placements[instruction.index].utilization);
-  if (instruction.kind != Instruction::Kind::kFused) return 0;
-  return static_cast<double>(plan.placements[plan.groups[instruction.index].members.front()].utilization);
+// Where a group runs.
+inline const Placement& placement_of(const Plan& plan, const FusedGroup& group) {
+  return plan.placements[group.members.back()];
 }
+
+// Of the task that an instruction runs on the accelerator.
+double utilization_of(const Plan& plan, const Instruction& instruction);
+// What a run, a body, a batch or a fused group is predicted to take.
+double predicted_seconds(const Graph& graph, const Plan& plan, const Instruction& instruction);
 
 std::string to_string(const Plan& plan);
 Result<Plan> parse_plan(std::string_view text);

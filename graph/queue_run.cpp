@@ -4,6 +4,8 @@
 #include <chrono>
 #include <utility>
 
+#include "graph/footprint.h"
+
 namespace hetero::graph {
 
 using backend::DeviceIndex;
@@ -38,6 +40,7 @@ Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times, const 
     if (noted) times->spans[position].begin = begin_of(instruction.queue) - begun_;
     switch (instruction.kind) {
       case Instruction::Kind::kRun:
+      case Instruction::Kind::kBody:
         submit_run(instruction, position);
         break;
       case Instruction::Kind::kCopy:
@@ -53,9 +56,8 @@ Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times, const 
       case Instruction::Kind::kFused:
         submit_group(instruction, position);
         break;
-      case Instruction::Kind::kBody:
       case Instruction::Kind::kBatch:
-        lose(Status(ErrorClass::kInternal, "calls of the CPU alone in a program of several queues"));
+        lose(Status(ErrorClass::kInternal, "a batch in a program of several queues"));
         break;
     }
     if (by_events) timer_.after(queue(instruction.queue));
@@ -129,10 +131,10 @@ backend::Queue& QueueRun::queue(QueueId id) const { return state_->device(device
 void QueueRun::submit_run(const Instruction& instruction, uint32_t position) {
   const Node& node = state_->graph().nodes[instruction.index];
   const DeviceIndex device = device_of(instruction.queue);
-  const auto seconds = static_cast<double>(state_->plan().placements[instruction.index].predicted_seconds);
+  const double seconds = predicted_seconds(state_->graph(), state_->plan(), instruction);
   bool brings = false;
   const FailureId failure = prepare(instruction.index, device, brings);
-  NodeTask& task = tasks_.emplace_back(NodeTask{this, instruction.index, device, failure});
+  NodeTask& task = tasks_.emplace_back(NodeTask{this, instruction.index, part_of(instruction), device, failure});
   if (instruction.queue == kHostQueue) {
     if (brought_.size() < node.operand_count) brought_.resize(node.operand_count);
     run_node(task, brought_.data(), brings);
@@ -149,16 +151,13 @@ void QueueRun::submit_run(const Instruction& instruction, uint32_t position) {
 
 template <auto run, typename Task>
 Status QueueRun::submit(const Instruction& instruction, Task& task, double seconds) {
-  const auto run_on_queue = [](void* context) { run(*static_cast<const Task*>(context)); };
+  const auto run_on_queue = [](void* context) { run(*static_cast<Task*>(context)); };
   return queue(instruction.queue).launch({run_on_queue, &task, seconds, utilization_of(state_->plan(), instruction)});
 }
 
 void QueueRun::submit_group(const Instruction& instruction, uint32_t position) {
   const FusedGroup& group = state_->plan().groups[instruction.index];
-  double seconds = 0;
-  for (const uint32_t n : group.members) {
-    seconds += static_cast<double>(state_->plan().placements[n].predicted_seconds);
-  }
+  const double seconds = predicted_seconds(state_->graph(), state_->plan(), instruction);
   GroupTask& task = group_tasks_.emplace_back(prepare_group(group, device_of(instruction.queue)));
   if (instruction.queue == kHostQueue) {
     run_group(task);
@@ -166,7 +165,7 @@ void QueueRun::submit_group(const Instruction& instruction, uint32_t position) {
     for (const GroupOperand& operand : group.operands) state_->release(operand.buffer, position);
     return;
   }
-  const auto run = [](const GroupTask& submitted) { submitted.owner->run_group(submitted); };
+  const auto run = [](GroupTask& submitted) { submitted.owner->run_group(submitted); };
   if (Status status = submit<run>(instruction, task, seconds); !status.ok()) {
     const FailureId failure = state_->add_failure(group.members.back(), std::move(status));
     for (const uint32_t n : group.members) mark_outputs(state_->graph().nodes[n], failure);
@@ -198,43 +197,82 @@ QueueRun::GroupTask QueueRun::prepare_group(const FusedGroup& group, DeviceIndex
 }
 
 // On the thread of the task's queue.
-void QueueRun::run_group(const GroupTask& task) {
+void QueueRun::run_group(GroupTask& task) {
   const FusedGroup& group = *task.group;
-  const bool poisoned = state_->has_failures();
-  const bool runs = !poisoned || find_poison(task);
-  if (!runs || task.failure != kHealthy) return;
+  const size_t poisoned = state_->has_failures() ? find_poison(task) : 0;
+  if (poisoned == group.members.size() || task.failure != kHealthy) return;
   void** const data = group_data_.data() + task.first_data;
   backend::Device& device = state_->device(task.device);
   if (task.device != kCpu) {
     for (size_t k = 0; k < group.operands.size(); ++k) data[k] = device.kernel_address(data[k]);
   }
-  Status status = device.run_fused({group.kernel, group.space, group.launch, data, group.numbers.data()});
-  const Outcome outcome = status.ok() ? Outcome::kRan : Outcome::kFailed;
-  const FailureId failure = status.ok() ? kHealthy : state_->add_failure(group.members.back(), std::move(status));
+  Result<bool> passed = false;
+  if (group.prepared && (poisoned == 0 || !device.runs_host_kernels())) {
+    passed = device.run_fused({group.kernel, group.space, group.launch, data, group.numbers.data()});
+  }
+  task.unfused = passed.ok() && !passed.value();
+  if (task.unfused) return run_members(task);
+  const FailureId failure = passed.ok() ? kHealthy : state_->add_failure(group.members.back(), passed.status());
   for (const uint32_t n : group.members) {
-    if (outcomes_[n] == Outcome::kSkipped) continue;
-    outcomes_[n] = outcome;
+    const bool ran = is_tail(state_->graph(), n) ? outcomes_[n] == Outcome::kRan : outcomes_[n] != Outcome::kSkipped;
+    if (!ran) continue;
+    outcomes_[n] = failure == kHealthy ? Outcome::kRan : Outcome::kFailed;
     if (failure != kHealthy) mark_outputs(state_->graph().nodes[n], failure);
   }
 }
 
-// Marks the outputs of all members: what depends on something poisoned is. True where something does not.
-bool QueueRun::find_poison(const GroupTask& task) {
-  bool healthy = false;
+// As if they had never been fused, with the CPU's kernels.
+void QueueRun::run_members(const GroupTask& task) {
+  UnfusedMemory memory;
+  for (size_t m = 0; m < task.group->members.size(); ++m) run_member(task, m, memory);
+}
+
+void QueueRun::run_member(const GroupTask& task, size_t member, UnfusedMemory& memory) {
+  const Graph& graph = state_->graph();
+  const uint32_t n = task.group->members[member];
+  const Node& node = graph.nodes[n];
+  const bool tail = is_tail(graph, n);
+  FailureId failure = poison_of_member(task, member);
+  if (failure != kHealthy) {
+    skip_member(n, failure);
+  } else {
+    std::vector<void*> data(node.operand_count);
+    Status status = memory.resolve(graph, *task.group, group_data_.data() + task.first_data, node, state_->device(kCpu),
+                                   data.data());
+    if (status.ok()) {
+      failure = call(n, tail ? Part::kTail : Part::kWhole, task.device, data.data(), nullptr);
+    } else {
+      failure = state_->add_failure(n, std::move(status));
+    }
+  }
+  if (failure != kHealthy || state_->has_failures()) mark_outputs(node, failure);
+}
+
+// Marks the outputs of all members: what depends on something poisoned is. Returns how many do.
+size_t QueueRun::find_poison(const GroupTask& task) {
+  size_t poisoned = 0;
   for (size_t m = 0; m < task.group->members.size(); ++m) {
     const uint32_t n = task.group->members[m];
-    const Node& node = state_->graph().nodes[n];
-    FailureId failure = state_->earlier(task.failure, poison_of_inputs(node));
-    if (task.broken_count > 0) failure = state_->earlier(failure, broken_inputs(task, m));
-    mark_outputs(node, failure);
-    if (failure == kHealthy) {
-      healthy = true;
-      continue;
-    }
-    outcomes_[n] = Outcome::kSkipped;
-    state_->raise(failure);
+    const FailureId failure = poison_of_member(task, m);
+    mark_outputs(state_->graph().nodes[n], failure);
+    poisoned += failure != kHealthy;
+    if (failure != kHealthy) skip_member(n, failure);
   }
-  return healthy;
+  return poisoned;
+}
+
+FailureId QueueRun::poison_of_member(const GroupTask& task, size_t member) const {
+  const uint32_t n = task.group->members[member];
+  const Node& node = state_->graph().nodes[n];
+  const bool tail = is_tail(state_->graph(), n);
+  const FailureId failure = state_->earlier(task.failure, tail ? poison_of_tail(node) : poison_of_inputs(node));
+  return task.broken_count == 0 ? failure : state_->earlier(failure, broken_inputs(task, member));
+}
+
+// What became of the body of a node with a tail is known already.
+void QueueRun::skip_member(uint32_t node, FailureId failure) {
+  if (!is_tail(state_->graph(), node)) outcomes_[node] = Outcome::kSkipped;
+  state_->raise(failure);
 }
 
 // What the host knows to be broken of the bytes that a member reads as they were before the group.
@@ -242,9 +280,11 @@ FailureId QueueRun::broken_inputs(const GroupTask& task, size_t member) const {
   const Graph& graph = state_->graph();
   const std::vector<uint32_t>& members = task.group->members;
   const Node& node = graph.nodes[members[member]];
+  const bool tail = is_tail(graph, members[member]);
   FailureId failure = kHealthy;
-  for (const Operand *o = graph.operands_of(node), *end = o + node.operand_count; o != end; ++o) {
-    if (!o->reads()) continue;
+  for (int i = 0; i < node.operand_count; ++i) {
+    const Operand* const o = graph.operands_of(node) + i;
+    if (tail ? !in_tail(graph, node, i) : !o->reads()) continue;
     const bool made_here = std::any_of(members.begin(), members.begin() + static_cast<long>(member), [&](uint32_t n) {
       const Node& other = graph.nodes[n];
       return std::any_of(graph.operands_of(other), graph.operands_of(other) + other.operand_count,
@@ -310,23 +350,46 @@ void QueueRun::run_node(const NodeTask& task, backend::Block* brought, bool brin
       backend::Device& device = state_->device(task.device);
       for (int i = 0; i < node.operand_count; ++i) data[i] = device.kernel_address(data[i]);
     }
-    const OpTraits& traits = op_table()[node.op];
-    failure =
-        state_->call_kernel(task.node, {.node = &node,
-                                        .operands = graph.operands_of(node),
-                                        .data = data,
-                                        .brought = brought,
-                                        .attributes = graph.attributes.data() + node.attribute_offset,
-                                        .windows = graph.windows,
-                                        .traits = &traits,
-                                        .bindings = task.device == kCpu ? state_->unwritten_bindings() : nullptr});
-    outcomes_[task.node] = failure == kHealthy ? Outcome::kRan : Outcome::kFailed;
+    failure = call(task.node, task.part, task.device, data, brought);
   }
   if (brings) {
     if (failure == kHealthy) failure = state_->collect(task.node, data, brought);
     for (int i = 0; i < node.operand_count; ++i) brought[i].reset();
   }
   if (failure != kHealthy || state_->has_failures()) mark_outputs(node, failure);
+}
+
+FailureId QueueRun::call(uint32_t index, Part part, DeviceIndex device, void* const* data, backend::Block* brought) {
+  const Graph& graph = state_->graph();
+  const Node& node = graph.nodes[index];
+  const FailureId failure =
+      state_->call_kernel(index, {.node = &node,
+                                  .operands = graph.operands_of(node),
+                                  .data = data,
+                                  .brought = brought,
+                                  .attributes = graph.attributes.data() + node.attribute_offset,
+                                  .windows = graph.windows,
+                                  .traits = &op_table()[node.op],
+                                  .bindings = device == kCpu ? state_->unwritten_bindings() : nullptr,
+                                  .part = part});
+  outcomes_[index] = failure == kHealthy ? Outcome::kRan : Outcome::kFailed;
+  return failure;
+}
+
+// Of what the body has written, and of what the tail reads beside.
+FailureId QueueRun::poison_of_tail(const Node& node) const {
+  const Graph& graph = state_->graph();
+  const Operand* const operands = graph.operands_of(node);
+  FailureId failure = kHealthy;
+  for (int i = 0; i < node.operand_count; ++i) {
+    const uint32_t index = node.first_operand + i;
+    if (operands[i].writes()) {
+      failure = state_->earlier(failure, slots_[graph.buffers.size() + index]);
+    } else if (slots_[slot_before_[index]] != kHealthy && in_tail(graph, node, i)) {
+      failure = state_->earlier(failure, slots_[slot_before_[index]]);
+    }
+  }
+  return failure;
 }
 
 FailureId QueueRun::poison_of_inputs(const Node& node) const {
@@ -465,12 +528,18 @@ void QueueRun::finish_uploads(RunCounts& counts) {
   uploads_.clear();
 }
 
-// Its members are one kernel.
+// Its members are one kernel. Those with tails have been counted for their bodies.
 void QueueRun::count_group(const GroupTask& task, RunCounts& counts) const {
   const FusedGroup& group = *task.group;
-  const auto ran = std::ranges::count_if(group.members, [this](uint32_t n) { return outcomes_[n] == Outcome::kRan; });
-  if (ran == 0) return;
-  counts.kernels[task.device] -= ran - 1;
+  int64_t ran = 0;
+  int64_t tails = 0;
+  for (const uint32_t n : group.members) {
+    ran += outcomes_[n] == Outcome::kRan;
+    tails += outcomes_[n] == Outcome::kRan && is_tail(state_->graph(), n);
+  }
+  if (task.unfused) counts.kernels[task.device] += tails;
+  if (ran == 0 || task.unfused) return;
+  counts.kernels[task.device] += 1 - (ran - tails);
   ++counts.fused_groups;
   counts.fused_nodes += ran;
   counts.compiled_groups += group.launch.is_compiled();

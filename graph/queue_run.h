@@ -7,7 +7,9 @@
 // write of the program makes a new slot; a slot is set by the one task that writes it, and read by
 // tasks that the program orders after it.
 //
-// A fused group runs as one kernel whatever is poisoned, since arithmetic on garbage does no harm; its members' outputs are poisoned one by one.
+// Where something that a fused group reads is poisoned, or a check of its kernel fails, its members run one by one, on the group's queue. On a GPU, which has
+// no checks, it runs as one kernel all the same, since arithmetic on garbage does no harm to others; its members' outputs are poisoned one by one. The body of a node with a tail and the group with the tail are two tasks, each of which says
+// in the node's slots what became of it.
 //
 // What the host itself finds broken, memory that it cannot get or a copy that it cannot submit,
 // concerns the bytes of one device and is known in program order; `broken_` keeps it per residence.
@@ -37,6 +39,7 @@ class QueueRun {
   struct NodeTask {
     QueueRun* owner;
     uint32_t node;
+    Part part;
     backend::DeviceIndex device;
     FailureId failure;  // known to the host
   };
@@ -49,7 +52,8 @@ class QueueRun {
     uint32_t first_broken;  // known to the host, as `failure`
     uint32_t broken_count;
     backend::DeviceIndex device;
-    FailureId failure;  // there is no memory for some operand
+    FailureId failure;     // there is no memory for some operand
+    bool unfused = false;  // its members run one by one
   };
   struct Broken {
     BufferId buffer;
@@ -77,11 +81,17 @@ class QueueRun {
   FailureId prepare(uint32_t node, backend::DeviceIndex device, bool& brings);
   void assign_slots(const Node& node);
   void run_node(const NodeTask& task, backend::Block* brought, bool brings);
+  FailureId call(uint32_t node, Part part, backend::DeviceIndex device, void* const* data, backend::Block* brought);
   GroupTask prepare_group(const FusedGroup& group, backend::DeviceIndex device);
-  void run_group(const GroupTask& task);
-  bool find_poison(const GroupTask& task);
+  void run_group(GroupTask& task);
+  void run_members(const GroupTask& task);
+  void run_member(const GroupTask& task, size_t member, UnfusedMemory& memory);
+  size_t find_poison(const GroupTask& task);
+  FailureId poison_of_member(const GroupTask& task, size_t member) const;
+  void skip_member(uint32_t node, FailureId failure);
   FailureId broken_inputs(const GroupTask& task, size_t member) const;
   FailureId poison_of_inputs(const Node& node) const;
+  FailureId poison_of_tail(const Node& node) const;
   void mark_outputs(const Node& node, FailureId failure);
   void lose(Status status);
   void synchronize();

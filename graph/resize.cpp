@@ -88,7 +88,7 @@ bool lay_out_again(const Graph& now, const PlanOptions& options, Plan& plan, Scr
   drop_events(plan, scratch.joined);
   find_tasks(now, options, plan, scratch);
   for (const Task& task : scratch.tasks.tasks) {
-    if (!task.is_fetch()) task.predict(task.device_in(plan), plan);
+    if (!task.is_fetch()) scratch.tasks.predict(task, task.device_in(plan), plan);
   }
   for (Return& entry : plan.returns) entry.residence = {};
   order_queues(now, plan, scratch);
@@ -146,6 +146,8 @@ bool resize_plan(const Graph& before, const Graph& now, const PlanOptions& optio
     // Lowers the group anew, so which piece is which was compared as well.
     if (!space_of(now, group, group.space)) return false;
     group.prepared = backend::prepare_fused(group.kernel, group.space, group.launch).ok();
+    // What only the CPU can run node by node.
+    if (!group.prepared && placement_of(plan, group).device != backend::kCpu) return false;
     // Some numbers, such as the count of a mean, follow from sizes.
     if (!gather_numbers(now, group, group.numbers)) return false;
   }

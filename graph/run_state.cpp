@@ -126,21 +126,11 @@ FailureId RunState::resolve_unfused(uint32_t index, uint32_t position, void** da
       data[i] = address(buffer, kCpu);
       continue;
     }
-    data[i] = unfused_memory(buffer);
-    if (data[i] != nullptr) continue;
-    Result<backend::Block> block = devices_[kCpu]->allocate(graph_->buffers[buffer].bytes);
-    if (!block.ok()) return add_failure(index, block.status());
-    data[i] = block.value().data();
-    unfused_.emplace_back(buffer, std::move(block.value()));
+    Result<void*> memory = unfused_.of(*graph_, buffer, *devices_[kCpu]);
+    if (!memory.ok()) return add_failure(index, memory.status());
+    data[i] = memory.value();
   }
   return kHealthy;
-}
-
-void* RunState::unfused_memory(BufferId buffer) {
-  for (auto& [owner, block] : unfused_) {
-    if (owner == buffer) return block.data();
-  }
-  return nullptr;
 }
 
 FailureId RunState::resolve(uint32_t index, DeviceIndex device, void** data, bool& brings) {
@@ -260,12 +250,18 @@ Status RunState::first_failure() const {
 
 void RunState::find_written(const std::vector<Outcome>& outcomes, std::vector<uint8_t>& written) const {
   written.assign(graph_->buffers.size(), 0);
+  std::vector<DeviceIndex> device(graph_->nodes.size());
+  for (size_t n = 0; n < device.size(); ++n) device[n] = plan_->placements[n].device;
+  // A tail writes what its body has written.
+  for (const FusedGroup& group : plan_->groups) {
+    for (const uint32_t n : group.members) device[n] = placement_of(*plan_, group).device;
+  }
   for (size_t n = 0; n < graph_->nodes.size(); ++n) {
     if (outcomes[n] != Outcome::kRan && outcomes[n] != Outcome::kFailed) continue;
     const Node& node = graph_->nodes[n];
     for (int i = 0; i < node.operand_count; ++i) {
       const Operand& operand = graph_->operands_of(node)[i];
-      if (operand.writes()) written[operand.buffer] = static_cast<uint8_t>(1u << plan_->placements[n].device);
+      if (operand.writes()) written[operand.buffer] = static_cast<uint8_t>(1u << device[n]);
     }
   }
 }

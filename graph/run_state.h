@@ -20,6 +20,7 @@
 
 #include "backend/device.h"
 #include "graph/executor.h"
+#include "graph/unfused.h"
 
 namespace hetero::graph {
 
@@ -97,7 +98,6 @@ class RunState {
  private:
   void take_block(BufferId buffer);
   bool dies_on_host(BufferId buffer) const;
-  void* unfused_memory(BufferId buffer);
 
   struct Failure {
     uint32_t node;
@@ -117,7 +117,7 @@ class RunState {
   std::vector<void*> addresses_;      // per residence
   std::vector<Binding*> unwritten_;   // per buffer: its binding, if bound valid and no node writes it
   std::vector<backend::Block> held_;  // per buffer: what is kBrought or kOwned and does not escape
-  std::vector<std::pair<BufferId, backend::Block>> unfused_;
+  UnfusedMemory unfused_;
   std::mutex mutex_;  // guards failures_ while kernels run
   std::vector<Failure> failures_;
   std::vector<std::pair<BufferId, FailureId>> on_entry_;

@@ -15,14 +15,16 @@ using Kind = Instruction::Kind;
 double seconds_of(const Graph& graph, const Plan& plan, const CostModel& costs, size_t position, size_t end) {
   const Instruction& instruction = plan.program[position];
   const backend::DeviceIndex device = device_of(instruction.queue);
-  const auto node_seconds = [&](uint32_t node) { return costs.node_seconds(graph, graph.nodes[node], device); };
+  const auto node_seconds = [&](const Instruction& call) {
+    return costs.node_seconds(graph, graph.nodes[call.index], device, part_of(call));
+  };
   switch (instruction.kind) {
     case Kind::kRun:
     case Kind::kBody:
-      return node_seconds(instruction.index);
+      return node_seconds(instruction);
     case Kind::kBatch: {
       double seconds = 0;
-      for (const Instruction& call : plan.batches[instruction.index]) seconds += node_seconds(call.index);
+      for (const Instruction& call : plan.batches[instruction.index]) seconds += node_seconds(call);
       return seconds;
     }
     case Kind::kFused:
@@ -84,7 +86,8 @@ void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simu
   }
   simulation.seconds = *std::max_element(free.begin(), free.end());
   for (size_t q = 0; q < free.size(); ++q) {
-    if (used[q]) simulation.waited[q] = free[q] - first[q] - simulation.busy[q];
+    // Sums differ in their last bits.
+    if (used[q]) simulation.waited[q] = std::max(0.0, free[q] - first[q] - simulation.busy[q]);
   }
 }
 

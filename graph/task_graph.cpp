@@ -1,6 +1,7 @@
 #include "graph/task_graph.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 namespace hetero::graph {
@@ -57,6 +58,7 @@ void TaskGraph::build(const Graph& graph, const Plan& plan, const PlanOptions& o
   const CostModel costs(options);
   tasks.clear();
   uses.clear();
+  nodes_.clear();
   task_of_node_.resize(graph.nodes.size());
   task_of_group_.resize(plan.groups.size());
   values.resize(graph.buffers.size());
@@ -73,20 +75,26 @@ void TaskGraph::build(const Graph& graph, const Plan& plan, const PlanOptions& o
     const auto number = static_cast<uint32_t>(tasks.size());
     Task& task = tasks.emplace_back();
     task.first_use = static_cast<uint32_t>(uses.size());
+    task.first_node = static_cast<uint32_t>(nodes_.size());
     if (instruction.kind == Instruction::Kind::kFused) {
       const FusedGroup& group = plan.groups[instruction.index];
       task.node = group.members.back();
       task.group = instruction.index;
       task_of_group_[instruction.index] = number;
+      std::ranges::copy_if(group.members, std::back_inserter(nodes_), [&](uint32_t n) { return !is_tail(graph, n); });
       add_uses(graph, group);
       for (backend::DeviceIndex d = 0; d < kMaxDevices; ++d) task.seconds[d] = costs.group_seconds(graph, group, d);
     } else {
       const Node& node = graph.nodes[instruction.index];
       task.node = instruction.index;
+      task.is_body = instruction.kind == Instruction::Kind::kBody;
+      nodes_.push_back(instruction.index);
       task_of_node_[instruction.index] = number;
       add_uses(graph, node);
-      for (backend::DeviceIndex d = 0; d < kMaxDevices; ++d) task.seconds[d] = costs.node_seconds(graph, node, d);
+      for (backend::DeviceIndex d = 0; d < kMaxDevices; ++d)
+        task.seconds[d] = costs.node_seconds(graph, node, d, part_of(instruction));
     }
+    task.node_count = static_cast<uint32_t>(nodes_.size()) - task.first_node;
     task.use_count = static_cast<uint32_t>(uses.size()) - task.first_use;
     for (const Use* use = begin(task); use != end(task); ++use) {
       if (!use->writes) continue;
@@ -130,7 +138,7 @@ void TaskGraph::add_uses(const Graph& graph, const Node& node) {
   }
 }
 
-// What the kernel loads and stores, and what the members write that is not stored.
+// What the kernel loads and stores, what the members write that is not stored, and what the bodies of its tails have written, needed or not: they come before.
 void TaskGraph::add_uses(const Graph& graph, const FusedGroup& group) {
   const size_t first = uses.size();
   for (const GroupOperand& o : group.operands) {
@@ -145,11 +153,12 @@ void TaskGraph::add_uses(const Graph& graph, const FusedGroup& group) {
     const Node& node = graph.nodes[n];
     for (const Operand *o = graph.operands_of(node), *last = o + node.operand_count; o != last; ++o) {
       if (!o->writes()) continue;
+      Use& use = use_of(first, o->buffer);
+      use.reads |= is_tail(graph, n);
       // What the kernel stores is known as written.
-      if (Use& use = use_of(first, o->buffer); !use.writes) {
-        use.writes = true;
-        use.stores = false;
-      }
+      if (use.writes) continue;
+      use.writes = true;
+      use.stores = false;
     }
   }
 }

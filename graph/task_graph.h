@@ -1,6 +1,6 @@
 // TaskGraph: a graph as placement sees it: tasks with what they take on each device, and values with what moving them takes.
 //
-// A Task is what runs as one: a live node, or a fused group of them; or, after all others, the host's reading of a buffer that it fetches. Its Uses are its operands by buffer: several operands on one buffer are one use. Order between tasks is that of buffers: who
+// A Task is what runs as one: a live node, the body of one, or a fused group of them; or, after all others, the host's reading of a buffer that it fetches. Its Uses are its operands by buffer: several operands on one buffer are one use. Order between tasks is that of buffers: who
 // writes one comes after all that touched it before, who reads it after the last that wrote it. That is coarser than conflicts(), which looks
 // at windows, and it is what the queues' order (passes/order.cpp) keeps.
 //
@@ -34,6 +34,9 @@ struct Task {
   uint32_t node;  // of a group: the last member; kNoNode: the host reads
 
   uint32_t group = kNoGroup;  // of the plan
+  bool is_body = false;       // of the node, whose tail is a member of a group
+  uint32_t first_node = 0;    // see TaskGraph::nodes_of()
+  uint32_t node_count = 0;
   uint32_t first_use;
   uint32_t use_count;
   uint8_t allowed;                       // devices that may run it, as bits
@@ -43,22 +46,6 @@ struct Task {
   bool is_fetch() const { return node == kNoNode; }
   backend::DeviceIndex device_in(const Plan& plan) const {
     return is_fetch() ? backend::kCpu : plan.placements[node].device;
-  }
-  // The nodes that it runs.
-  std::span<const uint32_t> nodes_in(const Plan& plan) const {
-    if (is_fetch()) return {};
-    return group == kNoGroup ? std::span(&node, 1) : std::span<const uint32_t>(plan.groups[group].members);
-  }
-  // Notes what it takes there and on the other device, in equal shares. REQUIRES: it is not of the host.
-  void predict(backend::DeviceIndex device, Plan& plan) const {
-    const std::span<const uint32_t> nodes = nodes_in(plan);
-    const auto share = [&](backend::DeviceIndex d) {
-      return static_cast<float>(seconds[d] / static_cast<double>(nodes.size()));
-    };
-    for (const uint32_t n : nodes) {
-      plan.placements[n].predicted_seconds = share(device);
-      plan.placements[n].elsewhere_seconds = share(device ^ 1);
-    }
   }
 };
 
@@ -77,17 +64,32 @@ struct Value {
 
 class TaskGraph {
  public:
-  // REQUIRES: the program of `plan` has runs and fused groups only.
+  // REQUIRES: the program of `plan` has runs, bodies and fused groups only.
   void build(const Graph& graph, const Plan& plan, const PlanOptions& options);
 
   std::vector<Task> tasks;  // in the order of the plan's program, then those of the host
   std::vector<Use> uses;
   std::vector<Value> values;  // per buffer
 
+  // The nodes that are placed where it is: what it runs, save for tails, which are where their bodies are.
+  std::span<const uint32_t> nodes_of(const Task& task) const {
+    return {nodes_.data() + task.first_node, task.node_count};
+  }
+  // Notes what it takes there and on the other device, in equal shares.
+  void predict(const Task& task, backend::DeviceIndex device, Plan& plan) const {
+    const auto share = [&](backend::DeviceIndex d) {
+      return static_cast<float>(task.seconds[d] / static_cast<double>(task.node_count));
+    };
+    for (const uint32_t n : nodes_of(task)) {
+      plan.placements[n].predicted_seconds = share(device);
+      plan.placements[n].elsewhere_seconds = share(device ^ 1);
+    }
+  }
+
   const Use* begin(const Task& task) const { return uses.data() + task.first_use; }
   const Use* end(const Task& task) const { return uses.data() + task.first_use + task.use_count; }
   size_t size() const { return tasks.size(); }
-  // Of a run or a fused group.
+  // Of a run, a body or a fused group.
   const Task& task_of(const Instruction& instruction) const {
     const auto& numbers = instruction.kind == Instruction::Kind::kFused ? task_of_group_ : task_of_node_;
     return tasks[numbers[instruction.index]];
@@ -119,6 +121,7 @@ class TaskGraph {
   Use& use_of(size_t first, BufferId buffer);
 
   std::vector<backend::DeviceIndex> avoided_;  // per task: PlanOptions::instead_of; empty without
+  std::vector<uint32_t> nodes_;                // of the tasks
   std::vector<uint32_t> task_of_node_;
   std::vector<uint32_t> task_of_group_;
   std::vector<double> rank_;

@@ -8,6 +8,8 @@
 #include <array>
 #include <string>
 
+#include "graph/footprint.h"
+
 namespace hetero::graph {
 namespace {
 
@@ -74,12 +76,15 @@ class PlanVerifier {
     uint32_t node;  // kNoNode for a copy
     bool brings;    // the kernel may bring the memory here
   };
-  // What the bytes of a residence are made of: the writes applied since the last whole one.
+  // What the bytes of a residence are made of: the writes applied since the last whole one. What a body has written is not what its node writes: see body().
   struct Contents {
     bool known = false;
     std::vector<uint32_t> writes;
   };
   static constexpr uint32_t kNoNode = UINT32_MAX;
+
+  // In Contents::writes, what the body of a node has written, until its tail makes the node's write of it.
+  static uint32_t body(uint32_t node) { return ~node; }
 
   bool survives(BufferId b) const { return graph_.buffers[b].escapes || graph_.buffers[b].valid_on != 0; }
   const OpTraits& traits_of(uint32_t node) const { return op_table()[graph_.nodes[node].op]; }
@@ -125,8 +130,9 @@ class PlanVerifier {
     for (uint32_t p = 0; p < plan_.program.size(); ++p) {
       const Instruction& instruction = plan_.program[p];
       if (instruction.queue >= kMaxQueues) return violation(name("p", p) + ": no such queue");
-      if (!one_queue && needs_one_queue(instruction.kind)) {
-        return violation(name("p", p) + " splits or joins calls in a program of several queues");
+      // The executor makes batches only where the CPU runs everything.
+      if (!one_queue && instruction.kind == Kind::kBatch) {
+        return violation(name("p", p) + " joins calls in a program of several queues");
       }
       Status status;
       if (instruction.kind == Kind::kRun) {
@@ -139,7 +145,6 @@ class PlanVerifier {
         status = check_copy(p, instruction);
       } else if (instruction.kind == Kind::kFused) {
         status = check_fused(p, instruction, runs, group_runs);
-        if (status.ok() && !one_queue) status = check_runs_anywhere(p, plan_.groups[instruction.index]);
       }
       if (!status.ok()) return status;
     }
@@ -148,9 +153,6 @@ class PlanVerifier {
     }
     return Status();
   }
-
-  // The executor splits calls and makes batches only where the CPU runs everything.
-  static bool needs_one_queue(Kind kind) { return kind == Kind::kBody || kind == Kind::kBatch; }
 
   // Its calls may run in any order.
   Status check_batch(uint32_t p, const Instruction& instruction, std::vector<uint8_t>& runs) {
@@ -226,6 +228,11 @@ class PlanVerifier {
         return violation(name("g", instruction.index) + " has an operand that is not there");
       }
     }
+    const uint32_t last = group.members.back();
+    if (last >= graph_.nodes.size() || traits_of(last).has_tail) {
+      return violation(name("g", instruction.index) + " ends with a tail, which says nothing of where it runs");
+    }
+    if (Status status = check_device(p, instruction, group); !status.ok()) return status;
     for (const uint32_t n : group.members) {
       if (n < graph_.nodes.size() && traits_of(n).has_tail && bodies_[n] != 1) {
         return violation(name("n", n) + " has its tail before its body");
@@ -245,13 +252,19 @@ class PlanVerifier {
     return Status();
   }
 
-  // Whoever runs it on a queue has nothing else to fall back on.
-  Status check_runs_anywhere(uint32_t p, const FusedGroup& group) const {
-    const bool checks = std::ranges::any_of(
-        group.kernel.steps, [](const backend::FusedStep& s) { return s.kind == backend::FusedStep::Kind::kCheck; });
-    const bool tails = std::ranges::any_of(group.members, [this](uint32_t n) { return traits_of(n).has_tail; });
-    if (group.prepared && !checks && !tails) return Status();
-    return violation(name("p", p) + " runs a group that may have to run node by node");
+  // The accelerator runs the group's kernel, and has kernels for its tails.
+  Status check_device(uint32_t p, const Instruction& instruction, const FusedGroup& group) const {
+    if (device_of(instruction.queue) == kCpu) return Status();
+    const backend::Device* const device = options_.accelerator_device;
+    if (!group.prepared || (device != nullptr && !device->can_fuse(group.kernel))) {
+      return violation(name("p", p) + " runs a group that the accelerator cannot run");
+    }
+    for (const uint32_t n : group.members) {
+      if (n < graph_.nodes.size() && !traits_of(n).on_accelerator) {
+        return violation(name("n", n) + " runs on the accelerator, which cannot run it");
+      }
+    }
+    return Status();
   }
 
   // That the node may run here, and that it runs once. Collects who touches what.
@@ -259,8 +272,10 @@ class PlanVerifier {
     if (n >= graph_.nodes.size()) return violation(name("p", p) + " runs a node that is not there");
     if (!plan_.live[n]) return violation(name("p", p) + " runs the dead node " + name("n", n));
     if (runs[n]++) return violation(name("n", n) + " runs twice");
-    const bool is_tail = instruction.kind == Kind::kFused && traits_of(n).has_tail;
-    const DeviceIndex device = plan_.placements[n].device;
+    const bool grouped = instruction.kind == Kind::kFused;
+    const bool is_tail = grouped && traits_of(n).has_tail;
+    const DeviceIndex device =
+        is_tail ? placement_of(plan_, plan_.groups[instruction.index]).device : plan_.placements[n].device;
     if (device_of(instruction.queue) != device || !backend::is_compute(kind_of(instruction.queue))) {
       return violation(name("n", n) + " runs on another queue than its placement says");
     }
@@ -268,8 +283,8 @@ class PlanVerifier {
     for (int i = 0; i < node.operand_count; ++i) {
       const Operand& operand = graph_.operands_of(node)[i];
       if (is_tail && !in_tail(graph_, node, i)) continue;
-      const bool unread = instruction.kind == Kind::kFused && !operand.writes() &&
-                          !touches_any(plan_.groups[instruction.index], operand, &GroupOperand::loads);
+      const bool unread =
+          grouped && !operand.writes() && !touches_any(plan_.groups[instruction.index], operand, &GroupOperand::loads);
       if (unread) continue;
       accesses_[place_of(operand.buffer, device)].push_back(touch_of(p, instruction.queue, n, operand));
     }
@@ -449,10 +464,10 @@ class PlanVerifier {
         contents_[instruction.index * kMaxDevices + instruction.to] =
             contents_[instruction.index * kMaxDevices + instruction.from];
       } else if (instruction.kind == Kind::kRun || instruction.kind == Kind::kBody) {
-        if (Status status = replay(instruction.index, device_of(instruction.queue)); !status.ok()) return status;
+        if (Status status = replay_call(instruction, device_of(instruction.queue)); !status.ok()) return status;
       } else if (instruction.kind == Kind::kBatch) {
         for (const Instruction& call : plan_.batches[instruction.index]) {
-          if (Status status = replay(call.index, kCpu); !status.ok()) return status;
+          if (Status status = replay_call(call, kCpu); !status.ok()) return status;
         }
       } else if (instruction.kind == Kind::kFused) {
         const DeviceIndex device = device_of(instruction.queue);
@@ -462,11 +477,29 @@ class PlanVerifier {
     return check_results();
   }
 
+  Status replay_call(const Instruction& call, DeviceIndex device) {
+    if (Status status = replay(call.index, device); !status.ok() || call.kind != Kind::kBody) return status;
+    for_writes(call.index, device,
+               [&](Contents& contents) { std::ranges::replace(contents.writes, call.index, body(call.index)); });
+    return Status();
+  }
+
+  // Calls `function` with the contents of what the node writes.
+  template <typename Function>
+  void for_writes(uint32_t n, DeviceIndex device, Function function) {
+    const Node& node = graph_.nodes[n];
+    for (int i = 0; i < node.operand_count; ++i) {
+      const Operand& operand = graph_.operands_of(node)[i];
+      if (operand.writes()) function(contents_[operand.buffer * kMaxDevices + device]);
+    }
+  }
+
   Status replay_group(const FusedGroup& group, DeviceIndex device) {
     std::vector<uint32_t> members = group.members;
     std::ranges::sort(members);
     for (const uint32_t n : members) {
-      if (Status status = traits_of(n).has_tail ? replay_tail(n) : replay(n, device, &group); !status.ok())
+      if (Status status = traits_of(n).has_tail ? replay_tail(n, device, group) : replay(n, device, &group);
+          !status.ok())
         return status;
     }
     // What is not stored is gone.
@@ -481,12 +514,13 @@ class PlanVerifier {
   }
 
   // What the body has written is still there, and so is what the tail reads beside.
-  Status replay_tail(uint32_t n) const {
+  Status replay_tail(uint32_t n, DeviceIndex device, const FusedGroup& group) {
     const Node& node = graph_.nodes[n];
+    for_writes(n, device, [n](Contents& contents) { std::ranges::replace(contents.writes, body(n), n); });
     for (int i = 0; i < node.operand_count; ++i) {
       const Operand& operand = graph_.operands_of(node)[i];
-      if (!in_tail(graph_, node, i)) continue;
-      if (!holds(operand, kCpu, operand.writes() ? n + 1 : n)) {
+      if (!in_tail(graph_, node, i) || !touches_any(group, operand, &GroupOperand::loads)) continue;
+      if (!holds(operand, device, operand.writes() ? n + 1 : n)) {
         return violation("the tail of " + name("n", n) + " reads " + name("b", operand.buffer) +
                          " where its bytes are not valid");
       }
@@ -587,9 +621,10 @@ class PlanVerifier {
       const bool overlaps = write.range.overlaps(range);
       // What was there before does not matter.
       const bool covers = write.whole || write.window == window || (write.dense && write.range.holds(range));
-      if (overlaps && std::ranges::count(contents.writes, write.node) > 0) {
+      for (const uint32_t written : {write.node, body(write.node)}) {
+        if (!overlaps || std::ranges::count(contents.writes, written) == 0) continue;
         if (covers) overlapping.clear();
-        overlapping.push_back(write.node);
+        overlapping.push_back(written);
       }
       if (write.node >= reader || !plan_.live[write.node]) continue;
       if (covers) {

@@ -16,9 +16,6 @@
 namespace hetero::graph {
 
 Status verify_graph(const Graph& graph);
-// Whether the tail of a node reads or writes its operand. REQUIRES: OpTraits::has_tail.
-bool in_tail(const Graph& graph, const Node& node, int operand);
-
 Status verify_group(const Graph& graph, const FusedGroup& group);
 Status verify_plan(const Graph& graph, const Plan& plan, const PlanOptions& options);
 

@@ -471,12 +471,6 @@ Status check_members(const Graph& graph, const FusedGroup& group) {
 
 }  // namespace
 
-bool in_tail(const Graph& graph, const Node& node, int operand) {
-  const LowerRequest request = request_of(graph, node);
-  Lowering lowering;
-  return !request.traits->lower(request, lowering) || lowering.touches(operand);
-}
-
 Status verify_group(const Graph& graph, const FusedGroup& group) {
   if (Status status = check_members(graph, group); !status.ok()) return status;
   const size_t operands = group.operands.size();

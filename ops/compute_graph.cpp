@@ -140,16 +140,21 @@ TensorView look_of(const at::Tensor& tensor) {
           .strides = tensor.strides().vec()};
 }
 
-// What the node is predicted to take where it was placed; in a group, its share.
+// What the node is predicted to take where it was placed; in a group, its share. Of a node with its tail there, the body's.
 double seconds_of(const graph::StaticPlan& plan, const graph::PlanOptions& options, size_t node) {
   const graph::CostModel costs(options);
   const DeviceIndex device = plan.plan.placements[node].device;
+  const auto tail = [&](uint32_t n) { return is_tail(plan.graph, n); };
+  graph::Part part = graph::Part::kWhole;
   for (const graph::FusedGroup& group : plan.plan.groups) {
-    const auto members = static_cast<double>(group.members.size());
     if (std::ranges::find(group.members, node) == group.members.end()) continue;
-    return costs.group_seconds(plan.graph, group, device) / members;
+    const auto shares = group.members.size() - static_cast<size_t>(std::ranges::count_if(group.members, tail));
+    if (!tail(static_cast<uint32_t>(node))) {
+      return costs.group_seconds(plan.graph, group, device) / static_cast<double>(shares);
+    }
+    part = graph::Part::kBody;
   }
-  return costs.node_seconds(plan.graph, plan.graph.nodes[node], device);
+  return costs.node_seconds(plan.graph, plan.graph.nodes[node], device, part);
 }
 
 size_t recorded_nodes() {

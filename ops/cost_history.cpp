@@ -49,6 +49,12 @@ void save(Entry& entry) {
   (void)entry.history.save(entry.path, machine_of(*backend::accelerator()));
 }
 
+// Whether what it takes is that of a node, the body of one, or a group.
+bool is_task(const graph::Instruction& instruction) {
+  using Kind = graph::Instruction::Kind;
+  return instruction.kind == Kind::kRun || instruction.kind == Kind::kBody || instruction.kind == Kind::kFused;
+}
+
 // Per instruction: a kernel of the accelerator that ran beside another on a side queue, so what it took is not what it takes alone.
 std::vector<uint8_t> find_shared(const graph::Plan& plan, const graph::RunTimes& times) {
   std::vector<uint8_t> shared(plan.program.size());
@@ -56,9 +62,7 @@ std::vector<uint8_t> find_shared(const graph::Plan& plan, const graph::RunTimes&
   bool side = false;
   for (size_t p = 0; p < plan.program.size(); ++p) {
     const graph::Instruction& instruction = plan.program[p];
-    const bool runs =
-        instruction.kind == graph::Instruction::Kind::kRun || instruction.kind == graph::Instruction::Kind::kFused;
-    if (!runs || instruction.queue == graph::kHostQueue) continue;
+    if (!is_task(instruction) || instruction.queue == graph::kHostQueue) continue;
     side |= backend::is_side_compute(graph::kind_of(instruction.queue));
     kernels.push_back(p);
   }
@@ -97,15 +101,15 @@ void learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph
       ++known.unsaved;
       continue;
     }
+    if (!is_task(instruction)) continue;
     const bool fused = instruction.kind == graph::Instruction::Kind::kFused;
-    if (!fused && instruction.kind != graph::Instruction::Kind::kRun) continue;
     const backend::DeviceIndex device = graph::device_of(instruction.queue);
     const double seconds = times.spans[p].end - times.spans[p].begin;
     // A virtual clock knows nothing new of the host.
     const bool seen = device == backend::kAccelerator || !accelerator->has_virtual_clock();
     if (!seen || !(seconds > 0) || shared[p] != 0) continue;
     const uint64_t key = fused ? graph::cost_key(graph, plan.groups[instruction.index], device)
-                               : graph::cost_key(graph, graph.nodes[instruction.index], device);
+                               : graph::cost_key(graph, graph.nodes[instruction.index], device, part_of(instruction));
     known.history.add(key, seconds);
     ++known.unsaved;
   }

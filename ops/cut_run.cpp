@@ -147,7 +147,7 @@ namespace {
 // Tells the accelerator what it will be asked to run, so that it can begin to make it.
 void announce_groups(const graph::Plan& plan, backend::Device& accelerator) {
   for (const graph::FusedGroup& group : plan.groups) {
-    if (plan.placements[group.members.front()].device != backend::kAccelerator) continue;
+    if (placement_of(plan, group).device != backend::kAccelerator) continue;
     accelerator.prepare_fused({group.kernel, group.space, group.launch, nullptr, group.numbers.data()});
   }
 }

@@ -47,7 +47,7 @@ bool has_default_kernel(const c10::OperatorHandle& handle) {
   return false;
 }
 
-// Those of register_whole.
+// Those of register_whole, and those of enter_recorded.
 std::unordered_set<std::string>& whole_operators() {
   static auto* names = new std::unordered_set<std::string>;
   return *names;
@@ -89,6 +89,8 @@ graph::OpTraits traits_of(const std::string& name) {
   return traits;
 }
 
+void enter_recorded(const char* name) { whole_operators().insert(name); }
+
 bool is_own(const std::string& name) { return name.starts_with("aten::") || name.starts_with("prims::"); }
 
 bool is_recorded(const OpInfo& info) {
@@ -117,8 +119,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
 // The device holds strided tensors. Whatever would make another one there ends in one sentence.
 [[noreturn]] void refuse_layout(const c10::OperatorHandle& handle, torch::jit::Stack*) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, "hetero: ", handle.operator_name().name,
-                              " needs a sparse or quantized tensor, which the hetero device does not hold; keep it on "
-                              "the CPU or use .to_dense()");
+                              " needs a sparse, quantized or nested tensor, which the hetero device does not hold; "
+                              "keep it on the CPU, or use .to_dense() or .to_padded_tensor()");
 }
 
 TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, library) {
@@ -128,6 +130,10 @@ TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
 }
 TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
+}
+
+TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
 }
 

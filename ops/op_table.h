@@ -15,6 +15,9 @@ struct OpInfo;
 // takes apart. What such an operator reads, makes and writes is tensors.
 bool is_recorded(const OpInfo& info);
 
+// Notes an operator whose kernel of the device gives calls to the catch-all.
+void enter_recorded(const char* name);
+
 // Whether an operator is PyTorch's own, not a library's. Of those, kernels for all devices are compositions and nothing else.
 bool is_own(const std::string& name);
 

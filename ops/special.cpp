@@ -22,6 +22,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "ops/catch_all.h"
+#include "ops/op_table.h"
 
 namespace hetero::ops {
 namespace {
@@ -163,6 +164,8 @@ void register_special(torch::Library& library) {
   library.impl("_fused_sdp_choice", TORCH_FN(fused_sdp_choice));
   library.impl("histc", TORCH_FN(histc));
   library.impl("histc.out", TORCH_FN(histc_out));
+  enter_recorded("aten::histc");
+  enter_recorded("aten::histc.out");
   library.impl("convolution_overrideable", TORCH_FN(convolution_overrideable));
   library.impl("convolution_backward_overrideable", TORCH_FN(convolution_backward_overrideable));
   library.impl("_thnn_fused_lstm_cell", TORCH_FN(fused_lstm_cell));

@@ -27,7 +27,9 @@ class ResultWrapper {
     if (!result.defined()) return result;
     TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && !result.is_quantized() && !result.is_nested(),
                                 "hetero: the result is a ",
-                                result.is_quantized() ? "quantized" : c10::str(result.layout()),
+                                result.is_quantized() ? "quantized"
+                                : result.is_nested()  ? "nested"
+                                                      : c10::str(result.layout()),
                                 " tensor, which the hetero device does not hold; use .cpu() first");
     if (!result.device().is_cpu()) return result;
     for (const auto& [cpu, hetero] : inputs_) {

@@ -481,16 +481,11 @@ class CudaDeviceImplementation final : public CudaDevice {
     return engine_ != nullptr && engine_->can_fuse(kernel);
   }
   // As open_engine() says.
-  Status run_fused(const FusedCall& call) override {
+  bool runs_host_kernels() const override { return false; }
+  Result<bool> run_fused(const FusedCall& call) override {
     if (Status status = cuda_status(cudaSetDevice(gpu_.ordinal), "cudaSetDevice"); !status.ok()) return status;
-    if (capture_of_thread == nullptr) {
-      bool provisional = false;
-      Status status = engine_->run(call, stream_of_task, &provisional);
-      if (provisional) provisional_runs_.fetch_add(1, std::memory_order_relaxed);
-      return status;
-    }
-    const AllowedInCapture allowed;
-    return engine_->run(call, stream_of_task, &capture_of_thread->provisional);
+    if (Status status = enqueue(call); !status.ok()) return status;
+    return true;
   }
   int64_t provisional_runs() const override { return provisional_runs_.load(std::memory_order_relaxed); }
   void prepare_fused(const FusedCall& call) override { engine_->prepare(call); }
@@ -557,6 +552,17 @@ class CudaDeviceImplementation final : public CudaDevice {
     int value = 0;
     const cudaError_t error = cudaDeviceGetAttribute(&value, which, gpu_.ordinal);
     return cuda_status(error, "cudaDeviceGetAttribute").ok() ? value : 0;
+  }
+
+  Status enqueue(const FusedCall& call) {
+    if (capture_of_thread == nullptr) {
+      bool provisional = false;
+      Status status = engine_->run(call, stream_of_task, &provisional);
+      if (provisional) provisional_runs_.fetch_add(1, std::memory_order_relaxed);
+      return status;
+    }
+    const AllowedInCapture allowed;
+    return engine_->run(call, stream_of_task, &capture_of_thread->provisional);
   }
 
   // None where the driver is missing, or the compiler and an interpreter for this GPU.

@@ -55,8 +55,9 @@ class FaultDevice : public Device {
   const Capabilities& capabilities() const override { return device_.capabilities(); }
   Result<Block> allocate(size_t bytes) override;
   void* kernel_address(void* data) override { return device_.kernel_address(data); }
+  bool runs_host_kernels() const override { return device_.runs_host_kernels(); }
   bool can_fuse(const FusedKernel& kernel) const override { return device_.can_fuse(kernel); }
-  Status run_fused(const FusedCall& call) override { return device_.run_fused(call); }
+  Result<bool> run_fused(const FusedCall& call) override { return device_.run_fused(call); }
   void prepare_fused(const FusedCall& call) override { device_.prepare_fused(call); }
   int64_t provisional_runs() const override { return device_.provisional_runs(); }
   Queue& queue(QueueKind kind) override;

@@ -46,7 +46,9 @@ class Walk {
       if (device == kAccelerator && bounded() && !make_room()) return false;
       bring(device);
       if (!task.is_fetch()) {
-        plan_.program.push_back({.kind = grouped ? Instruction::Kind::kFused : Instruction::Kind::kRun,
+        plan_.program.push_back({.kind = grouped        ? Instruction::Kind::kFused
+                                         : task.is_body ? Instruction::Kind::kBody
+                                                        : Instruction::Kind::kRun,
                                  .queue = queue_id(device, QueueKind::kCompute),
                                  .index = grouped ? task.group : task.node});
       }

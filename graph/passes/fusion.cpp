@@ -12,8 +12,9 @@
 //   5. A node of which only the tail can be lowered (a product with a bias) runs its body at its own place, so nothing may wait for it: it closes all
 //      groups that it conflicts with, and its tail opens a new one. If nobody joins that, the node runs as a whole.
 //   6. A group of one runs as before, unless it is a plain pointwise operator: a fused kernel starts faster than the stock one.
-//   7. Where there are two devices, a group is what is placed. Nodes that may not run on the same devices do not join. Tails stay with their bodies, nodes that check
-//      what they read run alone, since only the CPU's kernels could raise, and so do nodes whose group the accelerator cannot run.
+//   7. Where there are two devices, groups are made before anything is placed, and are the same wherever they are placed then; a body is placed by itself.
+//      Nodes that may not run on the same devices do not join. Where the accelerator cannot run a group, its nodes that check what they read run alone, or,
+//      where none does, all of them.
 //   8. A sweep from the last instruction to the first, as in dead_values.cpp, says which values are needed after their group. Only these
 //      are stored; the others get no memory.
 // The result depends on structure and windows alone, so the same trace gives the same groups.
@@ -62,8 +63,9 @@ class Fuser {
     bool all_run = true;
     for (const FusedGroup& made : plan_.groups) {
       const backend::Device* const accelerator = two_devices_->accelerator_device;
+      if ((devices_of(made.members.back()) >> backend::kAccelerator & 1) == 0) continue;
       if (made.prepared && (accelerator == nullptr || accelerator->can_fuse(made.kernel))) continue;
-      for (const uint32_t n : made.members) own_.refused[n] = 1;
+      refuse(made.members);
       all_run = false;
     }
     return all_run;
@@ -71,8 +73,13 @@ class Fuser {
 
   OpenGroup& group(uint32_t g) { return *own_.groups[g]; }
 
-  bool may_fuse(uint32_t n) const {
-    return two_devices_ == nullptr || (!has_tail(n) && !own_.refused[n] && own_.lowering.checks.empty());
+  void refuse(const std::vector<uint32_t>& members) {
+    const bool any_checks = std::ranges::any_of(members, [this](uint32_t n) { return checks_inputs(n); });
+    for (const uint32_t n : members) own_.refused[n] |= !any_checks || checks_inputs(n);
+  }
+
+  bool checks_inputs(uint32_t n) {
+    return lower_node(graph_, graph_.nodes[n], own_.lowering) && !own_.lowering.checks.empty();
   }
 
   uint8_t devices_of(uint32_t n) const {
@@ -83,13 +90,13 @@ class Fuser {
     const Node& node = graph_.nodes[n];
     FusionNote note = FusionNote::kNoLowering;
     devices_ = devices_of(n);
-    if (!op_table()[node.op].side_effects && lower_node(graph_, node, own_.lowering) && may_fuse(n)) {
+    if (!op_table()[node.op].side_effects && !own_.refused[n] && lower_node(graph_, node, own_.lowering)) {
       note = measure(graph_, node, own_.lowering, own_.footprint);
     }
     const bool fusable = note == FusionNote::kJoined;
     find_conflicts(n);
     uint32_t joined = kNone;
-    if (fusable && has_tail(n)) {
+    if (fusable && is_tail(graph_, n)) {
       note = FusionNote::kAlone;
       joined = open(n, note);
     } else if (fusable) {
@@ -107,8 +114,6 @@ class Fuser {
       if (operands[i].writes()) own_.last_writer[operands[i].buffer] = n;
     }
   }
-
-  bool has_tail(uint32_t n) const { return op_table()[graph_.nodes[n].op].has_tail; }
 
   // Fills `touched`, the largest group first.
   void find_conflicts(uint32_t n) {
@@ -281,7 +286,7 @@ class Fuser {
         scratch_.program.push_back(instruction);
         continue;
       }
-      if (has_tail(n)) {
+      if (is_tail(graph_, n)) {
         scratch_.program.push_back({.kind = Instruction::Kind::kBody, .queue = instruction.queue, .index = n});
         plan_.fusion[n] = FusionNote::kTailJoined;
       } else if (group(g).builder.members().size() > 1) {
@@ -295,8 +300,10 @@ class Fuser {
     plan_.groups.resize(count);
   }
 
+  // A group whose last member is a tail has lost the node that it was made for.
   bool is_kept(uint32_t g) {
     const std::vector<uint32_t>& members = group(g).builder.members();
+    if (is_tail(graph_, members.back())) return false;
     return members.size() > 1 || op_table()[graph_.nodes[members[0]].op].op_class == OpClass::kPointwise;
   }
 

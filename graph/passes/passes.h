@@ -2,7 +2,7 @@
 // share.
 //
 // Each pass reads the graph and what earlier passes wrote into the plan, and writes its own part of
-// the plan. Up to insert_events the program holds only runs, fused groups and copies, and positions count those.
+// the plan. Up to insert_events the program holds only runs, bodies, fused groups and copies, and positions count those.
 //
 // Thread safety: a Scratch belongs to one planning thread.
 
@@ -126,7 +126,7 @@ inline constexpr double kWorthIt = 0.98;
 inline constexpr uint64_t kAnyBytes = UINT64_MAX;
 
 void drop_dead_values(const Graph& graph, Plan& plan, Scratch& scratch);
-// Fills scratch.tasks and scratch.order. REQUIRES: the program has runs and fused groups only.
+// Fills scratch.tasks and scratch.order. REQUIRES: the program has runs, bodies and fused groups only.
 void place_nodes(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);
 // What the search for a placement finds, in seconds of the rollout. `candidates`, where not null, gets what was looked at.
 double search_seconds(TaskGraph& tasks, std::vector<Candidate>* candidates = nullptr);
@@ -138,7 +138,7 @@ void run_in_order(const Graph& graph, Plan& plan, Scratch& scratch);
 void choose_residents(const Graph& graph, const CostModel& costs, uint64_t limit, Plan& plan, Scratch& scratch);
 // Makes the program of scratch.tasks in scratch.order. False where the accelerator cannot hold what a task needs within `limit` bytes.
 bool insert_copies(const Graph& graph, uint64_t limit, Plan& plan, Scratch& scratch);
-// Replaces runs of the program by fused groups; `two_devices`, where not null, says what may run where. REQUIRES: the program has runs on the CPU only.
+// Replaces runs of the program by bodies and fused groups; `two_devices`, where not null, says what may run where. REQUIRES: the program has runs on the CPU only.
 void fuse_nodes(const Graph& graph, const PlanOptions* two_devices, Plan& plan, Scratch& scratch);
 // Makes batches of calls that read the same operand. REQUIRES: the same.
 void join_calls(const Graph& graph, Plan& plan, Scratch& scratch);

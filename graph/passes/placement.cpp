@@ -227,8 +227,8 @@ void write_placements(const TaskGraph& tasks, std::span<const DeviceIndex> devic
                           : task.allowed != kBoth                            ? task.reason
                           : task.seconds[device] <= task.seconds[device ^ 1] ? Reason::kFaster
                                                                              : Reason::kSavesTime;
-    for (const uint32_t n : task.nodes_in(plan)) plan.placements[n] = {.device = device, .reason = reason};
-    task.predict(device, plan);
+    for (const uint32_t n : tasks.nodes_of(task)) plan.placements[n] = {.device = device, .reason = reason};
+    tasks.predict(task, device, plan);
   }
 }
 

@@ -167,11 +167,8 @@ double spread_tasks(const Graph& graph, const PlanOptions& options, Plan& plan, 
     Instruction& instruction = plan.program[i];
     if (instruction.queue != main) continue;
     const auto share = static_cast<float>(walk.utilization(instruction));
-    if (instruction.kind == Kind::kRun) {
-      plan.placements[instruction.index].utilization = share;
-    } else {
-      for (const uint32_t n : plan.groups[instruction.index].members) plan.placements[n].utilization = share;
-    }
+    const TaskGraph& tasks = scratch.tasks;
+    for (const uint32_t n : tasks.nodes_of(tasks.task_of(instruction))) plan.placements[n].utilization = share;
     instruction.queue = walk.chosen()[i];
   }
   return serial;
@@ -179,20 +176,20 @@ double spread_tasks(const Graph& graph, const PlanOptions& options, Plan& plan, 
 
 void note_utilizations(const Graph& graph, const PlanOptions& options, Plan& plan) {
   const CostModel costs(options);
-  const auto share = [&](const Work& work, float seconds) {
-    return static_cast<float>(costs.utilization(work, static_cast<double>(seconds), kAccelerator));
+  const auto share = [&](const Work& work, const Instruction& instruction) {
+    return static_cast<float>(costs.utilization(work, predicted_seconds(graph, plan, instruction), kAccelerator));
   };
   for (const Instruction& instruction : plan.program) {
     if (device_of(instruction.queue) != kAccelerator) continue;
-    if (instruction.kind == Kind::kRun) {
-      Placement& placement = plan.placements[instruction.index];
-      placement.utilization = share(work_of(graph, graph.nodes[instruction.index]), placement.predicted_seconds);
+    if (instruction.kind == Kind::kRun || instruction.kind == Kind::kBody) {
+      const Work work = work_of(graph, graph.nodes[instruction.index]);
+      plan.placements[instruction.index].utilization = share(work, instruction);
     } else if (instruction.kind == Kind::kFused) {
       const FusedGroup& group = plan.groups[instruction.index];
-      float seconds = 0;
-      for (const uint32_t n : group.members) seconds += plan.placements[n].predicted_seconds;
-      const float whole = share(work_of(graph, group), seconds);
-      for (const uint32_t n : group.members) plan.placements[n].utilization = whole;
+      const float whole = share(work_of(graph, group), instruction);
+      for (const uint32_t n : group.members) {
+        if (!is_tail(graph, n)) plan.placements[n].utilization = whole;
+      }
     }
   }
 }

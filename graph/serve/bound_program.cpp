@@ -6,6 +6,7 @@
 
 #include "graph/kernel_error.h"
 #include "graph/serve/bound_slot.h"
+#include "graph/unfused.h"
 
 namespace hetero::graph {
 
@@ -17,6 +18,11 @@ using Kind = Instruction::Kind;
 thread_local Status* BoundProgram::recorded_failure_ = nullptr;
 
 namespace {
+
+// What a member of a group that could not run as one has met.
+struct MemberError {
+  Status status;
+};
 
 std::string name_of(const Graph& graph, const Plan& plan, const Instruction& instruction) {
   switch (instruction.kind) {
@@ -96,8 +102,8 @@ uint32_t BoundProgram::add_entry(BufferId buffer, DeviceIndex device) {
   return static_cast<uint32_t>(entries_.size() - 1);
 }
 
-void BoundProgram::bind_node(uint32_t index, DeviceIndex device) {
-  const Node& node = graph_.nodes[index];
+void BoundProgram::bind_node(const Instruction& call, DeviceIndex device) {
+  const Node& node = graph_.nodes[call.index];
   const Operand* const operands = graph_.operands_of(node);
   for (int i = 0; i < node.operand_count; ++i) add_entry(operands[i].buffer, device);
   calls_.push_back({.node = &node,
@@ -107,7 +113,8 @@ void BoundProgram::bind_node(uint32_t index, DeviceIndex device) {
                     .attributes = graph_.attributes.data() + node.attribute_offset,
                     .windows = graph_.windows,
                     .traits = &op_table()[node.op],
-                    .bindings = device == kCpu && !bindings_.empty() ? bindings_.data() : nullptr});
+                    .bindings = device == kCpu && !bindings_.empty() ? bindings_.data() : nullptr,
+                    .part = part_of(call)});
 }
 
 void BoundProgram::bind(const Instruction& instruction, uint32_t position) {
@@ -121,31 +128,23 @@ void BoundProgram::bind(const Instruction& instruction, uint32_t position) {
             .entries = 0,
             .position = position,
             .bytes = 0,
-            .seconds = 0,
+            .seconds = predicted_seconds(graph_, plan_, instruction),
             .in_run = false};
-  const auto predicted = [this](uint32_t node) {
-    return static_cast<double>(plan_.placements[node].predicted_seconds);
-  };
   switch (instruction.kind) {
     case Kind::kRun:
     case Kind::kBody:
       step.index = static_cast<uint32_t>(calls_.size());
-      step.seconds = predicted(instruction.index);
-      bind_node(instruction.index, device);
-      if (instruction.kind == Kind::kBody) calls_.back().part = Part::kBody;
+      bind_node(instruction, device);
       break;
     case Kind::kBatch:
       step.index = static_cast<uint32_t>(calls_.size());
       for (const Instruction& call : plan_.batches[instruction.index]) {
-        bind_node(call.index, device);
-        if (call.kind == Kind::kBody) calls_.back().part = Part::kBody;
-        step.seconds += predicted(call.index);
+        bind_node(call, device);
         ++step.count;
       }
       break;
     case Kind::kFused:
       for (const GroupOperand& operand : plan_.groups[instruction.index].operands) add_entry(operand.buffer, device);
-      for (const uint32_t n : plan_.groups[instruction.index].members) step.seconds += predicted(n);
       break;
     case Kind::kCopy:
       add_entry(instruction.index, instruction.from);
@@ -248,6 +247,8 @@ Status BoundProgram::run_on_host(Slot& slot, const std::atomic<int32_t>* stop) {
     if (accelerator != nullptr && accelerator->has_virtual_clock()) {
       for (const Step& done : steps_) accelerator->advance_host(done.seconds);
     }
+  } catch (const MemberError& error) {
+    return error.status;
   } catch (...) {
     return kernel_error(name_of(graph_, plan_, plan_.program[step->position]));
   }
@@ -295,44 +296,33 @@ void BoundProgram::call_group(const Step& step, Slot& slot) {
   void* const* const data = slot.table.data() + step.entry;
   if (group.prepared && backend::run_fused(group.launch, data, group.numbers.data())) [[likely]]
     return;
-  call_members(group, step.position, slot);
+  call_members(group, data);
 }
 
-// As if they had never been fused: what the group would not have touched gets memory of its own.
-void BoundProgram::call_members(const FusedGroup& group, uint32_t position, const Slot& slot) {
-  std::vector<std::pair<BufferId, backend::Block>> taken;
+// As if they had never been fused, with the CPU's kernels. `operands`: of the group.
+void BoundProgram::call_members(const FusedGroup& group, void* const* operands) {
+  UnfusedMemory memory;
   std::vector<void*> data;
   for (const uint32_t n : group.members) {
     const Node& node = graph_.nodes[n];
-    const Operand* const operands = graph_.operands_of(node);
-    data.assign(node.operand_count, nullptr);
-    for (int i = 0; i < node.operand_count; ++i) {
-      const BufferId buffer = operands[i].buffer;
-      if (plan_.residence(buffer, kCpu).has_memory(position)) {
-        for (size_t e = 0; e < entries_.size() && data[i] == nullptr; ++e) {
-          if (entries_[e].buffer == buffer && entries_[e].device == kCpu) data[i] = slot.table[e];
-        }
-        continue;
-      }
-      for (const auto& [owner, block] : taken) {
-        if (owner == buffer) data[i] = block.data();
-      }
-      if (data[i] != nullptr) continue;
-      Result<backend::Block> block = devices_[kCpu]->allocate(graph_.buffers[buffer].bytes);
-      if (!block.ok()) throw std::runtime_error(block.status().message());
-      ++counts_.allocations;
-      data[i] = block.value().data();
-      taken.emplace_back(buffer, std::move(block.value()));
-    }
+    const size_t taken = memory.size();
+    data.resize(node.operand_count);
+    Status status = memory.resolve(graph_, group, operands, node, *devices_[kCpu], data.data());
+    allocations_.fetch_add(static_cast<int64_t>(memory.size() - taken), std::memory_order_relaxed);
+    if (!status.ok()) throw MemberError{std::move(status)};
     const OpTraits& traits = op_table()[node.op];
-    traits.kernel({.node = &node,
-                   .operands = operands,
-                   .data = data.data(),
-                   .brought = nullptr,
-                   .attributes = graph_.attributes.data() + node.attribute_offset,
-                   .windows = graph_.windows,
-                   .traits = &traits,
-                   .part = traits.has_tail ? Part::kTail : Part::kWhole});
+    try {
+      traits.kernel({.node = &node,
+                     .operands = graph_.operands_of(node),
+                     .data = data.data(),
+                     .brought = nullptr,
+                     .attributes = graph_.attributes.data() + node.attribute_offset,
+                     .windows = graph_.windows,
+                     .traits = &traits,
+                     .part = traits.has_tail ? Part::kTail : Part::kWhole});
+    } catch (...) {
+      throw MemberError{kernel_error(traits.name)};
+    }
   }
 }
 
@@ -438,6 +428,8 @@ void BoundProgram::execute(const Task& task) {
   Status status;
   try {
     status = execute_step(task);
+  } catch (const MemberError& error) {
+    status = error.status;
   } catch (...) {
     status = kernel_error(name_of(graph_, plan_, plan_.program[task.step->position]));
   }
@@ -464,7 +456,10 @@ Status BoundProgram::execute_step(const Task& task) {
     return Status();
   }
   const FusedGroup& group = plan_.groups[step.index];
-  return devices_[device]->run_fused({group.kernel, group.space, group.launch, data, group.numbers.data()});
+  Result<bool> passed =
+      devices_[device]->run_fused({group.kernel, group.space, group.launch, data, group.numbers.data()});
+  if (passed.ok() && !passed.value()) call_members(group, data);
+  return passed.status();
 }
 
 Status BoundProgram::wait(size_t index) {

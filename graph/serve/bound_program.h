@@ -91,7 +91,11 @@ class BoundProgram {
   void gate(size_t slot, Gate which, backend::Event* event) { gates_[slot][static_cast<size_t>(which)] = event; }
 
   bool on_host_only() const { return host_only_; }
-  const BoundCounts& counts() const { return counts_; }
+  BoundCounts counts() const {
+    BoundCounts counts = counts_;
+    counts.allocations = allocations_.load(std::memory_order_relaxed);
+    return counts;
+  }
 
  private:
   struct Step;
@@ -102,7 +106,7 @@ class BoundProgram {
   void bind(const Instruction& instruction, uint32_t position);
   void bind_transfers();
   uint32_t add_entry(BufferId buffer, backend::DeviceIndex device);
-  void bind_node(uint32_t node, backend::DeviceIndex device);
+  void bind_node(const Instruction& call, backend::DeviceIndex device);
   bool shares_with_host() const;
   void fill(size_t slot, std::span<const Place> places);
 
@@ -112,7 +116,7 @@ class BoundProgram {
   void call_node(uint32_t call, void* const* data);
   void call_batch(const Step& step, void* const* data);
   void call_group(const Step& step, Slot& slot);
-  void call_members(const FusedGroup& group, uint32_t position, const Slot& slot);
+  void call_members(const FusedGroup& group, void* const* operands);
   void execute(const Task& task);
   Status execute_step(const Task& task);
   static void run_task(void* context);
@@ -168,7 +172,8 @@ class BoundProgram {
   std::vector<std::array<backend::Event*, 2>> gates_;
   std::vector<std::unique_ptr<backend::Event>> events_;  // of the program
   const Slot* last_ = nullptr;                           // the slot that ran last
-  BoundCounts counts_;
+  BoundCounts counts_;                                   // save for
+  std::atomic<int64_t> allocations_ = 0;                 // that queues' threads count too
 };
 
 }  // namespace hetero::graph

@@ -36,13 +36,12 @@ std::vector<uint8_t> find_users(const Graph& graph, const Plan& plan) {
   std::vector<uint8_t> users(graph.buffers.size(), 0);
   for (const Instruction& instruction : plan.program) {
     const auto device = static_cast<uint8_t>(1u << device_of(instruction.queue));
-    const auto touch = [&](uint32_t n) {
-      const Node& node = graph.nodes[n];
+    if (instruction.kind == Instruction::Kind::kRun || instruction.kind == Instruction::Kind::kBody) {
+      const Node& node = graph.nodes[instruction.index];
       for (int i = 0; i < node.operand_count; ++i) users[graph.operands_of(node)[i].buffer] |= device;
-    };
-    if (instruction.kind == Instruction::Kind::kRun) touch(instruction.index);
-    if (instruction.kind != Instruction::Kind::kFused) continue;
-    for (const uint32_t n : plan.groups[instruction.index].members) touch(n);
+    } else if (instruction.kind == Instruction::Kind::kFused) {
+      for (const GroupOperand& operand : plan.groups[instruction.index].operands) users[operand.buffer] |= device;
+    }
   }
   return users;
 }

@@ -408,6 +408,25 @@ void make_fused(Program& p) {
   }
 }
 
+// Products whose biases are in the groups of what follows.
+void make_tails(Program& p) {
+  const BufferId bias = p.input(6);
+  BufferId value = p.input(24);
+  const auto matrix = [&](BufferId buffer, Access access) { return p.operand(buffer, access, {4, 6}, {6, 1}, 0); };
+  for (int i = 0; i < 4; ++i) {
+    const BufferId product = p.empty(24);
+    p.add(test_ops().product, {p.operand(bias, Access::kRead, {6}, {1}, 0), matrix(value, Access::kRead),
+                               matrix(product, Access::kDefine)});
+    const BufferId out = p.empty(24);
+    p.add(test_ops().map, {matrix(product, Access::kRead), matrix(value, Access::kRead), matrix(out, Access::kDefine)});
+    if (i % 2 == 1) p.escape(product);
+    p.escape(out);
+    value = out;
+  }
+}
+
+void expect_tails(const Plan& plan) { REQUIRE(std::ranges::count(plan.program, Kind::kBody, &Instruction::kind) == 4); }
+
 void sweep(const char* name, void (*make)(Program&), const PlanOptions& options, Swept& swept,
            void (*expect)(const Plan&) = nullptr) {
   Program program;
@@ -464,6 +483,8 @@ TEST_CASE("whatever call fails, the error reaches what depends on it, and only t
   PlanOptions fused_there = mixed;
   fused_there.fusion = true;
   sweep("fused groups on two devices", make_fused, fused_there, swept, expect_groups);
+  sweep("bodies and tails", make_tails, fused_options(), swept, expect_tails);
+  sweep("bodies and tails on two devices", make_tails, fused_there, swept, expect_tails);
   std::printf("fault sweep: %lld faults injected\n", static_cast<long long>(swept.injected));
   CHECK(swept.injected > 300);
   CHECK(swept.reached > 300);

@@ -384,8 +384,7 @@ class Trial {
     const auto differ = [tolerance](double a, double b) { return std::abs(a - b) > tolerance; };
     for (size_t p = 0; p < plan_.program.size(); ++p) {
       const Instruction::Kind kind = plan_.program[p].kind;
-      if (kind != Instruction::Kind::kRun && kind != Instruction::Kind::kCopy && kind != Instruction::Kind::kFused)
-        continue;
+      if (kind == Instruction::Kind::kRecord || kind == Instruction::Kind::kWait) continue;
       const Span& took = times.spans[p];
       const Span& predicted = simulation.spans[p];
       if (differ(took.end, predicted.end)) {

@@ -82,10 +82,12 @@ class Mutator {
   explicit Mutator(unsigned seed) : random_(seed) {}
 
   // A random program with a plan; within a budget or not.
-  void make(Program& program, Plan& plan, PlanOptions& options) {
-    make_random(program, random_, 10 + static_cast<int>(below(40)), below(2) == 0);
+  void make(bool fused, Program& program, Plan& plan, PlanOptions& options) {
+    const int nodes = 10 + static_cast<int>(below(40));
+    fused ? make_fusable(program, random_, nodes) : make_random(program, random_, nodes, below(2) == 0);
     constexpr Policy kPolicies[] = {Policy::kMixed, Policy::kMixed, Policy::kAccelerator};
     options = both_options();
+    options.fusion = fused;
     options.policy = kPolicies[below(std::size(kPolicies))];
     if (below(2) == 0) {
       uint64_t there = 0;
@@ -208,6 +210,7 @@ class Mutator {
 }  // namespace
 
 TEST_CASE("verify: of damage of all kinds, what is not found does no harm") {
+  const bool fused = GENERATE(false, true);
   constexpr int kMutations = 200;
   // Stalls bring out what happens to go well.
   static const auto stalling = backend::SimDevice::create({.schedule_seed = 5});
@@ -218,17 +221,19 @@ TEST_CASE("verify: of damage of all kinds, what is not found does no harm") {
   int tried_of[kDamages] = {};
   int found = 0;
   int with_returns = 0;
+  int with_bodies = 0;
   for (int tried = 0; tried < kMutations;) {
     Program program;
     Plan plan;
     PlanOptions options;
-    mutator.make(program, plan, options);
+    mutator.make(fused, program, plan, options);
     const Plan sound = plan;
     const int kind = tried % kDamages;
     if (!mutator.apply(static_cast<Damage>(kind), program, plan)) continue;
     ++tried;
     ++tried_of[kind];
     with_returns += !plan.returns.empty();
+    with_bodies += std::ranges::count(plan.program, Kind::kBody, &Instruction::kind) != 0;
     if (caught(program, plan, options)) {
       ++caught_of[kind];
       ++found;
@@ -246,12 +251,14 @@ TEST_CASE("verify: of damage of all kinds, what is not found does no harm") {
     }
   }
   for (int kind = 0; kind < kDamages; ++kind) {
-    std::printf("verifier, %s: %d of %d caught\n", kDamageNames[kind], caught_of[kind], tried_of[kind]);
+    std::printf("verifier%s, %s: %d of %d caught\n", fused ? ", fused" : "", kDamageNames[kind], caught_of[kind],
+                tried_of[kind]);
   }
-  std::printf("verifier: %d of %d mutations caught, %d proven harmless by running them\n", found, kMutations,
-              kMutations - found);
+  std::printf("verifier%s: %d of %d mutations caught, %d proven harmless by running them\n", fused ? ", fused" : "",
+              found, kMutations, kMutations - found);
   CHECK(found >= kMutations * 9 / 10);
-  CHECK(with_returns > kMutations / 10);
+  CHECK(with_returns > kMutations / 20);
+  CHECK((with_bodies > kMutations / 10) == fused);
 }
 
 TEST_CASE("verify: every wait and every record is needed") {
@@ -458,18 +465,56 @@ TEST_CASE("verify: what is read through the window through which it was written 
   CHECK(same_values(p, p.run_plan(plan), p.interpret()));
 }
 
-TEST_CASE("verify: a group that may have to run node by node is found in a program of several queues") {
+TEST_CASE("verify: a group that its engine refuses is found on the accelerator") {
   Program p;
   const BufferId x = p.input(16);
   const BufferId y = p.define(test_ops().map, 16, {p.read(x)});
   p.escape(p.define(test_ops().map, 16, {p.read(y)}));
-  Plan plan = p.plan(fused_options());
-  REQUIRE(plan.groups.size() == 1);
-  const QueueId other = queue_id(backend::kAccelerator, backend::QueueKind::kCompute);
-  plan.program.push_back({.kind = Kind::kRecord, .queue = other, .index = plan.event_count++});
-  CHECK(!caught(p, plan, both_options()));
-  plan.groups[0].prepared = false;
-  CHECK(caught(p, plan, both_options()));
+  for (const bool remote : {false, true}) {
+    PlanOptions options = remote ? remote_options() : cpu_options();
+    options.fusion = true;
+    Plan plan = p.plan(options);
+    REQUIRE(plan.groups.size() == 1);
+    CHECK(!caught(p, plan, options));
+    plan.groups[0].prepared = false;
+    CHECK(caught(p, plan, options) == remote);
+  }
+}
+
+TEST_CASE("verify: who reads a product before its tail has run is found, on either device") {
+  for (const Preference reader : {Preference::kCpu, Preference::kAccelerator}) {
+    Program p;
+    const BufferId x = p.input(24), bias = p.input(6);
+    const auto matrix = [&](BufferId buffer, Access access) { return p.operand(buffer, access, {4, 6}, {6, 1}, 0); };
+    const BufferId product = p.empty(24);
+    p.add(test_ops().product,
+          {p.operand(bias, Access::kRead, {6}, {1}, 0), matrix(x, Access::kRead), matrix(product, Access::kDefine)});
+    const BufferId sum = p.empty(24);
+    p.add(test_ops().map, {matrix(product, Access::kRead), matrix(sum, Access::kDefine)});
+    const BufferId after = p.define(test_ops().matmul, 24, {p.read(product)}, reader);
+    for (const BufferId b : {sum, after}) p.escape(b);
+    PlanOptions options = remote_options();
+    options.fusion = true;
+    const Plan plan = p.plan(options);
+    REQUIRE(plan.groups.size() == 1);
+    const auto group =
+        static_cast<size_t>(std::ranges::find(plan.program, Kind::kFused, &Instruction::kind) - plan.program.begin());
+    int tried = 0;
+    for (size_t other = group + 1; other < plan.program.size(); ++other) {
+      if (plan.program[other].kind == Kind::kRecord || plan.program[other].kind == Kind::kWait) continue;
+      // All that comes after the group now comes before it, in whatever order that may be in.
+      Plan damaged = plan;
+      std::rotate(damaged.program.begin() + static_cast<long>(group),
+                  damaged.program.begin() + static_cast<long>(group) + 1,
+                  damaged.program.begin() + static_cast<long>(other) + 1);
+      const Instruction& moved = plan.program[other];
+      const bool reads = moved.kind == Kind::kRun || (moved.kind == Kind::kCopy && moved.index == product);
+      if (!reads) continue;
+      ++tried;
+      CHECK(caught(p, damaged, options));
+    }
+    CHECK(tried > 0);
+  }
 }
 
 TEST_CASE("verify_graph: what is out of range or defined twice is found") {

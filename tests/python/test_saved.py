@@ -418,6 +418,7 @@ def test_memory_without_values_may_be_written_by_index() -> None:
         (lambda x, i: torch.empty_like(x).index_copy_(0, i, x), (x, order)),
         (lambda x, i: torch.empty_like(x).scatter_(0, i, x) + 1, (x, index)),
         (lambda x: torch.empty(6, 3).masked_fill_(x < 9, 2.0).mul_(x), (x,)),
+        (lambda x: torch.histc(x, 4, -1, 1), (x,)),
     ):
         assert_close(torch.hetero.compile(function, given)(*given), function(*given))
 

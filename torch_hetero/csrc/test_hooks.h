@@ -1,4 +1,4 @@
-// What tests reach through torch_hetero._C and nobody else should: devices and spill files that fail on demand, forced overlap.
+// What tests reach through torch_hetero._C and nobody else should: devices and spill files that fail on demand, forced overlap, stock kernels for products.
 
 #pragma once
 
