@@ -137,7 +137,7 @@ class PlanSet {
  private:
   CachedPlan* used(size_t i);
 
-  static constexpr size_t kMostPlans = 4;
+  static constexpr size_t kMostPlans = 16;
   static size_t total_bytes_;
 
   const bool bounded_;

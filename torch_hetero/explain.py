@@ -112,6 +112,8 @@ class Report:
         figures = _difference(self.as_dict(), earlier.as_dict())
         for table in ("flushes", "fallbacks", "mispredictions", "own_kernels", "unfused"):
             figures[table] = {name: count for name, count in figures[table].items() if count}
+        refused = figures["compiled"]["refused"]
+        figures["compiled"]["refused"] = {reason: count for reason, count in refused.items() if count}
         return Report(**{**figures, "plan": self.plan, "program": self.program})
 
     def __str__(self) -> str:

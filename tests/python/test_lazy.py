@@ -441,6 +441,20 @@ def test_no_operator_of_a_transformer_block_falls_back() -> None:
 
 
 @needs_hetero
+def test_sizes_that_come_back_find_their_plans() -> None:
+    def attend(length: int) -> float:
+        keys, query = torch.ones(2, 4, length, 16, device=DEVICE), torch.ones(2, 4, 1, 16, device=DEVICE)
+        return (torch.nn.functional.scaled_dot_product_attention(query, keys, keys) + 1).sum().item()
+
+    for length in [*range(12, 24)] * 3:
+        attend(length)
+    with counting() as seen:
+        for length in range(12, 24):
+            attend(length)
+    assert (seen.plans_made, seen.plans_resized) == (0, 0)
+
+
+@needs_hetero
 def test_a_padded_batch_of_a_transformer_stays_padded() -> None:
     # On the CPU the layers get a nested tensor, and what was padding becomes zeros.
     torch.manual_seed(0)
