@@ -203,6 +203,7 @@ void QueueRun::run_group(GroupTask& task) {
   if (poisoned == group.members.size() || task.failure != kHealthy) return;
   void** const data = group_data_.data() + task.first_data;
   backend::Device& device = state_->device(task.device);
+  if (poisoned != 0 && !device.runs_host_kernels() && would_spoil(task)) return skip_group(task);
   if (task.device != kCpu) {
     for (size_t k = 0; k < group.operands.size(); ++k) data[k] = device.kernel_address(data[k]);
   }
@@ -259,6 +260,33 @@ size_t QueueRun::find_poison(const GroupTask& task) {
     if (failure != kHealthy) skip_member(n, failure);
   }
   return poisoned;
+}
+
+// Whether a poisoned member is to change what was there before the program. REQUIRES: find_poison.
+bool QueueRun::would_spoil(const GroupTask& task) const {
+  const Graph& graph = state_->graph();
+  const auto is_changed = [&](const Operand& operand) {
+    const Buffer& buffer = graph.buffers[operand.buffer];
+    return operand.writes() && buffer.valid_on != 0 && buffer.escapes;
+  };
+  for (size_t m = 0; m < task.group->members.size(); ++m) {
+    const Node& node = graph.nodes[task.group->members[m]];
+    const Operand* const operands = graph.operands_of(node);
+    if (std::any_of(operands, operands + node.operand_count, is_changed) && poison_of_member(task, m) != kHealthy)
+      return true;
+  }
+  return false;
+}
+
+void QueueRun::skip_group(const GroupTask& task) {
+  FailureId failure = kHealthy;
+  for (size_t m = 0; m < task.group->members.size(); ++m) {
+    failure = state_->earlier(failure, poison_of_member(task, m));
+  }
+  for (const uint32_t n : task.group->members) {
+    skip_member(n, failure);
+    mark_outputs(state_->graph().nodes[n], failure);
+  }
 }
 
 FailureId QueueRun::poison_of_member(const GroupTask& task, size_t member) const {

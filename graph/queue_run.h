@@ -7,9 +7,10 @@
 // write of the program makes a new slot; a slot is set by the one task that writes it, and read by
 // tasks that the program orders after it.
 //
-// Where something that a fused group reads is poisoned, or a check of its kernel fails, its members run one by one, on the group's queue. On a GPU, which has
-// no checks, it runs as one kernel all the same, since arithmetic on garbage does no harm to others; its members' outputs are poisoned one by one. The body of a node with a tail and the group with the tail are two tasks, each of which says
-// in the node's slots what became of it.
+// Where something that a fused group reads is poisoned, or a check of its kernel fails, its members run one by one, on the group's queue. A GPU has nothing but
+// the kernel for all of them. There it runs all the same, since arithmetic on garbage does no harm, and its members' outputs are poisoned one by one; unless it
+// would change with garbage what was there before the program. Then none of its members runs.
+// The body of a node with a tail and the group with the tail are two tasks, each of which says in the node's slots what became of it.
 //
 // What the host itself finds broken, memory that it cannot get or a copy that it cannot submit,
 // concerns the bytes of one device and is known in program order; `broken_` keeps it per residence.
@@ -87,6 +88,8 @@ class QueueRun {
   void run_members(const GroupTask& task);
   void run_member(const GroupTask& task, size_t member, UnfusedMemory& memory);
   size_t find_poison(const GroupTask& task);
+  bool would_spoil(const GroupTask& task) const;
+  void skip_group(const GroupTask& task);
   FailureId poison_of_member(const GroupTask& task, size_t member) const;
   void skip_member(uint32_t node, FailureId failure);
   FailureId broken_inputs(const GroupTask& task, size_t member) const;
