@@ -117,6 +117,7 @@ void QueueRun::begin(RunState& state) {
   slots_.assign(buffers + graph.operands.size(), kHealthy);
   for (const auto& [buffer, failure] : state.poisoned_on_entry()) slots_[buffer] = failure;
   broken_.assign(buffers * kMaxDevices, kHealthy);
+  bodies_.assign(graph.nodes.size(), kHealthy);
   outcomes_.assign(graph.nodes.size(), Outcome::kNotRun);
   events_.assign(state.plan().event_count, {nullptr, 0});
   for (int d = 0; d < kMaxDevices; ++d) pool_used_[d] = 0;
@@ -145,7 +146,7 @@ void QueueRun::submit_run(const Instruction& instruction, uint32_t position) {
   const auto run = [](const NodeTask& submitted) { submitted.owner->run_node(submitted, nullptr, false); };
   if (Status status = submit<run>(instruction, task, seconds); !status.ok()) {
     // Not submitted, so the host marks the outputs in the task's stead.
-    mark_outputs(node, state_->add_failure(instruction.index, std::move(status)));
+    note_end(task, state_->add_failure(instruction.index, std::move(status)));
   }
 }
 
@@ -384,7 +385,16 @@ void QueueRun::run_node(const NodeTask& task, backend::Block* brought, bool brin
     if (failure == kHealthy) failure = state_->collect(task.node, data, brought);
     for (int i = 0; i < node.operand_count; ++i) brought[i].reset();
   }
-  if (failure != kHealthy || state_->has_failures()) mark_outputs(node, failure);
+  if (failure != kHealthy || state_->has_failures()) note_end(task, failure);
+}
+
+// What a body has made is nobody's but its tail's. The slots are the tail's to set, and the host may have set them already where the tail was not submitted.
+void QueueRun::note_end(const NodeTask& task, FailureId failure) {
+  if (task.part == Part::kBody) {
+    bodies_[task.node] = failure;
+  } else {
+    mark_outputs(state_->graph().nodes[task.node], failure);
+  }
 }
 
 FailureId QueueRun::call(uint32_t index, Part part, DeviceIndex device, void* const* data, backend::Block* brought) {
@@ -408,13 +418,11 @@ FailureId QueueRun::call(uint32_t index, Part part, DeviceIndex device, void* co
 FailureId QueueRun::poison_of_tail(const Node& node) const {
   const Graph& graph = state_->graph();
   const Operand* const operands = graph.operands_of(node);
-  FailureId failure = kHealthy;
+  FailureId failure = bodies_[static_cast<size_t>(&node - graph.nodes.data())];
   for (int i = 0; i < node.operand_count; ++i) {
-    const uint32_t index = node.first_operand + i;
-    if (operands[i].writes()) {
-      failure = state_->earlier(failure, slots_[graph.buffers.size() + index]);
-    } else if (slots_[slot_before_[index]] != kHealthy && in_tail(graph, node, i)) {
-      failure = state_->earlier(failure, slots_[slot_before_[index]]);
+    const FailureId read = slots_[slot_before_[node.first_operand + i]];
+    if (!operands[i].writes() && read != kHealthy && in_tail(graph, node, i)) {
+      failure = state_->earlier(failure, read);
     }
   }
   return failure;

@@ -10,7 +10,7 @@
 // Where something that a fused group reads is poisoned, or a check of its kernel fails, its members run one by one, on the group's queue. A GPU has nothing but
 // the kernel for all of them. There it runs all the same, since arithmetic on garbage does no harm, and its members' outputs are poisoned one by one; unless it
 // would change with garbage what was there before the program. Then none of its members runs.
-// The body of a node with a tail and the group with the tail are two tasks, each of which says in the node's slots what became of it.
+// The body of a node with a tail and the group with the tail are two tasks. The first says in `bodies_` what became of it, the second in the node's slots.
 //
 // What the host itself finds broken, memory that it cannot get or a copy that it cannot submit,
 // concerns the bytes of one device and is known in program order; `broken_` keeps it per residence.
@@ -95,6 +95,7 @@ class QueueRun {
   FailureId broken_inputs(const GroupTask& task, size_t member) const;
   FailureId poison_of_inputs(const Node& node) const;
   FailureId poison_of_tail(const Node& node) const;
+  void note_end(const NodeTask& task, FailureId failure);
   void mark_outputs(const Node& node, FailureId failure);
   void lose(Status status);
   void synchronize();
@@ -120,6 +121,7 @@ class QueueRun {
   std::vector<uint32_t> slot_of_;  // per buffer: the slot of its last value
   // First one per buffer, for what is there on entry; then one per operand.
   std::vector<FailureId> slots_;
+  std::vector<FailureId> bodies_;            // per node: what became of its body, where that is a task of its own
   std::vector<FailureId> broken_;            // per residence
   std::vector<RunState::Outcome> outcomes_;  // per node
   std::vector<uint8_t> written_;

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "backend/fault/fault_device.h"
+#include "backend/sim/sim_device.h"
 #include "graph/lowering.h"
 #include "graph/verify.h"
 #include "tests/graph/catch.h"
@@ -1283,6 +1284,28 @@ TEST_CASE("fusion: a poisoned input of a group on a queue reaches what depends o
       const bool by_itself = !remote || devices[backend::kAccelerator]->runs_host_kernels();
       CHECK(results.counts.fused_groups == (by_itself ? 0 : 1));
     }
+  }
+}
+
+TEST_CASE("fusion: a tail that could not be submitted is an error, also where its body runs later") {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    Fusable p;
+    const BufferId x = p.input(24, 1u << backend::kAccelerator);
+    const BufferId product = p.product(p.input(6, 1u << backend::kAccelerator), x);
+    const BufferId after = p.map({p.read(product)});
+    for (const BufferId b : {product, after}) p.escape(b);
+    const Plan plan = p.plan(fused_remote_options());
+    REQUIRE(plan.groups.size() == 1);
+    REQUIRE(std::ranges::count(plan.program, Instruction::Kind::kBody, &Instruction::kind) == 1);
+    // Pauses before what it runs.
+    const auto sim = backend::SimDevice::create({.schedule_seed = seed});
+    REQUIRE(sim.ok());
+    backend::FaultDevice faulty(*sim.value());
+    faulty.fail(backend::FaultKind::kLaunch, 2);
+    const Results results = p.run_plan(plan, {test_devices()[backend::kCpu], &faulty});
+    CHECK_FALSE(results.status.ok());
+    CHECK_FALSE(results.bindings[product].error.ok());
+    CHECK_FALSE(results.bindings[after].error.ok());
   }
 }
 
