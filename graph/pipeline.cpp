@@ -296,11 +296,7 @@ class BoundedSearch {
   std::vector<DeviceIndex> without_large(std::vector<DeviceIndex> devices, uint64_t most) const {
     for (size_t t = 0; t < devices.size(); ++t) {
       const Task& task = tasks_.tasks[t];
-      uint64_t bytes = 0;
-      for (const Use* use = tasks_.begin(task); use != tasks_.end(task); ++use) {
-        if (use->in_memory()) bytes += graph_.buffers[use->buffer].bytes;
-      }
-      if (bytes > most) devices[t] = kCpu;
+      if (bytes_in_memory(graph_, {tasks_.begin(task), task.use_count}) > most) devices[t] = kCpu;
     }
     return devices;
   }

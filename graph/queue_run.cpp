@@ -15,8 +15,7 @@ using Outcome = RunState::Outcome;
 
 namespace {
 
-constexpr QueueId kUploads =
-    1 + static_cast<QueueId>(backend::QueueKind::kHostToDevice);  // queue_id() of the accelerator's
+const QueueId kUploads = queue_id(backend::kAccelerator, backend::QueueKind::kHostToDevice);
 
 }  // namespace
 
@@ -549,7 +548,7 @@ void QueueRun::submit_uploads(const Uploads& uploads) {
   }
 }
 
-// Their copies take as long as the program or longer: then whoever waits for its results waits for them as well, and the next program does not.
+// Where their copies take longer than the program, whoever waits for its results waits for them as well, and the next program does not.
 void QueueRun::finish_uploads(RunCounts& counts) {
   own_copies_ = nullptr;
   if (uploads_.empty()) return;

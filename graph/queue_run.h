@@ -134,8 +134,8 @@ class QueueRun {
     uint64_t bytes;
   };
   std::vector<Upload> uploads_;  // that were submitted
-  backend::Event* own_copies_ =
-      nullptr;  // recorded before them, where the program has copies of its own on their queue
+  // Recorded before them, where the program has copies of its own on their queue.
+  backend::Event* own_copies_ = nullptr;
   struct RecordedEvent {
     backend::Event* event;  // null where recording failed
     QueueId queue;

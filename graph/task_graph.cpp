@@ -19,8 +19,7 @@ Allowed only(backend::DeviceIndex device, Reason reason) { return {static_cast<u
 Allowed find_allowed(const Graph& graph, const Task& task, std::span<const Use> uses, const PlanOptions& options) {
   const Allowed allowed = allowed_devices(graph.nodes[task.node], options);
   if (allowed.reason == Reason::kUnsupported) return allowed;
-  uint64_t bytes = 0;
-  for (const Use& use : uses) bytes += use.in_memory() ? graph.buffers[use.buffer].bytes : 0;
+  const uint64_t bytes = bytes_in_memory(graph, uses);
   // Leaves an eighth for what an arena wastes between its slices.
   if (options.accelerator_bytes != 0 && bytes > options.accelerator_bytes - options.accelerator_bytes / 8) {
     return only(kCpu, Reason::kNoMemory);
@@ -42,6 +41,12 @@ Allowed find_allowed(const Graph& graph, const Task& task, std::span<const Use> 
 }
 
 }  // namespace
+
+uint64_t bytes_in_memory(const Graph& graph, std::span<const Use> uses) {
+  uint64_t bytes = 0;
+  for (const Use& use : uses) bytes += use.in_memory() ? graph.buffers[use.buffer].bytes : 0;
+  return bytes;
+}
 
 Allowed allowed_devices(const Node& node, const PlanOptions& options) {
   if (!op_table()[node.op].on_accelerator) return only(kCpu, Reason::kUnsupported);

@@ -27,6 +27,9 @@ struct Use {
   bool in_memory() const { return reads || stores; }
 };
 
+// What a task with these uses needs beside each other.
+uint64_t bytes_in_memory(const Graph& graph, std::span<const Use> uses);
+
 struct Task {
   static constexpr uint32_t kNoGroup = UINT32_MAX;
   static constexpr uint32_t kNoNode = UINT32_MAX;

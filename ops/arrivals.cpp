@@ -60,7 +60,6 @@ void note_arrival(HeteroStorage* storage) {
 }
 
 void find_uploads(const Cut& cut, const graph::Plan& plan, graph::Uploads& uploads, std::vector<StorageHold>& holds) {
-  uploads.entries.clear();
   if (arrivals().empty()) return;
   std::vector<size_t> sizes = take_arrivals(cut, plan);
   uploads.most_bytes = most_bytes();

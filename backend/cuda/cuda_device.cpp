@@ -480,8 +480,8 @@ class CudaDeviceImplementation final : public CudaDevice {
     std::call_once(engine_opened_, [&] { open_engine(); });
     return engine_ != nullptr && engine_->can_fuse(kernel);
   }
-  // As open_engine() says.
   bool runs_host_kernels() const override { return false; }
+  // As open_engine() says.
   Result<bool> run_fused(const FusedCall& call) override {
     if (Status status = cuda_status(cudaSetDevice(gpu_.ordinal), "cudaSetDevice"); !status.ok()) return status;
     if (Status status = enqueue(call); !status.ok()) return status;
