@@ -67,6 +67,7 @@ struct Invocation {
   const OpTraits* traits;
   Binding* const* bindings = nullptr;
   Part part = Part::kWhole;
+  bool by_device = false;  // for OpTraits::device_kernel
 };
 
 // Runs on the thread of the device's compute queue. May throw; the executor turns that into a Status.
@@ -87,6 +88,8 @@ struct OpTraits {
   // Runs on the accelerator; otherwise on the CPU always.
   bool on_accelerator = true;
   KernelFunction kernel = nullptr;
+  // How it runs on a device that does not run the CPU's kernels (Device::runs_host_kernels); null where it does not. It is always given memory.
+  KernelFunction device_kernel = nullptr;
   // How a fused kernel computes it; null where it cannot be fused. See lowering.h.
   bool (*lower)(const LowerRequest& request, Lowering& lowering) = nullptr;
   // `lower` describes only what is done last, the tail: a pointwise program that reads the output as the rest of the work, the body, has left
@@ -103,9 +106,15 @@ struct OpTraits {
   // Whether the state of a random operator is at this place in Graph::attributes: see SavedProgram::draws. REQUIRES: check(). Null: anywhere in the
   // attributes of an operator of class kRandom.
   bool (*has_draw)(const Graph& graph, const Node& node, uint64_t place) = nullptr;
-  // The owner's data, for `kernel`.
+  // The owner's data, for `kernel` and for `device_kernel`.
   const void* self = nullptr;
+  const void* device_self = nullptr;
 };
+
+// Calls the kernel that the invocation is for.
+inline void call_kernel(const Invocation& invocation) {
+  (invocation.by_device ? invocation.traits->device_kernel : invocation.traits->kernel)(invocation);
+}
 
 class OpTable {
  public:

@@ -503,6 +503,11 @@ void note_buffers(const Graph& graph, const Plan& plan, BufferNotes& notes) {
   }
 }
 
+bool runs_on_accelerator(const OpTraits& traits, const PlanOptions& options) {
+  const backend::Device* const device = options.accelerator_device;
+  return traits.on_accelerator && (device == nullptr || device->runs_host_kernels() || traits.device_kernel != nullptr);
+}
+
 std::string to_string(const Plan& plan) {
   std::string text = "plan: " + std::to_string(plan.live.size()) + " nodes, " +
                      std::to_string(plan.valid_after.size()) + " buffers, " + std::to_string(plan.event_count) +

@@ -217,7 +217,7 @@ struct PlanOptions {
   const std::vector<Preference>* preferences = nullptr;
   backend::Capabilities cpu;
   backend::Capabilities accelerator;
-  // Where not null, it is asked which fused kernels it can run.
+  // Where not null, it is asked which kernels it can run.
   const backend::Device* accelerator_device = nullptr;
   // What the accelerator's memory may hold of this graph's buffers, those that lie there already included; 0 for unlimited.
   uint64_t accelerator_bytes = 0;
@@ -241,6 +241,9 @@ struct PlanOptions {
   // All temporaries lie in arenas: the program takes no memory while it runs, not even by a kernel that could bring it.
   bool fixed_memory = false;
 };
+
+// Whether the accelerator has a kernel for the operator.
+bool runs_on_accelerator(const OpTraits& traits, const PlanOptions& options);
 
 // Plans `graph`. The pipeline of passes; see pipeline.cpp. Never fails on a legal graph: where the accelerator's memory does
 // not suffice, nodes move to the CPU.

@@ -408,7 +408,8 @@ FailureId QueueRun::call(uint32_t index, Part part, DeviceIndex device, void* co
                                   .windows = graph.windows,
                                   .traits = &op_table()[node.op],
                                   .bindings = device == kCpu ? state_->unwritten_bindings() : nullptr,
-                                  .part = part});
+                                  .part = part,
+                                  .by_device = device != kCpu && !state_->device(device).runs_host_kernels()});
   outcomes_[index] = failure == kHealthy ? Outcome::kRan : Outcome::kFailed;
   return failure;
 }

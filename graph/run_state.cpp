@@ -215,7 +215,7 @@ bool RunState::call_together(std::span<const Invocation> calls) {
 
 FailureId RunState::call_kernel(uint32_t node, const Invocation& invocation) {
   try {
-    invocation.traits->kernel(invocation);
+    graph::call_kernel(invocation);
     return kHealthy;
   } catch (...) {
     return add_failure(node, kernel_error(invocation.traits->name));

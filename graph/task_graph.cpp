@@ -49,7 +49,7 @@ uint64_t bytes_in_memory(const Graph& graph, std::span<const Use> uses) {
 }
 
 Allowed allowed_devices(const Node& node, const PlanOptions& options) {
-  if (!op_table()[node.op].on_accelerator) return only(kCpu, Reason::kUnsupported);
+  if (!runs_on_accelerator(op_table()[node.op], options)) return only(kCpu, Reason::kUnsupported);
   Preference preference = node.preference;
   if (preference == Preference::kAuto && options.preferences != nullptr && node.op < options.preferences->size()) {
     preference = (*options.preferences)[node.op];

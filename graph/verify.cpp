@@ -109,7 +109,7 @@ class PlanVerifier {
       if (device != kAccelerator || !options_.has_accelerator) {
         return violation(name("n", n) + " is placed on a device that is not there");
       }
-      if (!traits_of(n).on_accelerator) {
+      if (!runs_on_accelerator(traits_of(n), options_)) {
         return violation(name("n", n) + " is placed on the accelerator, which cannot run it");
       }
     }
@@ -260,7 +260,7 @@ class PlanVerifier {
       return violation(name("p", p) + " runs a group that the accelerator cannot run");
     }
     for (const uint32_t n : group.members) {
-      if (n < graph_.nodes.size() && !traits_of(n).on_accelerator) {
+      if (n < graph_.nodes.size() && !runs_on_accelerator(traits_of(n), options_)) {
         return violation(name("n", n) + " runs on the accelerator, which cannot run it");
       }
     }

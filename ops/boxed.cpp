@@ -141,7 +141,7 @@ c10::IValue decode_value(const c10::TypePtr& declared, Decoder& decoder, KernelT
     case Tag::kShapeScalar:
       return decoder.scalar(tag);
     case Tag::kDevice:
-      return c10::Device(c10::kCPU);
+      return tensors.device();
     case Tag::kGenerator:
       return derived_generator(decoder.random_state());
     case Tag::kString: {
@@ -174,24 +174,63 @@ c10::IValue decode_value(const c10::TypePtr& declared, Decoder& decoder, KernelT
   TORCH_INTERNAL_ASSERT(false, "hetero: damaged attributes");
 }
 
+// Whether the memory is still the node's, and looks as it says. A kernel may give its `out` another shape.
+bool is_kept(const at::Tensor& out, const graph::Invocation& invocation, int i) {
+  const graph::Window& window = (*invocation.windows)[invocation.operands[i].window];
+  const auto rank = static_cast<size_t>(window.rank);
+  return out.storage().data() == invocation.data[i] && out.storage_offset() == window.offset &&
+         out.sizes() == c10::IntArrayRef(window.dims, rank) &&
+         out.strides() == c10::IntArrayRef(window.dims + rank, rank);
+}
+
+// Into the outputs' own memory.
+void call_out(const graph::Invocation& invocation, const c10::OperatorHandle& out, KernelTensors& tensors,
+              torch::jit::Stack& stack) {
+  std::vector<at::Tensor> outputs;
+  for (int i = tensors.first_output(); i < invocation.node->operand_count; ++i) {
+    outputs.push_back(tensors.operand(i));
+    stack.emplace_back(outputs.back());
+  }
+  with_line(invocation.node->sequence, [&] { out.callBoxed(&stack); });
+  stack.clear();
+  for (int i = tensors.first_output(); i < invocation.node->operand_count; ++i) {
+    const at::Tensor& made = outputs[static_cast<size_t>(i - tensors.first_output())];
+    if (is_kept(made, invocation, i)) continue;
+    at::Tensor result = made.clone();
+    const graph::Window& window = (*invocation.windows)[invocation.operands[i].window];
+    const auto rank = static_cast<size_t>(window.rank);
+    made.unsafeGetTensorImpl()->set_sizes_and_strides(c10::IntArrayRef(window.dims, rank),
+                                                      c10::IntArrayRef(window.dims + rank, rank), window.offset);
+    tensors.deliver(i, std::move(result));
+  }
+}
+
 }  // namespace
 
-void boxed_kernel(const graph::Invocation& invocation) {
-  const auto& info = *static_cast<const OpInfo*>(invocation.traits->self);
-  Isolated isolated;
+torch::jit::Stack arguments_of(const c10::FunctionSchema& schema, Decoder& decoder, KernelTensors& tensors) {
+  torch::jit::Stack stack;
+  for (const c10::Argument& argument : schema.arguments()) {
+    stack.push_back(decode_value(argument.type(), decoder, tensors));
+  }
+  return stack;
+}
+
+c10::OperatorHandle handle_of(const OpInfo& info) {
+  if (info.name.starts_with("aten::")) return info.handle;
+  const size_t dot = info.name.find('.');
+  const std::string overload = dot == std::string::npos ? "" : info.name.substr(dot + 1);
+  return c10::Dispatcher::singleton().findSchemaOrThrow(info.name.substr(0, dot).c_str(), overload.c_str());
+}
+
+void call_operator(const graph::Invocation& invocation, const OpInfo& info, const c10::OperatorHandle& handle,
+                   const c10::OperatorHandle* out) {
   RECORD_FUNCTION(info.name.c_str(), std::vector<c10::IValue>());
   KernelTensors tensors(invocation);
   Decoder decoder(invocation.attributes, invocation.node->attribute_bytes);
-  // The operator may have been removed since (torch.library); aten's never are.
-  const c10::OperatorHandle handle =
-      info.name.starts_with("aten::")
-          ? info.handle
-          : c10::Dispatcher::singleton().findSchemaOrThrow(
-                info.name.substr(0, info.name.find('.')).c_str(),
-                info.name.find('.') == std::string::npos ? "" : info.name.substr(info.name.find('.') + 1).c_str());
-  torch::jit::Stack stack;
-  for (const c10::Argument& argument : handle.schema().arguments()) {
-    stack.push_back(decode_value(argument.type(), decoder, tensors));
+  torch::jit::Stack stack = arguments_of(handle.schema(), decoder, tensors);
+  // Some outputs the Meta kernel leaves undefined.
+  if (out != nullptr && static_cast<size_t>(invocation.node->output_count) == info.returns.size()) {
+    return call_out(invocation, *out, tensors, stack);
   }
   SeededDefaultGenerator seeded(info.seeded, info.seeded ? (decoder.next(), decoder.random_state()) : RandomState{});
   with_line(invocation.node->sequence, [&] { handle.callBoxed(&stack); });
@@ -217,6 +256,12 @@ void boxed_kernel(const graph::Invocation& invocation) {
   stack.clear();
   TORCH_CHECK(leaves_out || output == invocation.node->operand_count, "hetero: the kernel of ", info.name, " made ",
               output - tensors.first_output(), " tensors in place of ", invocation.node->output_count);
+}
+
+void boxed_kernel(const graph::Invocation& invocation) {
+  const auto& info = *static_cast<const OpInfo*>(invocation.traits->self);
+  Isolated isolated;
+  call_operator(invocation, info, handle_of(info), nullptr);
 }
 
 }  // namespace hetero::ops

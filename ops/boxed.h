@@ -9,6 +9,7 @@
 
 #include "graph/op.h"
 #include "ops/call.h"
+#include "ops/kernel.h"
 #include "ops/op_info.h"
 
 namespace hetero::ops {
@@ -65,5 +66,15 @@ RandomState draw(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 
 // Runs a node of an operator that has no typed kernel.
 void boxed_kernel(const graph::Invocation& invocation);
+
+// The arguments of a node, on alias tensors.
+torch::jit::Stack arguments_of(const c10::FunctionSchema& schema, Decoder& decoder, KernelTensors& tensors);
+
+// Calls an operator on the node's arguments, and makes its results the node's. `out`, where not null, is its variant that writes what it makes into given memory.
+// REQUIRES: within Isolated.
+void call_operator(const graph::Invocation& invocation, const OpInfo& info, const c10::OperatorHandle& handle,
+                   const c10::OperatorHandle* out);
+// The operator may have been removed since (torch.library); aten's never are.
+c10::OperatorHandle handle_of(const OpInfo& info);
 
 }  // namespace hetero::ops

@@ -18,6 +18,7 @@
 #include "backend/registry.h"
 #include "backend/sim/sim_device.h"
 #include "backend/spill_file.h"
+#include "ops/device_kernel.h"
 #include "ops/fused/functions.h"
 #include "ops/overlap.h"
 #include "ops/storage_memory.h"
@@ -148,6 +149,7 @@ std::atomic<bool> accelerator_pending{false};
 Status make_accelerator(const std::string& name) {
   Status status = backend::choose_accelerator(name);
   if (status.ok() && backend::accelerator() != nullptr) {
+    if (name == "cuda") connect_to_gpu();
     backend::accelerator()->set_memory_limit(config().memory_budget.load());
   }
   return status;
@@ -330,8 +332,11 @@ std::string environment_name(const Row& option) {
 
 void set_sim_options(const std::vector<std::pair<std::string, double>>& figures) {
   backend::SimOptions options;
+  options.host_kernels = backend::sim_options().host_kernels;
   for (const auto& [name, value] : figures) {
-    if (name == "capacity_bytes") {
+    if (name == "host_kernels") {
+      options.host_kernels = value != 0;
+    } else if (name == "capacity_bytes") {
       options.capacity_bytes = static_cast<size_t>(value);
     } else if (name == "schedule_seed") {
       options.schedule_seed = static_cast<uint64_t>(value);

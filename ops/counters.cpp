@@ -44,6 +44,16 @@ std::map<std::string, int64_t> Counters::fallbacks() {
   return fallbacks_;
 }
 
+void Counters::count_rescue(const std::string& refusal) {
+  std::lock_guard lock(mutex_);
+  ++rescues_[refusal];
+}
+
+std::map<std::string, int64_t> Counters::rescues() {
+  std::lock_guard lock(mutex_);
+  return rescues_;
+}
+
 void Counters::reset() {
   for (Count* counter : {&typed_nodes,
                          &boxed_nodes,
@@ -87,6 +97,7 @@ void Counters::reset() {
   for (Count& own : own_kernels) own = 0;
   std::lock_guard lock(mutex_);
   fallbacks_.clear();
+  rescues_.clear();
 }
 
 }  // namespace hetero::ops

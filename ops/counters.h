@@ -108,11 +108,15 @@ struct Counters {
 
   void count_fallback(const std::string& op);
   std::map<std::string, int64_t> fallbacks();
+  // Of kernels that a GPU refused and the CPU computed, on copies: by "operator: reason".
+  void count_rescue(const std::string& refusal);
+  std::map<std::string, int64_t> rescues();
   void reset();
 
  private:
   std::mutex mutex_;
   std::map<std::string, int64_t> fallbacks_;
+  std::map<std::string, int64_t> rescues_;
 };
 
 extern Counters* counters_instance;  // made when the library is loaded

@@ -8,26 +8,37 @@
 #include <memory>
 #include <vector>
 
+#include "backend/registry.h"
 #include "ops/parallel.h"
 #include "ops/storage.h"
 
 namespace hetero::ops {
 namespace {
 
+c10::intrusive_ptr<c10::StorageImpl> empty_storage(c10::Device device) {
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0, c10::DataPtr(nullptr, device),
+                                               c10::GetAllocator(device.type()), true);
+}
+
+at::Tensor alias_over(c10::intrusive_ptr<c10::StorageImpl> storage, c10::Device device, at::ScalarType dtype) {
+  const c10::DispatchKey key = device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
+  return at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), c10::DispatchKeySet(key),
+                                                  c10::scalarTypeToTypeMeta(dtype));
+}
+
 struct AliasSlot {
   at::Tensor tensor;
   c10::StorageImpl* storage = nullptr;
+  c10::Device device = c10::kCPU;
   graph::WindowId window = graph::kNoWindow;
   uint64_t table = 0;  // serial number of the window's
   uint8_t bits = 0;
 
-  void renew(at::ScalarType dtype) {
-    auto fresh = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
-                                                       c10::DataPtr(nullptr, c10::Device(c10::kCPU)),
-                                                       c10::GetCPUAllocator(), true);
+  void renew(at::ScalarType dtype, c10::Device on) {
+    auto fresh = empty_storage(on);
     storage = fresh.get();
-    tensor = at::detail::make_tensor<c10::TensorImpl>(
-        c10::Storage(std::move(fresh)), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(dtype));
+    tensor = alias_over(std::move(fresh), on, dtype);
+    device = on;
     window = graph::kNoWindow;
     bits = 0;
   }
@@ -62,7 +73,10 @@ Isolated::Isolated() : guard_(c10::DispatchKeySet(c10::DispatchKey::BackendSelec
   follow_thread_count();
 }
 
-KernelTensors::KernelTensors(const graph::Invocation& invocation) : invocation_(invocation), base_(alias_stack().top) {
+KernelTensors::KernelTensors(const graph::Invocation& invocation)
+    : invocation_(invocation),
+      device_(invocation.by_device ? kernel_device() : c10::Device(c10::kCPU)),
+      base_(alias_stack().top) {
   AliasStack& stack = alias_stack();
   stack.top += invocation.node->operand_count;
   while (stack.slots.size() < stack.top) stack.slots.push_back(std::make_unique<AliasSlot>());
@@ -87,11 +101,12 @@ const at::Tensor& KernelTensors::operand(int i) {
   const auto dtype = static_cast<at::ScalarType>(window.dtype);
   const uint64_t table = invocation_.windows->serial();
   if (slot.storage == nullptr || slot.tensor.scalar_type() != dtype || slot.bits != operand.bits ||
+      slot.device != device_ ||
       // A kernel may have changed the alias (resized an output) or its storage.
       slot.tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() != slot.storage) {
-    slot.renew(dtype);
+    slot.renew(dtype, device_);
   }
-  slot.storage->set_data_ptr_noswap(c10::DataPtr(invocation_.data[i], c10::Device(c10::kCPU)));
+  slot.storage->set_data_ptr_noswap(c10::DataPtr(invocation_.data[i], device_));
   c10::TensorImpl* impl = slot.tensor.unsafeGetTensorImpl();
   if (slot.window != operand.window || slot.table != table || impl->numel() != window.numel) {
     slot.storage->set_nbytes(static_cast<size_t>(window.last_byte));
@@ -110,6 +125,20 @@ const at::Tensor& KernelTensors::operand(int i) {
   return slot.tensor;
 }
 
+c10::Device kernel_device() {
+  const backend::Device* const accelerator = backend::accelerator();
+  return accelerator != nullptr && accelerator->name() == "cuda" ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU);
+}
+
+at::Tensor bytes_at(void* data, int64_t bytes, c10::Device device) {
+  auto storage = empty_storage(device);
+  storage->set_data_ptr_noswap(c10::DataPtr(data, device));
+  storage->set_nbytes(static_cast<size_t>(bytes));
+  at::Tensor tensor = alias_over(std::move(storage), device, c10::kByte);
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(bytes);
+  return tensor;
+}
+
 void KernelTensors::deliver(int i, at::Tensor result) {
   const graph::Window& window = (*invocation_.windows)[invocation_.operands[i].window];
   const auto dtype = static_cast<at::ScalarType>(window.dtype);
@@ -118,7 +147,7 @@ void KernelTensors::deliver(int i, at::Tensor result) {
   const c10::IntArrayRef strides(window.dims + rank, rank);
   TORCH_CHECK(result.defined() && result.sizes() == sizes && result.scalar_type() == dtype,
               "hetero: the Meta kernel of ", invocation_.traits->name, " predicts an output of ", dtype, sizes,
-              " but its CPU kernel made ",
+              " but its ", device_.is_cpu() ? "CPU" : "CUDA", " kernel made ",
               result.defined() ? c10::str(result.scalar_type(), result.sizes()) : "nothing",
               "; correct the Meta (fake) kernel of this operator");
   if (result.is_conj()) result = result.resolve_conj();

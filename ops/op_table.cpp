@@ -12,6 +12,7 @@
 
 #include "ops/basic.h"
 #include "ops/catch_all.h"
+#include "ops/device_kernel.h"
 #include "ops/fused/lower.h"
 #include "ops/node_check.h"
 #include "ops/op_info.h"
@@ -86,6 +87,7 @@ graph::OpTraits traits_of(const std::string& name) {
   }
   const auto row = class_rows().find(name);
   if (row != class_rows().end()) traits.op_class = row->second;
+  add_device_kernel(traits);
   return traits;
 }
 

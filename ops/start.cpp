@@ -11,6 +11,7 @@
 #include "ops/fused/functions.h"
 #include "ops/parallel.h"
 #include "ops/storage.h"
+#include "ops/torch_accelerator.h"
 
 namespace hetero {
 namespace {
@@ -42,6 +43,7 @@ void ops::register_process() {
     choose_instruction_set();
     graph::set_exception_words(&words_of);
     c10::register_privateuse1_backend("hetero");
+    keep_cuda_the_accelerator();
     return true;
   }();
   (void)registered;

@@ -6,6 +6,7 @@
 #   scripts/test_two_devices.sh tests/python             all sets of parameters too; arguments go to pytest
 #   HETERO_FUSION=1 scripts/test_two_devices.sh FILES    with fused kernels, for files that do not ask for eager's bits where sums are concerned
 #   HETERO_PLACEMENT=auto scripts/test_two_devices.sh    the same where planning decides; or accelerator
+#   HETERO_TEST_HOST_KERNELS=0 scripts/test_two_devices.sh  the same with operators run as on a GPU, by kernels of the device (docs/design.md)
 #   HETERO_ACCELERATOR=cuda scripts/test_two_devices.sh  the same on a GPU; without one all are skipped, and counted
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -36,6 +36,7 @@ _TITLES = {
     "events": "events recorded",
     "waits": "waits for events",
     "fallbacks": "fallbacks: operators that could not be recorded",
+    "rescues": "rescues: operators that the accelerator refused and the CPU computed, on copies",
     "memory": "memory",
 }
 
@@ -69,6 +70,7 @@ class Report:
         events: events recorded on queues.
         waits: waits of one queue for another.
         fallbacks: operators that could not be recorded, by name.
+        rescues: calls that the accelerator's kernel refused and the CPU's computed on copies, by ``operator: reason``.
         memory: bytes allocated, reserved and reused.
         others: figures without a field of their own.
         storages_evicted: tensors that left the accelerator to make room for others.
@@ -97,6 +99,7 @@ class Report:
     storages_spilled: int = 0
     bytes_spilled: int = 0
     fallbacks: dict[str, int] = field(default_factory=dict)
+    rescues: dict[str, int] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
     others: dict[str, Any] = field(default_factory=dict)
     plan: str = ""
@@ -110,7 +113,7 @@ class Report:
         if not isinstance(earlier, Report):
             return NotImplemented
         figures = _difference(self.as_dict(), earlier.as_dict())
-        for table in ("flushes", "fallbacks", "mispredictions", "own_kernels", "unfused"):
+        for table in ("flushes", "fallbacks", "rescues", "mispredictions", "own_kernels", "unfused"):
             figures[table] = {name: count for name, count in figures[table].items() if count}
         refused = figures["compiled"]["refused"]
         figures["compiled"]["refused"] = {reason: count for reason, count in refused.items() if count}

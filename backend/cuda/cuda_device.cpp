@@ -607,6 +607,12 @@ void set_stream_hook(StreamHook hook) { stream_hook.store(hook, std::memory_orde
 
 void* CudaDevice::current_stream() { return stream_of_task; }
 
+bool CudaDevice::is_recording() { return capture_of_thread != nullptr; }
+
+void CudaDevice::postpone_recording() {
+  if (capture_of_thread != nullptr) capture_of_thread->provisional = true;
+}
+
 Result<std::unique_ptr<CudaDevice>> CudaDevice::create(int ordinal) {
   int count = 0;
   const Status counted = cuda_status(cudaGetDeviceCount(&count), "cudaGetDeviceCount");

@@ -54,6 +54,11 @@ class CudaDevice : public Device {
 
   // The stream (a cudaStream_t) of the task that runs on this thread; null outside of a task.
   static void* current_stream();
+
+  // Whether this thread's task is recorded (Queue::record_segment), and not run.
+  static bool is_recording();
+  // Says so to the recording: something that the task starts is not in its final form.
+  static void postpone_recording();
 };
 
 }  // namespace hetero::backend

@@ -16,6 +16,7 @@
 
 #include "backend/address_space.h"
 #include "backend/blocked_signals.h"
+#include "backend/cpu/fused.h"
 #include "backend/parallel.h"
 #include "backend/pool.h"
 #include "backend/ring.h"
@@ -477,6 +478,13 @@ SimDevice::~SimDevice() {
 }
 
 Result<Block> SimDevice::allocate(size_t bytes) { return memory_->allocate(bytes); }
+
+// What a GPU refuses is refused here too: where a check fails, the CPU's kernels would have to say so.
+bool SimDevice::can_fuse(const FusedKernel& kernel) const {
+  using Kind = FusedStep::Kind;
+  const auto is_checked = [](const FusedStep& step) { return step.kind == Kind::kCheck || step.kind == Kind::kLookUp; };
+  return options_.host_kernels || std::ranges::none_of(kernel.steps, is_checked);
+}
 
 Queue& SimDevice::queue(QueueKind kind) { return *queues_[static_cast<size_t>(kind)]; }
 

@@ -63,6 +63,9 @@ struct SimOptions {
   double slowdown = 1;
   // Virtual seconds until it becomes one.
   double slowdown_after = 0;
+  // False: it runs no kernels of the CPU's. As on a GPU, operators need kernels of their own for it (graph/op.h); what these touch is within the host's reach all
+  // the same. For tests of how operators come to a GPU.
+  bool host_kernels = true;
   // Not 0: each worker pauses for a pseudo-random moment before each command, to shake out missing
   // events.
   uint64_t schedule_seed = 0;
@@ -95,6 +98,8 @@ class SimDevice final : public Device {
   Result<Block> allocate(size_t bytes) override;
   // An address outside this device's memory comes back unchanged.
   void* kernel_address(void* data) override { return memory_->kernel_address(data); }
+  bool runs_host_kernels() const override { return options_.host_kernels; }
+  bool can_fuse(const FusedKernel& kernel) const override;
 
   Queue& queue(QueueKind kind) override;
   std::unique_ptr<Event> create_event() override;

@@ -114,7 +114,8 @@ void BoundProgram::bind_node(const Instruction& call, DeviceIndex device) {
                     .windows = graph_.windows,
                     .traits = &op_table()[node.op],
                     .bindings = device == kCpu && !bindings_.empty() ? bindings_.data() : nullptr,
-                    .part = part_of(call)});
+                    .part = part_of(call),
+                    .by_device = device != kCpu && !devices_[device]->runs_host_kernels()});
 }
 
 void BoundProgram::bind(const Instruction& instruction, uint32_t position) {
@@ -272,7 +273,7 @@ void BoundProgram::call(const Step& step, Slot& slot) {
 void BoundProgram::call_node(uint32_t index, void* const* data) {
   Invocation invocation = calls_[index];
   invocation.data = data;
-  invocation.traits->kernel(invocation);
+  call_kernel(invocation);
 }
 
 void BoundProgram::call_batch(const Step& step, void* const* data) {

@@ -40,7 +40,8 @@ struct Use {
 // The device that will run it, as far as that can be said of one node.
 double seconds_of(const Graph& graph, const Node& node, const PlanOptions& options, const CostModel& costs) {
   const double here = costs.node_seconds(graph, node, kCpu);
-  if (!options.has_accelerator || !op_table()[node.op].on_accelerator || node.preference == Preference::kCpu) {
+  if (!options.has_accelerator || !runs_on_accelerator(op_table()[node.op], options) ||
+      node.preference == Preference::kCpu) {
     return here;
   }
   const double there = costs.node_seconds(graph, node, kAccelerator);

@@ -380,7 +380,8 @@ Status check_random(const Graph& graph, const Node& node) {
 
 TestOps register_ops() {
   const auto add = [](const char* name, OpClass op_class, KernelFunction kernel, auto adjust) {
-    OpTraits traits{.name = name, .op_class = op_class, .kernel = kernel, .check = check_floats};
+    OpTraits traits{
+        .name = name, .op_class = op_class, .kernel = kernel, .device_kernel = kernel, .check = check_floats};
     adjust(traits);
     return op_table().add(traits);
   };

@@ -23,6 +23,8 @@ from helpers import DEVICE, ON_HETERO, OPTIONS
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         torch.set_num_threads(1)
+    if os.environ.get("HETERO_TEST_HOST_KERNELS", "1") == "0":
+        torch.hetero._C.set_sim_options([("host_kernels", 0.0)])
 
 
 # What suites with an accelerator in the environment leave out, and why: tests of how the CPU does something when it is

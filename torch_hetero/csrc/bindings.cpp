@@ -83,7 +83,7 @@ RecorderFacts recorder_facts() {
 
 py::dict counters_dict() {
   ops::Counters& c = ops::counters();
-  py::dict nodes, meta, plans, mispredictions, flushes, kernels, copies, fallbacks, result;
+  py::dict nodes, meta, plans, mispredictions, flushes, kernels, copies, fallbacks, rescues, result;
   nodes["typed"] = c.typed_nodes.load();
   nodes["boxed"] = c.boxed_nodes.load();
   nodes["view"] = c.views.load();
@@ -120,6 +120,7 @@ py::dict counters_dict() {
   copies["bytes_to_cpu"] = c.bytes_to_cpu.load();
   copies["bytes_to_accelerator"] = c.bytes_to_accelerator.load();
   for (const auto& [name, n] : c.fallbacks()) fallbacks[name.c_str()] = n;
+  for (const auto& [refusal, n] : c.rescues()) rescues[refusal.c_str()] = n;
   result["nodes"] = nodes;
   result["meta_cache"] = meta;
   result["plans"] = plans;
@@ -158,6 +159,7 @@ py::dict counters_dict() {
   result["storages_spilled"] = c.storages_spilled.load();
   result["bytes_spilled"] = c.bytes_spilled.load();
   result["fallbacks"] = fallbacks;
+  result["rescues"] = rescues;
   const auto memory = ops::memory_stats();
   py::dict allocator;
   allocator["allocated_bytes"] = memory.allocated_bytes;

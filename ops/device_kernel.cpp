@@ -1,0 +1,276 @@
+#include "ops/device_kernel.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/copy.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "backend/registry.h"
+#include "ops/boxed.h"
+#include "ops/device_attention.h"
+#include "ops/kernel.h"
+#include "ops/linear.h"
+#include "ops/op_info.h"
+
+#if defined(HETERO_WITH_CUDA)
+#include "backend/cuda/cuda_device.h"
+#endif
+
+namespace hetero::ops {
+namespace {
+
+using graph::Invocation;
+
+// ---- which kernel ---------------------------------------------------------------------------------------------------
+
+// An operator of the table as the device's kernels see it; OpTraits::device_self.
+struct DeviceOperator {
+  explicit DeviceOperator(const c10::OperatorHandle& handle) : info(handle) {}
+
+  const OpInfo info;
+  std::once_flag searched;
+  std::optional<c10::OperatorHandle> out;
+};
+
+bool has_kernel(const c10::OperatorHandle& handle) {
+  return handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CUDA);
+}
+
+// Whether `out` takes the arguments of `plain`, and then a tensor for each of its results.
+bool is_out_of(const c10::FunctionSchema& out, const c10::FunctionSchema& plain) {
+  const std::vector<c10::Argument>& given = plain.arguments();
+  const std::vector<c10::Argument>& taken = out.arguments();
+  if (taken.size() != given.size() + plain.returns().size()) return false;
+  for (size_t i = 0; i < taken.size(); ++i) {
+    if (i >= given.size()) {
+      if (!taken[i].is_out()) return false;
+    } else if (taken[i].name() != given[i].name() || *taken[i].type() != *given[i].type() || taken[i].is_out()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The variant of the operator that writes into given memory, where a kernel of the device's own does. The others call the operator and copy.
+std::optional<c10::OperatorHandle> find_out(const OpInfo& info) {
+  const auto makes_tensor = [](OpInfo::Return result) { return result == OpInfo::Return::kTensor; };
+  if (info.returns.empty() || !std::ranges::all_of(info.returns, makes_tensor)) return std::nullopt;
+  static const auto* const overloads = [] {
+    auto* made = new std::unordered_multimap<std::string, c10::OperatorName>;
+    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) made->emplace(name.name, name);
+    return made;
+  }();
+  const auto [first, last] = overloads->equal_range(info.handle.operator_name().name);
+  for (auto it = first; it != last; ++it) {
+    const auto handle = c10::Dispatcher::singleton().findSchema(it->second);
+    if (handle.has_value() && handle->hasKernelForDispatchKey(c10::DispatchKey::CUDA) &&
+        is_out_of(handle->schema(), info.handle.schema())) {
+      return handle;
+    }
+  }
+  return std::nullopt;
+}
+
+// ---- memory that runs out, recordings -------------------------------------------------------------------------------
+
+c10::DeviceAllocator* gpu_allocator() {
+  return kernel_device().is_cuda() ? c10::getDeviceAllocator(c10::DeviceType::CUDA) : nullptr;
+}
+
+void give_memory_back() {
+  backend::accelerator()->empty_cache();
+  if (c10::DeviceAllocator* const allocator = gpu_allocator()) allocator->emptyCache();
+}
+
+bool is_recorded_now() {
+#if defined(HETERO_WITH_CUDA)
+  return backend::CudaDevice::is_recording();
+#else
+  return false;
+#endif
+}
+
+// Calls `run` while its kernels are recorded. A graph must not use memory that PyTorch's allocator may give to others, or back to the system. What a library keeps
+// for a stream is taken once, so the next recording may do without.
+template <typename Run>
+void record(const Run& run) {
+#if defined(HETERO_WITH_CUDA)
+  const auto taken = [] { return gpu_allocator()->getDeviceStats(0).allocation[0].allocated; };
+  const int64_t before = taken();
+  run();
+  if (taken() != before) backend::CudaDevice::postpone_recording();
+#else
+  run();
+#endif
+}
+
+// ---- on copies ------------------------------------------------------------------------------------------------------
+
+// The operands' bytes in the host's memory, one copy of each buffer.
+class HostCopies {
+ public:
+  HostCopies(const Invocation& invocation, c10::Device device) : invocation_(invocation) {
+    std::map<void*, int64_t> reach;
+    for (int i = 0; i < invocation.node->operand_count; ++i) {
+      int64_t& bytes = reach[invocation.data[i]];
+      bytes = std::max(bytes, (*invocation.windows)[invocation.operands[i].window].last_byte);
+    }
+    for (const auto& [address, bytes] : reach) {
+      Copy& copy = copies_[address];
+      copy.bytes = std::make_unique<std::byte[]>(static_cast<size_t>(std::max<int64_t>(bytes, 1)));
+      if (bytes == 0) continue;
+      at::Tensor host = bytes_at(copy.bytes.get(), bytes, c10::kCPU);
+      host.copy_(bytes_at(address, bytes, device));
+    }
+    for (int i = 0; i < invocation.node->operand_count; ++i) data_.push_back(copies_[invocation.data[i]].bytes.get());
+  }
+
+  Invocation invocation() const {
+    Invocation host = invocation_;
+    host.data = data_.data();
+    host.brought = nullptr;
+    host.bindings = nullptr;
+    host.by_device = false;
+    return host;
+  }
+
+  void bring_back() {
+    const Invocation host = invocation();
+    KernelTensors there(invocation_);
+    KernelTensors here(host);
+    for (int i = 0; i < invocation_.node->operand_count; ++i) {
+      if (invocation_.operands[i].writes()) const_cast<at::Tensor&>(there.operand(i)).copy_(here.operand(i));
+    }
+  }
+
+ private:
+  struct Copy {
+    std::unique_ptr<std::byte[]> bytes;
+  };
+  const Invocation& invocation_;
+  std::map<void*, Copy> copies_;
+  std::vector<void*> data_;
+};
+
+std::string first_line(const std::exception_ptr& raised) {
+  try {
+    std::rethrow_exception(raised);
+  } catch (const c10::Error& error) {
+    const std::string words = error.what_without_backtrace();
+    return words.substr(0, words.find('\n'));
+  }
+}
+
+// By the CPU's kernel. `refusal`: what the device's raised, which is the error where the device does not even copy any more.
+void run_on_copies(const Invocation& invocation, const std::exception_ptr& refusal) {
+  std::optional<HostCopies> copies;
+  try {
+    const Isolated isolated;
+    copies.emplace(invocation, kernel_device());
+  } catch (...) {
+    std::rethrow_exception(refusal);
+  }
+  const Invocation host = copies->invocation();
+  host.traits->kernel(host);
+  const Isolated isolated;
+  copies->bring_back();
+  counters().count_rescue(invocation.traits->name + ": " + first_line(refusal));
+}
+
+// ---- the kernels ----------------------------------------------------------------------------------------------------
+
+void call_stock(const Invocation& invocation) {
+  auto& self = *const_cast<DeviceOperator*>(static_cast<const DeviceOperator*>(invocation.traits->device_self));
+  std::call_once(self.searched, [&] { self.out = find_out(self.info); });
+  const Isolated isolated;
+  call_operator(invocation, self.info, handle_of(self.info), self.out.has_value() ? &*self.out : nullptr);
+}
+
+// Runs `call`, which may be called twice: it writes outputs only, or raises before it writes anything.
+template <graph::KernelFunction call>
+void run(const Invocation& invocation) {
+  if (is_recorded_now()) return record([&] { call(invocation); });
+  std::exception_ptr refusal;
+  try {
+    return call(invocation);
+  } catch (const c10::OutOfMemoryError&) {
+    give_memory_back();
+    try {
+      return call(invocation);
+    } catch (const c10::Error&) {
+      refusal = std::current_exception();
+    }
+  } catch (const c10::Error&) {
+    refusal = std::current_exception();
+  }
+  run_on_copies(invocation, refusal);
+}
+
+void call_addmm(const Invocation& invocation) {
+  invocation.part == graph::Part::kWhole ? call_stock(invocation) : run_addmm_part(invocation);
+}
+
+bool is_random(const OpInfo& info) { return info.seeded || info.generator_argument >= 0; }
+
+}  // namespace
+
+void add_device_kernel(graph::OpTraits& traits) {
+  static const std::unordered_map<std::string, graph::KernelFunction> written_here = {
+      {"aten::_scaled_dot_product_flash_attention_for_cpu", &run<&attention_on_device>},
+      {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", &run<&attention_backward_on_device>},
+      {"aten::addmm", &run<&call_addmm>},
+  };
+  const size_t dot = traits.name.find('.');
+  const std::string overload = dot == std::string::npos ? "" : traits.name.substr(dot + 1);
+  const auto handle = c10::Dispatcher::singleton().findSchema({traits.name.substr(0, dot), overload});
+  if (!handle.has_value()) return;
+  const auto own = written_here.find(traits.name);
+  if (own == written_here.end() && !has_kernel(*handle)) return;
+  auto made = std::make_unique<DeviceOperator>(*handle);
+  if (is_random(made->info)) return;
+  traits.device_kernel = own == written_here.end() ? &run<&call_stock> : own->second;
+  traits.device_self = made.release();  // entries of the table live for ever
+}
+
+#if defined(HETERO_WITH_CUDA)
+
+namespace {
+
+// An external stream's number is its address (c10/cuda/CUDAStream.h).
+void make_current(void* stream) {
+  static thread_local std::vector<c10::Stream> outer;
+  const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
+  if (stream != nullptr) {
+    outer.push_back(guard.exchangeStream(
+        c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, 0), reinterpret_cast<int64_t>(stream))));
+  } else {
+    guard.exchangeStream(outer.back());
+    outer.pop_back();
+  }
+}
+
+}  // namespace
+
+void connect_to_gpu() {
+  if (!c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) return;
+  at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
+  backend::set_stream_hook(&make_current);
+}
+
+#else
+
+void connect_to_gpu() {}
+
+#endif
+
+}  // namespace hetero::ops
