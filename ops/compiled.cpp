@@ -9,7 +9,9 @@
 
 #include "backend/registry.h"
 #include "ops/compiled_variant.h"
+#include "ops/device_kernel.h"
 #include "ops/generator.h"
+#include "ops/kernel.h"
 #include "ops/opaque.h"
 #include "ops/overlap.h"
 #include "ops/static_call.h"
@@ -114,7 +116,7 @@ struct CompiledProgram::Capture {
   void name_constants(const Cut& cut);
   Variant::Source name_constant(const c10::Storage& storage);
   Variant::Source source_of_result(const c10::Storage& storage);
-  void add_result(const c10::IValue& value, bool on_host, graph::WindowTable& windows);
+  void add_result(const c10::IValue& value, c10::DeviceType device, graph::WindowTable& windows);
   void relate(size_t number, const std::vector<c10::IValue>& values);
   void keep(Cut& cut, const graph::WindowTable& windows);
 
@@ -131,10 +133,11 @@ struct CompiledProgram::Work {
   Cut cut;
   CutRun run;
   std::vector<c10::Storage> arguments;  // on hetero, per storage
-  std::vector<c10::Storage> originals;  // where such a storage stands for a CPU one: that one
+  std::vector<c10::Storage> originals;  // where such a storage stands for one on the CPU or on CUDA: that one
   std::vector<c10::Storage> made;       // for the results
   std::vector<HeteroStorage*> to_settle;
   std::vector<c10::IValue> results;
+  std::vector<c10::Storage> gpu_copies;  // per storage in `made`
 
   void take_arguments(std::vector<c10::IValue>& values, const Storages& storages, const Variant& variant);
   void settle_arguments(const Variant& variant);
@@ -144,7 +147,9 @@ struct CompiledProgram::Work {
   void bind(const Variant& variant);
   void draw(const Variant& variant);
   void write_back(const Variant& variant);
-  void bring_results_to_host(const Variant& variant);
+  void bring_results_out(const Variant& variant);
+  at::Tensor on_host(const Variant::Result& result, const at::Tensor& tensor);
+  at::Tensor on_gpu(const Variant::Result& result, const at::Tensor& tensor);
   void clear();
 };
 
@@ -179,7 +184,7 @@ bool CompiledProgram::Variant::fits(const std::vector<c10::IValue>& values, cons
     }
     const at::Tensor& tensor = values[i].toTensor();
     if (!looks_through(tensor, windows[known.window]) || bits_of(tensor) != known.bits ||
-        tensor.device().is_cpu() != known.on_host) {
+        tensor.device().type() != known.device) {
       return false;
     }
   }
@@ -203,25 +208,33 @@ CompiledProgram::Variant* CompiledProgram::find(const std::vector<c10::IValue>& 
 
 // ---- running --------------------------------------------------------------------------------------------------------
 
-// A storage on hetero for each of the arguments. A CPU one lends its memory.
+// A storage on hetero for each of the arguments. One on the CPU or on CUDA lends its memory.
 void CompiledProgram::Work::take_arguments(std::vector<c10::IValue>& values, const Storages& storages,
                                            const Variant& variant) {
+  bool borrows = false;
   arguments.resize(variant.written.size());
   originals.resize(variant.written.size());
   for (size_t i = 0; i < values.size(); ++i) {
     const uint32_t number = storages.numbers[i];
     if (number == Storages::kNone || arguments[number]) continue;
     const c10::Storage& storage = values[i].toTensor().storage();
-    if (!variant.arguments[i].on_host) {
+    const c10::DeviceType device = variant.arguments[i].device;
+    if (device == kHetero) {
       arguments[number] = storage;
       continue;
     }
     originals[number] = storage;
     arguments[number] = make_storage(storage.nbytes());
-    install_bytes(hetero(arguments[number]), adopt_cpu_storage(storage));
+    if (device == c10::DeviceType::CPU) {
+      install_bytes(hetero(arguments[number]), adopt_cpu_storage(storage));
+    } else {
+      install_bytes(hetero(arguments[number]), borrow_gpu_storage(storage), backend::kAccelerator);
+      borrows = true;
+    }
     // Its owner writes it without telling.
     hetero(arguments[number])->binding.shared = true;
   }
+  if (borrows) wait_for_gpu();
 }
 
 // Runs what the arguments wait for; of those that are written, also who still reads them.
@@ -302,11 +315,11 @@ void CompiledProgram::Work::bind(const Variant& variant) {
     buffer.escapes = lent || source.kind != Kind::kArgument || c10::raw::intrusive_ptr::use_count(bound) > 2;
     if (!buffer.escapes && buffer.valid_on == 0 && bound->binding.error.ok()) cut.bindings[b] = nullptr;
     if (backend::accelerator() == nullptr) continue;
-    buffer.fetched =
-        (lent && variant.written[source.index] != 0) ||
-        std::ranges::any_of(variant.results, [source](const Variant::Result& result) {
-          return result.on_host && result.source.kind == source.kind && result.source.index == source.index;
-        });
+    buffer.fetched = (lent && originals[source.index].device().is_cpu() && variant.written[source.index] != 0) ||
+                     std::ranges::any_of(variant.results, [source](const Variant::Result& result) {
+                       return result.device == c10::DeviceType::CPU && result.source.kind == source.kind &&
+                              result.source.index == source.index;
+                     });
   }
 }
 
@@ -329,6 +342,10 @@ void CompiledProgram::Work::write_back(const Variant& variant) {
   for (size_t s = 0; s < arguments.size(); ++s) {
     if (!originals[s] || variant.written[s] == 0) continue;
     HeteroStorage* const lent = hetero(arguments[s]);
+    if (!originals[s].device().is_cpu()) {
+      copy_to_gpu(lent, originals[s]);
+      continue;
+    }
     if (const Status status = bring_to_host(lent); !status.ok()) raise(status);
     void* const owners = originals[s].mutable_data();
     const void* const bytes = lent->binding.blocks[backend::kCpu].data();
@@ -336,29 +353,45 @@ void CompiledProgram::Work::write_back(const Variant& variant) {
   }
 }
 
-void CompiledProgram::Work::bring_results_to_host(const Variant& variant) {
+at::Tensor CompiledProgram::Work::on_host(const Variant::Result& result, const at::Tensor& tensor) {
+  using Kind = Variant::Source::Kind;
+  const bool keeps = result.source.kind == Kind::kConstant;
+  at::Tensor host = host_alias(tensor, SyncReason::kCompiled, !keeps);
+  return keeps ? host.clone() : host;
+}
+
+// A copy of the storage's bytes, of which the results that share them are views.
+at::Tensor CompiledProgram::Work::on_gpu(const Variant::Result& result, const at::Tensor& tensor) {
+  HeteroStorage* const storage = storage_of(tensor);
+  if (result.source.kind != Variant::Source::Kind::kResult) {
+    const c10::Storage copy = make_gpu_storage(storage->nbytes());
+    copy_to_gpu(storage, copy);
+    return tensor_over(copy, tensor);
+  }
+  gpu_copies.resize(made.size());
+  c10::Storage& copy = gpu_copies[result.source.index];
+  if (!copy) {
+    copy = make_gpu_storage(storage->nbytes());
+    copy_to_gpu(storage, copy);
+  }
+  return tensor_over(copy, tensor);
+}
+
+void CompiledProgram::Work::bring_results_out(const Variant& variant) {
   using Kind = Variant::Source::Kind;
   for (size_t i = 0; i < results.size(); ++i) {
     const Variant::Result& result = variant.results[i];
-    if (!result.on_host) continue;
+    if (result.device == kHetero) continue;
     if (result.relation == Variant::Result::Relation::kSame) {
       if (result.source.kind != Kind::kArgument) results[i] = results[result.relative];
       continue;
     }
     const at::Tensor tensor = results[i].toTensor();
-    at::Tensor host;
-    switch (result.source.kind) {
-      case Kind::kArgument:
-        host = tensor_over(originals[result.source.index], tensor);
-        break;
-      case Kind::kConstant:
-        results[i] = host_alias(tensor, SyncReason::kCompiled, false).clone();
-        continue;
-      default:
-        host = host_alias(tensor, SyncReason::kCompiled, true);
-    }
-    share_version(host, tensor);
-    results[i] = std::move(host);
+    at::Tensor out = result.source.kind == Kind::kArgument   ? tensor_over(originals[result.source.index], tensor)
+                     : result.device == c10::DeviceType::CPU ? on_host(result, tensor)
+                                                             : on_gpu(result, tensor);
+    if (result.source.kind != Kind::kConstant) share_version(out, tensor);
+    results[i] = std::move(out);
   }
 }
 
@@ -368,6 +401,7 @@ void CompiledProgram::Work::clear() {
   originals.clear();
   made.clear();
   results.clear();
+  gpu_copies.clear();
 }
 
 // Where the variant has no plan yet: the plan of one that differs in sizes only.
@@ -427,7 +461,7 @@ std::optional<std::vector<c10::IValue>> CompiledProgram::run(std::vector<c10::IV
     check(status);
   }
   work.write_back(*variant);
-  work.bring_results_to_host(*variant);
+  work.bring_results_out(*variant);
   return std::move(work.results);
 }
 
@@ -455,12 +489,15 @@ std::vector<c10::IValue> CompiledProgram::begin_capture(const std::vector<c10::I
       continue;
     }
     const at::Tensor& tensor = arguments[i].toTensor();
-    TORCH_CHECK(known.storage != Storages::kNone && (is_hetero(tensor) || tensor.device().is_cpu()),
-                "hetero: an argument of a compiled program is a strided tensor on hetero or on the CPU, not one on ",
+    TORCH_CHECK(known.storage != Storages::kNone &&
+                    (is_hetero(tensor) || tensor.device().is_cpu() || tensor.device() == kernel_device()),
+                "hetero: an argument of a compiled program is a strided tensor on hetero, on the CPU, or on the GPU "
+                "that is the "
+                "accelerator (config.accelerator), not one on ",
                 tensor.device(), " of layout ", tensor.layout());
     known.window = intern(tensor, windows_);
     known.bits = bits_of(tensor);
-    known.on_host = tensor.device().is_cpu();
+    known.device = tensor.device().type();
     stand_ins.push_back(view_through(capture->stand_ins[known.storage], windows_[known.window], known.bits));
   }
   capture->given = stand_ins;
@@ -481,7 +518,7 @@ void CompiledProgram::cancel_capture() {
   (void)recorder().end_capture(cut);
 }
 
-void CompiledProgram::end_capture(std::vector<c10::IValue> results, const std::vector<bool>& on_host) {
+void CompiledProgram::end_capture(std::vector<c10::IValue> results, const std::vector<c10::DeviceType>& devices) {
   const std::unique_ptr<Capture> capture = std::move(capture_);
   TORCH_CHECK(capture != nullptr, "hetero: the program is not being captured");
   Cut cut;
@@ -500,7 +537,7 @@ void CompiledProgram::end_capture(std::vector<c10::IValue> results, const std::v
   capture->name_arguments();
   capture->name_constants(cut);
   for (size_t i = 0; i < results.size(); ++i) {
-    capture->add_result(results[i], on_host[i], windows_);
+    capture->add_result(results[i], devices[i], windows_);
     capture->relate(i, results);
   }
   capture->keep(cut, windows_);
@@ -546,7 +583,8 @@ CompiledProgram::Variant::Source CompiledProgram::Capture::source_of_result(cons
   return sources[storage.unsafeGetStorageImpl()] = {Kind::kResult, index};
 }
 
-void CompiledProgram::Capture::add_result(const c10::IValue& value, bool on_host, graph::WindowTable& windows) {
+void CompiledProgram::Capture::add_result(const c10::IValue& value, c10::DeviceType device,
+                                          graph::WindowTable& windows) {
   Variant::Result& result = variant->results.emplace_back();
   result.source.kind = Kind::kNumber;
   if (!value.isTensor()) {
@@ -559,10 +597,10 @@ void CompiledProgram::Capture::add_result(const c10::IValue& value, bool on_host
   result.source = source_of_result(tensor.storage());
   result.window = intern(tensor, windows);
   result.bits = bits_of(tensor);
-  result.on_host = on_host;
+  result.device = device;
   if (result.source.kind != Kind::kArgument) return;
   for (const Variant::Argument& argument : variant->arguments) {
-    TORCH_CHECK(argument.storage != result.source.index || argument.on_host == on_host,
+    TORCH_CHECK(argument.storage != result.source.index || argument.device == device,
                 "hetero: a result of the program shares the memory of an argument on another device");
   }
 }
@@ -591,7 +629,7 @@ void CompiledProgram::Capture::relate(size_t number, const std::vector<c10::IVal
   for (size_t i = 0; i < number; ++i) {
     const Variant::Result& other = variant->results[i];
     if (other.source.kind != result.source.kind || other.source.index != result.source.index) continue;
-    meet(values[i], i, other.on_host == result.on_host);
+    meet(values[i], i, other.device == result.device);
   }
 }
 

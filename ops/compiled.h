@@ -16,8 +16,9 @@
 // the arguments' bytes may lie. Variants that differ in sizes only share the planning: the plan of one is resized for the other, so other sizes are captured
 // again but not planned again.
 //
-// Arguments and results are tensors, on hetero or on the CPU, and numbers, which are part of what a variant is for. A CPU argument is used where it lies, for
-// the length of the call. Arguments may be written, may share storages, and may be results.
+// Arguments and results are tensors, on hetero, on the CPU or, where the accelerator is a GPU, on CUDA, and numbers, which are part of what a variant is for. An
+// argument that is not on hetero is used where it lies, for the length of the call; on CUDA, behind what the current stream does. Arguments may be written, may share
+// storages, and may be results. A result on CUDA is a copy.
 //
 // What depends on values cannot be captured (`refuse_capture` of recorder.h raises); whoever captures then runs the operators as usual.
 //
@@ -68,9 +69,9 @@ class CompiledProgram {
 
   // The stand-ins; numbers stand for themselves. Runs what is pending. A call of end_capture() or cancel_capture() must follow, on this thread.
   std::vector<c10::IValue> begin_capture(const std::vector<c10::IValue>& arguments);
-  // Makes a variant of what was recorded. `results` are what run() will return; those that `on_host` marks as CPU tensors. Raises a sentence
+  // Makes a variant of what was recorded. `results` are what run() will return, each as a tensor on its one of `devices`. Raises a sentence
   // where that cannot be; the capture is over in any case.
-  void end_capture(std::vector<c10::IValue> results, const std::vector<bool>& on_host);
+  void end_capture(std::vector<c10::IValue> results, const std::vector<c10::DeviceType>& devices);
   // Forgets what was recorded. Does nothing on a thread that does not capture.
   void cancel_capture();
 

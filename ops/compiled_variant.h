@@ -28,7 +28,7 @@ struct CompiledProgram::Variant {
     uint32_t storage = Storages::kNone;  // kNone: a number
     graph::WindowId window = graph::kNoWindow;
     uint8_t bits = 0;
-    bool on_host = false;
+    c10::DeviceType device = kHetero;  // where the caller has it
     c10::IValue number;
   };
   // What a buffer, or a result, is.
@@ -44,7 +44,7 @@ struct CompiledProgram::Variant {
     Source source;
     graph::WindowId window = graph::kNoWindow;
     uint8_t bits = 0;
-    bool on_host = false;
+    c10::DeviceType device = kHetero;  // where the caller gets it
     Relation relation = Relation::kNone;
     uint32_t relative = 0;
     c10::IValue number;

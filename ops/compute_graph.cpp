@@ -375,8 +375,8 @@ std::unique_ptr<graph::SavedProgram> ComputeGraph::Impl::capture(std::vector<std
     names.outputs.push_back(output.name);
     given.emplace_back(results[output.value.node][output.value.index]);
   }
-  const std::vector<bool> on_host(given.size(), false);
-  program.end_capture(std::move(given), on_host);
+  const std::vector<c10::DeviceType> devices(given.size(), ops::kHetero);
+  program.end_capture(std::move(given), devices);
   updated = program.updated_arguments();
   for (const size_t input : updated) names.outputs.push_back(names.inputs[input] + ".updated");
   return program.save(names);

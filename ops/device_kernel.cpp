@@ -21,6 +21,8 @@
 #include "ops/kernel.h"
 #include "ops/linear.h"
 #include "ops/op_info.h"
+#include "ops/storage_memory.h"
+#include "ops/sync.h"
 
 #if defined(HETERO_WITH_CUDA)
 #include "backend/cuda/cuda_device.h"
@@ -240,6 +242,44 @@ void add_device_kernel(graph::OpTraits& traits) {
   if (is_random(made->info)) return;
   traits.device_kernel = own == written_here.end() ? &run<&call_stock> : own->second;
   traits.device_self = made.release();  // entries of the table live for ever
+}
+
+backend::Block borrow_gpu_storage(c10::Storage storage) {
+  c10::StorageImpl* const impl = storage.unsafeReleaseStorageImpl();
+  const auto release = [](void* context, void*, size_t) {
+    c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(context));
+  };
+  void* const data = impl->_mutable_data_ptr_no_checks().get();
+  if (data != nullptr) return backend::Block::adopt(data, impl->nbytes(), release, impl);
+  // An empty one has no pointer, but a block must have one.
+  c10::raw::intrusive_ptr::decref(impl);
+  static char nothing[64];
+  return backend::Block::adopt(nothing, 0, nullptr, nullptr);
+}
+
+c10::Storage make_gpu_storage(size_t bytes) {
+  c10::Allocator* const allocator = c10::GetAllocator(c10::DeviceType::CUDA);
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                            allocator->allocate(bytes), allocator, true));
+}
+
+void copy_to_gpu(HeteroStorage* storage, const c10::Storage& to) {
+  const auto bytes = static_cast<int64_t>(storage->nbytes());
+  const bool there = (storage->binding.valid_on >> backend::kAccelerator & 1) != 0;
+  if (!there) {
+    if (const Status status = bring_to_host(storage); !status.ok()) raise(status);
+  }
+  void* const from = storage->binding.blocks[there ? backend::kAccelerator : backend::kCpu].data();
+  if (bytes == 0 || from == to.data()) return;
+  const Isolated isolated;
+  bytes_at(to.mutable_data(), bytes, to.device())
+      .copy_(bytes_at(from, bytes, there ? to.device() : c10::Device(c10::kCPU)));
+  wait_for_gpu();
+}
+
+void wait_for_gpu() {
+  const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
+  guard.synchronizeStream(guard.getStream(guard.getDevice()));
 }
 
 #if defined(HETERO_WITH_CUDA)

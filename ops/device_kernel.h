@@ -15,7 +15,10 @@
 
 #pragma once
 
+#include <c10/core/Storage.h>
+
 #include "graph/op.h"
+#include "ops/storage.h"
 
 namespace hetero::ops {
 
@@ -24,5 +27,15 @@ void add_device_kernel(graph::OpTraits& traits);
 
 // From now on the stream of a queue is PyTorch's current one while the queue's tasks start kernels. Does nothing in a build without CUDA.
 void connect_to_gpu();
+
+// ---- tensors of the caller's on the GPU that is the accelerator ---------------------------------------------------------
+
+// The memory of a CUDA storage as a block of the accelerator; the storage lives as long as the block.
+backend::Block borrow_gpu_storage(c10::Storage storage);
+c10::Storage make_gpu_storage(size_t bytes);
+// Copies a settled storage's bytes, wherever they are, to a CUDA storage, where they are not there already; they are there when it returns.
+void copy_to_gpu(HeteroStorage* storage, const c10::Storage& to);
+// Waits for what was submitted to PyTorch's current stream.
+void wait_for_gpu();
 
 }  // namespace hetero::ops

@@ -261,8 +261,9 @@ c10::Storage host_storage(const c10::Storage& of, SyncReason reason, bool writes
 }
 
 at::Tensor tensor_over(c10::Storage bytes, const at::Tensor& tensor) {
-  at::Tensor alias = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(bytes), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+  const c10::DispatchKey key = bytes.device().is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
+  at::Tensor alias =
+      at::detail::make_tensor<c10::TensorImpl>(std::move(bytes), c10::DispatchKeySet(key), tensor.dtype());
   c10::TensorImpl* impl = alias.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
   if (tensor.is_conj()) impl->_set_conj(true);
@@ -281,12 +282,12 @@ bool is_fresh(HeteroStorage* storage) {
   return storage->binding.valid_on == 0 && storage->binding.error.ok() && !recorder().touched(storage);
 }
 
-void install_bytes(HeteroStorage* storage, backend::Block block) {
+void install_bytes(HeteroStorage* storage, backend::Block block, backend::DeviceIndex device) {
   const Executing executing;
   storage->binding.changed();
   storage->binding.spilled.reset();
-  storage->binding.blocks[backend::kCpu] = std::move(block);
-  storage->binding.valid_on = 1u << backend::kCpu;
+  storage->binding.blocks[device] = std::move(block);
+  storage->binding.valid_on = static_cast<uint8_t>(1u << device);
   storage->binding.layout = graph::Layout();
   storage->binding.error = Status();
   track_storage(storage);

@@ -41,7 +41,7 @@ void after_record();
 // A CPU storage over the same bytes. `writes`: the caller will write through it, so other copies become stale.
 // The storage's bytes stay where they are as long as the result lives.
 c10::Storage host_storage(const c10::Storage& storage, SyncReason reason, bool writes);
-// A CPU tensor over `bytes` that looks like `tensor`.
+// A tensor over `bytes`, on their device, that looks like `tensor`.
 at::Tensor tensor_over(c10::Storage bytes, const at::Tensor& tensor);
 // Both for one tensor. Tensors that share a storage and meet in one call should share its host storage too.
 at::Tensor host_alias(const at::Tensor& tensor, SyncReason reason, bool writes);
@@ -49,8 +49,8 @@ at::Tensor host_alias(const at::Tensor& tensor, SyncReason reason, bool writes);
 // True for a storage that has neither bytes nor pending nodes.
 bool is_fresh(HeteroStorage* storage);
 
-// Gives a storage that has neither bytes nor pending nodes the bytes of `block`.
-void install_bytes(HeteroStorage* storage, backend::Block block);
+// Gives a storage that has neither bytes nor pending nodes the bytes of `block`, which is a device's.
+void install_bytes(HeteroStorage* storage, backend::Block block, backend::DeviceIndex device = backend::kCpu);
 
 // resize_ of a storage: settles it, keeps the bytes that fit.
 void resize_storage(HeteroStorage* storage, size_t bytes);

@@ -25,6 +25,14 @@ scripts/instructions.sh
 stage "torch-free layers under sanitizers"
 scripts/sanitize.sh
 
+stage "the CUDA path on a stand-in for the CUDA runtime"
+if grep -q '^HETERO_CUDA:.*=OFF' build/CMakeCache.txt || [ ! -e build/backend/CMakeFiles/hetero_backend.dir/cuda/cuda_device.cpp.o ]; then
+  echo "skipped: this build has no CUDA"
+else
+  tests/cuda_standin/build.sh
+  tests/cuda_standin/run.sh .venv/bin/python -m pytest tests/cuda_standin -q
+fi
+
 stage "Python tests"
 suites=()
 for folder in tests/python tests/upstream; do

@@ -108,12 +108,13 @@ def _never_captured(module: fx.GraphModule) -> str:
 
 
 def _on_hetero(device: torch.device) -> torch.device:
-    return _HETERO if device.type == "cpu" else device
+    return _HETERO if device.type in ("cpu", "cuda") else device
 
 
-def _is_on_host(result: Any) -> bool:
+def _device_of(result: Any) -> str:
+    """Where the caller expects a result of the graph: ``cpu``, ``cuda`` or ``hetero``."""
     value = result.meta.get("val") if isinstance(result, fx.Node) else None
-    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
+    return value.device.type if isinstance(value, torch.Tensor) else "hetero"
 
 
 class CompiledGraph:
@@ -139,7 +140,7 @@ class CompiledGraph:
         self._module = module
         self._never_captured = _never_captured(module)
         self._program = _C.CompiledProgram(**options)
-        self._on_host = [_is_on_host(result) for result in module.graph.output_node().args[0]]
+        self._devices = [_device_of(result) for result in module.graph.output_node().args[0]]
         _graphs.add(self)
 
     def __call__(self, arguments: list[Any]) -> Any:
@@ -167,7 +168,7 @@ class CompiledGraph:
             # Some kernels keep more where a backward pass may follow.
             with torch.set_grad_enabled(self.kind == "forward"), torch._C._DisableAutocast():
                 results = self._record(arguments)
-                self._program.end_capture(results, self._on_host)
+                self._program.end_capture(results, self._devices)
         except Exception as error:
             self._program.cancel_capture()
             self.refusal = str(error).splitlines()[0]

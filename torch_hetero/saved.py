@@ -610,7 +610,7 @@ class _Maker:
             results = _plain(call(args, kwargs))
             leaves, _ = pytree.tree_flatten(results)
             kept = [_on_hetero(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            program.end_capture(kept, [False] * len(kept))
+            program.end_capture(kept, ["hetero"] * len(kept))
         except Exception as error:
             program.cancel_capture()
             said = str(error).splitlines()[0] if str(error) else type(error).__name__

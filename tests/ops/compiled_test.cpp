@@ -27,8 +27,8 @@ class CompiledTest : public OpsTest {
   template <typename Call>
   static void capture(CompiledProgram& program, const Values& arguments, const Call& call) {
     Values results = call(program.begin_capture(arguments));
-    const std::vector<bool> on_host(results.size(), false);
-    program.end_capture(std::move(results), on_host);
+    const std::vector<c10::DeviceType> devices(results.size(), kHetero);
+    program.end_capture(std::move(results), devices);
   }
   static Values run(CompiledProgram& program, Values arguments) {
     auto results = program.run(arguments);
@@ -98,7 +98,7 @@ TEST_F(CompiledTest, CpuArgumentsAreReadAndWrittenWhereTheyLie) {
   };
   const Values arguments = {x};
   Values results = update(program.begin_capture(arguments));
-  program.end_capture(std::move(results), {true, true});
+  program.end_capture(std::move(results), {c10::kCPU, c10::kCPU});
   const void* const address = x.data_ptr();
   const Values made = run(program, arguments);
   EXPECT_TRUE(made[0].toTensor().device().is_cpu());
@@ -150,7 +150,7 @@ TEST_F(CompiledTest, ACaptureIntoWhichAnotherThreadRecordsIsRefusedAndThatThread
   Values results = {at::mul(stand_ins[0].toTensor(), 2)};
   at::Tensor other;
   std::thread([&] { other = at::add(x, 1); }).join();
-  EXPECT_NE(error_of([&] { program.end_capture(std::move(results), {false}); }).find("another thread"),
+  EXPECT_NE(error_of([&] { program.end_capture(std::move(results), {kHetero}); }).find("another thread"),
             std::string::npos);
   stand_ins.clear();
   expect_same(other, at::add(numbers({3}), 1));

@@ -60,7 +60,8 @@ CPU_ALONE = {
 }
 
 
-# What suites leave out beside, where the simulated accelerator does not run the CPU's kernels: bits of what a GPU computes otherwise.
+# What suites leave out beside, where the simulated accelerator does not run the CPU's kernels: the bits of what a GPU
+# computes otherwise.
 HOST_KERNELS = os.environ.get("HETERO_TEST_HOST_KERNELS", "1") != "0"
 BITS_OF_HOST_KERNELS = {
     f"{test}{which}": "attention is not the CPU's"
@@ -74,7 +75,7 @@ BITS_OF_HOST_KERNELS = {
     }.items()
     for which in whichs
 } | {
-    "test_placement.py::test_placement_does_not_change_a_bit_of_what_is_fused[perceptron]": "random numbers are the CPU's"
+    "test_placement.py::test_placement_does_not_change_a_bit_of_what_is_fused[perceptron]": "the CPU draws numbers",
 }
 
 

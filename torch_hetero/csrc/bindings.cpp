@@ -295,8 +295,12 @@ void add_compiled_program(py::module_& m) {
            [](ops::CompiledProgram& program, const py::list& arguments) {
              return objects_of(program.begin_capture(values_of(arguments)));
            })
-      .def("end_capture", [](ops::CompiledProgram& program, const py::list& results,
-                             const std::vector<bool>& on_host) { program.end_capture(values_of(results), on_host); })
+      .def("end_capture",
+           [](ops::CompiledProgram& program, const py::list& results, const std::vector<std::string>& devices) {
+             std::vector<c10::DeviceType> types;
+             for (const std::string& device : devices) types.push_back(c10::Device(device).type());
+             program.end_capture(values_of(results), types);
+           })
       .def("cancel_capture", &ops::CompiledProgram::cancel_capture)
       .def("describe", &ops::CompiledProgram::describe)
       .def_property_readonly("updated_arguments", &ops::CompiledProgram::updated_arguments)
