@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <mutex>
 
+#include "backend/host_ranges.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #endif
@@ -27,13 +29,16 @@ void* map(size_t bytes) {
 
 void* acquire_host(void*, size_t bytes) {
   if (bytes < kMappedBytes) return std::aligned_alloc(kAlignment, bytes);
-  return map(round_to_pages(bytes));
+  void* const data = map(round_to_pages(bytes));
+  if (data != nullptr) host_ranges().add(data, bytes);
+  return data;
 }
 
 void release_host(void*, void* data, size_t bytes) {
   if (bytes < kMappedBytes) {
     std::free(data);
   } else {
+    host_ranges().remove(data, bytes);
     munmap(data, round_to_pages(bytes));
   }
 }

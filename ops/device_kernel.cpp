@@ -305,6 +305,7 @@ void connect_to_gpu() {
   if (!c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) return;
   at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
   backend::set_stream_hook(&make_current);
+  backend::set_memory_hook([] { c10::getDeviceAllocator(c10::DeviceType::CUDA)->emptyCache(); });
 }
 
 #else

@@ -9,6 +9,7 @@
 
 #include <atomic>
 
+#include "backend/host_ranges.h"
 #include "backend/registry.h"
 #include "ops/config.h"
 #include "ops/memory_stats.h"
@@ -180,6 +181,13 @@ size_t storage_bytes_for(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64
   return at::detail::computeStorageNbytes(sizes, strides, item_bytes, offset);
 }
 
+namespace {
+
+// malloc maps memory beyond this by itself, so that it shares no page with others.
+constexpr size_t kMappedBytes = size_t{32} << 20;
+
+}  // namespace
+
 backend::Block adopt_cpu_storage(c10::Storage storage) {
   c10::StorageImpl* impl = storage.unsafeReleaseStorageImpl();
   void* data = impl->_mutable_data_ptr_no_checks().get();
@@ -199,10 +207,12 @@ backend::Block adopt_cpu_storage(c10::Storage storage) {
     c10::raw::intrusive_ptr::decref(impl);
     TORCH_CHECK_WITH(OutOfMemoryError, false, status.message());
   }
+  if (bytes >= kMappedBytes) backend::host_ranges().add(data, bytes);
   return backend::Block::adopt(
       data, bytes,
-      [](void* context, void*, size_t size) {
+      [](void* context, void* memory, size_t size) {
         (void)backend::cpu_device().account_external(-static_cast<int64_t>(size));
+        if (size >= kMappedBytes) backend::host_ranges().remove(memory, size);
         c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(context));
       },
       impl);

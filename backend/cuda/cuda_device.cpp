@@ -21,12 +21,14 @@
 #include "backend/cuda/fused_interpreter.h"
 #include "backend/cuda/nvrtc.h"
 #include "backend/cuda/staging_pool.h"
+#include "backend/host_ranges.h"
 #include "backend/spin_lock.h"
 
 namespace hetero::backend {
 namespace {
 
 std::atomic<StreamHook> stream_hook{nullptr};
+std::atomic<MemoryHook> memory_hook{nullptr};
 thread_local void* stream_of_task = nullptr;
 
 // What tasks do, while this thread records them, that a graph must not repeat.
@@ -82,6 +84,10 @@ void* acquire_device_memory(void* context, size_t bytes) {
   const Gpu& gpu = *static_cast<Gpu*>(context);
   const CurrentGpu current(gpu.ordinal);
   void* data = nullptr;
+  if (cuda_status(cudaMalloc(&data, bytes), "cudaMalloc").ok()) return data;
+  const MemoryHook hook = memory_hook.load(std::memory_order_acquire);
+  if (hook == nullptr) return nullptr;
+  hook();
   return cuda_status(cudaMalloc(&data, bytes), "cudaMalloc").ok() ? data : nullptr;
 }
 
@@ -377,14 +383,37 @@ Result<std::unique_ptr<Segment>> CudaQueue::record_segment(std::span<const Task>
   return std::unique_ptr<Segment>(std::make_unique<CudaSegment>(gpu_, *this, executable));
 }
 
+// Of the host's memory, for HostRanges: whole pages, which nobody else has a part of.
+constexpr uintptr_t kPageBytes = 4096;
+
+void* first_page(const void* data) {
+  return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(data) & ~(kPageBytes - 1));
+}
+
+bool lock_pages(void* data, size_t bytes) {
+  void* const begin = first_page(data);
+  const size_t before = static_cast<size_t>(static_cast<char*>(data) - static_cast<char*>(begin));
+  const cudaError_t error = cudaHostRegister(begin, before + bytes, cudaHostRegisterPortable);
+  return cuda_status(error, "cudaHostRegister").ok();
+}
+
+std::atomic<int> locking_generation{0};  // the fork generation of the process that locks
+
+void unlock_pages(void* data) {
+  if (fork_generation() != locking_generation.load()) return;
+  static_cast<void>(cuda_status(cudaHostUnregister(first_page(data)), "cudaHostUnregister"));
+}
+
 enum class Residence { kPageable, kPinned, kDevice };
 
-Residence residence_of(const void* data) {
+Residence residence_of(const void* data, size_t bytes) {
   cudaPointerAttributes attributes = {};
   if (!cuda_status(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes").ok()) {
     return Residence::kPageable;
   }
-  if (attributes.type == cudaMemoryTypeUnregistered) return Residence::kPageable;
+  if (attributes.type == cudaMemoryTypeUnregistered) {
+    return host_ranges().is_locked(data, bytes) ? Residence::kPinned : Residence::kPageable;
+  }
   return attributes.type == cudaMemoryTypeHost ? Residence::kPinned : Residence::kDevice;
 }
 
@@ -392,8 +421,8 @@ Status CudaQueue::copy(void* destination, const void* source, size_t bytes) {
   if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
   if (bytes == 0) return Status();
   const CurrentGpu current(gpu_.ordinal);
-  const Residence to = residence_of(destination);
-  const Residence from = residence_of(source);
+  const Residence to = residence_of(destination, bytes);
+  const Residence from = residence_of(source, bytes);
   const bool into_device = to == Residence::kDevice;
   const bool from_device = from == Residence::kDevice;
   counters_.count_copy(into_device, from_device, bytes);
@@ -416,8 +445,8 @@ Status CudaQueue::copy_batch(std::span<const CopyRange> all) {
   int from_device = 0;
   const CurrentGpu current(gpu_.ordinal);
   for (const CopyRange& range : ranges) {
-    const Residence to = residence_of(range.destination);
-    const Residence from = residence_of(range.source);
+    const Residence to = residence_of(range.destination, range.bytes);
+    const Residence from = residence_of(range.source, range.bytes);
     into_device += to == Residence::kDevice;
     from_device += from == Residence::kDevice;
     pageable |= to == Residence::kPageable || from == Residence::kPageable;
@@ -442,6 +471,8 @@ class CudaDeviceImplementation final : public CudaDevice {
       queue = std::make_unique<CudaQueue>(gpu_, counters_);
       if (Status status = queue->open(); !status.ok()) return status;
     }
+    locking_generation = fork_generation();
+    host_ranges().set_locks({lock_pages, unlock_pages});
     read_capabilities();
     measure_link();
     return Status();
@@ -602,6 +633,8 @@ class CudaDeviceImplementation final : public CudaDevice {
 };
 
 }  // namespace
+
+void set_memory_hook(MemoryHook hook) { memory_hook.store(hook, std::memory_order_release); }
 
 void set_stream_hook(StreamHook hook) { stream_hook.store(hook, std::memory_order_release); }
 

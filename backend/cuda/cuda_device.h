@@ -13,7 +13,7 @@
 // Segments are CUDA graphs, captured from the tasks on a stream that nothing else uses and launched on the queue's. What fails in a capture, such as a call that waits
 // for the GPU or takes memory, ends it, and nothing else notices. Fused kernels that are still interpreted are not recorded before their code is there.
 //
-// Copies are asynchronous. Where the host memory is pageable they go, in pieces, through a pinned
+// Copies are asynchronous. Large host memory that is copied again is page-locked where it lies (host_ranges.h). Where the host memory is pageable they go, in pieces, through a pinned
 // StagingPool, and the copy between the two host buffers is a host function on the stream, so that
 // it has its place in the queue's order: bytes that earlier work is still to write to the source
 // are not read too early. copy() blocks only while all staging buffers are under way. A batch of
@@ -41,6 +41,10 @@ namespace hetero::backend {
 // enqueues; null restores what was current before the last call with a stream. Called before and
 // after every task.
 using StreamHook = void (*)(void* stream);
+
+// Has somebody else's allocator give back to the GPU what it only keeps. Called when there is no memory, before asking once more.
+using MemoryHook = void (*)();
+void set_memory_hook(MemoryHook hook);
 
 // Sets the hook; null for none, and tasks then find their stream through
 // CudaDevice::current_stream.

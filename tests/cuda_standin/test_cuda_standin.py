@@ -136,6 +136,26 @@ def test_weights_that_do_not_fit_are_streamed() -> None:
     assert torch.hetero._C.accelerator_stats()["allocated_bytes"] <= MIB
 
 
+def test_weights_that_are_streamed_are_page_locked_where_they_lie() -> None:
+    model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(6)])
+    x = torch.randn(2, 1024)
+    with torch.no_grad():
+        expected = model(x)
+        with torch.hetero.placement("cpu"):  # which makes them in memory of hetero's own
+            for layer in model:
+                layer.weight.data = layer.weight.data.to("hetero") * 1
+        torch.hetero.synchronize()
+        torch.hetero.set_memory_budget("12MiB")
+        for _ in range(4):
+            found = model(x.to("hetero")).cpu()
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    assert torch.hetero._C.locked_host_ranges() > 0
+    del model, layer
+    torch.hetero.synchronize()
+    torch.hetero.empty_cache()
+    assert torch.hetero._C.locked_host_ranges() == 0
+
+
 @pytest.mark.skipif(STANDIN is None, reason="sets the size of the stand-in's memory")
 def test_memory_that_pytorch_keeps_is_given_back() -> None:
     x = torch.randn(512, 512)

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "backend/fault/fault_device.h"
+#include "backend/host_ranges.h"
 #include "backend/registry.h"
 #include "backend/spill_file.h"
 #include "ops/config.h"
@@ -96,4 +97,5 @@ void add_test_hooks(py::module& m) {
   m.def("fail", &fail);
   m.def("heal", [](const std::string& device) { faults_at(device).heal(); });
   m.def("fault_counts", &fault_counts);
+  m.def("locked_host_ranges", [] { return hetero::backend::host_ranges().locked(); });
 }
