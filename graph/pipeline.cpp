@@ -54,6 +54,10 @@ bool lay_out_queues(const Graph& graph, const PlanOptions& options, uint64_t lim
   return fits;
 }
 
+void forget_utilizations(Plan& plan) {
+  for (Placement& placement : plan.placements) placement.utilization = placement.modelled_utilization = 1;
+}
+
 // The same with the accelerator's tasks spread over its compute queues. False where that does not fit, or takes no less time; the plan is then as it was.
 bool lay_out_spread(const Graph& graph, const PlanOptions& options, uint64_t limit, Plan& plan, Scratch& scratch) {
   scratch.serial = plan.program;
@@ -65,7 +69,7 @@ bool lay_out_spread(const Graph& graph, const PlanOptions& options, uint64_t lim
   }
   plan.program = scratch.serial;
   for (Return& entry : plan.returns) entry.residence = {};
-  for (Placement& placement : plan.placements) placement.utilization = 1;
+  forget_utilizations(plan);
   return false;
 }
 
@@ -145,7 +149,7 @@ class TransferTrial {
     scratch_.joined = variant.joined;
     allow_transfers(!variant.joined.empty());
     for (Return& entry : plan_.returns) entry.residence = {};
-    for (Placement& placement : plan_.placements) placement.utilization = 1;
+    forget_utilizations(plan_);
     if (!lay_out_tasks(graph_, options_, limit_, plan_, scratch_)) return kNever;
     simulate(graph_, plan_, costs_, scratch_.simulation);
     return scratch_.simulation.seconds;

@@ -6,6 +6,7 @@
 //   n1: dead
 //   n2: cpu, only device, 0 s, elsewhere 0 s, fusion: joined
 //   n3: accelerator, faster, 3e-06 s, elsewhere 5e-05 s, fills 0.25
+//   n4: accelerator, faster, 3e-06 s, elsewhere 5e-05 s, modelled 2e-06 s, fills 1
 //   g0: n2 n3; load b0 by o4; load store b1 by o6
 //   b0: valid after on cpu; on cpu bound from 0 to 3; on accelerator arena 64 from 1 to 2
 //   r0: b0 on accelerator arena 128 from 9 to 12
@@ -15,7 +16,7 @@
 //   p3: accelerator compute: wait e0
 //   p4: cpu compute: fused g0
 //
-// "by o4": as operand 4 of the graph addresses it.
+// "by o4": as operand 4 of the graph addresses it. "modelled": what the device's own figures say, where something else was measured.
 
 #include "graph/plan.h"
 
@@ -61,6 +62,11 @@ void append_nodes(std::string& text, const Plan& plan) {
     text += std::string(device_word(placement.device)) + ", " + to_string(placement.reason) + ", " +
             number(placement.predicted_seconds) + " s, elsewhere " + number(placement.elsewhere_seconds) + " s";
     if (placement.utilization != 1) text += ", fills " + number(placement.utilization);
+    if (placement.modelled_seconds != placement.predicted_seconds ||
+        placement.modelled_utilization != placement.utilization) {
+      text +=
+          ", modelled " + number(placement.modelled_seconds) + " s, fills " + number(placement.modelled_utilization);
+    }
     if (!plan.fusion.empty()) text += std::string(", fusion: ") + to_string(plan.fusion[n]);
     text += '\n';
   }
@@ -250,13 +256,19 @@ class PlanParser {
         !is_duration(placement.elsewhere_seconds)) {
       return reader_.error("', SECONDS s, elsewhere SECONDS s'");
     }
-    if (reader_.accept(", fills")) {
-      float& share = placement.utilization;
-      if (!reader_.accept_number(share) || !(share >= 0 && share <= 1)) return reader_.error("a share from 0 to 1");
+    if (reader_.accept(", fills") && !accept_share(placement.utilization)) return reader_.error("a share from 0 to 1");
+    placement.modelled_seconds = placement.predicted_seconds;
+    placement.modelled_utilization = placement.utilization;
+    if (reader_.accept(", modelled")) {
+      if (!reader_.accept_number(placement.modelled_seconds) || !is_duration(placement.modelled_seconds) ||
+          !reader_.accept("s, fills") || !accept_share(placement.modelled_utilization)) {
+        return reader_.error("', modelled SECONDS s, fills SHARE'");
+      }
     }
     return reader_.accept(", fusion:") ? parse_note(id) : Status();
   }
 
+  bool accept_share(float& share) { return reader_.accept_number(share) && share >= 0 && share <= 1; }
   static bool is_duration(float seconds) { return std::isfinite(seconds) && seconds >= 0; }
 
   Status parse_note(uint32_t id) {
@@ -428,20 +440,22 @@ bool uses_host_only(const Plan& plan) {
   return true;
 }
 
-double utilization_of(const Plan& plan, const Instruction& instruction) {
+namespace {
+
+double share_of(const Plan& plan, const Instruction& instruction, float Placement::* share) {
   switch (instruction.kind) {
     case Kind::kRun:
     case Kind::kBody:
-      return static_cast<double>(plan.placements[instruction.index].utilization);
+      return static_cast<double>(plan.placements[instruction.index].*share);
     case Kind::kFused:
-      return static_cast<double>(placement_of(plan, plan.groups[instruction.index]).utilization);
+      return static_cast<double>(placement_of(plan, plan.groups[instruction.index]).*share);
     default:
       return 0;
   }
 }
 
-double predicted_seconds(const Graph& graph, const Plan& plan, const Instruction& instruction) {
-  const auto of_node = [&](uint32_t n) { return static_cast<double>(plan.placements[n].predicted_seconds); };
+double seconds_of(const Graph& graph, const Plan& plan, const Instruction& instruction, float Placement::* taken) {
+  const auto of_node = [&](uint32_t n) { return static_cast<double>(plan.placements[n].*taken); };
   double seconds = 0;
   switch (instruction.kind) {
     case Kind::kRun:
@@ -456,6 +470,24 @@ double predicted_seconds(const Graph& graph, const Plan& plan, const Instruction
     default:
       return 0;
   }
+}
+
+}  // namespace
+
+double utilization_of(const Plan& plan, const Instruction& instruction) {
+  return share_of(plan, instruction, &Placement::utilization);
+}
+
+double modelled_utilization(const Plan& plan, const Instruction& instruction) {
+  return share_of(plan, instruction, &Placement::modelled_utilization);
+}
+
+double predicted_seconds(const Graph& graph, const Plan& plan, const Instruction& instruction) {
+  return seconds_of(graph, plan, instruction, &Placement::predicted_seconds);
+}
+
+double modelled_seconds(const Graph& graph, const Plan& plan, const Instruction& instruction) {
+  return seconds_of(graph, plan, instruction, &Placement::modelled_seconds);
 }
 
 const char* to_string(Policy policy) {

@@ -39,6 +39,9 @@ struct Placement {
   float elsewhere_seconds = 0;  // the same on the other device; 0 where there is none
   // Where tasks of the accelerator run beside each other: the share of it that the node's task keeps busy meanwhile.
   float utilization = 1;
+  // What both are by the device's own figures, whatever was measured. A device that simulates time goes by them: what it showed must not become what it does.
+  float modelled_seconds = 0;
+  float modelled_utilization = 1;
 
   bool operator==(const Placement&) const = default;
 };
@@ -175,8 +178,10 @@ inline const Placement& placement_of(const Plan& plan, const FusedGroup& group) 
 
 // Of the task that an instruction runs on the accelerator.
 double utilization_of(const Plan& plan, const Instruction& instruction);
+double modelled_utilization(const Plan& plan, const Instruction& instruction);
 // What a run, a body, a batch or a fused group is predicted to take.
 double predicted_seconds(const Graph& graph, const Plan& plan, const Instruction& instruction);
+double modelled_seconds(const Graph& graph, const Plan& plan, const Instruction& instruction);
 
 std::string to_string(const Plan& plan);
 Result<Plan> parse_plan(std::string_view text);

@@ -131,7 +131,7 @@ backend::Queue& QueueRun::queue(QueueId id) const { return state_->device(device
 void QueueRun::submit_run(const Instruction& instruction, uint32_t position) {
   const Node& node = state_->graph().nodes[instruction.index];
   const DeviceIndex device = device_of(instruction.queue);
-  const double seconds = predicted_seconds(state_->graph(), state_->plan(), instruction);
+  const double seconds = modelled_seconds(state_->graph(), state_->plan(), instruction);
   bool brings = false;
   const FailureId failure = prepare(instruction.index, device, brings);
   NodeTask& task = tasks_.emplace_back(NodeTask{this, instruction.index, part_of(instruction), device, failure});
@@ -152,12 +152,13 @@ void QueueRun::submit_run(const Instruction& instruction, uint32_t position) {
 template <auto run, typename Task>
 Status QueueRun::submit(const Instruction& instruction, Task& task, double seconds) {
   const auto run_on_queue = [](void* context) { run(*static_cast<Task*>(context)); };
-  return queue(instruction.queue).launch({run_on_queue, &task, seconds, utilization_of(state_->plan(), instruction)});
+  const double share = modelled_utilization(state_->plan(), instruction);
+  return queue(instruction.queue).launch({run_on_queue, &task, seconds, share});
 }
 
 void QueueRun::submit_group(const Instruction& instruction, uint32_t position) {
   const FusedGroup& group = state_->plan().groups[instruction.index];
-  const double seconds = predicted_seconds(state_->graph(), state_->plan(), instruction);
+  const double seconds = modelled_seconds(state_->graph(), state_->plan(), instruction);
   GroupTask& task = group_tasks_.emplace_back(prepare_group(group, device_of(instruction.queue)));
   if (instruction.queue == kHostQueue) {
     run_group(task);

@@ -68,14 +68,22 @@ void drop_events(Plan& plan, std::vector<uint8_t>& joined) {
   joined.resize(std::ranges::find(joined, 1) == joined.end() ? 0 : kept);
 }
 
-// The tasks of a program that has its copies.
-void find_tasks(const Graph& now, const PlanOptions& options, Plan& plan, Scratch& scratch) {
+// The tasks of a program that has its copies and batches, and what they take now.
+void predict_tasks(const Graph& now, const PlanOptions& options, Plan& plan, Scratch& scratch) {
   scratch.serial.clear();
-  std::ranges::copy_if(plan.program, std::back_inserter(scratch.serial),
-                       [](const Instruction& instruction) { return instruction.kind != Instruction::Kind::kCopy; });
+  for (const Instruction& instruction : plan.program) {
+    if (instruction.kind == Instruction::Kind::kBatch) {
+      std::ranges::copy(plan.batches[instruction.index], std::back_inserter(scratch.serial));
+    } else if (instruction.kind != Instruction::Kind::kCopy) {
+      scratch.serial.push_back(instruction);
+    }
+  }
   plan.program.swap(scratch.serial);
   scratch.tasks.build(now, plan, options);
   plan.program.swap(scratch.serial);
+  for (const Task& task : scratch.tasks.tasks) {
+    if (!task.is_fetch()) scratch.tasks.predict(task, task.device_in(plan), plan);
+  }
 }
 
 // Memory and events of a plan for several queues. False where it does not fit.
@@ -86,10 +94,7 @@ bool lay_out_again(const Graph& now, const PlanOptions& options, Plan& plan, Scr
   }
   find_joined(now, plan, scratch.joined);
   drop_events(plan, scratch.joined);
-  find_tasks(now, options, plan, scratch);
-  for (const Task& task : scratch.tasks.tasks) {
-    if (!task.is_fetch()) scratch.tasks.predict(task, task.device_in(plan), plan);
-  }
+  predict_tasks(now, options, plan, scratch);
   for (Return& entry : plan.returns) entry.residence = {};
   order_queues(now, plan, scratch);
   const bool fits = plan_memory(now, options, false, plan, scratch);
@@ -155,6 +160,7 @@ bool resize_plan(const Graph& before, const Graph& now, const PlanOptions& optio
   PlanOptions quick = options;
   quick.thorough = false;
   if (!uses_host_only(plan)) return lay_out_again(now, quick, plan, scratch);
+  if (options.has_accelerator) predict_tasks(now, quick, plan, scratch);
   plan_host_memory(now, quick, plan, scratch);
   return true;
 }

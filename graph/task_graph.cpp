@@ -40,6 +40,14 @@ Allowed find_allowed(const Graph& graph, const Task& task, std::span<const Use> 
   return only(there ? kAccelerator : kCpu, Reason::kRequested);
 }
 
+// Of a node or a group. Without a history nothing else was said before.
+void note_modelled(const Graph& graph, const auto& what, const CostModel& costs, const PlanOptions& options,
+                   Task& task) {
+  if (options.history == nullptr) return static_cast<void>(std::ranges::copy(task.seconds, task.modelled));
+  const Work work = work_of(graph, what);
+  for (backend::DeviceIndex d = 0; d < kMaxDevices; ++d) task.modelled[d] = costs.run_seconds(work, d);
+}
+
 }  // namespace
 
 uint64_t bytes_in_memory(const Graph& graph, std::span<const Use> uses) {
@@ -89,6 +97,7 @@ void TaskGraph::build(const Graph& graph, const Plan& plan, const PlanOptions& o
       std::ranges::copy_if(group.members, std::back_inserter(nodes_), [&](uint32_t n) { return !is_tail(graph, n); });
       add_uses(graph, group);
       for (backend::DeviceIndex d = 0; d < kMaxDevices; ++d) task.seconds[d] = costs.group_seconds(graph, group, d);
+      note_modelled(graph, group, costs, options, task);
     } else {
       const Node& node = graph.nodes[instruction.index];
       task.node = instruction.index;
@@ -98,6 +107,7 @@ void TaskGraph::build(const Graph& graph, const Plan& plan, const PlanOptions& o
       add_uses(graph, node);
       for (backend::DeviceIndex d = 0; d < kMaxDevices; ++d)
         task.seconds[d] = costs.node_seconds(graph, node, d, part_of(instruction));
+      note_modelled(graph, node, costs, options, task);
     }
     task.node_count = static_cast<uint32_t>(nodes_.size()) - task.first_node;
     task.use_count = static_cast<uint32_t>(uses.size()) - task.first_use;

@@ -42,9 +42,10 @@ struct Task {
   uint32_t node_count = 0;
   uint32_t first_use;
   uint32_t use_count;
-  uint8_t allowed;                       // devices that may run it, as bits
-  Reason reason;                         // why, where that is only one
-  double seconds[backend::kMaxDevices];  // what it takes there
+  uint8_t allowed;                             // devices that may run it, as bits
+  Reason reason;                               // why, where that is only one
+  double seconds[backend::kMaxDevices];        // what it takes there
+  double modelled[backend::kMaxDevices] = {};  // the same by the device's own figures
 
   bool is_fetch() const { return node == kNoNode; }
   backend::DeviceIndex device_in(const Plan& plan) const {
@@ -83,9 +84,11 @@ class TaskGraph {
     const auto share = [&](backend::DeviceIndex d) {
       return static_cast<float>(task.seconds[d] / static_cast<double>(task.node_count));
     };
+    const double modelled = task.modelled[device] / static_cast<double>(task.node_count);
     for (const uint32_t n : nodes_of(task)) {
       plan.placements[n].predicted_seconds = share(device);
       plan.placements[n].elsewhere_seconds = share(device ^ 1);
+      plan.placements[n].modelled_seconds = static_cast<float>(modelled);
     }
   }
 

@@ -397,12 +397,17 @@ void CutRun::note_failure() {
   if (!run.storages.empty()) runs.push_back(std::move(run));
 }
 
-// A virtual clock does not see what a run does that uses the host only; it is told.
+// A virtual clock does not see what a run does that uses the host only; it is told, and that is what the run has taken.
 void CutRun::advance_virtual_clock() {
   if (!graph::uses_host_only(*plan_)) return;
-  times_.seconds =
-      kept_ != nullptr ? kept_->predicted_seconds : graph::simulated_seconds(cut_->planned(), *plan_, options_);
-  backend::accelerator()->advance_host(times_.seconds);
+  double seconds = 0;
+  for (size_t p = 0; p < plan_->program.size(); ++p) {
+    const double begin = seconds;
+    seconds += graph::modelled_seconds(cut_->planned(), *plan_, plan_->program[p]);
+    if (measures_) times_.spans[p] = {begin, seconds};
+  }
+  times_.seconds = seconds;
+  backend::accelerator()->advance_host(seconds);
 }
 
 // Learns from what the run took, where all of it was done as it will be.

@@ -54,11 +54,11 @@ class Walk {
 
   // Per instruction, its queue in the last walk.
   const std::vector<QueueId>& chosen() const { return chosen_; }
-  // Of a task of the accelerator.
-  double utilization(const Instruction& instruction) const {
+  // Of a task of the accelerator that takes so long.
+  double utilization(const Instruction& instruction, double seconds) const {
     const Work work = instruction.kind == Kind::kFused ? work_of(graph_, plan_.groups[instruction.index])
                                                        : work_of(graph_, graph_.nodes[instruction.index]);
-    return costs_.utilization(work, tasks_.task_of(instruction).seconds[kAccelerator], kAccelerator);
+    return costs_.utilization(work, seconds, kAccelerator);
   }
 
  private:
@@ -110,7 +110,7 @@ class Walk {
     const double seconds = tasks_.task_of(instruction).seconds[device];
     double end = 0;
     if (device == kAccelerator && queues_ > 1) {
-      const double share = utilization(instruction);
+      const double share = utilization(instruction, seconds);
       chosen_[i] = best_queue(ready, seconds, share, writer);
       end = engine_.run(std::max(ready, free_[chosen_[i]]), seconds, share);
     } else {
@@ -166,9 +166,14 @@ double spread_tasks(const Graph& graph, const PlanOptions& options, Plan& plan, 
   for (size_t i = 0; i < plan.program.size(); ++i) {
     Instruction& instruction = plan.program[i];
     if (instruction.queue != main) continue;
-    const auto share = static_cast<float>(walk.utilization(instruction));
     const TaskGraph& tasks = scratch.tasks;
-    for (const uint32_t n : tasks.nodes_of(tasks.task_of(instruction))) plan.placements[n].utilization = share;
+    const Task& task = tasks.task_of(instruction);
+    const auto share = static_cast<float>(walk.utilization(instruction, task.seconds[kAccelerator]));
+    const auto modelled = static_cast<float>(walk.utilization(instruction, task.modelled[kAccelerator]));
+    for (const uint32_t n : tasks.nodes_of(task)) {
+      plan.placements[n].utilization = share;
+      plan.placements[n].modelled_utilization = modelled;
+    }
     instruction.queue = walk.chosen()[i];
   }
   return serial;
@@ -176,20 +181,22 @@ double spread_tasks(const Graph& graph, const PlanOptions& options, Plan& plan, 
 
 void note_utilizations(const Graph& graph, const PlanOptions& options, Plan& plan) {
   const CostModel costs(options);
-  const auto share = [&](const Work& work, const Instruction& instruction) {
-    return static_cast<float>(costs.utilization(work, predicted_seconds(graph, plan, instruction), kAccelerator));
+  const auto note = [&](const Work& work, const Instruction& instruction, std::span<const uint32_t> nodes) {
+    const double share = costs.utilization(work, predicted_seconds(graph, plan, instruction), kAccelerator);
+    const double modelled = costs.utilization(work, modelled_seconds(graph, plan, instruction), kAccelerator);
+    for (const uint32_t n : nodes) {
+      if (instruction.kind == Kind::kFused && is_tail(graph, n)) continue;
+      plan.placements[n].utilization = static_cast<float>(share);
+      plan.placements[n].modelled_utilization = static_cast<float>(modelled);
+    }
   };
   for (const Instruction& instruction : plan.program) {
     if (device_of(instruction.queue) != kAccelerator) continue;
     if (instruction.kind == Kind::kRun || instruction.kind == Kind::kBody) {
-      const Work work = work_of(graph, graph.nodes[instruction.index]);
-      plan.placements[instruction.index].utilization = share(work, instruction);
+      note(work_of(graph, graph.nodes[instruction.index]), instruction, {&instruction.index, 1});
     } else if (instruction.kind == Kind::kFused) {
       const FusedGroup& group = plan.groups[instruction.index];
-      const float whole = share(work_of(graph, group), instruction);
-      for (const uint32_t n : group.members) {
-        if (!is_tail(graph, n)) plan.placements[n].utilization = whole;
-      }
+      note(work_of(graph, group), instruction, group.members);
     }
   }
 }

@@ -129,7 +129,7 @@ void BoundProgram::bind(const Instruction& instruction, uint32_t position) {
             .entries = 0,
             .position = position,
             .bytes = 0,
-            .seconds = predicted_seconds(graph_, plan_, instruction),
+            .seconds = modelled_seconds(graph_, plan_, instruction),
             .in_run = false};
   switch (instruction.kind) {
     case Kind::kRun:
@@ -401,7 +401,7 @@ Status BoundProgram::submit(const Step& step, Slot& slot) {
 
 backend::Task BoundProgram::launch_of(Task& task) {
   const Step& step = *task.step;
-  return {&run_task, &task, step.seconds, utilization_of(plan_, plan_.program[step.position])};
+  return {&run_task, &task, step.seconds, modelled_utilization(plan_, plan_.program[step.position])};
 }
 
 Status BoundProgram::submit_transfer(const Step& first, const Slot& slot) {

@@ -24,7 +24,7 @@ struct BoundProgram::Step {
   uint32_t entries;   // how many
   uint32_t position;  // in the program
   size_t bytes;       // kCopy
-  double seconds;     // predicted
+  double seconds;     // by the device's own figures
   bool in_run;        // it may become a part of a segment (BoundProgram::runs_)
 };
 

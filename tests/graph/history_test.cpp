@@ -145,10 +145,28 @@ TEST_CASE("history: what was measured replaces the guess") {
     history.add(cost_key(p.graph, p.graph.nodes[0], backend::kCpu), 1.0);
     history.add(cost_key(p.graph, p.graph.nodes[0], backend::kAccelerator), 0.1);
   }
-  const Placement placement = p.plan(options).placements[0];
+  const Plan plan = p.plan(options);
+  const Placement& placement = plan.placements[0];
   CHECK(placement.device == backend::kAccelerator);
   CHECK(placement.predicted_seconds == Approx(0.1));
   CHECK(placement.elsewhere_seconds == Approx(1.0));
+  // What a device that simulates time is told stays what its figures say, also in the plan's text.
+  options.history = nullptr;
+  const double modelled = CostModel(options).node_seconds(p.graph, p.graph.nodes[0], backend::kAccelerator);
+  REQUIRE(modelled < 0.01);
+  for (const Instruction& instruction : plan.program) {
+    if (instruction.kind != Instruction::Kind::kRun) continue;
+    CHECK(predicted_seconds(p.graph, plan, instruction) == Approx(0.1));
+    CHECK(modelled_seconds(p.graph, plan, instruction) == Approx(modelled));
+  }
+  const std::string text = to_string(plan);
+  CHECK(text.find("s, modelled ") != std::string::npos);
+  const Result<Plan> parsed = parse_plan(text);
+  REQUIRE(parsed.ok());
+  CHECK(parsed.value().placements == plan.placements);
+  std::string wrong = text;
+  wrong.replace(wrong.find("s, modelled "), 12, "s, modelled -");
+  CHECK_FALSE(parse_plan(wrong).ok());
 }
 
 }  // namespace hetero::graph::testing

@@ -596,6 +596,104 @@ def test_a_machine_that_becomes_slower_is_found_out_however_late() -> None:
         assert kernels_there(10) == 0
 
 
+def virtual_step(step: Callable[[], Any]) -> float:
+    """Seconds of the simulated machine's clock."""
+    torch.hetero.synchronize()
+    before = _C.virtual_seconds()
+    step()
+    return _C.virtual_seconds() - before
+
+
+def steady_step(step: Callable[[], Any], placement: str, **machine: float) -> float:
+    """What a step comes to take on a machine of which nothing is known."""
+    torch.hetero.config.placement = placement
+    torch.hetero.use_profile("h200", **machine)
+    return [virtual_step(step) for _ in range(60)][-1]
+
+
+@pytest.mark.parametrize("slowdown", [1.7, 10.0])
+def test_what_is_predicted_converges_to_what_a_slower_machine_takes(slowdown: float) -> None:
+    torch.hetero.config.keep_plans = True
+    torch.hetero.config.placement = "accelerator"
+    model = Layers(4, 512).to(DEVICE)
+    x = torch.randn(64, 512)
+
+    def run() -> dict[str, Any]:
+        with torch.no_grad():
+            model(x.to(DEVICE)).cpu()
+        return torch.hetero.explain().program
+
+    torch.hetero.use_profile("h200", schedule_seed=31)
+    as_described = [run() for _ in range(3)][-1]["measured_seconds"]
+    torch.hetero.use_profile("h200", slowdown=slowdown, schedule_seed=31)
+    programs = [run() for _ in range(80)]
+    # What was learned does not change what the machine does.
+    for program in programs[3:]:
+        assert program["measured_seconds"] == pytest.approx(slowdown * as_described, rel=0.02)
+    for program in programs[20:]:
+        assert program["predicted_seconds"] == pytest.approx(program["measured_seconds"], rel=0.1)
+    for node in programs[-1]["nodes"]:
+        if node["live"]:
+            assert node["predicted"] == pytest.approx(node["measured"], rel=0.1)
+
+
+@pytest.mark.parametrize("slowdown", [1.2, 1.7, 3.0])
+def test_work_stays_where_it_is_faster_on_a_machine_that_is_slower_than_its_profile(slowdown: float) -> None:
+    model = Layers(4, 1024).to(DEVICE)
+    x = torch.randn(128, 1024)
+
+    def step() -> None:
+        with torch.no_grad():
+            model(x.to(DEVICE)).cpu()
+
+    on_cpu = steady_step(step, "cpu", slowdown=slowdown, schedule_seed=41)
+    there = steady_step(step, "accelerator", slowdown=slowdown, schedule_seed=42)
+    chosen = steady_step(step, "auto", slowdown=slowdown, schedule_seed=43)
+    assert there < on_cpu
+    assert chosen <= 1.05 * min(on_cpu, there)
+    with counting() as seen:
+        step()
+    assert seen.kernels_on("accelerator") >= 4
+
+
+@pytest.mark.parametrize(("slowdown", "size"), [(3.0, 256), (10.0, 257)])
+def test_a_doubted_placement_gives_way_to_the_second_best_where_that_is_faster(slowdown: float, size: int) -> None:
+    """Kernels that run beside each other teach nothing of what one takes alone, so the prediction stays wrong."""
+    torch.hetero.use_profile("h200", slowdown=slowdown, schedule_seed=51, copy_latency=1e-7)
+    torch.hetero.config.placement = "accelerator"
+    x, *weights = (torch.randn(size, size).to(DEVICE) for _ in range(9))
+    for tensor in (x, *weights):
+        tensor.sum().item()  # comes to the accelerator
+    torch.hetero.config.placement = "auto"
+    torch.hetero.config.keep_plans = True
+    kernels, seconds, surprises = [], [], []
+
+    def step() -> None:
+        torch.stack([x @ weight @ weight @ weight for weight in weights]).sum(0).cpu()
+
+    for _ in range(30):
+        with counting() as seen:
+            seconds.append(virtual_step(step))
+        kernels.append(seen.kernels_on("accelerator"))
+        program = torch.hetero.explain().program
+        surprises.append(program["measured_seconds"] / program["predicted_seconds"])
+    # It begins with all of it there, and that takes much longer than predicted.
+    assert kernels[0] == kernels[3] == 26
+    assert surprises[3] > 1.5
+    # Then a fourth at least runs elsewhere, for a few runs.
+    tried = next(run for run, count in enumerate(kernels) if count <= 20)
+    assert tried <= 8
+    if slowdown == 3.0:
+        # The CPU takes longer still, so all is as before.
+        assert max(seconds[tried : tried + 4]) > 1.5 * seconds[3]
+        assert kernels[-10:] == [26] * 10
+        assert seconds[-1] == pytest.approx(seconds[3], rel=0.02)
+    else:
+        assert max(kernels[-10:]) <= 20
+        assert seconds[-1] < 0.8 * seconds[3]
+        assert surprises[-1] == pytest.approx(1, rel=0.1)
+
+
 @pytest.mark.parametrize("placement", ["accelerator", "mixed"])
 def test_batch_norm_in_inference_runs_on_the_accelerator(placement: str) -> None:
     torch.hetero.config.placement = placement
@@ -631,6 +729,27 @@ def test_explain_tells_device_reason_times_and_bytes() -> None:
     text = str(report)
     assert "last program" in text and "accelerator h2d" in text and "aten::mm" in text
     assert "placements that were considered" in text
+
+
+@pytest.mark.parametrize("fusion", [False, True])
+def test_explain_agrees_with_itself_about_programs_of_the_cpu(fusion: bool) -> None:
+    torch.hetero.config.keep_plans = True
+    torch.hetero.config.placement = "cpu"
+    torch.hetero.config.fusion = fusion
+    model = Layers(3, 256).to(DEVICE)
+    with torch.no_grad():
+        for rows in (16, 16, 16, 64, 64, 64):  # also of sizes to which a plan was taken over
+            before = _C.virtual_seconds()
+            model(torch.randn(rows, 256).to(DEVICE)).cpu()
+            passed = _C.virtual_seconds() - before
+            program = torch.hetero.explain().program
+            assert program["measured_seconds"] == pytest.approx(program["predicted_seconds"], rel=1e-4)
+            assert passed == pytest.approx(program["measured_seconds"], rel=1e-4)
+            spans = [span["measured_end"] - span["measured_begin"] for span in program["spans"]]
+            assert sum(spans) == pytest.approx(program["measured_seconds"], rel=1e-4)
+            for node in program["nodes"]:
+                if node["live"] and node["measured"] is not None:
+                    assert node["measured"] == pytest.approx(node["predicted"], rel=1e-4)
 
 
 def test_report_and_trace_are_written(tmp_path: Path) -> None:
