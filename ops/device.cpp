@@ -11,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 
+#include "backend/registry.h"
 #include "ops/device.h"
 #include "ops/generator.h"
 #include "ops/storage.h"
@@ -32,8 +33,23 @@ c10::StreamId& current_stream() {
 
 c10::Stream stream_of(c10::StreamId id) { return c10::Stream(c10::Stream::UNSAFE, only_device(), id); }
 
+// Where the accelerator simulates time, its clock is the one that counts.
 struct RecordedEvent {
   std::chrono::steady_clock::time_point time;
+  const backend::Device* clock = nullptr;  // null where time is real
+  double virtual_seconds = 0;
+
+  void note() {
+    time = std::chrono::steady_clock::now();
+    const backend::Device* const accelerator = backend::accelerator();
+    clock = accelerator != nullptr && accelerator->has_virtual_clock() ? accelerator : nullptr;
+    virtual_seconds = clock == nullptr ? 0 : clock->host_seconds();
+  }
+  // Of two clocks only the real one has something in common.
+  double seconds_since(const RecordedEvent& start) const {
+    if (clock != nullptr && clock == start.clock) return virtual_seconds - start.virtual_seconds;
+    return std::chrono::duration<double>(time - start.time).count();
+  }
 };
 
 struct HeteroGuard final : c10::impl::DeviceGuardImplInterface {
@@ -67,7 +83,7 @@ struct HeteroGuard final : c10::impl::DeviceGuardImplInterface {
   void record(void** event, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override {
     flush_all(SyncReason::kSynchronize);
     if (*event == nullptr) *event = new RecordedEvent;
-    static_cast<RecordedEvent*>(*event)->time = std::chrono::steady_clock::now();
+    static_cast<RecordedEvent*>(*event)->note();
   }
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
@@ -77,9 +93,7 @@ struct HeteroGuard final : c10::impl::DeviceGuardImplInterface {
   }
   double elapsedTime(void* start, void* end, c10::DeviceIndex) const override {
     TORCH_CHECK(start != nullptr && end != nullptr, "Both events must be recorded before calculating elapsed time.");
-    return std::chrono::duration<double, std::milli>(static_cast<RecordedEvent*>(end)->time -
-                                                     static_cast<RecordedEvent*>(start)->time)
-        .count();
+    return 1e3 * static_cast<RecordedEvent*>(end)->seconds_since(*static_cast<RecordedEvent*>(start));
   }
 };
 

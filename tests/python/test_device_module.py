@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -174,6 +176,78 @@ def test_events_complete_and_measure_time() -> None:
     assert end.query()
     assert start.elapsed_time(end) >= 0.0
     assert value[0, 0].item() == 64.0
+
+
+@pytest.fixture
+def simulated() -> Iterator[None]:
+    torch.hetero.config.accelerator = "sim"
+    torch.hetero.config.placement = "accelerator"
+    torch.hetero.use_profile("tiny", schedule_seed=61)
+    yield
+    torch.hetero.use_profile(None)
+
+
+def products(x: torch.Tensor, count: int) -> torch.Tensor:
+    for _ in range(count):
+        x = x @ x * 0.01
+    return x
+
+
+def test_events_measure_the_time_of_the_simulated_machine(simulated: None) -> None:
+    x = torch.randn(128, 128).to(DEVICE)
+    first, second, third = (torch.hetero.Event(enable_timing=True) for _ in range(3))
+    for _ in range(3):  # the first times also move what stays
+        clock = []
+        result = x
+        for event, count in ((first, 0), (second, 10), (third, 20)):
+            result = products(result, count)
+            event.record()
+            event.synchronize()
+            clock.append(torch.hetero._C.virtual_seconds())
+    assert first.elapsed_time(second) == pytest.approx(1e3 * (clock[1] - clock[0]), rel=1e-9)
+    assert first.elapsed_time(third) == pytest.approx(1e3 * (clock[2] - clock[0]), rel=1e-9)
+    assert second.elapsed_time(first) == -first.elapsed_time(second)
+    # 2 * 128**3 operations at 1e11 a second take 42 us, and two launches 20.
+    assert first.elapsed_time(second) >= 10 * 0.042
+    assert second.elapsed_time(third) >= 1.5 * first.elapsed_time(second)
+    # Recorded again with nothing between, no virtual time has passed, however long the host sleeps.
+    first.record()
+    time.sleep(0.02)
+    second.record()
+    assert first.elapsed_time(second) == 0.0
+
+
+def test_work_of_streams_is_ordered_and_timed_on_the_simulated_machine(simulated: None) -> None:
+    x = torch.randn(128, 128).to(DEVICE)
+    one, other = torch.hetero.Stream(), torch.hetero.Stream()
+    start, middle, end = (torch.hetero.Event(enable_timing=True) for _ in range(3))
+    expected = products(products(x.cpu(), 4), 4)
+    for _ in range(3):
+        with torch.hetero.stream(one):
+            start.record(one)
+            result = products(x, 4)
+            middle.record(one)
+        other.wait_event(middle)
+        with torch.hetero.stream(other):
+            result = products(result, 4)
+            end.record(other)
+        result.record_stream(other)
+        other.synchronize()
+        assert start.query() and middle.query() and end.query()
+        torch.testing.assert_close(result.cpu(), expected)
+    # What the second stream runs comes after the first one's, and takes as long.
+    assert start.elapsed_time(middle) > 0
+    assert middle.elapsed_time(end) == pytest.approx(start.elapsed_time(middle), rel=0.25)
+    assert start.elapsed_time(end) == pytest.approx(start.elapsed_time(middle) + middle.elapsed_time(end), rel=1e-9)
+
+
+def test_events_of_two_machines_have_only_real_time_in_common(simulated: None) -> None:
+    start, end = (torch.hetero.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    torch.hetero.use_profile("tiny", schedule_seed=62)
+    time.sleep(0.02)
+    end.record()
+    assert start.elapsed_time(end) >= 20
 
 
 def test_torch_stream_and_event_classes_accept_the_device() -> None:
