@@ -56,7 +56,7 @@ std::optional<bool> parse_bool(const std::string& text) {
   return std::nullopt;
 }
 
-// "4096", "64MiB", "1.5 GiB".
+// "4096", "64MiB", "1.5 GiB". A fraction has a unit: nobody means one and a half bytes.
 std::optional<int64_t> parse_integer(const std::string& text) {
   constexpr std::pair<const char*, int> kUnits[] = {{"", 0},     {"kib", 10}, {"k", 10},   {"mib", 20}, {"m", 20},
                                                     {"gib", 30}, {"g", 30},   {"tib", 40}, {"t", 40}};
@@ -75,6 +75,7 @@ std::optional<int64_t> parse_integer(const std::string& text) {
     const double scaled = std::ldexp(number, exponent);
     // Not so for a number that is none, either.
     if (!(scaled >= 0 && scaled < 0x1p63)) return std::nullopt;
+    if (exponent == 0 && scaled != std::floor(scaled)) return std::nullopt;
     return static_cast<int64_t>(scaled);
   }
   return std::nullopt;
@@ -111,8 +112,8 @@ Row integer_row(const char* name, const char* type, const char* default_value, s
           [&field, name, then](const std::string& text) {
             const auto value = parse_integer(text);
             TORCH_CHECK_VALUE(value.has_value(), "hetero: option '", name,
-                              "' takes a number from 0 to 2^63 - 1, optionally with KiB, MiB, GiB or TiB, not '", text,
-                              "'");
+                              "' takes a whole number from 0 to 2^63 - 1, or one with KiB, MiB, GiB or TiB, not '",
+                              text, "'");
             field = *value;
             if (then) then(*value);
           },

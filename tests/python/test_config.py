@@ -124,7 +124,8 @@ def test_sizes_have_units(text: str | float, value: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "size", ("99999999999GiB", 2**63, 2**70, float("inf"), float("nan"), -1, "-1KiB", "8GB", "0x10", "")
+    "size",
+    ("99999999999GiB", 2**63, 2**70, float("inf"), float("nan"), -1, "-1KiB", "8GB", "0x10", "", 1.5, "0.5", 1e-3),
 )
 def test_sizes_that_are_none_are_refused(size: str | float) -> None:
     for name in ("memory_budget", "memory_limit"):
