@@ -1,5 +1,7 @@
 #include "graph/history.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -117,8 +119,8 @@ Status CostHistory::save(const std::string& path, const std::string& machine) co
       ++count;
     }
   }
-  // Another process may read while we write.
-  const std::string unfinished = path + ".new";
+  // Other processes may read while we write, or write as well.
+  const std::string unfinished = path + "." + std::to_string(::getpid()) + ".new";
   std::ofstream file(unfinished, std::ios::trunc);
   file << first_line(machine, count, backend::fnv(text)) << '\n' << text;
   file.close();

@@ -1,15 +1,21 @@
 #include "ops/cost_history.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <mutex>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "backend/device_model.h"
+#include "backend/fnv.h"
 #include "backend/registry.h"
 #include "graph/cost.h"
 #include "ops/choices.h"
+#include "ops/cut_run.h"
 
 namespace hetero::ops {
 namespace {
@@ -20,33 +26,53 @@ constexpr int kSaveEvery = 256;
 struct Entry {
   graph::CostHistory history;
   std::string path;  // "": of a clock that is not real
+  std::string machine;
   int unsaved = 0;
   uint64_t saved_version = 0;
 };
 
-std::string machine_of(const backend::Device& accelerator) { return machine_text() + ", " + accelerator.name(); }
-
-Entry& entry() {
-  static auto& entries = *new std::map<const backend::Device*, std::unique_ptr<Entry>>;
-  backend::Device* const accelerator = backend::accelerator();
-  std::unique_ptr<Entry>& found = entries[accelerator];
-  if (found != nullptr) return *found;
-  found = std::make_unique<Entry>();
-  if (accelerator == nullptr || accelerator->has_virtual_clock()) return *found;
-  found->path = ChoiceFile::default_path("costs");
-  if (!found->path.empty()) (void)found->history.load(found->path, machine_of(*accelerator));
-  return *found;
+// Of the accelerators that were used, kept for ever: what runs at the end of the process still finds them.
+std::map<const backend::Device*, std::unique_ptr<Entry>>& entries() {
+  static auto& made = *new std::map<const backend::Device*, std::unique_ptr<Entry>>;
+  return made;
 }
 
 void save(Entry& entry) {
   entry.unsaved = 0;
-  if (entry.history.version() == entry.saved_version) return;
-  entry.saved_version = entry.history.version();
-  if (entry.path.empty()) return;
+  const uint64_t version = entry.history.version();
+  if (entry.path.empty() || version == entry.saved_version) return;
+  entry.saved_version = version;
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(entry.path).parent_path(), ignored);
   // Without a file the next process measures again.
-  (void)entry.history.save(entry.path, machine_of(*backend::accelerator()));
+  (void)entry.history.save(entry.path, entry.machine);
+}
+
+// At the end of the process. Whoever holds the lock then will not give it back any more, and has learned next to nothing since the last time.
+void save_all() {
+  const std::unique_lock lock(executor_state().mutex, std::try_to_lock);
+  if (!lock.owns_lock()) return;
+  for (const auto& [device, entry] : entries()) save(*entry);
+}
+
+void open(const backend::Device& accelerator, Entry& entry) {
+  const std::string device = accelerator.name() + ", " + backend::model_of(accelerator);
+  std::ostringstream kind;
+  kind << "costs " << std::hex << backend::fnv(device);
+  entry.path = ChoiceFile::default_path(kind.str().c_str());
+  entry.machine = machine_text() + ", " + device;
+  if (entry.path.empty()) return;
+  if (entry.history.load(entry.path, entry.machine)) entry.saved_version = entry.history.version();
+  [[maybe_unused]] static const bool saved_at_exit = std::atexit(&save_all) == 0;
+}
+
+Entry& entry() {
+  backend::Device* const accelerator = backend::accelerator();
+  std::unique_ptr<Entry>& found = entries()[accelerator];
+  if (found != nullptr) return *found;
+  found = std::make_unique<Entry>();
+  if (accelerator != nullptr && !accelerator->has_virtual_clock()) open(*accelerator, *found);
+  return *found;
 }
 
 // Whether what it takes is that of a node, the body of one, or a group.

@@ -1,7 +1,8 @@
 // What operators have taken on this machine: the history that planning reads, its file, and what runs add to it.
 //
-// The file is ~/.cache/hetero/costs-HASH.txt (or below $XDG_CACHE_HOME), for one processor model, one version of torch and one accelerator. Only what was
-// measured by real clocks is kept there. Deleting it is always safe.
+// The file is ~/.cache/hetero/costs-ACCELERATOR-HASH.txt (or below $XDG_CACHE_HOME), for one processor model, one version of torch and one accelerator, of
+// a GPU its model and driver. Only what was measured by real clocks is kept there. It is written now and then, and when the process exits. Deleting it is
+// always safe.
 //
 // Thread safety: the executor's lock.
 

@@ -479,6 +479,13 @@ class CudaDeviceImplementation final : public CudaDevice {
   }
 
   const std::string& name() const override { return name_; }
+  std::string model() const override {
+    cudaDeviceProp properties{};
+    int driver = 0;
+    const bool known = cuda_status(cudaGetDeviceProperties(&properties, gpu_.ordinal), "cudaGetDeviceProperties").ok();
+    (void)cuda_status(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+    return (known ? properties.name : "unknown") + (", driver " + std::to_string(driver));
+  }
   const Capabilities& capabilities() const override { return capabilities_; }
   Result<Block> allocate(size_t bytes) override {
     if (Status status = gpu_.check_not_forked(); !status.ok()) return status;

@@ -32,6 +32,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "backend/device.h"
 
@@ -55,6 +56,9 @@ class CudaDevice : public Device {
   // The GPU with this ordinal. Errors: kDevice, "no CUDA device ..." where there is no such GPU or
   // no driver.
   static Result<std::unique_ptr<CudaDevice>> create(int ordinal = 0);
+
+  // What was measured on another GPU, or under another driver, is not true of this one: "NVIDIA H200, driver 12040".
+  virtual std::string model() const = 0;
 
   // The stream (a cudaStream_t) of the task that runs on this thread; null outside of a task.
   static void* current_stream();

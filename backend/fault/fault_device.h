@@ -18,6 +18,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -49,6 +50,9 @@ class FaultDevice : public Device {
   int64_t calls(FaultKind kind) const;
   int64_t failures(FaultKind kind) const;
 
+  // From now on the time of its events counts as real, as if it were a GPU. REQUIRES: nothing was run on it.
+  void hide_clock() { hides_clock_ = true; }
+
   Device& device() const { return device_; }
 
   const std::string& name() const override { return device_.name(); }
@@ -67,7 +71,7 @@ class FaultDevice : public Device {
     return device_.seconds_between(first, second);
   }
   Status synchronize() override { return device_.synchronize(); }
-  bool has_virtual_clock() const override { return device_.has_virtual_clock(); }
+  bool has_virtual_clock() const override { return !hides_clock_ && device_.has_virtual_clock(); }
   void advance_host(double seconds) override { device_.advance_host(seconds); }
   double host_seconds() const override { return device_.host_seconds(); }
   double queue_seconds(QueueKind kind) const override { return device_.queue_seconds(kind); }
@@ -91,6 +95,7 @@ class FaultDevice : public Device {
   bool next_call_fails(FaultKind kind);
 
   Device& device_;
+  std::atomic<bool> hides_clock_{false};
   mutable std::mutex mutex_;
   std::array<Plan, kFaultKinds> plans_;  // guarded by mutex_
   std::array<std::unique_ptr<FaultQueue>, kQueueKinds> queues_;

@@ -94,6 +94,13 @@ void add_test_hooks(py::module& m) {
         hetero::backend::remove_faults();
       },
       released());
+  m.def(
+      "hide_virtual_clock",
+      [] {
+        prepare_exchange();
+        faults_at("accelerator").hide_clock();
+      },
+      released());
   m.def("fail", &fail);
   m.def("heal", [](const std::string& device) { faults_at(device).heal(); });
   m.def("fault_counts", &fault_counts);
