@@ -2,6 +2,10 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ScalarOps.h>
+#include <ATen/ThreadLocalPythonObjects.h>
+
+#include <array>
+#include <memory>
 
 #include "ops/match.h"
 #include "ops/recorder.h"
@@ -101,23 +105,46 @@ constinit thread_local Call* thread_call = nullptr;
   return *thread_call;
 }
 
+using at::impl::ThreadLocalPythonObjects;
+
+// A placement() block is kept in state of PyTorch's that autograd's threads take over from the thread that called
+// backward(), for each node that they run.
+const std::string& placement_key() {
+  static const auto* const key = new std::string("hetero placement");
+  return *key;
+}
+
+// Stands for the preference by its address; no object of Python's is in it.
+const std::shared_ptr<c10::SafePyObject>& mark_of(graph::Preference preference) {
+  static const auto* const marks = new std::array<std::shared_ptr<c10::SafePyObject>, 3>{
+      std::make_shared<c10::SafePyObject>(nullptr, nullptr), std::make_shared<c10::SafePyObject>(nullptr, nullptr),
+      std::make_shared<c10::SafePyObject>(nullptr, nullptr)};
+  return (*marks)[static_cast<size_t>(preference)];
+}
+
 }  // namespace
 
 Call& scratch_call() {
   Call* call = thread_call;
   if (call == nullptr) [[unlikely]]
-    return new_call();
+    call = &new_call();
   call->clear();
+  if (preferences_were_used.load(std::memory_order_relaxed)) call->preference = thread_preference();
   return *call;
 }
 
 graph::Preference thread_preference() {
-  return thread_call == nullptr ? graph::Preference::kAuto : thread_call->preference;
+  if (!ThreadLocalPythonObjects::contains(placement_key())) return graph::Preference::kAuto;
+  const auto& mark = ThreadLocalPythonObjects::get(placement_key());
+  for (const auto preference : {graph::Preference::kCpu, graph::Preference::kAccelerator}) {
+    if (mark == mark_of(preference)) return preference;
+  }
+  return graph::Preference::kAuto;
 }
 
 void prefer(graph::Preference preference) {
   preferences_were_used.store(true, std::memory_order_relaxed);
-  scratch_call().preference = preference;
+  ThreadLocalPythonObjects::set(placement_key(), mark_of(preference));
 }
 
 size_t values_offset(const std::byte* attributes) {

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch.utils._contextlib import _DecoratorContextManager
+from torch.utils._pytree import tree_leaves
 
 from torch_hetero import _C
 from torch_hetero.config import config
@@ -266,19 +267,44 @@ class _Placed:
         _C.set_placement(self.where)
         if not hasattr(_entered, "blocks"):
             _entered.blocks = []
-        _entered.blocks.append((self, before))
+        _entered.blocks.append((self, before, torch.autograd._get_sequence_nr()))
 
-    def leave(self, *_: Any) -> None:
+    def leave(self, _module: torch.nn.Module, _inputs: Any, results: Any) -> None:
         blocks = getattr(_entered, "blocks", [])
         if blocks and blocks[-1][0] is self:  # not so where a hook before enter() has raised
-            _C.set_placement(blocks.pop()[1])
+            _, before, first_number = blocks.pop()
+            _C.set_placement(before)
+            _place_backward(results, first_number, self.where)
+
+
+def _place_backward(results: Any, first_number: int, where: str) -> None:
+    """Places the backward pass of what this thread has computed since autograd's counter was at ``first_number``.
+
+    A node that has a place, that of a module inside, keeps it. Autograd runs each node with the placement of the thread
+    that called ``backward``, so what a hook sets ends with its node.
+    """
+    def set_placement(_gradients: Any) -> None:
+        _C.set_placement(where)
+
+    found = [value.grad_fn for value in tree_leaves(results) if isinstance(value, torch.Tensor)]
+    seen = set()
+    while found:
+        node = found.pop()
+        # A parameter's node, of which there is one for all that use it, has no inputs.
+        if node is None or node in seen or not node.next_functions or node._sequence_nr() < first_number:
+            continue
+        seen.add(node)
+        found += [source for source, _ in node.next_functions]
+        if node.metadata.setdefault("hetero placement", where) == where:
+            node.register_prehook(set_placement)
 
 
 def place(module: torch.nn.Module, where: str) -> torch.nn.Module:
-    """Makes a module record its forward pass in a `placement` block, wherever it is called; returns the module.
+    """Makes a module record its forward and backward pass in a `placement` block, wherever it is called.
 
-    What autograd records later, its backward pass, is placed by itself. ``"auto"`` takes an earlier call back. The
-    module may run on several threads, and copies of it, from ``pickle`` too, are placed as it is.
+    Sums of gradients, where a parameter or value is used several times, are placed by what is around ``backward()``.
+    ``"auto"`` takes an earlier call back. The module may run on several threads, and copies of it, from ``pickle`` too,
+    are placed as it is. Returns the module.
 
     Args:
         module: any module; its submodules follow, unless they were placed themselves.

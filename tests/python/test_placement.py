@@ -374,6 +374,77 @@ def test_a_module_has_a_place_of_its_own() -> None:
         torch.hetero.place(model, "gpu")
 
 
+def kernels_of(function: Callable[[], Any]) -> tuple[int, int]:
+    """Kernels of a call on the CPU and on the accelerator."""
+    with counting() as seen:
+        result = function()
+        torch.hetero.flush()
+    del result
+    return seen.kernels_on("cpu"), seen.kernels_on("accelerator")
+
+
+def test_a_block_places_the_backward_pass_that_it_starts() -> None:
+    torch.hetero.config.placement = "cpu"
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)).to(DEVICE)
+    x = fresh(torch.randn(4, 8))
+
+    def backward(where: str) -> None:
+        model.zero_grad()
+        loss = model(x).square().sum()
+        torch.hetero.flush()
+        with torch.hetero.placement(where):
+            loss.backward()
+
+    forward, everywhere = kernels_of(lambda: model(x).square().sum())[0], sum(kernels_of(lambda: backward("auto")))
+    assert kernels_of(lambda: backward("accelerator")) == (forward, everywhere - forward)
+    # No thread of autograd's remembers the block.
+    assert kernels_of(lambda: backward("auto")) == (everywhere, 0)
+
+
+class Broken(torch.autograd.Function):
+    """Computes on the device in its backward pass, and raises."""
+
+    @staticmethod
+    def forward(_context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise ArithmeticError(torch.hetero._C.get_placement())
+
+
+def test_a_placed_module_places_its_backward_pass_and_no_other() -> None:
+    torch.hetero.config.placement = "cpu"
+    before, inner, after = (nn.Linear(8, 8) for _ in range(3))
+    placed = nn.Sequential(nn.ReLU(), inner, nn.Tanh())
+    model = nn.Sequential(before, placed, after)
+    x = torch.randn(4, 8)
+
+    def gradients(device: str) -> list[torch.Tensor]:
+        model.to(device).zero_grad()
+        model(x.to(device)).sum().backward()
+        return [p.grad.cpu() for p in model.parameters() if p.grad is not None]
+
+    expected = gradients("cpu")
+    everywhere = kernels_of(lambda: gradients(DEVICE))
+    assert everywhere[1] == 0
+    torch.hetero.place(placed, "accelerator")
+    there = kernels_of(lambda: gradients(DEVICE))
+    # relu, addmm, tanh; of the backward pass those of tanh, relu and linear: two products, a sum.
+    assert there == (everywhere[0] - 8, 8)
+    assert_same(gradients(DEVICE), expected)
+    torch.hetero.place(inner, "cpu")
+    assert kernels_of(lambda: gradients(DEVICE)) == (everywhere[0] - 4, 4)
+    torch.hetero.place(inner, "auto")
+    placed[0].forward = Broken.apply  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(ArithmeticError, match="accelerator"):
+            gradients(DEVICE)
+    torch.hetero.place(placed, "auto")
+    with pytest.raises(ArithmeticError, match="auto"):
+        gradients(DEVICE)
+
+
 class Placed(nn.Module):
     """Tells where its forward pass is recorded, when all others have begun theirs."""
 
@@ -413,6 +484,34 @@ def test_copies_of_a_placed_module_are_placed(duplicate: Callable[[nn.Module], n
     assert other(0) == "accelerator"
     torch.hetero.place(other, "auto")
     assert (other(0), module(0)) == ("auto", "accelerator")
+
+
+@pytest.mark.parametrize(
+    ("selection", "rules", "expected"),
+    [
+        ("static", {"aten::mm*": "accelerator", "aten::*": "cpu"}, {"aten::mm": "requested", "others": "requested"}),
+        ("dynamic", {}, {"aten::mm": "predicted", "others": "predicted"}),
+        ("hybrid", {"aten::mm*": "accelerator"}, {"aten::mm": "requested", "others": "predicted"}),
+    ],
+)
+def test_selection_is_static_dynamic_or_hybrid(selection: str, rules: dict[str, str], expected: dict[str, str]) -> None:
+    torch.hetero.config.keep_plans = True
+    torch.hetero.set_placement_rules(rules)
+    x = torch.randn(8, 8)
+    with counting() as seen:
+        small = ((fresh(x) @ fresh(x)).relu() + 1).cpu()
+    assert_same(small, (x @ x).relu() + 1)
+    how = {}
+    for node in torch.hetero.explain().program["nodes"]:
+        name = "aten::mm" if node["op"] == "aten::mm" else "others"
+        how[name] = "requested" if node["reason"] == "requested" else "predicted"
+    assert how == expected
+    # So small a product pays on the accelerator for none but a rule.
+    assert seen.kernels_on("accelerator") == (0 if selection == "dynamic" else 1)
+    x = torch.randn(1024, 1024)
+    with counting() as seen:
+        (fresh(x) @ fresh(x)).relu().cpu()
+    assert (seen.kernels_on("cpu"), seen.kernels_on("accelerator")) == ((1, 1) if selection == "static" else (0, 2))
 
 
 def test_rules_take_operators() -> None:
@@ -494,6 +593,82 @@ def test_the_budget_changes_between_iterations() -> None:
         torch.hetero.set_memory_budget("much")
 
 
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, nesterov=True),
+    "Adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
+}
+
+
+def trained_with_budgets(optimizer: str, device: str, budgets: list[int]) -> tuple[list[float], list[torch.Tensor]]:
+    """Losses of a step under each of the budgets, which none exceeds, and the parameters afterwards."""
+    torch.manual_seed(0)
+    model = Layers(8, 128)
+    batches = [torch.randn(16, 128) for _ in budgets]
+    model.to(device)
+    stepper = OPTIMIZERS[optimizer](model.parameters())
+    losses = []
+    for batch, budget in zip(batches, budgets, strict=True):
+        torch.hetero.set_memory_budget(budget)
+        torch.hetero.reset_peak_memory_stats()
+        stepper.zero_grad()
+        loss = model(batch.to(device)).square().mean()
+        loss.backward()
+        stepper.step()
+        losses.append(loss.item())
+        torch.hetero.synchronize()
+        assert budget == 0 or accelerator_peak() <= budget
+    return losses, [p.detach().cpu() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("placement", ["auto", "accelerator"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_budget_changes_between_iterations_of_training(optimizer: str, placement: str) -> None:
+    torch.hetero.config.placement = placement
+    size = sum(p.nbytes for p in Layers(8, 128).parameters())
+    budgets = [size // 5, size // 3, 0, size // 10, 2 * size, 64 * 1024, size // 2, size // 5]
+    expected = trained_with_budgets(optimizer, "cpu", budgets)
+    with counting() as seen:
+        actual = trained_with_budgets(optimizer, DEVICE, budgets)
+    assert_same(actual, expected)
+    assert placement == "auto" or seen.kernels_on("accelerator") > 100
+
+
+def test_the_budget_of_a_block_holds_for_the_process() -> None:
+    torch.hetero.config.placement = "accelerator"
+    torch.hetero.set_memory_budget("8MiB")
+    x = torch.randn(256, 512)
+    first_is_inside, second_has_begun, first_has_ended = (threading.Event() for _ in range(3))
+    seen: dict[str, Any] = {}
+
+    def first() -> None:
+        with torch.hetero.memory_budget("1MiB"):
+            first_is_inside.set()
+            second_has_begun.wait(60)
+        seen["after the first"] = torch.hetero.get_memory_budget()
+        first_has_ended.set()
+
+    def second() -> None:
+        first_is_inside.wait(60)
+        seen["inside the first"] = torch.hetero.get_memory_budget()
+        torch.hetero.reset_peak_memory_stats()
+        seen["sum"] = ((fresh(x) * 2).relu() + 1).sum().item()
+        seen["peak"] = accelerator_peak()
+        with torch.hetero.memory_budget("2MiB"):
+            second_has_begun.set()
+            first_has_ended.wait(60)
+            seen["inside the second"] = torch.hetero.get_memory_budget()
+
+    threads = [threading.Thread(target=each) for each in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen.pop("sum") == ((x * 2).relu() + 1).sum().item()
+    assert 0 < seen.pop("peak") <= MIB
+    assert seen == {"inside the first": MIB, "after the first": 2 * MIB, "inside the second": 2 * MIB}
+    assert torch.hetero.get_memory_budget() == 8 * MIB
+
+
 def test_what_was_used_long_ago_makes_room() -> None:
     torch.hetero.config.placement = "accelerator"
     torch.hetero.set_memory_budget("4MiB")
@@ -533,6 +708,24 @@ def test_a_program_claims_the_share_of_memory_that_the_option_says_from_others_a
     # There are 512 KiB free, and each tensor that leaves frees as much.
     for _ in range(2):
         assert [evicted_by_a_large_program(share) for share in (0.0, 0.5, 0.8, 1.0)] == [0, 3, 6, 7]
+
+
+@pytest.mark.parametrize(("share", "on_cpu"), [(0.0, True), (0.8, False)])
+def test_a_program_that_may_not_claim_the_memory_of_others_computes_on_the_cpu(share: float, on_cpu: bool) -> None:
+    torch.hetero.config.placement = "accelerator"
+    torch.hetero.config.memory_pressure = share
+    torch.hetero.set_memory_budget("8MiB")
+    kept = [fresh(torch.full((256, 1024), float(i))) + 1 for i in range(7)]
+    torch.hetero.flush()
+    x = torch.randn(512, 1024)
+    before = torch.hetero.explain()
+    total = ((fresh(x) * 2 + fresh(x)).relu()).sum().item()
+    seen = torch.hetero.explain() - before
+    assert total == (x * 2 + x).relu().sum().item()
+    assert (seen.kernels["cpu"] > 0) == on_cpu
+    assert (seen.storages_evicted == 0) == on_cpu
+    for i, tensor in enumerate(kept):
+        assert tensor.sum().item() == (i + 1) * 256 * 1024
 
 
 def test_a_budget_that_holds_nothing_leaves_all_to_the_cpu() -> None:
@@ -750,6 +943,35 @@ def test_explain_agrees_with_itself_about_programs_of_the_cpu(fusion: bool) -> N
             for node in program["nodes"]:
                 if node["live"] and node["measured"] is not None:
                     assert node["measured"] == pytest.approx(node["predicted"], rel=1e-4)
+
+
+def test_explain_tells_what_a_fused_group_and_a_wait_for_a_weight_take() -> None:
+    torch.hetero.config.keep_plans = True
+    torch.hetero.config.fusion = True
+    torch.hetero.config.placement = "accelerator"
+    torch.hetero.set_memory_budget("1MiB")
+    model = nn.Sequential(*(Block(256) for _ in range(10))).to(DEVICE)
+    with torch.no_grad():
+        for _ in range(3):  # what is seen for the first time runs unfused
+            model(torch.randn(8, 256).to(DEVICE)).cpu()
+    report = torch.hetero.explain()
+    spans, nodes = report.program["spans"], {node["id"]: node for node in report.program["nodes"]}
+    lines = [" ".join(line.split()) for line in str(report).splitlines()]
+    groups = [span for span in spans if span["kind"] == "fused"]
+    assert len(groups) == 10
+    for span in groups:
+        node = nodes[span["node"]]
+        assert node["group"] is not None and node["device"] == "accelerator"
+        seconds, measured = span["end"] - span["begin"], span["measured_end"] - span["measured_begin"]
+        assert 0 < seconds == pytest.approx(measured, rel=0.1)
+        figures = f"{1e6 * seconds:,.1f} us {1e6 * measured:,.1f} us {node['bytes']:,} bytes"
+        stall = f"{1e6 * span['stall']:,.1f} us"
+        assert f"accelerator compute {span['name']} requested {figures} {stall}" in lines
+    # Weights have no place there: a product that does not find its own yet waits for the link.
+    stalled = max((span for span in spans if span["kind"] == "run"), key=lambda span: span["stall"])
+    assert stalled["stall"] > 0
+    assert any(span["kind"] == "copy" and span["end"] == stalled["begin"] for span in spans)
+    assert any(stalled["name"] in line and line.endswith(f" {1e6 * stalled['stall']:,.1f} us") for line in lines)
 
 
 def test_report_and_trace_are_written(tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from helpers import DEVICE, needs_hetero
+from torch import nn
 
 from torch_hetero import report
 
@@ -311,6 +314,43 @@ def test_page_opens_with_the_longest_program(tmp_path: Path) -> None:
     dom, console = render(tmp_path / "report.html")
     assert dom.text["node-count"] == "80 nodes"
     assert console == ""
+
+
+def trained_programs() -> list[dict[str, Any]]:
+    """What training under a budget did on the simulated accelerator: fused kernels, streamed weights, both devices."""
+    config = torch.hetero.config
+    config.accelerator, config.placement, config.fusion = "sim", "accelerator", True
+    config.memory_budget = "1MiB"
+    layers = [nn.Sequential(nn.Linear(128, 128), nn.GELU(), nn.LayerNorm(128)) for _ in range(12)]
+    model = nn.Sequential(*layers, torch.hetero.place(nn.Linear(128, 4), "cpu")).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.hetero._C.clear_program_log()
+    config.keep_plans = True
+    for _ in range(5):  # the third time that a step comes it is fused
+        loss = nn.functional.cross_entropy(model(torch.randn(8, 128).to(DEVICE)), torch.randint(4, (8,)).to(DEVICE))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loss.item()
+    torch.hetero.flush()
+    return torch.hetero.programs()
+
+
+@needs_hetero
+def test_page_of_programs_that_ran_has_no_error_and_can_be_photographed(tmp_path: Path) -> None:
+    programs = trained_programs()
+    on_both = [p for p in programs if {node["device"] for node in p["nodes"]} == {"cpu", "accelerator"}]
+    assert any({"copy", "run", "fused"} <= {span["kind"] for span in p["spans"]} for p in on_both)
+    assert all(p["memory"] and p["decisions"] for p in on_both)
+    dom, seen = check_use(tmp_path, programs)
+    counts = [len(program["nodes"]) for program in programs]
+    assert dom.text["node-count"] == f"{counts[-1]} nodes"  # the driver has shown all of them, in their order
+    assert [line for line in seen if "/" in line] == [f"{count} nodes / {count} / {count}" for count in counts]
+    assert {"tip graph", "tip time", "tip memory"} <= set(seen)
+    # As docs/reports.md says.
+    picture = tmp_path / "report.png"
+    render(tmp_path / "report.html", f"--screenshot={picture}")
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 20_000
 
 
 EMPTY_FIELDS = dict.fromkeys(("nodes", "spans", "memory", "decisions", "counts", "name"))
