@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -36,6 +37,18 @@ std::unique_ptr<CudaDevice> first_gpu() {
   return nullptr;
 }
 
+// Says at the end of the program how many tests did not run.
+bool is_skipped(bool lacks_gpu) {
+  struct Skipped {
+    ~Skipped() { std::printf("%d tests skipped: there is no GPU\n", count); }
+    int count = 0;
+  };
+  if (!lacks_gpu) return false;
+  static Skipped skipped;
+  ++skipped.count;
+  return true;
+}
+
 TEST_CASE("a GPU that the machine lacks is refused with a clear sentence") {
   const auto device = CudaDevice::create(1000);
   REQUIRE_FALSE(device.ok());
@@ -51,7 +64,7 @@ TEST_CASE("a GPU that the machine lacks is refused with a clear sentence") {
 
 TEST_CASE("pageable bytes of several staging buffers go to the GPU and come back") {
   const std::unique_ptr<CudaDevice> device = first_gpu();
-  if (device == nullptr) return;
+  if (is_skipped(device == nullptr)) return;
   std::vector<int32_t> host(size_t{20} << 20);
   std::iota(host.begin(), host.end(), 0);
   std::vector<int32_t> back(host.size());
@@ -80,7 +93,7 @@ TEST_CASE("pageable bytes of several staging buffers go to the GPU and come back
 
 TEST_CASE("timed events tell what the GPU took") {
   const std::unique_ptr<CudaDevice> device = first_gpu();
-  if (device == nullptr) return;
+  if (is_skipped(device == nullptr)) return;
   constexpr size_t kBytes = size_t{64} << 20;
   Result<Block> first = device->allocate(kBytes);
   Result<Block> second = device->allocate(kBytes);
@@ -108,7 +121,7 @@ TEST_CASE("timed events tell what the GPU took") {
 
 TEST_CASE("a batch of small copies goes to the GPU and comes back, from pageable and from pinned memory") {
   const std::unique_ptr<CudaDevice> device = first_gpu();
-  if (device == nullptr) return;
+  if (is_skipped(device == nullptr)) return;
   constexpr size_t kCopies = 30, kCount = 33;
   const size_t bytes = kCount * sizeof(int32_t);
   std::vector<int32_t> pageable(kCopies * kCount);
@@ -140,7 +153,7 @@ TEST_CASE("a batch of small copies goes to the GPU and comes back, from pageable
 
 TEST_CASE("a task runs on the calling thread with its queue's stream current") {
   const std::unique_ptr<CudaDevice> device = first_gpu();
-  if (device == nullptr) return;
+  if (is_skipped(device == nullptr)) return;
   static std::vector<void*> hooked;
   set_stream_hook([](void* stream) { hooked.push_back(stream); });
   void* stream = nullptr;
@@ -154,7 +167,7 @@ TEST_CASE("a task runs on the calling thread with its queue's stream current") {
 
 TEST_CASE("a request beyond the GPU's memory fails with figures and the device stays usable") {
   const std::unique_ptr<CudaDevice> device = first_gpu();
-  if (device == nullptr) return;
+  if (is_skipped(device == nullptr)) return;
   const Result<Block> refused = device->allocate(size_t{1} << 46);
   REQUIRE_FALSE(refused.ok());
   REQUIRE(refused.status().error_class() == ErrorClass::kResource);
@@ -201,7 +214,7 @@ void run_on(Queue& queue, const FusedCall& call, Run run) {
 
 TEST_CASE("a GPU runs fused kernels, interpreted and compiled: entries, sums of rows, and their total") {
   const std::unique_ptr<CudaDevice> device = first_gpu();
-  if (device == nullptr) return;
+  if (is_skipped(device == nullptr)) return;
   Reducer sum = testing::kSum<float, float>;
   sum.formula = {ReduceOperation::kSum, EntryType::kFloat32};
   constexpr int64_t kRows = 100, kRow = 3000;
@@ -296,7 +309,7 @@ struct Fill {
 
 TEST_CASE("a segment is a graph, which runs when it is launched and as often, with what was recorded") {
   const std::unique_ptr<CudaDevice> device = first_gpu();
-  if (device == nullptr) return;
+  if (is_skipped(device == nullptr)) return;
   constexpr size_t kBytes = 1024;
   Result<Block> block = device->allocate(kBytes);
   REQUIRE(block.ok());
@@ -330,7 +343,7 @@ TEST_CASE("a segment is a graph, which runs when it is launched and as often, wi
 
 TEST_CASE("what a graph cannot hold is refused, and the queue works on") {
   const std::unique_ptr<CudaDevice> device = first_gpu();
-  if (device == nullptr) return;
+  if (is_skipped(device == nullptr)) return;
   Queue& compute = device->queue(QueueKind::kCompute);
   const Task waits = {[](void*) {
                         (void)cudaStreamSynchronize(static_cast<cudaStream_t>(CudaDevice::current_stream()));

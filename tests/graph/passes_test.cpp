@@ -1,6 +1,7 @@
 // What each pass promises, on small programs where one can see the answer.
 
 #include <algorithm>
+#include <array>
 
 #include "graph/cost.h"
 #include "tests/graph/catch.h"
@@ -209,6 +210,32 @@ TEST_CASE("copies: a whole overwrite needs no old bytes, a partial one does") {
   q.escape(y);
   q.add(test_ops().matmul, {q.operand(y, Access::kWrite, {32}, {1}, 0)}, Preference::kAccelerator);
   CHECK(count(q.plan(remote_options()), Kind::kCopy) == 1);
+}
+
+TEST_CASE("copies: without room, that leaves which is used next the furthest from now") {
+  std::array<size_t, 3> order{0, 1, 2};
+  do {
+    Program p;
+    const BufferId x = p.input(64);
+    std::array<BufferId, 3> made;
+    for (BufferId& b : made) b = p.define(test_ops().matmul, 1000, {p.read(x)});
+    // There is room for three of this size, and for all that is small.
+    BufferId value = p.define(test_ops().matmul, 1000, {p.read(x)});
+    for (const size_t i : order) value = p.define(test_ops().matmul, 64, {p.read(made[i]), p.read(value)});
+    p.escape(value);
+    PlanOptions options = remote_options();
+    options.accelerator_bytes = 3 * 4096 + 2048;
+    const Plan plan = p.plan(options);
+    INFO(to_string(plan));
+    for (const Placement& placement : plan.placements) REQUIRE(placement.device == kAccelerator);
+    REQUIRE(plan.returns.size() == 1);
+    CHECK(plan.returns[0].buffer == made[order[2]]);
+    const Results results = p.run_plan(plan);
+    // x goes there; the victim goes and comes back; the result goes.
+    CHECK(results.counts.copied_bytes[kAccelerator] == 256 + 4000);
+    CHECK(results.counts.copied_bytes[kCpu] == 4000 + 256);
+    CHECK(same_values(p, results, p.interpret()));
+  } while (std::ranges::next_permutation(order).found);
 }
 
 TEST_CASE("events: a queue waits once for what it does not know yet") {

@@ -336,6 +336,57 @@ TEST_CASE("placement: weights that do not fit are streamed beside the work") {
   }
 }
 
+TEST_CASE("placement: what is streamed is evenly spaced, and copies wait for the memory of what was used") {
+  constexpr int kLayers = 64;
+  constexpr int64_t kFloats = 1 << 12;
+  constexpr uint64_t kBytes = sizeof(float) * kFloats;
+  constexpr uint64_t kSlots = 3;
+  for (const uint64_t streamed : {25, 50, 75, 100}) {
+    Layers layers(std::vector<int64_t>(kLayers, kFloats));
+    PlanOptions options = both_options();
+    options.policy = Policy::kAccelerator;
+    // The copies would be done in half of the time that the layers take.
+    options.accelerator = {.flops = 1e30, .memory_bandwidth = 1e9, .copy_bandwidth = 2e9, .launch_latency = 1e-9};
+    options.accelerator_bytes = (kBytes * kLayers * (100 - streamed) / 100 + kSlots * kBytes + 4096) * 16 / 15;
+    const Steady steady = plan_until_steady(layers.program.graph, options);
+    std::vector<size_t> gone;  // layers whose weight is streamed
+    uint64_t resident_bytes = 0;
+    for (size_t i = 0; i < layers.weights.size(); ++i) {
+      const bool there = layers.program.graph.buffers[layers.weights[i]].valid_on >> kAccelerator & 1;
+      if (there) {
+        resident_bytes += kBytes;
+      } else {
+        gone.push_back(i);
+      }
+    }
+    REQUIRE(gone.size() == kLayers * streamed / 100);
+    std::vector<size_t> gaps;
+    for (size_t i = 1; i < gone.size(); ++i) gaps.push_back(gone[i] - gone[i - 1]);
+    CHECK(std::ranges::max(gaps) - std::ranges::min(gaps) <= 1);
+    // The bytes that are on their way or were not used yet, whenever that changes.
+    std::vector<std::pair<double, int64_t>> changes;
+    for (size_t p = 0; p < steady.plan.program.size(); ++p) {
+      const Instruction& it = steady.plan.program[p];
+      const Span& span = steady.simulation.spans[p];
+      if (it.kind == Instruction::Kind::kRun && std::ranges::binary_search(gone, it.index)) {
+        changes.emplace_back(span.end, -static_cast<int64_t>(kBytes));
+      } else if (it.kind == Instruction::Kind::kCopy &&
+                 std::ranges::find(layers.weights, it.index) != layers.weights.end()) {
+        changes.emplace_back(span.begin, kBytes);
+      }
+    }
+    CHECK(changes.size() == 2 * gone.size());
+    std::ranges::sort(changes);
+    int64_t in_flight = 0;
+    int64_t most = 0;
+    for (const auto& [when, bytes] : changes) most = std::max(most, in_flight += bytes);
+    INFO(streamed << " % streamed: at most " << most << " bytes at once");
+    // While one is used others come, as many as there is memory for and no more.
+    CHECK(static_cast<uint64_t>(most) >= 2 * kBytes);
+    CHECK(resident_bytes + static_cast<uint64_t>(most) <= options.accelerator_bytes);
+  }
+}
+
 TEST_CASE(
     "placement: the CPU computes with what would have to be streamed, where that takes less than both ways alone") {
   const std::vector<int64_t> floats(64, 1 << 16);

@@ -131,9 +131,12 @@ TEST_CASE("a server runs requests in memory that is lent or copied, and weights 
   for (size_t lane = 0; lane < 2; ++lane) CHECK(server->executor(lane).bytes(kCpu) < 8 * kCount * sizeof(float));
 }
 
-TEST_CASE("requests of eight threads with random cancellations have right results and leave nothing behind") {
+TEST_CASE("requests of eight threads with random cancellations have right results and leave nothing behind",
+          "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const bool away = GENERATE(false, true);
   const Doubling program;
-  const auto server = serve(program.model, lanes(3));
+  const auto server = serve(program.model, lanes(3, away ? remote_options : cpu_options));
   constexpr int kThreads = 8;
   constexpr int kRequests = 1000;
   std::atomic<int> wrong = 0;
@@ -199,9 +202,11 @@ TEST_CASE("as many requests run at once as there are lanes") {
   for (size_t lane = 0; lane < kLanes; ++lane) CHECK(server->executor(lane).counts().runs == 10);
 }
 
-TEST_CASE("a request with wrong tensors is refused when it is submitted, and may be corrected") {
+TEST_CASE("a request with wrong tensors is refused when it is submitted, and may be corrected", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const bool away = GENERATE(false, true);
   const Doubling program;
-  const auto server = serve(program.model, lanes(1));
+  const auto server = serve(program.model, lanes(1, away ? remote_options : cpu_options));
   auto call = std::make_shared<Call>(1.0f);
   const auto is_refused = [&](const std::string& words) {
     const Status status = server->submit(call);
@@ -227,12 +232,14 @@ TEST_CASE("a request with wrong tensors is refused when it is submitted, and may
   CHECK(program.is_result(1.0f, call->z));
 }
 
-TEST_CASE("an exception of a kernel is its request's alone, with the operator's name") {
+TEST_CASE("an exception of a kernel is its request's alone, with the operator's name", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const bool away = GENERATE(false, true);
   const Doubling program;
   const Hook fail([](float first) {
     if (first < 0) throw std::runtime_error("negative");
   });
-  const auto server = serve(program.model, lanes(2));
+  const auto server = serve(program.model, lanes(2, away ? remote_options : cpu_options));
   std::vector<std::shared_ptr<Call>> calls;
   for (int i = 0; i < 100; ++i) {
     calls.push_back(std::make_shared<Call>(static_cast<float>(i % 3 == 0 ? -1 - i : i)));
@@ -308,7 +315,9 @@ TEST_CASE(
   CHECK(runs <= 1);
 }
 
-TEST_CASE("the end of a server cancels what waits and lets what runs end") {
+TEST_CASE("the end of a server cancels what waits and lets what runs end", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const bool away = GENERATE(false, true);
   const Doubling program;
   std::latch entered(1);
   std::atomic<bool> holds = true;
@@ -316,7 +325,7 @@ TEST_CASE("the end of a server cancels what waits and lets what runs end") {
     if (first == 1.0f) entered.count_down();
     wait_until([&] { return !holds; });
   });
-  auto server = serve(program.model, lanes(1));
+  auto server = serve(program.model, lanes(1, away ? remote_options : cpu_options));
   const auto running = std::make_shared<Call>(1.0f);
   REQUIRE(server->submit(running).ok());
   entered.wait();
@@ -354,11 +363,13 @@ TEST_CASE("a server that is closed runs what waits where it is told to, and refu
   for (size_t i = 0; i < calls.size(); ++i) CHECK(program.is_result(static_cast<float>(i), calls[i]->z));
 }
 
-TEST_CASE("a full server refuses requests, and they are submitted again") {
+TEST_CASE("a full server refuses requests, and they are submitted again", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const bool away = GENERATE(false, true);
   const Doubling program;
   std::atomic<bool> holds = true;
   const Hook hold([&](float) { wait_until([&] { return !holds; }); });
-  Server::Options options = lanes(1);
+  Server::Options options = lanes(1, away ? remote_options : cpu_options);
   options.capacity = 2;
   options.when_full = WhenFull::kRefuse;
   const auto server = serve(program.model, std::move(options));
