@@ -42,7 +42,10 @@ ProgramLog exchange_program_log(ProgramLog log) {
 }
 
 std::string plan_text(const graph::Graph& graph, const graph::Plan& plan, const graph::PlanOptions& options) {
-  return graph::to_string(graph) + "\n" + graph::to_string(plan) + graph::to_string(simulated(graph, plan, options));
+  const std::string search =
+      options.effort > 1 ? "searched " + std::to_string(options.effort) + " times as long as usual\n" : "";
+  return graph::to_string(graph) + "\n" + search + graph::to_string(plan) +
+         graph::to_string(simulated(graph, plan, options));
 }
 
 void log_program(ProgramLog& log, const LoggedRun& run, std::string name) {

@@ -1,7 +1,8 @@
 // Operators that PyTorch routes to device-specific entry points.
 //
 // Convolutions arrive as `convolution` (a typed row) or, from code that insists, as convolution_overrideable. Attention asks the device
-// which kernel it wants: we answer as the CPU would. Fused RNN cells, and histograms of integers, exist on CUDA only, so they are composed here.
+// which kernel it wants: we answer as the CPU would. The layer of a transformer's encoder, one operator in inference, is
+// composed of others by PyTorch's own code. Fused RNN cells, and histograms of integers, exist on CUDA only, so they are composed here.
 
 #include "ops/special.h"
 
@@ -10,10 +11,12 @@
 #include <ATen/native/Resize.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice_native.h>
+#include <ATen/ops/_transformer_encoder_layer_fwd_native.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/div.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/tanh.h>
@@ -158,6 +161,19 @@ at::Tensor& histc_out(const at::Tensor& self, int64_t bins, const at::Scalar& mi
   return out;
 }
 
+// Of PyTorch's own there is none: torch.compile asks for it where sizes are symbols.
+at::Tensor transformer_encoder_layer_meta(const at::Tensor& src, int64_t, int64_t, const at::Tensor&, const at::Tensor&,
+                                          const at::Tensor&, const at::Tensor&, bool, bool, double, const at::Tensor&,
+                                          const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                          const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                          const std::optional<at::Tensor>&, std::optional<int64_t>) {
+  return at::empty_like(src, at::MemoryFormat::Contiguous);
+}
+
+TORCH_LIBRARY_IMPL(aten, Meta, library) {
+  library.impl("_transformer_encoder_layer_fwd", TORCH_FN(transformer_encoder_layer_meta));
+}
+
 }  // namespace
 
 void register_special(torch::Library& library) {
@@ -168,6 +184,7 @@ void register_special(torch::Library& library) {
   enter_recorded("aten::histc.out");
   library.impl("convolution_overrideable", TORCH_FN(convolution_overrideable));
   library.impl("convolution_backward_overrideable", TORCH_FN(convolution_backward_overrideable));
+  library.impl("_transformer_encoder_layer_fwd", TORCH_FN(at::native::transformer_encoder_layer_forward));
   library.impl("_thnn_fused_lstm_cell", TORCH_FN(fused_lstm_cell));
   library.impl("_thnn_fused_lstm_cell_backward_impl", TORCH_FN(fused_lstm_cell_backward));
   library.impl("_thnn_fused_gru_cell", TORCH_FN(fused_gru_cell));

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <thread>
 
+#include "backend/parallel.h"
 #include "backend/sim/sim_device.h"
 #include "graph/serve/graph_executor.h"
 #include "tests/graph/catch.h"
@@ -665,6 +666,33 @@ TEST_CASE("a plan is kept for the machine it was made for, and made anew for ano
   other.fixed_memory = true;
   REQUIRE(plan_program(*saved, other, true, read).ok());
   CHECK(read.origin == "made anew: the saved plan is for another machine or other settings");
+  // What the costs come from, how much memory there is and how it is used are of the machine, too.
+  keep_plan(made, plan, *saved);
+  const auto is_made_anew = [&](const PlanOptions& now) {
+    REQUIRE(plan_program(*saved, now, true, read).ok());
+    return read.origin == "made anew: the saved plan is for another machine or other settings";
+  };
+  REQUIRE(plan_program(*saved, other, true, made).ok());
+  keep_plan(made, other, *saved);
+  CHECK_FALSE(is_made_anew(other));
+  PlanOptions slower = other;
+  slower.accelerator.copy_bandwidth /= 2;
+  CHECK(is_made_anew(slower));
+  PlanOptions smaller = other;
+  smaller.accelerator_bytes = uint64_t{1} << 20;
+  CHECK(is_made_anew(smaller));
+  PlanOptions narrower = other;
+  narrower.compute_queues = 1;
+  CHECK(is_made_anew(narrower));
+  static constexpr backend::ParallelPool kTwoThreads = {
+      [](int64_t begin, int64_t end, int64_t, backend::RangeFunction body) { body(begin, end); },
+      [] { return int64_t{2}; }};
+  backend::set_parallel_pool(&kTwoThreads);
+  CHECK(is_made_anew(other));
+  backend::set_parallel_pool(nullptr);
+  CHECK_FALSE(is_made_anew(other));
+  REQUIRE(plan_program(*saved, plan, false, made).ok());
+  keep_plan(made, plan, *saved);
   saved->plan = "plan: 1 nodes";
   REQUIRE(plan_program(*saved, plan, true, read).ok());
   CHECK(read.origin.starts_with("made anew: line 1"));

@@ -35,15 +35,6 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.fixture(autouse=True)
-def layers_in_operators() -> Iterator[None]:
-    """The one operator that PyTorch has for a whole layer of nn.TransformerEncoder has no Meta kernel."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    yield
-    torch.backends.mha.set_fastpath_enabled(before)
-
-
 def compiled(function: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
     return torch.compile(function, backend="hetero", fullgraph=True, **arguments)
 
@@ -656,6 +647,46 @@ def test_recording_goes_on_across_a_graph_break() -> None:
     assert_steady(lambda: fast(there), programs=2)
 
 
+def test_default_settings_capture_the_layers_of_a_transformer_and_leave_an_lstm_to_the_lazy_device() -> None:
+    with torch._dynamo.config.patch(allow_rnn=False), torch.no_grad():
+        for name, captures in (("transformer", 1), ("lstm", 0)):
+            assert torch.backends.mha.get_fastpath_enabled()
+            build, inputs = MODELS[name]
+            expected = build().eval()(inputs)
+            fast = torch.compile(build().eval().to("hetero"), backend="hetero")
+            there = inputs.to("hetero")
+            before = torch.hetero.explain()
+            for _ in range(3):
+                torch.testing.assert_close(fast(there).cpu(), expected)
+            seen = torch.hetero.explain() - before
+            assert (seen.compiled["captures"], seen.compiled["calls"]) == (captures, 3 * captures)
+            assert not seen.compiled["refused"]
+            assert not seen.fallbacks
+            assert seen.nodes["straight"] == 0
+
+
+def test_what_is_recorded_in_a_graph_break_runs_with_the_graphs_around_it() -> None:
+    @torch._dynamo.disable
+    def between(x: torch.Tensor) -> torch.Tensor:
+        return x * 3 + 1
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return between(x.sin()).cos().sum()
+
+    fast = torch.compile(function, backend="hetero")
+    x = numbers(3, 4)
+    there = x.to("hetero")
+    for _ in range(2):
+        torch.testing.assert_close(fast(there).cpu(), function(x))
+    with counting() as seen:
+        fast(there)
+        torch.hetero.flush()
+    # The two operators between run when the second graph needs them, as one program.
+    assert (seen.recorded, seen.straight, seen.captures) == (2, 0, 0)
+    assert seen.compiled_calls == 2
+    assert seen.flushes == {COMPILED: 3}
+
+
 # ---- sizes ---------------------------------------------------------------------------------------------------------
 
 
@@ -794,6 +825,38 @@ def test_max_autotune_plans_each_size() -> None:
     with counting() as seen:
         fast(numbers(5, 4).to("hetero"))
     assert (seen.plans_made, seen.plans_resized) == (1, 0)
+
+
+@pytest.mark.parametrize(("mode", "searches"), ((None, False), ("reduce-overhead", False), ("max-autotune", True)))
+def test_max_autotune_searches_longer(mode: str | None, searches: bool) -> None:
+    torch.hetero.config.keep_plans = True
+    compiled(lambda x: (x * 2).sum(0), mode=mode)(numbers(3, 4).to("hetero")).cpu()
+    assert ("searched 8 times as long as usual" in torch.hetero.explain().plan) == searches
+
+
+def test_no_process_is_started() -> None:
+    code = """
+        import sys
+        import torch
+
+        started = []
+        events = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.fork", "os.forkpty")
+        import models
+
+        model = models.transformer().to(DEVICE)
+        tokens = torch.randint(40, (3, 7)).to(DEVICE)
+        sys.addaudithook(lambda event, arguments: started.append((event, arguments)) if event in events else None)
+        fast = torch.compile(model, backend="hetero")
+        for mode in (True, False):
+            model.train(mode)
+            fast(tokens).sum().backward()
+            torch.hetero.flush()
+        torch.compile(model, backend="hetero", mode="max-autotune")(tokens).cpu()
+        print(torch.hetero.explain().compiled["captures"], started)
+    """
+    captures, started = run_python_ok(code).split(maxsplit=1)
+    assert int(captures) >= 5
+    assert started.strip() == "[]"
 
 
 @pytest.mark.parametrize(
