@@ -174,13 +174,42 @@ c10::IValue decode_value(const c10::TypePtr& declared, Decoder& decoder, KernelT
   TORCH_INTERNAL_ASSERT(false, "hetero: damaged attributes");
 }
 
-// Whether the memory is still the node's, and looks as it says. A kernel may give its `out` another shape.
-bool is_kept(const at::Tensor& out, const graph::Invocation& invocation, int i) {
+// Whether the memory is still the node's, and looks as it says. A kernel may give what it writes another shape.
+bool is_kept(const at::Tensor& written, const graph::Invocation& invocation, int i) {
   const graph::Window& window = (*invocation.windows)[invocation.operands[i].window];
   const auto rank = static_cast<size_t>(window.rank);
-  return out.storage().data() == invocation.data[i] && out.storage_offset() == window.offset &&
-         out.sizes() == c10::IntArrayRef(window.dims, rank) &&
-         out.strides() == c10::IntArrayRef(window.dims + rank, rank);
+  return written.storage().data() == invocation.data[i] && written.storage_offset() == window.offset &&
+         written.sizes() == c10::IntArrayRef(window.dims, rank) &&
+         written.strides() == c10::IntArrayRef(window.dims + rank, rank);
+}
+
+// Makes an alias look as the window says again: it is used for the next call, in which nothing else would say how much memory there is.
+void restore(const at::Tensor& alias, const graph::Window& window) {
+  const auto rank = static_cast<size_t>(window.rank);
+  alias.unsafeGetTensorImpl()->set_sizes_and_strides(c10::IntArrayRef(window.dims, rank),
+                                                     c10::IntArrayRef(window.dims + rank, rank), window.offset);
+  alias.storage().unsafeGetStorageImpl()->set_nbytes(static_cast<size_t>(window.last_byte));
+}
+
+// The operands that the node writes, before it runs.
+std::vector<std::pair<int, at::Tensor>> written_operands(const graph::Invocation& invocation, KernelTensors& tensors) {
+  std::vector<std::pair<int, at::Tensor>> written;
+  for (int i = 0; i < tensors.first_output(); ++i) {
+    if (invocation.operands[i].writes()) written.emplace_back(i, tensors.operand(i));
+  }
+  return written;
+}
+
+// The kernel of a node that a file describes wrongly resizes them.
+void check_kept(const std::vector<std::pair<int, at::Tensor>>& written, const graph::Invocation& invocation) {
+  for (const auto& [i, tensor] : written) {
+    if (is_kept(tensor, invocation, i)) continue;
+    const graph::Window& window = (*invocation.windows)[invocation.operands[i].window];
+    const std::string made = c10::str(tensor.sizes());
+    restore(tensor, window);
+    TORCH_CHECK(false, "hetero: ", invocation.traits->name, " writes ", made, " to an operand that is ",
+                graph::to_string(window));
+  }
 }
 
 // Into the outputs' own memory.
@@ -197,10 +226,7 @@ void call_out(const graph::Invocation& invocation, const c10::OperatorHandle& ou
     const at::Tensor& made = outputs[static_cast<size_t>(i - tensors.first_output())];
     if (is_kept(made, invocation, i)) continue;
     at::Tensor result = made.clone();
-    const graph::Window& window = (*invocation.windows)[invocation.operands[i].window];
-    const auto rank = static_cast<size_t>(window.rank);
-    made.unsafeGetTensorImpl()->set_sizes_and_strides(c10::IntArrayRef(window.dims, rank),
-                                                      c10::IntArrayRef(window.dims + rank, rank), window.offset);
+    restore(made, (*invocation.windows)[invocation.operands[i].window]);
     tensors.deliver(i, std::move(result));
   }
 }
@@ -233,7 +259,9 @@ void call_operator(const graph::Invocation& invocation, const OpInfo& info, cons
     return call_out(invocation, *out, tensors, stack);
   }
   SeededDefaultGenerator seeded(info.seeded, info.seeded ? (decoder.next(), decoder.random_state()) : RandomState{});
+  const auto written = written_operands(invocation, tensors);
   with_line(invocation.node->sequence, [&] { handle.callBoxed(&stack); });
+  check_kept(written, invocation);
 
   int output = tensors.first_output();
   bool leaves_out = false;

@@ -7,21 +7,27 @@
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <new>
 #include <span>
+#include <unordered_map>
 #include <utility>
 
+#include "ops/boxed.h"
 #include "ops/generator.h"
 #include "ops/kernel.h"
 #include "ops/op_info.h"
 #include "ops/parallel.h"
 #include "ops/recorder.h"
+#include "ops/shape_rules.h"
 
 namespace hetero::ops {
 namespace {
 
-// What the bytes of stand-ins on the CPU are.
-enum class Fill : uint8_t { kZeros, kOnes };
+// What the bytes of stand-ins on the CPU are; of one element, or none, their sizes are at most one.
+enum class Fill : uint8_t { kZeros, kOnes, kOneElement };
 
 // Stand-ins for the hetero tensors of a call, with their geometry and their sharing of storages: meta tensors, or bytes on the CPU.
 class StandIns {
@@ -33,9 +39,17 @@ class StandIns {
   at::Tensor of(const at::Tensor& tensor) {
     if (!is_hetero(tensor)) return tensor;  // a 0-dim CPU tensor
     const c10::DispatchKeySet keys(device_ == c10::kMeta ? c10::DispatchKey::Meta : c10::DispatchKey::CPU);
-    at::Tensor meta = at::detail::make_tensor<c10::TensorImpl>(storage_for(storage_of(tensor)), keys, tensor.dtype());
+    const bool whole = fill_ != Fill::kOneElement;
+    at::Tensor meta = at::detail::make_tensor<c10::TensorImpl>(
+        whole ? storage_for(storage_of(tensor)) : storage_of_bytes(tensor.element_size()), keys, tensor.dtype());
     c10::TensorImpl* impl = meta.unsafeGetTensorImpl();
-    impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+    if (whole) {
+      impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+    } else {
+      c10::SmallVector<int64_t, 6> sizes;
+      for (const int64_t size : tensor.sizes()) sizes.push_back(std::min<int64_t>(size, 1));
+      impl->set_sizes_contiguous(sizes);
+    }
     if (tensor.is_conj()) impl->_set_conj(true);
     if (tensor.is_neg()) impl->_set_neg(true);
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
@@ -48,18 +62,23 @@ class StandIns {
     for (const auto& [known, meta] : storages_) {
       if (known == storage) return meta;
     }
-    c10::Storage meta(c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(storage->nbytes()), memory(storage->nbytes()),
-        c10::GetAllocator(device_), true));
-    storages_.emplace_back(storage, meta);
-    return meta;
+    return storages_.emplace_back(storage, storage_of_bytes(storage->nbytes())).second;
+  }
+
+  c10::Storage storage_of_bytes(size_t bytes) {
+    return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                                              static_cast<int64_t>(bytes), memory(bytes),
+                                                              c10::GetAllocator(device_), true));
   }
 
   c10::DataPtr memory(size_t bytes) {
     if (device_ == c10::kMeta) return c10::DataPtr(nullptr, c10::Device(c10::kMeta));
-    c10::DataPtr filled = c10::GetCPUAllocator()->allocate(bytes);
-    if (bytes != 0) std::memset(filled.mutable_get(), fill_ == Fill::kOnes ? 1 : 0, bytes);
-    return filled;
+    if (bytes == 0) return c10::GetCPUAllocator()->allocate(0);
+    // Zeros that nobody looks at, such as most rows of an embedding, take no memory.
+    void* const zeros = std::calloc(bytes, 1);
+    if (zeros == nullptr) throw std::bad_alloc();
+    if (fill_ == Fill::kOnes) std::memset(zeros, 1, bytes);
+    return c10::DataPtr(zeros, zeros, &std::free, c10::Device(c10::kCPU));
   }
 
   c10::DeviceType device_;
@@ -101,6 +120,21 @@ bool has_meta_kernel(const c10::OperatorHandle& handle) {
          handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
          handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) ||
          handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+}
+
+// Whether its Meta kernel was registered by a file of Python.
+bool is_described_in_python(const OpInfo& info) {
+  static std::mutex mutex;
+  static auto* known = new std::unordered_map<std::string, bool>;
+  const std::lock_guard lock(mutex);
+  if (const auto found = known->find(info.name); found != known->end()) return found->second;
+  const std::string registered = info.handle.dumpState();
+  const size_t line = registered.find("\nMeta: ");
+  const bool python = line != std::string::npos && std::string_view(registered)
+                                                           .substr(line + 1)
+                                                           .substr(0, registered.find('\n', line + 1) - line - 1)
+                                                           .find(".py:") != std::string_view::npos;
+  return known->emplace(info.name, python).first->second;
 }
 
 bool plain(const at::Tensor& tensor, c10::DeviceType device) {
@@ -163,6 +197,7 @@ bool run_on_stand_ins(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, 
   } catch (const c10::NotImplementedError&) {
     // No kernel after all, or one that gives up on this call.
     run.failed = device == c10::kCPU;
+    run.undescribed = !run.failed;
     return false;
   } catch (const std::exception& error) {
     run.failed = true;
@@ -207,12 +242,38 @@ void correct(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& 
   }
 }
 
-// False where the CPU's kernel would take an argument at its word that means nothing, and the Meta kernel does not look at it.
-bool means_something(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
-  if (info.name != "aten::_embedding_bag" && info.name != "aten::_embedding_bag_forward_only") return true;
+bool means_something_to_embedding_bag(c10::ArrayRef<c10::IValue> arguments) {
   constexpr size_t kMode = 4;
   const int64_t mode = arguments[kMode].toInt();
   return mode >= 0 && mode <= static_cast<int64_t>(at::native::EmbeddingBagMode::MAX);
+}
+
+// Dimensions that there are, each once; and of a transform to real numbers, as many of them as its input has.
+bool means_something_to_fft(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  const at::Tensor& self = arguments[0].toTensor();
+  std::vector<bool> met(self.dim());
+  int64_t last = -1;
+  for (const int64_t dim : arguments[1].toIntVector()) {
+    if (dim < 0 || dim >= self.dim() || met[dim]) return false;
+    met[dim] = true;
+    last = dim;
+  }
+  if (info.name.starts_with("aten::_fft_c2c")) return true;
+  if (last < 0 || !info.name.starts_with("aten::_fft_c2r")) return last >= 0;
+  constexpr size_t kLastSize = 3;
+  const int64_t size = arguments[kLastSize].toInt();
+  return size > 0 && self.size(last) > size / 2;
+}
+
+// False where the CPU's kernel would take an argument at its word that means nothing, and the Meta kernel does not look at it.
+bool means_something(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  if (info.name.starts_with("aten::_embedding_bag")) {
+    const bool forward = info.name == "aten::_embedding_bag" || info.name == "aten::_embedding_bag_forward_only";
+    return !forward || means_something_to_embedding_bag(arguments);
+  }
+  if (info.name.starts_with("aten::_fft_")) return means_something_to_fft(info, arguments);
+  constexpr size_t kHeads = 4;
+  return info.name != "aten::_native_multi_head_attention" || arguments[kHeads].toInt() > 0;
 }
 
 thread_local bool nothing_runs = false;
@@ -223,10 +284,13 @@ NothingRuns::NothingRuns() : before_(std::exchange(nothing_runs, true)) {}
 NothingRuns::~NothingRuns() { nothing_runs = before_; }
 bool NothingRuns::holds() { return nothing_runs; }
 
-bool run_meta(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run) {
+bool run_meta(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run, MetaKernels kernels) {
+  run = {};
   run.failed = !means_something(info, arguments);
-  if (run.failed || !has_meta_kernel(info.handle) || !run_on_stand_ins(info, arguments, c10::kMeta, Fill::kZeros, run))
-    return false;
+  if (run.failed) return false;
+  run.undescribed =
+      !has_meta_kernel(info.handle) || (kernels == MetaKernels::kWithoutPython && is_described_in_python(info));
+  if (run.undescribed || !run_on_stand_ins(info, arguments, c10::kMeta, Fill::kZeros, run)) return false;
   correct(info, arguments, run);
   return true;
 }
@@ -236,6 +300,99 @@ bool run_probe(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun
   if (!run.divided_by_zero) return false;
   // Of integers. Whether the real ones can be divided, the run will tell.
   return run_on_stand_ins(info, arguments, c10::kCPU, Fill::kOnes, run);
+}
+
+namespace {
+
+// One number for each dimension of space, from `least` on.
+bool spatial(const c10::IValue& list, int64_t rank, int64_t least, std::vector<int64_t>& numbers) {
+  constexpr int64_t kMost = int64_t{1} << 31;  // no sum of a few products of two is out of range
+  numbers = list.toIntVector();
+  return std::ssize(numbers) == rank &&
+         std::ranges::all_of(numbers, [least](int64_t number) { return number >= least && number < kMost; });
+}
+
+// What aten::convolution makes. False where the arguments do not fit together.
+bool apply_convolution(c10::ArrayRef<c10::IValue> arguments, c10::SmallVector<int64_t, 6>& sizes) {
+  // input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+  const at::Tensor& input = arguments[0].toTensor();
+  const at::Tensor& weight = arguments[1].toTensor();
+  const int64_t rank = input.dim() - 2;
+  const int64_t groups = arguments[8].toInt();
+  std::vector<int64_t> stride, padding, dilation, more;
+  if (rank < 1 || weight.dim() != input.dim() || groups < 1 || input.scalar_type() != weight.scalar_type() ||
+      !spatial(arguments[3], rank, 1, stride) || !spatial(arguments[4], rank, 0, padding) ||
+      !spatial(arguments[5], rank, 1, dilation) || !spatial(arguments[7], rank, 0, more)) {
+    return false;
+  }
+  const bool transposed = arguments[6].toBool();
+  if (weight.size(0) < 1 || weight.size(0) % groups != 0) return false;
+  if (input.size(1) != (transposed ? weight.size(0) : weight.size(1) * groups)) return false;
+  const int64_t channels = transposed ? weight.size(1) * groups : weight.size(0);
+  if (arguments[2].isTensor() && arguments[2].toTensor().defined()) {
+    const at::Tensor& bias = arguments[2].toTensor();
+    if (bias.dim() != 1 || bias.size(0) != channels || bias.scalar_type() != input.scalar_type()) return false;
+  }
+  sizes = {input.size(0), channels};
+  for (int64_t d = 0; d < rank; ++d) {
+    const int64_t size = input.size(d + 2);
+    const int64_t reach = dilation[d] * (weight.size(d + 2) - 1) + 1;
+    if (weight.size(d + 2) < 1) return false;
+    const int64_t free = size + 2 * padding[d] - reach;
+    const int64_t made = transposed ? (size - 1) * stride[d] - 2 * padding[d] + reach + more[d] : free / stride[d] + 1;
+    if (made < 1 || (!transposed && free < 0)) return false;
+    if (transposed && more[d] >= std::max(stride[d], dilation[d])) return false;
+    sizes.push_back(made);
+  }
+  return true;
+}
+
+void keep_inputs(c10::ArrayRef<c10::IValue> arguments, MetaRun& run) {
+  run.inputs.clear();
+  visit_tensors(arguments, [&](size_t, const at::Tensor& tensor) {
+    if (is_hetero(tensor)) run.inputs.push_back(tensor);
+  });
+}
+
+at::Tensor without_bytes(c10::IntArrayRef sizes, at::ScalarType dtype) {
+  return at::empty(sizes, at::TensorOptions(dtype).device(c10::kMeta));
+}
+
+}  // namespace
+
+bool run_formula(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run) {
+  run = {};
+  c10::SmallVector<int64_t, 6> sizes;
+  run.failed = info.name == "aten::convolution" && !apply_convolution(arguments, sizes);
+  if (info.name != "aten::convolution" || run.failed) return false;
+  keep_inputs(arguments, run);
+  run.results = {without_bytes(sizes, arguments[0].toTensor().scalar_type())};
+  return true;
+}
+
+bool run_rule(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run) {
+  std::vector<RuledOutput> outputs;
+  if (!apply_rule(info.shape_rule, arguments, outputs)) return false;
+  const bool in_place = info.returns.size() == 1 && info.returns[0] == OpInfo::Return::kArgument;
+  if (in_place) {
+    const c10::IValue& written = arguments[info.returned_argument[0]];
+    if (!written.isTensor() || outputs.size() != 1 || written.toTensor().sizes() != c10::IntArrayRef(outputs[0].sizes))
+      return false;
+  }
+  torch::jit::Stack one_each(arguments.begin(), arguments.end());
+  if (info.shape_rule == ShapeRule::kLayerNorm) {
+    const size_t normalized = one_each[1].toIntVector().size();
+    one_each[1] = std::vector<int64_t>(normalized, 1);
+  }
+  if (!run_on_stand_ins(info, one_each, c10::kCPU, Fill::kOneElement, run)) return false;
+  keep_inputs(arguments, run);  // nothing is resized
+  if (in_place) return true;
+  if (outputs.size() != run.results.size()) return false;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!run.results[i].isTensor() || !run.results[i].toTensor().defined()) return false;
+    run.results[i] = without_bytes(outputs[i].sizes, run.results[i].toTensor().scalar_type());
+  }
+  return true;
 }
 
 MetaEntry entry_of(const OpInfo& info, const MetaRun& run) {

@@ -13,6 +13,7 @@
 
 #include "ops/boxed.h"
 #include "ops/call.h"
+#include "ops/described_in_python.h"
 #include "ops/meta.h"
 #include "ops/op_info.h"
 #include "ops/op_table.h"
@@ -305,28 +306,53 @@ bool keeps_operands(const torch::jit::Stack& arguments, const MetaRun& run) {
   return kept;
 }
 
-// Whether the outputs of the node are compared with what the kernel has made before anybody uses them. A node whose Meta kernel describes CUDA's
-// kernel, and is wrong for the CPU's, may then be believed. Rows have kernels that write where they are told, and fused kernels go by the windows.
+// Whether the outputs of the node are compared with what the kernel has made before anybody uses them, and the tensors that it writes keep their shape or the
+// node fails. A node whose Meta kernel describes CUDA's kernel, and is wrong for the CPU's, may then be believed, and one that no Meta kernel describes.
+// Rows have kernels that write where they are told, and fused kernels go by the windows.
 bool is_compared_when_run(const OpInfo& info) { return !info.typed && graph::op_table()[info.id].lower == nullptr; }
 
-// Operators with a row are tried on zeros of no more bytes.
-constexpr uint64_t kMostTried = uint64_t{64} << 20;
+// Operators with a row are tried on zeros of no more bytes, where no rule says what they make.
+constexpr uint64_t kMostTried = uint64_t{1} << 30;
+// And of no more where a rule does.
+constexpr uint64_t kFewTried = uint64_t{16} << 20;
 
-bool is_small(const graph::Graph& graph, const graph::Node& node) {
+uint64_t operand_bytes(const graph::Graph& graph, const graph::Node& node) {
   uint64_t bytes = 0;
   for (int i = 0; i < node.operand_count; ++i) bytes += graph.buffers[graph.operands_of(node)[i].buffer].bytes;
-  return bytes <= kMostTried;
+  return bytes;
 }
 
-// What the operator makes, by its Meta kernel. Many Meta kernels are Python, which a C++ program does not have: there an operator with a row, which
-// computes tensors from tensors and does nothing else, is tried on zeros. No other is ever run.
-bool find_results(const graph::Graph& graph, const graph::Node& node, const OpInfo& info,
-                  const torch::jit::Stack& arguments, MetaRun& meta) {
-  {
-    const NothingRuns nothing_runs;
-    if (run_meta(info, arguments, meta)) return true;
-  }
-  return !meta.failed && info.typed && is_small(graph, node) && run_probe(info, arguments, meta);
+// Whether trying it would take much memory, whatever its operands are.
+bool makes_too_much(const OpInfo& info, const torch::jit::Stack& arguments) {
+  if (info.name != "aten::_adaptive_avg_pool2d") return false;
+  constexpr int64_t kMost = 1 << 12;
+  return std::ranges::any_of(arguments[1].toIntVector(), [](int64_t size) { return size > kMost; });
+}
+
+// By the kernel of an operator with a row, which computes tensors from tensors and does nothing else.
+bool find_by_trying(const graph::Graph& graph, const graph::Node& node, const OpInfo& info,
+                    const torch::jit::Stack& arguments, MetaRun& meta) {
+  if (run_formula(info, arguments, meta)) return true;
+  if (meta.failed || makes_too_much(info, arguments)) return false;
+  const uint64_t bytes = operand_bytes(graph, node);
+  if (bytes > kFewTried && run_rule(info, arguments, meta)) return true;
+  return bytes <= kMostTried && run_probe(info, arguments, meta);
+}
+
+enum class Results : uint8_t { kKnown, kToBeCompared, kRefused, kUnknown };
+
+// What the operator makes. Many Meta kernels are Python, which a C++ program does not have and which take a second to import: in their place an operator
+// with a row is tried on zeros, and what the file says of others is believed where that is safe.
+Results find_results(const graph::Graph& graph, const graph::Node& node, const OpInfo& info,
+                     const torch::jit::Stack& arguments, MetaRun& meta) {
+  const NothingRuns nothing_runs;
+  if (run_meta(info, arguments, meta, MetaKernels::kWithoutPython)) return Results::kKnown;
+  if (meta.failed) return Results::kRefused;
+  if (meta.undescribed && is_compared_when_run(info) && checks_its_arguments(info.name)) return Results::kToBeCompared;
+  if (info.typed && find_by_trying(graph, node, info, arguments, meta)) return Results::kKnown;
+  const bool raised = meta.failed;
+  if (run_meta(info, arguments, meta)) return Results::kKnown;
+  return raised || meta.failed ? Results::kRefused : Results::kUnknown;
 }
 
 const OpInfo* info_of(const std::string& name) {
@@ -346,14 +372,15 @@ Status check_node(const graph::Graph& graph, const graph::Node& node) {
     ArgumentReader reader(graph, node);
     const torch::jit::Stack arguments = reader.read(*info);
     MetaRun meta;
-    if (!find_results(graph, node, *info, arguments, meta)) {
-      malformed(meta.failed ? "the operator does not accept its arguments"
-                            : "what it makes is not known without running it");
-    }
-    if (!keeps_operands(arguments, meta)) malformed("it resizes an operand");
+    const Results results = find_results(graph, node, *info, arguments, meta);
+    if (results == Results::kRefused) malformed("the operator does not accept its arguments");
+    if (results == Results::kUnknown) malformed("what it makes is not known without running it");
     check_layouts(graph, node);
-    const std::string wrong = compare_outputs(graph, node, fresh_results(*info, meta));
-    if (!wrong.empty() && !is_compared_when_run(*info)) malformed(wrong);
+    if (results == Results::kKnown) {
+      if (!keeps_operands(arguments, meta)) malformed("it resizes an operand");
+      const std::string wrong = compare_outputs(graph, node, fresh_results(*info, meta));
+      if (!wrong.empty() && !is_compared_when_run(*info)) malformed(wrong);
+    }
   } catch (const Malformed& error) {
     return Status(ErrorClass::kUsage, error.what());
   } catch (const std::exception& error) {
