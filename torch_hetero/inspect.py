@@ -6,6 +6,7 @@ Prints inputs, outputs, weights, memory, placement with reasons, the graph and t
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 import torch  # noqa: F401  loads the device
@@ -21,7 +22,10 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         model = _C.Model.load(chosen.file)
-        print(_C.GraphExecutor(model, chosen.slots).describe())
+        print(_C.GraphExecutor(model, chosen.slots).describe(), flush=True)
+    except BrokenPipeError:
+        # `| head` has read enough. What is left in the buffer goes nowhere when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (RuntimeError, ValueError) as error:
         print(str(error).splitlines()[0], file=sys.stderr)
         return 1

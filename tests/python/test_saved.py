@@ -10,6 +10,8 @@ import os
 import random
 import re
 import struct
+import subprocess
+import sys
 import threading
 import zipfile
 from collections import namedtuple
@@ -814,6 +816,28 @@ def test_inspect_prints_inputs_memory_placement_and_graph(program: CompiledModel
     done = run_python(f"from torch_hetero.inspect import main; exit(main([{str(tmp_path / 'empty.hetero')!r}]))")
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_inspect_ends_quietly_where_nobody_reads_on(program: CompiledModel, tmp_path: Path) -> None:
+    program.save(tmp_path / "m.hetero")
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "torch_hetero.inspect", str(tmp_path / "m.hetero")]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=180)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit", "language_model", "minilm"])
+def test_loading_a_file_imports_nothing(name: str, tmp_path: Path) -> None:
+    model, args, kwargs = example(name)
+    torch.hetero.compile(model, args, kwargs).save(tmp_path / "m.hetero")
+    said = run_python_ok(
+        "import sys, torch; torch.hetero; before = set(sys.modules)\n"
+        f"torch.hetero.load({str(tmp_path / 'm.hetero')!r}).plan_origin\n"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    assert said.split() == []
 
 
 def test_a_call_after_the_budget_was_lowered_keeps_it() -> None:
