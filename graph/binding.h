@@ -4,8 +4,10 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "backend/device.h"
 #include "backend/spill_file.h"
@@ -20,13 +22,40 @@ struct Derived {
   virtual ~Derived() = default;
 };
 
+// Owns what was derived. Programs that share the bytes may run at once: any of them may publish what it made, and the first one stays.
+class DerivedPointer {
+ public:
+  DerivedPointer() = default;
+  DerivedPointer(DerivedPointer&& other) noexcept : pointer_(other.release()) {}
+  DerivedPointer& operator=(DerivedPointer&& other) noexcept {
+    delete pointer_.exchange(other.release());
+    return *this;
+  }
+  ~DerivedPointer() { reset(); }
+
+  Derived* get() const { return pointer_.load(std::memory_order_acquire); }
+  // What is there from now on: `made`, or what another thread has published before.
+  Derived* publish(std::unique_ptr<Derived> made) {
+    Derived* found = nullptr;
+    return pointer_.compare_exchange_strong(found, made.get()) ? made.release() : found;
+  }
+  // REQUIRES: nobody uses it.
+  void reset() {
+    if (get() != nullptr) delete release();
+  }
+
+ private:
+  Derived* release() { return pointer_.exchange(nullptr); }
+  std::atomic<Derived*> pointer_{nullptr};
+};
+
 // The bytes of a storage: a block per device, and which of them are valid.
 struct Binding {
   backend::Block blocks[backend::kMaxDevices];
   uint8_t valid_on = 0;
   Layout layout;        // of the storage in the CPU's block
   bool shared = false;  // others may write the bytes unseen: nothing may be derived of them
-  std::unique_ptr<Derived> derived;
+  DerivedPointer derived;
   // Where the CPU's bytes are while it has no block for them; valid_on says that they are valid there.
   std::unique_ptr<backend::SpilledBytes> spilled;
   Status error;  // not ok: the bytes are lost, for this reason

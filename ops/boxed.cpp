@@ -7,6 +7,7 @@
 
 #include "ops/generator.h"
 #include "ops/kernel.h"
+#include "ops/reused.h"
 #include "ops/sync.h"
 
 namespace hetero::ops {
@@ -174,6 +175,13 @@ c10::IValue decode_value(const c10::TypePtr& declared, Decoder& decoder, KernelT
   TORCH_INTERNAL_ASSERT(false, "hetero: damaged attributes");
 }
 
+void push_arguments(const c10::FunctionSchema& schema, Decoder& decoder, KernelTensors& tensors,
+                    torch::jit::Stack& stack) {
+  for (const c10::Argument& argument : schema.arguments()) {
+    stack.push_back(decode_value(argument.type(), decoder, tensors));
+  }
+}
+
 // Whether the memory is still the node's, and looks as it says. A kernel may give what it writes another shape.
 bool is_kept(const at::Tensor& written, const graph::Invocation& invocation, int i) {
   const graph::Window& window = (*invocation.windows)[invocation.operands[i].window];
@@ -215,15 +223,15 @@ void check_kept(const std::vector<std::pair<int, at::Tensor>>& written, const gr
 // Into the outputs' own memory.
 void call_out(const graph::Invocation& invocation, const c10::OperatorHandle& out, KernelTensors& tensors,
               torch::jit::Stack& stack) {
-  std::vector<at::Tensor> outputs;
+  Reused<std::vector<at::Tensor>> outputs;
   for (int i = tensors.first_output(); i < invocation.node->operand_count; ++i) {
-    outputs.push_back(tensors.operand(i));
-    stack.emplace_back(outputs.back());
+    outputs->push_back(tensors.operand(i));
+    stack.emplace_back(outputs->back());
   }
   with_line(invocation.node->sequence, [&] { out.callBoxed(&stack); });
   stack.clear();
   for (int i = tensors.first_output(); i < invocation.node->operand_count; ++i) {
-    const at::Tensor& made = outputs[static_cast<size_t>(i - tensors.first_output())];
+    const at::Tensor& made = (*outputs)[static_cast<size_t>(i - tensors.first_output())];
     if (is_kept(made, invocation, i)) continue;
     at::Tensor result = made.clone();
     restore(made, (*invocation.windows)[invocation.operands[i].window]);
@@ -235,9 +243,7 @@ void call_out(const graph::Invocation& invocation, const c10::OperatorHandle& ou
 
 torch::jit::Stack arguments_of(const c10::FunctionSchema& schema, Decoder& decoder, KernelTensors& tensors) {
   torch::jit::Stack stack;
-  for (const c10::Argument& argument : schema.arguments()) {
-    stack.push_back(decode_value(argument.type(), decoder, tensors));
-  }
+  push_arguments(schema, decoder, tensors, stack);
   return stack;
 }
 
@@ -253,7 +259,9 @@ void call_operator(const graph::Invocation& invocation, const OpInfo& info, cons
   RECORD_FUNCTION(info.name.c_str(), std::vector<c10::IValue>());
   KernelTensors tensors(invocation);
   Decoder decoder(invocation.attributes, invocation.node->attribute_bytes);
-  torch::jit::Stack stack = arguments_of(handle.schema(), decoder, tensors);
+  Reused<torch::jit::Stack> reused;
+  torch::jit::Stack& stack = *reused;
+  push_arguments(handle.schema(), decoder, tensors, stack);
   // Some outputs the Meta kernel leaves undefined.
   if (out != nullptr && static_cast<size_t>(invocation.node->output_count) == info.returns.size()) {
     return call_out(invocation, *out, tensors, stack);

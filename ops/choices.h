@@ -10,20 +10,23 @@
 //     Shape rounded() const;                            // the shape that stands for all similar ones
 //     std::array<int64_t, N> numbers() const;           // all that is compared
 //   };
-//   struct Choice { ...; bool sure = true; };           // false: guessed, since the machine was too busy to measure
+//   struct Choice { ...; bool sure = true; bool operator==(const Choice&) const = default; };  // not sure: guessed, since the machine was too busy to measure
 //   std::string line_of(const Shape&, const Choice&);
 //   bool parse_line(const std::string&, Shape&, Choice&);  // what it understands wrongly is found by line_of
 //
-// Thread safety: any thread.
+// Thread safety: any thread. To find what is known takes no lock.
 
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <bit>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -57,61 +60,104 @@ class Choices {
 
   // What is known of shape.rounded(). A guess is forgotten at the 2nd, 4th, ... 64th look, so that the caller measures again.
   std::optional<Choice> find(const Shape& shape) {
-    const std::lock_guard lock(mutex_);
-    if (!loaded_) load();
-    const auto found = known_.find(shape.rounded());
-    if (found == known_.end()) return std::nullopt;
-    constexpr uint32_t kLastLook = 64;
-    Known& known = found->second;
-    if (!known.choice.sure && known.looks < kLastLook && std::has_single_bit(++known.looks)) return std::nullopt;
-    return known.choice;
+    const Known* const known = look_up(shape);
+    if (known == nullptr) return std::nullopt;
+    const bool may_be_forgotten = !known->choice.sure && known->looks.load(std::memory_order_relaxed) < kLastLook;
+    if (may_be_forgotten && std::has_single_bit(++known->looks)) return std::nullopt;
+    return known->choice;
+  }
+
+  // The same, where it is not forgotten any more.
+  std::optional<Choice> settled(const Shape& shape) {
+    const Known* const known = look_up(shape);
+    if (known == nullptr || (!known->choice.sure && known->looks < kLastLook)) return std::nullopt;
+    return known->choice;
   }
 
   // Guesses are not written to the file.
-  void learn(const Shape& shape, const Choice& choice) {
-    const std::lock_guard lock(mutex_);
-    if (!loaded_) load();
-    known_[shape.rounded()].choice = choice;
-    if (choice.sure) file_.append(line_of(shape.rounded(), choice));
-  }
+  void learn(const Shape& shape, const Choice& choice) { learn(shape, choice, 0); }
+  // The same, but a guess is never forgotten.
+  void settle(const Shape& shape, const Choice& choice) { learn(shape, choice, kLastLook); }
 
   // Forgets everything, and uses another file from now on.
   void restart(std::string path) {
     const std::lock_guard lock(mutex_);
-    known_.clear();
+    for (auto& first : known_) first.store(nullptr, std::memory_order_relaxed);
     file_ = ChoiceFile(Shape::kKind, std::move(path));
     loaded_ = false;
   }
 
  private:
-  struct Known {
-    Choice choice;
-    uint32_t looks = 1;
-  };
-  struct Hash {
-    size_t operator()(const Shape& shape) const {
-      uint64_t hash = 0;
-      for (const int64_t number : shape.numbers()) {
-        hash = (hash ^ static_cast<uint64_t>(number)) * 0x9e3779b97f4a7c15u;
-        hash ^= hash >> 29;
-      }
-      return hash;
-    }
-  };
+  static constexpr uint32_t kLastLook = 64;
+  static constexpr size_t kBuckets = 256;
 
-  void load() {  // at the first look
-    loaded_ = true;
+  struct Known {
+    Shape shape;
+    Choice choice;
+    mutable std::atomic<uint32_t> looks;
+    const Known* next;  // in the same bucket, older
+  };
+  using Bucket = std::atomic<const Known*>;
+
+  Bucket& bucket_of(const Shape& shape) {
+    uint64_t hash = 0;
+    for (const int64_t number : shape.numbers()) {
+      hash = (hash ^ static_cast<uint64_t>(number)) * 0x9e3779b97f4a7c15u;
+      hash ^= hash >> 29;
+    }
+    return known_[hash % kBuckets];
+  }
+
+  // The latest. Takes no lock once the file has been read.
+  const Known* look_up(const Shape& shape) {
+    if (!loaded_.load(std::memory_order_acquire)) [[unlikely]] {
+      const std::lock_guard lock(mutex_);
+      load();
+    }
+    const Shape rounded = shape.rounded();
+    return find_in(bucket_of(rounded), rounded);
+  }
+  static const Known* find_in(const Bucket& bucket, const Shape& rounded) {
+    const Known* known = bucket.load(std::memory_order_acquire);
+    while (known != nullptr && !(known->shape == rounded)) known = known->next;
+    return known;
+  }
+
+  void learn(const Shape& shape, const Choice& choice, uint32_t least_looks) {
+    const std::lock_guard lock(mutex_);
+    load();
+    const Shape rounded = shape.rounded();
+    add(rounded, choice, least_looks);
+    if (choice.sure) file_.append(line_of(rounded, choice));
+  }
+
+  // REQUIRES: the mutex is held.
+  void add(const Shape& rounded, const Choice& choice, uint32_t least_looks) {
+    Bucket& bucket = bucket_of(rounded);
+    const Known* const before = find_in(bucket, rounded);
+    if (before != nullptr && before->choice == choice && before->looks >= least_looks) return;
+    const uint32_t looks = std::max(least_looks, before == nullptr ? 1 : before->looks.load());
+    memory_.push_back(std::unique_ptr<Known>(new Known{rounded, choice, looks, bucket.load()}));
+    bucket.store(memory_.back().get(), std::memory_order_release);
+  }
+
+  // At the first look. REQUIRES: the mutex is held.
+  void load() {
+    if (loaded_) return;
     for (const std::string& line : file_.read()) {
       Shape shape{};
       Choice choice{};
-      if (parse_line(line, shape, choice) && line_of(shape, choice) == line) known_[shape].choice = choice;
+      if (parse_line(line, shape, choice) && line_of(shape, choice) == line) add(shape, choice, 0);
     }
+    loaded_.store(true, std::memory_order_release);
   }
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // of those who change something; guards `file_` and `memory_`
   ChoiceFile file_;
-  bool loaded_ = false;
-  std::unordered_map<Shape, Known, Hash> known_;
+  std::atomic<bool> loaded_{false};
+  std::array<Bucket, kBuckets> known_{};
+  // What another thread may be reading stays, though something newer hides it.
+  std::vector<std::unique_ptr<const Known>> memory_;
 };
 
 // Choices that are kept where those of this kind belong. Leaked on purpose: kernels may run while the process exits.

@@ -4,6 +4,7 @@
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 
 #include <algorithm>
 #include <atomic>
@@ -202,24 +203,33 @@ void run_unfolded(const ConvolutionShape& shape, const Numbers& numbers) {
 
 at::IntArrayRef sizes_of(const graph::Window& window) { return {window.dims, static_cast<size_t>(window.rank)}; }
 
-// As many images of a call as speak for all, with memory of their own for the results.
+// Whether the operands have their values already, or only those that have a binding.
+enum class Values : uint8_t { kAll, kBound };
+
+// As many images of a call as speak for all, with memory of their own for the results. Operands without values are ones.
 class Sample {
  public:
-  Sample(const graph::Invocation& invocation, const Convolution& call) : shape_(call.shape), aliases_(invocation) {
+  Sample(const graph::Invocation& invocation, const Convolution& call, Values values)
+      : shape_(call.shape), aliases_(invocation) {
     // Multiplications: some milliseconds.
     constexpr int64_t kMostWork = int64_t{256} << 20;
     ConvolutionGeometry& geometry = shape_.geometry;
     const int64_t work = geometry.positions() * geometry.outputs * geometry.channels * geometry.kernel();
     geometry.images = std::min(geometry.images, std::max<int64_t>(1, kMostWork / work));
     planar_ = window_of(invocation, call.input).rank == 4;
-    input_ = images(aliases_.operand(call.input));
-    weight_ = aliases_.operand(call.weight);
-    if (call.bias >= 0) bias_ = aliases_.operand(call.bias);
-    if (call.grad_output >= 0) grad_output_ = images(aliases_.operand(call.grad_output));
-    numbers_ = {.input = read(invocation, call.input),
-                .weight = read(invocation, call.weight),
-                .bias = read(invocation, call.bias),
-                .grad_output = read(invocation, call.grad_output),
+    const auto valued = [&](int operand, at::Tensor part) {
+      const bool has_binding =
+          invocation.bindings != nullptr && invocation.bindings[invocation.operands[operand].buffer] != nullptr;
+      return values == Values::kAll || has_binding ? part : at::ones(part.sizes(), part.options());
+    };
+    input_ = valued(call.input, images(aliases_.operand(call.input)));
+    weight_ = valued(call.weight, aliases_.operand(call.weight));
+    if (call.bias >= 0) bias_ = valued(call.bias, aliases_.operand(call.bias));
+    if (call.grad_output >= 0) grad_output_ = valued(call.grad_output, images(aliases_.operand(call.grad_output)));
+    numbers_ = {.input = input_.const_data_ptr<float>(),
+                .weight = weight_.const_data_ptr<float>(),
+                .bias = bias_ ? bias_->const_data_ptr<float>() : nullptr,
+                .grad_output = grad_output_.defined() ? grad_output_.const_data_ptr<float>() : nullptr,
                 .output = nullptr,
                 .gradients = {}};
     const auto memory = [&](bool wanted, int64_t floats, at::Tensor& results) -> float* {
@@ -276,6 +286,11 @@ class Sample {
   std::array<at::Tensor, 4> results_;
 };
 
+ConvolutionChoice choose(const graph::Invocation& invocation, const Convolution& call, Values values) {
+  const Measured measured = Sample(invocation, call, values).measure();
+  return {.implementation = static_cast<Implementation>(fastest(measured)), .sure = measured.repeated};
+}
+
 Implementation chosen(const graph::Invocation& invocation, const Convolution& call) {
   if (const int implementation = forced.load(std::memory_order_relaxed); implementation >= 0) {
     return static_cast<Implementation>(implementation);
@@ -283,8 +298,7 @@ Implementation chosen(const graph::Invocation& invocation, const Convolution& ca
   ConvolutionChoices& choices = convolution_choices();
   std::optional<ConvolutionChoice> choice = choices.find(call.shape);
   if (!choice) {
-    const Measured measured = Sample(invocation, call).measure();
-    choice = {.implementation = static_cast<Implementation>(fastest(measured)), .sure = measured.repeated};
+    choice = choose(invocation, call, Values::kAll);
     choices.learn(call.shape, *choice);
   }
   return choice->implementation;
@@ -337,7 +351,30 @@ bool run_recognized(const graph::Invocation& invocation, Convolution& call) {
   return true;
 }
 
+// What chosen() gives for such calls from now on. Where the machine is too busy, what was measured last is taken for what it is.
+void settle(const graph::Invocation& invocation, Convolution& call) {
+  constexpr int kMostTries = 3;
+  call.shape.threads = at::get_num_threads();
+  if (!backend::convolution_fits(call.shape.geometry) || forced.load(std::memory_order_relaxed) >= 0) return;
+  ConvolutionChoices& choices = convolution_choices();
+  if (choices.settled(call.shape)) return;
+  Isolated isolated;
+  ConvolutionChoice choice{.sure = false};
+  for (int tries = 0; !choice.sure && tries < kMostTries; ++tries) choice = choose(invocation, call, Values::kBound);
+  choices.settle(call.shape, choice);
+}
+
 }  // namespace
+
+void prepare_convolution(const graph::Invocation& invocation) {
+  Convolution call;
+  if (may_choose() && recognize_forward(invocation, call)) settle(invocation, call);
+}
+
+void prepare_convolution_backward(const graph::Invocation& invocation) {
+  Convolution call;
+  if (may_choose() && recognize_backward(invocation, call)) settle(invocation, call);
+}
 
 bool run_convolution(const graph::Invocation& invocation) {
   Convolution call;

@@ -19,6 +19,7 @@
 #include <optional>
 
 #include "graph/op.h"
+#include "graph/serve/preparation.h"
 #include "ops/convolution_choice.h"
 #include "ops/typed.h"
 
@@ -28,6 +29,10 @@ namespace hetero::ops {
 bool run_convolution(const graph::Invocation& invocation);
 bool run_convolution_backward(const graph::Invocation& invocation);
 
+// Measure where nothing is known of the shape: see preparation.h.
+void prepare_convolution(const graph::Invocation& invocation);
+void prepare_convolution_backward(const graph::Invocation& invocation);
+
 template <bool run(const graph::Invocation&), graph::KernelFunction stock>
 void convolution_kernel(const graph::Invocation& invocation) {
   if (!run(invocation)) stock(invocation);
@@ -36,10 +41,12 @@ void convolution_kernel(const graph::Invocation& invocation) {
 template <graph::KernelFunction stock>
 struct KernelOf<at::_ops::convolution, stock> {
   static constexpr graph::KernelFunction kValue = &convolution_kernel<run_convolution, stock>;
+  static void complete(graph::OpTraits&) { graph::set_preparation(kValue, &prepare_convolution); }
 };
 template <graph::KernelFunction stock>
 struct KernelOf<at::_ops::convolution_backward, stock> {
   static constexpr graph::KernelFunction kValue = &convolution_kernel<run_convolution_backward, stock>;
+  static void complete(graph::OpTraits&) { graph::set_preparation(kValue, &prepare_convolution_backward); }
 };
 
 // How often each implementation other than the stock kernel has run, and how many shapes were measured.

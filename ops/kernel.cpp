@@ -42,6 +42,13 @@ struct AliasSlot {
     window = graph::kNoWindow;
     bits = 0;
   }
+
+  // The same tensor, of another type. REQUIRES: nobody else has it, and its storage is still the slot's.
+  void retype(at::ScalarType dtype) {
+    c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+    impl->set_storage_and_dtype(impl->unsafe_storage(), c10::scalarTypeToTypeMeta(dtype));
+    window = graph::kNoWindow;
+  }
 };
 
 // Slots are pointers, so that references to tensors survive growth.
@@ -100,11 +107,12 @@ const at::Tensor& KernelTensors::operand(int i) {
   const graph::Window& window = (*invocation_.windows)[operand.window];
   const auto dtype = static_cast<at::ScalarType>(window.dtype);
   const uint64_t table = invocation_.windows->serial();
-  if (slot.storage == nullptr || slot.tensor.scalar_type() != dtype || slot.bits != operand.bits ||
-      slot.device != device_ ||
+  if (slot.storage == nullptr || slot.bits != operand.bits || slot.device != device_ ||
       // A kernel may have changed the alias (resized an output) or its storage.
       slot.tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() != slot.storage) {
     slot.renew(dtype, device_);
+  } else if (slot.tensor.scalar_type() != dtype) {
+    slot.retype(dtype);
   }
   slot.storage->set_data_ptr_noswap(c10::DataPtr(invocation_.data[i], device_));
   c10::TensorImpl* impl = slot.tensor.unsafeGetTensorImpl();

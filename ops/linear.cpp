@@ -4,11 +4,12 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/mm.h>
 
 #include <algorithm>
 #include <atomic>
-#include <deque>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -33,6 +34,8 @@ constexpr int64_t kSmallestWeight = 16 << 10;
 constexpr int64_t kFewestRowsToPack = 64;
 // How much faster a product has to be for the memory of a packed weight.
 constexpr double kWorthPacking = 1.05;
+// A product is measured so often beforehand where the machine is too busy; then the guess stays.
+constexpr int kMostTries = 3;
 
 std::atomic<int64_t> measurements;
 std::atomic<int64_t> packed_bytes;
@@ -147,7 +150,8 @@ bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& pr
 
 // ---- the implementations --------------------------------------------------------------------------------------------------
 
-// The packed forms of the weights of one storage, and how often these were used since the bytes last changed. Executors of one model share them, and run at once.
+// The packed forms of the weights of one storage, and how often these were used since the bytes last changed. Executors of one model share them, and run at once:
+// what is packed is found without a lock.
 struct PackedWeights final : graph::Derived {
   struct Entry {
     Implementation implementation;
@@ -156,23 +160,31 @@ struct PackedWeights final : graph::Derived {
     bool columns;
     at::Tensor packed;  // undefined where the weight has values that the implementation cannot have
     int64_t bytes;
+    std::unique_ptr<const Entry> next;  // older
   };
   std::atomic<int> uses{0};
-  std::mutex mutex;           // guards `entries`
-  std::deque<Entry> entries;  // what is there neither moves nor changes
+  std::mutex mutex;                          // of who packs
+  std::atomic<const Entry*> first{nullptr};  // what is there neither moves nor changes
 
   ~PackedWeights() override {
-    for (const Entry& entry : entries) packed_bytes -= entry.bytes;
+    const std::unique_ptr<const Entry> entries(first.load());
+    for (const Entry* entry = entries.get(); entry != nullptr; entry = entry->next.get()) packed_bytes -= entry->bytes;
+  }
+  const Entry* find(Implementation implementation, const Matvec& call) const {
+    const Entry* entry = first.load(std::memory_order_acquire);
+    while (entry != nullptr &&
+           !(entry->implementation == implementation && entry->address == call.w && entry->n == call.n &&
+             entry->k == call.k && entry->stride == call.w_stride && entry->columns == call.columns)) {
+      entry = entry->next.get();
+    }
+    return entry;
   }
   // REQUIRES: the mutex is held.
-  const Entry* find(Implementation implementation, const Matvec& call) const {
-    for (const Entry& entry : entries) {
-      if (entry.implementation == implementation && entry.address == call.w && entry.n == call.n && entry.k == call.k &&
-          entry.stride == call.w_stride && entry.columns == call.columns) {
-        return &entry;
-      }
-    }
-    return nullptr;
+  const Entry* add(Entry entry) {
+    entry.next.reset(first.load(std::memory_order_relaxed));
+    const auto* const added = new Entry(std::move(entry));
+    first.store(added, std::memory_order_release);
+    return added;
   }
 };
 
@@ -192,17 +204,20 @@ bool can_run(Implementation implementation, const Product& product) {
   return false;
 }
 
+// Null where there is none.
+graph::Binding* binding_of(const graph::Invocation& invocation, int operand) {
+  return invocation.bindings == nullptr ? nullptr : invocation.bindings[invocation.operands[operand].buffer];
+}
+
 // Null where nothing can keep a packed form of the weight.
 PackedWeights* packed_weights(const graph::Invocation& invocation, const Product& product) {
   if (!can_run(Implementation::kPackedPanels, product) && !can_run(Implementation::kPackedTiles, product))
     return nullptr;
-  if (invocation.bindings == nullptr) return nullptr;
-  graph::Binding* const binding = invocation.bindings[invocation.operands[product.w].buffer];
+  graph::Binding* const binding = binding_of(invocation, product.w);
   if (binding == nullptr) return nullptr;
-  static std::mutex creation;
-  const std::lock_guard lock(creation);
-  if (binding->derived == nullptr) binding->derived = std::make_unique<PackedWeights>();
-  return dynamic_cast<PackedWeights*>(binding->derived.get());
+  graph::Derived* derived = binding->derived.get();
+  if (derived == nullptr) derived = binding->derived.publish(std::make_unique<PackedWeights>());
+  return dynamic_cast<PackedWeights*>(derived);
 }
 
 int64_t bytes_when_packed(Implementation implementation, const Matvec& call) {
@@ -223,6 +238,10 @@ at::Tensor packed_weight(Implementation implementation, const Matvec& call) {
 // Room for a packed weight, within the limit; given back unless kept.
 class Room {
  public:
+  static bool may_be_found(int64_t bytes) {
+    return packed_bytes.load(std::memory_order_relaxed) + bytes <=
+           config().packed_bytes.load(std::memory_order_relaxed);
+  }
   explicit Room(int64_t bytes) : bytes_(bytes) {
     found_ = packed_bytes.fetch_add(bytes) + bytes <= config().packed_bytes.load(std::memory_order_relaxed);
   }
@@ -243,24 +262,29 @@ class Room {
 // The weight in the layout of the implementation, packed now if it is not yet; undefined where there is no such layout of its values. Null where there is
 // no room.
 const at::Tensor* pack(Implementation implementation, const Matvec& call, PackedWeights& weights) {
+  if (const PackedWeights::Entry* entry = weights.find(implementation, call)) return &entry->packed;
+  if (!Room::may_be_found(bytes_when_packed(implementation, call))) return nullptr;
   const std::lock_guard lock(weights.mutex);
   if (const PackedWeights::Entry* entry = weights.find(implementation, call)) return &entry->packed;
   Room room(bytes_when_packed(implementation, call));
   if (!room.found()) return nullptr;
   at::Tensor packed = packed_weight(implementation, call);
   const int64_t bytes = packed.defined() ? bytes_when_packed(implementation, call) : 0;
-  weights.entries.push_back(
-      {implementation, call.w, call.n, call.k, call.w_stride, call.columns, std::move(packed), bytes});
+  const PackedWeights::Entry* const added = weights.add(
+      {implementation, call.w, call.n, call.k, call.w_stride, call.columns, std::move(packed), bytes, nullptr});
   if (bytes > 0) room.keep();
-  return &weights.entries.back().packed;
+  return &added->packed;
 }
 
 // ---- choosing -------------------------------------------------------------------------------------------------------------
 
-// A part of a product that is large enough to speak for the whole, with memory of its own for the results.
+// Whether the operands have their values already, or only those that have a binding.
+enum class Values : uint8_t { kAll, kBound };
+
+// A part of a product that is large enough to speak for the whole, with memory of its own for the results. Operands without values are ones.
 class Sample {
  public:
-  Sample(const graph::Invocation& invocation, const Product& product) : call_(product.call) {
+  Sample(const graph::Invocation& invocation, const Product& product, Values values) : call_(product.call) {
     constexpr int64_t kMostWeight = 8 << 20;
     // Multiplications: a millisecond or two, which often passes undisturbed even on a busy machine.
     constexpr int64_t kMostWork = int64_t{128} << 20;
@@ -273,11 +297,18 @@ class Sample {
       const at::Tensor& tensor = operands.operand(operand);
       return tensor.dim() == 3 ? tensor.select(0, 0) : tensor;
     };
-    x_ = matrix(product.x).narrow(0, 0, call_.m);
-    w_ = matrix(product.w).narrow(1, 0, call_.n);
+    const auto valued = [&](int operand, at::Tensor part, const void*& address) {
+      const bool has_values = values == Values::kAll || binding_of(invocation, operand) != nullptr;
+      if (has_values) return part;
+      part = at::empty_strided(part.sizes(), part.strides(), part.options()).fill_(1);
+      address = part.const_data_ptr();
+      return part;
+    };
+    x_ = valued(product.x, matrix(product.x).narrow(0, 0, call_.m), call_.x);
+    w_ = valued(product.w, matrix(product.w).narrow(1, 0, call_.n), call_.w);
     if (product.bias >= 0) {
       const at::Tensor& bias = operands.operand(product.bias);
-      bias_ = (bias.dim() == 2 ? bias.select(0, 0) : bias).narrow(0, 0, call_.n);
+      bias_ = valued(product.bias, (bias.dim() == 2 ? bias.select(0, 0) : bias).narrow(0, 0, call_.n), call_.bias);
     }
     out_ = at::empty({call_.m, call_.n}, x_.options());
     call_.y = out_.mutable_data_ptr();
@@ -328,7 +359,7 @@ class Sample {
   std::optional<at::Tensor> bias_;
 };
 
-LinearChoice choose(const graph::Invocation& invocation, const Product& product) {
+LinearChoice choose(const graph::Invocation& invocation, const Product& product, Values values = Values::kAll) {
   std::vector<Implementation> candidates{Implementation::kStock};
   const auto consider = [&](Implementation implementation, int64_t fewest_rows) {
     if (product.call.m >= fewest_rows && can_run(implementation, product)) candidates.push_back(implementation);
@@ -337,20 +368,23 @@ LinearChoice choose(const graph::Invocation& invocation, const Product& product)
   consider(Implementation::kPanels, kFewestRowsToPack);
   consider(Implementation::kTiles, kFewestRowsToPack);
   if (candidates.size() == 1) return {};
-  const Measured measured = Sample(invocation, product).measure(candidates);
+  const Measured measured = Sample(invocation, product, values).measure(candidates);
   if (measured.repeated) return {.plain = candidates[fastest(measured)]};
   // In every measurement so far, ours were the faster ones for few rows.
   return {.plain = candidates[1] == Implementation::kMatvec ? candidates[1] : candidates[0], .sure = false};
 }
 
-LinearChoice try_packing(const graph::Invocation& invocation, const Product& product, LinearChoice choice) {
+// With `guesses` also where the machine was too busy.
+LinearChoice try_packing(const graph::Invocation& invocation, const Product& product, LinearChoice choice,
+                         Values values = Values::kAll, bool guesses = false) {
   std::vector<Implementation> candidates{choice.plain};
   for (const Implementation packed : {Implementation::kPackedPanels, Implementation::kPackedTiles}) {
     if (can_run(packed, product)) candidates.push_back(packed);
   }
   if (candidates.size() == 1) return choice;
-  const Measured measured = Sample(invocation, product).measure(candidates);
-  if (measured.repeated) {
+  const Measured measured = Sample(invocation, product, values).measure(candidates);
+  if (measured.repeated || guesses) {
+    choice.sure = choice.sure && measured.repeated;
     const auto least = std::min_element(measured.seconds.begin() + 1, measured.seconds.end());
     const bool better = *least < measured.seconds[0] / kWorthPacking;
     choice.packed = better ? candidates[static_cast<size_t>(least - measured.seconds.begin())] : Implementation::kStock;
@@ -383,6 +417,21 @@ LinearChoice chosen(const graph::Invocation& invocation, const Product& product,
   // The file may be of a process with another library.
   if (!can_run(choice->plain, product)) choice->plain = Implementation::kStock;
   return *choice;
+}
+
+// What chosen() gives for such products from now on.
+void settle(const graph::Invocation& invocation, const Product& product, const PackedWeights* weights) {
+  if (forced.load(std::memory_order_relaxed) >= 0) return;
+  LinearChoices& choices = linear_choices();
+  std::optional<LinearChoice> choice = choices.settled(product.shape);
+  for (int tries = 0; !choice || (!choice->sure && tries > 0 && tries < kMostTries); ++tries) {
+    choice = choose(invocation, product, Values::kBound);
+  }
+  const bool packs = weights != nullptr && config().packed_bytes.load(std::memory_order_relaxed) > 0;
+  for (int tries = 1; packs && !choice->packed && tries <= kMostTries; ++tries) {
+    choice = try_packing(invocation, product, *choice, Values::kBound, tries == kMostTries);
+  }
+  choices.settle(product.shape, *choice);
 }
 
 // A weight that changes often is never worth packing.
@@ -455,6 +504,16 @@ bool run_linear(const graph::Invocation& invocation, LinearKind kind) {
       break;
   }
   return false;
+}
+
+void prepare_linear(const graph::Invocation& invocation, LinearKind kind) {
+  Product product;
+  if (!last_bits_may_differ() || !recognize(invocation, kind, product)) return;
+  Isolated isolated;
+  PackedWeights* const weights = packed_weights(invocation, product);
+  if (weights != nullptr) weights->uses = kUsesBeforePacking;
+  settle(invocation, product, weights);
+  choose_now(invocation, product, weights);
 }
 
 void run_linears(const graph::Invocation* calls, size_t count) {

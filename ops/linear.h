@@ -3,7 +3,8 @@
 // F.linear becomes `t` and one of these, so the weight [n, k] comes as a window with strides (1, k). For such a product there are several
 // implementations (linear_choice.h), and which is the fastest depends on shape, dtype and machine. The first call of a shape measures those that
 // need nothing but the operands; once a weight has been used kUsesBeforePacking times unchanged, those that pack it are measured too. Packing takes
-// memory, at most config().packed_bytes, so it must be faster by more than a twentieth.
+// memory, at most config().packed_bytes, so it must be faster by more than a twentieth. All of that is done beforehand (prepare_linear) for programs that are bound to
+// their addresses, whose weights do not change. Calls that find what they need take no lock.
 //
 // The gradient of a weight is such a product too: there x is transposed, which all but the one for few rows take.
 //
@@ -23,6 +24,7 @@
 #include <ATen/ops/mm_ops.h>
 
 #include "graph/op.h"
+#include "graph/serve/preparation.h"
 #include "ops/linear_choice.h"
 #include "ops/typed.h"
 
@@ -32,6 +34,9 @@ enum class LinearKind : uint8_t { kMm, kAddmm, kBmm };
 
 // Runs the product by the best implementation. False, and nothing is done, where that is the stock kernel.
 bool run_linear(const graph::Invocation& invocation, LinearKind kind);
+// Measures what is not known of the product's shape yet, and packs its weight where that is faster and the weight has a binding: see
+// preparation.h.
+void prepare_linear(const graph::Invocation& invocation, LinearKind kind);
 // Runs a part of addmm by stock kernels.
 void run_addmm_part(const graph::Invocation& invocation);
 // Products of one x, as projections to Q, K and V are: those that the same one of our implementations computes are one call of it.
@@ -44,10 +49,18 @@ void linear_kernel(const graph::Invocation& invocation) {
   run_addmm_part(invocation);
 }
 
+template <LinearKind kind>
+void prepare_linear_kernel(const graph::Invocation& invocation) {
+  if (invocation.part != graph::Part::kTail) prepare_linear(invocation, kind);
+}
+
 template <graph::KernelFunction stock>
 struct KernelOf<at::_ops::mm, stock> {
   static constexpr graph::KernelFunction kValue = &linear_kernel<LinearKind::kMm, stock>;
-  static void complete(graph::OpTraits& traits) { traits.run_together = &run_linears; }
+  static void complete(graph::OpTraits& traits) {
+    traits.run_together = &run_linears;
+    graph::set_preparation(kValue, &prepare_linear_kernel<LinearKind::kMm>);
+  }
 };
 template <graph::KernelFunction stock>
 struct KernelOf<at::_ops::addmm, stock> {
@@ -55,11 +68,13 @@ struct KernelOf<at::_ops::addmm, stock> {
   static void complete(graph::OpTraits& traits) {
     traits.run_together = &run_linears;
     traits.shared_operand = 1;
+    graph::set_preparation(kValue, &prepare_linear_kernel<LinearKind::kAddmm>);
   }
 };
 template <graph::KernelFunction stock>
 struct KernelOf<at::_ops::bmm, stock> {
   static constexpr graph::KernelFunction kValue = &linear_kernel<LinearKind::kBmm, stock>;
+  static void complete(graph::OpTraits&) { graph::set_preparation(kValue, &prepare_linear_kernel<LinearKind::kBmm>); }
 };
 
 inline constexpr int kUsesBeforePacking = 8;

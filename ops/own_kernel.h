@@ -4,15 +4,14 @@
 
 #pragma once
 
-#include <ATen/record_function.h>
-
 #include <optional>
-#include <vector>
+#include <utility>
 
 #include "backend/cpu/matvec.h"
 #include "graph/op.h"
 #include "ops/config.h"
 #include "ops/counters.h"
+#include "ops/profiled.h"
 
 namespace hetero::ops {
 
@@ -33,12 +32,7 @@ inline std::optional<backend::Element> element_of(graph::DType dtype) {
 template <typename Run>
 void run_as_operator(OwnKernel kernel, const graph::Invocation& invocation, Run&& run) {
   count(counters().own_kernels[static_cast<size_t>(kernel)]);
-  if (at::hasCallbacks()) [[unlikely]] {
-    RECORD_FUNCTION(invocation.traits->name.c_str(), std::vector<c10::IValue>());
-    run();
-  } else {
-    run();
-  }
+  run_profiled(invocation.traits->name.c_str(), std::forward<Run>(run));
 }
 
 }  // namespace hetero::ops

@@ -11,7 +11,6 @@
 
 #include <ATen/core/boxing/impl/boxing.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/record_function.h>
 #include <c10/core/DefaultDtype.h>
 #include <torch/library.h>
 
@@ -21,7 +20,9 @@
 #include "ops/catch_all.h"
 #include "ops/kernel.h"
 #include "ops/match.h"
+#include "ops/profiled.h"
 #include "ops/recorder.h"
+#include "ops/reused.h"
 #include "ops/sync.h"
 
 namespace hetero::ops {
@@ -290,31 +291,30 @@ struct Held<std::array<bool, N>> {
 };
 template <>
 struct Held<at::TensorList> {
-  std::vector<at::Tensor> values;
+  Reused<std::vector<at::Tensor>> values;
   Held(Decoder& decoder, KernelTensors& tensors) {
     decoder.next();
     const auto length = decoder.get<uint32_t>();
-    values.reserve(length);
-    for (uint32_t i = 0; i < length; ++i) values.push_back(Held<at::Tensor>(decoder, tensors).get());
+    for (uint32_t i = 0; i < length; ++i) values->push_back(Held<at::Tensor>(decoder, tensors).get());
   }
-  at::TensorList get() { return values; }
+  at::TensorList get() { return *values; }
 };
 template <>
 struct Held<at::ITensorListRef> : Held<at::TensorList> {
   using Held<at::TensorList>::Held;
-  at::ITensorListRef get() { return at::TensorList(values); }
+  at::ITensorListRef get() { return at::TensorList(*values); }
 };
 template <>
 struct Held<c10::List<std::optional<at::Tensor>>> {
-  c10::List<std::optional<at::Tensor>> values;
+  Reused<c10::List<std::optional<at::Tensor>>> values;
   Held(Decoder& decoder, KernelTensors& tensors) {
     decoder.next();
     const auto length = decoder.get<uint32_t>();
     for (uint32_t i = 0; i < length; ++i) {
-      values.push_back(Held<std::optional<at::Tensor>>(decoder, tensors).get());
+      values->push_back(Held<std::optional<at::Tensor>>(decoder, tensors).get());
     }
   }
-  const c10::List<std::optional<at::Tensor>>& get() { return values; }
+  const c10::List<std::optional<at::Tensor>>& get() { return *values; }
 };
 
 // ---- results ------------------------------------------------------------------------------------------------------
@@ -502,12 +502,7 @@ struct TypedKernel<Op, Out, R(A...)> {
   static void run(const graph::Invocation& invocation) {
     Isolated isolated;
     KernelTensors tensors(invocation);
-    if (at::hasCallbacks()) [[unlikely]] {
-      RECORD_FUNCTION(invocation.traits->name.c_str(), std::vector<c10::IValue>());
-      run_on(invocation, tensors);
-    } else {
-      run_on(invocation, tensors);
-    }
+    run_profiled(invocation.traits->name.c_str(), [&] { run_on(invocation, tensors); });
   }
 
  private:

@@ -6,6 +6,7 @@
 
 #include "graph/kernel_error.h"
 #include "graph/serve/bound_slot.h"
+#include "graph/serve/preparation.h"
 #include "graph/unfused.h"
 
 namespace hetero::graph {
@@ -67,6 +68,7 @@ BoundProgram::BoundProgram(const Graph& graph, const Plan& plan, const Devices& 
     Slot& slot = *slots_.emplace_back(std::make_unique<Slot>());
     slot.table.resize(entries_.size());
     fill(s, places[s]);
+    if (s == 0) prepare(slot);
     if (host_only_) continue;
     slot.on_device.resize(entries_.size());
     for (const Step& step : steps_) slot.tasks.push_back({this, &slot, &step, slot.table.data() + step.entry});
@@ -206,6 +208,36 @@ void BoundProgram::fill(size_t index, std::span<const Place> places) {
       slot.table[e] = places[entry.buffer][entry.device];
     }
   }
+}
+
+// With the first slot's addresses: no choice is about those of values that change.
+void BoundProgram::prepare(const Slot& slot) {
+  for (const Step& step : steps_) {
+    if (step.kind != Kind::kRun && step.kind != Kind::kBody && step.kind != Kind::kBatch) continue;
+    void* const* data = slot.table.data() + step.entry;
+    for (uint32_t c = 0; c < std::max<uint32_t>(step.count, 1); ++c) {
+      const Invocation& call = calls_[step.index + c];
+      counts_.prepared += prepare_call(call, device_of(step.queue), data) ? 1 : 0;
+      data += call.node->operand_count;
+    }
+  }
+}
+
+bool BoundProgram::prepare_call(const Invocation& call, DeviceIndex device, void* const* data) {
+  const KernelFunction prepare = call.by_device ? nullptr : preparation_of(call.traits->kernel);
+  if (prepare == nullptr) return false;
+  std::vector<void*> addresses(data, data + call.node->operand_count);
+  if (device != kCpu) {
+    for (void*& address : addresses) address = devices_[device]->kernel_address(address);
+  }
+  Invocation invocation = call;
+  invocation.data = addresses.data();
+  try {
+    prepare(invocation);
+  } catch (...) {
+    return false;
+  }
+  return true;
 }
 
 void BoundProgram::rebind(size_t index, BufferId buffer, DeviceIndex device, void* data) {

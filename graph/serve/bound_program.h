@@ -2,7 +2,7 @@
 //
 // Executor (executor.h) finds memory as it goes, because a lazy program meets other storages each time. What is bound here was given its memory beforehand: a
 // Place says where the bytes of each buffer are on each device, for each of a few *slots*, which are sets of inputs and outputs. Slots share everything
-// else, so only one of them runs at a time. Running takes no memory, no lock, and does not wait for a device, unless the program has
+// else, so only one of them runs at a time. Kernels that choose how to compute, or keep a weight in another layout, do so when they are bound (preparation.h). Running takes no memory, no lock, and does not wait for a device, unless the program has
 // kernels of the CPU that need what a device computes.
 //
 // A plan's compute queues are those of an accelerator that has them for itself. Where it is shared, BoundOptions::compute_queues says which ones of it stand for them.
@@ -41,6 +41,7 @@ struct BoundCounts {
   int64_t allocations = 0;  // blocks that a run had to take: for members of a group that could not run as one
   int64_t segments = 0;     // launched; the kernels of each count as kernels too
   int64_t recordings = 0;   // of segments
+  int64_t prepared = 0;     // calls for which a kernel chose how to compute, before any run
 
   BoundCounts& operator+=(const BoundCounts& other) {
     runs += other.runs;
@@ -49,6 +50,7 @@ struct BoundCounts {
     allocations += other.allocations;
     segments += other.segments;
     recordings += other.recordings;
+    prepared += other.prepared;
     return *this;
   }
 };
@@ -109,6 +111,8 @@ class BoundProgram {
   void bind_node(const Instruction& call, backend::DeviceIndex device);
   bool shares_with_host() const;
   void fill(size_t slot, std::span<const Place> places);
+  void prepare(const Slot& slot);
+  bool prepare_call(const Invocation& call, backend::DeviceIndex device, void* const* data);
 
   Status run_on_host(Slot& slot, const std::atomic<int32_t>* stop);
   Status run_with_queues(Slot& slot, const std::atomic<int32_t>* stop);

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <stdexcept>
 #include <thread>
 
 #include "backend/parallel.h"
 #include "backend/sim/sim_device.h"
 #include "graph/serve/graph_executor.h"
+#include "graph/serve/preparation.h"
 #include "tests/graph/catch.h"
 #include "tests/graph/static_program.h"
 
@@ -70,6 +72,50 @@ TEST_CASE("a static program computes what the interpreter does, on whatever devi
       check_program(p, plan);
     }
   }
+}
+
+namespace {
+
+struct PreparedCalls {
+  int prepared = 0;
+  int bound = 0;  // operands that had a binding then
+  int runs = 0;
+} prepared_calls;
+
+void count_run(const Invocation&) { ++prepared_calls.runs; }
+void count_preparation(const Invocation& invocation) {
+  ++prepared_calls.prepared;
+  for (int i = 0; i < invocation.node->operand_count; ++i) {
+    CHECK(invocation.data[i] != nullptr);
+    if (invocation.bindings[invocation.operands[i].buffer] != nullptr) ++prepared_calls.bound;
+  }
+}
+void run_unprepared(const Invocation&) { ++prepared_calls.runs; }
+void fail_to_prepare(const Invocation&) { throw std::runtime_error("not now"); }
+
+}  // namespace
+
+TEST_CASE("kernels are prepared in Init, with addresses and weights, and never in a run") {
+  const OpId prepared = op_table().add({.name = "test::prepared", .kernel = &count_run});
+  set_preparation(&count_run, &count_preparation);
+  const OpId failing = op_table().add({.name = "test::unprepared", .kernel = &run_unprepared});
+  set_preparation(&run_unprepared, &fail_to_prepare);
+  prepared_calls = {};
+  Program p;
+  const BufferId x = p.input(16), w = p.input(16);
+  const BufferId y = p.define(prepared, 16, {p.read(x), p.read(w)});
+  p.escape(p.define(failing, 16, {p.read(y)}));
+  const auto executor = executor_of(model_of(save(p, {w})), executor_options(cpu_options()));
+  CHECK(prepared_calls.prepared == 1);
+  CHECK(prepared_calls.bound == 1);
+  CHECK(prepared_calls.runs == 0);
+  CHECK(executor->counts().prepared == 1);
+  for (size_t slot = 0; slot < executor->slots(); ++slot) {
+    set_inputs(*executor, p, slot);
+    run(*executor, slot);
+  }
+  CHECK(prepared_calls.runs == 4);
+  CHECK(prepared_calls.prepared == 1);
 }
 
 TEST_CASE("a static program of fused groups computes what the interpreter does", "[accelerator]") {

@@ -184,6 +184,7 @@ void add_saved(py::module_& m) {
         result["allocations"] = counts.allocations;
         result["segments"] = counts.segments;
         result["recordings"] = counts.recordings;
+        result["prepared"] = counts.prepared;
         return result;
       });
 }
