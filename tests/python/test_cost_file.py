@@ -1,6 +1,7 @@
 """What operators have taken is kept in a file from process to process.
 
-Only an accelerator whose time is real has one: here the simulated one, whose virtual clock is hidden, so that its events tell the time as a GPU's do.
+Only an accelerator whose time is real has one: here the simulated one, whose virtual clock is hidden, so that its
+events tell the time as a GPU's do.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from helpers import needs_hetero, run_python_ok
 
 pytestmark = needs_hetero
 
-# Runs a product a few times on a machine that is fifty times slower than it says, and prints what it was predicted to take at first, and at last.
+# Runs a product a few times on a machine that is fifty times slower than it says, and prints what it was predicted to
+# take at first, and at last.
 PROGRAM = """
     import json, torch
     torch.hetero.config.accelerator = "sim"

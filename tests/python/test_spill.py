@@ -32,6 +32,12 @@ def limited(tmp_path: Path) -> Path:
     torch.hetero._C.set_spill_faults(-1, False)
 
 
+@pytest.fixture
+def on_the_cpu() -> None:
+    """Also where there is an accelerator, whose copies would serve in place of a file."""
+    torch.hetero.config.placement = "cpu"
+
+
 def tensors(count: int) -> list[torch.Tensor]:
     made = [fresh(torch.full((MIB,), float(i))) + 1 for i in range(count)]
     for tensor in made:
@@ -146,7 +152,7 @@ def test_many_tensors_need_one_descriptor_and_their_space_is_given_back(limited:
     assert files_in(limited) == []
 
 
-def test_a_disk_that_is_full_in_the_middle_of_a_write_is_told_and_nothing_is_lost(limited: Path) -> None:
+def test_a_disk_that_is_full_in_the_middle_of_a_write_is_told_and_nothing_is_lost(limited: Path, on_the_cpu: None) -> None:
     kept = tensors(3)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (6 * MIB, hard))
@@ -163,7 +169,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_write_is_told_and_nothing_is_los
     assert all(tensor[3].item() == 1 for tensor in kept[3:-4])
 
 
-def test_a_relative_folder_stays_the_one_it_was(limited: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_folder_stays_the_one_it_was(limited: Path, monkeypatch: pytest.MonkeyPatch, on_the_cpu: None) -> None:
     (limited / "below").mkdir()
     monkeypatch.chdir(limited)
     torch.hetero.config.spill = "below"
@@ -204,7 +210,7 @@ def test_what_numpy_shares_stays() -> None:
     assert shared[0].item() == 123.0
 
 
-def test_a_disk_that_fails_is_told_and_nothing_is_lost() -> None:
+def test_a_disk_that_fails_is_told_and_nothing_is_lost(on_the_cpu: None) -> None:
     kept = tensors(10)
     torch.hetero._C.set_spill_faults(0, True)
     failed = 0
@@ -269,7 +275,7 @@ def test_a_process_that_is_killed_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-# With an accelerator as well: the work stays on the CPU, since a copy on the accelerator would serve and nothing would be written.
+# The work stays on the CPU: a copy on the accelerator would serve, and nothing would be written.
 SPILLING_FOR_EVER = """
     import os, torch
     torch.hetero.config.memory_limit = 16 << 20
