@@ -152,7 +152,9 @@ def test_many_tensors_need_one_descriptor_and_their_space_is_given_back(limited:
     assert files_in(limited) == []
 
 
-def test_a_disk_that_is_full_in_the_middle_of_a_write_is_told_and_nothing_is_lost(limited: Path, on_the_cpu: None) -> None:
+def test_a_disk_that_is_full_in_the_middle_of_a_write_is_told_and_nothing_is_lost(
+    limited: Path, on_the_cpu: None
+) -> None:
     kept = tensors(3)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (6 * MIB, hard))
@@ -169,7 +171,9 @@ def test_a_disk_that_is_full_in_the_middle_of_a_write_is_told_and_nothing_is_los
     assert all(tensor[3].item() == 1 for tensor in kept[3:-4])
 
 
-def test_a_relative_folder_stays_the_one_it_was(limited: Path, monkeypatch: pytest.MonkeyPatch, on_the_cpu: None) -> None:
+def test_a_relative_folder_stays_the_one_it_was(
+    limited: Path, monkeypatch: pytest.MonkeyPatch, on_the_cpu: None
+) -> None:
     (limited / "below").mkdir()
     monkeypatch.chdir(limited)
     torch.hetero.config.spill = "below"
