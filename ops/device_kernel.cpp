@@ -227,6 +227,8 @@ bool is_random(const OpInfo& info) { return info.seeded || info.generator_argume
 }  // namespace
 
 void add_device_kernel(graph::OpTraits& traits) {
+  // A torch without CUDA composes operators for every device, of ones that it has not.
+  if (!c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) return;
   static const std::unordered_map<std::string, graph::KernelFunction> written_here = {
       {"aten::_scaled_dot_product_flash_attention_for_cpu", &run<&attention_on_device>},
       {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", &run<&attention_backward_on_device>},
