@@ -150,7 +150,11 @@ std::atomic<bool> accelerator_pending{false};
 Status make_accelerator(const std::string& name) {
   Status status = backend::choose_accelerator(name);
   if (status.ok() && backend::accelerator() != nullptr) {
-    if (name == "cuda") connect_to_gpu();
+    if (name == "cuda") status = connect_to_gpu();
+    if (!status.ok()) {
+      (void)backend::choose_accelerator("none");
+      return status;
+    }
     backend::accelerator()->set_memory_limit(config().memory_budget.load());
   }
   return status;

@@ -227,8 +227,6 @@ bool is_random(const OpInfo& info) { return info.seeded || info.generator_argume
 }  // namespace
 
 void add_device_kernel(graph::OpTraits& traits) {
-  // A torch without CUDA composes operators for every device, of ones that it has not.
-  if (!c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) return;
   static const std::unordered_map<std::string, graph::KernelFunction> written_here = {
       {"aten::_scaled_dot_product_flash_attention_for_cpu", &run<&attention_on_device>},
       {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", &run<&attention_backward_on_device>},
@@ -303,16 +301,20 @@ void make_current(void* stream) {
 
 }  // namespace
 
-void connect_to_gpu() {
-  if (!c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) return;
+Status connect_to_gpu() {
+  if (!c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA)) {
+    return Status(ErrorClass::kDevice,
+                  "the accelerator \"cuda\" needs a torch with CUDA; this one is for the CPU only");
+  }
   at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
   backend::set_stream_hook(&make_current);
   backend::set_memory_hook([] { c10::getDeviceAllocator(c10::DeviceType::CUDA)->emptyCache(); });
+  return Status();
 }
 
 #else
 
-void connect_to_gpu() {}
+Status connect_to_gpu() { return Status(); }
 
 #endif
 

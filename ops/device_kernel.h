@@ -25,8 +25,9 @@ namespace hetero::ops {
 // Completes the traits of an operator by its kernel for such devices, where PyTorch has one.
 void add_device_kernel(graph::OpTraits& traits);
 
-// From now on the stream of a queue is PyTorch's current one while the queue's tasks start kernels. Does nothing in a build without CUDA.
-void connect_to_gpu();
+// From now on the stream of a queue is PyTorch's current one while the queue's tasks start kernels. Errors: kDevice where torch has no CUDA. Does nothing in a build
+// without it.
+Status connect_to_gpu();
 
 // ---- tensors of the caller's on the GPU that is the accelerator ---------------------------------------------------------
 
