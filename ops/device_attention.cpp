@@ -12,6 +12,7 @@
 #include <ATen/ops/where.h>
 
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -106,55 +107,63 @@ Results by_products(const Attention& a) {
   return {output.to(a.query.scalar_type()), logsumexp};
 }
 
+// The arguments of a call of `Op`: three of them are query, key and value, from `first` on, and four dropout_p, is_causal, attn_mask and scale, from `options` on.
 template <typename Op>
-const c10::FunctionSchema& schema_of() {
-  static const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
-  return handle.schema();
-}
+class AttentionCall {
+ public:
+  AttentionCall(const graph::Invocation& invocation, size_t first, size_t options)
+      : tensors_(invocation),
+        decoder_(invocation.attributes, invocation.node->attribute_bytes),
+        given_(arguments_of(schema(), decoder_, tensors_)),
+        attention{.query = given_[first].toTensor(),
+                  .key = given_[first + 1].toTensor(),
+                  .value = given_[first + 2].toTensor(),
+                  .causal = given_[options + 1].toBool(),
+                  .mask = optional_tensor(given_[options + 2]),
+                  .scale = scale_of(given_[options + 3], given_[first].toTensor())} {
+    check_call(attention.query, given_[options].toDouble());
+  }
+
+  at::Tensor tensor(size_t argument) const { return given_[argument].toTensor(); }
+  void deliver(std::initializer_list<at::Tensor> results) {
+    int output = tensors_.first_output();
+    for (const at::Tensor& result : results) tensors_.deliver(output++, result);
+  }
+
+ private:
+  static const c10::FunctionSchema& schema() {
+    static const c10::OperatorHandle handle =
+        c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+    return handle.schema();
+  }
+
+  const Isolated isolated_;
+  KernelTensors tensors_;
+  Decoder decoder_;
+  const torch::jit::Stack given_;
+
+ public:
+  const Attention attention;
+};
 
 }  // namespace
 
 // (query, key, value, dropout_p, is_causal, *, attn_mask, scale) -> (output, logsumexp)
 void attention_on_device(const graph::Invocation& invocation) {
-  const Isolated isolated;
-  KernelTensors tensors(invocation);
-  Decoder decoder(invocation.attributes, invocation.node->attribute_bytes);
-  const torch::jit::Stack given =
-      arguments_of(schema_of<at::_ops::_scaled_dot_product_flash_attention_for_cpu>(), decoder, tensors);
-  const at::Tensor query = given[0].toTensor();
-  check_call(query, given[3].toDouble());
-  const Attention a{.query = query,
-                    .key = given[1].toTensor(),
-                    .value = given[2].toTensor(),
-                    .causal = given[4].toBool(),
-                    .mask = optional_tensor(given[5]),
-                    .scale = scale_of(given[6], query)};
-  std::optional<Results> results = by_library(a);
-  if (!results.has_value()) results = by_products(a);
-  const int first = tensors.first_output();
-  tensors.deliver(first, std::move(results->first));
-  tensors.deliver(first + 1, std::move(results->second));
+  AttentionCall<at::_ops::_scaled_dot_product_flash_attention_for_cpu> call(invocation, 0, 3);
+  std::optional<Results> results = by_library(call.attention);
+  if (!results.has_value()) results = by_products(call.attention);
+  call.deliver({results->first, results->second});
 }
 
 // (grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask, scale) -> (grad_query, grad_key, grad_value)
 void attention_backward_on_device(const graph::Invocation& invocation) {
-  const Isolated isolated;
-  KernelTensors tensors(invocation);
-  Decoder decoder(invocation.attributes, invocation.node->attribute_bytes);
-  const torch::jit::Stack given =
-      arguments_of(schema_of<at::_ops::_scaled_dot_product_flash_attention_for_cpu_backward>(), decoder, tensors);
-  const at::Tensor query = given[1].toTensor();
-  check_call(query, given[6].toDouble());
-  const Attention a{.query = query,
-                    .key = given[2].toTensor(),
-                    .value = given[3].toTensor(),
-                    .causal = given[7].toBool(),
-                    .mask = optional_tensor(given[8]),
-                    .scale = scale_of(given[9], query)};
-  const at::Tensor gradient = given[0].toTensor().to(at::kFloat);
-  const at::Tensor p = probabilities(a.scores(), given[5].toTensor());
+  AttentionCall<at::_ops::_scaled_dot_product_flash_attention_for_cpu_backward> call(invocation, 1, 6);
+  const Attention& a = call.attention;
+  const at::Tensor gradient = call.tensor(0).to(at::kFloat);
+  const at::Tensor p = probabilities(a.scores(), call.tensor(5));
   const at::Tensor of_p = at::matmul(gradient, a.repeated(a.value).to(at::kFloat).transpose(-2, -1));
-  const at::Tensor sums = (gradient * given[4].toTensor().to(at::kFloat)).sum(-1, true);
+  const at::Tensor sums = (gradient * call.tensor(4).to(at::kFloat)).sum(-1, true);
   const at::Tensor of_scores = p * (of_p - sums) * a.scale;
   // Heads of queries share one of keys.
   const auto gathered = [&](const at::Tensor& of_heads, const at::Tensor& like) {
@@ -162,11 +171,9 @@ void attention_backward_on_device(const graph::Invocation& invocation) {
     if (a.group() != 1) sum = of_heads.unflatten(1, {like.size(1), a.group()}).sum(2);
     return sum.to(like.scalar_type());
   };
-  at::Tensor results[] = {at::matmul(of_scores, a.repeated(a.key).to(at::kFloat)).to(query.scalar_type()),
-                          gathered(at::matmul(of_scores.transpose(-2, -1), query.to(at::kFloat)), a.key),
-                          gathered(at::matmul(p.transpose(-2, -1), gradient), a.value)};
-  int output = tensors.first_output();
-  for (at::Tensor& result : results) tensors.deliver(output++, std::move(result));
+  call.deliver({at::matmul(of_scores, a.repeated(a.key).to(at::kFloat)).to(a.query.scalar_type()),
+                gathered(at::matmul(of_scores.transpose(-2, -1), a.query.to(at::kFloat)), a.key),
+                gathered(at::matmul(p.transpose(-2, -1), gradient), a.value)});
 }
 
 }  // namespace hetero::ops

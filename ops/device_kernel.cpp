@@ -40,8 +40,8 @@ struct DeviceOperator {
   explicit DeviceOperator(const c10::OperatorHandle& handle) : info(handle) {}
 
   const OpInfo info;
-  std::once_flag searched;
-  std::optional<c10::OperatorHandle> out;
+  mutable std::once_flag searched;
+  mutable std::optional<c10::OperatorHandle> out;
 };
 
 bool has_kernel(const c10::OperatorHandle& handle) {
@@ -128,13 +128,13 @@ class HostCopies {
       bytes = std::max(bytes, (*invocation.windows)[invocation.operands[i].window].last_byte);
     }
     for (const auto& [address, bytes] : reach) {
-      Copy& copy = copies_[address];
-      copy.bytes = std::make_unique<std::byte[]>(static_cast<size_t>(std::max<int64_t>(bytes, 1)));
+      std::unique_ptr<std::byte[]>& copy = copies_[address];
+      copy = std::make_unique<std::byte[]>(static_cast<size_t>(std::max<int64_t>(bytes, 1)));
       if (bytes == 0) continue;
-      at::Tensor host = bytes_at(copy.bytes.get(), bytes, c10::kCPU);
+      at::Tensor host = bytes_at(copy.get(), bytes, c10::kCPU);
       host.copy_(bytes_at(address, bytes, device));
     }
-    for (int i = 0; i < invocation.node->operand_count; ++i) data_.push_back(copies_[invocation.data[i]].bytes.get());
+    for (int i = 0; i < invocation.node->operand_count; ++i) data_.push_back(copies_[invocation.data[i]].get());
   }
 
   Invocation invocation() const {
@@ -156,11 +156,8 @@ class HostCopies {
   }
 
  private:
-  struct Copy {
-    std::unique_ptr<std::byte[]> bytes;
-  };
   const Invocation& invocation_;
-  std::map<void*, Copy> copies_;
+  std::map<void*, std::unique_ptr<std::byte[]>> copies_;  // by the address there
   std::vector<void*> data_;
 };
 
@@ -192,7 +189,7 @@ void run_on_copies(const Invocation& invocation, const std::exception_ptr& refus
 // ---- the kernels ----------------------------------------------------------------------------------------------------
 
 void call_stock(const Invocation& invocation) {
-  auto& self = *const_cast<DeviceOperator*>(static_cast<const DeviceOperator*>(invocation.traits->device_self));
+  const auto& self = *static_cast<const DeviceOperator*>(invocation.traits->device_self);
   std::call_once(self.searched, [&] { self.out = find_out(self.info); });
   const Isolated isolated;
   call_operator(invocation, self.info, handle_of(self.info), self.out.has_value() ? &*self.out : nullptr);

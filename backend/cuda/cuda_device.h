@@ -43,13 +43,13 @@ namespace hetero::backend {
 // after every task.
 using StreamHook = void (*)(void* stream);
 
-// Has somebody else's allocator give back to the GPU what it only keeps. Called when there is no memory, before asking once more.
-using MemoryHook = void (*)();
-void set_memory_hook(MemoryHook hook);
-
 // Sets the hook; null for none, and tasks then find their stream through
 // CudaDevice::current_stream.
 void set_stream_hook(StreamHook hook);
+
+// Has somebody else's allocator give back to the GPU what it only keeps. Called when there is no memory, before asking once more.
+using MemoryHook = void (*)();
+void set_memory_hook(MemoryHook hook);
 
 class CudaDevice : public Device {
  public:
