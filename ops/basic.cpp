@@ -3,9 +3,12 @@
 // Factories and views make tensors and record nothing. A copy between two hetero tensors is recorded; one from the host takes the bytes at
 // once, since the host tensor may change right after; one to the host is a sync point.
 
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/ResizeCommon.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -46,6 +49,18 @@ at::ScalarType storable_dtype(std::optional<at::ScalarType> dtype) {
   return type;
 }
 
+// torch.utils.deterministic: memory that nobody wrote has values all the same.
+bool fills_memory() {
+  const at::Context& context = at::globalContext();
+  return context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
+}
+
+at::Tensor filled_if_asked(at::Tensor tensor) {
+  if (fills_memory()) [[unlikely]]
+    at::native::fill_empty_deterministic_(tensor);
+  return tensor;
+}
+
 at::Tensor empty(at::SymIntArrayRef symbolic, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                  std::optional<at::Device> device, std::optional<bool> pin_memory,
                  std::optional<at::MemoryFormat> format) {
@@ -58,7 +73,7 @@ at::Tensor empty(at::SymIntArrayRef symbolic, std::optional<at::ScalarType> dtyp
       make_storage(bytes), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::scalarTypeToTypeMeta(type));
   if (sizes.size() != 1 || sizes[0] != 0) impl->set_sizes_contiguous(sizes);
   if (format.has_value() && *format != at::MemoryFormat::Contiguous) impl->empty_tensor_restride(*format);
-  return at::Tensor(std::move(impl));
+  return filled_if_asked(at::Tensor(std::move(impl)));
 }
 
 at::Tensor empty_strided(at::SymIntArrayRef sizes, at::SymIntArrayRef strides, std::optional<at::ScalarType> dtype,
@@ -66,7 +81,8 @@ at::Tensor empty_strided(at::SymIntArrayRef sizes, at::SymIntArrayRef strides, s
                          std::optional<bool> pin_memory) {
   check_options(layout, device, pin_memory);
   at::detail::check_size_nonnegative(C10_AS_INTARRAYREF_SLOW(sizes));
-  return make_strided(storable_dtype(dtype), C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides));
+  return filled_if_asked(
+      make_strided(storable_dtype(dtype), C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides)));
 }
 
 at::Tensor counted(at::Tensor view) {
@@ -165,12 +181,14 @@ const at::Tensor& resize_(const at::Tensor& self, at::SymIntArrayRef symbolic, s
   const at::IntArrayRef sizes = C10_AS_INTARRAYREF_SLOW(symbolic);
   at::detail::check_size_nonnegative(sizes);
   c10::TensorImpl* impl = self.unsafeGetTensorImpl();
+  std::optional<size_t> old_bytes;  // of a storage that grew
   if (self.sizes() != sizes) {
     const size_t bytes = at::detail::computeStorageNbytesContiguous(sizes, self.element_size(),
                                                                     static_cast<size_t>(self.storage_offset()));
     HeteroStorage* storage = storage_of(self);
     if (bytes > storage->nbytes()) {
       TORCH_CHECK(storage->resizable(), "Trying to resize storage that is not resizable");
+      old_bytes = storage->nbytes();
       resize_storage(storage, bytes);
     }
     impl->set_sizes_contiguous(sizes);
@@ -179,6 +197,8 @@ const at::Tensor& resize_(const at::Tensor& self, at::SymIntArrayRef symbolic, s
     TORCH_CHECK(*format != at::MemoryFormat::Preserve, "Unsupported memory format", *format);
     impl->empty_tensor_restride(*format);
   }
+  if (old_bytes.has_value() && fills_memory()) [[unlikely]]
+    at::native::fill_resize_deterministic_(self, static_cast<int64_t>(*old_bytes));
   return self;
 }
 

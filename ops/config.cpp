@@ -1,5 +1,6 @@
 #include "ops/config.h"
 
+#include <ATen/Context.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -334,6 +335,8 @@ std::string environment_name(const Row& option) {
 }
 
 }  // namespace
+
+bool last_bits_may_vary() { return last_bits_may_differ() && !at::globalContext().deterministicAlgorithms(); }
 
 void set_sim_options(const std::vector<std::pair<std::string, double>>& figures) {
   backend::SimOptions options;

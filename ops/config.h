@@ -76,6 +76,10 @@ inline bool last_bits_may_differ() {
   return config().fusion.load(std::memory_order_relaxed) && !config().verify.load(std::memory_order_relaxed);
 }
 
+// Whether they may also differ from one time to the next, by what was measured to be fast or by what ran before: not under
+// torch.use_deterministic_algorithms().
+bool last_bits_may_vary();
+
 // The figures of the simulated accelerator from now on, by the names of SimOptions' fields. Throws c10::ValueError for an unknown name or a figure out of
 // range, and changes nothing then.
 void set_sim_options(const std::vector<std::pair<std::string, double>>& figures);

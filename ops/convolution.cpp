@@ -328,7 +328,7 @@ class Output {
 };
 
 // Whether ours may run at all.
-bool may_choose() { return last_bits_may_differ() && has_sgemm(); }
+bool ours_may_run() { return last_bits_may_vary() && has_sgemm(); }
 
 bool run_recognized(const graph::Invocation& invocation, Convolution& call) {
   call.shape.threads = at::get_num_threads();
@@ -368,22 +368,22 @@ void settle(const graph::Invocation& invocation, Convolution& call) {
 
 void prepare_convolution(const graph::Invocation& invocation) {
   Convolution call;
-  if (may_choose() && recognize_forward(invocation, call)) settle(invocation, call);
+  if (ours_may_run() && recognize_forward(invocation, call)) settle(invocation, call);
 }
 
 void prepare_convolution_backward(const graph::Invocation& invocation) {
   Convolution call;
-  if (may_choose() && recognize_backward(invocation, call)) settle(invocation, call);
+  if (ours_may_run() && recognize_backward(invocation, call)) settle(invocation, call);
 }
 
 bool run_convolution(const graph::Invocation& invocation) {
   Convolution call;
-  return may_choose() && recognize_forward(invocation, call) && run_recognized(invocation, call);
+  return ours_may_run() && recognize_forward(invocation, call) && run_recognized(invocation, call);
 }
 
 bool run_convolution_backward(const graph::Invocation& invocation) {
   Convolution call;
-  return may_choose() && recognize_backward(invocation, call) && run_recognized(invocation, call);
+  return ours_may_run() && recognize_backward(invocation, call) && run_recognized(invocation, call);
 }
 
 ConvolutionCounts convolution_counts() {

@@ -1,6 +1,7 @@
 #include "ops/cut_run.h"
 #include "ops/fusion_counts.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/record_function.h>
 #include <c10/core/DefaultDtype.h>
@@ -250,7 +251,8 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
     known->drop(std::exchange(cut.kept, nullptr));
   }
   if (known == nullptr || ++known->sightings == 1) {
-    options.fusion = false;
+    // Fusing takes time that a program that never comes back does not pay back. Where it has to give the same bits as the next time, it is.
+    if (!at::globalContext().deterministicAlgorithms()) options.fusion = false;
     options.thorough = false;
     find_room(cut);
     graph::make_plan(cut.graph, options, scratch_);

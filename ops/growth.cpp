@@ -79,7 +79,7 @@ class LayOut {
   LayOut(Cut& cut, WindowTable& windows) : cut_(cut), graph_(cut.graph), windows_(windows) {}
 
   void run() {
-    const bool allowed = last_bits_may_differ() && backend::accelerator() == nullptr;
+    const bool allowed = last_bits_may_vary() && backend::accelerator() == nullptr;
     if (allowed) find_additions();
     if (additions_.empty() &&
         std::ranges::none_of(graph_.buffers, [](const Buffer& b) { return b.layout.has_gaps(); })) {

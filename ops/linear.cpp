@@ -482,7 +482,7 @@ class Products {
 }  // namespace
 
 bool run_linear(const graph::Invocation& invocation, LinearKind kind) {
-  if (!last_bits_may_differ()) return false;
+  if (!last_bits_may_vary()) return false;
   Product product;
   if (!recognize(invocation, kind, product)) return false;
   Isolated isolated;
@@ -508,7 +508,7 @@ bool run_linear(const graph::Invocation& invocation, LinearKind kind) {
 
 void prepare_linear(const graph::Invocation& invocation, LinearKind kind) {
   Product product;
-  if (!last_bits_may_differ() || !recognize(invocation, kind, product)) return;
+  if (!last_bits_may_vary() || !recognize(invocation, kind, product)) return;
   Isolated isolated;
   PackedWeights* const weights = packed_weights(invocation, product);
   if (weights != nullptr) weights->uses = kUsesBeforePacking;
@@ -517,7 +517,7 @@ void prepare_linear(const graph::Invocation& invocation, LinearKind kind) {
 }
 
 void run_linears(const graph::Invocation* calls, size_t count) {
-  const bool allowed = last_bits_may_differ();
+  const bool allowed = last_bits_may_vary();
   Products few, panels, tiles;
   const auto products_of = [&](Implementation implementation) -> Products* {
     switch (implementation) {

@@ -45,10 +45,9 @@ bool is_worthwhile(int threads) { return threads > 1 && threads <= kMostThreads;
 bool is_possible() {
   const Config& options = config();
   const auto is_set = [](const std::atomic<bool>& option) { return option.load(std::memory_order_relaxed); };
-  return last_bits_may_differ() && is_set(options.overlap) && !is_set(options.sync) && !is_set(options.traceback) &&
+  return last_bits_may_vary() && is_set(options.overlap) && !is_set(options.sync) && !is_set(options.traceback) &&
          !is_set(options.keep_plans) && options.log.load(std::memory_order_relaxed) == 0 &&
-         backend::accelerator() == nullptr && !spills() && !at::hasCallbacks() &&
-         !at::globalContext().deterministicAlgorithms();
+         backend::accelerator() == nullptr && !spills() && !at::hasCallbacks();
 }
 
 }  // namespace

@@ -115,10 +115,10 @@ FUSED_MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.
 
 
 @pytest.fixture
-def stock_products() -> Iterator[None]:
-    _C.force_stock_products(True)
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
     yield
-    _C.force_stock_products(False)
+    torch.use_deterministic_algorithms(False)
 
 
 def trained(build: Callable[[], nn.Module], inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -138,7 +138,7 @@ def trained(build: Callable[[], nn.Module], inputs: torch.Tensor, targets: torch
 
 
 @pytest.mark.parametrize("name", FUSED_MODELS)
-def test_placement_does_not_change_a_bit_of_what_is_fused(name: str, stock_products: None) -> None:
+def test_placement_does_not_change_a_bit_of_what_is_fused(name: str, deterministic: None) -> None:
     torch.hetero.config.fusion = True
     build, make = FUSED_MODELS[name]
     inputs, targets = make()

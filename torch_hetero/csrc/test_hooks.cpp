@@ -10,8 +10,6 @@
 #include "backend/registry.h"
 #include "backend/spill_file.h"
 #include "ops/config.h"
-#include "ops/convolution.h"
-#include "ops/linear.h"
 #include "ops/overlap.h"
 #include "ops/sync.h"
 
@@ -61,23 +59,11 @@ py::dict fault_counts(const std::string& device) {
   return counts;
 }
 
-// Which implementation of a product or a convolution is the fastest depends on the moment; the stock kernel is always the same.
-void force_stock_products(bool on) {
-  if (on) {
-    ops::force_linear_implementation(ops::LinearImplementation::kStock);
-    ops::force_convolution_implementation(ops::ConvolutionImplementation::kStock);
-  } else {
-    ops::force_linear_implementation(std::nullopt);
-    ops::force_convolution_implementation(std::nullopt);
-  }
-}
-
 }  // namespace
 
 void add_test_hooks(py::module& m) {
   using released = py::call_guard<py::gil_scoped_release>;
   m.def("force_overlap", [](int pieces) { ops::overlap().force_pieces(pieces); });
-  m.def("force_stock_products", &force_stock_products);
   m.def("set_spill_faults", &hetero::backend::set_spill_faults);
   m.def("spill_operations", &hetero::backend::spill_operations);
   m.def(
