@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the Python tests once more on the CPU and the simulated accelerator, under a budget of 16 MiB; by default each operator runs on
-# a pseudo-random device. tests/python/conftest.py says which tests are left out, and why.
+# Runs the Python tests once more on the CPU and the simulated accelerator, under a budget of 16 MiB, and verifies every program before it runs;
+# by default each operator runs on a pseudo-random device. tests/python/conftest.py says which tests are left out, and why.
 #
 #   scripts/test_two_devices.sh                          all tests, at most 3 sets of parameters of each: a few minutes
 #   scripts/test_two_devices.sh tests/python             all sets of parameters too; arguments go to pytest
@@ -14,4 +14,5 @@ jobs=${JOBS:-$(nproc)}
 
 [ $# -gt 0 ] || set -- --sample 3 tests/python
 export HETERO_ACCELERATOR=${HETERO_ACCELERATOR:-sim} HETERO_PLACEMENT=${HETERO_PLACEMENT:-mixed} HETERO_MEMORY_BUDGET=16MiB HETERO_FUSION=${HETERO_FUSION:-0}
+export HETERO_VERIFY_PLANS=${HETERO_VERIFY_PLANS:-1}
 exec .venv/bin/python -m pytest -q -n "$jobs" --dist worksteal "$@"
