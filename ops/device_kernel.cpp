@@ -63,8 +63,13 @@ bool is_out_of(const c10::FunctionSchema& out, const c10::FunctionSchema& plain)
   return true;
 }
 
+// Operators whose `out=` kernels are wrong for an output of the right shape: before they sum it, binary_cross_entropy's make the loss of each element in a
+// resized view of the output, and then sum the output's first element alone (PyTorch 2.11, on CUDA and on the CPU).
+bool has_wrong_out(const OpInfo& info) { return info.handle.operator_name().name == "aten::binary_cross_entropy"; }
+
 // The variant of the operator that writes into given memory, where a kernel of the device's own does. The others call the operator and copy.
 std::optional<c10::OperatorHandle> find_out(const OpInfo& info) {
+  if (has_wrong_out(info)) return std::nullopt;
   const auto makes_tensor = [](OpInfo::Return result) { return result == OpInfo::Return::kTensor; };
   if (info.returns.empty() || !std::ranges::all_of(info.returns, makes_tensor)) return std::nullopt;
   static const auto* const overloads = [] {

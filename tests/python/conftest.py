@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import os
-import random
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-if os.environ.get("HETERO_TEST_DEVICE", "hetero") == "cpu":
-    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
-from helpers import DEVICE, ON_HETERO, OPTIONS
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput"):
-        torch.set_num_threads(1)
-    if not HOST_KERNELS:
-        torch.hetero._C.set_sim_options([("host_kernels", 0.0)])
-
+from helpers import ACCELERATOR, DEVICE, HOST_KERNELS, ON_HETERO, OPTIONS
 
 # What suites with an accelerator in the environment leave out, and why: tests of how the CPU does something when it is
 # alone. Every other test runs there as well.
@@ -59,10 +44,8 @@ CPU_ALONE = {
     "test_server.py::test_parallel_regions_of_a_lane": "operators on the accelerator run on its threads",
 }
 
-
 # What suites leave out beside, where the simulated accelerator does not run the CPU's kernels: the bits of what a GPU
 # computes otherwise.
-HOST_KERNELS = os.environ.get("HETERO_TEST_HOST_KERNELS", "1") != "0"
 BITS_OF_HOST_KERNELS = {
     f"{test}{which}": "attention is not the CPU's"
     for test, whichs in {
@@ -79,27 +62,8 @@ BITS_OF_HOST_KERNELS = {
 }
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--sample",
-        type=int,
-        default=0,
-        help="of each test with more sets of parameters than this, run so many, always the same; 0: all",
-    )
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    sample = config.getoption("--sample")
-    if sample > 0:
-        kept = sampled(items, sample)
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = [item for item in items if item in kept]
-    accelerator = os.environ.get("HETERO_ACCELERATOR", "none")
-    if accelerator == "none":
-        return
-    if accelerator == "cuda" and not torch.cuda.is_available():
-        for item in items:
-            item.add_marker(pytest.mark.skip(reason="HETERO_ACCELERATOR=cuda, and there is no GPU"))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if ACCELERATOR == "none":
         return
     for item in items:
         for name, reason in CPU_ALONE.items():
@@ -108,17 +72,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for name, reason in BITS_OF_HOST_KERNELS.items():
             if not HOST_KERNELS and f"/{name}" in item.nodeid:
                 item.add_marker(pytest.mark.skip(reason=f"with the CPU's kernels: {reason}"))
-
-
-def sampled(items: list[pytest.Item], most: int) -> set[pytest.Item]:
-    """At most so many of the items of each test function, chosen by its name."""
-    functions: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        functions.setdefault(item.nodeid.split("[")[0], []).append(item)
-    kept: set[pytest.Item] = set()
-    for name, of_function in functions.items():
-        kept.update(random.Random(name).sample(of_function, min(most, len(of_function))))
-    return kept
 
 
 @pytest.fixture

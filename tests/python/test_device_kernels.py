@@ -150,6 +150,17 @@ def test_what_the_device_refuses_the_cpu_computes() -> None:
     assert set(rescues()) > set(before) and any("attention" in refusal for refusal in rescues())
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_a_loss_whose_out_variant_is_wrong_is_right(reduction: str) -> None:
+    x, y, weight = torch.rand(5), torch.rand(5), torch.rand(5)
+    before = rescues()
+    with counting() as seen:
+        found = F.binary_cross_entropy(fresh(x), fresh(y), fresh(weight), reduction=reduction).cpu()
+    near(found, F.binary_cross_entropy(x, y, weight, reduction=reduction))
+    assert seen.kernels_on("accelerator") == 1
+    assert rescues() == before
+
+
 def test_errors_are_the_cpus_and_nothing_is_lost() -> None:
     x, index = torch.randn(4, 4), torch.tensor([9])
     with pytest.raises(IndexError, match="index 9 is out of bounds for dimension 0 with size 4"):

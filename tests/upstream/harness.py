@@ -45,6 +45,7 @@ from torch.utils._pytree import tree_flatten
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
+from counters import snapshot
 from helpers import ON_HETERO, difference, fresh
 
 OTHER_DTYPES = (
@@ -105,6 +106,7 @@ class Result:
     random_samples: int = 0
     stride_mismatches: int = 0
     first_stride_mismatch: str = ""
+    accelerator_kernels: int = 0
 
 
 class Mismatch(AssertionError):
@@ -356,8 +358,17 @@ def _samples(op: OpInfo, dtype: torch.dtype) -> Iterator[SampleInput]:
 
 def run_entry(name: str, device: str) -> Result:
     """Runs every sample of one entry; the first difference ends it."""
-    op = ENTRIES[name]
-    result = Result(name, "passed")
+    before = _accelerator_kernels()
+    result = _run_entry(ENTRIES[name], Result(name, "passed"), device)
+    result.accelerator_kernels = _accelerator_kernels() - before
+    return result
+
+
+def _accelerator_kernels() -> int:
+    return snapshot()["kernels"]["accelerator"] if ON_HETERO else 0
+
+
+def _run_entry(op: OpInfo, result: Result, device: str) -> Result:
     dtype = choose_dtype(op)
     if dtype is None:
         result.status, result.why = "skipped", "supports no dtype on CPU"

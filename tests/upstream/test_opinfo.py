@@ -44,7 +44,7 @@ def test_entry_equals_cpu(entry: str, record_property: Any) -> None:
         record_property("status", "not run")
         pytest.skip(f"excluded, {excluded['reason']}: {excluded['why']}")
     result = run_entry(entry, DEVICE)
-    for key in ("samples", "random_samples", "stride_mismatches"):
+    for key in ("samples", "random_samples", "stride_mismatches", "accelerator_kernels"):
         record_property(key, getattr(result, key))
     if excluded:
         unexpected = result.status == "passed"
