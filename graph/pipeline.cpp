@@ -216,7 +216,7 @@ void consider_whole(const Graph& graph, PlanOptions options, Plan& plan, Scratch
     scratch.order = order;
   }
   if (options.candidates == nullptr || seconds_whole == kNever) return;
-  options.candidates->push_back({"all there, on several queues", seconds_whole, better});
+  options.candidates->push_back({"on the accelerator wherever it can be, on several queues", seconds_whole, better});
   if (!better) return;
   for (size_t i = 0; i + 1 < options.candidates->size(); ++i) (*options.candidates)[i].chosen = false;
 }
@@ -241,7 +241,7 @@ class BoundedSearch {
     const std::vector<DeviceIndex> from_search = found_;
     const std::vector<DeviceIndex> cpu = tasks_.all_on(kCpu);
     const std::vector<DeviceIndex> accelerator = tasks_.all_on(kAccelerator);
-    consider("all on the CPU", cpu);
+    consider(tasks_.name_of_all_on(kCpu), cpu);
     if (from_search != cpu && from_search != accelerator) consider("as if it fitted", from_search);
     const bool streams = consider("streamed to the accelerator", accelerator);
     if (streams) note_streamed();
@@ -268,7 +268,9 @@ class BoundedSearch {
     place(best_);
     if (!is_host_only(graph_, plan_) && lay_out_within(graph_, options_, best_slack_)) return;
     // Also what was asked for elsewhere.
+    const bool is_new = !is_host_only(graph_, plan_);
     place(std::vector<DeviceIndex>(tasks_.size(), kCpu));
+    if (is_new) note_lack_of_memory();
     scratch_.resident.assign(graph_.buffers.size(), 0);
     if (is_host_only(graph_, plan_)) {
       lay_out_on_host(graph_, options_, plan_, scratch_);
@@ -359,13 +361,25 @@ class BoundedSearch {
     return false;
   }
 
+  double seconds_on_cpu() const {
+    double seconds = 0;
+    for (const Task& task : tasks_.tasks) seconds += task.seconds[kCpu];
+    return seconds;
+  }
+
+  // Everything is on the CPU, and what was chosen is not what runs.
+  void note_lack_of_memory() {
+    if (options_.candidates == nullptr) return;
+    for (Candidate& candidate : *options_.candidates) candidate.chosen = false;
+    options_.candidates->push_back({"all on the CPU, for lack of memory", seconds_on_cpu(), true});
+  }
+
   // False where it cannot be.
   bool consider(const char* name, const std::vector<DeviceIndex>& devices) {
     place(devices);
     double seconds = std::numeric_limits<double>::infinity();
     if (is_host_only(graph_, plan_)) {
-      seconds = 0;
-      for (const Task& task : tasks_.tasks) seconds += task.seconds[kCpu];
+      seconds = seconds_on_cpu();
     } else if (lay_out_within(graph_, apart_, 0)) {
       seconds = steady_seconds();
     }

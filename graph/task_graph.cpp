@@ -208,6 +208,20 @@ std::vector<backend::DeviceIndex> TaskGraph::all_on(backend::DeviceIndex device)
   return devices;
 }
 
+const char* TaskGraph::name_of_all_on(backend::DeviceIndex device) const {
+  bool has_choice = false;
+  bool on[kMaxDevices] = {};
+  for (const Task& task : tasks) {
+    if (task.is_fetch()) continue;
+    has_choice = has_choice || task.allowed == kBoth;
+    on[(task.allowed >> device & 1) != 0 ? device : device ^ 1] = true;
+  }
+  if (!on[kAccelerator]) return "all on the CPU";
+  if (!on[kCpu]) return "all on the accelerator";
+  if (!has_choice) return "each on the only device that it may run on";
+  return device == kCpu ? "on the CPU wherever there is a choice" : "on the accelerator wherever there is a choice";
+}
+
 void TaskGraph::order_by_rank(std::vector<uint32_t>& order) {
   rank_.resize(tasks.size());
   after_write_.assign(values.size(), 0);

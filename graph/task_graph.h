@@ -117,6 +117,8 @@ class TaskGraph {
 
   // Per task: the device, or the other one where that is all that may run it.
   std::vector<backend::DeviceIndex> all_on(backend::DeviceIndex device) const;
+  // What that is, in words: "all on the CPU" and "all on the accelerator" only where nothing that runs is elsewhere.
+  const char* name_of_all_on(backend::DeviceIndex device) const;
   // Tasks by decreasing rank: how long, on the average of devices and with copies, everything takes from a task to the end (HEFT's upward rank;
   // H. Topcuoglu et al., 2002). An order that the buffers allow.
   void order_by_rank(std::vector<uint32_t>& order);

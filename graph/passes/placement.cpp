@@ -3,7 +3,7 @@
 // No single method is good for all graphs: a minimum cut is the optimum of a chain and knows nothing of working side by side, HEFT knows that and misjudges
 // what it has not come to yet. So there are several candidates, each judged by a rollout (graph/rollout.h) and improved step by step:
 //
-//   1. Candidates: everything on the CPU; everything on the accelerator; the minimum cut; HEFT (H. Topcuoglu et al., 2002): tasks by rank, each on the
+//   1. Candidates: everything that may be on the CPU; everything that may be on the accelerator; the minimum cut; HEFT (H. Topcuoglu et al., 2002): tasks by rank, each on the
 //      device that has it done first, with links reserved; each task where it alone is fastest.
 //   2. Orders: that of the graph, and that of the ranks.
 //   3. Local search from each of them: a task, two or three close ones, or a run of them change the device; what makes the whole faster stays. Effort is counted, not timed, so the
@@ -49,9 +49,9 @@ class Search {
   }
 
   void run(std::vector<Candidate>* candidates) {
-    const size_t cpu = consider("all on the CPU", tasks_.all_on(kCpu));
+    const size_t cpu = consider(tasks_.name_of_all_on(kCpu), tasks_.all_on(kCpu));
     if (!free_.empty()) {
-      consider("all on the accelerator", tasks_.all_on(kAccelerator));
+      consider(tasks_.name_of_all_on(kAccelerator), tasks_.all_on(kAccelerator));
       consider("minimum cut", min_cut(tasks_));
       consider("earliest finish", earliest_finish());
       consider("fastest device", fastest_device());

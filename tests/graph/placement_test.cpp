@@ -132,6 +132,43 @@ TEST_CASE("placement: with more effort, large programs come out faster") {
   CHECK(seconds[1] < seconds[0]);
 }
 
+TEST_CASE("placement: a candidate's name says where its tasks are") {
+  int named[3] = {};
+  std::mt19937 random(37);
+  for (int round = 0; round < 200; ++round) {
+    Program program;
+    make_random(program, random, 1 + round % 12, round % 2 == 0);
+    constexpr Policy kPolicies[] = {Policy::kAuto, Policy::kCpu, Policy::kAccelerator, Policy::kMixed};
+    PlanOptions options = both_options();
+    options.policy = kPolicies[round % 4];
+    // Some of them hold nothing, so that what was asked for there runs on the CPU.
+    if (round % 3 != 0) options.accelerator_bytes = 1 + 256 * (static_cast<uint64_t>(round) % 8);
+    std::vector<Candidate> candidates;
+    options.candidates = &candidates;
+    const Plan plan = program.plan(options);
+    const auto chosen = std::ranges::find_if(candidates, &Candidate::chosen);
+    REQUIRE(chosen != candidates.end());
+    bool on[backend::kMaxDevices] = {};
+    for (size_t n = 0; n < plan.placements.size(); ++n) {
+      if (plan.live[n]) on[plan.placements[n].device] = true;
+    }
+    const std::string name = chosen->name;
+    INFO(name << to_string(program.graph) << to_string(plan));
+    if (name.starts_with("all on the CPU")) REQUIRE_FALSE(on[kAccelerator]);
+    if (name == "all on the accelerator") REQUIRE_FALSE(on[kCpu]);
+    if (name == "each on the only device that it may run on") REQUIRE((on[kCpu] && on[kAccelerator]));
+    const bool only_there = on[kAccelerator] && !on[kCpu];
+    if (options.policy == Policy::kAccelerator && only_there) REQUIRE(name == "all on the accelerator");
+    if (options.policy == Policy::kCpu && !on[kAccelerator]) REQUIRE(name.starts_with("all on the CPU"));
+    named[0] += name == "all on the accelerator";
+    named[1] += name == "each on the only device that it may run on";
+    named[2] += name == "all on the CPU, for lack of memory";
+  }
+  CHECK(named[0] > 10);
+  CHECK(named[1] > 10);
+  CHECK(named[2] > 0);
+}
+
 TEST_CASE("placement: instead of one that is doubted, another one is taken") {
   std::mt19937 random(36);
   int on_both = 0;

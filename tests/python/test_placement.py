@@ -302,6 +302,16 @@ def test_a_policy_decides_for_all_operators(policy: str) -> None:
     assert (on_cpu == 0) == (policy == "accelerator")
 
 
+@pytest.mark.parametrize(("policy", "name"), [("cpu", "all on the CPU"), ("accelerator", "all on the accelerator")])
+def test_a_decision_of_a_policy_has_its_name(policy: str, name: str) -> None:
+    torch.hetero.config.placement = policy
+    torch.hetero.config.keep_plans = True
+    x = torch.randn(32, 32)
+    assert_same((fresh(x) @ fresh(x)).relu().cpu(), (x @ x).relu())
+    decisions = torch.hetero.explain().program["decisions"]
+    assert [(one["candidate"], one["chosen"]) for one in decisions] == [(name, True)]
+
+
 def test_rules_by_name_and_blocks_before_rules() -> None:
     x = fresh(torch.randn(32, 32))
 
