@@ -17,7 +17,6 @@ namespace hetero::graph {
 namespace {
 
 constexpr const char* kFormat = "hetero costs 1";
-constexpr uint32_t kOutliersInARow = 3;
 
 std::string first_line(const std::string& machine, size_t count, uint64_t checksum) {
   char numbers[64];
@@ -71,7 +70,7 @@ void CostHistory::add(uint64_t key, double seconds) {
   if (entry.count >= kEnough) {
     const double deviation = std::sqrt(entry.squares / entry.count);
     if (std::abs(seconds - entry.mean) > 4 * std::max(deviation, 0.1 * entry.mean)) {
-      if (++entry.outliers < kOutliersInARow) return;
+      if (++entry.outliers < kOutliers) return;
       const double reported = entry.reported;
       entry = Entry();
       entry.reported = reported;

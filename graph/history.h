@@ -39,7 +39,9 @@ struct CopyClass {
 
 class CostHistory {
  public:
-  static constexpr uint32_t kEnough = 3;     // measurements until an entry counts
+  static constexpr uint32_t kEnough = 3;    // measurements until an entry counts
+  static constexpr uint32_t kOutliers = 3;  // in a row, until it begins anew with the last of them
+  static constexpr uint32_t kToRelearn = kOutliers + kEnough - 1;
   static constexpr size_t kMost = 1u << 16;  // entries; new ones are not taken beyond
 
   void add(uint64_t key, double seconds);

@@ -107,10 +107,10 @@ std::vector<uint8_t> find_shared(const graph::Plan& plan, const graph::RunTimes&
 
 graph::CostHistory& cost_history() { return entry().history; }
 
-void learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph::PlanOptions& options,
+bool learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph::PlanOptions& options,
                  const graph::RunTimes& times) {
   const backend::Device* const accelerator = backend::accelerator();
-  if (accelerator == nullptr) return;
+  if (accelerator == nullptr) return false;
   Entry& known = entry();
   const std::vector<uint8_t> shared = find_shared(plan, times);
   const graph::CostModel costs(options);
@@ -140,6 +140,7 @@ void learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph
     ++known.unsaved;
   }
   if (known.unsaved >= kSaveEvery) save(known);
+  return std::ranges::count(shared, 1) != 0;
 }
 
 }  // namespace hetero::ops

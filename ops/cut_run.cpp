@@ -228,6 +228,7 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
   PlanSettings settings{
       .fusion = options.fusion, .jit = config().jit.load(std::memory_order_relaxed), .threads = cut.threads};
   if (options.has_accelerator) {
+    if (known != nullptr && known->trial.stage == PlacementTrial::Stage::kAlone) options.compute_queues = 1;
     settings.second_best =
         known != nullptr && options.policy == graph::Policy::kAuto && !known->trial.instead_of.empty();
     if (settings.second_best) options.instead_of = &known->trial.instead_of;
@@ -419,10 +420,11 @@ void CutRun::note_run(bool succeeded) {
   backend::Device* const accelerator = options_.has_accelerator ? backend::accelerator() : nullptr;
   const bool provisional = accelerator != nullptr && accelerator->provisional_runs() != provisional_before_;
   if (accelerator != nullptr && kept_ != nullptr && succeeded && !provisional) {
-    if (!on_host || !accelerator->has_virtual_clock()) learn_costs(graph, *plan_, options_, times_);
+    bool beside = false;
+    if (!on_host || !accelerator->has_virtual_clock()) beside = learn_costs(graph, *plan_, options_, times_);
     ++kept_->measured;
     if (PlanSet* const plans = cut_->plans()) {
-      plans->trial.note(times_.seconds, kept_->predicted_seconds, *plan_);
+      plans->trial.note(times_.seconds, kept_->predicted_seconds, *plan_, beside);
     }
   }
   if (!config().keep_plans.load(std::memory_order_relaxed)) return;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "graph/history.h"
 #include "ops/recorder.h"
 
 namespace hetero::ops {
@@ -66,8 +67,16 @@ size_t batch_bytes(const graph::Plan& plan) {
 
 }  // namespace
 
-void PlacementTrial::note(double seconds, double predicted, const graph::Plan& plan) {
+void PlacementTrial::note(double seconds, double predicted, const graph::Plan& plan, bool beside) {
+  static_assert(kAloneRuns == graph::CostHistory::kToRelearn);
   constexpr double kNever = std::numeric_limits<double>::infinity();
+  if (stage == Stage::kAlone) {
+    if (++runs < kAloneRuns) return;
+    runs = 0;
+    measured_alone = true;
+    stage = Stage::kWatch;
+    return;
+  }
   // The first run of a plan also moves what stays.
   if (runs > 0) {
     if (stage == Stage::kWatch) watched = std::min(watched, seconds);
@@ -79,6 +88,11 @@ void PlacementTrial::note(double seconds, double predicted, const graph::Plan& p
   const double ratio = std::exchange(lately, kNever);
   switch (stage) {
     case Stage::kWatch:
+      if (beside && !measured_alone && (ratio > kDoubt || ratio * kDoubt < 1)) {
+        watched = kNever;
+        stage = Stage::kAlone;
+        break;
+      }
       settled = ratio;
       stage = ratio > kSurprise ? Stage::kTry : Stage::kSettled;
       if (stage == Stage::kTry) {
@@ -94,7 +108,7 @@ void PlacementTrial::note(double seconds, double predicted, const graph::Plan& p
       }
       break;
     case Stage::kSettled:
-      if (ratio > kSurprise * settled) *this = PlacementTrial();
+      if (ratio > kSurprise * settled || (beside && ratio * kSurprise < settled)) *this = PlacementTrial();
       break;
   }
 }

@@ -34,8 +34,8 @@ struct PlanSettings {
   int threads = 0;  // eager's own, whose loops decide which calls fuse to the same bits
   const void* accelerator = nullptr;
   graph::Policy policy = graph::Policy::kAuto;
-  bool second_best = false;  // PlacementTrial::instead_of
-  int64_t compute_queues = 0;
+  bool second_best = false;    // PlacementTrial::instead_of
+  int64_t compute_queues = 0;  // 1 in PlacementTrial::Stage::kAlone
   bool join_copies = false;
   float pressure = 0;        // the share of it that a program may claim
   uint64_t budget = 0;       // of the accelerator's memory
@@ -47,15 +47,21 @@ struct PlanSettings {
 
 // Whether the placement that is predicted to be the best is: where it takes much longer than predicted, the best of those that differ from it is tried, and the
 // faster of the two stays. When that comes to take much longer than it did, the machine is another one, and all begins anew.
+//
+// Nothing is learned from kernels that run beside others (learn_costs), so a prediction from what was guessed of them would stay as it is. Where it is wrong, the
+// program runs on one compute queue until each of its kernels has been measured alone, and then the placement is judged by that.
 struct PlacementTrial {
   static constexpr int kRuns = 4;           // of each
   static constexpr double kSurprise = 1.5;  // measured over predicted, or over what it was
-  enum class Stage : uint8_t { kWatch, kTry, kSettled };
+  static constexpr double kDoubt = 1.1;     // either over the other, where kernels ran beside others
+  static constexpr int kAloneRuns = 5;      // CostHistory::kToRelearn
+  enum class Stage : uint8_t { kWatch, kAlone, kTry, kSettled };
 
-  // After a run of the plan that took so long.
-  void note(double seconds, double predicted, const graph::Plan& plan);
+  // After a run of the plan that took so long. `beside`: some of its kernels taught nothing, since they ran beside others.
+  void note(double seconds, double predicted, const graph::Plan& plan, bool beside);
 
   Stage stage = Stage::kWatch;
+  bool measured_alone = false;  // since it began
   int runs = 0;
   double watched = std::numeric_limits<double>::infinity();  // the least
   double tried = std::numeric_limits<double>::infinity();

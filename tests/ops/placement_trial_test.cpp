@@ -20,7 +20,12 @@ const graph::Plan kOther = plan_on(backend::kCpu);
 const std::vector<backend::DeviceIndex> kDevices(2, backend::kAccelerator);  // of kPlan
 
 void run(PlacementTrial& trial, double seconds, const graph::Plan& plan = kPlan, int times = PlacementTrial::kRuns) {
-  for (int i = 0; i < times; ++i) trial.note(seconds, 1.0, plan);
+  for (int i = 0; i < times; ++i) trial.note(seconds, 1.0, plan, false);
+}
+
+// Some of its kernels ran beside others.
+void run_beside(PlacementTrial& trial, double seconds, int times = PlacementTrial::kRuns) {
+  for (int i = 0; i < times; ++i) trial.note(seconds, 1.0, kPlan, true);
 }
 
 TEST(PlacementTrialTest, WhatTakesWhatWasPredictedStays) {
@@ -67,9 +72,51 @@ TEST(PlacementTrialTest, LargerSizesAreNoSurprise) {
   PlacementTrial trial;
   run(trial, 3);
   run(trial, 2, kOther);
-  for (int i = 0; i < 2 * PlacementTrial::kRuns; ++i) trial.note(16, 8, kOther);
+  for (int i = 0; i < 2 * PlacementTrial::kRuns; ++i) trial.note(16, 8, kOther, false);
   EXPECT_EQ(trial.stage, Stage::kSettled);
   EXPECT_EQ(trial.instead_of, kDevices);
+}
+
+TEST(PlacementTrialTest, KernelsThatRanBesideOthersAreMeasuredAloneWhereThePredictionIsWrong) {
+  for (const double seconds : {1.05, 0.95}) {
+    PlacementTrial trial;
+    run_beside(trial, seconds);
+    EXPECT_EQ(trial.stage, Stage::kSettled);
+  }
+  for (const double seconds : {0.8, 1.2, 9.0}) {
+    PlacementTrial trial;
+    run_beside(trial, seconds);
+    EXPECT_EQ(trial.stage, Stage::kAlone);
+    EXPECT_TRUE(trial.instead_of.empty());
+    run(trial, 20, kPlan, PlacementTrial::kAloneRuns - 1);
+    EXPECT_EQ(trial.stage, Stage::kAlone);
+    run(trial, 20, kPlan, 1);
+    EXPECT_EQ(trial.stage, Stage::kWatch);
+    // What was predicted is right now.
+    run_beside(trial, 1);
+    EXPECT_EQ(trial.stage, Stage::kSettled);
+  }
+}
+
+TEST(PlacementTrialTest, AnotherPlacementIsTriedWhereThatDidNotHelp) {
+  PlacementTrial trial;
+  run_beside(trial, 9);
+  run(trial, 20, kPlan, PlacementTrial::kAloneRuns);
+  run_beside(trial, 3);
+  EXPECT_EQ(trial.stage, Stage::kTry);
+  EXPECT_EQ(trial.instead_of, kDevices);
+  run(trial, 5, kOther);  // no faster than the 3, however slow it was before
+  EXPECT_EQ(trial.stage, Stage::kSettled);
+  EXPECT_TRUE(trial.instead_of.empty());
+}
+
+TEST(PlacementTrialTest, KernelsAreMeasuredAloneAgainWhenAllHasBecomeMuchFaster) {
+  PlacementTrial trial;
+  run_beside(trial, 1);
+  run_beside(trial, 0.5);
+  EXPECT_EQ(trial.stage, Stage::kWatch);
+  run_beside(trial, 0.5);
+  EXPECT_EQ(trial.stage, Stage::kAlone);
 }
 
 }  // namespace
