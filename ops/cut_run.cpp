@@ -228,10 +228,6 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
   PlanSettings settings{
       .fusion = options.fusion, .jit = config().jit.load(std::memory_order_relaxed), .threads = cut.threads};
   if (options.has_accelerator) {
-    if (known != nullptr && known->trial.stage == PlacementTrial::Stage::kAlone) options.compute_queues = 1;
-    settings.second_best =
-        known != nullptr && options.policy == graph::Policy::kAuto && !known->trial.instead_of.empty();
-    if (settings.second_best) options.instead_of = &known->trial.instead_of;
     settings.accelerator = backend::accelerator();
     settings.policy = options.policy;
     settings.compute_queues = options.compute_queues;
@@ -239,6 +235,13 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
     settings.pressure = static_cast<float>(config().memory_pressure.load(std::memory_order_relaxed));
     settings.budget = accelerator_budget();
     settings.preferences = placement_rules().version();
+    if (known != nullptr) {
+      PlacementTrial& trial = known->trial;
+      trial.belong_to(settings);
+      if (trial.stage == PlacementTrial::Stage::kAlone) settings.compute_queues = options.compute_queues = 1;
+      settings.second_best = options.policy == graph::Policy::kAuto && !trial.instead_of.empty();
+      if (settings.second_best) options.instead_of = &trial.instead_of;
+    }
     settings.history = cost_history().version();
   }
   kept_ = nullptr;

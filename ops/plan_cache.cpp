@@ -67,6 +67,10 @@ size_t batch_bytes(const graph::Plan& plan) {
 
 }  // namespace
 
+void PlacementTrial::belong_to(const PlanSettings& configured) {
+  if (configured != settings) *this = PlacementTrial{.settings = configured};
+}
+
 void PlacementTrial::note(double seconds, double predicted, const graph::Plan& plan, bool beside) {
   static_assert(kAloneRuns == graph::CostHistory::kToRelearn);
   constexpr double kNever = std::numeric_limits<double>::infinity();
@@ -108,7 +112,9 @@ void PlacementTrial::note(double seconds, double predicted, const graph::Plan& p
       }
       break;
     case Stage::kSettled:
-      if (ratio > kSurprise * settled || (beside && ratio * kSurprise < settled)) *this = PlacementTrial();
+      if (ratio > kSurprise * settled || (beside && ratio * kSurprise < settled)) {
+        *this = PlacementTrial{.settings = settings};
+      }
       break;
   }
 }

@@ -46,7 +46,8 @@ struct PlanSettings {
 };
 
 // Whether the placement that is predicted to be the best is: where it takes much longer than predicted, the best of those that differ from it is tried, and the
-// faster of the two stays. When that comes to take much longer than it did, the machine is another one, and all begins anew.
+// faster of the two stays. When that comes to take much longer than it did, the machine is another one, and all begins anew; as it does when another machine
+// or another way to plan is configured.
 //
 // Nothing is learned from kernels that run beside others (learn_costs), so a prediction from what was guessed of them would stay as it is. Where it is wrong, the
 // program runs on one compute queue until each of its kernels has been measured alone, and then the placement is judged by that.
@@ -57,9 +58,12 @@ struct PlacementTrial {
   static constexpr int kAloneRuns = 5;      // CostHistory::kToRelearn
   enum class Stage : uint8_t { kWatch, kAlone, kTry, kSettled };
 
+  // Before planning, with what is configured: nothing that depends on the trial or on what was learned. What was seen under other settings says nothing.
+  void belong_to(const PlanSettings& configured);
   // After a run of the plan that took so long. `beside`: some of its kernels taught nothing, since they ran beside others.
   void note(double seconds, double predicted, const graph::Plan& plan, bool beside);
 
+  PlanSettings settings;  // of what is watched
   Stage stage = Stage::kWatch;
   bool measured_alone = false;  // since it began
   int runs = 0;

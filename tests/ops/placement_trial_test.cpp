@@ -68,6 +68,30 @@ TEST(PlacementTrialTest, ItBeginsAnewWhenWhatStayedBecomesMuchSlower) {
   EXPECT_EQ(trial.stage, Stage::kSettled);
 }
 
+TEST(PlacementTrialTest, ItBelongsToWhatWasConfigured) {
+  const PlanSettings first{.accelerator = &kPlan, .budget = 1};
+  const PlanSettings others[] = {{.accelerator = &kOther, .budget = 1},
+                                 {.accelerator = &kPlan, .budget = 2},
+                                 {.accelerator = &kPlan, .compute_queues = 2, .budget = 1}};
+  for (const PlanSettings& other : others) {
+    PlacementTrial trial;
+    trial.belong_to(first);
+    run(trial, 3);
+    run(trial, 2, kOther);
+    trial.belong_to(first);
+    EXPECT_EQ(trial.stage, Stage::kSettled);
+    EXPECT_EQ(trial.instead_of, kDevices);
+    trial.belong_to(other);
+    EXPECT_EQ(trial.stage, Stage::kWatch);
+    EXPECT_TRUE(trial.instead_of.empty());
+    // What it finds out by itself does not make it forget whose it is.
+    run(trial, 1);
+    run(trial, 3);
+    EXPECT_EQ(trial.stage, Stage::kWatch);
+    EXPECT_EQ(trial.settings, other);
+  }
+}
+
 TEST(PlacementTrialTest, LargerSizesAreNoSurprise) {
   PlacementTrial trial;
   run(trial, 3);

@@ -888,6 +888,25 @@ def test_kernels_that_run_beside_each_other_are_measured_alone_where_the_predict
     assert ratios[12:] == pytest.approx([1] * 18, rel=0.1)
 
 
+def test_a_placement_is_doubted_anew_on_another_machine() -> None:
+    torch.hetero.config.keep_plans = True
+    torch.hetero.config.placement = "accelerator"
+    model = Heads(4, 64).to(DEVICE)
+    x = torch.randn(8, 64)
+
+    def last_ratio() -> float:
+        for _ in range(30):
+            with torch.no_grad():
+                model(x.to(DEVICE)).cpu()
+        program = torch.hetero.explain().program
+        return program["predicted_seconds"] / program["measured_seconds"]
+
+    # On each of them less than a surprise would be, after the one before.
+    for slowdown in (1.0, 1.4, 1.9, 1.4):
+        torch.hetero.use_profile("h200", slowdown=slowdown)
+        assert last_ratio() == pytest.approx(1, rel=0.1)
+
+
 @pytest.mark.parametrize(("slowdown", "size"), [(4.0, 513), (10.0, 512)])
 def test_a_doubted_placement_gives_way_to_the_second_best_where_that_is_faster(slowdown: float, size: int) -> None:
     """What each kernel takes is learned, but not that they leave nothing to each other, as so many elements would say."""
