@@ -909,7 +909,7 @@ def test_a_placement_is_doubted_anew_on_another_machine() -> None:
 
 @pytest.mark.parametrize(("slowdown", "size"), [(4.0, 513), (10.0, 512)])
 def test_a_doubted_placement_gives_way_to_the_second_best_where_that_is_faster(slowdown: float, size: int) -> None:
-    """What each kernel takes is learned, but not that they leave nothing to each other, as so many elements would say."""
+    """What each kernel takes is learned, but not how little they leave to each other, as few elements would say."""
     torch.hetero.use_profile("h200", slowdown=slowdown, schedule_seed=51, copy_latency=1e-7, parallelism=1e12)
     torch.hetero.config.placement = "accelerator"
     x, *weights = (torch.randn(size, size).to(DEVICE) for _ in range(9))
@@ -931,7 +931,7 @@ def test_a_doubted_placement_gives_way_to_the_second_best_where_that_is_faster(s
     # It begins with all of it there, and that takes much longer than predicted.
     assert kernels[0] == kernels[3] == 26
     assert surprises[0] > 1.5
-    # That is still so when each kernel has been measured alone, and then a fourth at least runs elsewhere, for a few runs.
+    # That is still so when each kernel has been measured alone; then a fourth at least runs elsewhere for a few runs.
     tried = next(run for run in range(8, 20) if kernels[run - 1] == 26 and kernels[run] <= 20)
     assert min(surprises[tried - 3 : tried]) > 1.5 and max(kernels[tried : tried + 4]) <= 20
     if slowdown == 4.0:
