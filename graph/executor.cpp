@@ -73,6 +73,7 @@ struct Executor::Impl {
   RunCounts* counts = nullptr;    // of this run
   RunTimes* times = nullptr;      // of this run, if wanted
   const Uploads* uploads = nullptr;
+  std::unique_ptr<Segments>* segments = nullptr;
   std::chrono::steady_clock::time_point begun;
   bool host_only = false;  // its program uses the CPU only
   Status status;           // of a run with queues
@@ -280,10 +281,11 @@ Executor::Executor(std::array<backend::Device*, backend::kMaxDevices> devices) :
 Executor::~Executor() = default;
 
 void Executor::begin(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings, RunCounts& counts,
-                     RunTimes* times, const Uploads* uploads) {
+                     RunTimes* times, const Uploads* uploads, std::unique_ptr<Segments>* segments) {
   Impl& impl = *impl_;
   impl.times = times;
   impl.uploads = uploads;
+  impl.segments = segments;
   if (times != nullptr) {
     times->spans.assign(plan.program.size(), {});
     times->seconds = 0;
@@ -303,7 +305,7 @@ void Executor::begin(const Graph& graph, const Plan& plan, std::span<Binding* co
 bool Executor::go_on(const std::atomic<int32_t>* stop) {
   Impl& impl = *impl_;
   if (impl.host_only) return impl.run_on_host(stop);
-  impl.status = impl.queue_run.run(impl.state, *impl.counts, impl.times, impl.uploads);
+  impl.status = impl.queue_run.run(impl.state, *impl.counts, impl.times, impl.uploads, impl.segments);
   return true;
 }
 

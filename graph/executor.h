@@ -45,7 +45,8 @@ struct RunCounts {
   int64_t uploads_ahead = 0;                        // of the copies: for a later program
   int64_t events = 0;
   int64_t waits = 0;
-  int64_t skipped = 0;  // nodes not run because an input was poisoned
+  int64_t segments = 0;  // launches of several kernels as one; see segments.h
+  int64_t skipped = 0;   // nodes not run because an input was poisoned
   int64_t arena_bytes = 0;
 };
 
@@ -67,6 +68,8 @@ struct Uploads {
   uint64_t most_bytes = UINT64_MAX;  // that the accelerator may hold then
 };
 
+class Segments;
+
 class Executor {
  public:
   Executor();  // runs on the devices of the registry
@@ -81,9 +84,11 @@ class Executor {
   // The same in parts, one after the other on whatever threads: begin(), go_on() until it returns true, end(). `stop` is looked at between
   // instructions of a program that uses the CPU only: where it is not 0, the rest is left to the next go_on(). Null: never.
   // REQUIRES: the arguments of begin() live until end().
-  // `times`, if not null, is filled in; `uploads`, if not null, are made.
+  // `times`, if not null, is filled in; `uploads`, if not null, are made. `segments`: what is remembered of the plan between its runs, where launches that
+  // are the same each time may become one; null: each is by itself.
   void begin(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings, RunCounts& counts,
-             RunTimes* times = nullptr, const Uploads* uploads = nullptr);
+             RunTimes* times = nullptr, const Uploads* uploads = nullptr,
+             std::unique_ptr<Segments>* segments = nullptr);
   bool go_on(const std::atomic<int32_t>* stop);
   Status end();
 

@@ -19,13 +19,40 @@ const QueueId kUploads = queue_id(backend::kAccelerator, backend::QueueKind::kHo
 
 }  // namespace
 
-Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times, const Uploads* uploads) {
+Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times, const Uploads* uploads,
+                     std::unique_ptr<Segments>* segments) {
   begin(state);
   backend::Device& accelerator = state.device(backend::kAccelerator);
   clock_ = accelerator.has_virtual_clock() ? &accelerator : nullptr;
   begun_ = now();
   const bool timed = times != nullptr && clock_ == nullptr;
   if (timed) timer_.begin(accelerator);
+  segments_ = nullptr;
+  if (segments != nullptr) {
+    if (*segments == nullptr || !(*segments)->belong_to(*this)) {
+      *segments = std::make_unique<Segments>(state.graph(), state.plan(), *this);
+    }
+    segments_ = segments->get();
+    segments_->begin_run();
+  }
+  walk(counts, times);
+  if (segments_ != nullptr) segments_->finish_launches();
+  if (uploads != nullptr) submit_uploads(*uploads);
+  synchronize();
+  if (times != nullptr) times->seconds = now() - begun_;
+  if (timed) timer_.read(times->spans);
+  finish_uploads(counts);
+  if (segments_ != nullptr) note_launched_together(counts);
+  settle(counts);
+  Status first = state.first_failure();
+  if (first.ok()) first = lost_;
+  if (segments_ != nullptr) segments_->end_run(first.ok() && !state.has_failures());
+  return first;
+}
+
+void QueueRun::walk(RunCounts& counts, RunTimes* times) {
+  const RunState& state = *state_;
+  const bool timed = times != nullptr && clock_ == nullptr;
   const std::vector<Instruction>& program = state.plan().program;
   for (uint32_t position = 0, end = 0; position < program.size(); position = end) {
     const Instruction& instruction = program[position];
@@ -67,14 +94,6 @@ Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times, const 
       for (uint32_t other = position + 1; other < end; ++other) times->spans[other] = {span.end, span.end};
     }
   }
-  if (uploads != nullptr) submit_uploads(*uploads);
-  synchronize();
-  if (times != nullptr) times->seconds = now() - begun_;
-  if (timed) timer_.read(times->spans);
-  finish_uploads(counts);
-  settle(counts);
-  Status first = state.first_failure();
-  return first.ok() ? lost_ : first;
 }
 
 double QueueRun::now() const {
@@ -99,6 +118,7 @@ void QueueRun::begin(RunState& state) {
   const size_t buffers = graph.buffers.size();
   lost_ = Status();
   used_queues_ = 0;
+  task_of_.resize(state.plan().program.size());
   tasks_.clear();
   tasks_.reserve(graph.nodes.size());
   group_tasks_.clear();
@@ -131,46 +151,113 @@ backend::Queue& QueueRun::queue(QueueId id) const { return state_->device(device
 void QueueRun::submit_run(const Instruction& instruction, uint32_t position) {
   const Node& node = state_->graph().nodes[instruction.index];
   const DeviceIndex device = device_of(instruction.queue);
-  const double seconds = modelled_seconds(state_->graph(), state_->plan(), instruction);
   bool brings = false;
   const FailureId failure = prepare(instruction.index, device, brings);
   NodeTask& task = tasks_.emplace_back(NodeTask{this, instruction.index, part_of(instruction), device, failure});
   if (instruction.queue == kHostQueue) {
     if (brought_.size() < node.operand_count) brought_.resize(node.operand_count);
     run_node(task, brought_.data(), brings);
-    if (clock_ != nullptr) clock_->advance_host(seconds);
+    if (clock_ != nullptr) {
+      clock_->advance_host(modelled_seconds(state_->graph(), state_->plan(), instruction));
+    }
     state_->release(node, position);
     return;
   }
-  const auto run = [](const NodeTask& submitted) { submitted.owner->run_node(submitted, nullptr, false); };
-  if (Status status = submit<run>(instruction, task, seconds); !status.ok()) {
-    // Not submitted, so the host marks the outputs in the task's stead.
-    note_end(task, state_->add_failure(instruction.index, std::move(status)));
+  launch(position, tasks_.size() - 1, {data_.data() + node.first_operand, node.operand_count},
+         std::as_bytes(std::span(state_->graph().attributes).subspan(node.attribute_offset, node.attribute_bytes)));
+}
+
+void QueueRun::launch(uint32_t position, size_t index, std::span<void* const> addresses,
+                      std::span<const std::byte> numbers) {
+  task_of_[position] = static_cast<uint32_t>(index);
+  if (segments_ == nullptr) return launch_alone(position);
+  segments_->launch(position, addresses, numbers);
+}
+
+backend::Task QueueRun::prediction_of(uint32_t position) const {
+  const Instruction& instruction = state_->plan().program[position];
+  backend::Task task{};
+  task.seconds = modelled_seconds(state_->graph(), state_->plan(), instruction);
+  task.utilization = modelled_utilization(state_->plan(), instruction);
+  return task;
+}
+
+void QueueRun::launch_alone(uint32_t position) {
+  const Instruction& instruction = state_->plan().program[position];
+  backend::Task task = prediction_of(position);
+  if (instruction.kind == Instruction::Kind::kFused) {
+    task.run = [](void* context) {
+      auto& submitted = *static_cast<GroupTask*>(context);
+      submitted.owner->run_group(submitted);
+    };
+    task.context = &group_tasks_[task_of_[position]];
+  } else {
+    task.run = [](void* context) {
+      const auto& submitted = *static_cast<const NodeTask*>(context);
+      submitted.owner->run_node(submitted, nullptr, false);
+    };
+    task.context = &tasks_[task_of_[position]];
+  }
+  if (Status status = queue(instruction.queue).launch(task); !status.ok()) not_launched(position, std::move(status));
+}
+
+// The host marks the outputs in the task's stead.
+void QueueRun::not_launched(uint32_t position, Status status) {
+  const Instruction& instruction = state_->plan().program[position];
+  if (instruction.kind != Instruction::Kind::kFused) {
+    return note_end(tasks_[task_of_[position]], state_->add_failure(instruction.index, std::move(status)));
+  }
+  const FusedGroup& group = state_->plan().groups[instruction.index];
+  const FailureId failure = state_->add_failure(group.members.back(), std::move(status));
+  for (const uint32_t n : group.members) mark_outputs(state_->graph().nodes[n], failure);
+}
+
+void QueueRun::replay(uint32_t position) {
+  if (state_->plan().program[position].kind == Instruction::Kind::kFused) {
+    run_group(group_tasks_[task_of_[position]]);
+  } else {
+    run_node(tasks_[task_of_[position]], nullptr, false);
   }
 }
 
-template <auto run, typename Task>
-Status QueueRun::submit(const Instruction& instruction, Task& task, double seconds) {
-  const auto run_on_queue = [](void* context) { run(*static_cast<Task*>(context)); };
-  const double share = modelled_utilization(state_->plan(), instruction);
-  return queue(instruction.queue).launch({run_on_queue, &task, seconds, share});
+// A device that calls the tasks now does so on this thread, when everything that was launched has run.
+Result<std::unique_ptr<backend::Segment>> QueueRun::record(QueueId id, std::span<const backend::Task> tasks) {
+  state_->begin_rehearsal();
+  Result<std::unique_ptr<backend::Segment>> segment = queue(id).record_segment(tasks);
+  const Status failure = state_->end_rehearsal();
+  return failure.ok() ? std::move(segment) : failure;
+}
+
+// Where the device launches what it has recorded, no task says that it ran.
+void QueueRun::note_launched_together(RunCounts& counts) {
+  const Plan& plan = state_->plan();
+  const auto ran = [&](uint32_t node) {
+    if (outcomes_[node] == Outcome::kNotRun) outcomes_[node] = Outcome::kRan;
+  };
+  for (const uint32_t position : segments_->launched_together()) {
+    const Instruction& instruction = plan.program[position];
+    if (instruction.kind == Instruction::Kind::kFused) {
+      for (const uint32_t n : plan.groups[instruction.index].members) ran(n);
+    } else {
+      ran(instruction.index);
+    }
+  }
+  counts.segments += segments_->launches();
 }
 
 void QueueRun::submit_group(const Instruction& instruction, uint32_t position) {
   const FusedGroup& group = state_->plan().groups[instruction.index];
-  const double seconds = modelled_seconds(state_->graph(), state_->plan(), instruction);
   GroupTask& task = group_tasks_.emplace_back(prepare_group(group, device_of(instruction.queue)));
   if (instruction.queue == kHostQueue) {
     run_group(task);
-    if (clock_ != nullptr) clock_->advance_host(seconds);
+    if (clock_ != nullptr) {
+      clock_->advance_host(modelled_seconds(state_->graph(), state_->plan(), instruction));
+    }
     for (const GroupOperand& operand : group.operands) state_->release(operand.buffer, position);
     return;
   }
-  const auto run = [](GroupTask& submitted) { submitted.owner->run_group(submitted); };
-  if (Status status = submit<run>(instruction, task, seconds); !status.ok()) {
-    const FailureId failure = state_->add_failure(group.members.back(), std::move(status));
-    for (const uint32_t n : group.members) mark_outputs(state_->graph().nodes[n], failure);
-  }
+  launch(position, group_tasks_.size() - 1, {group_data_.data() + task.first_data, group.operands.size()},
+         std::as_bytes(std::span(group.numbers)));
 }
 
 // Finds memory for the group's operands, and what the host knows to be broken among what it loads.

@@ -26,15 +26,17 @@
 
 #include "graph/device_timer.h"
 #include "graph/run_state.h"
+#include "graph/segments.h"
 
 namespace hetero::graph {
 
-class QueueRun {
+class QueueRun final : public Segments::Owner {
  public:
   // Runs state.plan(), synchronizes every queue used and settles the bindings. Returns the first
   // failure.
-  // `times` and `uploads` may be null.
-  Status run(RunState& state, RunCounts& counts, RunTimes* times, const Uploads* uploads);
+  // `times`, `uploads` and `segments` may be null.
+  Status run(RunState& state, RunCounts& counts, RunTimes* times, const Uploads* uploads,
+             std::unique_ptr<Segments>* segments);
 
  private:
   struct NodeTask {
@@ -67,11 +69,22 @@ class QueueRun {
   double end_of(QueueId queue) const;
 
   void begin(RunState& state);
+  void walk(RunCounts& counts, RunTimes* times);
   void submit_run(const Instruction& instruction, uint32_t position);
   void submit_group(const Instruction& instruction, uint32_t position);
-  // Calls `run` on the instruction's queue. False where that could not be submitted.
-  template <auto run, typename Task>
-  Status submit(const Instruction& instruction, Task& task, double seconds);
+  // Submits the task at `index` of the instruction's kind.
+  void launch(uint32_t position, size_t index, std::span<void* const> addresses, std::span<const std::byte> numbers);
+  void not_launched(uint32_t position, Status status);
+
+  // Segments::Owner
+  backend::Queue& queue_of(QueueId id) override { return queue(id); }
+  void launch_alone(uint32_t position) override;
+  void replay(uint32_t position) override;
+  backend::Task prediction_of(uint32_t position) const override;
+  Result<std::unique_ptr<backend::Segment>> record(QueueId queue, std::span<const backend::Task> tasks) override;
+  bool has_failed() const override { return state_->has_failures() || !lost_.ok(); }
+  void note_launched_together(RunCounts& counts);
+
   // Copies that are one transfer.
   void submit_transfer(std::span<const Instruction> copies, RunCounts& counts);
   void prepare_copy(const Instruction& instruction);
@@ -113,6 +126,8 @@ class QueueRun {
   uint32_t used_queues_ = 0;
   std::vector<NodeTask> tasks_;  // this and the next: reserved for the whole run, since queues hold pointers
   std::vector<GroupTask> group_tasks_;
+  std::vector<uint32_t> task_of_;  // per instruction that was launched: its task of these
+  Segments* segments_ = nullptr;   // where launches may be parts of some
   std::vector<void*> group_data_;  // per operand of the groups
   std::vector<Broken> group_broken_;
   std::vector<void*> data_;  // per operand of the graph

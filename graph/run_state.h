@@ -78,6 +78,9 @@ class RunState {
   FailureId call_kernel(uint32_t node, const Invocation& invocation);
 
   FailureId add_failure(uint32_t node, Status status);
+  // In between, what fails is no failure of the run: the first is the result. REQUIRES: nothing runs but what this thread calls.
+  void begin_rehearsal();
+  Status end_rehearsal();
   // Bound buffers whose bytes were lost before this run.
   const std::vector<std::pair<BufferId, FailureId>>& poisoned_on_entry() const { return on_entry_; }
   // Says that a failure has kept a node from running. What was lost on entry is an error of this
@@ -122,6 +125,8 @@ class RunState {
   std::vector<Failure> failures_;
   std::vector<std::pair<BufferId, FailureId>> on_entry_;
   std::atomic<uint32_t> failure_count_{0};
+  bool rehearsing_ = false;
+  Status rehearsed_;
 };
 
 }  // namespace hetero::graph

@@ -309,6 +309,9 @@ const std::vector<Row>& rows() {
       bool_row("join_copies", "1", config().join_copies,
                "Make small copies between the CPU and the accelerator together, as one transfer, where planning finds "
                "that to take less time. Off: each by itself."),
+      bool_row("segments", "1", config().segments,
+               "Record launches of the accelerator that follow each other and are the same each time a program runs, "
+               "and launch them as one: CUDA graphs. Off: each by itself."),
       {"spill", "str", "", [] { return config().spill_folder(); }, set_spill_folder,
        "A folder for tensors that have no room below memory_limit and were not used for long: they come back when they "
        "are needed. A relative one is made absolute. Empty: none."},

@@ -58,6 +58,8 @@ struct Config {
   std::atomic<int64_t> compute_queues{backend::kComputeQueues};
   // Small copies between the CPU and the accelerator are made together where that is predicted to take less time.
   std::atomic<bool> join_copies{true};
+  // Launches of an accelerator that are the same each time a program runs are recorded and launched as one.
+  std::atomic<bool> segments{true};
   // Bound, in bytes, of what is remembered of earlier programs: shapes, traces and plans.
   std::atomic<int64_t> cache_bytes{int64_t{256} << 20};
   // The share of the accelerator's memory that a program may claim from others before it is planned.

@@ -82,6 +82,7 @@ void Counters::reset() {
                          &uploads_ahead,
                          &bytes_to_accelerator,
                          &bytes_to_cpu,
+                         &segments,
                          &events,
                          &waits,
                          &storages_evicted,

@@ -94,6 +94,7 @@ struct Counters {
       0};  // of the copies to the accelerator: while an earlier program ran than the one that reads the bytes
   Count bytes_to_accelerator{0};
   Count bytes_to_cpu{0};
+  Count segments{0};  // launches of the accelerator that were several kernels
   Count events{0};
   Count waits{0};
   Count storages_evicted{0};  // from the accelerator, to make room

@@ -89,6 +89,7 @@ void add_counts(const graph::Plan& plan, const graph::RunCounts& counts) {
     count(total.copies_to_accelerator, counts.uploads_ahead);
   }
   count(total.bytes_to_accelerator, counts.copied_bytes[backend::kAccelerator]);
+  count(total.segments, counts.segments);
   count(total.events, counts.events);
   count(total.waits, counts.waits);
   count(total.skipped_nodes, counts.skipped);
@@ -126,6 +127,7 @@ CachedPlan* CutRun::resized_plan(PlanSet& known, const CachedPlan* similar, cons
     target->measured = similar->measured;
   }
   target->version = 0;  // until the plan is whole
+  target->segments.reset();
   target->settings = settings;
   bool resized = graph::resize_plan(target->graph, cut.graph, options_, target->plan);
   if (resized && options_.has_accelerator) {
@@ -293,6 +295,7 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
   made.measured = measured;
   made.reconsidered = reconsidered;
   made.version = 0;  // until the plan is whole
+  made.segments.reset();
   find_room(cut);
   graph::make_plan(cut.graph, options, made.plan);
   made.version = cut.version;
@@ -348,7 +351,11 @@ Status CutRun::start(Cut& cut, SyncReason reason) {
                         (kept_->measured < kMeasuredRuns || ++kept_->unmeasured % kSeldom == 0));
   if (measures_ && options_.has_accelerator) provisional_before_ = backend::accelerator()->provisional_runs();
   if (options_.has_accelerator && keeps_plans()) find_uploads(cut, plan, uploads_, uploaded_);
-  executor_.begin(graph, plan, cut.bindings, counts_, measures_ ? &times_ : nullptr, &uploads_);
+  // What is measured is measured kernel by kernel.
+  const bool joins =
+      options_.has_accelerator && kept_ != nullptr && !measures_ && config().segments.load(std::memory_order_relaxed);
+  executor_.begin(graph, plan, cut.bindings, counts_, measures_ ? &times_ : nullptr, &uploads_,
+                  joins ? &kept_->segments : nullptr);
   return Status();
 }
 

@@ -12,8 +12,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-NOT_SUPPORTED = {"cublas": 15, "cusparse": 10, "cusolver": 9, "cudnn": 3000, "cufft": 16, "curand": 204,
-                 "cuda": 801, "__cuda": 801, "cu": 801}
+NOT_SUPPORTED = {
+    "cublas": 15,
+    "cusparse": 10,
+    "cusolver": 9,
+    "cudnn": 3000,
+    "cufft": 16,
+    "curand": 204,
+    "cuda": 801,
+    "__cuda": 801,
+    "cu": 801,
+}
 PREFIX = re.compile(r"(?:cublas|cusparse(?!Lt)|cusolver|cudnn|cufft|curand|__cuda(?=[A-Z])|cuda(?=[A-Z])|cu(?=[A-Z]))")
 KEPT = re.compile(r"cuFile|cupti|Version$|ErrorString$|ErrorName$|StatusString$|StatusName$|GetProperty$")
 TORCH = ["torch_cuda", "c10_cuda", "torch_cuda_linalg", "torch_python", "torch_nvshmem", "caffe2_nvrtc"]

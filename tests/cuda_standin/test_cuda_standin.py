@@ -184,6 +184,36 @@ def test_a_saved_program_runs_and_is_recorded_as_graphs() -> None:
         torch.testing.assert_close(program(x), model(x), rtol=1e-4, atol=1e-4)
 
 
+def graph_launches() -> int:
+    return STANDIN.standin_graph_launches() if STANDIN else 0
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_program_that_runs_again_and_again_becomes_graphs(compiled: bool) -> None:
+    """Products are computed: a graph with a stale address would show."""
+    model = nn.Sequential(*(nn.Linear(24, 24, bias=False) for _ in range(6)))
+    there = torch.nn.Sequential(*(nn.Linear(24, 24, bias=False) for _ in range(6))).to("hetero")
+    there.load_state_dict(model.state_dict())
+    called = torch.compile(there, backend="hetero") if compiled else there
+    before = graph_launches()
+
+    def check(times: int) -> None:
+        for _ in range(times):
+            x = torch.randn(8, 24)
+            with torch.no_grad():
+                torch.testing.assert_close(called(x.to("hetero")).cpu(), model(x), rtol=1e-4, atol=1e-5)
+
+    check(40)
+    segments = torch.hetero._C.counters()["segments"]
+    assert segments > 0
+    assert not STANDIN or graph_launches() - before == segments
+    weight = torch.randn(24, 24)
+    model[2].weight = nn.Parameter(weight.clone())
+    there[2].weight = nn.Parameter(weight.to("hetero"))
+    check(40)
+    assert torch.hetero._C.counters()["segments"] > segments
+
+
 @pytest.mark.parametrize("where", ["cuda", "hetero", "cpu"])
 def test_torch_compile_takes_tensors_of_every_device(where: str) -> None:
     model = nn.Sequential(nn.Linear(32, 64, bias=False), nn.Linear(64, 10, bias=False))

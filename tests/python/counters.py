@@ -158,6 +158,10 @@ class Seen:
         return self._table("copies")
 
     @property
+    def segments(self) -> int:
+        return self._get("segments")
+
+    @property
     def events(self) -> int:
         return self._get("events")
 

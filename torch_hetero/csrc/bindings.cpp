@@ -153,6 +153,7 @@ py::dict counters_dict() {
   result["verified_flushes"] = c.verified_flushes.load();
   result["kernels"] = kernels;
   result["copies"] = copies;
+  result["segments"] = c.segments.load();
   result["events"] = c.events.load();
   result["waits"] = c.waits.load();
   result["storages_evicted"] = c.storages_evicted.load();
