@@ -10,7 +10,10 @@ cases; another index raises ``RuntimeError``, another device type ``ValueError``
 from __future__ import annotations
 
 import contextlib
+import difflib
+import fnmatch
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -338,11 +341,12 @@ def set_placement_rules(rules: Iterable[tuple[Any, str]] | dict[Any, str] = ()) 
 
     Args:
         rules: pairs of a pattern and ``"auto"``, ``"cpu"`` or ``"accelerator"``. A pattern is one of a shell, over
-            names as `explain` prints them (``aten::mm``); the first that matches holds. An operator of ``torch.ops``
-            stands for its name, without an overload for all of them.
+            names as `explain` prints them (``aten::mm``, ``aten::add.Tensor``); the first that matches holds. A name
+            without an overload stands for all of them, and so does an operator of ``torch.ops``.
 
     Raises:
-        ValueError: for any other word.
+        ValueError: for any other word, and for the name of an operator that is not registered. A pattern with
+            wildcards that matches none is warned of.
         TypeError: for other patterns, and for rules that are no pairs.
     """
     if isinstance(rules, str):
@@ -367,7 +371,20 @@ def _operator_names(pattern: Any) -> list[str]:
         raise TypeError(
             f"hetero: a pattern of a placement rule is text or an operator of torch.ops, not a {type(pattern).__name__}"
         )
-    return [pattern]
+    registered = torch._C._dispatch_get_all_op_names()
+    if any(character in pattern for character in "*?["):
+        if not fnmatch.filter(registered, pattern):
+            warnings.warn(
+                f"hetero: the placement rule {pattern!r} matches no operator that is registered now", stacklevel=4
+            )
+        return [pattern]
+    patterns = [pattern] if "." in pattern else [pattern, f"{pattern}.*"]
+    if not any(fnmatch.filter(registered, one) for one in patterns):
+        known = {name.partition(".")[0] for name in registered}
+        near = difflib.get_close_matches(pattern if "::" in pattern else f"aten::{pattern}", known, 3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ", as explain() prints them"
+        raise ValueError(f"hetero: no operator is named {pattern!r}{hint}")
+    return patterns
 
 
 # -- Streams and events ----------------------------------------------------------------------------------------------

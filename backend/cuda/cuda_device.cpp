@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -363,6 +364,25 @@ Result<cudaGraph_t> CudaQueue::capture(std::span<const Task> tasks, Capture& see
   return status.ok() ? Result<cudaGraph_t>(graph) : status;
 }
 
+// Multiply-adds of 2-byte floats that a multiprocessor's tensor cores do in a cycle, summed in float32 and without sparsity, from NVIDIA's white papers on
+// Volta, Turing, GA100, GA102, Ada, Hopper and Blackwell. Of 8.x and 12.x those of GeForce: other cards of theirs do twice as many. 0: unknown.
+double half_lanes(ComputeCapability capability) {
+  switch (capability.major) {
+    case 7:
+      return 512;
+    case 8:
+      return capability.minor == 0 ? 1024 : 256;
+    case 9:
+      return 2048;
+    case 10:
+      return 4096;
+    case 12:
+      return 256;
+    default:
+      return 0;
+  }
+}
+
 Result<std::unique_ptr<Segment>> CudaQueue::record_segment(std::span<const Task> tasks) {
   if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
   const std::lock_guard lock(capture_mutex_);
@@ -475,6 +495,7 @@ class CudaDeviceImplementation final : public CudaDevice {
     host_ranges().set_locks({lock_pages, unlock_pages});
     read_capabilities();
     measure_link();
+    measure_launches();
     return Status();
   }
 
@@ -545,7 +566,11 @@ class CudaDeviceImplementation final : public CudaDevice {
         attribute(cudaDevAttrMultiProcessorCount) * kLanesPerMultiprocessor * 2 * attribute(cudaDevAttrClockRate) * 1e3;
     capabilities_.memory_bandwidth =
         attribute(cudaDevAttrMemoryClockRate) * 1e3 * 2 * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8;
+    capabilities_.flops_half =
+        attribute(cudaDevAttrMultiProcessorCount) * 2 * attribute(cudaDevAttrClockRate) * 1e3 *
+        half_lanes({attribute(cudaDevAttrComputeCapabilityMajor), attribute(cudaDevAttrComputeCapabilityMinor)});
     capabilities_.launch_latency = 5e-6;
+    capabilities_.copy_latency = 10e-6;
     capabilities_.parallelism = static_cast<double>(attribute(cudaDevAttrMultiProcessorCount)) *
                                 attribute(cudaDevAttrMaxThreadsPerMultiProcessor);
     size_t free = 0;
@@ -554,9 +579,42 @@ class CudaDeviceImplementation final : public CudaDevice {
     set_memory_limit(0);
   }
 
-  // Copies both ways at once, as programs do, of a size that hides what each copy costs. Without a link's figures placement would guess.
+  // The least time that `submit` and what it gave to the queues took in a few rounds, since another process may disturb one; 0 where nothing could be measured.
+  template <typename Submit>
+  double least_seconds(Submit&& submit) {
+    constexpr int kRounds = 5;
+    double least = std::numeric_limits<double>::infinity();
+    for (int round = 0; round < kRounds; ++round) {
+      const auto begin = std::chrono::steady_clock::now();
+      if (!submit() || !synchronize().ok()) return 0;
+      least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }
+    return least;
+  }
+
+  // What a kernel takes that does next to nothing, in a row of them, the host's part included: PyTorch's and ours are launched in the same way.
+  void measure_launches() {
+    constexpr int kLaunches = 100;
+    Result<Block> block = allocate(sizeof(int));
+    if (!block.ok()) return;
+    const auto set = [](void* number) {
+      (void)cudaMemsetAsync(number, 0, sizeof(int), static_cast<cudaStream_t>(stream_of_task));
+    };
+    Queue& compute = queue(QueueKind::kCompute);
+    const double seconds = least_seconds([&] {
+      for (int i = 0; i < kLaunches; ++i) {
+        if (!compute.launch({set, block.value().data()}).ok()) return false;
+      }
+      return true;
+    });
+    if (seconds > 0) capabilities_.launch_latency = seconds / kLaunches;
+  }
+
+  // Copies both ways at once, as programs do, of a size that hides what each copy costs, and then so small that there is nothing else. Without a link's
+  // figures placement would guess.
   void measure_link() {
     constexpr size_t kBytes = size_t{32} << 20;
+    constexpr int kSmallCopies = 50;
     const QueueKind kinds[] = {QueueKind::kHostToDevice, QueueKind::kDeviceToHost};
     void* host[2] = {};
     Block device[2];
@@ -577,13 +635,20 @@ class CudaDeviceImplementation final : public CudaDevice {
           bandwidth[i] = std::max(bandwidth[i], static_cast<double>(kBytes) / seconds.count());
         }
       }
+      const double seconds = least_seconds([&] {
+        for (int copy = 0; copy < kSmallCopies; ++copy) {
+          if (!queue(kinds[0]).copy(device[0].data(), host[0], sizeof(int)).ok()) return false;
+          if (!queue(kinds[1]).copy(host[1], device[1].data(), sizeof(int)).ok()) return false;
+        }
+        return true;
+      });
+      if (seconds > 0) capabilities_.copy_latency = seconds / kSmallCopies;
     }
     for (void* memory : host) {
       if (memory != nullptr) (void)cudaFreeHost(memory);
     }
     capabilities_.copy_bandwidth = bandwidth[0];
     capabilities_.readback_bandwidth = bandwidth[1];
-    capabilities_.copy_latency = 10e-6;
   }
 
   int attribute(cudaDeviceAttr which) const {

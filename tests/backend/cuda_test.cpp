@@ -363,5 +363,19 @@ TEST_CASE("what a graph cannot hold is refused, and the queue works on") {
   REQUIRE(compute.synchronize().ok());
 }
 
+TEST_CASE("what launches and copies cost beside their work is measured when the device is made") {
+  const std::unique_ptr<CudaDevice> device = first_gpu();
+  if (is_skipped(device == nullptr)) return;
+  const Capabilities& rates = device->capabilities();
+  REQUIRE(rates.launch_latency > 1e-8);
+  REQUIRE(rates.launch_latency < 1e-3);
+  REQUIRE(rates.copy_latency > 1e-8);
+  REQUIRE(rates.copy_latency < 1e-3);
+  // The guesses that stay where nothing can be measured.
+  REQUIRE(rates.launch_latency != 5e-6);
+  REQUIRE(rates.copy_latency != 10e-6);
+  REQUIRE((rates.flops_half == 0 || rates.flops_half > rates.flops));
+}
+
 }  // namespace
 }  // namespace hetero::backend

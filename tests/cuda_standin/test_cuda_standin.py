@@ -203,15 +203,22 @@ def test_a_program_that_runs_again_and_again_becomes_graphs(compiled: bool) -> N
             with torch.no_grad():
                 torch.testing.assert_close(called(x.to("hetero")).cpu(), model(x), rtol=1e-4, atol=1e-5)
 
-    check(40)
-    segments = torch.hetero._C.counters()["segments"]
+    def check_until_there_are_more() -> int:
+        """How long costs are learned, and plans made anew, depends on the machine's times."""
+        segments = torch.hetero._C.counters()["segments"]
+        for _ in range(25):
+            check(20)
+            if torch.hetero._C.counters()["segments"] > segments:
+                break
+        return torch.hetero._C.counters()["segments"] - segments
+
+    segments = check_until_there_are_more()
     assert segments > 0
     assert not STANDIN or graph_launches() - before == segments
     weight = torch.randn(24, 24)
     model[2].weight = nn.Parameter(weight.clone())
     there[2].weight = nn.Parameter(weight.to("hetero"))
-    check(40)
-    assert torch.hetero._C.counters()["segments"] > segments
+    assert check_until_there_are_more() > 0
 
 
 @pytest.mark.parametrize("where", ["cuda", "hetero", "cpu"])

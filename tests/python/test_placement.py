@@ -540,6 +540,40 @@ def test_what_is_no_rule_is_refused(rules: Any) -> None:
         torch.hetero.set_placement_rules(rules)
 
 
+def test_a_name_without_an_overload_stands_for_all_of_them() -> None:
+    x = fresh(torch.randn(32, 32))
+    for where in ("accelerator", "cpu"):
+        torch.hetero.set_placement_rules({"aten::add": where})
+        with counting() as seen:
+            ((x + x) + 1).cpu()
+        assert seen.kernels_on(where) >= 1 and seen.kernels == seen.kernels_on(where)
+    torch.hetero.set_placement_rules({"aten::add.Tensor": "cpu"})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("relu", "aten::relu"),
+        ("aten::addm", "aten::addmm"),
+        ("aten::add.Tenser", "aten::add"),
+        ("no::such_operator_at_all", "explain"),
+    ],
+)
+def test_a_rule_for_an_operator_that_is_not_there_is_refused_and_the_rules_stay(name: str, hint: str) -> None:
+    torch.hetero.set_placement_rules({"aten::mm": "accelerator"})
+    with pytest.raises(ValueError, match=f"no operator is named .*{hint}"):
+        torch.hetero.set_placement_rules({"aten::mm": "cpu", name: "cpu"})
+    x = fresh(torch.randn(32, 32))
+    with counting() as seen:
+        (x @ x).cpu()
+    assert seen.kernels_on("accelerator") == 1
+
+
+def test_wildcards_that_match_nothing_yet_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"'mylib::\*' matches no operator"):
+        torch.hetero.set_placement_rules({"mylib::*": "cpu"})
+
+
 # -- Budget ------------------------------------------------------------------------------------------------------------
 
 
