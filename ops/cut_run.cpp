@@ -155,6 +155,25 @@ void announce_groups(const graph::Plan& plan, backend::Device& accelerator) {
   }
 }
 
+// What PyTorch's CUDA kernels look at beside their arguments: a segment has it frozen.
+uint64_t kernel_settings() {
+  using at::Float32Backend;
+  using at::Float32Op;
+  const at::Context& context = at::globalContext();
+  uint64_t all = 0;
+  const auto add = [&all](auto setting) { all = all << 2 | (static_cast<uint64_t>(setting) & 3); };
+  for (const Float32Op op : {Float32Op::ALL, Float32Op::MATMUL, Float32Op::CONV, Float32Op::RNN}) {
+    add(context.float32Precision(Float32Backend::CUDA, op));
+  }
+  add(context.allowFP16ReductionCuBLAS());
+  add(context.allowBF16ReductionCuBLAS());
+  add(context.userEnabledCuDNN());
+  add(context.benchmarkCuDNN());
+  add(context.deterministicCuDNN());
+  add(context.deterministicAlgorithms());
+  return all;
+}
+
 // Whether the plan is still what planning would make. Where only costs were learned since: unless they change what it is predicted to take, or it has just been
 // measured to the end, and what is known now may speak for another.
 bool still_right(CachedPlan& kept, const PlanSettings& settings, const graph::PlanOptions& options) {
@@ -351,12 +370,21 @@ Status CutRun::start(Cut& cut, SyncReason reason) {
                         (kept_->measured < kMeasuredRuns || ++kept_->unmeasured % kSeldom == 0));
   if (measures_ && options_.has_accelerator) provisional_before_ = backend::accelerator()->provisional_runs();
   if (options_.has_accelerator && keeps_plans()) find_uploads(cut, plan, uploads_, uploaded_);
-  // What is measured is measured kernel by kernel.
-  const bool joins =
-      options_.has_accelerator && kept_ != nullptr && !measures_ && config().segments.load(std::memory_order_relaxed);
-  executor_.begin(graph, plan, cut.bindings, counts_, measures_ ? &times_ : nullptr, &uploads_,
-                  joins ? &kept_->segments : nullptr);
+  executor_.begin(graph, plan, cut.bindings, counts_, measures_ ? &times_ : nullptr, &uploads_, find_segments());
   return Status();
+}
+
+// Null where launches stay by themselves. What is measured is measured kernel by kernel, and a profiler wants to see each.
+std::unique_ptr<graph::Segments>* CutRun::find_segments() {
+  if (!options_.has_accelerator || kept_ == nullptr || measures_ || at::hasCallbacks() ||
+      !config().segments.load(std::memory_order_relaxed)) {
+    return nullptr;
+  }
+  if (const uint64_t settings = kernel_settings(); settings != kept_->kernel_settings) {
+    kept_->segments.reset();
+    kept_->kernel_settings = settings;
+  }
+  return &kept_->segments;
 }
 
 bool CutRun::go_on(const std::atomic<int32_t>* stop) { return executor_.go_on(stop); }

@@ -84,6 +84,7 @@ class CutRun {
   void note_run(bool succeeded);
   void note_failure();
   void find_room(const Cut& cut);
+  std::unique_ptr<graph::Segments>* find_segments();
   bool still_fits(const CachedPlan& kept, const Cut& cut);
 
   Cut* cut_ = nullptr;

@@ -179,3 +179,23 @@ def test_an_error_is_the_cpus_and_the_next_run_is_right() -> None:
         infer(pair.models[1], table.to(DEVICE)[(torch.zeros(5, device=DEVICE)).long() + 99])
     index[0] = 2
     pair.run(3)
+
+
+def test_kernels_with_other_settings_are_recorded_anew() -> None:
+    """PyTorch's CUDA kernels look at settings when they are launched, and a graph would keep those of its recording."""
+    pair = Pair(infer)
+    assert pair.settle().segments >= 1
+    before = torch.backends.cudnn.benchmark
+    try:
+        torch.backends.cudnn.benchmark = not before
+        assert pair.run().segments == 0
+        assert pair.settle().segments >= 1
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def test_a_profiler_sees_each_kernel() -> None:
+    pair = Pair(infer)
+    assert pair.settle().segments >= 1
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert pair.run().segments == 0
