@@ -32,6 +32,7 @@ _TITLES = {
     "dead_nodes": "dead nodes, never run as nobody read them",
     "kernels": "kernels run",
     "own_kernels": "kernels of hetero's own that ran in place of PyTorch's",
+    "segments": "segments: launches of the accelerator that were several kernels",
     "copies": "copies between memories",
     "events": "events recorded",
     "waits": "waits for events",
@@ -66,6 +67,7 @@ class Report:
         dead_nodes: recorded operators that were never run because nobody read their results.
         kernels: kernels run, by device.
         own_kernels: of these, the ones that ran in place of PyTorch's (products, convolutions, attention), by kind.
+        segments: launches of the accelerator that were several of these kernels (a CUDA graph).
         copies: copies and bytes between host and accelerator memory.
         events: events recorded on queues.
         waits: waits of one queue for another.
@@ -92,6 +94,7 @@ class Report:
     dead_nodes: int = 0
     kernels: dict[str, int] = field(default_factory=dict)
     own_kernels: dict[str, int] = field(default_factory=dict)
+    segments: int = 0
     copies: dict[str, int] = field(default_factory=dict)
     events: int = 0
     waits: int = 0

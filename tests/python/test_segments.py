@@ -76,6 +76,7 @@ def test_inference_becomes_segments_of_the_same_kernels() -> None:
     seen = pair.settle()
     assert seen.segments >= 1
     assert seen.kernels_on("accelerator") == alone and seen.kernels_on("cpu") == 0
+    assert torch.hetero.explain().segments >= seen.segments
 
 
 @pytest.mark.parametrize("fusion", [False, True])
