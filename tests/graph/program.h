@@ -8,8 +8,8 @@
 //   Results results = p.run(cpu_options());
 //   results.values[y]
 //
-// `run` verifies the graph and the plan, and fails the test where they are not legal. It and whatever else checks is in program_run.cpp; the rest needs no
-// Catch2, so that benchmarks build the same programs.
+// `run` verifies the graph and the plan, and throws where they are not legal. It and whatever else checks is in program_run.cpp. Nothing here needs Catch2, so
+// that benchmarks build and run the same programs.
 
 #pragma once
 

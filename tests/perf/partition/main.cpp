@@ -2,7 +2,7 @@
 //
 //   hetero_partition PROFILES [SECTION...]
 //
-// PROFILES is the folder of the machines' figures. Sections: placement, streaming, peers, streams, transfers, memory, planning, prediction, running; all without any.
+// PROFILES is the folder of the machines' figures. Sections: placement, streaming, peers, streams, transfers, memory, planning, prediction, running, verifier; all without any.
 // Exit status: 0 where every bar is reached, 1 otherwise.
 
 #include <algorithm>
@@ -35,6 +35,7 @@ int run(const std::string& profiles, const std::vector<std::string>& sections) {
   if (wanted("planning")) bench::planning_rows(table, machines[0]);
   if (wanted("prediction")) bench::prediction_rows(table, machines);
   if (wanted("running")) bench::run_rows(table, machines[0]);
+  if (wanted("verifier")) bench::verifier_rows(table);
   if (table.missed() > 0) std::fprintf(stderr, "%d bars are missed\n", table.missed());
   return table.missed() > 0 ? 1 : 0;
 }

@@ -26,5 +26,6 @@ void memory_rows(Table& table);
 void planning_rows(Table& table, const Machine& machine);
 void prediction_rows(Table& table, const Machines& machines);
 void run_rows(Table& table, const Machine& machine);
+void verifier_rows(Table& table);
 
 }  // namespace hetero::graph::testing
