@@ -249,9 +249,10 @@ torch::jit::Stack arguments_of(const c10::FunctionSchema& schema, Decoder& decod
 
 c10::OperatorHandle handle_of(const OpInfo& info) {
   if (info.name.starts_with("aten::")) return info.handle;
-  const size_t dot = info.name.find('.');
-  const std::string overload = dot == std::string::npos ? "" : info.name.substr(dot + 1);
-  return c10::Dispatcher::singleton().findSchemaOrThrow(info.name.substr(0, dot).c_str(), overload.c_str());
+  // Allocates nothing.
+  if (auto found = c10::Dispatcher::singleton().findSchema(info.operator_name)) return *found;
+  return c10::Dispatcher::singleton().findSchemaOrThrow(info.operator_name.name.c_str(),
+                                                        info.operator_name.overload_name.c_str());
 }
 
 void call_operator(const graph::Invocation& invocation, const OpInfo& info, const c10::OperatorHandle& handle,

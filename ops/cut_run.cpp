@@ -14,6 +14,7 @@
 
 #include "backend/registry.h"
 #include "backend/sim/sim_device.h"
+#include "graph/kernel_settings.h"
 #include "graph/simulate.h"
 #include "graph/verify.h"
 #include "ops/arrivals.h"
@@ -153,25 +154,6 @@ void announce_groups(const graph::Plan& plan, backend::Device& accelerator) {
     if (placement_of(plan, group).device != backend::kAccelerator) continue;
     accelerator.prepare_fused({group.kernel, group.space, group.launch, nullptr, group.numbers.data()});
   }
-}
-
-// What PyTorch's CUDA kernels look at beside their arguments: a segment has it frozen.
-uint64_t kernel_settings() {
-  using at::Float32Backend;
-  using at::Float32Op;
-  const at::Context& context = at::globalContext();
-  uint64_t all = 0;
-  const auto add = [&all](auto setting) { all = all << 2 | (static_cast<uint64_t>(setting) & 3); };
-  for (const Float32Op op : {Float32Op::ALL, Float32Op::MATMUL, Float32Op::CONV, Float32Op::RNN}) {
-    add(context.float32Precision(Float32Backend::CUDA, op));
-  }
-  add(context.allowFP16ReductionCuBLAS());
-  add(context.allowBF16ReductionCuBLAS());
-  add(context.userEnabledCuDNN());
-  add(context.benchmarkCuDNN());
-  add(context.deterministicCuDNN());
-  add(context.deterministicAlgorithms());
-  return all;
 }
 
 // Whether the plan is still what planning would make. Where only costs were learned since: unless they change what it is predicted to take, or it has just been
@@ -380,7 +362,7 @@ std::unique_ptr<graph::Segments>* CutRun::find_segments() {
       !config().segments.load(std::memory_order_relaxed)) {
     return nullptr;
   }
-  if (const uint64_t settings = kernel_settings(); settings != kept_->kernel_settings) {
+  if (const uint64_t settings = graph::kernel_settings(); settings != kept_->kernel_settings) {
     kept_->segments.reset();
     kept_->kernel_settings = settings;
   }

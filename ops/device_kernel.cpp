@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "backend/registry.h"
+#include "graph/kernel_settings.h"
 #include "ops/boxed.h"
 #include "ops/device_attention.h"
 #include "ops/kernel.h"
@@ -200,6 +201,25 @@ void call_stock(const Invocation& invocation) {
   call_operator(invocation, self.info, handle_of(self.info), self.out.has_value() ? &*self.out : nullptr);
 }
 
+// Of PyTorch's CUDA kernels.
+uint64_t find_kernel_settings() {
+  using at::Float32Backend;
+  using at::Float32Op;
+  const at::Context& context = at::globalContext();
+  uint64_t all = 0;
+  const auto add = [&all](auto setting) { all = all << 2 | (static_cast<uint64_t>(setting) & 3); };
+  for (const Float32Op op : {Float32Op::ALL, Float32Op::MATMUL, Float32Op::CONV, Float32Op::RNN}) {
+    add(context.float32Precision(Float32Backend::CUDA, op));
+  }
+  add(context.allowFP16ReductionCuBLAS());
+  add(context.allowBF16ReductionCuBLAS());
+  add(context.userEnabledCuDNN());
+  add(context.benchmarkCuDNN());
+  add(context.deterministicCuDNN());
+  add(context.deterministicAlgorithms());
+  return all;
+}
+
 // Runs `call`, which may be called twice: it writes outputs only, or raises before it writes anything.
 template <graph::KernelFunction call>
 void run(const Invocation& invocation) {
@@ -227,6 +247,8 @@ void call_addmm(const Invocation& invocation) {
 bool is_random(const OpInfo& info) { return info.seeded || info.generator_argument >= 0; }
 
 }  // namespace
+
+void connect_kernel_settings() { graph::set_kernel_settings(&find_kernel_settings); }
 
 void add_device_kernel(graph::OpTraits& traits) {
   static const std::unordered_map<std::string, graph::KernelFunction> written_here = {

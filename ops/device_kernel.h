@@ -25,6 +25,9 @@ namespace hetero::ops {
 // Completes the traits of an operator by its kernel for such devices, where PyTorch has one.
 void add_device_kernel(graph::OpTraits& traits);
 
+// Tells graph/kernel_settings.h what the kernels look at.
+void connect_kernel_settings();
+
 // From now on the stream of a queue is PyTorch's current one while the queue's tasks start kernels. Errors: kDevice where torch has no CUDA. Does nothing in a build
 // without it.
 Status connect_to_gpu();

@@ -32,7 +32,7 @@ bool declared_size(const c10::TypePtr& declared) {
 
 }  // namespace
 
-OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op) {
+OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op), operator_name(op.operator_name()) {
   const c10::FunctionSchema& schema = op.schema();
   name = schema.operator_name().name;
   if (!schema.operator_name().overload_name.empty()) name += "." + schema.operator_name().overload_name;

@@ -24,6 +24,7 @@ struct OpInfo {
   explicit OpInfo(const c10::OperatorHandle& handle);
 
   c10::OperatorHandle handle;
+  c10::OperatorName operator_name;
   std::string name;  // "aten::add.Tensor"
   graph::OpId id = 0;
   std::vector<graph::Access> access;  // per argument

@@ -1,4 +1,5 @@
 #include "ops/start.h"
+#include "ops/device_kernel.h"
 
 #include <c10/core/DeviceType.h>
 #include <c10/util/Exception.h>
@@ -42,6 +43,7 @@ void ops::register_process() {
     connect_thread_pool();
     choose_instruction_set();
     graph::set_exception_words(&words_of);
+    connect_kernel_settings();
     c10::register_privateuse1_backend("hetero");
     keep_cuda_the_accelerator();
     return true;

@@ -495,14 +495,20 @@ Status BoundProgram::execute_step(const Task& task) {
   return passed.status();
 }
 
-Status BoundProgram::wait(size_t index) {
-  Slot& slot = *slots_[index];
-  if (host_only_) return Status();
+// Blocks until the slot's last run is over on all devices.
+Status BoundProgram::synchronize(const Slot& slot) {
   Status status;
   for (QueueId q = 1; slot.ran && q < kMaxQueues; ++q) {
     if (slot.ended[q] == nullptr) continue;
     if (Status ended = slot.ended[q]->synchronize(); !ended.ok() && status.ok()) status = std::move(ended);
   }
+  return status;
+}
+
+Status BoundProgram::wait(size_t index) {
+  Slot& slot = *slots_[index];
+  if (host_only_) return Status();
+  const Status status = synchronize(slot);
   const std::lock_guard lock(slot.mutex);
   slot.failed.store(false, std::memory_order_relaxed);
   Status failure = std::exchange(slot.failure, Status());

@@ -125,6 +125,7 @@ class BoundProgram {
   Status execute_step(const Task& task);
   static void run_task(void* context);
   static void fail(Slot& slot, Status status);
+  static Status synchronize(const Slot& slot);
   Status begin_queues(const Slot& slot, size_t index);
   Status end_queues(Slot& slot);
   Status submit(const Step& step, Slot& slot);
@@ -137,6 +138,7 @@ class BoundProgram {
   void find_runs(std::span<const uint8_t> draws);
   void start_segments(Slot& slot);
   void keep_segments(Slot& slot);
+  static void use_settings(Slot& slot, uint64_t settings);
   void record_segments(Slot& slot);
   static bool has_recording(const Slot& slot, const std::vector<uint32_t>& steps);
   void add_recording(Slot& slot, const std::vector<uint32_t>& steps);

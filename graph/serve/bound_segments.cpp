@@ -8,13 +8,15 @@
 // 3. Who gives a step another address discards the recording that the step belongs to, and the slot has to settle again. A step whose addresses change again and again
 //    moves, and is launched alone from then on: so a caller who lends other memory for every request pays for a few recordings once, and for the launches of
 //    those few steps that touch it.
-// 4. What cannot be recorded or launched as one is launched one by one, for good. What the device is still preparing is asked for again after twice as many runs.
+// 4. Other settings of kernels (graph/kernel_settings.h) discard all of a slot's recordings.
+// 5. What cannot be recorded or launched as one is launched one by one, for good. What the device is still preparing is asked for again after twice as many runs.
 //
 // The idea of replaying what was captured is that of CUDA graphs; that captured addresses go stale when inputs are rebound is the trap of TVM's
 // graph_executor_cuda_graph, which froze the pointers of its zero-copy inputs.
 
 #include <algorithm>
 
+#include "graph/kernel_settings.h"
 #include "graph/serve/bound_slot.h"
 
 namespace hetero::graph {
@@ -73,9 +75,21 @@ void BoundProgram::start_segments(Slot& slot) {
 
 // Before a run of the slot.
 void BoundProgram::keep_segments(Slot& slot) {
+  if (const uint64_t settings = kernel_settings(); settings != slot.settings) use_settings(slot, settings);
   ++slot.runs;
   if (slot.settled_runs++ == slot.record_at) record_segments(slot);
   if (slot.changed) make_schedule(slot);
+}
+
+void BoundProgram::use_settings(Slot& slot, uint64_t settings) {
+  slot.settings = settings;
+  if (slot.runs == 0) return;
+  // The last run may still use them. What it met, wait() tells.
+  if (!slot.recordings.empty()) (void)synchronize(slot);
+  slot.recordings.clear();
+  slot.changed = true;
+  slot.settled_runs = 0;
+  slot.record_at = kSettledRuns;
 }
 
 void BoundProgram::record_segments(Slot& slot) {

@@ -75,6 +75,7 @@ struct BoundProgram::Slot {
   uint64_t runs = 0;
   uint64_t settled_runs = 0;  // since addresses were changed on which segments depend
   uint64_t record_at = 0;     // the number of settled runs before which there is nothing to record
+  uint64_t settings = 0;      // kernel_settings() of the recordings
 
   std::atomic<bool> failed{false};
   std::mutex mutex;  // guards `failure`

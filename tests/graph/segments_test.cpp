@@ -9,6 +9,7 @@
 
 #include "backend/fault/fault_device.h"
 #include "backend/sim/sim_device.h"
+#include "graph/kernel_settings.h"
 #include "tests/graph/catch.h"
 #include "tests/graph/static_program.h"
 
@@ -284,6 +285,34 @@ TEST_CASE("segments: rebound inputs and outputs are read and written where they 
   // Each of the three steps that touch an input or an output discards a recording at most twice, in each slot.
   CHECK(counts.recordings > static_cast<int64_t>(kSlots));
   CHECK(counts.recordings < static_cast<int64_t>(kSlots) * 3 * 3 * 2);
+}
+
+TEST_CASE("segments: kernels with other settings are recorded anew, while the last run may still go on") {
+  static uint64_t settings = 1;
+  struct Set {
+    Set() {
+      set_kernel_settings([] { return settings; });
+    }
+    ~Set() { set_kernel_settings(nullptr); }
+  };
+  const Set set;
+  const Machine machine(5);
+  Chain chain(12);
+  Reference reference(save(chain.program));
+  auto executor = machine.executor(save(chain.program));
+  int64_t segments = 0;
+  for (int r = 0; r < 60; ++r) {
+    std::vector<float> x = numbers(r);
+    require(executor->SetInput(0, view_of(x)));
+    require(executor->Run());
+    // Nobody waits for the last run with the settings of before.
+    if (r % 10 != 9) REQUIRE(output(*executor) == reference(x));
+    if (r % 10 == 9) ++settings;
+    // Ten runs have the same settings, and the first three of them are launched one by one.
+    segments += r % 10 >= kSettledRuns ? 1 : 0;
+    REQUIRE(executor->counts().segments == segments);
+    REQUIRE(executor->counts().recordings == r / 10 + (r % 10 >= kSettledRuns ? 1 : 0));
+  }
 }
 
 TEST_CASE("segments: who lends other memory for every request pays for recording once") {
