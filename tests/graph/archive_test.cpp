@@ -570,6 +570,7 @@ TEST_CASE("texts with extreme numbers are refused, or print and parse as they ar
   CHECK(parse_window(many + ",1]", windows) == kNoWindow);
   CHECK(parse_window("u8[1099511627776]", windows) != kNoWindow);
 
+  test_ops();  // that the text names one of
   std::string call = "b0: 4 bytes, on cpu\nn0: test::pointwise(read b0:f32[]";
   for (int i = 1; i < 65535; ++i) call += ", read b0:f32[]";
   CHECK(parse_graph(call + ")", windows).ok());

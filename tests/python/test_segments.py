@@ -187,7 +187,7 @@ def test_kernels_with_other_settings_are_recorded_anew() -> None:
     pair = Pair(infer)
     assert pair.settle().segments >= 1
     cudnn = torch.backends.cudnn
-    # Not by assignment, which PyTorch forbids once its own test helpers were imported (tests/upstream, in this process).
+    # Not by assignment, which PyTorch forbids once its test helpers were imported (tests/upstream, in this process).
     with cudnn.flags(enabled=cudnn.enabled, benchmark=not cudnn.benchmark, deterministic=cudnn.deterministic):
         assert pair.run().segments == 0
         assert pair.settle().segments >= 1
