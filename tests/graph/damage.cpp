@@ -1,6 +1,7 @@
 #include "tests/graph/damage.h"
 
 #include <algorithm>
+#include <random>
 
 #include "graph/passes/slice_allocator.h"
 
@@ -21,6 +22,30 @@ Plan without(const Plan& plan, size_t position) {
   }
   return damaged;
 }
+
+namespace {
+
+class Mutator {
+ public:
+  explicit Mutator(unsigned seed) : random_(seed) {}
+
+  // A random program with a plan; within a budget or not.
+  void make(bool fused, Program& program, Plan& plan, PlanOptions& options);
+  // False where the plan has nothing that could be damaged so.
+  bool apply(Damage damage, const Program& program, Plan& plan);
+
+ private:
+  uint64_t below(uint64_t limit) { return std::uniform_int_distribution<uint64_t>(0, limit - 1)(random_); }
+  template <typename Condition>
+  size_t pick(const Plan& plan, Condition condition);
+  bool remove(Instruction::Kind kind, Plan& plan);
+  template <typename Change>
+  bool change_residence(Plan& plan, Change change);
+  bool swap(Plan& plan);
+  bool change_queue(Plan& plan);
+
+  std::mt19937 random_;
+};
 
 template <typename Condition>
 size_t Mutator::pick(const Plan& plan, Condition condition) {
@@ -138,6 +163,25 @@ bool Mutator::apply(Damage damage, const Program& program, Plan& plan) {
     }
   }
   return false;
+}
+
+}  // namespace
+
+void for_each_mutation(
+    bool fused, int count,
+    const std::function<void(Damage, Program&, const Plan& sound, const Plan& damaged, const PlanOptions&)>& look) {
+  Mutator mutator(9);
+  for (int tried = 0; tried < count;) {
+    Program program;
+    Plan sound;
+    PlanOptions options;
+    mutator.make(fused, program, sound, options);
+    Plan damaged = sound;
+    const auto damage = static_cast<Damage>(tried % kDamages);
+    if (!mutator.apply(damage, program, damaged)) continue;
+    ++tried;
+    look(damage, program, sound, damaged, options);
+  }
 }
 
 }  // namespace hetero::graph::testing

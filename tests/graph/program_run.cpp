@@ -49,11 +49,11 @@ void Program::read_values(Results& results, const Devices& devices) const {
 
 Plan Program::plan(const PlanOptions& options) const {
   const Status legal_graph = verify_graph(graph);
-  if (!legal_graph.ok()) check(false, legal_graph.message() + "\n" + to_string(graph));
+  if (!legal_graph.ok()) throw std::logic_error(legal_graph.message() + "\n" + to_string(graph));
   Plan plan;
   make_plan(graph, options, plan);
   const Status legal_plan = verify_plan(graph, plan, options);
-  if (!legal_plan.ok()) check(false, legal_plan.message() + "\n" + to_string(graph) + to_string(plan));
+  if (!legal_plan.ok()) throw std::logic_error(legal_plan.message() + "\n" + to_string(graph) + to_string(plan));
   return plan;
 }
 

@@ -51,40 +51,34 @@ TEST_CASE("verify: of damage of all kinds, what is not found does no harm") {
   static const auto stalling = backend::SimDevice::create({.schedule_seed = 5});
   REQUIRE(stalling.ok());
   const Devices devices[] = {test_devices(), {test_devices()[backend::kCpu], stalling.value().get()}};
-  Mutator mutator(9);
   int caught_of[kDamages] = {};
   int tried_of[kDamages] = {};
   int found = 0;
   int with_returns = 0;
   int with_bodies = 0;
-  for (int tried = 0; tried < kMutations;) {
-    Program program;
-    Plan plan;
-    PlanOptions options;
-    mutator.make(fused, program, plan, options);
-    const Plan sound = plan;
-    const int kind = tried % kDamages;
-    if (!mutator.apply(static_cast<Damage>(kind), program, plan)) continue;
-    ++tried;
-    ++tried_of[kind];
-    with_returns += !plan.returns.empty();
-    with_bodies += std::ranges::count(plan.program, Kind::kBody, &Instruction::kind) != 0;
-    if (caught(program, plan, options)) {
-      ++caught_of[kind];
-      ++found;
-      continue;
-    }
-    INFO(kDamageNames[kind]);
-    INFO(to_string(program.graph));
-    INFO("sound:\n" << to_string(sound));
-    INFO("damaged:\n" << to_string(plan));
-    const Results expected = program.interpret();
-    for (const Devices& some : devices) {
-      const Results results = program.run_plan(plan, some);
-      REQUIRE(results.status.ok());
-      REQUIRE(same_values(program, results, expected));
-    }
-  }
+  for_each_mutation(
+      fused, kMutations,
+      [&](Damage damage, Program& program, const Plan& sound, const Plan& plan, const PlanOptions& options) {
+        const auto kind = static_cast<size_t>(damage);
+        ++tried_of[kind];
+        with_returns += !plan.returns.empty();
+        with_bodies += std::ranges::count(plan.program, Kind::kBody, &Instruction::kind) != 0;
+        if (caught(program, plan, options)) {
+          ++caught_of[kind];
+          ++found;
+          return;
+        }
+        INFO(kDamageNames[kind]);
+        INFO(to_string(program.graph));
+        INFO("sound:\n" << to_string(sound));
+        INFO("damaged:\n" << to_string(plan));
+        const Results expected = program.interpret();
+        for (const Devices& some : devices) {
+          const Results results = program.run_plan(plan, some);
+          REQUIRE(results.status.ok());
+          REQUIRE(same_values(program, results, expected));
+        }
+      });
   for (int kind = 0; kind < kDamages; ++kind) {
     std::printf("verifier%s, %s: %d of %d caught\n", fused ? ", fused" : "", kDamageNames[kind], caught_of[kind],
                 tried_of[kind]);

@@ -28,22 +28,16 @@ void verifier_rows(Table& table) {
   auto stalling = backend::SimDevice::create({.schedule_seed = 5});
   if (!stalling.ok()) throw std::runtime_error(stalling.status().message());
   for (const bool fused : {false, true}) {
-    Mutator mutator(9);
     int found = 0;
     int harmful = 0;
-    for (int tried = 0; tried < kMutations;) {
-      Program program;
-      Plan plan;
-      PlanOptions options;
-      mutator.make(fused, program, plan, options);
-      if (!mutator.apply(static_cast<Damage>(tried % kDamages), program, plan)) continue;
-      ++tried;
-      if (!verify_plan(program.graph, plan, options).ok()) {
-        ++found;
-      } else if (!is_harmless(program, plan, *stalling.value())) {
-        ++harmful;
-      }
-    }
+    for_each_mutation(fused, kMutations,
+                      [&](Damage, Program& program, const Plan&, const Plan& damaged, const PlanOptions& options) {
+                        if (!verify_plan(program.graph, damaged, options).ok()) {
+                          ++found;
+                        } else if (!is_harmless(program, damaged, *stalling.value())) {
+                          ++harmful;
+                        }
+                      });
     const double share = static_cast<double>(found) / kMutations;
     const char* const programs = fused ? "fused programs" : "random programs";
     table.at_least(text("verifier: share of %d mutations caught, %s", kMutations, programs), text("%.3f", share), share,
