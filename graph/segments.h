@@ -26,6 +26,7 @@
 
 #include "backend/device.h"
 #include "graph/graph.h"
+#include "graph/kernel_settings.h"
 #include "graph/plan.h"
 
 namespace hetero::graph {
@@ -60,8 +61,8 @@ class Segments {
   ~Segments();
   Segments(const Segments&) = delete;
 
-  // Whether they are this owner's, and may be used by its run.
-  bool belong_to(const Owner& owner) const { return &owner_ == &owner; }
+  // Whether they are this owner's, and of kernels with the settings of now: whether its run may use them.
+  bool belong_to(const Owner& owner) const { return &owner_ == &owner && settings_ == kernel_settings(); }
 
   void begin_run();
   // The launch at `position` comes next on its queue, with these addresses and numbers. It is submitted now, or with those behind it.
@@ -104,6 +105,7 @@ class Segments {
   void record(uint32_t first, uint32_t end);
 
   Owner& owner_;
+  const uint64_t settings_ = kernel_settings();
   std::vector<Step> steps_;  // run by run
   std::vector<Run> runs_;
   std::vector<uint32_t> step_of_;  // per instruction: 1 + its step; 0 for none

@@ -14,7 +14,6 @@
 
 #include "backend/registry.h"
 #include "backend/sim/sim_device.h"
-#include "graph/kernel_settings.h"
 #include "graph/simulate.h"
 #include "graph/verify.h"
 #include "ops/arrivals.h"
@@ -361,10 +360,6 @@ std::unique_ptr<graph::Segments>* CutRun::find_segments() {
   if (!options_.has_accelerator || kept_ == nullptr || measures_ || at::hasCallbacks() ||
       !config().segments.load(std::memory_order_relaxed)) {
     return nullptr;
-  }
-  if (const uint64_t settings = graph::kernel_settings(); settings != kept_->kernel_settings) {
-    kept_->segments.reset();
-    kept_->kernel_settings = settings;
   }
   return &kept_->segments;
 }

@@ -98,8 +98,7 @@ struct CachedPlan {
   uint32_t unmeasured = 0;    // those since that were not
   bool reconsidered = false;  // made when all of another one's costs were known
   std::vector<graph::Candidate> candidates;
-  std::unique_ptr<graph::Segments> segments;  // of the plan as it is, and of
-  uint64_t kernel_settings = 0;               // those of its kernels
+  std::unique_ptr<graph::Segments> segments;  // of the plan as it is
 
   // Notes that the plan is for this cut now.
   void keep(const Cut& cut);
