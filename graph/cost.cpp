@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backend/fnv.h"
 #include "graph/history.h"
 
 namespace hetero::graph {
@@ -95,6 +96,17 @@ double CostModel::utilization(const Work& work, double seconds, backend::DeviceI
   const double filled = std::min(1.0, work.elements / known_or(rates_[device].parallelism, 1 << 17));
   const double running = std::max(0.0, seconds - latency(device));
   return std::min(1.0, std::max(full_rate_seconds(work, device), filled * running) / seconds);
+}
+
+uint64_t CostModel::contention_key() {
+  backend::Fnv hash;
+  hash.add("contention");
+  return hash.value();
+}
+
+double CostModel::contention() const {
+  const double learned = history_ == nullptr ? 0 : history_->find(contention_key());
+  return learned > 0 ? learned : 1;
 }
 
 double CostModel::node_seconds(const Graph& graph, const Node& node, backend::DeviceIndex device, Part part) const {

@@ -41,6 +41,10 @@ class CostModel {
   // The share of the device that a call keeps busy while it takes so long: what it needs of the device at its full rate, and no less than the part of it
   // that its elements fill. What it waits for, as for its launch, keeps nothing busy.
   double utilization(const Work& work, double seconds, backend::DeviceIndex device) const;
+  // What kernels that run beside others need of the accelerator, over what utilization() says of them; 1 where nothing is known. A guess of how much of its time
+  // a kernel only waits for is as wrong as the machine differs from its description, and no kernel that runs alone tells. See fit_contention in graph/simulate.h.
+  double contention() const;
+  static uint64_t contention_key();
   // From the other device.
   double copy_seconds(double bytes, backend::DeviceIndex to) const;
   // Notes what a copy has taken, beside whatever else was on its way.

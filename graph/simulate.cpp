@@ -1,6 +1,7 @@
 #include "graph/simulate.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include "backend/compute_engine.h"
@@ -50,6 +51,10 @@ bool has_side_queues(const Plan& plan) {
   });
 }
 
+double share_of(const Plan& plan, const Instruction& instruction, double contention) {
+  return std::min(1.0, contention * utilization_of(plan, instruction));
+}
+
 }  // namespace
 
 void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simulation& simulation) {
@@ -59,6 +64,7 @@ void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simu
   std::vector<double> recorded(plan.event_count);
   backend::ComputeEngine engine;
   const bool shares = has_side_queues(plan);
+  const double contention = shares ? costs.contention() : 1;
   simulation.spans.resize(plan.program.size());
   simulation.busy.fill(0);
   simulation.waited.fill(0);
@@ -75,7 +81,8 @@ void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simu
       first[queue] = begin;
     }
     const bool computes = queue != kHostQueue && backend::is_compute(kind_of(queue));
-    free[queue] = shares && computes ? engine.run(begin, alone, utilization_of(plan, instruction)) : begin + alone;
+    free[queue] =
+        shares && computes ? engine.run(begin, alone, share_of(plan, instruction, contention)) : begin + alone;
     const double seconds = shares && computes ? free[queue] - begin : alone;
     const QueueId yields = queue_id(device_of(queue), backend::yielding(kind_of(queue)));
     if (yields != queue && free[yields] > begin) free[yields] += seconds;
@@ -95,6 +102,45 @@ double simulated_seconds(const Graph& graph, const Plan& plan, const PlanOptions
   Simulation simulation;
   simulate(graph, plan, CostModel(options), simulation);
   return simulation.seconds;
+}
+
+std::optional<double> fit_contention(const Graph& graph, const Plan& plan, const CostModel& costs,
+                                     std::span<const Span> spans) {
+  struct Kernel {
+    double begin, alone;
+    const Instruction* instruction;
+  };
+  std::vector<Kernel> kernels;
+  double measured = 0;
+  for (size_t p = 0; p < plan.program.size(); ++p) {
+    const Instruction& instruction = plan.program[p];
+    const bool computes = instruction.queue != kHostQueue && backend::is_compute(kind_of(instruction.queue));
+    const double alone = computes ? seconds_of(graph, plan, costs, p, p + 1) : 0;
+    if (!(alone > 0)) continue;
+    kernels.push_back({spans[p].begin, alone, &instruction});
+    measured += spans[p].end - spans[p].begin;
+  }
+  backend::ComputeEngine engine;
+  const auto taken = [&](double contention) {
+    engine.reset();
+    double sum = 0;
+    for (const Kernel& kernel : kernels) {
+      sum += engine.run(kernel.begin, kernel.alone, share_of(plan, *kernel.instruction, contention)) - kernel.begin;
+    }
+    return sum;
+  };
+  constexpr double kMost = 32;         // or its inverse
+  constexpr double kTolerance = 1.02;  // of the sum
+  const auto explains = [&](double sum) { return sum < measured * kTolerance && measured < sum * kTolerance; };
+  if (explains(taken(costs.contention()))) return costs.contention();
+  // The sum grows with it.
+  double least = 1 / kMost;
+  double most = kMost;
+  for (int halvings = 0; halvings < 16; ++halvings) {
+    const double middle = std::sqrt(least * most);
+    (taken(middle) < measured ? least : most) = middle;
+  }
+  return explains(taken(least)) ? std::optional(least) : std::nullopt;
 }
 
 bool keeps_placement(double seconds_then, double seconds_now) {

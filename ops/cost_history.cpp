@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "backend/fnv.h"
 #include "backend/registry.h"
 #include "graph/cost.h"
+#include "graph/simulate.h"
 #include "ops/choices.h"
 #include "ops/cut_run.h"
 
@@ -103,6 +105,14 @@ std::vector<uint8_t> find_shared(const graph::Plan& plan, const graph::RunTimes&
   return shared;
 }
 
+void learn_contention(const graph::Graph& graph, const graph::Plan& plan, const graph::CostModel& costs,
+                      const graph::RunTimes& times, graph::CostHistory& history) {
+  const std::optional<double> fitted = graph::fit_contention(graph, plan, costs, times.spans);
+  // Where what is assumed of a device of which nothing was learned is right, nothing has to be learned.
+  const uint64_t key = graph::CostModel::contention_key();
+  if (fitted.has_value() && (*fitted != costs.contention() || history.find(key) > 0)) history.add(key, *fitted);
+}
+
 }  // namespace
 
 graph::CostHistory& cost_history() { return entry().history; }
@@ -114,6 +124,7 @@ bool learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph
   Entry& known = entry();
   const std::vector<uint8_t> shared = find_shared(plan, times);
   const graph::CostModel costs(options);
+  bool known_alone = true;  // what each kernel takes that ran beside others
   for (uint32_t p = 0; p < plan.program.size(); ++p) {
     const graph::Instruction& instruction = plan.program[p];
     if (instruction.kind == graph::Instruction::Kind::kCopy) {
@@ -133,14 +144,20 @@ bool learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph
     const double seconds = times.spans[p].end - times.spans[p].begin;
     // A virtual clock knows nothing new of the host.
     const bool seen = device == backend::kAccelerator || !accelerator->has_virtual_clock();
-    if (!seen || !(seconds > 0) || shared[p] != 0) continue;
+    if (!seen || !(seconds > 0)) continue;
     const uint64_t key = fused ? graph::cost_key(graph, plan.groups[instruction.index], device)
                                : graph::cost_key(graph, graph.nodes[instruction.index], device, part_of(instruction));
+    if (shared[p] != 0) {
+      known_alone = known_alone && known.history.find(key) > 0;
+      continue;
+    }
     known.history.add(key, seconds);
     ++known.unsaved;
   }
+  const bool beside = std::ranges::count(shared, 1) != 0;
+  if (beside && known_alone) learn_contention(graph, plan, costs, times, known.history);
   if (known.unsaved >= kSaveEvery) save(known);
-  return std::ranges::count(shared, 1) != 0;
+  return beside;
 }
 
 }  // namespace hetero::ops

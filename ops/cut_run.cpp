@@ -165,6 +165,7 @@ bool still_right(CachedPlan& kept, const PlanSettings& settings, const graph::Pl
   const double seconds = graph::simulated_seconds(kept.graph, kept.plan, options);
   if (std::abs(seconds - kept.predicted_seconds) > kept.predicted_seconds / 4) return false;
   kept.settings = settings;
+  kept.predicted_seconds = seconds;
   return true;
 }
 
@@ -238,16 +239,23 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
     settings.budget = accelerator_budget();
     settings.preferences = placement_rules().version();
     if (known != nullptr) {
-      PlacementTrial& trial = known->trial;
-      trial.belong_to(settings);
-      if (trial.stage == PlacementTrial::Stage::kAlone) settings.compute_queues = options.compute_queues = 1;
+      known->belong_to(settings);
+      const PlacementTrial& trial = known->trial;
       settings.second_best = options.policy == graph::Policy::kAuto && !trial.instead_of.empty();
       if (settings.second_best) options.instead_of = &trial.instead_of;
     }
     settings.history = cost_history().version();
   }
   kept_ = nullptr;
+  AloneRuns alone;
+  const auto measure_as = [&](const CachedPlan& kept) {
+    alone = kept.alone;
+    if (options.has_accelerator && alone.stage == AloneRuns::Stage::kAlone) {
+      settings.compute_queues = options.compute_queues = 1;
+    }
+  };
   if (cut.kept != nullptr) {
+    measure_as(*cut.kept);
     if (cut.kept->renew(cut.values) && still_right(*cut.kept, settings, options) && still_fits(*cut.kept, cut)) {
       count(counters().plans_replayed);
       kept_ = cut.kept;
@@ -267,6 +275,7 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
   const CachedPlan* similar;
   bool reconsidered = false;
   if (CachedPlan* kept = known->find(cut, similar)) {
+    measure_as(*kept);
     if (still_right(*kept, settings, options) && still_fits(*kept, cut) && renewed(*kept, cut)) {
       count(counters().plans_replayed);
       kept_ = kept;
@@ -294,6 +303,7 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
   made.settings = settings;
   made.measured = measured;
   made.reconsidered = reconsidered;
+  made.alone = alone;
   made.version = 0;  // until the plan is whole
   made.segments.reset();
   find_room(cut);
@@ -438,8 +448,10 @@ void CutRun::note_run(bool succeeded) {
     bool beside = false;
     if (!on_host || !accelerator->has_virtual_clock()) beside = learn_costs(graph, *plan_, options_, times_);
     ++kept_->measured;
-    if (PlanSet* const plans = cut_->plans()) {
-      plans->trial.note(times_.seconds, kept_->predicted_seconds, *plan_, beside);
+    const double predicted = kept_->predicted_seconds;
+    const bool judged = kept_->alone.note(times_.seconds, predicted, beside);
+    if (PlanSet* const plans = cut_->plans(); plans != nullptr && judged) {
+      plans->trial.note(times_.seconds, predicted, *plan_);
     }
   }
   if (!config().keep_plans.load(std::memory_order_relaxed)) return;

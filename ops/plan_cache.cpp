@@ -59,6 +59,11 @@ size_t group_bytes(const graph::Plan& plan) {
   return bytes;
 }
 
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// Whether one is more than so many times the other.
+bool differs(double a, double b, double times) { return a > b * times || b > a * times; }
+
 size_t batch_bytes(const graph::Plan& plan) {
   size_t bytes = bytes_of(plan.batches);
   for (const auto& calls : plan.batches) bytes += bytes_of(calls);
@@ -67,20 +72,7 @@ size_t batch_bytes(const graph::Plan& plan) {
 
 }  // namespace
 
-void PlacementTrial::belong_to(const PlanSettings& configured) {
-  if (configured != settings) *this = PlacementTrial{.settings = configured};
-}
-
-void PlacementTrial::note(double seconds, double predicted, const graph::Plan& plan, bool beside) {
-  static_assert(kAloneRuns == graph::CostHistory::kToRelearn);
-  constexpr double kNever = std::numeric_limits<double>::infinity();
-  if (stage == Stage::kAlone) {
-    if (++runs < kAloneRuns) return;
-    runs = 0;
-    measured_alone = true;
-    stage = Stage::kWatch;
-    return;
-  }
+void PlacementTrial::note(double seconds, double predicted, const graph::Plan& plan) {
   // The first run of a plan also moves what stays.
   if (runs > 0) {
     if (stage == Stage::kWatch) watched = std::min(watched, seconds);
@@ -92,11 +84,6 @@ void PlacementTrial::note(double seconds, double predicted, const graph::Plan& p
   const double ratio = std::exchange(lately, kNever);
   switch (stage) {
     case Stage::kWatch:
-      if (beside && !measured_alone && (ratio > kDoubt || ratio * kDoubt < 1)) {
-        watched = kNever;
-        stage = Stage::kAlone;
-        break;
-      }
       settled = ratio;
       stage = ratio > kSurprise ? Stage::kTry : Stage::kSettled;
       if (stage == Stage::kTry) {
@@ -112,11 +99,33 @@ void PlacementTrial::note(double seconds, double predicted, const graph::Plan& p
       }
       break;
     case Stage::kSettled:
-      if (ratio > kSurprise * settled || (beside && ratio * kSurprise < settled)) {
-        *this = PlacementTrial{.settings = settings};
-      }
+      if (ratio > kSurprise * settled) *this = PlacementTrial(settings);
       break;
   }
+}
+
+bool AloneRuns::note(double seconds, double predicted, bool beside) {
+  static_assert(kRuns == graph::CostHistory::kToRelearn);
+  if (stage == Stage::kAlone) {
+    if (++runs == kRuns) *this = AloneRuns{.stage = Stage::kKnown};
+    return false;
+  }
+  const double now = seconds / predicted;
+  const bool judged = stage == Stage::kKnown || !beside || !differs(now, 1, kDoubt);
+  if (!beside) return judged;
+  // The first run of a plan also moves what stays.
+  if (runs > 0) lately = std::min(lately, now);
+  if (++runs < PlacementTrial::kRuns) return judged;
+  runs = 0;
+  const double ratio = std::exchange(lately, kNever);
+  if (stage == Stage::kWatch) {
+    if (differs(ratio, 1, kDoubt)) stage = Stage::kAlone;
+  } else if (known == 0) {
+    known = ratio;
+  } else if (differs(ratio, known, PlacementTrial::kSurprise)) {
+    *this = AloneRuns();
+  }
+  return judged;
 }
 
 size_t PlanSet::total_bytes_ = 0;
@@ -147,6 +156,12 @@ CachedPlan* PlanSet::find_unchanged(const Cut& cut, uint64_t version) {
     if (plans_[i]->version >= version && fit_of_buffers(*plans_[i], cut) == Fit::kExact) return used(i);
   }
   return nullptr;
+}
+
+void PlanSet::belong_to(const PlanSettings& configured) {
+  if (configured == trial.settings) return;
+  trial = PlacementTrial(configured);
+  for (const auto& plan : plans_) plan->alone = AloneRuns();
 }
 
 CachedPlan* PlanSet::used(size_t i) {

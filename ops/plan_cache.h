@@ -36,7 +36,7 @@ struct PlanSettings {
   const void* accelerator = nullptr;
   graph::Policy policy = graph::Policy::kAuto;
   bool second_best = false;    // PlacementTrial::instead_of
-  int64_t compute_queues = 0;  // 1 in PlacementTrial::Stage::kAlone
+  int64_t compute_queues = 0;  // 1 in AloneRuns::Stage::kAlone
   bool join_copies = false;
   float pressure = 0;        // the share of it that a program may claim
   uint64_t budget = 0;       // of the accelerator's memory
@@ -49,24 +49,17 @@ struct PlanSettings {
 // Whether the placement that is predicted to be the best is: where it takes much longer than predicted, the best of those that differ from it is tried, and the
 // faster of the two stays. When that comes to take much longer than it did, the machine is another one, and all begins anew; as it does when another machine
 // or another way to plan is configured.
-//
-// Nothing is learned from kernels that run beside others (learn_costs), so a prediction from what was guessed of them would stay as it is. Where it is wrong, the
-// program runs on one compute queue until each of its kernels has been measured alone, and then the placement is judged by that.
 struct PlacementTrial {
   static constexpr int kRuns = 4;           // of each
   static constexpr double kSurprise = 1.5;  // measured over predicted, or over what it was
-  static constexpr double kDoubt = 1.1;     // either over the other, where kernels ran beside others
-  static constexpr int kAloneRuns = 5;      // CostHistory::kToRelearn
-  enum class Stage : uint8_t { kWatch, kAlone, kTry, kSettled };
+  enum class Stage : uint8_t { kWatch, kTry, kSettled };
 
-  // Before planning, with what is configured: nothing that depends on the trial or on what was learned. What was seen under other settings says nothing.
-  void belong_to(const PlanSettings& configured);
-  // After a run of the plan that took so long. `beside`: some of its kernels taught nothing, since they ran beside others.
-  void note(double seconds, double predicted, const graph::Plan& plan, bool beside);
+  explicit PlacementTrial(const PlanSettings& configured = {}) : settings(configured) {}
+  // After a run of the plan that took so long.
+  void note(double seconds, double predicted, const graph::Plan& plan);
 
   PlanSettings settings;  // of what is watched
   Stage stage = Stage::kWatch;
-  bool measured_alone = false;  // since it began
   int runs = 0;
   double watched = std::numeric_limits<double>::infinity();  // the least
   double tried = std::numeric_limits<double>::infinity();
@@ -75,6 +68,24 @@ struct PlacementTrial {
   double lately = std::numeric_limits<double>::infinity();
   std::vector<backend::DeviceIndex>
       instead_of;  // as in PlanOptions, where another placement is tried or stays; else empty
+};
+
+// Whether the kernels of a plan, which run beside each other, have to be measured alone: before it is known what they take alone, nothing is learned from runs of
+// them side by side (learn_costs), and a prediction from what was guessed of them would stay as it is. Where it is wrong, the program runs on one compute queue
+// until each kernel is known. Once, as long as the machine stays what it is: what is wrong then is for the placement's trial.
+struct AloneRuns {
+  static constexpr double kDoubt = 1.1;  // measured over predicted, or the other way round
+  static constexpr int kRuns = 5;        // CostHistory::kToRelearn
+  enum class Stage : uint8_t { kWatch, kAlone, kKnown };
+
+  // After a run of the plan that took so long. `beside`: some of its kernels ran beside others. Returns whether that tells whether the placement is right.
+  bool note(double seconds, double predicted, bool beside);
+
+  Stage stage = Stage::kWatch;
+  int runs = 0;
+  // The least measured over predicted: of these runs, and of the first ones when all was known.
+  double lately = std::numeric_limits<double>::infinity();
+  double known = 0;
 };
 
 // Puts other numbers, those of all its nodes, into a graph; `changed` says for each node whether it has other ones now.
@@ -97,6 +108,7 @@ struct CachedPlan {
   int measured = 0;           // runs whose times were looked at
   uint32_t unmeasured = 0;    // those since that were not
   bool reconsidered = false;  // made when all of another one's costs were known
+  AloneRuns alone;            // of its kernels; goes over to the plan that is made in its stead
   std::vector<graph::Candidate> candidates;
   std::unique_ptr<graph::Segments> segments;  // of the plan as it is
 
@@ -132,6 +144,8 @@ class PlanSet {
   void drop(CachedPlan* plan);
   // Takes note of the sizes of its plans.
   void measure();
+  // Before planning, with what is configured: nothing that depends on the trial or on what was learned. What was seen under other settings says nothing.
+  void belong_to(const PlanSettings& configured);
 
   size_t bytes() const { return bytes_; }
   // Of all bounded sets of the process.

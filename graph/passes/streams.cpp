@@ -31,7 +31,8 @@ class Walk {
         plan_(plan),
         scratch_(scratch),
         tasks_(scratch.tasks),
-        event_seconds_(kEvent * costs_.run_seconds({}, kAccelerator)) {}
+        event_seconds_(kEvent * costs_.run_seconds({}, kAccelerator)),
+        contention_(costs_.contention()) {}
 
   // Seconds with so many compute queues.
   double run(int queues) {
@@ -110,7 +111,7 @@ class Walk {
     const double seconds = tasks_.task_of(instruction).seconds[device];
     double end = 0;
     if (device == kAccelerator && queues_ > 1) {
-      const double share = utilization(instruction, seconds);
+      const double share = std::min(1.0, contention_ * utilization(instruction, seconds));
       chosen_[i] = best_queue(ready, seconds, share, writer);
       end = engine_.run(std::max(ready, free_[chosen_[i]]), seconds, share);
     } else {
@@ -147,6 +148,7 @@ class Walk {
   const Scratch& scratch_;
   const TaskGraph& tasks_;
   const double event_seconds_;
+  const double contention_;
   int queues_ = 1;
   std::vector<Bytes> bytes_;  // per residence
   double free_[kMaxQueues] = {};

@@ -1,6 +1,7 @@
 // Streams: tasks of the accelerator that do not depend on each other run beside each other, where that takes less time.
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "backend/sim/sim_device.h"
@@ -177,6 +178,46 @@ TEST_CASE("streams: tasks that were measured to be slow but fill a part of the a
   CHECK(seconds(2.0 * kSmall) == Approx(10 * kLaunch));
   // All of it: the other has a fifth for 5 launches, and 3 of its 4 are left for 3.75 more. Then comes the join.
   CHECK(seconds(kSmall) == Approx(13.75 * kLaunch));
+}
+
+TEST_CASE("streams: how much kernels are in each other's way is learned from when they ran") {
+  Machine machine;
+  Branches four({1, 1, 1, 1});
+  const Graph& graph = four.program.graph;
+  machine.options.accelerator.parallelism = 2 * kSmall;
+  // What each takes alone, and the factor where it is not 0.
+  const auto fill = [&](CostHistory& history, double contention) {
+    for (uint32_t i = 0; i < CostHistory::kEnough; ++i) {
+      for (const Node& node : graph.nodes) history.add(cost_key(graph, node, kAccelerator), 5 * kLaunch);
+      if (contention > 0) history.add(CostModel::contention_key(), contention);
+    }
+  };
+  CostHistory known;
+  fill(known, 0);
+  machine.options.history = &known;
+  const Plan plan = four.program.plan(machine.options);
+  REQUIRE(used_compute_queues(plan) > 1);
+  const CostModel costs(machine.options);
+  for (const double factor : {0.25, 0.5, 0.9, 1.0, 1.5, 2.0}) {
+    CostHistory other;
+    fill(other, factor);
+    machine.options.history = &other;
+    const CostModel reality(machine.options);
+    Simulation seen;
+    simulate(graph, plan, reality, seen);
+    const std::optional<double> fitted = fit_contention(graph, plan, costs, seen.spans);
+    REQUIRE(fitted.has_value());
+    CostHistory learned;
+    fill(learned, *fitted);
+    machine.options.history = &learned;
+    CHECK(predicted(four.program, plan, machine.options) == Approx(seen.seconds).epsilon(0.03));
+    if (factor == 1.0) CHECK(*fitted == 1.0);
+  }
+  // No factor makes a kernel faster than it is alone.
+  Simulation impossible;
+  simulate(graph, plan, costs, impossible);
+  for (Span& span : impossible.spans) span.end = span.begin + (span.end - span.begin) / 4;
+  CHECK_FALSE(fit_contention(graph, plan, costs, impossible.spans).has_value());
 }
 
 TEST_CASE("streams: a plan's text says which queues run what, and parses back") {

@@ -1,4 +1,4 @@
-// PlacementTrial: when a placement is doubted, what is tried instead, and what stays.
+// PlacementTrial: when a placement is doubted, what is tried instead, and what stays. AloneRuns: when kernels that run beside others are measured alone.
 
 #include <gtest/gtest.h>
 
@@ -20,12 +20,7 @@ const graph::Plan kOther = plan_on(backend::kCpu);
 const std::vector<backend::DeviceIndex> kDevices(2, backend::kAccelerator);  // of kPlan
 
 void run(PlacementTrial& trial, double seconds, const graph::Plan& plan = kPlan, int times = PlacementTrial::kRuns) {
-  for (int i = 0; i < times; ++i) trial.note(seconds, 1.0, plan, false);
-}
-
-// Some of its kernels ran beside others.
-void run_beside(PlacementTrial& trial, double seconds, int times = PlacementTrial::kRuns) {
-  for (int i = 0; i < times; ++i) trial.note(seconds, 1.0, kPlan, true);
+  for (int i = 0; i < times; ++i) trial.note(seconds, 1.0, plan);
 }
 
 TEST(PlacementTrialTest, WhatTakesWhatWasPredictedStays) {
@@ -74,14 +69,15 @@ TEST(PlacementTrialTest, ItBelongsToWhatWasConfigured) {
                                  {.accelerator = &kPlan, .budget = 2},
                                  {.accelerator = &kPlan, .compute_queues = 2, .budget = 1}};
   for (const PlanSettings& other : others) {
-    PlacementTrial trial;
-    trial.belong_to(first);
+    PlanSet plans(false);
+    PlacementTrial& trial = plans.trial;
+    plans.belong_to(first);
     run(trial, 3);
     run(trial, 2, kOther);
-    trial.belong_to(first);
+    plans.belong_to(first);
     EXPECT_EQ(trial.stage, Stage::kSettled);
     EXPECT_EQ(trial.instead_of, kDevices);
-    trial.belong_to(other);
+    plans.belong_to(other);
     EXPECT_EQ(trial.stage, Stage::kWatch);
     EXPECT_TRUE(trial.instead_of.empty());
     // What it finds out by itself does not make it forget whose it is.
@@ -96,51 +92,63 @@ TEST(PlacementTrialTest, LargerSizesAreNoSurprise) {
   PlacementTrial trial;
   run(trial, 3);
   run(trial, 2, kOther);
-  for (int i = 0; i < 2 * PlacementTrial::kRuns; ++i) trial.note(16, 8, kOther, false);
+  for (int i = 0; i < 2 * PlacementTrial::kRuns; ++i) trial.note(16, 8, kOther);
   EXPECT_EQ(trial.stage, Stage::kSettled);
   EXPECT_EQ(trial.instead_of, kDevices);
 }
 
-TEST(PlacementTrialTest, KernelsThatRanBesideOthersAreMeasuredAloneWhereThePredictionIsWrong) {
+// Returns how many of the runs tell whether the placement is right.
+int run_beside(AloneRuns& alone, double seconds, int times = PlacementTrial::kRuns) {
+  int judged = 0;
+  for (int i = 0; i < times; ++i) judged += alone.note(seconds, 1.0, true) ? 1 : 0;
+  return judged;
+}
+
+TEST(AloneRunsTest, KernelsThatRanBesideOthersAreMeasuredAloneWhereThePredictionIsWrong) {
   for (const double seconds : {1.05, 0.95}) {
-    PlacementTrial trial;
-    run_beside(trial, seconds);
-    EXPECT_EQ(trial.stage, Stage::kSettled);
+    AloneRuns alone;
+    EXPECT_EQ(run_beside(alone, seconds, 40), 40);
+    EXPECT_EQ(alone.stage, AloneRuns::Stage::kWatch);
   }
   for (const double seconds : {0.8, 1.2, 9.0}) {
-    PlacementTrial trial;
-    run_beside(trial, seconds);
-    EXPECT_EQ(trial.stage, Stage::kAlone);
-    EXPECT_TRUE(trial.instead_of.empty());
-    run(trial, 20, kPlan, PlacementTrial::kAloneRuns - 1);
-    EXPECT_EQ(trial.stage, Stage::kAlone);
-    run(trial, 20, kPlan, 1);
-    EXPECT_EQ(trial.stage, Stage::kWatch);
-    // What was predicted is right now.
-    run_beside(trial, 1);
-    EXPECT_EQ(trial.stage, Stage::kSettled);
+    AloneRuns alone;
+    EXPECT_EQ(run_beside(alone, seconds), 0);
+    EXPECT_EQ(alone.stage, AloneRuns::Stage::kAlone);
+    for (int i = 0; i < AloneRuns::kRuns; ++i) {
+      EXPECT_EQ(alone.stage, AloneRuns::Stage::kAlone);
+      EXPECT_FALSE(alone.note(20, 1, false));
+    }
+    EXPECT_EQ(alone.stage, AloneRuns::Stage::kKnown);
+    // Once: what is still wrong is for the placement's trial.
+    EXPECT_EQ(run_beside(alone, 3, 40), 40);
+    EXPECT_EQ(alone.stage, AloneRuns::Stage::kKnown);
   }
 }
 
-TEST(PlacementTrialTest, AnotherPlacementIsTriedWhereThatDidNotHelp) {
-  PlacementTrial trial;
-  run_beside(trial, 9);
-  run(trial, 20, kPlan, PlacementTrial::kAloneRuns);
-  run_beside(trial, 3);
-  EXPECT_EQ(trial.stage, Stage::kTry);
-  EXPECT_EQ(trial.instead_of, kDevices);
-  run(trial, 5, kOther);  // no faster than the 3, however slow it was before
-  EXPECT_EQ(trial.stage, Stage::kSettled);
-  EXPECT_TRUE(trial.instead_of.empty());
+TEST(AloneRunsTest, WhereNoneRanBesideAnotherThePlacementIsJudged) {
+  AloneRuns alone;
+  for (int i = 0; i < 40; ++i) EXPECT_TRUE(alone.note(9, 1, false));
+  EXPECT_EQ(alone.stage, AloneRuns::Stage::kWatch);
 }
 
-TEST(PlacementTrialTest, KernelsAreMeasuredAloneAgainWhenAllHasBecomeMuchFaster) {
-  PlacementTrial trial;
-  run_beside(trial, 1);
-  run_beside(trial, 0.5);
-  EXPECT_EQ(trial.stage, Stage::kWatch);
-  run_beside(trial, 0.5);
-  EXPECT_EQ(trial.stage, Stage::kAlone);
+TEST(AloneRunsTest, OneSlowRunIsNoReason) {
+  AloneRuns alone;
+  EXPECT_EQ(run_beside(alone, 9, PlacementTrial::kRuns - 1), 0);
+  EXPECT_EQ(run_beside(alone, 1, 1), 1);
+  EXPECT_EQ(alone.stage, AloneRuns::Stage::kWatch);
+}
+
+TEST(AloneRunsTest, KernelsAreMeasuredAloneAgainWhenTheMachineHasBecomeAnother) {
+  for (const double factor : {0.5, 2.0}) {
+    AloneRuns alone;
+    run_beside(alone, 3);
+    run_beside(alone, 20, AloneRuns::kRuns);
+    run_beside(alone, 1.2);
+    run_beside(alone, 1.2 * factor);
+    EXPECT_EQ(alone.stage, AloneRuns::Stage::kWatch);
+    run_beside(alone, 1.2 * factor);
+    EXPECT_EQ(alone.stage, AloneRuns::Stage::kAlone);
+  }
 }
 
 }  // namespace
