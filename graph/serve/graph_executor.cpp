@@ -100,7 +100,8 @@ struct GraphExecutor::Impl {
 
   struct OutputCopy {
     TensorView to{};
-    bool copies = false;  // begun and not waited for
+    bool copies = false;             // begun and not waited for
+    std::vector<std::byte> state{};  // its bytes, where it is a constant or a state that lies on the accelerator
   };
 
   // A run that was given to the core group.
@@ -885,15 +886,21 @@ Status GraphExecutor::Impl::begin_copy(size_t slot, size_t output) {
   at.copies[output].copies = true;
   const BufferId buffer = program().outputs[output].buffer;
   if (output_device(buffer) == kCpu) return Status();
-  const SlotBuffer* const home = home_of[buffer] == kNone ? nullptr : &at.homes[home_of[buffer]];
-  if (home == nullptr) return usage(model->outputs().words(output) + " is a state on the accelerator");
+  const uint64_t bytes = plan().graph.buffers[buffer].bytes;
+  if (home_of[buffer] == kNone) {
+    // All slots have the same one: the next run, of whichever, may change it.
+    if (Status status = wait(slot); !status.ok()) return status;
+    at.copies[output].state.resize(bytes);
+    return copy_state(places[buffer][kAccelerator], kAccelerator, at.copies[output].state.data(), kCpu, bytes);
+  }
+  const SlotBuffer& home = at.homes[home_of[buffer]];
   // The queue of copies is everybody's: what waits there for this run would hold up the results of others. With several slots it is worth it.
   if (plan_options.shares_accelerator && options.slots == 1) {
     if (Status status = wait(slot); !status.ok()) return status;
   }
   backend::Queue& queue = device(kAccelerator).queue(QueueKind::kDeviceToHost);
   if (Status status = bound().wait_on(slot, queue); !status.ok()) return status;
-  Status status = queue.copy(home->on_host(), home->place[kAccelerator], plan().graph.buffers[buffer].bytes);
+  Status status = queue.copy(home.on_host(), home.place[kAccelerator], bytes);
   if (status.ok()) status = queue.record(*at.brought);
   if (status.ok()) bound().gate(slot, graph::BoundProgram::Gate::kOutputs, at.brought.get());
   return status;
@@ -906,7 +913,9 @@ Status GraphExecutor::Impl::end_copy(size_t slot, size_t output) {
   copy.copies = false;
   const ProgramValue& value = program().outputs[output];
   const void* bytes = place(slot, value.buffer)[kCpu];
-  if (output_device(value.buffer) != kCpu) {
+  if (output_device(value.buffer) != kCpu && home_of[value.buffer] == kNone) {
+    bytes = copy.state.data();
+  } else if (output_device(value.buffer) != kCpu) {
     if (Status status = at.brought->synchronize(); !status.ok()) return status;
     bytes = at.homes[home_of[value.buffer]].on_host();
   }

@@ -287,7 +287,9 @@ TEST_CASE("a program that has too few nodes for the stages is refused, and so ar
   CHECK(contains(StagePipeline::create(model, std::move(options)).status(), "a core group for each stage"));
 }
 
-TEST_CASE("a state stays in one stage, and goes on from request to request in their order") {
+TEST_CASE("a state stays in one stage, and goes on from request to request in their order", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const PlanOptions plan = GENERATE(false, true) ? remote_options() : cpu_options();
   Program p;
   const BufferId x = p.input(8);
   const BufferId state = p.input(8);
@@ -305,10 +307,12 @@ TEST_CASE("a state stays in one stage, and goes on from request to request in th
   int with_state = 0;
   for (const ProgramStage& stage : cut.value()) with_state += !stage.program->constants.empty();
   CHECK(with_state == 1);
-  check_pipeline(model, 3, cpu_options());
+  check_pipeline(model, 3, plan);
 }
 
-TEST_CASE("what a later stage updates in place is passed on") {
+TEST_CASE("what a later stage updates in place is passed on", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const PlanOptions plan = GENERATE(false, true) ? remote_options() : cpu_options();
   Program p;
   const BufferId x = p.input(8);
   const BufferId y = p.define(test_ops().pointwise, 8, {p.read(x)});
@@ -317,10 +321,12 @@ TEST_CASE("what a later stage updates in place is passed on") {
   p.escape(y);
   p.escape(x);
   auto model = model_of(save(p));
-  for (size_t stages = 1; stages <= 4; ++stages) check_pipeline(model, stages, cpu_options());
+  for (size_t stages = 1; stages <= 4; ++stages) check_pipeline(model, stages, plan);
 }
 
-TEST_CASE("random numbers are those that the program draws when it is not cut") {
+TEST_CASE("random numbers are those that the program draws when it is not cut", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const PlanOptions plan = GENERATE(false, true) ? remote_options() : cpu_options();
   Program p;
   const BufferId x = p.input(8);
   const auto noise = [&] {
@@ -340,7 +346,7 @@ TEST_CASE("random numbers are those that the program draws when it is not cut") 
   // The later is drawn first.
   saved->draws = {saved->graph.nodes[2].attribute_offset, saved->graph.nodes[0].attribute_offset};
   auto model = model_of(std::move(saved));
-  for (size_t stages = 1; stages <= 4; ++stages) check_pipeline(model, stages, cpu_options());
+  for (size_t stages = 1; stages <= 4; ++stages) check_pipeline(model, stages, plan);
 }
 
 TEST_CASE("values are lent to the stages where they are, and only what is updated is copied") {
@@ -458,7 +464,9 @@ TEST_CASE("stages on one accelerator have compute queues of their own") {
   }
 }
 
-TEST_CASE("requests end in their order, and the earlier have ended when a later one has") {
+TEST_CASE("requests end in their order, and the earlier have ended when a later one has", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const PlanOptions plan = GENERATE(false, true) ? remote_options() : cpu_options();
   std::mt19937 random(44);
   Program p;
   make_random(p, random, 20, false);
@@ -468,7 +476,7 @@ TEST_CASE("requests end in their order, and the earlier have ended when a later 
   for (const bool own : {true, false}) {
     StagePipeline::Options options{.stages = 3, .depth = 4};
     if (!own) options.groups = {group.value().get()};
-    auto pipeline = pipeline_of(model, std::move(options));
+    auto pipeline = pipeline_of(model, std::move(options), plan);
     std::vector<Sent> sent;
     for (int r = 0; r < 30; ++r) sent.push_back(send(*pipeline, model->program(), r));
     for (size_t r = sent.size(); r-- > 0;) {
@@ -481,11 +489,13 @@ TEST_CASE("requests end in their order, and the earlier have ended when a later 
   }
 }
 
-TEST_CASE("any threads may submit, and each gets its own results") {
+TEST_CASE("any threads may submit, and each gets its own results", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const PlanOptions plan = GENERATE(false, true) ? remote_options() : cpu_options();
   Chain chain(std::vector<OpId>(6, test_ops().pointwise));
   auto model = chain.model();
   const std::vector<Floats> expected = run_whole(model, cpu_options(), 10);
-  auto pipeline = pipeline_of(model, {.stages = 3, .depth = 3});
+  auto pipeline = pipeline_of(model, {.stages = 3, .depth = 3}, plan);
   std::atomic<int> right{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -506,9 +516,12 @@ TEST_CASE("any threads may submit, and each gets its own results") {
   CHECK(pipeline->counts().frames == 3);
 }
 
-TEST_CASE("so many requests are in flight as the depth says, and it is changed while they are") {
+TEST_CASE("so many requests are in flight as the depth says, and it is changed while they are", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const PlanOptions plan = GENERATE(false, true) ? remote_options() : cpu_options();
   Gated gated;
-  auto pipeline = pipeline_of(gated.model, {.stages = 2, .depth = 2, .when_full = StagePipeline::WhenFull::kRefuse});
+  auto pipeline =
+      pipeline_of(gated.model, {.stages = 2, .depth = 2, .when_full = StagePipeline::WhenFull::kRefuse}, plan);
   gates[1].close_at(0);
   std::vector<Sent> sent;
   for (int r = 0; r < 2; ++r) sent.push_back(send(*pipeline, gated.program(), r));
@@ -537,9 +550,11 @@ TEST_CASE("so many requests are in flight as the depth says, and it is changed w
   CHECK(pipeline->counts().most_in_flight == 3);
 }
 
-TEST_CASE("a request that waits for room goes on when another has ended, or when the depth grows") {
+TEST_CASE("a request that waits for room goes on when another has ended, or when the depth grows", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const PlanOptions plan = GENERATE(false, true) ? remote_options() : cpu_options();
   Gated gated;
-  auto pipeline = pipeline_of(gated.model, {.stages = 2, .depth = 1});
+  auto pipeline = pipeline_of(gated.model, {.stages = 2, .depth = 1}, plan);
   for (const bool grows : {false, true}) {
     for (Gate& gate : gates) gate.reset();
     gates[0].close_at(0);
@@ -563,7 +578,9 @@ TEST_CASE("a request that waits for room goes on when another has ended, or when
   }
 }
 
-TEST_CASE("an error ends its request and no other, in order") {
+TEST_CASE("an error ends its request and no other, in order", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const PlanOptions plan = GENERATE(false, true) ? remote_options() : cpu_options();
   for (const bool early : {true, false}) {
     gates[0].reset();
     const OpId fails = add_op("test::fail_once", fail_once);
@@ -575,7 +592,7 @@ TEST_CASE("an error ends its request and no other, in order") {
     const std::vector<Floats> expected = run_whole(model, cpu_options(), 6);
     gates[0].reset();
     failing_call = 2;
-    auto pipeline = pipeline_of(model, {.stages = 3});
+    auto pipeline = pipeline_of(model, {.stages = 3}, plan);
     std::vector<Sent> sent;
     for (int r = 0; r < 6; ++r) sent.push_back(send(*pipeline, model->program(), r));
     for (size_t r = 0; r < 6; ++r) {
@@ -596,10 +613,12 @@ TEST_CASE("an error ends its request and no other, in order") {
   }
 }
 
-TEST_CASE("wrong tensors are refused in words, and take no place") {
+TEST_CASE("wrong tensors are refused in words, and take no place", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const PlanOptions plan = GENERATE(false, true) ? remote_options() : cpu_options();
   Chain chain(std::vector<OpId>(2, test_ops().pointwise));
   auto model = chain.model();
-  auto pipeline = pipeline_of(model, {.stages = 2, .depth = 1});
+  auto pipeline = pipeline_of(model, {.stages = 2, .depth = 1}, plan);
   Floats inputs = inputs_of(model->program(), 0);
   Floats outputs = outputs_of(model->program());
   std::vector<TensorView> views = views_of(inputs);
@@ -614,9 +633,12 @@ TEST_CASE("wrong tensors are refused in words, and take no place") {
   CHECK(pipeline->counts().submitted == 1);
 }
 
-TEST_CASE("what is in flight when a pipeline stops ends as cancelled, and who waits for room is told") {
+TEST_CASE("what is in flight when a pipeline stops ends as cancelled, and who waits for room is told",
+          "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const PlanOptions plan = GENERATE(false, true) ? remote_options() : cpu_options();
   Gated gated;
-  auto pipeline = pipeline_of(gated.model, {.stages = 2, .depth = 2});
+  auto pipeline = pipeline_of(gated.model, {.stages = 2, .depth = 2}, plan);
   gates[0].close_at(0);
   std::vector<Sent> sent;
   for (int r = 0; r < 2; ++r) sent.push_back(send(*pipeline, gated.program(), r));
@@ -639,13 +661,15 @@ TEST_CASE("what is in flight when a pipeline stops ends as cancelled, and who wa
   CHECK(pipeline->counts().failed == 2);
 }
 
-TEST_CASE("a pipeline that is destroyed while it runs ends its requests first") {
+TEST_CASE("a pipeline that is destroyed while it runs ends its requests first", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const PlanOptions plan = GENERATE(false, true) ? remote_options() : cpu_options();
   Chain chain(std::vector<OpId>(6, test_ops().pointwise));
   auto model = chain.model();
   for (int round = 0; round < 20; ++round) {
     std::vector<Sent> sent;
     {
-      auto pipeline = pipeline_of(model, {.stages = 3});
+      auto pipeline = pipeline_of(model, {.stages = 3}, plan);
       for (int r = 0; r < 6; ++r) sent.push_back(send(*pipeline, model->program(), r));
     }
     for (const Sent& one : sent) {
