@@ -59,6 +59,18 @@ Work work_of(const Graph& graph, const Node& node) {
   return work;
 }
 
+Work work_of(const Graph& graph, const Plan& plan, const Instruction& task) {
+  switch (task.kind) {
+    case Instruction::Kind::kRun:
+    case Instruction::Kind::kBody:
+      return work_of(graph, graph.nodes[task.index]);
+    case Instruction::Kind::kFused:
+      return work_of(graph, plan.groups[task.index]);
+    default:
+      return {};
+  }
+}
+
 Work work_of(const Graph& graph, const FusedGroup& group) {
   Work work;
   for (const uint32_t member : group.members) {
@@ -91,21 +103,22 @@ double CostModel::full_rate_seconds(const Work& work, backend::DeviceIndex devic
   return std::max(arithmetic, traffic);
 }
 
-double CostModel::utilization(const Work& work, double seconds, backend::DeviceIndex device) const {
+double CostModel::utilization(const Work& work, double seconds, backend::DeviceIndex device, double slowness) const {
   if (!(seconds > 0)) return 1;
   const double filled = std::min(1.0, work.elements / known_or(rates_[device].parallelism, 1 << 17));
-  const double running = std::max(0.0, seconds - latency(device));
-  return std::min(1.0, std::max(full_rate_seconds(work, device), filled * running) / seconds);
+  const double running = std::max(0.0, seconds - slowness * latency(device));
+  return std::min(1.0, std::max(slowness * full_rate_seconds(work, device), filled * running) / seconds);
 }
 
-uint64_t CostModel::contention_key() {
+uint64_t CostModel::slowness_key() {
   backend::Fnv hash;
-  hash.add("contention");
+  hash.add("slowness");
   return hash.value();
 }
 
-double CostModel::contention() const {
-  const double learned = history_ == nullptr ? 0 : history_->find(contention_key());
+double CostModel::slowness() const {
+  if (slowness_ > 0) return slowness_;
+  const double learned = history_ == nullptr ? 0 : history_->find(slowness_key());
   return learned > 0 ? learned : 1;
 }
 

@@ -24,6 +24,8 @@ double bytes_seen(const Window& window);
 Work work_of(const Graph& graph, const Node& node);
 // A fused kernel computes what its members do, and touches what it loads and stores.
 Work work_of(const Graph& graph, const FusedGroup& group);
+// A run, a body or a fused kernel; others are no work.
+Work work_of(const Graph& graph, const Plan& plan, const Instruction& task);
 
 // A copy of no more bytes that the program has made itself does not wait for others: it goes by an urgent queue.
 inline constexpr uint64_t kUrgentBytes = uint64_t{256} << 10;
@@ -31,7 +33,7 @@ inline constexpr uint64_t kUrgentBytes = uint64_t{256} << 10;
 class CostModel {
  public:
   explicit CostModel(const PlanOptions& options)
-      : rates_{options.cpu, options.accelerator}, history_(options.history) {}
+      : rates_{options.cpu, options.accelerator}, history_(options.history), slowness_(options.slowness) {}
 
   // Of one call.
   double run_seconds(const Work& work, backend::DeviceIndex device) const;
@@ -39,12 +41,12 @@ class CostModel {
                       Part part = Part::kWhole) const;
   double group_seconds(const Graph& graph, const FusedGroup& group, backend::DeviceIndex device) const;
   // The share of the device that a call keeps busy while it takes so long: what it needs of the device at its full rate, and no less than the part of it
-  // that its elements fill. What it waits for, as for its launch, keeps nothing busy.
-  double utilization(const Work& work, double seconds, backend::DeviceIndex device) const;
-  // What kernels that run beside others need of the accelerator, over what utilization() says of them; 1 where nothing is known. A guess of how much of its time
-  // a kernel only waits for is as wrong as the machine differs from its description, and no kernel that runs alone tells. See fit_contention in graph/simulate.h.
-  double contention() const;
-  static uint64_t contention_key();
+  // that its elements fill. What it waits for, as for its launch, keeps nothing busy. `slowness`: of the device, 1 as it is described.
+  double utilization(const Work& work, double seconds, backend::DeviceIndex device, double slowness) const;
+  // How many times as slow the accelerator is as its description, launches included, by what kernels beside each other took: in the program, else in all
+  // that were seen, else 1. No kernel that runs alone tells how much of its time it only waits. See fit_slowness in graph/simulate.h.
+  double slowness() const;
+  static uint64_t slowness_key();
   // From the other device.
   double copy_seconds(double bytes, backend::DeviceIndex to) const;
   // Notes what a copy has taken, beside whatever else was on its way.
@@ -62,6 +64,7 @@ class CostModel {
 
   backend::Capabilities rates_[backend::kMaxDevices];
   const CostHistory* history_;
+  double slowness_;  // 0: not known of the program
 };
 
 }  // namespace hetero::graph

@@ -20,6 +20,7 @@
 
 #include "graph/plan.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
@@ -433,6 +434,12 @@ const char* to_string(Reason reason) {
   return "?";
 }
 
+bool has_side_queues(const Plan& plan) {
+  return std::ranges::any_of(plan.program, [](const Instruction& instruction) {
+    return backend::is_side_compute(kind_of(instruction.queue));
+  });
+}
+
 bool uses_host_only(const Plan& plan) {
   for (const Instruction& instruction : plan.program) {
     if (instruction.queue != kHostQueue) return false;
@@ -441,18 +448,6 @@ bool uses_host_only(const Plan& plan) {
 }
 
 namespace {
-
-double share_of(const Plan& plan, const Instruction& instruction, float Placement::* share) {
-  switch (instruction.kind) {
-    case Kind::kRun:
-    case Kind::kBody:
-      return static_cast<double>(plan.placements[instruction.index].*share);
-    case Kind::kFused:
-      return static_cast<double>(placement_of(plan, plan.groups[instruction.index]).*share);
-    default:
-      return 0;
-  }
-}
 
 double seconds_of(const Graph& graph, const Plan& plan, const Instruction& instruction, float Placement::* taken) {
   const auto of_node = [&](uint32_t n) { return static_cast<double>(plan.placements[n].*taken); };
@@ -474,12 +469,16 @@ double seconds_of(const Graph& graph, const Plan& plan, const Instruction& instr
 
 }  // namespace
 
-double utilization_of(const Plan& plan, const Instruction& instruction) {
-  return share_of(plan, instruction, &Placement::utilization);
-}
-
 double modelled_utilization(const Plan& plan, const Instruction& instruction) {
-  return share_of(plan, instruction, &Placement::modelled_utilization);
+  switch (instruction.kind) {
+    case Kind::kRun:
+    case Kind::kBody:
+      return static_cast<double>(plan.placements[instruction.index].modelled_utilization);
+    case Kind::kFused:
+      return static_cast<double>(placement_of(plan, plan.groups[instruction.index]).modelled_utilization);
+    default:
+      return 0;
+  }
 }
 
 double predicted_seconds(const Graph& graph, const Plan& plan, const Instruction& instruction) {

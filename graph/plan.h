@@ -165,6 +165,8 @@ struct Plan {
 
 // Whether all its instructions run on the host's own queue.
 bool uses_host_only(const Plan& plan);
+// Whether tasks run beside each other on the accelerator.
+bool has_side_queues(const Plan& plan);
 
 // The position behind the copies that are one transfer with the one at `position`. REQUIRES: that one is a copy, and the first of its transfer.
 uint32_t end_of_transfer(const Graph& graph, const Plan& plan, uint32_t position);
@@ -176,8 +178,7 @@ inline const Placement& placement_of(const Plan& plan, const FusedGroup& group) 
   return plan.placements[group.members.back()];
 }
 
-// Of the task that an instruction runs on the accelerator.
-double utilization_of(const Plan& plan, const Instruction& instruction);
+// Of the task that an instruction runs on the accelerator: Placement::modelled_utilization.
 double modelled_utilization(const Plan& plan, const Instruction& instruction);
 // What a run, a body, a batch or a fused group is predicted to take.
 double predicted_seconds(const Graph& graph, const Plan& plan, const Instruction& instruction);
@@ -228,6 +229,8 @@ struct PlanOptions {
   uint64_t accelerator_bytes = 0;
   // What was measured, where not null; what it does not know is guessed.
   const CostHistory* history = nullptr;
+  // CostModel::slowness() of this program; 0: that of the device.
+  double slowness = 0;
   // Per node the device that it ran on: planning takes the best placement that is another one, where there is a choice; see TaskGraph::differs. Where
   // not null; of another number of nodes it says nothing.
   const std::vector<backend::DeviceIndex>* instead_of = nullptr;

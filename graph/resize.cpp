@@ -95,6 +95,7 @@ bool lay_out_again(const Graph& now, const PlanOptions& options, Plan& plan, Scr
   find_joined(now, plan, scratch.joined);
   drop_events(plan, scratch.joined);
   predict_tasks(now, options, plan, scratch);
+  if (has_side_queues(plan)) note_utilizations(now, options, plan);
   for (Return& entry : plan.returns) entry.residence = {};
   order_queues(now, plan, scratch);
   const bool fits = plan_memory(now, options, false, plan, scratch);

@@ -10,6 +10,7 @@
 namespace hetero::graph {
 namespace {
 
+using backend::kAccelerator;
 using Kind = Instruction::Kind;
 
 // Of the instructions from `position` to before `end`, which are one or a transfer.
@@ -44,17 +45,6 @@ double seconds_of(const Graph& graph, const Plan& plan, const CostModel& costs, 
   return 0;
 }
 
-// Whether tasks run beside each other on the accelerator.
-bool has_side_queues(const Plan& plan) {
-  return std::ranges::any_of(plan.program, [](const Instruction& instruction) {
-    return backend::is_side_compute(kind_of(instruction.queue));
-  });
-}
-
-double share_of(const Plan& plan, const Instruction& instruction, double contention) {
-  return std::min(1.0, contention * utilization_of(plan, instruction));
-}
-
 }  // namespace
 
 void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simulation& simulation) {
@@ -64,7 +54,7 @@ void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simu
   std::vector<double> recorded(plan.event_count);
   backend::ComputeEngine engine;
   const bool shares = has_side_queues(plan);
-  const double contention = shares ? costs.contention() : 1;
+  const double slowness = shares ? costs.slowness() : 1;
   simulation.spans.resize(plan.program.size());
   simulation.busy.fill(0);
   simulation.waited.fill(0);
@@ -81,9 +71,12 @@ void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simu
       first[queue] = begin;
     }
     const bool computes = queue != kHostQueue && backend::is_compute(kind_of(queue));
-    free[queue] =
-        shares && computes ? engine.run(begin, alone, share_of(plan, instruction, contention)) : begin + alone;
-    const double seconds = shares && computes ? free[queue] - begin : alone;
+    free[queue] = begin + alone;
+    if (shares && computes) {
+      const double share = costs.utilization(work_of(graph, plan, instruction), alone, kAccelerator, slowness);
+      free[queue] = engine.run(begin, alone, share);
+    }
+    const double seconds = free[queue] - begin;
     const QueueId yields = queue_id(device_of(queue), backend::yielding(kind_of(queue)));
     if (yields != queue && free[yields] > begin) free[yields] += seconds;
     simulation.busy[queue] += seconds;
@@ -104,11 +97,11 @@ double simulated_seconds(const Graph& graph, const Plan& plan, const PlanOptions
   return simulation.seconds;
 }
 
-std::optional<double> fit_contention(const Graph& graph, const Plan& plan, const CostModel& costs,
-                                     std::span<const Span> spans) {
+std::optional<double> fit_slowness(const Graph& graph, const Plan& plan, const CostModel& costs,
+                                   std::span<const Span> spans) {
   struct Kernel {
-    double begin, alone;
-    const Instruction* instruction;
+    double begin, end, alone;
+    Work work;
   };
   std::vector<Kernel> kernels;
   double measured = 0;
@@ -117,30 +110,38 @@ std::optional<double> fit_contention(const Graph& graph, const Plan& plan, const
     const bool computes = instruction.queue != kHostQueue && backend::is_compute(kind_of(instruction.queue));
     const double alone = computes ? seconds_of(graph, plan, costs, p, p + 1) : 0;
     if (!(alone > 0)) continue;
-    kernels.push_back({spans[p].begin, alone, &instruction});
+    kernels.push_back({spans[p].begin, spans[p].end, alone, work_of(graph, plan, instruction)});
     measured += spans[p].end - spans[p].begin;
   }
   backend::ComputeEngine engine;
-  const auto taken = [&](double contention) {
+  // By how much the kernels would have ended earlier or later.
+  const auto error = [&](double slowness) {
     engine.reset();
     double sum = 0;
     for (const Kernel& kernel : kernels) {
-      sum += engine.run(kernel.begin, kernel.alone, share_of(plan, *kernel.instruction, contention)) - kernel.begin;
+      const double share = costs.utilization(kernel.work, kernel.alone, kAccelerator, slowness);
+      sum += std::abs(engine.run(kernel.begin, kernel.alone, share) - kernel.end);
     }
     return sum;
   };
   constexpr double kMost = 32;         // or its inverse
-  constexpr double kTolerance = 1.02;  // of the sum
-  const auto explains = [&](double sum) { return sum < measured * kTolerance && measured < sum * kTolerance; };
-  if (explains(taken(costs.contention()))) return costs.contention();
-  // The sum grows with it.
-  double least = 1 / kMost;
-  double most = kMost;
-  for (int halvings = 0; halvings < 16; ++halvings) {
-    const double middle = std::sqrt(least * most);
-    (taken(middle) < measured ? least : most) = middle;
-  }
-  return explains(taken(least)) ? std::optional(least) : std::nullopt;
+  constexpr double kStep = 1.0905;     // 2^(1/8)
+  constexpr double kTolerance = 0.02;  // of the sum: no reason to change it
+  constexpr double kUnlike = 0.1;      // of the sum: no explanation
+  double best = costs.slowness();
+  double least = error(best);
+  if (least <= kTolerance * measured) return best;
+  const auto look_around = [&](double middle, double reach, double step) {
+    for (double slowness = middle / reach; slowness <= middle * reach; slowness *= step) {
+      if (const double here = error(slowness); here < least) {
+        best = slowness;
+        least = here;
+      }
+    }
+  };
+  look_around(1, kMost, kStep);
+  look_around(best, kStep, 1 + (kStep - 1) / 8);
+  return least <= kUnlike * measured ? std::optional(best) : std::nullopt;
 }
 
 bool keeps_placement(double seconds_then, double seconds_now) {

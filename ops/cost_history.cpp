@@ -105,22 +105,25 @@ std::vector<uint8_t> find_shared(const graph::Plan& plan, const graph::RunTimes&
   return shared;
 }
 
-void learn_contention(const graph::Graph& graph, const graph::Plan& plan, const graph::CostModel& costs,
+// Returns it where it is another one than was assumed; else 0.
+double learn_slowness(const graph::Graph& graph, const graph::Plan& plan, const graph::CostModel& costs,
                       const graph::RunTimes& times, graph::CostHistory& history) {
-  const std::optional<double> fitted = graph::fit_contention(graph, plan, costs, times.spans);
+  const std::optional<double> fitted = graph::fit_slowness(graph, plan, costs, times.spans);
+  if (!fitted.has_value()) return 0;
   // Where what is assumed of a device of which nothing was learned is right, nothing has to be learned.
-  const uint64_t key = graph::CostModel::contention_key();
-  if (fitted.has_value() && (*fitted != costs.contention() || history.find(key) > 0)) history.add(key, *fitted);
+  const uint64_t key = graph::CostModel::slowness_key();
+  if (*fitted != 1 || history.find(key) > 0) history.add(key, *fitted);
+  return *fitted == costs.slowness() ? 0 : *fitted;
 }
 
 }  // namespace
 
 graph::CostHistory& cost_history() { return entry().history; }
 
-bool learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph::PlanOptions& options,
-                 const graph::RunTimes& times) {
+Learned learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph::PlanOptions& options,
+                    const graph::RunTimes& times) {
   const backend::Device* const accelerator = backend::accelerator();
-  if (accelerator == nullptr) return false;
+  if (accelerator == nullptr) return {};
   Entry& known = entry();
   const std::vector<uint8_t> shared = find_shared(plan, times);
   const graph::CostModel costs(options);
@@ -155,9 +158,10 @@ bool learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph
     ++known.unsaved;
   }
   const bool beside = std::ranges::count(shared, 1) != 0;
-  if (beside && known_alone) learn_contention(graph, plan, costs, times, known.history);
+  const bool tells = beside && known_alone;
+  const double slowness = tells ? learn_slowness(graph, plan, costs, times, known.history) : 0;
   if (known.unsaved >= kSaveEvery) save(known);
-  return beside;
+  return {beside, slowness};
 }
 
 }  // namespace hetero::ops

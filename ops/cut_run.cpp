@@ -161,6 +161,7 @@ bool still_right(CachedPlan& kept, const PlanSettings& settings, const graph::Pl
   if (kept.settings == settings) return true;
   PlanSettings relearned = kept.settings;
   relearned.history = settings.history;
+  relearned.slowness = settings.slowness;
   if (relearned != settings || (kept.measured >= kMeasuredRuns && !kept.reconsidered)) return false;
   const double seconds = graph::simulated_seconds(kept.graph, kept.plan, options);
   if (std::abs(seconds - kept.predicted_seconds) > kept.predicted_seconds / 4) return false;
@@ -172,7 +173,10 @@ bool still_right(CachedPlan& kept, const PlanSettings& settings, const graph::Pl
 // Whether a plan may be taken over to other sizes. While costs are still learned from the program's runs, it is planned anew with what is known by then.
 bool resizable(const CachedPlan& similar, const PlanSettings& settings) {
   PlanSettings relearned = similar.settings;
-  if (similar.measured >= kMeasuredRuns) relearned.history = settings.history;
+  if (similar.measured >= kMeasuredRuns) {
+    relearned.history = settings.history;
+    relearned.slowness = settings.slowness;
+  }
   return relearned == settings;
 }
 
@@ -249,8 +253,10 @@ graph::Plan& CutRun::plan_for(Cut& cut) {
   kept_ = nullptr;
   AloneRuns alone;
   const auto measure_as = [&](const CachedPlan& kept) {
+    if (!options.has_accelerator) return;
     alone = kept.alone;
-    if (options.has_accelerator && alone.stage == AloneRuns::Stage::kAlone) {
+    settings.slowness = options.slowness = alone.slowness;
+    if (alone.stage == AloneRuns::Stage::kAlone) {
       settings.compute_queues = options.compute_queues = 1;
     }
   };
@@ -445,11 +451,12 @@ void CutRun::note_run(bool succeeded) {
   backend::Device* const accelerator = options_.has_accelerator ? backend::accelerator() : nullptr;
   const bool provisional = accelerator != nullptr && accelerator->provisional_runs() != provisional_before_;
   if (accelerator != nullptr && kept_ != nullptr && succeeded && !provisional) {
-    bool beside = false;
-    if (!on_host || !accelerator->has_virtual_clock()) beside = learn_costs(graph, *plan_, options_, times_);
+    Learned learned;
+    if (!on_host || !accelerator->has_virtual_clock()) learned = learn_costs(graph, *plan_, options_, times_);
     ++kept_->measured;
     const double predicted = kept_->predicted_seconds;
-    const bool judged = kept_->alone.note(times_.seconds, predicted, beside);
+    const bool judged = kept_->alone.note(times_.seconds, predicted, learned.beside);
+    if (learned.slowness > 0) kept_->alone.learn(learned.slowness);
     if (PlanSet* const plans = cut_->plans(); plans != nullptr && judged) {
       plans->trial.note(times_.seconds, predicted, *plan_);
     }

@@ -1,6 +1,7 @@
 #include "ops/plan_cache.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -126,6 +127,12 @@ bool AloneRuns::note(double seconds, double predicted, bool beside) {
     *this = AloneRuns();
   }
   return judged;
+}
+
+void AloneRuns::learn(double fitted) {
+  if (fits == kFits) return;
+  ++fits;
+  slowness = fits == 1 ? fitted : std::sqrt(slowness * fitted);
 }
 
 size_t PlanSet::total_bytes_ = 0;

@@ -42,6 +42,7 @@ struct PlanSettings {
   uint64_t budget = 0;       // of the accelerator's memory
   uint64_t preferences = 0;  // PlacementRules::version
   uint64_t history = 0;      // CostHistory::version
+  double slowness = 0;       // AloneRuns::slowness
 
   bool operator==(const PlanSettings&) const = default;
 };
@@ -86,6 +87,11 @@ struct AloneRuns {
   // The least measured over predicted: of these runs, and of the first ones when all was known.
   double lately = std::numeric_limits<double>::infinity();
   double known = 0;
+  // With each known, they tell how much they are in each other's way: PlanOptions::slowness, to which the first that know better come half way each.
+  static constexpr int kFits = 8;
+  void learn(double fitted);
+  double slowness = 0;  // 0: nothing
+  int fits = 0;
 };
 
 // Puts other numbers, those of all its nodes, into a graph; `changed` says for each node whether it has other ones now.

@@ -150,7 +150,7 @@ void submit_early(const Graph& graph, uint64_t limit, Plan& plan, Scratch& scrat
 // Moves tasks of the accelerator that do not depend on each other to its other compute queues, where that takes less time. Returns the seconds that one queue
 // takes, or 0 where nothing has moved. order_queues is needed again afterwards.
 double spread_tasks(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);
-// Says of the accelerator's tasks what share of it they keep busy, where spread_tasks has not. REQUIRES: placements and groups are final.
+// Says of the accelerator's tasks what share of it they keep busy. REQUIRES: placements and groups are final.
 void note_utilizations(const Graph& graph, const PlanOptions& options, Plan& plan);
 // Which copies join a transfer.
 enum class Joining : uint8_t { kReady, kWaiting };

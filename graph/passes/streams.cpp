@@ -32,7 +32,7 @@ class Walk {
         scratch_(scratch),
         tasks_(scratch.tasks),
         event_seconds_(kEvent * costs_.run_seconds({}, kAccelerator)),
-        contention_(costs_.contention()) {}
+        slowness_(costs_.slowness()) {}
 
   // Seconds with so many compute queues.
   double run(int queues) {
@@ -55,12 +55,6 @@ class Walk {
 
   // Per instruction, its queue in the last walk.
   const std::vector<QueueId>& chosen() const { return chosen_; }
-  // Of a task of the accelerator that takes so long.
-  double utilization(const Instruction& instruction, double seconds) const {
-    const Work work = instruction.kind == Kind::kFused ? work_of(graph_, plan_.groups[instruction.index])
-                                                       : work_of(graph_, graph_.nodes[instruction.index]);
-    return costs_.utilization(work, seconds, kAccelerator);
-  }
 
  private:
   // Of one buffer on one device.
@@ -111,7 +105,7 @@ class Walk {
     const double seconds = tasks_.task_of(instruction).seconds[device];
     double end = 0;
     if (device == kAccelerator && queues_ > 1) {
-      const double share = std::min(1.0, contention_ * utilization(instruction, seconds));
+      const double share = costs_.utilization(work_of(graph_, plan_, instruction), seconds, kAccelerator, slowness_);
       chosen_[i] = best_queue(ready, seconds, share, writer);
       end = engine_.run(std::max(ready, free_[chosen_[i]]), seconds, share);
     } else {
@@ -148,7 +142,7 @@ class Walk {
   const Scratch& scratch_;
   const TaskGraph& tasks_;
   const double event_seconds_;
-  const double contention_;
+  const double slowness_;
   int queues_ = 1;
   std::vector<Bytes> bytes_;  // per residence
   double free_[kMaxQueues] = {};
@@ -165,18 +159,9 @@ double spread_tasks(const Graph& graph, const PlanOptions& options, Plan& plan, 
   const double serial = walk.run(1);
   const double spread = walk.run(std::min(options.compute_queues, backend::kComputeQueues));
   if (spread >= kWorthIt * serial) return 0;
+  note_utilizations(graph, options, plan);
   for (size_t i = 0; i < plan.program.size(); ++i) {
-    Instruction& instruction = plan.program[i];
-    if (instruction.queue != main) continue;
-    const TaskGraph& tasks = scratch.tasks;
-    const Task& task = tasks.task_of(instruction);
-    const auto share = static_cast<float>(walk.utilization(instruction, task.seconds[kAccelerator]));
-    const auto modelled = static_cast<float>(walk.utilization(instruction, task.modelled[kAccelerator]));
-    for (const uint32_t n : tasks.nodes_of(task)) {
-      plan.placements[n].utilization = share;
-      plan.placements[n].modelled_utilization = modelled;
-    }
-    instruction.queue = walk.chosen()[i];
+    if (plan.program[i].queue == main) plan.program[i].queue = walk.chosen()[i];
   }
   return serial;
 }
@@ -184,8 +169,9 @@ double spread_tasks(const Graph& graph, const PlanOptions& options, Plan& plan, 
 void note_utilizations(const Graph& graph, const PlanOptions& options, Plan& plan) {
   const CostModel costs(options);
   const auto note = [&](const Work& work, const Instruction& instruction, std::span<const uint32_t> nodes) {
-    const double share = costs.utilization(work, predicted_seconds(graph, plan, instruction), kAccelerator);
-    const double modelled = costs.utilization(work, modelled_seconds(graph, plan, instruction), kAccelerator);
+    const double share =
+        costs.utilization(work, predicted_seconds(graph, plan, instruction), kAccelerator, costs.slowness());
+    const double modelled = costs.utilization(work, modelled_seconds(graph, plan, instruction), kAccelerator, 1);
     for (const uint32_t n : nodes) {
       if (instruction.kind == Kind::kFused && is_tail(graph, n)) continue;
       plan.placements[n].utilization = static_cast<float>(share);

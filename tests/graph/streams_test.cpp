@@ -186,10 +186,10 @@ TEST_CASE("streams: how much kernels are in each other's way is learned from whe
   const Graph& graph = four.program.graph;
   machine.options.accelerator.parallelism = 2 * kSmall;
   // What each takes alone, and the factor where it is not 0.
-  const auto fill = [&](CostHistory& history, double contention) {
+  const auto fill = [&](CostHistory& history, double slowness) {
     for (uint32_t i = 0; i < CostHistory::kEnough; ++i) {
       for (const Node& node : graph.nodes) history.add(cost_key(graph, node, kAccelerator), 5 * kLaunch);
-      if (contention > 0) history.add(CostModel::contention_key(), contention);
+      if (slowness > 0) history.add(CostModel::slowness_key(), slowness);
     }
   };
   CostHistory known;
@@ -198,14 +198,14 @@ TEST_CASE("streams: how much kernels are in each other's way is learned from whe
   const Plan plan = four.program.plan(machine.options);
   REQUIRE(used_compute_queues(plan) > 1);
   const CostModel costs(machine.options);
-  for (const double factor : {0.25, 0.5, 0.9, 1.0, 1.5, 2.0}) {
+  for (const double factor : {0.25, 0.5, 0.9, 1.0, 1.5, 2.0, 2.4}) {
     CostHistory other;
     fill(other, factor);
     machine.options.history = &other;
     const CostModel reality(machine.options);
     Simulation seen;
     simulate(graph, plan, reality, seen);
-    const std::optional<double> fitted = fit_contention(graph, plan, costs, seen.spans);
+    const std::optional<double> fitted = fit_slowness(graph, plan, costs, seen.spans);
     REQUIRE(fitted.has_value());
     CostHistory learned;
     fill(learned, *fitted);
@@ -217,7 +217,36 @@ TEST_CASE("streams: how much kernels are in each other's way is learned from whe
   Simulation impossible;
   simulate(graph, plan, costs, impossible);
   for (Span& span : impossible.spans) span.end = span.begin + (span.end - span.begin) / 4;
-  CHECK_FALSE(fit_contention(graph, plan, costs, impossible.spans).has_value());
+  CHECK_FALSE(fit_slowness(graph, plan, costs, impossible.spans).has_value());
+}
+
+TEST_CASE("streams: tasks of other sizes keep another share of the accelerator busy") {
+  Machine machine;
+  machine.options.accelerator.parallelism = 16 * kSmall;
+  Branches small({1, 1, 1, 1});
+  // Graphs that are compared have one table of windows.
+  Graph now = small.program.graph;
+  const std::vector<int64_t> sizes = {8 * kSmall};
+  for (Operand& operand : now.operands) {
+    const Window& window = small.program.windows[operand.window];
+    operand.window = small.program.windows.intern_contiguous(window.dtype, sizes);
+    now.buffers[operand.buffer].bytes = static_cast<uint64_t>(4 * sizes[0]);
+  }
+  CostHistory history;
+  for (uint32_t i = 0; i < CostHistory::kEnough; ++i) {
+    for (const Node& node : now.nodes) history.add(cost_key(now, node, kAccelerator), 5 * kLaunch);
+  }
+  machine.options.history = &history;
+  const Plan plan = small.program.plan(machine.options);
+  REQUIRE(used_compute_queues(plan) == 4);
+  Plan resized = plan;
+  REQUIRE(resize_plan(small.program.graph, now, machine.options, resized));
+  REQUIRE(verify_plan(now, resized, machine.options).ok());
+  for (uint32_t n = 0; n < now.nodes.size(); ++n) {
+    // Half of it for four of five parts of the time.
+    CHECK(resized.placements[n].utilization == Approx(0.4));
+    CHECK(resized.placements[n].utilization > plan.placements[n].utilization);
+  }
 }
 
 TEST_CASE("streams: a plan's text says which queues run what, and parses back") {

@@ -138,6 +138,19 @@ TEST(AloneRunsTest, OneSlowRunIsNoReason) {
   EXPECT_EQ(alone.stage, AloneRuns::Stage::kWatch);
 }
 
+TEST(AloneRunsTest, HowMuchKernelsAreInEachOthersWayIsLearnedFromTheFirstRunsThatTell) {
+  AloneRuns alone;
+  EXPECT_EQ(alone.slowness, 0);
+  alone.learn(4);
+  EXPECT_EQ(alone.slowness, 4);
+  // Plans of other factors say other things.
+  for (int i = 1; i < AloneRuns::kFits; ++i) alone.learn(1.5);
+  const double learned = alone.slowness;
+  EXPECT_NEAR(learned, 1.5, 0.05);
+  alone.learn(9);
+  EXPECT_EQ(alone.slowness, learned);
+}
+
 TEST(AloneRunsTest, KernelsAreMeasuredAloneAgainWhenTheMachineHasBecomeAnother) {
   for (const double factor : {0.5, 2.0}) {
     AloneRuns alone;

@@ -126,7 +126,7 @@ Spread simulated(const Graph& graph, const PlanOptions& options) {
       if (o->writes()) made[o->buffer] = begin + seconds;
     }
     longest = std::max(longest, begin + seconds);
-    work += seconds * costs.utilization(work_of(graph, node), seconds, kAccelerator);
+    work += seconds * costs.utilization(work_of(graph, node), seconds, kAccelerator, 1);
     all += seconds;
   }
   return {simulation.seconds, std::max({longest, work, all / options.compute_queues})};
