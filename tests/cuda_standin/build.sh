@@ -23,7 +23,12 @@ if [ ! "$out/libstandin_cuda.so" -nt "$source/standin_cuda.cpp" ] || [ ! "$out/l
   ln -sf libstandin_cuda.so "$out/libcuda.so.1"
 fi
 
-# From the objects as they are there.
-(cd build && ninja -t commands -s ops/libhetero_ops.so) | sed -E \
-  -e "s#-o ops/libhetero_ops.so( |\$)#-o standin/libhetero_ops.so #" \
-  -e "s#[^ ]*libcudart_static\.a#-Lstandin -l:libstandin_cuda.so -Wl,-rpath,$PWD/$out#" | (cd build && sh)
+# From the objects as they are there: the library, and the C++ tests of devices and of plans.
+link() {
+  (cd build && ninja -t commands -s "$1") | sed -E \
+    -e "s#-o $1( |\$)#-o standin/$(basename "$1") #" \
+    -e "s#[^ ]*libcudart_static\.a#-Lstandin -l:libstandin_cuda.so -Wl,-rpath,$PWD/$out#" | (cd build && sh)
+}
+link ops/libhetero_ops.so
+link tests/backend/hetero_backend_tests
+link tests/graph/hetero_graph_tests

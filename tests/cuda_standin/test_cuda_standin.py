@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,6 +53,36 @@ def trained(model: nn.Module, *sizes: int) -> None:
         loss.backward()
         optimizer.step()
     loss.item()
+
+
+# -- In C++ ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(STANDIN is None, reason="a GPU runs the C++ tests as they are")
+@pytest.mark.parametrize(
+    "tests",
+    [
+        # What every device promises, and the CUDA device's own promises but for what kernels compute.
+        ["hetero_backend_tests", "~a GPU runs fused kernels*"],
+        # Executors, servers and pipelines; their unfused kernels run on the host, which asks the device for the bytes.
+        ["hetero_graph_tests", "[accelerator]~a static program of fused groups*"],
+    ],
+    ids=lambda tests: tests[0],
+)
+def test_cpp_tests(tests: list[str]) -> None:
+    built = Path(__file__).parents[2] / "build" / "standin"
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    done = subprocess.run(
+        [built / tests[0], *tests[1:]],
+        env=environment | {"HETERO_ACCELERATOR": "cuda"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert "All tests passed" in done.stdout
+    assert "there is no GPU" not in done.stdout and "no CUDA device" not in done.stdout
 
 
 # -- Beside torch.cuda -------------------------------------------------------------------------------------------------
