@@ -100,9 +100,11 @@ void check_nothing_left(const Server& server) {
 
 }  // namespace
 
-TEST_CASE("a server runs requests in memory that is lent or copied, and weights exist once") {
+TEST_CASE("a server runs requests in memory that is lent or copied, and weights exist once", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const bool away = GENERATE(false, true);
   const Doubling program;
-  const auto server = serve(program.model, lanes(2));
+  const auto server = serve(program.model, lanes(2, away ? remote_options : cpu_options));
   CHECK(server->lanes() == 2);
   std::vector<float> wide(2 * kCount, 3.0f);
   const TensorView strided{.data = wide.data(), .dtype = parse_dtype("f32"), .sizes = {kCount}, .strides = {2}};
@@ -182,13 +184,15 @@ TEST_CASE("requests of eight threads with random cancellations have right result
   }
 }
 
-TEST_CASE("as many requests run at once as there are lanes") {
+TEST_CASE("as many requests run at once as there are lanes", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const bool away = GENERATE(false, true);
   constexpr int kLanes = 3;
   const Doubling program;
   // Goes on when all lanes are in the kernel.
   Rendezvous meeting(kLanes);
   const Hook meet([&](float) { meeting.arrive(); });
-  const auto server = serve(program.model, lanes(kLanes));
+  const auto server = serve(program.model, lanes(kLanes, away ? remote_options : cpu_options));
   std::vector<std::shared_ptr<Call>> calls;
   for (int i = 0; i < 10 * kLanes; ++i) {
     calls.push_back(std::make_shared<Call>(static_cast<float>(i)));
@@ -262,7 +266,9 @@ TEST_CASE("an exception of a kernel is its request's alone, with the operator's 
   CHECK(server->counters().completed == 66);
 }
 
-TEST_CASE("a running request stops between two kernels") {
+TEST_CASE("a running request stops between two kernels", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const bool away = GENERATE(false, true);
   const Doubling program;
   std::latch entered(1);
   std::latch cancelled(1);
@@ -271,7 +277,7 @@ TEST_CASE("a running request stops between two kernels") {
     entered.count_down();
     cancelled.wait();
   });
-  const auto server = serve(program.model, lanes(1));
+  const auto server = serve(program.model, lanes(1, away ? remote_options : cpu_options));
   const auto call = std::make_shared<Call>(5.0f);
   REQUIRE(server->submit(call).ok());
   entered.wait();
@@ -287,8 +293,10 @@ TEST_CASE("a running request stops between two kernels") {
   CHECK(program.is_result(6.0f, next->z));
 }
 
-TEST_CASE(
-    "a request that is late is not run, and one that becomes late while it runs is stopped, though nobody waits") {
+TEST_CASE("a request that is late is not run, and one that becomes late while it runs is stopped, though nobody waits",
+          "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const bool away = GENERATE(false, true);
   const Doubling program;
   std::atomic<int> runs = 0;
   std::atomic<bool> holds = true;
@@ -296,7 +304,7 @@ TEST_CASE(
     ++runs;
     wait_until([&] { return !holds; });
   });
-  const auto server = serve(program.model, lanes(1));
+  const auto server = serve(program.model, lanes(1, away ? remote_options : cpu_options));
   const auto running = std::make_shared<Call>(1.0f);
   REQUIRE(server->submit(running, {.deadline = Request::Clock::now() + std::chrono::milliseconds(20)}).ok());
   const auto waiting = std::make_shared<Call>(2.0f);
@@ -349,9 +357,11 @@ TEST_CASE("the end of a server cancels what waits and lets what runs end", "[acc
   }
 }
 
-TEST_CASE("a server that is closed runs what waits where it is told to, and refuses the rest") {
+TEST_CASE("a server that is closed runs what waits where it is told to, and refuses the rest", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const bool away = GENERATE(false, true);
   const Doubling program;
-  const auto server = serve(program.model, lanes(2));
+  const auto server = serve(program.model, lanes(2, away ? remote_options : cpu_options));
   std::vector<std::shared_ptr<Call>> calls;
   for (int i = 0; i < 20; ++i) {
     calls.push_back(std::make_shared<Call>(static_cast<float>(i)));
@@ -432,16 +442,18 @@ TEST_CASE("executors are made on the threads of their lanes") {
   CHECK(threads.count(std::this_thread::get_id()) == 0);
 }
 
-TEST_CASE("a program that changes a state of its own is served by one lane, on which it goes on") {
+TEST_CASE("a program that changes a state of its own is served by one lane, on which it goes on", "[accelerator]") {
+  if (is_accelerator_missing()) return;
+  const bool away = GENERATE(false, true);
   Program p;
   const BufferId x = p.input(kCount);
   const BufferId state = p.input(kCount);
   p.add(test_ops().pointwise, {p.read(x), p.update(state)}, Preference::kAuto, 0.0f);
   p.escape(state);
   const auto model = model_of(save(p, {state}));
-  const Status refused = Server::create(model, lanes(2)).status();
+  const Status refused = Server::create(model, lanes(2, away ? remote_options : cpu_options)).status();
   CHECK(contains(refused, "the program changes its state 'b1', which every lane would have for itself"));
-  const auto server = serve(model, lanes(1));
+  const auto server = serve(model, lanes(1, away ? remote_options : cpu_options));
   std::vector<float> expected;
   for (int i = 0; i < 3; ++i) {
     const auto call = std::make_shared<Call>(1.0f);
