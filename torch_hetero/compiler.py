@@ -107,6 +107,28 @@ def _never_captured(module: fx.GraphModule) -> str:
     return ""
 
 
+def _view(tensor: torch.Tensor, size: list[Any]) -> torch.Tensor:
+    try:
+        return torch.ops.aten.view.default(tensor, size)
+    except RuntimeError:
+        return tensor.reshape(size)
+
+
+def _allow_other_strides(module: fx.GraphModule) -> None:
+    """Lets views of what kernels lay out in other strides than AOTAutograd took for granted be copies.
+
+    The gradient of a batch norm of a transposed input is one. In these graphs, which write nothing through a view,
+    a copy has the same values.
+    """
+    for inner in module.modules():
+        nodes = inner.graph.nodes if isinstance(inner, fx.GraphModule) else ()
+        views = [node for node in nodes if node.target is torch.ops.aten.view.default]
+        for node in views:
+            node.target = _view
+        if views:
+            inner.recompile()
+
+
 def _on_hetero(device: torch.device) -> torch.device:
     return _HETERO if device.type in ("cpu", "cuda") else device
 
@@ -137,6 +159,7 @@ class CompiledGraph:
         self.lazy_calls = 0
         self.refusal = ""
         self._refusals = 0
+        _allow_other_strides(module)
         self._module = module
         self._never_captured = _never_captured(module)
         self._program = _C.CompiledProgram(**options)

@@ -792,6 +792,31 @@ def test_training_with_other_sizes_does_not_plan_anew() -> None:
     assert seen.plans_made == 0
 
 
+@pytest.mark.parametrize("device", ["cpu", "hetero"])
+def test_a_backward_pass_views_what_a_kernel_lays_out_otherwise_than_traced(device: str) -> None:
+    """The gradient of a batch norm of a transposed input is transposed; a layer's gradient views it as rows."""
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x)
+            return self.norm((y + y.sigmoid()).transpose(1, 2)).transpose(1, 2)
+
+    torch.manual_seed(0)
+    oracle = Normed()
+    model = copy.deepcopy(oracle).to(device)
+    fast = compiled(model)
+    for _ in range(3):
+        x = torch.randn(4, 5, 6)
+        expected = step(oracle, x)
+        torch.testing.assert_close(step(fast, x.to(device)).cpu(), expected)
+        torch.testing.assert_close(gradients(model), gradients(oracle), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(state(model), state(oracle))
+
+
 def test_sizes_may_be_results() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, int]:
         return x * x.shape[0], x.shape[0] + 1
