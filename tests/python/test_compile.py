@@ -137,11 +137,11 @@ def state(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach().cpu() for name, value in model.state_dict().items()}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ALL_MODELS)
 def test_training_without_fusion_has_the_bits_of_the_same_graphs_on_the_cpu(name: str, unfused: None) -> None:
     if name == "lstm":
         pytest.skip("the CPU's graph lacks what the kernel keeps for the backward pass")
-    build, inputs = MODELS[name]
+    build, inputs = ALL_MODELS[name]
     oracle, model = build().train(), build().train().to("hetero")
     fast, same = compiled(model), torch.compile(oracle, backend="aot_eager")
     for _ in range(3):
