@@ -752,7 +752,7 @@ def test_other_batches_and_lengths_of_a_model_do_not_plan_anew(name: str) -> Non
         assert len(set(torch.hetero.compiled_graphs()) - known) == 1
 
 
-# In about every second run one of resnet18's sizes is planned anew; why is not known yet.
+# It was seen in every second run, and in none of the last eighteen, beside other load too. Why is not known.
 SOMETIMES = pytest.mark.xfail(strict=False, reason="resnet18's training is sometimes planned anew for another batch")
 
 
