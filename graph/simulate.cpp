@@ -45,6 +45,11 @@ double seconds_of(const Graph& graph, const Plan& plan, const CostModel& costs, 
   return 0;
 }
 
+// Whether it runs, or may run, beside others on the accelerator.
+bool is_kernel(const Instruction& instruction) {
+  return instruction.queue != kHostQueue && backend::is_compute(kind_of(instruction.queue));
+}
+
 }  // namespace
 
 void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simulation& simulation) {
@@ -70,9 +75,8 @@ void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simu
       used[queue] = true;
       first[queue] = begin;
     }
-    const bool computes = queue != kHostQueue && backend::is_compute(kind_of(queue));
     free[queue] = begin + alone;
-    if (shares && computes) {
+    if (shares && is_kernel(instruction)) {
       const double share = costs.utilization(work_of(graph, plan, instruction), alone, kAccelerator, slowness);
       free[queue] = engine.run(begin, alone, share);
     }
@@ -107,8 +111,7 @@ std::optional<double> fit_slowness(const Graph& graph, const Plan& plan, const C
   double measured = 0;
   for (size_t p = 0; p < plan.program.size(); ++p) {
     const Instruction& instruction = plan.program[p];
-    const bool computes = instruction.queue != kHostQueue && backend::is_compute(kind_of(instruction.queue));
-    const double alone = computes ? seconds_of(graph, plan, costs, p, p + 1) : 0;
+    const double alone = is_kernel(instruction) ? seconds_of(graph, plan, costs, p, p + 1) : 0;
     if (!(alone > 0)) continue;
     kernels.push_back({spans[p].begin, spans[p].end, alone, work_of(graph, plan, instruction)});
     measured += spans[p].end - spans[p].begin;

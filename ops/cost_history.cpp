@@ -86,15 +86,14 @@ bool is_task(const graph::Instruction& instruction) {
 // Per instruction: a kernel of the accelerator that ran beside another on a side queue, so what it took is not what it takes alone.
 std::vector<uint8_t> find_shared(const graph::Plan& plan, const graph::RunTimes& times) {
   std::vector<uint8_t> shared(plan.program.size());
+  if (!graph::has_side_queues(plan)) return shared;
   std::vector<size_t> kernels;
-  bool side = false;
   for (size_t p = 0; p < plan.program.size(); ++p) {
     const graph::Instruction& instruction = plan.program[p];
     if (!is_task(instruction) || instruction.queue == graph::kHostQueue) continue;
-    side |= backend::is_side_compute(graph::kind_of(instruction.queue));
     kernels.push_back(p);
   }
-  if (!side) return shared;
+  if (kernels.empty()) return shared;
   std::ranges::sort(kernels, {}, [&times](size_t p) { return times.spans[p].begin; });
   size_t longest = kernels.front();  // of those that have begun, what ends last
   for (size_t i = 1; i < kernels.size(); ++i) {

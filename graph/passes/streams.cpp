@@ -168,23 +168,20 @@ double spread_tasks(const Graph& graph, const PlanOptions& options, Plan& plan, 
 
 void note_utilizations(const Graph& graph, const PlanOptions& options, Plan& plan) {
   const CostModel costs(options);
-  const auto note = [&](const Work& work, const Instruction& instruction, std::span<const uint32_t> nodes) {
-    const double share =
-        costs.utilization(work, predicted_seconds(graph, plan, instruction), kAccelerator, costs.slowness());
+  const double slowness = costs.slowness();
+  for (const Instruction& instruction : plan.program) {
+    const bool fused = instruction.kind == Kind::kFused;
+    if (device_of(instruction.queue) != kAccelerator) continue;
+    if (!fused && instruction.kind != Kind::kRun && instruction.kind != Kind::kBody) continue;
+    const Work work = work_of(graph, plan, instruction);
+    const double share = costs.utilization(work, predicted_seconds(graph, plan, instruction), kAccelerator, slowness);
     const double modelled = costs.utilization(work, modelled_seconds(graph, plan, instruction), kAccelerator, 1);
+    const std::span<const uint32_t> nodes =
+        fused ? std::span<const uint32_t>(plan.groups[instruction.index].members) : std::span(&instruction.index, 1);
     for (const uint32_t n : nodes) {
-      if (instruction.kind == Kind::kFused && is_tail(graph, n)) continue;
+      if (fused && is_tail(graph, n)) continue;
       plan.placements[n].utilization = static_cast<float>(share);
       plan.placements[n].modelled_utilization = static_cast<float>(modelled);
-    }
-  };
-  for (const Instruction& instruction : plan.program) {
-    if (device_of(instruction.queue) != kAccelerator) continue;
-    if (instruction.kind == Kind::kRun || instruction.kind == Kind::kBody) {
-      note(work_of(graph, graph.nodes[instruction.index]), instruction, {&instruction.index, 1});
-    } else if (instruction.kind == Kind::kFused) {
-      const FusedGroup& group = plan.groups[instruction.index];
-      note(work_of(graph, group), instruction, group.members);
     }
   }
 }
