@@ -107,13 +107,6 @@ def _never_captured(module: fx.GraphModule) -> str:
     return ""
 
 
-def _view(tensor: torch.Tensor, size: list[Any]) -> torch.Tensor:
-    try:
-        return torch.ops.aten.view.default(tensor, size)
-    except RuntimeError:
-        return tensor.reshape(size)
-
-
 def _allow_other_strides(module: fx.GraphModule) -> None:
     """Lets views of what kernels lay out in other strides than AOTAutograd took for granted be copies.
 
@@ -124,7 +117,7 @@ def _allow_other_strides(module: fx.GraphModule) -> None:
         nodes = inner.graph.nodes if isinstance(inner, fx.GraphModule) else ()
         views = [node for node in nodes if node.target is torch.ops.aten.view.default]
         for node in views:
-            node.target = _view
+            node.target = torch.ops.aten.reshape.default
         if views:
             inner.recompile()
 
