@@ -95,7 +95,8 @@ uint64_t signature_of(const OpInfo& info, const Call& call) {
 
 namespace {
 
-// Kernels whose layouts depend on more than a signature tells: convolutions choose by size, LAPACK and FFT calls by their branches.
+// Kernels whose layouts their Meta kernel need not know for other sizes, though it does for one: convolutions choose by size, LAPACK and FFT calls by
+// their branches.
 bool never_trusted(const OpInfo& info) {
   return graph::op_table()[info.id].op_class == graph::OpClass::kConvolution || info.name.starts_with("aten::linalg") ||
          info.name.starts_with("aten::_linalg") || info.name.starts_with("aten::_fft");
@@ -195,6 +196,11 @@ bool entry_by_rule(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, con
   if (outputs.size() != dtypes.size()) return false;
   for (size_t i = 0; i < outputs.size(); ++i) {
     const RuledOutput& output = outputs[i];
+    if (output.made != (dtypes[i] != at::ScalarType::Undefined)) return false;
+    if (!output.made) {
+      entry.outputs.push_back({});
+      continue;
+    }
     const graph::WindowId window =
         recorder().windows().intern(static_cast<graph::DType>(dtypes[i]), {output.sizes.data(), output.sizes.size()},
                                     {output.strides.data(), output.strides.size()}, 0);
@@ -205,13 +211,14 @@ bool entry_by_rule(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, con
 
 // Believes the rule of this kind of call from now on, if it says what a kernel did. Returns whether it does.
 bool learn_rule(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Learned& real, uint64_t signature) {
-  if (info.shape_rule == ShapeRule::kNone || never_trusted(info)) return false;
+  if (info.shape_rule == ShapeRule::kNone) return false;
   Locked lock(recorder().mutex());
   if (!real.is_current()) return false;
   std::vector<at::ScalarType> dtypes;
   for (const MetaOutput& output : real.entry.outputs) {
-    if (output.window == graph::kNoWindow) return false;
-    dtypes.push_back(static_cast<at::ScalarType>(recorder().windows()[output.window].dtype));
+    const bool made = output.window != graph::kNoWindow;
+    dtypes.push_back(made ? static_cast<at::ScalarType>(recorder().windows()[output.window].dtype)
+                          : at::ScalarType::Undefined);
   }
   MetaEntry ruled;
   if (!entry_by_rule(info, arguments, dtypes, ruled) || !same_outputs(ruled, real.entry)) return false;

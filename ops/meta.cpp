@@ -304,49 +304,6 @@ bool run_probe(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun
 
 namespace {
 
-// One number for each dimension of space, from `least` on.
-bool spatial(const c10::IValue& list, int64_t rank, int64_t least, std::vector<int64_t>& numbers) {
-  constexpr int64_t kMost = int64_t{1} << 31;  // no sum of a few products of two is out of range
-  numbers = list.toIntVector();
-  return std::ssize(numbers) == rank &&
-         std::ranges::all_of(numbers, [least](int64_t number) { return number >= least && number < kMost; });
-}
-
-// What aten::convolution makes. False where the arguments do not fit together.
-bool apply_convolution(c10::ArrayRef<c10::IValue> arguments, c10::SmallVector<int64_t, 6>& sizes) {
-  // input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
-  const at::Tensor& input = arguments[0].toTensor();
-  const at::Tensor& weight = arguments[1].toTensor();
-  const int64_t rank = input.dim() - 2;
-  const int64_t groups = arguments[8].toInt();
-  std::vector<int64_t> stride, padding, dilation, more;
-  if (rank < 1 || weight.dim() != input.dim() || groups < 1 || input.scalar_type() != weight.scalar_type() ||
-      !spatial(arguments[3], rank, 1, stride) || !spatial(arguments[4], rank, 0, padding) ||
-      !spatial(arguments[5], rank, 1, dilation) || !spatial(arguments[7], rank, 0, more)) {
-    return false;
-  }
-  const bool transposed = arguments[6].toBool();
-  if (weight.size(0) < 1 || weight.size(0) % groups != 0) return false;
-  if (input.size(1) != (transposed ? weight.size(0) : weight.size(1) * groups)) return false;
-  const int64_t channels = transposed ? weight.size(1) * groups : weight.size(0);
-  if (arguments[2].isTensor() && arguments[2].toTensor().defined()) {
-    const at::Tensor& bias = arguments[2].toTensor();
-    if (bias.dim() != 1 || bias.size(0) != channels || bias.scalar_type() != input.scalar_type()) return false;
-  }
-  sizes = {input.size(0), channels};
-  for (int64_t d = 0; d < rank; ++d) {
-    const int64_t size = input.size(d + 2);
-    const int64_t reach = dilation[d] * (weight.size(d + 2) - 1) + 1;
-    if (weight.size(d + 2) < 1) return false;
-    const int64_t free = size + 2 * padding[d] - reach;
-    const int64_t made = transposed ? (size - 1) * stride[d] - 2 * padding[d] + reach + more[d] : free / stride[d] + 1;
-    if (made < 1 || (!transposed && free < 0)) return false;
-    if (transposed && more[d] >= std::max(stride[d], dilation[d])) return false;
-    sizes.push_back(made);
-  }
-  return true;
-}
-
 void keep_inputs(c10::ArrayRef<c10::IValue> arguments, MetaRun& run) {
   run.inputs.clear();
   visit_tensors(arguments, [&](size_t, const at::Tensor& tensor) {
@@ -363,7 +320,7 @@ at::Tensor without_bytes(c10::IntArrayRef sizes, at::ScalarType dtype) {
 bool run_formula(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run) {
   run = {};
   c10::SmallVector<int64_t, 6> sizes;
-  run.failed = info.name == "aten::convolution" && !apply_convolution(arguments, sizes);
+  run.failed = info.name == "aten::convolution" && !convolution_sizes(arguments, sizes);
   if (info.name != "aten::convolution" || run.failed) return false;
   keep_inputs(arguments, run);
   run.results = {without_bytes(sizes, arguments[0].toTensor().scalar_type())};
@@ -389,6 +346,7 @@ bool run_rule(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun&
   if (in_place) return true;
   if (outputs.size() != run.results.size()) return false;
   for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].made) return false;
     if (!run.results[i].isTensor() || !run.results[i].toTensor().defined()) return false;
     run.results[i] = without_bytes(outputs[i].sizes, run.results[i].toTensor().scalar_type());
   }

@@ -2,6 +2,7 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/MemoryFormat.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -39,6 +40,8 @@ const std::unordered_map<std::string, ShapeRule>& rules() {
       {"aten::all", ShapeRule::kReduce},
       {"aten::all.dim", ShapeRule::kReduce},
       {"aten::cat", ShapeRule::kConcatenate},
+      {"aten::convolution", ShapeRule::kConvolution},
+      {"aten::convolution_backward", ShapeRule::kConvolutionBackward},
       {"aten::embedding", ShapeRule::kEmbedding},
       {"aten::native_layer_norm", ShapeRule::kLayerNorm},
       {"aten::_scaled_dot_product_flash_attention_for_cpu", ShapeRule::kAttention},
@@ -249,7 +252,98 @@ bool attention_backward(c10::ArrayRef<c10::IValue> arguments, const c10::SmallVe
   return true;
 }
 
+// One number for each dimension of space, from `least` on; one alone is for all of them.
+bool spatial(const c10::IValue& list, int64_t rank, int64_t least, std::vector<int64_t>& numbers) {
+  constexpr int64_t kMost = int64_t{1} << 31;  // no sum of a few products of two is out of range
+  numbers = list.toIntVector();
+  if (numbers.size() == 1) numbers.resize(rank, numbers[0]);
+  return std::ssize(numbers) == rank &&
+         std::ranges::all_of(numbers, [least](int64_t number) { return number >= least && number < kMost; });
+}
+
+// Sizes of a convolution. `options` are stride, padding, dilation, transposed, output_padding and groups. False where they do not fit together.
+bool convolve(const at::Tensor& input, const at::Tensor& weight, c10::ArrayRef<c10::IValue> options,
+              c10::SmallVector<int64_t, 6>& sizes) {
+  const int64_t rank = input.dim() - 2;
+  const int64_t groups = options[5].toInt();
+  std::vector<int64_t> stride, padding, dilation, more;
+  if (rank < 1 || weight.dim() != input.dim() || groups < 1 || input.scalar_type() != weight.scalar_type() ||
+      !spatial(options[0], rank, 1, stride) || !spatial(options[1], rank, 0, padding) ||
+      !spatial(options[2], rank, 1, dilation) || !spatial(options[4], rank, 0, more)) {
+    return false;
+  }
+  const bool transposed = options[3].toBool();
+  if (weight.size(0) < 1 || weight.size(0) % groups != 0) return false;
+  if (input.size(1) != (transposed ? weight.size(0) : weight.size(1) * groups)) return false;
+  const int64_t channels = transposed ? weight.size(1) * groups : weight.size(0);
+  sizes = {input.size(0), channels};
+  for (int64_t d = 0; d < rank; ++d) {
+    const int64_t size = input.size(d + 2);
+    const int64_t reach = dilation[d] * (weight.size(d + 2) - 1) + 1;
+    if (weight.size(d + 2) < 1) return false;
+    const int64_t free = size + 2 * padding[d] - reach;
+    const int64_t made = transposed ? (size - 1) * stride[d] - 2 * padding[d] + reach + more[d] : free / stride[d] + 1;
+    if (made < 1 || (!transposed && free < 0)) return false;
+    if (transposed && more[d] >= std::max(stride[d], dilation[d])) return false;
+    sizes.push_back(made);
+  }
+  return true;
+}
+
+// In which order the CPU's kernels lay out what they make. False where that is not known: in float64 and of volumes they look at more than this.
+bool convolution_format(const at::Tensor& input, const at::Tensor& weight, at::MemoryFormat& format) {
+  if (input.numel() == 0) return false;
+  const bool rows = input.suggest_memory_format() == at::MemoryFormat::Contiguous &&
+                    weight.suggest_memory_format() == at::MemoryFormat::Contiguous;
+  format = rows ? at::MemoryFormat::Contiguous : at::MemoryFormat::ChannelsLast;
+  if (input.dim() == 3) return weight.is_contiguous();
+  return rows || (input.dim() == 4 && input.scalar_type() != at::kDouble);
+}
+
+bool convolution(c10::ArrayRef<c10::IValue> arguments, std::vector<RuledOutput>& outputs) {
+  c10::SmallVector<int64_t, 6> sizes;
+  at::MemoryFormat format{};
+  if (!convolution_sizes(arguments, sizes)) return false;
+  if (!convolution_format(arguments[0].toTensor(), arguments[1].toTensor(), format)) return false;
+  outputs.push_back(row_major(sizes));
+  if (format == at::MemoryFormat::ChannelsLast) {
+    const std::vector<int64_t> strides = c10::get_channels_last_strides_2d(c10::IntArrayRef(sizes));
+    outputs.back().strides.assign(strides.begin(), strides.end());
+  }
+  return true;
+}
+
+bool convolution_backward(c10::ArrayRef<c10::IValue> arguments, std::vector<RuledOutput>& outputs) {
+  // grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
+  const at::Tensor& gradient = arguments[0].toTensor();
+  const at::Tensor& input = arguments[1].toTensor();
+  const at::Tensor& weight = arguments[2].toTensor();
+  c10::SmallVector<int64_t, 6> sizes;
+  at::MemoryFormat format{};
+  if (!convolve(input, weight, arguments.slice(4, 6), sizes) || gradient.sizes() != c10::IntArrayRef(sizes) ||
+      gradient.scalar_type() != input.scalar_type() || !convolution_format(input, weight, format) ||
+      format != at::MemoryFormat::Contiguous) {
+    return false;
+  }
+  const auto wanted = arguments[10].toBoolList();
+  const int64_t channels = sizes[1];
+  if (wanted[2] && !arguments[3].isNone() && arguments[3].toIntVector() != std::vector<int64_t>{channels}) return false;
+  outputs.push_back(wanted[0] ? row_major(input.sizes()) : RuledOutput{.made = false});
+  outputs.push_back(wanted[1] ? row_major(weight.sizes()) : RuledOutput{.made = false});
+  outputs.push_back(wanted[2] ? row_major({channels}) : RuledOutput{.made = false});
+  return true;
+}
+
 }  // namespace
+
+bool convolution_sizes(c10::ArrayRef<c10::IValue> arguments, c10::SmallVector<int64_t, 6>& sizes) {
+  // input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+  const at::Tensor& input = arguments[0].toTensor();
+  if (!convolve(input, arguments[1].toTensor(), arguments.slice(3, 6), sizes)) return false;
+  if (!arguments[2].isTensor() || !arguments[2].toTensor().defined()) return true;
+  const at::Tensor& bias = arguments[2].toTensor();
+  return bias.dim() == 1 && bias.size(0) == sizes[1] && bias.scalar_type() == input.scalar_type();
+}
 
 ShapeRule shape_rule_of(const std::string& name, graph::OpClass op_class) {
   const auto rule = rules().find(name);
@@ -280,6 +374,10 @@ bool apply_rule(ShapeRule rule, c10::ArrayRef<c10::IValue> arguments, std::vecto
       return attention(arguments, tensors, outputs);
     case ShapeRule::kAttentionBackward:
       return attention_backward(arguments, tensors, outputs);
+    case ShapeRule::kConvolution:
+      return convolution(arguments, outputs);
+    case ShapeRule::kConvolutionBackward:
+      return convolution_backward(arguments, outputs);
     case ShapeRule::kEmbedding: {
       if (tensors.size() < 2 || tensors[0].dim() != 2) return false;
       c10::SmallVector<int64_t, 6> sizes(tensors[1].sizes().begin(), tensors[1].sizes().end());

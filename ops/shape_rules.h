@@ -31,17 +31,23 @@ enum class ShapeRule : uint8_t {
   kLayerNorm,
   kAttention,
   kAttentionBackward,
+  kConvolution,          // of row-major tensors, and of those with channels last
+  kConvolutionBackward,  // of row-major tensors
 };
 
 // The rule of an operator, by its name and class.
 ShapeRule shape_rule_of(const std::string& name, graph::OpClass op_class);
 
 struct RuledOutput {
-  c10::SmallVector<int64_t, 6> sizes;
-  c10::SmallVector<int64_t, 6> strides;
+  c10::SmallVector<int64_t, 6> sizes{};
+  c10::SmallVector<int64_t, 6> strides{};
+  bool made = true;  // false: an undefined tensor, which the caller did not ask for
 };
 
 // Applies the rule. False where it does not say.
 bool apply_rule(ShapeRule rule, c10::ArrayRef<c10::IValue> arguments, std::vector<RuledOutput>& outputs);
+
+// The sizes of what aten::convolution makes, in any layout. False where its arguments do not fit together.
+bool convolution_sizes(c10::ArrayRef<c10::IValue> arguments, c10::SmallVector<int64_t, 6>& sizes);
 
 }  // namespace hetero::ops

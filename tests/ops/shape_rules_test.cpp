@@ -11,6 +11,8 @@
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/eq.h>
@@ -114,6 +116,55 @@ TEST_F(ShapeRules, ConcatenationEmbeddingAndNorm) {
   });
 }
 
+TEST_F(ShapeRules, Convolutions) {
+  config().fusion = false;
+  for (const int64_t channels : {1, 4}) {
+    for (const bool last : {false, true}) {
+      expect_same_look([=](int64_t n, auto put) {
+        const auto order = last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+        const at::Tensor x = put(numbers({n, channels, n + 1, 6}).contiguous(order));
+        const at::Tensor w = put(numbers({8, channels, 3, 3})),
+                         point = put(numbers({8, channels, 1, 1}).contiguous(order));
+        const at::Tensor each = put(numbers({channels, 1, 3, 3})), back = put(numbers({channels, 2, 3, 3}));
+        return Tensors{at::convolution(x, w, put(numbers({8})), {1}, {1}, {1}, false, {0}, 1),
+                       at::convolution(x, w, {}, {2, 1}, {1, 2}, {1, 2}, false, {0, 0}, 1),
+                       at::convolution(x, point, {}, {1, 1}, {0, 0}, {1, 1}, false, {0, 0}, 1),
+                       at::convolution(x, each, {}, {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, channels),
+                       at::convolution(x, back, {}, {2, 2}, {1, 1}, {1, 1}, true, {1, 0}, 1)};
+      });
+    }
+  }
+  expect_same_look([](int64_t n, auto put) {
+    const at::Tensor line = put(numbers({2, 3, 4 + n})), turned = put(numbers({2, 4 + n, 3})).transpose(1, 2);
+    const at::Tensor volume = put(numbers({1, 2, n + 2, 4, 3}));
+    const at::Tensor w = put(numbers({5, 3, 3})), cube = put(numbers({3, 2, 3, 3, 3}));
+    return Tensors{at::convolution(line, w, {}, {1}, {1}, {1}, false, {0}, 1),
+                   at::convolution(turned, w, {}, {1}, {1}, {1}, false, {0}, 1),
+                   at::convolution(volume, cube, {}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, false, {0, 0, 0}, 1)};
+  });
+  config().fusion = true;
+}
+
+TEST_F(ShapeRules, GradientsOfConvolutions) {
+  config().fusion = false;
+  for (const bool last : {false, true}) {
+    expect_same_look([=](int64_t n, auto put) {
+      const auto order = last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+      const at::Tensor x = put(numbers({n, 4, n + 1, 6}).contiguous(order)), w = put(numbers({8, 4, 3, 3}));
+      const at::Tensor gradient = put(numbers({n, 8, n + 1, 6}).contiguous(order));
+      const auto backward = [&](std::array<bool, 3> wanted) {
+        return at::convolution_backward(gradient, x, w, at::IntArrayRef({8}), {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, 1,
+                                        wanted);
+      };
+      const auto [dx, dw, db] = backward({true, true, true});
+      const auto [no_dx, only_dw, no_db] = backward({false, true, false});
+      EXPECT_FALSE(no_dx.defined() || no_db.defined());
+      return Tensors{dx, dw, db, only_dw};
+    });
+  }
+  config().fusion = true;
+}
+
 TEST_F(ShapeRules, WhatIsWrongIsRefusedAlsoOnceTheRuleIsBelieved) {
   const at::Tensor x = on_device(numbers({4, 3}));
   const auto refused = [](const auto& call) { return !error_of(call).empty(); };
@@ -142,6 +193,19 @@ TEST_F(ShapeRules, ABelievedRuleAsksNoKernel) {
   EXPECT_EQ(seen().straight, 0);
   EXPECT_TRUE(seen().flushes.empty());
   expect_same(wide, at::relu(numbers({64, 512, 33})));
+
+  const auto convolve = [](const at::Tensor& x, const at::Tensor& w) {
+    return at::convolution(x, w, {}, {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, 1);
+  };
+  const at::Tensor weight = on_device(numbers({2, 3, 3, 3}));
+  convolve(on_device(numbers({2, 3, 8, 8})), weight);
+  mark();
+  const at::Tensor image = convolve(on_device(numbers({4, 3, 256, 256})), weight);
+  EXPECT_EQ(seen().misses, 1);
+  EXPECT_EQ(seen().straight, 0);
+  EXPECT_TRUE(seen().flushes.empty());
+  EXPECT_EQ(image.sizes(), at::IntArrayRef({4, 2, 256, 256}));
+  EXPECT_TRUE(!error_of([&] { convolve(on_device(numbers({2, 4, 8, 8})), weight); }).empty());
 }
 
 }  // namespace
