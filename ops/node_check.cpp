@@ -329,7 +329,7 @@ bool makes_too_much(const OpInfo& info, const torch::jit::Stack& arguments) {
   return std::ranges::any_of(arguments[1].toIntVector(), [](int64_t size) { return size > kMost; });
 }
 
-// By the kernel of an operator with a row, which computes tensors from tensors and does nothing else.
+// By the kernel of an operator with a row or a shape rule, which computes tensors from tensors and does nothing else.
 bool find_by_trying(const graph::Graph& graph, const graph::Node& node, const OpInfo& info,
                     const torch::jit::Stack& arguments, MetaRun& meta) {
   if (run_formula(info, arguments, meta)) return true;
@@ -342,14 +342,15 @@ bool find_by_trying(const graph::Graph& graph, const graph::Node& node, const Op
 enum class Results : uint8_t { kKnown, kToBeCompared, kRefused, kUnknown };
 
 // What the operator makes. Many Meta kernels are Python, which a C++ program does not have and which take a second to import: in their place an operator
-// with a row is tried on zeros, and what the file says of others is believed where that is safe.
+// with a row or a shape rule is tried on zeros, and what the file says of others is believed where that is safe.
 Results find_results(const graph::Graph& graph, const graph::Node& node, const OpInfo& info,
                      const torch::jit::Stack& arguments, MetaRun& meta) {
   const NothingRuns nothing_runs;
   if (run_meta(info, arguments, meta, MetaKernels::kWithoutPython)) return Results::kKnown;
   if (meta.failed) return Results::kRefused;
   if (meta.undescribed && is_compared_when_run(info) && checks_its_arguments(info.name)) return Results::kToBeCompared;
-  if (info.typed && find_by_trying(graph, node, info, arguments, meta)) return Results::kKnown;
+  const bool tries = info.typed || info.shape_rule != ShapeRule::kNone;
+  if (tries && find_by_trying(graph, node, info, arguments, meta)) return Results::kKnown;
   const bool raised = meta.failed;
   if (run_meta(info, arguments, meta)) return Results::kKnown;
   return raised || meta.failed ? Results::kRefused : Results::kUnknown;

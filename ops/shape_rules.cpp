@@ -17,6 +17,10 @@ const std::unordered_map<std::string, ShapeRule>& rules() {
       {"aten::_softmax_backward_data", ShapeRule::kSame},
       {"aten::_log_softmax_backward_data", ShapeRule::kSame},
       {"aten::cumsum", ShapeRule::kSame},
+      {"aten::_logcumsumexp", ShapeRule::kSame},
+      {"aten::fake_quantize_per_tensor_affine_cachemask", ShapeRule::kSameTwice},
+      {"aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", ShapeRule::kSameTwice},
+      {"aten::fake_quantize_per_channel_affine_cachemask", ShapeRule::kSameTwice},
       {"aten::tril", ShapeRule::kSame},
       {"aten::triu", ShapeRule::kSame},
       {"aten::flip", ShapeRule::kSame},
@@ -361,8 +365,9 @@ bool apply_rule(ShapeRule rule, c10::ArrayRef<c10::IValue> arguments, std::vecto
     case ShapeRule::kBroadcast:
       return broadcast(tensors, outputs);
     case ShapeRule::kSame:
+    case ShapeRule::kSameTwice:
       if (!tensors[0].is_contiguous()) return false;
-      outputs.push_back(row_major(tensors[0].sizes()));
+      outputs.resize(rule == ShapeRule::kSame ? 1 : 2, row_major(tensors[0].sizes()));
       return true;
     case ShapeRule::kMatmul:
       return matmul(tensors, outputs);

@@ -24,6 +24,7 @@ enum class ShapeRule : uint8_t {
   kNone,
   kBroadcast,  // all tensor arguments, broadcast
   kSame,       // the first tensor's sizes
+  kSameTwice,  // two results of the first tensor's sizes
   kMatmul,     // the product of the last two tensors
   kReduce,     // the first tensor without the dimensions of the first list or number; a flag keeps them
   kConcatenate,

@@ -607,7 +607,9 @@ class _Maker:
         try:
             stand_ins = iter(program.begin_capture(tensors))
             args, kwargs = self._given(lambda _: next(stand_ins))
-            results = _plain(call(args, kwargs))
+            # What another thread of the autograd engine records is not captured.
+            with torch.autograd.set_multithreading_enabled(False):
+                results = _plain(call(args, kwargs))
             leaves, _ = pytree.tree_flatten(results)
             kept = [_on_hetero(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
             program.end_capture(kept, ["hetero"] * len(kept))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import enum
 import itertools
 import json
@@ -403,6 +404,46 @@ def test_a_model_that_looks_at_values_is_exported_wherever_it_is(device: str) ->
     expected = Looks()(x, mask)
     program = torch.hetero.compile(Looks().to(device), (x.to(device), mask.to(device)))
     assert_close(program(x, mask), expected)
+
+
+class Forces(torch.nn.Module):
+    """An energy and its gradient with respect to the argument, as molecular dynamics wants them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.energy = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.SiLU(), torch.nn.Linear(8, 1))
+
+    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.enable_grad():
+            positions = positions.detach().requires_grad_()
+            energy = self.energy(positions).sum()
+            (gradient,) = torch.autograd.grad(energy, positions)
+        return energy.detach(), -gradient
+
+
+@pytest.mark.parametrize("device", ["cpu", "hetero"])
+def test_a_model_may_compute_gradients(tmp_path: Path, device: str) -> None:
+    model = Forces().eval()
+    positions = torch.randn(5, 4)
+    program = torch.hetero.compile(copy.deepcopy(model).to(device), (positions,))
+    program.save(tmp_path / "forces.hetero")
+    for made in (program, torch.hetero.load(tmp_path / "forces.hetero")):
+        torch.testing.assert_close(made(positions), model(positions))
+
+    slope = torch.func.grad(lambda x: x.sin().sum())
+    torch.testing.assert_close(torch.hetero.compile(slope, (positions,))(positions), positions.cos())
+
+
+def test_operators_that_pytorch_describes_to_nobody_are_saved(tmp_path: Path) -> None:
+    def model(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        each = torch.fake_quantize_per_channel_affine(x, scale, zero, 0, -8, 7)
+        one = torch.fake_quantize_per_tensor_affine(x, scale[0], zero[0], -8, 7)
+        return each, one, torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -8, 7), x.logcumsumexp(1)
+
+    inputs = (torch.randn(3, 4), torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0, 1, -2], dtype=torch.int32))
+    torch.hetero.compile(model, inputs).save(tmp_path / "program.hetero")
+    torch.testing.assert_close(torch.hetero.load(tmp_path / "program.hetero")(*inputs), model(*inputs), rtol=0, atol=0)
 
 
 def test_memory_without_values_may_be_written_by_index() -> None:
