@@ -9,6 +9,7 @@
 
 #include "backend/registry.h"
 #include "ops/compiled_variant.h"
+#include "ops/config.h"
 #include "ops/device_kernel.h"
 #include "ops/generator.h"
 #include "ops/kernel.h"
@@ -418,6 +419,7 @@ void CompiledProgram::find_similar(Cut& cut, const Variant& variant) {
 std::optional<std::vector<c10::IValue>> CompiledProgram::run(std::vector<c10::IValue>& arguments) {
   check_fork();
   const Executing executing;
+  if (config().sync.load(std::memory_order_relaxed)) return std::nullopt;  // every operator on its own line
   Variant* const variant = find(arguments);
   if (variant == nullptr) return std::nullopt;
   // A kernel that is Python may have come back to this very program.

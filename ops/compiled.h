@@ -6,7 +6,7 @@
 // executor as everything else (cut_run.h): a call is a cut that was made beforehand.
 //
 //   CompiledProgram program(options);
-//   results = program.run(arguments);                        nothing: it was not captured for arguments like these
+//   results = program.run(arguments);                        nothing: it was not captured for arguments like these, or config.sync
 //   stand_ins = program.begin_capture(arguments);
 //   ... operators on stand_ins, on this thread ...
 //   program.end_capture(results, on_host);                   or cancel_capture()
@@ -63,7 +63,7 @@ class CompiledProgram {
   ~CompiledProgram();
   CompiledProgram(const CompiledProgram&) = delete;
 
-  // The results, or nothing where there is no variant for these arguments. `arguments` is empty afterwards where it ran, so that memory
+  // The results, or nothing where there is no variant for these arguments, or with config.sync. `arguments` is empty afterwards where it ran, so that memory
   // nobody else owns is released as the program goes. Raises what a kernel raised.
   std::optional<std::vector<c10::IValue>> run(std::vector<c10::IValue>& arguments);
 

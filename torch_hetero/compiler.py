@@ -161,11 +161,9 @@ class CompiledGraph:
 
     def __call__(self, arguments: list[Any]) -> Any:
         """Returns the graph's results, and takes the arguments out of their list."""
-        if config.sync:  # every operator on its own line
-            return self._run_lazily(arguments)
         results = self._program.run(arguments)
         if results is None:
-            if not self._capture(arguments):
+            if config.sync or not self._capture(arguments):
                 return self._run_lazily(arguments)
             results = self._program.run(arguments)
         self.calls += 1
