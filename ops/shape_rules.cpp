@@ -1,5 +1,6 @@
 #include "ops/shape_rules.h"
 
+#include <ATen/Context.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/MemoryFormat.h>
@@ -294,14 +295,15 @@ bool convolve(const at::Tensor& input, const at::Tensor& weight, c10::ArrayRef<c
   return true;
 }
 
-// In which order the CPU's kernels lay out what they make. False where that is not known: in float64 and of volumes they look at more than this.
+// In which order the CPU's kernels lay out what they make. False where that is not known: PyTorch's own kernels, for float64 and without oneDNN, look at
+// more than this.
 bool convolution_format(const at::Tensor& input, const at::Tensor& weight, at::MemoryFormat& format) {
   if (input.numel() == 0) return false;
   const bool rows = input.suggest_memory_format() == at::MemoryFormat::Contiguous &&
                     weight.suggest_memory_format() == at::MemoryFormat::Contiguous;
   format = rows ? at::MemoryFormat::Contiguous : at::MemoryFormat::ChannelsLast;
   if (input.dim() == 3) return weight.is_contiguous();
-  return rows || (input.dim() == 4 && input.scalar_type() != at::kDouble);
+  return rows || (input.dim() == 4 && input.scalar_type() != at::kDouble && at::globalContext().userEnabledMkldnn());
 }
 
 bool convolution(c10::ArrayRef<c10::IValue> arguments, std::vector<RuledOutput>& outputs) {
