@@ -2,7 +2,7 @@
 
 TorchDynamo captures the Python, AOTAutograd makes graphs of ATen operators of it, one for the forward pass and one for
 the backward pass. Such a graph is run once over tensors without bytes; what the device recorded meanwhile is kept as a
-`CompiledProgram` (``ops/compiled.h``), planned by the same planner as everything else. From then on a call of the graph
+`CompiledProgram` (``ops/program/compiled.h``), planned by the same planner as everything else. From then on a call of the graph
 is a call of the program: nothing is recorded, and no Python runs for an operator.
 
 What cannot be captured, because it depends on values, runs lazily, as without ``torch.compile``;

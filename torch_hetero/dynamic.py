@@ -1,7 +1,7 @@
 """Sizes of an exported program, as ``torch.hetero.compile(..., dynamic=...)`` needs them.
 
 ``torch.export`` decides for all sizes at once what a model does, and names each size of each tensor by a symbolic
-expression of those of the inputs. Here these become the language of ``graph/serve/dynamic_sizes.h``: dimensions, a few
+expression of those of the inputs. Here these become the language of ``graph/program/dynamic_sizes.h``: dimensions, a few
 variables for what is no sum of products, and sums of products of both. The C++ side finds out which of them each number
 of the program is, by looking at captures for the sizes that `Sizes.samples` proposes.
 """
@@ -39,7 +39,7 @@ _SAMPLES = 30
 _POSITIONS = 1 << 13
 _TIMES_EXAMPLE = 4
 _TIMES_MULTIPLES = 128
-# The first samples, from whose differences graph/serve/fit_sizes.h begins, have no size of a dimension twice.
+# The first samples, from whose differences graph/optimize/fit_sizes.h begins, have no size of a dimension twice.
 _DIFFERENT = 3
 # Captures of which sizes are learned: without roundings, and with.
 _FEW, _MANY = 8, 24

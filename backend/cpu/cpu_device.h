@@ -15,9 +15,9 @@
 #include <memory>
 #include <string>
 
-#include "backend/allocator.h"
-#include "backend/atomic_counters.h"
-#include "backend/device.h"
+#include "backend/memory/allocator.h"
+#include "backend/device/atomic_counters.h"
+#include "backend/device/device.h"
 
 namespace hetero::backend {
 

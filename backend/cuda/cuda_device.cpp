@@ -14,16 +14,16 @@
 #include <utility>
 #include <vector>
 
-#include "backend/allocator.h"
-#include "backend/atomic_counters.h"
+#include "backend/memory/allocator.h"
+#include "backend/device/atomic_counters.h"
 #include "backend/cuda/cuda_status.h"
-#include "backend/cuda/driver.h"
-#include "backend/cuda/fused_engine.h"
-#include "backend/cuda/fused_interpreter.h"
-#include "backend/cuda/nvrtc.h"
+#include "backend/cuda/fused/driver.h"
+#include "backend/cuda/fused/engine.h"
+#include "backend/cuda/fused/interpreter.h"
+#include "backend/cuda/fused/nvrtc.h"
 #include "backend/cuda/staging_pool.h"
-#include "backend/host_ranges.h"
-#include "backend/spin_lock.h"
+#include "backend/memory/host_ranges.h"
+#include "backend/base/spin_lock.h"
 
 namespace hetero::backend {
 namespace {

@@ -20,7 +20,7 @@
 // copies is one cudaMemcpyBatchAsync where runtime and driver have it (CUDA 12.8), of pageable memory
 // through one staging buffer.
 //
-// Fused kernels are interpreted and compiled at run time, with NVRTC where the machine has it (fused_engine.h).
+// Fused kernels are interpreted and compiled at run time, with NVRTC where the machine has it (engine.h).
 //
 // Thread safety: any thread. In a forked child the CUDA runtime is unusable: every call fails with
 // kDevice, and Blocks leak. Ownership: a Block is released only when no submitted work uses it. The
@@ -34,7 +34,7 @@
 #include <memory>
 #include <string>
 
-#include "backend/device.h"
+#include "backend/device/device.h"
 
 namespace hetero::backend {
 

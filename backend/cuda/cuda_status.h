@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "backend/status.h"
+#include "backend/base/status.h"
 
 namespace hetero::backend {
 

@@ -13,7 +13,7 @@
 #include <mutex>
 #include <vector>
 
-#include "backend/status.h"
+#include "backend/base/status.h"
 
 namespace hetero::backend {
 

@@ -1,6 +1,6 @@
 #include "backend/fault/fault_device.h"
 
-#include "backend/allocator.h"
+#include "backend/memory/allocator.h"
 
 namespace hetero::backend {
 

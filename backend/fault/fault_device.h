@@ -24,7 +24,7 @@
 #include <mutex>
 #include <string>
 
-#include "backend/device.h"
+#include "backend/device/device.h"
 
 namespace hetero::backend {
 

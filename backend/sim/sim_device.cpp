@@ -14,13 +14,13 @@
 #include <utility>
 #include <vector>
 
-#include "backend/address_space.h"
-#include "backend/blocked_signals.h"
-#include "backend/cpu/fused.h"
-#include "backend/parallel.h"
-#include "backend/pool.h"
-#include "backend/ring.h"
-#include "backend/spin_lock.h"
+#include "backend/memory/address_space.h"
+#include "backend/base/blocked_signals.h"
+#include "backend/fused/kernel.h"
+#include "backend/base/parallel.h"
+#include "backend/memory/pool.h"
+#include "backend/base/ring.h"
+#include "backend/base/spin_lock.h"
 
 namespace hetero::backend {
 namespace {

@@ -34,8 +34,8 @@
 #include <string>
 #include <vector>
 
-#include "backend/atomic_counters.h"
-#include "backend/device.h"
+#include "backend/device/atomic_counters.h"
+#include "backend/device/device.h"
 #include "backend/sim/sim_memory.h"
 #include "backend/sim/virtual_clock.h"
 
@@ -63,7 +63,7 @@ struct SimOptions {
   double slowdown = 1;
   // Virtual seconds until it becomes one.
   double slowdown_after = 0;
-  // False: it runs no kernels of the CPU's. As on a GPU, operators need kernels of their own for it (graph/op.h); what these touch is within the host's reach all
+  // False: it runs no kernels of the CPU's. As on a GPU, operators need kernels of their own for it (graph/ir/op.h); what these touch is within the host's reach all
   // the same. For tests of how operators come to a GPU.
   bool host_kernels = true;
   // Not 0: each worker pauses for a pseudo-random moment before each command, to shake out missing

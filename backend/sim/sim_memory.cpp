@@ -12,9 +12,9 @@
 #include <iterator>
 #include <mutex>
 
-#include "backend/address_space.h"
-#include "backend/allocator.h"
-#include "backend/size_classes.h"
+#include "backend/memory/address_space.h"
+#include "backend/memory/allocator.h"
+#include "backend/base/size_classes.h"
 
 namespace hetero::backend {
 namespace {

@@ -29,9 +29,9 @@
 #include <string>
 #include <utility>
 
-#include "backend/device.h"
-#include "backend/pool.h"
-#include "backend/spin_lock.h"
+#include "backend/device/device.h"
+#include "backend/memory/pool.h"
+#include "backend/base/spin_lock.h"
 
 namespace hetero::backend {
 

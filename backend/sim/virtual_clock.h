@@ -2,11 +2,11 @@
 //
 // A discrete-event simulation that takes place where a command is submitted, in the order of submission, from durations alone. When the
 // workers really run has no influence, so one program has the same times in every run and on every machine. The rules are those of
-// graph/simulate.h:
+// graph/cost/simulate.h:
 // - a command begins once its queue is free and the host has come to submit it: max(queue, host);
 // - recording notes the queue's time, and waiting raises the queue's time to the noted one;
 // - an urgent copy begins at once, and puts off the other queue of its direction for as long as it takes;
-// - tasks of several compute queues share the device (backend/compute_engine.h);
+// - tasks of several compute queues share the device (backend/device/compute_engine.h);
 // - the host moves on by work of its own and by waiting for queues and events. Submitting takes it no time.
 //
 // Invariant: no clock ever goes back, except that all begin at 0 again with reset().
@@ -21,9 +21,9 @@
 #include <deque>
 #include <vector>
 
-#include "backend/compute_engine.h"
-#include "backend/device.h"
-#include "backend/random.h"
+#include "backend/device/compute_engine.h"
+#include "backend/device/device.h"
+#include "backend/base/random.h"
 
 namespace hetero::backend {
 

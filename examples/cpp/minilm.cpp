@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "graph/serve/graph_executor.h"
-#include "ops/start.h"
+#include "ops/process/start.h"
 #include "wordpiece.h"
 
 using hetero::GraphExecutor;

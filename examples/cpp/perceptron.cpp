@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/compute_graph.h"
+#include "ops/program/compute_graph.h"
 
 using hetero::ComputeGraph;
 using hetero::TensorView;

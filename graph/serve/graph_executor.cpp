@@ -4,9 +4,9 @@
 #include <atomic>
 #include <cstring>
 
-#include "backend/allocator.h"
-#include "backend/registry.h"
-#include "backend/size_classes.h"
+#include "backend/memory/allocator.h"
+#include "backend/registry/registry.h"
+#include "backend/base/size_classes.h"
 #include "graph/serve/sized_program.h"
 #include "graph/serve/static_plan.h"
 

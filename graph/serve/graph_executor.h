@@ -44,15 +44,15 @@
 #include <utility>
 #include <vector>
 
-#include "backend/cpu/core_group.h"
-#include "backend/device.h"
-#include "backend/status.h"
-#include "graph/plan.h"
-#include "graph/serve/bound_program.h"
+#include "backend/threads/core_group.h"
+#include "backend/device/device.h"
+#include "backend/base/status.h"
+#include "graph/ir/plan.h"
+#include "graph/run/bound_program.h"
 #include "graph/serve/model.h"
-#include "graph/serve/ports.h"
+#include "graph/program/ports.h"
 #include "graph/serve/static_plan.h"
-#include "graph/serve/tensor_view.h"
+#include "graph/program/tensor_view.h"
 
 namespace hetero {
 

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <map>
 
-#include "graph/text.h"
+#include "graph/ir/text.h"
 
 namespace hetero::graph {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "graph/serve/archive.h"
+#include "graph/program/archive.h"
 
 namespace hetero {
 

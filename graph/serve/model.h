@@ -15,11 +15,11 @@
 #include <string>
 #include <vector>
 
-#include "backend/device.h"
-#include "backend/status.h"
-#include "graph/binding.h"
-#include "graph/serve/ports.h"
-#include "graph/serve/saved_program.h"
+#include "backend/device/device.h"
+#include "backend/base/status.h"
+#include "graph/ir/binding.h"
+#include "graph/program/ports.h"
+#include "graph/program/saved_program.h"
 
 namespace hetero {
 

@@ -21,9 +21,9 @@
 #include <thread>
 #include <utility>
 
-#include "backend/blocked_signals.h"
-#include "backend/spin_lock.h"
-#include "graph/kernel_error.h"
+#include "backend/base/blocked_signals.h"
+#include "backend/base/spin_lock.h"
+#include "graph/ir/kernel_error.h"
 
 namespace hetero::graph {
 namespace {

@@ -1,6 +1,6 @@
 // Scheduler: requests from any thread, run on lanes that each have cores of their own.
 //
-// A lane is a CoreGroup (backend/cpu/core_group.h). A lane that is free takes the request that waits longest, so as many requests run at once as there are lanes; with
+// A lane is a CoreGroup (backend/threads/core_group.h). A lane that is free takes the request that waits longest, so as many requests run at once as there are lanes; with
 // one lane that has all cores, one request uses them all. What a request is and how it is run is the caller's: a class derived from Request, and a handler.
 //
 //   struct Translate : Request { std::string text, result; };
@@ -35,8 +35,8 @@
 #include <mutex>
 #include <vector>
 
-#include "backend/cpu/core_group.h"
-#include "backend/status.h"
+#include "backend/threads/core_group.h"
+#include "backend/base/status.h"
 
 namespace hetero::graph {
 

@@ -1,6 +1,6 @@
 // Server: one model, and as many requests at once as there are lanes.
 //
-// A lane is a core group (backend/cpu/core_group.h) and a GraphExecutor of its own; lanes share the model's weights. A scheduler (scheduler.h) puts requests on
+// A lane is a core group (backend/threads/core_group.h) and a GraphExecutor of its own; lanes share the model's weights. A scheduler (scheduler.h) puts requests on
 // lanes: what it says of order, back-pressure, deadlines, cancellation and errors holds here.
 //
 //   auto server = Server::create(Model::load("minilm.hetero").value(), {.groups = 2}).value();
@@ -32,12 +32,12 @@
 #include <string>
 #include <vector>
 
-#include "backend/cpu/core_group.h"
-#include "backend/status.h"
+#include "backend/threads/core_group.h"
+#include "backend/base/status.h"
 #include "graph/serve/graph_executor.h"
 #include "graph/serve/model.h"
 #include "graph/serve/scheduler.h"
-#include "graph/serve/tensor_view.h"
+#include "graph/program/tensor_view.h"
 
 namespace hetero {
 

@@ -12,9 +12,9 @@
 #include <span>
 #include <vector>
 
-#include "graph/plan.h"
-#include "graph/serve/ports.h"
-#include "graph/serve/saved_program.h"
+#include "graph/ir/plan.h"
+#include "graph/program/ports.h"
+#include "graph/program/saved_program.h"
 #include "graph/serve/static_plan.h"
 
 namespace hetero {

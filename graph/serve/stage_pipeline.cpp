@@ -16,8 +16,8 @@
 #include <numeric>
 #include <string>
 
-#include "backend/size_classes.h"
-#include "graph/serve/cut_program.h"
+#include "backend/base/size_classes.h"
+#include "graph/optimize/cut_program.h"
 
 namespace hetero {
 

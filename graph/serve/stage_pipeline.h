@@ -30,13 +30,13 @@
 #include <utility>
 #include <vector>
 
-#include "backend/cpu/core_group.h"
-#include "backend/device.h"
-#include "backend/status.h"
-#include "graph/plan.h"
+#include "backend/threads/core_group.h"
+#include "backend/device/device.h"
+#include "backend/base/status.h"
+#include "graph/ir/plan.h"
 #include "graph/serve/graph_executor.h"
 #include "graph/serve/model.h"
-#include "graph/serve/tensor_view.h"
+#include "graph/program/tensor_view.h"
 
 namespace hetero {
 

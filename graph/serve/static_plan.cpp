@@ -4,11 +4,11 @@
 #include <charconv>
 #include <vector>
 
-#include "backend/cpu/instruction_set.h"
-#include "backend/fnv.h"
-#include "backend/parallel.h"
-#include "graph/simulate.h"
-#include "graph/verify.h"
+#include "backend/cpu/vector/instruction_set.h"
+#include "backend/base/fnv.h"
+#include "backend/base/parallel.h"
+#include "graph/cost/simulate.h"
+#include "graph/verify/verify.h"
 
 namespace hetero::graph {
 namespace {

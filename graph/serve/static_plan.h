@@ -10,8 +10,8 @@
 
 #include <string>
 
-#include "graph/plan.h"
-#include "graph/serve/saved_program.h"
+#include "graph/ir/plan.h"
+#include "graph/program/saved_program.h"
 
 namespace hetero::graph {
 

@@ -1,15 +1,15 @@
-// The formulas of the vector functions: the names by which the engine compiles the simple ones (backend/cpu/fused_compile.h), and by which other
+// The formulas of the vector functions: the names by which the engine compiles the simple ones (backend/cpu/fused/compile.h), and by which other
 // devices know them all. functions_impl.h does what the first part of MapOperation says, fused products and sums included;
 // tests/ops/compile_test.cpp compares the two bit by bit.
 
-#include "ops/config.h"
+#include "ops/settings/config.h"
 #include "ops/fused/functions.h"
 
 #include <ATen/Version.h>
 
 #include <string>
 
-#include "backend/cpu/fused_compile.h"
+#include "backend/cpu/fused/compile.h"
 
 namespace hetero::ops {
 namespace {

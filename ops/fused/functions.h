@@ -27,11 +27,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "backend/cpu/fused.h"
+#include "backend/fused/kernel.h"
 
 namespace hetero::ops {
 
-// A function's name is that of what it computes (backend/cpu/fused.h), so each one in the table has a name that other devices understand.
+// A function's name is that of what it computes (backend/fused/kernel.h), so each one in the table has a name that other devices understand.
 using Function = backend::MapOperation;
 
 // Which operand of a function of two is a number (the first of its numbers).

@@ -20,7 +20,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "backend/cpu/gelu.h"
+#include "backend/fused/gelu.h"
 #include "ops/fused/functions.h"
 
 namespace hetero::ops::CPU_CAPABILITY {
@@ -202,7 +202,7 @@ Vec lerp(const Vec& start, const Vec& end, const Vec& weight) {
 constexpr double kGeluBeta = M_SQRT2 * M_2_SQRTPI * 0.5;
 constexpr double kGeluKappa = 0.044715;
 
-// erf(x / sqrt 2), within 16 * 2^-26 in float32 (backend/cpu/gelu.h).
+// erf(x / sqrt 2), within 16 * 2^-26 in float32 (backend/fused/gelu.h).
 template <typename Vec>
 Vec gelu_erf(const Vec& x) {
   using T = typename Vec::value_type;

@@ -1,4 +1,4 @@
-// How operators are described to the fusion pass (graph/lowering.h): the lowerings of the op table's operators.
+// How operators are described to the fusion pass (graph/ir/lowering.h): the lowerings of the op table's operators.
 //
 // lowering_of("aten::add_.Tensor") has what OpTraits::lower of that operator is; rows of lower_pointwise.cpp and
 // lower_reduction.cpp give one for each operator. An in-place form without a row of its own has that of
@@ -26,8 +26,8 @@
 #include <span>
 #include <string_view>
 
-#include "graph/lowering.h"
-#include "ops/call.h"
+#include "graph/ir/lowering.h"
+#include "ops/record/call.h"
 #include "ops/fused/functions.h"
 
 namespace hetero::ops {
@@ -139,7 +139,7 @@ class Builder {
   double row_length() const;
   // A source whose dimensions are those that are not reduced, in this very dtype.
   Ref row_value(const Source& source, at::ScalarType dtype);
-  // See graph/lowering.h. `index` is an int64 row value.
+  // See graph/ir/lowering.h. `index` is an int64 row value.
   Ref pick(Ref value, Ref index) { return failed_ ? Ref{0} : lowering_.pick(value, index); }
   Ref look_up(const Source& table, Ref index) {
     if (table.is_number()) fail();

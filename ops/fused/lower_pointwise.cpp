@@ -5,7 +5,7 @@
 
 #include <c10/core/DefaultDtype.h>
 
-#include "graph/footprint.h"
+#include "graph/fusion/footprint.h"
 #include "ops/fused/lower.h"
 
 namespace hetero::ops {

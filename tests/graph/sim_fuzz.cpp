@@ -40,12 +40,12 @@
 #include "backend/cpu/cpu_device.h"
 #include "backend/fault/fault_device.h"
 #include "backend/sim/sim_device.h"
-#include "graph/passes/slice_allocator.h"
-#include "graph/simulate.h"
-#include "graph/verify.h"
+#include "graph/plan/slice_allocator.h"
+#include "graph/cost/simulate.h"
+#include "graph/verify/verify.h"
 #include "tests/graph/catch.h"
-#include "tests/graph/program.h"
-#include "tests/graph/seeds.h"
+#include "tests/graph/fixtures/program.h"
+#include "tests/graph/fixtures/seeds.h"
 
 namespace hetero::graph::testing {
 namespace {

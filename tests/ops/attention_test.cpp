@@ -1,6 +1,6 @@
 // Attention: our kernels run where they can, give the CPU's values within PyTorch's tolerances, and fit together with the stock ones.
 
-#include "ops/attention.h"
+#include "ops/kernels/attention.h"
 
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
@@ -13,8 +13,8 @@
 
 #include <limits>
 
-#include "ops/config.h"
-#include "ops/sync.h"
+#include "ops/settings/config.h"
+#include "ops/run/sync.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

@@ -1,13 +1,13 @@
 // What a call becomes: an argument that was encoded is read back as it was, and the structure holds no values.
 
-#include "ops/call.h"
+#include "ops/record/call.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/_conj.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/scalar_tensor.h>
 
-#include "ops/recorder.h"
+#include "ops/record/recorder.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

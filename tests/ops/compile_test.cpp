@@ -8,8 +8,8 @@
 #include <random>
 #include <vector>
 
-#include "backend/cpu/fused_compile.h"
-#include "backend/cpu/fused_launch.h"
+#include "backend/cpu/fused/compile.h"
+#include "backend/cpu/fused/launch.h"
 #include "ops/fused/functions.h"
 
 namespace hetero::ops {

@@ -1,6 +1,6 @@
 // CompiledProgram: what is captured once runs any number of times, without recording, on whatever storages it is given.
 
-#include "ops/compiled.h"
+#include "ops/program/compiled.h"
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/copy.h>
@@ -12,8 +12,8 @@
 
 #include <thread>
 
-#include "ops/generator.h"
-#include "ops/sync.h"
+#include "ops/record/generator.h"
+#include "ops/run/sync.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

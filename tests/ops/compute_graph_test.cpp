@@ -1,6 +1,6 @@
 // ComputeGraph: a graph built by operator names gives what eager PyTorch gives, and what does not fit is an error on its line, in PyTorch's words.
 
-#include "ops/compute_graph.h"
+#include "ops/program/compute_graph.h"
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/allclose.h>
@@ -15,9 +15,9 @@
 
 #include <filesystem>
 
-#include "ops/config.h"
-#include "ops/static_call.h"
-#include "ops/sync.h"
+#include "ops/settings/config.h"
+#include "ops/program/static_call.h"
+#include "ops/run/sync.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

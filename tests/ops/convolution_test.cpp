@@ -1,6 +1,6 @@
 // Convolutions: ours give the CPU's values, what is unusual goes to the stock kernel, and the choice is made once.
 
-#include "ops/convolution.h"
+#include "ops/kernels/convolution.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/allclose.h>
@@ -13,8 +13,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "ops/config.h"
-#include "ops/sync.h"
+#include "ops/settings/config.h"
+#include "ops/run/sync.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

@@ -1,5 +1,5 @@
 // What CUDA kernels compute is what the vector functions compute, for every function, cast and reducer of the table: bit by bit where the operation is
-// exact, else within stated bounds. The kernels' text runs on the CPU (tests/backend/cuda_emulation.h), with the C library in the place of CUDA's
+// exact, else within stated bounds. The kernels' text runs on the CPU (tests/backend/cuda/cuda_emulation.h), with the C library in the place of CUDA's
 // mathematical functions. The interpreter's programs give the bits of the generated kernels.
 
 #include <ATen/Version.h>
@@ -14,11 +14,11 @@
 #include <string>
 #include <vector>
 
-#include "backend/cpu/fused_formula.h"
-#include "backend/cpu/fused_launch.h"
-#include "backend/cuda/nvrtc.h"
+#include "backend/fused/formula.h"
+#include "backend/cpu/fused/launch.h"
+#include "backend/cuda/fused/nvrtc.h"
 #include "ops/fused/functions.h"
-#include "tests/backend/cuda_emulation.h"
+#include "tests/backend/cuda/cuda_emulation.h"
 
 namespace hetero::ops {
 namespace {

@@ -7,7 +7,7 @@
 #include <ATen/ops/relu.h>
 #include <torch/library.h>
 
-#include "ops/sync.h"
+#include "ops/run/sync.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

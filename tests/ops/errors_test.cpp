@@ -7,7 +7,7 @@
 #include <ATen/ops/relu.h>
 #include <ATen/ops/scalar_tensor.h>
 
-#include "ops/sync.h"
+#include "ops/run/sync.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

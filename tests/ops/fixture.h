@@ -17,8 +17,8 @@
 #include <tuple>
 #include <vector>
 
-#include "ops/counters.h"
-#include "ops/storage.h"
+#include "ops/settings/counters.h"
+#include "ops/tensor/storage.h"
 
 namespace hetero::ops {
 

@@ -1,6 +1,6 @@
 // Products with a weight: every implementation gives the CPU's values, the choice is made once, and what was derived of a weight goes with its bytes.
 
-#include "ops/linear.h"
+#include "ops/kernels/linear.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/add.h>
@@ -17,10 +17,10 @@
 #include <fstream>
 #include <limits>
 
-#include "backend/cpu/panel_gemm.h"
-#include "backend/cpu/tile_gemm.h"
-#include "ops/config.h"
-#include "ops/sync.h"
+#include "backend/cpu/kernels/panel_gemm.h"
+#include "backend/cpu/kernels/tile_gemm.h"
+#include "ops/settings/config.h"
+#include "ops/run/sync.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

@@ -128,10 +128,10 @@
 #include <map>
 #include <random>
 
-#include "graph/lowering.h"
-#include "ops/config.h"
-#include "ops/kernel.h"
-#include "ops/sync.h"
+#include "graph/ir/lowering.h"
+#include "ops/settings/config.h"
+#include "ops/kernels/kernel.h"
+#include "ops/run/sync.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

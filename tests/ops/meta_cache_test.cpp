@@ -1,14 +1,14 @@
 // The meta cache: which calls share an entry, and that entries are found again.
 
-#include "ops/meta_cache.h"
+#include "ops/record/meta_cache.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
 
-#include "ops/config.h"
-#include "ops/recorder.h"
-#include "ops/sync.h"
+#include "ops/settings/config.h"
+#include "ops/record/recorder.h"
+#include "ops/run/sync.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

@@ -1,6 +1,6 @@
 // Overlap: pieces of a trace that run while the rest is recorded. The same values, the same plans, and errors where they belong.
 
-#include "ops/overlap.h"
+#include "ops/run/overlap.h"
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/index_select.h>
@@ -12,9 +12,9 @@
 
 #include <thread>
 
-#include "ops/config.h"
-#include "ops/plan_cache.h"
-#include "ops/sync.h"
+#include "ops/settings/config.h"
+#include "ops/run/plan_cache.h"
+#include "ops/run/sync.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

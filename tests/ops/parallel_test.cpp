@@ -7,8 +7,8 @@
 #include <set>
 #include <thread>
 
-#include "backend/cpu/core_group.h"
-#include "backend/parallel.h"
+#include "backend/threads/core_group.h"
+#include "backend/base/parallel.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

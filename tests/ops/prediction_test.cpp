@@ -12,11 +12,11 @@
 #include <ATen/ops/sum.h>
 #include <thread>
 
-#include "ops/config.h"
-#include "ops/counters.h"
-#include "ops/plan_cache.h"
-#include "ops/recorder.h"
-#include "ops/sync.h"
+#include "ops/settings/config.h"
+#include "ops/settings/counters.h"
+#include "ops/run/plan_cache.h"
+#include "ops/record/recorder.h"
+#include "ops/run/sync.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

@@ -5,10 +5,10 @@
 #include <ATen/ops/poisson.h>
 #include <ATen/ops/rand.h>
 
-#include "backend/random.h"
-#include "ops/call.h"
-#include "ops/generator.h"
-#include "ops/sync.h"
+#include "backend/base/random.h"
+#include "ops/record/call.h"
+#include "ops/record/generator.h"
+#include "ops/run/sync.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

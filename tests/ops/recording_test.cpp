@@ -17,9 +17,9 @@
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "ops/boxed.h"
-#include "ops/catch_all.h"
-#include "ops/sync.h"
+#include "ops/kernels/boxed.h"
+#include "ops/dispatch/catch_all.h"
+#include "ops/run/sync.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

@@ -26,7 +26,7 @@
 #include <ATen/ops/var.h>
 #include <ATen/ops/where.h>
 
-#include "ops/config.h"
+#include "ops/settings/config.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

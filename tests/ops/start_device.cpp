@@ -3,7 +3,7 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
-#include "ops/start.h"
+#include "ops/process/start.h"
 
 namespace hetero::ops::testing {
 namespace {

@@ -23,12 +23,12 @@
 #include <string_view>
 #include <thread>
 
-#include "backend/cpu/panel_gemm.h"
-#include "ops/compute_graph.h"
-#include "ops/config.h"
-#include "ops/convolution.h"
-#include "ops/linear.h"
-#include "ops/static_call.h"
+#include "backend/cpu/kernels/panel_gemm.h"
+#include "ops/program/compute_graph.h"
+#include "ops/settings/config.h"
+#include "ops/kernels/convolution.h"
+#include "ops/kernels/linear.h"
+#include "ops/program/static_call.h"
 #include "tests/ops/fixture.h"
 
 namespace {

@@ -1,13 +1,13 @@
 // Sync points: why something runs, how much of what is pending, and that what stays pending is not harmed.
 
-#include "ops/sync.h"
+#include "ops/run/sync.h"
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
 #include <c10/core/DefaultDtype.h>
 
-#include "ops/config.h"
+#include "ops/settings/config.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

@@ -18,11 +18,11 @@
 
 #include <cstdio>
 
-#include "backend/registry.h"
-#include "graph/op.h"
-#include "graph/plan.h"
-#include "ops/config.h"
-#include "ops/sync.h"
+#include "backend/registry/registry.h"
+#include "graph/ir/op.h"
+#include "graph/ir/plan.h"
+#include "ops/settings/config.h"
+#include "ops/run/sync.h"
 #include "tests/ops/start_device.h"
 
 namespace hetero::ops {

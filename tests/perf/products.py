@@ -1,7 +1,7 @@
 """What part of a piece of work are kernels that hetero runs as eager does: matrix products, convolutions, attention.
 
 Such kernels are a floor: where they take 0.7 of eager's time, the same library calls leave hetero no less than that. A
-product that hetero runs by a faster implementation (`ops/linear.h`) lies below it.
+product that hetero runs by a faster implementation (`ops/kernels/linear.h`) lies below it.
 """
 
 from __future__ import annotations

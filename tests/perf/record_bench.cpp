@@ -19,8 +19,8 @@
 #include <algorithm>
 #include <chrono>
 
-#include "ops/config.h"
-#include "ops/sync.h"
+#include "ops/settings/config.h"
+#include "ops/run/sync.h"
 #include "tests/ops/start_device.h"
 
 namespace hetero::ops {

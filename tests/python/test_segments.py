@@ -1,4 +1,4 @@
-"""Launches that are the same each time a program runs become one (graph/segments.h): a CUDA graph on a GPU."""
+"""Launches that are the same each time a program runs become one (graph/run/segments.h): a CUDA graph on a GPU."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "graph/serve/stage_pipeline.h"
-#include "ops/static_call.h"
+#include "ops/program/static_call.h"
 #include "torch_hetero/csrc/saved.h"
 
 namespace py = pybind11;

@@ -11,16 +11,16 @@
 #include <string>
 #include <vector>
 
-#include "backend/cpu/core_group.h"
-#include "graph/serve/archive.h"
-#include "graph/serve/fold_constants.h"
+#include "backend/threads/core_group.h"
+#include "graph/program/archive.h"
+#include "graph/optimize/fold_constants.h"
 #include "graph/serve/graph_executor.h"
 #include "graph/serve/inspect.h"
-#include "graph/serve/merge_repeated.h"
+#include "graph/optimize/merge_repeated.h"
 #include "graph/serve/static_plan.h"
-#include "ops/compiled.h"
-#include "ops/dynamic_program.h"
-#include "ops/static_call.h"
+#include "ops/program/compiled.h"
+#include "ops/program/dynamic_program.h"
+#include "ops/program/static_call.h"
 
 namespace py = pybind11;
 

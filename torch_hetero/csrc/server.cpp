@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "graph/serve/server.h"
-#include "ops/static_call.h"
+#include "ops/program/static_call.h"
 #include "torch_hetero/csrc/saved.h"
 
 namespace py = pybind11;

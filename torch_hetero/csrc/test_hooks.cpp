@@ -6,12 +6,12 @@
 #include <utility>
 
 #include "backend/fault/fault_device.h"
-#include "backend/host_ranges.h"
-#include "backend/registry.h"
-#include "backend/spill_file.h"
-#include "ops/config.h"
-#include "ops/overlap.h"
-#include "ops/sync.h"
+#include "backend/memory/host_ranges.h"
+#include "backend/registry/registry.h"
+#include "backend/memory/spill_file.h"
+#include "ops/settings/config.h"
+#include "ops/run/overlap.h"
+#include "ops/run/sync.h"
 
 namespace py = pybind11;
 namespace ops = hetero::ops;

@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "graph/executor.h"
-#include "tests/graph/program.h"
+#include "graph/run/executor.h"
+#include "tests/graph/fixtures/program.h"
 
 namespace hetero::graph::testing {
 

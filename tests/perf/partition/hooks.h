@@ -11,7 +11,7 @@
 
 #pragma once
 
-#include "graph/cost.h"
+#include "graph/cost/cost.h"
 #include "tests/perf/partition/machine.h"
 #include "tests/perf/partition/model.h"
 

@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "backend/device.h"
+#include "backend/device/device.h"
 
 namespace hetero::graph::testing {
 

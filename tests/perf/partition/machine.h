@@ -8,7 +8,7 @@
 #include <string>
 
 #include "backend/sim/sim_device.h"
-#include "graph/plan.h"
+#include "graph/ir/plan.h"
 
 namespace hetero::graph::testing {
 

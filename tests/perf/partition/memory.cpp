@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <string>
 
-#include "graph/interval_packing.h"
-#include "tests/graph/hard_instances.h"
-#include "tests/graph/steady.h"
+#include "graph/plan/interval_packing.h"
+#include "tests/graph/placement/hard_instances.h"
+#include "tests/graph/fixtures/steady.h"
 #include "tests/perf/partition/model.h"
 #include "tests/perf/partition/rows.h"
 #include "tests/perf/partition/thread_time.h"

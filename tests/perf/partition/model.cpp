@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "graph/passes/slice_allocator.h"
+#include "graph/plan/slice_allocator.h"
 
 namespace hetero::graph::testing {
 namespace {

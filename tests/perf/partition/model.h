@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "graph/graph.h"
-#include "graph/plan.h"
+#include "graph/ir/graph.h"
+#include "graph/ir/plan.h"
 
 namespace hetero::graph::testing {
 

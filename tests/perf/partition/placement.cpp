@@ -4,8 +4,8 @@
 #include <map>
 #include <string>
 
-#include "graph/passes/passes.h"
-#include "tests/graph/placement_cases.h"
+#include "graph/plan/passes.h"
+#include "tests/graph/placement/placement_cases.h"
 #include "tests/perf/partition/rows.h"
 
 namespace hetero::graph::testing {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "graph/cost.h"
-#include "graph/history.h"
+#include "graph/cost/cost.h"
+#include "graph/cost/history.h"
 #include "tests/perf/partition/model.h"
 #include "tests/perf/partition/rows.h"
 #include "tests/perf/partition/thread_time.h"

@@ -5,7 +5,7 @@
 #include <stdexcept>
 
 #include "backend/cpu/cpu_device.h"
-#include "tests/graph/steady.h"
+#include "tests/graph/fixtures/steady.h"
 #include "tests/perf/partition/bound.h"
 #include "tests/perf/partition/model.h"
 #include "tests/perf/partition/rows.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "backend/cpu/cpu_device.h"
-#include "tests/graph/steady.h"
+#include "tests/graph/fixtures/steady.h"
 #include "tests/perf/partition/bound.h"
 #include "tests/perf/partition/idle_device.h"
 #include "tests/perf/partition/model.h"

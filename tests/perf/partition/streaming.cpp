@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "tests/graph/steady.h"
+#include "tests/graph/fixtures/steady.h"
 #include "tests/perf/partition/hooks.h"
 #include "tests/perf/partition/model.h"
 #include "tests/perf/partition/rows.h"

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "graph/simulate.h"
-#include "tests/graph/program.h"
+#include "graph/cost/simulate.h"
+#include "tests/graph/fixtures/program.h"
 #include "tests/perf/partition/rows.h"
 
 namespace hetero::graph::testing {

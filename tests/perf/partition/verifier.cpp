@@ -3,8 +3,8 @@
 #include <stdexcept>
 
 #include "backend/sim/sim_device.h"
-#include "graph/verify.h"
-#include "tests/graph/damage.h"
+#include "graph/verify/verify.h"
+#include "tests/graph/verify/damage.h"
 #include "tests/perf/partition/rows.h"
 
 namespace hetero::graph::testing {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "graph/serve/graph_executor.h"
-#include "ops/start.h"
+#include "ops/process/start.h"
 
 namespace {
 

@@ -1,0 +1,80 @@
+// The one seam through which backend/ and graph/ use several cores.
+//
+// There is one pool of threads in the process, PyTorch's, and ops/ connects it here when it is
+// loaded. Without a connection, as in the tests of the torch-free layers, everything runs on the
+// calling thread.
+//
+//   parallel_for(0, rows, 64, [&](int64_t begin, int64_t end) { scale(data, begin, end); });
+//
+// Thread safety: parallel_for and thread_count from any thread. The setters may be called at any
+// time; calls already running finish as they began.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "backend/base/function_ref.h"
+
+namespace hetero::backend {
+
+// Work on the indices [begin, end).
+using RangeFunction = FunctionRef<void(int64_t begin, int64_t end)>;
+
+struct ParallelPool {
+  // Calls `body` on disjoint ranges that cover [begin, end), each of `grain` indices or more where
+  // possible, and returns when all are done.
+  void (*run)(int64_t begin, int64_t end, int64_t grain, RangeFunction body);
+  int64_t (*thread_count)();
+};
+
+namespace parallel_detail {
+inline std::atomic<const ParallelPool*> pool{nullptr};
+inline std::atomic<void (*)()> worker_start_hook{nullptr};
+inline std::atomic<void (*)(int)> thread_count_hook{nullptr};
+}  // namespace parallel_detail
+
+// Connects a pool; null returns to running serially. REQUIRES: *pool lives for ever.
+inline void set_parallel_pool(const ParallelPool* pool) {
+  parallel_detail::pool.store(pool, std::memory_order_release);
+}
+
+// How many threads parallel_for may use, the caller included; at least 1.
+inline int64_t thread_count() {
+  const ParallelPool* pool = parallel_detail::pool.load(std::memory_order_acquire);
+  return pool == nullptr ? 1 : pool->thread_count();
+}
+
+// Calls body(begin, end) on disjoint ranges that cover [begin, end), possibly at the same time.
+// Work of `grain` indices or fewer stays on the calling thread, without a call into the pool; an
+// empty range calls nothing.
+inline void parallel_for(int64_t begin, int64_t end, int64_t grain, RangeFunction body) {
+  if (begin >= end) return;
+  const ParallelPool* pool = parallel_detail::pool.load(std::memory_order_acquire);
+  if (pool == nullptr || end - begin <= grain) {
+    body(begin, end);
+  } else {
+    pool->run(begin, end, grain, body);
+  }
+}
+
+// A device's worker threads call the hook once when they start, so that ops/ can give them the
+// thread-local settings that kernels expect. REQUIRES: set before the first device with workers is
+// used; later workers use the latest.
+inline void set_worker_start_hook(void (*hook)()) {
+  parallel_detail::worker_start_hook.store(hook, std::memory_order_release);
+}
+inline void run_worker_start_hook() {
+  if (auto* hook = parallel_detail::worker_start_hook.load(std::memory_order_acquire)) hook();
+}
+
+// Gives the calling thread's parallel regions so many threads, through the hook by which ops/ says how; without one it does nothing. Threads that have cores of
+// their own (threads/core_group.h) call it when they start; the threads of their regions inherit the cores.
+inline void set_thread_count_hook(void (*hook)(int threads)) {
+  parallel_detail::thread_count_hook.store(hook, std::memory_order_release);
+}
+inline void use_thread_count(int threads) {
+  if (auto* hook = parallel_detail::thread_count_hook.load(std::memory_order_acquire)) hook(threads);
+}
+
+}  // namespace hetero::backend

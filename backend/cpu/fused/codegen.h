@@ -1,0 +1,62 @@
+// Machine code for a run of maps: one loop over vectors of entries that keeps the values between the maps in registers.
+//
+// A run is a list of vector instructions in static single assignment: loads, fills, maps and stores of one vector of each value. What
+// they compute is what the maps' own functions compute, bit for bit but for the payload of a NaN that two NaNs make: each operation rounds by
+// itself, and a product and a sum are one rounding only where the formula says so.
+//
+// The code is position-independent, and knows neither sizes nor addresses nor numbers.
+//
+// Thread safety: pure functions.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "backend/fused/kernel.h"
+#include "backend/fused/formula.h"
+#include "backend/cpu/vector/instruction_set.h"
+
+namespace hetero::backend {
+
+// Whether this build can generate code, for AVX2 and AVX-512.
+bool has_code_generator();
+
+struct VectorInstruction {
+  enum class Kind : uint8_t {
+    kLoad,   // value <- array[source]
+    kFill,   // value <- the first bytes of numbers[source], everywhere
+    kMap,    // value <- formula(inputs; numbers + source)
+    kStore,  // array[source] <- value
+  };
+  Kind kind = Kind::kLoad;
+  uint8_t bytes = 0;     // of an entry of the value
+  MapFormula formula{};  // kMap
+  uint16_t value = 0;
+  uint16_t inputs[3] = {};
+  uint16_t source = 0;
+};
+// Lists are compared as bytes.
+static_assert(std::has_unique_object_representations_v<VectorInstruction>);
+
+// For n entries; `arrays` are the addresses of their first.
+// REQUIRES: n is a positive multiple of the run's lanes.
+using VectorLoop = void (*)(char* const* arrays, const Number* numbers, int64_t n);
+
+inline constexpr int kMaxVectorArrays = 24;
+inline constexpr size_t kMaxVectorInstructions = 256;
+
+// How many entries a vector of the run has.
+int vector_lanes(std::span<const VectorInstruction> run, InstructionSet set);
+
+// Whether code can be generated for maps with this formula.
+bool can_generate(const MapFormula& formula);
+
+// Writes the loop into `code`. The number of bytes, or 0 where the run needs more registers, or more code, than there is.
+// REQUIRES: set is not kNone; each value is made once, before it is used; at most kMaxVectorArrays arrays.
+size_t generate_vector_loop(std::span<const VectorInstruction> run, int array_count, InstructionSet set,
+                            std::span<uint8_t> code);
+
+}  // namespace hetero::backend

@@ -1,0 +1,82 @@
+// Scaled dot product attention: out = softmax(scale * q k^T + mask) v for each batch and head, and its gradients.
+//
+// The scores are never stored as a whole. A tile of queries is multiplied with a block of keys, what comes out becomes weights while it is in the
+// first-level cache, and the weights are multiplied with the block's values; sums and the largest score of a row go on from block to block (the
+// online softmax of FlashAttention, Dao et al. 2022). Gradients compute the weights again from `logsumexp`. With eight queries or fewer (16 of 2-byte
+// floats), as in decoding, keys and values are read where they are, by the kernels of matvec.h; else they are packed once for many queries.
+//
+// Several heads of queries may share one of keys and values (grouped-query attention). It is read or packed once for all of them, as if their queries
+// were more queries of one head, and its gradients are the sums of theirs.
+//
+// Sums are kept in float32. Results do not depend on the number of threads; they depend on the instruction set in their last bits. A query whose
+// scores are all -inf has 0 as result, as logsumexp and in its gradients. exp of what gives a denormal is 0. Where the processor multiplies pairs of bfloat16 by vectors,
+// weights are rounded to bfloat16 for many queries of bfloat16, as in PyTorch's own kernel.
+//
+// Thread safety: any thread; calls share nothing. Each thread keeps scratch memory: about a megabyte with a head size of 128, and after gradients as
+// much as those of the queries of one head of keys.
+
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cpu/vector/instruction_set.h"
+#include "backend/cpu/kernels/matvec.h"
+
+namespace hetero::backend {
+
+// [batches, heads, rows, head_size], dense along the last dimension. Strides count elements.
+struct AttentionOperand {
+  void* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t head_stride = 0;
+  int64_t row_stride = 0;
+};
+
+// Added to the scaled scores: [batches, heads, queries, keys]. Any stride may be 0.
+struct AttentionMask {
+  Element element = Element::kFloat32;
+  const void* data = nullptr;  // null for none
+  int64_t batch_stride = 0;
+  int64_t head_stride = 0;
+  int64_t row_stride = 0;
+  int64_t column_stride = 0;  // 0 or 1
+};
+
+struct Attention {
+  Element element = Element::kFloat32;  // of q, k, v and out
+  bool causal = false;                  // query i attends to the keys 0 to i only
+  bool tiles = true;                    // the forward pass may multiply on the tile unit (tile_gemm.h)
+  int64_t batches = 0;
+  int64_t heads = 0;     // of q and out
+  int64_t kv_heads = 0;  // of k and v: head h of q attends to head h / (heads / kv_heads)
+  int64_t queries = 0;
+  int64_t keys = 0;
+  int64_t head_size = 0;
+  float scale = 1;
+  AttentionOperand q;
+  AttentionOperand k;
+  AttentionOperand v;
+  AttentionOperand out;
+  AttentionMask mask;
+  AttentionOperand logsumexp;  // float32 [batches, heads, queries]
+};
+
+// Writes `out` and `logsumexp`. REQUIRES: they overlap nothing else; heads is a multiple of kv_heads.
+void attention_forward(const Attention& call);
+// The same by a given instruction set, for tests. REQUIRES: set <= instruction_set().
+void attention_forward(const Attention& call, InstructionSet set);
+
+// What a forward pass with `call` has written is read here. Gradients are of the call's element type.
+struct AttentionBackward {
+  Attention call;
+  AttentionOperand grad_out;
+  AttentionOperand grad_q;
+  AttentionOperand grad_k;
+  AttentionOperand grad_v;
+};
+
+// Writes the gradients of q, k and v. REQUIRES: as for attention_forward.
+void attention_backward(const AttentionBackward& backward);
+void attention_backward(const AttentionBackward& backward, InstructionSet set);
+
+}  // namespace hetero::backend

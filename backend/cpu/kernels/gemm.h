@@ -1,0 +1,28 @@
+// A float32 matrix product as drivers in backend/ ask for it; ops/ gives that of torch's BLAS (ops/kernels/blas.h).
+
+#pragma once
+
+#include <cstdint>
+
+namespace hetero::backend {
+
+// c[m, n] = a[m, k] * b[k, n], plus what c holds where `accumulate`. Row-major; lda, ldb, ldc elements from row to row of the memory.
+struct Gemm {
+  bool a_transposed = false;  // a's memory is [k, m]
+  bool b_transposed = false;  // b's memory is [n, k]
+  bool accumulate = false;
+  int64_t m = 0;
+  int64_t n = 0;
+  int64_t k = 0;
+  const float* a = nullptr;
+  int64_t lda = 0;
+  const float* b = nullptr;
+  int64_t ldb = 0;
+  float* c = nullptr;
+  int64_t ldc = 0;
+};
+
+// Called on several threads at once; must not start threads of its own then.
+using Sgemm = void (*)(const Gemm& call);
+
+}  // namespace hetero::backend

@@ -1,0 +1,15 @@
+// Compiled for AVX2, FMA and F16C; called only where the processor has them. See matvec_kernel.h.
+
+#include "backend/cpu/vector/elements_avx2.h"
+#include "backend/cpu/kernels/matvec_kernel.h"
+
+namespace hetero::backend {
+namespace {
+
+constexpr MatvecTableHolder kTable = make_matvec_table<Vector, Float32, Bfloat16, Bfloat16InOrder, Float16>();
+
+}  // namespace
+
+const MatvecTable& matvec_avx2() { return kTable.kernels; }
+
+}  // namespace hetero::backend

@@ -1,0 +1,277 @@
+// Threads form a grid over rows and panels. Each goes through its rows in blocks that stay in its second-level cache, and multiplies a block by one panel
+// after the other; a block is cut into as many rows as a kernel takes, all about alike. k is cut where a panel would not stay in the cache; the sums of a
+// block then wait in memory of the thread.
+
+#include "backend/cpu/kernels/panel_gemm.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstdlib>
+#include <cstring>
+
+#include "backend/cpu/kernels/pack_in_parts.h"
+#include "backend/cpu/kernels/panel_kernel.h"
+#include "backend/cpu/vector/scratch.h"
+#include "backend/cpu/vector/strided_copy.h"
+#include "backend/base/parallel.h"
+#include "backend/base/rounding.h"
+
+namespace hetero::backend {
+
+#if !defined(__x86_64__)
+const PanelKernels& panel_kernels_avx2(int) { std::abort(); }
+const PanelKernels& panel_kernels_avx512(int) { std::abort(); }
+const PanelKernels& panel_kernels_bfloat16() { std::abort(); }
+#endif
+
+namespace {
+
+// Rows of x, and the part of a panel, that a second-level cache of 1 MiB holds beside other things.
+constexpr int64_t kBlockBytes = 320 << 10;
+constexpr int64_t kPanelBytes = 256 << 10;
+// Rows that are a multiple of so many bytes apart are in the same lines of a first-level cache.
+constexpr int64_t kAliasingBytes = 4096;
+constexpr int64_t kLineBytes = 64;
+// What is worth another thread: multiplications, and bytes of a packed weight.
+constexpr int64_t kWorkPerThread = 1 << 18;
+constexpr int64_t kBytesPerThread = 64 << 10;
+constexpr int64_t kMostWidth = 32;
+
+const PanelKernels& kernels_of(Element element, InstructionSet set) {
+  assert(has_panels(set));
+  if (set == InstructionSet::kAvx2) return panel_kernels_avx2(static_cast<int>(element));
+  if (element == Element::kBfloat16 && has_bfloat16_instructions()) return panel_kernels_bfloat16();
+  return panel_kernels_avx512(static_cast<int>(element));
+}
+
+// The memory of a panel of k elements.
+int64_t panel_bytes(const PanelKernels& kernels, int64_t item, int64_t k) {
+  return divide_up(k, kernels.terms) * kernels.terms * kernels.width * item;
+}
+
+// Outputs [0, count) of w to a panel; what is missing is 0.
+void pack_panel(const Matvec& call, const std::byte* w, int64_t count, const PanelKernels& kernels, std::byte* to) {
+  const int64_t item = element_bytes(call.element);
+  const int64_t step_bytes = kernels.terms * item;
+  const int64_t whole = call.k / kernels.terms;  // steps
+  const int64_t row = (call.columns ? call.w_stride : 1) * item;
+  const int64_t column = (call.columns ? 1 : call.w_stride) * item;
+  if (count < kernels.width || whole * kernels.terms < call.k) {
+    std::memset(to, 0, static_cast<size_t>(panel_bytes(kernels, item, call.k)));
+  }
+  if (count == kernels.width && (kernels.terms == 1 || !call.columns)) {
+    gather_tile(to, reinterpret_cast<const char*>(w), whole, row * kernels.terms, count, column,
+                static_cast<int>(step_bytes));
+  } else {
+    for (int64_t k = 0; k < whole * kernels.terms; ++k) {
+      std::byte* const step = to + k / kernels.terms * kernels.width * step_bytes + k % kernels.terms * item;
+      for (int64_t i = 0; i < count; ++i) {
+        std::memcpy(step + i * step_bytes, w + k * row + i * column, static_cast<size_t>(item));
+      }
+    }
+  }
+  for (int64_t k = whole * kernels.terms; k < call.k; ++k) {
+    for (int64_t i = 0; i < count; ++i) {
+      std::memcpy(to + (whole * kernels.width + i) * step_bytes, w + k * row + i * column, static_cast<size_t>(item));
+    }
+  }
+}
+
+// What the parts of one product have in common.
+class Product {
+ public:
+  Product(std::span<const Matvec> calls, const PanelKernels& kernels)
+      : calls_(calls),
+        common_(calls.front()),
+        kernels_(kernels),
+        item_(element_bytes(common_.element)),
+        steps_(divide_up(common_.k, kernels.terms)),
+        x_item_(kernels.floats ? 4 : item_) {
+    const int64_t step_bytes = kernels.width * kernels.terms * item_;
+    const int64_t parts = std::max<int64_t>(1, divide_up(steps_ * step_bytes, kPanelBytes));
+    part_steps_ = divide_up(steps_, parts);
+    x_stride_ = common_.x_stride * item_;
+    copies_ = kernels.floats || common_.x_columns || common_.k % kernels.terms != 0 || x_stride_ % kAliasingBytes == 0;
+    if (copies_) {
+      x_stride_ = round_up(steps_ * kernels.terms * x_item_, kLineBytes);
+      if (x_stride_ % kAliasingBytes == 0) x_stride_ += kLineBytes;
+    }
+    const int64_t row_bytes = std::max<int64_t>(1, steps_ * kernels.terms * x_item_);
+    block_rows_ = std::max<int64_t>(1, kBlockBytes / row_bytes / kernels.rows) * kernels.rows;
+    for (const Matvec& call : calls) panels_ += panels(call);
+  }
+
+  void run() const {
+    if (panels_ == 0) return;
+    const int64_t work = common_.m * panels_ * kernels_.width * std::max<int64_t>(1, common_.k);
+    const int64_t threads = std::clamp<int64_t>(work / kWorkPerThread, 1, thread_count());
+    // The grid in which the largest share is the smallest; among equal ones, that in which least is read.
+    int64_t down = 1, least_share = 0, least_read = 0;
+    const int64_t row_parts = divide_up(common_.m, kernels_.rows);
+    for (int64_t candidate = 1; candidate <= threads; ++candidate) {
+      const int64_t across = threads / candidate;
+      const int64_t share = divide_up(row_parts, candidate) * divide_up(panels_, across);
+      const int64_t read = candidate * panels_ * kernels_.width + across * common_.m;
+      if (candidate == 1 || share < least_share || (share == least_share && read < least_read)) {
+        down = candidate;
+        least_share = share;
+        least_read = read;
+      }
+    }
+    const int64_t across = threads / down;
+    parallel_for(0, down * across, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        multiply_share(common_.m * (i / across) / down, common_.m * (i / across + 1) / down,
+                       panels_ * (i % across) / across, panels_ * (i % across + 1) / across);
+      }
+    });
+  }
+
+ private:
+  int64_t panels(const Matvec& call) const { return divide_up(call.n, kernels_.width); }
+
+  // Rows [first, last) by panels [begin, end), panels of one call after those of the other.
+  void multiply_share(int64_t first, int64_t last, int64_t begin, int64_t end) const {
+    if (first >= last || begin >= end) return;
+    const int64_t blocks = divide_up(last - first, block_rows_);
+    for (int64_t i = 0; i < blocks; ++i) {
+      multiply_block(first + (last - first) * i / blocks, first + (last - first) * (i + 1) / blocks, begin, end);
+    }
+  }
+
+  void multiply_block(int64_t first, int64_t last, int64_t begin, int64_t end) const {
+    static thread_local Scratch copy, sums_memory;
+    const std::byte* x = element_at(common_.x, first * common_.x_stride, common_.element);
+    if (copies_) {
+      std::byte* const to = copy.get((last - first) * x_stride_);
+      copy_rows(first, last, to);
+      x = to;
+    }
+    float* const sums = part_steps_ < steps_ ? sums_memory.get<float>((last - first) * kernels_.width) : nullptr;
+    int64_t before = 0;
+    for (const Matvec& call : calls_) {
+      const int64_t count = panels(call);
+      for (int64_t panel = std::max<int64_t>(begin - before, 0); panel < std::min(end - before, count); ++panel) {
+        multiply_panel(call, panel, x, first, last, sums);
+      }
+      before += count;
+    }
+  }
+
+  void multiply_panel(const Matvec& call, int64_t panel, const std::byte* x, int64_t first, int64_t last,
+                      float* sums) const {
+    const int64_t output = panel * kernels_.width;
+    const int64_t outputs = std::min(kernels_.width, call.n - output);
+    alignas(64) float bias[kMostWidth] = {};
+    if (call.bias != nullptr) add_elements(call.element, call.bias, output, outputs, bias);
+    const int64_t step_bytes = kernels_.width * kernels_.terms * item_;
+    const auto* const w = static_cast<const std::byte*>(call.packed) + panel * steps_ * step_bytes;
+    const int64_t rows = last - first;
+    const int64_t parts = divide_up(rows, kernels_.rows);
+    int64_t step = 0;
+    do {
+      const int64_t steps = std::min(part_steps_, steps_ - step);
+      const bool ends = step + steps == steps_;
+      for (int64_t i = 0; i < parts; ++i) {
+        const int64_t row = rows * i / parts;
+        float* const here = sums == nullptr ? nullptr : sums + row * kernels_.width;
+        kernels_.multiply({.x = x + row * x_stride_ + step * kernels_.terms * x_item_,
+                           .x_stride = x_stride_,
+                           .rows = rows * (i + 1) / parts - row,
+                           .w = w + step * step_bytes,
+                           .steps = steps,
+                           .from = step == 0 ? nullptr : here,
+                           .to = ends ? nullptr : here,
+                           .bias = call.bias != nullptr ? bias : nullptr,
+                           .y = static_cast<std::byte*>(call.y) + ((first + row) * call.y_stride + output) * item_,
+                           .y_stride = call.y_stride,
+                           .count = outputs});
+      }
+      step += steps;
+    } while (step < steps_);
+  }
+
+  // Rows of x as the kernels want them.
+  void copy_rows(int64_t first, int64_t last, std::byte* to) const {
+    static thread_local Scratch line;
+    const int64_t k = common_.k;
+    const int64_t padding = (steps_ * kernels_.terms - k) * x_item_;
+    // Some rows at a time, so that what is gathered of a transposed x is still in the cache when it becomes floats.
+    constexpr int64_t kTogether = 16;
+    for (int64_t row = first; row < last; row += kTogether) {
+      const int64_t rows = std::min(kTogether, last - row);
+      const std::byte* from = element_at(common_.x, row * (common_.x_columns ? 1 : common_.x_stride), common_.element);
+      int64_t stride = common_.x_stride * item_;
+      if (common_.x_columns) {
+        std::byte* const dense = line.get(rows * k * item_);
+        gather_tile(dense, reinterpret_cast<const char*>(from), rows, item_, k, common_.x_stride * item_,
+                    static_cast<int>(item_));
+        from = dense;
+        stride = k * item_;
+      }
+      for (int64_t i = 0; i < rows; ++i, from += stride, to += x_stride_) {
+        if (kernels_.floats) {
+          widen(common_.element, from, k, reinterpret_cast<float*>(to));
+        } else {
+          std::memcpy(to, from, static_cast<size_t>(k * item_));
+        }
+        if (padding > 0) std::memset(to + k * x_item_, 0, static_cast<size_t>(padding));
+      }
+    }
+  }
+
+  const std::span<const Matvec> calls_;
+  const Matvec& common_;
+  const PanelKernels& kernels_;
+  const int64_t item_;
+  const int64_t steps_;
+  const int64_t x_item_;  // bytes of an element of x as the kernels read it
+  int64_t part_steps_;    // of k at a time
+  int64_t x_stride_;      // bytes, as the kernels read x
+  bool copies_;
+  int64_t block_rows_;
+  int64_t panels_ = 0;
+};
+
+}  // namespace
+
+int64_t panel_weight_bytes(Element element, int64_t n, int64_t k, InstructionSet set) {
+  const PanelKernels& kernels = kernels_of(element, set);
+  return divide_up(n, kernels.width) * panel_bytes(kernels, element_bytes(element), k);
+}
+
+void pack_panel_weight(const Matvec& call, void* to, InstructionSet set) {
+  assert(reinterpret_cast<uintptr_t>(to) % kLineBytes == 0);
+  const PanelKernels& kernels = kernels_of(call.element, set);
+  const int64_t bytes = panel_bytes(kernels, element_bytes(call.element), call.k);
+  const int64_t grain = std::max<int64_t>(1, kBytesPerThread / std::max<int64_t>(bytes, 1));
+  parallel_for(0, divide_up(call.n, kernels.width), grain, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const int64_t first = panel * kernels.width;
+      pack_panel(call, weight_of(call, first), std::min(kernels.width, call.n - first), kernels,
+                 static_cast<std::byte*>(to) + panel * bytes);
+    }
+  });
+}
+
+void panel_gemm(std::span<const Matvec> calls, InstructionSet set) {
+  if (calls.empty() || calls.front().m <= 0) return;
+  const PanelKernels& kernels = kernels_of(calls.front().element, set);
+  if (std::all_of(calls.begin(), calls.end(), [](const Matvec& call) { return call.packed != nullptr; })) {
+    return Product(calls, kernels).run();
+  }
+  for (const Matvec& call : calls) {
+    if (call.packed != nullptr) {
+      Product(std::span(&call, 1), kernels).run();
+      continue;
+    }
+    const int64_t bytes = panel_bytes(kernels, element_bytes(call.element), call.k);
+    pack_in_parts(call, kernels.width, bytes, [&](Matvec& part, std::byte* memory) {
+      pack_panel_weight(part, memory, set);
+      part.packed = memory;
+      Product(std::span(&part, 1), kernels).run();
+    });
+  }
+}
+
+}  // namespace hetero::backend

@@ -1,0 +1,97 @@
+// The loops of tile_gemm that are compiled for the tile unit (tile_kernel_amx.cpp), behind a table.
+//
+// A tile has 16 rows of 64 bytes. Tiles of x have 16 rows of 32 elements. Tiles of w have 16 pairs of elements for each of 16 outputs: row i has
+// elements 2i and 2i + 1 of output 0, of output 1, and so on. A float32 element is three planes, in a tile each, the largest first.
+//
+//   x: [row / 16][k / 32][plane] tiles     w: [n / 32][k / 32][plane][2] tiles (a panel is all of one n / 32)
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/cpu/kernels/matvec.h"
+
+namespace hetero::backend {
+
+inline constexpr int64_t kTileRows = 16;
+inline constexpr int64_t kTileDepth = 32;  // elements of k
+inline constexpr int64_t kPanel = 32;      // outputs
+inline constexpr int64_t kTileBytes = 1024;
+
+inline int64_t plane_count(Element element) { return element == Element::kFloat32 ? 3 : 1; }
+// Of floats that are multiplied with elements: two planes are as exact as sums of products of bfloat16 are.
+inline int64_t float_plane_count(Element element) { return element == Element::kFloat32 ? 3 : 2; }
+inline int64_t tiles_of(int64_t k) { return (k + kTileDepth - 1) / kTileDepth; }
+// The memory of a panel, and of 16 rows.
+inline int64_t panel_bytes(Element element, int64_t k) { return tiles_of(k) * plane_count(element) * 2 * kTileBytes; }
+inline int64_t row_tile_bytes(Element element, int64_t k) { return tiles_of(k) * plane_count(element) * kTileBytes; }
+inline int64_t float_tile_bytes(Element element, int64_t k) {
+  return tiles_of(k) * float_plane_count(element) * kTileBytes;
+}
+
+// The sizes of float32 values as bits, which are in the order of magnitudes, with those that are no number last.
+struct Magnitudes {
+  uint32_t largest = 0;
+  uint32_t least =
+      0xffffffff;  // of the rows of x or outputs of w that are not all 0: the smallest of their largest magnitudes
+
+  // Adds those of other rows or outputs.
+  void join(const Magnitudes& other) {
+    largest = largest > other.largest ? largest : other.largest;
+    least = least < other.least ? least : other.least;
+  }
+};
+
+// Whether planes have the products of x and w. Nothing is infinite, or so large that a sum of products becomes so. No row of x and no output of w is so small as
+// a whole that its lesser planes or their products are not there; and nothing is so large that it lifts what small elements beside larger ones have lost,
+// 2^-126 of each, above 2^-86. 0 has no planes, and none are missing.
+bool within_reach(const Magnitudes& x, const Magnitudes& w);
+
+// The product of packed rows with a panel.
+struct TilePart {
+  const std::byte* x = nullptr;  // the first tile of the first row
+  int64_t x_stride = 0;          // bytes from 16 rows to the next
+  int64_t rows = 0;
+  const std::byte* w = nullptr;
+  int64_t depth = 0;            // in tiles of k
+  const float* from = nullptr;  // sums so far, or null
+  float* to = nullptr;          // where all 32 sums of whole tiles of rows go, or null: they go to y
+  int64_t sum_stride = kPanel;  // of both, in floats
+  const float* bias = nullptr;  // 32 floats that sums begin with, or null
+  void* y = nullptr;
+  int64_t y_stride = 0;  // in elements
+  int64_t count = 0;     // outputs, at most 32
+  // What is multiplied next, to be brought into the second-level cache: so many lines with each tile of k for each 32 rows. Or null.
+  const std::byte* next = nullptr;
+  int64_t next_lines = 0;
+};
+
+struct TileKernels {
+  // Rows to tiles, and up to 32 outputs to a panel. x is [rows, k], for pack_rows_across [k, rows]. Magnitudes of rows are those of
+  // float32 elements; of bfloat16, panels have the largest.
+  Magnitudes (*pack_rows)(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to, int64_t to_stride);
+  Magnitudes (*pack_rows_across)(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to,
+                                 int64_t to_stride);
+  // The same from floats whatever the element, for multiply_floats.
+  void (*pack_floats)(const float* x, int64_t stride, int64_t rows, int64_t k, std::byte* to, int64_t to_stride);
+  Magnitudes (*pack_panel)(const void* w, int64_t stride, bool columns, int64_t count, int64_t k, std::byte* to);
+  void (*multiply)(const TilePart& part);
+  void (*multiply_floats)(const TilePart& part);
+};
+
+// The unit is set up for x of `rows` rows (16 for more) as long as one lives, and then as it was before: oneDNN uses it too.
+class TileUnit {
+ public:
+  explicit TileUnit(int64_t rows);
+  ~TileUnit();
+  TileUnit(const TileUnit&) = delete;
+  TileUnit& operator=(const TileUnit&) = delete;
+
+ private:
+  alignas(64) std::byte before_[64];
+};
+
+const TileKernels& tile_kernels(Element element);
+
+}  // namespace hetero::backend

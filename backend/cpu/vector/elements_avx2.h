@@ -1,0 +1,95 @@
+// How blocks of elements become vectors of floats in AVX2, for matvec_kernel.h and panel_kernel.h, which say what a loader has. Included only by files that
+// are compiled for these instructions; each has types of its own.
+
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "backend/cpu/vector/vector_avx2.h"
+
+namespace hetero::backend {
+namespace {
+
+// The end of a row goes through memory of a whole block.
+template <typename L>
+void load_copied(const typename L::Stored* p, int count, Vector& low, Vector& high) {
+  typename L::Stored block[2 * Vector::kWidth] = {};
+  for (int i = 0; i < count; ++i) block[i] = p[i];
+  L::load(block, low, high);
+}
+
+struct Float32 {
+  using Stored = float;
+  static void load(const float* p, Vector& low, Vector& high) {
+    low.v = _mm256_loadu_ps(p);
+    high.v = _mm256_loadu_ps(p + 8);
+  }
+  static void load_part(const float* p, int count, Vector& low, Vector& high) {
+    load_copied<Float32>(p, count, low, high);
+  }
+  static void narrow(Vector low, Vector high, float* p) {
+    low.store(p);
+    high.store(p + 8);
+  }
+};
+
+// A bfloat16 is the upper half of a float: the even elements, then the odd ones.
+struct Bfloat16 {
+  using Stored = uint16_t;
+  static void load(const uint16_t* p, Vector& even, Vector& odd) {
+    const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    even.v = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+    odd.v = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+  }
+  static void load_part(const uint16_t* p, int count, Vector& even, Vector& odd) {
+    load_copied<Bfloat16>(p, count, even, odd);
+  }
+};
+
+__m128i load_halves(const uint16_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+
+// A 2-byte element that L::widen makes a float.
+template <typename L>
+struct Halves {
+  using Stored = uint16_t;
+  static void load(const uint16_t* p, Vector& low, Vector& high) {
+    low.v = L::widen(load_halves(p));
+    high.v = L::widen(load_halves(p + 8));
+  }
+  static void load_part(const uint16_t* p, int count, Vector& low, Vector& high) {
+    load_copied<L>(p, count, low, high);
+  }
+};
+
+struct Bfloat16InOrder : Halves<Bfloat16InOrder> {
+  static __m256 widen(__m128i halves) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+  }
+  // To nearest, ties to even; a NaN keeps its upper half, made quiet.
+  static __m256i narrowed(__m256 v) {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
+  }
+  static void narrow(Vector low, Vector high, uint16_t* p) {
+    // Packing works within halves of the vector, so the middle quarters change places.
+    const __m256i packed = _mm256_packus_epi32(narrowed(low.v), narrowed(high.v));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+  }
+};
+
+struct Float16 : Halves<Float16> {
+  static __m256 widen(__m128i halves) { return _mm256_cvtph_ps(halves); }
+  static void narrow(Vector low, Vector high, uint16_t* p) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(low.v, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(high.v, _MM_FROUND_TO_NEAREST_INT));
+  }
+};
+
+}  // namespace
+}  // namespace hetero::backend

@@ -1,0 +1,94 @@
+// How blocks of elements become vectors of floats in AVX-512, for matvec_kernel.h and panel_kernel.h, which say what a loader has. Included only by files that
+// are compiled for these instructions; each has types of its own.
+
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "backend/cpu/vector/vector_avx512.h"
+
+namespace hetero::backend {
+namespace {
+
+__mmask16 first_lanes(int count) {
+  return count <= 0 ? __mmask16(0) : count >= 16 ? __mmask16(0xffff) : __mmask16((1u << count) - 1);
+}
+
+struct Float32 {
+  using Stored = float;
+  static void load(const float* p, Vector& low, Vector& high) {
+    low.v = _mm512_loadu_ps(p);
+    high.v = _mm512_loadu_ps(p + 16);
+  }
+  static void load_part(const float* p, int count, Vector& low, Vector& high) {
+    low.v = _mm512_maskz_loadu_ps(first_lanes(count), p);
+    high.v = _mm512_maskz_loadu_ps(first_lanes(count - 16), p + 16);
+  }
+  static void narrow(Vector low, Vector high, float* p) {
+    low.store(p);
+    high.store(p + 16);
+  }
+};
+
+// A bfloat16 is the upper half of a float: the even elements, then the odd ones.
+struct Bfloat16 {
+  using Stored = uint16_t;
+  static void split(__m512i pairs, Vector& even, Vector& odd) {
+    even.v = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    odd.v = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  }
+  static void load(const uint16_t* p, Vector& even, Vector& odd) { split(_mm512_loadu_si512(p), even, odd); }
+  static void load_part(const uint16_t* p, int count, Vector& even, Vector& odd) {
+    split(_mm512_maskz_loadu_epi16((__mmask32(1) << count) - 1, p), even, odd);
+  }
+};
+
+// Sixteen 2-byte elements, and zeros behind the first `count` of them.
+__m256i load_halves(const uint16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+__m256i load_halves(const uint16_t* p, int count) { return _mm256_maskz_loadu_epi16(first_lanes(count), p); }
+
+// A 2-byte element that L::widen makes a float.
+template <typename L>
+struct Halves {
+  using Stored = uint16_t;
+  static void load(const uint16_t* p, Vector& low, Vector& high) {
+    low.v = L::widen(load_halves(p));
+    high.v = L::widen(load_halves(p + 16));
+  }
+  static void load_part(const uint16_t* p, int count, Vector& low, Vector& high) {
+    low.v = L::widen(load_halves(p, count));
+    high.v = L::widen(load_halves(p + 16, count - 16));
+  }
+};
+
+struct Bfloat16InOrder : Halves<Bfloat16InOrder> {
+  static __m512 widen(__m256i halves) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+  }
+  // To nearest, ties to even; a NaN keeps its upper half, made quiet.
+  static __m256i narrowed(__m512 v) {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, is_nan, quiet), 16));
+  }
+  static void narrow(Vector low, Vector high, uint16_t* p) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrowed(low.v));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), narrowed(high.v));
+  }
+};
+
+struct Float16 : Halves<Float16> {
+  static __m512 widen(__m256i halves) { return _mm512_cvtph_ps(halves); }
+  static void narrow(Vector low, Vector high, uint16_t* p) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(low.v, _MM_FROUND_TO_NEAREST_INT));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), _mm512_cvtps_ph(high.v, _MM_FROUND_TO_NEAREST_INT));
+  }
+};
+
+}  // namespace
+}  // namespace hetero::backend

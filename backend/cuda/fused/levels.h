@@ -1,0 +1,57 @@
+// FusedLevels: which passes over the row a kernel needs on a GPU, for whoever writes them (source.h, interpreter.h).
+//
+// Each value has a level: how many reductions lie between it and what is loaded. A pass over the row of level L has all row values up to L; it computes
+// the reductions that level L + 1 begins with, and from the loads on what they need. The last one computes what is stored for each entry.
+//
+// Thread safety: immutable. Ownership: keeps a reference to the kernel.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "backend/fused/kernel.h"
+#include "backend/cuda/fused/source.h"
+
+namespace hetero::backend {
+
+class FusedLevels {
+ public:
+  FusedLevels(const FusedKernel& kernel, const CudaVariant& variant);
+
+  int level(uint16_t value) const { return level_[value]; }
+  int last() const { return last_; }
+  int reductions() const { return reductions_; }
+  // The number of the reduction that makes the value.
+  int reduction(uint16_t value) const { return reduction_[value]; }
+
+  bool is_row(uint16_t value) const { return kernel_.values[value].extent == Extent::kRow; }
+  // Whether a pass of the level computes this reduction.
+  bool is_reduction_of(const FusedStep& step, int level) const {
+    return step.kind == FusedStep::Kind::kReduce && level_[step.value] == level + 1;
+  }
+  bool is_row_store(const FusedStep& step) const {
+    return step.kind == FusedStep::Kind::kStore && row_stores_[step.operand] != 0;
+  }
+  bool is_entry_store(const FusedStep& step) const {
+    return step.kind == FusedStep::Kind::kStore && row_stores_[step.operand] == 0;
+  }
+  bool has_row_stores() const;
+  bool has_entry_stores() const;
+
+  // By value: the element values that a pass of the level needs, or the one that stores.
+  std::vector<uint8_t> needed(int level, bool stores) const;
+
+ private:
+  void need(uint16_t value, std::vector<uint8_t>& result) const;
+
+  const FusedKernel& kernel_;
+  std::vector<uint8_t> row_stores_;  // by operand
+  std::vector<size_t> definition_;   // by value, as what follows
+  std::vector<int> level_;
+  std::vector<int> reduction_;
+  int last_ = 0;
+  int reductions_ = 0;
+};
+
+}  // namespace hetero::backend

@@ -1,0 +1,144 @@
+// Fused kernels as CUDA source: the text of a kernel's functions, and what they are called with.
+//
+//   CudaVariant variant = choose_variant(kernel, launch.space, aligned, multiprocessors);
+//   CudaSource source = write_source(kernel, variant);       // compile source.text, e.g. with NVRTC
+//   CudaLaunch plan = plan_launch(source, space);             // blocks, parts of rows, memory for states
+//   fill_arguments(source, space, plan, operands, numbers, states, words);
+//   for (entry of source.entries) launch entry.name with plan.blocks(entry.kind) blocks of kCudaThreads threads and the words
+//
+// The text depends on the kernel's structure and on the variant: which operands are read in vectors, in how many dimensions each one is walked. Sizes,
+// strides, addresses and numbers are arguments, so one text serves many shapes.
+//
+//   kernels without row values   a thread takes `vector` entries at a time, with a stride of the whole grid
+//   rows                         a group of threads (a warp or a block) takes a row. Each reduction ends a pass over the row; what later passes
+//                                need of its entries is computed again
+//   few long rows                several blocks share a row. Each pass is a function of its own, which leaves the states of the parts in
+//                                memory and merges those of earlier passes, in order: no atomics
+//
+// Kernels with totals are given as their stages (backend/cpu/fused/stages.h), of which none has totals.
+//
+// The head of the text are formulas.h and threads.h. No CUDA header is needed here, and none by the text.
+//
+// Thread safety: pure functions.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "backend/fused/kernel.h"
+#include "backend/cpu/fused/launch.h"
+#include "backend/cpu/fused/space.h"
+
+namespace hetero::backend {
+
+inline constexpr int kCudaThreads = 256;     // of a block
+inline constexpr int kCudaVectorBytes = 16;  // of the widest memory access
+inline constexpr int kCudaStateBytes = 32;   // of a reducer's state, at most
+inline constexpr int kMaxCudaOperands = 64;  // what fits into a kernel's arguments
+inline constexpr int kMaxCudaNumbers = 256;
+
+// A kernel that one source is written for: the whole, or a stage of one with totals.
+struct CudaStage {
+  FusedKernel kernel;
+  RowSpace space;
+  std::vector<StageOperand> operands;  // what it is called with
+};
+struct CudaStages {
+  std::vector<CudaStage> stages;  // to run in this order; none where there is nothing to do
+  int64_t temporary_bytes = 0;    // what they pass on
+};
+// REQUIRES: the launch was prepared for kernel and space; the kernel has no checks.
+CudaStages cuda_stages(const FusedKernel& kernel, const FusedSpace& space, const FusedLaunch& launch);
+
+// Why no source can be written for the kernel; null where it can.
+const char* cuda_refusal(const FusedKernel& kernel);
+
+// Where the entries of an operand lie, as one kernel walks them.
+enum class CudaView : uint8_t { kEntries, kInRow, kByRow };
+
+// How a thread's entries lie.
+enum class CudaAccess : uint8_t { kVector, kStrided, kSame };
+
+struct CudaVariant {
+  struct Operand {
+    CudaAccess access = CudaAccess::kStrided;
+    bool by_row = false;     // only read and written as a row value
+    bool row_store = false;  // stored once for each row
+    // Dimensions of the view of entries (of the whole space, or in a row), and of that over rows; which of the variant's shapes they have.
+    uint8_t rank = 1, shape = 0;
+    uint8_t row_rank = 1, row_shape = 0;
+    bool operator==(const Operand&) const = default;
+  };
+  bool by_rows = false;  // the kernel has row values
+  bool parts = false;    // several blocks share a row
+  bool wide = false;     // indices of 64 bits
+  int vector = 1;        // entries that a thread takes at a time
+  int group = 0;         // threads of a row
+  int shapes = 0, row_shapes = 0;
+  std::vector<Operand> operands;
+  bool operator==(const CudaVariant&) const = default;
+};
+
+// `aligned`: all addresses are multiples of kCudaVectorBytes. `multiprocessors`: of the GPU.
+// REQUIRES: the space is the kernel's (FusedLaunch::space), and not empty.
+CudaVariant choose_variant(const FusedKernel& kernel, const RowSpace& space, bool aligned, int multiprocessors);
+
+// A word of the arguments.
+struct CudaArgument {
+  enum class Kind : uint8_t {
+    kOperand,  // the address of its first entry
+    kNumber,
+    kRows,
+    kRow,         // entries of a row, or of the whole space
+    kParts,       // of a row
+    kPartLength,  // entries
+    kStates,      // address
+    kSize,        // of dimension `dimension` of operand `index`'s view, and of all views of the same shape
+    kStride,      // bytes
+  };
+  Kind kind;
+  CudaView view = CudaView::kEntries;
+  uint16_t index = 0;
+  uint8_t dimension = 0;
+};
+
+struct CudaEntry {
+  enum class Kind : uint8_t {
+    kWhole,  // all there is to do
+    kPass,   // over parts of rows
+    kRows,   // a thread for each row
+  };
+  Kind kind;
+  std::string name;
+};
+
+struct CudaSource {
+  std::string text;
+  std::vector<CudaArgument> arguments;
+  std::vector<CudaEntry> entries;  // to be launched in this order
+  CudaVariant variant;
+  int reductions = 0;  // whose states stand in memory between entries
+};
+
+// REQUIRES: cuda_refusal(kernel) is null; the variant was chosen for it.
+CudaSource write_source(const FusedKernel& kernel, const CudaVariant& variant);
+
+struct CudaLaunch {
+  int64_t whole_blocks = 1;
+  int64_t row_blocks = 1;
+  int64_t parts = 1;
+  int64_t part_length = 0;
+  int64_t state_bytes = 0;  // of the memory for states
+
+  int64_t blocks(CudaEntry::Kind kind) const { return kind == CudaEntry::Kind::kRows ? row_blocks : whole_blocks; }
+};
+CudaLaunch plan_launch(const CudaSource& source, const RowSpace& space, int multiprocessors);
+
+// What of the arguments changes with the shape only is the same in all launches of a space; `operands` and `numbers` are those of the kernel.
+// `words` has source.arguments.size() entries.
+void fill_arguments(const CudaSource& source, const RowSpace& space, const CudaLaunch& launch, void* const* operands,
+                    const Number* numbers, void* states, uint64_t* words);
+
+}  // namespace hetero::backend

@@ -1,0 +1,9 @@
+// The text at the head of each generated CUDA kernel: formulas.h and threads.h, which CMake copies into a source file.
+
+#pragma once
+
+namespace hetero::backend {
+
+extern const char* const kFusedHead;
+
+}  // namespace hetero::backend

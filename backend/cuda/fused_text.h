@@ -1,9 +1,0 @@
-// The text at the head of each generated CUDA kernel: fused_formulas.h and fused_threads.h, which CMake copies into a source file.
-
-#pragma once
-
-namespace hetero::backend {
-
-extern const char* const kFusedHead;
-
-}  // namespace hetero::backend

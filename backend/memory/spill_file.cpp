@@ -1,0 +1,194 @@
+#include "backend/memory/spill_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <map>
+#include <mutex>
+#include <set>
+#include <system_error>
+#include <utility>
+
+namespace hetero::backend {
+namespace {
+
+std::atomic<int64_t> operations_to_fault{-1};
+std::atomic<bool> faults_for_ever{false};
+std::atomic<int64_t> operations{0};
+
+bool faults() {
+  int64_t left = operations_to_fault.load();
+  if (left < 0) return false;
+  if (left == 0 && faults_for_ever) return true;
+  operations_to_fault = left - 1;
+  return left == 0;
+}
+
+Status storage_error(const std::string& what, int error) {
+  return Status(ErrorClass::kStorage, "spill: " + what + ": " + std::generic_category().message(error));
+}
+
+// A file without a name, or -1.
+int open_unnamed(const std::string& folder) {
+  const int file = open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  if (file >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) return file;
+  std::string path = folder + "/hetero-spill-XXXXXX";
+  const int named = mkostemp(path.data(), O_CLOEXEC);
+  if (named >= 0) unlink(path.c_str());
+  return named;
+}
+
+// Moves all bytes, in as many calls as the system needs. `move` is pread or pwrite. Returns 0 or an errno.
+template <typename Byte, typename Move>
+int transfer(int file, uint64_t start, Byte* data, size_t bytes, Move move) {
+  ++operations;
+  if (faults()) return EIO;
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t moved = move(file, data + done, bytes - done, static_cast<off_t>(start + done));
+    if (moved < 0 && errno == EINTR) continue;
+    if (moved < 0) return errno;
+    if (moved == 0) return EIO;  // the file is shorter than it was written
+    done += static_cast<size_t>(moved);
+  }
+  return 0;
+}
+
+// Which bytes of a file are free. At first all are: the file grows as they are taken.
+class FreeRanges {
+ public:
+  FreeRanges() { add(0, uint64_t{INT64_MAX} / kPageBytes * kPageBytes); }
+
+  // The first of the smallest that are large enough. Both numbers are multiples of kPageBytes, as holes must be.
+  uint64_t take(uint64_t bytes) {
+    const auto [found_bytes, start] = *by_bytes_.lower_bound({bytes, 0});
+    remove(by_start_.find(start));
+    if (found_bytes > bytes) add(start + bytes, found_bytes - bytes);
+    return start;
+  }
+  // Joined with its neighbours.
+  void give(uint64_t start, uint64_t bytes) {
+    const auto next = by_start_.lower_bound(start);
+    const auto before = next == by_start_.begin() ? by_start_.end() : std::prev(next);
+    if (next != by_start_.end() && next->first == start + bytes) {
+      bytes += next->second;
+      remove(next);
+    }
+    if (before != by_start_.end() && before->first + before->second == start) {
+      start = before->first;
+      bytes += before->second;
+      remove(before);
+    }
+    add(start, bytes);
+  }
+
+  static constexpr uint64_t kPageBytes = 4096;
+
+ private:
+  using ByStart = std::map<uint64_t, uint64_t>;  // bytes by start
+  void add(uint64_t start, uint64_t bytes) {
+    by_start_.emplace(start, bytes);
+    by_bytes_.emplace(bytes, start);
+  }
+  void remove(ByStart::iterator range) {
+    by_bytes_.erase({range->second, range->first});
+    by_start_.erase(range);
+  }
+
+  ByStart by_start_;
+  std::set<std::pair<uint64_t, uint64_t>> by_bytes_;
+};
+
+uint64_t whole_pages(size_t bytes) {
+  constexpr uint64_t kPageBytes = FreeRanges::kPageBytes;
+  return (std::max<uint64_t>(1, bytes) + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+
+}  // namespace
+
+class SpillFile {
+ public:
+  // That of the folder, which is made where this process has none.
+  static Result<std::shared_ptr<SpillFile>> in(const std::string& folder);
+  explicit SpillFile(int descriptor) : descriptor(descriptor) {}
+  ~SpillFile() { close(descriptor); }
+  SpillFile(const SpillFile&) = delete;
+
+  uint64_t take(size_t bytes) {
+    const std::lock_guard guard(mutex_);
+    return free_.take(whole_pages(bytes));
+  }
+  void give(uint64_t start, size_t bytes) {
+    // A forked child has the parent's file and maybe its locks, but not its bytes.
+    if (!is_ours()) return;
+    // Where there are no holes, the space serves later bytes only. Nobody has the range yet, so the lock is not needed.
+    (void)fallocate(descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(start),
+                    static_cast<off_t>(whole_pages(bytes)));
+    const std::lock_guard guard(mutex_);
+    free_.give(start, whole_pages(bytes));
+  }
+
+  const int descriptor;
+
+ private:
+  bool is_ours() const { return process_ == getpid(); }
+
+  const pid_t process_ = getpid();
+  std::mutex mutex_;
+  FreeRanges free_;  // guarded by mutex_
+};
+
+Result<std::shared_ptr<SpillFile>> SpillFile::in(const std::string& folder) {
+  struct Files {
+    std::mutex mutex;
+    std::map<std::string, std::weak_ptr<SpillFile>> of_folders;  // guarded by it
+  };
+  // Never destroyed: bytes may be spilled as long as the process lives.
+  static auto* const files = new Files;
+  const std::lock_guard guard(files->mutex);
+  std::weak_ptr<SpillFile>& known = files->of_folders[folder];
+  std::shared_ptr<SpillFile> file = known.lock();
+  if (file != nullptr && file->is_ours()) return file;
+  const int descriptor = open_unnamed(folder);
+  if (descriptor < 0) return storage_error("cannot make a file in " + folder, errno);
+  file = std::make_shared<SpillFile>(descriptor);
+  known = file;
+  return file;
+}
+
+Result<std::unique_ptr<SpilledBytes>> SpilledBytes::write(const std::string& folder, const void* data, size_t bytes) {
+  Result<std::shared_ptr<SpillFile>> file = SpillFile::in(folder);
+  if (!file.ok()) return file.status();
+  std::unique_ptr<SpilledBytes> made(new SpilledBytes(std::move(file.value()), bytes));
+  const int error = transfer(made->file_->descriptor, made->start_, static_cast<const char*>(data), bytes, pwrite);
+  if (error != 0) return storage_error("cannot write to " + folder, error);
+  return made;
+}
+
+SpilledBytes::SpilledBytes(std::shared_ptr<SpillFile> file, size_t bytes)
+    : file_(std::move(file)), bytes_(bytes), start_(file_->take(bytes)) {}
+
+SpilledBytes::~SpilledBytes() { file_->give(start_, bytes_); }
+
+Status SpilledBytes::read(void* data) const {
+  const int error = transfer(file_->descriptor, start_, static_cast<char*>(data), bytes_, pread);
+  return error == 0 ? Status() : storage_error("cannot read back", error);
+}
+
+Status check_spill_folder(const std::string& folder) {
+  const int descriptor = open_unnamed(folder);
+  if (descriptor < 0) return storage_error("cannot make a file in " + folder, errno);
+  close(descriptor);
+  return Status();
+}
+
+void set_spill_faults(int64_t skipped, bool for_ever) {
+  faults_for_ever = for_ever;
+  operations_to_fault = skipped;
+}
+
+int64_t spill_operations() { return operations; }
+
+}  // namespace hetero::backend

@@ -1,0 +1,16 @@
+// Which product a device is, where it is one: what was measured on another is not true of it.
+//
+// Thread safety: any thread.
+
+#pragma once
+
+#include <string>
+
+#include "backend/device/device.h"
+
+namespace hetero::backend {
+
+// "NVIDIA H200, driver 12040" of a GPU; "" where the device's name says it all.
+std::string model_of(const Device& device);
+
+}  // namespace hetero::backend

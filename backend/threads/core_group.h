@@ -1,0 +1,99 @@
+// CoreGroup: a part of the machine under a name, cores and the accelerator's compute queues, with one thread that runs what is submitted, in order.
+//
+// Groups of disjoint cores run their tasks at the same time without taking each other's time or caches; a group of all cores gives them all to one
+// task. The group's thread is pinned to the group's cores, and its parallel regions (backend/base/parallel.h) have so many threads as the group says, which
+// inherit its cores. The compute queues are the group's in name only: who runs programs for the group, an executor (graph/serve/graph_executor.h), submits to these and to no
+// others, so what groups of disjoint queues submit runs at the same time on the accelerator. graph/serve/scheduler.h puts requests on groups.
+//
+//   Result<std::vector<std::vector<int>>> parts = split_cores(2);
+//   auto group = CoreGroup::create({.name = "lane0", .cores = parts.value()[0], .compute_queues = split_compute_queues(2)[0]});
+//   group.value()->submit({&run, &context});
+//   group.value()->wait_idle();
+//
+// A group without work spins for some tens of microseconds (kSpin), giving way to other threads, so that tasks that follow each other closely are taken up at once;
+// then it sleeps.
+//
+// Thread safety: any thread, tasks of the group included where it is not said otherwise. In a forked child, where the thread does not exist, a group refuses
+// tasks and is only to be destroyed.
+// Ownership: a task's context lives until the task has run. The destructor runs what was submitted.
+
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/device/device.h"
+#include "backend/base/status.h"
+
+namespace hetero::backend {
+
+class CoreGroup {
+ public:
+  struct Options {
+    std::string name = {};        // of the thread too, cut to 15 characters
+    std::vector<int> cores = {};  // as the system numbers them; none: the thread is not pinned
+    int threads =
+        0;  // of the parallel regions that the group's tasks start; 0: as many as cores, those of the process where none are named
+    std::vector<QueueKind> compute_queues = {};  // of the accelerator; none: all of them
+  };
+  static constexpr std::chrono::microseconds kSpin{30};
+
+  // Errors: kUsage for cores that the process may not use, for queues that compute nothing, for what is named twice, and for less than 0 threads; kDevice where the system starts no thread.
+  static Result<std::unique_ptr<CoreGroup>> create(Options options);
+  // REQUIRES: not called by a task of the group; nobody submits any more.
+  ~CoreGroup();
+  CoreGroup(const CoreGroup&) = delete;
+  CoreGroup& operator=(const CoreGroup&) = delete;
+
+  const std::string& name() const;
+  const std::vector<int>& cores() const;
+  int threads() const;
+  const std::vector<QueueKind>& compute_queues() const;
+
+  // Runs `task` after everything submitted before. Takes memory only where more tasks wait than ever before. Errors: kDevice in a forked child.
+  // REQUIRES: the task does not throw.
+  Status submit(Task task);
+  // Blocks the calling thread until what was submitted before the call has run. Errors: kUsage for a task of the group, which would wait for itself; kDevice in a
+  // forked child.
+  Status wait_idle();
+
+ private:
+  struct Impl;
+  explicit CoreGroup(std::unique_ptr<Impl> impl);
+
+  std::unique_ptr<Impl> impl_;
+};
+
+// The cores that the process may use, ascending: what its main thread may, so taskset and cpusets are respected, and a pinned thread may ask.
+std::vector<int> cores_of_process();
+
+// Where a core is. Cores with equal numbers share the thing; numbers mean nothing else.
+struct CorePlace {
+  int core = 0;
+  int node = 0;      // NUMA
+  int package = 0;   // the socket
+  int l3 = 0;        // cache
+  int l2 = 0;        // cache
+  int physical = 0;  // the core whose hardware threads share its units
+};
+
+// What the system tells of these cores. What it does not tell is taken as shared by all, save for the physical core, which is taken as each core's own.
+std::vector<CorePlace> core_places(std::span<const int> cores);
+
+// The cores of the process in so many parts of equal size (where that does not come out even, some have one more), such that as few parts as possible extend over several
+// NUMA nodes, sockets or caches. Hardware threads of a core stay together where there is a core for each part; then parts are equal in cores.
+// Errors: kUsage where there are fewer cores than parts, or no parts.
+Result<std::vector<std::vector<int>>> split_cores(int groups);
+// The same for a machine that is given as data.
+Result<std::vector<std::vector<int>>> split_cores(std::span<const CorePlace> places, int groups);
+
+// Whether these can be a group's compute queues. Errors: kUsage for a queue that is none, and one that is named twice.
+Status check_compute_queues(std::span<const QueueKind> queues);
+// An accelerator's compute queues in so many parts, of which some have one more where that does not come out even. Of more parts than queues, several
+// have the same one. REQUIRES: groups > 0.
+std::vector<std::vector<QueueKind>> split_compute_queues(int groups);
+
+}  // namespace hetero::backend

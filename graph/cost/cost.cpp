@@ -1,0 +1,165 @@
+#include "graph/cost/cost.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "backend/base/fnv.h"
+#include "graph/cost/history.h"
+
+namespace hetero::graph {
+namespace {
+
+double known_or(double value, double guess) { return value > 0 ? value : guess; }
+
+double flops_of(OpClass op_class, const Window& written, const Window* const* read, int reads) {
+  const auto size = [](const Window& w) { return static_cast<double>(w.numel); };
+  const double out = size(written);
+  switch (op_class) {
+    case OpClass::kMatmul: {
+      // With A of m*k, B of k*n and C of m*n elements, |A||B|/|C| is k squared. A bias comes first.
+      const double a = size(*read[reads - 2]);
+      const double b = size(*read[reads - 1]);
+      return out > 0 ? 2 * out * std::sqrt(a * b / out) : 0;
+    }
+    case OpClass::kConvolution: {
+      const Window& weight = *read[1];
+      return weight.rank > 0 && weight.dims[0] > 0 ? 2 * out * size(weight) / static_cast<double>(weight.dims[0]) : out;
+    }
+    case OpClass::kAttention: {
+      const Window& key = *read[1];
+      return key.rank >= 2 ? 4 * out * static_cast<double>(key.dims[key.rank - 2]) : out;
+    }
+    case OpClass::kNormalization:
+      return 8 * out;
+    default:
+      return out;
+  }
+}
+
+}  // namespace
+
+double bytes_seen(const Window& window) { return static_cast<double>(window.numel) * dtype_bytes(window.dtype); }
+
+Work work_of(const Graph& graph, const Node& node) {
+  Work work;
+  const Window* read[3] = {};
+  int reads = 0;
+  const Window* written = nullptr;
+  const Operand* const operands = graph.operands_of(node);
+  for (int i = 0; i < node.operand_count; ++i) {
+    const Window& window = (*graph.windows)[operands[i].window];
+    work.bytes += bytes_seen(window);
+    work.elements = std::max(work.elements, static_cast<double>(window.numel));
+    if (operands[i].reads() && reads < 3) read[reads++] = &window;
+    if (operands[i].writes() && written == nullptr) written = &window;
+  }
+  const OpClass op_class = op_table()[node.op].op_class;
+  work.half = written != nullptr && dtype_bytes(written->dtype) == 2;
+  work.flops = written != nullptr && reads >= 2 ? flops_of(op_class, *written, read, reads) : work.bytes / 4;
+  return work;
+}
+
+Work work_of(const Graph& graph, const Plan& plan, const Instruction& task) {
+  switch (task.kind) {
+    case Instruction::Kind::kRun:
+    case Instruction::Kind::kBody:
+      return work_of(graph, graph.nodes[task.index]);
+    case Instruction::Kind::kFused:
+      return work_of(graph, plan.groups[task.index]);
+    default:
+      return {};
+  }
+}
+
+Work work_of(const Graph& graph, const FusedGroup& group) {
+  Work work;
+  for (const uint32_t member : group.members) {
+    // The work of a node with a tail is its body's, which runs by itself; the tail is next to nothing.
+    if (!is_tail(graph, member)) work.flops += work_of(graph, graph.nodes[member]).flops;
+  }
+  for (const GroupOperand& operand : group.operands) {
+    const Window& window = (*graph.windows)[graph.operands[operand.operand].window];
+    work.bytes += bytes_seen(window) * (operand.loads + operand.stores);
+    work.elements = std::max(work.elements, static_cast<double>(window.numel));
+  }
+  return work;
+}
+
+double CostModel::latency(backend::DeviceIndex device) const {
+  return known_or(rates_[device].launch_latency, device == backend::kCpu ? 1e-6 : 5e-6);
+}
+
+double CostModel::run_seconds(const Work& work, backend::DeviceIndex device) const {
+  return full_rate_seconds(work, device) + latency(device);
+}
+
+double CostModel::full_rate_seconds(const Work& work, backend::DeviceIndex device) const {
+  const bool on_cpu = device == backend::kCpu;
+  const backend::Capabilities& rates = rates_[device];
+  double flops = known_or(rates.flops, on_cpu ? 1e11 : 1e13);
+  if (work.half) flops = known_or(rates.flops_half, flops);
+  const double arithmetic = work.flops / flops;
+  const double traffic = work.bytes / known_or(rates.memory_bandwidth, on_cpu ? 2e10 : 1e12);
+  return std::max(arithmetic, traffic);
+}
+
+double CostModel::utilization(const Work& work, double seconds, backend::DeviceIndex device, double slowness) const {
+  if (!(seconds > 0)) return 1;
+  const double filled = std::min(1.0, work.elements / known_or(rates_[device].parallelism, 1 << 17));
+  const double running = std::max(0.0, seconds - slowness * latency(device));
+  return std::min(1.0, std::max(slowness * full_rate_seconds(work, device), filled * running) / seconds);
+}
+
+uint64_t CostModel::slowness_key() {
+  backend::Fnv hash;
+  hash.add("slowness");
+  return hash.value();
+}
+
+double CostModel::slowness() const {
+  if (slowness_ > 0) return slowness_;
+  const double learned = history_ == nullptr ? 0 : history_->find(slowness_key());
+  return learned > 0 ? learned : 1;
+}
+
+double CostModel::node_seconds(const Graph& graph, const Node& node, backend::DeviceIndex device, Part part) const {
+  const double measured = history_ == nullptr ? 0 : history_->find(cost_key(graph, node, device, part));
+  return measured > 0 ? measured : run_seconds(work_of(graph, node), device);
+}
+
+double CostModel::group_seconds(const Graph& graph, const FusedGroup& group, backend::DeviceIndex device) const {
+  const double measured = history_ == nullptr ? 0 : history_->find(cost_key(graph, group, device));
+  return measured > 0 ? measured : run_seconds(work_of(graph, group), device);
+}
+
+double CostModel::copy_bandwidth(backend::DeviceIndex to) const {
+  const backend::Capabilities& rates = rates_[backend::kAccelerator];
+  const double in = known_or(rates.copy_bandwidth, 1e10);
+  return to == backend::kAccelerator ? in : known_or(rates.readback_bandwidth, in);
+}
+
+double CostModel::guessed_copy_seconds(double bytes, backend::DeviceIndex to) const {
+  return rates_[backend::kAccelerator].copy_latency + bytes / copy_bandwidth(to);
+}
+
+double CostModel::copy_seconds(double bytes, backend::DeviceIndex to) const {
+  if (bytes == 0) return 0;
+  const double guess = guessed_copy_seconds(bytes, to);
+  if (history_ == nullptr) return guess;
+  const CopyClass known(bytes, to);
+  const double measured = history_->find(known.key);
+  return measured > 0 ? measured * guess / guessed_copy_seconds(known.bytes, to) : guess;
+}
+
+void CostModel::learn_copy(double bytes, backend::DeviceIndex to, double seconds, CostHistory& history) const {
+  const CopyClass known(bytes, to);
+  history.add(known.key, seconds * guessed_copy_seconds(known.bytes, to) / guessed_copy_seconds(bytes, to));
+}
+
+uint64_t CostModel::transfer_bytes(backend::DeviceIndex to) const {
+  // More than a gigabyte is not small, whatever a profile says.
+  constexpr double kMost = 1 << 30;
+  return static_cast<uint64_t>(std::min(kMost, rates_[backend::kAccelerator].copy_latency * copy_bandwidth(to)));
+}
+
+}  // namespace hetero::graph

@@ -1,0 +1,70 @@
+// Cost: what nodes and copies are expected to take.
+//
+// What was measured often enough on this machine (graph/cost/history.h), and before that a guess:
+// a roofline ("Roofline", Williams et al. 2009): the larger of arithmetic and memory traffic, each at the device's rate, which the operator's class and
+// windows give, and beside that what a call or a copy costs however small it is. A rate that a device does not know is a guess.
+//
+// Thread safety: plain data.
+
+#pragma once
+
+#include "graph/ir/graph.h"
+#include "graph/ir/plan.h"
+
+namespace hetero::graph {
+
+struct Work {
+  double flops = 0;
+  double bytes = 0;     // touched
+  double elements = 0;  // of the largest window: what could be computed at the same time
+  bool half = false;    // the arithmetic is that of 2-byte floats
+};
+// What one look at all elements moves.
+double bytes_seen(const Window& window);
+Work work_of(const Graph& graph, const Node& node);
+// A fused kernel computes what its members do, and touches what it loads and stores.
+Work work_of(const Graph& graph, const FusedGroup& group);
+// A run, a body or a fused kernel; others are no work.
+Work work_of(const Graph& graph, const Plan& plan, const Instruction& task);
+
+// A copy of no more bytes that the program has made itself does not wait for others: it goes by an urgent queue.
+inline constexpr uint64_t kUrgentBytes = uint64_t{256} << 10;
+
+class CostModel {
+ public:
+  explicit CostModel(const PlanOptions& options)
+      : rates_{options.cpu, options.accelerator}, history_(options.history), slowness_(options.slowness) {}
+
+  // Of one call.
+  double run_seconds(const Work& work, backend::DeviceIndex device) const;
+  double node_seconds(const Graph& graph, const Node& node, backend::DeviceIndex device,
+                      Part part = Part::kWhole) const;
+  double group_seconds(const Graph& graph, const FusedGroup& group, backend::DeviceIndex device) const;
+  // The share of the device that a call keeps busy while it takes so long: what it needs of the device at its full rate, and no less than the part of it
+  // that its elements fill. What it waits for, as for its launch, keeps nothing busy. `slowness`: of the device, 1 as it is described.
+  double utilization(const Work& work, double seconds, backend::DeviceIndex device, double slowness) const;
+  // How many times as slow the accelerator is as its description, launches included, by what kernels beside each other took: in the program, else in all
+  // that were seen, else 1. No kernel that runs alone tells how much of its time it only waits. See fit_slowness in graph/cost/simulate.h.
+  double slowness() const;
+  static uint64_t slowness_key();
+  // From the other device.
+  double copy_seconds(double bytes, backend::DeviceIndex to) const;
+  // Notes what a copy has taken, beside whatever else was on its way.
+  void learn_copy(double bytes, backend::DeviceIndex to, double seconds, CostHistory& history) const;
+  // The most bytes that small copies should have together as one transfer: their time on the link is then no more than what one more transfer costs,
+  // so nobody waits longer than for a second one. 0 where a copy costs nothing however small it is.
+  uint64_t transfer_bytes(backend::DeviceIndex to) const;
+
+ private:
+  double latency(backend::DeviceIndex device) const;
+  double copy_bandwidth(backend::DeviceIndex to) const;
+  double guessed_copy_seconds(double bytes, backend::DeviceIndex to) const;
+  // Without latency.
+  double full_rate_seconds(const Work& work, backend::DeviceIndex device) const;
+
+  backend::Capabilities rates_[backend::kMaxDevices];
+  const CostHistory* history_;
+  double slowness_;  // 0: not known of the program
+};
+
+}  // namespace hetero::graph

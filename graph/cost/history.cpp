@@ -1,0 +1,164 @@
+#include "graph/cost/history.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+#include <string_view>
+#include <vector>
+
+#include "backend/base/fnv.h"
+
+namespace hetero::graph {
+namespace {
+
+constexpr const char* kFormat = "hetero costs 1";
+
+std::string first_line(const std::string& machine, size_t count, uint64_t checksum) {
+  char numbers[64];
+  std::snprintf(numbers, sizeof(numbers), "; %zu entries; %016" PRIx64, count, checksum);
+  return std::string(kFormat) + "; " + machine + numbers;
+}
+
+}  // namespace
+
+uint64_t cost_key(const Graph& graph, const Node& node, backend::DeviceIndex device, Part part) {
+  backend::Fnv hash;
+  hash.add(op_table()[node.op].name);
+  hash.add(device);
+  if (part != Part::kWhole) hash.add(static_cast<int64_t>(part));
+  for (const Operand *o = graph.operands_of(node), *end = o + node.operand_count; o != end; ++o) {
+    const Window& window = (*graph.windows)[o->window];
+    hash.add(static_cast<int64_t>(window.dtype) * 256 + window.rank);
+    for (int d = 0; d < window.rank; ++d) {
+      hash.add(window.sizes()[d]);
+      hash.add(window.strides()[d]);
+    }
+  }
+  return hash.value();
+}
+
+uint64_t cost_key(const Graph& graph, const FusedGroup& group, backend::DeviceIndex device) {
+  backend::Fnv hash;
+  hash.add("fused");
+  for (const uint32_t member : group.members) hash.add(cost_key(graph, graph.nodes[member], device));
+  for (const GroupOperand& operand : group.operands) hash.add(operand.loads * 2 + operand.stores);
+  return hash.value();
+}
+
+CopyClass::CopyClass(double size, backend::DeviceIndex to) : bytes(1.5 * std::exp2(std::ilogb(std::max(1.0, size)))) {
+  backend::Fnv hash;
+  hash.add("copy");
+  hash.add(to);
+  hash.add(static_cast<int64_t>(bytes));
+  key = hash.value();
+}
+
+void CostHistory::add(uint64_t key, double seconds) {
+  if (!(seconds > 0) || !std::isfinite(seconds)) return;
+  const std::lock_guard lock(mutex_);
+  auto found = entries_.find(key);
+  if (found == entries_.end()) {
+    if (entries_.size() >= kMost) return;
+    found = entries_.emplace(key, Entry()).first;
+  }
+  Entry& entry = found->second;
+  if (entry.count >= kEnough) {
+    const double deviation = std::sqrt(entry.squares / entry.count);
+    if (std::abs(seconds - entry.mean) > 4 * std::max(deviation, 0.1 * entry.mean)) {
+      if (++entry.outliers < kOutliers) return;
+      const double reported = entry.reported;
+      entry = Entry();
+      entry.reported = reported;
+    }
+  }
+  entry.outliers = 0;
+  ++entry.count;
+  const double difference = seconds - entry.mean;
+  entry.mean += difference / entry.count;
+  entry.squares += difference * (seconds - entry.mean);
+  if (entry.count < kEnough) return;
+  if (entry.reported == 0 || std::abs(entry.mean - entry.reported) > entry.reported / 4) {
+    entry.reported = entry.mean;
+    ++version_;
+  }
+}
+
+double CostHistory::find(uint64_t key) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(key);
+  return found == entries_.end() || found->second.count < kEnough ? 0 : found->second.mean;
+}
+
+size_t CostHistory::size() const {
+  const std::lock_guard lock(mutex_);
+  return entries_.size();
+}
+
+uint64_t CostHistory::version() const {
+  const std::lock_guard lock(mutex_);
+  return version_;
+}
+
+Status CostHistory::save(const std::string& path, const std::string& machine) const {
+  std::string text;
+  size_t count = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, entry] : entries_) {
+      if (entry.count < kEnough) continue;
+      char line[128];
+      std::snprintf(line, sizeof(line), "%016" PRIx64 " %" PRIu32 " %.17g %.17g\n", key, entry.count, entry.mean,
+                    entry.squares);
+      text += line;
+      ++count;
+    }
+  }
+  // Other processes may read while we write, or write as well.
+  const std::string unfinished = path + "." + std::to_string(::getpid()) + ".new";
+  std::ofstream file(unfinished, std::ios::trunc);
+  file << first_line(machine, count, backend::fnv(text)) << '\n' << text;
+  file.close();
+  if (!file || std::rename(unfinished.c_str(), path.c_str()) != 0) {
+    std::remove(unfinished.c_str());
+    return Status(ErrorClass::kStorage, "cannot write " + path);
+  }
+  return Status();
+}
+
+bool CostHistory::load(const std::string& path, const std::string& machine) {
+  std::ifstream file(path);
+  std::string first;
+  if (!std::getline(file, first)) return false;
+  std::stringstream rest;
+  rest << file.rdbuf();
+  const std::string text = rest.str();
+  std::vector<std::pair<uint64_t, Entry>> read;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    uint64_t key = 0;
+    Entry entry;
+    if (std::sscanf(line.c_str(), "%" SCNx64 " %" SCNu32 " %lf %lf", &key, &entry.count, &entry.mean, &entry.squares) !=
+            4 ||
+        entry.count < kEnough || !(entry.mean > 0) || !(entry.squares >= 0)) {
+      return false;
+    }
+    // A few new measurements may outweigh what an older run has seen.
+    const uint32_t count = std::min(entry.count, 4 * kEnough);
+    entry.squares *= static_cast<double>(count) / entry.count;
+    entry.count = count;
+    entry.reported = entry.mean;
+    read.emplace_back(key, entry);
+  }
+  if (first != first_line(machine, read.size(), backend::fnv(text))) return false;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [key, entry] : read) entries_.try_emplace(key, entry);
+  ++version_;
+  return true;
+}
+
+}  // namespace hetero::graph

@@ -1,0 +1,73 @@
+// CostHistory: what nodes have taken on this machine, by operator, windows and device.
+//
+// A roofline knows nothing of how good a kernel is; what was measured does (StarPU's history models; C. Augonnet et al., 2009). An entry counts when
+// it has been measured often enough. A measurement far from the others is passed over, as another process may have had the processor; when several in
+// a row are, the machine has changed, and the entry begins anew.
+//
+//   history.add(cost_key(graph, node, device), seconds);
+//   history.find(key);                            // 0: not known well enough
+//   history.save(path, "cpu model + device");     // read back by load() of the same machine and version
+//
+// Thread safety: any thread.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+#include "backend/device/device.h"
+#include "backend/base/status.h"
+#include "graph/fusion/fusion.h"
+#include "graph/ir/graph.h"
+
+namespace hetero::graph {
+
+// The same in every process: of names, sizes and strides, not of ids.
+uint64_t cost_key(const Graph& graph, const Node& node, backend::DeviceIndex device, Part part = Part::kWhole);
+// Of a fused group: of its members and of what it loads and stores.
+uint64_t cost_key(const Graph& graph, const FusedGroup& group, backend::DeviceIndex device);
+
+// Copies to a device of about the same size have one entry: what one of `bytes` takes.
+struct CopyClass {
+  explicit CopyClass(double bytes, backend::DeviceIndex to);
+  uint64_t key;
+  double bytes;
+};
+
+class CostHistory {
+ public:
+  static constexpr uint32_t kEnough = 3;    // measurements until an entry counts
+  static constexpr uint32_t kOutliers = 3;  // in a row, until it begins anew with the last of them
+  static constexpr uint32_t kToRelearn = kOutliers + kEnough - 1;
+  static constexpr size_t kMost = 1u << 16;  // entries; new ones are not taken beyond
+
+  void add(uint64_t key, double seconds);
+  // Mean seconds; 0 where too little is known.
+  double find(uint64_t key) const;
+  size_t size() const;
+  // Changes when something that counts differs by a quarter from what it was when the number last changed.
+  uint64_t version() const;
+
+  // Text: a first line with version, machine, count and checksum, then an entry a line. Errors: kStorage.
+  Status save(const std::string& path, const std::string& machine) const;
+  // Adds what the file holds. A file of another machine or version, or a damaged one, is as if there were none: false.
+  bool load(const std::string& path, const std::string& machine);
+
+ private:
+  struct Entry {
+    uint32_t count = 0;
+    uint32_t outliers = 0;  // in a row
+    double mean = 0;
+    double squares = 0;   // of the differences from the mean, summed (Welford 1962)
+    double reported = 0;  // the mean when version_ last changed for it
+  };
+
+  mutable std::mutex mutex_;
+  std::unordered_map<uint64_t, Entry> entries_;
+  uint64_t version_ = 0;
+};
+
+}  // namespace hetero::graph

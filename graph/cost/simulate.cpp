@@ -1,0 +1,168 @@
+#include "graph/cost/simulate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "backend/device/compute_engine.h"
+#include "graph/ir/text.h"
+
+namespace hetero::graph {
+namespace {
+
+using backend::kAccelerator;
+using Kind = Instruction::Kind;
+
+// Of the instructions from `position` to before `end`, which are one or a transfer.
+double seconds_of(const Graph& graph, const Plan& plan, const CostModel& costs, size_t position, size_t end) {
+  const Instruction& instruction = plan.program[position];
+  const backend::DeviceIndex device = device_of(instruction.queue);
+  const auto node_seconds = [&](const Instruction& call) {
+    return costs.node_seconds(graph, graph.nodes[call.index], device, part_of(call));
+  };
+  switch (instruction.kind) {
+    case Kind::kRun:
+    case Kind::kBody:
+      return node_seconds(instruction);
+    case Kind::kBatch: {
+      double seconds = 0;
+      for (const Instruction& call : plan.batches[instruction.index]) seconds += node_seconds(call);
+      return seconds;
+    }
+    case Kind::kFused:
+      return costs.group_seconds(graph, plan.groups[instruction.index], device);
+    case Kind::kCopy: {
+      double bytes = 0;
+      for (; position < end; ++position) {
+        bytes += static_cast<double>(graph.buffers[plan.program[position].index].bytes);
+      }
+      return costs.copy_seconds(bytes, instruction.to);
+    }
+    case Kind::kRecord:
+    case Kind::kWait:
+      return 0;
+  }
+  return 0;
+}
+
+// Whether it runs, or may run, beside others on the accelerator.
+bool is_kernel(const Instruction& instruction) {
+  return instruction.queue != kHostQueue && backend::is_compute(kind_of(instruction.queue));
+}
+
+}  // namespace
+
+void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simulation& simulation) {
+  std::array<double, kMaxQueues> free{};  // when the queue is done with what was submitted
+  std::array<double, kMaxQueues> first{};
+  std::array<bool, kMaxQueues> used{};
+  std::vector<double> recorded(plan.event_count);
+  backend::ComputeEngine engine;
+  const bool shares = has_side_queues(plan);
+  const double slowness = shares ? costs.slowness() : 1;
+  simulation.spans.resize(plan.program.size());
+  simulation.busy.fill(0);
+  simulation.waited.fill(0);
+  for (uint32_t p = 0, end = 0; p < plan.program.size(); p = end) {
+    const Instruction& instruction = plan.program[p];
+    end = instruction.kind == Kind::kCopy ? end_of_transfer(graph, plan, p) : p + 1;
+    const QueueId queue = instruction.queue;
+    // Nothing begins before the host submits it, and the host is done with its own queue then.
+    double begin = std::max(free[queue], free[kHostQueue]);
+    if (instruction.kind == Kind::kWait) begin = std::max(begin, recorded[instruction.index]);
+    const double alone = seconds_of(graph, plan, costs, p, end);
+    if (alone > 0 && !used[queue]) {
+      used[queue] = true;
+      first[queue] = begin;
+    }
+    free[queue] = begin + alone;
+    if (shares && is_kernel(instruction)) {
+      const double share = costs.utilization(work_of(graph, plan, instruction), alone, kAccelerator, slowness);
+      free[queue] = engine.run(begin, alone, share);
+    }
+    const double seconds = free[queue] - begin;
+    const QueueId yields = queue_id(device_of(queue), backend::yielding(kind_of(queue)));
+    if (yields != queue && free[yields] > begin) free[yields] += seconds;
+    simulation.busy[queue] += seconds;
+    simulation.spans[p] = {begin, free[queue]};
+    for (uint32_t other = p + 1; other < end; ++other) simulation.spans[other] = {free[queue], free[queue]};
+    if (instruction.kind == Kind::kRecord) recorded[instruction.index] = free[queue];
+  }
+  simulation.seconds = *std::max_element(free.begin(), free.end());
+  for (size_t q = 0; q < free.size(); ++q) {
+    // Sums differ in their last bits.
+    if (used[q]) simulation.waited[q] = std::max(0.0, free[q] - first[q] - simulation.busy[q]);
+  }
+}
+
+double simulated_seconds(const Graph& graph, const Plan& plan, const PlanOptions& options) {
+  Simulation simulation;
+  simulate(graph, plan, CostModel(options), simulation);
+  return simulation.seconds;
+}
+
+std::optional<double> fit_slowness(const Graph& graph, const Plan& plan, const CostModel& costs,
+                                   std::span<const Span> spans) {
+  struct Kernel {
+    double begin, end, alone;
+    Work work;
+  };
+  std::vector<Kernel> kernels;
+  double measured = 0;
+  for (size_t p = 0; p < plan.program.size(); ++p) {
+    const Instruction& instruction = plan.program[p];
+    const double alone = is_kernel(instruction) ? seconds_of(graph, plan, costs, p, p + 1) : 0;
+    if (!(alone > 0)) continue;
+    kernels.push_back({spans[p].begin, spans[p].end, alone, work_of(graph, plan, instruction)});
+    measured += spans[p].end - spans[p].begin;
+  }
+  backend::ComputeEngine engine;
+  // By how much the kernels would have ended earlier or later.
+  const auto error = [&](double slowness) {
+    engine.reset();
+    double sum = 0;
+    for (const Kernel& kernel : kernels) {
+      const double share = costs.utilization(kernel.work, kernel.alone, kAccelerator, slowness);
+      sum += std::abs(engine.run(kernel.begin, kernel.alone, share) - kernel.end);
+    }
+    return sum;
+  };
+  constexpr double kMost = 32;         // or its inverse
+  constexpr double kStep = 1.0905;     // 2^(1/8)
+  constexpr double kTolerance = 0.02;  // of the sum: no reason to change it
+  constexpr double kUnlike = 0.1;      // of the sum: no explanation
+  double best = costs.slowness();
+  double least = error(best);
+  if (least <= kTolerance * measured) return best;
+  const auto look_around = [&](double middle, double reach, double step) {
+    for (double slowness = middle / reach; slowness <= middle * reach; slowness *= step) {
+      if (const double here = error(slowness); here < least) {
+        best = slowness;
+        least = here;
+      }
+    }
+  };
+  look_around(1, kMost, kStep);
+  look_around(best, kStep, 1 + (kStep - 1) / 8);
+  return least <= kUnlike * measured ? std::optional(best) : std::nullopt;
+}
+
+bool keeps_placement(double seconds_then, double seconds_now) {
+  constexpr double kMost = 2;
+  return seconds_now < kMost * seconds_then && seconds_then < kMost * seconds_now;
+}
+
+std::string to_string(const Simulation& simulation) {
+  char line[160];
+  std::snprintf(line, sizeof(line), "predicted: %.3g s", simulation.seconds);
+  std::string text = line;
+  for (QueueId queue = 0; queue < kMaxQueues; ++queue) {
+    if (simulation.busy[queue] == 0) continue;
+    std::snprintf(line, sizeof(line), "; %s %s: busy %.3g s, waits %.3g s", device_word(device_of(queue)),
+                  to_string(kind_of(queue)), simulation.busy[queue], simulation.waited[queue]);
+    text += line;
+  }
+  return text + '\n';
+}
+
+}  // namespace hetero::graph

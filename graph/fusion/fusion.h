@@ -1,0 +1,86 @@
+// FusedGroup: nodes that run as one fused kernel, and the functions that make one out of a graph's nodes.
+//
+// Which nodes form a group is the fusion pass's decision (plan/fusion.cpp); everything else about a group follows from the graph:
+//
+//   structure   members, operands, kernel     the plan's; the same for all sizes with which the members fit together alike
+//   space       sizes and strides             space_of(): made anew when sizes change
+//   numbers     scalars of the members        gather_numbers(): made anew when attributes change
+//
+// A value of a group is one entry for each point of its space, addressed through (buffer, offset, strides). A member that reads
+// exactly what an earlier one wrote takes the value. What nobody outside needs afterwards is not stored and has no memory.
+//
+// Thread safety: pure functions; a group is immutable while it may be run.
+
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/fused/kernel.h"
+#include "backend/cpu/fused/launch.h"
+#include "backend/base/status.h"
+#include "graph/ir/graph.h"
+
+namespace hetero::graph {
+
+// What fusion has made of a live node, and what kept it from joining the group it depends on or shares an input with.
+enum class FusionNote : uint8_t {
+  kJoined,       // in a group with others
+  kTailJoined,   // its tail is in a group with others
+  kAlone,        // there was no group to join
+  kNoLowering,   // the operator, or this call of it, cannot be fused
+  kOtherShape,   // the iteration spaces do not agree
+  kNotTrailing,  // a reduction over other dimensions than the last ones
+  kOtherRow,     // a reduction over another row than the group's
+  kOverlap,      // touches bytes of the group through another window
+  kTooLarge,     // the group has reached a limit
+  kClosed,       // the group it depends on had to run before
+  kOtherDevice,  // the group it depends on may run on other devices
+};
+const char* to_string(FusionNote note);
+
+// An operand of a group's kernel: bytes that it loads, stores, or both.
+struct GroupOperand {
+  BufferId buffer;
+  uint32_t operand;  // of the graph: one that addresses these bytes
+  bool loads = false;
+  bool stores = false;
+
+  bool operator==(const GroupOperand&) const = default;
+};
+
+// Of a member with a tail (OpTraits::has_tail) only the tail is in the group: its body runs before, as an instruction of its own. The last member has none.
+struct FusedGroup {
+  std::vector<uint32_t> members;       // nodes, in an order that keeps their dependences
+  std::vector<GroupOperand> operands;  // of the kernel
+  backend::FusedKernel kernel;
+  backend::FusedSpace space;
+  backend::FusedLaunch launch;
+  bool prepared = false;  // otherwise the engine has refused it, and the members run one by one
+  std::vector<backend::Number> numbers;
+
+  // Whether the kernel checks what it reads. Where a check fails, the members run one by one.
+  bool has_checks() const;
+
+  // The rest follows from the graph.
+  bool operator==(const FusedGroup& other) const { return members == other.members && operands == other.operands; }
+};
+
+// Whether only the tail of a member is in its group.
+inline bool is_tail(const Graph& graph, uint32_t member) { return op_table()[graph.nodes[member].op].has_tail; }
+
+// Builds everything but `members` from them. What is written to buffers with needed[buffer] is stored. False where the members do not fit
+// together.
+bool build_group(const Graph& graph, std::span<const uint8_t> needed, FusedGroup& group);
+
+// The sizes and strides of `group` for the windows that the graph has now. False where the members no longer fit together as they did.
+// Other sizes may come with other numbers.
+bool space_of(const Graph& graph, const FusedGroup& group, backend::FusedSpace& space);
+
+// The members' numbers for the attributes that the graph has now. False where a member no longer lowers as it did; `changed`, where given, marks the
+// nodes of which only the numbers among the attributes may be others than when the group was made.
+bool gather_numbers(const Graph& graph, const FusedGroup& group, std::vector<backend::Number>& numbers,
+                    const std::vector<uint8_t>* changed = nullptr);
+
+}  // namespace hetero::graph

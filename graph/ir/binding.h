@@ -1,0 +1,83 @@
+// Binding: the bytes of a storage, as the executor and the storage's owner share them.
+//
+// Thread safety: the owner's; the executor uses the bindings of a run while it runs.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "backend/device/device.h"
+#include "backend/memory/spill_file.h"
+#include "backend/base/status.h"
+#include "graph/ir/layout.h"
+
+namespace hetero::graph {
+
+// What a kernel computed of a storage's bytes and keeps beside them for the next run, a weight in another layout say. The kernel that made it
+// knows its type. It is dropped when the bytes change: by the executor before a run whose nodes write them, and by whoever else writes.
+struct Derived {
+  virtual ~Derived() = default;
+};
+
+// Owns what was derived. Programs that share the bytes may run at once: any of them may publish what it made, and the first one stays.
+class DerivedPointer {
+ public:
+  DerivedPointer() = default;
+  DerivedPointer(DerivedPointer&& other) noexcept : pointer_(other.release()) {}
+  DerivedPointer& operator=(DerivedPointer&& other) noexcept {
+    delete pointer_.exchange(other.release());
+    return *this;
+  }
+  ~DerivedPointer() { reset(); }
+
+  Derived* get() const { return pointer_.load(std::memory_order_acquire); }
+  // What is there from now on: `made`, or what another thread has published before.
+  Derived* publish(std::unique_ptr<Derived> made) {
+    Derived* found = nullptr;
+    return pointer_.compare_exchange_strong(found, made.get()) ? made.release() : found;
+  }
+  // REQUIRES: nobody uses it.
+  void reset() {
+    if (get() != nullptr) delete release();
+  }
+
+ private:
+  Derived* release() { return pointer_.exchange(nullptr); }
+  std::atomic<Derived*> pointer_{nullptr};
+};
+
+// The bytes of a storage: a block per device, and which of them are valid.
+struct Binding {
+  backend::Block blocks[backend::kMaxDevices];
+  uint8_t valid_on = 0;
+  Layout layout;        // of the storage in the CPU's block
+  bool shared = false;  // others may write the bytes unseen: nothing may be derived of them
+  DerivedPointer derived;
+  // Where the CPU's bytes are while it has no block for them; valid_on says that they are valid there.
+  std::unique_ptr<backend::SpilledBytes> spilled;
+  Status error;  // not ok: the bytes are lost, for this reason
+  // How many programs with an accelerator have read the bytes since they were written, or had to leave; below 0 after that.
+  int16_t reads = 0;
+  uint8_t evictions = 0;  // how often they had to leave the accelerator for another program
+
+  // What was known of the bytes holds no more.
+  void changed() {
+    derived.reset();
+    reads = 0;
+    evictions = 0;
+  }
+
+  // The bytes have left the accelerator for those of another program. Where that happens again and again, bringing them is no investment: each time it takes
+  // twice as many reads as before until they are expected to stay again.
+  void evicted() {
+    constexpr uint8_t kMost = 8;
+    constexpr int kFirst = 32;
+    reads = static_cast<int16_t>(-(kFirst << evictions));
+    if (evictions < kMost) ++evictions;
+  }
+};
+
+}  // namespace hetero::graph

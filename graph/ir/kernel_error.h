@@ -1,0 +1,22 @@
+// What a kernel threw, as a Status: its message begins with the operator's name, and the exception is kept.
+//
+// Thread safety: any thread.
+
+#pragma once
+
+#include <exception>
+#include <string>
+
+#include "backend/base/status.h"
+
+namespace hetero::graph {
+
+// What an exception says: its what(), or what set_exception_words() was given makes of it. Some libraries put the stack into what(), which belongs into no sentence.
+std::string words_of(const std::exception& error);
+// REQUIRES: no program runs.
+void set_exception_words(std::string (*words)(const std::exception&));
+
+// REQUIRES: an exception is being handled.
+Status kernel_error(const std::string& where);
+
+}  // namespace hetero::graph

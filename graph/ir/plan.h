@@ -1,0 +1,270 @@
+// Plan and Program: what planning makes of a Graph, and what the executor runs. Both are data, print, and parse back.
+//
+// A Plan says for each node whether it runs, where and why, and for each (buffer, device) where its bytes lie. A Program is
+// the plan's instructions in the order in which the host submits them, each tagged with its queue. The same text gives the
+// same program, so plans can be stored, compared and mutated by tests.
+//
+// Thread safety: immutable once built; shared freely.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backend/device/device.h"
+#include "backend/base/status.h"
+#include "graph/fusion/fusion.h"
+#include "graph/ir/graph.h"
+
+namespace hetero::graph {
+
+// Why a node was placed where it is.
+enum class Reason : uint8_t {
+  kOnlyDevice,   // there is no accelerator
+  kRequested,    // the user's placement
+  kUnsupported,  // the accelerator has no kernel for it
+  kFaster,       // it is faster there
+  kSavesTime,    // it would be faster elsewhere, but copies would take more than that, or the other device is busy
+  kNoMemory,     // the accelerator's memory does not suffice
+};
+const char* to_string(Reason reason);
+
+// Of a node with a tail in a group: where its body runs.
+struct Placement {
+  backend::DeviceIndex device = backend::kCpu;
+  Reason reason = Reason::kOnlyDevice;
+  float predicted_seconds = 0;  // of the node there; of a member of a group, save for tails, an equal share
+  float elsewhere_seconds = 0;  // the same on the other device; 0 where there is none
+  // Where tasks of the accelerator run beside each other: the share of it that the node's task keeps busy meanwhile.
+  float utilization = 1;
+  // What both are by the device's own figures, whatever was measured. A device that simulates time goes by them: what it showed must not become what it does.
+  float modelled_seconds = 0;
+  float modelled_utilization = 1;
+
+  bool operator==(const Placement&) const = default;
+};
+
+// Where the bytes of one buffer lie on one device while the program runs.
+enum class Home : uint8_t {
+  kNone,     // never on this device
+  kBound,    // the storage's own block, made before or kept after the program
+  kArena,    // a slice of the device's arena, for the program only
+  kBrought,  // the kernel that defines it brings the memory; an escaping buffer's becomes the storage's block
+  kOwned,    // a block of its own from the first touch to the last: large temporaries on the CPU
+};
+
+struct Residence {
+  Home home = Home::kNone;
+  uint64_t offset = 0;  // in the arena
+  // Positions in the program: the instructions that first and last touch the bytes.
+  uint32_t first = 0;
+  uint32_t last = 0;
+
+  // Whether the memory is the buffer's at this position. What lies there before and behind may be another's.
+  bool has_memory(uint32_t position) const { return home != Home::kNone && first <= position && position <= last; }
+
+  bool operator==(const Residence&) const = default;
+};
+
+// A queue, as a dense number: the CPU's compute queue, which is the only one of its queues that programs use, then those of the other devices.
+using QueueId = uint8_t;
+inline constexpr int kMaxQueues = 1 + (backend::kMaxDevices - 1) * backend::kQueueKinds;
+
+// The CPU's compute queue runs on the submitting thread: what it holds is done before anything later is submitted, and
+// a wait on it blocks the submission of everything after.
+inline constexpr QueueId kHostQueue = 0;
+
+// REQUIRES: of the CPU, the compute queue.
+inline QueueId queue_id(backend::DeviceIndex device, backend::QueueKind kind) {
+  if (device == backend::kCpu) return kHostQueue;
+  return static_cast<QueueId>(1 + (device - 1) * backend::kQueueKinds + static_cast<int>(kind));
+}
+inline backend::DeviceIndex device_of(QueueId queue) {
+  return static_cast<backend::DeviceIndex>((queue + backend::kQueueKinds - 1) / backend::kQueueKinds);
+}
+inline backend::QueueKind kind_of(QueueId queue) {
+  return queue == kHostQueue ? backend::QueueKind::kCompute
+                             : static_cast<backend::QueueKind>((queue - 1) % backend::kQueueKinds);
+}
+
+struct Instruction {
+  enum class Kind : uint8_t { kRun, kBody, kBatch, kCopy, kRecord, kWait, kFused };
+  Kind kind = Kind::kRun;
+  QueueId queue = 0;
+  // kRun: the node. kBody: the node, whose tail is a member of a group that comes later. kBatch: the batch. kCopy: the buffer. kRecord and kWait: the event. kFused: the group.
+  uint32_t index = 0;
+  // kCopy: the devices.
+  backend::DeviceIndex from = 0;
+  backend::DeviceIndex to = 0;
+  // kCopy: the bytes have been there before and come back: Plan::returns[stay - 1]. 0 otherwise.
+  uint32_t stay = 0;
+
+  bool operator==(const Instruction&) const = default;
+};
+
+// What the kernel of a run or a body is to do.
+inline Part part_of(const Instruction& instruction) {
+  return instruction.kind == Instruction::Kind::kBody ? Part::kBody : Part::kWhole;
+}
+
+// The bytes of a buffer on a device that they had to leave before, in other memory.
+struct Return {
+  BufferId buffer = 0;
+  backend::DeviceIndex device = 0;
+  Residence residence;
+
+  bool operator==(const Return&) const = default;
+};
+
+// Seconds since the program began.
+struct Span {
+  double begin = 0;
+  double end = 0;
+};
+
+// What a run asks of the buffers, so that a plan that runs often is not looked through each time: note_buffers().
+struct BufferNotes {
+  std::vector<BufferId> placed;   // have a home on some device
+  std::vector<BufferId> written;  // some node writes them; may have a buffer twice
+  std::vector<BufferId> taking;   // take another's block
+  bool empty() const { return placed.empty() && written.empty(); }
+
+  bool operator==(const BufferNotes&) const = default;
+};
+
+struct Plan {
+  std::vector<uint8_t> live;          // per node: it runs
+  std::vector<Placement> placements;  // per node
+  std::vector<FusedGroup> groups;
+  std::vector<std::vector<Instruction>> batches;  // of kRun and kBody: made by one call of OpTraits::run_together
+  std::vector<FusionNote> fusion;                 // per node; empty where nothing was to be fused
+  std::vector<Residence> residences;              // per buffer * kMaxDevices + device: the first stay there
+  std::vector<Return> returns;                    // the later ones
+  uint64_t arena_bytes[backend::kMaxDevices] = {};
+  uint64_t arena_lower_bound[backend::kMaxDevices] = {};  // the most bytes live at once
+  std::vector<Instruction> program;                       // in the order of submission
+  // Copies that follow each other in the program, on one queue, are one transfer as far as they have no more bytes together; 0: each is by itself. By
+  // destination. See end_of_transfer().
+  uint64_t transfer_bytes[backend::kMaxDevices] = {};
+  uint32_t event_count = 0;
+  uint32_t dead_nodes = 0;
+  // Per buffer: the devices on which its bytes are valid after the program (bit i is device i).
+  std::vector<uint8_t> valid_after;
+  BufferNotes notes;  // empty where the plan is to run once
+
+  bool operator==(const Plan&) const = default;
+  const Residence& residence(BufferId buffer, backend::DeviceIndex device) const {
+    return residences[buffer * backend::kMaxDevices + device];
+  }
+  Residence& residence(BufferId buffer, backend::DeviceIndex device) {
+    return residences[buffer * backend::kMaxDevices + device];
+  }
+};
+
+// Whether all its instructions run on the host's own queue.
+bool uses_host_only(const Plan& plan);
+// Whether tasks run beside each other on the accelerator.
+bool has_side_queues(const Plan& plan);
+
+// The position behind the copies that are one transfer with the one at `position`. REQUIRES: that one is a copy, and the first of its transfer.
+uint32_t end_of_transfer(const Graph& graph, const Plan& plan, uint32_t position);
+
+void note_buffers(const Graph& graph, const Plan& plan, BufferNotes& notes);
+
+// Where a group runs.
+inline const Placement& placement_of(const Plan& plan, const FusedGroup& group) {
+  return plan.placements[group.members.back()];
+}
+
+// Of the task that an instruction runs on the accelerator: Placement::modelled_utilization.
+double modelled_utilization(const Plan& plan, const Instruction& instruction);
+// What a run, a body, a batch or a fused group is predicted to take.
+double predicted_seconds(const Graph& graph, const Plan& plan, const Instruction& instruction);
+double modelled_seconds(const Graph& graph, const Plan& plan, const Instruction& instruction);
+
+std::string to_string(const Plan& plan);
+Result<Plan> parse_plan(std::string_view text);
+
+// Builds what the text of a plan leaves out: the groups' kernels, spaces and numbers. Fails where the groups are not those of `graph`.
+Status restore_groups(const Graph& graph, Plan& plan);
+
+// Who decides where nodes run for which the user has no preference.
+enum class Policy : uint8_t {
+  kAuto,         // planning, by cost
+  kCpu,          // the CPU
+  kAccelerator,  // the accelerator, where it has a kernel and the memory
+  kMixed,        // a pseudo-random device for each: for tests
+};
+const char* to_string(Policy policy);
+
+class CostHistory;
+
+// A placement that was looked at.
+struct Candidate {
+  const char* name;
+  double seconds;  // predicted
+  bool chosen = false;
+};
+
+// What planning may use.
+struct PlanOptions {
+  // Nodes may run as fused kernels.
+  bool fusion = false;
+  // The program will run often: time may be spent on a smaller arena.
+  bool thorough = true;
+  // The search for placements, and where `thorough` the one for a smaller arena, may take so many times as long as usual. At least 1.
+  int effort = 1;
+  bool has_accelerator = false;
+  bool accelerator_host_accessible = false;
+  Policy policy = Policy::kAuto;
+  // Where not null: per OpId, what is preferred for nodes without a preference of their own; operators behind its end have none.
+  const std::vector<Preference>* preferences = nullptr;
+  backend::Capabilities cpu;
+  backend::Capabilities accelerator;
+  // Where not null, it is asked which kernels it can run.
+  const backend::Device* accelerator_device = nullptr;
+  // What the accelerator's memory may hold of this graph's buffers, those that lie there already included; 0 for unlimited.
+  uint64_t accelerator_bytes = 0;
+  // What was measured, where not null; what it does not know is guessed.
+  const CostHistory* history = nullptr;
+  // CostModel::slowness() of this program; 0: that of the device.
+  double slowness = 0;
+  // Per node the device that it ran on: planning takes the best placement that is another one, where there is a choice; see TaskGraph::differs. Where
+  // not null; of another number of nodes it says nothing.
+  const std::vector<backend::DeviceIndex>* instead_of = nullptr;
+  // Where not null, the placements that were looked at go there.
+  std::vector<Candidate>* candidates = nullptr;
+  // Where an arena beside the results would take more memory than op-by-op execution, temporaries of at least this size on the CPU get a
+  // block of their own instead of a slice of the arena; where even that takes more, those of at least the second size.
+  uint64_t own_block_bytes = 4096;
+  uint64_t least_own_block_bytes = 1;
+  // On so many of its compute queues the accelerator may run what does not depend on each other; 1 to kComputeQueues.
+  int compute_queues = backend::kComputeQueues;
+  // Programs of others run on the rest of its compute queues meanwhile: the plan says of each task what share of the accelerator it keeps busy.
+  bool shares_accelerator = false;
+  // Small copies that can be one transfer are, where that takes less time.
+  bool join_copies = true;
+  // All temporaries lie in arenas: the program takes no memory while it runs, not even by a kernel that could bring it.
+  bool fixed_memory = false;
+};
+
+// Whether the accelerator has a kernel for the operator.
+bool runs_on_accelerator(const OpTraits& traits, const PlanOptions& options);
+
+// Plans `graph`. The pipeline of passes; see pipeline.cpp. Never fails on a legal graph: where the accelerator's memory does
+// not suffice, nodes move to the CPU.
+// `plan` may hold an earlier plan, whose memory is reused.
+void make_plan(const Graph& graph, const PlanOptions& options, Plan& plan);
+
+// Takes a plan of `before` over to `now`. REQUIRES: the graphs differ in windows, of equal Window::kind, in sizes of buffers, and in attributes'
+// numbers and sizes only, have one table of windows, and have bytes on the same devices; the options are those of the plan, save for the accelerator's memory.
+// What runs where stays as it is. False where that is not possible, or does not fit; the plan is then unusable.
+bool resize_plan(const Graph& before, const Graph& now, const PlanOptions& options, Plan& plan);
+// The same where only numbers differ, those of the nodes that `changed` marks.
+bool renew_numbers(const Graph& graph, const std::vector<uint8_t>& changed, Plan& plan);
+// For each node whether its attributes differ. REQUIRES: as for resize_plan.
+void find_changed_attributes(const Graph& before, const Graph& now, std::vector<uint8_t>& changed);
+
+}  // namespace hetero::graph

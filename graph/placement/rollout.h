@@ -1,0 +1,56 @@
+// Rollout: how long tasks take on given devices in a given order, without making a plan.
+//
+// The rules are those by which the program runs that the passes make of it, memory apart: each device runs its tasks one after the other, in the given
+// order; a link moves one value at a time each way, small ones that tasks have made first; a value is copied when the first task needs it there, and a write makes other copies stale.
+// Copies that pay for many runs are no part of a run: their share is added to the time of the whole. What the program updates begins where it was left
+// (TaskGraph::begins_on).
+// So it gives what simulate() gives for the laid-out program (tests/graph/placement/placement_test.cpp), at a hundredth of the price, and search can afford it.
+//
+// Thread safety: a Rollout belongs to one planning thread.
+
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "graph/placement/task_graph.h"
+
+namespace hetero::graph {
+
+class Rollout {
+ public:
+  explicit Rollout(const TaskGraph& tasks) : tasks_(tasks) {}
+
+  // Seconds until the last task is done, and the shares of amortized copies. `devices` per task; `order` of tasks.
+  double run(std::span<const backend::DeviceIndex> devices, std::span<const uint32_t> order);
+
+  // The same in steps. What the program updates begins where it is first needed.
+  void begin();
+  // When the task would be done there, if it came next.
+  double finish(uint32_t task, backend::DeviceIndex device) const;
+  void place(uint32_t task, backend::DeviceIndex device);
+  double seconds() const { return last_ + shares_; }
+
+ private:
+  struct State {
+    uint8_t valid_on;
+    bool made;                             // by a task
+    double written[backend::kMaxDevices];  // when the last write of the bytes there is done
+    double touched[backend::kMaxDevices];  // the last touch of them
+  };
+
+  bool is_amortized(const Use& use, backend::DeviceIndex device) const {
+    return device == backend::kAccelerator && tasks_.values[use.buffer].amortized;
+  }
+  bool is_urgent(const Use& use) const { return states_[use.buffer].made && tasks_.values[use.buffer].small; }
+
+  const TaskGraph& tasks_;
+  std::vector<State> states_;  // per buffer
+  double device_[backend::kMaxDevices] = {};
+  double link_[backend::kMaxDevices] = {};    // to the device
+  double urgent_[backend::kMaxDevices] = {};  // the same, of copies that go first
+  double last_ = 0;
+  double shares_ = 0;  // of amortized copies
+};
+
+}  // namespace hetero::graph

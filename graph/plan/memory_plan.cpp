@@ -1,0 +1,357 @@
+// Memory plan: where each buffer's bytes lie on each device, and how large the arenas are.
+//
+//   1. Find the first and the last instruction that touches each buffer on each device, and choose
+//      a home: bytes that exist before or after the program are the storage's own (kBound); what a
+//      kernel brings stays in the kernel's memory (kBrought); the rest goes to the device's arena.
+//   2. Where one queue alone touches an arena, as on the CPU alone, pack it with all lifetimes known (interval_packing.h). An arena of the CPU is
+//      held from the first instruction to the last, beside the results; where that would be more
+//      than op-by-op execution has at its worst moment (a training step: activations go as gradients
+//      come), large temporaries get blocks of their own instead (kOwned), from first to last use.
+//   3. Where several queues touch an arena, walk the program: an instruction takes slices for what it touches first
+//      and gives back those of what it touches last; bytes that leave and come back have a slice for each stay. A slice given back remembers who touched it,
+//      and only an instruction that comes after all of them takes it; near the end of the
+//      accelerator's memory an instruction is rather made to wait for them.
+// Memory outside an arena is released by the host as it passes the last use, so only bytes that no
+// copy queue touches qualify.
+
+#include <algorithm>
+#include <optional>
+
+#include "graph/plan/passes.h"
+
+namespace hetero::graph {
+namespace {
+
+using backend::DeviceIndex;
+using backend::kAccelerator;
+using backend::kCpu;
+
+class MemoryPlanner {
+ public:
+  MemoryPlanner(const Graph& graph, const PlanOptions& options, bool keep, Plan& plan, Scratch& scratch)
+      : graph_(graph), options_(options), keep_(keep), plan_(plan), scratch_(scratch) {}
+
+  void run_on_host() {
+    const uint64_t most = unplanned_peak();
+    if (options_.fixed_memory) return pack_host(UINT64_MAX);
+    for (const uint64_t largest : {UINT64_MAX, options_.own_block_bytes, options_.least_own_block_bytes}) {
+      pack_host(largest);
+      if (planned_peak() <= most) break;
+    }
+  }
+
+  bool run() {
+    const size_t residences = graph_.buffers.size() * backend::kMaxDevices;
+    scratch_.slices.assign(residences, 0);
+    scratch_.users.assign(residences, {});
+    scratch_.stay.assign(residences, 0);
+    largest_slice_ = options_.fixed_memory ? UINT64_MAX : options_.own_block_bytes;
+    find_lifetimes();
+    const uint64_t capacity = options_.accelerator_bytes == 0 ? UINT64_MAX : options_.accelerator_bytes;
+    const uint64_t bound = capacity == UINT64_MAX ? 0 : bound_bytes();
+    const uint64_t room = capacity - std::min(bound, capacity);
+    scratch_.arenas[kCpu].reset(true, UINT64_MAX);
+    scratch_.arenas[kAccelerator].reset(true, room);
+    std::fill_n(live_, backend::kMaxDevices, 0);
+    std::fill_n(plan_.arena_lower_bound, backend::kMaxDevices, 0);
+    std::ranges::fill(scratch_.stay, 0);
+    find_shared_arenas();
+    assign_slices();
+    for (DeviceIndex d = 0; d < backend::kMaxDevices; ++d) {
+      plan_.arena_bytes[d] = scratch_.arenas[d].high_water();
+      if (!shared_arena_[d]) pack(d, keep_);
+    }
+    return bound <= capacity && plan_.arena_bytes[kAccelerator] <= room;
+  }
+
+ private:
+  // Temporaries of fewer than `largest` bytes go to the arena.
+  void pack_host(uint64_t largest) {
+    largest_slice_ = largest;
+    find_lifetimes();
+    std::fill_n(plan_.arena_bytes, backend::kMaxDevices, 0);
+    std::fill_n(plan_.arena_lower_bound, backend::kMaxDevices, 0);
+    pack(kCpu, true);
+  }
+
+  // All lifetimes known. REQUIRES: one queue touches the device's arena.
+  void pack(DeviceIndex device, bool searches) {
+    scratch_.intervals.clear();
+    scratch_.packed.clear();
+    for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
+      const Residence& residence = plan_.residence(b, device);
+      if (residence.home != Home::kArena) continue;
+      // Nothing has an address, too.
+      const uint64_t bytes = std::max<uint64_t>(1, graph_.buffers[b].bytes);
+      scratch_.intervals.push_back({residence.first, residence.last, bytes});
+      scratch_.packed.push_back(b);
+    }
+    std::optional<int64_t> effort;  // the usual one
+    if (!options_.thorough || !searches) {
+      effort = 0;
+    } else if (options_.effort > 1) {
+      effort = IntervalPacking::kMostEffort * options_.effort;
+    }
+    scratch_.packing.pack(scratch_.intervals, SliceAllocator::kAlignment, effort);
+    for (size_t i = 0; i < scratch_.packed.size(); ++i) {
+      plan_.residence(scratch_.packed[i], device).offset = scratch_.packing.offset(i);
+    }
+    plan_.arena_bytes[device] = scratch_.packing.total_bytes();
+    plan_.arena_lower_bound[device] = scratch_.packing.lower_bound();
+  }
+
+  // The most bytes at once, beyond those that stay throughout, when the program runs as planned.
+  uint64_t planned_peak() {
+    begin_peak(plan_.program.size());
+    for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
+      const Residence& residence = plan_.residence(b, kCpu);
+      if (residence.home != Home::kArena && residence.home != Home::kNone) {
+        add_lifetime(graph_.buffers[b], residence.first, residence.last);
+      }
+    }
+    return plan_.arena_bytes[kCpu] + end_peak();
+  }
+
+  // The same when every live node runs by itself, in program order, and memory is freed after the last use.
+  uint64_t unplanned_peak() {
+    scratch_.first_use.assign(graph_.buffers.size(), UINT32_MAX);
+    scratch_.last_use.assign(graph_.buffers.size(), 0);
+    for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (!plan_.live[n]) continue;
+      const Operand* const operands = graph_.operands_of(graph_.nodes[n]);
+      for (int i = 0; i < graph_.nodes[n].operand_count; ++i) {
+        const BufferId buffer = operands[i].buffer;
+        scratch_.first_use[buffer] = std::min(scratch_.first_use[buffer], n);
+        scratch_.last_use[buffer] = n;
+      }
+    }
+    begin_peak(graph_.nodes.size());
+    for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
+      if (scratch_.first_use[b] != UINT32_MAX) {
+        add_lifetime(graph_.buffers[b], scratch_.first_use[b], scratch_.last_use[b]);
+      }
+    }
+    return end_peak();
+  }
+
+  void begin_peak(size_t positions) { scratch_.deltas.assign(positions + 1, 0); }
+
+  void add_lifetime(const Buffer& buffer, uint32_t first, uint32_t last) {
+    const auto bytes = static_cast<int64_t>(SliceAllocator::round_up(buffer.bytes));
+    const bool before = buffer.valid_on != 0;
+    if (before && buffer.escapes) return;
+    scratch_.deltas[before ? 0 : first] += bytes;
+    if (!buffer.escapes) scratch_.deltas[last + 1] -= bytes;
+  }
+
+  uint64_t end_peak() const {
+    int64_t live = 0;
+    int64_t most = 0;
+    for (const int64_t delta : scratch_.deltas) {
+      live += delta;
+      most = std::max(most, live);
+    }
+    return static_cast<uint64_t>(most);
+  }
+
+  void find_lifetimes() {
+    plan_.residences.assign(graph_.buffers.size() * backend::kMaxDevices, {});
+    for (uint32_t i = 0; i < plan_.program.size(); ++i) {
+      const Instruction& instruction = plan_.program[i];
+      if (instruction.kind == Instruction::Kind::kCopy) {
+        touch_by_copy(i, instruction.index, instruction.from);
+        if (instruction.stay != 0) scratch_.stay[index_of(instruction.index, instruction.to)] = instruction.stay;
+        touch_by_copy(i, instruction.index, instruction.to);
+        continue;
+      }
+      if (instruction.kind == Instruction::Kind::kFused) {
+        const DeviceIndex device = device_of(instruction.queue);
+        for (const GroupOperand& o : plan_.groups[instruction.index].operands) touch_by_group(i, o.buffer, device);
+        continue;
+      }
+      if (instruction.kind == Instruction::Kind::kBatch) {
+        for (const Instruction& call : plan_.batches[instruction.index]) touch_by_node(i, call);
+        continue;
+      }
+      touch_by_node(i, instruction);
+    }
+  }
+
+  void touch_by_node(uint32_t i, const Instruction& instruction) {
+    const Node& node = graph_.nodes[instruction.index];
+    const DeviceIndex device = device_of(instruction.queue);
+    const Operand* const first = graph_.operands_of(node);
+    const Operand* const end = first + node.operand_count;
+    for (const Operand* o = first; o != end; ++o) {
+      Residence& residence = stay_of(o->buffer, device);
+      if (residence.home == Home::kNone) {
+        residence.home = home_of(*o, node, device);
+        residence.first = i;
+      }
+      residence.last = i;
+    }
+  }
+
+  static size_t index_of(BufferId buffer, DeviceIndex device) { return buffer * backend::kMaxDevices + device; }
+
+  // Of what the bytes are in at this point of the walk.
+  Residence& stay_of(BufferId buffer, DeviceIndex device) {
+    // Plans for the CPU alone have no returns.
+    if (plan_.returns.empty()) return plan_.residence(buffer, device);
+    const uint32_t stay = scratch_.stay[index_of(buffer, device)];
+    return stay == 0 ? plan_.residence(buffer, device) : plan_.returns[stay - 1].residence;
+  }
+
+  Home home_of(const Operand& operand, const Node& node, DeviceIndex device) const {
+    if (!options_.fixed_memory && device == kCpu && operand.access == Access::kDefine &&
+        op_table()[node.op].brings_memory) {
+      return Home::kBrought;
+    }
+    return home_of(operand.buffer, device);
+  }
+
+  Home home_of(BufferId b, DeviceIndex device) const {
+    const Buffer& buffer = graph_.buffers[b];
+    if (survives(buffer)) return is_kept(b, device) ? Home::kBound : Home::kArena;
+    return device == kCpu && buffer.bytes >= largest_slice_ ? Home::kOwned : Home::kArena;
+  }
+
+  // Whether a storage has memory of its own there.
+  bool is_kept(BufferId b, DeviceIndex device) const {
+    return keep_ || device == kCpu || scratch_.resident[b] != 0 || (graph_.buffers[b].valid_on >> device & 1) != 0;
+  }
+
+  // A fused kernel writes into memory that it is given.
+  void touch_by_group(uint32_t i, BufferId buffer, DeviceIndex device) {
+    Residence& residence = stay_of(buffer, device);
+    if (residence.home == Home::kNone) {
+      residence.home = home_of(buffer, device);
+      residence.first = i;
+    }
+    residence.last = i;
+  }
+
+  void touch_by_copy(uint32_t i, BufferId buffer, DeviceIndex device) {
+    Residence& residence = stay_of(buffer, device);
+    if (residence.home == Home::kNone) residence.first = i;
+    residence.last = i;
+    if (!survives(graph_.buffers[buffer])) {
+      residence.home = Home::kArena;
+    } else if (residence.home == Home::kNone) {
+      residence.home = home_of(buffer, device);
+    }
+  }
+
+  // What lies on the accelerator beside its arena.
+  uint64_t bound_bytes() const {
+    uint64_t bytes = 0;
+    for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
+      const bool there = (graph_.buffers[b].valid_on & (1u << kAccelerator)) != 0;
+      if (there || plan_.residence(b, kAccelerator).home == Home::kBound) {
+        bytes += SliceAllocator::round_up(graph_.buffers[b].bytes);
+      }
+    }
+    return bytes;
+  }
+
+  // Those that a copy touches, and the accelerator's where its kernels are on several queues.
+  void find_shared_arenas() {
+    std::fill_n(shared_arena_, backend::kMaxDevices, false);
+    for (const Instruction& instruction : plan_.program) {
+      shared_arena_[kAccelerator] |= backend::is_side_compute(kind_of(instruction.queue));
+      if (instruction.kind != Instruction::Kind::kCopy) continue;
+      for (const DeviceIndex d : {instruction.from, instruction.to}) {
+        shared_arena_[d] |= plan_.residence(instruction.index, d).home == Home::kArena;
+      }
+    }
+  }
+
+  void assign_slices() {
+    for (uint32_t i = 0; i < plan_.program.size(); ++i) {
+      const Instruction& instruction = plan_.program[i];
+      if (instruction.kind == Instruction::Kind::kCopy) {
+        // The copies of one transfer run at once: none takes what another gives back.
+        const uint32_t end = end_of_joined(scratch_, i);
+        for (uint32_t c = i; c < end; ++c) take_by_copy(c);
+        for (uint32_t c = i; c < end; ++c) {
+          give_back(c, plan_.program[c].index, plan_.program[c].from);
+          give_back(c, plan_.program[c].index, plan_.program[c].to);
+        }
+        i = end - 1;
+        continue;
+      }
+      if (instruction.kind == Instruction::Kind::kFused) {
+        const std::vector<GroupOperand>& operands = plan_.groups[instruction.index].operands;
+        const DeviceIndex device = device_of(instruction.queue);
+        for (const GroupOperand& o : operands) take(i, o.buffer, device);
+        for (const GroupOperand& o : operands) give_back(i, o.buffer, device);
+        continue;
+      }
+      const Node& node = graph_.nodes[instruction.index];
+      const DeviceIndex device = device_of(instruction.queue);
+      const Operand* const first = graph_.operands_of(node);
+      const Operand* const end = first + node.operand_count;
+      for (const Operand* o = first; o != end; ++o) take(i, o->buffer, device);
+      for (const Operand* o = first; o != end; ++o) give_back(i, o->buffer, device);
+    }
+  }
+
+  void take_by_copy(uint32_t i) {
+    const Instruction& copy = plan_.program[i];
+    take(i, copy.index, copy.from);
+    if (copy.stay != 0) scratch_.stay[index_of(copy.index, copy.to)] = copy.stay;
+    take(i, copy.index, copy.to);
+  }
+
+  void take(uint32_t i, BufferId buffer, DeviceIndex device) {
+    Residence& residence = stay_of(buffer, device);
+    if (residence.home != Home::kArena || !shared_arena_[device]) return;
+    const size_t index = index_of(buffer, device);
+    uint32_t& slice = scratch_.slices[index];
+    if (residence.first != i || slice != 0) {
+      scratch_.users[index][plan_.program[i].queue] = i + 1;
+      return;
+    }
+    scratch_.users[index] = {};
+    scratch_.users[index][plan_.program[i].queue] = i + 1;
+    SliceAllocator& arena = scratch_.arenas[device];
+    const uint32_t taken = arena.allocate(graph_.buffers[buffer].bytes, &scratch_.clocks[i], &scratch_.requirements[i]);
+    slice = taken + 1;
+    residence.offset = arena.offset(taken);
+    live_[device] += arena.size(taken);
+    plan_.arena_lower_bound[device] = std::max(plan_.arena_lower_bound[device], live_[device]);
+  }
+
+  void give_back(uint32_t i, BufferId buffer, DeviceIndex device) {
+    const Residence& residence = stay_of(buffer, device);
+    if (residence.last != i || residence.home != Home::kArena || !shared_arena_[device]) return;
+    const size_t index = index_of(buffer, device);
+    uint32_t& slice = scratch_.slices[index];
+    if (slice == 0) return;
+    SliceAllocator& arena = scratch_.arenas[device];
+    live_[device] -= arena.size(slice - 1);
+    arena.free(slice - 1, &scratch_.users[index]);
+    slice = 0;
+  }
+
+  const Graph& graph_;
+  const PlanOptions& options_;
+  const bool keep_;  // on the accelerator, what survives
+  Plan& plan_;
+  Scratch& scratch_;
+  uint64_t largest_slice_ = 0;
+  bool shared_arena_[backend::kMaxDevices] = {};  // several queues touch it
+  uint64_t live_[backend::kMaxDevices] = {};
+};
+
+}  // namespace
+
+void plan_host_memory(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch) {
+  MemoryPlanner(graph, options, true, plan, scratch).run_on_host();
+}
+
+bool plan_memory(const Graph& graph, const PlanOptions& options, bool keep, Plan& plan, Scratch& scratch) {
+  return MemoryPlanner(graph, options, keep, plan, scratch).run();
+}
+
+}  // namespace hetero::graph

@@ -1,0 +1,174 @@
+// The passes of make_plan, in the order in which pipeline.cpp calls them, and the memory they
+// share.
+//
+// Each pass reads the graph and what earlier passes wrote into the plan, and writes its own part of
+// the plan. Up to insert_events the program holds only runs, bodies, fused groups and copies, and positions count those.
+//
+// Thread safety: a Scratch belongs to one planning thread.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "graph/ir/graph.h"
+#include "graph/fusion/group_builder.h"
+#include "graph/plan/interval_packing.h"
+#include "graph/plan/slice_allocator.h"
+#include "graph/ir/plan.h"
+#include "graph/cost/simulate.h"
+#include "graph/placement/task_graph.h"
+
+namespace hetero::graph {
+
+// What order_queues knows of the bytes of one buffer on one device.
+struct Touches {
+  Clock any{};    // per queue: the last instruction that touches them
+  Clock write{};  // of these, the last that writes
+};
+
+// What fusion keeps of one group while it walks the nodes.
+struct OpenGroup {
+  GroupBuilder builder;
+  bool open = false;
+  uint8_t devices = 0;  // on which its members may run, as bits
+  uint32_t last = 0;    // its last member, at whose place it runs
+  uint32_t number = 0;  // in the plan
+};
+
+// A group that touches a buffer, in the list of those that do.
+struct GroupLink {
+  uint32_t group;
+  uint32_t next;
+};
+
+struct FusionScratch {
+  Lowering lowering;
+  Lowering merged_lowering;
+  Footprint footprint;
+  Footprint merged_footprint;
+  std::vector<std::unique_ptr<OpenGroup>> groups;  // the first group_count are in use
+  uint32_t group_count = 0;
+  std::vector<uint32_t> group_of;  // per node
+  std::vector<GroupLink> links;
+  std::vector<uint32_t> writers;      // per buffer: the first link of the groups that write it
+  std::vector<uint32_t> readers;      // per buffer: the first link of the groups that only read it
+  std::vector<uint32_t> last_writer;  // per buffer: a node
+  std::vector<uint32_t> touched;      // groups that the node at hand conflicts with
+  std::vector<uint8_t> refused;       // per node: it was in a group that cannot run everywhere
+};
+
+// What insert_copies knows of a buffer at a point of the program.
+struct BufferState {
+  uint8_t valid_on = 0;
+  bool made = false;               // by a task
+  bool stays = false;              // on the accelerator for the whole program
+  bool present = false;            // has memory there
+  bool has_left = false;           // had memory there, and may come back
+  uint32_t next_use = UINT32_MAX;  // there: a position in the order
+  uint32_t last_use = UINT32_MAX;  // anywhere
+};
+
+// Vectors that keep their memory from plan to plan, so that planning allocates nothing in the long
+// run.
+struct Scratch {
+  std::vector<uint8_t> needed;      // per buffer: a live node or the caller reads it (dead_values)
+  std::vector<uint8_t> valid;       // per buffer: devices with valid bytes (copies)
+  TaskGraph tasks;                  // (placement, residency)
+  std::vector<uint32_t> order;      // tasks, as they are to be submitted (placement)
+  std::vector<uint8_t> resident;    // per buffer: has its place on the accelerator throughout (residency)
+  std::vector<BufferState> states;  // per buffer (copies)
+  std::vector<uint32_t> next_use;   // per use (copies)
+  std::vector<BufferId> present;    // on the accelerator and may leave (copies)
+  uint64_t peak_bytes = 0;          // the most that the accelerator was to hold (copies)
+  std::vector<Touches> touches;     // per residence (order)
+  std::vector<Clock> requirements;  // per instruction: what must run before (order, memory_plan)
+  std::vector<Clock> clocks;        // per instruction: what has run before (order, events)
+  std::vector<uint32_t> slices;     // per residence: its slice of the arena + 1 (memory_plan)
+  std::vector<Clock> users;         // per residence: the last instructions that touched its slice (memory_plan)
+  std::vector<uint32_t> stay;       // per residence: the return that it is in + 1 (memory_plan, order)
+  FusionScratch fusion;
+  std::vector<uint8_t> taken;    // per instruction: it is part of a batch (batches)
+  std::vector<uint8_t> partial;  // per buffer: some write covers a part of it (resize)
+  SliceAllocator arenas[backend::kMaxDevices];
+  IntervalPacking packing;          // these: the arena of plans for the CPU alone (memory_plan)
+  std::vector<Interval> intervals;  // per packed buffer
+  std::vector<BufferId> packed;
+  std::vector<uint32_t> first_use;  // per buffer: nodes
+  std::vector<uint32_t> last_use;
+  std::vector<int64_t> deltas;                       // per position: bytes that come and go
+  std::vector<std::pair<uint32_t, uint32_t>> waits;  // instruction, and which it waits for (events)
+  std::vector<uint32_t> positions;                   // per instruction: where it is in the final program (events)
+  std::vector<uint32_t> event_of;                    // per instruction: the event recorded after it + 1 (events)
+  std::vector<Instruction> program;                  // the final program (events)
+  std::vector<Instruction> serial;                   // the program with one compute queue (streams)
+  Simulation simulation;                             // (streams, transfers)
+  // Per instruction: it is one transfer with the copy before it. Empty where there are no transfers of several copies.
+  std::vector<uint8_t> joined;
+  std::vector<uint32_t> joins;  // per instruction: these (transfers)
+  std::vector<uint32_t> next_copy;
+  std::vector<uint32_t> whole;
+};
+
+Scratch& thread_scratch();
+
+// Whether a storage has the bytes before or after the program.
+inline bool survives(const Buffer& buffer) { return buffer.escapes || buffer.valid_on != 0; }
+
+// What is more intricate must take so much less time at least.
+inline constexpr double kWorthIt = 0.98;
+
+// No bound of what the accelerator may hold.
+inline constexpr uint64_t kAnyBytes = UINT64_MAX;
+
+void drop_dead_values(const Graph& graph, Plan& plan, Scratch& scratch);
+// Fills scratch.tasks and scratch.order. REQUIRES: the program has runs, bodies and fused groups only.
+void place_nodes(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);
+// What the search for a placement finds, in seconds of the rollout. `candidates`, where not null, gets what was looked at.
+double search_seconds(TaskGraph& tasks, std::vector<Candidate>* candidates = nullptr);
+// Says in the plan where the tasks run, and why there.
+void write_placements(const TaskGraph& tasks, std::span<const backend::DeviceIndex> devices, Plan& plan);
+// The program of a plan for the CPU alone, node by node.
+void run_in_order(const Graph& graph, Plan& plan, Scratch& scratch);
+// Chooses what has its place on the accelerator while it holds `limit` bytes. REQUIRES: placements, scratch.tasks and scratch.order.
+void choose_residents(const Graph& graph, const CostModel& costs, uint64_t limit, Plan& plan, Scratch& scratch);
+// Makes the program of scratch.tasks in scratch.order. False where the accelerator cannot hold what a task needs within `limit` bytes.
+bool insert_copies(const Graph& graph, uint64_t limit, Plan& plan, Scratch& scratch);
+// Replaces runs of the program by bodies and fused groups; `two_devices`, where not null, says what may run where. REQUIRES: the program has runs on the CPU only.
+void fuse_nodes(const Graph& graph, const PlanOptions* two_devices, Plan& plan, Scratch& scratch);
+// Makes batches of calls that read the same operand. REQUIRES: the same.
+void join_calls(const Graph& graph, Plan& plan, Scratch& scratch);
+// Whether join_calls() could have made the plan's batches, as far as sizes tell.
+bool are_batches_small(const Graph& graph, const Plan& plan);
+void order_queues(const Graph& graph, const Plan& plan, Scratch& scratch);
+// Moves what runs elsewhere before the host's own work where nothing forbids it. REQUIRES: order_queues; it is needed again afterwards.
+void submit_early(const Graph& graph, uint64_t limit, Plan& plan, Scratch& scratch);
+// Moves tasks of the accelerator that do not depend on each other to its other compute queues, where that takes less time. Returns the seconds that one queue
+// takes, or 0 where nothing has moved. order_queues is needed again afterwards.
+double spread_tasks(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);
+// Says of the accelerator's tasks what share of it they keep busy. REQUIRES: placements and groups are final.
+void note_utilizations(const Graph& graph, const PlanOptions& options, Plan& plan);
+// Which copies join a transfer.
+enum class Joining : uint8_t { kReady, kWaiting };
+// Makes transfers of several copies, of plan.transfer_bytes at most. False where there are none. REQUIRES: order_queues, with scratch.joined empty; it is
+// needed again afterwards.
+bool join_copies(const Graph& graph, Joining joining, Plan& plan, Scratch& scratch);
+// The position behind the transfer that begins with this instruction, which is by itself where it is no copy.
+uint32_t end_of_joined(const Scratch& scratch, uint32_t first);
+// Makes scratch.requirements those of whole transfers.
+void order_transfers(const Plan& plan, Scratch& scratch);
+// Where everything runs on the CPU.
+void plan_host_memory(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);
+// True when what lies on the accelerator fits into options.accelerator_bytes. Survivors stay there if `keep` or scratch.resident says so.
+bool plan_memory(const Graph& graph, const PlanOptions& options, bool keep, Plan& plan, Scratch& scratch);
+void insert_events(Plan& plan, Scratch& scratch);
+
+// Fills scratch.clocks: what has run before each instruction when every requirement is met by as
+// few waits as possible. The waits go to scratch.waits.
+void compute_clocks(const Plan& plan, Scratch& scratch);
+
+}  // namespace hetero::graph

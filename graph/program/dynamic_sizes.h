@@ -1,0 +1,152 @@
+// DynamicSizes: how the sizes and numbers of a saved program follow from the sizes of its inputs, so that one program serves many.
+//
+// A program's graph says what everything is for the sizes of the example with which it was made. A program with *dimensions* ("batch", "tokens")
+// says beside that which of these integers depend on them, each as a sum of products:
+//
+//   dimension batch 1..4096
+//   dimension tokens 1..512
+//   let halved = floor(tokens-1,2)                                a variable of its own, where sums and products do not do
+//   b3: 1536*batch*tokens bytes
+//   n4.1: f32[batch,tokens,384]{384*tokens,384,1}                 operand 1 of node n4; " at ..." is its offset
+//   n4 number at 24: tokens                                       eight bytes of the node's attributes; "real": as a double
+//   input 0: i64[batch,tokens]{tokens,1}
+//   require 2*halved = tokens-1                                   or !=, <=: what else has to hold of the sizes
+//
+// program_at() is the program for other sizes: the same nodes and buffers, with the integers that follow. The sums are found by fit_sizes.h and are
+// data of a file like everything else: they are not trusted, so what program_at() makes is verified as a program that was just loaded is.
+//
+// Thread safety: immutable once made; pure functions.
+
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "backend/base/status.h"
+#include "graph/ir/graph.h"
+#include "graph/program/tensor_view.h"
+
+namespace hetero::graph {
+
+struct ProgramValue;
+struct SavedProgram;
+
+// factor * product of variables, which are sorted.
+struct SizeTerm {
+  int64_t factor = 0;
+  std::vector<uint16_t> variables;
+  bool operator==(const SizeTerm&) const = default;
+};
+using SizeSum = std::vector<SizeTerm>;
+
+struct SizeVariable {
+  enum class Kind : uint8_t { kDimension, kFloor, kMax, kMin };
+  Kind kind = Kind::kDimension;
+  std::string name;
+  // kDimension: what it may be.
+  int64_t least = 1;
+  int64_t most = std::numeric_limits<int64_t>::max();
+  // Of others: of what, by variables before this one. floor(a, b) is the largest integer that is not above a / b.
+  SizeSum a{};
+  SizeSum b{};
+  bool operator==(const SizeVariable&) const = default;
+};
+
+// What the model's course depends on beside the bounds: that a size is a multiple of another, say.
+struct SizeRequirement {
+  enum class Kind : uint8_t { kEqual, kUnequal, kAtMost };
+  Kind kind = Kind::kEqual;
+  SizeSum a{};
+  SizeSum b{};
+  bool operator==(const SizeRequirement&) const = default;
+};
+
+struct DynamicWindow {
+  DType dtype = 0;
+  std::vector<SizeSum> sizes;
+  std::vector<SizeSum> strides;
+  SizeSum offset;
+  bool operator==(const DynamicWindow&) const = default;
+};
+
+struct DynamicSizes {
+  struct Bytes {
+    BufferId buffer;
+    SizeSum bytes;
+    bool operator==(const Bytes&) const = default;
+  };
+  struct OperandWindow {
+    uint32_t node;
+    uint32_t operand;  // of the node
+    DynamicWindow window;
+    bool operator==(const OperandWindow&) const = default;
+  };
+  struct Number {
+    uint32_t node;
+    uint32_t place;  // in the node's attributes; eight bytes
+    bool real;       // a double, not an int64
+    SizeSum value;
+    bool operator==(const Number&) const = default;
+  };
+  struct ValueWindow {
+    uint32_t index;  // of the input or output
+    DynamicWindow window;
+    bool operator==(const ValueWindow&) const = default;
+  };
+
+  std::vector<SizeVariable> variables;  // dimensions first
+  std::vector<SizeRequirement> requirements;
+  std::vector<Bytes> buffers;
+  std::vector<OperandWindow> operands;
+  std::vector<Number> numbers;
+  std::vector<ValueWindow> inputs;
+  std::vector<ValueWindow> outputs;
+
+  bool operator==(const DynamicSizes&) const = default;
+  // None of a program that has one set of sizes.
+  std::span<const SizeVariable> dimensions() const;
+};
+
+// The numbers of all variables where the dimensions are `sizes`. Errors: kUsage for a dimension outside its bounds, an overflow or a division by zero.
+Result<std::vector<int64_t>> values_of(std::span<const SizeVariable> variables, std::span<const int64_t> sizes);
+// Errors: kUsage for an overflow. REQUIRES: verify_sizes(), or variables that are there.
+Result<int64_t> value_of(const SizeSum& sum, std::span<const int64_t> variables);
+
+// One of the program's inputs or outputs: "f32[batch,384]", or its window where its sizes are always the same.
+std::string shape_text(const SavedProgram& program, const std::vector<ProgramValue>& values, size_t index);
+
+// "batch 8, tokens 32".
+std::string sizes_text(const DynamicSizes& dynamic, std::span<const int64_t> sizes);
+
+// Whether all that is named is in the program, each dimension is known by the inputs, and what follows for the sizes of the example is the program's own graph.
+// Errors: kUsage, with the first violation in words.
+Status verify_sizes(const SavedProgram& program);
+
+// The dimensions for which the inputs are tensors of these sizes, one for each. Errors: kUsage where there are none, with the input that has another size than
+// the program expects, or where a requirement is not met.
+Result<std::vector<int64_t>> find_sizes(const SavedProgram& program, std::span<const TensorView> inputs);
+// Those for which the program itself is made.
+std::vector<int64_t> example_sizes(const SavedProgram& program);
+
+// What the inputs and the outputs are for these sizes. Errors: kUsage for sizes that the program cannot have.
+Result<std::vector<TensorShape>> input_shapes(const SavedProgram& program, std::span<const int64_t> sizes);
+Result<std::vector<TensorShape>> output_shapes(const SavedProgram& program, std::span<const int64_t> sizes);
+
+// The program for these sizes; it has no dimensions, no plan and no metadata, and window ids of `program` are windows of it too. Its constants look at the
+// bytes of `program`'s, which has to outlive it. Errors: kUsage for sizes that the program cannot have.
+Result<std::unique_ptr<SavedProgram>> program_at(const SavedProgram& program, std::span<const int64_t> sizes);
+
+// The text above; empty where there are no dimensions.
+std::string to_string(const DynamicSizes& dynamic);
+std::string to_string(const SizeSum& sum, std::span<const SizeVariable> variables);
+Result<DynamicSizes> parse_sizes(std::string_view text);
+// One sum, of these variables.
+Result<SizeSum> parse_sum(std::string_view text, std::span<const SizeVariable> variables);
+
+}  // namespace hetero::graph

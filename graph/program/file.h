@@ -1,0 +1,74 @@
+// MappedFile: a file's bytes in memory, read as they are touched. NewFile: a file that appears whole or not at all.
+//
+// Errors are kStorage: one sentence with the path and what the system says.
+//
+// Thread safety: a MappedFile is immutable; a NewFile belongs to one thread.
+// A mapped file that somebody makes shorter under the reader's eyes ends the process (SIGBUS), as with every mapped file. NewFile never does that:
+// it puts another file in the place of the old one, which readers keep.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "backend/base/status.h"
+
+namespace hetero::graph {
+
+class MappedFile {
+ public:
+  // `read_now`: all of it will be read at once.
+  static Result<std::shared_ptr<MappedFile>> open(const std::string& path, bool read_now);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  std::string_view bytes() const { return {static_cast<const char*>(data_), size_}; }
+  const std::string& path() const { return path_; }
+
+ private:
+  friend class NewFile;
+  MappedFile(std::string path, void* data, size_t size, uint64_t device, uint64_t number)
+      : path_(std::move(path)), data_(data), size_(size), device_(device), number_(number) {}
+  bool is(int file) const;  // this file, opened
+
+  const std::string path_;
+  void* const data_;
+  const size_t size_;
+  const uint64_t device_;  // with `number_`, which file of the system it is
+  const uint64_t number_;
+};
+
+class NewFile {
+ public:
+  // Nothing is to be seen at `path` before commit(); what was there before stays if that is never called. Where it is a link, the file that it leads
+  // to is made or replaced. Errors: kStorage, also where there is something that is no file, such as a pipe.
+  static Result<std::unique_ptr<NewFile>> create(const std::string& path);
+  ~NewFile();
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+
+  Status write(std::string_view bytes);
+  // The first bytes of another file. Where the file system can, both files share them.
+  Status copy(const MappedFile& from, size_t bytes);
+  uint64_t size() const { return size_; }
+  // Puts it in its place, on the disk as well.
+  Status commit();
+
+ private:
+  NewFile(std::string path, std::string temporary, int file)
+      : path_(std::move(path)), temporary_(std::move(temporary)), file_(file) {}
+  Status failed(const char* what) const;
+
+  const std::string path_;
+  const std::string temporary_;  // beside it
+  const int file_;
+  uint64_t size_ = 0;
+  bool committed_ = false;
+};
+
+}  // namespace hetero::graph

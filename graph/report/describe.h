@@ -1,0 +1,26 @@
+// describe: a planned program, and what it took, as JSON for people and tools: torch_hetero/report.py says what each field means.
+//
+// Thread safety: pure function.
+
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "graph/run/executor.h"
+#include "graph/cost/simulate.h"
+
+namespace hetero::graph {
+
+struct Description {
+  std::string name;           // which flush it was, and why
+  std::string profile;        // the devices
+  uint64_t budget_bytes = 0;  // of the accelerator; 0 for none
+  std::vector<Candidate> candidates;
+};
+
+// `times` may be null: it was not run, or nobody looked.
+std::string describe(const Graph& graph, const Plan& plan, const Simulation& predicted, const RunTimes* times,
+                     const Description& about);
+
+}  // namespace hetero::graph

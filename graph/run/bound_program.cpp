@@ -1,0 +1,535 @@
+#include "graph/run/bound_program.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "graph/ir/kernel_error.h"
+#include "graph/run/bound_slot.h"
+#include "graph/run/preparation.h"
+#include "graph/fusion/unfused.h"
+
+namespace hetero::graph {
+
+using backend::DeviceIndex;
+using backend::kCpu;
+using backend::kMaxDevices;
+using Kind = Instruction::Kind;
+
+thread_local Status* BoundProgram::recorded_failure_ = nullptr;
+
+namespace {
+
+// What a member of a group that could not run as one has met.
+struct MemberError {
+  Status status;
+};
+
+std::string name_of(const Graph& graph, const Plan& plan, const Instruction& instruction) {
+  switch (instruction.kind) {
+    case Kind::kRun:
+    case Kind::kBody:
+      return op_table()[graph.nodes[instruction.index].op].name;
+    case Kind::kBatch:
+      return op_table()[graph.nodes[plan.batches[instruction.index].front().index].op].name;
+    case Kind::kFused:
+      return op_table()[graph.nodes[plan.groups[instruction.index].members.front()].op].name;
+    default:
+      return "a copy";
+  }
+}
+
+}  // namespace
+
+BoundProgram::BoundProgram(const Graph& graph, const Plan& plan, const Devices& devices,
+                           std::span<const std::vector<Place>> places, std::array<std::byte*, kMaxDevices> arenas,
+                           std::span<Binding* const> bindings, const BoundOptions& options)
+    : graph_(graph),
+      plan_(plan),
+      devices_(devices),
+      arenas_(arenas),
+      bindings_(bindings.begin(), bindings.end()),
+      host_only_(uses_host_only(plan)),
+      stay_(plan.residences.size(), 0),
+      gates_(places.size()) {
+  choose_queues(options.compute_queues);
+  for (uint32_t position = 0; position < plan.program.size(); ++position) bind(plan.program[position], position);
+  bind_transfers();
+  events_.resize(plan.event_count);
+  // An event belongs to the device that records it.
+  for (const Instruction& instruction : plan.program) {
+    if (instruction.kind == Kind::kRecord) {
+      events_[instruction.index] = devices_[device_of(instruction.queue)]->create_event();
+    }
+  }
+  host_shares_ = !host_only_ && shares_with_host();
+  if (options.segments && !host_only_) find_runs(options.draws);
+  for (size_t s = 0; s < places.size(); ++s) {
+    Slot& slot = *slots_.emplace_back(std::make_unique<Slot>());
+    slot.table.resize(entries_.size());
+    fill(s, places[s]);
+    if (s == 0) prepare(slot);
+    if (host_only_) continue;
+    slot.on_device.resize(entries_.size());
+    for (const Step& step : steps_) slot.tasks.push_back({this, &slot, &step, slot.table.data() + step.entry});
+    slot.rebinds.resize(steps_.size());
+    start_segments(slot);
+    for (QueueId q = kHostQueue + 1; q < kMaxQueues; ++q) {
+      if ((used_queues_ >> q & 1) != 0) slot.ended[q] = devices_[device_of(q)]->create_event();
+    }
+  }
+}
+
+BoundProgram::~BoundProgram() = default;
+
+// ---- binding --------------------------------------------------------------------------------------------------------
+
+void BoundProgram::choose_queues(std::span<const backend::QueueKind> compute_queues) {
+  for (QueueId id = 0; id < kMaxQueues; ++id) {
+    backend::Device* const device = devices_[device_of(id)];
+    if (device == nullptr) continue;
+    backend::QueueKind kind = kind_of(id);
+    if (id != kHostQueue && backend::is_compute(kind) && !compute_queues.empty()) {
+      kind = compute_queues[static_cast<size_t>(backend::compute_queue_number(kind)) % compute_queues.size()];
+    }
+    queues_[id] = &device->queue(kind);
+  }
+}
+
+uint32_t BoundProgram::add_entry(BufferId buffer, DeviceIndex device) {
+  const size_t place = buffer * kMaxDevices + device;
+  const uint32_t stay = stay_[place];
+  const Residence& residence = stay == 0 ? plan_.residences[place] : plan_.returns[stay - 1].residence;
+  entries_.push_back({buffer, device, static_cast<uint32_t>(steps_.size()), &residence});
+  return static_cast<uint32_t>(entries_.size() - 1);
+}
+
+void BoundProgram::bind_node(const Instruction& call, DeviceIndex device) {
+  const Node& node = graph_.nodes[call.index];
+  const Operand* const operands = graph_.operands_of(node);
+  for (int i = 0; i < node.operand_count; ++i) add_entry(operands[i].buffer, device);
+  calls_.push_back({.node = &node,
+                    .operands = operands,
+                    .data = nullptr,
+                    .brought = nullptr,
+                    .attributes = graph_.attributes.data() + node.attribute_offset,
+                    .windows = graph_.windows,
+                    .traits = &op_table()[node.op],
+                    .bindings = device == kCpu && !bindings_.empty() ? bindings_.data() : nullptr,
+                    .part = part_of(call),
+                    .by_device = device != kCpu && !devices_[device]->runs_host_kernels()});
+}
+
+void BoundProgram::bind(const Instruction& instruction, uint32_t position) {
+  const DeviceIndex device = device_of(instruction.queue);
+  used_queues_ |= 1u << instruction.queue;
+  Step step{.kind = instruction.kind,
+            .queue = instruction.queue,
+            .index = instruction.index,
+            .count = 0,
+            .entry = static_cast<uint32_t>(entries_.size()),
+            .entries = 0,
+            .position = position,
+            .bytes = 0,
+            .seconds = modelled_seconds(graph_, plan_, instruction),
+            .in_run = false};
+  switch (instruction.kind) {
+    case Kind::kRun:
+    case Kind::kBody:
+      step.index = static_cast<uint32_t>(calls_.size());
+      bind_node(instruction, device);
+      break;
+    case Kind::kBatch:
+      step.index = static_cast<uint32_t>(calls_.size());
+      for (const Instruction& call : plan_.batches[instruction.index]) {
+        bind_node(call, device);
+        ++step.count;
+      }
+      break;
+    case Kind::kFused:
+      for (const GroupOperand& operand : plan_.groups[instruction.index].operands) add_entry(operand.buffer, device);
+      break;
+    case Kind::kCopy:
+      add_entry(instruction.index, instruction.from);
+      if (instruction.stay != 0) stay_[instruction.index * kMaxDevices + instruction.to] = instruction.stay;
+      add_entry(instruction.index, instruction.to);
+      step.bytes = graph_.buffers[instruction.index].bytes;
+      break;
+    case Kind::kRecord:
+    case Kind::kWait:
+      break;
+  }
+  step.entries = static_cast<uint32_t>(entries_.size()) - step.entry;
+  steps_.push_back(step);
+}
+
+// Whether the host touches bytes that change and that queues copy to or from an accelerator outside of the program: inputs that are uploaded, results that are
+// brought back.
+bool BoundProgram::shares_with_host() const {
+  std::vector<bool> changes(graph_.buffers.size(), false);
+  for (const Node& node : graph_.nodes) {
+    const Operand* const operands = graph_.operands_of(node);
+    for (int i = 0; i < node.operand_count; ++i) {
+      if (operands[i].writes()) changes[operands[i].buffer] = true;
+    }
+  }
+  const auto is_bound = [&](BufferId buffer, DeviceIndex device) {
+    const Home home = plan_.residence(buffer, device).home;
+    return home == Home::kBound || home == Home::kBrought || (graph_.buffers[buffer].valid_on >> device & 1) != 0;
+  };
+  return std::ranges::any_of(entries_, [&](const Entry& entry) {
+    return steps_[entry.step].queue == kHostQueue && changes[entry.buffer] && is_bound(entry.buffer, kCpu) &&
+           is_bound(entry.buffer, backend::kAccelerator);
+  });
+}
+
+void BoundProgram::bind_transfers() {
+  size_t most = 0;
+  for (uint32_t position = 0; position < steps_.size();) {
+    if (steps_[position].kind != Kind::kCopy) {
+      ++position;
+      continue;
+    }
+    const uint32_t end = end_of_transfer(graph_, plan_, position);
+    steps_[position].count = end - position;
+    most = std::max<size_t>(most, end - position);
+    position = end;
+  }
+  ranges_.reserve(most);
+}
+
+void BoundProgram::fill(size_t index, std::span<const Place> places) {
+  Slot& slot = *slots_[index];
+  for (size_t e = 0; e < entries_.size(); ++e) {
+    const Entry& entry = entries_[e];
+    if (entry.residence->home == Home::kArena) {
+      slot.table[e] = arenas_[entry.device] + entry.residence->offset;
+    } else {
+      slot.table[e] = places[entry.buffer][entry.device];
+    }
+  }
+}
+
+// With the first slot's addresses: no choice is about those of values that change.
+void BoundProgram::prepare(const Slot& slot) {
+  for (const Step& step : steps_) {
+    if (step.kind != Kind::kRun && step.kind != Kind::kBody && step.kind != Kind::kBatch) continue;
+    void* const* data = slot.table.data() + step.entry;
+    for (uint32_t c = 0; c < std::max<uint32_t>(step.count, 1); ++c) {
+      const Invocation& call = calls_[step.index + c];
+      counts_.prepared += prepare_call(call, device_of(step.queue), data) ? 1 : 0;
+      data += call.node->operand_count;
+    }
+  }
+}
+
+bool BoundProgram::prepare_call(const Invocation& call, DeviceIndex device, void* const* data) {
+  const KernelFunction prepare = call.by_device ? nullptr : preparation_of(call.traits->kernel);
+  if (prepare == nullptr) return false;
+  std::vector<void*> addresses(data, data + call.node->operand_count);
+  if (device != kCpu) {
+    for (void*& address : addresses) address = devices_[device]->kernel_address(address);
+  }
+  Invocation invocation = call;
+  invocation.data = addresses.data();
+  try {
+    prepare(invocation);
+  } catch (...) {
+    return false;
+  }
+  return true;
+}
+
+void BoundProgram::rebind(size_t index, BufferId buffer, DeviceIndex device, void* data) {
+  Slot& slot = *slots_[index];
+  for (size_t e = 0; e < entries_.size(); ++e) {
+    const Entry& entry = entries_[e];
+    if (entry.buffer != buffer || entry.device != device || entry.residence->home == Home::kArena) continue;
+    if (slot.table[e] == data) continue;
+    slot.table[e] = data;
+    if (!runs_.empty()) forget_address(slot, entry.step);
+  }
+}
+
+// ---- running --------------------------------------------------------------------------------------------------------
+
+Status BoundProgram::run(size_t index, const std::atomic<int32_t>* stop) {
+  Slot& slot = *slots_[index];
+  ++counts_.runs;
+  if (host_only_) return run_on_host(slot, stop);
+  if (!runs_.empty()) keep_segments(slot);
+  if (Status status = begin_queues(slot, index); !status.ok()) return status;
+  Status status = run_with_queues(slot, stop);
+  if (!status.ok()) fail(slot, status);
+  Status ended = end_queues(slot);
+  return status.ok() ? ended : status;
+}
+
+Status BoundProgram::run_on_host(Slot& slot, const std::atomic<int32_t>* stop) {
+  const Step* step = steps_.data();
+  const Step* const end = step + steps_.size();
+  try {
+    for (; step != end; ++step) {
+      if (stop != nullptr && stop->load(std::memory_order_relaxed) != 0) {
+        return Status(ErrorClass::kCancelled, "the request was cancelled while it ran");
+      }
+      call(*step, slot);
+    }
+    backend::Device* const accelerator = devices_[backend::kAccelerator];
+    // A virtual clock does not see what the host does; it is told.
+    if (accelerator != nullptr && accelerator->has_virtual_clock()) {
+      for (const Step& done : steps_) accelerator->advance_host(done.seconds);
+    }
+  } catch (const MemberError& error) {
+    return error.status;
+  } catch (...) {
+    return kernel_error(name_of(graph_, plan_, plan_.program[step->position]));
+  }
+  return Status();
+}
+
+// A step of the CPU, here and now.
+void BoundProgram::call(const Step& step, Slot& slot) {
+  ++counts_.kernels;
+  void* const* const data = slot.table.data() + step.entry;
+  switch (step.kind) {
+    case Kind::kFused:
+      return call_group(step, slot);
+    case Kind::kBatch:
+      return call_batch(step, data);
+    default:
+      return call_node(step.index, data);
+  }
+}
+
+void BoundProgram::call_node(uint32_t index, void* const* data) {
+  Invocation invocation = calls_[index];
+  invocation.data = data;
+  call_kernel(invocation);
+}
+
+void BoundProgram::call_batch(const Step& step, void* const* data) {
+  Invocation together[kMaxBatch];
+  for (uint32_t c = 0; c < step.count; ++c) {
+    together[c] = calls_[step.index + c];
+    together[c].data = data;
+    data += together[c].node->operand_count;
+  }
+  try {
+    together[0].traits->run_together(together, step.count);
+    return;
+  } catch (...) {
+    // One by one, the call that fails says so.
+  }
+  for (uint32_t c = 0; c < step.count; ++c) together[c].traits->kernel(together[c]);
+}
+
+void BoundProgram::call_group(const Step& step, Slot& slot) {
+  const FusedGroup& group = plan_.groups[step.index];
+  void* const* const data = slot.table.data() + step.entry;
+  if (group.prepared && backend::run_fused(group.launch, data, group.numbers.data())) [[likely]]
+    return;
+  call_members(group, data);
+}
+
+// As if they had never been fused, with the CPU's kernels. `operands`: of the group.
+void BoundProgram::call_members(const FusedGroup& group, void* const* operands) {
+  UnfusedMemory memory;
+  std::vector<void*> data;
+  for (const uint32_t n : group.members) {
+    const Node& node = graph_.nodes[n];
+    const size_t taken = memory.size();
+    data.resize(node.operand_count);
+    Status status = memory.resolve(graph_, group, operands, node, *devices_[kCpu], data.data());
+    allocations_.fetch_add(static_cast<int64_t>(memory.size() - taken), std::memory_order_relaxed);
+    if (!status.ok()) throw MemberError{std::move(status)};
+    const OpTraits& traits = op_table()[node.op];
+    try {
+      traits.kernel({.node = &node,
+                     .operands = graph_.operands_of(node),
+                     .data = data.data(),
+                     .brought = nullptr,
+                     .attributes = graph_.attributes.data() + node.attribute_offset,
+                     .windows = graph_.windows,
+                     .traits = &traits,
+                     .part = traits.has_tail ? Part::kTail : Part::kWhole});
+    } catch (...) {
+      throw MemberError{kernel_error(traits.name)};
+    }
+  }
+}
+
+// ---- running on several queues --------------------------------------------------------------------------------------
+
+void BoundProgram::fail(Slot& slot, Status status) {
+  const std::lock_guard lock(slot.mutex);
+  if (slot.failure.ok()) slot.failure = std::move(status);
+  slot.failed.store(true, std::memory_order_release);
+}
+
+Status BoundProgram::wait_here(backend::Event& event) {
+  if (!event.query()) ++counts_.host_waits;
+  return queue(kHostQueue).wait(event);
+}
+
+// What the last run of any slot still does comes first, since slots share the arenas.
+Status BoundProgram::begin_queues(const Slot& slot, size_t index) {
+  for (QueueId q = 0; q < kMaxQueues; ++q) {
+    if ((used_queues_ >> q & 1) == 0) continue;
+    for (QueueId other = 1; last_ != nullptr && other < kMaxQueues; ++other) {
+      backend::Event* const ended = last_->ended[other].get();
+      if (ended == nullptr || other == q) continue;
+      if (Status status = q == kHostQueue ? wait_here(*ended) : queue(q).wait(*ended); !status.ok()) return status;
+    }
+    for (backend::Event* const event : gates_[index]) {
+      if (event == nullptr || (q == kHostQueue && !host_shares_)) continue;
+      if (Status status = q == kHostQueue ? wait_here(*event) : queue(q).wait(*event); !status.ok()) return status;
+    }
+  }
+  last_ = &slot;
+  return Status();
+}
+
+Status BoundProgram::end_queues(Slot& slot) {
+  slot.ran = true;
+  for (QueueId q = 1; q < kMaxQueues; ++q) {
+    if (slot.ended[q] == nullptr) continue;
+    if (Status status = queue(q).record(*slot.ended[q]); !status.ok()) return status;
+  }
+  return Status();
+}
+
+Status BoundProgram::run_with_queues(Slot& slot, const std::atomic<int32_t>* stop) {
+  const bool has_clock = devices_[backend::kAccelerator]->has_virtual_clock();
+  for (const Slot::Item& item : slot.schedule) {
+    const Step& step = *item.step;
+    if (stop != nullptr && stop->load(std::memory_order_relaxed) != 0) {
+      return Status(ErrorClass::kCancelled, "the request was cancelled while it ran");
+    }
+    if (item.recording != nullptr) {
+      if (Status status = submit_segment(*item.recording, slot); !status.ok()) return status;
+    } else if (step.kind == Kind::kRecord) {
+      if (Status status = queue(step.queue).record(*events_[step.index]); !status.ok()) return status;
+    } else if (step.kind == Kind::kWait) {
+      backend::Event& event = *events_[step.index];
+      const Status status = step.queue == kHostQueue ? wait_here(event) : queue(step.queue).wait(event);
+      if (!status.ok()) return status;
+    } else if (step.queue != kHostQueue) {
+      if (Status status = submit(step, slot); !status.ok()) return status;
+    } else {
+      execute({this, &slot, &step, nullptr});
+      if (has_clock) devices_[backend::kAccelerator]->advance_host(step.seconds);
+    }
+  }
+  return Status();
+}
+
+Status BoundProgram::submit(const Step& step, Slot& slot) {
+  if (step.kind == Kind::kCopy) return submit_transfer(step, slot);
+  ++counts_.kernels;
+  Task& task = slot.tasks[static_cast<size_t>(&step - steps_.data())];
+  return queue(step.queue).launch(launch_of(task));
+}
+
+backend::Task BoundProgram::launch_of(Task& task) {
+  const Step& step = *task.step;
+  return {&run_task, &task, step.seconds, modelled_utilization(plan_, plan_.program[step.position])};
+}
+
+Status BoundProgram::submit_transfer(const Step& first, const Slot& slot) {
+  if (first.count == 0) return Status();  // submitted with an earlier one
+  ++counts_.kernels;
+  ranges_.clear();
+  for (const Step& step : std::span(&first, first.count)) {
+    ranges_.push_back({slot.table[step.entry + 1], slot.table[step.entry], step.bytes});
+  }
+  if (ranges_.size() > 1) return queue(first.queue).copy_batch(ranges_);
+  return queue(first.queue).copy(ranges_[0].destination, ranges_[0].source, ranges_[0].bytes);
+}
+
+void BoundProgram::run_task(void* context) {
+  const Task& task = *static_cast<const Task*>(context);
+  task.program->execute(task);
+}
+
+// On the thread of the step's queue, or where it is recorded.
+void BoundProgram::execute(const Task& task) {
+  Slot& slot = *task.slot;
+  const bool recorded = recorded_failure_ != nullptr;
+  // A recording is of a run in which nothing fails.
+  if (!recorded && slot.failed.load(std::memory_order_acquire)) return;
+  Status status;
+  try {
+    status = execute_step(task);
+  } catch (const MemberError& error) {
+    status = error.status;
+  } catch (...) {
+    status = kernel_error(name_of(graph_, plan_, plan_.program[task.step->position]));
+  }
+  if (status.ok()) return;
+  if (recorded) {
+    *recorded_failure_ = std::move(status);
+  } else {
+    fail(slot, std::move(status));
+  }
+}
+
+Status BoundProgram::execute_step(const Task& task) {
+  const Step& step = *task.step;
+  Slot& slot = *task.slot;
+  const DeviceIndex device = device_of(step.queue);
+  if (device == kCpu) {
+    call(step, slot);
+    return Status();
+  }
+  void** const data = slot.on_device.data() + step.entry;
+  for (uint32_t e = 0; e < step.entries; ++e) data[e] = devices_[device]->kernel_address(task.addresses[e]);
+  if (step.kind != Kind::kFused) {
+    call_node(step.index, data);
+    return Status();
+  }
+  const FusedGroup& group = plan_.groups[step.index];
+  Result<bool> passed =
+      devices_[device]->run_fused({group.kernel, group.space, group.launch, data, group.numbers.data()});
+  if (passed.ok() && !passed.value()) call_members(group, data);
+  return passed.status();
+}
+
+// Blocks until the slot's last run is over on all devices.
+Status BoundProgram::synchronize(const Slot& slot) {
+  Status status;
+  for (QueueId q = 1; slot.ran && q < kMaxQueues; ++q) {
+    if (slot.ended[q] == nullptr) continue;
+    if (Status ended = slot.ended[q]->synchronize(); !ended.ok() && status.ok()) status = std::move(ended);
+  }
+  return status;
+}
+
+Status BoundProgram::wait(size_t index) {
+  Slot& slot = *slots_[index];
+  if (host_only_) return Status();
+  const Status status = synchronize(slot);
+  const std::lock_guard lock(slot.mutex);
+  slot.failed.store(false, std::memory_order_relaxed);
+  Status failure = std::exchange(slot.failure, Status());
+  return failure.ok() ? status : failure;
+}
+
+bool BoundProgram::is_done(size_t index) const {
+  const Slot& slot = *slots_[index];
+  for (QueueId q = 1; slot.ran && q < kMaxQueues; ++q) {
+    if (slot.ended[q] != nullptr && !slot.ended[q]->query()) return false;
+  }
+  return true;
+}
+
+Status BoundProgram::wait_on(size_t index, backend::Queue& queue) {
+  const Slot& slot = *slots_[index];
+  for (QueueId q = 1; slot.ran && q < kMaxQueues; ++q) {
+    if (slot.ended[q] == nullptr) continue;
+    if (Status status = queue.wait(*slot.ended[q]); !status.ok()) return status;
+  }
+  return Status();
+}
+
+}  // namespace hetero::graph

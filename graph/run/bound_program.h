@@ -1,0 +1,185 @@
+// BoundProgram: a plan whose every instruction knows its addresses, so that running it is calling kernels one after the other.
+//
+// Executor (executor.h) finds memory as it goes, because a lazy program meets other storages each time. What is bound here was given its memory beforehand: a
+// Place says where the bytes of each buffer are on each device, for each of a few *slots*, which are sets of inputs and outputs. Slots share everything
+// else, so only one of them runs at a time. Kernels that choose how to compute, or keep a weight in another layout, do so when they are bound (preparation.h). Running takes no memory, no lock, and does not wait for a device, unless the program has
+// kernels of the CPU that need what a device computes.
+//
+// A plan's compute queues are those of an accelerator that has them for itself. Where it is shared, BoundOptions::compute_queues says which ones of it stand for them.
+//
+// Launches of an accelerator that follow each other become *segments* (bound_segments.cpp): recorded once the slot's addresses have settled, launched as one from
+// then on, and discarded when one of their addresses changes.
+//
+// The first failure ends a run: what follows is skipped. Work that was submitted to a device's queue by then does no harm.
+//
+// Thread safety: one thread at a time, any thread; wait() and rebind() of a slot that does not run may be called beside the run of another.
+// Ownership: the graph, the plan, the places' memory and the devices outlive it. REQUIRES of the destructor: nothing runs.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "backend/device/device.h"
+#include "graph/ir/binding.h"
+#include "graph/ir/graph.h"
+#include "graph/ir/plan.h"
+
+namespace hetero::graph {
+
+// Where the bytes of a buffer are, per device; null where they never are.
+using Place = std::array<void*, backend::kMaxDevices>;
+
+struct BoundCounts {
+  int64_t runs = 0;
+  int64_t kernels = 0;      // called or launched: a group, a batch or a transfer is one
+  int64_t host_waits = 0;   // times that a run waited for a device
+  int64_t allocations = 0;  // blocks that a run had to take: for members of a group that could not run as one
+  int64_t segments = 0;     // launched; the kernels of each count as kernels too
+  int64_t recordings = 0;   // of segments
+  int64_t prepared = 0;     // calls for which a kernel chose how to compute, before any run
+
+  BoundCounts& operator+=(const BoundCounts& other) {
+    runs += other.runs;
+    kernels += other.kernels;
+    host_waits += other.host_waits;
+    allocations += other.allocations;
+    segments += other.segments;
+    recordings += other.recordings;
+    prepared += other.prepared;
+    return *this;
+  }
+};
+
+struct BoundOptions {
+  // Whether launches that follow each other become segments.
+  bool segments = true;
+  // Per node: whether its attributes may change between runs. Empty: none do.
+  std::span<const uint8_t> draws = {};
+  // The accelerator's queues that stand for the plan's compute queues, in turn; of fewer than the plan uses, one stands for several. Empty: each for itself.
+  std::span<const backend::QueueKind> compute_queues = {};
+};
+
+class BoundProgram {
+ public:
+  using Devices = std::array<backend::Device*, backend::kMaxDevices>;
+
+  // `places[slot][buffer]`, of buffers that are bound (Home::kBound, kBrought where they survive); arenas per device. `bindings` as
+  // Invocation::bindings has it; may be empty.
+  BoundProgram(const Graph& graph, const Plan& plan, const Devices& devices, std::span<const std::vector<Place>> places,
+               std::array<std::byte*, backend::kMaxDevices> arenas, std::span<Binding* const> bindings,
+               const BoundOptions& options = {});
+  ~BoundProgram();
+  BoundProgram(const BoundProgram&) = delete;
+
+  // From now on the buffer's bytes are there in this slot. REQUIRES: the slot does not run, and its last run is over on all devices.
+  void rebind(size_t slot, BufferId buffer, backend::DeviceIndex device, void* data);
+
+  // Runs the slot: kernels of the CPU here, the rest is submitted. `stop`, where not null, is looked at between kernels: where it is not 0, the run ends as
+  // cancelled. Errors: what the host met; what devices meet, wait() tells.
+  Status run(size_t slot, const std::atomic<int32_t>* stop = nullptr);
+  // Blocks until the slot's last run is over on all devices. The first error of its runs since the last call; until it is asked for, runs of the slot do nothing.
+  Status wait(size_t slot);
+  bool is_done(size_t slot) const;
+
+  // Work of `queue` that is submitted from now on comes after the slot's last run.
+  Status wait_on(size_t slot, backend::Queue& queue);
+  // The next run of the slot comes after the last record of `event`, which outlives it; null: no more.
+  enum class Gate : uint8_t { kInputs, kOutputs };
+  void gate(size_t slot, Gate which, backend::Event* event) { gates_[slot][static_cast<size_t>(which)] = event; }
+
+  bool on_host_only() const { return host_only_; }
+  BoundCounts counts() const {
+    BoundCounts counts = counts_;
+    counts.allocations = allocations_.load(std::memory_order_relaxed);
+    return counts;
+  }
+
+ private:
+  struct Step;
+  struct Task;
+  struct Slot;
+  struct Recording;
+
+  void bind(const Instruction& instruction, uint32_t position);
+  void bind_transfers();
+  uint32_t add_entry(BufferId buffer, backend::DeviceIndex device);
+  void bind_node(const Instruction& call, backend::DeviceIndex device);
+  bool shares_with_host() const;
+  void fill(size_t slot, std::span<const Place> places);
+  void prepare(const Slot& slot);
+  bool prepare_call(const Invocation& call, backend::DeviceIndex device, void* const* data);
+
+  Status run_on_host(Slot& slot, const std::atomic<int32_t>* stop);
+  Status run_with_queues(Slot& slot, const std::atomic<int32_t>* stop);
+  void call(const Step& step, Slot& slot);
+  void call_node(uint32_t call, void* const* data);
+  void call_batch(const Step& step, void* const* data);
+  void call_group(const Step& step, Slot& slot);
+  void call_members(const FusedGroup& group, void* const* operands);
+  void execute(const Task& task);
+  Status execute_step(const Task& task);
+  static void run_task(void* context);
+  static void fail(Slot& slot, Status status);
+  static Status synchronize(const Slot& slot);
+  Status begin_queues(const Slot& slot, size_t index);
+  Status end_queues(Slot& slot);
+  Status submit(const Step& step, Slot& slot);
+  backend::Task launch_of(Task& task);
+  Status submit_transfer(const Step& step, const Slot& slot);
+  Status wait_here(backend::Event& event);
+
+  // bound_segments.cpp
+  bool is_recordable(const Step& step, std::span<const uint8_t> draws) const;
+  void find_runs(std::span<const uint8_t> draws);
+  void start_segments(Slot& slot);
+  void keep_segments(Slot& slot);
+  static void use_settings(Slot& slot, uint64_t settings);
+  void record_segments(Slot& slot);
+  static bool has_recording(const Slot& slot, const std::vector<uint32_t>& steps);
+  void add_recording(Slot& slot, const std::vector<uint32_t>& steps);
+  void record(Recording& recording);
+  void make_schedule(Slot& slot);
+  Status submit_segment(Recording& recording, Slot& slot);
+  void forget_address(Slot& slot, uint32_t step);
+  void choose_queues(std::span<const backend::QueueKind> compute_queues);
+  backend::Queue& queue(QueueId id) const { return *queues_[id]; }
+
+  const Graph& graph_;
+  const Plan& plan_;
+  const Devices devices_;
+  std::array<backend::Queue*, kMaxQueues> queues_{};  // null where there is no such device
+  const std::array<std::byte*, backend::kMaxDevices> arenas_;
+  std::vector<Binding*> bindings_;
+  bool host_only_ = false;
+  bool host_shares_ = false;  // see shares_with_host()
+  uint32_t used_queues_ = 0;
+  std::vector<Step> steps_;
+  std::vector<Invocation> calls_;           // of nodes; without data
+  std::vector<backend::CopyRange> ranges_;  // of the transfer at hand
+  // An address that some step uses: in each slot's table, the entry of that index.
+  struct Entry {
+    BufferId buffer;
+    backend::DeviceIndex device;
+    uint32_t step;
+    const Residence* residence;
+  };
+  std::vector<Entry> entries_;
+  std::vector<uint32_t> stay_;  // while binding: per residence, of which stay the bytes are
+  // Steps of which segments may be made, in order; see bound_segments.cpp.
+  std::vector<std::vector<uint32_t>> runs_;
+  // Where what is recorded on this thread tells its failure; null where nothing is.
+  static thread_local Status* recorded_failure_;
+  std::vector<std::unique_ptr<Slot>> slots_;
+  std::vector<std::array<backend::Event*, 2>> gates_;
+  std::vector<std::unique_ptr<backend::Event>> events_;  // of the program
+  const Slot* last_ = nullptr;                           // the slot that ran last
+  BoundCounts counts_;                                   // save for
+  std::atomic<int64_t> allocations_ = 0;                 // that queues' threads count too
+};
+
+}  // namespace hetero::graph

@@ -1,0 +1,104 @@
+// Executor: runs a planned graph on the devices' queues.
+//
+// The caller binds each buffer that exists before or after the program to a Binding (a storage's blocks). The executor takes
+// the arenas from the devices, submits the program's instructions in order, and waits for every queue it used. Then the
+// bindings hold the results: for each escaping buffer, blocks on the devices of plan.valid_after. A buffer that was bound valid but
+// does not escape may be without bytes then: they are released after their last use.
+//
+// Failure: a node that fails poisons what it would have written; nodes that read something poisoned do not run and poison their own
+// outputs; everything else runs. Each bound buffer that was poisoned gets the first error that reached it in Binding::error.
+// A fused group that reads something poisoned, that cannot get its memory, or whose kernel's checks fail, runs its members one by one, each as
+// if it had never been fused.
+// A poisoned buffer that was bound valid on entry stays as it is only if no node wrote it. A binding that comes with an error is
+// poisoned from the start; the error is cleared when a node overwrites the whole buffer.
+//
+// Thread safety: one run at a time per Executor. Kernels of an inline queue run on the calling thread, others on the threads
+// of their device.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backend/device/device.h"
+#include "graph/ir/binding.h"
+#include "graph/ir/graph.h"
+#include "graph/ir/plan.h"
+
+namespace hetero::graph {
+
+// Executor::run adds to these.
+struct RunCounts {
+  int64_t kernels[backend::kMaxDevices] = {};
+  int64_t fused_groups = 0;     // of the kernels
+  int64_t fused_nodes = 0;      // in these
+  int64_t compiled_groups = 0;  // fused groups that ran machine code
+  int64_t batches = 0;          // of the kernels on the CPU: calls that were made together
+  int64_t batched_nodes = 0;    // in these
+  int64_t copies = 0;
+  int64_t transfers = 0;                            // these: several copies may be one
+  int64_t copied_bytes[backend::kMaxDevices] = {};  // by destination
+  int64_t uploads_ahead = 0;                        // of the copies: for a later program
+  int64_t events = 0;
+  int64_t waits = 0;
+  int64_t segments = 0;  // launches of several kernels as one; see segments.h
+  int64_t skipped = 0;   // nodes not run because an input was poisoned
+  int64_t arena_bytes = 0;
+};
+
+// When a run's instructions began and ended: by the accelerator's virtual clock, if it has one; else by the host's clock and the accelerator's timed events
+// (device_timer.h). What could not be timed has an empty span at 0.
+struct RunTimes {
+  std::vector<Span> spans;  // per instruction
+  double seconds = 0;       // of the whole
+};
+
+// Bytes on the host that the program at hand does not touch and a later one may read: they go to the accelerator while this one runs there, where it has the
+// memory. Nothing is lost where that fails.
+struct Uploads {
+  struct Entry {
+    Binding* binding;
+    uint64_t bytes;
+  };
+  std::vector<Entry> entries;
+  uint64_t most_bytes = UINT64_MAX;  // that the accelerator may hold then
+};
+
+class Segments;
+
+class Executor {
+ public:
+  Executor();  // runs on the devices of the registry
+  // Runs on these devices, by DeviceIndex; the accelerator may be null. REQUIRES: they outlive the Executor.
+  explicit Executor(std::array<backend::Device*, backend::kMaxDevices> devices);
+  ~Executor();
+
+  // Runs `plan`. `bindings[b]` is null for buffers that neither exist before nor escape. Returns the first error, if any.
+  // REQUIRES: plan was made from graph; a buffer with valid_on != 0 or escapes has a binding whose valid_on covers the graph's.
+  Status run(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings, RunCounts& counts);
+
+  // The same in parts, one after the other on whatever threads: begin(), go_on() until it returns true, end(). `stop` is looked at between
+  // instructions of a program that uses the CPU only: where it is not 0, the rest is left to the next go_on(). Null: never.
+  // REQUIRES: the arguments of begin() live until end().
+  // `times`, if not null, is filled in; `uploads`, if not null, are made. `segments`: what is remembered of the plan between its runs, where launches that
+  // are the same each time may become one; null: each is by itself.
+  void begin(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings, RunCounts& counts,
+             RunTimes* times = nullptr, const Uploads* uploads = nullptr,
+             std::unique_ptr<Segments>* segments = nullptr);
+  bool go_on(const std::atomic<int32_t>* stop);
+  Status end();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// The oracle: runs every node of the graph in program order on the CPU, each buffer in memory of its own, no plan.
+// `bindings` as for Executor::run; REQUIRES: every valid binding is valid on the CPU. Returns the first error.
+Status interpret(const Graph& graph, std::span<Binding* const> bindings);
+
+}  // namespace hetero::graph

@@ -1,0 +1,19 @@
+// What kernels do beforehand for programs whose calls are known ahead of time: choosing how to compute, and deriving what they keep of weights (Binding::derived). Otherwise
+// they would do it in their first runs.
+//
+// Thread safety: any thread.
+
+#pragma once
+
+#include "graph/ir/op.h"
+
+namespace hetero::graph {
+
+// Calls of `kernel` are prepared by `prepare` once they have their addresses. Of the operands, only those with a binding have their values then; it writes none.
+// What it throws is passed over: a call that cannot be prepared says so when it runs.
+void set_preparation(KernelFunction kernel, KernelFunction prepare);
+
+// Null where there is nothing to do beforehand.
+KernelFunction preparation_of(KernelFunction kernel);
+
+}  // namespace hetero::graph

@@ -1,0 +1,28 @@
+// The catch-all: how any operator without code of its own is recorded.
+//
+// From the schema it knows which arguments are read and which are written, and which results are new (op_info.h). A call is written down
+// (boxed.h), the meta cache tells the outputs' windows (meta_cache.h; first_sight.h where it does not know them), and a node is
+// appended. What cannot be recorded runs at once (straight.h).
+//
+// Thread safety: any thread.
+
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <vector>
+
+#include "ops/record/meta_cache.h"
+#include "ops/record/op_info.h"
+
+namespace hetero::ops {
+
+// Records or runs the call whose arguments are on top of the stack, and replaces them by its results.
+void catch_all(const c10::OperatorHandle& handle, torch::jit::Stack* stack);
+void record_boxed(const OpInfo& info, torch::jit::Stack* stack);
+
+// Tensors made for a cache entry, appended as outputs of a node. REQUIRES: the recorder lock.
+void make_outputs(const MetaEntry& entry, std::vector<at::Tensor>& all, std::vector<at::Tensor>& defined);
+
+}  // namespace hetero::ops

@@ -1,0 +1,288 @@
+// Random operators with kernels of our own, on the counter-based generator (backend/base/random.h).
+//
+// An element's number depends on (seed, offset, its position in row-major order) only. Operators that are not here run on a CPU
+// generator derived from (seed, offset); see call.h. Recording goes through the catch-all.
+
+#include <ATen/Dispatch.h>
+#include <ATen/Dispatch_v2.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/copy.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/view_as_real.h>
+
+#include <limits>
+
+#include "backend/base/random.h"
+#include "ops/dispatch/catch_all.h"
+#include "ops/kernels/kernel.h"
+#include "ops/shapes/node_check.h"
+#include "ops/dispatch/op_table.h"
+
+namespace hetero::ops {
+namespace {
+
+constexpr int64_t kGrain = 4096;
+
+// A contiguous tensor to fill, copied to its place at the end where that is laid out otherwise.
+class Filled {
+ public:
+  explicit Filled(const at::Tensor& place)
+      : place_(place), filled_(place.is_contiguous() ? place : at::empty(place.sizes(), place.options())) {}
+  at::Tensor& tensor() { return filled_; }
+  void finish() {
+    if (!filled_.is_same(place_)) place_.copy_(filled_);
+  }
+
+ private:
+  const at::Tensor& place_;
+  at::Tensor filled_;
+};
+
+// Calls make(words, first index) for each block of `per_block` elements; it returns that many numbers.
+template <typename T, int kPerBlock, typename Make>
+void fill_blocks(const at::Tensor& tensor, RandomState state, const Make& make) {
+  T* data = tensor.mutable_data_ptr<T>();
+  const int64_t count = tensor.numel();
+  const uint64_t first = state.offset << 32;
+  at::parallel_for(0, (count + kPerBlock - 1) / kPerBlock, kGrain / kPerBlock, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      const auto numbers = make(backend::philox(state.seed, first + static_cast<uint64_t>(block)));
+      const int64_t at = block * kPerBlock;
+      for (int64_t k = 0; k < kPerBlock && at + k < count; ++k) data[at + k] = numbers[k];
+    }
+  });
+}
+
+// Fills with `transform(u)` of uniform numbers u in [0, 1), computed in double for double tensors, in float otherwise.
+template <typename Transform>
+void fill_from_uniform(const at::Tensor& place, RandomState state, const Transform& transform) {
+  Filled filled(place);
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, place.scalar_type(), "hetero_random", [&] {
+    if constexpr (std::is_same_v<scalar_t, double>) {
+      fill_blocks<double, 2>(filled.tensor(), state, [&](const std::array<uint32_t, 4>& w) {
+        return std::array<double, 2>{transform(backend::uniform_double(w[0], w[1])),
+                                     transform(backend::uniform_double(w[2], w[3]))};
+      });
+    } else {
+      fill_blocks<scalar_t, 4>(filled.tensor(), state, [&](const std::array<uint32_t, 4>& w) {
+        std::array<scalar_t, 4> numbers;
+        for (int k = 0; k < 4; ++k) {
+          numbers[k] = static_cast<scalar_t>(transform(static_cast<double>(backend::uniform_float(w[k]))));
+        }
+        return numbers;
+      });
+    }
+  });
+  filled.finish();
+}
+
+struct Arguments {
+  explicit Arguments(const graph::Invocation& invocation)
+      : tensors(invocation), decoder(invocation.attributes, invocation.node->attribute_bytes) {
+    decoder.next();
+    self = &tensors.operand(decoder.operand());
+  }
+  double real() {
+    const Tag tag = decoder.next();
+    return decoder.real(tag);
+  }
+  RandomState random() {
+    decoder.next();
+    return decoder.random_state();
+  }
+
+  Isolated isolated;
+  KernelTensors tensors;
+  Decoder decoder;
+  const at::Tensor* self;
+};
+
+// uniform_(Tensor self, float from, float to, Generator?)
+void uniform_kernel(const graph::Invocation& invocation) {
+  Arguments arguments(invocation);
+  const double from = arguments.real();
+  const double to = arguments.real();
+  // The product may round up to `to`, which the interval does not contain.
+  const auto dtype = arguments.self->scalar_type();
+  const double last = dtype == at::kDouble ? std::nextafter(to, from)
+                      : dtype == at::kFloat
+                          ? static_cast<double>(std::nextafter(static_cast<float>(to), static_cast<float>(from)))
+                          : to;
+  fill_from_uniform(*arguments.self, arguments.random(),
+                    [=](double u) { return from == to ? from : std::min(u * (to - from) + from, last); });
+}
+
+// normal_(Tensor self, float mean, float std, Generator?)
+void normal_kernel(const graph::Invocation& invocation) {
+  Arguments arguments(invocation);
+  const double mean = arguments.real();
+  const double std = arguments.real();
+  const RandomState state = arguments.random();
+  at::Tensor target = *arguments.self;
+  if (target.is_complex()) {
+    // Half of the variance goes to each part.
+    target = at::view_as_real(target);
+  }
+  const double spread = arguments.self->is_complex() ? std * M_SQRT1_2 : std;
+  Filled filled(target);
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, target.scalar_type(), "hetero_normal", [&] {
+    fill_blocks<scalar_t, 1>(filled.tensor(), state, [&](const std::array<uint32_t, 4>& w) {
+      const double number =
+          backend::standard_normal(backend::uniform_double(w[0], w[1]), backend::uniform_double(w[2], w[3]));
+      return std::array<scalar_t, 1>{static_cast<scalar_t>(number * spread + mean)};
+    });
+  });
+  filled.finish();
+}
+
+// bernoulli_.float(Tensor self, float p, Generator?)
+void bernoulli_kernel(const graph::Invocation& invocation) {
+  Arguments arguments(invocation);
+  const double p = arguments.real();
+  const RandomState state = arguments.random();
+  Filled filled(*arguments.self);
+  AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, arguments.self->scalar_type(), "hetero_bernoulli",
+                             [&] {
+                               fill_blocks<scalar_t, 4>(filled.tensor(), state, [&](const std::array<uint32_t, 4>& w) {
+                                 std::array<scalar_t, 4> numbers;
+                                 for (int k = 0; k < 4; ++k)
+                                   numbers[k] = static_cast<scalar_t>(static_cast<double>(w[k]) * 0x1p-32 < p);
+                                 return numbers;
+                               });
+                             });
+  filled.finish();
+}
+
+// exponential_(Tensor self, float lambd, Generator?)
+void exponential_kernel(const graph::Invocation& invocation) {
+  Arguments arguments(invocation);
+  const double lambda = arguments.real();
+  fill_from_uniform(*arguments.self, arguments.random(), [=](double u) { return -std::log1p(-u) / lambda; });
+}
+
+// Integers in [from, from + range); range 0 stands for 2^64.
+void fill_integers(const at::Tensor& place, RandomState state, int64_t from, uint64_t range) {
+  Filled filled(place);
+  AT_DISPATCH_V2(place.scalar_type(), "hetero_random_", AT_WRAP([&] {
+                   fill_blocks<scalar_t, 2>(filled.tensor(), state, [&](const std::array<uint32_t, 4>& w) {
+                     const auto number = [&](uint32_t high, uint32_t low) {
+                       const uint64_t word = static_cast<uint64_t>(high) << 32 | low;
+                       const uint64_t limited =
+                           range == 0 ? word
+                                      : static_cast<uint64_t>(static_cast<unsigned __int128>(word) * range >> 64);
+                       return static_cast<scalar_t>(static_cast<int64_t>(limited + static_cast<uint64_t>(from)));
+                     };
+                     return std::array<scalar_t, 2>{number(w[0], w[1]), number(w[2], w[3])};
+                   });
+                 }),
+                 AT_EXPAND(AT_ALL_TYPES), at::kBool, at::kHalf, at::kBFloat16);
+  filled.finish();
+}
+
+// The largest number of consecutive integers from 0 on that the dtype holds.
+uint64_t integers_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kBool:
+      return 2;
+    case at::kByte:
+      return 256;
+    case at::kChar:
+      return 128;
+    case at::kShort:
+      return 1u << 15;
+    case at::kInt:
+      return uint64_t{1} << 31;
+    case at::kHalf:
+      return (1u << 11) + 1;
+    case at::kBFloat16:
+      return (1u << 8) + 1;
+    case at::kFloat:
+      return (1u << 24) + 1;
+    case at::kDouble:
+      return (uint64_t{1} << 53) + 1;
+    default:
+      return uint64_t{1} << 63;
+  }
+}
+
+// random_(Tensor self, Generator?)
+void random_kernel(const graph::Invocation& invocation) {
+  Arguments arguments(invocation);
+  fill_integers(*arguments.self, arguments.random(), 0, integers_of(arguments.self->scalar_type()));
+}
+
+// random_.to(Tensor self, int to, Generator?)
+void random_to_kernel(const graph::Invocation& invocation) {
+  Arguments arguments(invocation);
+  arguments.decoder.next();
+  const auto to = arguments.decoder.get<int64_t>();
+  fill_integers(*arguments.self, arguments.random(), 0, static_cast<uint64_t>(to));
+}
+
+// random_.from(Tensor self, int from, int? to, Generator?)
+void random_from_kernel(const graph::Invocation& invocation) {
+  Arguments arguments(invocation);
+  arguments.decoder.next();
+  const auto from = arguments.decoder.get<int64_t>();
+  uint64_t range;
+  if (arguments.decoder.next() == Tag::kNone) {
+    const uint64_t count = integers_of(arguments.self->scalar_type());
+    range = from == std::numeric_limits<int64_t>::min() ? 0 : count - static_cast<uint64_t>(from);
+  } else {
+    range = static_cast<uint64_t>(arguments.decoder.get<int64_t>()) - static_cast<uint64_t>(from);
+  }
+  fill_integers(*arguments.self, arguments.random(), from, range);
+}
+
+// native_dropout(Tensor input, float p, bool? train) -> (Tensor, Tensor)
+void native_dropout_kernel(const graph::Invocation& invocation) {
+  Arguments arguments(invocation);
+  const double p = arguments.real();
+  const bool train = arguments.decoder.next() == Tag::kNone || arguments.decoder.get<uint8_t>() != 0;
+  const RandomState state = arguments.random();
+  const at::Tensor& input = *arguments.self;
+  at::Tensor mask = at::empty(input.sizes(), input.options().dtype(at::kBool));
+  at::Tensor output;
+  if (!train || input.numel() == 0) {
+    mask.fill_(true);
+    output = input.clone();
+  } else {
+    const double keep = 1.0 - p;
+    fill_blocks<bool, 4>(mask, state, [&](const std::array<uint32_t, 4>& w) {
+      std::array<bool, 4> numbers;
+      for (int k = 0; k < 4; ++k) numbers[k] = static_cast<double>(w[k]) * 0x1p-32 < keep;
+      return numbers;
+    });
+    output = input.mul(mask).mul_(p == 1 ? 0.0 : 1.0 / keep);
+  }
+  const int first = arguments.tensors.first_output();
+  arguments.tensors.deliver(first, std::move(output));
+  arguments.tensors.deliver(first + 1, std::move(mask));
+}
+
+}  // namespace
+
+void add_random_rows() {
+  const auto add = [](const char* name, graph::KernelFunction kernel, bool brings_memory = false) {
+    graph::OpTraits traits;
+    traits.name = name;
+    traits.op_class = graph::OpClass::kRandom;
+    traits.brings_memory = brings_memory;
+    traits.kernel = kernel;
+    traits.check = &check_node;
+    traits.has_draw = &has_draw;
+    graph::op_table().add(std::move(traits));
+  };
+  add("aten::uniform_", &uniform_kernel);
+  add("aten::normal_", &normal_kernel);
+  add("aten::bernoulli_.float", &bernoulli_kernel);
+  add("aten::exponential_", &exponential_kernel);
+  add("aten::random_", &random_kernel);
+  add("aten::random_.to", &random_to_kernel);
+  add("aten::random_.from", &random_from_kernel);
+  add("aten::native_dropout", &native_dropout_kernel, true);
+}
+
+}  // namespace hetero::ops

@@ -1,0 +1,198 @@
+// Operators that PyTorch routes to device-specific entry points.
+//
+// Convolutions arrive as `convolution` (a typed row) or, from code that insists, as convolution_overrideable. Attention asks the device
+// which kernel it wants: we answer as the CPU would. The layer of a transformer's encoder, one operator in inference, is
+// composed of others by PyTorch's own code. Fused RNN cells, and histograms of integers, exist on CUDA only, so they are composed here.
+
+#include "ops/dispatch/special.h"
+
+#include <ATen/Dispatch.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/native/Resize.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_fused_sdp_choice_native.h>
+#include <ATen/ops/_transformer_encoder_layer_fwd_native.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "ops/dispatch/catch_all.h"
+#include "ops/dispatch/op_table.h"
+
+namespace hetero::ops {
+namespace {
+
+int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                         const std::optional<at::Tensor>& mask, double dropout, bool causal,
+                         std::optional<double> scale, bool gqa) {
+  return at::native::_fused_sdp_choice_cpp(query, key, value, mask, dropout, causal, scale, gqa);
+}
+
+at::Tensor convolution_overrideable(const at::Tensor& input, const at::Tensor& weight,
+                                    const std::optional<at::Tensor>& bias, at::SymIntArrayRef stride,
+                                    at::SymIntArrayRef padding, at::SymIntArrayRef dilation, bool transposed,
+                                    at::SymIntArrayRef output_padding, c10::SymInt groups) {
+  return at::convolution_symint(input, weight, bias, stride, padding, dilation, transposed, output_padding,
+                                std::move(groups));
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward_overrideable(
+    const at::Tensor& grad, const at::Tensor& input, const at::Tensor& weight, at::SymIntArrayRef stride,
+    at::SymIntArrayRef padding, at::SymIntArrayRef dilation, bool transposed, at::SymIntArrayRef output_padding,
+    c10::SymInt groups, std::array<bool, 3> mask) {
+  const c10::SymInt bias_sizes[] = {weight.sym_size(0)};
+  return at::convolution_backward_symint(grad, input, weight, at::OptionalSymIntArrayRef(bias_sizes), stride, padding,
+                                         dilation, transposed, output_padding, std::move(groups), mask);
+}
+
+at::Tensor with_bias(const at::Tensor& gates, const std::optional<at::Tensor>& bias) {
+  return bias.has_value() && bias->defined() ? gates + *bias : gates;
+}
+
+// gates = input, forget, cell, output; the workspace keeps their activations.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> fused_lstm_cell(const at::Tensor& input_gates,
+                                                               const at::Tensor& hidden_gates, const at::Tensor& cx,
+                                                               const std::optional<at::Tensor>& input_bias,
+                                                               const std::optional<at::Tensor>& hidden_bias) {
+  const auto gates = (with_bias(input_gates, input_bias) + with_bias(hidden_gates, hidden_bias)).unsafe_chunk(4, 1);
+  const at::Tensor input = gates[0].sigmoid(), forget = gates[1].sigmoid(), cell = gates[2].tanh(),
+                   output = gates[3].sigmoid();
+  const at::Tensor cy = forget * cx + input * cell;
+  return {output * cy.tanh(), cy, at::cat({input, forget, cell, output}, 1)};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> fused_lstm_cell_backward(const std::optional<at::Tensor>& grad_hy_,
+                                                                        const std::optional<at::Tensor>& grad_cy_,
+                                                                        const at::Tensor& cx, const at::Tensor& cy,
+                                                                        const at::Tensor& workspace, bool has_bias) {
+  const bool has_hy = grad_hy_.has_value() && grad_hy_->defined();
+  const bool has_cy = grad_cy_.has_value() && grad_cy_->defined();
+  if (!has_hy && !has_cy) return {};
+  const at::Tensor grad_hy = has_hy ? *grad_hy_ : at::zeros_like(cx);
+  const auto gates = workspace.unsafe_chunk(4, 1);
+  const at::Tensor &input = gates[0], &forget = gates[1], &cell = gates[2], &output = gates[3];
+  const at::Tensor tanh_cy = cy.tanh();
+  at::Tensor grad_c = grad_hy * output * (1 - tanh_cy * tanh_cy);
+  if (has_cy) grad_c = grad_c + *grad_cy_;
+  const at::Tensor grad_gates = at::cat({grad_c * cell * input * (1 - input), grad_c * cx * forget * (1 - forget),
+                                         grad_c * input * (1 - cell * cell), grad_hy * tanh_cy * output * (1 - output)},
+                                        1);
+  return {grad_gates, grad_c * forget, has_bias ? grad_gates.sum(0) : at::Tensor()};
+}
+
+// gates = reset, input (update), new; the workspace keeps reset, input, new, hx and the hidden part of the new gate.
+std::tuple<at::Tensor, at::Tensor> fused_gru_cell(const at::Tensor& input_gates, const at::Tensor& hidden_gates,
+                                                  const at::Tensor& hx, const std::optional<at::Tensor>& input_bias,
+                                                  const std::optional<at::Tensor>& hidden_bias) {
+  const auto in = with_bias(input_gates, input_bias).unsafe_chunk(3, 1);
+  const auto hidden = with_bias(hidden_gates, hidden_bias).unsafe_chunk(3, 1);
+  const at::Tensor reset = (in[0] + hidden[0]).sigmoid();
+  const at::Tensor update = (in[1] + hidden[1]).sigmoid();
+  const at::Tensor fresh = (in[2] + reset * hidden[2]).tanh();
+  const at::Tensor hy = (hx - fresh) * update + fresh;
+  return {hy, at::cat({reset, update, fresh, hx, hidden[2]}, 1)};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> fused_gru_cell_backward(
+    const at::Tensor& grad_hy, const at::Tensor& workspace, bool has_bias) {
+  const auto saved = workspace.unsafe_chunk(5, 1);
+  const at::Tensor &reset = saved[0], &update = saved[1], &fresh = saved[2], &hx = saved[3], &hidden_new = saved[4];
+  const at::Tensor grad_update = grad_hy * (hx - fresh) * update * (1 - update);
+  const at::Tensor grad_new = grad_hy * (1 - update) * (1 - fresh * fresh);
+  const at::Tensor grad_reset = grad_new * hidden_new * reset * (1 - reset);
+  const at::Tensor grad_in = at::cat({grad_reset, grad_update, grad_new}, 1);
+  const at::Tensor grad_hidden = at::cat({grad_reset, grad_update, grad_new * reset}, 1);
+  return {grad_in, grad_hidden, grad_hy * update, has_bias ? grad_in.sum(0) : at::Tensor(),
+          has_bias ? grad_hidden.sum(0) : at::Tensor()};
+}
+
+// What CUDA's kernel counts, whose bins are whole numbers too.
+at::Tensor histc_of_integers(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max) {
+  TORCH_CHECK(bins > 0, "bins must be > 0");
+  int64_t least = 0, most = 0;
+  AT_DISPATCH_INTEGRAL_TYPES(self.scalar_type(), "histc", [&] {
+    least = static_cast<int64_t>(min.to<scalar_t>());
+    most = static_cast<int64_t>(max.to<scalar_t>());
+  });
+  TORCH_CHECK(least <= most, "max must be larger than min");
+  if (self.numel() == 0) return at::zeros({bins}, self.options());
+  const at::Tensor values = self.to(at::kLong).reshape(-1);
+  if (least == most) {
+    least = values.min().item<int64_t>();
+    most = values.max().item<int64_t>();
+  }
+  if (least == most) {
+    --least;
+    ++most;
+  }
+  // The last bin has its upper end, too; those outside get a bin behind it.
+  const at::Tensor bin = at::div((values - least) * bins, most - least, "trunc").clamp_max(bins - 1);
+  const at::Tensor counted = at::where((values >= least).logical_and(values <= most), bin, bins);
+  const at::Tensor counts = at::zeros({bins + 1}, values.options()).scatter_add_(0, counted, at::ones_like(counted));
+  return counts.narrow(0, 0, bins).to(self.scalar_type(), false, true);
+}
+
+at::Tensor histc(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max) {
+  if (at::isIntegralType(self.scalar_type(), false)) return histc_of_integers(self, bins, min, max);
+  static const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow("aten::histc", "");
+  torch::jit::Stack stack = {self, bins, min, max};
+  catch_all(handle, &stack);
+  return stack[0].toTensor();
+}
+
+at::Tensor& histc_out(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max,
+                      at::Tensor& out) {
+  if (at::isIntegralType(self.scalar_type(), false)) {
+    const at::Tensor counts = histc_of_integers(self, bins, min, max);
+    at::native::resize_output(out, counts.sizes());
+    return out.copy_(counts);
+  }
+  static const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow("aten::histc", "out");
+  torch::jit::Stack stack = {self, bins, min, max, out};
+  catch_all(handle, &stack);
+  return out;
+}
+
+// Of PyTorch's own there is none: torch.compile asks for it where sizes are symbols.
+at::Tensor transformer_encoder_layer_meta(const at::Tensor& src, int64_t, int64_t, const at::Tensor&, const at::Tensor&,
+                                          const at::Tensor&, const at::Tensor&, bool, bool, double, const at::Tensor&,
+                                          const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                          const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                          const std::optional<at::Tensor>&, std::optional<int64_t>) {
+  return at::empty_like(src, at::MemoryFormat::Contiguous);
+}
+
+TORCH_LIBRARY_IMPL(aten, Meta, library) {
+  library.impl("_transformer_encoder_layer_fwd", TORCH_FN(transformer_encoder_layer_meta));
+}
+
+}  // namespace
+
+void register_special(torch::Library& library) {
+  library.impl("_fused_sdp_choice", TORCH_FN(fused_sdp_choice));
+  library.impl("histc", TORCH_FN(histc));
+  library.impl("histc.out", TORCH_FN(histc_out));
+  enter_recorded("aten::histc");
+  enter_recorded("aten::histc.out");
+  library.impl("convolution_overrideable", TORCH_FN(convolution_overrideable));
+  library.impl("convolution_backward_overrideable", TORCH_FN(convolution_backward_overrideable));
+  library.impl("_transformer_encoder_layer_fwd", TORCH_FN(at::native::transformer_encoder_layer_forward));
+  library.impl("_thnn_fused_lstm_cell", TORCH_FN(fused_lstm_cell));
+  library.impl("_thnn_fused_lstm_cell_backward_impl", TORCH_FN(fused_lstm_cell_backward));
+  library.impl("_thnn_fused_gru_cell", TORCH_FN(fused_gru_cell));
+  library.impl("_thnn_fused_gru_cell_backward", TORCH_FN(fused_gru_cell_backward));
+}
+
+}  // namespace hetero::ops
+
+namespace at::native {
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &hetero::ops::fused_sdp_choice)
+}  // namespace at::native

@@ -1,0 +1,51 @@
+// The kernels of _scaled_dot_product_flash_attention_for_cpu and its backward: our own (backend/cpu/kernels/attention.h) where they can compute the call.
+//
+// ATen's flash attention calls a BLAS for tiles of a few rows. On the one machine measured (AVX-512, no AMX) ours was faster forward for nearly every shape,
+// also where several heads of queries share one of keys; backward from 0.93 to 1.9 times as fast in float32, save for gradients of very few queries, which
+// stay with ATen, and from 1.6 to 9 times in 2-byte floats. So nothing is measured when a program runs.
+// Outputs are laid out as the recorded windows say. logsumexp is ATen's, so a pass of ours may follow one of ATen's and the other way round.
+//
+// To the stock kernels go: every call with fusion off or config().verify, dropout, double, elements that are not dense along the last dimension, boolean
+// masks, heads of keys that do not divide those of queries, and float32 gradients of few queries of many keys. Results differ from eager's in the last bits.
+//
+// Thread safety: as any kernel; several threads may run attention at once.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward_ops.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_ops.h>
+
+#include "graph/ir/op.h"
+#include "ops/dispatch/typed.h"
+
+namespace hetero::ops {
+
+// Runs the call. False, and nothing is done, where that is the stock kernel's.
+bool run_attention(const graph::Invocation& invocation);
+bool run_attention_backward(const graph::Invocation& invocation);
+
+template <bool (*run)(const graph::Invocation&), graph::KernelFunction stock>
+void attention_kernel(const graph::Invocation& invocation) {
+  if (!run(invocation)) stock(invocation);
+}
+
+template <graph::KernelFunction stock>
+struct KernelOf<at::_ops::_scaled_dot_product_flash_attention_for_cpu, stock> {
+  static constexpr graph::KernelFunction kValue = &attention_kernel<run_attention, stock>;
+  static constexpr bool kTakesMemory = true;
+};
+template <graph::KernelFunction stock>
+struct KernelOf<at::_ops::_scaled_dot_product_flash_attention_for_cpu_backward, stock> {
+  static constexpr graph::KernelFunction kValue = &attention_kernel<run_attention_backward, stock>;
+  static constexpr bool kTakesMemory = true;
+};
+
+// How often ours have run.
+struct AttentionCounts {
+  int64_t forward = 0;
+  int64_t backward = 0;
+};
+AttentionCounts attention_counts();
+
+}  // namespace hetero::ops

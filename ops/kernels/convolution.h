@@ -1,0 +1,62 @@
+// The kernels of convolution and convolution_backward.
+//
+// ATen's kernels are oneDNN's, which reorder the weight into a layout of their own on each call. For many channels and few pixels that takes longer
+// than the convolution, and a product over all images at once, which reads the weight as it lies (backend/cpu/kernels/convolution.h), is several
+// times as fast; for large images oneDNN is. So the first call of a shape measures both (convolution_choice.h).
+//
+// Ours are convolutions in float32 over one or two dimensions, without groups, neither transposed nor with more than padding of zeros, of dense
+// row-major tensors. Everything else, and every convolution with fusion off (or with config().verify, which compares bits), goes to the stock
+// kernel. Results differ from eager's in the last bits: sums are kept in float32, and added in another order.
+//
+// Thread safety: as any kernel; several threads may run convolutions at once.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/convolution_backward_ops.h>
+#include <ATen/ops/convolution_ops.h>
+
+#include <optional>
+
+#include "graph/ir/op.h"
+#include "graph/run/preparation.h"
+#include "ops/kernels/convolution_choice.h"
+#include "ops/dispatch/typed.h"
+
+namespace hetero::ops {
+
+// Runs the call by the best implementation. False, and nothing is done, where that is the stock kernel.
+bool run_convolution(const graph::Invocation& invocation);
+bool run_convolution_backward(const graph::Invocation& invocation);
+
+// Measure where nothing is known of the shape: see preparation.h.
+void prepare_convolution(const graph::Invocation& invocation);
+void prepare_convolution_backward(const graph::Invocation& invocation);
+
+template <bool run(const graph::Invocation&), graph::KernelFunction stock>
+void convolution_kernel(const graph::Invocation& invocation) {
+  if (!run(invocation)) stock(invocation);
+}
+
+template <graph::KernelFunction stock>
+struct KernelOf<at::_ops::convolution, stock> {
+  static constexpr graph::KernelFunction kValue = &convolution_kernel<run_convolution, stock>;
+  static void complete(graph::OpTraits&) { graph::set_preparation(kValue, &prepare_convolution); }
+};
+template <graph::KernelFunction stock>
+struct KernelOf<at::_ops::convolution_backward, stock> {
+  static constexpr graph::KernelFunction kValue = &convolution_kernel<run_convolution_backward, stock>;
+  static void complete(graph::OpTraits&) { graph::set_preparation(kValue, &prepare_convolution_backward); }
+};
+
+// How often each implementation other than the stock kernel has run, and how many shapes were measured.
+struct ConvolutionCounts {
+  int64_t runs[kConvolutionImplementations] = {};
+  int64_t measurements = 0;
+};
+ConvolutionCounts convolution_counts();
+
+// Every convolution that `implementation` can compute is computed by it, whatever was measured; nullopt ends that. For tests and measurements.
+void force_convolution_implementation(std::optional<ConvolutionImplementation> implementation);
+
+}  // namespace hetero::ops

@@ -1,0 +1,55 @@
+// Which implementation of a convolution is the fastest on this machine, for each shape (choices.h).
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "backend/cpu/kernels/unfold.h"
+#include "ops/kernels/choices.h"
+
+namespace hetero::ops {
+
+enum class ConvolutionImplementation : uint8_t {
+  kStock,     // ATen's kernel
+  kUnfolded,  // backend/cpu/kernels/convolution.h
+};
+inline constexpr int kConvolutionImplementations = 2;
+const char* to_string(ConvolutionImplementation implementation);
+
+// What a call computes.
+enum class ConvolutionWork : uint8_t { kForward, kForwardWithBias, kBackward };
+// Which gradients, of a kBackward; bits.
+enum ConvolutionGradient : uint8_t { kOfInput = 1, kOfWeight = 2, kOfBias = 4 };
+
+// What the choice depends on.
+struct ConvolutionShape {
+  static constexpr const char* kKind = "convolution 1";
+  ConvolutionWork work = ConvolutionWork::kForward;
+  uint8_t gradients = 0;
+  backend::ConvolutionGeometry geometry;
+  int64_t threads = 1;
+
+  bool operator==(const ConvolutionShape&) const = default;
+  // The shape that stands for all with a similar number of images, height and width.
+  ConvolutionShape rounded() const;
+  std::array<int64_t, 16> numbers() const;
+};
+
+struct ConvolutionChoice {
+  ConvolutionImplementation implementation = ConvolutionImplementation::kStock;
+  bool sure = true;  // false: guessed, since the machine was too busy to measure
+
+  bool operator==(const ConvolutionChoice&) const = default;
+};
+
+std::string line_of(const ConvolutionShape& shape, const ConvolutionChoice& choice);
+bool parse_line(const std::string& line, ConvolutionShape& shape, ConvolutionChoice& choice);
+
+using ConvolutionChoices = Choices<ConvolutionShape, ConvolutionChoice>;
+
+// Those of this process.
+ConvolutionChoices& convolution_choices();
+
+}  // namespace hetero::ops

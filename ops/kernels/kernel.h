@@ -1,0 +1,55 @@
+// Bridging a node of the graph to a stock ATen kernel: alias tensors over the operands' bytes, and the way back for results.
+//
+// Alias tensors come from a per-thread stack of reusable tensors, so that a steady state allocates nothing. A kernel that keeps one
+// (returns its input, say) is noticed by its reference count, and the slot gets a new tensor.
+//
+// Thread safety: everything belongs to the thread that runs the kernel.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "graph/ir/graph.h"
+
+namespace hetero::ops {
+
+// While it lives, the dispatcher goes straight to backend kernels: no autograd, autocast, functorch or Python modes, whatever the
+// thread that flushes is in the middle of.
+class Isolated {
+ public:
+  Isolated();
+
+ private:
+  c10::impl::ForceDispatchKeyGuard guard_;
+};
+
+class KernelTensors {
+ public:
+  explicit KernelTensors(const graph::Invocation& invocation);
+  ~KernelTensors();
+  KernelTensors(const KernelTensors&) = delete;
+
+  // Where the operands are: the CPU, or what kernel_device() is for OpTraits::device_kernel.
+  c10::Device device() const { return device_; }
+  // A tensor over operand i. REQUIRES: data[i] is not null.
+  const at::Tensor& operand(int i);
+  int first_output() const { return invocation_.node->operand_count - invocation_.node->output_count; }
+  // True when output operand i has memory to write into.
+  bool has_memory(int i) const { return invocation_.data[i] != nullptr; }
+
+  // Makes `result` the value of output operand i: takes its memory over where it is laid out as the window says, copies otherwise.
+  void deliver(int i, at::Tensor result);
+
+ private:
+  const graph::Invocation& invocation_;
+  const c10::Device device_;
+  size_t base_;
+};
+
+// The device of tensors over the accelerator's memory, as PyTorch's kernels see them: CUDA, or the CPU for a simulated accelerator. REQUIRES: there is one.
+c10::Device kernel_device();
+// A tensor over operand memory that nobody else has, of `bytes` bytes.
+at::Tensor bytes_at(void* data, int64_t bytes, c10::Device device);
+
+}  // namespace hetero::ops

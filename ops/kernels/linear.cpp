@@ -1,0 +1,585 @@
+#include "ops/kernels/linear.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/mm.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "backend/cpu/kernels/panel_gemm.h"
+#include "backend/cpu/kernels/tile_gemm.h"
+#include "graph/run/executor.h"
+#include "ops/kernels/blas.h"
+#include "ops/settings/config.h"
+#include "ops/kernels/measure.h"
+#include "ops/kernels/own_kernel.h"
+
+namespace hetero::ops {
+namespace {
+
+using Implementation = LinearImplementation;
+using backend::Element;
+using backend::Matvec;
+
+// Products with less weight than this take a microsecond or two whoever computes them.
+constexpr int64_t kSmallestWeight = 16 << 10;
+// With fewer, packing the weight takes longer than multiplying it.
+constexpr int64_t kFewestRowsToPack = 64;
+// How much faster a product has to be for the memory of a packed weight.
+constexpr double kWorthPacking = 1.05;
+// A product is measured so often beforehand where the machine is too busy; then the guess stays.
+constexpr int kMostTries = 3;
+
+std::atomic<int64_t> measurements;
+std::atomic<int64_t> packed_bytes;
+std::atomic<int> forced{-1};
+
+// ---- recognizing a product ------------------------------------------------------------------------------------------------
+
+struct Product {
+  Matvec call;
+  int x, w, bias, out;  // operands; bias is -1 where there is none
+  LinearShape shape;
+};
+
+// The last two dimensions of a window, of which one before them has size 1.
+struct Matrix {
+  int64_t rows, columns, row_stride, column_stride, offset;
+};
+
+bool matrix_of(const graph::Window& window, bool batched, Matrix& matrix) {
+  const int first = batched ? 1 : 0;
+  if (window.rank != first + 2 || (batched && window.sizes()[0] != 1)) return false;
+  matrix = {window.sizes()[first], window.sizes()[first + 1], window.strides()[first], window.strides()[first + 1],
+            window.offset};
+  return true;
+}
+
+// addmm(self, mat1, mat2, *, beta, alpha) with both numbers 1.
+bool plain_addmm(const graph::Invocation& invocation) {
+  Decoder decoder(invocation.attributes, invocation.node->attribute_bytes);
+  for (int i = 0; i < 3; ++i) {
+    if (decoder.next() != Tag::kTensor) return false;
+  }
+  for (int i = 0; i < 2; ++i) {
+    const Tag tag = decoder.next();
+    if (tag != Tag::kScalar) return false;
+    const at::Scalar number = decoder.scalar(tag);
+    if (number.isComplex() || number.toDouble() != 1) return false;
+  }
+  return true;
+}
+
+bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& product) {
+  const int inputs = kind == LinearKind::kAddmm ? 3 : 2;
+  const bool has_bias = kind == LinearKind::kAddmm && invocation.part == graph::Part::kWhole;
+  const graph::Node& node = *invocation.node;
+  if (node.operand_count != inputs + 1 || node.output_count != 1) return false;
+  product.bias = has_bias ? 0 : -1;
+  product.x = inputs - 2;
+  product.w = inputs - 1;
+  product.out = inputs;
+  if (invocation.data[product.out] == nullptr) return false;
+  const auto window = [&](int i) -> const graph::Window& {
+    return (*invocation.windows)[invocation.operands[i].window];
+  };
+  const std::optional<Element> element = element_of(window(product.x).dtype);
+  if (!element) return false;
+  for (int i = 0; i <= inputs; ++i) {
+    if (invocation.operands[i].bits != 0 || window(i).dtype != window(product.x).dtype) return false;
+  }
+  Matrix x, w, out;
+  const bool batched = kind == LinearKind::kBmm;
+  if (!matrix_of(window(product.x), batched, x) || !matrix_of(window(product.w), batched, w) ||
+      !matrix_of(window(product.out), batched, out)) {
+    return false;
+  }
+  const int64_t m = x.rows, k = x.columns, n = w.columns;
+  if (m == 0 || k * n < kSmallestWeight) return false;
+  const bool x_columns = x.column_stride != 1 || (m > 1 && x.row_stride < k);
+  if (x_columns && !(x.row_stride == 1 && x.column_stride >= m)) return false;
+  if (out.column_stride != 1 || (m > 1 && out.row_stride < n)) return false;
+  const bool columns = w.column_stride == 1 && w.row_stride >= n;
+  if (!columns && !(w.row_stride == 1 && w.column_stride >= k)) return false;
+
+  const int64_t item = backend::element_bytes(*element);
+  const auto address = [&](int i, int64_t offset) -> std::byte* {
+    return static_cast<std::byte*>(invocation.data[i]) + offset * item;
+  };
+  product.call = {.element = *element,
+                  .columns = columns,
+                  .m = m,
+                  .n = n,
+                  .k = k,
+                  .x = address(product.x, x.offset),
+                  .x_stride = x_columns ? x.column_stride : x.row_stride,
+                  .x_columns = x_columns,
+                  .w = address(product.w, w.offset),
+                  .w_stride = columns ? w.row_stride : w.column_stride,
+                  .y = address(product.out, out.offset),
+                  .y_stride = out.row_stride};
+  if (product.bias >= 0) {
+    // [n], [1, n], or either expanded to [m, n].
+    const graph::Window& bias = window(product.bias);
+    if (bias.rank < 1 || bias.rank > 2 || bias.sizes()[bias.rank - 1] != n || bias.strides()[bias.rank - 1] != 1) {
+      return false;
+    }
+    if (bias.rank == 2 && bias.sizes()[0] != 1 && bias.strides()[0] != 0) return false;
+    if (!plain_addmm(invocation)) return false;
+    product.call.bias = address(product.bias, bias.offset);
+  }
+  product.shape = {
+      .element = *element,
+      .x_columns = x_columns,
+      .columns = columns,
+      .bias = product.bias >= 0,
+      .tiles = config().tiles.load(std::memory_order_relaxed) && backend::has_tiles_for(*element) && has_sgemm(),
+      .m = m,
+      .n = n,
+      .k = k,
+      .threads = at::get_num_threads()};
+  return true;
+}
+
+// ---- the implementations --------------------------------------------------------------------------------------------------
+
+// The packed forms of the weights of one storage, and how often these were used since the bytes last changed. Executors of one model share them, and run at once:
+// what is packed is found without a lock.
+struct PackedWeights final : graph::Derived {
+  struct Entry {
+    Implementation implementation;
+    const void* address;
+    int64_t n, k, stride;
+    bool columns;
+    at::Tensor packed;  // undefined where the weight has values that the implementation cannot have
+    int64_t bytes;
+    std::unique_ptr<const Entry> next;  // older
+  };
+  std::atomic<int> uses{0};
+  std::mutex mutex;                          // of who packs
+  std::atomic<const Entry*> first{nullptr};  // what is there neither moves nor changes
+
+  ~PackedWeights() override {
+    const std::unique_ptr<const Entry> entries(first.load());
+    for (const Entry* entry = entries.get(); entry != nullptr; entry = entry->next.get()) packed_bytes -= entry->bytes;
+  }
+  const Entry* find(Implementation implementation, const Matvec& call) const {
+    const Entry* entry = first.load(std::memory_order_acquire);
+    while (entry != nullptr &&
+           !(entry->implementation == implementation && entry->address == call.w && entry->n == call.n &&
+             entry->k == call.k && entry->stride == call.w_stride && entry->columns == call.columns)) {
+      entry = entry->next.get();
+    }
+    return entry;
+  }
+  // REQUIRES: the mutex is held.
+  const Entry* add(Entry entry) {
+    entry.next.reset(first.load(std::memory_order_relaxed));
+    const auto* const added = new Entry(std::move(entry));
+    first.store(added, std::memory_order_release);
+    return added;
+  }
+};
+
+bool can_run(Implementation implementation, const Product& product) {
+  switch (implementation) {
+    case Implementation::kStock:
+      return true;
+    case Implementation::kMatvec:
+      return product.call.m <= backend::kMaxMatvecRows && !product.call.x_columns;
+    case Implementation::kPanels:
+    case Implementation::kPackedPanels:
+      return backend::has_panels();
+    case Implementation::kTiles:
+    case Implementation::kPackedTiles:
+      return product.shape.tiles;
+  }
+  return false;
+}
+
+// Null where there is none.
+graph::Binding* binding_of(const graph::Invocation& invocation, int operand) {
+  return invocation.bindings == nullptr ? nullptr : invocation.bindings[invocation.operands[operand].buffer];
+}
+
+// Null where nothing can keep a packed form of the weight.
+PackedWeights* packed_weights(const graph::Invocation& invocation, const Product& product) {
+  if (!can_run(Implementation::kPackedPanels, product) && !can_run(Implementation::kPackedTiles, product))
+    return nullptr;
+  graph::Binding* const binding = binding_of(invocation, product.w);
+  if (binding == nullptr) return nullptr;
+  graph::Derived* derived = binding->derived.get();
+  if (derived == nullptr) derived = binding->derived.publish(std::make_unique<PackedWeights>());
+  return dynamic_cast<PackedWeights*>(derived);
+}
+
+int64_t bytes_when_packed(Implementation implementation, const Matvec& call) {
+  return implementation == Implementation::kPackedTiles ? backend::tile_weight_bytes(call.element, call.n, call.k)
+                                                        : backend::panel_weight_bytes(call.element, call.n, call.k);
+}
+
+// Undefined where the weight has values that the implementation cannot have.
+at::Tensor packed_weight(Implementation implementation, const Matvec& call) {
+  at::Tensor packed = at::empty({bytes_when_packed(implementation, call)}, at::kByte);
+  if (implementation == Implementation::kPackedPanels) {
+    backend::pack_panel_weight(call, packed.mutable_data_ptr());
+    return packed;
+  }
+  return backend::pack_tile_weight(call, packed.mutable_data_ptr()) ? packed : at::Tensor();
+}
+
+// Room for a packed weight, within the limit; given back unless kept.
+class Room {
+ public:
+  static bool may_be_found(int64_t bytes) {
+    return packed_bytes.load(std::memory_order_relaxed) + bytes <=
+           config().packed_bytes.load(std::memory_order_relaxed);
+  }
+  explicit Room(int64_t bytes) : bytes_(bytes) {
+    found_ = packed_bytes.fetch_add(bytes) + bytes <= config().packed_bytes.load(std::memory_order_relaxed);
+  }
+  ~Room() {
+    if (!kept_) packed_bytes -= bytes_;
+  }
+  Room(const Room&) = delete;
+  Room& operator=(const Room&) = delete;
+  bool found() const { return found_; }
+  void keep() { kept_ = true; }
+
+ private:
+  const int64_t bytes_;
+  bool found_ = false;
+  bool kept_ = false;
+};
+
+// The weight in the layout of the implementation, packed now if it is not yet; undefined where there is no such layout of its values. Null where there is
+// no room.
+const at::Tensor* pack(Implementation implementation, const Matvec& call, PackedWeights& weights) {
+  if (const PackedWeights::Entry* entry = weights.find(implementation, call)) return &entry->packed;
+  if (!Room::may_be_found(bytes_when_packed(implementation, call))) return nullptr;
+  const std::lock_guard lock(weights.mutex);
+  if (const PackedWeights::Entry* entry = weights.find(implementation, call)) return &entry->packed;
+  Room room(bytes_when_packed(implementation, call));
+  if (!room.found()) return nullptr;
+  at::Tensor packed = packed_weight(implementation, call);
+  const int64_t bytes = packed.defined() ? bytes_when_packed(implementation, call) : 0;
+  const PackedWeights::Entry* const added = weights.add(
+      {implementation, call.w, call.n, call.k, call.w_stride, call.columns, std::move(packed), bytes, nullptr});
+  if (bytes > 0) room.keep();
+  return &added->packed;
+}
+
+// ---- choosing -------------------------------------------------------------------------------------------------------------
+
+// Whether the operands have their values already, or only those that have a binding.
+enum class Values : uint8_t { kAll, kBound };
+
+// A part of a product that is large enough to speak for the whole, with memory of its own for the results. Operands without values are ones.
+class Sample {
+ public:
+  Sample(const graph::Invocation& invocation, const Product& product, Values values) : call_(product.call) {
+    constexpr int64_t kMostWeight = 8 << 20;
+    // Multiplications: a millisecond or two, which often passes undisturbed even on a busy machine.
+    constexpr int64_t kMostWork = int64_t{128} << 20;
+    constexpr int64_t kManyRows = 128;
+    call_.n = std::min(call_.n, std::max<int64_t>(256, kMostWeight / call_.k));
+    call_.n = std::min(call_.n, std::max<int64_t>(512, kMostWork / (std::min(call_.m, kManyRows) * call_.k)));
+    call_.m = std::min(call_.m, std::max<int64_t>(64, kMostWork / (call_.n * call_.k)));
+    KernelTensors operands(invocation);
+    const auto matrix = [&](int operand) {
+      const at::Tensor& tensor = operands.operand(operand);
+      return tensor.dim() == 3 ? tensor.select(0, 0) : tensor;
+    };
+    const auto valued = [&](int operand, at::Tensor part, const void*& address) {
+      const bool has_values = values == Values::kAll || binding_of(invocation, operand) != nullptr;
+      if (has_values) return part;
+      part = at::empty_strided(part.sizes(), part.strides(), part.options()).fill_(1);
+      address = part.const_data_ptr();
+      return part;
+    };
+    x_ = valued(product.x, matrix(product.x).narrow(0, 0, call_.m), call_.x);
+    w_ = valued(product.w, matrix(product.w).narrow(1, 0, call_.n), call_.w);
+    if (product.bias >= 0) {
+      const at::Tensor& bias = operands.operand(product.bias);
+      bias_ = valued(product.bias, (bias.dim() == 2 ? bias.select(0, 0) : bias).narrow(0, 0, call_.n), call_.bias);
+    }
+    out_ = at::empty({call_.m, call_.n}, x_.options());
+    call_.y = out_.mutable_data_ptr();
+    call_.y_stride = call_.n;
+  }
+
+  void run(Implementation implementation) {
+    call_.packed = nullptr;
+    switch (implementation) {
+      case Implementation::kStock:
+        if (bias_) {
+          at::addmm_out(out_, *bias_, x_, w_);
+        } else {
+          at::mm_out(out_, x_, w_);
+        }
+        break;
+      case Implementation::kMatvec:
+        backend::matvec(call_);
+        break;
+      case Implementation::kPackedPanels:
+        pack(implementation, panels_);
+        [[fallthrough]];
+      case Implementation::kPanels:
+        backend::panel_gemm(call_);
+        break;
+      case Implementation::kPackedTiles:
+        pack(implementation, tiles_);
+        [[fallthrough]];
+      case Implementation::kTiles:
+        backend::tile_gemm(call_, &sgemm);
+        break;
+    }
+  }
+
+  Measured measure(const std::vector<Implementation>& candidates) {
+    ++measurements;
+    return ops::measure(candidates.size(), [&](size_t i) { run(candidates[i]); });
+  }
+
+ private:
+  void pack(Implementation implementation, at::Tensor& packed) {
+    if (!packed.defined()) packed = packed_weight(implementation, call_);
+    if (packed.defined()) call_.packed = packed.const_data_ptr();
+  }
+
+  Matvec call_;
+  at::Tensor x_, w_, out_, panels_, tiles_;
+  std::optional<at::Tensor> bias_;
+};
+
+LinearChoice choose(const graph::Invocation& invocation, const Product& product, Values values = Values::kAll) {
+  std::vector<Implementation> candidates{Implementation::kStock};
+  const auto consider = [&](Implementation implementation, int64_t fewest_rows) {
+    if (product.call.m >= fewest_rows && can_run(implementation, product)) candidates.push_back(implementation);
+  };
+  consider(Implementation::kMatvec, 1);
+  consider(Implementation::kPanels, kFewestRowsToPack);
+  consider(Implementation::kTiles, kFewestRowsToPack);
+  if (candidates.size() == 1) return {};
+  const Measured measured = Sample(invocation, product, values).measure(candidates);
+  if (measured.repeated) return {.plain = candidates[fastest(measured)]};
+  // In every measurement so far, ours were the faster ones for few rows.
+  return {.plain = candidates[1] == Implementation::kMatvec ? candidates[1] : candidates[0], .sure = false};
+}
+
+// With `guesses` also where the machine was too busy.
+LinearChoice try_packing(const graph::Invocation& invocation, const Product& product, LinearChoice choice,
+                         Values values = Values::kAll, bool guesses = false) {
+  std::vector<Implementation> candidates{choice.plain};
+  for (const Implementation packed : {Implementation::kPackedPanels, Implementation::kPackedTiles}) {
+    if (can_run(packed, product)) candidates.push_back(packed);
+  }
+  if (candidates.size() == 1) return choice;
+  const Measured measured = Sample(invocation, product, values).measure(candidates);
+  if (measured.repeated || guesses) {
+    choice.sure = choice.sure && measured.repeated;
+    const auto least = std::min_element(measured.seconds.begin() + 1, measured.seconds.end());
+    const bool better = *least < measured.seconds[0] / kWorthPacking;
+    choice.packed = better ? candidates[static_cast<size_t>(least - measured.seconds.begin())] : Implementation::kStock;
+  }
+  return choice;
+}
+
+LinearChoice chosen(const graph::Invocation& invocation, const Product& product, PackedWeights* weights) {
+  if (const int implementation = forced.load(std::memory_order_relaxed); implementation >= 0) {
+    auto wanted = static_cast<Implementation>(implementation);
+    if (!can_run(wanted, product)) wanted = Implementation::kStock;
+    if (needs_packing(wanted)) return {.packed = wanted};
+    return {.plain = wanted, .packed = Implementation::kStock};
+  }
+  LinearChoices& choices = linear_choices();
+  std::optional<LinearChoice> choice = choices.find(product.shape);
+  if (!choice) {
+    choice = choose(invocation, product);
+    choices.learn(product.shape, *choice);
+  }
+  if (!choice->packed && weights != nullptr && weights->uses >= kUsesBeforePacking &&
+      config().packed_bytes.load(std::memory_order_relaxed) > 0) {
+    choice = try_packing(invocation, product, *choice);
+    if (choice->packed) {
+      choices.learn(product.shape, *choice);
+    } else {
+      weights->uses = 0;  // tried again after as many uses
+    }
+  }
+  // The file may be of a process with another library.
+  if (!can_run(choice->plain, product)) choice->plain = Implementation::kStock;
+  return *choice;
+}
+
+// What chosen() gives for such products from now on.
+void settle(const graph::Invocation& invocation, const Product& product, const PackedWeights* weights) {
+  if (forced.load(std::memory_order_relaxed) >= 0) return;
+  LinearChoices& choices = linear_choices();
+  std::optional<LinearChoice> choice = choices.settled(product.shape);
+  for (int tries = 0; !choice || (!choice->sure && tries > 0 && tries < kMostTries); ++tries) {
+    choice = choose(invocation, product, Values::kBound);
+  }
+  const bool packs = weights != nullptr && config().packed_bytes.load(std::memory_order_relaxed) > 0;
+  for (int tries = 1; packs && !choice->packed && tries <= kMostTries; ++tries) {
+    choice = try_packing(invocation, product, *choice, Values::kBound, tries == kMostTries);
+  }
+  choices.settle(product.shape, *choice);
+}
+
+// A weight that changes often is never worth packing.
+void note_use(PackedWeights* weights) {
+  if (weights != nullptr && weights->uses.load(std::memory_order_relaxed) < kUsesBeforePacking) {
+    weights->uses.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+// Where the weight is kept packed, the call gets it.
+Implementation choose_now(const graph::Invocation& invocation, Product& product, PackedWeights* weights) {
+  const LinearChoice choice = chosen(invocation, product, weights);
+  const Implementation wanted = choice.packed.value_or(Implementation::kStock);
+  if (!needs_packing(wanted) || !can_run(wanted, product)) return choice.plain;
+  if (weights == nullptr || weights->uses < kUsesBeforePacking) return choice.plain;
+  const at::Tensor* const found = pack(wanted, product.call, *weights);
+  if (found == nullptr) return choice.plain;
+  // Tiles cannot have this weight, whether it is packed now or before.
+  if (!found->defined()) return choice.plain == Implementation::kTiles ? Implementation::kStock : choice.plain;
+  product.call.packed = found->const_data_ptr();
+  return wanted;
+}
+
+// Those of a batch that are one call.
+class Products {
+ public:
+  // False where the call has another x than those before.
+  bool add(size_t index, const Matvec& call) {
+    if (count_ > 0 && !same_x(calls_[0], call)) return false;
+    calls_[count_] = call;
+    indices_[count_++] = index;
+    return true;
+  }
+  bool has(size_t index) const { return std::find(indices_, indices_ + count_, index) != indices_ + count_; }
+  template <typename Run>
+  void run(OwnKernel kernel, const graph::Invocation* invocations, Run&& run) const {
+    if (count_ == 0) return;
+    count(counters().own_kernels[static_cast<size_t>(kernel)], static_cast<int64_t>(count_ - 1));
+    run_as_operator(kernel, invocations[indices_[0]], [&] { run(std::span(calls_, count_)); });
+  }
+
+ private:
+  Matvec calls_[graph::kMaxBatch];
+  size_t indices_[graph::kMaxBatch];
+  size_t count_ = 0;
+};
+
+}  // namespace
+
+bool run_linear(const graph::Invocation& invocation, LinearKind kind) {
+  if (!last_bits_may_vary()) return false;
+  Product product;
+  if (!recognize(invocation, kind, product)) return false;
+  Isolated isolated;
+  PackedWeights* const weights = packed_weights(invocation, product);
+  note_use(weights);
+  switch (choose_now(invocation, product, weights)) {
+    case Implementation::kMatvec:
+      run_as_operator(OwnKernel::kFewRows, invocation, [&] { backend::matvec(product.call); });
+      return true;
+    case Implementation::kPanels:
+    case Implementation::kPackedPanels:
+      run_as_operator(OwnKernel::kPanelProduct, invocation, [&] { backend::panel_gemm(product.call); });
+      return true;
+    case Implementation::kTiles:
+    case Implementation::kPackedTiles:
+      run_as_operator(OwnKernel::kTileProduct, invocation, [&] { backend::tile_gemm(product.call, &sgemm); });
+      return true;
+    case Implementation::kStock:
+      break;
+  }
+  return false;
+}
+
+void prepare_linear(const graph::Invocation& invocation, LinearKind kind) {
+  Product product;
+  if (!last_bits_may_vary() || !recognize(invocation, kind, product)) return;
+  Isolated isolated;
+  PackedWeights* const weights = packed_weights(invocation, product);
+  if (weights != nullptr) weights->uses = kUsesBeforePacking;
+  settle(invocation, product, weights);
+  choose_now(invocation, product, weights);
+}
+
+void run_linears(const graph::Invocation* calls, size_t count) {
+  const bool allowed = last_bits_may_vary();
+  Products few, panels, tiles;
+  const auto products_of = [&](Implementation implementation) -> Products* {
+    switch (implementation) {
+      case Implementation::kMatvec:
+        return &few;
+      case Implementation::kPanels:
+      case Implementation::kPackedPanels:
+        return &panels;
+      case Implementation::kTiles:
+      case Implementation::kPackedTiles:
+        return &tiles;
+      case Implementation::kStock:
+        break;
+    }
+    return nullptr;
+  };
+  {
+    Isolated isolated;
+    for (size_t i = 0; i < count; ++i) {
+      Product product;
+      const LinearKind kind = calls[i].node->operand_count == 4 ? LinearKind::kAddmm : LinearKind::kMm;
+      if (!allowed || !recognize(calls[i], kind, product)) continue;
+      PackedWeights* const weights = packed_weights(calls[i], product);
+      Products* const products = products_of(choose_now(calls[i], product, weights));
+      if (products != nullptr && products->add(i, product.call)) note_use(weights);
+    }
+    few.run(OwnKernel::kFewRows, calls, [](std::span<const Matvec> all) { backend::matvec(all); });
+    panels.run(OwnKernel::kPanelProduct, calls, [](std::span<const Matvec> all) { backend::panel_gemm(all); });
+    tiles.run(OwnKernel::kTileProduct, calls, [](std::span<const Matvec> all) { backend::tile_gemm(all, &sgemm); });
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (!few.has(i) && !panels.has(i) && !tiles.has(i)) calls[i].traits->kernel(calls[i]);
+  }
+}
+
+void run_addmm_part(const graph::Invocation& invocation) {
+  Isolated isolated;
+  KernelTensors tensors(invocation);
+  at::Tensor out = tensors.operand(3);
+  if (invocation.part == graph::Part::kBody) {
+    at::mm_out(out, tensors.operand(1), tensors.operand(2));
+  } else {
+    out.add_(tensors.operand(0));
+  }
+}
+
+LinearCounts linear_counts() {
+  LinearCounts counts;
+  const auto take = [&](Implementation implementation, OwnKernel kernel) {
+    counts.runs[static_cast<int>(implementation)] = counters().own_kernels[static_cast<size_t>(kernel)];
+  };
+  take(Implementation::kMatvec, OwnKernel::kFewRows);
+  // With a weight that is kept packed or without.
+  take(Implementation::kPanels, OwnKernel::kPanelProduct);
+  take(Implementation::kTiles, OwnKernel::kTileProduct);
+  counts.measurements = measurements;
+  counts.packed_bytes = packed_bytes;
+  return counts;
+}
+
+void force_linear_implementation(std::optional<LinearImplementation> implementation) {
+  forced = implementation ? static_cast<int>(*implementation) : -1;
+}
+
+}  // namespace hetero::ops

@@ -1,0 +1,68 @@
+// Which implementation of a matrix product is the fastest on this machine, for each shape (choices.h).
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "backend/cpu/kernels/matvec.h"
+#include "ops/kernels/choices.h"
+
+namespace hetero::ops {
+
+enum class LinearImplementation : uint8_t {
+  kStock,   // ATen's kernel
+  kMatvec,  // backend/cpu/kernels/matvec.h
+  // These pack the weight each time:
+  kPanels,  // backend/cpu/kernels/panel_gemm.h
+  kTiles,   // backend/cpu/kernels/tile_gemm.h
+  // The same with a weight that is kept packed:
+  kPackedPanels,
+  kPackedTiles,
+};
+inline constexpr int kLinearImplementations = 6;
+inline bool needs_packing(LinearImplementation implementation) {
+  return implementation == LinearImplementation::kPackedPanels || implementation == LinearImplementation::kPackedTiles;
+}
+const char* to_string(LinearImplementation implementation);
+
+// What the choice depends on: y[m, n] = x[m, k] * w.
+struct LinearShape {
+  static constexpr const char* kKind = "linear 4";
+  backend::Element element;
+  bool x_columns;  // x is [k, m]
+  bool columns;    // w is [k, n]
+  bool bias;
+  bool tiles;  // the tile unit may be used
+  int64_t m;
+  int64_t n;
+  int64_t k;
+  int64_t threads;
+
+  bool operator==(const LinearShape&) const = default;
+  // The shape that stands for all with a similar m.
+  LinearShape rounded() const;
+  std::array<int64_t, 9> numbers() const {
+    return {static_cast<int64_t>(element), x_columns, columns, bias, tiles, m, n, k, threads};
+  }
+};
+
+struct LinearChoice {
+  LinearImplementation plain = LinearImplementation::kStock;  // the best that needs nothing but the operands
+  // One with a packed weight that is better still; kStock for none, nullopt where that was not tried.
+  std::optional<LinearImplementation> packed = std::nullopt;
+  bool sure = true;  // false: guessed, since the machine was too busy to measure
+
+  bool operator==(const LinearChoice&) const = default;
+};
+
+std::string line_of(const LinearShape& shape, const LinearChoice& choice);
+bool parse_line(const std::string& line, LinearShape& shape, LinearChoice& choice);
+
+using LinearChoices = Choices<LinearShape, LinearChoice>;
+// Those of this process.
+LinearChoices& linear_choices();
+
+}  // namespace hetero::ops

@@ -1,0 +1,38 @@
+// What the kernels have in common that stand in for stock ones: when they may run, on which elements, and how a profiler sees them.
+//
+// Thread safety: any thread.
+
+#pragma once
+
+#include <optional>
+#include <utility>
+
+#include "backend/cpu/kernels/matvec.h"
+#include "graph/ir/op.h"
+#include "ops/settings/config.h"
+#include "ops/settings/counters.h"
+#include "ops/kernels/profiled.h"
+
+namespace hetero::ops {
+
+inline std::optional<backend::Element> element_of(graph::DType dtype) {
+  switch (static_cast<c10::ScalarType>(dtype)) {
+    case c10::kFloat:
+      return backend::Element::kFloat32;
+    case c10::kBFloat16:
+      return backend::Element::kBfloat16;
+    case c10::kHalf:
+      return backend::Element::kFloat16;
+    default:
+      return std::nullopt;
+  }
+}
+
+// Runs and counts a kernel of ours. A profiler shall see the operator.
+template <typename Run>
+void run_as_operator(OwnKernel kernel, const graph::Invocation& invocation, Run&& run) {
+  count(counters().own_kernels[static_cast<size_t>(kernel)]);
+  run_profiled(invocation.traits->name.c_str(), std::forward<Run>(run));
+}
+
+}  // namespace hetero::ops

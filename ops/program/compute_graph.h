@@ -1,0 +1,149 @@
+// ComputeGraph: a program built node by node in C++, of PyTorch's operators, and run by GraphExecutor.
+//
+//   ComputeGraph graph;
+//   auto x = graph.input("x", "f32", {8, 64}).value();
+//   auto w = graph.constant("w", TensorView::row_major(weights, "f32", {10, 64})).value();
+//   auto y = graph.add("aten::linear", {x, w}).value();                       outputs are connected to inputs by their handles
+//   auto z = graph.add("aten::softmax", {y}, {{"dim", -1}}).value();          attributes by their names in the operator's schema, or in order
+//   graph.output("z", z);
+//   graph.optimize();                                                         fuse, place, plan memory
+//   graph.execute({TensorView::row_major(in, "f32", {8, 64})}, {TensorView::row_major(out, "f32", {8, 10})});
+//
+// Operators are those of PyTorch, all of them, by the names of its dispatcher ("aten::add.Tensor"; without the part behind the dot, the first whose schema takes
+// the arguments). One that PyTorch composes of others becomes these; a view becomes no node at all. add() asks PyTorch what the results look
+// like, so what does not fit is an error there, in PyTorch's words. What depends on values, like the length of aten::nonzero, is refused.
+//
+// optimize() captures the operators (compiled.h) into a SavedProgram, as torch.hetero.compile does with a model, and plans it; whatever is changed afterwards asks for
+// another one. execute() and save() optimize where that was not done.
+//
+// Errors are Status values, none of which leaves the graph changed: kUsage for what the caller asked for, kKernel for what fails while it runs.
+//
+// Thread safety: one thread at a time; graphs are independent of each other. add() and optimize() wait for programs of the device that run, and
+// run what other threads have recorded. An optimize() during which another thread records is an error, and may be called again.
+// Ownership: the graph copies constants; TensorViews are read before a function returns.
+
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "backend/device/device.h"
+#include "backend/base/status.h"
+#include "graph/ir/graph.h"
+#include "graph/ir/plan.h"
+#include "graph/serve/graph_executor.h"
+#include "graph/serve/model.h"
+#include "graph/program/tensor_view.h"
+
+namespace hetero {
+
+class ComputeGraph {
+ public:
+  // A result of a node: its first one, or another, result(1) of it. Inputs and constants are nodes with one result.
+  struct Value {
+    uint32_t node = UINT32_MAX;
+    uint32_t index = 0;
+    Value result(uint32_t other) const { return {node, other}; }
+  };
+
+  // What an operator takes: None, a tensor, tensors, a number, numbers, a string. A dtype is a string: "f32".
+  class Argument {
+   public:
+    using Kind = std::variant<std::monostate, Value, std::vector<Value>, bool, int64_t, double, std::vector<int64_t>,
+                              std::vector<double>, std::string>;
+    Argument() = default;
+    Argument(std::nullptr_t) {}
+    Argument(Value value) : kind_(value) {}
+    Argument(std::vector<Value> values) : kind_(std::move(values)) {}
+    Argument(bool value) : kind_(value) {}
+    Argument(int value) : kind_(int64_t{value}) {}
+    Argument(int64_t value) : kind_(value) {}
+    Argument(double value) : kind_(value) {}
+    Argument(std::vector<int64_t> values) : kind_(std::move(values)) {}
+    Argument(std::vector<double> values) : kind_(std::move(values)) {}
+    Argument(std::string value) : kind_(std::move(value)) {}
+    Argument(const char* value) : kind_(std::string(value)) {}
+    const Kind& kind() const { return kind_; }
+
+   private:
+    Kind kind_;
+  };
+  using Arguments = std::vector<Argument>;
+  using Attributes = std::vector<std::pair<std::string, Argument>>;
+
+  ComputeGraph();
+  ~ComputeGraph();
+  ComputeGraph(ComputeGraph&&) noexcept;
+  ComputeGraph& operator=(ComputeGraph&&) noexcept;
+
+  // ---- building ----
+
+  // A tensor that execute() is given; `dtype` by its short name ("f32", "i64"). Names of inputs are unique, as are those of constants and of outputs.
+  Result<Value> input(const std::string& name, std::string_view dtype, std::vector<int64_t> sizes);
+  // A weight, copied. One that a node writes is a state, which stays from one execute() to the next.
+  Result<Value> constant(const std::string& name, const TensorView& tensor);
+  // A node; its first result. Arguments in the order of the schema, then attributes by name; the rest has the schema's defaults.
+  // Errors: kUsage for an unknown operator, for arguments that none of its schemas takes, and for what PyTorch itself says.
+  Result<Value> add(std::string_view op, Arguments arguments, Attributes attributes = {});
+  // How many results the node has, and what one looks like: a view without data.
+  size_t results(Value node) const;
+  Result<TensorView> look(Value value) const;
+  // Makes the value a result of the graph.
+  Status output(const std::string& name, Value value);
+  // Where the node shall run; kAuto leaves it to planning.
+  Status prefer(Value node, graph::Preference device);
+  // What the accelerator's memory may hold; 0: all that the device has or configuration allows.
+  void set_memory_budget(uint64_t bytes);
+
+  // ---- running ----
+
+  Status optimize();
+  // Inputs and outputs in the order in which they were declared. An input that some node writes is written.
+  Status execute(const std::vector<TensorView>& inputs, const std::vector<TensorView>& outputs);
+  // Writes the program with weights and plan to a file, for GraphExecutor::Init (archive.h).
+  Status save(const std::string& path);
+  // The program, for executors of one's own (GraphExecutor::Init). Optimizes where that was not done.
+  Result<std::shared_ptr<Model>> model();
+
+  // ---- asking; all of it REQUIRES optimize(), and is an error of kUsage before ----
+
+  // What became of a part of a node: an operator that was recorded for it.
+  struct Part {
+    std::string op;
+    bool runs = true;  // false: nobody needs it
+    backend::DeviceIndex device = backend::kCpu;
+    graph::Reason reason = graph::Reason::kOnlyDevice;
+    double seconds = 0;  // predicted; in a fused kernel a share of it
+    uint64_t bytes = 0;  // of what it makes
+  };
+  struct Cost {
+    double seconds = 0;       // predicted
+    uint64_t bytes = 0;       // of what it makes
+    std::vector<Part> parts;  // none for a view
+  };
+  Result<Cost> cost(Value node) const;
+
+  struct Memory {
+    uint64_t constants = 0;    // on the host
+    uint64_t inputs = 0;       // and outputs, of one slot
+    uint64_t temporaries = 0;  // the arena as it was planned
+    uint64_t at_least = 0;     // the most bytes of temporaries that are needed at once: what no plan goes below
+  };
+  // Of the plan, on a device; `constants` of those that lie there.
+  Result<Memory> memory(backend::DeviceIndex device = backend::kCpu) const;
+
+  // Nodes with results, placement and cost; the plan where there is one.
+  std::string describe() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace hetero

@@ -1,0 +1,54 @@
+// SchemaCall: an operator chosen by its name, with arguments that its schema takes, but for the tensors, which are given at each call.
+//
+// What ComputeGraph (compute_graph.h) keeps of a node: it is called on stand-ins, more than once.
+//
+// Thread safety: a value type; immutable once made.
+
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ops/program/compute_graph.h"
+
+namespace hetero::ops {
+
+class SchemaCall {
+ public:
+  // Takes the operator of that name whose schema takes the arguments. Raises a sentence where there is none.
+  SchemaCall(std::string_view name, const ComputeGraph::Arguments& arguments,
+             const ComputeGraph::Attributes& attributes);
+
+  const std::string& name() const { return name_; }  // "aten::add.Tensor"
+  // The tensors among the arguments, in their order.
+  const std::vector<ComputeGraph::Value>& tensors() const { return tensors_; }
+  // Calls it on these in their place; tensors that it makes of nothing are on `device`. The tensors among the results, lists taken apart. Raises what it raises.
+  std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& tensors, c10::Device device) const;
+
+ private:
+  SchemaCall(const std::vector<c10::OperatorHandle>& candidates, std::string_view name,
+             const ComputeGraph::Arguments& arguments, const ComputeGraph::Attributes& attributes);
+
+  struct Slot {
+    enum class Kind : uint8_t { kFixed, kDevice, kTensor, kTensors, kOptionalTensors };
+    Kind kind = Kind::kFixed;
+    c10::IValue fixed = {};
+    std::vector<bool> given = {};  // of lists: which elements are tensors and not None
+  };
+  // "" where the schema takes the arguments, otherwise why not.
+  std::string fill(const ComputeGraph::Arguments& arguments, const ComputeGraph::Attributes& attributes);
+  bool fill(const c10::Argument& formal, const ComputeGraph::Argument& given);
+  bool fill_tensors(const c10::Type& type, const ComputeGraph::Argument& given);
+
+  c10::OperatorHandle op_;
+  std::string name_;
+  std::vector<Slot> slots_;
+  std::vector<ComputeGraph::Value> tensors_;
+};
+
+}  // namespace hetero::ops

@@ -1,0 +1,366 @@
+// Recorder: the pending trace, and the two locks that order everything.
+//
+// Recording takes a step in the trie of earlier traces (trie.h), which mostly knows already what the call's outputs look like. The trace is the path
+// through the trie, plus the numbers in which equal programs may differ (`values`), plus, for each buffer, the storage it stands for. It is written
+// down as a graph::Graph when that is needed: not where the same trace was planned before, for then the plan has the graph.
+// A storage with bytes is held strongly (its bytes are an input); a storage born in the trace
+// is held weakly until a second node uses it, so a value that nobody can see any more is found dead when the trace is cut.
+//
+//   record:  recorder lock            windows, meta cache, trace
+//   run:     executor lock, and inside it the recorder lock for as long as it takes to cut the trace
+//   early:   the recorder lock alone; the cut waits until somebody with the executor lock runs it (overlap.h)
+//
+// Program order is the order in which threads got the recorder lock. The executor lock is never taken while the
+// recorder lock is held, and no kernel, meta kernel or Python code runs under the recorder lock.
+//
+// Thread safety: as above. Ownership: one leaked instance; tensors may die after static destructors.
+
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "backend/base/spin_lock.h"
+#include "graph/ir/graph.h"
+#include "ops/record/call.h"
+#include "ops/settings/counters.h"
+#include "ops/record/meta_cache.h"
+#include "ops/tensor/storage.h"
+#include "ops/record/trie.h"
+
+namespace hetero::ops {
+
+// How to let go of the interpreter's lock while blocking; set by the Python bindings.
+struct InterpreterHooks {
+  void* (*release)() = nullptr;  // null result: the lock was not held
+  void (*restore)(void* state) = nullptr;
+  std::string (*where)() = nullptr;  // "file.py:12 in forward", or empty
+};
+InterpreterHooks& interpreter_hooks();
+
+// Releases the interpreter's lock for its lifetime, if this thread holds it.
+class WithoutInterpreter {
+ public:
+  WithoutInterpreter() : state_(interpreter_hooks().release ? interpreter_hooks().release() : nullptr) {}
+  ~WithoutInterpreter() {
+    if (state_ != nullptr) interpreter_hooks().restore(state_);
+  }
+  WithoutInterpreter(const WithoutInterpreter&) = delete;
+
+ private:
+  void* state_;
+};
+
+// A lock that does not hold the interpreter's lock while it waits: a kernel that runs under the other lock may be Python.
+template <typename Mutex>
+class Locked {
+ public:
+  [[gnu::always_inline]] explicit Locked(Mutex& mutex) : mutex_(mutex) {
+    if (!mutex_.try_lock()) [[unlikely]]
+      wait();
+  }
+  ~Locked() {
+    if (held_) mutex_.unlock();
+  }
+  void unlock() {
+    mutex_.unlock();
+    held_ = false;
+  }
+  Locked(const Locked&) = delete;
+
+ private:
+  [[gnu::noinline]] void wait() {
+    WithoutInterpreter released;
+    mutex_.lock();
+  }
+
+  Mutex& mutex_;
+  bool held_ = true;
+};
+
+// A storage as the trace sees it.
+class StorageHold {
+ public:
+  StorageHold() : strong_(false), storage_(nullptr) {}  // of none
+  StorageHold(HeteroStorage* storage, bool strong) : strong_(strong), storage_(storage) {
+    if (strong) {
+      c10::raw::intrusive_ptr::incref(storage);
+    } else {
+      c10::raw::weak_intrusive_ptr::incref(storage);
+    }
+  }
+  StorageHold(StorageHold&& other) noexcept
+      : written(other.written), strong_(other.strong_), storage_(std::exchange(other.storage_, nullptr)) {}
+  StorageHold& operator=(StorageHold&& other) noexcept {
+    std::swap(storage_, other.storage_);
+    std::swap(strong_, other.strong_);
+    std::swap(written, other.written);
+    return *this;
+  }
+  ~StorageHold() {
+    if (storage_ == nullptr) return;
+    if (strong_) {
+      c10::raw::intrusive_ptr::decref(storage_);
+    } else {
+      c10::raw::weak_intrusive_ptr::decref(storage_);
+    }
+  }
+
+  void make_strong() {
+    if (strong_) return;
+    c10::raw::intrusive_ptr::incref(storage_);
+    c10::raw::weak_intrusive_ptr::decref(storage_);
+    strong_ = true;
+  }
+  // Makes the hold strong if the storage still lives; false when it is gone.
+  bool lock();
+  // Whether somebody owns the storage. REQUIRES: it holds one.
+  bool alive() const { return c10::raw::intrusive_ptr::use_count(storage_) != 0; }
+  HeteroStorage* storage() const { return storage_; }
+  bool strong() const { return strong_; }
+
+  bool written = false;  // some node of the trace writes it
+
+ private:
+  bool strong_;
+  HeteroStorage* storage_;
+};
+
+// Whether this thread captures.
+bool captures_here();
+// What cannot be part of a capture ends it, by raising this sentence. Does nothing where this thread does not capture.
+void refuse_capture(const std::string& what);
+
+// A call that was not the one that the trie expected.
+struct Misprediction {
+  uint32_t position;  // in the trace
+  graph::OpId expected;
+  graph::OpId recorded;
+  Difference difference;
+};
+
+struct CachedPlan;
+class PlanSet;
+class Match;
+
+// The nodes cut out of the trace for one run, and what they hold.
+struct Cut {
+  // Its nodes were not written down where `kept` is set: they are those of kept->graph, with other numbers in them (`values`).
+  graph::Graph graph;
+  CachedPlan* kept = nullptr;
+  bool keeps = false;                     // plans may be kept for it, and taken from those kept
+  Bytes values;                           // of a whole trace, in the order of its nodes
+  uint64_t version = 0;                   // of the trie, when the nodes were cut
+  std::vector<StorageHold> holds;         // per buffer
+  std::vector<graph::Binding*> bindings;  // per buffer; null for temporaries
+  const HeteroStorage* fetched =
+      nullptr;  // the host reads its bytes after the run, which may have to come from an accelerator
+  std::vector<graph::BufferId> to_close;            // their blocks have gaps that must go before the run: growth.h
+  std::unordered_map<uint32_t, std::string> lines;  // node sequence -> Python line, with HETERO_TRACEBACK
+  at::ScalarType default_dtype = at::kFloat;
+  int threads = 0;                              // at::get_num_threads() of who records
+  std::chrono::steady_clock::time_point begun;  // when the first node of the trace was recorded
+  size_t recorded_nodes = 0;                    // of the trace, since then
+  // Of the last piece of a divided trace: where it was divided, and when the first piece was begun.
+  TrieNode* mark = nullptr;
+  std::chrono::steady_clock::time_point divided_begun;
+  // Where the trace ended that the nodes were cut out of; null where its plans cannot be kept.
+  TrieNode* end = nullptr;
+  std::vector<uint8_t> selection;  // per node of that trace: it was cut; empty: all
+  // Of a compiled program (compiled.h): its own plans in place of those at `end`, and where it has none yet, one for other sizes.
+  PlanSet* own_plans = nullptr;
+  int effort = 1;  // of planning, see graph::PlanOptions
+  const CachedPlan* similar = nullptr;
+  // The plans that may be kept for it, or null. REQUIRES: the executor lock.
+  PlanSet* plans() const;
+  // What is to run.
+  const graph::Graph& planned() const;
+  void clear() {
+    kept = nullptr;
+    keeps = false;
+    fetched = nullptr;
+    values.clear();
+    end = nullptr;
+    mark = nullptr;
+    own_plans = nullptr;
+    effort = 1;
+    similar = nullptr;
+    selection.clear();
+    graph.clear();
+    holds.clear();
+    bindings.clear();
+    to_close.clear();
+    lines.clear();
+  }
+};
+
+class Recorder {
+ public:
+  Recorder();
+
+  backend::SpinLock& mutex() { return mutex_; }
+
+  // All below: REQUIRES the recorder lock.
+
+  // The window of a tensor; from its hint where that still holds.
+  graph::WindowId window_of(const c10::TensorImpl* impl) {
+    const HeteroTensorImpl* const hetero = hetero_impl(*impl);
+    return hetero != nullptr ? window_of(hetero) : intern(impl);
+  }
+  graph::WindowId window_of(const HeteroTensorImpl* impl) {
+    const graph::WindowId hint = impl->window;
+    if (hint < windows_.size() && impl->looks_like(windows_[hint])) [[likely]]
+      return hint;
+    return impl->window = intern(impl);
+  }
+  graph::WindowTable& windows() { return windows_; }
+  MetaCache& meta_cache() { return meta_cache_; }
+
+  // What the outputs of the call look like: predicted by the trie, or from the meta cache; null where neither knows.
+  const MetaEntry* expect(graph::OpId op, const Call& call);
+  // Appends a node with the operands of `call`, followed by `outputs` (tensors made as expect() said). True when something should be
+  // flushed: call after_record() once the lock is released. REQUIRES: expect() was called for this call, and nothing since.
+  [[nodiscard]] bool append(graph::OpId op, const Call& call, std::span<const at::Tensor> outputs);
+  // The same for a call that is the predicted one. REQUIRES: match.complete().
+  [[nodiscard]] bool append(Match& match, std::span<const at::Tensor> outputs);
+
+  // True when the trace holds nodes that touch, or write, the storage.
+  bool touched(const HeteroStorage* storage) const { return storage->epoch == epoch_; }
+  bool written(const HeteroStorage* storage) const { return touched(storage) && holds_[storage->buffer].written; }
+  // The dtype that kernels take for untyped numbers. Nodes recorded under different ones do not share a trace.
+  at::ScalarType default_dtype() const { return default_dtype_; }
+  // Returns false when pending nodes must be flushed before the default dtype can change.
+  bool set_default_dtype(at::ScalarType dtype) {
+    if (dtype != default_dtype_ && !(path_.empty() && landed_ == last_flight_)) return false;
+    default_dtype_ = dtype;
+    return true;
+  }
+  size_t pending_nodes() const { return path_.size(); }
+  // Why the trace should be flushed now; kCount where it need not be.
+  SyncReason pressure();
+
+  // Moves nodes from the trace to `cut`: all of them, or those that must run so that `storages` have their final bytes
+  // (with `readers`: also those that read them). Returns false when nothing has to run. `reuse`: a plan of the same trace may stand for its nodes.
+  // REQUIRES: the executor lock as well; `cut` is clear.
+  bool cut_all(bool reuse, Cut& cut);
+  // Takes so much of a trace that has become too long that the next one begins where an earlier one began: a loop that reads nothing is then cut
+  // at the same place of its body every time. All of it where there is no such place.
+  bool cut_some(bool reuse, Cut& cut);
+  bool cut_ancestors(std::span<HeteroStorage* const> storages, bool readers, bool reuse, Cut& cut);
+
+  // Cuts the whole trace without the executor lock, if a piece ends here, for a flight (overlap.h) that will run later; says the flight's number. Everything
+  // that is cut afterwards must run after it. REQUIRES: nobody else changes storages' bytes but flights.
+  bool cut_early(Cut& cut, uint64_t& flight);
+  // A flight has run: its storages are now what finish() foretold. Gives what it owned away, what nobody else owns in `last`.
+  void land(Cut& cut, uint64_t flight, std::vector<StorageHold>& last);
+
+  // A capture (compiled.h) begins: until end_capture(), what this thread records stays in the trace, and nothing runs. False where something is pending.
+  // REQUIRES: the executor lock, until end_capture().
+  [[nodiscard]] bool begin_capture();
+  // Moves what was recorded to `cut`. False where another thread recorded meanwhile: all of it stays pending then.
+  [[nodiscard]] bool end_capture(Cut& cut);
+
+  // Keeps the meta cache, the windows and the trie within their bounds. False where that needs an empty trace. REQUIRES: the executor
+  // lock as well.
+  [[nodiscard]] bool trim_caches();
+  // Forgets all of them. REQUIRES: the same, and nothing pending.
+  void forget();
+  const Trie& trie() const { return trie_; }
+  // The latest ones, oldest first.
+  std::vector<Misprediction> mispredictions() const;
+
+ private:
+  friend class Match;
+
+  graph::WindowId intern(const c10::TensorImpl* impl);
+  void hold(HeteroStorage* storage);
+  // The number of the storage of a call's input i. One that the trace has not met gets the next number, unless an input before it has the same
+  // storage; those are in input_storages_ and `earlier`.
+  graph::BufferId buffer_of(const HeteroStorage* storage, size_t i, const graph::Operand* earlier) const {
+    if (storage->epoch == epoch_) return storage->buffer;
+    auto next = static_cast<graph::BufferId>(holds_.size());
+    for (size_t k = 0; k < i; ++k) {
+      if (input_storages_[k] == storage) return earlier[k].buffer;
+      next = std::max(next, earlier[k].buffer + 1);
+    }
+    return next;
+  }
+  bool advance(TrieNode* node, std::span<const at::Tensor> outputs);
+  void write_down();
+  void describe_buffers();
+  void select_ancestors(std::span<HeteroStorage* const> storages, bool readers);
+  size_t find_beginning() const;
+  void drop_dead();
+  void split(bool reuse, Cut& cut);
+  void take_all(Cut& cut);
+  void divide(PlanSet& plans);
+  void finish(Cut& cut, uint64_t flight = 0);
+  void next_epoch();
+  void end_path(Cut& cut);
+  void retrace(const std::vector<TrieNode*>& path);
+  std::shared_ptr<const MetaEntry> entry_in_trace(size_t n, const TrieNode& step) const;
+  CallView view(graph::OpId op, const Call& call);
+
+  backend::SpinLock mutex_;  // held for a few hundred instructions
+  graph::WindowTable windows_;
+  MetaCache meta_cache_;
+  Trie trie_;
+  // The trace.
+  std::vector<TrieNode*> path_;     // per node
+  TrieNode* at_ = trie_.root();     // the end of the path
+  Bytes values_;                    // of all nodes
+  std::vector<StorageHold> holds_;  // per buffer
+  uint64_t version_ = 0;  // the latest of any node of the path; kUnlikeTrie where a node differs from the trie's
+  static constexpr uint64_t kUnlikeTrie = UINT64_MAX;
+  // The first nodes of the trace, written down; its buffers only by describe_buffers().
+  graph::Graph trace_;
+  size_t written_values_ = 0;  // bytes of values_ that those nodes have
+  graph::BufferId written_buffers_ = 0;
+  // What expect() found: the next step on the path, or what to make one with.
+  TrieNode* next_ = nullptr;
+  std::shared_ptr<const MetaEntry> next_entry_;
+  std::array<Misprediction, 16> mispredictions_{};
+  size_t mispredicted_ = 0;
+  std::vector<graph::Operand> inputs_;          // of the call that was looked at last
+  std::vector<HeteroStorage*> input_storages_;  // of the call that is recorded; as many as any call has had
+  std::unordered_map<uint32_t, std::string> lines_;
+  at::ScalarType default_dtype_ = at::kFloat;
+  int64_t pending_bytes_ = 0;
+  bool wrote_exported_ = false;
+  bool captures_ = false;
+  bool capture_spoiled_ = false;  // another thread has recorded
+  uint32_t epoch_ = 1;
+  uint32_t sequence_ = 0;
+  std::chrono::steady_clock::time_point begun_;  // when the first node was recorded
+  uint64_t last_flight_ = 0;
+  uint64_t landed_ = 0;  // the last one that has
+  // In the middle of a divided trace: the nodes of a piece, how many pieces come before the last, and where this one ends.
+  static constexpr size_t kNever = SIZE_MAX;
+  TrieNode* mark_ = nullptr;  // where the first piece ended
+  std::chrono::steady_clock::time_point divided_begun_;
+  size_t left_over_ = 0;  // nodes of an earlier trace, of which some were cut out
+  size_t piece_ = 0;
+  int cuts_left_ = 0;
+  size_t cut_at_ = kNever;
+  // Scratch of cutting. Per node: 0, 1 where it is cut, or kDead.
+  static constexpr uint8_t kDead = 2;
+  std::vector<graph::BufferId> wanted_;
+  std::vector<uint8_t> selected_;
+  std::vector<uint8_t> needed_;
+  std::vector<uint8_t> live_;
+};
+
+// Whether later programs are expected to read the bytes as earlier ones did: a weight.
+bool is_steady(const HeteroStorage& storage);
+
+extern Recorder* recorder_instance;  // made when the library is loaded
+inline Recorder& recorder() { return *recorder_instance; }
+
+}  // namespace hetero::ops

@@ -1,0 +1,166 @@
+#include "ops/run/cost_history.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "backend/registry/device_model.h"
+#include "backend/base/fnv.h"
+#include "backend/registry/registry.h"
+#include "graph/cost/cost.h"
+#include "graph/cost/simulate.h"
+#include "ops/kernels/choices.h"
+#include "ops/run/cut_run.h"
+
+namespace hetero::ops {
+namespace {
+
+// Additions until the file is written again.
+constexpr int kSaveEvery = 256;
+
+struct Entry {
+  graph::CostHistory history;
+  std::string path;  // "": of a clock that is not real
+  std::string machine;
+  int unsaved = 0;
+  uint64_t saved_version = 0;
+};
+
+// Of the accelerators that were used, kept for ever: what runs at the end of the process still finds them.
+std::map<const backend::Device*, std::unique_ptr<Entry>>& entries() {
+  static auto& made = *new std::map<const backend::Device*, std::unique_ptr<Entry>>;
+  return made;
+}
+
+void save(Entry& entry) {
+  entry.unsaved = 0;
+  const uint64_t version = entry.history.version();
+  if (entry.path.empty() || version == entry.saved_version) return;
+  entry.saved_version = version;
+  std::error_code ignored;
+  std::filesystem::create_directories(std::filesystem::path(entry.path).parent_path(), ignored);
+  // Without a file the next process measures again.
+  (void)entry.history.save(entry.path, entry.machine);
+}
+
+// At the end of the process. Whoever holds the lock then will not give it back any more, and has learned next to nothing since the last time.
+void save_all() {
+  const std::unique_lock lock(executor_state().mutex, std::try_to_lock);
+  if (!lock.owns_lock()) return;
+  for (const auto& [device, entry] : entries()) save(*entry);
+}
+
+void open(const backend::Device& accelerator, Entry& entry) {
+  const std::string device = accelerator.name() + ", " + backend::model_of(accelerator);
+  std::ostringstream kind;
+  kind << "costs " << std::hex << backend::fnv(device);
+  entry.path = ChoiceFile::default_path(kind.str().c_str());
+  entry.machine = machine_text() + ", " + device;
+  if (entry.path.empty()) return;
+  if (entry.history.load(entry.path, entry.machine)) entry.saved_version = entry.history.version();
+  [[maybe_unused]] static const bool saved_at_exit = std::atexit(&save_all) == 0;
+}
+
+Entry& entry() {
+  backend::Device* const accelerator = backend::accelerator();
+  std::unique_ptr<Entry>& found = entries()[accelerator];
+  if (found != nullptr) return *found;
+  found = std::make_unique<Entry>();
+  if (accelerator != nullptr && !accelerator->has_virtual_clock()) open(*accelerator, *found);
+  return *found;
+}
+
+// Whether what it takes is that of a node, the body of one, or a group.
+bool is_task(const graph::Instruction& instruction) {
+  using Kind = graph::Instruction::Kind;
+  return instruction.kind == Kind::kRun || instruction.kind == Kind::kBody || instruction.kind == Kind::kFused;
+}
+
+// Per instruction: a kernel of the accelerator that ran beside another on a side queue, so what it took is not what it takes alone.
+std::vector<uint8_t> find_shared(const graph::Plan& plan, const graph::RunTimes& times) {
+  std::vector<uint8_t> shared(plan.program.size());
+  if (!graph::has_side_queues(plan)) return shared;
+  std::vector<size_t> kernels;
+  for (size_t p = 0; p < plan.program.size(); ++p) {
+    const graph::Instruction& instruction = plan.program[p];
+    if (!is_task(instruction) || instruction.queue == graph::kHostQueue) continue;
+    kernels.push_back(p);
+  }
+  if (kernels.empty()) return shared;
+  std::ranges::sort(kernels, {}, [&times](size_t p) { return times.spans[p].begin; });
+  size_t longest = kernels.front();  // of those that have begun, what ends last
+  for (size_t i = 1; i < kernels.size(); ++i) {
+    const size_t p = kernels[i];
+    if (times.spans[p].begin < times.spans[longest].end) shared[p] = shared[longest] = 1;
+    if (times.spans[p].end > times.spans[longest].end) longest = p;
+  }
+  return shared;
+}
+
+// Returns it where it is another one than was assumed; else 0.
+double learn_slowness(const graph::Graph& graph, const graph::Plan& plan, const graph::CostModel& costs,
+                      const graph::RunTimes& times, graph::CostHistory& history) {
+  const std::optional<double> fitted = graph::fit_slowness(graph, plan, costs, times.spans);
+  if (!fitted.has_value()) return 0;
+  // Where what is assumed of a device of which nothing was learned is right, nothing has to be learned.
+  const uint64_t key = graph::CostModel::slowness_key();
+  if (*fitted != 1 || history.find(key) > 0) history.add(key, *fitted);
+  return *fitted == costs.slowness() ? 0 : *fitted;
+}
+
+}  // namespace
+
+graph::CostHistory& cost_history() { return entry().history; }
+
+Learned learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph::PlanOptions& options,
+                    const graph::RunTimes& times) {
+  const backend::Device* const accelerator = backend::accelerator();
+  if (accelerator == nullptr) return {};
+  Entry& known = entry();
+  const std::vector<uint8_t> shared = find_shared(plan, times);
+  const graph::CostModel costs(options);
+  bool known_alone = true;  // what each kernel takes that ran beside others
+  for (uint32_t p = 0; p < plan.program.size(); ++p) {
+    const graph::Instruction& instruction = plan.program[p];
+    if (instruction.kind == graph::Instruction::Kind::kCopy) {
+      // The first of a transfer has taken the time of all.
+      if (!(times.spans[p].end > times.spans[p].begin)) continue;
+      double bytes = 0;
+      for (uint32_t i = p; i < graph::end_of_transfer(graph, plan, p); ++i) {
+        bytes += static_cast<double>(graph.buffers[plan.program[i].index].bytes);
+      }
+      costs.learn_copy(bytes, instruction.to, times.spans[p].end - times.spans[p].begin, known.history);
+      ++known.unsaved;
+      continue;
+    }
+    if (!is_task(instruction)) continue;
+    const bool fused = instruction.kind == graph::Instruction::Kind::kFused;
+    const backend::DeviceIndex device = graph::device_of(instruction.queue);
+    const double seconds = times.spans[p].end - times.spans[p].begin;
+    // A virtual clock knows nothing new of the host.
+    const bool seen = device == backend::kAccelerator || !accelerator->has_virtual_clock();
+    if (!seen || !(seconds > 0)) continue;
+    const uint64_t key = fused ? graph::cost_key(graph, plan.groups[instruction.index], device)
+                               : graph::cost_key(graph, graph.nodes[instruction.index], device, part_of(instruction));
+    if (shared[p] != 0) {
+      known_alone = known_alone && known.history.find(key) > 0;
+      continue;
+    }
+    known.history.add(key, seconds);
+    ++known.unsaved;
+  }
+  const bool beside = std::ranges::count(shared, 1) != 0;
+  const bool tells = beside && known_alone;
+  const double slowness = tells ? learn_slowness(graph, plan, costs, times, known.history) : 0;
+  if (known.unsaved >= kSaveEvery) save(known);
+  return {beside, slowness};
+}
+
+}  // namespace hetero::ops

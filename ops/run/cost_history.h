@@ -1,0 +1,27 @@
+// What operators have taken on this machine: the history that planning reads, its file, and what runs add to it.
+//
+// The file is ~/.cache/hetero/costs-ACCELERATOR-HASH.txt (or below $XDG_CACHE_HOME), for one processor model, one version of torch and one accelerator, of
+// a GPU its model and driver. Only what was measured by real clocks is kept there. It is written now and then, and when the process exits. Deleting it is
+// always safe.
+//
+// Thread safety: the executor's lock.
+
+#pragma once
+
+#include "graph/run/executor.h"
+#include "graph/cost/history.h"
+
+namespace hetero::ops {
+
+// Of the accelerator that is chosen now; loaded from its file at first use.
+graph::CostHistory& cost_history();
+// Adds what the plan's instructions took. `options`: those of the plan. Kernels of the accelerator that ran beside others are left out: what they took is not what
+// they take. Where that is known of all of them, they tell how much they are in each other's way, of this program and of all.
+struct Learned {
+  bool beside = false;  // there were such
+  double slowness = 0;  // CostModel::slowness(), where it is another one than was assumed of the plan
+};
+Learned learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph::PlanOptions& options,
+                    const graph::RunTimes& times);
+
+}  // namespace hetero::ops

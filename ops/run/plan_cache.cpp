@@ -1,0 +1,257 @@
+#include "ops/run/plan_cache.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "graph/cost/history.h"
+#include "ops/record/recorder.h"
+
+namespace hetero::ops {
+namespace {
+
+enum class Fit : uint8_t { kNone, kSimilar, kExact };
+
+// As far as the buffers say.
+Fit fit_of_buffers(const CachedPlan& known, const Cut& cut) {
+  const std::vector<graph::Buffer>& a = known.graph.buffers;
+  const std::vector<graph::Buffer>& b = cut.graph.buffers;
+  if (a.size() != b.size() || known.selection != cut.selection) return Fit::kNone;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if ((known.bound[i] != 0) != (cut.bindings[i] != nullptr)) return Fit::kNone;
+  }
+  if (std::memcmp(a.data(), b.data(), a.size() * sizeof(graph::Buffer)) == 0) return Fit::kExact;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].valid_on != b[i].valid_on || a[i].escapes != b[i].escapes || a[i].takes != b[i].takes ||
+        a[i].layout.has_gaps() != b[i].layout.has_gaps()) {
+      return Fit::kNone;
+    }
+    // What decides where things run.
+    if (known.settings.accelerator != nullptr && (a[i].steady != b[i].steady || a[i].fetched != b[i].fetched)) {
+      return Fit::kNone;
+    }
+  }
+  return Fit::kSimilar;
+}
+
+Fit fit(const CachedPlan& known, const Cut& cut) {
+  const graph::Graph& a = known.graph;
+  const graph::Graph& b = cut.graph;
+  if (a.nodes.size() != b.nodes.size() || a.operands.size() != b.operands.size()) return Fit::kNone;
+  const Fit how = fit_of_buffers(known, cut);
+  if (how != Fit::kExact) return how;
+  const bool same = std::memcmp(a.operands.data(), b.operands.data(), a.operands.size() * sizeof(graph::Operand)) == 0;
+  return same ? Fit::kExact : Fit::kSimilar;
+}
+
+template <typename T>
+size_t bytes_of(const std::vector<T>& vector) {
+  return vector.capacity() * sizeof(T);
+}
+
+size_t group_bytes(const graph::Plan& plan) {
+  size_t bytes = bytes_of(plan.groups) + bytes_of(plan.fusion);
+  for (const graph::FusedGroup& group : plan.groups) {
+    // A launch holds the kernel's steps about twice.
+    bytes += bytes_of(group.members) + bytes_of(group.operands) + bytes_of(group.kernel.values) +
+             3 * bytes_of(group.kernel.steps) + bytes_of(group.space.operands) + bytes_of(group.numbers);
+  }
+  return bytes;
+}
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// Whether one is more than so many times the other.
+bool differs(double a, double b, double times) { return a > b * times || b > a * times; }
+
+size_t batch_bytes(const graph::Plan& plan) {
+  size_t bytes = bytes_of(plan.batches);
+  for (const auto& calls : plan.batches) bytes += bytes_of(calls);
+  return bytes;
+}
+
+}  // namespace
+
+void PlacementTrial::note(double seconds, double predicted, const graph::Plan& plan) {
+  // The first run of a plan also moves what stays.
+  if (runs > 0) {
+    if (stage == Stage::kWatch) watched = std::min(watched, seconds);
+    if (stage == Stage::kTry) tried = std::min(tried, seconds);
+    lately = std::min(lately, seconds / predicted);
+  }
+  if (++runs < kRuns) return;
+  runs = 0;
+  const double ratio = std::exchange(lately, kNever);
+  switch (stage) {
+    case Stage::kWatch:
+      settled = ratio;
+      stage = ratio > kSurprise ? Stage::kTry : Stage::kSettled;
+      if (stage == Stage::kTry) {
+        for (const graph::Placement& placement : plan.placements) instead_of.push_back(placement.device);
+      }
+      break;
+    case Stage::kTry:
+      stage = Stage::kSettled;
+      if (tried < watched) {
+        settled = ratio;
+      } else {
+        instead_of.clear();
+      }
+      break;
+    case Stage::kSettled:
+      if (ratio > kSurprise * settled) *this = PlacementTrial(settings);
+      break;
+  }
+}
+
+bool AloneRuns::note(double seconds, double predicted, bool beside) {
+  static_assert(kRuns == graph::CostHistory::kToRelearn);
+  if (stage == Stage::kAlone) {
+    if (++runs == kRuns) *this = AloneRuns{.stage = Stage::kKnown};
+    return false;
+  }
+  const double now = seconds / predicted;
+  const bool judged = stage == Stage::kKnown || !beside || !differs(now, 1, kDoubt);
+  if (!beside) return judged;
+  // The first run of a plan also moves what stays.
+  if (runs > 0) lately = std::min(lately, now);
+  if (++runs < PlacementTrial::kRuns) return judged;
+  runs = 0;
+  const double ratio = std::exchange(lately, kNever);
+  if (stage == Stage::kWatch) {
+    if (differs(ratio, 1, kDoubt)) stage = Stage::kAlone;
+  } else if (known == 0) {
+    known = ratio;
+  } else if (differs(ratio, known, PlacementTrial::kSurprise)) {
+    *this = AloneRuns();
+  }
+  return judged;
+}
+
+void AloneRuns::learn(double fitted) {
+  if (fits == kFits) return;
+  ++fits;
+  slowness = fits == 1 ? fitted : std::sqrt(slowness * fitted);
+}
+
+size_t PlanSet::total_bytes_ = 0;
+
+size_t CachedPlan::bytes() const {
+  return sizeof(CachedPlan) + bytes_of(selection) + bytes_of(bound) + bytes_of(graph.buffers) + bytes_of(graph.nodes) +
+         bytes_of(graph.operands) + bytes_of(graph.attributes) + bytes_of(values) + bytes_of(plan.live) +
+         bytes_of(plan.placements) + bytes_of(plan.residences) + bytes_of(plan.program) + bytes_of(plan.valid_after) +
+         bytes_of(plan.notes.placed) + bytes_of(plan.notes.written) + group_bytes(plan) + batch_bytes(plan);
+}
+
+PlanSet::~PlanSet() {
+  if (bounded_) total_bytes_ -= bytes_;
+}
+
+CachedPlan* PlanSet::find(const Cut& cut, const CachedPlan*& similar) {
+  similar = nullptr;
+  for (size_t i = 0; i < plans_.size(); ++i) {
+    const Fit how = fit(*plans_[i], cut);
+    if (how == Fit::kExact) return used(i);
+    if (how == Fit::kSimilar && similar == nullptr) similar = plans_[i].get();
+  }
+  return nullptr;
+}
+
+CachedPlan* PlanSet::find_unchanged(const Cut& cut, uint64_t version) {
+  for (size_t i = 0; i < plans_.size(); ++i) {
+    if (plans_[i]->version >= version && fit_of_buffers(*plans_[i], cut) == Fit::kExact) return used(i);
+  }
+  return nullptr;
+}
+
+void PlanSet::belong_to(const PlanSettings& configured) {
+  if (configured == trial.settings) return;
+  trial = PlacementTrial(configured);
+  for (const auto& plan : plans_) plan->alone = AloneRuns();
+}
+
+CachedPlan* PlanSet::used(size_t i) {
+  const auto plan = plans_.begin() + static_cast<std::ptrdiff_t>(i);
+  std::rotate(plans_.begin(), plan, plan + 1);
+  return plans_.front().get();
+}
+
+bool PlanSet::needs_all(std::span<const graph::BufferId> buffers, bool readers, uint64_t version) const {
+  return all_version_ >= version && all_for_readers_ == readers && std::ranges::equal(all_for_, buffers);
+}
+
+void PlanSet::learn_needs_all(std::span<const graph::BufferId> buffers, bool readers, uint64_t version) {
+  all_for_.assign(buffers.begin(), buffers.end());
+  all_for_readers_ = readers;
+  all_version_ = version;
+}
+
+void CachedPlan::keep(const Cut& cut) {
+  selection = cut.selection;
+  graph = cut.graph;
+  values.assign(cut.values.data(), cut.values.data() + cut.values.size());
+  version = cut.version;
+  bound.resize(cut.bindings.size());
+  largest_bound = 0;
+  for (size_t i = 0; i < cut.bindings.size(); ++i) {
+    bound[i] = cut.bindings[i] != nullptr;
+    if (bound[i] != 0) largest_bound = std::max(largest_bound, graph.buffers[i].bytes);
+  }
+}
+
+void put_numbers(std::span<const std::byte> numbers, graph::Graph& graph, std::vector<uint8_t>& changed) {
+  changed.assign(graph.nodes.size(), 0);
+  const std::byte* from = numbers.data();
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const graph::Node& node = graph.nodes[i];
+    std::byte* const attributes = graph.attributes.data() + node.attribute_offset;
+    const size_t before = values_offset(attributes);
+    const size_t count = node.attribute_bytes - before;
+    if (count == 0) continue;
+    changed[i] = std::memcmp(attributes + before, from, count) != 0;
+    std::memcpy(attributes + before, from, count);
+    from += count;
+  }
+}
+
+bool CachedPlan::renew(const Bytes& numbers) {
+  if (numbers.size() == values.size() && std::memcmp(numbers.data(), values.data(), values.size()) == 0) return true;
+  values.assign(numbers.data(), numbers.data() + numbers.size());
+  std::vector<uint8_t> changed;
+  put_numbers(values, graph, changed);
+  return graph::renew_numbers(graph, changed, plan);
+}
+
+bool PlanSet::full() const { return plans_.size() >= kMostPlans; }
+
+CachedPlan* PlanSet::own(const CachedPlan* plan) {
+  const auto found = std::ranges::find(plans_, plan, &std::unique_ptr<CachedPlan>::get);
+  return found == plans_.end() ? nullptr : found->get();
+}
+
+void PlanSet::drop(CachedPlan* plan) {
+  std::erase_if(plans_, [&](const auto& kept) { return kept.get() == plan; });
+}
+
+CachedPlan& PlanSet::add(const Cut& cut) {
+  std::unique_ptr<CachedPlan> plan;
+  if (plans_.size() >= kMostPlans) {
+    plan = std::move(plans_.back());
+    plans_.pop_back();
+  } else {
+    plan = std::make_unique<CachedPlan>();
+  }
+  plan->keep(cut);
+  plans_.insert(plans_.begin(), std::move(plan));
+  return *plans_.front();
+}
+
+void PlanSet::measure() {
+  size_t bytes = 0;
+  for (const auto& plan : plans_) bytes += plan->bytes();
+  if (bounded_) total_bytes_ += bytes - bytes_;
+  bytes_ = bytes;
+}
+
+}  // namespace hetero::ops

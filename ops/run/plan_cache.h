@@ -1,0 +1,184 @@
+// PlanSet: the plans of one recorded trace, kept at the trie node where the trace ends.
+//
+// One trace can need several plans: which of its nodes a sync point needs (`selection`), which storages have bytes before and which
+// escape after, may differ from one run to the next. A plan fits exactly when all that and every size are equal; then it is run again as it is.
+// It fits but for its sizes when only those differ. Where the trie's nodes are what they were when the plan was made, the trace need not even be written
+// down to find that out, and the plan's copy of the graph stands for it.
+//
+// Thread safety: the executor's lock.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "graph/ir/graph.h"
+#include "graph/ir/plan.h"
+#include "graph/run/segments.h"
+#include "ops/record/call.h"
+
+namespace hetero::ops {
+
+struct Cut;
+
+// What a plan depends on beside its graph.
+struct PlanSettings {
+  bool fusion = false;
+  bool jit = false;
+  int threads = 0;  // eager's own, whose loops decide which calls fuse to the same bits
+  const void* accelerator = nullptr;
+  graph::Policy policy = graph::Policy::kAuto;
+  bool second_best = false;    // PlacementTrial::instead_of
+  int64_t compute_queues = 0;  // 1 in AloneRuns::Stage::kAlone
+  bool join_copies = false;
+  float pressure = 0;        // the share of it that a program may claim
+  uint64_t budget = 0;       // of the accelerator's memory
+  uint64_t preferences = 0;  // PlacementRules::version
+  uint64_t history = 0;      // CostHistory::version
+  double slowness = 0;       // AloneRuns::slowness
+
+  bool operator==(const PlanSettings&) const = default;
+};
+
+// Whether the placement that is predicted to be the best is: where it takes much longer than predicted, the best of those that differ from it is tried, and the
+// faster of the two stays. When that comes to take much longer than it did, the machine is another one, and all begins anew; as it does when another machine
+// or another way to plan is configured.
+struct PlacementTrial {
+  static constexpr int kRuns = 4;           // of each
+  static constexpr double kSurprise = 1.5;  // measured over predicted, or over what it was
+  enum class Stage : uint8_t { kWatch, kTry, kSettled };
+
+  explicit PlacementTrial(const PlanSettings& configured = {}) : settings(configured) {}
+  // After a run of the plan that took so long.
+  void note(double seconds, double predicted, const graph::Plan& plan);
+
+  PlanSettings settings;  // of what is watched
+  Stage stage = Stage::kWatch;
+  int runs = 0;
+  double watched = std::numeric_limits<double>::infinity();  // the least
+  double tried = std::numeric_limits<double>::infinity();
+  // Over what was predicted, since sizes may change: what stayed, and since then.
+  double settled = std::numeric_limits<double>::infinity();
+  double lately = std::numeric_limits<double>::infinity();
+  std::vector<backend::DeviceIndex>
+      instead_of;  // as in PlanOptions, where another placement is tried or stays; else empty
+};
+
+// Whether the kernels of a plan, which run beside each other, have to be measured alone: before it is known what they take alone, nothing is learned from runs of
+// them side by side (learn_costs), and a prediction from what was guessed of them would stay as it is. Where it is wrong, the program runs on one compute queue
+// until each kernel is known. Once, as long as the machine stays what it is: what is wrong then is for the placement's trial.
+struct AloneRuns {
+  static constexpr double kDoubt = 1.1;  // measured over predicted, or the other way round
+  static constexpr int kRuns = 5;        // CostHistory::kToRelearn
+  enum class Stage : uint8_t { kWatch, kAlone, kKnown };
+
+  // After a run of the plan that took so long. `beside`: some of its kernels ran beside others. Returns whether that tells whether the placement is right.
+  bool note(double seconds, double predicted, bool beside);
+
+  Stage stage = Stage::kWatch;
+  int runs = 0;
+  // The least measured over predicted: of these runs, and of the first ones when all was known.
+  double lately = std::numeric_limits<double>::infinity();
+  double known = 0;
+  // With each known, they tell how much they are in each other's way: PlanOptions::slowness, to which the first that know better come half way each.
+  static constexpr int kFits = 8;
+  void learn(double fitted);
+  double slowness = 0;  // 0: nothing
+  int fits = 0;
+};
+
+// Puts other numbers, those of all its nodes, into a graph; `changed` says for each node whether it has other ones now.
+void put_numbers(std::span<const std::byte> numbers, graph::Graph& graph, std::vector<uint8_t>& changed);
+
+struct CachedPlan {
+  std::vector<uint8_t> selection;  // per node of the trace: it was cut; empty: all
+  std::vector<uint8_t> bound;      // per buffer: it has a binding
+  uint64_t largest_bound = 0;      // bytes of the largest that has one
+  graph::Graph graph;              // what was planned
+  std::vector<std::byte> values;   // of all nodes of a whole trace
+  uint64_t version =
+      0;  // the path of the trace is the graph's as long as no node of it is of a later version; 0: never
+  graph::Plan plan;
+  PlanSettings settings;
+  // With an accelerator:
+  uint64_t accelerator_need = 0;  // bytes that it must have for the plan
+  double predicted_seconds = 0;
+  double placed_seconds = 0;  // what was predicted when it was decided what runs where
+  int measured = 0;           // runs whose times were looked at
+  uint32_t unmeasured = 0;    // those since that were not
+  bool reconsidered = false;  // made when all of another one's costs were known
+  AloneRuns alone;            // of its kernels; goes over to the plan that is made in its stead
+  std::vector<graph::Candidate> candidates;
+  std::unique_ptr<graph::Segments> segments;  // of the plan as it is
+
+  // Notes that the plan is for this cut now.
+  void keep(const Cut& cut);
+  // Takes over the numbers of a cut that this plan stands for: into `graph`, and into the plan. False where the plan cannot have them; the graph
+  // has them anyway.
+  bool renew(const Bytes& numbers);
+  size_t bytes() const;
+};
+
+class PlanSet {
+ public:
+  // `bounded`: its bytes count among total_bytes(), which the recorder keeps within config().cache_bytes. Those of a program that somebody owns do not.
+  explicit PlanSet(bool bounded = true) : bounded_(bounded) {}
+  ~PlanSet();
+  PlanSet(const PlanSet&) = delete;
+
+  // The plan that fits the cut exactly; else null, and `similar` is one that fits but for sizes, or null.
+  CachedPlan* find(const Cut& cut, const CachedPlan*& similar);
+  // The plan of the whole trace, if the graph need not be looked at to know that it fits: no node of the path is of a later version than `version`.
+  CachedPlan* find_unchanged(const Cut& cut, uint64_t version);
+  // Whether the buffers' bytes need every node of the trace, as far as it was learned since the path changed.
+  bool needs_all(std::span<const graph::BufferId> buffers, bool readers, uint64_t version) const;
+  void learn_needs_all(std::span<const graph::BufferId> buffers, bool readers, uint64_t version);
+  // A place for a new plan of the cut, the least recently used one where there are many. The caller fills in `plan`, and calls measure().
+  CachedPlan& add(const Cut& cut);
+  bool full() const;
+  // The plan used last, or null.
+  const CachedPlan* latest() const { return plans_.empty() ? nullptr : plans_.front().get(); }
+  // The same plan, to be changed, if it is one of this set; else null.
+  CachedPlan* own(const CachedPlan* plan);
+  void drop(CachedPlan* plan);
+  // Takes note of the sizes of its plans.
+  void measure();
+  // Before planning, with what is configured: nothing that depends on the trial or on what was learned. What was seen under other settings says nothing.
+  void belong_to(const PlanSettings& configured);
+
+  size_t bytes() const { return bytes_; }
+  // Of all bounded sets of the process.
+  static size_t total_bytes() { return total_bytes_; }
+
+  uint32_t sightings = 0;  // how often a trace ended here
+  PlacementTrial trial;
+  // Of overlap.h.
+  int overlap_votes = 0;
+  int pieces = 0;  // in how many the next trace that ends here is to be divided; 0: it is not
+  std::chrono::nanoseconds whole = std::chrono::nanoseconds::max();    // the least that the trace took, undivided
+  std::chrono::nanoseconds divided = std::chrono::nanoseconds::max();  // of a mark: the same in pieces
+  int trials = 0;                                                      // of a mark: how often it was used
+
+ private:
+  CachedPlan* used(size_t i);
+
+  static constexpr size_t kMostPlans = 16;
+  static size_t total_bytes_;
+
+  const bool bounded_;
+  std::vector<std::unique_ptr<CachedPlan>> plans_;  // the one used last comes first
+  size_t bytes_ = 0;
+  // What learn_needs_all() was told last.
+  std::vector<graph::BufferId> all_for_;
+  bool all_for_readers_ = false;
+  uint64_t all_version_ = 0;
+};
+
+}  // namespace hetero::ops

@@ -1,0 +1,284 @@
+#include "ops/run/storage_memory.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "backend/registry/registry.h"
+#include "ops/settings/config.h"
+#include "ops/settings/counters.h"
+#include "ops/run/cut_run.h"
+
+namespace hetero::ops {
+namespace {
+
+using backend::kAccelerator;
+using backend::kCpu;
+
+constexpr uint8_t kOnCpu = 1u << kCpu;
+
+// Holds them weakly: only so a storage that dies on another thread at this moment can be asked whether it lives.
+struct Tracked {
+  std::mutex mutex;
+  std::unordered_map<HeteroStorage*, StorageHold> storages;
+};
+Tracked& tracked() {
+  static auto* instance = new Tracked;
+  return *instance;
+}
+
+// Keeps them alive.
+std::vector<StorageHold> hold_tracked() {
+  std::vector<StorageHold> holds;
+  {
+    std::lock_guard guard(tracked().mutex);
+    holds.reserve(tracked().storages.size());
+    for (const auto& [storage, weak] : tracked().storages) holds.emplace_back(storage, false);
+  }
+  // Without the lock, which a storage that goes with its hold takes.
+  std::erase_if(holds, [](StorageHold& hold) { return !hold.lock(); });
+  return holds;
+}
+
+// As allocators count them.
+uint64_t counted(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+uint64_t bytes_of(const Cut& cut) {
+  uint64_t bytes = 0;
+  for (const graph::Binding* binding : cut.bindings) {
+    if (binding != nullptr && binding->blocks[kAccelerator]) bytes += counted(binding->blocks[kAccelerator].bytes());
+  }
+  return bytes;
+}
+
+// Smaller ones never leave: files give back no less.
+constexpr size_t kLeastSpill = 4 << 10;
+
+// Those of the tracked with memory on the device that no running cut touches, the one used longest ago first. Plans and kernels count on the bytes of the
+// others where they are.
+std::vector<StorageHold> others_by_age(backend::DeviceIndex device) {
+  std::vector<StorageHold> holds = hold_tracked();
+  std::unordered_set<const graph::Binding*> touched;
+  for (const Cut* cut : executor_state().cuts) touched.insert(cut->bindings.begin(), cut->bindings.end());
+  std::erase_if(holds, [&](const StorageHold& hold) {
+    const graph::Binding& binding = hold.storage()->binding;
+    return !binding.blocks[device] || touched.contains(&binding);
+  });
+  std::ranges::stable_sort(holds, {}, [](const StorageHold& hold) { return hold.storage()->last_used; });
+  return holds;
+}
+
+// Frees the host's copy of the bytes. False where that cannot be.
+bool leave_host(HeteroStorage* storage) {
+  graph::Binding& binding = storage->binding;
+  backend::Block& block = binding.blocks[kCpu];
+  // Others may look at them at any time: whoever has taken them out of the dispatcher, a reader of the block, a flight.
+  if (!block || block.bytes() < kLeastSpill || !binding.error.ok() || binding.shared || storage->exported ||
+      storage->host_readers.load() != 0 || storage->flights != 0 || (binding.valid_on & kOnCpu) == 0) {
+    return false;
+  }
+  if (binding.valid_on == kOnCpu) {
+    auto written = backend::SpilledBytes::write(config().spill_folder(), block.data(), block.bytes());
+    if (!written.ok()) return false;
+    binding.spilled = std::move(written.value());
+    has_spilled = true;
+    count(counters().bytes_spilled, static_cast<int64_t>(block.bytes()));
+  } else {
+    binding.valid_on &= static_cast<uint8_t>(~kOnCpu);
+  }
+  binding.derived.reset();
+  block.reset();
+  count(counters().storages_spilled);
+  return true;
+}
+
+// The bytes of the storage are only on the host from now on. False, and nothing has changed, where they cannot be brought there.
+bool leave(HeteroStorage* storage) {
+  graph::Binding& binding = storage->binding;
+  if (binding.error.ok() && !bring_to_host(storage).ok()) return false;
+  binding.blocks[kAccelerator].reset();
+  binding.valid_on &= kOnCpu;
+  return true;
+}
+
+}  // namespace
+
+Result<backend::Block> allocate_on_host(size_t bytes) {
+  Result<backend::Block> block = backend::cpu_device().allocate(bytes);
+  if (block.ok() || !spills()) return block;
+  make_host_room(bytes);
+  return backend::cpu_device().allocate(bytes);
+}
+
+Status bring_to_host(HeteroStorage* storage) {
+  graph::Binding& binding = storage->binding;
+  if (!binding.error.ok()) return binding.error;
+  if ((binding.valid_on & kOnCpu) != 0 && binding.spilled == nullptr) return Status();
+  if (!binding.blocks[kCpu]) {
+    const size_t bytes = binding.spilled != nullptr ? binding.spilled->bytes() : storage->nbytes();
+    Result<backend::Block> block = allocate_on_host(bytes);
+    if (!block.ok()) return block.status();
+    binding.blocks[kCpu] = std::move(block.value());
+  }
+  if (binding.spilled != nullptr) {
+    const Status status = binding.spilled->read(binding.blocks[kCpu].data());
+    if (!status.ok()) {
+      // The file still has them.
+      binding.blocks[kCpu].reset();
+      return status;
+    }
+    binding.spilled.reset();
+    return Status();
+  }
+  if (binding.valid_on != 0) {
+    backend::Queue& queue = backend::accelerator()->queue(backend::QueueKind::kDeviceToHost);
+    Status status = queue.copy(binding.blocks[kCpu].data(), binding.blocks[kAccelerator].data(), storage->nbytes());
+    if (status.ok()) status = queue.synchronize();
+    if (!status.ok()) return status;
+    count(counters().copies_to_cpu);
+    count(counters().bytes_to_cpu, static_cast<int64_t>(storage->nbytes()));
+  }
+  binding.valid_on |= kOnCpu;
+  return Status();
+}
+
+uint64_t accelerator_budget() {
+  const backend::Device* const accelerator = backend::accelerator();
+  return accelerator == nullptr ? 0 : static_cast<uint64_t>(accelerator->memory_stats().limit_bytes);
+}
+
+uint64_t room_for(const Cut& cut) {
+  const backend::MemoryStats stats = backend::accelerator()->memory_stats();
+  if (stats.limit_bytes == 0) return 0;
+  const int64_t others = stats.allocated_bytes - static_cast<int64_t>(bytes_of(cut));
+  // No room at all is not the same as no limit.
+  return static_cast<uint64_t>(std::max<int64_t>(1, stats.limit_bytes - others));
+}
+
+void make_room(const Cut& cut, uint64_t bytes) {
+  if (room_for(cut) == 0 || room_for(cut) >= bytes) return;
+  for (StorageHold& hold : others_by_age(kAccelerator)) {
+    if (room_for(cut) >= bytes) return;
+    if (!leave(hold.storage())) continue;
+    hold.storage()->binding.evicted();
+    count(counters().storages_evicted);
+  }
+}
+
+uint64_t accelerator_need(const graph::Graph& graph, const graph::Plan& plan) {
+  uint64_t bytes = counted(plan.arena_bytes[kAccelerator]);
+  for (graph::BufferId b = 0; b < graph.buffers.size(); ++b) {
+    const bool there = (graph.buffers[b].valid_on >> kAccelerator & 1) != 0;
+    if (there || plan.residence(b, kAccelerator).home == graph::Home::kBound) {
+      bytes += counted(std::max<uint64_t>(1, graph.buffers[b].bytes));
+    }
+  }
+  return bytes;
+}
+
+constinit std::atomic<bool> may_spill{false};
+constinit std::atomic<bool> has_spilled{false};
+
+bool spills_below_limit() { return backend::cpu_device().memory_stats().limit_bytes > 0; }
+
+void make_host_room(uint64_t bytes) {
+  if (!spills()) return;
+  const std::lock_guard lock(executor_state().mutex);
+  const auto enough = [bytes](int64_t ahead) {
+    const backend::MemoryStats stats = backend::cpu_device().memory_stats();
+    return stats.allocated_bytes + static_cast<int64_t>(bytes) + ahead <= stats.limit_bytes;
+  };
+  if (enough(0)) return;
+  std::vector<StorageHold> holds = others_by_age(kCpu);
+  const auto small = std::ranges::stable_partition(
+      holds, [](const StorageHold& hold) { return hold.storage()->binding.blocks[kCpu].bytes() >= kLargeStorage; });
+  for (auto hold = holds.begin(); hold != small.begin(); ++hold) {
+    if (enough(0)) return;
+    (void)leave_host(hold->storage());
+  }
+  if (enough(0)) return;
+  // There may be very many small ones, so that to find the oldest is more work than to write it: several leave at a time.
+  const int64_t ahead = backend::cpu_device().memory_stats().limit_bytes / 16;
+  for (StorageHold& hold : small) {
+    if (enough(ahead)) return;
+    (void)leave_host(hold.storage());
+  }
+}
+
+void bring_back(const Cut& cut) {
+  for (size_t b = 0; b < cut.bindings.size(); ++b) {
+    if (cut.bindings[b] == nullptr || cut.bindings[b]->spilled == nullptr) continue;
+    if (Status status = bring_to_host(cut.holds[b].storage()); !status.ok()) {
+      cut.holds[b].storage()->binding.error = std::move(status);
+    }
+  }
+}
+
+uint64_t host_need(const Cut& cut, const graph::Plan& plan) {
+  const graph::Graph& graph = cut.planned();
+  uint64_t bytes = plan.arena_bytes[kCpu];
+  for (graph::BufferId b = 0; b < graph.buffers.size(); ++b) {
+    const graph::Home home = plan.residence(b, kCpu).home;
+    const bool there = cut.bindings[b] != nullptr && cut.bindings[b]->blocks[kCpu];
+    if (home != graph::Home::kNone && home != graph::Home::kArena && !there) bytes += graph.buffers[b].bytes;
+  }
+  return bytes;
+}
+
+namespace {
+
+uint64_t runs = 0;  // guarded by the executor's lock
+
+// Of blocks on the host.
+size_t least_tracked() { return spills() ? kLeastSpill : kLargeStorage; }
+
+void track(HeteroStorage* storage, size_t least) {
+  const graph::Binding& binding = storage->binding;
+  if (binding.blocks[kCpu].bytes() < least && !binding.blocks[kAccelerator] && binding.spilled == nullptr) return;
+  storage->last_used = runs;
+  if (storage->tracked) return;
+  storage->tracked = true;
+  std::lock_guard guard(tracked().mutex);
+  tracked().storages.try_emplace(storage, storage, false);
+}
+
+}  // namespace
+
+void track_storages(const Cut& cut) {
+  ++runs;
+  const size_t least = least_tracked();
+  for (size_t b = 0; b < cut.bindings.size(); ++b) {
+    graph::Binding* const binding = cut.bindings[b];
+    if (binding == nullptr) continue;
+    if (binding->spilled != nullptr) {
+      // The file still has the bytes.
+      binding->error = Status();
+      binding->valid_on = kOnCpu;
+    }
+    track(cut.holds[b].storage(), least);
+  }
+}
+
+void track_storage(HeteroStorage* storage) { track(storage, least_tracked()); }
+
+void untrack_storage(HeteroStorage* storage) {
+  std::unordered_map<HeteroStorage*, StorageHold>::node_type node;  // goes after the lock
+  std::lock_guard guard(tracked().mutex);
+  node = tracked().storages.extract(storage);
+  storage->tracked = false;
+}
+
+void leave_accelerator() {
+  for (StorageHold& hold : hold_tracked()) {
+    graph::Binding& binding = hold.storage()->binding;
+    if (!binding.blocks[kAccelerator] || leave(hold.storage())) continue;
+    if (binding.error.ok()) binding.error = bring_to_host(hold.storage());
+    binding.blocks[kAccelerator].reset();
+    binding.valid_on &= kOnCpu;
+  }
+}
+
+std::mutex& tracking_mutex() { return tracked().mutex; }
+
+}  // namespace hetero::ops

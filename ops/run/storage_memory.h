@@ -1,0 +1,83 @@
+// Storage memory: which storages have bytes where, and how those that a program does not touch make room for it.
+//
+// - What a plan may use of the accelerator is its budget less what storages hold there that the plan's graph does not touch. Where that is not enough,
+//   those leave that were used longest ago: their bytes are copied to the host if the host's are stale, and their memory is freed.
+// - Where the host's memory is limited (config().memory_limit) and there is a folder for it (config().spill), storages that were used longest ago leave
+//   the host's memory in the same way: for the accelerator, if it has the bytes, else for a file without a name (backend/memory/spill_file.h). They come back
+//   before anything looks at them. Small ones leave only where no larger one can.
+// - The storages that may have to leave are tracked, in a set: what has memory on the accelerator, and on the host what is large, or what is not tiny
+//   while spilling is configured. So the options may be set when there are storages already.
+//
+// Storages that the graph touches are left alone; placement decides about them.
+//
+// Thread safety: the executor's lock, unless said otherwise.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+
+#include "backend/base/status.h"
+#include "graph/ir/plan.h"
+#include "ops/record/recorder.h"
+
+namespace hetero::ops {
+
+// Keeps a storage's bytes in the host's memory, for a scope in which others may have to leave it.
+class HostPin {
+ public:
+  explicit HostPin(const HeteroStorage* storage) : readers_(const_cast<HeteroStorage*>(storage)->host_readers) {
+    ++readers_;
+  }
+  ~HostPin() { --readers_; }
+  HostPin(const HostPin&) = delete;
+
+ private:
+  std::atomic<int32_t>& readers_;
+};
+
+// A block of the host's memory; others make room for it where there is none.
+Result<backend::Block> allocate_on_host(size_t bytes);
+// Brings the bytes of a settled storage to the host's memory, where they are not there.
+Status bring_to_host(HeteroStorage* storage);
+
+// Of the accelerator's memory, in bytes; 0 for unlimited.
+uint64_t accelerator_budget();
+// What the plan of the cut may hold there.
+uint64_t room_for(const Cut& cut);
+// Lets storages leave that no running cut touches, until the cut's plan may hold `bytes`, or there are no more.
+void make_room(const Cut& cut, uint64_t bytes);
+// The most bytes that the plan of a graph ever holds there: its arena, and its buffers with memory of their own.
+uint64_t accelerator_need(const graph::Graph& graph, const graph::Plan& plan);
+
+// Smaller storages leave the host's memory only where no larger one can. The others are tracked also while none may leave it, since that may be allowed
+// later: it takes little beside making them.
+inline constexpr size_t kLargeStorage = 64 << 10;
+// Whether storages may leave the host's memory. Every run asks.
+extern std::atomic<bool> may_spill;  // there is a folder
+bool spills_below_limit();
+inline bool spills() { return may_spill.load(std::memory_order_relaxed) && spills_below_limit(); }
+// Whether some storage ever did, so that its bytes may be in a file.
+extern std::atomic<bool> has_spilled;
+// Lets storages leave the host's memory that no running cut touches, until there are `bytes` below the limit, or there are no more. Takes the executor's lock
+// if the caller does not have it.
+void make_host_room(uint64_t bytes);
+// Brings back what the cut touches. A storage whose bytes cannot be read has that error until track_storages().
+void bring_back(const Cut& cut);
+// What running the plan may take of the host's memory beside what is there.
+uint64_t host_need(const Cut& cut, const graph::Plan& plan);
+
+// Notes which storages of the cut have bytes that may have to leave, after a run. What could not be brought back for it is as it was.
+void track_storages(const Cut& cut);
+// The same of one that got bytes without a run.
+void track_storage(HeteroStorage* storage);
+// Called by a tracked storage when it dies, on any thread.
+void untrack_storage(HeteroStorage* storage);
+// Every tracked storage's bytes go to the host.
+void leave_accelerator();
+
+// The lock of the set of storages, for fork.
+std::mutex& tracking_mutex();
+
+}  // namespace hetero::ops

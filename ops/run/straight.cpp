@@ -1,0 +1,191 @@
+#include "ops/run/straight.h"
+
+#include <ATen/core/Generator.h>
+
+#include <vector>
+
+#include "backend/registry/registry.h"
+#include "graph/cost/cost.h"
+#include "ops/kernels/boxed.h"
+#include "ops/run/cut_run.h"
+#include "ops/record/generator.h"
+#include "ops/kernels/kernel.h"
+#include "ops/settings/parallel.h"
+#include "ops/record/recorder.h"
+#include "ops/run/sync.h"
+
+namespace hetero::ops {
+namespace {
+
+// Makes hetero tensors of a straight call's results.
+class ResultWrapper {
+ public:
+  // `cpu` stands for the argument `hetero`.
+  void add_input(const at::Tensor& cpu, const at::Tensor& hetero) { inputs_.push_back({cpu, hetero}); }
+
+  at::Tensor wrap(const at::Tensor& result) {
+    if (!result.defined()) return result;
+    TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && !result.is_quantized() && !result.is_nested(),
+                                "hetero: the result is a ",
+                                result.is_quantized() ? "quantized"
+                                : result.is_nested()  ? "nested"
+                                                      : c10::str(result.layout()),
+                                " tensor, which the hetero device does not hold; use .cpu() first");
+    if (!result.device().is_cpu()) return result;
+    for (const auto& [cpu, hetero] : inputs_) {
+      if (result.is_same(cpu)) return hetero;
+      if (result.storage().is_alias_of(cpu.storage())) {
+        return like(hetero.storage(), result);
+      }
+    }
+    c10::StorageImpl* storage = result.storage().unsafeGetStorageImpl();
+    for (const auto& [cpu, hetero] : wrapped_) {
+      if (cpu == storage) return like(hetero, result);
+    }
+    const c10::Storage owner = make_storage(storage->nbytes());
+    c10::Storage bytes = result.storage();
+    if (storage->data_ptr().get_context() == nullptr && storage->nbytes() != 0) {
+      // Memory that the storage does not own: a constant, or somebody else's buffer.
+      bytes = result.clone(at::MemoryFormat::Preserve).storage();
+      return wrap(result.clone(at::MemoryFormat::Preserve));
+    }
+    install_bytes(static_cast<HeteroStorage*>(owner.unsafeGetStorageImpl()), adopt_cpu_storage(bytes));
+    wrapped_.emplace_back(storage, owner);
+    return like(owner, result);
+  }
+
+ private:
+  static at::Tensor like(const c10::Storage& storage, const at::Tensor& cpu) {
+    at::Tensor made = make_view(storage, cpu.scalar_type(), cpu.sizes(), cpu.strides(), cpu.storage_offset());
+    if (cpu.is_conj()) made.unsafeGetTensorImpl()->_set_conj(true);
+    if (cpu.is_neg()) made.unsafeGetTensorImpl()->_set_neg(true);
+    return made;
+  }
+
+  std::vector<std::pair<at::Tensor, at::Tensor>> inputs_;
+  std::vector<std::pair<c10::StorageImpl*, c10::Storage>> wrapped_;
+};
+
+// The host storages of one call: one for each storage, so that kernels see which arguments overlap.
+class HostStorages {
+ public:
+  explicit HostStorages(SyncReason reason) : reason_(reason) {}
+
+  c10::Storage of(const c10::Storage& storage, bool writes) {
+    for (Known& known : known_) {
+      if (known.hetero != storage.unsafeGetStorageImpl()) continue;
+      if (writes && !known.written) host_storage(storage, reason_, true);
+      known.written |= writes;
+      return known.host;
+    }
+    known_.push_back({storage.unsafeGetStorageImpl(), host_storage(storage, reason_, writes), writes});
+    return known_.back().host;
+  }
+
+ private:
+  struct Known {
+    const c10::StorageImpl* hetero;
+    c10::Storage host;
+    bool written;
+  };
+  SyncReason reason_;
+  std::vector<Known> known_;
+};
+
+// After the kernel wrote through `cpu`, makes `hetero` look the same: an `out` may have been resized.
+void write_back(const at::Tensor& cpu, const at::Tensor& hetero, const void* bytes_before) {
+  HeteroStorage* storage = storage_of(hetero);
+  if (cpu.storage().data_ptr().get() != bytes_before) {
+    const size_t bytes = cpu.storage().nbytes();
+    c10::Storage taken = cpu.storage();
+    storage->change_size(bytes);
+    install_bytes(storage, adopt_cpu_storage(std::move(taken)));
+  }
+  if (cpu.sizes() != hetero.sizes() || cpu.strides() != hetero.strides() ||
+      cpu.storage_offset() != hetero.storage_offset()) {
+    hetero.unsafeGetTensorImpl()->set_sizes_and_strides(cpu.sizes(), cpu.strides(), cpu.storage_offset());
+  }
+}
+
+double bytes_of(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == c10::kStrided ? static_cast<double>(tensor.nbytes()) : 0;
+}
+
+// A virtual clock does not see what runs here. It is told what planning expects of an operator of which it knows nothing but the bytes.
+void advance_virtual_clock(double bytes) {
+  backend::Device* const accelerator = backend::accelerator();
+  if (accelerator == nullptr || !accelerator->has_virtual_clock()) return;
+  graph::PlanOptions options;
+  options.cpu = planned_host();
+  accelerator->advance_host(graph::CostModel(options).run_seconds({.flops = bytes / 4, .bytes = bytes}, backend::kCpu));
+}
+
+}  // namespace
+
+void run_straight(const OpInfo& info, torch::jit::Stack* stack, SyncReason reason) {
+  run_drawn(info, stack, draw(info, arguments_of(info, *stack)), reason);
+}
+
+void run_drawn(const OpInfo& info, torch::jit::Stack* stack, RandomState random, SyncReason reason) {
+  refuse_capture(info.name + " (" + to_string(reason) + ")");
+  count(counters().straight);
+  if (reason != SyncReason::kFirstSight) counters().count_fallback(info.name);
+  const auto arguments = arguments_of(info, *stack);
+
+  // Settle everything at once, then look at each tensor.
+  std::vector<HeteroStorage*> storages;
+  double moved = 0;
+  visit_tensors(arguments, [&](size_t, const at::Tensor& tensor) {
+    moved += bytes_of(tensor);
+    if (is_hetero(tensor)) {
+      storages.push_back(storage_of(tensor));
+    } else {
+      const bool number = tensor.device().is_cpu() && tensor.dim() == 0;
+      if (!number && !info.takes_cpu_tensors) raise_mixed_devices(tensor);
+    }
+  });
+  settle(storages, reason);
+
+  struct Written {
+    at::Tensor cpu, hetero;
+    const void* bytes;
+  };
+  std::vector<Written> written;
+  HostStorages bytes(reason);
+  ResultWrapper wrapper;
+  torch::jit::Stack cpu_stack;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    c10::IValue value = arguments[i];
+    map_tensors(value, [&](const at::Tensor& tensor) {
+      if (!is_hetero(tensor)) return tensor;
+      const bool writes = info.access[i] != graph::Access::kRead;
+      at::Tensor cpu = tensor_over(bytes.of(tensor.storage(), writes), tensor);
+      if (writes) written.push_back({cpu, tensor, cpu.storage().data_ptr().get()});
+      wrapper.add_input(cpu, tensor);
+      return cpu;
+    });
+    if (value.isDevice() && value.toDevice().type() == kHetero) value = c10::Device(c10::kCPU);
+    if (static_cast<int>(i) == info.generator_argument) value = derived_generator(random);
+    cpu_stack.push_back(std::move(value));
+  }
+  {
+    WithoutInterpreter released;
+    KernelScope scope;
+    Isolated isolated;
+    SeededDefaultGenerator seeded(info.seeded, random);
+    info.handle.callBoxed(&cpu_stack);
+  }
+  for (const Written& entry : written) write_back(entry.cpu, entry.hetero, entry.bytes);
+  for (c10::IValue& result : cpu_stack) {
+    map_tensors(result, [&](const at::Tensor& tensor) {
+      at::Tensor wrapped = wrapper.wrap(tensor);
+      moved += bytes_of(wrapped);
+      return wrapped;
+    });
+  }
+  advance_virtual_clock(moved);
+  torch::jit::drop(*stack, info.access.size());
+  for (c10::IValue& result : cpu_stack) stack->push_back(std::move(result));
+}
+
+}  // namespace hetero::ops

@@ -1,0 +1,374 @@
+#include "ops/run/sync.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Formatting.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <atomic>
+#include <iterator>
+#include <mutex>
+
+#include "backend/registry/registry.h"
+#include "ops/run/arrivals.h"
+#include "ops/settings/config.h"
+#include "ops/run/cut_run.h"
+#include "ops/kernels/growth.h"
+#include "ops/run/overlap.h"
+#include "ops/record/recorder.h"
+#include "ops/run/storage_memory.h"
+
+namespace hetero::ops {
+namespace {
+
+std::atomic<bool> bad_fork{false};
+bool prepared_fork = false;  // by the thread that forks, which holds all locks
+
+// Reused, so that a steady state allocates nothing. The executor lock.
+struct Runner {
+  Cut cut;
+  CutRun run;
+};
+Runner& runner() {
+  static auto* instance = new Runner;
+  return *instance;
+}
+
+// A run, which may be inside another. Whatever happens, its cut holds nothing afterwards.
+class Nested {
+ public:
+  explicit Nested(Cut& cut) : running_(cut), cut_(cut) {}
+  ~Nested() { cut_.clear(); }
+  Nested(const Nested&) = delete;
+
+ private:
+  const RunScope running_;
+  Cut& cut_;
+};
+
+// Cuts with `cut_nodes(recorder, reuse, cut)` and runs the result. Returns the error of the run.
+template <typename CutNodes>
+Status cut_and_run_once(SyncReason reason, CutNodes cut_nodes, Cut& cut, CutRun& run) {
+  const Nested nested(cut);
+  cut.threads = at::get_num_threads();
+  bool any;
+  {
+    Locked lock(recorder().mutex());
+    cut.default_dtype = recorder().default_dtype();
+    any = cut_nodes(recorder(), CutRun::keeps_plans(), cut);
+  }
+  return any ? run.run(cut, reason) : Status();
+}
+
+bool trim_caches() {
+  Locked lock(recorder().mutex());
+  return recorder().trim_caches();
+}
+
+template <typename CutNodes>
+Status cut_and_run(SyncReason reason, CutNodes cut_nodes) {
+  if (!executor_state().cuts.empty()) {
+    // A Python kernel inside a run came back to us: run on objects of its own.
+    Cut cut;
+    CutRun run;
+    return cut_and_run_once(reason, cut_nodes, cut, run);
+  }
+  Runner& state = runner();
+  Status status = cut_and_run_once(reason, cut_nodes, state.cut, state.run);
+  if (!trim_caches()) [[unlikely]] {
+    // What was left pending stands in the way. Its errors are for whoever needs it.
+    const auto all = [](Recorder& from, bool reuse, Cut& cut) { return from.cut_all(reuse, cut); };
+    const Status rest = cut_and_run_once(SyncReason::kPendingNodes, all, state.cut, state.run);
+    if (!rest.ok() && executor_state().deferred.ok()) executor_state().deferred = rest;
+    trim_caches();
+  }
+  return status;
+}
+
+// Raises the error of a storage whose bytes are lost. REQUIRES: the executor lock.
+void check_bytes(const HeteroStorage* storage) {
+  if (storage->binding.error.ok()) return;
+  const Status error = storage->binding.error;
+  give_back(error);
+  raise(error);
+}
+
+bool is_touched(const HeteroStorage* storage) {
+  Locked recording(recorder().mutex());
+  return recorder().touched(storage);
+}
+
+// In a capture nothing can run; what has its bytes may be looked at. REQUIRES: the executor lock.
+void check_settled(std::span<HeteroStorage* const> storages, SyncReason reason) {
+  for (const HeteroStorage* storage : storages) {
+    if (is_touched(storage) || storage->binding.valid_on == 0) refuse_capture(to_string(reason));
+    check_bytes(storage);
+  }
+}
+
+// Brings the bytes of a settled storage to the host. REQUIRES: the executor lock.
+void fetch_bytes(HeteroStorage* storage) {
+  if (const Status status = bring_to_host(storage); !status.ok()) raise(status);
+}
+
+// Moves the bytes of a settled storage together, which somebody wants that way. REQUIRES: the executor lock.
+void bring_together(HeteroStorage* storage) {
+  if (!storage->binding.layout.has_gaps()) return;
+  if (const Status status = close_gaps(storage); !status.ok()) raise(status);
+  Locked recording(recorder().mutex());
+  storage->growth = Growth::kNotApart;
+}
+
+c10::Storage cpu_storage(c10::DataPtr bytes, size_t size) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(size), std::move(bytes), c10::GetCPUAllocator(), true));
+}
+
+// A CPU storage of a storage's bytes, which have gaps where they are. REQUIRES: the executor lock.
+c10::Storage dense_copy(const HeteroStorage* storage) {
+  Result<backend::Block> block = without_gaps(storage);
+  if (!block.ok()) raise(block.status());
+  auto* const owner = new backend::Block(std::move(block.value()));
+  return cpu_storage(c10::DataPtr(
+                         owner->data(), owner, [](void* context) { delete static_cast<backend::Block*>(context); },
+                         c10::Device(c10::kCPU)),
+                     storage->nbytes());
+}
+
+}  // namespace
+
+void raise(const Status& status) {
+  if (status.cause()) std::rethrow_exception(status.cause());
+  if (status.error_class() == ErrorClass::kResource) {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, status.message());
+  }
+  TORCH_CHECK(false, "hetero: ", status.message());
+}
+
+void give_back(const Status& error) {
+  ExecutorState& state = executor_state();
+  // Inside a run, that one's storages may be among them: the outermost does it.
+  while (state.cuts.empty()) {
+    const auto failed = std::ranges::find_if(state.failed_runs, [&](const FailedRun& run) {
+      return std::ranges::find(run.errors, error.message()) != run.errors.end();
+    });
+    if (failed == state.failed_runs.end()) return;
+    std::vector<StorageHold> storages = std::move(failed->storages);
+    state.failed_runs.erase(failed);
+    std::erase_if(storages, [](StorageHold& hold) { return !hold.lock(); });
+    // Runs that fail by what is pending are failed runs, too.
+    for (const StorageHold& hold : storages) settle_users(hold.storage(), SyncReason::kFlush);
+    for (const StorageHold& hold : storages) {
+      if (hold.storage()->binding.valid_on != 0) hold.storage()->binding.error = Status();
+    }
+  }
+}
+
+void flush_all(SyncReason reason) {
+  if (bad_fork) return;
+  refuse_capture(to_string(reason));
+  const Executing executing;
+  const bool too_long = reason == SyncReason::kPendingNodes || reason == SyncReason::kPendingBytes;
+  Status status = cut_and_run(reason, [too_long](Recorder& from, bool reuse, Cut& cut) {
+    return too_long ? from.cut_some(reuse, cut) : from.cut_all(reuse, cut);
+  });
+  const bool explicit_sync =
+      reason == SyncReason::kFlush || reason == SyncReason::kSynchronize || reason == SyncReason::kSyncMode;
+  if (!explicit_sync) {
+    if (!status.ok() && executor_state().deferred.ok()) executor_state().deferred = status;
+    return;
+  }
+  if (status.ok()) status = std::exchange(executor_state().deferred, Status());
+  executor_state().deferred = Status();
+  if (status.ok()) return;
+  give_back(status);
+  raise(status);
+}
+
+namespace {
+
+// `fetched`, if not null, is the one of them whose bytes the host is about to read.
+void settle_for(std::span<HeteroStorage* const> storages, const HeteroStorage* fetched, SyncReason reason) {
+  check_fork();
+  const Executing executing;
+  if (captures_here()) [[unlikely]]
+    return check_settled(storages, reason);
+  const Status status = cut_and_run(reason, [&](Recorder& from, bool reuse, Cut& cut) {
+    // On the CPU alone there is nothing to fetch, and no plan depends on it.
+    cut.fetched = backend::accelerator() != nullptr ? fetched : nullptr;
+    return from.cut_ancestors(storages, false, reuse, cut);
+  });
+  for (HeteroStorage* storage : storages) check_bytes(storage);
+  // Some other value failed in the same run: whoever needs it will see the error.
+  if (!status.ok() && status.error_class() == ErrorClass::kInternal) raise(status);
+}
+
+}  // namespace
+
+void settle(std::span<HeteroStorage* const> storages, SyncReason reason) { settle_for(storages, nullptr, reason); }
+
+void settle_users(HeteroStorage* storage, SyncReason reason) {
+  check_fork();
+  const Executing executing;
+  if (captures_here()) [[unlikely]] {
+    if (is_touched(storage)) refuse_capture(to_string(reason));
+    return;
+  }
+  HeteroStorage* const storages[] = {storage};
+  const Status status = cut_and_run(
+      reason, [&](Recorder& from, bool reuse, Cut& cut) { return from.cut_ancestors(storages, true, reuse, cut); });
+  if (!status.ok() && status.error_class() == ErrorClass::kInternal) raise(status);
+}
+
+void after_record() {
+  SyncReason reason;
+  {
+    Locked lock(recorder().mutex());
+    reason = recorder().pressure();
+  }
+  if (reason != SyncReason::kCount) return flush_all(reason);
+  overlap().cut_early();
+}
+
+c10::Storage host_storage(const c10::Storage& of, SyncReason reason, bool writes) {
+  check_fork();
+  auto* storage = static_cast<HeteroStorage*>(of.unsafeGetStorageImpl());
+  HeteroStorage* const storages[] = {storage};
+  const Executing executing;
+  if (writes) settle_users(storage, reason);
+  settle_for(storages, storage, reason);
+  fetch_bytes(storage);
+  if (storage->binding.layout.has_gaps() && !writes) return dense_copy(storage);
+  if (writes) {
+    bring_together(storage);
+    storage->binding.valid_on = 1u << backend::kCpu;
+    storage->binding.changed();
+    storage->binding.shared |= reason == SyncReason::kLeaveDispatcher;
+  }
+
+  c10::StorageImpl* owner = c10::Storage(of).unsafeReleaseStorageImpl();
+  ++storage->host_readers;
+  c10::DataPtr pointer(
+      storage->binding.blocks[backend::kCpu].data(), owner,
+      [](void* context) {
+        auto* const read = static_cast<HeteroStorage*>(static_cast<c10::StorageImpl*>(context));
+        --read->host_readers;
+        c10::raw::intrusive_ptr::decref(read);
+      },
+      c10::Device(c10::kCPU));
+  return cpu_storage(std::move(pointer), storage->nbytes());
+}
+
+at::Tensor tensor_over(c10::Storage bytes, const at::Tensor& tensor) {
+  const c10::DispatchKey key = bytes.device().is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
+  at::Tensor alias =
+      at::detail::make_tensor<c10::TensorImpl>(std::move(bytes), c10::DispatchKeySet(key), tensor.dtype());
+  c10::TensorImpl* impl = alias.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  if (tensor.is_conj()) impl->_set_conj(true);
+  if (tensor.is_neg()) impl->_set_neg(true);
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
+  return alias;
+}
+
+at::Tensor host_alias(const at::Tensor& tensor, SyncReason reason, bool writes) {
+  return tensor_over(host_storage(tensor.storage(), reason, writes), tensor);
+}
+
+bool is_fresh(HeteroStorage* storage) {
+  const Executing executing;
+  Locked recording(recorder().mutex());
+  return storage->binding.valid_on == 0 && storage->binding.error.ok() && !recorder().touched(storage);
+}
+
+void install_bytes(HeteroStorage* storage, backend::Block block, backend::DeviceIndex device) {
+  const Executing executing;
+  storage->binding.changed();
+  storage->binding.spilled.reset();
+  storage->binding.blocks[device] = std::move(block);
+  storage->binding.valid_on = static_cast<uint8_t>(1u << device);
+  storage->binding.layout = graph::Layout();
+  storage->binding.error = Status();
+  track_storage(storage);
+  note_arrival(storage);
+}
+
+void resize_storage(HeteroStorage* storage, size_t bytes) {
+  check_fork();
+  if (bytes == storage->nbytes()) return;
+  const Executing executing;
+  settle_users(storage, SyncReason::kStorageChange);
+  graph::Binding& binding = storage->binding;
+  if (binding.valid_on != 0) {
+    fetch_bytes(storage);
+    binding.changed();
+    bring_together(storage);
+    const HostPin pin(storage);
+    Result<backend::Block> block = allocate_on_host(bytes);
+    if (!block.ok()) raise(block.status());
+    std::memcpy(block.value().data(), binding.blocks[backend::kCpu].data(), std::min(bytes, storage->nbytes()));
+    binding.blocks[backend::kCpu] = std::move(block.value());
+    binding.valid_on = 1u << backend::kCpu;
+  } else {
+    binding.blocks[backend::kCpu].reset();
+  }
+  binding.blocks[backend::kAccelerator].reset();
+  storage->change_size(bytes);
+  track_storage(storage);
+}
+
+void settle_everything_on_cpu() {
+  flush_all(SyncReason::kSettings);
+  const Executing executing;
+  leave_accelerator();
+}
+
+std::string line_of(uint32_t sequence) {
+  const std::vector<const Cut*>& cuts = executor_state().cuts;
+  if (cuts.empty()) return "";
+  const auto found = cuts.back()->lines.find(sequence);
+  return found == cuts.back()->lines.end() ? std::string() : found->second;
+}
+
+void prepare_fork() {
+  // A child of a process that never used the device may use it.
+  if (!device_was_used() || bad_fork) return;
+  flush_all(SyncReason::kFork);
+  overlap().want();
+  executor_state().mutex.lock();
+  recorder().mutex().lock();
+  tracking_mutex().lock();
+  prepared_fork = true;
+}
+
+void finish_fork_in_parent() {
+  if (!std::exchange(prepared_fork, false)) return;
+  tracking_mutex().unlock();
+  recorder().mutex().unlock();
+  executor_state().mutex.unlock();
+  overlap().want_no_more();
+}
+
+void finish_fork_in_child() {
+  if (!std::exchange(prepared_fork, false)) {
+    if (!bad_fork) forget_made_accelerator();
+    return;
+  }
+  tracking_mutex().unlock();
+  recorder().mutex().unlock();
+  // A recursive mutex belongs to a thread of the parent: the child's cannot unlock it.
+  new (&executor_state().mutex) std::recursive_mutex;
+  overlap().abandon();
+  bad_fork = true;
+}
+
+bool in_bad_fork() { return bad_fork; }
+
+void check_fork() {
+  TORCH_CHECK(!bad_fork,
+              "Cannot re-initialize hetero in forked subprocess. To use hetero with "
+              "multiprocessing, you must use the 'spawn' start method");
+}
+
+}  // namespace hetero::ops

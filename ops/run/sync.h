@@ -1,0 +1,88 @@
+// Sync points: every place where a value must exist. They plan and run (cut_run.h); beside them only overlap.h does.
+//
+// Each function names its SyncReason, which explain() counts when something really had to run. A sync point cuts the nodes it needs
+// out of the trace (recorder.h), plans them, runs them on the calling thread and its devices, and leaves the storages with their
+// bytes. Errors of kernels are raised here: the very exception the kernel threw, by the first sync that needs its result. What existed before and
+// was not changed yet is whole afterwards.
+//
+// Thread safety: any thread; never call while holding the recorder's lock.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+#include <string>
+
+#include "ops/settings/config.h"
+#include "ops/settings/counters.h"
+#include "ops/tensor/storage.h"
+
+namespace hetero::ops {
+
+// Runs everything pending. Raises the first error of this run, or one that an earlier run could not raise.
+void flush_all(SyncReason reason);
+
+// Runs what is needed so that these storages have their final bytes, and raises the error of one whose bytes are lost.
+void settle(std::span<HeteroStorage* const> storages, SyncReason reason);
+// The same, and also runs what still reads them: afterwards the bytes may be replaced.
+void settle_users(HeteroStorage* storage, SyncReason reason);
+
+// To be called before the error of a run is raised: what the run was to change, and did not, is as it was before, as if the operator had raised when it was
+// called. What was recorded since and depends on that runs first, so it fails too. REQUIRES: the executor lock.
+void give_back(const Status& error);
+
+// Raises an error of running: the very exception of a kernel, where one raised it. REQUIRES: !status.ok().
+[[noreturn]] void raise(const Status& status);
+
+// Flushes if the recorder says so: a limit of config() is reached, or a node wrote an exported storage.
+void after_record();
+
+// A CPU storage over the same bytes. `writes`: the caller will write through it, so other copies become stale.
+// The storage's bytes stay where they are as long as the result lives.
+c10::Storage host_storage(const c10::Storage& storage, SyncReason reason, bool writes);
+// A tensor over `bytes`, on their device, that looks like `tensor`.
+at::Tensor tensor_over(c10::Storage bytes, const at::Tensor& tensor);
+// Both for one tensor. Tensors that share a storage and meet in one call should share its host storage too.
+at::Tensor host_alias(const at::Tensor& tensor, SyncReason reason, bool writes);
+
+// True for a storage that has neither bytes nor pending nodes.
+bool is_fresh(HeteroStorage* storage);
+
+// Gives a storage that has neither bytes nor pending nodes the bytes of `block`, which is a device's.
+void install_bytes(HeteroStorage* storage, backend::Block block, backend::DeviceIndex device = backend::kCpu);
+
+// resize_ of a storage: settles it, keeps the bytes that fit.
+void resize_storage(HeteroStorage* storage, size_t bytes);
+
+// Moves every storage's bytes back to the host; before the accelerator changes.
+void settle_everything_on_cpu();
+
+// The Python line that recorded the node, while it runs, with config().traceback.
+std::string line_of(uint32_t sequence);
+
+// Runs a kernel's call; with config().traceback an error also names the line that recorded it.
+template <typename Call>
+void with_line(uint32_t sequence, Call&& call) {
+  if (!config().traceback.load(std::memory_order_relaxed)) [[likely]] {
+    call();
+    return;
+  }
+  try {
+    call();
+  } catch (c10::Error& error) {
+    error.add_context("recorded at " + line_of(sequence));
+    throw;
+  }
+}
+
+// Around a fork of a process that used the device: what is pending runs before, and the forking thread holds all locks. The child has
+// none of the parent's threads and may not use the device, but it may let go of tensors.
+void prepare_fork();
+void finish_fork_in_parent();
+void finish_fork_in_child();
+bool in_bad_fork();
+// Raises the sentence of a forked child. Every entry point that records or reads calls it.
+void check_fork();
+
+}  // namespace hetero::ops

@@ -1,0 +1,70 @@
+#include "ops/settings/parallel.h"
+
+#include <ATen/Parallel.h>
+#include <dlfcn.h>
+
+#include <atomic>
+
+#include "backend/base/parallel.h"
+
+namespace torch::autograd {
+TORCH_API int get_current_graph_task_id();  // graph_task.h: -1 outside of a backward pass
+}
+
+namespace hetero::ops {
+namespace {
+
+// omp_pause_resource(omp_pause_soft, host), of the OpenMP that torch brings; nothing where it is older than OpenMP 5.
+void release_openmp_pool() {
+  static const auto pause = reinterpret_cast<int (*)(int, int)>(dlsym(RTLD_DEFAULT, "omp_pause_resource"));
+  static const auto host = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_initial_device"));
+  constexpr int kSoft = 1;
+  if (pause != nullptr && host != nullptr) pause(kSoft, host());
+}
+
+std::atomic<int> chosen_threads{0};
+thread_local bool is_worker = false;
+
+// MKL's own count, for the calling thread; nothing where torch has another BLAS.
+void set_blas_threads(int threads) {
+  static const auto set = reinterpret_cast<int (*)(int)>(dlsym(RTLD_DEFAULT, "MKL_Set_Num_Threads_Local"));
+  if (set != nullptr) set(threads);
+}
+
+void set_openmp_threads(int threads) {
+  static const auto set = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
+  if (set != nullptr) set(threads);
+}
+
+}  // namespace
+
+void connect_thread_pool() {
+  static const backend::ParallelPool pool{[](int64_t begin, int64_t end, int64_t grain, backend::RangeFunction body) {
+                                            at::parallel_for(begin, end, grain,
+                                                             [&](int64_t from, int64_t to) { body(from, to); });
+                                          },
+                                          [] { return static_cast<int64_t>(at::get_num_threads()); }};
+  backend::set_parallel_pool(&pool);
+  backend::set_worker_start_hook([] { is_worker = true; });
+  backend::set_thread_count_hook(use_threads_here);
+}
+
+KernelScope::~KernelScope() {
+  if (torch::autograd::get_current_graph_task_id() != -1) release_openmp_pool();
+}
+
+void use_threads_here(int threads) {
+  if (at::get_num_threads() == threads) return;  // asking also lets ATen set the thread's count for the first time
+  set_openmp_threads(threads);
+  set_blas_threads(threads);
+}
+
+void choose_thread_count() { chosen_threads.store(at::get_num_threads(), std::memory_order_relaxed); }
+
+void follow_thread_count() {
+  if (!is_worker) return;
+  const int threads = chosen_threads.load(std::memory_order_relaxed);
+  if (threads > 0 && threads != at::get_num_threads()) at::set_num_threads(threads);
+}
+
+}  // namespace hetero::ops

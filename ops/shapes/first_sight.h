@@ -1,0 +1,28 @@
+// First sight: how a call is met that the meta cache does not know.
+//
+// PyTorch's Meta kernels check less than its CPU kernels do (dtypes and overlaps above all), and some predict other strides. So the first
+// call of a kind - operator, structure, dtypes, ranks and layouts, whatever the sizes - is tried for real: a small one on zeros of
+// the same geometry, a large one by running it. Where the operator's shape rule (shape_rules.h) gives what the kernel gave, later misses of the
+// kind trust the rule; else, where Meta kernel and CPU agree, they trust the Meta kernel.
+//
+// Thread safety: any thread, under the locks named.
+
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include "ops/record/call.h"
+#include "ops/record/op_info.h"
+
+namespace hetero::ops {
+
+enum class FirstSight { kTrustRule, kTrustMeta, kProbe, kRun };
+
+// What a kind of calls has in common. REQUIRES: the recorder lock.
+uint64_t signature_of(const OpInfo& info, const Call& call);
+FirstSight first_sight(const OpInfo& info, const Call& call, uint64_t signature);
+
+// Meets a call. Returns true when it was run; false when the cache knows it now. REQUIRES: the recorder lock is not held.
+bool meet(const OpInfo& info, torch::jit::Stack* stack, RandomState random, FirstSight how, uint64_t signature);
+
+}  // namespace hetero::ops

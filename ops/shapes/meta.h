@@ -1,0 +1,64 @@
+// Running Meta kernels: what an operator's outputs will look like, without its data.
+//
+// The call is repeated on meta tensors that have the geometry of the operands, sharing storages where the operands do, so that
+// overlap checks and views come out as they would for real.
+//
+// Thread safety: any thread; REQUIRES that the recorder's lock is not held (a Meta kernel may be Python).
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <vector>
+
+#include "ops/record/meta_cache.h"
+
+namespace hetero::ops {
+
+struct OpInfo;
+
+struct MetaRun {
+  std::vector<at::Tensor> inputs;  // for each hetero tensor argument, in order: its meta tensor after the call
+  std::vector<c10::IValue> results;
+  bool failed = false;           // the kernel raised: the call may be wrong
+  bool divided_by_zero = false;  // for that reason
+  bool undescribed = false;      // there is no such Meta kernel
+  SyncReason reason = SyncReason::kNoMetaKernel;
+};
+
+// Those of Python are slow, the first of them imports hundreds of modules, and a C++ program has none.
+enum class MetaKernels : uint8_t { kAll, kWithoutPython };
+
+// Returns false when nothing can be said: there is no Meta kernel, it raised, or its results are not plain tensors.
+bool run_meta(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run,
+              MetaKernels kernels = MetaKernels::kAll);
+
+// Runs the CPU kernel on zeros of the operands' geometry, and on other numbers where that divides integers by zero: stricter than the Meta kernel, and with the
+// true strides. Returns false when it raises or its results are not plain new tensors.
+bool run_probe(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run);
+
+// For a convolution: what its formula says; some arguments would keep a kernel busy for ever. Returns false for other operators.
+bool run_formula(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run);
+
+// For operands of any size: what the operator's shape rule says, and the dtypes that its CPU kernel makes of one element of each operand. Returns false where
+// there is no rule, or it does not say.
+bool run_rule(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run);
+
+// While one is alive, a Meta kernel of ours runs no kernel of the CPU to learn what only that knows.
+class NothingRuns {
+ public:
+  NothingRuns();
+  NothingRuns(const NothingRuns&) = delete;
+  ~NothingRuns();
+  // In this thread.
+  static bool holds();
+
+ private:
+  bool before_;
+};
+
+// The cache entry for a successful run. REQUIRES: the recorder lock.
+MetaEntry entry_of(const OpInfo& info, const MetaRun& run);
+
+}  // namespace hetero::ops

@@ -1,0 +1,54 @@
+// Shape rules: the outputs of a call of an operator whose outputs follow from its arguments by a simple rule.
+//
+// PyTorch's own answer, the Meta kernel, is Python code for most operators: it takes a hundred times as long as recording, and its first
+// call imports hundreds of modules. A program that sees new sizes all the time (a growing sequence, odd batches) would spend its time there. A
+// rule gives sizes and strides; dtypes are a matter of the kind of call, not of its sizes, and are taken from what a kernel once made.
+// A rule is believed for a kind of call (a signature, first_sight.h) only after a kernel has given the same answer.
+//
+// Thread safety: pure.
+
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "graph/ir/op.h"
+
+namespace hetero::ops {
+
+enum class ShapeRule : uint8_t {
+  kNone,
+  kBroadcast,  // all tensor arguments, broadcast
+  kSame,       // the first tensor's sizes
+  kSameTwice,  // two results of the first tensor's sizes
+  kMatmul,     // the product of the last two tensors
+  kReduce,     // the first tensor without the dimensions of the first list or number; a flag keeps them
+  kConcatenate,
+  kEmbedding,
+  kLayerNorm,
+  kAttention,
+  kAttentionBackward,
+  kConvolution,          // of row-major tensors, and of those with channels last
+  kConvolutionBackward,  // of row-major tensors
+};
+
+// The rule of an operator, by its name and class.
+ShapeRule shape_rule_of(const std::string& name, graph::OpClass op_class);
+
+struct RuledOutput {
+  c10::SmallVector<int64_t, 6> sizes{};
+  c10::SmallVector<int64_t, 6> strides{};
+  bool made = true;  // false: an undefined tensor, which the caller did not ask for
+};
+
+// Applies the rule. False where it does not say.
+bool apply_rule(ShapeRule rule, c10::ArrayRef<c10::IValue> arguments, std::vector<RuledOutput>& outputs);
+
+// The sizes of what aten::convolution makes, in any layout. False where its arguments do not fit together.
+bool convolution_sizes(c10::ArrayRef<c10::IValue> arguments, c10::SmallVector<int64_t, 6>& sizes);
+
+}  // namespace hetero::ops
