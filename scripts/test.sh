@@ -53,10 +53,10 @@ done
 # The same programs with every operator on a pseudo-random device and little memory on the accelerator: the bits stay the CPU's.
 stage "Python tests on two devices"
 scripts/test_two_devices.sh
-HETERO_FUSION=1 scripts/test_two_devices.sh --sample 2 tests/python/test_models.py tests/python/test_fuzz.py tests/python/test_compile.py tests/python/test_errors.py
+HETERO_FUSION=1 scripts/test_two_devices.sh --sample 2 tests/python/lazy/test_models.py tests/python/lazy/test_fuzz.py tests/python/compile/test_compile.py tests/python/operators/test_errors.py
 scripts/test_two_devices.sh tests/upstream
 
 # The way of a GPU: operators have kernels of the device, or run on copies.
 stage "Python tests on an accelerator that does not run the CPU's kernels"
-HETERO_TEST_HOST_KERNELS=0 scripts/test_two_devices.sh --sample 2 tests/python/test_models.py tests/python/test_fuzz.py tests/python/test_views.py tests/python/test_errors.py tests/python/test_out_resize.py
+HETERO_TEST_HOST_KERNELS=0 scripts/test_two_devices.sh --sample 2 tests/python/lazy/test_models.py tests/python/lazy/test_fuzz.py tests/python/tensors/test_views.py tests/python/operators/test_errors.py tests/python/tensors/test_out_resize.py
 HETERO_TEST_HOST_KERNELS=0 scripts/test_two_devices.sh --sample 150 tests/upstream

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SOURCE = ROOT / "torch_hetero" / "profiles.py"
 
 spec = importlib.util.spec_from_file_location("hetero_profiles_by_path", SOURCE)

@@ -18,7 +18,7 @@ import torch_hetero
 
 pytestmark = needs_hetero
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TOKENS = 32
 
 TEXTS = [

@@ -11,7 +11,7 @@ from helpers import needs_hetero
 
 pytestmark = needs_hetero
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_documented_table_is_the_table_of_the_source() -> None:
