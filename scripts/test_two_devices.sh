@@ -7,7 +7,7 @@
 #   scripts/test_two_devices.sh tests/upstream           PyTorch's operator database: all entries, about a minute; --sample 100 for fewer
 #   HETERO_FUSION=1 scripts/test_two_devices.sh FILES    with fused kernels, for files that do not ask for eager's bits where sums are concerned
 #   HETERO_PLACEMENT=auto scripts/test_two_devices.sh    the same where planning decides; or accelerator
-#   HETERO_TEST_HOST_KERNELS=0 scripts/test_two_devices.sh  the same with operators run as on a GPU, by kernels of the device (docs/design.md)
+#   HETERO_TEST_HOST_KERNELS=0 scripts/test_two_devices.sh  the same with operators run as on a GPU, by kernels of the device (docs/cuda.md)
 #   HETERO_ACCELERATOR=cuda scripts/test_two_devices.sh  the same on a GPU; without one all are skipped, and counted
 set -euo pipefail
 cd "$(dirname "$0")/.."
