@@ -16,7 +16,7 @@ from pathlib import Path
 # An installed torch_hetero must not be loaded by the build of the next one.
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -57,7 +57,7 @@ class CMakeBuild(build_ext):
 native = os.environ.get("HETERO_NO_BUILD") != "1"
 (ROOT / "build").mkdir(exist_ok=True)
 setup(
-    packages=["torch_hetero"],
+    packages=find_packages(include=["torch_hetero", "torch_hetero.*"]),
     package_data={"torch_hetero": ["profiles/*.json", "report.html"]},
     include_package_data=False,  # the folder of the profiles is data, not a package that was forgotten above
     package_dir={"": "."},

@@ -59,6 +59,8 @@ def room_of(unit: str, rooms: list[str]) -> str | None:
 
 def find_module(name: str) -> Path | None:
     """Returns the file of a Python module of this project, or None."""
+    if name == "torch_hetero._C":
+        return ROOT / "torch_hetero" / "csrc" / "bindings.cpp"
     base = ROOT / Path(*name.split("."))
     for path in (base.with_suffix(".py"), base / "__init__.py"):
         if path.is_file():

@@ -22,8 +22,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from torch_hetero import _C, rng_prims
-from torch_hetero.config import config
-from torch_hetero.explain import refused_captures
+from torch_hetero.settings.config import config
+from torch_hetero.settings.explain import refused_captures
 
 __all__ = ["CompiledGraph", "GraphOnHetero", "backend", "graphs"]
 

@@ -24,8 +24,8 @@ from torch.utils._contextlib import _DecoratorContextManager
 from torch.utils._pytree import tree_leaves
 
 from torch_hetero import _C
-from torch_hetero.config import config
-from torch_hetero.explain import Report, explain, reset_counters
+from torch_hetero.settings.config import config
+from torch_hetero.settings.explain import Report, explain, reset_counters
 from torch_hetero.inductor import CppWrapperCodegen, PythonWrapperCodegen, Scheduling, WrapperFxCodegen  # noqa: F401
 from torch_hetero.saved import CompiledModel, load
 from torch_hetero.saved import compile_model as compile  # noqa: A004

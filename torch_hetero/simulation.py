@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_hetero import _C
-from torch_hetero.config import config
+from torch_hetero.settings.config import config
 from torch_hetero.profiles import Profile, load_profile
 from torch_hetero.report import Program, write_report, write_trace
 

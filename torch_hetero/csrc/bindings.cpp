@@ -24,9 +24,9 @@
 #include "ops/tensor/storage.h"
 #include "ops/run/storage_memory.h"
 #include "ops/run/sync.h"
-#include "torch_hetero/csrc/pipeline.h"
 #include "torch_hetero/csrc/saved.h"
 #include "torch_hetero/csrc/server.h"
+#include "torch_hetero/csrc/stage_pipeline.h"
 #include "torch_hetero/csrc/test_hooks.h"
 
 namespace py = pybind11;
@@ -383,7 +383,7 @@ PYBIND11_MODULE(_C, m) {
   add_compiled_program(m);
   hetero::python::add_saved(m);
   hetero::python::add_server(m);
-  hetero::python::add_pipeline(m);
+  hetero::python::add_stage_pipeline(m);
   m.def("set_sim_options", &ops::set_sim_options, released());
   add_test_hooks(m);
 }

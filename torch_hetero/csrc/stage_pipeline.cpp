@@ -1,4 +1,4 @@
-#include "torch_hetero/csrc/pipeline.h"
+#include "torch_hetero/csrc/stage_pipeline.h"
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -38,10 +38,10 @@ class StageCall {
   const std::shared_ptr<StageRequest> request_;
 };
 
-class PythonPipeline {
+class PythonStagePipeline {
  public:
-  PythonPipeline(std::shared_ptr<Model> model, size_t stages, size_t depth, bool waits_when_full,
-                 std::optional<uint64_t> accelerator_bytes)
+  PythonStagePipeline(std::shared_ptr<Model> model, size_t stages, size_t depth, bool waits_when_full,
+                      std::optional<uint64_t> accelerator_bytes)
       : model_(std::move(model)) {
     using WhenFull = StagePipeline::WhenFull;
     Result<std::unique_ptr<StagePipeline>> pipeline =
@@ -82,7 +82,7 @@ class PythonPipeline {
   std::unique_ptr<StagePipeline> pipeline_;
 };
 
-py::dict counters_of(PythonPipeline& pipeline) {
+py::dict counters_of(PythonStagePipeline& pipeline) {
   const StageCounts counts = pipeline.pipeline().counts();
   py::dict result;
   result["submitted"] = counts.submitted;
@@ -96,7 +96,7 @@ py::dict counters_of(PythonPipeline& pipeline) {
   return result;
 }
 
-std::vector<double> predicted_seconds_of(PythonPipeline& pipeline) {
+std::vector<double> predicted_seconds_of(PythonStagePipeline& pipeline) {
   std::vector<double> seconds;
   for (size_t stage = 0; stage < pipeline.pipeline().stages(); ++stage) {
     seconds.push_back(pipeline.pipeline().predicted_seconds(stage));
@@ -106,20 +106,21 @@ std::vector<double> predicted_seconds_of(PythonPipeline& pipeline) {
 
 }  // namespace
 
-void add_pipeline(py::module_& m) {
+void add_stage_pipeline(py::module_& m) {
   using released = py::call_guard<py::gil_scoped_release>;
   py::class_<StageCall, std::shared_ptr<StageCall>>(m, "StageCall").def("wait", &StageCall::wait);
-  py::class_<PythonPipeline>(m, "StagePipeline")
+  py::class_<PythonStagePipeline>(m, "StagePipeline")
       .def(py::init<std::shared_ptr<Model>, size_t, size_t, bool, std::optional<uint64_t>>(), released())
-      .def("submit", &PythonPipeline::submit)
+      .def("submit", &PythonStagePipeline::submit)
       .def(
-          "stop", [](PythonPipeline& pipeline) { pipeline.pipeline().stop(); }, released())
+          "stop", [](PythonStagePipeline& pipeline) { pipeline.pipeline().stop(); }, released())
       .def(
-          "wait_idle", [](PythonPipeline& pipeline) { ops::check(pipeline.pipeline().wait_idle()); }, released())
+          "wait_idle", [](PythonStagePipeline& pipeline) { ops::check(pipeline.pipeline().wait_idle()); }, released())
       .def(
-          "set_depth", [](PythonPipeline& pipeline, size_t depth) { ops::check(pipeline.pipeline().set_depth(depth)); },
+          "set_depth",
+          [](PythonStagePipeline& pipeline, size_t depth) { ops::check(pipeline.pipeline().set_depth(depth)); },
           released())
-      .def_property_readonly("depth", [](PythonPipeline& pipeline) { return pipeline.pipeline().depth(); })
+      .def_property_readonly("depth", [](PythonStagePipeline& pipeline) { return pipeline.pipeline().depth(); })
       .def_property_readonly("predicted_seconds", &predicted_seconds_of)
       .def_property_readonly("counters", &counters_of);
 }

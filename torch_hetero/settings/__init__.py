@@ -1,0 +1,1 @@
+"""What a user may set and read: options and counters."""
