@@ -1,4 +1,4 @@
-# JSON for Modern C++ (nlohmann): the JSON inside saved programs. Licence: MIT. Minimum version: 3.10 (Debian package: nlohmann-json3-dev).
+# JSON for Modern C++ (nlohmann): the JSON of saved programs and reports. Licence: MIT. Minimum version: 3.10 (Debian package: nlohmann-json3-dev).
 #
 # Found as a CMake package. Defines nlohmann_json::nlohmann_json.
 
