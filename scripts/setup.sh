@@ -12,7 +12,7 @@ fi
 
 # System packages, where they are missing and may be installed.
 required=(g++ cmake python3-venv python3-dev libgtest-dev catch2 nlohmann-json3-dev)
-helpful=(ninja-build libbenchmark-dev libxbyak-dev ccache mold valgrind chromium)
+helpful=(ninja-build libbenchmark-dev libxbyak-dev libdeflate-dev ccache mold valgrind chromium)
 missing() {
   for package in "$@"; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || echo "$package"

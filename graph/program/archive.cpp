@@ -63,7 +63,7 @@ class ArchiveWriter {
     ZipEntry entry{.name = name, .header = file_.size()};
     for (const std::string_view part : parts) {
       entry.bytes += part.size();
-      entry.crc = crc32(part.data(), part.size(), entry.crc);
+      entry.crc = crc32(part, entry.crc);
     }
     Status status = file_.write(zip_local_header(entry, alignment));
     for (size_t i = 0; i < parts.size() && status.ok(); ++i) status = file_.write(parts[i]);
@@ -209,8 +209,7 @@ class Archive {
   }
 
   Status check(const ZipEntry& entry) const {
-    const std::string_view bytes = bytes_of(entry);
-    if (crc32(bytes.data(), bytes.size()) == entry.crc) return Status();
+    if (crc32(bytes_of(entry)) == entry.crc) return Status();
     return damaged(path_, "is damaged: " + entry.name + " does not have its checksum");
   }
 

@@ -1,18 +1,15 @@
-// crc32: the checksum of ZIP files (CRC-32 of ISO 3309, polynomial 0xEDB88320), fast enough for weights.
+// crc32: the checksum of ZIP files (CRC-32 of ISO 3309, polynomial 0xEDB88320).
 //
-// Thread safety: pure functions.
+// Thread safety: a pure function.
 
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 namespace hetero::graph {
 
-// Of `data`, after bytes whose checksum is `before`; 0 for none.
-uint32_t crc32(const void* data, size_t bytes, uint32_t before = 0);
-
-// The same by tables alone, as on machines without carry-less multiplication.
-uint32_t crc32_by_tables(const void* data, size_t bytes, uint32_t before = 0);
+// The checksum of `bytes` after others whose checksum is `before`; 0 for none.
+uint32_t crc32(std::string_view bytes, uint32_t before = 0);
 
 }  // namespace hetero::graph

@@ -211,7 +211,7 @@ class Mutator {
     for (const Entry& entry : entries_) {
       ZipEntry& made = entries.emplace_back();
       made = {.name = entry.name, .header = file.size(), .bytes = entry.bytes.size()};
-      made.crc = old_checksums ? entry.crc : crc32(entry.bytes.data(), entry.bytes.size());
+      made.crc = old_checksums ? entry.crc : crc32(entry.bytes);
       file += zip_local_header(made, entry.name == "weights.safetensors" && !one_in(16) ? 64 : 1);
       file += entry.bytes;
     }
