@@ -23,6 +23,10 @@ class AtomicCounters {
     add(into_device ? bytes_in_ : bytes_out_, static_cast<int64_t>(bytes));
   }
 
+  void count_copy_from_peer(size_t bytes) {
+    add(copies_from_peers_, 1);
+    add(bytes_from_peers_, static_cast<int64_t>(bytes));
+  }
   void count_copy_batch() { add(copy_batches_, 1); }
 
   DeviceCounters read() const {
@@ -30,8 +34,10 @@ class AtomicCounters {
             .copies_in = read(copies_in_),
             .copies_out = read(copies_out_),
             .copy_batches = read(copy_batches_),
+            .copies_from_peers = read(copies_from_peers_),
             .bytes_in = read(bytes_in_),
             .bytes_out = read(bytes_out_),
+            .bytes_from_peers = read(bytes_from_peers_),
             .events_recorded = read(events_recorded_),
             .events_waited = read(events_waited_)};
   }
@@ -45,8 +51,10 @@ class AtomicCounters {
   Count copies_in_{0};
   Count copies_out_{0};
   Count copy_batches_{0};
+  Count copies_from_peers_{0};
   Count bytes_in_{0};
   Count bytes_out_{0};
+  Count bytes_from_peers_{0};
   Count events_recorded_{0};
   Count events_waited_{0};
 };

@@ -22,6 +22,8 @@ const char* to_string(QueueKind kind) {
       return "compute 3";
     case QueueKind::kCompute4:
       return "compute 4";
+    case QueueKind::kFromPeer:
+      return "p2p";
   }
   return "unknown";
 }

@@ -20,9 +20,11 @@
 
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -35,11 +37,21 @@ class Device;
 struct FusedCall;    // backend/cpu/fused/launch.h
 struct FusedKernel;  // backend/fused/kernel.h
 
-// Devices of one process are numbered densely. The CPU is always 0; an accelerator, where there is one, is 1.
+// Devices of one process are numbered densely. The CPU is always 0; accelerators, where there are any, follow.
 using DeviceIndex = uint8_t;
 inline constexpr DeviceIndex kCpu = 0;
-inline constexpr DeviceIndex kAccelerator = 1;
+inline constexpr DeviceIndex kAccelerator = 1;  // the first
 inline constexpr int kMaxDevices = 2;
+// Capacity of sets and of storage within objects. How many devices there are, a Machine says (backend/machine.h).
+inline constexpr int kMostDevices = 8;
+
+// Bit i stands for device i.
+using DeviceSet = uint8_t;
+constexpr DeviceSet only(DeviceIndex device) { return static_cast<DeviceSet>(1u << device); }
+constexpr bool contains(DeviceSet devices, DeviceIndex device) { return (devices >> device & 1) != 0; }
+
+// By DeviceIndex; null where there is no such device, and then there is none behind it.
+using Devices = std::array<Device*, kMostDevices>;
 
 // A range of bytes of a device's memory, released when the Block dies. Blocks are aligned to 64 bytes at least.
 // The memory comes from the device's own allocator, or was adopted from whoever made it (see `adopt`).
@@ -118,6 +130,7 @@ class Event {
 
 // The urgent queues are for small copies that somebody waits for, which would otherwise stand behind large ones that are in no hurry. They use the same link.
 // The compute queues behind the first are for tasks that need not wait for those of the others. They share the device.
+// kFromPeer carries copies that come straight from the memory of another accelerator.
 enum class QueueKind : uint8_t {
   kCompute,
   kHostToDevice,
@@ -126,9 +139,10 @@ enum class QueueKind : uint8_t {
   kUrgentToHost,
   kCompute2,
   kCompute3,
-  kCompute4
+  kCompute4,
+  kFromPeer
 };
-inline constexpr int kQueueKinds = 8;
+inline constexpr int kQueueKinds = 9;
 inline constexpr int kComputeQueues = 4;
 const char* to_string(QueueKind kind);
 // The n-th compute queue, from 0.
@@ -139,7 +153,7 @@ inline QueueKind compute_queue(int n) {
 inline int compute_queue_number(QueueKind kind) {
   return kind == QueueKind::kCompute ? 0 : 1 + static_cast<int>(kind) - static_cast<int>(QueueKind::kCompute2);
 }
-inline bool is_side_compute(QueueKind kind) { return kind >= QueueKind::kCompute2; }
+inline bool is_side_compute(QueueKind kind) { return kind >= QueueKind::kCompute2 && kind <= QueueKind::kCompute4; }
 inline bool is_compute(QueueKind kind) { return kind == QueueKind::kCompute || is_side_compute(kind); }
 // The queue of the same direction that yields the link to an urgent one; the kind itself for any other.
 inline QueueKind yielding(QueueKind kind) {
@@ -175,12 +189,13 @@ class Queue {
   // Runs the segment's tasks in order after everything submitted before. Errors: nothing of it was submitted. REQUIRES: recorded by this queue; it lives until
   // it has run.
   virtual Status launch_segment(Segment& segment);
-  // Copies bytes between host memory and this device's memory (or within either). Pointers are those of Blocks.
+  // Copies bytes between host memory and this device's memory (or within either), or from the memory of a peer
+  // into this device's where there is a link (Device::link_from). Pointers are those of Blocks.
   // REQUIRES: both ranges live until the copy has run.
   virtual Status copy(void* destination, const void* source, size_t bytes) = 0;
   // Copies all ranges, in any order, as one transfer where the device can: small copies then pay the link's latency once. The ranges themselves are read
   // before it returns. After an error some may have been copied.
-  // REQUIRES: as for copy(); all go the same way, host to device or device to host; no destination overlaps another range.
+  // REQUIRES: as for copy(); all go the same way, between the same two memories; no destination overlaps another range.
   virtual Status copy_batch(std::span<const CopyRange> ranges);
   virtual Status record(Event& event) = 0;
   // Later work of this queue starts only when the last record of `event`, as of this call, is done. The event may
@@ -202,6 +217,14 @@ struct Capabilities {
   double copy_latency = 0;
   double launch_latency = 0;  // of a call
   double parallelism = 0;     // elements that are computed at the same time; 0 when unknown
+};
+
+// What copies straight from one accelerator's memory to another's attain.
+struct PeerLink {
+  double bandwidth = 0;  // bytes per second; 0 when unknown
+  double latency = 0;    // seconds for each copy
+
+  bool operator==(const PeerLink&) const = default;
 };
 
 struct MemoryStats {
@@ -227,8 +250,10 @@ struct DeviceCounters {
   int64_t copies_in = 0;     // host to device
   int64_t copies_out = 0;    // device to host
   int64_t copy_batches = 0;  // transfers that were several of these copies
+  int64_t copies_from_peers = 0;
   int64_t bytes_in = 0;
   int64_t bytes_out = 0;
+  int64_t bytes_from_peers = 0;
   int64_t events_recorded = 0;
   int64_t events_waited = 0;
 };
@@ -260,6 +285,14 @@ class Device {
   // and nobody has to. REQUIRES: can_fuse().
   virtual void prepare_fused(const FusedCall& call) { (void)call; }
 
+  // The link by which the kFromPeer queue copies from the other device's memory; none where bytes go by way of the host.
+  virtual std::optional<PeerLink> link_from(const Device& other) const {
+    (void)other;
+    return std::nullopt;
+  }
+  // The device itself, where this one stands before it.
+  virtual const Device& real() const { return *this; }
+
   virtual Queue& queue(QueueKind kind) = 0;
   virtual std::unique_ptr<Event> create_event() = 0;
   // One for seconds_between(). Recording it may cost more.
@@ -269,7 +302,8 @@ class Device {
   virtual Result<double> seconds_between(const Event& first, const Event& second) const;
   virtual Status synchronize() = 0;
 
-  // A device that simulates time has a clock for each queue and one for the host, which waits for them and works beside them. The others have
+  // A device that simulates time has a clock for each queue and one for the host, which waits for them and works beside them. Devices of one simulated
+  // machine have one host, whose clock any of them moves. The others have
   // none: there advance_host does nothing and host_seconds is 0.
   virtual bool has_virtual_clock() const { return false; }
   // The host works for so long, at kernels of the CPU for example. Its clock begins with the device and moves only by this and by waiting.

@@ -64,6 +64,8 @@ class FaultDevice : public Device {
   Result<bool> run_fused(const FusedCall& call) override { return device_.run_fused(call); }
   void prepare_fused(const FusedCall& call) override { device_.prepare_fused(call); }
   int64_t provisional_runs() const override { return device_.provisional_runs(); }
+  std::optional<PeerLink> link_from(const Device& other) const override { return device_.link_from(other); }
+  const Device& real() const override { return device_.real(); }
   Queue& queue(QueueKind kind) override;
   std::unique_ptr<Event> create_event() override { return device_.create_event(); }
   std::unique_ptr<Event> create_timed_event() override { return device_.create_timed_event(); }

@@ -1,6 +1,8 @@
 #include "backend/registry/registry.h"
 
+#include <array>
 #include <atomic>
+#include <charconv>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -16,24 +18,35 @@
 namespace hetero::backend {
 namespace {
 
-std::atomic<Device*> chosen{nullptr};
+// By DeviceIndex; the CPU's is not used.
+std::array<std::atomic<Device*>, kMostDevices> chosen{};
 std::atomic<Device*> faulty_cpu{nullptr};  // in the CPU's stead, where not null
 std::mutex choice_mutex;
 
 // Every device below is made once and leaked. REQUIRES, for these: choice_mutex is held.
 
-Result<Device*> sim_device() {
-  static auto& made = *new std::vector<std::unique_ptr<SimDevice>>;
-  for (const auto& device : made) {
-    if (device->options() == sim_options() && device->is_usable()) return static_cast<Device*>(device.get());
+using Chosen = std::vector<Device*>;
+
+Result<Chosen> sim_devices(size_t count) {
+  using Made = std::vector<std::unique_ptr<SimDevice>>;
+  static auto& made = *new std::vector<Made>;
+  const auto pointers = [](const Made& devices) {
+    Chosen found;
+    for (const auto& device : devices) found.push_back(device.get());
+    return found;
+  };
+  for (const Made& devices : made) {
+    if (devices.size() == count && devices[0]->options() == sim_options() && devices[0]->is_usable()) {
+      return pointers(devices);
+    }
   }
-  Result<std::unique_ptr<SimDevice>> created = SimDevice::create(sim_options());
+  Result<Made> created = SimDevice::create_machine(sim_options(), count);
   if (!created.ok()) return created.status();
   made.push_back(std::move(created.value()));
-  return static_cast<Device*>(made.back().get());
+  return pointers(made.back());
 }
 
-Result<Device*> cuda_device() {
+Result<Chosen> cuda_devices() {
 #if defined(HETERO_WITH_CUDA)
   static CudaDevice* only = nullptr;
   if (only == nullptr) {
@@ -41,7 +54,7 @@ Result<Device*> cuda_device() {
     if (!created.ok()) return created.status();
     only = created.value().release();
   }
-  return static_cast<Device*>(only);
+  return Chosen{only};
 #else
   return check_accelerator("cuda");
 #endif
@@ -59,14 +72,44 @@ Device& real_cpu() {
   return leaked;
 }
 
+// How many simulated accelerators "sim" or "sim:N" asks for; 0 for any other name.
+size_t count_of_sim(std::string_view name) {
+  constexpr std::string_view kPrefix = "sim:";
+  if (name == "sim") return 1;
+  if (!name.starts_with(kPrefix)) return 0;
+  const std::string_view digits = name.substr(kPrefix.size());
+  size_t count = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), count);
+  return error == std::errc() && end == digits.data() + digits.size() && count < kMostDevices ? count : 0;
+}
+
+void choose(const Chosen& devices) {
+  for (size_t d = 1; d < kMostDevices; ++d) {
+    chosen[d].store(d <= devices.size() ? devices[d - 1] : nullptr, std::memory_order_release);
+  }
+}
+
 }  // namespace
+
+bool is_simulated(std::string_view name) { return count_of_sim(name) != 0; }
+
+bool is_gpu(std::string_view name) { return name == "cuda"; }
 
 Device& cpu_device() {
   Device* const faulty = faulty_cpu.load(std::memory_order_acquire);
   return faulty == nullptr ? real_cpu() : *faulty;
 }
 
-Device* accelerator() { return chosen.load(std::memory_order_acquire); }
+Device* accelerator() { return chosen[kAccelerator].load(std::memory_order_acquire); }
+
+Devices all_devices() {
+  Devices devices{&cpu_device()};
+  for (DeviceIndex d = 1; d < kMostDevices; ++d) {
+    devices[d] = chosen[d].load(std::memory_order_acquire);
+    if (devices[d] == nullptr) break;
+  }
+  return devices;
+}
 
 Status check_accelerator(std::string_view name) {
 #if !defined(HETERO_WITH_CUDA)
@@ -74,30 +117,32 @@ Status check_accelerator(std::string_view name) {
     return Status(ErrorClass::kDevice, "the accelerator \"cuda\" needs a build with CUDA; this one is CPU-only");
   }
 #endif
-  if (name == "none" || name == "sim" || name == "cuda") return Status();
+  if (name == "none" || is_simulated(name) || is_gpu(name)) return Status();
   return Status(ErrorClass::kUsage, "unknown accelerator \"" + std::string(name) + "\"; choose one of none, sim, cuda");
 }
 
 Status choose_accelerator(std::string_view name) {
   if (Status status = check_accelerator(name); !status.ok()) return status;
   std::lock_guard guard(choice_mutex);
-  Device* device = nullptr;
+  Chosen devices;
   if (name != "none") {
-    const Result<Device*> made = name == "sim" ? sim_device() : cuda_device();
+    Result<Chosen> made = is_simulated(name) ? sim_devices(count_of_sim(name)) : cuda_devices();
     if (!made.ok()) return made.status();
-    device = made.value();
+    devices = std::move(made.value());
   }
-  chosen.store(device, std::memory_order_release);
+  choose(devices);
   return Status();
 }
 
-void forget_accelerator() { chosen.store(nullptr, std::memory_order_release); }
+void forget_accelerator() { choose({}); }
 
-Device* device_at(DeviceIndex index) { return index == kCpu ? &cpu_device() : accelerator(); }
+Device* device_at(DeviceIndex index) {
+  return index == kCpu ? &cpu_device() : chosen[index].load(std::memory_order_acquire);
+}
 
 FaultDevice* interpose_faults(DeviceIndex index) {
   std::lock_guard guard(choice_mutex);
-  std::atomic<Device*>& place = index == kCpu ? faulty_cpu : chosen;
+  std::atomic<Device*>& place = index == kCpu ? faulty_cpu : chosen[index];
   Device* const device = device_at(index);
   if (device == nullptr) return nullptr;
   if (auto* const there = dynamic_cast<FaultDevice*>(device)) return there;
@@ -109,8 +154,9 @@ FaultDevice* interpose_faults(DeviceIndex index) {
 void remove_faults() {
   std::lock_guard guard(choice_mutex);
   faulty_cpu.store(nullptr, std::memory_order_release);
-  if (auto* const faulty = dynamic_cast<FaultDevice*>(accelerator())) {
-    chosen.store(&faulty->device(), std::memory_order_release);
+  for (std::atomic<Device*>& place : chosen) {
+    auto* const faulty = dynamic_cast<FaultDevice*>(place.load(std::memory_order_acquire));
+    if (faulty != nullptr) place.store(&faulty->device(), std::memory_order_release);
   }
 }
 

@@ -14,13 +14,13 @@
 #include <utility>
 #include <vector>
 
-#include "backend/memory/address_space.h"
 #include "backend/base/blocked_signals.h"
-#include "backend/fused/kernel.h"
 #include "backend/base/parallel.h"
-#include "backend/memory/pool.h"
 #include "backend/base/ring.h"
 #include "backend/base/spin_lock.h"
+#include "backend/fused/kernel.h"
+#include "backend/memory/address_space.h"
+#include "backend/memory/pool.h"
 
 namespace hetero::backend {
 namespace {
@@ -39,6 +39,11 @@ Status check(const SimOptions& options) {
        {options.flops, options.memory_bandwidth, options.launch_latency, options.h2d_bandwidth, options.d2h_bandwidth,
         options.copy_latency, options.pace, options.parallelism, options.slowdown_after}) {
     if (!is_amount(value)) return usage_error("rates, latencies and pace must be finite and not negative");
+  }
+  for (const SimLink& link : options.links) {
+    if (!is_amount(link.link.bandwidth) || !is_amount(link.link.latency) || link.from == link.to) {
+      return usage_error("a link joins two accelerators, with a rate and a latency that are finite and not negative");
+    }
   }
   if (!(options.slowdown > 0)) return usage_error("slowdown must be above 0");
   if (!(options.duration_spread >= 0 && options.duration_spread <= 0.9)) {
@@ -68,16 +73,21 @@ struct SimDevice::Signal {
 };
 
 struct SimDevice::Shared {
-  explicit Shared(const SimOptions& options)
-      : clock(options.schedule_seed, options.duration_spread, options.slowdown, options.slowdown_after) {}
+  Shared(const SimOptions& options, std::vector<std::unique_ptr<SimMemory>> device_memories)
+      : memories(std::move(device_memories)),
+        workers(memories.size() * kQueueKinds),
+        waits_for_signal(memories.size() * kQueueKinds),
+        clock(options.schedule_seed, options.duration_spread, options.slowdown, options.slowdown_after,
+              memories.size()) {}
 
+  const std::vector<std::unique_ptr<SimMemory>> memories;  // per device
   const int fork_generation = backend::fork_generation();
   std::mutex mutex;
   // Guarded by mutex.
   std::condition_variable host;  // something a host thread may wait for has happened
   int waiting_hosts = 0;
-  std::condition_variable workers[kQueueKinds];
-  bool waits_for_signal[kQueueKinds] = {};
+  std::vector<std::condition_variable> workers;  // per queue, by ClockQueue::index()
+  std::vector<uint8_t> waits_for_signal;
   VirtualClock clock;
 
   bool is_forked() const { return backend::fork_generation() != fork_generation; }
@@ -94,10 +104,22 @@ struct SimDevice::Shared {
   }
   void complete(Signal& signal) {
     signal.done.store(true, std::memory_order_release);
-    for (int kind = 0; kind < kQueueKinds; ++kind) {
-      if (waits_for_signal[kind]) workers[kind].notify_one();
+    for (size_t queue = 0; queue < workers.size(); ++queue) {
+      if (waits_for_signal[queue] != 0) workers[queue].notify_one();
     }
     notify_hosts();
+  }
+
+  // The device in whose memory the address lies; kNoDevice for the host's.
+  static constexpr size_t kNoDevice = SIZE_MAX;
+  size_t device_at(const void* data) const {
+    for (size_t d = 0; d < memories.size(); ++d) {
+      if (memories[d]->contains(data)) return d;
+    }
+    return kNoDevice;
+  }
+  void* kernel_address(size_t device, const void* data) const {
+    return device == kNoDevice ? const_cast<void*>(data) : memories[device]->kernel_address(const_cast<void*>(data));
   }
 };
 
@@ -158,7 +180,8 @@ class SimDevice::SimSegment final : public Segment {
 
 class SimDevice::SimQueue final : public Queue {
  public:
-  SimQueue(SimDevice& device, QueueKind kind) : device_(device), shared_(*device.shared_), kind_(kind) {}
+  SimQueue(SimDevice& device, QueueKind kind)
+      : device_(device), shared_(*device.shared_), kind_(kind), place_(kind, device.number_) {}
 
   ~SimQueue() override {
     {
@@ -222,7 +245,7 @@ class SimDevice::SimQueue final : public Queue {
     std::shared_ptr<Signal> signal = own->last_record();
     if (signal == nullptr) return Status();
     if (signal->done.load(std::memory_order_acquire)) {
-      shared_.clock.wait(kind_, signal->moment);
+      shared_.clock.wait(place_, signal->moment);
       return Status();
     }
     return submit_locked({.kind = CommandKind::kWait, .signal = std::move(signal)});
@@ -234,14 +257,22 @@ class SimDevice::SimQueue final : public Queue {
     if (std::this_thread::get_id() == worker_.get_id()) {
       return usage_error("a task must not synchronize with the queue it runs on");
     }
-    shared_.clock.host_waits(kind_);
+    shared_.clock.host_waits(place_);
     const uint64_t target = submitted_;
     shared_.wait_on_host(lock, [&] { return completed_ >= target; });
     return Status();
   }
 
  private:
-  static Status check(const SimMemory& memory, const CopyRange& range);
+  // Where a range begins and ends.
+  struct Ends {
+    size_t into;  // the devices, or Shared::kNoDevice
+    size_t from;
+    bool operator==(const Ends&) const = default;
+  };
+  Result<Ends> ends_of(const CopyRange& range) const;
+  Result<double> seconds_of(const Ends& ends, size_t bytes) const;
+  void count(const Ends& ends, size_t bytes);
 
   enum class CommandKind { kTask, kSegment, kCopy, kRecord, kWait };
   struct Command {
@@ -256,7 +287,7 @@ class SimDevice::SimQueue final : public Queue {
     std::shared_ptr<Signal> signal = nullptr;
   };
 
-  std::condition_variable& worker_wakeup() { return shared_.workers[static_cast<int>(kind_)]; }
+  std::condition_variable& worker_wakeup() { return shared_.workers[place_.index()]; }
 
   // Appends a command, and moves `recorded`, where given, to its signal in the same step.
   Status submit(Command command, SimEvent* recorded = nullptr) {
@@ -288,23 +319,23 @@ class SimDevice::SimQueue final : public Queue {
     VirtualClock& clock = shared_.clock;
     switch (command.kind) {
       case CommandKind::kTask:
-        command.seconds = clock.run(kind_, command.task.seconds, command.task.utilization);
+        command.seconds = clock.run(place_, command.task.seconds, command.task.utilization);
         break;
       case CommandKind::kSegment:
         for (const Task& task : command.segment->tasks()) {
-          command.seconds += clock.run(kind_, task.seconds, task.utilization);
+          command.seconds += clock.run(place_, task.seconds, task.utilization);
         }
         break;
       case CommandKind::kCopy:
         if (command.transfer_bytes != 0) {
-          command.seconds = clock.copy(kind_, command.seconds, command.transfer_bytes);
+          command.seconds = clock.copy(place_, command.seconds, command.transfer_bytes);
         }
         break;
       case CommandKind::kRecord:
-        command.signal->moment = clock.record(kind_);
+        command.signal->moment = clock.record(place_);
         break;
       case CommandKind::kWait:
-        clock.wait(kind_, command.signal->moment);
+        clock.wait(place_, command.signal->moment);
         break;
     }
   }
@@ -330,10 +361,10 @@ class SimDevice::SimQueue final : public Queue {
       return;
     }
     if (command.kind == CommandKind::kWait) {
-      bool& waits = shared_.waits_for_signal[static_cast<int>(kind_)];
-      waits = true;
+      uint8_t& waits = shared_.waits_for_signal[place_.index()];
+      waits = 1;
       worker_wakeup().wait(lock, [&] { return command.signal->done.load(std::memory_order_relaxed); });
-      waits = false;
+      waits = 0;
       return;
     }
     lock.unlock();
@@ -356,13 +387,14 @@ class SimDevice::SimQueue final : public Queue {
   void pause_by_seed() {
     const uint64_t seed = device_.options_.schedule_seed;
     if (seed == 0) return;
-    random_ = random_ * 6364136223846793005u + (seed + static_cast<uint64_t>(kind_)) * 2 + 1;
+    random_ = random_ * 6364136223846793005u + (seed + place_.index()) * 2 + 1;
     std::this_thread::sleep_for(std::chrono::microseconds(random_ >> 58));
   }
 
   SimDevice& device_;
   Shared& shared_;
   const QueueKind kind_;
+  const ClockQueue place_;
   uint64_t random_ = 0;  // the worker's own
   // Guarded by shared_.mutex.
   Ring<Command> commands_;
@@ -373,53 +405,72 @@ class SimDevice::SimQueue final : public Queue {
 };
 
 // Errors: what no copy may do.
-Status SimDevice::SimQueue::check(const SimMemory& memory, const CopyRange& range) {
-  const char* ends[] = {static_cast<char*>(range.destination), static_cast<const char*>(range.source)};
-  for (const char* begin : ends) {
-    if (memory.contains(begin) != memory.contains(begin + range.bytes - 1)) {
+Result<SimDevice::SimQueue::Ends> SimDevice::SimQueue::ends_of(const CopyRange& range) const {
+  const char* const begins[] = {static_cast<char*>(range.destination), static_cast<const char*>(range.source)};
+  size_t devices[2];
+  for (int i = 0; i < 2; ++i) {
+    devices[i] = shared_.device_at(begins[i]);
+    if (devices[i] != shared_.device_at(begins[i] + range.bytes - 1)) {
       return usage_error("a copy reaches beyond the device's memory");
     }
-    if (address_space::contains(begin)) {
+    if (address_space::contains(begins[i])) {
       return usage_error("a copy was given a storage's address instead of a Block's");
     }
   }
-  return Status();
+  return Ends{devices[0], devices[1]};
+}
+
+Result<double> SimDevice::SimQueue::seconds_of(const Ends& ends, size_t bytes) const {
+  const auto is_peer = [this](size_t device) { return device != Shared::kNoDevice && device != device_.number_; };
+  if (is_peer(ends.into))
+    return usage_error("a copy to another device's memory is submitted to a queue of that device");
+  if (!is_peer(ends.from)) {
+    return copy_seconds(device_.options_, ends.into == device_.number_, ends.from == device_.number_, bytes);
+  }
+  const auto link = device_.peer_link(ends.from);
+  if (ends.into != device_.number_ || !link) return usage_error("there is no link for a copy between these memories");
+  return link->latency + (link->bandwidth > 0 ? static_cast<double>(bytes) / link->bandwidth : 0);
+}
+
+void SimDevice::SimQueue::count(const Ends& ends, size_t bytes) {
+  if (ends.into == device_.number_ && ends.from != device_.number_ && ends.from != Shared::kNoDevice) {
+    device_.counters_.count_copy_from_peer(bytes);
+  } else {
+    device_.counters_.count_copy(ends.into == device_.number_, ends.from == device_.number_, bytes);
+  }
 }
 
 Status SimDevice::SimQueue::copy_batch(std::span<const CopyRange> ranges) {
   if (shared_.is_forked()) return forked_error();
-  const SimMemory& memory = *device_.memory_;
   const CopyRange* first = nullptr;  // that is not empty
-  bool into_device = false;
-  bool from_device = false;
+  Ends ends{};
   size_t bytes = 0;
   for (const CopyRange& range : ranges) {
     if (range.bytes == 0) continue;
-    if (Status status = check(memory, range); !status.ok()) return status;
-    const bool into = memory.contains(range.destination);
-    const bool from = memory.contains(range.source);
-    if (first != nullptr && (into != into_device || from != from_device)) {
+    const Result<Ends> found = ends_of(range);
+    if (!found.ok()) return found.status();
+    if (first != nullptr && found.value() != ends) {
       return usage_error("the copies of a batch must all go the same way");
     }
     if (first == nullptr) first = &range;
-    into_device = into;
-    from_device = from;
+    ends = found.value();
     bytes += range.bytes;
   }
   if (first == nullptr) return Status();
-  const double seconds = copy_seconds(device_.options_, into_device, from_device, bytes);
+  const Result<double> seconds = seconds_of(ends, bytes);
+  if (!seconds.ok()) return seconds.status();
   int64_t copies = 0;
   std::lock_guard lock(shared_.mutex);
   for (const CopyRange& range : ranges) {
     if (range.bytes == 0) continue;
     Status status = submit_locked({.kind = CommandKind::kCopy,
-                                   .destination = memory.kernel_address(range.destination),
-                                   .source = memory.kernel_address(const_cast<void*>(range.source)),
+                                   .destination = shared_.kernel_address(ends.into, range.destination),
+                                   .source = shared_.kernel_address(ends.from, range.source),
                                    .bytes = range.bytes,
                                    .transfer_bytes = &range == first ? bytes : 0,
-                                   .seconds = &range == first ? seconds : 0});
+                                   .seconds = &range == first ? seconds.value() : 0});
     if (!status.ok()) return status;
-    device_.counters_.count_copy(into_device, from_device, range.bytes);
+    count(ends, range.bytes);
     ++copies;
   }
   if (copies > 1) device_.counters_.count_copy_batch();
@@ -436,15 +487,33 @@ SimOptions sim_options() {
   return configured_options;
 }
 
-Result<std::unique_ptr<SimDevice>> SimDevice::create(const SimOptions& options) {
+Result<std::vector<std::unique_ptr<SimDevice>>> SimDevice::create_machine(const SimOptions& options, size_t count) {
   if (Status status = check(options); !status.ok()) return status;
-  Result<std::unique_ptr<SimMemory>> memory = SimMemory::create(options.capacity_bytes);
-  if (!memory.ok()) return memory.status();
-  return std::unique_ptr<SimDevice>(new SimDevice(options, std::move(memory.value())));
+  std::vector<std::unique_ptr<SimMemory>> memories;
+  for (size_t d = 0; d < count; ++d) {
+    Result<std::unique_ptr<SimMemory>> memory = SimMemory::create(options.capacity_bytes);
+    if (!memory.ok()) return memory.status();
+    memories.push_back(std::move(memory.value()));
+  }
+  const auto shared = std::make_shared<Shared>(options, std::move(memories));
+  std::vector<std::unique_ptr<SimDevice>> devices;
+  for (size_t d = 0; d < count; ++d) {
+    std::string name = count == 1 ? "sim" : "sim:" + std::to_string(d);
+    devices.emplace_back(new SimDevice(options, std::move(name), d, shared));
+  }
+  return devices;
 }
 
-SimDevice::SimDevice(const SimOptions& options, std::unique_ptr<SimMemory> memory)
-    : options_(options),
+Result<std::unique_ptr<SimDevice>> SimDevice::create(const SimOptions& options) {
+  Result<std::vector<std::unique_ptr<SimDevice>>> machine = create_machine(options, 1);
+  if (!machine.ok()) return machine.status();
+  return std::move(machine.value().front());
+}
+
+SimDevice::SimDevice(const SimOptions& options, std::string name, size_t number, std::shared_ptr<Shared> shared)
+    : name_(std::move(name)),
+      number_(number),
+      options_(options),
       capabilities_{.host_accessible = false,
                     .inline_queues = false,
                     .flops = options.flops,
@@ -455,8 +524,8 @@ SimDevice::SimDevice(const SimOptions& options, std::unique_ptr<SimMemory> memor
                     .copy_latency = options.copy_latency,
                     .launch_latency = options.launch_latency,
                     .parallelism = options.parallelism},
-      memory_(std::move(memory)),
-      shared_(std::make_shared<Shared>(options)) {
+      shared_(std::move(shared)),
+      memory_(shared_->memories[number].get()) {
   for (int kind = 0; kind < kQueueKinds; ++kind) {
     queues_[static_cast<size_t>(kind)] = std::make_unique<SimQueue>(*this, static_cast<QueueKind>(kind));
   }
@@ -484,6 +553,21 @@ bool SimDevice::can_fuse(const FusedKernel& kernel) const {
   using Kind = FusedStep::Kind;
   const auto is_checked = [](const FusedStep& step) { return step.kind == Kind::kCheck || step.kind == Kind::kLookUp; };
   return options_.host_kernels || std::ranges::none_of(kernel.steps, is_checked);
+}
+
+std::optional<PeerLink> SimDevice::link_from(const Device& other) const {
+  const auto* const peer = dynamic_cast<const SimDevice*>(&other.real());
+  return peer == nullptr || peer->shared_ != shared_ ? std::nullopt : peer_link(peer->number_);
+}
+
+std::optional<PeerLink> SimDevice::peer_link(size_t from) const {
+  if (options_.links.empty()) {
+    const bool neighbours = from + 1 == number_ || number_ + 1 == from;
+    return neighbours ? std::optional(PeerLink{.bandwidth = SimOptions::kNeighbourBandwidth}) : std::nullopt;
+  }
+  const auto found = std::ranges::find_if(options_.links,
+                                          [&](const SimLink& link) { return link.from == from && link.to == number_; });
+  return found == options_.links.end() ? std::nullopt : std::optional(found->link);
 }
 
 Queue& SimDevice::queue(QueueKind kind) { return *queues_[static_cast<size_t>(kind)]; }
@@ -514,7 +598,7 @@ double SimDevice::host_seconds() const {
 double SimDevice::queue_seconds(QueueKind kind) const {
   if (shared_->is_forked()) return 0;
   std::lock_guard lock(shared_->mutex);
-  return shared_->clock.queue_seconds(kind);
+  return shared_->clock.queue_seconds({kind, number_});
 }
 
 void SimDevice::reset_clock() {
@@ -550,7 +634,9 @@ void SimDevice::record_spans(bool on) {
 std::vector<SimSpan> SimDevice::spans() const {
   if (shared_->is_forked()) return {};
   std::lock_guard lock(shared_->mutex);
-  return shared_->clock.spans();
+  std::vector<SimSpan> spans = shared_->clock.spans();
+  std::erase_if(spans, [this](const SimSpan& span) { return span.device != number_; });
+  return spans;
 }
 
 }  // namespace hetero::backend

@@ -41,6 +41,15 @@
 
 namespace hetero::backend {
 
+// One way between two simulated accelerators of a machine, which are numbered from 0.
+struct SimLink {
+  size_t from = 0;
+  size_t to = 0;
+  PeerLink link;
+
+  bool operator==(const SimLink&) const = default;
+};
+
 struct SimOptions {
   // What allocate can hand out; taken from the system only when touched.
   size_t capacity_bytes = size_t{4} << 30;
@@ -55,6 +64,10 @@ struct SimOptions {
   double h2d_bandwidth = 25e9;  // capabilities().copy_bandwidth
   double d2h_bandwidth = 25e9;
   double copy_latency = 0;
+  // Between accelerators of one machine, each way by itself: copies that take a link's latency + bytes / bandwidth of virtual time. Without any,
+  // neighbours have links of kNeighbourBandwidth both ways. Devices without a link copy by way of the host.
+  static constexpr double kNeighbourBandwidth = 50e9;
+  std::vector<SimLink> links = {};
   // The host that the simulated machine has, for planners; 0 for what this one is thought to have.
   double cpu_flops = 0;
   double cpu_flops_half = 0;
@@ -77,7 +90,7 @@ struct SimOptions {
   bool operator==(const SimOptions&) const = default;
 };
 
-// The options of the SimDevice that choose_accelerator("sim") makes from now on.
+// The options of the SimDevices that choose_accelerator("sim") makes from now on.
 void set_sim_options(const SimOptions& options);
 SimOptions sim_options();
 
@@ -85,6 +98,9 @@ class SimDevice final : public Device {
  public:
   // Errors: kDevice where the system grants no memory to map; kUsage for options out of range.
   static Result<std::unique_ptr<SimDevice>> create(const SimOptions& options = {});
+  // Several accelerators of one machine, each as `options` say: they share the host, the virtual clock and the links. Events of one are events of all.
+  // Errors: as above. REQUIRES: count >= 1; they are destroyed together, when nothing runs on any of them.
+  static Result<std::vector<std::unique_ptr<SimDevice>>> create_machine(const SimOptions& options, size_t count);
   ~SimDevice() override;
 
   const std::string& name() const override { return name_; }
@@ -101,6 +117,7 @@ class SimDevice final : public Device {
   bool runs_host_kernels() const override { return options_.host_kernels; }
   bool can_fuse(const FusedKernel& kernel) const override;
 
+  std::optional<PeerLink> link_from(const Device& other) const override;
   Queue& queue(QueueKind kind) override;
   std::unique_ptr<Event> create_event() override;
   Status synchronize() override;
@@ -128,7 +145,7 @@ class SimDevice final : public Device {
   // Whether the commands submitted from now on that have a duration leave a span. Spans stay until reset_clock; the oldest are dropped
   // beyond VirtualClock::kMostSpans.
   void record_spans(bool on);
-  // In the order of submission.
+  // Of this device, in the order of submission.
   std::vector<SimSpan> spans() const;
 
   // How many Blocks were released with damaged guard bands.
@@ -139,15 +156,19 @@ class SimDevice final : public Device {
   class SimEvent;
   class SimSegment;
   struct Signal;
-  struct Shared;  // the lock, the conditions and the clock that all queues and events of a device share
+  struct Shared;  // the lock, the conditions and the clock that all queues and events of a machine share
 
-  SimDevice(const SimOptions& options, std::unique_ptr<SimMemory> memory);
+  // From another device of the machine.
+  std::optional<PeerLink> peer_link(size_t from) const;
 
-  const std::string name_ = "sim";
+  SimDevice(const SimOptions& options, std::string name, size_t number, std::shared_ptr<Shared> shared);
+
+  const std::string name_;
+  const size_t number_;  // of the machine's simulated devices
   const SimOptions options_;
   const Capabilities capabilities_;
-  const std::unique_ptr<SimMemory> memory_;
   const std::shared_ptr<Shared> shared_;
+  SimMemory* const memory_;  // of shared_
   AtomicCounters counters_;
   std::array<std::unique_ptr<SimQueue>, kQueueKinds> queues_;
 };

@@ -15,17 +15,25 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <vector>
 
+#include "backend/base/random.h"
 #include "backend/device/compute_engine.h"
 #include "backend/device/device.h"
-#include "backend/base/random.h"
 
 namespace hetero::backend {
+
+// A queue of one of the devices that share a clock.
+struct ClockQueue {
+  QueueKind kind;
+  size_t device = 0;
+
+  ClockQueue(QueueKind queue_kind, size_t number = 0) : kind(queue_kind), device(number) {}
+  size_t index() const { return device * kQueueKinds + static_cast<size_t>(kind); }
+};
 
 // What a queue did from `begin` to `end`, in virtual seconds.
 struct SimSpan {
@@ -33,7 +41,8 @@ struct SimSpan {
   bool is_copy = false;
   double begin = 0;
   double end = 0;
-  size_t bytes = 0;  // of a copy
+  size_t bytes = 0;   // of a copy
+  size_t device = 0;  // of the machine's simulated ones
 
   bool operator==(const SimSpan&) const = default;
 };
@@ -51,34 +60,41 @@ class VirtualClock {
   // Every duration is multiplied by a factor in [1 - spread, 1 + spread) that the seed, the queue and the number of durations the queue had
   // before give. REQUIRES: 0 <= spread < 1.
   // And by `slowdown`, for what begins when `slowdown_after` seconds have passed.
-  explicit VirtualClock(uint64_t seed = 0, double spread = 0, double slowdown = 1, double slowdown_after = 0)
-      : seed_(seed), spread_(spread), slowdown_(slowdown), slowdown_after_(slowdown_after) {}
+  explicit VirtualClock(uint64_t seed = 0, double spread = 0, double slowdown = 1, double slowdown_after = 0,
+                        size_t devices = 1)
+      : seed_(seed),
+        spread_(spread),
+        slowdown_(slowdown),
+        slowdown_after_(slowdown_after),
+        queues_(devices * kQueueKinds),
+        engines_(devices),
+        durations_(devices * kQueueKinds) {}
 
   // Returns how long it takes, the factor included, and what tasks beside it make it wait. What has no duration takes no time and leaves no span.
-  double run(QueueKind kind, double seconds, double utilization = 1) {
-    return run(kind, seconds, utilization, false, 0);
+  double run(ClockQueue queue, double seconds, double utilization = 1) {
+    return run(queue, seconds, utilization, false, 0);
   }
-  double copy(QueueKind kind, double seconds, size_t bytes) { return run(kind, seconds, 1, true, bytes); }
-  Moment record(QueueKind kind) { return {start(kind), reset_}; }
-  void wait(QueueKind kind, Moment moment) {
-    const double begin = start(kind);
-    queues_[static_cast<size_t>(kind)] = std::max(begin, seconds_of(moment));
+  double copy(ClockQueue queue, double seconds, size_t bytes) { return run(queue, seconds, 1, true, bytes); }
+  Moment record(ClockQueue queue) { return {start(queue), reset_}; }
+  void wait(ClockQueue queue, Moment moment) {
+    const double begin = start(queue);
+    queues_[queue.index()] = std::max(begin, seconds_of(moment));
   }
 
   void advance_host(double seconds) { host_ += std::max(0.0, seconds); }
-  void host_waits(QueueKind kind) { host_ = std::max(host_, queue_seconds(kind)); }
+  void host_waits(ClockQueue queue) { host_ = std::max(host_, queue_seconds(queue)); }
   void host_waits(Moment moment) { host_ = std::max(host_, seconds_of(moment)); }
 
   double host_seconds() const { return host_; }
   // When the queue is done with what was submitted.
-  double queue_seconds(QueueKind kind) const { return queues_[static_cast<size_t>(kind)]; }
+  double queue_seconds(ClockQueue queue) const { return queues_[queue.index()]; }
   bool is_current(Moment moment) const { return moment.reset == reset_; }
 
   void reset() {
-    queues_.fill(0);
+    std::ranges::fill(queues_, 0);
     host_ = 0;
-    durations_.fill(0);
-    engine_.reset();
+    std::ranges::fill(durations_, 0);
+    for (ComputeEngine& engine : engines_) engine.reset();
     spans_.clear();
     ++reset_;
   }
@@ -88,36 +104,36 @@ class VirtualClock {
   std::vector<SimSpan> spans() const { return {spans_.begin(), spans_.end()}; }
 
  private:
-  double run(QueueKind kind, double seconds, double utilization, bool is_copy, size_t bytes) {
-    const size_t q = static_cast<size_t>(kind);
-    const double begin = start(kind);
-    const double duration = std::max(0.0, seconds) * next_factor(kind, begin);
+  double run(ClockQueue queue, double seconds, double utilization, bool is_copy, size_t bytes) {
+    const size_t q = queue.index();
+    const double begin = start(queue);
+    const double duration = std::max(0.0, seconds) * next_factor(q, begin);
     if (!(duration > 0)) return 0;
-    if (is_compute(kind)) {
-      queues_[q] = engine_.run(begin, duration, std::clamp(utilization, 0.0, 1.0));
+    if (is_compute(queue.kind)) {
+      queues_[q] = engines_[queue.device].run(begin, duration, std::clamp(utilization, 0.0, 1.0));
     } else {
       queues_[q] = begin + duration;
     }
     // The link does one thing at a time: what yields to an urgent copy is done so much later.
-    double& other = queues_[static_cast<size_t>(yielding(kind))];
-    if (yielding(kind) != kind && other > begin) other += duration;
+    double& other = queues_[ClockQueue(yielding(queue.kind), queue.device).index()];
+    if (yielding(queue.kind) != queue.kind && other > begin) other += duration;
     if (records_spans_) {
       if (spans_.size() == kMostSpans) spans_.pop_front();
-      spans_.push_back({kind, is_copy, begin, queues_[q], bytes});
+      spans_.push_back({queue.kind, is_copy, begin, queues_[q], bytes, queue.device});
     }
     return queues_[q] - begin;
   }
-  double start(QueueKind kind) {
-    double& queue = queues_[static_cast<size_t>(kind)];
-    queue = std::max(queue, host_);
-    return queue;
+  double start(ClockQueue queue) {
+    double& free = queues_[queue.index()];
+    free = std::max(free, host_);
+    return free;
   }
   double seconds_of(Moment moment) const { return is_current(moment) ? moment.seconds : 0; }
-  double next_factor(QueueKind kind, double begin) {
+  double next_factor(size_t queue, double begin) {
     const double slowdown = begin < slowdown_after_ ? 1 : slowdown_;
     if (spread_ == 0) return slowdown;
-    const uint64_t before = durations_[static_cast<size_t>(kind)]++;
-    const auto words = philox(seed_, before * kQueueKinds + static_cast<uint64_t>(kind));
+    const uint64_t before = durations_[queue]++;
+    const auto words = philox(seed_, before * queues_.size() + queue);
     return slowdown * (1 + spread_ * (2 * uniform_double(words[0], words[1]) - 1));
   }
 
@@ -125,11 +141,11 @@ class VirtualClock {
   const double spread_;
   const double slowdown_;
   const double slowdown_after_;
-  std::array<double, kQueueKinds> queues_{};  // when each is free
-  ComputeEngine engine_;                      // what the compute queues share
+  std::vector<double> queues_;          // when each is free
+  std::vector<ComputeEngine> engines_;  // per device: what its compute queues share
   double host_ = 0;
-  std::array<uint64_t, kQueueKinds> durations_{};
-  uint64_t reset_ = 0;  // how often
+  std::vector<uint64_t> durations_;  // per queue
+  uint64_t reset_ = 0;               // how often
   bool records_spans_ = false;
   std::deque<SimSpan> spans_;
 };
