@@ -3,7 +3,7 @@
 A server splits the process's cores, and the compute queues of its accelerator, into groups. Each group has a thread,
 an executor with its own memory, and as many threads for its operators as it has cores; weights are shared. A call that
 is submitted runs on the group that is free first, without the interpreter's lock, and completes a future.
-``docs/executor.md`` has the whole picture.
+``docs/serving.md`` has the whole picture.
 """
 
 from __future__ import annotations
