@@ -1,4 +1,5 @@
-// BlockedSignals: while it lives, threads that are created do not receive the signals meant for the program's own threads.
+// BlockedSignals: while it lives, threads that are created do not receive the signals meant for the
+// program's own threads.
 //
 // Thread safety: it concerns the thread that makes it, which also destroys it.
 

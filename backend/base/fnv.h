@@ -1,4 +1,5 @@
-// Fnv: FNV-1a, 64 bits (G. Fowler, L. Noll, K.-P. Vo): a hash that is the same in every process, for names of files and for what they hold.
+// Fnv: FNV-1a, 64 bits (G. Fowler, L. Noll, K.-P. Vo): a hash that is the same in every process,
+// for names of files and for what they hold.
 //
 // Thread safety: a value.
 

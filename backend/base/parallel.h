@@ -68,8 +68,9 @@ inline void run_worker_start_hook() {
   if (auto* hook = parallel_detail::worker_start_hook.load(std::memory_order_acquire)) hook();
 }
 
-// Gives the calling thread's parallel regions so many threads, through the hook by which ops/ says how; without one it does nothing. Threads that have cores of
-// their own (threads/core_group.h) call it when they start; the threads of their regions inherit the cores.
+// Gives the calling thread's parallel regions so many threads, through the hook by which ops/ says
+// how; without one it does nothing. Threads that have cores of their own (threads/core_group.h)
+// call it when they start; the threads of their regions inherit the cores.
 inline void set_thread_count_hook(void (*hook)(int threads)) {
   parallel_detail::thread_count_hook.store(hook, std::memory_order_release);
 }

@@ -1,8 +1,8 @@
 // Status and Result: how everything below ops/ reports failure.
 //
-// No exception crosses a border of backend/ or graph/. A function that can fail returns a Status, or a
-// Result<T> that holds either a value or a Status. An exception that a kernel threw is carried along as
-// `cause`, so that ops/ can raise the very exception that eager PyTorch would have raised.
+// No exception crosses a border of backend/ or graph/. A function that can fail returns a Status,
+// or a Result<T> that holds either a value or a Status. An exception that a kernel threw is carried
+// along as `cause`, so that ops/ can raise the very exception that eager PyTorch would have raised.
 //
 // Thread safety: a value type; a Status may be copied and read from any thread.
 

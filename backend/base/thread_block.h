@@ -1,8 +1,10 @@
 // ThreadBlock: what the fastest allocators keep for each thread, in one place.
 //
-// A library that is loaded by dlopen, as this one is, reaches its thread_local variables by a call. So the free lists of handles (pool.h) and
-// the released addresses (address_space.h) share one variable, and a function that makes several things asks for it once. No tls_model: torch
-// leaves no static TLS for libraries loaded later. No TLS descriptors either: before glibc 2.40 they may clobber vector registers.
+// A library that is loaded by dlopen, as this one is, reaches its thread_local variables by a call.
+// So the free lists of handles (pool.h) and the released addresses (address_space.h) share one
+// variable, and a function that makes several things asks for it once. No tls_model: torch leaves
+// no static TLS for libraries loaded later. No TLS descriptors either: before glibc 2.40 they may
+// clobber vector registers.
 //
 // Thread safety: each thread has its own. Trivial, so that it stays usable while the thread ends.
 
@@ -33,7 +35,8 @@ struct ThreadBlock {
   address_space::ThreadCache* addresses = nullptr;  // null before the thread's first use and after its end
 };
 
-// The calling thread's. Const as errno's location is: within a function, the compiler calls it once.
+// The calling thread's. Const as errno's location is: within a function, the compiler calls it
+// once.
 [[gnu::const]] ThreadBlock& thread_block() noexcept;
 
 }  // namespace hetero::backend

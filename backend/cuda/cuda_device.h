@@ -10,17 +10,21 @@
 // the stream. Making a stream current is the business of the library whose kernels run, so ops/
 // supplies it: see set_stream_hook.
 //
-// Segments are CUDA graphs, captured from the tasks on a stream that nothing else uses and launched on the queue's. What fails in a capture, such as a call that waits
-// for the GPU or takes memory, ends it, and nothing else notices. Fused kernels that are still interpreted are not recorded before their code is there.
+// Segments are CUDA graphs, captured from the tasks on a stream that nothing else uses and launched
+// on the queue's. What fails in a capture, such as a call that waits for the GPU or takes memory,
+// ends it, and nothing else notices. Fused kernels that are still interpreted are not recorded
+// before their code is there.
 //
-// Copies are asynchronous. Large host memory that is copied again is page-locked where it lies (host_ranges.h). Where the host memory is pageable they go, in pieces, through a pinned
+// Copies are asynchronous. Large host memory that is copied again is page-locked where it lies
+// (host_ranges.h). Where the host memory is pageable they go, in pieces, through a pinned
 // StagingPool, and the copy between the two host buffers is a host function on the stream, so that
 // it has its place in the queue's order: bytes that earlier work is still to write to the source
 // are not read too early. copy() blocks only while all staging buffers are under way. A batch of
-// copies is one cudaMemcpyBatchAsync where runtime and driver have it (CUDA 12.8), of pageable memory
-// through one staging buffer.
+// copies is one cudaMemcpyBatchAsync where runtime and driver have it (CUDA 12.8), of pageable
+// memory through one staging buffer.
 //
-// Fused kernels are interpreted and compiled at run time, with NVRTC where the machine has it (engine.h).
+// Fused kernels are interpreted and compiled at run time, with NVRTC where the machine has it
+// (engine.h).
 //
 // Thread safety: any thread. In a forked child the CUDA runtime is unusable: every call fails with
 // kDevice, and Blocks leak. Ownership: a Block is released only when no submitted work uses it. The
@@ -47,7 +51,8 @@ using StreamHook = void (*)(void* stream);
 // CudaDevice::current_stream.
 void set_stream_hook(StreamHook hook);
 
-// Has somebody else's allocator give back to the GPU what it only keeps. Called when there is no memory, before asking once more.
+// Has somebody else's allocator give back to the GPU what it only keeps. Called when there is no
+// memory, before asking once more.
 using MemoryHook = void (*)();
 void set_memory_hook(MemoryHook hook);
 
@@ -57,7 +62,8 @@ class CudaDevice : public Device {
   // no driver.
   static Result<std::unique_ptr<CudaDevice>> create(int ordinal = 0);
 
-  // What was measured on another GPU, or under another driver, is not true of this one: "NVIDIA H200, driver 12040".
+  // What was measured on another GPU, or under another driver, is not true of this one: "NVIDIA
+  // H200, driver 12040".
   virtual std::string model() const = 0;
 
   // The stream (a cudaStream_t) of the task that runs on this thread; null outside of a task.

@@ -15,9 +15,10 @@
 //   reserved_bytes <= max(live, 3/2 of the high-water mark of live) + 64 MiB, in class sizes; past that
 //                     the blocks freed longest ago go back to the source, large ones before small ones
 //
-// So a program that uses the same memory step after step asks the source for none of it again, also where its classes are not used all at
-// once. The mark is that of the latest two turns; a turn is over when kTurn times the mark has been handed out. What one unusual step needed
-// goes back when the program has gone on for a while.
+// So a program that uses the same memory step after step asks the source for none of it again, also
+// where its classes are not used all at once. The mark is that of the latest two turns; a turn is
+// over when kTurn times the mark has been handed out. What one unusual step needed goes back when
+// the program has gone on for a while.
 //
 // Thread safety: any thread, also in a forked child. The source is called without the lock held.
 // Ownership: the allocator must outlive its Blocks; devices leak theirs.
@@ -62,7 +63,8 @@ class CachingAllocator {
   // or no memory, with figures.
   Result<Block> allocate(size_t bytes);
 
-  // Counts memory that live Blocks hold but that others allocated (negative: released). More than the cap is refused.
+  // Counts memory that live Blocks hold but that others allocated (negative: released). More than
+  // the cap is refused.
   Status account_external(int64_t bytes);
 
   // Caps allocated_bytes; 0 removes the cap. Live blocks stay, even above a new cap.

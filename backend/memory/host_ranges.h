@@ -1,10 +1,14 @@
-// HostRanges: large pieces of the host's memory whose end is announced, so that a device may page-lock them.
+// HostRanges: large pieces of the host's memory whose end is announced, so that a device may
+// page-lock them.
 //
-// Copies between a GPU and memory that is not page-locked go through small buffers, at the speed of one thread's memcpy. Locking takes about as long as a copy, so it
-// pays for what is copied again and again, such as weights that are streamed. But memory that stays locked when it goes back to the system would make later copies
-// read other bytes. So whoever owns memory adds it and removes it before it goes; a device locks only what it finds here, the second time it copies it.
+// Copies between a GPU and memory that is not page-locked go through small buffers, at the speed of
+// one thread's memcpy. Locking takes about as long as a copy, so it pays for what is copied again
+// and again, such as weights that are streamed. But memory that stays locked when it goes back to
+// the system would make later copies read other bytes. So whoever owns memory adds it and removes
+// it before it goes; a device locks only what it finds here, the second time it copies it.
 //
-// Thread safety: any thread. Ranges of less than kLeastBytes are passed over by add() and remove(), which costs a comparison.
+// Thread safety: any thread. Ranges of less than kLeastBytes are passed over by add() and remove(),
+// which costs a comparison.
 
 #pragma once
 
@@ -36,7 +40,8 @@ class HostRanges {
     if (bytes >= kLeastBytes) remove_large(data);
   }
 
-  // Whether these bytes lie in a range that is locked; it is from the second time on that somebody asks.
+  // Whether these bytes lie in a range that is locked; it is from the second time on that somebody
+  // asks.
   bool is_locked(const void* data, size_t bytes);
 
   // How many ranges are locked.

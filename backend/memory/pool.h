@@ -106,7 +106,8 @@ struct FreeList {
   static inline constinit pool_detail::SharedList shared_list_{kObjectBytes};
 };
 
-// For containers and shared_ptr, whose nodes then come from free lists. It gives memory for one object at a time.
+// For containers and shared_ptr, whose nodes then come from free lists. It gives memory for one
+// object at a time.
 template <typename Object>
 struct PoolAllocator {
   using value_type = Object;

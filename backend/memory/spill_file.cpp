@@ -41,7 +41,8 @@ int open_unnamed(const std::string& folder) {
   return named;
 }
 
-// Moves all bytes, in as many calls as the system needs. `move` is pread or pwrite. Returns 0 or an errno.
+// Moves all bytes, in as many calls as the system needs. `move` is pread or pwrite. Returns 0 or an
+// errno.
 template <typename Byte, typename Move>
 int transfer(int file, uint64_t start, Byte* data, size_t bytes, Move move) {
   ++operations;
@@ -61,7 +62,8 @@ class FreeRanges {
  public:
   FreeRanges() { add(0, uint64_t{INT64_MAX} / kPageBytes * kPageBytes); }
 
-  // The first of the smallest that are large enough. Both numbers are multiples of kPageBytes, as holes must be.
+  // The first of the smallest that are large enough. Both numbers are multiples of kPageBytes, as
+  // holes must be.
   uint64_t take(uint64_t bytes) {
     const auto [found_bytes, start] = *by_bytes_.lower_bound({bytes, 0});
     remove(by_start_.find(start));
@@ -123,7 +125,8 @@ class SpillFile {
   void give(uint64_t start, size_t bytes) {
     // A forked child has the parent's file and maybe its locks, but not its bytes.
     if (!is_ours()) return;
-    // Where there are no holes, the space serves later bytes only. Nobody has the range yet, so the lock is not needed.
+    // Where there are no holes, the space serves later bytes only. Nobody has the range yet, so the
+    // lock is not needed.
     (void)fallocate(descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(start),
                     static_cast<off_t>(whole_pages(bytes)));
     const std::lock_guard guard(mutex_);

@@ -1,13 +1,17 @@
-// VirtualClock: when the commands of a SimDevice begin and end if each takes exactly as long as it is expected to.
+// VirtualClock: when the commands of a SimDevice begin and end if each takes exactly as long as it
+// is expected to.
 //
-// A discrete-event simulation that takes place where a command is submitted, in the order of submission, from durations alone. When the
-// workers really run has no influence, so one program has the same times in every run and on every machine. The rules are those of
+// A discrete-event simulation that takes place where a command is submitted, in the order of
+// submission, from durations alone. When the workers really run has no influence, so one program
+// has the same times in every run and on every machine. The rules are those of
 // graph/cost/simulate.h:
 // - a command begins once its queue is free and the host has come to submit it: max(queue, host);
 // - recording notes the queue's time, and waiting raises the queue's time to the noted one;
-// - an urgent copy begins at once, and puts off the other queue of its direction for as long as it takes;
+// - an urgent copy begins at once, and puts off the other queue of its direction for as long as it
+//   takes;
 // - tasks of several compute queues share the device (backend/device/compute_engine.h);
-// - the host moves on by work of its own and by waiting for queues and events. Submitting takes it no time.
+// - the host moves on by work of its own and by waiting for queues and events. Submitting takes it
+//   no time.
 //
 // Invariant: no clock ever goes back, except that all begin at 0 again with reset().
 // Thread safety: none; the lock of the SimDevice guards it.
@@ -57,8 +61,8 @@ class VirtualClock {
     uint64_t reset = 0;
   };
 
-  // Every duration is multiplied by a factor in [1 - spread, 1 + spread) that the seed, the queue and the number of durations the queue had
-  // before give. REQUIRES: 0 <= spread < 1.
+  // Every duration is multiplied by a factor in [1 - spread, 1 + spread) that the seed, the queue
+  // and the number of durations the queue had before give. REQUIRES: 0 <= spread < 1.
   // And by `slowdown`, for what begins when `slowdown_after` seconds have passed.
   explicit VirtualClock(uint64_t seed = 0, double spread = 0, double slowdown = 1, double slowdown_after = 0,
                         size_t devices = 1)
@@ -70,7 +74,8 @@ class VirtualClock {
         engines_(devices),
         durations_(devices * kQueueKinds) {}
 
-  // Returns how long it takes, the factor included, and what tasks beside it make it wait. What has no duration takes no time and leaves no span.
+  // Returns how long it takes, the factor included, and what tasks beside it make it wait. What has
+  // no duration takes no time and leaves no span.
   double run(ClockQueue queue, double seconds, double utilization = 1) {
     return run(queue, seconds, utilization, false, 0);
   }

@@ -1,4 +1,5 @@
-// DeviceTimer: when a device without a virtual clock ran what was submitted to its queues, by timed events beside it.
+// DeviceTimer: when a device without a virtual clock ran what was submitted to its queues, by timed
+// events beside it.
 //
 //   timer.begin(device);
 //   timer.before(position, queue);
@@ -7,7 +8,8 @@
 //   ...                              // and the queues are waited for
 //   timer.read(spans);
 //
-// A span begins when the queue comes to it, so what the host takes to submit it is in it, where the queue waits for the host.
+// A span begins when the queue comes to it, so what the host takes to submit it is in it, where the
+// queue waits for the host.
 //
 // Thread safety: that of the run that it times. Events are kept from run to run.
 

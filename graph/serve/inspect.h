@@ -10,7 +10,8 @@
 
 namespace hetero::graph {
 
-// Inputs, outputs, weights, memory, placement of each node with its reason, the program's instructions, and the graph.
+// Inputs, outputs, weights, memory, placement of each node with its reason, the program's
+// instructions, and the graph.
 std::string inspect(const GraphExecutor& executor);
 
 }  // namespace hetero::graph

@@ -1,9 +1,11 @@
-// How operators are described to the fusion pass (graph/ir/lowering.h): the lowerings of the op table's operators.
+// How operators are described to the fusion pass (graph/ir/lowering.h): the lowerings of the op
+// table's operators.
 //
-// lowering_of("aten::add_.Tensor") has what OpTraits::lower of that operator is; rows of lower_pointwise.cpp and
-// lower_reduction.cpp give one for each operator. An in-place form without a row of its own has that of
-// "aten::add.Tensor": it computes the same, and stores to its first argument. A lowering is a function of a Builder.
-// It reads the arguments in schema order, puts values together, and stores:
+// lowering_of("aten::add_.Tensor") has what OpTraits::lower of that operator is; rows of
+// lower_pointwise.cpp and lower_reduction.cpp give one for each operator. An in-place form without
+// a row of its own has that of "aten::add.Tensor": it computes the same, and stores to its first
+// argument. A lowering is a function of a Builder. It reads the arguments in schema order, puts
+// values together, and stores:
 //
 //   void sigmoid(Builder& b) {
 //     const Source x = b.tensor();
@@ -11,9 +13,9 @@
 //     b.store(b.map(Function::kSigmoid, common, {b.value(x, common)}), common);
 //   }
 //
-// `common` is the dtype that PyTorch computes in. Between value() and store(), half dtypes are float32 (see
-// functions.h), and each value that PyTorch would round, store() rounds. Where something has no exact function, the
-// Builder fails and the call is not fused.
+// `common` is the dtype that PyTorch computes in. Between value() and store(), half dtypes are
+// float32 (see functions.h), and each value that PyTorch would round, store() rounds. Where
+// something has no exact function, the Builder fails and the call is not fused.
 //
 // Thread safety: a Builder belongs to one thread.
 
@@ -65,7 +67,8 @@ class Builder {
   // The output-th result, as the body of a node with a tail leaves it.
   Source result(int output = 0) const;
   std::optional<Source> optional_tensor();
-  // A list of tensors, of which there are at most `limit`; the call fails where there are more. Returns their number.
+  // A list of tensors, of which there are at most `limit`; the call fails where there are more.
+  // Returns their number.
   int tensors(Source* list, int limit);
   at::Scalar scalar();  // also of a double
   std::optional<at::Scalar> optional_scalar();
@@ -79,7 +82,8 @@ class Builder {
   bool is_contiguous(const Source& source) const;
   // The number of integers in a list.
   int list_length();
-  // An optional int, an optional list of ints: dimensions of a tensor of this rank. None and an empty list stand for all.
+  // An optional int, an optional list of ints: dimensions of a tensor of this rank. None and an
+  // empty list stand for all.
   uint64_t dimensions(int rank);
   void skip() { (void)read_any(); }
 
@@ -100,7 +104,8 @@ class Builder {
   backend::Number exact_number(const at::Scalar& value, at::ScalarType common) const {
     return number(value, compute_dtype(common));
   }
-  // As number(), but the call fails where the number is too large for the dtype, since PyTorch raises an error then.
+  // As number(), but the call fails where the number is too large for the dtype, since PyTorch
+  // raises an error then.
   backend::Number checked_number(const at::Scalar& value, at::ScalarType common);
   static backend::Number bits(const at::Scalar& value, at::ScalarType dtype);
 
@@ -112,8 +117,8 @@ class Builder {
   Ref test(Function function, at::ScalarType common, std::initializer_list<Ref> inputs) {
     return map_as(function, Form::kTensors, common, at::kBool, inputs, {});
   }
-  // A function of two, either of which may be a number. With `exact_right` a second operand that is a single number
-  // is not rounded to a half dtype.
+  // A function of two, either of which may be a number. With `exact_right` a second operand that is
+  // a single number is not rounded to a half dtype.
   Ref pair(Function function, at::ScalarType common, at::ScalarType result, const Source& left, const Source& right,
            bool exact_right = false, std::initializer_list<backend::Number> numbers = {});
   // A function of a value and a number.
@@ -131,7 +136,8 @@ class Builder {
   void store_piece(Ref value, int piece);
 
   // ---- rows ----
-  // Of `space`, a tensor argument; without one the first operand. REQUIRES: before the first reduce().
+  // Of `space`, a tensor argument; without one the first operand. REQUIRES: before the first
+  // reduce().
   void reduce_over(uint64_t dimensions, const Source& space = {.operand = 0});
   Ref reduce(Reduction reduction, at::ScalarType common, Ref value);
   Ref reduce(Reduction reduction, at::ScalarType common, Ref value, Ref parameter);
@@ -155,7 +161,8 @@ class Builder {
   }
 
   // ---- results ----
-  // The value becomes the output-th result, or the in-place operator's first argument. `common`: what it is rounded to first.
+  // The value becomes the output-th result, or the in-place operator's first argument. `common`:
+  // what it is rounded to first.
   void store(Ref value, at::ScalarType common, int output = 0);
 
   // `why`: a literal.

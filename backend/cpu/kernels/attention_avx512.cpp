@@ -1,4 +1,5 @@
-// Compiled for AVX-512 F, BW, VL and DQ; called only where the processor has them. See attention_kernel.h.
+// Compiled for AVX-512 F, BW, VL and DQ; called only where the processor has them. See
+// attention_kernel.h.
 
 #include <immintrin.h>
 

@@ -1,4 +1,5 @@
-// Compiled for AVX-512 with its bfloat16 instructions; called only where the processor has them. See attention_kernel.h.
+// Compiled for AVX-512 with its bfloat16 instructions; called only where the processor has them.
+// See attention_kernel.h.
 
 #include "backend/cpu/kernels/attention_kernel.h"
 #include "backend/cpu/vector/elements_avx512.h"
@@ -6,7 +7,8 @@
 namespace hetero::backend {
 namespace {
 
-// Two bfloat16 in the place of a float: a product of such matrices has half the steps. The instruction takes subnormal numbers for 0.
+// Two bfloat16 in the place of a float: a product of such matrices has half the steps. The
+// instruction takes subnormal numbers for 0.
 struct Pairs {
   static constexpr int kWidth = Vector::kWidth;
   static constexpr int kRegisters = Vector::kRegisters;

@@ -1,13 +1,17 @@
-// The inner loops of attention.h, written once over vectors of floats and compiled once for each instruction set.
+// The inner loops of attention.h, written once over vectors of floats and compiled once for each
+// instruction set.
 //
-// As with matvec_kernel.h, attention_avx512.cpp and attention_avx2.cpp are compiled with flags of their own. So that no function of theirs can be
-// taken by the linker in place of one compiled for every processor, this header includes nothing of the standard library that has code, and
+// As with matvec_kernel.h, attention_avx512.cpp and attention_avx2.cpp are compiled with flags of
+// their own. So that no function of theirs can be taken by the linker in place of one compiled for
+// every processor, this header includes nothing of the standard library that has code, and
 // everything in it is a template over a type of the including file's unnamed namespace.
 //
-// A vector type V has kWidth, kRegisters and the functions that AVX2's has (attention_avx2.cpp); of `first` and its like, only the first n elements count.
+// A vector type V has kWidth, kRegisters and the functions that AVX2's has (attention_avx2.cpp); of
+// `first` and its like, only the first n elements count.
 //
-// Packed matrices: a matrix [rows, columns] lies in panels of panel_columns<V>() columns, the last one narrower. A panel is its rows one after
-// another, so that a product reads it from its begin to its end. Columns are filled with zeros to whole vectors.
+// Packed matrices: a matrix [rows, columns] lies in panels of panel_columns<V>() columns, the last
+// one narrower. A panel is its rows one after another, so that a product reads it from its begin to
+// its end. Columns are filled with zeros to whole vectors.
 
 #pragma once
 
@@ -20,7 +24,8 @@ namespace hetero::backend {
 // The widest vector, in floats. Rows of scores and of sums have room for whole vectors.
 inline constexpr int64_t kAttentionMaxWidth = 16;
 
-// Matrices [rows, columns] of several heads, which are packed side by side: where heads are interleaved, memory is read in its order.
+// Matrices [rows, columns] of several heads, which are packed side by side: where heads are
+// interleaved, memory is read in its order.
 struct AttentionPacking {
   const float* from;
   int64_t stride;
@@ -32,7 +37,8 @@ struct AttentionPacking {
   int64_t to_head_stride = 0;
 };
 
-// c = a * b, or c += a * b, for the first `steps` rows and `columns` columns of a packed b. Whole vectors of c are written.
+// c = a * b, or c += a * b, for the first `steps` rows and `columns` columns of a packed b. Whole
+// vectors of c are written.
 struct AttentionProduct {
   const float* a;
   int64_t a_stride;
@@ -48,7 +54,8 @@ struct AttentionProduct {
   bool add;
 };
 
-// Rows of scores: the products of queries and keys. Row r attends to its first min(columns, diagonal + r + 1) columns.
+// Rows of scores: the products of queries and keys. Row r attends to its first min(columns,
+// diagonal + r + 1) columns.
 struct AttentionScores {
   float* scores;
   int64_t stride;
@@ -72,7 +79,8 @@ struct AttentionSoftmax {
   int64_t out_columns = 0;
 };
 
-// Scores become weights, exp(score - logsumexp); gradients of weights become gradients of scaled scores, weight * (gradient - dot).
+// Scores become weights, exp(score - logsumexp); gradients of weights become gradients of scaled
+// scores, weight * (gradient - dot).
 struct AttentionGradients {
   float* gradients;  // in the shape of the scores
   const float* logsumexp;
@@ -98,7 +106,8 @@ struct AttentionKernels {
   void (*exponentials)(float* values, int64_t count);
 };
 
-// A matrix of bfloat16 whose rows are packed in pairs: an element of a row and that of the next one, in the place of a float. After an odd row there are zeros.
+// A matrix of bfloat16 whose rows are packed in pairs: an element of a row and that of the next
+// one, in the place of a float. After an odd row there are zeros.
 struct AttentionPairPacking {
   const uint16_t* from;
   int64_t stride;
@@ -107,7 +116,8 @@ struct AttentionPairPacking {
   float* to;
 };
 
-// What a processor with instructions for pairs of bfloat16 offers. Pairs lie in the place of floats, and strides, rows and steps count them.
+// What a processor with instructions for pairs of bfloat16 offers. Pairs lie in the place of
+// floats, and strides, rows and steps count them.
 struct AttentionPairKernels {
   void (*pack)(const AttentionPairPacking& packing);
   // Rows of floats to rows of pairs, rounded. `columns` is taken to whole vectors.
@@ -161,7 +171,8 @@ void pack(const AttentionPacking& packing) {
   }
 }
 
-// Up to a vector of rows become columns of a panel, four columns at a time: pieces of four floats, transposed among each other.
+// Up to a vector of rows become columns of a panel, four columns at a time: pieces of four floats,
+// transposed among each other.
 template <typename V>
 inline void transpose_rows(const float* from, int64_t stride, int64_t rows, int64_t columns, float* to, int64_t width) {
   int64_t column = 0;
@@ -297,8 +308,10 @@ void multiply(const AttentionProduct& product) {
 
 // ---- softmax --------------------------------------------------------------------------------------------------------------
 
-// e^x within one unit in the last place (two without fused multiply-add), for x <= 88; 0 where that would be denormal, NaN for NaN. x = n ln 2 + r, |r| <= ln 2 / 2. The
-// polynomial is the best one of degree 6 that begins with 1 + r, by Remez' algorithm on the relative error, with coefficients rounded to float.
+// e^x within one unit in the last place (two without fused multiply-add), for x <= 88; 0 where that
+// would be denormal, NaN for NaN. x = n ln 2 + r, |r| <= ln 2 / 2. The polynomial is the best one
+// of degree 6 that begins with 1 + r, by Remez' algorithm on the relative error, with coefficients
+// rounded to float.
 template <typename V>
 inline V exponential(V x) {
   // Adding 1.5 * 2^23 rounds to an integer in the last bits, to which 127 more makes an exponent.
@@ -359,7 +372,8 @@ void soften(const AttentionScores& scores, const AttentionSoftmax& softmax) {
     float* const row = scores.scores + r * scores.stride;
     const int64_t count = attended<V>(scores.columns, scores.diagonal, r);
     const V none = V::of(-kInfinity);
-    // A mask and a negative scale need the scores themselves; else the largest one is that of the products.
+    // A mask and a negative scale need the scores themselves; else the largest one is that of the
+    // products.
     const bool scaled = scores.mask != nullptr || !(scores.scale > 0);
     const V scale = V::of(scores.scale);
     V tops[4] = {none, none, none, none};

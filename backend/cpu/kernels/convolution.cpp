@@ -1,10 +1,13 @@
-// Forward, for each group of images (many groups: on several threads at once; else the steps within are parallel):
-// 1. for each block of channels: its columns, then their product with the block's part of the weight, added to the group's outputs;
+// Forward, for each group of images (many groups: on several threads at once; else the steps within
+// are parallel):
+// 1. for each block of channels: its columns, then their product with the block's part of the
+//    weight, added to the group's outputs;
 // 2. the outputs go to their places.
 // Backward, for each group of images:
 // 1. the gradients of the outputs become one matrix [outputs, positions of all images];
-// 2. blocks of channels go to threads; a thread makes the block's columns, which give the block's part of the weight's gradient, and
-//    the columns' gradients, which it folds and puts to their places.
+// 2. blocks of channels go to threads; a thread makes the block's columns, which give the block's
+//    part of the weight's gradient, and the columns' gradients, which it folds and puts to their
+//    places.
 
 #include "backend/cpu/kernels/convolution.h"
 
@@ -66,7 +69,8 @@ struct Cut {
   int64_t channels(int64_t index) const { return std::min(block, geometry.channels - index * block); }
 };
 
-// The columns of channels [first, first + count) of `images` images from `image` on, `lanes` of which are interleaved in `planes`.
+// The columns of channels [first, first + count) of `images` images from `image` on, `lanes` of
+// which are interleaved in `planes`.
 class Columns {
  public:
   Columns(const Cut& cut, int64_t image, int64_t images)
@@ -112,7 +116,8 @@ class Columns {
     }
   }
 
-  // Rows [first, first + count) of the outputs' matrix [outputs, pitch()] from where they lie in a tensor, and back.
+  // Rows [first, first + count) of the outputs' matrix [outputs, pitch()] from where they lie in a
+  // tensor, and back.
   void gather_outputs(const float* tensor, int64_t first, int64_t count, float* matrix) const {
     const int64_t positions = geometry_.positions(), stride = geometry_.outputs * positions;
     const float* const from = tensor + image_ * stride + first * positions;

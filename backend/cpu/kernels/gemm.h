@@ -1,4 +1,5 @@
-// A float32 matrix product as drivers in backend/ ask for it; ops/ gives that of torch's BLAS (ops/kernels/blas.h).
+// A float32 matrix product as drivers in backend/ ask for it; ops/ gives that of torch's BLAS
+// (ops/kernels/blas.h).
 
 #pragma once
 
@@ -6,7 +7,8 @@
 
 namespace hetero::backend {
 
-// c[m, n] = a[m, k] * b[k, n], plus what c holds where `accumulate`. Row-major; lda, ldb, ldc elements from row to row of the memory.
+// c[m, n] = a[m, k] * b[k, n], plus what c holds where `accumulate`. Row-major; lda, ldb, ldc
+// elements from row to row of the memory.
 struct Gemm {
   bool a_transposed = false;  // a's memory is [k, m]
   bool b_transposed = false;  // b's memory is [n, k]

@@ -1,7 +1,8 @@
 // 1. The rows of x become floats once, in an order that suits the loads of w.
-// 2. The outputs of all calls, one call after the other, are split over parallel_for, and by each thread into tiles whose sums stay in its
-//    first-level cache.
-// 3. A kernel of the instruction set computes a tile in float32; the tile gets its bias, is rounded and stored.
+// 2. The outputs of all calls, one call after the other, are split over parallel_for, and by each
+//    thread into tiles whose sums stay in its first-level cache.
+// 3. A kernel of the instruction set computes a tile in float32; the tile gets its bias, is rounded
+//    and stored.
 
 #include "backend/cpu/kernels/matvec.h"
 
@@ -60,7 +61,8 @@ void with_element(Element element, Use use) {
 
 // ---- the product ----------------------------------------------------------------------------------------------------------
 
-// The outputs of a call go to threads in whole groups, so that where one thread's part ends does not change any result.
+// The outputs of a call go to threads in whole groups, so that where one thread's part ends does
+// not change any result.
 constexpr int64_t kGroup = 64;
 // Floats of a tile, for all rows of x together.
 constexpr int64_t kTileFloats = 8192;
@@ -78,7 +80,8 @@ void store(const Matvec& call, InstructionSet set, float* sums, int64_t stride, 
   }
 }
 
-// The rows of x as floats, each `stride` long. One buffer for each thread that calls; helpers read the caller's.
+// The rows of x as floats, each `stride` long. One buffer for each thread that calls; helpers read
+// the caller's.
 const float* prepared_rows(const Matvec& call, const MatvecKernels& kernels, int64_t stride) {
   static thread_local Scratch memory;
   auto* const floats = memory.get<float>(call.m * stride);

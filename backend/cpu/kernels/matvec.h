@@ -1,16 +1,19 @@
-// Products of a few rows with a large matrix: y = x * w^T + bias, or x * w + bias, for one to eight rows of x.
+// Products of a few rows with a large matrix: y = x * w^T + bias, or x * w + bias, for one to eight
+// rows of x.
 //
-// Such a product reads w once and does little else, so the aim is the speed of memory: several rows of w are in flight at a time, they are
-// split over parallel_for, and nothing is copied or packed. Sums are kept in float32 and rounded once, when they are stored.
+// Such a product reads w once and does little else, so the aim is the speed of memory: several rows
+// of w are in flight at a time, they are split over parallel_for, and nothing is copied or packed.
+// Sums are kept in float32 and rounded once, when they are stored.
 //
 //   Matvec call{.element = Element::kBfloat16, .m = 1, .n = 3072, .k = 1024, .x = x, .x_stride = 1024, .w = w, .w_stride = 1024,
 //               .y = y, .y_stride = 3072};
 //   matvec(call);
 //
-// Several products of one x, such as those of a layer with the weights of Q, K and V, may be one call: x is prepared once and the threads start
-// once, over the outputs of all.
+// Several products of one x, such as those of a layer with the weights of Q, K and V, may be one
+// call: x is prepared once and the threads start once, over the outputs of all.
 //
-// A result does not depend on the number of threads; it depends on the instruction set in its last bits.
+// A result does not depend on the number of threads; it depends on the instruction set in its last
+// bits.
 //
 // Thread safety: any thread; calls share nothing.
 
@@ -29,7 +32,8 @@ inline int64_t element_bytes(Element element) { return element == Element::kFloa
 
 inline constexpr int64_t kMaxMatvecRows = 8;
 
-// x is [m, k], y is [m, n], bias is [n]; all of one element type, dense along their last dimension. Strides count elements.
+// x is [m, k], y is [m, n], bias is [n]; all of one element type, dense along their last dimension.
+// Strides count elements.
 struct Matvec {
   Element element = Element::kFloat32;
   bool columns = false;  // false: w is [n, k], a row for each output; true: w is [k, n]
@@ -62,8 +66,10 @@ inline bool same_x(const Matvec& a, const Matvec& b) {
          a.x_stride == b.x_stride && a.x_columns == b.x_columns;
 }
 
-// Writes the y of each call, to the bits of the calls made one by one. Takes no memory from the heap once it has run with as large an x.
-// REQUIRES: same_x for any two calls; 0 <= m <= kMaxMatvecRows; a y overlaps nothing that is read, and no other y.
+// Writes the y of each call, to the bits of the calls made one by one. Takes no memory from the
+// heap once it has run with as large an x.
+// REQUIRES: same_x for any two calls; 0 <= m <= kMaxMatvecRows; a y overlaps nothing that is read,
+// and no other y.
 void matvec(std::span<const Matvec> calls);
 // The same by a given instruction set, for tests. REQUIRES: set <= instruction_set().
 void matvec(std::span<const Matvec> calls, InstructionSet set);

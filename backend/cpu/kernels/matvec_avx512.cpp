@@ -1,4 +1,5 @@
-// Compiled for AVX-512 (F, BW, VL, DQ), FMA and F16C; called only where the processor has them. See matvec_kernel.h.
+// Compiled for AVX-512 (F, BW, VL, DQ), FMA and F16C; called only where the processor has them. See
+// matvec_kernel.h.
 
 #include "backend/cpu/vector/elements_avx512.h"
 #include "backend/cpu/kernels/matvec_kernel.h"

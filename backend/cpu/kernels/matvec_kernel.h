@@ -1,13 +1,18 @@
-// The inner loops of matvec.h, written once over vectors of floats and compiled once for each instruction set.
+// The inner loops of matvec.h, written once over vectors of floats and compiled once for each
+// instruction set.
 //
-// matvec_avx512.cpp and matvec_avx2.cpp are compiled with flags of their own. So that no function of theirs can be taken by the linker in
-// place of one compiled for every processor, this header includes nothing of the standard library that has code, and everything in it is
-// a template over a type of the including file's unnamed namespace.
+// matvec_avx512.cpp and matvec_avx2.cpp are compiled with flags of their own. So that no function
+// of theirs can be taken by the linker in place of one compiled for every processor, this header
+// includes nothing of the standard library that has code, and everything in it is a template over a
+// type of the including file's unnamed namespace.
 //
-// A vector type V has: kWidth, kRegisters, zero(), load(p), store(p), broadcast(p), fma(a, b, c) = a * b + c, keep(v), which lets the compiler forget
-// that v is in memory, and sums(a, b, c, d, out), the sum of each. The order in which a vector's elements are added is the same wherever it stands.
-// A loader L reads a block of 2 * V::kWidth elements as two vectors of floats, in an order of its own, the same each time: Stored (the element's bytes),
-// load(p, low, high), load_part(p, count, low, high) with zeros behind `count`. One that keeps the order also has narrow(low, high, p).
+// A vector type V has: kWidth, kRegisters, zero(), load(p), store(p), broadcast(p), fma(a, b, c) =
+// a * b + c, keep(v), which lets the compiler forget that v is in memory, and sums(a, b, c, d,
+// out), the sum of each. The order in which a vector's elements are added is the same wherever it
+// stands. A loader L reads a block of 2 * V::kWidth elements as two vectors of floats, in an order
+// of its own, the same each time: Stored (the element's bytes), load(p, low, high), load_part(p,
+// count, low, high) with zeros behind `count`. One that keeps the order also has narrow(low, high,
+// p).
 
 #pragma once
 
@@ -33,7 +38,8 @@ struct MatvecPart {
 struct MatvecKernels {
   // Rounds the floats of whole blocks; in the order of memory.
   void (*narrow)(const float* floats, int64_t count, void* out);
-  // Converts one row of k elements to floats, in whole blocks of which the last is filled with zeros.
+  // Converts one row of k elements to floats, in whole blocks of which the last is filled with
+  // zeros.
   void (*prepare)(const void* row, int64_t k, float* out);
   void (*parts[8])(const MatvecPart& part);  // by m - 1
 };
@@ -70,7 +76,8 @@ void narrow_blocks(const float* floats, int64_t count, void* out) {
   }
 }
 
-// How many rows of w are read at once: R * M sums, 2 * R vectors of w and one of x fit in the registers.
+// How many rows of w are read at once: R * M sums, 2 * R vectors of w and one of x fit in the
+// registers.
 template <typename V, int M>
 constexpr int dot_row_count() {
   if (V::kRegisters >= 32) return M == 1 ? 8 : M <= 5 ? 4 : 3;

@@ -1,4 +1,5 @@
-// Products whose weight is packed for one call only: some outputs at a time, into memory that the thread keeps.
+// Products whose weight is packed for one call only: some outputs at a time, into memory that the
+// thread keeps.
 
 #pragma once
 
@@ -12,7 +13,8 @@
 
 namespace hetero::backend {
 
-// Calls use(part, memory) for parts of the call's outputs, where `memory` has room for `extra` bytes and the part's panels of `width` outputs.
+// Calls use(part, memory) for parts of the call's outputs, where `memory` has room for `extra`
+// bytes and the part's panels of `width` outputs.
 template <typename Use>
 void pack_in_parts(const Matvec& call, int64_t width, int64_t panel_bytes, Use use, int64_t extra = 0) {
   constexpr int64_t kMostBytes = 16 << 20;

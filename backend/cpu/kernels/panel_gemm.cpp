@@ -1,6 +1,7 @@
-// Threads form a grid over rows and panels. Each goes through its rows in blocks that stay in its second-level cache, and multiplies a block by one panel
-// after the other; a block is cut into as many rows as a kernel takes, all about alike. k is cut where a panel would not stay in the cache; the sums of a
-// block then wait in memory of the thread.
+// Threads form a grid over rows and panels. Each goes through its rows in blocks that stay in its
+// second-level cache, and multiplies a block by one panel after the other; a block is cut into as
+// many rows as a kernel takes, all about alike. k is cut where a panel would not stay in the cache;
+// the sums of a block then wait in memory of the thread.
 
 #include "backend/cpu/kernels/panel_gemm.h"
 
@@ -105,7 +106,8 @@ class Product {
     if (panels_ == 0) return;
     const int64_t work = common_.m * panels_ * kernels_.width * std::max<int64_t>(1, common_.k);
     const int64_t threads = std::clamp<int64_t>(work / kWorkPerThread, 1, thread_count());
-    // The grid in which the largest share is the smallest; among equal ones, that in which least is read.
+    // The grid in which the largest share is the smallest; among equal ones, that in which least is
+    // read.
     int64_t down = 1, least_share = 0, least_read = 0;
     const int64_t row_parts = divide_up(common_.m, kernels_.rows);
     for (int64_t candidate = 1; candidate <= threads; ++candidate) {
@@ -196,7 +198,8 @@ class Product {
     static thread_local Scratch line;
     const int64_t k = common_.k;
     const int64_t padding = (steps_ * kernels_.terms - k) * x_item_;
-    // Some rows at a time, so that what is gathered of a transposed x is still in the cache when it becomes floats.
+    // Some rows at a time, so that what is gathered of a transposed x is still in the cache when it
+    // becomes floats.
     constexpr int64_t kTogether = 16;
     for (int64_t row = first; row < last; row += kTogether) {
       const int64_t rows = std::min(kTogether, last - row);

@@ -1,11 +1,16 @@
-// The inner loops of panel_gemm.h, written once over vectors of floats and compiled once for each instruction set. As in matvec_kernel.h, everything here
-// is a template over a type of the including file's unnamed namespace, so that no function is taken for one compiled for every processor.
+// The inner loops of panel_gemm.h, written once over vectors of floats and compiled once for each
+// instruction set. As in matvec_kernel.h, everything here is a template over a type of the
+// including file's unnamed namespace, so that no function is taken for one compiled for every
+// processor.
 //
-// A panel is a packed part of w: for each step along k, the elements of `width` outputs, two vectors of sums. Of x, a step of a row is one number that
-// all lanes share. So a step reads two vectors and `rows` numbers for 2 * rows multiplications, and the sums stay in registers.
+// A panel is a packed part of w: for each step along k, the elements of `width` outputs, two
+// vectors of sums. Of x, a step of a row is one number that all lanes share. So a step reads two
+// vectors and `rows` numbers for 2 * rows multiplications, and the sums stay in registers.
 //
-// A format F of steps has: X (what x has for a step), Stored (the element of w and y), V (its vector of floats), load(w, low, high), which reads a step of
-// a panel, share(x), multiply_add(x, w, sum), and narrow(low, high, y), which rounds a row of sums. Where F::kTerms is 2, a step is two elements of k.
+// A format F of steps has: X (what x has for a step), Stored (the element of w and y), V (its
+// vector of floats), load(w, low, high), which reads a step of a panel, share(x), multiply_add(x,
+// w, sum), and narrow(low, high, y), which rounds a row of sums. Where F::kTerms is 2, a step is
+// two elements of k.
 
 #pragma once
 
@@ -48,7 +53,8 @@ template <typename F, int R>
   using X = typename F::X;
   using Stored = typename F::Stored;
   constexpr int kWidth = 2 * V::kWidth;
-  // A pointer to every third row: the two rows behind it are the stride away and twice the stride, which an address may have in it.
+  // A pointer to every third row: the two rows behind it are the stride away and twice the stride,
+  // which an address may have in it.
   constexpr int kPointers = (R + 2) / 3;
   V sums[R][2];
 #pragma GCC unroll 16
@@ -109,7 +115,8 @@ constexpr PanelKernels make_panel_kernels() {
           &multiply_rows<F, R>};
 }
 
-// The format in which a step is a float of x, and an element of w that a loader L of matvec_kernel.h makes a float.
+// The format in which a step is a float of x, and an element of w that a loader L of
+// matvec_kernel.h makes a float.
 template <typename Vector, typename L>
 struct FloatSteps {
   using V = Vector;

@@ -1,4 +1,5 @@
-// Compiled for the instructions of elements_avx2.h; called only where the processor has them. See panel_kernel.h.
+// Compiled for the instructions of elements_avx2.h; called only where the processor has them. See
+// panel_kernel.h.
 
 #include "backend/cpu/kernels/panel_kernel.h"
 

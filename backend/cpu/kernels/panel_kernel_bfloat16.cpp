@@ -1,4 +1,5 @@
-// Compiled for AVX-512 with its bfloat16 instructions; called only where the processor has them. See panel_kernel.h.
+// Compiled for AVX-512 with its bfloat16 instructions; called only where the processor has them.
+// See panel_kernel.h.
 
 #include "backend/cpu/vector/elements_avx512.h"
 #include "backend/cpu/kernels/panel_kernel.h"
@@ -6,7 +7,8 @@
 namespace hetero::backend {
 namespace {
 
-// A step is two elements of k. The instruction takes subnormal numbers for 0, as those of oneDNN do.
+// A step is two elements of k. The instruction takes subnormal numbers for 0, as those of oneDNN
+// do.
 struct Pairs {
   using V = Vector;
   using X = uint32_t;

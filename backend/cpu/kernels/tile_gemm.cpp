@@ -1,7 +1,9 @@
-// With many rows, and few outputs beside them, threads share the rows: each packs blocks of its rows, as large as fit into its second-level cache, and
-// multiplies a block by one panel of w after the other. Else threads share the panels: all rows are packed first, in parallel.
+// With many rows, and few outputs beside them, threads share the rows: each packs blocks of its
+// rows, as large as fit into its second-level cache, and multiplies a block by one panel of w after
+// the other. Else threads share the panels: all rows are packed first, in parallel.
 //
-// k is cut where the rows of a block would not fit otherwise; the sums of a block then wait in memory of the thread.
+// k is cut where the rows of a block would not fit otherwise; the sums of a block then wait in
+// memory of the thread.
 
 #include "backend/cpu/kernels/tile_gemm.h"
 
@@ -51,7 +53,8 @@ bool has_tiles() {
 
 namespace {
 
-// The bytes of packed rows, which leave room for two panels and results in a second-level cache of 2 MiB.
+// The bytes of packed rows, which leave room for two panels and results in a second-level cache of
+// 2 MiB.
 constexpr int64_t kBlockBytes = 800 << 10;
 constexpr int64_t kMostRows = 512;
 // Rows of a block, at least, where k is cut.
@@ -125,7 +128,8 @@ class Product {
   }
 
  private:
-  // Rows [first, first + rows) by panels [begin, end), panels of one call after those of the other. Sums go on in `sums` from part to part of k.
+  // Rows [first, first + rows) by panels [begin, end), panels of one call after those of the other.
+  // Sums go on in `sums` from part to part of k.
   void multiply(const std::byte* x, int64_t x_stride, int64_t first, int64_t rows, int64_t begin, int64_t end,
                 int64_t depth_begin, int64_t depth, float* sums) const {
     const bool starts = depth_begin == 0;
@@ -193,7 +197,8 @@ class Product {
     }
   }
 
-  // All outputs of a block of rows; false where its values are out of reach. Where k is cut, as many outputs at a time as have little memory for sums.
+  // All outputs of a block of rows; false where its values are out of reach. Where k is cut, as
+  // many outputs at a time as have little memory for sums.
   bool multiply_block(int64_t row, int64_t rows) const {
     static thread_local Scratch memory, sums_memory;
     std::byte* const x = memory.get(divide_up(rows, kTileRows) * row_tile_bytes(common_.element, depth_));

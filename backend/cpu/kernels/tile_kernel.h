@@ -1,7 +1,8 @@
 // The loops of tile_gemm that are compiled for the tile unit (tile_kernel_amx.cpp), behind a table.
 //
-// A tile has 16 rows of 64 bytes. Tiles of x have 16 rows of 32 elements. Tiles of w have 16 pairs of elements for each of 16 outputs: row i has
-// elements 2i and 2i + 1 of output 0, of output 1, and so on. A float32 element is three planes, in a tile each, the largest first.
+// A tile has 16 rows of 64 bytes. Tiles of x have 16 rows of 32 elements. Tiles of w have 16 pairs
+// of elements for each of 16 outputs: row i has elements 2i and 2i + 1 of output 0, of output 1,
+// and so on. A float32 element is three planes, in a tile each, the largest first.
 //
 //   x: [row / 16][k / 32][plane] tiles     w: [n / 32][k / 32][plane][2] tiles (a panel is all of one n / 32)
 
@@ -20,7 +21,8 @@ inline constexpr int64_t kPanel = 32;      // outputs
 inline constexpr int64_t kTileBytes = 1024;
 
 inline int64_t plane_count(Element element) { return element == Element::kFloat32 ? 3 : 1; }
-// Of floats that are multiplied with elements: two planes are as exact as sums of products of bfloat16 are.
+// Of floats that are multiplied with elements: two planes are as exact as sums of products of
+// bfloat16 are.
 inline int64_t float_plane_count(Element element) { return element == Element::kFloat32 ? 3 : 2; }
 inline int64_t tiles_of(int64_t k) { return (k + kTileDepth - 1) / kTileDepth; }
 // The memory of a panel, and of 16 rows.
@@ -30,7 +32,8 @@ inline int64_t float_tile_bytes(Element element, int64_t k) {
   return tiles_of(k) * float_plane_count(element) * kTileBytes;
 }
 
-// The sizes of float32 values as bits, which are in the order of magnitudes, with those that are no number last.
+// The sizes of float32 values as bits, which are in the order of magnitudes, with those that are no
+// number last.
 struct Magnitudes {
   uint32_t largest = 0;
   uint32_t least =
@@ -43,9 +46,10 @@ struct Magnitudes {
   }
 };
 
-// Whether planes have the products of x and w. Nothing is infinite, or so large that a sum of products becomes so. No row of x and no output of w is so small as
-// a whole that its lesser planes or their products are not there; and nothing is so large that it lifts what small elements beside larger ones have lost,
-// 2^-126 of each, above 2^-86. 0 has no planes, and none are missing.
+// Whether planes have the products of x and w. Nothing is infinite, or so large that a sum of
+// products becomes so. No row of x and no output of w is so small as a whole that its lesser planes
+// or their products are not there; and nothing is so large that it lifts what small elements beside
+// larger ones have lost, 2^-126 of each, above 2^-86. 0 has no planes, and none are missing.
 bool within_reach(const Magnitudes& x, const Magnitudes& w);
 
 // The product of packed rows with a panel.
@@ -62,14 +66,15 @@ struct TilePart {
   void* y = nullptr;
   int64_t y_stride = 0;  // in elements
   int64_t count = 0;     // outputs, at most 32
-  // What is multiplied next, to be brought into the second-level cache: so many lines with each tile of k for each 32 rows. Or null.
+  // What is multiplied next, to be brought into the second-level cache: so many lines with each
+  // tile of k for each 32 rows. Or null.
   const std::byte* next = nullptr;
   int64_t next_lines = 0;
 };
 
 struct TileKernels {
-  // Rows to tiles, and up to 32 outputs to a panel. x is [rows, k], for pack_rows_across [k, rows]. Magnitudes of rows are those of
-  // float32 elements; of bfloat16, panels have the largest.
+  // Rows to tiles, and up to 32 outputs to a panel. x is [rows, k], for pack_rows_across [k, rows].
+  // Magnitudes of rows are those of float32 elements; of bfloat16, panels have the largest.
   Magnitudes (*pack_rows)(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to, int64_t to_stride);
   Magnitudes (*pack_rows_across)(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to,
                                  int64_t to_stride);
@@ -80,7 +85,8 @@ struct TileKernels {
   void (*multiply_floats)(const TilePart& part);
 };
 
-// The unit is set up for x of `rows` rows (16 for more) as long as one lives, and then as it was before: oneDNN uses it too.
+// The unit is set up for x of `rows` rows (16 for more) as long as one lives, and then as it was
+// before: oneDNN uses it too.
 class TileUnit {
  public:
   explicit TileUnit(int64_t rows);

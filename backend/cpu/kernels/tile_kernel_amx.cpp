@@ -1,8 +1,9 @@
-// Compiled for AMX (tiles and bfloat16) and AVX-512 (F, BW, VL, DQ, BF16); called only where the processor has them. As in matvec_kernel.h, nothing of
-// the standard library that has code is used.
+// Compiled for AMX (tiles and bfloat16) and AVX-512 (F, BW, VL, DQ, BF16); called only where the
+// processor has them. As in matvec_kernel.h, nothing of the standard library that has code is used.
 //
-// The tile registers of a block of 32 rows and 32 outputs: 0 to 3 have sums, 4 and 5 two tiles of x, 6 and 7 two of w. From the first-level cache
-// a tile is loaded in half the time of a product, from the second in a little more than one.
+// The tile registers of a block of 32 rows and 32 outputs: 0 to 3 have sums, 4 and 5 two tiles of
+// x, 6 and 7 two of w. From the first-level cache a tile is loaded in half the time of a product,
+// from the second in a little more than one.
 
 #include "backend/cpu/kernels/tile_kernel.h"
 
@@ -62,8 +63,9 @@ void transpose(__m512i (&rows)[16]) {
   }
 }
 
-// What the element types do differently. 32 elements along k become planes of 16 pairs, and so do 16 outputs of two elements each. Which elements make a
-// pair is the type's choice, the same in x and in w.
+// What the element types do differently. 32 elements along k become planes of 16 pairs, and so do
+// 16 outputs of two elements each. Which elements make a pair is the type's choice, the same in x
+// and in w.
 
 // Pairs are of elements i and i + 16: nothing has to change its lane.
 struct Float32 {
@@ -169,7 +171,8 @@ uint32_t largest_half(__m512i lanes) {
   return _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_and_si512(lanes, mask), _mm512_srli_epi32(lanes, 16)));
 }
 
-// A tile of each plane, the tiles `distance` apart, of which the planes have columns: lane j of planes[i] becomes lane i of row j.
+// A tile of each plane, the tiles `distance` apart, of which the planes have columns: lane j of
+// planes[i] becomes lane i of row j.
 template <typename E>
 void store_transposed(const __m512i (&planes)[16][E::kPlanes], std::byte* to, int64_t distance) {
   for (int plane = 0; plane < E::kPlanes; ++plane, to += distance) {
@@ -180,7 +183,8 @@ void store_transposed(const __m512i (&planes)[16][E::kPlanes], std::byte* to, in
   }
 }
 
-// A tile after the other, so that what is written lies together; the rows that are read ahead of are more than the processor follows by itself.
+// A tile after the other, so that what is written lies together; the rows that are read ahead of
+// are more than the processor follows by itself.
 template <typename E>
 Magnitudes pack_rows(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to, int64_t to_stride) {
   constexpr int64_t kAhead = 2 * kTileDepth;
@@ -211,7 +215,8 @@ Magnitudes pack_rows(const void* x, int64_t stride, int64_t rows, int64_t k, std
   return magnitudes;
 }
 
-// 16 pairs of rows of memory, each of `count` elements side by side, that lie at `from`: pair i in the lanes of planes[i].
+// 16 pairs of rows of memory, each of `count` elements side by side, that lie at `from`: pair i in
+// the lanes of planes[i].
 template <typename E>
 void load_pairs(const typename E::Stored* from, int64_t stride, int64_t count, int64_t depth,
                 __m512i (&planes)[16][E::kPlanes], __m512i& largest) {
@@ -254,7 +259,8 @@ void pack_floats(const float* x, int64_t stride, int64_t rows, int64_t k, std::b
   pack_rows<E>(x, stride, rows, k, to, to_stride);
 }
 
-// 16 outputs, w's memory a row for each: their planes of 32 elements along k, as tiles two apart. `largest` is of each output.
+// 16 outputs, w's memory a row for each: their planes of 32 elements along k, as tiles two apart.
+// `largest` is of each output.
 template <typename E>
 void pack_outputs(const typename E::Stored* w, int64_t stride, int64_t count, int64_t depth, std::byte* to,
                   __m512i (&largest)[16]) {
@@ -309,12 +315,14 @@ Magnitudes pack_panel(const void* w, int64_t stride, bool columns, int64_t count
   return magnitudes;
 }
 
-// g++'s functions for tiles do not say that they read memory: what was written before must be there.
+// g++'s functions for tiles do not say that they read memory: what was written before must be
+// there.
 void finish_writes() { asm volatile("" ::: "memory"); }
 
 // ---- multiplying ----------------------------------------------------------------------------------------------------------
 
-// The products of planes, by number. Two neighbours share one, which is loaded once; smaller products come first, as far as that goes.
+// The products of planes, by number. Two neighbours share one, which is loaded once; smaller
+// products come first, as far as that goes.
 struct Pair {
   int x, w;
 };
@@ -325,8 +333,9 @@ inline constexpr Pair kPairs<3, 3>[] = {{2, 0}, {1, 0}, {1, 1}, {0, 1}, {0, 2}, 
 template <>
 inline constexpr Pair kPairs<2, 1>[] = {{1, 0}, {0, 0}};
 
-// Memory that is soon needed, asked for a piece with each step of k: all at once it would take the place of the tiles on their way. Lines of what is
-// multiplied next, and the rows of results, one or two lines each, which wait for them otherwise.
+// Memory that is soon needed, asked for a piece with each step of k: all at once it would take the
+// place of the tiles on their way. Lines of what is multiplied next, and the rows of results, one
+// or two lines each, which wait for them otherwise.
 struct Soon {
   const std::byte* next;
   int64_t next_lines;  // with each step

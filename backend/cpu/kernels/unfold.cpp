@@ -30,7 +30,8 @@ inline void add(const float* __restrict from, int64_t count, float* __restrict t
 
 int64_t divide_up(int64_t a, int64_t b) { return a <= 0 ? 0 : (a + b - 1) / b; }
 
-// The output positions [begin, end) along one dimension at which the kernel's point meets a pixel, and the pixel that the first meets.
+// The output positions [begin, end) along one dimension at which the kernel's point meets a pixel,
+// and the pixel that the first meets.
 struct Range {
   int64_t begin, end, first;
 };
@@ -54,12 +55,14 @@ void for_each_point(const ConvolutionGeometry& geometry, Run&& run) {
   }
 }
 
-// Whether lines of the output and of the image have the same length and step, so that a row is the plane, shifted, but for the lines' ends.
+// Whether lines of the output and of the image have the same length and step, so that a row is the
+// plane, shifted, but for the lines' ends.
 bool shifted(const ConvolutionGeometry& geometry) {
   return geometry.stride_x == 1 && geometry.stride_y == 1 && geometry.out_width() == geometry.width;
 }
 
-// The ends of lines y.begin to y.end, but for the beginning of the first and the end of the last, become 0.
+// The ends of lines y.begin to y.end, but for the beginning of the first and the end of the last,
+// become 0.
 void clear_ends(const Range& y, const Range& x, int64_t width, int64_t lanes, float* row) {
   const int64_t gap = (width - (x.end - x.begin)) * lanes;
   if (gap == 0) return;
@@ -135,7 +138,8 @@ void fold(const ConvolutionGeometry& geometry, float* rows, int64_t row_stride, 
   });
 }
 
-// Four lanes at a time, so that every access is a vector, or a part of one that the next accesses use up.
+// Four lanes at a time, so that every access is a vector, or a part of one that the next accesses
+// use up.
 void interleave(const float* planar, int64_t stride, int64_t lanes, int64_t count, float* interleaved) {
   int64_t lane = 0;
   for (; lane + 4 <= lanes; lane += 4) {

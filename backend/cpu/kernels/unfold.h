@@ -1,11 +1,14 @@
 // The layouts between images and the matrices that a convolution multiplies.
 //
-// A 2-D convolution is a product of its weight, [outputs, channels * kernel], with the matrix of columns, [channels * kernel, positions]: for each
-// channel and each point of the kernel a row that has, for each position of the output, the pixel that this point meets there, or 0 outside of
-// the image. `unfold` makes such rows of one channel's plane; `fold` is its transpose and adds rows to a plane, for the gradient.
+// A 2-D convolution is a product of its weight, [outputs, channels * kernel], with the matrix of
+// columns, [channels * kernel, positions]: for each channel and each point of the kernel a row that
+// has, for each position of the output, the pixel that this point meets there, or 0 outside of the
+// image. `unfold` makes such rows of one channel's plane; `fold` is its transpose and adds rows to
+// a plane, for the gradient.
 //
-// Small images are too short for a vector, so several may be *interleaved*: the same pixel of all of them lies side by side, `lanes` floats, and a position
-// of the output means `lanes` columns. With lanes = 1 a plane is one image's, as it lies in a tensor.
+// Small images are too short for a vector, so several may be *interleaved*: the same pixel of all
+// of them lies side by side, `lanes` floats, and a position of the output means `lanes` columns.
+// With lanes = 1 a plane is one image's, as it lies in a tensor.
 //
 // Thread safety: pure functions, on the calling thread.
 
@@ -15,8 +18,9 @@
 
 namespace hetero::backend {
 
-// A 2-D convolution without groups. All its tensors are dense: input [images, channels, height, width], weight [outputs, channels, kernel_height,
-// kernel_width], output [images, outputs, out_height, out_width]. A 1-D convolution has height 1.
+// A 2-D convolution without groups. All its tensors are dense: input [images, channels, height,
+// width], weight [outputs, channels, kernel_height, kernel_width], output [images, outputs,
+// out_height, out_width]. A 1-D convolution has height 1.
 struct ConvolutionGeometry {
   int64_t images = 1;
   int64_t channels = 1;
@@ -42,11 +46,12 @@ struct ConvolutionGeometry {
   bool pointwise() const { return kernel() == 1 && stride_y == 1 && stride_x == 1 && padding_y == 0 && padding_x == 0; }
 };
 
-// kernel() rows of positions() * lanes floats, `row_stride` floats apart, of a plane [height, width, lanes].
+// kernel() rows of positions() * lanes floats, `row_stride` floats apart, of a plane [height,
+// width, lanes].
 void unfold(const ConvolutionGeometry& geometry, const float* plane, int64_t lanes, float* rows, int64_t row_stride);
 
-// The transpose: plane = for each pixel the sum of all columns that `unfold` fills with it. What stands for points outside of the image may become 0 in
-// `rows`.
+// The transpose: plane = for each pixel the sum of all columns that `unfold` fills with it. What
+// stands for points outside of the image may become 0 in `rows`.
 void fold(const ConvolutionGeometry& geometry, float* rows, int64_t row_stride, int64_t lanes, float* plane);
 
 // interleaved[i * lanes + lane] = planar[lane * stride + i] for 0 <= i < count, and the reverse.

@@ -1,4 +1,5 @@
-// A vector of floats as loops that the compiler makes vectors of: the portable one of attention_kernel.h and matvec_kernel.h.
+// A vector of floats as loops that the compiler makes vectors of: the portable one of
+// attention_kernel.h and matvec_kernel.h.
 
 #pragma once
 

@@ -1,7 +1,9 @@
-// The program that the interpreter of fused kernels runs on a GPU: what interpreter.h writes and interpreter.cu reads.
+// The program that the interpreter of fused kernels runs on a GPU: what interpreter.h writes and
+// interpreter.cu reads.
 //
-// All of it is the kernel's one parameter, an array of 64-bit words: the header, then instructions and the views of operands in any order. Every thread
-// of the launch runs the same instructions, over values of its own in `slots` of 8 bytes (entries of 16 bytes take two).
+// All of it is the kernel's one parameter, an array of 64-bit words: the header, then instructions
+// and the views of operands in any order. Every thread of the launch runs the same instructions,
+// over values of its own in `slots` of 8 bytes (entries of 16 bytes take two).
 //
 //   a word of an instruction   operation 8 bits, type 8, to 8, inputs 4 x 8, variant 8; `operation` is a MapOperation, or an Instruction behind them.
 //                              Where inputs are not slots, the upper 32 bits are two immediates of 16 bits
@@ -23,7 +25,8 @@
 
 namespace hetero::backend {
 
-// Kernels come in two sizes, since what a thread's slots take is reserved for all threads that the GPU could hold at once.
+// Kernels come in two sizes, since what a thread's slots take is reserved for all threads that the
+// GPU could hold at once.
 struct InterpreterSize {
   const char* name;
   int words;

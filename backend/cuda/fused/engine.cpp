@@ -37,7 +37,8 @@ int64_t next_identity() {
   return ++last;
 }
 
-// Threads that still compile when the process ends would do so in a library that is being torn down.
+// Threads that still compile when the process ends would do so in a library that is being torn
+// down.
 class Workers {
  public:
   static Workers& get() {
@@ -87,7 +88,8 @@ struct FusedEngine::Code {
   bool is_ready() const { return state.load(std::memory_order_acquire) == State::kReady; }
 };
 
-// A stage's source for addresses that are aligned, or not, and how it is launched in the stage's space.
+// A stage's source for addresses that are aligned, or not, and how it is launched in the stage's
+// space.
 struct FusedEngine::Variant {
   std::shared_ptr<Code> code;
   CudaLaunch launch;
@@ -186,7 +188,8 @@ Status FusedEngine::fail(Code& code, Status why) {
   return code.failure;
 }
 
-// Makes code ready that is compiled, and with Wait::kYes has it compiled first. REQUIRES: the device is current; there is a compiler.
+// Makes code ready that is compiled, and with Wait::kYes has it compiled first. REQUIRES: the
+// device is current; there is a compiler.
 Status FusedEngine::load(const std::shared_ptr<Code>& shared, Wait wait) {
   Code& code = *shared;
   const std::lock_guard lock(code.making);
@@ -378,8 +381,8 @@ Status FusedEngine::launch(void* function, int64_t blocks, uint64_t* words, void
   return status;
 }
 
-// Kernels of one stream run one after the other, so what the last one left is no longer needed when the next one starts. Smaller memory is kept, since
-// kernels that use it may not have run yet.
+// Kernels of one stream run one after the other, so what the last one left is no longer needed when
+// the next one starts. Smaller memory is kept, since kernels that use it may not have run yet.
 Result<char*> FusedEngine::memory(int64_t bytes, void* stream) {
   auto own = std::ranges::find(memories_, stream, &Memory::stream);
   if (own == memories_.end()) own = memories_.insert(own, {stream, nullptr, 0});

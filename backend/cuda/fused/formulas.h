@@ -1,14 +1,18 @@
-// What the names of fused kernels compute on a GPU: a function for each MapOperation, a struct for each ReduceOperation of backend/fused/kernel.h.
+// What the names of fused kernels compute on a GPU: a function for each MapOperation, a struct for
+// each ReduceOperation of backend/fused/kernel.h.
 //
-// One definition for everything: this text stands at the head of each generated kernel (source.h), which NVRTC compiles for a GPU and tests
-// compile as plain C++, and the interpreter includes it (interpreter.cu). So it includes nothing but <math.h>, and only on a host.
+// One definition for everything: this text stands at the head of each generated kernel (source.h),
+// which NVRTC compiles for a GPU and tests compile as plain C++, and the interpreter includes it
+// (interpreter.cu). So it includes nothing but <math.h>, and only on a host.
 //
-// Formulas are ATen's: exact operations give the CPU's bits, the others those of CUDA's math library. A product and a sum are one rounding only
-// where fma is written; generated kernels are compiled with --fmad=false, so that fusing changes no result. The half types are storage: what
-// is computed in them is computed in float.
+// Formulas are ATen's: exact operations give the CPU's bits, the others those of CUDA's math
+// library. A product and a sum are one rounding only where fma is written; generated kernels are
+// compiled with --fmad=false, so that fusing changes no result. The half types are storage: what is
+// computed in them is computed in float.
 //
-// Reducers: begin(), add(entry, its index in the row), merge(another part of the row), finish(). Parts come in any order: of equal entries
-// the first place counts. Sums are made in the entry's own type, and of many partial sums, as eager CUDA does.
+// Reducers: begin(), add(entry, its index in the row), merge(another part of the row), finish().
+// Parts come in any order: of equal entries the first place counts. Sums are made in the entry's
+// own type, and of many partial sums, as eager CUDA does.
 
 #pragma once
 

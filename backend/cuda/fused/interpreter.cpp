@@ -1,5 +1,7 @@
-// 1. Every value gets slots: row values, numbers, addresses and states for good, entries from their definition to their last use.
-// 2. Each launch is written down: what the row knows at first, then level by level row values, the pass of their reductions, and at last what is stored.
+// 1. Every value gets slots: row values, numbers, addresses and states for good, entries from their
+//    definition to their last use.
+// 2. Each launch is written down: what the row knows at first, then level by level row values, the
+//    pass of their reductions, and at last what is stored.
 // 3. Views of the operands follow behind the instructions.
 
 #include "backend/cuda/fused/interpreter.h"
@@ -27,7 +29,8 @@ class Slots {
     kept_ += count;
     return first;
   }
-  // Entries come behind all that is kept, so that they are numbered from 0 here; each takes `unit` slots.
+  // Entries come behind all that is kept, so that they are numbered from 0 here; each takes `unit`
+  // slots.
   int take() {
     if (free_.empty()) return taken_++;
     const int last = free_.back();
@@ -110,7 +113,8 @@ class Translator {
     place_entries();
   }
 
-  // In the order of the steps. A pass runs some of them, so it needs a slot no longer than all of them together do. What is stored stays to the end.
+  // In the order of the steps. A pass runs some of them, so it needs a slot no longer than all of
+  // them together do. What is stored stays to the end.
   void place_entries() {
     const size_t end = kernel_.steps.size();
     std::vector<size_t> last_use(kernel_.values.size(), 0);
@@ -399,8 +403,9 @@ std::optional<InterpreterProgram> interpreter_program(const FusedKernel& kernel,
   return Translator(kernel, variant, space, launch).run();
 }
 
-// A kernel with totals is split into stages, which pass row values on: here it is one kernel that stores them all. What is stored for each row
-// or for each point is the space's matter, as are dimensions, so both are counted, with all the dimensions that there may be.
+// A kernel with totals is split into stages, which pass row values on: here it is one kernel that
+// stores them all. What is stored for each row or for each point is the space's matter, as are
+// dimensions, so both are counted, with all the dimensions that there may be.
 bool can_interpret(const FusedKernel& kernel) {
   FusedKernel whole = kernel;
   const auto is_total = [](const FusedValue& it) { return it.extent == Extent::kTotal; };

@@ -1,9 +1,11 @@
-// The interpreter of fused kernels on a GPU: runs any kernel from its program (bytecode.h), with the formulas and reductions that generated kernels
-// are made of, and in the same order, so the bits are those of the generated kernel.
+// The interpreter of fused kernels on a GPU: runs any kernel from its program (bytecode.h), with
+// the formulas and reductions that generated kernels are made of, and in the same order, so the
+// bits are those of the generated kernel.
 //
-// Compiled ahead of time, once for all kernels: by nvcc into what fused_interpreter_code() gives, and as plain C++ by tests/backend/cuda/interpreter_emulation.cpp.
-// A step costs a switch and accesses to slots in local memory, which the L1 cache holds, where a generated kernel has registers; so it serves
-// until that is compiled.
+// Compiled ahead of time, once for all kernels: by nvcc into what fused_interpreter_code() gives,
+// and as plain C++ by tests/backend/cuda/interpreter_emulation.cpp. A step costs a switch and
+// accesses to slots in local memory, which the L1 cache holds, where a generated kernel has
+// registers; so it serves until that is compiled.
 
 #include <stddef.h>
 
@@ -502,13 +504,13 @@ struct Thread {
     }
   }
 
-  // All threads of a group are at the same instruction at any time, so that they can meet at barriers: those without an entry left in a pass go
-  // along, idle.
+  // All threads of a group are at the same instruction at any time, so that they can meet at
+  // barriers: those without an entry left in a pass go along, idle.
   HETERO_DEVICE void run_program() {
     using namespace hetero::backend;
     const unsigned stop = static_cast<unsigned>(header(kEndWord)), vector = static_cast<unsigned>(header(kVectorWord));
-    // One loop for instructions of the row and those of passes: those of the pass that the group is in are `first` .. `last`, and it has come to the
-    // entries from `start` on.
+    // One loop for instructions of the row and those of passes: those of the pass that the group is
+    // in are `first` .. `last`, and it has come to the entries from `start` on.
     unsigned first = 0, last = 0, side = 0;
     Bits64 start = 0;
     bool stores = false, active = true;
@@ -544,7 +546,8 @@ struct Thread {
     }
   }
 
-  // Shares out the rows, or their parts, among groups of threads, and the entries among the threads of a group.
+  // Shares out the rows, or their parts, among groups of threads, and the entries among the threads
+  // of a group.
   HETERO_DEVICE void run_all() {
     using namespace hetero::backend;
     const InterpreterMode mode = static_cast<InterpreterMode>(header(kModeWord));

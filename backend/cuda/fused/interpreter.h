@@ -1,4 +1,5 @@
-// Fused kernels as programs of the precompiled interpreter (interpreter.cu), which runs them until they are compiled.
+// Fused kernels as programs of the precompiled interpreter (interpreter.cu), which runs them until
+// they are compiled.
 //
 //   std::optional<InterpreterProgram> program = interpreter_program(kernel, variant, space, launch);   // none: too large for the interpreter
 //   program->fill(operands, numbers, states, words);
@@ -7,8 +8,9 @@
 //     launch the interpreter of kInterpreterSizes[program->size] with launch.blocks(it.kind) blocks of kCudaThreads threads and the words
 //   }
 //
-// A program does what the source for the same variant does (source.h), pass by pass, thread by thread and in the same order, so the results are
-// equal bits. Unlike a source it belongs to one space.
+// A program does what the source for the same variant does (source.h), pass by pass, thread by
+// thread and in the same order, so the results are equal bits. Unlike a source it belongs to one
+// space.
 //
 // Thread safety: pure functions.
 
@@ -49,11 +51,13 @@ struct InterpreterProgram {
   void choose(const Launch& launch, uint64_t* to) const;
 };
 
-// REQUIRES: cuda_refusal(kernel) is null; the variant was chosen for kernel and space, and the launch planned for its source.
+// REQUIRES: cuda_refusal(kernel) is null; the variant was chosen for kernel and space, and the
+// launch planned for its source.
 std::optional<InterpreterProgram> interpreter_program(const FusedKernel& kernel, const CudaVariant& variant,
                                                       const RowSpace& space, const CudaLaunch& launch);
 
-// Whether every stage of the kernel has a program, in whatever space. REQUIRES: cuda_refusal(kernel) is null.
+// Whether every stage of the kernel has a program, in whatever space. REQUIRES:
+// cuda_refusal(kernel) is null.
 bool can_interpret(const FusedKernel& kernel);
 
 // The interpreter's machine code, for CudaMachine::load; only in builds with the cuda device.

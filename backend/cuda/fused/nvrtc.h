@@ -1,10 +1,11 @@
-// NVRTC, NVIDIA's compiler for CUDA source, opened when it is first needed: programs run without it, and without a GPU.
+// NVRTC, NVIDIA's compiler for CUDA source, opened when it is first needed: programs run without
+// it, and without a GPU.
 //
 //   const Nvrtc* nvrtc = Nvrtc::get();                     // null where the machine has none
 //   Result<std::string> code = nvrtc->compile(text, {9, 0});   // a cubin
 //
-// The library is looked for by the names of the versions that are supported, among what the process has loaded already (PyTorch brings one) and
-// where the system looks for libraries.
+// The library is looked for by the names of the versions that are supported, among what the process
+// has loaded already (PyTorch brings one) and where the system looks for libraries.
 //
 // Thread safety: any thread.
 
@@ -29,7 +30,8 @@ class Nvrtc {
   // "12.4"
   const std::string& version() const { return version_; }
   bool supports(ComputeCapability capability) const;
-  // Machine code for GPUs of this capability. Nothing is rounded together that the text does not round together.
+  // Machine code for GPUs of this capability. Nothing is rounded together that the text does not
+  // round together.
   // Errors: kDevice, with what the compiler says.
   Result<std::string> compile(const std::string& text, ComputeCapability capability) const;
 

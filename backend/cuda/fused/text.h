@@ -1,4 +1,5 @@
-// The text at the head of each generated CUDA kernel: formulas.h and threads.h, which CMake copies into a source file.
+// The text at the head of each generated CUDA kernel: formulas.h and threads.h, which CMake copies
+// into a source file.
 
 #pragma once
 

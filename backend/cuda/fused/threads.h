@@ -1,7 +1,9 @@
-// What the threads of a block do together in generated kernels and in the interpreter: reductions of a group of threads, and memory in vectors.
+// What the threads of a block do together in generated kernels and in the interpreter: reductions
+// of a group of threads, and memory in vectors.
 //
-// Stands behind formulas.h at the head of each generated kernel (source.h) and in interpreter.cu. A group is the threads that work on one row: a warp, or the
-// whole block. States are merged in a tree whose shape depends on the group alone, so that results do not change from run to run.
+// Stands behind formulas.h at the head of each generated kernel (source.h) and in interpreter.cu. A
+// group is the threads that work on one row: a warp, or the whole block. States are merged in a
+// tree whose shape depends on the group alone, so that results do not change from run to run.
 
 #pragma once
 
@@ -20,7 +22,8 @@ HETERO_DEVICE void synchronize_group() {
     __syncwarp();
 }
 
-// The states of all threads of the group merged into one, which all of them get. `memory`: kStateBytes for each thread of the block.
+// The states of all threads of the group merged into one, which all of them get. `memory`:
+// kStateBytes for each thread of the block.
 template <unsigned kGroup, typename State>
 HETERO_DEVICE State reduce_group(const State& own, void* memory) {
   static_assert(sizeof(State) <= kStateBytes, "a larger state than there is room for");
