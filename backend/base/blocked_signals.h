@@ -1,7 +1,8 @@
-// BlockedSignals: while it lives, threads that are created do not receive the signals meant for the
-// program's own threads.
+// BlockedSignals: blocks the program's signals in threads that are created during its lifetime.
 //
-// Thread safety: it concerns the thread that makes it, which also destroys it.
+// Signals that are meant for the program's own threads thus never run on a helper thread.
+//
+// Thread safety: the thread that makes it also destroys it.
 
 #pragma once
 

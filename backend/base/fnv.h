@@ -1,5 +1,6 @@
-// Fnv: FNV-1a, 64 bits (G. Fowler, L. Noll, K.-P. Vo): a hash that is the same in every process,
-// for names of files and for what they hold.
+// Fnv: the 64-bit hash FNV-1a (G. Fowler, L. Noll, K.-P. Vo).
+//
+// It is the same in every process, so it names files and checks their contents.
 //
 // Thread safety: a value.
 

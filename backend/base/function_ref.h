@@ -1,5 +1,8 @@
-// FunctionRef: a reference to something callable, for parameters. Two words, no allocation; the
-// callee must not keep it, because it does not own what it refers to.
+// FunctionRef: a parameter type that refers to any callable, in two words and without allocation.
+//
+// It does not own the callable, so the callee must not keep it.
+//
+// Thread safety: that of the callable.
 
 #pragma once
 

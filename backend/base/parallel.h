@@ -1,13 +1,12 @@
-// The one seam through which backend/ and graph/ use several cores.
+// parallel_for: how backend/ and graph/ use several cores.
 //
-// There is one pool of threads in the process, PyTorch's, and ops/ connects it here when it is
-// loaded. Without a connection, as in the tests of the torch-free layers, everything runs on the
-// calling thread.
+// The process has one thread pool, PyTorch's. ops/ connects it here when it is loaded. Without a
+// connection, as in the torch-free tests, everything runs on the calling thread.
 //
 //   parallel_for(0, rows, 64, [&](int64_t begin, int64_t end) { scale(data, begin, end); });
 //
-// Thread safety: parallel_for and thread_count from any thread. The setters may be called at any
-// time; calls already running finish as they began.
+// Thread safety: any thread may call parallel_for and thread_count. The setters may be called at
+// any time; running calls finish as they began.
 
 #pragma once
 
@@ -34,7 +33,7 @@ inline std::atomic<void (*)()> worker_start_hook{nullptr};
 inline std::atomic<void (*)(int)> thread_count_hook{nullptr};
 }  // namespace parallel_detail
 
-// Connects a pool; null returns to running serially. REQUIRES: *pool lives for ever.
+// Connects a pool; null returns to serial execution. REQUIRES: *pool lives for ever.
 inline void set_parallel_pool(const ParallelPool* pool) {
   parallel_detail::pool.store(pool, std::memory_order_release);
 }
@@ -45,8 +44,8 @@ inline int64_t thread_count() {
   return pool == nullptr ? 1 : pool->thread_count();
 }
 
-// Calls body(begin, end) on disjoint ranges that cover [begin, end), possibly at the same time.
-// Work of `grain` indices or fewer stays on the calling thread, without a call into the pool; an
+// Calls body(begin, end) on disjoint ranges that cover [begin, end), possibly at the same time. A
+// range of at most `grain` indices stays on the calling thread, without a call into the pool. An
 // empty range calls nothing.
 inline void parallel_for(int64_t begin, int64_t end, int64_t grain, RangeFunction body) {
   if (begin >= end) return;
@@ -68,9 +67,9 @@ inline void run_worker_start_hook() {
   if (auto* hook = parallel_detail::worker_start_hook.load(std::memory_order_acquire)) hook();
 }
 
-// Gives the calling thread's parallel regions so many threads, through the hook by which ops/ says
-// how; without one it does nothing. Threads that have cores of their own (threads/core_group.h)
-// call it when they start; the threads of their regions inherit the cores.
+// Sets the number of threads of the calling thread's parallel regions, through the hook of ops/.
+// Without a hook it does nothing. Threads with cores of their own (threads/core_group.h) call it
+// when they start; the threads of their regions inherit the cores.
 inline void set_thread_count_hook(void (*hook)(int threads)) {
   parallel_detail::thread_count_hook.store(hook, std::memory_order_release);
 }

@@ -1,9 +1,11 @@
-// Philox4x32-10: counter-based random numbers, the same on every device and for every order of
+// Philox4x32-10: counter-based random numbers, equal on every device and in every order of
 // execution.
 //
-// A number is a pure function of (seed, position), so that results depend neither on where the work
-// was cut into pieces nor on which device ran it. Source: Salmon et al., "Parallel random numbers:
-// as easy as 1, 2, 3", SC'11; constants from the paper.
+// A number is a pure function of (seed, position). So results depend neither on the division of the
+// work nor on the device.
+//
+// Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11; constants from the
+// paper.
 //
 // Thread safety: pure functions.
 
@@ -15,7 +17,7 @@
 
 namespace hetero::backend {
 
-// The function of the paper: four random words for a counter of four words and a key.
+// The paper's function: four random words for a counter of four words and a key.
 inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> words, uint64_t key) {
   constexpr uint32_t kMultiply0 = 0xD2511F53u;
   constexpr uint32_t kMultiply1 = 0xCD9E8D57u;
@@ -48,8 +50,8 @@ inline double uniform_double(uint32_t high, uint32_t low) {
   return static_cast<double>(bits) * 0x1p-53;
 }
 
-// A standard normal number from two uniform ones (Box and Muller). `first` in [0, 1) is turned to
-// (0, 1].
+// A standard normal number from two uniform ones (Box and Muller). Maps `first` from [0, 1) to (0,
+// 1].
 inline double standard_normal(double first, double second) {
   constexpr double kTwoPi = 6.283185307179586476925286766559;
   return std::sqrt(-2.0 * std::log(1.0 - first)) * std::cos(kTwoPi * second);

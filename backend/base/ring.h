@@ -1,4 +1,4 @@
-// Ring: first in, first out; keeps its memory, so that steady work takes none from the heap.
+// Ring: a first-in, first-out queue that keeps its memory, so steady work does not allocate.
 //
 // Thread safety: one thread at a time.
 

@@ -1,4 +1,6 @@
-// Whole numbers, rounded up. REQUIRES: neither is negative, and `by` and `to` are not 0.
+// Integer division and multiples, rounded up.
+//
+// REQUIRES: no argument is negative, and `by` and `to` are not 0.
 
 #pragma once
 

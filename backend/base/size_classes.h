@@ -1,8 +1,8 @@
 // Size classes: the sizes in which memory and addresses are handed out.
 //
-// Up to 512 bytes every multiple of 64 is a class; above, each doubling is divided into eight. A
-// class is thus at most 12.5 % larger than a request above 512 bytes, and requests of nearly equal
-// size share blocks.
+// Up to 512 bytes, every multiple of 64 is a class. Above, each doubling is divided into eight
+// classes, so a class exceeds the request by at most 12.5 %. Requests of nearly equal size share
+// blocks.
 
 #pragma once
 

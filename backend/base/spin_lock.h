@@ -1,13 +1,13 @@
-// SpinLock: a lock for critical sections of a few instructions, that survives fork().
+// SpinLock: a lock for critical sections of a few instructions. ForkSafeSpinLock survives fork().
 //
-// An uncontended lock and unlock cost one atomic exchange and one store, half of what std::mutex
-// costs, which is what the allocators' fast paths are made of. Under contention it yields the
-// processor, so a preempted holder does not stall the others for a time slice.
+// An uncontended lock and unlock cost one atomic exchange and one store, half of std::mutex's cost.
+// The allocators' fast paths need that. Under contention the lock yields the processor, so a
+// preempted holder does not stall the others for a time slice.
 //
-// ForkSafeSpinLock is also taken by a pthread_atfork handler, so that a child never inherits it
-// locked by a thread that does not exist there. REQUIRES: no thread holds two ForkSafeSpinLocks at
-// once, and none forks while it holds one; that makes the order in which the handler takes them
-// irrelevant.
+// A pthread_atfork handler also takes every ForkSafeSpinLock, so a child never inherits one that is
+// locked by a thread which does not exist there. The order in which it takes them does not matter,
+// because of this:
+// REQUIRES: no thread holds two ForkSafeSpinLocks at once, and none forks while it holds one.
 //
 // Thread safety: any thread. Both work with std::lock_guard.
 
@@ -52,8 +52,8 @@ class ForkSafeSpinLock : public SpinLock {
   ~ForkSafeSpinLock();
 };
 
-// How many forks lie between the first process of the program and this one. An object that must not
-// be used in a forked child remembers the value at its creation.
+// The number of forks between the program's first process and this one. Objects that must not be
+// used in a forked child remember its value at their creation.
 int fork_generation();
 
 }  // namespace hetero::backend

@@ -1,10 +1,10 @@
 // Status and Result: how everything below ops/ reports failure.
 //
 // No exception crosses a border of backend/ or graph/. A function that can fail returns a Status,
-// or a Result<T> that holds either a value or a Status. An exception that a kernel threw is carried
-// along as `cause`, so that ops/ can raise the very exception that eager PyTorch would have raised.
+// or a Result<T> with either a value or a Status. A kernel's exception travels along as `cause`, so
+// that ops/ can raise the exception that eager PyTorch would have raised.
 //
-// Thread safety: a value type; a Status may be copied and read from any thread.
+// Thread safety: a value type; any thread may copy and read a Status.
 
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace hetero {
 
-// The classes of errors. They decide what ops/ raises, so there are few.
+// Classes of errors. They decide what ops/ raises, so there are few.
 enum class ErrorClass {
   kUsage,      // the caller broke a REQUIRES; a bug in the caller
   kResource,   // out of memory, or over a configured limit; retrying after freeing memory may work
@@ -63,7 +63,7 @@ class [[nodiscard]] Result {
   T& value() { return std::get<T>(state_); }
   const T& value() const { return std::get<T>(state_); }
 
-  // The error, or an ok Status where there is a value.
+  // The error, or an ok Status if there is a value.
   Status status() const { return ok() ? Status() : std::get<Status>(state_); }
 
  private:

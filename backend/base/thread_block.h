@@ -1,12 +1,13 @@
-// ThreadBlock: what the fastest allocators keep for each thread, in one place.
+// ThreadBlock: what the fastest allocators keep per thread, in one thread_local variable.
 //
 // A library that is loaded by dlopen, as this one is, reaches its thread_local variables by a call.
 // So the free lists of handles (pool.h) and the released addresses (address_space.h) share one
-// variable, and a function that makes several things asks for it once. No tls_model: torch leaves
-// no static TLS for libraries loaded later. No TLS descriptors either: before glibc 2.40 they may
-// clobber vector registers.
+// variable. A function that makes several things asks for it once.
 //
-// Thread safety: each thread has its own. Trivial, so that it stays usable while the thread ends.
+// There is no tls_model, because torch leaves no static TLS for libraries that are loaded later.
+// There are no TLS descriptors, because before glibc 2.40 they may clobber vector registers.
+//
+// Thread safety: each thread has its own. It is trivial, so it stays usable while the thread ends.
 
 #pragma once
 
@@ -17,7 +18,7 @@ namespace hetero::backend {
 namespace pool_detail {
 struct FreeObject;
 
-// The free objects of one size.
+// Free objects of one size.
 struct ThreadList {
   FreeObject* head = nullptr;
   uint32_t count = 0;
@@ -35,7 +36,7 @@ struct ThreadBlock {
   address_space::ThreadCache* addresses = nullptr;  // null before the thread's first use and after its end
 };
 
-// The calling thread's. Const as errno's location is: within a function, the compiler calls it
+// The calling thread's block. Const like errno's location: within a function, the compiler calls it
 // once.
 [[gnu::const]] ThreadBlock& thread_block() noexcept;
 

@@ -1,4 +1,6 @@
-// How a CUDA error becomes a Status. Included only by the files of cuda/.
+// How a CUDA error becomes a Status. Only files of cuda/ include it.
+//
+// Thread safety: any thread.
 
 #pragma once
 
@@ -10,9 +12,9 @@
 
 namespace hetero::backend {
 
-// An ok Status for cudaSuccess; else kResource for memory that ran out and kDevice for the rest,
-// with the runtime's own words. Clears the thread's last CUDA error, which would otherwise surface
-// at somebody else's call.
+// An ok Status for cudaSuccess. Otherwise kResource if memory ran out, or kDevice, with the
+// runtime's words. Clears the thread's last CUDA error, which would otherwise surface at an
+// unrelated call.
 inline Status cuda_status(cudaError_t error, const char* action) {
   if (error == cudaSuccess) return Status();
   cudaGetLastError();

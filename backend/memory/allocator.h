@@ -1,24 +1,24 @@
 // CachingAllocator: keeps freed blocks and hands them out again, because fresh memory is expensive.
 //
-// A device allocates through it from a MemorySource (host memory here; cudaMalloc in cuda/).
-// Requests are rounded to size classes (size_classes.h); a freed block goes on its class's list and
-// the next request of the class takes the latest one, which is the warmest in the caches and has
-// its pages. Every figure is kept in one MemoryStats.
+// A device allocates through it from a MemorySource: host memory here, cudaMalloc in cuda/.
+// Requests are rounded to size classes (size_classes.h). A freed block goes on its class's list.
+// The next request of the class takes the latest block, whose pages exist and are warm in the
+// caches. One MemoryStats holds every figure.
 //
 //   CachingAllocator allocator(host_memory(), "cpu");
 //   Result<Block> block = allocator.allocate(1000);   // freed when the Block dies
 //
 // Main invariants:
 //   allocated_bytes = the sum of the live blocks' sizes, each rounded up to 64 bytes
-//                  <= the limit, where there is one
-//   reserved_bytes  = live + cached blocks, in class sizes, which is what the source is owed
+//                  <= the limit, if there is one
+//   reserved_bytes  = live + cached blocks, in class sizes: the memory taken from the source
 //   reserved_bytes <= max(live, 3/2 of the high-water mark of live) + 64 MiB, in class sizes; past that
 //                     the blocks freed longest ago go back to the source, large ones before small ones
 //
-// So a program that uses the same memory step after step asks the source for none of it again, also
-// where its classes are not used all at once. The mark is that of the latest two turns; a turn is
-// over when kTurn times the mark has been handed out. What one unusual step needed goes back when
-// the program has gone on for a while.
+// So a program that uses the same memory step after step takes none from the source, even if it
+// does not use all its classes at once. The mark is that of the latest two turns. A turn ends when
+// kTurn times the mark has been handed out. The memory of one unusual step thus goes back after a
+// while.
 //
 // Thread safety: any thread, also in a forked child. The source is called without the lock held.
 // Ownership: the allocator must outlive its Blocks; devices leak theirs.
@@ -37,8 +37,7 @@
 
 namespace hetero::backend {
 
-// Where an allocator's memory comes from. `acquire` returns null when there is none. Called from
-// any thread.
+// An allocator's source of memory. `acquire` returns null if there is none. Any thread may call it.
 struct MemorySource {
   void* (*acquire)(void* context, size_t bytes);
   void (*release)(void* context, void* data, size_t bytes);
@@ -46,8 +45,8 @@ struct MemorySource {
   bool host_accessible = false;  // cached blocks are poisoned under AddressSanitizer
 };
 
-// Ordinary memory. Blocks of 1 MiB and more are mapped one by one, page-aligned, and returned to
-// the system at once when released. Huge pages are left to the system's setting: advised, they made
+// Ordinary memory. Blocks of 1 MiB or more are mapped one by one, page-aligned, and returned to the
+// system at once when released. The system's setting decides about huge pages. Advising them made
 // first touches five times as slow on a virtual machine, and nothing faster (docs/performance.md).
 MemorySource host_memory();
 
@@ -58,13 +57,13 @@ class CachingAllocator {
   CachingAllocator(const CachingAllocator&) = delete;
   CachingAllocator& operator=(const CachingAllocator&) = delete;
 
-  // A block of `bytes` bytes, aligned as the source aligns, 64 at least. When the source has no
-  // memory, the cache is released and the source asked once more. Errors: kResource, over the limit
-  // or no memory, with figures.
+  // A block of `bytes` bytes, aligned like the source and at least to 64. If the source has no
+  // memory, the cache is released and the source is asked once more. Errors: kResource, with
+  // figures, over the limit or without memory.
   Result<Block> allocate(size_t bytes);
 
-  // Counts memory that live Blocks hold but that others allocated (negative: released). More than
-  // the cap is refused.
+  // Counts memory that live Blocks hold but other allocators own (negative: released). Refuses to
+  // exceed the cap.
   Status account_external(int64_t bytes);
 
   // Caps allocated_bytes; 0 removes the cap. Live blocks stay, even above a new cap.
@@ -111,9 +110,8 @@ class CachingAllocator {
 // "1.50 GiB", for messages.
 std::string format_bytes(uint64_t bytes);
 
-// The error every device gives when memory runs out: "hetero out of memory: tried to allocate 2.00
-// GiB; 1.50 GiB already allocated, limit 3.00 GiB". A limit of 0 is "none". `device` names the
-// device.
+// The out-of-memory error of every device: "hetero out of memory: tried to allocate 2.00 GiB; 1.50
+// GiB already allocated, limit 3.00 GiB". A limit of 0 is "none". `device` names the device.
 Status out_of_memory_error(const std::string& device, uint64_t requested, const MemoryStats& stats);
 
 }  // namespace hetero::backend

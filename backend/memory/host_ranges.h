@@ -1,14 +1,14 @@
-// HostRanges: large pieces of the host's memory whose end is announced, so that a device may
-// page-lock them.
+// HostRanges: large pieces of host memory that a device may page-lock, because their owner
+// announces their end.
 //
 // Copies between a GPU and memory that is not page-locked go through small buffers, at the speed of
-// one thread's memcpy. Locking takes about as long as a copy, so it pays for what is copied again
-// and again, such as weights that are streamed. But memory that stays locked when it goes back to
-// the system would make later copies read other bytes. So whoever owns memory adds it and removes
-// it before it goes; a device locks only what it finds here, the second time it copies it.
+// one thread's memcpy. Locking takes about as long as a copy, so it pays for memory that is copied
+// again and again, such as streamed weights. But if locked memory went back to the system, later
+// copies would read other bytes. So an owner adds its memory here and removes it before releasing
+// it. A device locks only what it finds here, the second time that it copies it.
 //
-// Thread safety: any thread. Ranges of less than kLeastBytes are passed over by add() and remove(),
-// which costs a comparison.
+// Thread safety: any thread. add() and remove() ignore ranges of less than kLeastBytes, at the cost
+// of a comparison.
 
 #pragma once
 
@@ -23,28 +23,28 @@ class HostRanges {
  public:
   static constexpr size_t kLeastBytes = size_t{1} << 20;
 
-  // How memory is locked, so that the GPU reads it in place. `lock` is false where that is refused.
+  // How memory is locked, so that the GPU reads it in place. `lock` returns false if that is
+  // refused.
   struct Locks {
     bool (*lock)(void* data, size_t bytes);
     void (*unlock)(void* data);
   };
-  // From now on; there is one device that locks.
+  // Sets the locking from now on. One device locks.
   void set_locks(Locks locks);
 
-  // Memory may be added more than once, and is here until it was removed as often.
+  // Adds memory. It stays until it was removed as often as it was added.
   void add(void* data, size_t bytes) {
     if (bytes >= kLeastBytes) add_large(data, bytes);
   }
-  // Unlocks it. REQUIRES: as it was added; no copy of it is under way.
+  // Removes and unlocks memory. REQUIRES: as it was added; no copy of it is under way.
   void remove(void* data, size_t bytes) {
     if (bytes >= kLeastBytes) remove_large(data);
   }
 
-  // Whether these bytes lie in a range that is locked; it is from the second time on that somebody
-  // asks.
+  // Whether these bytes are in a locked range. Locks the range at the second call.
   bool is_locked(const void* data, size_t bytes);
 
-  // How many ranges are locked.
+  // The number of locked ranges.
   int64_t locked() const;
 
  private:
@@ -62,7 +62,7 @@ class HostRanges {
   std::map<uintptr_t, Range> ranges_;  // by their first address
 };
 
-// Those of the process; leaked.
+// The process's ranges; leaked.
 HostRanges& host_ranges();
 
 }  // namespace hetero::backend

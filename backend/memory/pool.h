@@ -1,11 +1,10 @@
-// FreeList: the fastest possible memory for small objects of one size.
+// FreeList: the fastest memory for small objects of one size.
 //
-// operator new and delete of tensors, storages and similar handles come here. Each thread keeps a
-// short list of free objects that it pushes and pops without synchronization (1 to 2 ns); when the
-// list runs empty or full, a batch moves from or to a list that all threads share, in constant
-// time. New memory is carved from slabs that are never given back, so an object may be freed on any
-// thread, and at any time: after its thread's thread_local objects are gone it bypasses the
-// thread's list.
+// operator new and delete of tensors, storages and similar handles come here. Each thread pushes
+// and pops free objects on a short list without synchronization (1 to 2 ns). If the list runs empty
+// or full, a batch moves from or to a list that all threads share, in constant time. New memory is
+// carved from slabs that are never returned. So an object may be freed on any thread and at any
+// time. After a thread's thread_local objects are gone, it bypasses the thread's list.
 //
 //   class Handle {
 //    public:
@@ -13,9 +12,9 @@
 //     static void operator delete(void* p) { FreeList<sizeof(Handle)>::deallocate(p); }
 //   };
 //
-// Memory is aligned to 16 bytes, and to 64 where Size is a multiple of 64. It is bounded by the
-// most objects that were ever alive, plus kPoolBatch * 2 for each thread. Under AddressSanitizer a
-// free object is poisoned but for its first bytes, so use after free is still found.
+// Memory is aligned to 16 bytes, and to 64 if Size is a multiple of 64. It is bounded by the most
+// objects that were ever alive, plus kPoolBatch * 2 per thread. AddressSanitizer finds use after
+// free, because all but the first bytes of a free object are poisoned.
 //
 // Thread safety: any thread, also in a forked child. allocate throws std::bad_alloc where operator
 // new would.
@@ -38,15 +37,15 @@ inline constexpr uint32_t kPoolBatch = 32;
 
 namespace pool_detail {
 
-// What a free object's memory holds. `next_batch` and `count` are used only in the first object of
-// a shared batch.
+// The content of a free object. Only the first object of a shared batch uses `next_batch` and
+// `count`.
 struct FreeObject {
   FreeObject* next;
   FreeObject* next_batch;
   size_t count;
 };
 
-// The free objects of one size that belong to no thread.
+// Free objects of one size that belong to no thread.
 struct SharedList {
   size_t object_bytes;
   FreeObject* batches = nullptr;
@@ -70,7 +69,7 @@ inline void unpoison(void*, size_t) {}
 
 template <size_t Size>
 struct FreeList {
-  // Objects hold a FreeObject while they are free, and keep the alignment of their neighbours.
+  // An object holds a FreeObject while it is free, and keeps its neighbours' alignment.
   static constexpr size_t kObjectBytes = Size <= 32 ? 32 : (Size + 15) / 16 * 16;
 
   static void* allocate() {
@@ -106,8 +105,8 @@ struct FreeList {
   static inline constinit pool_detail::SharedList shared_list_{kObjectBytes};
 };
 
-// For containers and shared_ptr, whose nodes then come from free lists. It gives memory for one
-// object at a time.
+// An allocator for containers and shared_ptr: their nodes come from free lists, one object at a
+// time.
 template <typename Object>
 struct PoolAllocator {
   using value_type = Object;

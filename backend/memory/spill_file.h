@@ -1,16 +1,16 @@
-// SpilledBytes: bytes that had to leave memory, in a file that nobody else sees.
+// SpilledBytes: bytes that had to leave memory, in a file that is private to the process.
 //
-// All bytes in a folder share one file, so that their number does not matter to the limit of open
-// files: each has a range of it, from when it is written until it is destroyed. Then the file
-// system gets the space back where it can (a hole), and later bytes the range. The file is closed
-// with the last of its bytes.
+// All bytes in a folder share one file, so their number does not count against the limit of open
+// files. Each has a range of the file from writing to destruction. The file system then gets the
+// space back if it can (a hole), and later bytes reuse the range. The file is closed with the last
+// of its bytes.
 //
-// It has no name (O_TMPFILE, or removed as soon as it is made), so the system frees it when the
-// process ends, however it ends. Bytes are written once and read back as often as wanted.
+// The file has no name (O_TMPFILE, or it is removed at once), so the system frees it however the
+// process ends. Bytes are written once and read back any number of times.
 //
-// Thread safety: any thread; one at a time for the same bytes. In a forked child the parent's bytes
-// stay readable, and the parent does not notice when the child destroys them; what the child writes
-// goes to a file of its own.
+// Thread safety: any thread; one at a time for the same bytes. A forked child can still read the
+// parent's bytes, and its destroying them does not affect the parent. The child writes to a file of
+// its own.
 
 #pragma once
 
@@ -27,14 +27,15 @@ class SpillFile;
 
 class SpilledBytes {
  public:
-  // Errors: kStorage, with the folder and what the system says. Nothing is left behind then.
+  // Writes the bytes. Errors: kStorage, with the folder and the system's message; nothing is left
+  // behind.
   static Result<std::unique_ptr<SpilledBytes>> write(const std::string& folder, const void* data, size_t bytes);
   ~SpilledBytes();
   SpilledBytes(const SpilledBytes&) = delete;
 
   size_t bytes() const { return bytes_; }
-  // Into `data`, all of it. Errors: kStorage; what `data` holds is then not defined, and reading
-  // may be tried again.
+  // Reads all bytes into `data`. Errors: kStorage; `data` is then undefined, and reading may be
+  // tried again.
   Status read(void* data) const;
 
  private:
@@ -45,13 +46,13 @@ class SpilledBytes {
   const uint64_t start_;
 };
 
-// Whether files can be made in the folder. Errors: as those of writing.
+// Whether files can be made in the folder. Errors: those of writing.
 Status check_spill_folder(const std::string& folder);
 
-// For tests: of all reads and writes of spilled bytes from now on, the one after the next `skipped`
-// fails, and with `for_ever` all that come later; negative: none does.
+// For tests: after `skipped` more reads and writes of spilled bytes, the next one fails, and with
+// `for_ever` all later ones. Negative: none fails.
 void set_spill_faults(int64_t skipped, bool for_ever);
-// So many there were.
+// The number of reads and writes so far.
 int64_t spill_operations();
 
 }  // namespace hetero::backend

@@ -1,5 +1,5 @@
-// DeviceTimer: when a device without a virtual clock ran what was submitted to its queues, by timed
-// events beside it.
+// DeviceTimer: measures when a device's queues ran what was submitted, by timed events. For devices
+// without a virtual clock.
 //
 //   timer.begin(device);
 //   timer.before(position, queue);
@@ -8,8 +8,8 @@
 //   ...                              // and the queues are waited for
 //   timer.read(spans);
 //
-// A span begins when the queue comes to it, so what the host takes to submit it is in it, where the
-// queue waits for the host.
+// A span begins when the queue reaches it. If the queue waits for the host, the span includes the
+// host's time to submit.
 //
 // Thread safety: that of the run that it times. Events are kept from run to run.
 
@@ -30,7 +30,7 @@ class DeviceTimer {
   void begin(backend::Device& device);
   void before(uint32_t position, backend::Queue& queue);
   void after(backend::Queue& queue);
-  // Fills in the spans, by position, of all that could be timed. REQUIRES: all of it has run.
+  // Fills in the measured spans, by position. REQUIRES: all of it has run.
   void read(std::vector<Span>& spans) const;
 
  private:
@@ -39,7 +39,7 @@ class DeviceTimer {
     size_t begin, end;  // events, by index
   };
 
-  // The index of an event that the queue has recorded; kNone where that failed.
+  // The index of an event that the queue has recorded; kNone if that failed.
   size_t record(backend::Queue& queue);
 
   static constexpr size_t kNone = SIZE_MAX;

@@ -1,4 +1,4 @@
-// inspect: what a saved program is and how it runs here, for people.
+// inspect: describes a saved program and how it runs here, as text for people.
 //
 // Thread safety: pure functions.
 

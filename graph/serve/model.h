@@ -1,15 +1,14 @@
-// Model: a saved program with its weights where executors need them, shared by all executors that
-// run it.
+// Model: a saved program with its weights in memory, shared by all executors that run it.
 //
-// The bytes of a constant that the program only reads exist once on the host, and once on an
-// accelerator if some executor's plan keeps it there. A constant that the program writes, a state,
-// is each executor's own and begins with the saved bytes.
+// A constant that the program only reads exists once on the host, and once on an accelerator if
+// some executor's plan keeps it there. A state, a constant that the program writes, belongs to each
+// executor and starts with the saved bytes.
 //
 //   Result<std::shared_ptr<Model>> model = Model::load("minilm.hetero");
 //   auto executor = GraphExecutor::Init(model.value(), {});
 //
-// Thread safety: any thread. Ownership: executors share the model; it frees its memory with the
-// last of them.
+// Thread safety: any thread.
+// Ownership: executors share the model; it frees its memory with the last of them.
 
 #pragma once
 
@@ -28,10 +27,10 @@ namespace hetero {
 
 class Model {
  public:
-  // Reads a file (archive.h). Errors: kStorage for one that is damaged or not ours, kUsage for a
-  // program that is not legal.
+  // Reads a file (archive.h). Errors: kStorage for a damaged or foreign file, kUsage for an illegal
+  // program.
   static Result<std::shared_ptr<Model>> load(const std::string& path);
-  // Errors: kUsage for a program that is not legal.
+  // Errors: kUsage for an illegal program.
   static Result<std::shared_ptr<Model>> create(std::unique_ptr<graph::SavedProgram> program);
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
@@ -40,20 +39,19 @@ class Model {
   const Ports& inputs() const { return inputs_; }
   const Ports& outputs() const { return outputs_; }
 
-  // Per buffer of the graph: the bytes of the constant there, on the host; null where there is
-  // none.
+  // Per buffer of the graph: its constant's bytes on the host; null if it is no constant.
   const void* host_bytes(graph::BufferId buffer) const { return host_[buffer]; }
   bool is_constant(graph::BufferId buffer) const { return is_constant_[buffer] != 0; }
   // Whether some node writes the buffer.
   bool is_written(graph::BufferId buffer) const { return is_written_[buffer] != 0; }
-  // The same on a device: copied there where nobody has them there. They stay as long as somebody
-  // holds the result. Errors: kResource.
+  // The same on a device, copied if no executor has brought them there. They stay while a result is
+  // held. Errors: kResource.
   using DeviceBytes = std::shared_ptr<backend::Block>;
   Result<DeviceBytes> device_bytes(graph::BufferId buffer, backend::Device& device);
-  // Whether they are there already.
+  // Whether the bytes are on the device already.
   bool is_on_device(graph::BufferId buffer, const backend::Device& device);
-  // What kernels of the CPU keep beside constants (Invocation::bindings), per buffer; null for
-  // every other buffer.
+  // Data that CPU kernels derive from constants (Invocation::bindings), per buffer; null for
+  // others.
   std::vector<graph::Binding*> bindings();
 
  private:

@@ -1,9 +1,9 @@
-// Scheduler: requests from any thread, run on lanes that each have cores of their own.
+// Scheduler: takes requests from any thread and runs them on lanes, each with its own cores.
 //
-// A lane is a CoreGroup (backend/threads/core_group.h). A lane that is free takes the request that
-// waits longest, so as many requests run at once as there are lanes; with one lane that has all
-// cores, one request uses them all. What a request is and how it is run is the caller's: a class
-// derived from Request, and a handler.
+// A lane is a CoreGroup (backend/threads/core_group.h). A free lane takes the request that has
+// waited longest. So there are as many running requests as lanes; with one lane of all cores, one
+// request uses them all. The caller defines a request, a class derived from Request, and the
+// handler that runs it.
 //
 //   struct Translate : Request { std::string text, result; };
 //   auto scheduler = Scheduler::create({lane0, lane1}, {.capacity = 64}, [&](size_t lane, Request& request) { return executors[lane].run(request); });
@@ -11,27 +11,25 @@
 //   Status accepted = scheduler.value()->submit(request, {.deadline = Request::Clock::now() + 50ms});
 //   Status status = request->wait();
 //
-// Order is first come, first served: what a request may have to wait for is known when it comes,
-// and nothing that comes later can delay it for ever, as priorities or deadlines could. Whoever is
-// in a hurry says so by a deadline: a request that is not begun by then is not run at all, and
-// leaves its place to the others.
+// Order is first come, first served. The wait of a request is then known when it arrives, and no
+// later request can delay it for ever, as with priorities. An urgent request sets a deadline. If it
+// has not begun by then, it never runs, and the next request takes its place.
 //
-// Back-pressure: at most `capacity` requests wait for a lane to be free. More are refused
-// (kRefuse), or their submit() waits for room (kWait), in the same line.
+// Back-pressure: at most `capacity` requests wait for a lane. More are refused (kRefuse), or their
+// submit() waits for room (kWait), in the same line.
 //
-// Cancellation and deadlines: a request that waits ends at once with kCancelled. One that runs is
-// asked to stop: the handler looks at should_stop(), or hands stop() to what looks at it
-// (BoundProgram::run), and returns an error of kCancelled. Where a handler does not look, a request
-// that was cancelled ends as if nobody had asked; one whose deadline has passed is late however it
-// ends, unless it fails. Deadlines are noticed by a thread of the scheduler's, one for all
-// requests, which begins with the first deadline.
+// Cancellation and deadlines: a waiting request ends at once with kCancelled. A running one is
+// asked to stop: the handler checks should_stop(), or passes stop() on (BoundProgram::run), and
+// returns kCancelled. If the handler ignores that, a cancelled request ends as if it had not been
+// cancelled. A request past its deadline is late however it ends, unless it fails. One thread of
+// the scheduler watches all deadlines, starting with the first.
 //
-// Errors: what a handler returns or throws is the status of its request and of no other. After
-// warm-up nothing here takes memory from the heap, save for errors.
+// Errors: the handler's status or exception is the status of its request and of no other. After
+// warm-up, only errors take memory from the heap.
 //
-// Thread safety: any thread. Fork: a child can use no scheduler of its parent, but destroy it.
+// Thread safety: any thread. Fork: a child may only destroy its parent's schedulers.
 // Ownership: the scheduler shares a request from submit() until it has ended, so the caller may
-// drop it any time. It borrows its lanes: they outlive it.
+// drop it at any time. It borrows its lanes: they outlive it.
 
 #pragma once
 
@@ -62,7 +60,7 @@ enum class RequestState : uint8_t {
   kRefused,    // there was no room, or the scheduler was closed
 };
 
-// One request. It may be submitted again when it has ended and the calls of its functions, and of
+// One request. It may be submitted again after it has ended and the calls of its functions, and of
 // submit(), have returned.
 class Request {
  public:
@@ -79,28 +77,28 @@ class Request {
   // REQUIRES: has_ended().
   const Status& status() const { return status_; }
 
-  // Blocks the calling thread until the request has ended, and returns its status. REQUIRES: not
-  // called by what runs on a lane of the same scheduler, for the request may be waiting for that
-  // lane. In a forked child: kDevice.
+  // Blocks until the request has ended, and returns its status. In a forked child: kDevice.
+  // REQUIRES: not called on a lane of the same scheduler, because the request may be waiting for
+  // that lane.
   Status wait();
-  // The same, but not beyond `limit`; whether the request has ended.
+  // Waits until `limit` at most; whether the request has ended.
   bool wait_until(Clock::time_point limit);
   bool wait_for(Clock::duration duration) { return wait_until(Clock::now() + duration); }
 
-  // Nobody wants the result any more. Before submit(): the request ends as soon as it is submitted.
-  // After its end: nothing.
+  // Cancels. Before submit(): the request ends as soon as it is submitted. After its end: does
+  // nothing.
   void cancel();
 
-  // For the handler: whether to stop, because of cancel() or the deadline.
+  // For the handler: whether to stop, after cancel() or the deadline.
   bool should_stop();
-  // Not 0 once the request was cancelled or its deadline passed.
+  // Not 0 once the request was cancelled or its deadline has passed.
   const std::atomic<int32_t>& stop() const { return stop_; }
 
  protected:
-  // Called once for each submit() that returned no error, when the request has ended: on the lane,
-  // on the thread that watches deadlines, or in the function that ended it (cancel(), close(),
-  // submit() of another). No lock is held. Threads in wait() may be gone before. It must not block,
-  // and not destroy the scheduler.
+  // Called once for each submit() without error, when the request has ended: on the lane, on the
+  // thread that watches deadlines, or in the function that ended it (cancel(), close(), another
+  // submit()). No lock is held. Threads in wait() may return earlier. It must not block, and not
+  // destroy the scheduler.
   virtual void on_end() noexcept {}
 
  private:
@@ -110,8 +108,8 @@ class Request {
 
   Status begin(const std::shared_ptr<SchedulerCore>& core, Clock::time_point deadline);
   void end(RequestState state, Status status);
-  // Waits until the request has ended, or, with `or_admitted`, has its place in the line; false
-  // where that did not happen until `limit`.
+  // Waits until the request has ended or, with `or_admitted`, has its place in the line. False if
+  // that did not happen by `limit`.
   bool wait_until(Clock::time_point limit, bool or_admitted);
 
   const int fork_generation_;
@@ -125,7 +123,7 @@ class Request {
   Clock::time_point deadline_ = kNever;  // written before the request is in the line
   std::shared_ptr<SchedulerCore> core_;  // guarded by mutex_; null before submit() and after the end
 
-  // The line of those that wait: guarded by SchedulerCore::mutex.
+  // The line of waiting requests: guarded by SchedulerCore::mutex.
   bool in_line_ = false;
   std::shared_ptr<Request> self_;
   Request* previous_ = nullptr;
@@ -158,32 +156,31 @@ class Scheduler {
     size_t capacity = 64;  // requests that may wait, beside those for which a lane is free
     WhenFull when_full = WhenFull::kWait;
   };
-  // Runs a request on a lane's thread; the lane is its number. Called for several requests at once,
-  // but for one at a time by each lane.
+  // Runs a request on a lane's thread; `lane` is its number. Called for several requests at once,
+  // but for one at a time per lane.
   using Handler = std::function<Status(size_t lane, Request& request)>;
 
-  // Errors: kUsage without lanes, with a lane that is null or named twice, without capacity,
-  // without a handler.
+  // Errors: kUsage without lanes, capacity or handler, or with a lane that is null or named twice.
   static Result<std::unique_ptr<Scheduler>> create(std::vector<backend::CoreGroup*> lanes, Options options,
                                                    Handler handler);
-  // Closes, cancelling what waits unless close() was called before, and waits for the rest.
-  // REQUIRES: nobody is in submit(); not called on a lane.
+  // Closes, cancels waiting requests unless close() was called before, and waits for running ones.
+  // REQUIRES: no thread is in submit(); not called on a lane.
   ~Scheduler();
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
-  // Puts the request at the end of the line. With kWait, waits for room until the deadline, or
-  // cancel(); a thread of the scheduler's own does not wait but is refused. Where an error is
-  // returned, the request has ended with it. Errors: kResource where there is no room; kCancelled
-  // for a request that is cancelled or late already, and where the scheduler is closed; kDevice
-  // where the system starts no thread for the first deadline; and, with the request left as it was,
-  // kUsage where it is waiting or running, kDevice in a forked child.
+  // Puts the request at the end of the line. With kWait, waits for room until the deadline or
+  // cancel(); a thread of the scheduler itself is refused instead. After an error the request has
+  // ended with it, except for kUsage, and kDevice in a forked child, which leave it unchanged.
+  // Errors: kResource without room; kCancelled if the request is cancelled or late already, or the
+  // scheduler is closed; kDevice if the system starts no thread for the first deadline, or in a
+  // forked child; kUsage if the request is waiting or running.
   Status submit(std::shared_ptr<Request> request, RequestOptions options = {});
 
-  // From now on nothing is accepted. What waits ends with kCancelled (kCancel) or still runs
-  // (kRun), submit() calls that wait for room included. Does not wait; may be called again.
+  // Accepts nothing from now on. Waiting requests, including those whose submit() waits for room,
+  // end with kCancelled (kCancel) or still run (kRun). Does not wait; may be called again.
   void close(WhenClosed waiting);
-  // Blocks the calling thread until nothing waits or runs. REQUIRES: not called on a lane.
+  // Blocks until nothing waits or runs. REQUIRES: not called on a lane.
   void wait_idle();
 
   SchedulerCounters counters() const;

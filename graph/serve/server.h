@@ -1,7 +1,7 @@
-// Server: one model, and as many requests at once as there are lanes.
+// Server: runs requests for one model, as many at once as there are lanes.
 //
-// A lane is a core group (backend/threads/core_group.h) and a GraphExecutor of its own; lanes share
-// the model's weights. A scheduler (scheduler.h) puts requests on lanes: what it says of order,
+// A lane is a core group (backend/threads/core_group.h) with its own GraphExecutor; lanes share the
+// model's weights. A scheduler puts requests on lanes. What scheduler.h says of order,
 // back-pressure, deadlines, cancellation and errors holds here.
 //
 //   auto server = Server::create(Model::load("minilm.hetero").value(), {.groups = 2}).value();
@@ -9,25 +9,21 @@
 //                                 {.deadline = graph::Request::Clock::now() + 50ms});
 //   Status status = request.value()->wait();
 //
-// The tensors are memory of the caller, on the host, which the program reads and writes where it is
-// if it lies as the program's own does, and copies otherwise. From submit() until the request has
-// ended nobody else writes the inputs or touches the outputs; after an error, outputs hold
-// anything.
+// Tensors are the caller's host memory. The program uses them in place if they have its own layout,
+// and copies otherwise. From submit() until the end of the request, the caller must not write the
+// inputs or touch the outputs. After an error, outputs are undefined.
 //
 // Groups that name compute queues of the accelerator (CoreGroup::Options) have these for
-// themselves: what their requests launch runs beside each other there.
+// themselves, so their requests run concurrently there. Lanes get equal parts of the accelerator
+// memory that is left when the server is made (Options::accelerator_bytes), beyond the shared
+// weights.
 //
-// Lanes have equal parts of the accelerator's memory that is left when the server is made
-// (Options::accelerator_bytes), beside the weights, which are there once.
+// A lane makes its executor on its own thread, so the plan fits the lane's number of threads. The
+// file's plan is used if it was saved with as many threads; a lane with fewer makes another. Memory
+// that the system places by first touch is near the lane's cores.
 //
-// A lane makes its executor on its own thread. So the plan is one for the threads that the lane
-// has: the plan in the file is used where it was saved with as many threads, and another is made
-// where a lane has fewer. Memory is the lane's too, near its cores where the system places it by
-// first touch.
-//
-// A running request stops between two kernels after cancel(), or when its deadline has passed. Once
-// every lane has run a request, one whose tensors are lent takes no memory from the heap but what
-// kernels take.
+// A running request stops between two kernels after cancel() or its deadline. Once every lane has
+// run a request, only kernels take memory from the heap for requests with lent tensors.
 //
 // Thread safety: any thread. Fork: as the scheduler's.
 // Ownership: the server owns lanes and executors and shares the model. It shares a request from
@@ -55,13 +51,13 @@ class Server {
   using WhenFull = graph::Scheduler::WhenFull;
   using WhenClosed = graph::Scheduler::WhenClosed;
 
-  // Inputs and outputs of one run, in the order of the program's. May be submitted again, with
-  // other tensors, when it has ended; then nothing is allocated.
+  // The inputs and outputs of one run, in the program's order. When it has ended, it may be
+  // submitted again, with other tensors; then nothing is allocated.
   class Request : public graph::Request {
    public:
     std::vector<TensorView> inputs;
     std::vector<TensorView> outputs;
-    // Of the program's dimensions, for who knows them already; none: submit() finds them.
+    // Sizes of the program's dimensions, if the caller knows them; none: submit() finds them.
     std::vector<int64_t> sizes;
 
    private:
@@ -70,35 +66,34 @@ class Server {
   };
 
   struct Options {
-    // The process's cores, and the compute queues of its accelerator, in so many equal parts
+    // Splits the process's cores and its accelerator's compute queues into this many equal parts
     // (split_cores, split_compute_queues).
     int groups = 1;
     std::vector<backend::CoreGroup::Options> lanes = {};  // instead: these
     size_t capacity = 64;  // requests that may wait, beside those for which a lane is free
     WhenFull when_full = WhenFull::kWait;
-    // Of the accelerator's memory, for all lanes and the weights that they bring there. Not set:
-    // what is left of its limit.
+    // Accelerator memory for all lanes and the weights that they bring there. Not set: what is left
+    // of its limit.
     std::optional<uint64_t> accelerator_bytes = {};
-    // Options of each lane's executor, called on its thread; slots, group, compute queues and share
-    // of the memory are the server's. None: the defaults. Lanes whose executors are told no `draw`
-    // draw different numbers.
+    // Options of each lane's executor, called on its thread. The server sets slots, group, compute
+    // queues and the share of memory. None: the defaults. Executors without a `draw` draw different
+    // numbers per lane.
     std::function<GraphExecutor::Options()> executor = nullptr;
   };
 
   // Errors: those of split_cores, CoreGroup::create, GraphExecutor::Init and Scheduler::create;
-  // kUsage for several lanes of a program that changes a state of its own, which every lane would
-  // have for itself.
+  // kUsage for several lanes of a program that changes a state of its own, because each lane would
+  // have its own state.
   static Result<std::unique_ptr<Server>> create(std::shared_ptr<Model> model, Options options);
-  // Closes, cancelling what waits unless close() was called before, and waits for the rest.
-  // REQUIRES: nobody is in submit().
+  // Closes, cancels waiting requests unless close() was called before, and waits for running ones.
+  // REQUIRES: no thread is in submit().
   ~Server();
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  // Requests to a program with dimensions may be of different sizes; outputs are to have those of
-  // graph::output_shapes. Errors: kUsage for a wrong number of tensors, or one of another dtype,
-  // shape or device than the program's, with the request left as it was; those of
-  // Scheduler::submit.
+  // Requests to a program with dimensions may have different sizes; outputs must have those of
+  // graph::output_shapes. Errors: those of Scheduler::submit; kUsage, with the request unchanged,
+  // for a wrong number of tensors, or a wrong dtype, shape or device.
   Status submit(std::shared_ptr<Request> request, graph::RequestOptions options = {});
   Result<std::shared_ptr<Request>> submit(std::vector<TensorView> inputs, std::vector<TensorView> outputs,
                                           graph::RequestOptions options = {});
@@ -111,7 +106,7 @@ class Server {
   const Model& model() const { return *model_; }
   size_t lanes() const { return lanes_.size(); }
   const backend::CoreGroup& group(size_t lane) const { return *lanes_[lane]->group; }
-  // For what does not change while it runs: program(), plan(), bytes(). counts() when nothing runs.
+  // For program(), plan() and bytes(), which do not change; for counts() when nothing runs.
   const GraphExecutor& executor(size_t lane) const { return *lanes_[lane]->executor; }
 
  private:
@@ -132,7 +127,7 @@ class Server {
   const std::shared_ptr<Model> model_;
   std::atomic<uint64_t> draws_{0};
   size_t lane_count_ = 0;
-  // While lanes are made: of the accelerator's memory, what the next ones may have.
+  // While lanes are made: the accelerator memory that the next lanes may have.
   std::optional<uint64_t> accelerator_bytes_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::unique_ptr<graph::Scheduler> scheduler_;  // the first to go: it waits for what runs

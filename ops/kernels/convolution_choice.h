@@ -1,4 +1,9 @@
-// Which implementation of a convolution is the fastest on this machine, for each shape (choices.h).
+// The fastest implementation of a convolution on this machine, for each shape.
+//
+// convolution.h measures the implementations at the first call of a shape and keeps the outcome
+// here. choices.h says how choices are looked up and stored on disk.
+//
+// Thread safety: any thread; a lookup takes no lock.
 
 #pragma once
 
@@ -18,7 +23,7 @@ enum class ConvolutionImplementation : uint8_t {
 inline constexpr int kConvolutionImplementations = 2;
 const char* to_string(ConvolutionImplementation implementation);
 
-// What a call computes.
+// The operation of a call.
 enum class ConvolutionWork : uint8_t { kForward, kForwardWithBias, kBackward };
 // Which gradients, of a kBackward; bits.
 enum ConvolutionGradient : uint8_t { kOfInput = 1, kOfWeight = 2, kOfBias = 4 };
@@ -49,7 +54,7 @@ bool parse_line(const std::string& line, ConvolutionShape& shape, ConvolutionCho
 
 using ConvolutionChoices = Choices<ConvolutionShape, ConvolutionChoice>;
 
-// Those of this process.
+// The choices of this process.
 ConvolutionChoices& convolution_choices();
 
 }  // namespace hetero::ops

@@ -1,6 +1,9 @@
-// Which of several ways to compute the same is the fastest, by trying.
+// Measures which of several implementations is the fastest.
 //
-// Thread safety: any thread; the times are those of the whole machine, so concurrent measurements
+// The choosers of products and convolutions (linear_choice.h, convolution_choice.h) call it at the
+// first call of a shape.
+//
+// Thread safety: any thread. The times are those of the whole machine, so concurrent measurements
 // disturb each other.
 
 #pragma once
@@ -17,13 +20,13 @@ struct Measured {
   bool repeated = false;        // false: somebody else is using the processor, so these are guesses
 };
 
-// Times `count` candidates; run(i) runs one of them. They take turns, so that what disturbs one
-// disturbs all, and before each run other memory is read, so that no operand stays in a
-// second-level cache: between two uses of a weight a program uses others.
+// Times `count` candidates; run(i) runs one of them. They take turns, so a disturbance hits all of
+// them. Other memory is read before each run, so no operand stays in a second-level cache: between
+// two uses of a weight, a program uses others.
 Measured measure(size_t count, backend::FunctionRef<void(size_t)> run);
 
-// The fastest candidate; the first one, which is the stock kernel, unless another gains more than a
-// few percent.
+// The fastest candidate. The first one, the stock kernel, unless another gains more than a few
+// percent.
 size_t fastest(const Measured& measured);
 
 }  // namespace hetero::ops

@@ -1,4 +1,11 @@
-// The device as PyTorch sees it: guard, streams, events, hooks; see device.cpp.
+// The device as PyTorch sees it: guard, streams, events and hooks (device.cpp).
+//
+// PyTorch asks these through its registries for the current device, for the streams and events that
+// programs use, and for pinned memory. There is one device, hetero:0.
+//
+// Thread safety: registration runs once, at import, on the importing thread. What it registers may
+// be called from any thread.
+// Ownership: the registered objects are leaked on purpose, because PyTorch may call them at exit.
 
 #pragma once
 

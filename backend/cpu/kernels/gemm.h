@@ -1,5 +1,9 @@
-// A float32 matrix product as drivers in backend/ ask for it; ops/ gives that of torch's BLAS
-// (ops/kernels/blas.h).
+// Gemm: the float32 matrix product that kernels of backend/ call.
+//
+// backend/ has no BLAS of its own. ops/ passes in that of torch (ops/kernels/blas.h); tests pass in
+// a plain loop.
+//
+// Thread safety: the product is called on several threads at once, and must then start no threads.
 
 #pragma once
 

@@ -1,5 +1,9 @@
-// A vector of floats as loops that the compiler makes vectors of: the portable one of
-// attention_kernel.h and matvec_kernel.h.
+// The portable Vector: floats in plain loops, which the compiler turns into vector instructions.
+//
+// attention_kernel.h and matvec_kernel.h are templates over a vector type. This one runs on every
+// processor; vector_avx2.h and vector_avx512.h have the same functions.
+//
+// Thread safety: a value.
 
 #pragma once
 

@@ -1,12 +1,12 @@
-// The program that the interpreter of fused kernels runs on a GPU: what interpreter.h writes and
-// interpreter.cu reads.
+// The bytecode that the GPU's interpreter of fused kernels runs.
 //
-// All of it is the kernel's one parameter, an array of 64-bit words: the header, then instructions
-// and the views of operands in any order. Every thread of the launch runs the same instructions,
-// over values of its own in `slots` of 8 bytes (entries of 16 bytes take two).
+// interpreter.h writes it and interpreter.cu reads it. It is the kernel's one parameter, an array
+// of 64-bit words: the header, then instructions and the views of operands in any order. Every
+// thread of the launch runs the same instructions over its own values, in `slots` of 8 bytes.
+// Entries of 16 bytes take two slots.
 //
 //   a word of an instruction   operation 8 bits, type 8, to 8, inputs 4 x 8, variant 8; `operation` is a MapOperation, or an Instruction behind them.
-//                              Where inputs are not slots, the upper 32 bits are two immediates of 16 bits
+//                              If inputs are not slots, the upper 32 bits are two immediates of 16 bits
 //   a view                     rank, stride 0, then size and stride of dimensions 1, 2, ...
 //
 // Thread safety: pure functions.
@@ -25,8 +25,8 @@
 
 namespace hetero::backend {
 
-// Kernels come in two sizes, since what a thread's slots take is reserved for all threads that the
-// GPU could hold at once.
+// Kernels come in two sizes, because slots are reserved for all threads that the GPU can hold at
+// once.
 struct InterpreterSize {
   const char* name;
   int words;
@@ -36,7 +36,7 @@ inline constexpr InterpreterSize kInterpreterSizes[] = {{"fused_interpreter_smal
                                                         {"fused_interpreter_large", 4000, 128}};
 inline constexpr int kInterpreterSizeCount = 2;
 
-// How the launch's work is shared out.
+// How the launch divides its work.
 enum class InterpreterMode : uint8_t {
   kEntries,  // the threads of the grid side by side
   kRows,     // a group of threads has a row

@@ -1,11 +1,12 @@
-// The CUDA driver, for code that was compiled at run time: loading and launching it. Opened when it
-// is first needed, since a machine without a GPU has none.
+// The CUDA driver: loads and launches code that was compiled at run time.
 //
-//   const CudaDriver* driver = CudaDriver::get();            // null where there is none
+// The library is opened when it is first needed, because a machine without a GPU has none.
+//
+//   const CudaDriver* driver = CudaDriver::get();            // null if there is none
 //   DriverMachine machine(*driver, multiprocessors, allocate);
 //
-// Thread safety: any thread, with the GPU's primary context current. Ownership: modules stay
-// loaded; what was allocated is released with the machine.
+// Thread safety: any thread, with the GPU's primary context current.
+// Ownership: modules stay loaded. The machine releases what it allocated.
 
 #pragma once
 

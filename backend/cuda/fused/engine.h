@@ -1,25 +1,26 @@
-// FusedEngine: runs fused kernels on a GPU. It finds or makes the code of a kernel (source.h) and launches it; until there is code, the
-// precompiled interpreter runs the kernel (interpreter.h).
+// FusedEngine: runs fused kernels on a GPU. It finds or makes a kernel's code (source.h) and
+// launches it. Until there is code, the precompiled interpreter runs the kernel (interpreter.h).
 //
 //   FusedEngine engine(machine, &compiler, {.cache_folder = KernelCache::default_folder(), .interpreter = fused_interpreter_code()});
 //   if (engine.can_fuse(kernel)) engine.run(call, stream);
 //
-// A launch takes the first of these that there is:
+// A launch takes the first of these that is available:
 //
-//   code that is loaded        what is known of a launch stands beside it (FusedLaunch::device_part): from its second run on, a run fills in the
-//                              arguments and launches, without a lock and without allocating
-//   code on disk               found by the first run (kernel_cache.h)
-//   the interpreter            at once, and as free of locks. A thread of the engine has code compiled meanwhile, from the third run on or since it was asked
-//                              for ahead (prepare). Where compiling fails, which is said once, the interpreter goes on
-//   code that is waited for    where the kernel is too large for the interpreter, or there is none
+//   loaded code       FusedLaunch::device_part holds what is known of a launch. From its second run on, a run fills in the arguments and
+//                     launches, without a lock and without allocating
+//   code on disk      found by the first run (kernel_cache.h)
+//   the interpreter   at once, and without locks. A thread of the engine compiles the code meanwhile, from the third run on or on request
+//                     (prepare). If compiling fails, stderr is told once, and the interpreter goes on
+//   waiting for code  if the kernel is too large for the interpreter, or there is none
 //
-// Code is one for all launches whose source is the same: sizes and numbers are arguments. Only kernels that pass something on between launches (totals,
-// rows that several blocks share) take a lock, since those of one stream share memory of the engine.
+// Launches with equal source share code; sizes and numbers are arguments. Only kernels that pass
+// values on between launches (totals, rows that several blocks share) take a lock, because those of
+// one stream share memory of the engine.
 //
-// What touches the GPU and the compiler stands behind two interfaces, so that everything here is tested without either.
+// Two interfaces hide the GPU and the compiler, so everything here is tested without either.
 //
-// Thread safety: any thread. In a forked child the engine runs nothing. Ownership: `machine` and `compiler` outlive the engine; launches may outlive
-// it.
+// Thread safety: any thread. In a forked child the engine runs nothing.
+// Ownership: `machine` and `compiler` outlive the engine; launches may outlive it.
 
 #pragma once
 
@@ -43,12 +44,13 @@
 
 namespace hetero::backend {
 
-// The GPU that code is loaded into and runs on. Called where the device is current.
+// The GPU that loads and runs code. REQUIRES: the device is current.
 class CudaMachine {
  public:
   virtual ~CudaMachine() = default;
   virtual int multiprocessors() const = 0;
-  // The functions of these names, in order. They stay loaded as long as the machine lives. Threads load different code at the same time.
+  // The functions of these names, in order. They stay loaded as long as the machine lives. Threads
+  // may load different code at the same time.
   virtual Result<std::vector<void*>> load(const std::string& code, const std::vector<std::string>& names) = 0;
   // `arguments`: the bytes of the function's one parameter. Copied before this returns.
   virtual Status launch(void* function, unsigned blocks, unsigned threads, void* arguments, void* stream) = 0;
@@ -59,7 +61,7 @@ class CudaMachine {
 class CudaCompiler {
  public:
   virtual ~CudaCompiler() = default;
-  // What code depends on beside its source: the GPU's architecture, and the compiler's version.
+  // The GPU's architecture and the compiler's version: code depends on these and on its source.
   virtual std::string target() const = 0;
   virtual Result<std::string> compile(const std::string& text) = 0;
 };
@@ -81,25 +83,27 @@ class FusedEngine {
     int64_t planned = 0;  // launches of which nothing was known
   };
 
-  // `compiler` may be null: then the interpreter runs everything. REQUIRES: the device is current. An interpreter that the machine does not take is
-  // none.
+  // `compiler` may be null; the interpreter then runs everything. An interpreter that the machine
+  // refuses counts as none. REQUIRES: the device is current.
   FusedEngine(CudaMachine& machine, CudaCompiler* compiler, Options options);
   FusedEngine(const FusedEngine&) = delete;
   FusedEngine& operator=(const FusedEngine&) = delete;
-  // Waits for what is being compiled.
+  // Waits for running compilations.
   ~FusedEngine();
 
   bool has_interpreter() const { return !interpreter_.empty(); }
   bool can_fuse(const FusedKernel& kernel) const;
 
-  // Enqueues the kernel on the stream. REQUIRES: can_fuse(call.kernel); the device is current.
-  // `provisional`, where there is one, becomes true where a later run will do better: what is interpreted now is being compiled, or will be.
-  // Errors: kDevice, where the driver fails, or the compiler for what cannot be interpreted.
+  // Enqueues the kernel on the stream. Sets `*provisional`, if given, when a later run will do
+  // better because code is being compiled, or will be. REQUIRES: can_fuse(call.kernel); the device
+  // is current. Errors: kDevice if the driver fails, or the compiler for a kernel that cannot be
+  // interpreted.
   Status run(const FusedCall& call, void* stream, bool* provisional = nullptr);
 
-  // Has the code compiled in the background that runs of this launch with aligned operands need. Addresses and numbers are not looked at.
+  // Compiles in the background the code that runs of this launch with aligned operands need.
+  // Ignores addresses and numbers.
   void prepare(const FusedCall& call);
-  // Blocks until everything that was asked for is compiled, or failed to be.
+  // Blocks until everything requested is compiled, or has failed.
   void wait_until_compiled();
 
   Counters counters() const;

@@ -1,18 +1,18 @@
-// What the names of fused kernels compute on a GPU: a function for each MapOperation, a struct for
-// each ReduceOperation of backend/fused/kernel.h.
+// What fused kernels compute on a GPU: a function for each MapOperation and a struct for each
+// ReduceOperation of backend/fused/kernel.h.
 //
-// One definition for everything: this text stands at the head of each generated kernel (source.h),
-// which NVRTC compiles for a GPU and tests compile as plain C++, and the interpreter includes it
-// (interpreter.cu). So it includes nothing but <math.h>, and only on a host.
+// This is the one definition. It is the head of each generated kernel (source.h), which NVRTC
+// compiles for a GPU and tests compile as plain C++. The interpreter includes it too
+// (interpreter.cu). So it includes only <math.h>, and only on a host.
 //
-// Formulas are ATen's: exact operations give the CPU's bits, the others those of CUDA's math
-// library. A product and a sum are one rounding only where fma is written; generated kernels are
-// compiled with --fmad=false, so that fusing changes no result. The half types are storage: what is
-// computed in them is computed in float.
+// Formulas are ATen's. Exact operations give the CPU's bits, the others those of CUDA's math
+// library. A product and a sum share a rounding only where fma is written. Generated kernels are
+// compiled with --fmad=false, so fusing changes no result. The half types are storage; arithmetic
+// is in float.
 //
 // Reducers: begin(), add(entry, its index in the row), merge(another part of the row), finish().
-// Parts come in any order: of equal entries the first place counts. Sums are made in the entry's
-// own type, and of many partial sums, as eager CUDA does.
+// Parts come in any order; of equal entries the first place counts. Sums are made in the entry's
+// own type, of many partial sums, as in eager CUDA.
 
 #pragma once
 
@@ -34,7 +34,7 @@ struct alignas(16) Bits128 {
   Bits64 low, high;
 };
 
-// Types of entries that C++ does not have.
+// Entry types that C++ lacks.
 struct Bool {
   Bits8 value;
   HETERO_DEVICE operator bool() const { return value != 0; }
@@ -69,7 +69,7 @@ struct BitsOf<16> {
   typedef Bits128 Type;
 };
 
-// Values live as bits; functions see them as what they are.
+// Values are stored as bits. Functions see them in their type.
 template <typename T, typename Bits>
 HETERO_DEVICE T as(Bits bits) {
   static_assert(sizeof(T) == sizeof(Bits), "an entry of another size");

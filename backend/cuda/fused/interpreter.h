@@ -8,9 +8,9 @@
 //     launch the interpreter of kInterpreterSizes[program->size] with launch.blocks(it.kind) blocks of kCudaThreads threads and the words
 //   }
 //
-// A program does what the source for the same variant does (source.h), pass by pass, thread by
-// thread and in the same order, so the results are equal bits. Unlike a source it belongs to one
-// space.
+// A program does what the source of the same variant does (source.h), pass by pass, thread by
+// thread and in the same order. So the results have equal bits. Unlike a source, a program belongs
+// to one space.
 //
 // Thread safety: pure functions.
 
@@ -56,8 +56,8 @@ struct InterpreterProgram {
 std::optional<InterpreterProgram> interpreter_program(const FusedKernel& kernel, const CudaVariant& variant,
                                                       const RowSpace& space, const CudaLaunch& launch);
 
-// Whether every stage of the kernel has a program, in whatever space. REQUIRES:
-// cuda_refusal(kernel) is null.
+// Whether every stage of the kernel has a program, in any space. REQUIRES: cuda_refusal(kernel) is
+// null.
 bool can_interpret(const FusedKernel& kernel);
 
 // The interpreter's machine code, for CudaMachine::load; only in builds with the cuda device.

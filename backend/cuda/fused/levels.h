@@ -1,7 +1,9 @@
-// FusedLevels: which passes over the row a kernel needs on a GPU, for whoever writes them (source.h, interpreter.h).
+// FusedLevels: the passes over a row that a kernel needs on a GPU, for the writers of kernels
+// (source.h, interpreter.h).
 //
-// Each value has a level: how many reductions lie between it and what is loaded. A pass over the row of level L has all row values up to L; it computes
-// the reductions that level L + 1 begins with, and from the loads on what they need. The last one computes what is stored for each entry.
+// A value's level is the number of reductions between it and the loads. The pass of level L has all
+// row values up to L. It computes the reductions of level L + 1, and what these need, from the
+// loads on. The last pass computes the stored entries.
 //
 // Thread safety: immutable. Ownership: keeps a reference to the kernel.
 
@@ -39,7 +41,7 @@ class FusedLevels {
   bool has_row_stores() const;
   bool has_entry_stores() const;
 
-  // By value: the element values that a pass of the level needs, or the one that stores.
+  // Per value: the element values that a pass of the level needs, or the pass that stores.
   std::vector<uint8_t> needed(int level, bool stores) const;
 
  private:

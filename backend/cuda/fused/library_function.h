@@ -1,4 +1,4 @@
-// A function of a library that was opened at run time, for driver.h and nvrtc.h.
+// Looks up a function in a library that was opened at run time, for driver.h and nvrtc.h.
 //
 // Thread safety: pure.
 
@@ -8,7 +8,7 @@
 
 namespace hetero::backend {
 
-// False, and null, where the library has none of this name.
+// False, and null, if the library has no function of this name.
 template <typename Function>
 bool find_function(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, name));

@@ -1,11 +1,11 @@
-// NVRTC, NVIDIA's compiler for CUDA source, opened when it is first needed: programs run without
+// NVRTC, NVIDIA's compiler for CUDA source, opened when it is first needed. Programs run without
 // it, and without a GPU.
 //
-//   const Nvrtc* nvrtc = Nvrtc::get();                     // null where the machine has none
+//   const Nvrtc* nvrtc = Nvrtc::get();                     // null if the machine has none
 //   Result<std::string> code = nvrtc->compile(text, {9, 0});   // a cubin
 //
-// The library is looked for by the names of the versions that are supported, among what the process
-// has loaded already (PyTorch brings one) and where the system looks for libraries.
+// The library is searched by the names of the supported versions: first among the libraries that
+// the process has loaded (PyTorch brings one), then in the system's paths.
 //
 // Thread safety: any thread.
 
@@ -30,9 +30,8 @@ class Nvrtc {
   // "12.4"
   const std::string& version() const { return version_; }
   bool supports(ComputeCapability capability) const;
-  // Machine code for GPUs of this capability. Nothing is rounded together that the text does not
-  // round together.
-  // Errors: kDevice, with what the compiler says.
+  // Compiles machine code for GPUs of this capability. Operations share a rounding only if the
+  // source says so. Errors: kDevice, with the compiler's message.
   Result<std::string> compile(const std::string& text, ComputeCapability capability) const;
 
  private:

@@ -1,4 +1,5 @@
-// Fused kernels as CUDA source: the text of a kernel's functions, and what they are called with.
+// Fused kernels as CUDA source: the text of a kernel's functions, and the arguments of their
+// launches.
 //
 //   CudaVariant variant = choose_variant(kernel, launch.space, aligned, multiprocessors);
 //   CudaSource source = write_source(kernel, variant);       // compile source.text, e.g. with NVRTC
@@ -6,18 +7,21 @@
 //   fill_arguments(source, space, plan, operands, numbers, states, words);
 //   for (entry of source.entries) launch entry.name with plan.blocks(entry.kind) blocks of kCudaThreads threads and the words
 //
-// The text depends on the kernel's structure and on the variant: which operands are read in vectors, in how many dimensions each one is walked. Sizes,
-// strides, addresses and numbers are arguments, so one text serves many shapes.
+// The text depends on the kernel's structure and on the variant: which operands are read in
+// vectors, and over how many dimensions each is walked. Sizes, strides, addresses and numbers are
+// arguments, so one text serves many shapes.
 //
 //   kernels without row values   a thread takes `vector` entries at a time, with a stride of the whole grid
-//   rows                         a group of threads (a warp or a block) takes a row. Each reduction ends a pass over the row; what later passes
-//                                need of its entries is computed again
-//   few long rows                several blocks share a row. Each pass is a function of its own, which leaves the states of the parts in
+//   rows                         a group of threads (a warp or a block) takes a row. Each reduction ends a pass over the row; later passes
+//                                compute the entries that they need again
+//   few long rows                several blocks share a row. Each pass is a function of its own. It leaves the states of the parts in
 //                                memory and merges those of earlier passes, in order: no atomics
 //
-// Kernels with totals are given as their stages (backend/cpu/fused/stages.h), of which none has totals.
+// Kernels with totals are given as their stages (backend/cpu/fused/stages.h), none of which has
+// totals.
 //
-// The head of the text are formulas.h and threads.h. No CUDA header is needed here, and none by the text.
+// formulas.h and threads.h are the head of the text. Neither this file nor the text needs a CUDA
+// header.
 //
 // Thread safety: pure functions.
 
@@ -39,7 +43,7 @@ inline constexpr int kCudaStateBytes = 32;   // of a reducer's state, at most
 inline constexpr int kMaxCudaOperands = 64;  // what fits into a kernel's arguments
 inline constexpr int kMaxCudaNumbers = 256;
 
-// A kernel that one source is written for: the whole, or a stage of one with totals.
+// A kernel with one source: a whole kernel, or a stage of one with totals.
 struct CudaStage {
   FusedKernel kernel;
   RowSpace space;
@@ -52,13 +56,13 @@ struct CudaStages {
 // REQUIRES: the launch was prepared for kernel and space; the kernel has no checks.
 CudaStages cuda_stages(const FusedKernel& kernel, const FusedSpace& space, const FusedLaunch& launch);
 
-// Why no source can be written for the kernel; null where it can.
+// Why no source can be written for the kernel; null if one can.
 const char* cuda_refusal(const FusedKernel& kernel);
 
-// Where the entries of an operand lie, as one kernel walks them.
+// Where an operand's entries are, as one kernel walks them.
 enum class CudaView : uint8_t { kEntries, kInRow, kByRow };
 
-// How a thread's entries lie.
+// How a thread's entries are laid out.
 enum class CudaAccess : uint8_t { kVector, kStrided, kSame };
 
 struct CudaVariant {
