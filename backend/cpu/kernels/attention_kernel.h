@@ -1,17 +1,19 @@
-// The inner loops of attention.h, written once over vectors of floats and compiled once for each
-// instruction set.
+// The inner loops of attention.h: templates over a vector of floats, compiled once per instruction
+// set.
 //
-// As with matvec_kernel.h, attention_avx512.cpp and attention_avx2.cpp are compiled with flags of
-// their own. So that no function of theirs can be taken by the linker in place of one compiled for
-// every processor, this header includes nothing of the standard library that has code, and
-// everything in it is a template over a type of the including file's unnamed namespace.
+// attention_avx512.cpp and attention_avx2.cpp are compiled with their own flags. The linker must
+// not take a function of theirs in place of one for every processor. So this header includes
+// nothing of the standard library that has code, and everything in it is a template over a type of
+// the including file's unnamed namespace. matvec_kernel.h does the same.
 //
-// A vector type V has kWidth, kRegisters and the functions that AVX2's has (attention_avx2.cpp); of
+// A vector type V has kWidth, kRegisters and the functions of AVX2's (attention_avx2.cpp). In
 // `first` and its like, only the first n elements count.
 //
-// Packed matrices: a matrix [rows, columns] lies in panels of panel_columns<V>() columns, the last
-// one narrower. A panel is its rows one after another, so that a product reads it from its begin to
-// its end. Columns are filled with zeros to whole vectors.
+// Packed matrices: a matrix [rows, columns] is stored in panels of panel_columns<V>() columns, the
+// last one narrower. A panel holds its rows one after another, so a product reads it from begin to
+// end. Columns are padded with zeros to whole vectors.
+//
+// Thread safety: pure functions.
 
 #pragma once
 
@@ -21,11 +23,11 @@
 
 namespace hetero::backend {
 
-// The widest vector, in floats. Rows of scores and of sums have room for whole vectors.
+// The widest vector, in floats. Rows of scores and of sums are padded to whole vectors.
 inline constexpr int64_t kAttentionMaxWidth = 16;
 
-// Matrices [rows, columns] of several heads, which are packed side by side: where heads are
-// interleaved, memory is read in its order.
+// Matrices [rows, columns] of several heads, packed together: interleaved heads are read in memory
+// order.
 struct AttentionPacking {
   const float* from;
   int64_t stride;
@@ -68,7 +70,7 @@ struct AttentionScores {
   bool mask_by_row = false;  // one number for each row, instead of one for each column
 };
 
-// A softmax that goes on from block to block of columns.
+// A softmax that continues from block to block of columns.
 struct AttentionSoftmax {
   float* largest;  // of each row so far; -inf before the first block
   float* sums;     // of exp(score - largest); 0 before the first block
@@ -79,21 +81,22 @@ struct AttentionSoftmax {
   int64_t out_columns = 0;
 };
 
-// Scores become weights, exp(score - logsumexp); gradients of weights become gradients of scaled
-// scores, weight * (gradient - dot).
+// Turns scores into weights, exp(score - logsumexp), and gradients of weights into gradients of
+// scaled scores, weight * (gradient - dot).
 struct AttentionGradients {
   float* gradients;  // in the shape of the scores
   const float* logsumexp;
   const float* dots;
 };
 
-// What an instruction set offers.
+// The functions of an instruction set.
 struct AttentionKernels {
   void (*pack)(const AttentionPacking& packing);
   // The packed transposes, [columns, rows].
   void (*pack_transposed)(const AttentionPacking& packing);
   void (*multiply)(const AttentionProduct& product);
-  // Scores become exp(score - largest); what is not attended to becomes 0, to whole vectors.
+  // Turns scores into exp(score - largest). Columns that are not attended to become 0, to whole
+  // vectors.
   void (*soften)(const AttentionScores& scores, const AttentionSoftmax& softmax);
   void (*differentiate)(const AttentionScores& scores, const AttentionGradients& gradients);
   // to[r] = from[r] * factors[r * factor_step].
@@ -116,7 +119,7 @@ struct AttentionPairPacking {
   float* to;
 };
 
-// What a processor with instructions for pairs of bfloat16 offers. Pairs lie in the place of
+// The functions of a processor with instructions for pairs of bfloat16. Pairs take the place of
 // floats, and strides, rows and steps count them.
 struct AttentionPairKernels {
   void (*pack)(const AttentionPairPacking& packing);
@@ -209,7 +212,7 @@ void pack_transposed(const AttentionPacking& packing) {
 
 // ---- products -------------------------------------------------------------------------------------------------------------
 
-// R rows and C vectors of c, whose sums stay in registers.
+// R rows and C vectors of c, with the sums in registers.
 template <typename V, int R, int C, bool transposed>
 inline void multiply_tile(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t steps, float* c,
                           int64_t c_stride, bool add) {
@@ -247,7 +250,7 @@ inline void multiply_tile(const float* a, int64_t a_stride, const float* b, int6
   }
 }
 
-// As many rows at once as have their sums in registers, beside C vectors of b and one of a.
+// As many rows at once as fit their sums in registers, with C vectors of b and one of a.
 template <typename V, int C>
 constexpr int tile_rows() {
   if (V::kRegisters >= 32) return C == 4 ? 6 : 8;
@@ -372,8 +375,8 @@ void soften(const AttentionScores& scores, const AttentionSoftmax& softmax) {
     float* const row = scores.scores + r * scores.stride;
     const int64_t count = attended<V>(scores.columns, scores.diagonal, r);
     const V none = V::of(-kInfinity);
-    // A mask and a negative scale need the scores themselves; else the largest one is that of the
-    // products.
+    // A mask and a negative scale need the scores themselves. Otherwise the largest product has the
+    // largest score.
     const bool scaled = scores.mask != nullptr || !(scores.scale > 0);
     const V scale = V::of(scores.scale);
     V tops[4] = {none, none, none, none};
@@ -398,7 +401,7 @@ void soften(const AttentionScores& scores, const AttentionSoftmax& softmax) {
     const float top = V::max(V::max(tops[0], tops[1]), V::max(tops[2], tops[3])).largest() * unit;
     const float before = softmax.largest[r];
     const float largest = top > before ? top : before;
-    // Where nothing is attended to, all exponentials are 0, and NaN stays NaN.
+    // If a row attends to nothing, all exponentials are 0, and NaN stays NaN.
     const float shift = largest == -kInfinity ? 0.0f : largest;
     const V units = V::of(unit), negative = V::of(-shift);
     V sum = V::zero();

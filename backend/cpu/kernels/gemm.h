@@ -11,8 +11,8 @@
 
 namespace hetero::backend {
 
-// c[m, n] = a[m, k] * b[k, n], plus what c holds where `accumulate`. Row-major; lda, ldb, ldc
-// elements from row to row of the memory.
+// c[m, n] = a[m, k] * b[k, n], plus c's former value if `accumulate`. Row-major; lda, ldb and ldc
+// are the elements from row to row of the memory.
 struct Gemm {
   bool a_transposed = false;  // a's memory is [k, m]
   bool b_transposed = false;  // b's memory is [n, k]

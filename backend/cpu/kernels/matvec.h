@@ -1,19 +1,17 @@
-// Products of a few rows with a large matrix: y = x * w^T + bias, or x * w + bias, for one to eight
-// rows of x.
+// Matvec: products of one to eight rows with a large matrix, y = x * w^T + bias or x * w + bias.
 //
-// Such a product reads w once and does little else, so the aim is the speed of memory: several rows
-// of w are in flight at a time, they are split over parallel_for, and nothing is copied or packed.
-// Sums are kept in float32 and rounded once, when they are stored.
+// Such a product reads w once and does little else, so it should run at the speed of memory.
+// Several rows of w are in flight at a time, parallel_for divides them, and nothing is copied or
+// packed. Sums are kept in float32 and rounded once, when they are stored.
 //
 //   Matvec call{.element = Element::kBfloat16, .m = 1, .n = 3072, .k = 1024, .x = x, .x_stride = 1024, .w = w, .w_stride = 1024,
 //               .y = y, .y_stride = 3072};
 //   matvec(call);
 //
-// Several products of one x, such as those of a layer with the weights of Q, K and V, may be one
-// call: x is prepared once and the threads start once, over the outputs of all.
+// Several products of one x, such as those with the weights of Q, K and V, may be one call. It
+// prepares x once and starts the threads once, over the outputs of all.
 //
-// A result does not depend on the number of threads; it depends on the instruction set in its last
-// bits.
+// A result does not depend on the number of threads. Its last bits depend on the instruction set.
 //
 // Thread safety: any thread; calls share nothing.
 
@@ -60,16 +58,15 @@ inline const std::byte* weight_of(const Matvec& call, int64_t output) {
   return element_at(call.w, output * (call.columns ? 1 : call.w_stride), call.element);
 }
 
-// Whether calls may be computed together: they have the same x and prepare it the same way.
+// Whether calls may be computed together: they have the same x and prepare it in the same way.
 inline bool same_x(const Matvec& a, const Matvec& b) {
   return a.element == b.element && a.columns == b.columns && a.m == b.m && a.k == b.k && a.x == b.x &&
          a.x_stride == b.x_stride && a.x_columns == b.x_columns;
 }
 
-// Writes the y of each call, to the bits of the calls made one by one. Takes no memory from the
-// heap once it has run with as large an x.
-// REQUIRES: same_x for any two calls; 0 <= m <= kMaxMatvecRows; a y overlaps nothing that is read,
-// and no other y.
+// Writes the y of each call, with the bits of separate calls. Takes no heap memory once it has run
+// with as large an x. REQUIRES: same_x for any two calls; 0 <= m <= kMaxMatvecRows; no y overlaps
+// an input or another y.
 void matvec(std::span<const Matvec> calls);
 // The same by a given instruction set, for tests. REQUIRES: set <= instruction_set().
 void matvec(std::span<const Matvec> calls, InstructionSet set);

@@ -1,18 +1,20 @@
-// The inner loops of matvec.h, written once over vectors of floats and compiled once for each
-// instruction set.
+// The inner loops of matvec.h: templates over a vector of floats, compiled once per instruction
+// set.
 //
-// matvec_avx512.cpp and matvec_avx2.cpp are compiled with flags of their own. So that no function
-// of theirs can be taken by the linker in place of one compiled for every processor, this header
-// includes nothing of the standard library that has code, and everything in it is a template over a
-// type of the including file's unnamed namespace.
+// matvec_avx512.cpp and matvec_avx2.cpp are compiled with their own flags. The linker must not take
+// a function of theirs in place of one for every processor. So this header includes nothing of the
+// standard library that has code, and everything in it is a template over a type of the including
+// file's unnamed namespace.
 //
-// A vector type V has: kWidth, kRegisters, zero(), load(p), store(p), broadcast(p), fma(a, b, c) =
-// a * b + c, keep(v), which lets the compiler forget that v is in memory, and sums(a, b, c, d,
-// out), the sum of each. The order in which a vector's elements are added is the same wherever it
-// stands. A loader L reads a block of 2 * V::kWidth elements as two vectors of floats, in an order
-// of its own, the same each time: Stored (the element's bytes), load(p, low, high), load_part(p,
-// count, low, high) with zeros behind `count`. One that keeps the order also has narrow(low, high,
-// p).
+// A vector type V has kWidth, kRegisters, zero(), load(p), store(p), broadcast(p), fma(a, b, c) = a
+// * b + c, keep(v), which makes the compiler forget that v is in memory, and sums(a, b, c, d, out),
+// the sum of each. A vector's elements are added in the same order wherever it is.
+//
+// A loader L reads a block of 2 * V::kWidth elements as two vectors of floats, in a fixed order of
+// its own. It has Stored (the element's bytes), load(p, low, high), and load_part(p, count, low,
+// high), with zeros after `count`. A loader that keeps the order also has narrow(low, high, p).
+//
+// Thread safety: pure functions.
 
 #pragma once
 
@@ -22,7 +24,7 @@
 
 namespace hetero::backend {
 
-// Part of a product: `count` outputs beginning with the first one that w points to.
+// Part of a product: `count` outputs, starting with the one that w points to.
 struct MatvecPart {
   const float* x;    // [m, x_stride]: as `prepare` left it
   int64_t x_stride;  // k rounded up to whole blocks
@@ -34,7 +36,7 @@ struct MatvecPart {
   int64_t out_stride;
 };
 
-// What an instruction set offers for one element type.
+// The functions of an instruction set for one element type.
 struct MatvecKernels {
   // Rounds the floats of whole blocks; in the order of memory.
   void (*narrow)(const float* floats, int64_t count, void* out);
@@ -76,7 +78,7 @@ void narrow_blocks(const float* floats, int64_t count, void* out) {
   }
 }
 
-// How many rows of w are read at once: R * M sums, 2 * R vectors of w and one of x fit in the
+// How many rows of w are read at once. R * M sums, 2 * R vectors of w and one of x fit in the
 // registers.
 template <typename V, int M>
 constexpr int dot_row_count() {
@@ -104,7 +106,7 @@ inline void dot_rows(const MatvecPart& part, int64_t first) {
     for (int r = 0; r < R; ++r) load(w + r * part.w_stride + i, low[r], high[r]);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
-      // Else the compiler loads it anew for each row of w.
+      // Otherwise the compiler loads it again for each row of w.
       const V x_low = V::keep(V::load(part.x + m * part.x_stride + i));
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) sums[r][m] = V::fma(low[r], x_low, sums[r][m]);

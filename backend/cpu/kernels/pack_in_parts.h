@@ -1,5 +1,8 @@
-// Products whose weight is packed for one call only: some outputs at a time, into memory that the
-// thread keeps.
+// pack_in_parts: runs products whose weight is packed for one call only.
+//
+// It packs some outputs at a time, into memory that the thread keeps from call to call.
+//
+// Thread safety: any thread; the memory is the calling thread's.
 
 #pragma once
 
@@ -13,8 +16,8 @@
 
 namespace hetero::backend {
 
-// Calls use(part, memory) for parts of the call's outputs, where `memory` has room for `extra`
-// bytes and the part's panels of `width` outputs.
+// Calls use(part, memory) for parts of the call's outputs. `memory` has room for `extra` bytes and
+// the part's panels of `width` outputs.
 template <typename Use>
 void pack_in_parts(const Matvec& call, int64_t width, int64_t panel_bytes, Use use, int64_t extra = 0) {
   constexpr int64_t kMostBytes = 16 << 20;

@@ -1,21 +1,21 @@
-// Matrix products by vector instructions with a packed weight: y = x * w^T + bias, or x * w + bias,
-// for any number of rows. x may be transposed too, as in the gradient of a weight.
+// panel_gemm: matrix products by vector instructions with a packed weight.
 //
-// w is packed into panels of 16 or 32 outputs, in the order in which a kernel reads them
-// (panel_kernel.h). x is read where it lies, unless its layout stands in the way. Float32 is
-// multiplied as such, 2-byte elements as floats, and bfloat16 by the processor's own instruction
-// where it has one. Sums are kept in float32 and rounded once.
+// It computes y = x * w^T + bias, or x * w + bias, for any number of rows. x may be transposed too,
+// as in the gradient of a weight. w is packed into panels of 16 or 32 outputs, in the order in
+// which a kernel reads them (panel_kernel.h). x is read in place unless its layout prevents that.
+// Float32 is multiplied as such, 2-byte elements as floats, and bfloat16 by the processor's own
+// instruction if it has one. Sums are kept in float32 and rounded once.
 //
 //   void* const memory = std::aligned_alloc(64, panel_weight_bytes(call.element, call.n, call.k));
 //   pack_panel_weight(call, memory);  // once
 //   call.packed = memory;
 //   panel_gemm(call);                 // often
 //
-// A result depends neither on the number of threads nor on the other rows; it depends on the
-// instruction set in its last bits.
+// A result depends neither on the number of threads nor on the other rows. Its last bits depend on
+// the instruction set.
 //
-// Each thread keeps what it copies of x from call to call, typically less than 512 KiB, and up to
-// 16 MiB for weights that are not packed before.
+// Each thread keeps its copies of x from call to call, typically less than 512 KiB, and up to 16
+// MiB for weights that are not packed in advance.
 //
 // Thread safety: any thread; calls share nothing.
 
@@ -33,14 +33,13 @@ inline bool has_panels(InstructionSet set = instruction_set()) { return set != I
 
 // The memory of a packed weight, a multiple of 64: as much as the weight, in whole panels.
 int64_t panel_weight_bytes(Element element, int64_t n, int64_t k, InstructionSet set = instruction_set());
-// Packs the w of a call; what else is in the call is not looked at. REQUIRES: has_panels(set); `to`
-// is aligned to 64 bytes.
+// Packs the w of a call and ignores the rest of it. REQUIRES: has_panels(set); `to` is aligned to
+// 64 bytes.
 void pack_panel_weight(const Matvec& call, void* to, InstructionSet set = instruction_set());
 
-// Writes the y of each call. A call whose `packed` is null has its w packed each time, which is
-// worth it for many rows.
-// REQUIRES: has_panels(set), and set <= instruction_set(); same_x for any two calls; a y overlaps
-// nothing that is read, and no other y.
+// Writes the y of each call. If `packed` is null, w is packed each time, which pays for many rows.
+// REQUIRES: has_panels(set), and set <= instruction_set(); same_x for any two calls; no y overlaps
+// an input or another y.
 void panel_gemm(std::span<const Matvec> calls, InstructionSet set = instruction_set());
 inline void panel_gemm(const Matvec& call, InstructionSet set = instruction_set()) {
   panel_gemm(std::span(&call, 1), set);

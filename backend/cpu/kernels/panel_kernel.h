@@ -1,16 +1,19 @@
-// The inner loops of panel_gemm.h, written once over vectors of floats and compiled once for each
-// instruction set. As in matvec_kernel.h, everything here is a template over a type of the
-// including file's unnamed namespace, so that no function is taken for one compiled for every
-// processor.
+// The inner loops of panel_gemm.h: templates over a vector of floats, compiled once per instruction
+// set.
 //
-// A panel is a packed part of w: for each step along k, the elements of `width` outputs, two
-// vectors of sums. Of x, a step of a row is one number that all lanes share. So a step reads two
+// As in matvec_kernel.h, everything here is a template over a type of the including file's unnamed
+// namespace, so the linker takes no function in place of one for every processor.
+//
+// A panel is a packed part of w: for each step along k, the elements of `width` outputs, which are
+// two vectors of sums. A row's step of x is one number that all lanes share. So a step reads two
 // vectors and `rows` numbers for 2 * rows multiplications, and the sums stay in registers.
 //
-// A format F of steps has: X (what x has for a step), Stored (the element of w and y), V (its
-// vector of floats), load(w, low, high), which reads a step of a panel, share(x), multiply_add(x,
-// w, sum), and narrow(low, high, y), which rounds a row of sums. Where F::kTerms is 2, a step is
-// two elements of k.
+// A format F of steps has X (a step's type in x), Stored (the element of w and y), V (its vector of
+// floats), load(w, low, high), which reads a step of a panel, share(x), multiply_add(x, w, sum),
+// and narrow(low, high, y), which rounds a row of sums. If F::kTerms is 2, a step is two elements
+// of k.
+//
+// Thread safety: pure functions.
 
 #pragma once
 
@@ -33,7 +36,7 @@ struct PanelPart {
   int64_t count = 0;     // outputs, at most the width
 };
 
-// What an instruction set offers for an element type.
+// The functions of an instruction set for one element type.
 struct PanelKernels {
   int64_t rows;   // of one part, at most
   int64_t width;  // of a panel
@@ -42,7 +45,7 @@ struct PanelKernels {
   void (*multiply)(const PanelPart& part);
 };
 
-// By the number of an Element. The last has bfloat16 alone, by instructions of its own.
+// Indexed by Element. The last entry has bfloat16 only, by its own instructions.
 const PanelKernels& panel_kernels_avx2(int element);
 const PanelKernels& panel_kernels_avx512(int element);
 const PanelKernels& panel_kernels_bfloat16();
@@ -73,7 +76,7 @@ template <typename F, int R>
     w += kWidth * F::kTerms;
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      // Else the compiler loads it twice.
+      // Otherwise the compiler loads it twice.
       const V shared = V::keep(F::share(x[r / 3] + (r % 3) * part.x_stride));
       sums[r][0] = F::multiply_add(shared, low, sums[r][0]);
       sums[r][1] = F::multiply_add(shared, high, sums[r][1]);

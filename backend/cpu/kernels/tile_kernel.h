@@ -1,10 +1,13 @@
-// The loops of tile_gemm that are compiled for the tile unit (tile_kernel_amx.cpp), behind a table.
+// The loops of tile_gemm.h that are compiled for the tile unit (tile_kernel_amx.cpp), behind a
+// table.
 //
 // A tile has 16 rows of 64 bytes. Tiles of x have 16 rows of 32 elements. Tiles of w have 16 pairs
 // of elements for each of 16 outputs: row i has elements 2i and 2i + 1 of output 0, of output 1,
 // and so on. A float32 element is three planes, in a tile each, the largest first.
 //
 //   x: [row / 16][k / 32][plane] tiles     w: [n / 32][k / 32][plane][2] tiles (a panel is all of one n / 32)
+//
+// Thread safety: any thread; a thread sets up the unit for itself.
 
 #pragma once
 
@@ -21,8 +24,8 @@ inline constexpr int64_t kPanel = 32;      // outputs
 inline constexpr int64_t kTileBytes = 1024;
 
 inline int64_t plane_count(Element element) { return element == Element::kFloat32 ? 3 : 1; }
-// Of floats that are multiplied with elements: two planes are as exact as sums of products of
-// bfloat16 are.
+// The planes of a float that is multiplied with bfloat16: two are as exact as sums of such
+// products.
 inline int64_t float_plane_count(Element element) { return element == Element::kFloat32 ? 3 : 2; }
 inline int64_t tiles_of(int64_t k) { return (k + kTileDepth - 1) / kTileDepth; }
 // The memory of a panel, and of 16 rows.
@@ -32,24 +35,23 @@ inline int64_t float_tile_bytes(Element element, int64_t k) {
   return tiles_of(k) * float_plane_count(element) * kTileBytes;
 }
 
-// The sizes of float32 values as bits, which are in the order of magnitudes, with those that are no
-// number last.
+// Magnitudes of float32 values as bits. Their order is that of the values, with NaN last.
 struct Magnitudes {
   uint32_t largest = 0;
   uint32_t least =
       0xffffffff;  // of the rows of x or outputs of w that are not all 0: the smallest of their largest magnitudes
 
-  // Adds those of other rows or outputs.
+  // Adds the magnitudes of other rows or outputs.
   void join(const Magnitudes& other) {
     largest = largest > other.largest ? largest : other.largest;
     least = least < other.least ? least : other.least;
   }
 };
 
-// Whether planes have the products of x and w. Nothing is infinite, or so large that a sum of
-// products becomes so. No row of x and no output of w is so small as a whole that its lesser planes
-// or their products are not there; and nothing is so large that it lifts what small elements beside
-// larger ones have lost, 2^-126 of each, above 2^-86. 0 has no planes, and none are missing.
+// Whether planes can compute the products of x and w. Three things must hold. No value is infinite,
+// or so large that a sum of products becomes infinite. No row of x and no output of w is so small
+// as a whole that its lesser planes or their products vanish. And no value is large enough to lift
+// what small elements lose, 2^-126 each, above 2^-86. 0 has no planes, and loses nothing.
 bool within_reach(const Magnitudes& x, const Magnitudes& w);
 
 // The product of packed rows with a panel.
@@ -66,27 +68,28 @@ struct TilePart {
   void* y = nullptr;
   int64_t y_stride = 0;  // in elements
   int64_t count = 0;     // outputs, at most 32
-  // What is multiplied next, to be brought into the second-level cache: so many lines with each
-  // tile of k for each 32 rows. Or null.
+  // The next operand, to be brought into the second-level cache: this many lines with each tile of
+  // k for each 32 rows. May be null.
   const std::byte* next = nullptr;
   int64_t next_lines = 0;
 };
 
 struct TileKernels {
-  // Rows to tiles, and up to 32 outputs to a panel. x is [rows, k], for pack_rows_across [k, rows].
-  // Magnitudes of rows are those of float32 elements; of bfloat16, panels have the largest.
+  // Packs rows into tiles, and up to 32 outputs into a panel. x is [rows, k], for pack_rows_across
+  // [k, rows]. Magnitudes of rows are those of float32 elements. Panels of bfloat16 have the
+  // largest one.
   Magnitudes (*pack_rows)(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to, int64_t to_stride);
   Magnitudes (*pack_rows_across)(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to,
                                  int64_t to_stride);
-  // The same from floats whatever the element, for multiply_floats.
+  // The same from floats, whatever the element, for multiply_floats.
   void (*pack_floats)(const float* x, int64_t stride, int64_t rows, int64_t k, std::byte* to, int64_t to_stride);
   Magnitudes (*pack_panel)(const void* w, int64_t stride, bool columns, int64_t count, int64_t k, std::byte* to);
   void (*multiply)(const TilePart& part);
   void (*multiply_floats)(const TilePart& part);
 };
 
-// The unit is set up for x of `rows` rows (16 for more) as long as one lives, and then as it was
-// before: oneDNN uses it too.
+// Sets up the unit for x of `rows` rows (16 for more) during its lifetime and then restores it,
+// because oneDNN uses the unit too.
 class TileUnit {
  public:
   explicit TileUnit(int64_t rows);
