@@ -4,6 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 .venv/bin/python scripts/check_includes.py
+.venv/bin/python scripts/write_options.py --check
 .venv/bin/python scripts/check_docs.py
 if command -v ruff >/dev/null; then
   ruff check torch_hetero scripts tests examples setup.py

@@ -7,8 +7,9 @@
 #include <exception>
 
 #include "graph/ir/kernel_error.h"
-#include "ops/settings/config.h"
+#include "ops/process/accelerator.h"
 #include "ops/process/device.h"
+#include "ops/process/option_hooks.h"
 #include "ops/fused/functions.h"
 #include "ops/settings/parallel.h"
 #include "ops/tensor/storage.h"
@@ -37,8 +38,8 @@ Status start_once() {
 
 void ops::register_process() {
   static const bool registered = [] {
-    load_environment();  // may throw, so before anything is registered
-    register_storage();
+    load_options();  // may throw, so before anything is registered
+    register_storage(make_chosen_accelerator);
     register_device();
     connect_thread_pool();
     choose_instruction_set();

@@ -79,7 +79,7 @@ bool leave_host(HeteroStorage* storage) {
     return false;
   }
   if (binding.valid_on == kOnCpu) {
-    auto written = backend::SpilledBytes::write(config().spill_folder(), block.data(), block.bytes());
+    auto written = backend::SpilledBytes::write(config().spill.load(), block.data(), block.bytes());
     if (!written.ok()) return false;
     binding.spilled = std::move(written.value());
     has_spilled = true;

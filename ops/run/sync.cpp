@@ -352,7 +352,7 @@ void finish_fork_in_parent() {
 
 void finish_fork_in_child() {
   if (!std::exchange(prepared_fork, false)) {
-    if (!bad_fork) forget_made_accelerator();
+    if (!bad_fork) backend::forget_accelerator();  // the child makes its own
     return;
   }
   tracking_mutex().unlock();

@@ -11,7 +11,6 @@
 
 #include "backend/memory/host_ranges.h"
 #include "backend/registry/registry.h"
-#include "ops/settings/config.h"
 #include "ops/settings/memory_stats.h"
 #include "ops/run/storage_memory.h"
 #include "ops/run/sync.h"
@@ -22,11 +21,12 @@ namespace {
 namespace address_space = backend::address_space;
 
 std::atomic<bool> was_used{false};
+void (*before_first_use)() = nullptr;
 
 c10::Device hetero_device() { return c10::Device(kHetero, 0); }
 
 [[gnu::cold]] void note_first_use() {
-  make_chosen_accelerator();
+  if (before_first_use != nullptr) before_first_use();
   was_used.store(true, std::memory_order_relaxed);
 }
 
@@ -250,7 +250,8 @@ c10::Allocator* hetero_allocator() {
   return allocator;
 }
 
-void register_storage() {
+void register_storage(void (*before_first)()) {
+  before_first_use = before_first;
   c10::SetAllocator(kHetero, hetero_allocator());
   c10::SetStorageImplCreate(kHetero, &create_storage);
 }

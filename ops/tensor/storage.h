@@ -140,7 +140,8 @@ backend::Block adopt_cpu_storage(c10::Storage storage);
 
 // The c10 allocator of the device: what torch.UntypedStorage(n, device="hetero") and empty_cache talk to.
 c10::Allocator* hetero_allocator();
-void register_storage();
+// `before_first` is called before the first hetero tensor is made.
+void register_storage(void (*before_first)());
 
 // True once a hetero tensor was made in this process.
 bool device_was_used();

@@ -10,7 +10,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
-from helpers import ACCELERATOR, DEVICE, HOST_KERNELS, ON_HETERO, OPTIONS
+from helpers import ACCELERATOR, DEVICE, HOST_KERNELS, ON_HETERO
 
 # What suites with an accelerator in the environment leave out, and why: tests of how the CPU does something when it is
 # alone. Every other test runs there as well.
@@ -87,11 +87,11 @@ def clean_state() -> Iterator[None]:
         yield
         return
     config = torch.hetero.config
-    before = {name: getattr(config, name) for name in OPTIONS}
+    before = config.as_dict()
     yield
-    for name, value in before.items():
-        if getattr(config, name) != value:
-            setattr(config, name, value)
+    for name, value in config.as_dict().items():
+        if value != before[name]:
+            setattr(config, name, before[name])
     torch.hetero.flush()
 
 

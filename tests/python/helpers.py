@@ -24,26 +24,6 @@ ACCELERATOR = os.environ.get("HETERO_ACCELERATOR") or "none"
 # Whether the simulated accelerator runs the CPU's kernels; otherwise operators run there as on a GPU.
 HOST_KERNELS = os.environ.get("HETERO_TEST_HOST_KERNELS", "1") != "0"
 
-# The options that tests change, and that conftest.py gives back.
-OPTIONS = (
-    "sync",
-    "fusion",
-    "jit",
-    "accelerator",
-    "pending_bytes",
-    "pending_nodes",
-    "verify",
-    "traceback",
-    "log",
-    "memory_limit",
-    "packed_bytes",
-    "placement",
-    "memory_budget",
-    "memory_pressure",
-    "keep_plans",
-    "spill",
-)
-
 needs_hetero = pytest.mark.skipif(not ON_HETERO, reason="asks for what only hetero has")
 
 

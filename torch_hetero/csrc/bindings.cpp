@@ -14,6 +14,7 @@
 #include "ops/settings/config.h"
 #include "ops/settings/counters.h"
 #include "ops/settings/fusion_counts.h"
+#include "ops/process/accelerator.h"
 #include "ops/record/generator.h"
 #include "ops/settings/memory_stats.h"
 #include "ops/run/placement_rules.h"

@@ -9,7 +9,7 @@
 #include "backend/memory/host_ranges.h"
 #include "backend/registry/registry.h"
 #include "backend/memory/spill_file.h"
-#include "ops/settings/config.h"
+#include "ops/process/accelerator.h"
 #include "ops/run/overlap.h"
 #include "ops/run/sync.h"
 

@@ -2,71 +2,53 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from counters import counting
-from helpers import DEVICE, OPTIONS, assert_same, needs_hetero, run_python, run_python_ok
+from helpers import DEVICE, assert_same, needs_hetero, run_python, run_python_ok
 
 import torch_hetero
 
 pytestmark = needs_hetero
 
-TYPES = {
-    "sync": bool,
-    "fusion": bool,
-    "jit": bool,
-    "accelerator": str,
-    "pending_bytes": int,
-    "pending_nodes": int,
-    "verify": bool,
-    "traceback": bool,
-    "log": int,
-    "memory_limit": int,
-    "packed_bytes": int,
-    "placement": str,
-    "memory_budget": int,
-    "memory_pressure": float,
-    "keep_plans": bool,
-    "spill": str,
-}
-OTHER = {
-    "sync": ("1", True),
-    "fusion": ("0", False),
-    "jit": ("0", False),
-    "accelerator": ("sim", "sim"),
-    "pending_bytes": ("123456", 123456),
-    "pending_nodes": ("77", 77),
-    "verify": ("1", True),
-    "traceback": ("1", True),
-    "log": ("1", 1),
-    "memory_limit": ("1073741824", 1073741824),
-    "packed_bytes": ("1MiB", 1 << 20),
-    "placement": ("cpu", "cpu"),
-    "memory_budget": ("1MiB", 1 << 20),
-    "memory_pressure": ("0.25", 0.25),
-    "keep_plans": ("1", True),
-    "spill": ("/tmp", "/tmp"),
-}
+OPTIONS = {option["name"]: option for option in torch_hetero._C.config_list()}
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_option_has_its_type_and_is_documented(name: str) -> None:
-    assert type(getattr(torch.hetero.config, name)) is TYPES[name]
-    assert name in (torch.hetero.config.__doc__ or "") + repr(torch.hetero.config)
+def other_than_default(name: str) -> tuple[str, Any]:
+    """A value that an option does not have by default, as the environment gives it and as Python does."""
+    default = OPTIONS[name]["default"]
+    texts = {"accelerator": "sim", "placement": "cpu", "spill": "/tmp"}
+    text, value = {
+        "bool": lambda: ("0", False) if default == "1" else ("1", True),
+        "int": lambda: (str(abs(int(default) - 1)), abs(int(default) - 1)),
+        "bytes": lambda: ("1MiB", 1 << 20),
+        "float": lambda: ("0.25", 0.25),
+        "str": lambda: (texts[name], texts[name]),
+    }[OPTIONS[name]["type"]]()
+    assert text != default
+    return text, value
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_environment_sets_the_option(name: str) -> None:
-    text, value = OTHER[name]
+    text, value = other_than_default(name)
     code = f"import torch; print(repr(torch.hetero.config.{name}))"
     assert run_python_ok(code, {f"HETERO_{name.upper()}": text}) == f"{value!r}\n"
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name != "accelerator"])
 def test_assignment_sets_the_option(name: str) -> None:
-    value = OTHER[name][1]
+    _, value = other_than_default(name)
     setattr(torch.hetero.config, name, value)
     assert getattr(torch.hetero.config, name) == value
+
+
+def test_each_test_begins_with_what_the_environment_says() -> None:
+    """The tests above changed every option; conftest.py has given all of them back."""
+    by_hand = {name: option["value"] for name, option in OPTIONS.items()}
+    assert {option["name"]: option["value"] for option in torch.hetero.config.options()} == by_hand
 
 
 def test_an_unknown_option_is_refused() -> None:

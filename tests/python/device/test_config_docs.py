@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,12 @@ def test_the_documented_table_is_the_table_of_the_source() -> None:
     row = re.compile(r"\| `\w+` \| `HETERO_\w+` \| (bool|int|bytes|float|str) ")
     documented = [line for line in text.splitlines() if row.match(line)]
     assert documented == rows
+
+
+def test_the_script_has_nothing_to_write() -> None:
+    script = ROOT / "scripts" / "write_options.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 def test_every_variable_named_in_the_documents_exists() -> None:

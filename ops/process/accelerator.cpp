@@ -1,0 +1,117 @@
+#include "ops/process/accelerator.h"
+
+#include <c10/util/Exception.h>
+
+#include <mutex>
+
+#include "backend/registry/registry.h"
+#include "backend/sim/sim_device.h"
+#include "ops/kernels/device_kernel.h"
+#include "ops/run/overlap.h"
+#include "ops/run/sync.h"
+#include "ops/settings/config.h"
+
+namespace hetero::ops {
+namespace {
+
+Status make_accelerator(const std::string& name) {
+  Status status = backend::choose_accelerator(name);
+  if (status.ok() && backend::accelerator() != nullptr) {
+    if (backend::is_gpu(name)) status = connect_to_gpu();
+    if (!status.ok()) {
+      (void)backend::choose_accelerator("none");
+      return status;
+    }
+    backend::accelerator()->set_memory_limit(config().memory_budget.load());
+  }
+  return status;
+}
+
+double* sim_figure(backend::SimOptions& options, const std::string& name) {
+  const std::pair<const char*, double*> figures[] = {{"flops", &options.flops},
+                                                     {"flops_half", &options.flops_half},
+                                                     {"memory_bandwidth", &options.memory_bandwidth},
+                                                     {"launch_latency", &options.launch_latency},
+                                                     {"parallelism", &options.parallelism},
+                                                     {"h2d_bandwidth", &options.h2d_bandwidth},
+                                                     {"d2h_bandwidth", &options.d2h_bandwidth},
+                                                     {"copy_latency", &options.copy_latency},
+                                                     {"cpu_flops", &options.cpu_flops},
+                                                     {"cpu_flops_half", &options.cpu_flops_half},
+                                                     {"cpu_memory_bandwidth", &options.cpu_memory_bandwidth},
+                                                     {"slowdown", &options.slowdown},
+                                                     {"slowdown_after", &options.slowdown_after},
+                                                     {"duration_spread", &options.duration_spread},
+                                                     {"pace", &options.pace}};
+  for (const auto& [known, figure] : figures) {
+    if (name == known) return figure;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void choose_accelerator(const std::string& name) {
+  const Executing executing;  // another thread may choose, too
+  if (name == config().accelerator.load()) return;
+  settle_everything_on_cpu();
+  const Status status = make_accelerator(name);
+  TORCH_CHECK_VALUE(status.ok(), "hetero: ", status.ok() ? "" : status.message());
+  config().accelerator = name;
+}
+
+void choose_accelerator_later(const std::string& name) {
+  const Status status = backend::check_accelerator(name);
+  TORCH_CHECK_VALUE(status.ok(), "hetero: ", status.ok() ? "" : status.message());
+  config().accelerator = name;
+}
+
+void make_chosen_accelerator() {
+  static auto& mutex = *new std::mutex;
+  const std::lock_guard guard(mutex);
+  const std::string name = config().accelerator.load();
+  if (name == "none" || backend::accelerator() != nullptr) return;
+  const Status status = make_accelerator(name);
+  TORCH_CHECK(status.ok(), "hetero: ", status.ok() ? "" : status.message());
+}
+
+void set_memory_budget(int64_t bytes) {
+  config().memory_budget = bytes;
+  const Executing executing;  // the accelerator stays
+  if (backend::accelerator() == nullptr) return;
+  settle_everything_on_cpu();
+  backend::accelerator()->set_memory_limit(bytes);
+}
+
+void set_sim_options(const std::vector<std::pair<std::string, double>>& figures) {
+  backend::SimOptions options;
+  options.host_kernels = backend::sim_options().host_kernels;
+  for (const auto& [name, value] : figures) {
+    if (name == "host_kernels") {
+      options.host_kernels = value != 0;
+    } else if (name == "capacity_bytes") {
+      options.capacity_bytes = static_cast<size_t>(value);
+    } else if (name == "schedule_seed") {
+      options.schedule_seed = static_cast<uint64_t>(value);
+    } else {
+      double* const figure = sim_figure(options, name);
+      TORCH_CHECK_VALUE(figure != nullptr, "hetero: the simulated accelerator has no figure '", name, "'");
+      *figure = value;
+    }
+  }
+  const backend::SimOptions before = backend::sim_options();
+  const std::string chosen = config().accelerator.load();
+  const bool in_use = backend::is_simulated(chosen);
+  if (in_use) choose_accelerator("none");
+  backend::set_sim_options(options);
+  if (!in_use) return;
+  try {
+    choose_accelerator(chosen);
+  } catch (...) {
+    backend::set_sim_options(before);
+    choose_accelerator(chosen);
+    throw;
+  }
+}
+
+}  // namespace hetero::ops

@@ -1,0 +1,34 @@
+// The accelerator of the process: which one is chosen (config().accelerator), and when it is made.
+//
+// A choice from the environment is made when the first hetero tensor is, so that the process may
+// fork until then. A choice by set_option() is made at once: recorded work runs, and what is on the
+// accelerator of before moves to the CPU.
+//
+// Thread safety: any thread.
+
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hetero::ops {
+
+// Throws c10::ValueError for an accelerator that this build or machine does not have, and keeps the
+// one of before.
+void choose_accelerator(const std::string& name);
+// Notes the choice. Throws c10::ValueError for an unknown name or one that this build does not have.
+void choose_accelerator_later(const std::string& name);
+// Makes the accelerator that is chosen, where it is not made. Throws c10::Error where the machine has
+// no such device. Called before the first tensor is made.
+void make_chosen_accelerator();
+
+// What no longer fits moves to the CPU first.
+void set_memory_budget(int64_t bytes);
+
+// Sets the figures of the simulated accelerator, by the names of SimOptions' fields. Throws
+// c10::ValueError for an unknown name or a figure out of range, and changes nothing then.
+void set_sim_options(const std::vector<std::pair<std::string, double>>& figures);
+
+}  // namespace hetero::ops

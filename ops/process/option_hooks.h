@@ -1,0 +1,11 @@
+// What setting an option does beyond changing its value; see OptionHooks.
+
+#pragma once
+
+namespace hetero::ops {
+
+// Reads the options from the environment and installs the hooks. Throws c10::ValueError for a
+// variable whose value does not fit. Called once, at start.
+void load_options();
+
+}  // namespace hetero::ops
