@@ -1,7 +1,8 @@
 // Machine: the devices, memories and links of a machine, as data.
 //
-// Planning, simulating and verifying loop over a Machine and never count devices themselves. It describes the devices
-// of this process (`describe`), or any others: a plan can be made for a machine that is not there.
+// Planning, simulating and verifying loop over a Machine and never count devices themselves. It
+// describes the devices of this process (`describe`) or any others: a plan can be made for a
+// machine that does not exist.
 //
 //   Machine machine;                                  // the CPU alone
 //   const DeviceIndex first = machine.add({.rates = rates, .bytes = 1 << 30});

@@ -1,12 +1,12 @@
 // CpuDevice: the host as a Device.
 //
-// Its queues are inline: launch and copy do their work on the calling thread before they return, so
-// everything that was submitted is done, an Event needs no state, and the order across the three
-// queues is the program's own. Waiting for another device's Event blocks the calling thread. Memory
-// comes from a CachingAllocator.
+// Its queues are inline: launch and copy do their work on the calling thread before they return. So
+// all submitted work is done, an Event needs no state, and the order across queues is the program's
+// own. Waiting for another device's Event blocks the calling thread. Memory comes from a
+// CachingAllocator.
 //
 // Thread safety: any thread. Threads that launch at the same time run at the same time: an inline
-// queue orders the work of one thread, and other threads order themselves.
+// queue orders the work of one thread, and threads order themselves.
 
 #pragma once
 

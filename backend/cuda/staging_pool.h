@@ -1,9 +1,9 @@
-// StagingPool: a few pinned host buffers through which pageable memory is copied to and from a GPU.
+// StagingPool: a few pinned host buffers for copies between pageable memory and a GPU.
 //
-// A buffer is acquired by the thread that submits a copy and released by the stream, when the copy
-// has come to its end. Buffers are made on demand, at most kBuffers of kBufferBytes, and kept.
+// The thread that submits a copy acquires a buffer. The stream releases it at the end of the copy.
+// Buffers are made on demand, at most kBuffers of kBufferBytes, and kept.
 //
-// Thread safety: any thread; release may be called inside a host function of a stream.
+// Thread safety: any thread; a host function of a stream may call release.
 
 #pragma once
 

@@ -1,6 +1,6 @@
-// AtomicCounters: what a device counts for Device::counters(), from whatever threads work on it.
+// AtomicCounters: the counters behind Device::counters(), updated by any thread.
 //
-// Thread safety: any thread; relaxed, so figures of one moment need not fit each other.
+// Thread safety: any thread. They are relaxed, so figures read at one moment may be inconsistent.
 
 #pragma once
 

@@ -1,12 +1,17 @@
-// ComputeEngine: when tasks end that the compute queues of one device run at the same time.
+// ComputeEngine: predicts the end of tasks that several compute queues of one device run
+// concurrently.
 //
-// A task that is alone takes its time and keeps a share of the device busy, its utilization. Tasks beside each other do not notice each other as
-// long as their shares add up to no more than the device. Beyond that, what was submitted first goes first, and the later one has what is left: the
-// "leftover" policy that NVIDIA's GPUs were found to follow (T. Amert et al., "GPU Scheduling on the NVIDIA TX2", RTSS 2017, and sources there).
-// So two tasks that each fill the device take as long side by side as one after the other, and small ones, which mostly wait for their launch, take
-// as long as one. graph/cost/simulate.h and the virtual clock of `sim` both go by this.
+// A task has a time and a utilization, the share of the device that it keeps busy. Concurrent tasks
+// do not slow each other as long as their shares fit into the device. Beyond that, the task that
+// was submitted first goes first, and the later one gets what is left. NVIDIA's GPUs were found to
+// follow this "leftover" policy. So two tasks that each fill the device take as long side by side
+// as one after the other. Small ones, which mostly wait for their launch, take as long as one.
+// graph/cost/simulate.h and the virtual clock of `sim` both use it.
+// Source: T. Amert et al., "GPU Scheduling on the NVIDIA TX2", RTSS 2017, and sources there.
 //
-// What is left of the device is a step function of time; a task lowers it. Times come from durations and the order of the calls alone.
+// The remaining share of the device is a step function of time, which a task lowers. Times follow
+// from durations and the order of the calls alone.
+//
 // Thread safety: none.
 
 #pragma once

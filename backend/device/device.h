@@ -1,10 +1,10 @@
 // Device, Queue, Event and Block: the whole contract between hetero and a compute device.
 //
-// A Device owns memory and a few Queues. A Queue runs tasks and copies strictly in the order they were
-// submitted; different queues run at the same time, ordered by Events and by nothing else. Everything above
-// (the executor, the storages of ops/) is written against this header alone, so a new device is one folder
-// that implements it: `cpu` (runs inline on the calling thread), `sim` (an accelerator without hardware),
-// `cuda`, and `fault` (wraps any of them).
+// A Device owns memory and a few Queues. A Queue runs tasks and copies strictly in the order of
+// submission. Different queues run at the same time; Events, and nothing else, order them. The
+// layers above, such as the executor and the storages of ops/, use this header alone. So a new
+// device is one folder that implements it: `cpu` (runs inline on the calling thread), `sim` (an
+// accelerator without hardware), `cuda`, and `fault` (wraps any of them).
 //
 //   Device* device = registry().accelerator();
 //   Result<Block> block = device->allocate(1 << 20);
@@ -14,9 +14,10 @@
 //   compute.record(*done);
 //   registry().cpu()->queue(QueueKind::kCompute).wait(*done);
 //
-// Thread safety: Devices, Queues and Events may be used from any thread. A Block is owned by one thread at a time.
-// Ownership: a Device outlives its Queues, Events and Blocks; the registry leaks its devices on purpose, because
-// tensors may be destroyed after static destructors have run.
+// Thread safety: any thread may use Devices, Queues and Events. A Block belongs to one thread at a
+// time.
+// Ownership: a Device outlives its Queues, Events and Blocks. The registry leaks its devices on
+// purpose, because tensors may be destroyed after static destructors have run.
 
 #pragma once
 

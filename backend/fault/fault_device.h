@@ -1,18 +1,16 @@
-// FaultDevice: any Device, with failures on demand.
+// FaultDevice: wraps any Device and makes its calls fail on demand.
 //
-// It wraps a device and forwards everything, counting the calls of each kind; the k-th call of a
-// kind can be made to fail, once or for ever, before it reaches the device: nothing is allocated,
-// copied, launched, recorded or waited for. A batch of copies is one call. Blocks, Events and the name are the wrapped device's own, so
-// both devices' queues accept them, and nobody can tell which of the two he has.
-//
-// Launching a segment is a call of kLaunch.
+// It forwards everything and counts the calls of each kind. The k-th call of a kind can fail, once
+// or for ever, before it reaches the device: nothing is allocated, copied, launched, recorded or
+// waited for. A batch of copies is one call. Launching a segment is a call of kLaunch. Blocks,
+// Events and the name are the wrapped device's own, so both devices' queues accept them, and
+// callers cannot tell the two apart.
 //
 //   FaultDevice device(registry_device);
 //   device.fail(FaultKind::kAllocation, 3);                       // the third from now on fails
 //   device.fail(FaultKind::kLaunch, 1, FaultDuration::kForEver);  // nothing launches any more
 //
-// Thread safety: any thread. Which thread's call is the k-th is the order in which they were
-// counted.
+// Thread safety: any thread. Calls of several threads are numbered in the order of counting.
 // Ownership: the wrapped device must outlive the FaultDevice.
 
 #pragma once

@@ -1,7 +1,8 @@
-// What the names of maps and reducers say: how many operands and numbers there are, of which types, and how a device's source calls them.
+// Signatures of maps and reducers: the number and types of operands and numbers, and their name in
+// a device's source.
 //
-// A name (MapFormula, ReducerFormula in kernel.h) is all that a device other than the CPU knows of a function. Here its signature is looked up;
-// what it computes is said in kernel.h, and for GPUs in backend/cuda/fused/formulas.h.
+// A name (MapFormula, ReducerFormula in kernel.h) is all that a device other than the CPU knows of
+// a function. kernel.h says what it computes; for GPUs, backend/cuda/fused/formulas.h does.
 //
 // Thread safety: pure functions.
 

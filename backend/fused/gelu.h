@@ -1,9 +1,11 @@
-// The erf of gelu in float32: one polynomial, without a division or exp, that generated code (codegen.cpp) and its interpreter (ops/fused/) share.
+// The erf of gelu in float32: one polynomial, without a division or exp. Generated code
+// (codegen.cpp) and its interpreter (ops/fused/) share it.
 //
 //   erf(x / sqrt 2) = x * p(min(2 (x / 5.4)^2, 2) - 1), limited to +-1; from |x| = 5.4 on it is +-1
 //
-// p is of degree 14 and was fitted to the error of x * p by iteratively reweighted least squares on Chebyshev's points. With fused multiply-adds,
-// gelu(x) = fma(x / 2, erf, x / 2) is off by at most 2.6 * 2^-24 of max(1, |x|), and x or 0 where |x| >= 5.4.
+// p has degree 14. It was fitted to the error of x * p by iteratively reweighted least squares on
+// Chebyshev's points. With fused multiply-adds, gelu(x) = fma(x / 2, erf, x / 2) is off by at most
+// 2.6 * 2^-24 of max(1, |x|), and x or 0 for |x| >= 5.4.
 
 #pragma once
 

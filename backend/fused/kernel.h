@@ -1,8 +1,9 @@
 // Fused kernels: one pass over memory that computes many pointwise operators and row reductions.
 //
-// What runs is data: steps over values. A value is an array in scratch memory that stays in the cache; a step calls one function on
-// a whole block of it. The functions come from outside (ops/ takes them from ATen, tests from a portable table), so the engine knows
-// shapes and addresses but not what is computed. Three things are kept apart, because they change at different times:
+// A kernel is data: steps over values. A value is an array in scratch memory that stays in the
+// cache. A step calls one function on a whole block of it. The functions come from outside: ops/
+// takes them from ATen, tests from a portable table. So the engine knows shapes and addresses but
+// not what is computed. Three things are kept apart, because they change at different times:
 //
 //   FusedKernel   structure: values and steps                       once for each plan
 //   FusedSpace    sizes and strides                                 when a shape changes
@@ -10,7 +11,7 @@
 //
 //   space:          sizes[0..rank), row-major; the last `row_rank` dimensions together are the row
 //   element value:  one entry for each point of the space
-//   row value:      one entry for each row: what a reduction gives, and what is computed from such; repeated along the row where a
+//   row value:      one entry for each row: the result of a reduction, and what is computed from such; repeated along the row if a
 //                   step with element results reads it
 //   total value:    one entry for the space: a reduction of a row value over all rows, and what is computed from such. Totals come last:
 //                   no element or row value is computed from one.
@@ -19,14 +20,17 @@
 //   prepare_fused(kernel, space, launch);                 // collapses dimensions, chooses blocks, lays out the scratch memory
 //   run_fused(launch, addresses.data(), numbers.data());  // allocates nothing in steady state; splits over parallel_for
 //
-// Loads see the memory as it was before the kernel, wherever the load stands among the steps. So an operand may be loaded and stored, and
-// an operand that is stored may share memory with operands that are loaded, if they address every point of the space at the same bytes. Operands
-// that are stored do not share memory with one another, and each is stored once, with an address of its own for each point (or row).
+// Loads see the memory before the kernel, wherever they are among the steps. So an operand may be
+// loaded and stored. A stored operand may share memory with loaded ones if they address every point
+// of the space at the same bytes. Stored operands share no memory with one another. Each is stored
+// once, with its own address for each point (or row).
 //
-// A row value may be stored once for each row, to an operand with stride 0 along the row, or for each point. Sizes of entries are 1, 2, 4, 8
-// and 16 bytes. Where rows have no entries, reductions give begin and finish. A total value is stored to an operand whose strides are all 0.
+// A row value may be stored once for each row, to an operand with stride 0 along the row, or for
+// each point. Sizes of entries are 1, 2, 4, 8 and 16 bytes. If rows have no entries, reductions
+// give begin and finish. A total value is stored to an operand whose strides are all 0.
 //
-// A kernel may be defined for some contents of its operands only, and then checks for them. Where a check fails, nothing is written.
+// A kernel may be defined for some contents of its operands only, and then checks for them. If a
+// check fails, nothing is written.
 //
 // Thread safety: launches are immutable once prepared and may run on several threads at once.
 

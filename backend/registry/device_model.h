@@ -1,4 +1,4 @@
-// Which product a device is, where it is one: what was measured on another is not true of it.
+// The product model of a device, so that measurements of another model are not used for it.
 //
 // Thread safety: any thread.
 

@@ -1,30 +1,30 @@
 // SimDevice: an accelerator that needs no hardware, so that every multi-device test is a real test.
 //
 // It keeps the promises of a GPU and none of the host's comforts:
-// - Its memory cannot be touched by the host. One memfd is mapped twice: Block::data() lies in a
-//   mapping that is inaccessible, and only kernel_address() leads to the private mapping where
-//   tasks and copies work.
-// - Its queues (see QueueKind) are threads of their own. Work of different queues really
-//   runs at the same time and is ordered by Events alone; a missing Event is a data race that TSan
-//   and wrong results show.
-// - Memory starts and ends poisoned (0xCD), and guard bands around every Block are checked when it
-//   is released.
+// - The host cannot touch its memory. One memfd is mapped twice: Block::data() is in an
+//   inaccessible mapping,
+//   and only kernel_address() leads to the private mapping where tasks and copies work.
+// - Its queues (see QueueKind) are threads. Different queues really run at the same time, ordered
+//   by Events
+//   alone. A missing Event is a data race that TSan and wrong results show.
+// - Memory starts and ends poisoned (0xCD). Guard bands around every Block are checked when it is
+//   released.
 // Results are real: tasks are ordinary functions that run on the queue's thread.
 //
-// Times are virtual: VirtualClock computes from Task::seconds and utilization, the link's figures and the order of submission when each command begins and
-// ends, whatever the threads do. A task that submits or waits counts as the host. `pace` makes the threads keep to these times.
+// Times are virtual. VirtualClock computes when each command begins and ends, from Task::seconds
+// and utilization, the link's figures and the order of submission, whatever the threads do. A task
+// that submits or waits counts as the host. `pace` makes the threads follow these times. A segment
+// takes one launch latency instead of one per task: those of the others are subtracted from their
+// times.
 //
-// A segment of tasks takes one launch latency instead of one for each task: the others' is taken off their time.
-//
-// Event semantics are CUDA's: record captures the work submitted so far, wait captures the event's
-// last record at the time of the call, recording again does not affect waits already submitted.
+// Event semantics are CUDA's. record captures the work submitted so far. wait captures the event's
+// last record at the time of the call. Recording again does not affect earlier waits.
 //
 // Main invariant: a queue's worker runs its commands one by one in the order of submission.
-// Thread safety: any thread. In a forked child, where the workers do not exist, every submission
-// and allocation is refused with kDevice, and releasing a Block leaves the memory, which the parent
-// shares, alone.
+// Thread safety: any thread. A forked child has no workers: every submission and allocation is
+// refused with kDevice, and releasing a Block leaves the memory, which the parent shares, alone.
 // Ownership: workers start with a queue's first command. Destroying a SimDevice drains and joins
-// them; the registry's is leaked, and sleeping workers do not keep a process from exiting.
+// them. The registry's is leaked, and sleeping workers do not keep a process from exiting.
 
 #pragma once
 

@@ -1,19 +1,19 @@
 // SimMemory: the memory of a SimDevice, which the host cannot touch.
 //
-// One memfd, mapped twice. In the host mapping, which is inaccessible, Blocks have their addresses;
-// the private mapping, reached through kernel_address, is where the device's threads work. A Block
-// lies between two guard bands:
+// One memfd is mapped twice. Blocks have their addresses in the host mapping, which is
+// inaccessible. The device's threads work in the private mapping, which kernel_address reaches. A
+// Block is between two guard bands:
 //
 //   | guard, 64 bytes | the Block's bytes | slack up to 64, and guard, 64 bytes |
 //
-// Guards are filled with 0xFB and checked when the Block is released, so that a write of one byte
-// too many is found. The bytes of a Block are 0xCD when it is handed out and again when it was
-// released; Blocks above 64 MiB give their pages back instead, and then read as zero, so that a
-// simulated GPU of many gigabytes fits a laptop.
+// Guards are filled with 0xFB and checked when the Block is released, which finds a write of one
+// byte too many. A Block's bytes are 0xCD when it is handed out and after its release. Blocks above
+// 64 MiB return their pages instead and then read as zero, so a simulated GPU of many gigabytes
+// fits a laptop.
 //
-// Free ranges are kept by address, neighbours merged, and the lowest that fits is taken, which
-// reuses touched pages before fresh ones. The mapping is twice the capacity, so that fragmentation
-// cannot refuse what the capacity allows except in contrived cases.
+// Free ranges are kept by address, with neighbours merged. The lowest that fits is taken, which
+// reuses touched pages before fresh ones. The mapping is twice the capacity, so fragmentation
+// refuses what the capacity allows in contrived cases only.
 //
 // Thread safety: any thread. In a forked child release() does nothing, because the parent shares
 // the pages.
@@ -41,7 +41,7 @@ class SimMemory {
   static constexpr unsigned char kGuard = 0xFB;
   static constexpr size_t kGuardBytes = 64;
 
-  // Errors: kDevice where the system grants no memory to map.
+  // Errors: kDevice if the system grants no memory to map.
   static Result<std::unique_ptr<SimMemory>> create(size_t capacity_bytes);
   ~SimMemory();
   SimMemory(const SimMemory&) = delete;

@@ -1,19 +1,17 @@
-// VirtualClock: when the commands of a SimDevice begin and end if each takes exactly as long as it
-// is expected to.
+// VirtualClock: when the commands of a SimDevice begin and end, if each takes exactly its expected
+// time.
 //
-// A discrete-event simulation that takes place where a command is submitted, in the order of
-// submission, from durations alone. When the workers really run has no influence, so one program
-// has the same times in every run and on every machine. The rules are those of
-// graph/cost/simulate.h:
-// - a command begins once its queue is free and the host has come to submit it: max(queue, host);
-// - recording notes the queue's time, and waiting raises the queue's time to the noted one;
-// - an urgent copy begins at once, and puts off the other queue of its direction for as long as it
-//   takes;
-// - tasks of several compute queues share the device (backend/device/compute_engine.h);
-// - the host moves on by work of its own and by waiting for queues and events. Submitting takes it
-//   no time.
+// It is a discrete-event simulation. It runs when a command is submitted, in the order of
+// submission, from durations alone. The workers' real times have no influence, so a program has the
+// same times in every run and on every machine. The rules are those of graph/cost/simulate.h:
+// - A command begins once its queue is free and the host has submitted it: max(queue, host).
+// - record notes the queue's time; wait raises the queue's time to the noted one.
+// - An urgent copy begins at once and delays the other queue of its direction by its own time.
+// - Tasks of several compute queues share the device (backend/device/compute_engine.h).
+// - The host advances by its own work and by waiting for queues and events. Submitting takes it no
+//   time.
 //
-// Invariant: no clock ever goes back, except that all begin at 0 again with reset().
+// Invariant: no clock goes back, except that all begin at 0 again with reset().
 // Thread safety: none; the lock of the SimDevice guards it.
 
 #pragma once
@@ -61,9 +59,9 @@ class VirtualClock {
     uint64_t reset = 0;
   };
 
-  // Every duration is multiplied by a factor in [1 - spread, 1 + spread) that the seed, the queue
-  // and the number of durations the queue had before give. REQUIRES: 0 <= spread < 1.
-  // And by `slowdown`, for what begins when `slowdown_after` seconds have passed.
+  // Multiplies every duration by a factor in [1 - spread, 1 + spread), which the seed, the queue
+  // and the queue's number of durations determine, and by `slowdown` once `slowdown_after` seconds
+  // have passed. REQUIRES: 0 <= spread < 1.
   explicit VirtualClock(uint64_t seed = 0, double spread = 0, double slowdown = 1, double slowdown_after = 0,
                         size_t devices = 1)
       : seed_(seed),
@@ -74,8 +72,8 @@ class VirtualClock {
         engines_(devices),
         durations_(devices * kQueueKinds) {}
 
-  // Returns how long it takes, the factor included, and what tasks beside it make it wait. What has
-  // no duration takes no time and leaves no span.
+  // Returns the time that it takes, including the factor and the waits for concurrent tasks. A
+  // command without a duration takes no time and leaves no span.
   double run(ClockQueue queue, double seconds, double utilization = 1) {
     return run(queue, seconds, utilization, false, 0);
   }
@@ -119,7 +117,8 @@ class VirtualClock {
     } else {
       queues_[q] = begin + duration;
     }
-    // The link does one thing at a time: what yields to an urgent copy is done so much later.
+    // The link does one thing at a time: a copy that yields to an urgent one is done later by as
+    // much.
     double& other = queues_[ClockQueue(yielding(queue.kind), queue.device).index()];
     if (yielding(queue.kind) != queue.kind && other > begin) other += duration;
     if (records_spans_) {

@@ -1,20 +1,25 @@
-// CoreGroup: a part of the machine under a name, cores and the accelerator's compute queues, with one thread that runs what is submitted, in order.
+// CoreGroup: a named part of the machine, cores and the accelerator's compute queues, with one
+// thread that runs submitted tasks in order.
 //
-// Groups of disjoint cores run their tasks at the same time without taking each other's time or caches; a group of all cores gives them all to one
-// task. The group's thread is pinned to the group's cores, and its parallel regions (backend/base/parallel.h) have so many threads as the group says, which
-// inherit its cores. The compute queues are the group's in name only: who runs programs for the group, an executor (graph/serve/graph_executor.h), submits to these and to no
-// others, so what groups of disjoint queues submit runs at the same time on the accelerator. graph/serve/scheduler.h puts requests on groups.
+// Groups of disjoint cores run their tasks at the same time without taking each other's time or
+// caches. A group of all cores gives them all to one task. The group's thread is pinned to its
+// cores. Its parallel regions (backend/base/parallel.h) have the group's number of threads, which
+// inherit its cores.
+//
+// The compute queues are the group's by convention. An executor of the group
+// (graph/serve/graph_executor.h) submits to these and to no others. So groups with disjoint queues
+// run at the same time on the accelerator. graph/serve/scheduler.h puts requests on groups.
 //
 //   Result<std::vector<std::vector<int>>> parts = split_cores(2);
 //   auto group = CoreGroup::create({.name = "lane0", .cores = parts.value()[0], .compute_queues = split_compute_queues(2)[0]});
 //   group.value()->submit({&run, &context});
 //   group.value()->wait_idle();
 //
-// A group without work spins for some tens of microseconds (kSpin), giving way to other threads, so that tasks that follow each other closely are taken up at once;
-// then it sleeps.
+// An idle group spins for some tens of microseconds (kSpin), yielding to other threads, so that it
+// takes up the next task at once. Then it sleeps.
 //
-// Thread safety: any thread, tasks of the group included where it is not said otherwise. In a forked child, where the thread does not exist, a group refuses
-// tasks and is only to be destroyed.
+// Thread safety: any thread, including tasks of the group unless stated otherwise. A forked child
+// has no such thread: a group refuses tasks there and may only be destroyed.
 // Ownership: a task's context lives until the task has run. The destructor runs what was submitted.
 
 #pragma once

@@ -1,8 +1,10 @@
-// Cost: what nodes and copies are expected to take.
+// Cost: the expected times of nodes and copies.
 //
-// What was measured often enough on this machine (graph/cost/history.h), and before that a guess:
-// a roofline ("Roofline", Williams et al. 2009): the larger of arithmetic and memory traffic, each at the device's rate, which the operator's class and
-// windows give, and beside that what a call or a copy costs however small it is. A rate that a device does not know is a guess.
+// A time that was measured often enough on this machine counts (graph/cost/history.h). Before that
+// it is a guess by a roofline: the larger of arithmetic and memory traffic, each at the device's
+// rate, as the operator's class and windows give them. The fixed cost of a call or a copy is added.
+// Rates that a device does not know are guesses too.
+// Source: S. Williams et al., "Roofline", 2009.
 //
 // Thread safety: plain data.
 

@@ -1,8 +1,10 @@
-// CostHistory: what nodes have taken on this machine, by operator, windows and device.
+// CostHistory: measured times of nodes on this machine, by operator, windows and device.
 //
-// A roofline knows nothing of how good a kernel is; what was measured does (StarPU's history models; C. Augonnet et al., 2009). An entry counts when
-// it has been measured often enough. A measurement far from the others is passed over, as another process may have had the processor; when several in
-// a row are, the machine has changed, and the entry begins anew.
+// A roofline does not know how good a kernel is; measurements do. An entry counts once it has been
+// measured often enough. A measurement far from the others is ignored, because another process may
+// have had the processor. If several in a row are far off, the machine has changed, and the entry
+// starts again.
+// Source: StarPU's history models; C. Augonnet et al., 2009.
 //
 //   history.add(cost_key(graph, node, device), seconds);
 //   history.find(key);                            // 0: not known well enough

@@ -1,7 +1,8 @@
-// Footprint: what one node touches, over its own space; and the pieces that a node may be cut into.
+// Footprint: the bytes that one node touches, over its own space, and the pieces that a node may be
+// cut into.
 //
-// The space is the node's iteration space without dimensions of size 1. For each operand of the node there is the stride of every dimension, 0 where
-// the operand is broadcast. GroupBuilder puts nodes together by these.
+// The space is the node's iteration space without dimensions of size 1. Each operand has a stride
+// for every dimension, 0 where it is broadcast. GroupBuilder combines nodes by these.
 //
 // Thread safety: pure functions.
 

@@ -1,13 +1,16 @@
-// FusedGroup: nodes that run as one fused kernel, and the functions that make one out of a graph's nodes.
+// FusedGroup: nodes that run as one fused kernel, and the functions that make one from a graph's
+// nodes.
 //
-// Which nodes form a group is the fusion pass's decision (plan/fusion.cpp); everything else about a group follows from the graph:
+// The fusion pass (plan/fusion.cpp) decides which nodes form a group. Everything else about it
+// follows from the graph:
 //
 //   structure   members, operands, kernel     the plan's; the same for all sizes with which the members fit together alike
-//   space       sizes and strides             space_of(): made anew when sizes change
-//   numbers     scalars of the members        gather_numbers(): made anew when attributes change
+//   space       sizes and strides             space_of(): recomputed when sizes change
+//   numbers     scalars of the members        gather_numbers(): gathered again when attributes change
 //
-// A value of a group is one entry for each point of its space, addressed through (buffer, offset, strides). A member that reads
-// exactly what an earlier one wrote takes the value. What nobody outside needs afterwards is not stored and has no memory.
+// A value of a group is one entry for each point of its space, addressed by (buffer, offset,
+// strides). A member that reads exactly what an earlier one wrote takes the value. A value that is
+// not used outside the group afterwards is not stored and has no memory.
 //
 // Thread safety: pure functions; a group is immutable while it may be run.
 

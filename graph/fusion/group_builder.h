@@ -1,15 +1,16 @@
 // GroupBuilder: the fused kernel of a growing set of nodes.
 //
-// Nodes are added one after the other; each is accepted or leaves the builder as it was. A node enters with its footprint: its
-// iteration space without dimensions of size 1, and for each operand the stride of every dimension. The group's space is
-// the coarsest that all members' spaces can be cut into ([6,4] and [2,12] give [2,3,4]), so that an operand's strides over it
-// say which bytes belong to each point, whatever view they are seen through. Two operands with the same strides, offset, dtype and
-// buffer are one *access*, and have one value at a time.
+// Nodes are added one after the other. Each is accepted, or leaves the builder unchanged. A node
+// comes with its footprint: its iteration space without dimensions of size 1, and each operand's
+// stride for every dimension. The group's space is the coarsest that all members' spaces can be cut
+// into ([6,4] and [2,12] give [2,3,4]). So an operand's strides over it say which bytes belong to
+// each point, whatever the view. Two operands with the same strides, offset, dtype and buffer are
+// one *access*, and have one value at a time.
 //
 //   element member: its space has the points of the group's
-//   row member:     its space has one point for each row of the group's; only after a reduction has said what a row is
+//   row member:     its space has one point for each row of the group's; only after a reduction has defined the row
 //   wide member:    a pointwise node whose space is cut along one dimension into a few pieces, each with the points of the group's. A concatenation of
-//                   equal parts is one, and so is what reads or writes the whole of what it makes
+//                   equal parts is one, and so is a node that reads or writes the whole of its result
 //
 // Thread safety: none. A builder keeps its memory from group to group.
 

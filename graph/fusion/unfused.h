@@ -1,7 +1,8 @@
 // UnfusedMemory: memory for members of a fused group that run one by one.
 //
-// What the group's kernel loads and stores has its place. What its members only pass on to each other has none, and gets some of the CPU's here, when the
-// first member asks for it. So the members run as if they had never been fused, with the CPU's kernels.
+// The group's loads and stores have their memory. Values that members only pass on to each other
+// have none. They get some of the CPU's here, when the first member asks for it. So the members run
+// as if they had never been fused, with the CPU's kernels.
 //
 // Thread safety: belongs to the thread that runs the members.
 

@@ -1,4 +1,5 @@
-// What a kernel threw, as a Status: its message begins with the operator's name, and the exception is kept.
+// Turns a kernel's exception into a Status. Its message begins with the operator's name, and the
+// exception is kept.
 //
 // Thread safety: any thread.
 

@@ -1,5 +1,8 @@
-// What kernels look at beside their arguments, as one number: torch's switches for TF32, cuDNN and determinism. A recorded segment has frozen what its kernels
-// saw, so it stands for these settings alone.
+// The global settings that kernels depend on, as one number: torch's switches for TF32, cuDNN and
+// determinism.
+//
+// A recorded segment holds its kernels' choices under these settings, so it is valid for them
+// alone.
 //
 // Thread safety: any thread.
 

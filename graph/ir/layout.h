@@ -1,8 +1,9 @@
-// Layout: where a storage's bytes lie in its block, when the block has room between them.
+// Layout: the places of a storage's bytes in a block that has room between them.
 //
-// A tensor that grows along a dimension that is not its first, as the keys and values of a decoder do, has to move all its rows at each step, unless
-// the rows lie further apart than they are long. To the outside they seem to lie one after the other, as PyTorch says: windows count elements
-// of the storage. What runs has windows of the block, made by place().
+// A tensor may grow along a dimension that is not its first, as a decoder's keys and values do. It
+// then moves all its rows at each step, unless there is room between them. To PyTorch the rows stay
+// adjacent: windows count elements of the storage. Kernels get windows of the block, made by
+// place().
 //
 // Thread safety: plain data.
 

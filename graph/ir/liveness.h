@@ -1,4 +1,5 @@
-// Liveness: which nodes of a graph somebody needs. Planning drops the others, and the recorder forgets those that stay behind in its trace.
+// Liveness: which nodes of a graph are needed. Planning drops the others, and the recorder forgets
+// dead nodes that stay in its trace.
 //
 // Thread safety: a pure function.
 

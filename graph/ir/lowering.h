@@ -1,21 +1,25 @@
-// Lowering: how one node computes its outputs inside a fused kernel, as the operator's owner describes it.
+// Lowering: how one node computes its outputs inside a fused kernel, as the operator's owner
+// describes it.
 //
-// Planning asks the operator (OpTraits::lower) for a small program over the node's operands: casts, maps, reductions, and which value
-// becomes which output. The fusion pass (plan/fusion.cpp) joins the programs of a group's nodes into one FusedKernel. A node that is run alone
-// would call the same arithmetic in the stock kernel; for maps the two must agree to the last bit.
+// Planning asks the operator (OpTraits::lower) for a small program over the node's operands: casts,
+// maps, reductions, and the value that becomes each output. The fusion pass (plan/fusion.cpp) joins
+// the programs of a group's nodes into one FusedKernel. The stock kernel does the same arithmetic
+// when a node runs alone. For maps the two must agree to the last bit.
 //
 //   pointwise node:  the space is the output's sizes; operands are broadcast to it from the right, as in PyTorch
-//   reduction:       the space is the sizes of operand `space`; `reduced` says which of its dimensions are a row, that may be reduced. Operands are broadcast to it, or to
+//   reduction:       the space is the sizes of operand `space`; `reduced` says which of its dimensions are a row that may be reduced. Operands are broadcast to it, or to
 //                    the dimensions that stay (row_operand), such as the indices of a cross entropy
 //
 //   pieces:          a pointwise node whose output is cut along one dimension into parts of equal size, each with a program of its own (cut_into);
 //                    operands are broadcast to the output or to a part. The parts of a concatenation, for example
 //   tail:            a pointwise node that reads its own output, as the operator's body has left it (OpTraits::has_tail)
 //
-// What a fused kernel cannot raise, the lowering checks: where a check fails, the group's members run one by one, and the stock kernel raises.
+// A fused kernel cannot raise, so the lowering has checks. If one fails, the group's members run
+// one by one, and the stock kernel raises.
 //
-// `lower` returns false where this call cannot be fused (a dtype, a mode); it may leave half a program behind then.
-// The same call with other numbers or sizes must give the same program, with other entries in `numbers` only.
+// `lower` returns false for a call that cannot be fused (a dtype, a mode), and may leave half a
+// program behind. The same call with other numbers or sizes must give the same program, with other
+// entries in `numbers` only.
 //
 // Thread safety: a Lowering belongs to one thread; it keeps its memory from node to node.
 

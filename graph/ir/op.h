@@ -1,11 +1,12 @@
 // OpTraits and OpTable: what the graph layer knows about an operator, and the kernel that runs it.
 //
-// graph/ never sees an operator's definition. ops/ registers each operator once with its traits, and gets an OpId that
-// nodes carry. Tests register their own. The traits answer the only questions planning asks: what kind of work is this,
-// who brings the memory of its outputs, may it be dropped.
+// graph/ never sees an operator's definition. ops/ registers each operator once with its traits and
+// gets an OpId, which nodes carry. Tests register their own. The traits answer planning's
+// questions: the class of the work, the owner of the outputs' memory, and whether the node may be
+// dropped.
 //
 // Thread safety: any thread.
-// Ownership: the table keeps its entries for ever (ids are stored in plans).
+// Ownership: the table keeps its entries for ever, because plans hold ids.
 
 #pragma once
 

@@ -1,9 +1,9 @@
-// The text side of windows, graphs and plans: TextReader, the small scanner behind their parse
-// functions, and the words for devices.
+// The text form of windows, graphs and plans: TextReader, the scanner behind their parse functions,
+// and the words for devices.
 //
-// A TextReader walks over a text from left to right. Each accept function moves past what it names,
-// after spaces, and says whether it was there; where it was not, the position stays. Line breaks
-// are not spaces: callers take them by name.
+// A TextReader walks over a text from left to right. Each accept function skips spaces and then its
+// token, and returns whether it was there. If not, the position stays. Line breaks are not spaces:
+// callers accept them explicitly.
 //
 // Thread safety: none; a value on its parser's stack. The text must outlive the reader.
 

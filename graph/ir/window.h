@@ -1,11 +1,13 @@
-// Window and WindowTable: dtype, sizes, strides and offset of a tensor over its storage, interned to a 32-bit id.
+// Window and WindowTable: dtype, sizes, strides and offset of a tensor over its storage, interned
+// to a 32-bit id.
 //
-// Two tensors look at their storages in the same way exactly when their WindowIds are equal, so recording, planning
-// and the meta cache compare one integer where PyTorch compares vectors. Offsets and strides count elements; the
-// extent [first_byte, last_byte) bounds the bytes that the window can touch.
+// Two tensors view their storages in the same way exactly if their WindowIds are equal. So
+// recording, planning and the meta cache compare one integer where PyTorch compares vectors.
+// Offsets and strides count elements. The extent [first_byte, last_byte) bounds the bytes that the
+// window can touch.
 //
-// Thread safety: intern() needs external locking (the recorder's lock). Lookup of an id obtained earlier may happen at
-// any time from any thread: windows never move.
+// Thread safety: intern() needs external locking (the recorder's lock). Any thread may look up an
+// earlier id at any time, because windows never move.
 // Ownership: the table owns its windows until clear(), after which old ids are meaningless.
 
 #pragma once

@@ -1,13 +1,18 @@
-// cut_program: a saved program cut into stages that run one after the other, each a saved program of its own.
+// cut_program: cuts a saved program into stages that run one after the other, each a saved program
+// of its own.
 //
-// A stage is a range of the program's nodes, in program order, without those that nobody needs. What crosses a cut is an output of the stage that writes it and an
-// input of each later stage that touches it; a stage between them does not see it. All stages touch one memory, so what a later stage
-// updates in place is its input and its output. These values are whole buffers of bytes, called "b<number>" by their buffer in the whole program. Weights go to the stages that
-// read them and share their bytes with the whole. A state, which the program writes, is never cut apart: all nodes that touch it are in one stage.
+// A stage is a range of the program's live nodes, in program order. A value that crosses a cut is
+// an output of the stage that writes it and an input of each later stage that touches it; a stage
+// between them does not see it. All stages touch one memory, so a value that a later stage updates
+// in place is its input and its output. These values are whole buffers of bytes, named "b<number>"
+// after their buffer in the whole program. Weights go to the stages that read them and share their
+// bytes with the whole. All nodes that touch a state, which the program writes, are in one stage.
 //
-// The cut is the one whose slowest stage takes the least time, as predicted by CostModel (cost.h): of its nodes, and of copying what crosses into the stage and out of it.
+// The slowest stage of the cut takes the least possible time by CostModel (cost.h): its nodes, and
+// the copies into and out of it.
 //
-// Thread safety: a pure function. Ownership: the stages share the whole program, whose weights they use.
+// Thread safety: a pure function. Ownership: the stages share the whole program, whose weights they
+// use.
 
 #pragma once
 

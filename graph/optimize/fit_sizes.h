@@ -1,8 +1,11 @@
-// fit_sizes: finds out how a program's integers follow from the sizes of its inputs, by looking at the program for several sizes.
+// fit_sizes: finds how a program's integers follow from the sizes of its inputs, from recordings
+// for several sizes.
 //
-// Recording gives a graph of plain integers. The same model, recorded with other sizes, gives a graph of the same nodes with other integers, and each of
-// these is one sum of products of the dimensions in all of them. Which sums come into question is known from outside: torch.export names the
-// sizes that a model's tensors have ("tokens", "floor(height-1,2)+1"), and strides, offsets and bytes are products of these, or two such products added up.
+// A recording is a graph of plain integers. The same model, recorded with other sizes, gives the
+// same nodes with other integers. Each integer is one sum of products of the dimensions in all
+// recordings. The candidates are known: torch.export names the sizes of a model's tensors
+// ("tokens", "floor(height-1,2)+1"). Strides, offsets and bytes are products of these, or sums of
+// two such products.
 //
 // Thread safety: pure functions.
 

@@ -1,8 +1,10 @@
-// fold_constants: what depends on weights only is computed once, when a program is made.
+// fold_constants: computes once, when a program is made, what depends on weights only.
 //
-// A weight that is cast, transposed by a copy or looked up by constant indices gives the same bytes in every run. The nodes that make such bytes are
-// run here, their results become constants, and constants that nobody reads any more go. Nodes that draw random numbers, that have side effects or are of a library that is not PyTorch, that follow from the sizes of inputs, or whose
-// result takes much more memory than what it is made of, stay.
+// A weight that is cast, transposed by a copy or looked up by constant indices gives the same bytes
+// in every run. The nodes that make such bytes run here, and their results become constants.
+// Constants without readers are dropped. Some nodes stay: those that draw random numbers, have side
+// effects, belong to another library than PyTorch, follow from the sizes of inputs, or whose result
+// takes much more memory than its operands.
 //
 // Thread safety: as the program's.
 

@@ -1,9 +1,12 @@
-// merge_repeated: what a program computes twice is computed once.
+// merge_repeated: computes once what a program computes twice (global value numbering; C. Click,
+// 1995).
 //
-// A layer that runs in bfloat16 casts its input for each of its products, a mask is made anew in each layer, and a capture has them all. Two nodes are
-// the same when they have the same operator, attributes and windows and read the same bytes (global value numbering; C. Click, 1995); constants of a few bytes
-// are compared by these. The later one goes, and who reads what it made reads what the first one has made, which lives longer for it. Nodes stay that write
-// what others see too, draw random numbers, have side effects, or are of a library that is not PyTorch; and those that make an output.
+// A layer in bfloat16 casts its input for each of its products, and each layer may compute the same
+// mask again; a capture has them all. Two nodes are the same if they have the same operator,
+// attributes and windows and read the same bytes. Constants of a few bytes are compared by these.
+// The later node is dropped, and its readers read the first one's result, which lives longer for
+// it. Some nodes stay: those that write bytes others see too, draw random numbers, have side
+// effects, belong to another library than PyTorch, or make an output.
 //
 // Thread safety: as the program's.
 

@@ -1,4 +1,4 @@
-// Taking nodes and buffers out of a saved program: what passes over one have in common.
+// Removes nodes and buffers from a saved program, for passes over programs.
 //
 // Thread safety: as the program's.
 

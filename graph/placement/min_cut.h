@@ -1,7 +1,9 @@
-// min_cut: the placement with the least sum of what tasks and copies take, as if nothing ran beside anything else.
+// min_cut: the placement with the least sum of tasks' and copies' times, as if no two ran at once.
 //
-// For a chain that is the optimum, and it is exact: tasks on the CPU's side of a minimum cut run there (H. S. Stone, "Multiprocessor scheduling with
-// the aid of network flow algorithms", 1977). A value costs one copy however many read it on the other side. The flow is found by Dinic's algorithm.
+// For a chain that is the optimum, and it is exact: tasks on the CPU's side of a minimum cut run
+// there. A value costs one copy however many tasks read it on the other side. Dinic's algorithm
+// finds the flow.
+// Source: H. S. Stone, "Multiprocessor scheduling with the aid of network flow algorithms", 1977.
 //
 // Thread safety: pure function.
 

@@ -1,10 +1,15 @@
 // Rollout: how long tasks take on given devices in a given order, without making a plan.
 //
-// The rules are those by which the program runs that the passes make of it, memory apart: each device runs its tasks one after the other, in the given
-// order; a link moves one value at a time each way, small ones that tasks have made first; a value is copied when the first task needs it there, and a write makes other copies stale.
-// Copies that pay for many runs are no part of a run: their share is added to the time of the whole. What the program updates begins where it was left
-// (TaskGraph::begins_on).
-// So it gives what simulate() gives for the laid-out program (tests/graph/placement/placement_test.cpp), at a hundredth of the price, and search can afford it.
+// It follows the rules of the program that the passes would make, apart from memory. Each device
+// runs its tasks one after the other, in the given order. A link moves one value at a time each
+// way, small results of tasks first. A value is copied when the first task needs it on a device,
+// and a write makes other copies stale. Copies that pay for many runs, such as those of weights,
+// are no part of a run: their share is added to the time of the whole. A value that the program
+// updates starts where it was left (TaskGraph::begins_on).
+//
+// So it gives the result of simulate() for the laid-out program
+// (tests/graph/placement/placement_test.cpp) at a hundredth of the price, which the search can
+// afford.
 //
 // Thread safety: a Rollout belongs to one planning thread.
 

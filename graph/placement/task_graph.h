@@ -1,8 +1,11 @@
-// TaskGraph: a graph as placement sees it: tasks with what they take on each device, and values with what moving them takes.
+// TaskGraph: a graph as placement sees it: tasks with their time on each device, and values with
+// their time to move.
 //
-// A Task is what runs as one: a live node, the body of one, or a fused group of them; or, after all others, the host's reading of a buffer that it fetches. Its Uses are its operands by buffer: several operands on one buffer are one use. Order between tasks is that of buffers: who
-// writes one comes after all that touched it before, who reads it after the last that wrote it. That is coarser than conflicts(), which looks
-// at windows, and it is what the queues' order (plan/order.cpp) keeps.
+// A Task runs as one: a live node, a node's body, or a fused group. Last come the host's reads of
+// buffers that it fetches. Its Uses are its operands by buffer: several operands on one buffer are
+// one use. Order between tasks is by buffer. A writer comes after all that touched the buffer
+// before, a reader after the last writer. That is coarser than conflicts(), which looks at windows.
+// The queues' order (plan/order.cpp) keeps the same order.
 //
 // Thread safety: a TaskGraph belongs to one planning thread; it keeps its memory from call to call.
 

@@ -1,6 +1,8 @@
-// TensorView: memory of the caller as a tensor, in a build that knows no tensors.
+// TensorView: the caller's memory as a tensor, in a build without torch.
 //
-// Thread safety: a value type. Ownership: none; whoever makes a view keeps its memory alive for as long as the function that takes the view says.
+// Thread safety: a value type.
+// Ownership: none. The caller keeps the memory alive for as long as the function that takes the
+// view says.
 
 #pragma once
 

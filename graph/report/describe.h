@@ -1,4 +1,5 @@
-// describe: a planned program, and what it took, as JSON for people and tools: torch_hetero/report.py says what each field means.
+// describe: a planned program and its measured run as JSON. torch_hetero/report.py describes each
+// field.
 //
 // Thread safety: pure function.
 

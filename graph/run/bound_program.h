@@ -1,19 +1,27 @@
-// BoundProgram: a plan whose every instruction knows its addresses, so that running it is calling kernels one after the other.
+// BoundProgram: a plan whose every instruction knows its addresses, so that a run calls kernels one
+// after the other.
 //
-// Executor (executor.h) finds memory as it goes, because a lazy program meets other storages each time. What is bound here was given its memory beforehand: a
-// Place says where the bytes of each buffer are on each device, for each of a few *slots*, which are sets of inputs and outputs. Slots share everything
-// else, so only one of them runs at a time. Kernels that choose how to compute, or keep a weight in another layout, do so when they are bound (preparation.h). Running takes no memory, no lock, and does not wait for a device, unless the program has
-// kernels of the CPU that need what a device computes.
+// Executor (executor.h) finds memory as it goes, because a lazy program meets other storages each
+// time. A bound program gets its memory in advance. A Place says where each buffer's bytes are on
+// each device, for each of a few *slots*. A slot is a set of inputs and outputs. Slots share
+// everything else, so only one of them runs at a time. Kernels that choose an implementation, or
+// keep a weight in another layout, do so when they are bound (preparation.h). A run takes no memory
+// and no lock. It waits for a device only if a CPU kernel needs that device's result.
 //
-// A plan's compute queues are those of an accelerator that has them for itself. Where it is shared, BoundOptions::compute_queues says which ones of it stand for them.
+// A plan's compute queues are those of an unshared accelerator. On a shared one,
+// BoundOptions::compute_queues says which of its queues stand for them.
 //
-// Launches of an accelerator that follow each other become *segments* (bound_segments.cpp): recorded once the slot's addresses have settled, launched as one from
-// then on, and discarded when one of their addresses changes.
+// Adjacent launches of an accelerator become *segments* (bound_segments.cpp). They are recorded
+// once the slot's addresses have settled, launched as one from then on, and discarded when one of
+// their addresses changes.
 //
-// The first failure ends a run: what follows is skipped. Work that was submitted to a device's queue by then does no harm.
+// The first failure ends a run: later instructions are skipped. Work that is already on a device's
+// queue does no harm.
 //
-// Thread safety: one thread at a time, any thread; wait() and rebind() of a slot that does not run may be called beside the run of another.
-// Ownership: the graph, the plan, the places' memory and the devices outlive it. REQUIRES of the destructor: nothing runs.
+// Thread safety: one thread at a time, any thread. wait() and rebind() of an idle slot may run
+// during the run of another.
+// Ownership: the graph, the plan, the places' memory and the devices outlive it. REQUIRES of the
+// destructor: nothing runs.
 
 #pragma once
 

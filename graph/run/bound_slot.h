@@ -1,6 +1,8 @@
-// What a BoundProgram knows of its instructions and of its slots. Included by bound_program.cpp and bound_segments.cpp alone.
+// What a BoundProgram knows of its instructions and its slots. Only bound_program.cpp and
+// bound_segments.cpp include it.
 //
-// Thread safety: a Step is immutable once bound; a Slot is of the thread that runs or rebinds it, save where it says otherwise.
+// Thread safety: a Step is immutable once bound. A Slot belongs to the thread that runs or rebinds
+// it, unless stated otherwise.
 
 #pragma once
 

@@ -1,5 +1,7 @@
-// What kernels do beforehand for programs whose calls are known ahead of time: choosing how to compute, and deriving what they keep of weights (Binding::derived). Otherwise
-// they would do it in their first runs.
+// Preparation: what kernels do in advance for programs whose calls are known.
+//
+// They choose an implementation and derive what they keep of weights (Binding::derived). Otherwise
+// they would do so in their first runs.
 //
 // Thread safety: any thread.
 

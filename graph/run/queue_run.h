@@ -1,19 +1,22 @@
 // QueueRun: runs a program over several queues.
 //
-// The host walks the program once: it gives tasks and copies to the queues, records and waits for
-// events, and calls the CPU's kernels itself. Tasks run later, on their queue's thread, and find
-// out only then whether what they read is poisoned. That needs a flag for each *value*, not for
-// each buffer: while a task reads an old value, the CPU may already be writing the next. So every
-// write of the program makes a new slot; a slot is set by the one task that writes it, and read by
-// tasks that the program orders after it.
+// The host walks the program once. It gives tasks and copies to the queues, records and waits for
+// events, and calls the CPU's kernels itself. Tasks run later, on their queue's thread, and only
+// then find out whether an operand is poisoned. That needs a flag for each *value*, not for each
+// buffer: while a task reads an old value, the CPU may already write the next. So every write of
+// the program makes a new slot. The one task that writes the slot sets it. Tasks that the program
+// orders after it read it.
 //
-// Where something that a fused group reads is poisoned, or a check of its kernel fails, its members run one by one, on the group's queue. A GPU has nothing but
-// the kernel for all of them. There it runs all the same, since arithmetic on garbage does no harm, and its members' outputs are poisoned one by one; unless it
-// would change with garbage what was there before the program. Then none of its members runs.
-// The body of a node with a tail and the group with the tail are two tasks. The first says in `bodies_` what became of it, the second in the node's slots.
+// If an operand of a fused group is poisoned, or a check of its kernel fails, its members run one
+// by one, on the group's queue. A GPU has only the group's kernel. There it runs all the same,
+// since arithmetic on garbage does no harm, and its members' outputs are poisoned one by one. But
+// if it would overwrite existing bytes with garbage, none of its members runs. The body of a node
+// with a tail and the group with the tail are two tasks. The first reports its outcome in
+// `bodies_`, the second in the node's slots.
 //
-// What the host itself finds broken, memory that it cannot get or a copy that it cannot submit,
-// concerns the bytes of one device and is known in program order; `broken_` keeps it per residence.
+// Failures that the host itself finds, such as missing memory or a copy that it cannot submit,
+// concern the bytes of one device and are known in program order. `broken_` keeps them per
+// residence.
 //
 // Thread safety: one run at a time. Slots, data and outcomes are shared with the queues' threads,
 // ordered by the program's events.

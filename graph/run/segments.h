@@ -1,18 +1,24 @@
-// Segments of a plan that is run again and again: launches that follow each other on one queue of an accelerator and that are
-// given the same addresses and numbers each time are recorded (Queue::record_segment, a CUDA graph), and launched as one from then on.
+// Segments: launches of a repeated plan that are recorded once and then launched as one
+// (Queue::record_segment, a CUDA graph).
 //
-// Saved programs know their addresses beforehand (run/bound_segments.cpp). Here every run finds them anew, so each launch is
-// compared, byte by byte, with what it was given the last time:
+// They follow each other on one queue of an accelerator and get the same addresses and numbers each
+// time. Saved programs know their addresses in advance (run/bound_segments.cpp). Here every run
+// finds them again, so each launch is compared, byte by byte, with the last time:
 //
-// 1. The *runs* of a plan are its longest sequences of launches of one compute queue between which this queue does nothing
+// 1. The *runs* of a plan are its longest sequences of launches of one compute queue, between which
+//    this queue does nothing
 //    else and the host computes nothing. Within a run, a launch may wait for those behind it: no other queue can tell.
-// 2. A launch that was given something else than the last time has *changed*; after kMostChanges of that it *moves*, and is
-//    launched alone from then on. When nothing but what moves has changed for kSettledRuns runs, the parts of runs that do
-//    not move are recorded, as the run that has just ended left them.
-// 3. The launches of a recorded part are held back until the last of them. Where all are the same as when they were recorded they are launched as
-//    one; otherwise one by one, and the recording is dropped, since a pointer in it is stale. So they are where anything has failed before.
-// 4. A part that cannot be recorded is divided, down to single launches, which stay alone. What the device is still
-//    preparing is asked for again after twice as many runs.
+// 2. A launch with other arguments than the last time has *changed*. After kMostChanges of that it
+//    *moves*, and is launched
+//    alone from then on. When nothing but moving launches has changed for kSettledRuns runs, the other parts of runs are
+//    recorded, as the last run left them.
+// 3. The launches of a recorded part are held back until the last of them. If all are as recorded,
+//    they are launched as one.
+//    Otherwise they are launched one by one, and the recording is dropped, because a pointer in it is stale. They are also
+//    launched one by one after a failure.
+// 4. A part that cannot be recorded is divided, down to single launches, which stay alone. If the
+//    device is still preparing
+//    something, the next attempt comes after twice as many runs.
 //
 // Thread safety: none; one run at a time. Ownership: the devices outlive it.
 

@@ -1,35 +1,40 @@
-// GraphExecutor: runs a saved program, over and over, with everything done beforehand that can be.
+// GraphExecutor: runs a saved program over and over, with everything possible done in advance.
 //
 //   auto executor = GraphExecutor::Init("minilm.hetero", {}).value();      plan, take memory, upload weights, bind kernels
 //   executor->SetInput("input_ids", TensorView::row_major(ids, "i64", {1, 8}));
 //   executor->Run();
 //   executor->GetOutput("output", TensorView::row_major(result, "f32", {1, 384}));
 //
-// The four phases, and nothing hidden in them:
+// The four phases, with nothing hidden in them:
 //   Init       plans, or takes the plan that was saved for this machine; takes all memory, once; binds each kernel to its addresses.
 //   SetInput   copies a tensor to where the program reads it. SetInputZeroCopy makes the program read the caller's memory instead.
-//   Run        calls kernels, submits copies between devices and waits between queues: no memory is taken, no lock, and the host waits for no device unless
-//              a kernel of the CPU needs what an accelerator computes. RunAsync does that on the executor's core group and returns at once.
+//   Run        calls kernels, submits copies between devices and waits between queues. It takes no memory and no lock. The host waits for a device only if
+//              a CPU kernel needs an accelerator's result. RunAsync does that on the executor's core group and returns at once.
 //   GetOutput  copies a result to a tensor; GetOutputAsync begins to; GetOutputView shows it where it is.
 //
-// A program with dimensions (dynamic_sizes.h) is for one set of sizes at a time, at first those of its example. SetSizes changes them, and is the one other place where memory is
-// taken: where the sizes need more than any before. Plans and bindings of the latest sizes are kept.
+// A program with dimensions (dynamic_sizes.h) has one set of sizes at a time, at first those of its
+// example. SetSizes changes them. It is the one other function that takes memory, if the sizes need
+// more than any before. Plans and bindings of the latest sizes are kept.
 //
-// Inputs and outputs exist once for each *slot*, of which an executor has as many as Options::slots says. With an accelerator, the inputs of one slot are
-// uploaded and the outputs of another brought back while a third computes. Inputs stay until they are set again, so a slot may run again with the same ones.
-// Slots share the memory of temporaries and run one after the other: for requests that run at once there are several executors of one Model, each with a core
-// group (server.h).
+// Inputs and outputs exist once for each *slot*; Options::slots is their number. With an
+// accelerator, one slot's inputs are uploaded and another's outputs brought back while a third
+// computes. Inputs stay until they are set again, so a slot may run again with the same ones. Slots
+// share the memory of temporaries and run one after the other. For concurrent requests, make
+// several executors of one Model, each with a core group (server.h).
 //
-// What an executor takes of an accelerator's memory it takes by Init and SetSizes, and its plan is made for what it may take: Options::accelerator_bytes, or what is left of the
-// device's limit. So executors that share an accelerator keep its limit together, and those that come late compute more on the CPU.
+// An executor takes accelerator memory in Init and SetSizes only. Its plan is made for what it may
+// take: Options::accelerator_bytes, or what is left of the device's limit. So executors that share
+// an accelerator keep its limit together, and later ones compute more on the CPU.
 //
-// Errors are Status values: kUsage with one sentence that says what to do, kKernel with the operator's name and the exception that it threw. After an error the
-// executor can be used on.
+// Errors are Status values: kUsage with one sentence that says what to do, kKernel with the
+// operator's name and its exception. The executor remains usable after an error.
 //
-// Names are TVM's graph executor's, whose users know these phases.
+// The names are those of TVM's graph executor, whose users know these phases.
 //
-// Thread safety: different slots may be filled and read on different threads while one runs; calls for one slot are one thread's at a time.
-// Ownership: the executor shares the model; core group and devices outlive it. The destructor waits for what runs.
+// Thread safety: different slots may be filled and read on different threads while one runs. Calls
+// for one slot are one thread's at a time.
+// Ownership: the executor shares the model; core group and devices outlive it. The destructor waits
+// for running work.
 
 #pragma once
 

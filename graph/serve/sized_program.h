@@ -1,7 +1,8 @@
-// SizedProgram: a saved program for one set of sizes, with the plan by which it runs.
+// SizedProgram: a saved program for one set of sizes, with its plan.
 //
-// A program without dimensions has one. Of one with dimensions (dynamic_sizes.h) an executor makes one for each set of sizes that it meets. The plan of the
-// program as it was saved is resized for the others where sizes change nothing else, and they are planned anew where they do (a size that becomes 1).
+// A program without dimensions has one. For a program with dimensions (dynamic_sizes.h), an
+// executor makes one for each set of sizes that it meets. It resizes the saved program's plan if
+// the sizes change nothing else, and plans again otherwise (a size that becomes 1).
 //
 // Thread safety: none; one owner at a time. Ownership: the saved program outlives it.
 

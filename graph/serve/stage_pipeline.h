@@ -5,18 +5,24 @@
 //   auto second = pipeline.value()->submit(more, elsewhere);     // in the first stage while the first request is in the second
 //   Status status = first.value()->wait();
 //
-// The cut is cut_program's (cut_program.h). Each stage has an executor (graph_executor.h) and a core group, whose queue of tasks is the stage's. A request's memory - what goes
-// in, what crosses between stages, what comes out - is a *frame*. It moves from stage to stage, and each stage binds its executor to it, without a copy where the executor
-// can be lent the memory. `depth` says how many frames there are, so how many requests are on their way at once. Twice as many as stages, the default, is double buffering:
-// each stage has one that it works on and one that waits for it. More even out stages whose times vary; fewer take less memory, and the answer to each comes sooner.
+// cut_program.h makes the cut. Each stage has an executor (graph_executor.h) and a core group,
+// whose queue of tasks is the stage's. A *frame* is a request's memory: its inputs, its outputs and
+// the values that cross between stages. It moves from stage to stage. Each stage binds its executor
+// to it, without a copy if the executor can use the memory.
 //
-// Requests go through all stages, and end, in the order in which submit() was called. States are updated in this order too. An error ends its request and no other: the
-// stages that come behind let it pass. Once warm, a request takes memory from the heap for its StageRequest only, save for errors.
+// `depth` is the number of frames, and thus of concurrent requests. The default, twice the number
+// of stages, is double buffering: each stage has one to work on and one that waits. More frames
+// even out stages whose times vary. Fewer take less memory and answer sooner.
 //
-// Thread safety: any thread. REQUIRES: submit(), wait_idle() and StageRequest::wait() are not called by what runs in a stage. A forked
-// child can use no pipeline of its parent, but destroy it.
-// Ownership: the pipeline shares the model. Core groups and devices outlive it, and output tensors the request. The destructor stops, and waits for what runs; nobody is in
-// submit() then. Requests may be kept longer.
+// Requests pass all stages, and end, in the order of submit(). States are updated in this order
+// too. An error ends its request and no other; later stages skip it. After warm-up, a request takes
+// heap memory for its StageRequest and for errors only.
+//
+// Thread safety: any thread. A forked child may only destroy its parent's pipelines. REQUIRES:
+// submit(), wait_idle() and StageRequest::wait() are not called on a stage.
+// Ownership: the pipeline shares the model. Core groups and devices outlive it, and output tensors
+// the request. The destructor stops and waits for running work; no thread may be in submit() then.
+// Requests may be kept longer.
 
 #pragma once
 

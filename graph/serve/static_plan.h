@@ -1,8 +1,9 @@
-// StaticPlan: the plan by which a saved program runs, made once, with all memory in it.
+// StaticPlan: the plan of a saved program, made once, including all its memory.
 //
-// Lazy programs begin with bytes that lie wherever the program before has left them. A static program has a say in that: its inputs are brought to
-// the device that reads them before it runs, and its weights stay where a first run would have left them. So it is planned again until nothing
-// would move any more, and the graph of a StaticPlan says where the bytes are from then on (Buffer::valid_on).
+// A lazy program starts with bytes wherever the previous program left them. A static program
+// decides that itself: its inputs are brought to the device that reads them before it runs, and its
+// weights stay where a first run would have left them. So it is planned again until nothing would
+// move any more. The graph of a StaticPlan then says where the bytes are (Buffer::valid_on).
 //
 // Thread safety: pure functions.
 

@@ -1,11 +1,21 @@
-// verify: legality of a graph and of a plan, written independently of the passes that make them.
+// verify: checks that a graph and a plan are legal. It shares no code with the passes that make
+// them.
 //
-// verify_graph: ids in range, windows inside their buffers, defines come first and once.
-// verify_plan: happens-before by vector clocks over queues, records and waits; every conflicting pair of accesses is ordered by it;
-// every read finds valid bytes on its device; live values share no bytes; every wait has an earlier record; nodes marked dead have no
-// observable effect; placements are legal; the arena is within bounds.
+// verify_graph checks that ids are in range, windows are inside their buffers, and definitions come
+// first and once.
 //
-// Errors are kInternal, with the first violation in words. Thread safety: pure functions.
+// verify_plan computes happens-before by vector clocks over queues, records and waits. It checks
+// that:
+// - every conflicting pair of accesses is ordered;
+// - every read finds valid bytes on its device;
+// - live values share no bytes;
+// - every wait has an earlier record;
+// - dead nodes have no observable effect;
+// - placements are legal, and the arena is within bounds.
+//
+// Errors are kInternal, with the first violation in words.
+//
+// Thread safety: pure functions.
 
 #pragma once
 

@@ -1,10 +1,12 @@
-// Machine code for a run of maps: one loop over vectors of entries that keeps the values between the maps in registers.
+// Generates machine code for a run of maps: one loop over vectors of entries that keeps values in
+// registers.
 //
-// A run is a list of vector instructions in static single assignment: loads, fills, maps and stores of one vector of each value. What
-// they compute is what the maps' own functions compute, bit for bit but for the payload of a NaN that two NaNs make: each operation rounds by
-// itself, and a product and a sum are one rounding only where the formula says so.
+// A run is a list of vector instructions in static single assignment: loads, fills, maps and stores
+// of one vector of each value. The result has the bits of the maps' own functions, except for the
+// payload of a NaN that two NaNs make. Each operation rounds by itself. A product and a sum share a
+// rounding only if the formula says so.
 //
-// The code is position-independent, and knows neither sizes nor addresses nor numbers.
+// The code is position-independent, and contains no sizes, addresses or numbers.
 //
 // Thread safety: pure functions.
 

@@ -1,17 +1,21 @@
-// Compiles the cheap part of a fused program to machine code, when the program is made.
+// Compiles the cheap steps of a fused program to machine code, when the program is made.
 //
-// An interpreted step reads and writes whole blocks in the L1 cache, which for a sum or a product takes longer than the arithmetic. A run of
-// steps whose maps have formulas (kernel.h) becomes one step that keeps the values between them in vector registers (codegen.h).
-// Everything else stays as it is, between the runs: vector functions, reductions, gathers.
+// An interpreted step reads and writes whole blocks in the L1 cache. For a sum or a product, that
+// takes longer than the arithmetic. A run of steps whose maps have formulas (kernel.h) becomes one
+// step that keeps the values in vector registers (codegen.h). Vector functions, reductions and
+// gathers stay as they are.
 //
-//   1. Steps are taken into a run as long as their maps have formulas. A step that cannot be, but has nothing to do with the run so far, goes
-//      before it.
-//   2. A value is loaded where its first reader in the run finds it, and stored only if something after the run reads it.
-//   3. A run that needs more registers than there are is cut in two.
+//   1. Steps join a run as long as their maps have formulas. A step that cannot join, but does not
+//      depend on the
+//      run so far, goes before it.
+//   2. A value is loaded for its first reader in the run, and stored only if a step after the run
+//      reads it.
+//   3. A run that needs too many registers is cut in two.
 //
-// Code depends on neither sizes nor addresses nor numbers, so that equal runs of all programs share it; it goes with the last program that has it. A
-// process holds kMaxCodeBytes of code at most. Where the processor, the build (without Xbyak) or the system (which may refuse executable memory) does
-// not allow code, programs stay as they were.
+// Code contains no sizes, addresses or numbers, so equal runs of all programs share it. It is freed
+// with the last program that uses it. A process holds at most kMaxCodeBytes of code. Without a
+// suitable processor, Xbyak at build time, or executable memory from the system, programs stay
+// interpreted.
 //
 // Thread safety: functions from any thread.
 

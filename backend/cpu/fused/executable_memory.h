@@ -1,9 +1,10 @@
-// ExecutableMemory: pages that hold code that was generated at run time.
+// ExecutableMemory: pages of code that was generated at run time.
 //
-// The pages are written first and made executable, and not writable, afterwards; no page is ever both. Where the system refuses that
-// (SELinux without execmem, PR_SET_MDWE), there is none, and whoever asks does without.
+// Pages are written first and then made executable and read-only; no page is ever both. If the
+// system refuses that (SELinux without execmem, PR_SET_MDWE), there is no executable memory, and
+// callers must do without.
 //
-// Thread safety: immutable; may be destroyed on any thread once nobody runs the code.
+// Thread safety: immutable; any thread may destroy it once no thread runs the code.
 
 #pragma once
 

@@ -4,12 +4,13 @@
 //   if (Status status = prepare_fused(kernel, space, launch); !status.ok()) return status;
 //   run_fused(launch, addresses.data(), numbers.data());
 //
-// Preparing checks that kernel and space are legal, collapses dimensions (space.h) and lays out the program (schedule.h,
-// program.h). A kernel with totals or checks becomes several launches (stages.h). The launch keeps nothing of the kernel or the space, save the functions and reducers they point to. Preparing again
-// reuses the launch's memory.
+// Preparing checks that kernel and space are legal, collapses dimensions (space.h) and lays out the
+// program (schedule.h, program.h). A kernel with totals or checks becomes several launches
+// (stages.h). The launch keeps only the functions and reducers that kernel and space point to.
+// Preparing again reuses its memory.
 //
-// Thread safety: a prepared launch is immutable; run_fused may be called on several threads at once. Scratch memory belongs to the
-// threads: it grows to what the largest launch needs, and is kept.
+// Thread safety: a prepared launch is immutable; several threads may call run_fused at once.
+// Scratch memory belongs to the threads. It grows to the largest launch's need and is kept.
 
 #pragma once
 

@@ -1,18 +1,20 @@
-// FusedProgram: a fused kernel laid out for one space; what run_fused walks.
+// FusedProgram: a fused kernel laid out for one space, as run_fused walks it.
 //
-// The space is cut into blocks of `rows_per_block` rows times `piece` entries. A place is an address that a step reads or writes while a
-// block is worked on: an array of scratch memory, or an operand's own memory where its entries lie as a step needs them. The places' addresses
-// form a table, so that a step is a few loads from the table and a call:
+// The space is cut into blocks of `rows_per_block` rows times `piece` entries. A place is an
+// address that a step reads or writes for the current block. It is an array of scratch memory, or
+// an operand's own memory if its entries are laid out as the step needs them. The places form a
+// table of addresses. So a step is a few loads from the table and a call:
 //
-//   task:     once for each task: what is the same in all blocks
+//   task:     once for each task: values that are equal in all blocks
 //   phase[i]
-//     .rows   once for each group of rows: what has one entry for each row
+//     .rows   once for each group of rows: values with one entry per row
 //     .expand once for each group of rows: row values repeated along a piece
-//     .pieces for each piece of the rows: what has one entry for each point; reductions are fed
+//     .pieces for each piece of the rows: values with one entry per point; reductions are fed
 //   last:     once for each group of rows, after the last phase
 //
-// Where a block holds whole rows (and where there are no row values) there is one phase whose `pieces` has every step. Rows too long for
-// that are streamed: a reduction ends its phase, and what is needed again later is recomputed, or was kept for the whole row.
+// If a block holds whole rows, or there are no row values, there is one phase, and its `pieces` has
+// every step. Longer rows are streamed: a reduction ends its phase, and later phases recompute
+// values or have them kept for the whole row.
 
 #pragma once
 

@@ -1,4 +1,5 @@
-// Makes the program of a kernel for a space: what is computed when, and where each value lives (program.h).
+// Schedules a kernel for a space: what is computed when, and where each value is stored
+// (program.h).
 //
 // Thread safety: may run on several threads, each with its own result.
 

@@ -1,13 +1,15 @@
-// RowSpace: the space of a fused kernel as rows of entries, with as few dimensions as its operands allow.
+// RowSpace: the space of a fused kernel as rows of entries, with as few dimensions as its operands
+// allow.
 //
-// Dimensions of size 1 go, the order of those outside the row is chosen by the strides, and neighbours that every operand walks in one
-// stride become one. A kernel without row values has no row of its own; then the innermost of the dimensions that are left is the row.
+// Dimensions of size 1 are dropped. Strides choose the order of those outside the row. Neighbours
+// that every operand walks in one stride become one. A kernel without row values has no row; the
+// innermost remaining dimension then serves as the row.
 //
 //   sizes[0 .. outer_rank)     the rows, `rows` in number
-//   sizes[outer_rank .. rank)  the entries of a row, `row` in number, in row-major order (reducers count on it)
+//   sizes[outer_rank .. rank)  the entries of a row, `row` in number, in row-major order (reducers rely on it)
 //
-// An entry has the linear index `row number * row + place in the row`. Each operand has a view of its own on this index, in which the
-// dimensions are collapsed as far as this operand allows.
+// An entry has the linear index `row number * row + place in the row`. Each operand has its own
+// view of this index, with dimensions collapsed as far as this operand allows.
 
 #pragma once
 

@@ -1,11 +1,12 @@
-// Stages of a fused kernel with totals or checks: kernels without either, which run one after the other.
+// Stages: a fused kernel with totals or checks as several kernels without either, which run in
+// order.
 //
 //   checks  over the rows: whether the checked values hold everywhere
 //   rows    the kernel's own space: all that is stored for each point or row, and the row values that later stages need
-//   totals  over the rows: what only totals need of the row values, and the totals
+//   totals  over the rows: row values that only totals need, and the totals
 //
-// A stage over the rows has the rows as its entries. So what is computed once for each row is computed there in blocks, and not row by row. What a
-// stage passes on lies in temporaries: one entry for each row.
+// A stage over the rows has the rows as its entries. So it computes row values in blocks, not row
+// by row. A stage passes values on in temporaries with one entry per row.
 
 #pragma once
 

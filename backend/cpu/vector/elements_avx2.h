@@ -1,5 +1,7 @@
-// How blocks of elements become vectors of floats in AVX2, for matvec_kernel.h and panel_kernel.h, which say what a loader has. Included only by files that
-// are compiled for these instructions; each has types of its own.
+// Loaders for AVX2: they turn blocks of elements into vectors of floats.
+//
+// matvec_kernel.h and panel_kernel.h say what a loader has. Only files that are compiled for AVX2
+// include this header; each has types of its own.
 
 #pragma once
 

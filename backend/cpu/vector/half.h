@@ -1,6 +1,7 @@
-// Single numbers between float and the two 2-byte floating types, which are held as their bits. Rounding is to nearest, ties to even.
+// Converts single numbers between float and the 2-byte floating types, which are held as their
+// bits. Rounds to nearest, ties to even.
 //
-// For the edges of vector code and for processors without instructions for it.
+// It serves the edges of vector code, and processors without instructions for these types.
 //
 // Thread safety: pure functions.
 

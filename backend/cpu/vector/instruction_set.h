@@ -1,4 +1,4 @@
-// The instruction sets for which the CPU's own loops are compiled or generated.
+// InstructionSet: the instruction sets for which the CPU's own loops are compiled or generated.
 //
 // Thread safety: any thread.
 

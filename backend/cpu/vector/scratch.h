@@ -1,9 +1,11 @@
-// Memory of a thread that is kept from call to call, so that kernels take none from the heap once they have run.
+// Scratch: a thread's memory that is kept from call to call, so that steady kernels do not
+// allocate.
 //
 //   static thread_local Scratch memory;
-//   auto* const sums = memory.get<float>(count);  // aligned to a cache line; what was there is lost when it grows
+//   auto* const sums = memory.get<float>(count);  // aligned to a cache line; growing loses the content
 //
-// Thread safety: each object belongs to one thread; others may use its memory as long as the owner waits for them.
+// Thread safety: each object belongs to one thread. Other threads may use its memory while the
+// owner waits for them.
 
 #pragma once
 

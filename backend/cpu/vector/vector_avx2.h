@@ -1,5 +1,6 @@
-// A vector of floats in AVX2 and FMA, for attention_kernel.h and matvec_kernel.h. Included only by files that are compiled for these
-// instructions; each has a type of its own.
+// Vector for AVX2 and FMA: a vector of floats, for attention_kernel.h and matvec_kernel.h.
+//
+// Only files that are compiled for these instructions include it; each has a type of its own.
 
 #pragma once
 

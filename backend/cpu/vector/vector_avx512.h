@@ -1,5 +1,7 @@
-// A vector of floats in AVX-512 F, BW, VL and DQ, for attention_kernel.h and matvec_kernel.h. Included only by files that are compiled for these
-// instructions; each has a type of its own.
+// Vector for AVX-512 F, BW, VL and DQ: a vector of floats, for attention_kernel.h and
+// matvec_kernel.h.
+//
+// Only files that are compiled for these instructions include it; each has a type of its own.
 
 #pragma once
 

@@ -1,5 +1,5 @@
-// The text at the head of each generated CUDA kernel: formulas.h and threads.h, which CMake copies
-// into a source file.
+// The head of each generated CUDA kernel as text: formulas.h and threads.h, which CMake copies into
+// a source file.
 
 #pragma once
 

@@ -1,9 +1,9 @@
-// What the threads of a block do together in generated kernels and in the interpreter: reductions
-// of a group of threads, and memory in vectors.
+// Cooperation of a block's threads, in generated kernels and in the interpreter: reductions over a
+// group of threads, and memory access in vectors.
 //
-// Stands behind formulas.h at the head of each generated kernel (source.h) and in interpreter.cu. A
+// It follows formulas.h at the head of each generated kernel (source.h) and in interpreter.cu. A
 // group is the threads that work on one row: a warp, or the whole block. States are merged in a
-// tree whose shape depends on the group alone, so that results do not change from run to run.
+// tree whose shape depends on the group alone, so results do not change from run to run.
 
 #pragma once
 
