@@ -58,8 +58,8 @@ native = os.environ.get("HETERO_NO_BUILD") != "1"
 (ROOT / "build").mkdir(exist_ok=True)
 setup(
     packages=find_packages(include=["torch_hetero", "torch_hetero.*"]),
-    package_data={"torch_hetero": ["profiles/*.json", "report.html"]},
-    include_package_data=False,  # the folder of the profiles is data, not a package that was forgotten above
+    package_data={"torch_hetero.profiles": ["*.json"], "torch_hetero.report": ["*.html", "*.css", "*.js"]},
+    include_package_data=False,
     package_dir={"": "."},
     install_requires=[torch_requirement()],
     ext_modules=[Extension("torch_hetero._C", sources=[])] if native else [],

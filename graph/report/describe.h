@@ -1,4 +1,4 @@
-// describe: a planned program and its measured run as JSON. torch_hetero/report.py describes each
+// describe: a planned program and its measured run as JSON. torch_hetero/report/program.py describes each
 // field.
 //
 // Thread safety: pure function.

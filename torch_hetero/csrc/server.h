@@ -1,4 +1,4 @@
-// Servers in Python: the classes Server and ServerRequest of the module _C, below torch_hetero/server.py.
+// Servers in Python: the classes Server and ServerRequest of the module _C, below torch_hetero/program/server.py.
 
 #pragma once
 

@@ -14,7 +14,7 @@ from torch_hetero import _C
 
 __all__ = ["Report", "explain", "reset_counters"]
 
-# Why graphs of torch.compile could not be captured: torch_hetero/compiler.py counts.
+# Why graphs of torch.compile could not be captured: torch_hetero/program/compiled_graph.py counts.
 refused_captures: Counter[str] = Counter()
 
 # Figures that state how things are now; a difference of two reports keeps the later one.

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from torch_hetero import dynamic
-from torch_hetero.signature import positional_names
+from torch_hetero.program import dynamic
+from torch_hetero.program.signature import positional_names
 
 
 def small_model() -> nn.Module:

@@ -27,7 +27,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from torch_hetero import _C
-from torch_hetero.saved import CompiledModel
+from torch_hetero.program.calling import CompiledModel
 
 
 def small_model() -> nn.Module:
@@ -247,7 +247,7 @@ def test_conjugate_and_negative_views_are_taken_by_their_values(device: str) -> 
         program = torch.hetero.compile(lambda a: a * 2, (given,))
         assert_close(program(conjugate).cpu(), expected)
         assert_close(program(x.to(device)).cpu(), x * 2)
-    with program.serve() as server, program.pipeline(stages=1) as pipeline:
+    with program.serve() as server, program.stage_pipeline(stages=1) as pipeline:
         assert_close(server.submit(conjugate).result(60).cpu(), expected)
         assert_close(pipeline.submit(conjugate).result(60).cpu(), expected)
     program = torch.hetero.compile(lambda a: a * 2, (torch.zeros(12)[::2],))
@@ -843,7 +843,7 @@ def test_a_file_that_is_none_or_of_another_kind_is_refused_in_words(tmp_path: Pa
 
 
 def _plain(result: Any) -> Any:
-    from torch_hetero.saved import _plain as plain
+    from torch_hetero.program.leaves import plain
 
     return plain(result)
 

@@ -386,7 +386,7 @@ def test_groups_and_stages_keep_the_budget_of_their_accelerator_together() -> No
             torch.hetero.set_memory_budget(budget)
             torch.hetero.reset_peak_memory_stats()
             check(program.serve(groups=[{"threads": 1}, {"threads": 1}]))
-            check(program.pipeline(stages=3))
+            check(program.stage_pipeline(stages=3))
             peak = torch.hetero._C.accelerator_stats()["peak_bytes"]
             assert 0 < peak <= budget, (peak, budget)
 
@@ -394,10 +394,10 @@ def test_groups_and_stages_keep_the_budget_of_their_accelerator_together() -> No
         before = torch.hetero._C.accelerator_stats()["allocated_bytes"]
         torch.hetero.reset_peak_memory_stats()
         check(program.serve(groups=[{"threads": 1}, {"threads": 1}], accelerator_bytes=1 << 20))
-        check(program.pipeline(stages=2, accelerator_bytes=1 << 20))
+        check(program.stage_pipeline(stages=2, accelerator_bytes=1 << 20))
         peak = torch.hetero._C.accelerator_stats()["peak_bytes"]
         assert before < peak <= before + (1 << 20), (before, peak)
-        for make in (program.serve, program.pipeline):
+        for make in (program.serve, program.stage_pipeline):
             try:
                 make(accelerator_bytes=32 << 20)
             except RuntimeError as error:

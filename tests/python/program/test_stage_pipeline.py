@@ -1,4 +1,4 @@
-"""CompiledModel.pipeline: calls go through stages in order, and their futures have eager's values."""
+"""CompiledModel.stage_pipeline: calls go through stages in order, and their futures have eager's values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def model() -> nn.Module:
 def test_calls_have_the_values_of_the_model(stages: int) -> None:
     program = torch.hetero.compile(model(), (torch.zeros(5, 32),))
     inputs = [torch.randn(5, 32) for _ in range(40)]
-    with program.pipeline(stages=stages) as pipeline:
+    with program.stage_pipeline(stages=stages) as pipeline:
         futures = [pipeline.submit(x) for x in inputs]
         for x, future in zip(inputs, futures, strict=True):
             # Close: a stage has fewer threads, and with fewer threads a BLAS may add in another order, as eager's does.
@@ -46,14 +46,14 @@ def test_results_keep_their_structure_and_states_their_order() -> None:
             return {"count": self.calls.clone(), "y": torch.relu(self.layer(x)).exp()}
 
     program = torch.hetero.compile(Counting(), (torch.zeros(2, 8),))
-    with program.pipeline(stages=2) as pipeline:
+    with program.stage_pipeline(stages=2) as pipeline:
         futures = [pipeline.submit(torch.randn(2, 8)) for _ in range(10)]
         assert [future.result()["count"].item() for future in futures] == list(range(1, 11))
 
 
 def test_the_depth_can_be_set_while_calls_are_on_their_way() -> None:
     program = torch.hetero.compile(model(), (torch.zeros(5, 32),))
-    with program.pipeline(stages=2, depth=1) as pipeline:
+    with program.stage_pipeline(stages=2, depth=1) as pipeline:
         futures = []
         for depth in (1, 5, 2):
             pipeline.depth = depth
@@ -66,7 +66,7 @@ def test_the_depth_can_be_set_while_calls_are_on_their_way() -> None:
 
 def test_a_full_pipeline_refuses_where_it_is_told_to() -> None:
     program = torch.hetero.compile(model(), (torch.zeros(2000, 32),))
-    with program.pipeline(stages=2, depth=1, when_full="refuse") as pipeline:
+    with program.stage_pipeline(stages=2, depth=1, when_full="refuse") as pipeline:
         futures = []
         with pytest.raises(queue.Full, match="raise the depth"):
             for _ in range(1000):
@@ -77,13 +77,13 @@ def test_a_full_pipeline_refuses_where_it_is_told_to() -> None:
 def test_wrong_arguments_and_uses_say_what_to_do() -> None:
     program = torch.hetero.compile(model(), (torch.zeros(5, 32),))
     with pytest.raises(ValueError, match="stages"):
-        program.pipeline(stages=1000)
+        program.stage_pipeline(stages=1000)
     for option, least in (("stages", 1), ("depth", 0), ("accelerator_bytes", 0)):
         with pytest.raises(ValueError, match=f"{option} is {least} or more, not -1"):
-            program.pipeline(**{option: -1})
+            program.stage_pipeline(**{option: -1})
     with pytest.raises(ValueError, match="when_full"):
-        program.pipeline(when_full="drop")
-    with program.pipeline() as pipeline:
+        program.stage_pipeline(when_full="drop")
+    with program.stage_pipeline() as pipeline:
         with pytest.raises(ValueError, match="is f32"):
             pipeline.submit(torch.zeros(4, 32))
         assert pipeline.submit(torch.zeros(5, 32)).result().shape == (5, 4)
@@ -94,7 +94,7 @@ def test_wrong_arguments_and_uses_say_what_to_do() -> None:
 def test_an_error_is_that_of_its_call() -> None:
     table = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval()
     program = torch.hetero.compile(table, (torch.zeros(4, dtype=torch.long),))
-    with program.pipeline(stages=2) as pipeline:
+    with program.stage_pipeline(stages=2) as pipeline:
         good, bad = torch.arange(4), torch.full((4,), 99)
         futures = [pipeline.submit(x) for x in (good, bad, good)]
         assert torch.equal(futures[0].result(), futures[2].result())
@@ -104,7 +104,7 @@ def test_an_error_is_that_of_its_call() -> None:
 
 def test_closing_with_cancel_ends_every_future() -> None:
     program = torch.hetero.compile(model(), (torch.zeros(500, 32),))
-    pipeline = program.pipeline(stages=2, depth=8)
+    pipeline = program.stage_pipeline(stages=2, depth=8)
     futures = [pipeline.submit(torch.randn(500, 32)) for _ in range(8)]
     pipeline.close(cancel=True)
     assert all(future.done() for future in futures)
@@ -113,7 +113,7 @@ def test_closing_with_cancel_ends_every_future() -> None:
 
 def test_a_pipeline_that_nobody_holds_ends() -> None:
     program = torch.hetero.compile(model(), (torch.zeros(5, 32),))
-    pipeline = program.pipeline()
+    pipeline = program.stage_pipeline()
     future = pipeline.submit(torch.zeros(5, 32))
     thread, held = pipeline._thread, weakref.ref(pipeline)
     del pipeline
@@ -127,6 +127,6 @@ def test_the_interpreter_may_end_with_calls_on_their_way() -> None:
     run_python_ok("""
         import torch
         program = torch.hetero.compile(torch.nn.Linear(64, 64), (torch.zeros(512, 64),))
-        pipeline = program.pipeline(stages=1)
+        pipeline = program.stage_pipeline(stages=1)
         futures = [pipeline.submit(torch.zeros(512, 64)) for _ in range(20)]
     """)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-SOURCE = ROOT / "torch_hetero" / "profiles.py"
+SOURCE = ROOT / "torch_hetero" / "profiles" / "__init__.py"
 
 spec = importlib.util.spec_from_file_location("hetero_profiles_by_path", SOURCE)
 assert spec is not None and spec.loader is not None
@@ -44,7 +44,7 @@ OPTIONS = (
 
 
 def content_of(name: str) -> dict[str, Any]:
-    return json.loads((SOURCE.with_name("profiles") / f"{name}.json").read_text())
+    return json.loads((SOURCE.with_name(f"{name}.json")).read_text())
 
 
 def write(path: Path, content: Any) -> Path:

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy import functions
 from torch.utils._sympy.numbers import int_oo
 
-from torch_hetero.signature import positional_names
+from torch_hetero.program.signature import positional_names
 
 __all__ = ["Sizes", "export"]
 

@@ -1,6 +1,6 @@
 """Profiles: what a machine's accelerator, link and CPU are expected to attain, as data.
 
-A profile is a JSON file; those of this package lie in the folder ``profiles``. Every figure has a source in words::
+A profile is a JSON file; those of this package lie beside this module. Every figure has a source in words::
 
     from torch_hetero.profiles import load_profile
 
@@ -20,7 +20,7 @@ from typing import Any
 
 __all__ = ["Accelerator", "Cpu", "Link", "Profile", "available_profiles", "load_profile"]
 
-_FOLDER = Path(__file__).with_name("profiles")
+_FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)

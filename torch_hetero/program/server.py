@@ -10,26 +10,20 @@ from __future__ import annotations
 
 import itertools
 import numbers
-import operator
 import os
 import queue
 import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 
 from torch_hetero import _C
+from torch_hetero.program.serving import Closing, ServedModel, checked, waits
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from torch_hetero.saved import CompiledModel
-
-__all__ = ["Closing", "Group", "Request", "Server", "checked", "waits"]
+__all__ = ["Group", "Request", "Server"]
 
 
 class Group(TypedDict, total=False):
@@ -112,36 +106,6 @@ class Request(Future):
             self._tensors = ()
 
 
-def waits(when_full: str) -> bool:
-    """Whether `submit` waits for room. Raises a ValueError for what is neither "wait" nor "refuse"."""
-    if when_full not in ("wait", "refuse"):
-        raise ValueError(f'when_full is "wait" or "refuse", not {when_full!r}')
-    return when_full == "wait"
-
-
-def checked(name: str, count: int | None, least: int = 0) -> int | None:
-    """The number. Raises a ValueError where it is too small, a TypeError where it is none."""
-    if count is not None and operator.index(count) < least:
-        raise ValueError(f"{name} is {least} or more, not {count}")
-    return count
-
-
-class Closing:
-    """What a ``with`` block closes: by waiting, or by cancelling where an error leaves the block."""
-
-    def close(self, *, cancel: bool = False) -> None:
-        """Accepts no more calls and returns when none is left."""
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close(cancel=kind is not None)
-
-
 class Server(Closing):
     """Runs calls of a `CompiledModel` from many threads.
 
@@ -157,7 +121,7 @@ class Server(Closing):
 
     def __init__(
         self,
-        model: CompiledModel,
+        model: ServedModel,
         groups: int | Sequence[Group] = 1,
         capacity: int = 64,
         *,

@@ -8,7 +8,6 @@ such a machine, and its times come from the clock; docs/simulator.md has the rul
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -18,9 +17,10 @@ from typing import Any
 from torch_hetero import _C
 from torch_hetero.settings.config import config
 from torch_hetero.profiles import Profile, load_profile
-from torch_hetero.report import Program, write_report, write_trace
+from torch_hetero.report.program import Program
+from torch_hetero.report.log import programs
 
-__all__ = ["Prediction", "programs", "report", "simulate", "trace", "use_profile"]
+__all__ = ["Prediction", "simulate", "use_profile"]
 
 
 def use_profile(profile: str | os.PathLike[str] | Profile | None, **figures: float) -> Profile | None:
@@ -157,16 +157,10 @@ def simulate(
         seconds = _C.virtual_seconds() - begin
         made = programs()
         copies = _C.accelerator_copies()
-        queues: dict[str, float] = {}
-        for program in made:
-            for span in program["spans"]:
-                busy = span["end"] - span["begin"]
-                if busy > 0:
-                    queues[span["queue"]] = queues.get(span["queue"], 0.0) + busy
         return Prediction(
             profile=chosen.name,
             seconds=seconds,
-            queue_seconds=queues,
+            queue_seconds=_busy_seconds(made),
             peak_bytes=_C.accelerator_stats()["peak_bytes"],
             budget_bytes=int(config.memory_budget),
             bytes_to_accelerator=copies["bytes_to_accelerator"] - copies_before["bytes_to_accelerator"],
@@ -176,48 +170,11 @@ def simulate(
         )
 
 
-def programs() -> list[Program]:
-    """Returns what the latest programs did, 64 at most, the oldest first; ``config.keep_plans`` must be set for it.
-
-    They are what was recorded and run, calls of ``torch.compile(backend="hetero")`` included, and calls of saved
-    programs, of which only the predicted times are known. What servers and pipelines run is not among them.
-    """
-    return [json.loads(text) for text in _C.program_log()]
-
-
-def report(path: str | os.PathLike[str], of: Prediction | None = None) -> None:
-    """Writes a page about the latest programs: graph, timeline, memory, decisions; docs/reports.md says how to read it.
-
-    Args:
-        path: of the html file.
-        of: a prediction, for its programs instead.
-
-    Raises:
-        RuntimeError: when there are none, as ``torch.hetero.config.keep_plans`` was off.
-        OSError: when the file cannot be written.
-    """
-    write_report(path, _logged() if of is None else of.programs)
-
-
-def trace(path: str | os.PathLike[str], of: Prediction | None = None) -> None:
-    """Writes the timeline of the latest programs for Perfetto (ui.perfetto.dev) or ``chrome://tracing``.
-
-    Args:
-        path: of the JSON file.
-        of: a prediction, for its programs instead.
-
-    Raises:
-        RuntimeError: when there are none, as ``torch.hetero.config.keep_plans`` was off.
-        OSError: when the file cannot be written.
-    """
-    write_trace(path, _logged() if of is None else of.programs)
-
-
-def _logged() -> list[Program]:
-    made = programs()
-    if not made:
-        raise RuntimeError(
-            "hetero: no programs were kept; set torch.hetero.config.keep_plans = True before the program runs (what "
-            "servers and pipelines run is not kept)"
-        )
-    return made
+def _busy_seconds(made: list[Program]) -> dict[str, float]:
+    """How long each queue is busy, by name."""
+    queues: dict[str, float] = {}
+    for span in (span for program in made for span in program["spans"]):
+        busy = span["end"] - span["begin"]
+        if busy > 0:
+            queues[span["queue"]] = queues.get(span["queue"], 0.0) + busy
+    return queues

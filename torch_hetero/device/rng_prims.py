@@ -16,7 +16,7 @@ from torch._ops import HigherOrderOperator
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch.utils import _pytree as pytree
 
-from torch_hetero.device import get_rng_state, set_rng_state
+from torch_hetero.device.rng import get_rng_state, set_rng_state
 
 __all__ = ["OPERATORS", "add_hetero"]
 

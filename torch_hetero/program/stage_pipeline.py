@@ -1,8 +1,8 @@
-"""``CompiledModel.pipeline``: one program cut into stages that work at the same time, each on another call.
+"""``CompiledModel.stage_pipeline``: one program cut into stages that work at the same time, each on another call.
 
-A server (``server.py``) runs whole calls beside each other, each on a part of the cores. A pipeline gives each part of
-the *program* cores, or a device, of its own: a call goes from stage to stage, and the weights of a stage stay in the
-caches that belong to it. ``docs/executor.md``, "Stages", has the whole picture.
+A server (``server.py``) runs whole calls beside each other, each on a part of the cores. A stage pipeline gives each
+part of the *program* cores, or a device, of its own: a call goes from stage to stage, and the weights of a stage stay
+in the caches that belong to it. ``docs/executor.md``, "Stages", has the whole picture.
 """
 
 from __future__ import annotations
@@ -13,27 +13,24 @@ import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from torch_hetero import _C
-from torch_hetero.server import Closing, checked, waits
+from torch_hetero.program.serving import Closing, ServedModel, checked, waits
 
-if TYPE_CHECKING:
-    from torch_hetero.saved import CompiledModel
-
-__all__ = ["Pipeline"]
+__all__ = ["StagePipeline"]
 
 _Submitted = tuple["_C.StageCall", Future, Sequence[torch.Tensor]]
 
 
-class Pipeline(Closing):
+class StagePipeline(Closing):
     """Runs calls of a `CompiledModel` by stages.
 
     ::
 
-        with torch.hetero.load("model.hetero").pipeline(stages=2) as pipeline:
+        with torch.hetero.load("model.hetero").stage_pipeline(stages=2) as pipeline:
             futures = [pipeline.submit(ids) for ids in requests]
             results = [future.result() for future in futures]
 
@@ -43,7 +40,7 @@ class Pipeline(Closing):
 
     def __init__(
         self,
-        model: CompiledModel,
+        model: ServedModel,
         stages: int = 2,
         depth: int = 0,
         *,
@@ -58,10 +55,10 @@ class Pipeline(Closing):
         self._submitted: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
         self._order = threading.Lock()
         self._thread = threading.Thread(
-            target=_complete, args=(model, self._submitted), name="hetero-pipeline", daemon=True)
+            target=_complete, args=(model, self._submitted), name="hetero-stages", daemon=True)
         self._thread.start()
         # Before the interpreter ends, too: the thread must not come back to it afterwards.
-        self._end = weakref.finalize(self, _end_pipeline, self._core, self._submitted, self._thread, os.getpid())
+        self._end = weakref.finalize(self, _end_stages, self._core, self._submitted, self._thread, os.getpid())
 
     def submit(self, *args: Any, **kwargs: Any) -> Future:
         """Sends a call of the model on its way.
@@ -74,16 +71,17 @@ class Pipeline(Closing):
         Raises:
             ValueError: for other arguments than the program was made for.
             queue.Full: where `depth` calls are on their way, with ``when_full="refuse"``.
-            RuntimeError: where the pipeline was closed.
+            RuntimeError: where the stage pipeline was closed.
         """
         if not self._end.alive:
-            raise RuntimeError("the pipeline was closed; make another with CompiledModel.pipeline")
+            raise RuntimeError("the stage pipeline was closed; make another with CompiledModel.stage_pipeline")
         tensors = self.model._tensors_of(args, kwargs)
         future: Future = Future()
         with self._order:
             call = self._core.submit(self.model._on_host(tensors))
             if call is None:
-                raise queue.Full("the pipeline has no room: submit again when a call has ended, or raise the depth")
+                raise queue.Full("the stage pipeline has no room: submit again when a call has ended, or raise the "
+                                 "depth")
             future.set_running_or_notify_cancel()
             self._submitted.put((call, future, tensors))
         return future
@@ -120,8 +118,8 @@ class Pipeline(Closing):
         return self._core.counters
 
 
-def _complete(model: CompiledModel, submitted: queue.SimpleQueue[_Submitted | None]) -> None:
-    """Completes futures in their order, on the pipeline's thread."""
+def _complete(model: ServedModel, submitted: queue.SimpleQueue[_Submitted | None]) -> None:
+    """Completes futures in their order, on the stage pipeline's thread."""
     while (entry := submitted.get()) is not None:
         call, future, tensors = entry
         try:
@@ -133,7 +131,7 @@ def _complete(model: CompiledModel, submitted: queue.SimpleQueue[_Submitted | No
         del entry, call, future, tensors  # not kept until there are others
 
 
-def _end_pipeline(core: _C.StagePipeline, submitted: queue.SimpleQueue[_Submitted | None], thread: threading.Thread,
+def _end_stages(core: _C.StagePipeline, submitted: queue.SimpleQueue[_Submitted | None], thread: threading.Thread,
                   process: int) -> None:
     if os.getpid() != process:
         return  # a forked child has none of the threads

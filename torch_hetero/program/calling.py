@@ -1,0 +1,282 @@
+"""``CompiledModel``: a program that is called as its model was, and ``torch.hetero.load``, which reads one from a file.
+
+``docs/executor.md`` says what such a program can and cannot do, ``docs/format.md`` what is in the file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_hetero import _C
+from torch_hetero.program import structure
+from torch_hetero.program.convention import Convention
+from torch_hetero.program.leaves import is_same
+from torch_hetero.program.server import Group, Server
+from torch_hetero.program.stage_pipeline import StagePipeline
+
+__all__ = ["CompiledModel", "load", "refuse_shared_updates"]
+
+
+class CompiledModel:
+    """A program made of a model; called as the model was.
+
+    Calls take tensors of the shapes (but for dynamic sizes) and dtypes of the example inputs, on the CPU or on
+    hetero, and everything else as in the example. Results are on the device of the inputs, on the CPU where there are
+    none. Arguments that the model updates in place are updated.
+
+    A call is one run of the program: nothing is recorded or planned. Where sizes are dynamic, the first call with new
+    ones resizes the plan. The first call after the accelerator or its budget has changed plans anew, and takes other
+    memory, save for a program that changes a state of its own. Calls of several threads come one after the other;
+    `serve` runs them at once.
+    """
+
+    def __init__(self, model: _C.Model) -> None:
+        self._model = model
+        self._own_executor: _C.GraphExecutor | None = None
+        self._planned_for: Any = None  # the accelerator and its budget
+        self._making = threading.Lock()
+        convention = Convention(model)
+        self._arguments, self._positional, self._keywords = convention.arguments()
+        self._given = convention.given(self._arguments)
+        self._results, self._made = convention.results()
+        self._updates = convention.updates()
+        self._parameters = convention.parameters()
+        # How pytree says that arguments are nested as in the example; None before the first call.
+        self._in_spec: pytree.TreeSpec | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def _executor(self) -> _C.GraphExecutor:
+        """That of calls. Made when it is needed, so that a program that is only served takes no memory for it."""
+        with self._making:
+            if self._own_executor is None:
+                self._make_executor()
+            return self._own_executor
+
+    def _make_executor(self) -> None:
+        self._own_executor = None  # its memory may be what the new one takes
+        self._planned_for = _C.accelerator_settings()
+        self._own_executor = _C.GraphExecutor(self._model, 1)
+
+    def _executor_for_call(self) -> _C.GraphExecutor:
+        """The executor, made anew where it was planned for another accelerator or budget; REQUIRES: the lock of calls.
+
+        Not where it has a state of its own, which would be lost.
+        """
+        with self._making:
+            if self._own_executor is None or (
+                self._planned_for != _C.accelerator_settings() and not self._model.changes_state
+            ):
+                self._make_executor()
+            return self._own_executor
+
+    @property
+    def dimensions(self) -> dict[str, tuple[int, int | None]]:
+        """The sizes of inputs that may change from call to call: the least and the most, None for no limit."""
+        return {name: (least, most) for name, least, most in self._model.dimensions}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What the dimensions were at the last call; at first those of the example."""
+        return dict(zip(self.dimensions, self._executor.sizes, strict=True))
+
+    @property
+    def inputs(self) -> list[tuple[str, str]]:
+        """The inputs: name, and dtype with sizes."""
+        return self._model.inputs
+
+    @property
+    def outputs(self) -> list[tuple[str, str]]:
+        """The outputs: name, and dtype with sizes."""
+        return self._model.outputs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the program.
+
+        Raises:
+            ValueError: for other arguments than the program was made for.
+        """
+        tensors = self._tensors_of(args, kwargs)
+        with self._lock:
+            results = self._executor_for_call().call(self._on_host(tensors))
+        return self._results_of(tensors, results)
+
+    def serve(
+        self,
+        groups: int | Sequence[Group] = 1,
+        capacity: int = 64,
+        *,
+        when_full: Literal["wait", "refuse"] = "wait",
+        accelerator_bytes: int | None = None,
+    ) -> Server:
+        """A server that runs calls of many threads, as many at once as there are groups; see `Server`.
+
+        Args:
+            groups: In how many parts the process's cores, and the accelerator's compute queues, are split; each runs
+                one call at a time. Or the parts themselves, each a `Group`: ``{"name": "left", "cores": [0, 1],
+                "compute_queues": [1, 2]}``.
+            capacity: How many calls may wait, beside those for which a group is free.
+            when_full: Whether `Server.submit` then waits for room or raises `queue.Full`.
+            accelerator_bytes: What all groups together may take of the accelerator's memory; what is left of its budget
+                where it is None.
+
+        Raises:
+            ValueError: for fewer cores than groups, or for several groups where the program changes a state of its own.
+        """
+        return Server(self, groups, capacity, when_full=when_full, accelerator_bytes=accelerator_bytes)
+
+    def stage_pipeline(
+        self,
+        stages: int = 2,
+        depth: int = 0,
+        *,
+        when_full: Literal["wait", "refuse"] = "wait",
+        accelerator_bytes: int | None = None,
+    ) -> StagePipeline:
+        """The program cut into stages that work at the same time, each on another call; see `StagePipeline`.
+
+        Args:
+            stages: In how many parts, of about equal time by the cost model.
+            depth: How many calls may be on their way; 0 for twice as many as stages.
+            when_full: Whether `StagePipeline.submit` then waits until one has ended or raises `queue.Full`.
+            accelerator_bytes: What all stages together may take of the accelerator's memory; what is left of its budget
+                where it is None.
+
+        Raises:
+            ValueError: for a program that cannot be cut so.
+        """
+        return StagePipeline(self, stages, depth, when_full=when_full, accelerator_bytes=accelerator_bytes)
+
+    pipeline = stage_pipeline  # the name that programs of earlier versions call
+
+    def _tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors among the arguments of a call, when all else is as in the example."""
+        if len(args) != self._positional or kwargs.keys() != set(self._keywords):
+            args, kwargs = self._as_in_example(args, kwargs)
+        given = args, {name: kwargs[name] for name in self._keywords}
+        leaves, spec = pytree.tree_flatten(given)
+        if spec != self._in_spec:
+            described = structure.describe(spec)
+            if described == self._arguments:
+                self._in_spec = spec
+            else:
+                # The keys of a dictionary may come in another order.
+                try:
+                    leaves = structure.flatten(self._arguments, structure.build(described, iter(leaves)))
+                except ValueError:
+                    raise ValueError("the arguments are nested otherwise than in the example: expected "
+                                     f"{structure.show(self._arguments)}, not {structure.show(described)}") from None
+        tensors = self._tensors(leaves)
+        refuse_shared_updates(tensors, [index for index, _ in self._updates], self._model)
+        return tensors
+
+    @staticmethod
+    def _on_host(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors as a program reads them: on the CPU, with bytes that are their values."""
+        return [tensor.detach().cpu().resolve_conj().resolve_neg() for tensor in tensors]
+
+    def _as_in_example(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments by position and by name as the example's were, when they are the same ones."""
+        names = self._parameters
+        by_name = dict(zip(names, args, strict=False)) | kwargs
+        known = names[: self._positional] + self._keywords
+        # Fewer names than values: one was given twice, or has no name.
+        if len(known) != self._positional + len(self._keywords) or by_name.keys() != set(known) or (
+                len(by_name) != len(args) + len(kwargs)):
+            raise ValueError("arguments are given as in the example: "
+                             f"{_named(self._positional, self._keywords)}, not {_named(len(args), list(kwargs))}")
+        return tuple(by_name[name] for name in known[: self._positional]), by_name
+
+    def _results_of(self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> Any:
+        """What a call with these tensors returns when the program has made these results."""
+        device = next((tensor.device for tensor in tensors if tensor.device.type == "hetero"), torch.device("cpu"))
+        for index, output in self._updates:
+            tensors[index].detach().copy_(results[output])
+        made = [results[leaf["tensor"]].to(device) if isinstance(leaf, dict) else leaf for leaf in self._made]
+        return structure.build(self._results, iter(made))
+
+    def _tensors(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
+        tensors = []
+        for leaf, known in zip(leaves, self._given, strict=True):
+            if isinstance(known, dict):
+                if not isinstance(leaf, torch.Tensor):
+                    raise ValueError(f"input {known['tensor']!r} is a tensor, not a {type(leaf).__name__}")
+                tensors.append(leaf)
+            elif not is_same(leaf, known):
+                raise ValueError(f"the program was made for {known!r} and was given {leaf!r}: compile the model again "
+                                 "with that value")
+        return tensors
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the program, its weights and its plan to one file.
+
+        Raises:
+            RuntimeError: where the system refuses to.
+        """
+        self._model.save(os.fspath(path))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What was done since the program was planned last: runs, kernels, host_waits, allocations and so on."""
+        return self._executor.counts
+
+    @property
+    def plan_origin(self) -> str:
+        """Whether the plan was saved with the program, or why it was made anew."""
+        return self._executor.plan_origin
+
+    def __str__(self) -> str:
+        """Inputs, outputs, weights, memory, placement, graph and plan."""
+        return self._executor.describe()
+
+
+def load(path: str | os.PathLike[str]) -> CompiledModel:
+    """Reads a file of `CompiledModel.save`. No code in it is run, as there is none.
+
+    Raises:
+        RuntimeError: for a file that cannot be read, is damaged, newer than this version, or no saved program.
+        ValueError: for a program that is not legal, or was not made by Python.
+    """
+    model = _C.Model.load(os.fspath(path))
+    try:
+        return CompiledModel(model)
+    except ValueError as error:
+        raise ValueError(f"hetero: {os.fspath(path)}: {error}") from None
+
+
+def refuse_shared_updates(tensors: Sequence[torch.Tensor], updated: Sequence[int], model: _C.Model) -> None:
+    """Raises where an argument that is updated shares memory with another: a program has memory for each."""
+    if not updated:
+        return
+    extents = [_extent(tensor) for tensor in tensors]
+    for index, other in itertools.product(updated, range(len(tensors))):
+        (memory, begin, end), (others, low, high) = extents[index], extents[other]
+        if other != index and memory == others and begin < high and low < end:
+            names = [name for name, _ in model.inputs]
+            raise ValueError(f"the program updates {names[index]!r}, which shares memory with {names[other]!r}: give "
+                             "it memory of its own, by clone()")
+
+
+def _extent(tensor: torch.Tensor) -> tuple[Any, int, int]:
+    """Which memory the tensor is in, and from which byte to which."""
+    size = tensor.element_size()
+    elements = 0 if tensor.numel() == 0 else 1 + sum(
+        (count - 1) * stride for count, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.device.type == "cpu":  # where storages may share memory: by numpy, say
+        return "cpu", tensor.data_ptr(), tensor.data_ptr() + elements * size
+    begin = tensor.storage_offset() * size
+    return tensor.untyped_storage()._cdata, begin, begin + elements * size
+
+
+def _named(positional: int, keywords: Sequence[str]) -> str:
+    """The kinds of arguments of a call."""
+    by_position = f"{positional} by position" if positional or not keywords else ""
+    by_name = f"{', '.join(map(repr, keywords))} by name" if keywords else ""
+    return " and ".join(filter(None, (by_position, by_name)))
