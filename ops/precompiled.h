@@ -1,7 +1,8 @@
-// What most files of ops/ include of PyTorch and of the standard library, compiled once for all of them.
+// The precompiled header of ops/: what most of its files include of PyTorch and of the standard
+// library.
 //
-// Files still include what they use: this header changes how long a build takes and nothing else. It holds nothing of hetero,
-// so that a change in ops/ never rebuilds it.
+// Files still include what they use. This header changes the build's time and nothing else. It
+// holds nothing of hetero, so a change in ops/ never rebuilds it.
 
 #pragma once
 

@@ -2,11 +2,10 @@
 //
 // It keeps the promises of a GPU and none of the host's comforts:
 // - The host cannot touch its memory. One memfd is mapped twice: Block::data() is in an
-//   inaccessible mapping,
-//   and only kernel_address() leads to the private mapping where tasks and copies work.
+//   inaccessible mapping, and only kernel_address() leads to the private mapping where tasks and
+//   copies work.
 // - Its queues (see QueueKind) are threads. Different queues really run at the same time, ordered
-//   by Events
-//   alone. A missing Event is a data race that TSan and wrong results show.
+//   by Events alone. A missing Event is a data race that TSan and wrong results show.
 // - Memory starts and ends poisoned (0xCD). Guard bands around every Block are checked when it is
 //   released.
 // Results are real: tasks are ordinary functions that run on the queue's thread.

@@ -1,6 +1,8 @@
-// Binding: the bytes of a storage, as the executor and the storage's owner share them.
+// Binding: the memory of a storage, which the executor and the storage's owner share.
 //
-// Thread safety: the owner's; the executor uses the bindings of a run while it runs.
+// It says on which devices the storage's bytes are, and where.
+//
+// Thread safety: the owner's. The executor uses the bindings of a run during that run.
 
 #pragma once
 

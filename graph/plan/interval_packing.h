@@ -1,18 +1,21 @@
-// Interval packing: where values that live for a while lie in one arena, so that the arena is small.
+// Interval packing: places values with lifetimes in one arena, so that the arena is small.
 //
-// The problem is dynamic storage allocation: values that live at the same time must not overlap; the arena is at least as large as the most
-// bytes that live at once (the lower bound). It is NP-hard, and nearly always easy:
+// The problem is dynamic storage allocation: values that live at the same time must not overlap.
+// The arena is at least as large as the most bytes that live at once, the lower bound. The problem
+// is NP-hard, and nearly always easy:
 //
-//   1. place values in an order, each into the smallest gap that holds it, or at the end (best fit);
-//   2. try a few orders: by size, by size times lifetime, by first use; stop at the lower bound;
-//   3. while the bound is missed and the effort lasts, search for an arrangement below a smaller capacity (interval_packing.cpp). The
-//      search proves what is impossible, so on a few values it ends with the smallest arena there is.
+// 1. Place values in an order, each into the smallest gap that holds it, or at the end (best fit).
+// 2. Try a few orders: by size, by size times lifetime, by first use. Stop at the lower bound.
+// 3. While the bound is missed and effort remains, search for an arrangement below a smaller
+//    capacity (interval_packing.cpp). The search proves what is impossible, so for a few values it
+//    ends with the smallest arena there is.
 //
-// Effort is counted in steps, never in time: the same intervals get the same offsets on every machine. Ordinary programs end with an
-// order of 2 and pay nothing for 3.
+// Effort is counted in steps, never in time: the same intervals get the same offsets on every
+// machine. Ordinary programs end with an order of step 2 and pay nothing for step 3.
 //
-// Sources: Y. Pisarchyk, J. Lee, "Efficient memory management for deep neural net inference", 2020 (greedy by size); M. Moffitt,
-// "MiniMalloc", 2023 (the search from the bottom up); the search itself names the others.
+// Sources: Y. Pisarchyk, J. Lee, "Efficient memory management for deep neural net inference", 2020
+// (greedy by size); M. Moffitt, "MiniMalloc", 2023 (the search from the bottom up).
+// interval_packing.cpp names the others.
 //
 // Thread safety: a packing belongs to one thread; it keeps its memory from call to call.
 

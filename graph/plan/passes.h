@@ -1,8 +1,9 @@
-// The passes of make_plan, in the order in which pipeline.cpp calls them, and the memory they
+// The passes of make_plan, in the order in which pipeline.cpp calls them, and the memory that they
 // share.
 //
-// Each pass reads the graph and what earlier passes wrote into the plan, and writes its own part of
-// the plan. Up to insert_events the program holds only runs, bodies, fused groups and copies, and positions count those.
+// Each pass reads the graph and what earlier passes wrote into the plan, and writes its own part.
+// Before insert_events, the program holds only runs, bodies, fused groups and copies, and positions
+// count those.
 //
 // Thread safety: a Scratch belongs to one planning thread.
 

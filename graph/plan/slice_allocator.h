@@ -1,15 +1,16 @@
 // SliceAllocator: hands out offsets of an arena that exists only in the plan.
 //
-// A two-level segregated fit (Masmano et al., "TLSF", ECRTS 2004): free slices hang in lists by
-// size class (a power of two in eight steps), bitmaps find the first class that fits, neighbours
-// merge when freed; both calls take constant time. The arena grows at its end when nothing fits,
-// and its largest size is what the program must allocate.
+// It is a two-level segregated fit. Free slices are in lists by size class (a power of two in eight
+// steps). Bitmaps find the first class that fits, and neighbours merge when freed. Both calls take
+// constant time. The arena grows at its end if nothing fits; the program must allocate its largest
+// size.
+// Source: M. Masmano et al., "TLSF", ECRTS 2004.
 //
-// With several queues a free slice still carries a Clock: the instructions that touched it last. It
-// may be reused at once by an instruction that they happen before; any other would have to wait for
-// them. Where the arena is bounded that may be needed, and free neighbours stay apart until one of
-// both is taken: those are taken whose users are done first, so that slots that are filled in turn are
-// used in turn, of whatever sizes. That takes time in proportion to the number of slices.
+// With several queues a free slice still carries a Clock: the instructions that touched it last. An
+// instruction after these may reuse it at once. Any other would have to wait for them. A bounded
+// arena may require that; free neighbours then stay apart until one of them is taken. Slices whose
+// users finish first are taken first, so slots that are filled in turn are used in turn, whatever
+// their sizes. That takes time in proportion to the number of slices.
 //
 // Thread safety: none.
 

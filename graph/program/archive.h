@@ -1,4 +1,4 @@
-// The file of a saved program: a ZIP file whose entries are stored as they are, so that every tool that knows ZIP files looks inside.
+// The file of a saved program: a ZIP file with stored entries, so every ZIP tool looks inside.
 //
 //   version               the format's version, "1.1"
 //   weights.safetensors   the constants; mapped into memory, never copied
@@ -7,10 +7,12 @@
 //   program.json          inputs, outputs, constants, draws, metadata, and for which machine the plan is
 //   plan.txt              the plan, if there is one, as to_string() prints it
 //
-// docs/format.md says it all. A file is data: reading one runs nothing of it, and whatever bytes it holds, it is either a program for which
-// verify_program() holds, or one error. The plan is text until whoever wants to run it parses it, restores its groups and calls verify_plan().
+// docs/format.md describes the format. A file is data: reading one runs nothing of it. Whatever
+// bytes it holds, the outcome is a program for which verify_program() holds, or one error. The plan
+// remains text until its user parses it, restores its groups and calls verify_plan().
 //
-// Thread safety: any thread; two that save to one path at the same time leave the file of one of them.
+// Thread safety: any thread. If two save to one path at the same time, the file of one of them
+// remains.
 
 #pragma once
 

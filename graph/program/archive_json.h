@@ -1,6 +1,7 @@
-// The two texts of JSON in a saved program's file: program.json, and the header of weights.safetensors.
+// The JSON of a saved program's file: program.json, and the header of weights.safetensors.
 //
-// Errors of the readers are kStorage and say in a sentence which field is missing or not what it must be; those of the writers are kUsage.
+// Readers return kStorage, with a sentence that names the missing or wrong field. Writers return
+// kUsage.
 //
 // Thread safety: pure functions.
 

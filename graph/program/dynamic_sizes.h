@@ -1,19 +1,22 @@
-// DynamicSizes: how the sizes and numbers of a saved program follow from the sizes of its inputs, so that one program serves many.
+// DynamicSizes: how a saved program's sizes and numbers follow from the sizes of its inputs, so
+// that one program serves many.
 //
-// A program's graph says what everything is for the sizes of the example with which it was made. A program with *dimensions* ("batch", "tokens")
-// says beside that which of these integers depend on them, each as a sum of products:
+// A program's graph has the integers of the example with which it was made. A program with
+// *dimensions* ("batch", "tokens") also says which of these integers depend on them, each as a sum
+// of products:
 //
 //   dimension batch 1..4096
 //   dimension tokens 1..512
-//   let halved = floor(tokens-1,2)                                a variable of its own, where sums and products do not do
+//   let halved = floor(tokens-1,2)                                a variable of its own, if sums and products do not suffice
 //   b3: 1536*batch*tokens bytes
 //   n4.1: f32[batch,tokens,384]{384*tokens,384,1}                 operand 1 of node n4; " at ..." is its offset
 //   n4 number at 24: tokens                                       eight bytes of the node's attributes; "real": as a double
 //   input 0: i64[batch,tokens]{tokens,1}
-//   require 2*halved = tokens-1                                   or !=, <=: what else has to hold of the sizes
+//   require 2*halved = tokens-1                                   or !=, <=: what else must hold of the sizes
 //
-// program_at() is the program for other sizes: the same nodes and buffers, with the integers that follow. The sums are found by fit_sizes.h and are
-// data of a file like everything else: they are not trusted, so what program_at() makes is verified as a program that was just loaded is.
+// program_at() is the program for other sizes: the same nodes and buffers with other integers.
+// fit_sizes.h finds the sums. They are data of a file and not trusted, so the result of
+// program_at() is verified like a program that was just loaded.
 //
 // Thread safety: immutable once made; pure functions.
 

@@ -1,10 +1,12 @@
-// MappedFile: a file's bytes in memory, read as they are touched. NewFile: a file that appears whole or not at all.
+// MappedFile: a file's bytes in memory, read when they are touched. NewFile: a file that appears as
+// a whole or not at all.
 //
-// Errors are kStorage: one sentence with the path and what the system says.
+// Errors are kStorage: one sentence with the path and the system's message.
 //
 // Thread safety: a MappedFile is immutable; a NewFile belongs to one thread.
-// A mapped file that somebody makes shorter under the reader's eyes ends the process (SIGBUS), as with every mapped file. NewFile never does that:
-// it puts another file in the place of the old one, which readers keep.
+//
+// Shortening a mapped file under its readers ends the process (SIGBUS), as with every mapped file.
+// NewFile never does that: it puts another file in the place of the old one, which readers keep.
 
 #pragma once
 

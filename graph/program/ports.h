@@ -1,6 +1,7 @@
-// Ports: the inputs of a program, or its outputs, as callers meet them: by position or by name, and with tensors that must fit.
+// Ports: the inputs or the outputs of a program for its callers, by position or by name, with a
+// check of tensors.
 //
-// Executors, servers and pipelines of one Model (model.h) share its two.
+// Executors, servers and stage pipelines of one Model (model.h) share its two.
 //
 // Thread safety: immutable. Ownership: the program outlives it.
 

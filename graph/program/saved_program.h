@@ -1,14 +1,17 @@
-// SavedProgram: a graph that is known ahead of time, with everything that is needed to run it: what goes in, what comes out, the weights, and
-// the plan of the machine that made it.
+// SavedProgram: a graph that is known ahead of time, with everything needed to run it: inputs,
+// outputs, weights, and the plan of the machine that made it.
 //
-// It is made by ops/ out of what was captured, or by ComputeGraph (compute_graph.h), written to a file and read back by archive.h, and
-// run by GraphExecutor (graph_executor.h). It is data: nothing in it is code, and loading one runs nothing.
+// ops/ makes it from a capture or from ComputeGraph (compute_graph.h). archive.h writes and reads
+// it. GraphExecutor (graph_executor.h) runs it. It is data: it contains no code, and loading one
+// runs nothing.
 //
-// Each buffer of the graph is an input, a constant, an output, several of these, or a temporary that only the program sees. Graph::buffers says
-// valid_on == 1 (the CPU) for inputs and constants, and escapes for outputs and for inputs that the graph writes.
+// Each buffer of the graph is an input, a constant, an output, several of these, or a temporary
+// that only the program sees. Graph::buffers says valid_on == 1 (the CPU) for inputs and constants,
+// and escapes for outputs and for inputs that the graph writes.
 //
-// Thread safety: immutable once made, save by its one owner.
-// Ownership: the program owns its windows and the memory of its constants; blocks may be parts of a mapped file.
+// Thread safety: immutable once made, except by its one owner.
+// Ownership: the program owns its windows and the memory of its constants; blocks may be parts of a
+// mapped file.
 
 #pragma once
 

@@ -6,19 +6,16 @@
 // finds them again, so each launch is compared, byte by byte, with the last time:
 //
 // 1. The *runs* of a plan are its longest sequences of launches of one compute queue, between which
-//    this queue does nothing
-//    else and the host computes nothing. Within a run, a launch may wait for those behind it: no other queue can tell.
+//    this queue does nothing else and the host computes nothing. Within a run, a launch may wait
+//    for those behind it: no other queue can tell.
 // 2. A launch with other arguments than the last time has *changed*. After kMostChanges of that it
-//    *moves*, and is launched
-//    alone from then on. When nothing but moving launches has changed for kSettledRuns runs, the other parts of runs are
-//    recorded, as the last run left them.
+//    *moves*, and is launched alone from then on. When nothing but moving launches has changed for
+//    kSettledRuns runs, the other parts of runs are recorded, as the last run left them.
 // 3. The launches of a recorded part are held back until the last of them. If all are as recorded,
-//    they are launched as one.
-//    Otherwise they are launched one by one, and the recording is dropped, because a pointer in it is stale. They are also
-//    launched one by one after a failure.
+//    they are launched as one. Otherwise they are launched one by one, and the recording is
+//    dropped, because a pointer in it is stale. They are also launched one by one after a failure.
 // 4. A part that cannot be recorded is divided, down to single launches, which stay alone. If the
-//    device is still preparing
-//    something, the next attempt comes after twice as many runs.
+//    device is still preparing something, the next attempt comes after twice as many runs.
 //
 // Thread safety: none; one run at a time. Ownership: the devices outlive it.
 

@@ -1,4 +1,6 @@
-// The operators that every device must have; see basic.cpp.
+// The operators that every device must have: factories, views, copies and scalars (basic.cpp).
+//
+// Thread safety: any thread, as PyTorch's dispatcher.
 
 #pragma once
 

@@ -1,8 +1,9 @@
-// The catch-all: how any operator without code of its own is recorded.
+// The catch-all: records any operator without code of its own.
 //
-// From the schema it knows which arguments are read and which are written, and which results are new (op_info.h). A call is written down
-// (boxed.h), the meta cache tells the outputs' windows (meta_cache.h; first_sight.h where it does not know them), and a node is
-// appended. What cannot be recorded runs at once (straight.h).
+// The schema tells which arguments are read and written, and which results are new (op_info.h). A
+// call is encoded (boxed.h). The meta cache gives the outputs' windows (meta_cache.h), or
+// first_sight.h finds them. A node is then appended. A call that cannot be recorded runs at once
+// (straight.h).
 //
 // Thread safety: any thread.
 

@@ -1,4 +1,7 @@
-// Operators that PyTorch routes to device-specific entry points, and that a fallback cannot serve; see special.cpp.
+// Operators that PyTorch routes to device-specific entry points and that a fallback cannot serve
+// (special.cpp).
+//
+// Thread safety: any thread, as PyTorch's dispatcher.
 
 #pragma once
 

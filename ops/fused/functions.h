@@ -1,22 +1,24 @@
-// Vector functions: the arithmetic of fused kernels, bit for bit that of PyTorch's own CPU kernels.
+// Vector functions: the arithmetic of fused kernels, with the bits of PyTorch's own CPU kernels.
 //
-// A function is found by what it computes and the dtype that PyTorch computes it in, the common dtype of the operands:
+// A function is found by its operation and by the dtype that PyTorch computes in, the common dtype
+// of the operands:
 //
 //   functions().map(Function::kExp, Form::kTensors, at::kFloat)     out[i] = exp(in[0][i])
 //   functions().map(Function::kAdd, Form::kNumberRight, at::kLong)  out[i] = in[0][i] + numbers[0].i64
 //   functions().cast(at::kHalf, at::kFloat)
 //
-// For float16 and bfloat16 PyTorch converts to float32, computes, and rounds. So the functions of these dtypes take
-// and give float32 arrays (compute_dtype), and lowering puts casts around them; they are functions of their own,
-// since PyTorch takes some transcendentals of float32 from MKL but those of the half dtypes from SLEEF. Functions
-// that only move bits (kWhere, kMaskedFill) work on the dtype itself. Numbers are floats, doubles or int64s, as the
-// arrays' entries are float32, float64 or something else.
+// For float16 and bfloat16 PyTorch converts to float32, computes, and rounds. So the functions of
+// these dtypes take and give float32 arrays (compute_dtype), and lowering adds the casts. They are
+// separate functions, because PyTorch takes some transcendentals of float32 from MKL but those of
+// the half dtypes from SLEEF. Functions that only move bits (kWhere, kMaskedFill) work on the dtype
+// itself. Numbers are floats, doubles or int64s, for arrays of float32, of float64, or of any other
+// type.
 //
-// Everything is compiled once for each CPU capability that PyTorch has kernels for, with PyTorch's own at::vec, and
-// chosen as PyTorch chooses (at::get_cpu_capability), so that ATEN_CPU_CAPABILITY applies to both alike. A result
-// does not depend on where an entry stands: the tail goes through the same vector arithmetic. PyTorch's own loops
-// compute the last entries of a tensor (less than two vectors) by scalar code, which rounds differently for some
-// functions; see tests/ops/lower_test.cpp.
+// Everything is compiled once for each CPU capability for which PyTorch has kernels, with PyTorch's
+// own at::vec. It is chosen as PyTorch chooses (at::get_cpu_capability), so ATEN_CPU_CAPABILITY
+// applies to both. A result does not depend on an entry's position: the tail uses the same vector
+// arithmetic. PyTorch's own loops compute a tensor's last entries (less than two vectors) by scalar
+// code, which rounds differently for some functions; see tests/ops/lower_test.cpp.
 //
 // Thread safety: immutable once made.
 

@@ -1,11 +1,12 @@
-// How operators are described to the fusion pass (graph/ir/lowering.h): the lowerings of the op
-// table's operators.
+// Lowerings: how the op table's operators are computed in fused kernels, for the fusion pass
+// (graph/ir/lowering.h).
 //
-// lowering_of("aten::add_.Tensor") has what OpTraits::lower of that operator is; rows of
-// lower_pointwise.cpp and lower_reduction.cpp give one for each operator. An in-place form without
-// a row of its own has that of "aten::add.Tensor": it computes the same, and stores to its first
-// argument. A lowering is a function of a Builder. It reads the arguments in schema order, puts
-// values together, and stores:
+// lowering_of("aten::add_.Tensor") is OpTraits::lower of that operator. lower_pointwise.cpp and
+// lower_reduction.cpp have a row for each operator. An in-place form without its own row has that
+// of "aten::add.Tensor": it computes the same and stores to its first argument.
+//
+// A lowering is a function of a Builder. It reads the arguments in schema order, combines values,
+// and stores:
 //
 //   void sigmoid(Builder& b) {
 //     const Source x = b.tensor();
@@ -14,8 +15,8 @@
 //   }
 //
 // `common` is the dtype that PyTorch computes in. Between value() and store(), half dtypes are
-// float32 (see functions.h), and each value that PyTorch would round, store() rounds. Where
-// something has no exact function, the Builder fails and the call is not fused.
+// float32 (see functions.h). store() rounds each value that PyTorch would round. If something has
+// no exact function, the Builder fails and the call is not fused.
 //
 // Thread safety: a Builder belongs to one thread.
 
@@ -42,10 +43,10 @@ struct LowerRow {
   bool tail = false;  // it is that of a tail: OpTraits::has_tail
 };
 
-// Null where the operator is not fused.
+// Null if the operator is not fused.
 const LowerRow* lowering_of(std::string_view name);
 
-// A tensor argument, or a number in the place of one.
+// A tensor argument, or a number in its place.
 struct Source {
   int operand = -1;  // of the node; -1 for a number
   at::ScalarType dtype = at::kFloat;
@@ -67,8 +68,7 @@ class Builder {
   // The output-th result, as the body of a node with a tail leaves it.
   Source result(int output = 0) const;
   std::optional<Source> optional_tensor();
-  // A list of tensors, of which there are at most `limit`; the call fails where there are more.
-  // Returns their number.
+  // A list of at most `limit` tensors. The call fails if there are more. Returns their number.
   int tensors(Source* list, int limit);
   at::Scalar scalar();  // also of a double
   std::optional<at::Scalar> optional_scalar();
@@ -78,7 +78,7 @@ class Builder {
   bool boolean();
   std::string_view text();  // empty for none
   int64_t size(const Source& source, int dimension) const { return window(source.operand).sizes()[dimension]; }
-  // Whether its entries lie in row-major order without gaps.
+  // Whether its entries are in row-major order without gaps.
   bool is_contiguous(const Source& source) const;
   // The number of integers in a list.
   int list_length();
@@ -104,7 +104,7 @@ class Builder {
   backend::Number exact_number(const at::Scalar& value, at::ScalarType common) const {
     return number(value, compute_dtype(common));
   }
-  // As number(), but the call fails where the number is too large for the dtype, since PyTorch
+  // As number(), but the call fails if the number is too large for the dtype, because PyTorch
   // raises an error then.
   backend::Number checked_number(const at::Scalar& value, at::ScalarType common);
   static backend::Number bits(const at::Scalar& value, at::ScalarType dtype);

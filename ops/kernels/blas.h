@@ -1,6 +1,6 @@
 // The BLAS that torch brings or was linked with.
 //
-// Thread safety: any thread. On a thread of a parallel region a product stays on it.
+// Thread safety: any thread. A product that is called in a parallel region stays on its thread.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// Boxed calls: arguments on a stack, walked, written down as a Call, and read back when the node runs.
+// Boxed calls: encodes arguments on a stack as a Call, and decodes them when the node runs.
 //
 // Thread safety: any thread.
 

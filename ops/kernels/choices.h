@@ -1,8 +1,10 @@
-// Which implementation of an operator is the fastest on this machine: remembered for each shape, and on disk from process to process.
+// Choices: the fastest implementation of an operator on this machine, for each shape, in memory and
+// on disk.
 //
-// Each kind of operator has a file, ~/.cache/hetero/KIND-HASH.txt (or below $XDG_CACHE_HOME). It belongs to one processor model and one version of
-// torch, which its first line names; another line for each choice follows, the last one for a shape counts. Lines that do not parse are passed over,
-// and a file that cannot be read or written is as if there were none: nothing ever fails because of it.
+// Each kind of operator has a file, ~/.cache/hetero/KIND-HASH.txt (or below $XDG_CACHE_HOME). Its
+// first line names the processor model and the version of torch that it belongs to. Each further
+// line is a choice; the last one for a shape counts. Lines that do not parse are skipped. A file
+// that cannot be read or written counts as missing: nothing ever fails because of it.
 //
 //   struct Shape {
 //     static constexpr const char* kKind = "linear 1";  // with the version of the lines
@@ -10,11 +12,11 @@
 //     Shape rounded() const;                            // the shape that stands for all similar ones
 //     std::array<int64_t, N> numbers() const;           // all that is compared
 //   };
-//   struct Choice { ...; bool sure = true; bool operator==(const Choice&) const = default; };  // not sure: guessed, since the machine was too busy to measure
+//   struct Choice { ...; bool sure = true; bool operator==(const Choice&) const = default; };  // not sure: guessed on a busy machine
 //   std::string line_of(const Shape&, const Choice&);
-//   bool parse_line(const std::string&, Shape&, Choice&);  // what it understands wrongly is found by line_of
+//   bool parse_line(const std::string&, Shape&, Choice&);  // line_of finds misunderstandings
 //
-// Thread safety: any thread. To find what is known takes no lock.
+// Thread safety: any thread. A lookup takes no lock.
 
 #pragma once
 

@@ -1,12 +1,15 @@
 // The kernels of convolution and convolution_backward.
 //
-// ATen's kernels are oneDNN's, which reorder the weight into a layout of their own on each call. For many channels and few pixels that takes longer
-// than the convolution, and a product over all images at once, which reads the weight as it lies (backend/cpu/kernels/convolution.h), is several
-// times as fast; for large images oneDNN is. So the first call of a shape measures both (convolution_choice.h).
+// ATen's kernels are oneDNN's, which reorder the weight into their own layout on each call. With
+// many channels and few pixels, that takes longer than the convolution. A product over all images
+// at once, which reads the weight in place (backend/cpu/kernels/convolution.h), is then several
+// times as fast. For large images oneDNN is faster. So the first call of a shape measures both
+// (convolution_choice.h).
 //
-// Ours are convolutions in float32 over one or two dimensions, without groups, neither transposed nor with more than padding of zeros, of dense
-// row-major tensors. Everything else, and every convolution with fusion off (or with config().verify, which compares bits), goes to the stock
-// kernel. Results differ from eager's in the last bits: sums are kept in float32, and added in another order.
+// Ours are float32 convolutions over one or two dimensions of dense row-major tensors, without
+// groups, not transposed, and padded with zeros only. The stock kernel runs all others, and every
+// convolution with fusion off or config().verify, which compares bits. Results differ from eager's
+// in the last bits: sums are kept in float32 and added in another order.
 //
 // Thread safety: as any kernel; several threads may run convolutions at once.
 

@@ -1,7 +1,9 @@
-// Attention on a GPU: _scaled_dot_product_flash_attention_for_cpu and its backward, which a graph has since attention is recorded as the CPU's operator.
+// Attention on a GPU: _scaled_dot_product_flash_attention_for_cpu and its backward.
 //
-// Forward, PyTorch's flash or memory-efficient kernel computes what it can; the rest, and the backward pass, is products and a softmax in float, which take memory
-// for every pair of a query and a key. Results are laid out as the node says. logsumexp is that of the CPU's operator, in natural logarithms.
+// Graphs contain the CPU's operator, because attention is recorded as that. Forward, PyTorch's
+// flash or memory-efficient kernel computes what it can. The rest, and the backward pass, are
+// products and a softmax in float, which take memory for every pair of a query and a key. Results
+// are laid out as the node says. logsumexp is that of the CPU's operator, in natural logarithms.
 //
 // Thread safety: any thread.
 

@@ -1,15 +1,19 @@
-// How a node runs on a device that does not run the CPU's kernels, a GPU: by PyTorch's own kernel for it.
+// Runs a node on a device without the CPU's kernels, a GPU: by PyTorch's own kernel for it.
 //
-// The kernel is called on alias tensors (kernel.h) over the device's memory, with the queue's stream as PyTorch's current one (connect_to_gpu), and, where the
-// operator has one, in its `out=` variant, so that results land in planned memory. Temporaries of the kernel come from PyTorch's own allocator.
+// The kernel is called on alias tensors (kernel.h) over the device's memory, with the queue's
+// stream as PyTorch's current one (connect_to_gpu). It runs in its `out=` variant if there is one,
+// so results land in planned memory. Temporaries of the kernel come from PyTorch's own allocator.
 //
-// - Where memory runs out, this device's allocator and PyTorch's give back what they keep, and the kernel is called once more.
-// - Where the kernel raises anything else, it cannot compute the call (a dtype, an argument that must be on the CPU) or the CPU would raise as well. So the CPU's
-//   kernel computes it, on copies of the operands: results and errors are the CPU's. explain() counts that (Counters::rescues).
-// - Attention is recorded as the CPU's operator. For that one the device's call is written here.
+// - If memory runs out, this device's allocator and PyTorch's release what they keep, and the
+//   kernel is called once more.
+// - If the kernel raises anything else, it cannot compute the call (a dtype, an argument that must
+//   be on the CPU), or the CPU would raise as well. So the CPU's kernel computes it on copies of
+//   the operands: results and errors are the CPU's. explain() counts that (Counters::rescues).
+// - Attention is recorded as the CPU's operator. Its call for the device is written here.
 // - Random operators have no kernel here: their numbers are the CPU's on every device.
 //
-// On a simulated accelerator with SimOptions::host_kernels false all this runs with the CPU's kernels in place of CUDA's: tests.
+// On a simulated accelerator without SimOptions::host_kernels, all this runs with the CPU's kernels
+// in place of CUDA's, for tests.
 //
 // Thread safety: any thread.
 

@@ -1,7 +1,9 @@
-// Bridging a node of the graph to a stock ATen kernel: alias tensors over the operands' bytes, and the way back for results.
+// Runs a node of the graph by a stock ATen kernel: alias tensors over the operands' bytes, and the
+// way back for results.
 //
-// Alias tensors come from a per-thread stack of reusable tensors, so that a steady state allocates nothing. A kernel that keeps one
-// (returns its input, say) is noticed by its reference count, and the slot gets a new tensor.
+// Alias tensors come from a per-thread stack of reusable tensors, so a steady state allocates
+// nothing. If a kernel keeps one, for instance by returning its input, its reference count shows
+// that, and the slot gets a new tensor.
 //
 // Thread safety: everything belongs to the thread that runs the kernel.
 

@@ -1,18 +1,24 @@
-// The kernel of matrix products that have a weight in them: mm, addmm with beta and alpha 1, bmm with one matrix.
+// The kernel of matrix products with a weight: mm, addmm with beta and alpha 1, bmm with one
+// matrix.
 //
-// F.linear becomes `t` and one of these, so the weight [n, k] comes as a window with strides (1, k). For such a product there are several
-// implementations (linear_choice.h), and which is the fastest depends on shape, dtype and machine. The first call of a shape measures those that
-// need nothing but the operands; once a weight has been used kUsesBeforePacking times unchanged, those that pack it are measured too. Packing takes
-// memory, at most config().packed_bytes, so it must be faster by more than a twentieth. All of that is done beforehand (prepare_linear) for programs that are bound to
-// their addresses, whose weights do not change. Calls that find what they need take no lock.
+// F.linear becomes `t` and one of these, so the weight [n, k] comes as a window with strides (1,
+// k). Such a product has several implementations (linear_choice.h). The fastest depends on shape,
+// dtype and machine. The first call of a shape measures those that need only the operands. Once a
+// weight has been used kUsesBeforePacking times unchanged, those that pack it are measured too.
+// Packing takes memory, at most config().packed_bytes, so it must gain more than 5 %. Programs with
+// bound addresses, whose weights do not change, do all that in advance (prepare_linear). A lookup
+// takes no lock.
 //
-// The gradient of a weight is such a product too: there x is transposed, which all but the one for few rows take.
+// The gradient of a weight is such a product too. Its x is transposed, which all implementations
+// take except the one for few rows.
 //
-// Everything unusual, small products, and every product with fusion off (or with config().verify, which compares bits) goes to the stock kernel. Results of
-// the others differ from eager's in the last bits: sums are kept in float32 and rounded once, as eager's are, but added in another order.
+// The stock kernel runs unusual and small products, and every product with fusion off or
+// config().verify, which compares bits. The others' results differ from eager's in the last bits:
+// sums are kept in float32 and rounded once, as eager's are, but added in another order.
 //
-// The bias of addmm is a tail (OpTraits::has_tail): where an activation or a sum follows, the product runs without it, and one fused kernel adds it and
-// does what follows. That is faster than a library's product that adds to what is there already, as addmm is.
+// The bias of addmm is a tail (OpTraits::has_tail). If an activation or a sum follows, the product
+// runs without it, and one fused kernel adds it and computes what follows. That is faster than a
+// library's product that adds to existing values, as addmm does.
 //
 // Thread safety: as any kernel; several threads may run products at once.
 

@@ -1,4 +1,9 @@
-// Which implementation of a matrix product is the fastest on this machine, for each shape (choices.h).
+// The fastest implementation of a matrix product on this machine, for each shape.
+//
+// linear.h measures the implementations and keeps the outcome here. choices.h says how choices are
+// looked up and stored on disk.
+//
+// Thread safety: any thread; a lookup takes no lock.
 
 #pragma once
 

@@ -1,4 +1,5 @@
-// What the kernels have in common that stand in for stock ones: when they may run, on which elements, and how a profiler sees them.
+// What our own kernels share that replace stock ones: when they may run, on which elements, and how
+// a profiler sees them.
 //
 // Thread safety: any thread.
 

@@ -1,8 +1,8 @@
-// The accelerator of the process: which one is chosen (config().accelerator), and when it is made.
+// The process's accelerator: which one is chosen (config().accelerator), and when it is made.
 //
-// A choice from the environment is made when the first hetero tensor is, so that the process may
-// fork until then. A choice by set_option() is made at once: recorded work runs, and what is on the
-// accelerator of before moves to the CPU.
+// A choice from the environment takes effect with the first hetero tensor, so the process may fork
+// until then. A choice by set_option() takes effect at once: recorded work runs, and data on the
+// former accelerator moves to the CPU.
 //
 // Thread safety: any thread.
 

@@ -1,9 +1,12 @@
 // start: makes a process one whose operators run on hetero.
 //
-// A C++ program calls it once, before anything else of this library: the device gets its name and its hooks, fused kernels and products get PyTorch's threads, the
-// options are read from the environment (HETERO_ACCELERATOR and so on, docs/configuration.md), and the accelerator is made. ComputeGraph calls it by itself.
+// A C++ program calls it once, before anything else of this library. It gives the device its name
+// and hooks, connects fused kernels and products to PyTorch's threads, reads the options from the
+// environment (HETERO_ACCELERATOR and so on, docs/configuration.md), and makes the accelerator.
+// ComputeGraph calls it by itself.
 //
-// Importing torch_hetero in Python does the same, but for the accelerator, which is made when the first tensor is: until then a process may fork.
+// Importing torch_hetero in Python does the same, except that the accelerator is made with the
+// first tensor: until then a process may fork.
 //
 // Thread safety: any thread, any number of times; the first call does it all.
 

@@ -1,10 +1,15 @@
-// What PyTorch calls the accelerator, where the machine has a GPU too.
+// Keeps CUDA as PyTorch's accelerator on a machine with a GPU.
 //
-// PyTorch has one accelerator in a process, and takes a PrivateUse1 device for it as soon as that has a name (ATen/DeviceAccelerator.cpp). Autograd then orders the
-// streams of that one only, and a backward pass of CUDA tensors ends in an internal assertion (pytorch/pytorch#161129): importing this package would break
-// programs that use torch.cuda and nothing of ours. So where there is a GPU, and torch has CUDA, the accelerator stays CUDA, `torch.accelerator` included: the entries by
-// which PyTorch's libraries call at::accelerator::getAccelerator and isAccelerator lead to functions here. To autograd a tensor on hetero is then one without
-// streams, as on the CPU; our streams are one order of the program anyway (device.cpp). Without a GPU nothing is changed.
+// PyTorch has one accelerator per process. As soon as a PrivateUse1 device has a name, it takes
+// that one (ATen/DeviceAccelerator.cpp). Autograd then orders only its streams, and a backward pass
+// of CUDA tensors ends in an internal assertion (pytorch/pytorch#161129). So importing this package
+// would break programs that use torch.cuda and nothing of ours.
+//
+// If there is a GPU and torch has CUDA, the accelerator thus stays CUDA, including
+// `torch.accelerator`. The entries by which PyTorch's libraries call
+// at::accelerator::getAccelerator and isAccelerator lead to functions here. To autograd, a hetero
+// tensor is then one without streams, as on the CPU. Our streams are one order of the program
+// anyway (device.cpp). Without a GPU nothing changes.
 //
 // Thread safety: called once, before other threads use PyTorch.
 

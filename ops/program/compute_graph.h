@@ -1,4 +1,5 @@
-// ComputeGraph: a program built node by node in C++, of PyTorch's operators, and run by GraphExecutor.
+// ComputeGraph: a program built node by node in C++ from PyTorch's operators, and run by
+// GraphExecutor.
 //
 //   ComputeGraph graph;
 //   auto x = graph.input("x", "f32", {8, 64}).value();
@@ -9,18 +10,23 @@
 //   graph.optimize();                                                         fuse, place, plan memory
 //   graph.execute({TensorView::row_major(in, "f32", {8, 64})}, {TensorView::row_major(out, "f32", {8, 10})});
 //
-// Operators are those of PyTorch, all of them, by the names of its dispatcher ("aten::add.Tensor"; without the part behind the dot, the first whose schema takes
-// the arguments). One that PyTorch composes of others becomes these; a view becomes no node at all. add() asks PyTorch what the results look
-// like, so what does not fit is an error there, in PyTorch's words. What depends on values, like the length of aten::nonzero, is refused.
+// Operators are PyTorch's, all of them, by the names of its dispatcher: "aten::add.Tensor", or
+// without the overload, the first whose schema takes the arguments. A composed operator becomes its
+// parts; a view becomes no node. add() asks PyTorch what the results look like, so a wrong call is
+// an error there, in PyTorch's words. Operators that depend on values, such as aten::nonzero, are
+// refused.
 //
-// optimize() captures the operators (compiled.h) into a SavedProgram, as torch.hetero.compile does with a model, and plans it; whatever is changed afterwards asks for
-// another one. execute() and save() optimize where that was not done.
+// optimize() captures the operators (compiled.h) into a SavedProgram, as torch.hetero.compile does
+// with a model, and plans it. A later change requires another one. execute() and save() optimize if
+// needed.
 //
-// Errors are Status values, none of which leaves the graph changed: kUsage for what the caller asked for, kKernel for what fails while it runs.
+// Errors are Status values, and none leaves the graph changed: kUsage for a wrong call, kKernel for
+// a failing run.
 //
-// Thread safety: one thread at a time; graphs are independent of each other. add() and optimize() wait for programs of the device that run, and
-// run what other threads have recorded. An optimize() during which another thread records is an error, and may be called again.
-// Ownership: the graph copies constants; TensorViews are read before a function returns.
+// Thread safety: one thread at a time; graphs are independent of each other. add() and optimize()
+// wait for running programs of the device, and run what other threads have recorded. If another
+// thread records during optimize(), that is an error, and optimize() may be called again.
+// Ownership: the graph copies constants. TensorViews are read before a function returns.
 
 #pragma once
 

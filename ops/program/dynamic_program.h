@@ -1,4 +1,4 @@
-// Saved programs with dimensions, out of captures of one model for several sizes.
+// Makes saved programs with dimensions from captures of one model for several sizes.
 //
 // Thread safety: the executor lock, which it takes.
 

@@ -1,6 +1,7 @@
-// SchemaCall: an operator chosen by its name, with arguments that its schema takes, but for the tensors, which are given at each call.
+// SchemaCall: an operator chosen by name, with all arguments that its schema takes except the
+// tensors.
 //
-// What ComputeGraph (compute_graph.h) keeps of a node: it is called on stand-ins, more than once.
+// ComputeGraph (compute_graph.h) keeps one per node and calls it on stand-ins, more than once.
 //
 // Thread safety: a value type; immutable once made.
 

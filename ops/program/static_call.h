@@ -1,4 +1,4 @@
-// Calling a GraphExecutor (graph/serve/graph_executor.h) with PyTorch's tensors.
+// Calls a GraphExecutor (graph/serve/graph_executor.h) with PyTorch's tensors.
 //
 // Thread safety: as the executor's.
 

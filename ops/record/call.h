@@ -1,4 +1,4 @@
-// Call: one operator call, turned into operands and bytes.
+// Call: one operator call, encoded as operands and bytes.
 //
 // Recording encodes an operator's arguments, in schema order, into four parts:
 //
@@ -7,10 +7,13 @@
 //   sizes      numbers that may change from call to call and decide the shape of the outputs: what a schema calls SymInt
 //   values     numbers that do not: the value of a Scalar or a double, a captured 0-dim CPU tensor, a random offset
 //
-// operands, structure and sizes are the key of the meta cache. Programs that repeat are recognized by their structure (trie.h), so a plan
-// serves other sizes and values. All but the operands travel with the node, and Decoder reads them back when it runs. Typed recorders and the catch-all write the same format, so either's nodes run on either's kernel.
+// operands, structure and sizes are the key of the meta cache. Repeated programs are recognized by
+// their structure (trie.h), so a plan serves other sizes and values. All parts but the operands
+// travel with the node, and Decoder reads them when it runs. Typed recorders and the catch-all
+// write the same format, so either's nodes run on either's kernel.
 //
-// Thread safety: a Call belongs to one thread; scratch_call() gives each thread its own, without allocation in steady state.
+// Thread safety: a Call belongs to one thread. scratch_call() gives each thread its own, without
+// allocation in steady state.
 
 #pragma once
 

@@ -1,7 +1,8 @@
-// HeteroGenerator: the random state of the device, a seed and an offset.
+// HeteroGenerator: the device's random state, a seed and an offset.
 //
-// Drawing happens when an operator is recorded: it takes (seed, offset) and moves the offset on, so that numbers depend on program
-// order only, not on flushes, fusion or placement. The state tensor is 16 bytes: seed, then offset, little endian, as CUDA's.
+// Recording an operator draws: it takes (seed, offset) and advances the offset. So numbers depend
+// on program order only, not on flushes, fusion or placement. The state tensor has 16 bytes: seed,
+// then offset, little endian, as CUDA's.
 //
 // Thread safety: drawing locks the generator.
 

@@ -1,7 +1,8 @@
-// Match: a call compared, argument by argument, with the one that the trie expects.
+// Match: compares a call, argument by argument, with the one that the trie expects.
 //
-// This is how a repeated program is recorded: nothing is written down but the numbers that may differ from run to run (`values`, call.h), which go
-// straight to the recorder. Where an argument differs, the call is encoded again as a Call, and looked up.
+// This is how a repeated program is recorded. Only the numbers that may differ from run to run
+// (`values`, call.h) are written, straight to the recorder. If an argument differs, the call is
+// encoded again as a Call, and looked up.
 //
 //   Match match(recorder(), id);
 //   if (match.possible()) match.tensor(x, Access::kRead), match.scalar(alpha), ...

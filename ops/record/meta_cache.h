@@ -1,11 +1,12 @@
-// MetaCache: which windows an operator's outputs have, by operator, operands and attributes.
+// MetaCache: the windows of an operator's outputs, by operator, operands and attributes.
 //
-// The key is made of words: the operator, the structure and the sizes of the call (call.h), and for each operand its window, its bits
-// and which earlier operand shares its storage. It is compared in full; a hash only finds the candidate. A miss costs one run of the
-// Meta kernel (meta.h); its answer is kept here, also when the answer is "cannot be recorded". Programs that repeat do not come here: the
-// trie (trie.h) knows the answer.
+// The key is made of words: the operator, the structure and the sizes of the call (call.h). For
+// each operand it has the window, its bits, and the earlier operand that shares its storage. It is
+// compared in full; a hash only finds the candidate. A miss costs one run of the Meta kernel
+// (meta.h). The answer is kept, also if it is "cannot be recorded". Repeated programs do not come
+// here: the trie (trie.h) knows the answer.
 //
-// Thread safety: the recorder's lock. Bounded: trim() drops what was not used for longest.
+// Thread safety: the recorder's lock. Bounded: trim() drops the least recently used entries.
 
 #pragma once
 

@@ -1,17 +1,22 @@
-// Trie: the programs that were recorded before, so that a call can be predicted from the calls before it.
+// Trie: earlier programs as a prefix tree, so that a call can be predicted from the calls before
+// it.
 //
-// A path from the root is a trace, a node of the path one recorded call. The recorder walks the trie while it records: a call is
-// compared with the child that was taken last time, and where they are equal its outputs are known without a hash, a meta cache or a
-// Meta kernel, and at the end of the trace the last node knows the plans of the whole trace (plan_cache.h). Equality is always
+// A path from the root is a trace; a node of the path is one recorded call. The recorder walks the
+// trie while it records. A call is compared with the child that was taken last time. If they are
+// equal, the call's outputs are known without a hash, a meta cache or a Meta kernel. At the end of
+// the trace, the last node knows the plans of the whole trace (plan_cache.h). Equality is always
 // checked in full.
 //
 //   exact:    equal in everything but values
-//   similar:  equal in structure; windows and sizes may differ, but only in kind (Window::kind). Plans of the same path fit, with other
+//   similar:  equal in structure; windows and sizes may differ, but only within their kind (Window::kind). Plans of the same path fit, with other
 //             sizes in them.
 //
-// Numbers of buffers are positions in the trace, given in the order of first use, so equal programs have equal numbers whatever storages they use.
+// Numbers of buffers are positions in the trace, in the order of first use. So equal programs have
+// equal numbers whatever storages they use.
 //
-// Thread safety: the recorder's lock. Ownership: nodes belong to the trie; a pointer to one is valid while the recorder's trace is on its path.
+// Thread safety: the recorder's lock.
+// Ownership: nodes belong to the trie. A pointer to one is valid while the recorder's trace is on
+// its path.
 
 #pragma once
 

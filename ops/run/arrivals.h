@@ -1,8 +1,9 @@
-// Arrivals: storages with bytes that came from the host and that no program has touched yet, such as the batch that a loop has already fetched while it
-// waits for something of the one before.
+// Arrivals: storages with bytes from the host that no program has touched yet.
 //
-// A program that takes arrivals to the accelerator is probably run again with the next ones. So those of the same sizes that wait go there while it runs:
-// the next program finds its inputs where it needs them (double buffering).
+// An example is the next batch, which a loop has fetched while it waits for a value of the current
+// one. A program that takes arrivals to the accelerator probably runs again with the next ones. So
+// waiting arrivals of the same sizes go there while it runs, and the next program finds its inputs
+// in place (double buffering).
 //
 // Thread safety: the executor's lock.
 

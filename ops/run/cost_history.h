@@ -1,7 +1,9 @@
-// What operators have taken on this machine: the history that planning reads, its file, and what runs add to it.
+// The measured times of operators on this machine: the history that planning reads, its file, and
+// updates from runs.
 //
-// The file is ~/.cache/hetero/costs-ACCELERATOR-HASH.txt (or below $XDG_CACHE_HOME), for one processor model, one version of torch and one accelerator, of
-// a GPU its model and driver. Only what was measured by real clocks is kept there. It is written now and then, and when the process exits. Deleting it is
+// The file is ~/.cache/hetero/costs-ACCELERATOR-HASH.txt (or below $XDG_CACHE_HOME), for one
+// processor model, one version of torch and one accelerator (for a GPU, its model and driver). It
+// holds only times of real clocks. It is written from time to time and at exit. Deleting it is
 // always safe.
 //
 // Thread safety: the executor's lock.

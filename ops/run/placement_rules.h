@@ -1,7 +1,8 @@
-// PlacementRules: where the user wants operators to run, by their names.
+// PlacementRules: the user's choice of device for operators, by name.
 //
-// A rule is a pattern, as of a shell (fnmatch), over names such as "aten::mm" or "aten::mm.out", and a preference. The first rule that matches holds, for
-// operators that were recorded outside of a placement() block.
+// A rule is a shell pattern (fnmatch) over names such as "aten::mm" or "aten::mm.out", and a
+// preference. The first rule that matches holds, for operators that were recorded outside a
+// placement() block.
 //
 // Thread safety: the executor's lock.
 

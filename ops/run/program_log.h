@@ -1,4 +1,5 @@
-// The log of programs: what the latest runs did, for torch.hetero.explain(), report() and trace(), while config().keep_plans is set.
+// The log of programs: what the latest runs did, for torch.hetero.explain(), report() and trace().
+// It is kept while config().keep_plans is set.
 //
 // Thread safety: any thread; log_program() under the executor's lock.
 

@@ -1,16 +1,21 @@
-// Storage memory: which storages have bytes where, and how those that a program does not touch make room for it.
+// Storage memory: which storages have bytes where, and how storages that a program does not touch
+// make room for it.
 //
-// - What a plan may use of the accelerator is its budget less what storages hold there that the plan's graph does not touch. Where that is not enough,
-//   those leave that were used longest ago: their bytes are copied to the host if the host's are stale, and their memory is freed.
-// - Where the host's memory is limited (config().memory_limit) and there is a folder for it (config().spill), storages that were used longest ago leave
-//   the host's memory in the same way: for the accelerator, if it has the bytes, else for a file without a name (backend/memory/spill_file.h). They come back
-//   before anything looks at them. Small ones leave only where no larger one can.
-// - The storages that may have to leave are tracked, in a set: what has memory on the accelerator, and on the host what is large, or what is not tiny
-//   while spilling is configured. So the options may be set when there are storages already.
+// - A plan may use the accelerator's budget minus the bytes of storages there that its graph does
+//   not touch. If that is not enough, the least recently used of those leave: their bytes are
+//   copied to the host if the host's are stale, and their memory is freed.
+// - If the host's memory is limited (config().memory_limit) and there is a spill folder
+//   (config().spill), the least recently used storages leave the host's memory in the same way.
+//   They stay on the accelerator if it has the bytes, and go to a file without a name otherwise
+//   (backend/memory/spill_file.h). They come back before anything reads them. Small ones leave only
+//   if no larger one can.
+// - A set tracks the storages that may have to leave: those with memory on the accelerator, and on
+//   the host large ones, or all but tiny ones while spilling is configured. So the options may be
+//   set when storages already exist.
 //
 // Storages that the graph touches are left alone; placement decides about them.
 //
-// Thread safety: the executor's lock, unless said otherwise.
+// Thread safety: the executor's lock, unless stated otherwise.
 
 #pragma once
 
@@ -65,7 +70,7 @@ extern std::atomic<bool> has_spilled;
 void make_host_room(uint64_t bytes);
 // Brings back what the cut touches. A storage whose bytes cannot be read has that error until track_storages().
 void bring_back(const Cut& cut);
-// What running the plan may take of the host's memory beside what is there.
+// Additional host memory the plan may allocate.
 uint64_t host_need(const Cut& cut, const graph::Plan& plan);
 
 // Notes which storages of the cut have bytes that may have to leave, after a run. What could not be brought back for it is as it was.

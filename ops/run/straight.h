@@ -1,7 +1,9 @@
-// Straight calls: run at once on CPU tensors over the same bytes, after what they need was settled.
+// Straight calls: calls that run at once, on CPU tensors over the same bytes, after what they need
+// has run.
 //
-// For what cannot be recorded: operators without a Meta kernel, with data-dependent shapes, with results that are no tensors, and
-// calls that fail: the CPU kernel then raises the error that eager would have raised, on the same line.
+// They are calls that cannot be recorded: operators without a Meta kernel, with data-dependent
+// shapes, or with results that are not tensors, and calls that fail. The CPU kernel then raises the
+// error that eager would have raised, on the same line.
 //
 // Thread safety: any thread; never call while holding the recorder's lock.
 

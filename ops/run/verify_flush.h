@@ -1,7 +1,8 @@
-// FlushVerifier: with config().verify, every flush runs a second time by the straight interpreter, and the bytes are compared.
+// FlushVerifier: with config().verify, runs every flush a second time by the reference interpreter
+// and compares the bytes.
 //
-// Before the run it copies the inputs; afterwards it interprets the same graph on the copies and compares, for each escaping buffer, the
-// bytes that some node wrote. Off, it does nothing.
+// It copies the inputs before the run. Afterwards it interprets the same graph on the copies and
+// compares, for each escaping buffer, the bytes that some node wrote. Otherwise it does nothing.
 //
 // Thread safety: the executor's lock.
 

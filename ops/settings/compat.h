@@ -1,5 +1,8 @@
-// What differs between the versions of torch that hetero builds with: 2.11, which is pinned, and the newest, which `make compat` tries.
-// No other file asks for a version. A difference is told by a header that came or went, so that this also holds for nightly builds.
+// The differences between the versions of torch that hetero builds with: 2.11, which is pinned, and
+// the newest, which `make compat` tries.
+//
+// No other file asks for a version. The presence of a header tells a difference, so this also holds
+// for nightly builds.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// What fusion has made of the operators of all plans that were made; for explain().
+// Counts the outcome of fusion for the operators of all plans, for explain().
 //
 // Thread safety: any thread.
 

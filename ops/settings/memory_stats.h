@@ -1,6 +1,7 @@
-// Memory figures of the hetero device: what its tensors hold on the host, whoever allocated it.
+// Memory figures of the hetero device: the host bytes of its tensors, whoever allocated them.
 //
-// Blocks of the CPU device and memory that ATen kernels allocated and storages adopted count alike. The peak is of the sum.
+// Blocks of the CPU device count like memory that ATen kernels allocated and storages adopted. The
+// peak is of the sum.
 //
 // Thread safety: any thread.
 

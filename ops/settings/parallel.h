@@ -1,7 +1,8 @@
-// Connecting backend/'s parallel_for and worker threads to ATen's thread pool, so that there is one pool.
+// Connects backend/'s parallel_for and worker threads to ATen's thread pool, so that there is one
+// pool.
 //
-// ATen cuts sums by the number of threads, so a device's worker thread must use as many as the thread that flushes, or results would
-// differ in the last bits.
+// ATen divides sums by the number of threads. So a device's worker thread must use as many as the
+// thread that flushes, or results would differ in the last bits.
 
 #pragma once
 

@@ -1,8 +1,10 @@
-// Operators without a row whose Meta kernels are Python's, so that in a C++ program nobody says what they make, and whose CPU kernels look at all of their
-// arguments themselves: what a saved program says of their results is believed until they run, and then compared with what they made.
+// Operators without a row that only Python's Meta kernels describe, and whose CPU kernels check all
+// their arguments.
 //
-// Others are refused there (docs/executor.md, Limits): gradients and other operators that PyTorch calls in one way only, whose kernels read as many
-// elements as that way promises, and those of other libraries.
+// A C++ program cannot tell what these make. So a saved program's description of their results is
+// believed until they run, and then compared with what they made. Other operators are refused there
+// (docs/executor.md, Limits): gradients and others that PyTorch calls in one way only, whose
+// kernels read as many elements as that way promises, and those of other libraries.
 //
 // Thread safety: any thread.
 

@@ -1,9 +1,11 @@
-// First sight: how a call is met that the meta cache does not know.
+// First sight: what happens to a call that the meta cache does not know.
 //
-// PyTorch's Meta kernels check less than its CPU kernels do (dtypes and overlaps above all), and some predict other strides. So the first
-// call of a kind - operator, structure, dtypes, ranks and layouts, whatever the sizes - is tried for real: a small one on zeros of
-// the same geometry, a large one by running it. Where the operator's shape rule (shape_rules.h) gives what the kernel gave, later misses of the
-// kind trust the rule; else, where Meta kernel and CPU agree, they trust the Meta kernel.
+// PyTorch's Meta kernels check less than its CPU kernels do (above all dtypes and overlaps), and
+// some predict other strides. So the first call of a kind is tried: a small one on zeros of the
+// same geometry, a large one by running it. A kind is the operator with the structure, dtypes,
+// ranks and layouts of its arguments, whatever the sizes. If the operator's shape rule
+// (shape_rules.h) agrees with the kernel, later misses of the kind trust the rule. Otherwise, if
+// Meta kernel and CPU agree, they trust the Meta kernel.
 //
 // Thread safety: any thread, under the locks named.
 

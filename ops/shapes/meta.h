@@ -1,9 +1,10 @@
-// Running Meta kernels: what an operator's outputs will look like, without its data.
+// Runs Meta kernels: they tell what an operator's outputs look like, without its data.
 //
-// The call is repeated on meta tensors that have the geometry of the operands, sharing storages where the operands do, so that
-// overlap checks and views come out as they would for real.
+// The call is repeated on meta tensors with the geometry of the operands. They share storages as
+// the operands do, so overlap checks and views have the real outcome.
 //
-// Thread safety: any thread; REQUIRES that the recorder's lock is not held (a Meta kernel may be Python).
+// Thread safety: any thread; REQUIRES that the recorder's lock is not held (a Meta kernel may be
+// Python).
 
 #pragma once
 

@@ -1,18 +1,24 @@
-// Checking nodes that no recorder has written: those of a saved program that was read from a file.
+// Checks nodes that no recorder has written: those of a saved program that was read from a file.
 //
-// Kernels trust the bytes that a recorder encoded (call.h) and the windows that the Meta kernel gave. A file may hold anything, so its nodes are checked
-// as if they were recorded: the operator must be one that the recorder records; the attributes are read with every bound looked at and each value must be one that the
-// operator's schema asks for; then the Meta kernel is run, and its outputs must be those of the node. What a file says is no reason to run a kernel that computes. Meta
-// kernels of Python, which a C++ program does not have and which take a second to import, are avoided: operators with a row (they make tensors from
-// tensors, and do nothing else) are tried on zeros, or on an element of each operand where a rule gives the sizes.
+// Kernels trust the bytes that a recorder encoded (call.h) and the windows that the Meta kernel
+// gave. A file may hold anything, so its nodes are checked as if they were recorded. The operator
+// must be one that the recorder records. The attributes are read with every bound checked, and each
+// value must suit the operator's schema. Then the Meta kernel runs, and its outputs must be those
+// of the node. A file's claim is no reason to run a kernel that computes. Meta kernels in Python
+// are avoided, because a C++ program does not have them and importing them takes a second.
+// Operators with a row only make tensors from tensors, so they are tried on zeros, or on an element
+// of each operand if a rule gives the sizes.
 //
-// Some Meta kernels describe CUDA's kernels, and recorders have learned from the CPU's what those make; some operators nobody describes
-// (described_in_python.h). Such outputs are taken as the node has them where running the node compares them with what its kernel has made (kernel.h) and
-// sees that what it writes keeps its shape (boxed.cpp); the others are refused.
+// Some Meta kernels describe CUDA's kernels, while recorders have learned what the CPU's make; some
+// operators have no description (described_in_python.h). The node's outputs are believed if running
+// it compares them with what its kernel made (kernel.h) and checks that its written arguments keep
+// their shape (boxed.cpp). The others are refused.
 //
-// A saved program names its operators; the resolver finds those that PyTorch knows and the device has not met in this process.
+// A saved program names its operators. The resolver finds those that PyTorch knows and this process
+// has not met.
 //
-// Thread safety: any thread. REQUIRES that the recorder's lock is not held (a Meta kernel may be Python).
+// Thread safety: any thread. REQUIRES that the recorder's lock is not held (a Meta kernel may be
+// Python).
 
 #pragma once
 

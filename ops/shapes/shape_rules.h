@@ -1,9 +1,10 @@
-// Shape rules: the outputs of a call of an operator whose outputs follow from its arguments by a simple rule.
+// Shape rules: compute an operator's output sizes and strides from its arguments, by a simple rule.
 //
-// PyTorch's own answer, the Meta kernel, is Python code for most operators: it takes a hundred times as long as recording, and its first
-// call imports hundreds of modules. A program that sees new sizes all the time (a growing sequence, odd batches) would spend its time there. A
-// rule gives sizes and strides; dtypes are a matter of the kind of call, not of its sizes, and are taken from what a kernel once made.
-// A rule is believed for a kind of call (a signature, first_sight.h) only after a kernel has given the same answer.
+// PyTorch's own answer, the Meta kernel, is Python for most operators. It takes a hundred times as
+// long as recording, and its first call imports hundreds of modules. A program with ever new sizes,
+// such as a growing sequence, would spend its time there. Dtypes depend on the kind of call, not on
+// its sizes, and are those that a kernel once made. A rule is believed for a kind of call (a
+// signature, first_sight.h) only after a kernel has given the same answer.
 //
 // Thread safety: pure.
 

@@ -1,7 +1,8 @@
-// Reused<T>: an empty vector or list whose memory stays with the thread, so that a steady state takes none from the heap.
+// Reused<T>: an empty vector or list whose memory stays with the thread, so that a steady state
+// does not allocate.
 //
 //   Reused<std::vector<at::Tensor>> tensors;
-//   tensors->push_back(tensor);                 what is in it goes with `tensors`
+//   tensors->push_back(tensor);                 its content is destroyed with `tensors`
 //
 // Thread safety: everything belongs to one thread.
 

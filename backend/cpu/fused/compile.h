@@ -6,8 +6,7 @@
 // gathers stay as they are.
 //
 //   1. Steps join a run as long as their maps have formulas. A step that cannot join, but does not
-//      depend on the
-//      run so far, goes before it.
+//      depend on the run so far, goes before it.
 //   2. A value is loaded for its first reader in the run, and stored only if a step after the run
 //      reads it.
 //   3. A run that needs too many registers is cut in two.
