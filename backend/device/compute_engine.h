@@ -25,7 +25,8 @@ namespace hetero::backend {
 
 class ComputeEngine {
  public:
-  // Runs a task that begins then, and alone would take `seconds`; returns when it ends. REQUIRES: 0 <= utilization <= 1.
+  // Runs a task that begins then, and alone would take `seconds`; returns when it ends. REQUIRES: 0
+  // <= utilization <= 1.
   double run(double begin, double seconds, double utilization) {
     const double end = end_of(begin, seconds, utilization);
     if (utilization <= 0 || end <= begin) return end;

@@ -48,7 +48,8 @@ class FaultDevice : public Device {
   int64_t calls(FaultKind kind) const;
   int64_t failures(FaultKind kind) const;
 
-  // From now on the time of its events counts as real, as if it were a GPU. REQUIRES: nothing was run on it.
+  // From now on the time of its events counts as real, as if it were a GPU. REQUIRES: nothing was
+  // run on it.
   void hide_clock() { hides_clock_ = true; }
 
   Device& device() const { return device_; }

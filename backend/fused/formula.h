@@ -21,7 +21,8 @@ struct OperationTraits {
   uint8_t numbers = 0;   // behind the one that a form puts in an operand's place
   enum class Result : uint8_t { kSame, kBool } result = Result::kSame;
   enum class NumberType : uint8_t { kEntry, kDouble } number_type = NumberType::kEntry;
-  // Which types it has a meaning for: what rounds has none for integers, and bools have operations of their own for what they can do.
+  // Which types it has a meaning for: what rounds has none for integers, and bools have operations
+  // of their own for what they can do.
   enum class Types : uint8_t {
     kFloating,
     kNumeric,  // and integers
@@ -34,7 +35,8 @@ OperationTraits traits(MapOperation operation);
 
 // Of two operands, the second a number: a function of its own.
 bool is_power_of_number(const MapFormula& formula);
-// Whether it is a half type's version of a function, which rounds to it (`from`) between operations.
+// Whether it is a half type's version of a function, which rounds to it (`from`) between
+// operations.
 bool rounds_inside(const MapFormula& formula);
 
 // Of the struct in backend/cuda/fused/formulas.h; "" for kOpaque.
@@ -43,7 +45,8 @@ const char* name_of(ReduceOperation operation);
 int entry_bytes(EntryType type);
 inline bool is_floating(EntryType type) { return type >= EntryType::kFloat16 && type <= EntryType::kFloat64; }
 
-// Whether a number stands in the place of operand j: a form replaces one, but of a product and a sum both factor and summand.
+// Whether a number stands in the place of operand j: a form replaces one, but of a product and a
+// sum both factor and summand.
 bool is_number(const MapFormula& formula, int j);
 // How many inputs a map with this formula reads.
 int input_count(const MapFormula& formula);
@@ -53,7 +56,8 @@ int result_bytes(const MapFormula& formula);
 // How many numbers it reads, from the first of the step on.
 int number_count(const MapFormula& formula);
 
-// Of an entry that a reducer takes, and of its result. 0 for kOpaque, and for kPick, which takes any.
+// Of an entry that a reducer takes, and of its result. 0 for kOpaque, and for kPick, which takes
+// any.
 int input_bytes(const ReducerFormula& formula);
 int result_bytes(const ReducerFormula& formula);
 

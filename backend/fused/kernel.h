@@ -41,7 +41,8 @@
 
 namespace hetero::backend {
 
-// A number that is known when a kernel is launched; which member counts is a matter between who writes it and the function that reads it.
+// A number that is known when a kernel is launched; which member counts is a matter between who
+// writes it and the function that reads it.
 union Number {
   double f64;
   float f32;
@@ -49,10 +50,11 @@ union Number {
   uint64_t bits;
 };
 
-// What a map computes: its name, by which other devices than the CPU know it, and by which simple ones are compiled together with their neighbours
-// (compile.h). a, b and c are its operands in order, x, y and z its numbers. Of the first part each operation rounds, but for fma,
-// which is one rounding of a product and a sum, and the CPU's bits are these; of the second part some are only near. Integers wrap. A form
-// puts a number in the place of an operand; the others follow.
+// What a map computes: its name, by which other devices than the CPU know it, and by which simple
+// ones are compiled together with their neighbours (compile.h). a, b and c are its operands in
+// order, x, y and z its numbers. Of the first part each operation rounds, but for fma, which is one
+// rounding of a product and a sum, and the CPU's bits are these; of the second part some are only
+// near. Integers wrap. A form puts a number in the place of an operand; the others follow.
 enum class MapOperation : uint8_t {
   kOpaque,  // only the function knows
   kNegate,
@@ -167,15 +169,16 @@ enum class NumberForm : uint8_t { kNone, kRight, kLeft };
 struct MapFormula {
   MapOperation operation;
   EntryType type;  // that is computed in; of choices between values only its size counts
-  // kConvert: of the input. Of other maps over float32: a half type, where this is the half type's own function, which rounds to it between
-  // operations.
+  // kConvert: of the input. Of other maps over float32: a half type, where this is the half type's
+  // own function, which rounds to it between operations.
   EntryType from;
   NumberForm form;
   bool operator==(const MapFormula&) const = default;
 };
 
-// out[i] = f(in[0][i], in[1][i], ...; numbers) for 0 <= i < n. All arrays are dense; `out` may be the same array as an input. Results
-// for an entry must not depend on n or on its position. Arrays are often operands' own memory, and then aligned no better than these.
+// out[i] = f(in[0][i], in[1][i], ...; numbers) for 0 <= i < n. All arrays are dense; `out` may be
+// the same array as an input. Results for an entry must not depend on n or on its position. Arrays
+// are often operands' own memory, and then aligned no better than these.
 struct MapFunction {
   using Pointer = void (*)(void* out, const void* const* in, const Number* numbers, int64_t n);
 
@@ -217,9 +220,11 @@ struct ReducerFormula {
   bool operator==(const ReducerFormula&) const = default;
 };
 
-// A reduction along a row. `add` takes n entries of which the first stands at `index` of its row; entries come in order; `merge` takes
-// the state of a later part of the row. States are moved as bytes, and are aligned to 8 bytes where state_bytes is a multiple of 8. What
-// is to be done may depend on the row: then `begin_with` takes the place of `begin`, with the row's entry of another row value.
+// A reduction along a row. `add` takes n entries of which the first stands at `index` of its row;
+// entries come in order; `merge` takes the state of a later part of the row. States are moved as
+// bytes, and are aligned to 8 bytes where state_bytes is a multiple of 8. What is to be done may
+// depend on the row: then `begin_with` takes the place of `begin`, with the row's entry of another
+// row value.
 struct Reducer {
   int32_t state_bytes;  // at most kMaxReducerState
   void (*begin)(void* state);
@@ -232,7 +237,8 @@ struct Reducer {
 };
 inline constexpr int32_t kMaxReducerState = 512;
 
-// Gives the entry, of so many bytes, that stands at an index of the row: the parameter, an int64. Zeros where the row has no such index.
+// Gives the entry, of so many bytes, that stands at an index of the row: the parameter, an int64.
+// Zeros where the row has no such index.
 const Reducer& pick_reducer(int bytes);
 
 enum class Extent : uint8_t { kElement, kRow, kTotal };
@@ -262,8 +268,8 @@ struct FusedStep {
   uint16_t operand = 0;
   uint16_t first_number = 0;
   MapFunction map = nullptr;
-  // Computes the same where all inputs but the first are row values, and one row is at hand: these are its first numbers, instead of those of the
-  // step. Null where there is no such function.
+  // Computes the same where all inputs but the first are row values, and one row is at hand: these
+  // are its first numbers, instead of those of the step. Null where there is no such function.
   MapFunction row_map = nullptr;
   const Reducer* reducer = nullptr;
 };
@@ -288,8 +294,9 @@ struct FusedOperand {
   int64_t offset = 0;                   // bytes from the address to the first entry
   int64_t strides[kMaxFusedRank] = {};  // bytes; 0 where the operand is broadcast; along the row 0 for row values
   int64_t bytes = 0;                    // of one entry
-  // Of a table, which only kLookUp reads: it has `table_rows` rows, so many bytes apart, laid out as the strides along the row say; the other strides
-  // are 0. A kernel that looks something up checks that its index is one of them.
+  // Of a table, which only kLookUp reads: it has `table_rows` rows, so many bytes apart, laid out
+  // as the strides along the row say; the other strides are 0. A kernel that looks something up
+  // checks that its index is one of them.
   int64_t table_rows = 0;
   int64_t table_stride = 0;
 };

@@ -46,7 +46,8 @@ class CoreGroup {
   };
   static constexpr std::chrono::microseconds kSpin{30};
 
-  // Errors: kUsage for cores that the process may not use, for queues that compute nothing, for what is named twice, and for less than 0 threads; kDevice where the system starts no thread.
+  // Errors: kUsage for cores that the process may not use, for queues that compute nothing, for
+  // what is named twice, and for less than 0 threads; kDevice where the system starts no thread.
   static Result<std::unique_ptr<CoreGroup>> create(Options options);
   // REQUIRES: not called by a task of the group; nobody submits any more.
   ~CoreGroup();
@@ -58,11 +59,12 @@ class CoreGroup {
   int threads() const;
   const std::vector<QueueKind>& compute_queues() const;
 
-  // Runs `task` after everything submitted before. Takes memory only where more tasks wait than ever before. Errors: kDevice in a forked child.
+  // Runs `task` after everything submitted before. Takes memory only where more tasks wait than
+  // ever before. Errors: kDevice in a forked child.
   // REQUIRES: the task does not throw.
   Status submit(Task task);
-  // Blocks the calling thread until what was submitted before the call has run. Errors: kUsage for a task of the group, which would wait for itself; kDevice in a
-  // forked child.
+  // Blocks the calling thread until what was submitted before the call has run. Errors: kUsage for
+  // a task of the group, which would wait for itself; kDevice in a forked child.
   Status wait_idle();
 
  private:
@@ -72,7 +74,8 @@ class CoreGroup {
   std::unique_ptr<Impl> impl_;
 };
 
-// The cores that the process may use, ascending: what its main thread may, so taskset and cpusets are respected, and a pinned thread may ask.
+// The cores that the process may use, ascending: what its main thread may, so taskset and cpusets
+// are respected, and a pinned thread may ask.
 std::vector<int> cores_of_process();
 
 // Where a core is. Cores with equal numbers share the thing; numbers mean nothing else.
@@ -85,20 +88,24 @@ struct CorePlace {
   int physical = 0;  // the core whose hardware threads share its units
 };
 
-// What the system tells of these cores. What it does not tell is taken as shared by all, save for the physical core, which is taken as each core's own.
+// What the system tells of these cores. What it does not tell is taken as shared by all, save for
+// the physical core, which is taken as each core's own.
 std::vector<CorePlace> core_places(std::span<const int> cores);
 
-// The cores of the process in so many parts of equal size (where that does not come out even, some have one more), such that as few parts as possible extend over several
-// NUMA nodes, sockets or caches. Hardware threads of a core stay together where there is a core for each part; then parts are equal in cores.
+// The cores of the process in so many parts of equal size (where that does not come out even, some
+// have one more), such that as few parts as possible extend over several NUMA nodes, sockets or
+// caches. Hardware threads of a core stay together where there is a core for each part; then parts
+// are equal in cores.
 // Errors: kUsage where there are fewer cores than parts, or no parts.
 Result<std::vector<std::vector<int>>> split_cores(int groups);
 // The same for a machine that is given as data.
 Result<std::vector<std::vector<int>>> split_cores(std::span<const CorePlace> places, int groups);
 
-// Whether these can be a group's compute queues. Errors: kUsage for a queue that is none, and one that is named twice.
+// Whether these can be a group's compute queues. Errors: kUsage for a queue that is none, and one
+// that is named twice.
 Status check_compute_queues(std::span<const QueueKind> queues);
-// An accelerator's compute queues in so many parts, of which some have one more where that does not come out even. Of more parts than queues, several
-// have the same one. REQUIRES: groups > 0.
+// An accelerator's compute queues in so many parts, of which some have one more where that does not
+// come out even. Of more parts than queues, several have the same one. REQUIRES: groups > 0.
 std::vector<std::vector<QueueKind>> split_compute_queues(int groups);
 
 }  // namespace hetero::backend

@@ -1,8 +1,11 @@
 // Which cores belong together, and the machine cut into parts.
 //
-// 1. Cores are ordered by what they share: node, socket, L3, L2, physical core. What is shared is contiguous then.
-// 2. The order is cut into parts of equal size, in physical cores if there are enough of them. Where the sizes do not come out even, it matters which parts get
-//    one more: the cut with the least parts that extend over several nodes, then sockets, then caches, is found by dynamic programming.
+// 1. Cores are ordered by what they share: node, socket, L3, L2, physical core. What is shared is
+//    contiguous then.
+// 2. The order is cut into parts of equal size, in physical cores if there are enough of them.
+//    Where the sizes do not come out even, it matters which parts get one more: the cut with the
+//    least parts that extend over several nodes, then sockets, then caches, is found by dynamic
+//    programming.
 
 #include <dirent.h>
 
@@ -62,7 +65,8 @@ bool is_same_physical(const CorePlace& a, const CorePlace& b) {
 // What is not to be divided: a physical core with its hardware threads, or one of these.
 using Unit = std::span<const CorePlace>;
 
-// How bad it is that the part made of these units extends over several nodes, sockets and caches: nodes count most.
+// How bad it is that the part made of these units extends over several nodes, sockets and caches:
+// nodes count most.
 int64_t spread(std::span<const Unit> part) {
   int64_t cost = 0;
   for (size_t i = 1; i < part.size(); ++i) {

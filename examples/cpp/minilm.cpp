@@ -1,10 +1,12 @@
-// Semantic search without Python: all-MiniLM-L6-v2, saved by examples/python/save_minilm.py, run by GraphExecutor.
+// Semantic search without Python: all-MiniLM-L6-v2, saved by examples/python/save_minilm.py, run by
+// GraphExecutor.
 //
 //   minilm MODEL VOCABULARY              reads a question a line from standard input, prints the passages nearest to it
 //   minilm MODEL VOCABULARY --embedding  prints the embedding of each line instead
 //   minilm MODEL VOCABULARY --tokens     prints the tokens of each line instead
 //
-// The program in the file is for one text of so many tokens; shorter ones are filled up, and the mask says so.
+// The program in the file is for one text of so many tokens; shorter ones are filled up, and the
+// mask says so.
 
 #include <algorithm>
 #include <cstdio>

@@ -64,7 +64,8 @@ int main(int argc, char** argv) {
   const hetero::Result<ComputeGraph::Value> wrong = graph.add("aten::mm", {x, scores});
   std::printf("refused: %s\n", wrong.status().message().c_str());
 
-  // With an accelerator: the second layer there if planning likes it, the first on the CPU in any case, all in 64 MiB of its memory.
+  // With an accelerator: the second layer there if planning likes it, the first on the CPU in any
+  // case, all in 64 MiB of its memory.
   check(graph.prefer(hidden, hetero::graph::Preference::kCpu));
   graph.set_memory_budget(uint64_t{64} << 20);
   check(graph.optimize());

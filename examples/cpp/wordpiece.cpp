@@ -1,5 +1,7 @@
-// 1. Text becomes words: capitals and accents go, blanks and control characters separate or vanish, punctuation and Chinese characters are words of their own.
-// 2. A word becomes the longest piece of the vocabulary that it begins with, then the longest one ("##...") that the rest begins with, and so on; where that fails, [UNK].
+// 1. Text becomes words: capitals and accents go, blanks and control characters separate or vanish,
+//    punctuation and Chinese characters are words of their own.
+// 2. A word becomes the longest piece of the vocabulary that it begins with, then the longest one
+//    ("##...") that the rest begins with, and so on; where that fails, [UNK].
 //
 // As in BERT: Devlin et al. 2018, tokenization.py of google-research/bert.
 
@@ -13,7 +15,8 @@ namespace {
 
 constexpr size_t kLongestWord = 100;
 
-// The letters U+00C0 to U+017F, small and without accents; a dot for those that have none, or are no letters.
+// The letters U+00C0 to U+017F, small and without accents; a dot for those that have none, or are
+// no letters.
 constexpr char kPlainLetters[] =
     "aaaaaa.ceeeeiiii.nooooo..uuuuy..aaaaaa.ceeeeiiii.nooooo..uuuuy.y"
     "aaaaaaccccccccdd..eeeeeeeeeegggggggghh..iiiiiiiii...jjkk.llllll."

@@ -1,7 +1,9 @@
-// WordPiece: text to the token numbers of a BERT model that does not tell capitals from small letters, as transformers' BertTokenizer gives them.
+// WordPiece: text to the token numbers of a BERT model that does not tell capitals from small
+// letters, as transformers' BertTokenizer gives them.
 //
-// Text is UTF-8. Letters of the Latin (up to U+017F), Greek and Cyrillic alphabets lose their case and their accents; all others stay as they are, though
-// BERT also takes some of them apart, such as Korean syllables. That takes a Unicode library, such as ICU.
+// Text is UTF-8. Letters of the Latin (up to U+017F), Greek and Cyrillic alphabets lose their case
+// and their accents; all others stay as they are, though BERT also takes some of them apart, such
+// as Korean syllables. That takes a Unicode library, such as ICU.
 //
 // Thread safety: immutable once made.
 

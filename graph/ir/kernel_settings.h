@@ -19,7 +19,8 @@ namespace detail {
 inline std::atomic<KernelSettings> find_settings{nullptr};
 }
 
-// Who has kernels that look at settings says how to find them, before anything runs. `find` allocates nothing.
+// Who has kernels that look at settings says how to find them, before anything runs. `find`
+// allocates nothing.
 inline void set_kernel_settings(KernelSettings find) { detail::find_settings.store(find, std::memory_order_release); }
 
 // 0 where no kernel looks at any.

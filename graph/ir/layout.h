@@ -16,7 +16,8 @@
 
 namespace hetero::graph {
 
-// Row r, `row_bytes` long, begins at byte r * pitch_bytes of the block. Both are 0 where the storage's bytes are the block's.
+// Row r, `row_bytes` long, begins at byte r * pitch_bytes of the block. Both are 0 where the
+// storage's bytes are the block's.
 struct Layout {
   uint64_t row_bytes = 0;
   uint64_t pitch_bytes = 0;
@@ -29,10 +30,12 @@ struct Layout {
   bool operator==(const Layout&) const = default;
 };
 
-// Rows of `row_bytes` every `pitch_bytes`; no gaps where there are none. REQUIRES: row_bytes <= pitch_bytes, neither is 0.
+// Rows of `row_bytes` every `pitch_bytes`; no gaps where there are none. REQUIRES: row_bytes <=
+// pitch_bytes, neither is 0.
 Layout rows_apart(uint64_t row_bytes, uint64_t pitch_bytes);
 
-// The window of the block that sees what `window` sees of the storage. kNoWindow where none does: a dimension runs over the end of a row.
+// The window of the block that sees what `window` sees of the storage. kNoWindow where none does: a
+// dimension runs over the end of a row.
 WindowId place(WindowTable& windows, WindowId window, const Layout& layout);
 
 // Copies a storage's bytes out of its block.

@@ -103,12 +103,14 @@ class Lowering {
     values.push_back({.kind = Value::Kind::kOperand, .dtype = dtype, .operand = static_cast<uint16_t>(index)});
     return last();
   }
-  // The same with one entry for each row: it is broadcast, from the right, to the dimensions that are not reduced.
+  // The same with one entry for each row: it is broadcast, from the right, to the dimensions that
+  // are not reduced.
   Ref row_operand(int index, DType dtype) {
     values.push_back({.kind = Value::Kind::kRowOperand, .dtype = dtype, .operand = static_cast<uint16_t>(index)});
     return last();
   }
-  // An operand that is broadcast to one piece. Where a piece has size 1 along the cut, the operand may lack that dimension.
+  // An operand that is broadcast to one piece. Where a piece has size 1 along the cut, the operand
+  // may lack that dimension.
   Ref piece_operand(int index, DType dtype) {
     values.push_back({.kind = Value::Kind::kPieceOperand, .dtype = dtype, .operand = static_cast<uint16_t>(index)});
     return last();
@@ -151,10 +153,12 @@ class Lowering {
     values.back().inputs[1] = parameter;
     return made;
   }
-  // The row's entry of `value` at `index`, an int64 row value. What it is where the row has no such index is not said.
+  // The row's entry of `value` at `index`, an int64 row value. What it is where the row has no such
+  // index is not said.
   Ref pick(Ref value, Ref index) { return indexed(Value::Kind::kPick, value, index); }
-  // The row of a table at `index`, an int64 row value that is checked to be one of its rows. The table has two dimensions, and its rows are as long
-  // as those of the space, of which only the last dimension is reduced.
+  // The row of a table at `index`, an int64 row value that is checked to be one of its rows. The
+  // table has two dimensions, and its rows are as long as those of the space, of which only the
+  // last dimension is reduced.
   Ref look_up(int table, DType dtype, Ref index) {
     Value made{.kind = Value::Kind::kLookUp, .dtype = dtype, .input_count = 1, .operand = static_cast<uint16_t>(table)};
     made.inputs[0] = index;
@@ -189,8 +193,8 @@ class Lowering {
   std::vector<Output> outputs;
   std::vector<Ref> checks;
   int space = 0;  // of a reduction: the operand whose sizes are the space
-  // Which dimensions of that operand are reduced (bit i is dimension i); 0 for a pointwise node. A reduced output has these dimensions with
-  // size 1, or not at all.
+  // Which dimensions of that operand are reduced (bit i is dimension i); 0 for a pointwise node. A
+  // reduced output has these dimensions with size 1, or not at all.
   uint64_t reduced = 0;
   int cut = 0;  // the dimension of the output along which there are pieces
   int pieces = 1;

@@ -53,11 +53,12 @@ struct OpTraits;
 struct LowerRequest;
 class Lowering;
 
-// One call of a kernel. `data[i]` is the address of the first byte of operand i's *buffer* (the operand's window applies
-// on top). It is null for an output whose memory the kernel is to bring: the kernel then stores a Block in
-// `brought[i]` whose bytes are laid out as the operand's window says. `bindings[b]` is the binding of buffer b where its bytes were there before
-// the graph and no node of it writes them, so that the kernel may use and set Binding::derived; null for every other buffer. `bindings` itself
-// is null where nothing may be kept.
+// One call of a kernel. `data[i]` is the address of the first byte of operand i's *buffer* (the
+// operand's window applies on top). It is null for an output whose memory the kernel is to bring:
+// the kernel then stores a Block in `brought[i]` whose bytes are laid out as the operand's window
+// says. `bindings[b]` is the binding of buffer b where its bytes were there before the graph and no
+// node of it writes them, so that the kernel may use and set Binding::derived; null for every other
+// buffer. `bindings` itself is null where nothing may be kept.
 struct Invocation {
   const Node* node;
   const Operand* operands;
@@ -71,7 +72,8 @@ struct Invocation {
   bool by_device = false;  // for OpTraits::device_kernel
 };
 
-// Runs on the thread of the device's compute queue. May throw; the executor turns that into a Status.
+// Runs on the thread of the device's compute queue. May throw; the executor turns that into a
+// Status.
 using KernelFunction = void (*)(const Invocation& invocation);
 
 // So many calls are made together at most.
@@ -80,32 +82,38 @@ inline constexpr size_t kMaxBatch = 8;
 struct OpTraits {
   std::string name;  // "aten::add.Tensor"
   OpClass op_class = OpClass::kOther;
-  // The kernel brings its outputs' memory (on a host-accessible device; elsewhere it is always given memory).
+  // The kernel brings its outputs' memory (on a host-accessible device; elsewhere it is always
+  // given memory).
   bool brings_memory = false;
   // Must run even when nobody reads its outputs.
   bool side_effects = false;
-  // Of a library that is not PyTorch: it may do more than compute, so none of its calls is made ahead of time or stands for another.
+  // Of a library that is not PyTorch: it may do more than compute, so none of its calls is made
+  // ahead of time or stands for another.
   bool is_foreign = false;
   // Runs on the accelerator; otherwise on the CPU always.
   bool on_accelerator = true;
   KernelFunction kernel = nullptr;
-  // How it runs on a device that does not run the CPU's kernels (Device::runs_host_kernels); null where it does not. It is always given memory.
+  // How it runs on a device that does not run the CPU's kernels (Device::runs_host_kernels); null
+  // where it does not. It is always given memory.
   KernelFunction device_kernel = nullptr;
   // How a fused kernel computes it; null where it cannot be fused. See lowering.h.
   bool (*lower)(const LowerRequest& request, Lowering& lowering) = nullptr;
-  // `lower` describes only what is done last, the tail: a pointwise program that reads the output as the rest of the work, the body, has left
-  // it there. A fused kernel may then compute the tail, and what follows it, after the operator's kernel has run the body. The kernel can run
-  // the whole, the body and the tail. A bias that is added to a product is such a tail.
+  // `lower` describes only what is done last, the tail: a pointwise program that reads the output
+  // as the rest of the work, the body, has left it there. A fused kernel may then compute the tail,
+  // and what follows it, after the operator's kernel has run the body. The kernel can run the
+  // whole, the body and the tail. A bias that is added to a product is such a tail.
   bool has_tail = false;
-  // Calls of operators with the same function here that read the same operand, each as its operand `shared_operand`, may be made by it, all at
-  // once. They write their outputs only, and nothing that another reads. Where it throws, they are made again one by one.
+  // Calls of operators with the same function here that read the same operand, each as its operand
+  // `shared_operand`, may be made by it, all at once. They write their outputs only, and nothing
+  // that another reads. Where it throws, they are made again one by one.
   void (*run_together)(const Invocation* calls, size_t count) = nullptr;
   int shared_operand = 0;
-  // Whether a node of this operator that was read from a file is one that a recorder would have written, so that the kernel may trust it.
-  // Null where the kernel trusts nothing.
+  // Whether a node of this operator that was read from a file is one that a recorder would have
+  // written, so that the kernel may trust it. Null where the kernel trusts nothing.
   Status (*check)(const Graph& graph, const Node& node) = nullptr;
-  // Whether the state of a random operator is at this place in Graph::attributes: see SavedProgram::draws. REQUIRES: check(). Null: anywhere in the
-  // attributes of an operator of class kRandom.
+  // Whether the state of a random operator is at this place in Graph::attributes: see
+  // SavedProgram::draws. REQUIRES: check(). Null: anywhere in the attributes of an operator of
+  // class kRandom.
   bool (*has_draw)(const Graph& graph, const Node& node, uint64_t place) = nullptr;
   // The owner's data, for `kernel` and for `device_kernel`.
   const void* self = nullptr;
@@ -119,7 +127,8 @@ inline void call_kernel(const Invocation& invocation) {
 
 class OpTable {
  public:
-  // The id of the new entry. An earlier one of the same name keeps its id; the name leads to the new one.
+  // The id of the new entry. An earlier one of the same name keeps its id; the name leads to the
+  // new one.
   OpId add(OpTraits traits);
   const OpTraits& operator[](OpId id) const {
     return chunks_[id >> kChunkBits].load(std::memory_order_acquire)[id & kChunkMask];
@@ -129,7 +138,8 @@ class OpTable {
   OpId find(std::string_view name) const;
   // The same, but asks the resolver for a name that was not added.
   OpId resolve(std::string_view name);
-  // Who knows operators that are added when somebody asks for them: adds the one of this name, if there is one.
+  // Who knows operators that are added when somebody asks for them: adds the one of this name, if
+  // there is one.
   void set_resolver(void (*resolver)(const std::string& name)) { resolver_.store(resolver); }
 
  private:

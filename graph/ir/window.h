@@ -27,7 +27,8 @@ namespace hetero::graph {
 using WindowId = uint32_t;
 inline constexpr WindowId kNoWindow = UINT32_MAX;
 
-// Numbered as c10::ScalarType, so that ops/ converts by a cast. The graph layer needs the size and the name only.
+// Numbered as c10::ScalarType, so that ops/ converts by a cast. The graph layer needs the size and
+// the name only.
 using DType = int8_t;
 int dtype_bytes(DType dtype);
 const char* dtype_name(DType dtype);
@@ -43,7 +44,8 @@ struct Window {
   int64_t numel = 0;
   int64_t first_byte = 0;
   int64_t last_byte = 0;
-  // Equal for windows that look alike but for their sizes: dtype, rank, and which dimensions have size 1, stride 0 or stride 1.
+  // Equal for windows that look alike but for their sizes: dtype, rank, and which dimensions have
+  // size 1, stride 0 or stride 1.
   uint64_t kind = 0;
   const int64_t* dims = nullptr;  // rank sizes, then rank strides
 
@@ -84,7 +86,8 @@ class WindowTable {
   // REQUIRES: id < size().
   const Window& operator[](WindowId id) const { return chunks_[id >> kChunkBits][id & kChunkMask]; }
   size_t size() const { return size_; }
-  // Differs for all tables there ever were, and for one table before and after clear(): with it, an id names a window for ever.
+  // Differs for all tables there ever were, and for one table before and after clear(): with it, an
+  // id names a window for ever.
   uint64_t serial() const { return serial_.load(std::memory_order_relaxed); }
 
   // Forgets all windows. REQUIRES: nobody holds an id.
@@ -102,17 +105,20 @@ class WindowTable {
   std::vector<std::unique_ptr<int64_t[]>> dims_;  // slabs
   size_t dims_left_ = 0;                          // in the last slab
   int64_t* next_dims_ = nullptr;
-  // Open addressing with linear probing. An entry is id + 1 in its low bits and bits of the hash above; 0 is empty.
+  // Open addressing with linear probing. An entry is id + 1 in its low bits and bits of the hash
+  // above; 0 is empty.
   std::vector<uint32_t> index_;
   size_t size_ = 0;
   std::atomic<uint64_t> serial_;
 };
 
-// Whether nothing that is computed of such a window overflows. No window of memory comes near these limits, but one in a text may.
+// Whether nothing that is computed of such a window overflows. No window of memory comes near these
+// limits, but one in a text may.
 // REQUIRES: as WindowTable::intern().
 bool is_measurable(DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides, int64_t offset);
 
-// "f32[2,3]" for row-major windows at offset 0, "f32[2,3]{1,2}+4" otherwise; parse_window reads it back.
+// "f32[2,3]" for row-major windows at offset 0, "f32[2,3]{1,2}+4" otherwise; parse_window reads it
+// back.
 std::string to_string(const Window& window);
 // Returns kNoWindow where `text` is not a window.
 WindowId parse_window(std::string_view text, WindowTable& table);

@@ -15,7 +15,8 @@
 
 namespace hetero::graph {
 
-// Errors: what a kernel raised; the program is as it was then. The plan of the program, if it had one, is dropped.
+// Errors: what a kernel raised; the program is as it was then. The plan of the program, if it had
+// one, is dropped.
 Status fold_constants(SavedProgram& program);
 
 }  // namespace hetero::graph

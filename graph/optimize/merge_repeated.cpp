@@ -82,7 +82,8 @@ class Merger {
     return {graph_.operands.data() + node.first_operand, node.operand_count};
   }
 
-  // Buffers that the program makes, each by one node that writes all of it, so that they never change.
+  // Buffers that the program makes, each by one node that writes all of it, so that they never
+  // change.
   void find_temporaries() {
     const size_t buffers = graph_.buffers.size();
     std::vector<uint32_t> writes(buffers, 0);

@@ -16,7 +16,8 @@
 
 namespace hetero::graph {
 
-// The plan of the program, if it had one, is dropped where something changes. Returns how many nodes are gone.
+// The plan of the program, if it had one, is dropped where something changes. Returns how many
+// nodes are gone.
 size_t merge_repeated(SavedProgram& program);
 
 }  // namespace hetero::graph

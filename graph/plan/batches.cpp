@@ -1,8 +1,9 @@
-// Batches: calls that read the same operand and run together, such as the products of one input with the weights of Q, K and V, or of a gate and
-// what it lets through.
+// Batches: calls that read the same operand and run together, such as the products of one input
+// with the weights of Q, K and V, or of a gate and what it lets through.
 //
-// A call moves forward to the place of the first of its batch. Nothing in between may have to come before it, and its results, which exist for
-// longer then, must be small: a large call has nothing to gain.
+// A call moves forward to the place of the first of its batch. Nothing in between may have to come
+// before it, and its results, which exist for longer then, must be small: a large call has nothing
+// to gain.
 
 #include <algorithm>
 

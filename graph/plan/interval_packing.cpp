@@ -1,21 +1,27 @@
 // The greedy orders and, where they miss the bound, the search below a given capacity:
 //
-//   1. What is never alive at the same time is packed apart: time is cut wherever no value is alive across (parts).
-//   2. A section is a set of values that are alive at once and are in no larger such set; the part has them in order of time, and a value
-//      is in consecutive ones. A section's floor is the lowest offset that one of its values can still get. Floor and bytes of what is
-//      not placed yet must stay within the capacity: what lies below the floor and is not taken is lost.
-//   3. Go from the bottom up. Of the values with the lowest possible offset choose one. Either it lies there, and what lives at the
-//      same time goes above it; or it is postponed: then it lies on a value that is not placed yet, and its lowest offset becomes the
-//      lowest end of those. Both raise lowest offsets and floors. Where neither can be, the choice before was wrong.
-//   4. Once a value is placed, what is left may fall into pieces that are never alive at the same time. Each is fitted alone, the one
-//      with the least space to lose first: where one is impossible, so was placing the value, whatever becomes of the others.
+//   1. What is never alive at the same time is packed apart: time is cut wherever no value is alive
+//      across (parts).
+//   2. A section is a set of values that are alive at once and are in no larger such set; the part
+//      has them in order of time, and a value is in consecutive ones. A section's floor is the
+//      lowest offset that one of its values can still get. Floor and bytes of what is not placed
+//      yet must stay within the capacity: what lies below the floor and is not taken is lost.
+//   3. Go from the bottom up. Of the values with the lowest possible offset choose one. Either it
+//      lies there, and what lives at the same time goes above it; or it is postponed: then it lies
+//      on a value that is not placed yet, and its lowest offset becomes the lowest end of those.
+//      Both raise lowest offsets and floors. Where neither can be, the choice before was wrong.
+//   4. Once a value is placed, what is left may fall into pieces that are never alive at the same
+//      time. Each is fitted alone, the one with the least space to lose first: where one is
+//      impossible, so was placing the value, whatever becomes of the others.
 //   5. What found no place gets a weight, and goes first from then on.
-//   6. Give up after some decisions and begin again with what the weights say and another capacity: a wrong choice at the bottom is
-//      not mended at the top. The bound itself is tried first and often, since no space may be lost there and mistakes show early.
+//   6. Give up after some decisions and begin again with what the weights say and another capacity:
+//      a wrong choice at the bottom is not mended at the top. The bound itself is tried first and
+//      often, since no space may be lost there and mistakes show early.
 //
-// Sources: M. Moffitt, "MiniMalloc", 2023 (sections, floors, bottom up, pieces); C. Le Pape et al., "Time-versus-capacity compromises in
-// project scheduling", 1994 (place or postpone); F. Boussemart et al., "Boosting systematic search by weighting constraints", 2004
-// (weights of what failed); C. Gomes et al., "Boosting combinatorial search through randomization", 1998 (restarts).
+// Sources: M. Moffitt, "MiniMalloc", 2023 (sections, floors, bottom up, pieces); C. Le Pape et al.,
+// "Time-versus-capacity compromises in project scheduling", 1994 (place or postpone); F. Boussemart
+// et al., "Boosting systematic search by weighting constraints", 2004 (weights of what failed); C.
+// Gomes et al., "Boosting combinatorial search through randomization", 1998 (restarts).
 
 #include "graph/plan/interval_packing.h"
 
@@ -32,8 +38,8 @@ namespace {
 
 constexpr int64_t kLeastEffort = 10'000'000;  // steps: some 25 milliseconds
 
-// A hundred values or more that miss the bound by an eighth are worth the most. Fewer, or a smaller miss, are worth less: a program is
-// planned while its user waits.
+// A hundred values or more that miss the bound by an eighth are worth the most. Fewer, or a smaller
+// miss, are worth less: a program is planned while its user waits.
 int64_t usual_effort(size_t intervals, uint64_t total, uint64_t lower_bound) {
   const double size = std::min(1.0, static_cast<double>(intervals) / 100);
   const double miss = std::min(1.0, static_cast<double>(total - lower_bound) / static_cast<double>(lower_bound) * 8);
@@ -47,8 +53,10 @@ class PartSearch {
   // REQUIRES: no interval is empty.
   explicit PartSearch(std::vector<Interval> intervals) : intervals_(std::move(intervals)), count_(intervals_.size()) {}
 
-  // Searches until the arena has `enough` bytes or can be no smaller. Returns its size: `total` when nothing is found below that.
-  // REQUIRES: enough, total and all bytes are multiples of the alignment; enough < total; no section has more than `enough`.
+  // Searches until the arena has `enough` bytes or can be no smaller. Returns its size: `total`
+  // when nothing is found below that.
+  // REQUIRES: enough, total and all bytes are multiples of the alignment; enough < total; no
+  // section has more than `enough`.
   uint64_t shrink(uint64_t enough, uint64_t total, uint64_t alignment, int64_t& effort);
 
   // One for each interval when shrink found any.
@@ -60,7 +68,8 @@ class PartSearch {
   // Pieces within pieces: below that, what is left stays together.
   static constexpr uint32_t kMostDepth = 200;
   static constexpr uint32_t kRounds = 2;  // of one capacity
-  // What is tried: so many sixteenths of what the arena has above the least possible. Below all of it, so that each find is better.
+  // What is tried: so many sixteenths of what the arena has above the least possible. Below all of
+  // it, so that each find is better.
   static constexpr std::array<uint64_t, 4> kCapacities = {0, 10, 12, 14};
 
   struct Decision {
@@ -160,7 +169,8 @@ uint64_t PartSearch::shrink(uint64_t enough, uint64_t total, uint64_t alignment,
   return total;
 }
 
-// A section is complete where a value ends after another has begun. False when they are too many for the effort.
+// A section is complete where a value ends after another has begun. False when they are too many
+// for the effort.
 bool PartSearch::find_sections() {
   struct Event {
     uint64_t position;
@@ -336,8 +346,8 @@ uint64_t PartSearch::keep_offsets() {
   return total;
 }
 
-// Of the intervals with the lowest offset, the first in order, or the one in the section with the least space to lose. None when all
-// are placed.
+// Of the intervals with the lowest offset, the first in order, or the one in the section with the
+// least space to lose. None when all are placed.
 std::optional<uint32_t> PartSearch::next(const Piece& piece) {
   effort_ -= static_cast<int64_t>(piece.end - piece.begin);
   uint64_t lowest = kPlaced;
@@ -365,7 +375,8 @@ uint64_t PartSearch::least_slack(uint32_t index) {
   return slack;
 }
 
-// False when something has no place any more. All neighbors go above: those below it would have a lower offset.
+// False when something has no place any more. All neighbors go above: those below it would have a
+// lower offset.
 bool PartSearch::place(uint32_t index) {
   const Interval& interval = intervals_[index];
   const uint64_t offset = levels_[index];
@@ -506,7 +517,8 @@ void IntervalPacking::find_lower_bound() {
   lower_bound_ = most;
 }
 
-// Returns the arena's size, or `limit` as soon as it is reached. In order of time, what has ended is of no concern any more.
+// Returns the arena's size, or `limit` as soon as it is reached. In order of time, what has ended
+// is of no concern any more.
 uint64_t IntervalPacking::place(std::span<const uint32_t> order, uint64_t limit, bool by_time) {
   placed_.clear();
   uint64_t total = 0;

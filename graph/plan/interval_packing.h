@@ -40,8 +40,9 @@ class IntervalPacking {
   // What pack() spends of itself at most: half a second to a second.
   static constexpr int64_t kMostEffort = 500'000'000;
 
-  // Finds an offset for each interval, a multiple of `alignment`. `effort` is how many steps step 3 may take, some 400 million a second
-  // (0: it is left out); without it, as many as the intervals are worth, a second at most.
+  // Finds an offset for each interval, a multiple of `alignment`. `effort` is how many steps step 3
+  // may take, some 400 million a second (0: it is left out); without it, as many as the intervals
+  // are worth, a second at most.
   // REQUIRES: all bytes together, each value rounded up to the alignment, are below 2^64.
   void pack(std::span<const Interval> intervals, uint64_t alignment, std::optional<int64_t> effort = std::nullopt);
 

@@ -24,8 +24,9 @@
 
 namespace hetero::graph {
 
-// Writes the file beside and renames it, so that there is the old file or the new one, whatever happens. Errors: kUsage for a program that
-// verify_program() refuses, kStorage where the system does.
+// Writes the file beside and renames it, so that there is the old file or the new one, whatever
+// happens. Errors: kUsage for a program that verify_program() refuses, kStorage where the system
+// does.
 Status save_program(const SavedProgram& program, const std::string& path);
 
 struct LoadOptions {
@@ -33,12 +34,14 @@ struct LoadOptions {
   bool check_weights = true;
 };
 
-// The constants' blocks are parts of the mapped file, which lives as long as the last of them. Errors: kStorage for what cannot be read, is no saved
-// program, is damaged or newer than this reader; kUsage for a program that is not legal.
+// The constants' blocks are parts of the mapped file, which lives as long as the last of them.
+// Errors: kStorage for what cannot be read, is no saved program, is damaged or newer than this
+// reader; kUsage for a program that is not legal.
 Result<std::unique_ptr<SavedProgram>> load_program(const std::string& path, LoadOptions options = {});
 
-// Puts another plan into the file; without one where `plan` is empty. The weights are not read, and not copied where the file system can share
-// them between the two files. Programs that were loaded before keep what they have. Errors: as for both above.
+// Puts another plan into the file; without one where `plan` is empty. The weights are not read, and
+// not copied where the file system can share them between the two files. Programs that were loaded
+// before keep what they have. Errors: as for both above.
 Status replace_plan(const std::string& path, const std::string& plan, const std::string& machine);
 
 }  // namespace hetero::graph

@@ -10,8 +10,8 @@ using Json = nlohmann::ordered_json;  // keeps the order in which fields are wri
 
 constexpr size_t kHeaderAlignment = 64;
 
-// Takes values out of JSON, each by the path of its field. The first that is not there or of another type is the error; later ones are not looked at,
-// and what was taken is then of no use.
+// Takes values out of JSON, each by the path of its field. The first that is not there or of
+// another type is the error; later ones are not looked at, and what was taken is then of no use.
 class JsonReader {
  public:
   JsonReader(std::string_view text, const char* file) : file_(file), root_(Json::parse(text, nullptr, false)) {

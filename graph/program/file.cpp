@@ -28,7 +28,8 @@ struct OpenFile {
   }
 };
 
-// The file that is to be made or replaced: where a path is a link, what it leads to. There may be none yet.
+// The file that is to be made or replaced: where a path is a link, what it leads to. There may be
+// none yet.
 Result<std::string> target_of(const std::string& path) {
   constexpr int kMostLinks = 40;
   std::filesystem::path target = path;
@@ -103,7 +104,8 @@ Status NewFile::write(std::string_view bytes) {
 }
 
 Status NewFile::copy(const MappedFile& from, size_t bytes) {
-  // The file at its path may be another by now. Then, and where the system does not copy between these files, the bytes in memory are written.
+  // The file at its path may be another by now. Then, and where the system does not copy between
+  // these files, the bytes in memory are written.
   const OpenFile file(::open(from.path().c_str(), O_RDONLY | O_CLOEXEC));
   size_t copied = 0;
   const bool same = file.number >= 0 && from.is(file.number);

@@ -46,9 +46,11 @@ class Ports {
 
   // Errors: kUsage, with the names that there are.
   Result<size_t> find(Which which) const;
-  // Whether the tensor has the dtype and the shape of the program's own. Errors: kUsage, as graph::check_shape.
+  // Whether the tensor has the dtype and the shape of the program's own. Errors: kUsage, as
+  // graph::check_shape.
   Status check(size_t index, const TensorView& tensor) const;
-  // Whether these are one for each, all in the host's memory, for the program's dimensions `sizes`. Errors: kUsage.
+  // Whether these are one for each, all in the host's memory, for the program's dimensions `sizes`.
+  // Errors: kUsage.
   Status check_request(std::span<const TensorView> tensors, std::span<const int64_t> sizes = {}) const;
 
  private:

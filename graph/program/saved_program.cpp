@@ -113,7 +113,8 @@ class ProgramVerifier {
     return check_bits(program_.outputs);
   }
 
-  // What is there before is on the CPU, without gaps, and is an input or a constant; nobody else sees anything but outputs.
+  // What is there before is on the CPU, without gaps, and is an input or a constant; nobody else
+  // sees anything but outputs.
   Status check_buffers() {
     std::vector<uint8_t> visible = inputs_;
     for (const ProgramValue& output : program_.outputs) visible[output.buffer] = 1;
@@ -132,8 +133,8 @@ class ProgramVerifier {
     return Status();
   }
 
-  // Nothing is read that nobody has made, but for memory without values that a node writes a part of. What has no bytes, such as the weight of a layer
-  // without inputs, nobody needs to make.
+  // Nothing is read that nobody has made, but for memory without values that a node writes a part
+  // of. What has no bytes, such as the weight of a layer without inputs, nobody needs to make.
   Status check_order() {
     std::vector<uint8_t> made(graph_.buffers.size());
     for (BufferId b = 0; b < made.size(); ++b)
@@ -155,7 +156,8 @@ class ProgramVerifier {
     return Status();
   }
 
-  // Only what an operator's random numbers come from may be written over in attributes that have been checked.
+  // Only what an operator's random numbers come from may be written over in attributes that have
+  // been checked.
   Status check_draws() {
     std::vector<uint64_t> draws = program_.draws;
     std::ranges::sort(draws);

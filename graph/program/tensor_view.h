@@ -40,12 +40,14 @@ std::string to_string(const TensorView& view);
 
 namespace graph {
 
-// Whether the tensor has the window's dtype and sizes. Errors: kUsage, in words that say what was expected.
+// Whether the tensor has the window's dtype and sizes. Errors: kUsage, in words that say what was
+// expected.
 Status check_shape(const Window& window, const TensorView& view, const std::string& what);
 Status check_shape(DType dtype, std::span<const int64_t> sizes, const TensorView& view, const std::string& what);
 // Whether the tensor lies in memory exactly as the window does, offset apart.
 bool lies_like(const Window& window, const TensorView& view);
-// Copies between a tensor and a buffer in host memory that the window looks at. REQUIRES: check_shape(); neither overlaps the other.
+// Copies between a tensor and a buffer in host memory that the window looks at. REQUIRES:
+// check_shape(); neither overlaps the other.
 void copy_in(const TensorView& from, const Window& window, void* buffer);
 void copy_out(const Window& window, const void* buffer, const TensorView& to);
 

@@ -1,7 +1,9 @@
-// The records of a ZIP file with stored entries: what is written before and after the bytes of entries, and how it is read back.
+// The records of a ZIP file with stored entries: what is written before and after the bytes of
+// entries, and how it is read back.
 //
-// The format is PKWARE's APPNOTE.TXT, version 6.3: a local header before each entry, and at the end a directory, which is what counts. Where a size
-// or an offset takes more than 32 bits, ZIP64 records say it. Compressed, encrypted and split files are refused.
+// The format is PKWARE's APPNOTE.TXT, version 6.3: a local header before each entry, and at the end
+// a directory, which is what counts. Where a size or an offset takes more than 32 bits, ZIP64
+// records say it. Compressed, encrypted and split files are refused.
 //
 // Thread safety: pure functions. The bytes must outlive the names of what is read.
 
@@ -25,13 +27,15 @@ struct ZipEntry {
   uint32_t crc = 0;
 };
 
-// The local header of an entry at `entry.header`. Sets `entry.data`, to a multiple of `alignment`. REQUIRES: alignment is a power of two up to 4096.
+// The local header of an entry at `entry.header`. Sets `entry.data`, to a multiple of `alignment`.
+// REQUIRES: alignment is a power of two up to 4096.
 std::string zip_local_header(ZipEntry& entry, uint64_t alignment);
 
 // What follows the last entry; `offset` is where.
 std::string zip_directory(const std::vector<ZipEntry>& entries, uint64_t offset);
 
-// The entries of a file, in the directory's order; each lies between the file's begin and the directory. Their bytes are not looked at.
+// The entries of a file, in the directory's order; each lies between the file's begin and the
+// directory. Their bytes are not looked at.
 // Errors: kStorage, with what is wrong as the rest of a sentence, such as "is cut off at its end".
 Result<std::vector<ZipEntry>> read_zip(std::string_view file);
 

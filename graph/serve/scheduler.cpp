@@ -1,13 +1,18 @@
 // How a request goes:
 //
-// 1. submit() puts it into the line, a doubly linked list through the requests. The first of the line are admitted: `capacity`, and one for each lane that is coming
-//    for the next request. The others are those whose submit() waits for room.
-// 2. A lane that has nothing to do is sent for (serve() is submitted to its group). It takes the first request, runs it, ends it, and comes again behind whatever else
-//    was submitted to its group.
-// 3. The clock, a thread that begins with the first deadline, sleeps until the earliest one. It takes late requests out of the line, and tells those that run to stop.
-// 4. Whoever takes a request out of the line ends it: a lane, the clock, cancel(), close(), or a submit() that finds no room but late requests.
+// 1. submit() puts it into the line, a doubly linked list through the requests. The first of the
+//    line are admitted: `capacity`, and one for each lane that is coming for the next request. The
+//    others are those whose submit() waits for room.
+// 2. A lane that has nothing to do is sent for (serve() is submitted to its group). It takes the
+//    first request, runs it, ends it, and comes again behind whatever else was submitted to its
+//    group.
+// 3. The clock, a thread that begins with the first deadline, sleeps until the earliest one. It
+//    takes late requests out of the line, and tells those that run to stop.
+// 4. Whoever takes a request out of the line ends it: a lane, the clock, cancel(), close(), or a
+//    submit() that finds no room but late requests.
 //
-// Locks: SchedulerCore::mutex for the line and the lanes, then Request::mutex_ for those who wait for one request. None is held while a handler or on_end() runs.
+// Locks: SchedulerCore::mutex for the line and the lanes, then Request::mutex_ for those who wait
+// for one request. None is held while a handler or on_end() runs.
 
 #include "graph/serve/scheduler.h"
 
@@ -49,7 +54,8 @@ Status call(const Scheduler::Handler& handler, size_t lane, Request& request) {
   }
 }
 
-// The scheduler of which the calling thread is a lane, or the clock: it must not wait for room there.
+// The scheduler of which the calling thread is a lane, or the clock: it must not wait for room
+// there.
 thread_local const SchedulerCore* part_of = nullptr;
 
 }  // namespace
@@ -61,10 +67,12 @@ struct SchedulerCore {
     SchedulerCore* core;
     size_t number;
     backend::CoreGroup* group;
-    // What runs there, if it has a deadline that the clock has not seen pass. Guarded by the core's mutex.
+    // What runs there, if it has a deadline that the clock has not seen pass. Guarded by the core's
+    // mutex.
     Request* running = nullptr;
   };
-  // Requests that were taken out of the line, to be ended when no lock is held; each still owns itself.
+  // Requests that were taken out of the line, to be ended when no lock is held; each still owns
+  // itself.
   struct Taken {
     Request* first = nullptr;
     std::shared_ptr<Request> pop() {

@@ -1,6 +1,7 @@
-// A group is carried out twice on symbols: member by member, as the operators' lowerings say, and as its kernel says. Every byte of
-// memory holds a symbol; in the end the bytes of every buffer that the kernel stores must hold the same. This knows nothing of
-// windows that agree, rows that fit or values that need no memory, which is what fusion is about.
+// A group is carried out twice on symbols: member by member, as the operators' lowerings say, and
+// as its kernel says. Every byte of memory holds a symbol; in the end the bytes of every buffer
+// that the kernel stores must hold the same. This knows nothing of windows that agree, rows that
+// fit or values that need no memory, which is what fusion is about.
 
 #include <algorithm>
 #include <map>
@@ -18,7 +19,8 @@ using backend::FusedStep;
 using ValueKind = Lowering::Value::Kind;
 using Symbol = uint64_t;
 
-// More work than this is left out: plans of tests are small, and what is large is made by the same rules.
+// More work than this is left out: plans of tests are small, and what is large is made by the same
+// rules.
 constexpr int64_t kMaxWork = 1 << 20;
 
 Status violation(std::string message) { return Status(ErrorClass::kInternal, std::move(message)); }
@@ -417,7 +419,8 @@ class KernelRun {
       }
       memory_.store(buffer, first, bytes, symbol);
     }
-    // Blocks of the space run in any order: other operands may share these bytes only point by point.
+    // Blocks of the space run in any order: other operands may share these bytes only point by
+    // point.
     for (size_t k = 0; k < group_.operands.size(); ++k) {
       if (k == step.operand || group_.operands[k].buffer != buffer) continue;
       for (size_t i = 0; i < static_cast<size_t>(points_); ++i) {

@@ -84,7 +84,7 @@ struct Sequence {
   bool packed() const { return batch_sizes.defined(); }
 };
 
-// ---- 1. steps -----------------------------------------------------------------------------------------------------
+// ---- 1. steps
 
 // `hidden_gates` is the step's own and may be overwritten.
 using Step = State (*)(const Tensor& hidden_gates, const Tensor& input_gates, const State& before, const Weights&);
@@ -117,7 +117,7 @@ State gru_step(const Tensor& hidden_gates, const Tensor& input_gates, const Stat
   return {(before.hidden - fresh).mul_(update).add_(fresh), {}};
 }
 
-// ---- 2. directions ------------------------------------------------------------------------------------------------
+// ---- 2. directions
 
 struct Run {
   Tensor output;
@@ -198,7 +198,7 @@ Run run_direction(Step step, const Sequence& input, const State& initial, const 
                  : run_packed(step, gates, batch_sizes, initial, weights);
 }
 
-// ---- 3. stacks ----------------------------------------------------------------------------------------------------
+// ---- 3. stacks
 
 struct Options {
   bool has_biases;
@@ -289,7 +289,7 @@ LstmOutputs run_lstm(const Sequence& sequence, at::TensorList hx, at::TensorList
   return {run.output, at::stack(last_hidden, 0), at::stack(last_cell, 0)};
 }
 
-// ---- 4. oneDNN ----------------------------------------------------------------------------------------------------
+// ---- 4. oneDNN
 
 // Asks PyTorch whether oneDNN computes in `dtype` on this processor.
 bool onednn_supports(const char* question) {
@@ -351,7 +351,7 @@ LstmOutputs run_onednn(const Tensor& padded, at::TensorList hx, at::TensorList p
   return {batch_first ? input.transpose(0, 1) : input, std::move(hy), std::move(cy)};
 }
 
-// ---- 5. a layer as a node -----------------------------------------------------------------------------------------
+// ---- 5. a layer as a node
 
 // oneDNN's layer looks at the grad mode of the thread that it runs on: in training it keeps a workspace for the backward pass. A node
 // runs later, on any thread, so it is of an operator of ours that carries the mode as an argument. Its Meta kernel, and that of the
@@ -467,7 +467,7 @@ LayerGradients record_layer_backward(const Tensor& input, const Tensor& weight0,
                  workspace);
 }
 
-// ---- 6. operators -------------------------------------------------------------------------------------------------
+// ---- 6. operators
 
 LstmOutputs lstm(const Tensor& input, at::TensorList hx, at::TensorList params, bool has_biases, int64_t num_layers,
                  double dropout, bool train, bool bidirectional, bool batch_first) {

@@ -1,5 +1,6 @@
-// The formulas of the vector functions: the names by which the engine compiles the simple ones (backend/cpu/fused/compile.h), and by which other
-// devices know them all. functions_impl.h does what the first part of MapOperation says, fused products and sums included;
+// The formulas of the vector functions: the names by which the engine compiles the simple ones
+// (backend/cpu/fused/compile.h), and by which other devices know them all. functions_impl.h does
+// what the first part of MapOperation says, fused products and sums included;
 // tests/ops/compile_test.cpp compares the two bit by bit.
 
 #include "ops/settings/config.h"

@@ -33,7 +33,8 @@
 
 namespace hetero::ops {
 
-// A function's name is that of what it computes (backend/fused/kernel.h), so each one in the table has a name that other devices understand.
+// A function's name is that of what it computes (backend/fused/kernel.h), so each one in the table
+// has a name that other devices understand.
 using Function = backend::MapOperation;
 
 // Which operand of a function of two is a number (the first of its numbers).
@@ -70,10 +71,12 @@ struct FunctionTable {
   }
 };
 
-// Gives each map of the table its formula: function, form and dtype (formulas.cpp). Reducers have theirs where they are made.
+// Gives each map of the table its formula: function, form and dtype (formulas.cpp). Reducers have
+// theirs where they are made.
 void add_formulas(FunctionTable& table);
 
-// Kernels planned from now on are compiled for the capability that PyTorch has chosen, or not at all: as config().jit says.
+// Kernels planned from now on are compiled for the capability that PyTorch has chosen, or not at
+// all: as config().jit says.
 void choose_instruction_set();
 
 // The table for this process and CPU.
@@ -90,7 +93,8 @@ namespace DEFAULT {
 void fill(FunctionTable& table);
 }
 
-// MKL's functions, which libtorch_cpu exports where it was built with MKL; `vml_function` gives null where there is none.
+// MKL's functions, which libtorch_cpu exports where it was built with MKL; `vml_function` gives
+// null where there is none.
 using VmlFloat = void (*)(int n, const float* in, float* out, int64_t mode);
 using VmlDouble = void (*)(int n, const double* in, double* out, int64_t mode);
 void* vml_function(const char* name);

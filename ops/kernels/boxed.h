@@ -55,7 +55,8 @@ void visit_tensors(c10::ArrayRef<c10::IValue> arguments, const Visit& visit) {
   }
 }
 
-// Writes the arguments down; false when there is one that cannot be recorded. REQUIRES: the recorder lock.
+// Writes the arguments down; false when there is one that cannot be recorded. REQUIRES: the
+// recorder lock.
 bool encode(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, Call& call, RandomState random);
 
 // Draws what a random call needs, before anything can fail.
@@ -70,7 +71,8 @@ void boxed_kernel(const graph::Invocation& invocation);
 // The arguments of a node, on alias tensors.
 torch::jit::Stack arguments_of(const c10::FunctionSchema& schema, Decoder& decoder, KernelTensors& tensors);
 
-// Calls an operator on the node's arguments, and makes its results the node's. `out`, where not null, is its variant that writes what it makes into given memory.
+// Calls an operator on the node's arguments, and makes its results the node's. `out`, where not
+// null, is its variant that writes what it makes into given memory.
 // REQUIRES: within Isolated.
 void call_operator(const graph::Invocation& invocation, const OpInfo& info, const c10::OperatorHandle& handle,
                    const c10::OperatorHandle* out);

@@ -23,7 +23,8 @@
 namespace hetero::ops {
 namespace {
 
-// What both operators are given. Sizes: query [b, h, q, d], key and value [b, g, k, d] with h a multiple of g.
+// What both operators are given. Sizes: query [b, h, q, d], key and value [b, g, k, d] with h a
+// multiple of g.
 struct Attention {
   at::Tensor query;
   at::Tensor key;
@@ -75,7 +76,8 @@ void check_call(const at::Tensor& query, double dropout) {
 
 using Results = std::pair<at::Tensor, at::Tensor>;  // output, logsumexp
 
-// By PyTorch's kernels for CUDA; nothing where they refuse. They need rows of 16 bytes, and see causal attention otherwise where there are more keys.
+// By PyTorch's kernels for CUDA; nothing where they refuse. They need rows of 16 bytes, and see
+// causal attention otherwise where there are more keys.
 std::optional<Results> by_library(const Attention& a) {
   const int64_t row = a.query.size(-1) * static_cast<int64_t>(a.query.element_size());
   const bool square = a.query.size(2) == a.key.size(2);
@@ -107,7 +109,8 @@ Results by_products(const Attention& a) {
   return {output.to(a.query.scalar_type()), logsumexp};
 }
 
-// The arguments of a call of `Op`: three of them are query, key and value, from `first` on, and four dropout_p, is_causal, attn_mask and scale, from `options` on.
+// The arguments of a call of `Op`: three of them are query, key and value, from `first` on, and
+// four dropout_p, is_causal, attn_mask and scale, from `options` on.
 template <typename Op>
 class AttentionCall {
  public:
@@ -156,7 +159,8 @@ void attention_on_device(const graph::Invocation& invocation) {
   call.deliver({results->first, results->second});
 }
 
-// (grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask, scale) -> (grad_query, grad_key, grad_value)
+// (grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask, scale) ->
+// (grad_query, grad_key, grad_value)
 void attention_backward_on_device(const graph::Invocation& invocation) {
   AttentionCall<at::_ops::_scaled_dot_product_flash_attention_for_cpu_backward> call(invocation, 1, 6);
   const Attention& a = call.attention;

@@ -32,16 +32,18 @@ void add_device_kernel(graph::OpTraits& traits);
 // Tells graph/ir/kernel_settings.h what the kernels look at.
 void connect_kernel_settings();
 
-// From now on the stream of a queue is PyTorch's current one while the queue's tasks start kernels. Errors: kDevice where torch has no CUDA. Does nothing in a build
-// without it.
+// From now on the stream of a queue is PyTorch's current one while the queue's tasks start kernels.
+// Errors: kDevice where torch has no CUDA. Does nothing in a build without it.
 Status connect_to_gpu();
 
-// ---- tensors of the caller's on the GPU that is the accelerator ---------------------------------------------------------
+// ---- tensors of the caller's on the GPU that is the accelerator
 
-// The memory of a CUDA storage as a block of the accelerator; the storage lives as long as the block.
+// The memory of a CUDA storage as a block of the accelerator; the storage lives as long as the
+// block.
 backend::Block borrow_gpu_storage(c10::Storage storage);
 c10::Storage make_gpu_storage(size_t bytes);
-// Copies a settled storage's bytes, wherever they are, to a CUDA storage, where they are not there already; they are there when it returns.
+// Copies a settled storage's bytes, wherever they are, to a CUDA storage, where they are not there
+// already; they are there when it returns.
 void copy_to_gpu(HeteroStorage* storage, const c10::Storage& to);
 // Waits for what was submitted to PyTorch's current stream.
 void wait_for_gpu();

@@ -56,7 +56,8 @@ struct LinearShape {
 
 struct LinearChoice {
   LinearImplementation plain = LinearImplementation::kStock;  // the best that needs nothing but the operands
-  // One with a packed weight that is better still; kStock for none, nullopt where that was not tried.
+  // One with a packed weight that is better still; kStock for none, nullopt where that was not
+  // tried.
   std::optional<LinearImplementation> packed = std::nullopt;
   bool sure = true;  // false: guessed, since the machine was too busy to measure
 

@@ -11,7 +11,8 @@
 
 namespace hetero::ops {
 
-// Runs `run`; a profiler sees it under that name. Where there is none it takes no lock, as at::hasCallbacks() does.
+// Runs `run`; a profiler sees it under that name. Where there is none it takes no lock, as
+// at::hasCallbacks() does.
 template <typename Run>
 void run_profiled(const char* name, Run&& run) {
   std::optional<at::StepCallbacks> callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);

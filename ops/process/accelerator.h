@@ -18,10 +18,11 @@ namespace hetero::ops {
 // Throws c10::ValueError for an accelerator that this build or machine does not have, and keeps the
 // one of before.
 void choose_accelerator(const std::string& name);
-// Notes the choice. Throws c10::ValueError for an unknown name or one that this build does not have.
+// Notes the choice. Throws c10::ValueError for an unknown name or one that this build does not
+// have.
 void choose_accelerator_later(const std::string& name);
-// Makes the accelerator that is chosen, where it is not made. Throws c10::Error where the machine has
-// no such device. Called before the first tensor is made.
+// Makes the accelerator that is chosen, where it is not made. Throws c10::Error where the machine
+// has no such device. Called before the first tensor is made.
 void make_chosen_accelerator();
 
 // What no longer fits moves to the CPU first.

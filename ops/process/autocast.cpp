@@ -1,5 +1,6 @@
-// AutocastPrivateUse1: torch.autocast("hetero") casts the operators that torch.autocast("cpu") casts, in the same way, so that results stay
-// bitwise those of the CPU. Lists: ATen/autocast_mode.cpp, the Autocast CPU section of torch 2.11.
+// AutocastPrivateUse1: torch.autocast("hetero") casts the operators that torch.autocast("cpu")
+// casts, in the same way, so that results stay bitwise those of the CPU. Lists:
+// ATen/autocast_mode.cpp, the Autocast CPU section of torch 2.11.
 
 #include <ATen/Operators.h>
 #include <ATen/autocast_mode.h>

@@ -1,7 +1,8 @@
 // What makes PrivateUse1 a device: guard, streams, events, hooks, host allocator, profiler marks.
 //
-// All streams of the device are one program order, so stream and event calls are sync points: after `Event.record` everything recorded
-// before has run, and waiting for it is free. That is what lets user code written for CUDA streams order with us.
+// All streams of the device are one program order, so stream and event calls are sync points: after
+// `Event.record` everything recorded before has run, and waiting for it is free. That is what lets
+// user code written for CUDA streams order with us.
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -99,7 +100,8 @@ struct HeteroGuard final : c10::impl::DeviceGuardImplInterface {
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, HeteroGuard);
 
-// Host memory for pin_memory(): ordinary memory that we remember, since nothing here needs page locking.
+// Host memory for pin_memory(): ordinary memory that we remember, since nothing here needs page
+// locking.
 class PinnedAllocator final : public at::HostAllocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {

@@ -16,7 +16,8 @@
 
 namespace hetero {
 
-// Errors: kUsage for a variable whose value does not fit, or an accelerator that this machine does not have. The same one at each call.
+// Errors: kUsage for a variable whose value does not fit, or an accelerator that this machine does
+// not have. The same one at each call.
 Status start();
 
 namespace ops {

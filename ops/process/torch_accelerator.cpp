@@ -28,7 +28,8 @@ bool is_accelerator(c10::DeviceType type) {
   return type != c10::DeviceType::PrivateUse1 && is_accelerator_of_torch(type);
 }
 
-// Asking CUDA itself would initialize it, and a child that is forked later could not use it any more.
+// Asking CUDA itself would initialize it, and a child that is forked later could not use it any
+// more.
 bool machine_has_gpu() {
   for (const char* const device : {"/dev/nvidiactl", "/dev/dxg"}) {
     if (access(device, F_OK) == 0) return true;

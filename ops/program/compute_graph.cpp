@@ -258,7 +258,7 @@ ComputeGraph::~ComputeGraph() = default;
 ComputeGraph::ComputeGraph(ComputeGraph&&) noexcept = default;
 ComputeGraph& ComputeGraph::operator=(ComputeGraph&&) noexcept = default;
 
-// ---- building -------------------------------------------------------------------------------------------------------
+// ---- building
 
 Result<Value> ComputeGraph::input(const std::string& name, std::string_view dtype, std::vector<int64_t> sizes) {
   Status status = impl_->started;
@@ -336,7 +336,7 @@ void ComputeGraph::set_memory_budget(uint64_t bytes) {
   impl_->change();
 }
 
-// ---- running --------------------------------------------------------------------------------------------------------
+// ---- running
 
 // Calls the operators, on what `results` has of inputs and constants.
 void ComputeGraph::Impl::replay(Results& results, std::vector<std::pair<size_t, size_t>>& recorded) const {
@@ -476,7 +476,7 @@ Result<std::shared_ptr<Model>> ComputeGraph::model() {
   return impl_->model;
 }
 
-// ---- asking ---------------------------------------------------------------------------------------------------------
+// ---- asking
 
 Result<ComputeGraph::Cost> ComputeGraph::cost(Value node) const {
   if (Status status = impl_->check_optimized(); !status.ok()) return status;

@@ -14,7 +14,8 @@ TORCH_API int get_current_graph_task_id();  // graph_task.h: -1 outside of a bac
 namespace hetero::ops {
 namespace {
 
-// omp_pause_resource(omp_pause_soft, host), of the OpenMP that torch brings; nothing where it is older than OpenMP 5.
+// omp_pause_resource(omp_pause_soft, host), of the OpenMP that torch brings; nothing where it is
+// older than OpenMP 5.
 void release_openmp_pool() {
   static const auto pause = reinterpret_cast<int (*)(int, int)>(dlsym(RTLD_DEFAULT, "omp_pause_resource"));
   static const auto host = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_initial_device"));

@@ -24,7 +24,8 @@ enum class FirstSight { kTrustRule, kTrustMeta, kProbe, kRun };
 uint64_t signature_of(const OpInfo& info, const Call& call);
 FirstSight first_sight(const OpInfo& info, const Call& call, uint64_t signature);
 
-// Meets a call. Returns true when it was run; false when the cache knows it now. REQUIRES: the recorder lock is not held.
+// Meets a call. Returns true when it was run; false when the cache knows it now. REQUIRES: the
+// recorder lock is not held.
 bool meet(const OpInfo& info, torch::jit::Stack* stack, RandomState random, FirstSight how, uint64_t signature);
 
 }  // namespace hetero::ops

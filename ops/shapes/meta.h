@@ -28,25 +28,30 @@ struct MetaRun {
   SyncReason reason = SyncReason::kNoMetaKernel;
 };
 
-// Those of Python are slow, the first of them imports hundreds of modules, and a C++ program has none.
+// Those of Python are slow, the first of them imports hundreds of modules, and a C++ program has
+// none.
 enum class MetaKernels : uint8_t { kAll, kWithoutPython };
 
-// Returns false when nothing can be said: there is no Meta kernel, it raised, or its results are not plain tensors.
+// Returns false when nothing can be said: there is no Meta kernel, it raised, or its results are
+// not plain tensors.
 bool run_meta(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run,
               MetaKernels kernels = MetaKernels::kAll);
 
-// Runs the CPU kernel on zeros of the operands' geometry, and on other numbers where that divides integers by zero: stricter than the Meta kernel, and with the
-// true strides. Returns false when it raises or its results are not plain new tensors.
+// Runs the CPU kernel on zeros of the operands' geometry, and on other numbers where that divides
+// integers by zero: stricter than the Meta kernel, and with the true strides. Returns false when it
+// raises or its results are not plain new tensors.
 bool run_probe(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run);
 
-// For a convolution: what its formula says; some arguments would keep a kernel busy for ever. Returns false for other operators.
+// For a convolution: what its formula says; some arguments would keep a kernel busy for ever.
+// Returns false for other operators.
 bool run_formula(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run);
 
-// For operands of any size: what the operator's shape rule says, and the dtypes that its CPU kernel makes of one element of each operand. Returns false where
-// there is no rule, or it does not say.
+// For operands of any size: what the operator's shape rule says, and the dtypes that its CPU kernel
+// makes of one element of each operand. Returns false where there is no rule, or it does not say.
 bool run_rule(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run);
 
-// While one is alive, a Meta kernel of ours runs no kernel of the CPU to learn what only that knows.
+// While one is alive, a Meta kernel of ours runs no kernel of the CPU to learn what only that
+// knows.
 class NothingRuns {
  public:
   NothingRuns();

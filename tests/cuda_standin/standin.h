@@ -14,7 +14,8 @@ namespace standin {
 // Where the bytes at an address, of the device or the host, can be read and written.
 void* access_to(const void* address);
 
-// Does it now and counts it as a launch on the stream, or makes it a part of the stream's capture. `name` is kept.
+// Does it now and counts it as a launch on the stream, or makes it a part of the stream's capture.
+// `name` is kept.
 cudaError_t launch_kernel(cudaStream_t stream, const char* name, dim3 grid, dim3 block,
                           std::function<void()> run = nullptr);
 

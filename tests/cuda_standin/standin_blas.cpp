@@ -1,7 +1,8 @@
-// The products of cuBLAS and cuBLASLt for the stand-in (standin_cuda.cpp), computed on the host, with sgemm_ and dgemm_
-// of libtorch_cpu where it is loaded. A call counts as one launch. Float, double, half and bfloat16, summed in float or
-// double, and int8 matrices; in cuBLASLt the epilogues with bias, ReLU and GELU. Not complex and 8 bit floating point
-// numbers, scales, and the other epilogues. Matrices are copied into columns first, so that one function does them all.
+// The products of cuBLAS and cuBLASLt for the stand-in (standin_cuda.cpp), computed on the host,
+// with sgemm_ and dgemm_ of libtorch_cpu where it is loaded. A call counts as one launch. Float,
+// double, half and bfloat16, summed in float or double, and int8 matrices; in cuBLASLt the
+// epilogues with bias, ReLU and GELU. Not complex and 8 bit floating point numbers, scales, and the
+// other epilogues. Matrices are copied into columns first, so that one function does them all.
 
 #include <cublasLt.h>
 #include <cublas_v2.h>
@@ -97,7 +98,8 @@ Matrix column_major(const void* data, cudaDataType type, int64_t ld, cublasOpera
 
 enum class Activation { kNone, kRelu, kGelu };
 
-// d = activation(alpha a b + beta c + bias), where a is rows x depth and bias has an entry for each row.
+// d = activation(alpha a b + beta c + bias), where a is rows x depth and bias has an entry for each
+// row.
 struct Product {
   int64_t rows, columns, depth;
   double alpha, beta;

@@ -1,13 +1,15 @@
-// A stand-in for CUDA on a machine without a GPU: the CUDA runtime on the host. For tests of what surrounds kernels:
-// streams, events, captures, memory, copies, dispatch. standin_device.cpp adds what is said of the device and the part
-// of the driver that PyTorch and hetero open at run time, standin_blas.cpp products of matrices.
+// A stand-in for CUDA on a machine without a GPU: the CUDA runtime on the host. For tests of what
+// surrounds kernels: streams, events, captures, memory, copies, dispatch. standin_device.cpp adds
+// what is said of the device and the part of the driver that PyTorch and hetero open at run time,
+// standin_blas.cpp products of matrices.
 //
 //   tests/cuda_standin/build.sh
 //   tests/cuda_standin/run.sh .venv/bin/python -c 'import torch; torch.zeros(4, device="cuda")'
 //
-// PyTorch finds its libraries by RPATH, so LD_LIBRARY_PATH would come too late. The library's name for the loader is
-// libcuda.so.1: whoever opens the driver gets this one. Programs must take the runtime as a shared library (CMake:
-// CUDA::cudart), since a static one is not replaced; build.sh makes such a copy of hetero's.
+// PyTorch finds its libraries by RPATH, so LD_LIBRARY_PATH would come too late. The library's name
+// for the loader is libcuda.so.1: whoever opens the driver gets this one. Programs must take the
+// runtime as a shared library (CMake: CUDA::cudart), since a static one is not replaced; build.sh
+// makes such a copy of hetero's.
 //
 // What it does
 //   Every operation is done when it is submitted, by the thread that submits it. A capture records instead; its graph
@@ -404,7 +406,8 @@ void standin_missing(const char* name) {
 
 // ---- For tests
 
-// Launches on a stream so far, including those by graphs; null is the default stream. -1 where there was none such.
+// Launches on a stream so far, including those by graphs; null is the default stream. -1 where
+// there was none such.
 long standin_launches(void* stream) {
   World& world = world_of_process();
   const std::lock_guard lock(world.mutex);

@@ -1,5 +1,6 @@
-// What the stand-in (standin_cuda.cpp) says of its device, one like an H100 with less memory, and the driver: contexts,
-// modules, whose functions may have any name since code for GPUs is not looked at, and launches of them.
+// What the stand-in (standin_cuda.cpp) says of its device, one like an H100 with less memory, and
+// the driver: contexts, modules, whose functions may have any name since code for GPUs is not
+// looked at, and launches of them.
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>

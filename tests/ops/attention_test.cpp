@@ -1,4 +1,5 @@
-// Attention: our kernels run where they can, give the CPU's values within PyTorch's tolerances, and fit together with the stock ones.
+// Attention: our kernels run where they can, give the CPU's values within PyTorch's tolerances, and
+// fit together with the stock ones.
 
 #include "ops/kernels/attention.h"
 

@@ -1,4 +1,5 @@
-// Compiled kernels have the bits of the vector functions, for every function whose formula can be compiled; and all have formulas. All NaNs count as equal.
+// Compiled kernels have the bits of the vector functions, for every function whose formula can be
+// compiled; and all have formulas. All NaNs count as equal.
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
-// CompiledProgram: what is captured once runs any number of times, without recording, on whatever storages it is given.
+// CompiledProgram: what is captured once runs any number of times, without recording, on whatever
+// storages it is given.
 
 #include "ops/program/compiled.h"
 

@@ -1,4 +1,5 @@
-// ComputeGraph: a graph built by operator names gives what eager PyTorch gives, and what does not fit is an error on its line, in PyTorch's words.
+// ComputeGraph: a graph built by operator names gives what eager PyTorch gives, and what does not
+// fit is an error on its line, in PyTorch's words.
 
 #include "ops/program/compute_graph.h"
 

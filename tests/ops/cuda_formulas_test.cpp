@@ -1,6 +1,8 @@
-// What CUDA kernels compute is what the vector functions compute, for every function, cast and reducer of the table: bit by bit where the operation is
-// exact, else within stated bounds. The kernels' text runs on the CPU (tests/backend/cuda/cuda_emulation.h), with the C library in the place of CUDA's
-// mathematical functions. The interpreter's programs give the bits of the generated kernels.
+// What CUDA kernels compute is what the vector functions compute, for every function, cast and
+// reducer of the table: bit by bit where the operation is exact, else within stated bounds. The
+// kernels' text runs on the CPU (tests/backend/cuda/cuda_emulation.h), with the C library in the
+// place of CUDA's mathematical functions. The interpreter's programs give the bits of the generated
+// kernels.
 
 #include <ATen/Version.h>
 #include <gtest/gtest.h>
@@ -217,7 +219,7 @@ struct Trial {
   }
 };
 
-// -- Maps ---------------------------------------------------------------------------------------------------------------------------------
+// ---- Maps
 
 // In epsilons of the largest of result, 1 and product of inputs.
 double bound_of(const MapFormula& formula) {
@@ -373,7 +375,7 @@ TEST(CudaFormulas, EveryCastComputesWhatTheVectorFunctionDoes) {
   check_all(trials, emulation);
 }
 
-// -- Reducers -----------------------------------------------------------------------------------------------------------------------------
+// ---- Reducers
 
 // In epsilons of the result, where entries are quarters, whose sums are exact.
 double bound_of(Reduction reduction, at::ScalarType dtype, int64_t row) {

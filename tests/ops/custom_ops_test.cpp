@@ -1,4 +1,5 @@
-// Operators that users register: with a Meta kernel they are recorded, without one they run at once and are counted.
+// Operators that users register: with a Meta kernel they are recorded, without one they run at once
+// and are counted.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/add.h>

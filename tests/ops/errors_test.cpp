@@ -1,4 +1,5 @@
-// Wrong calls: the error is the CPU's, it comes as early as on the CPU where it can, and what is right goes on.
+// Wrong calls: the error is the CPU's, it comes as early as on the CPU where it can, and what is
+// right goes on.
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/index_select.h>
@@ -39,7 +40,7 @@ class Errors : public OpsTest {
   at::Tensor out_of_range() { return at::index_select(a, 0, on_device(at::scalar_tensor(9, at::kLong).view({1}))); }
 };
 
-// ---- on the line of the call --------------------------------------------------------------------------------------
+// ---- on the line of the call
 
 TEST_F(Errors, ShapesThatDoNotFitAreATypedCallsError) {
   same_error([](Tensors& t) { at::add(t[0], t[1]); }, {numbers({4}), numbers({3})});
@@ -88,7 +89,7 @@ TEST_F(Errors, TensorsOfTwoDevicesAreRefusedByName) {
   expect_same(target, x);
 }
 
-// ---- when the kernel runs -----------------------------------------------------------------------------------------
+// ---- when the kernel runs
 
 TEST_F(Errors, AnIndexOutOfRangeIsRaisedByTheFirstRead) {
   const std::string expected = error_of([&] { at::index_select(x, 0, at::scalar_tensor(9, at::kLong).view({1})); });

@@ -1,4 +1,5 @@
-// The fixture of the tests of ops/: which path a call took, by the counters, and whether its values are the CPU's.
+// The fixture of the tests of ops/: which path a call took, by the counters, and whether its values
+// are the CPU's.
 //
 //   EXPECT_EQ(path_of([](auto& t) { return at::add(t[0], t[1]); }, {x, y}), (Counts{.typed = 1, .hits = 1}));
 //
@@ -30,7 +31,8 @@ using Tensors = std::vector<at::Tensor>;
 
 inline const c10::Device kDevice(kHetero, 0);
 
-// The counters of counters.h, or the difference of two readings. Zero entries of the maps are left out.
+// The counters of counters.h, or the difference of two readings. Zero entries of the maps are left
+// out.
 struct Counts {
   int64_t typed = 0;
   int64_t boxed = 0;
@@ -73,9 +75,9 @@ class OpsTest : public ::testing::Test {
   Counts seen() const;
   static size_t pending_nodes();
 
-  // Runs `call` on CPU copies of the arguments and twice on copies on the device. What it returns, and the
-  // arguments after it, must be the same each time. Returns what the second call on the device did, before its
-  // results were read.
+  // Runs `call` on CPU copies of the arguments and twice on copies on the device. What it returns,
+  // and the arguments after it, must be the same each time. Returns what the second call on the
+  // device did, before its results were read.
   template <typename Call>
   Counts path_of(const Call& call, const Tensors& arguments) {
     return compare([&](Tensors& copies) { return listed(call(copies)); }, arguments);

@@ -1,4 +1,5 @@
-// One pool of threads: what backend/ runs in parallel runs on ATen's, with the cores and as many threads as the thread that asks has.
+// One pool of threads: what backend/ runs in parallel runs on ATen's, with the cores and as many
+// threads as the thread that asks has.
 
 #include <ATen/Parallel.h>
 #include <sched.h>

@@ -1,4 +1,5 @@
-// Random operators: their numbers are settled when they are recorded, and follow from seed and offset alone.
+// Random operators: their numbers are settled when they are recorded, and follow from seed and
+// offset alone.
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/native_dropout.h>

@@ -1,4 +1,5 @@
-// Calls that are recorded: each becomes a node (or a view), nothing runs, and the values read later are the CPU's.
+// Calls that are recorded: each becomes a node (or a view), nothing runs, and the values read later
+// are the CPU's.
 
 #include <ATen/ops/_conj.h>
 #include <ATen/ops/add.h>
@@ -31,7 +32,7 @@ class Recording : public OpsTest {
   const at::Tensor y = numbers({3, 4}, 2);
 };
 
-// ---- typed recorders ----------------------------------------------------------------------------------------------
+// ---- typed recorders
 
 TEST_F(Recording, AnOperatorWithARowIsRecordedByItsTypedRecorder) {
   const Counts counts = path_of([](Tensors& t) { return at::add(t[0], t[1], 2); }, {x, y});
@@ -89,7 +90,7 @@ TEST_F(Recording, AZeroDimCpuTensorIsTakenByValueWhenTheCallIsRecorded) {
   expect_same(product, at::mul(x, 3.0));
 }
 
-// ---- the catch-all ------------------------------------------------------------------------------------------------
+// ---- the catch-all
 
 TEST_F(Recording, AnOperatorWithoutARowIsRecordedByTheCatchAll) {
   const Counts counts = path_of([](Tensors& t) { return at::cosh(t[0]); }, {x});
@@ -126,7 +127,7 @@ TEST_F(Recording, ResizingTheStorageOfAnOutRunsItsPendingReadersFirst) {
   expect_same(out, at::add(x, x));
 }
 
-// ---- views --------------------------------------------------------------------------------------------------------
+// ---- views
 
 TEST_F(Recording, AViewIsNoNode) {
   const auto corner = [](Tensors& t) { return t[0].view({4, 3}).transpose(0, 1).slice(1, 1, 4, 2).select(0, 2); };
@@ -146,7 +147,7 @@ TEST_F(Recording, AConjugateViewIsReadByARecordedCopy) {
   EXPECT_EQ(counts, (Counts{.typed = 2, .views = 2, .hits = 2}));
 }
 
-// ---- in place -----------------------------------------------------------------------------------------------------
+// ---- in place
 
 TEST_F(Recording, AnInPlaceCallReturnsItsArgument) {
   const Counts counts = path_of([](Tensors& t) { return t[0].add_(t[1]); }, {x, y});
@@ -174,7 +175,8 @@ TEST_F(Recording, ReadsAndWritesOfOneStorageKeepTheirOrder) {
 }
 
 TEST_F(Recording, BatchNormUpdatesItsRunningStatistics) {
-  // Its schema does not say so. Nobody reads its results: only the written statistics keep it alive.
+  // Its schema does not say so. Nobody reads its results: only the written statistics keep it
+  // alive.
   const auto train = [](Tensors& t) {
     at::native_batch_norm(t[0], {}, {}, t[1], t[2], true, 0.1, 1e-5);
     return Tensors{at::add(t[1], 0), at::add(t[2], 0)};
@@ -183,7 +185,7 @@ TEST_F(Recording, BatchNormUpdatesItsRunningStatistics) {
   EXPECT_EQ(counts, (Counts{.typed = 3, .hits = 3}));
 }
 
-// ---- factories ----------------------------------------------------------------------------------------------------
+// ---- factories
 
 TEST_F(Recording, EmptyMakesATensorAndNothingElse) {
   mark();
@@ -204,7 +206,7 @@ TEST_F(Recording, ARangeIsAResizedOut) {
   EXPECT_EQ(path_of(range, {x}), (Counts{.boxed = 1, .hits = 1, .misses = 1}));
 }
 
-// ---- what need not run --------------------------------------------------------------------------------------------
+// ---- what need not run
 
 TEST_F(Recording, AValueThatNobodyCanReadIsNeverComputed) {
   const at::Tensor a = on_device(x);
@@ -237,7 +239,7 @@ TEST_F(Recording, AnOverwrittenValueIsNeverComputed) {
   expect_same(out, at::add(x, x));
 }
 
-// ---- the first call of a kind -------------------------------------------------------------------------------------
+// ---- the first call of a kind
 
 TEST_F(Recording, TheFirstLargeCallOfAKindRunsAndTeachesTheNext) {
   const at::Tensor large = numbers({1 << 19});

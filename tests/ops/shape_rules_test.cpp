@@ -1,4 +1,5 @@
-// Shape rules: what is recorded by a rule looks as the CPU's result does, and what is wrong is still refused on its line.
+// Shape rules: what is recorded by a rule looks as the CPU's result does, and what is wrong is
+// still refused on its line.
 
 #include <gtest/gtest.h>
 

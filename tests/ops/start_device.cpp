@@ -33,7 +33,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(const at::Tenso
   return {like(x), x.new_empty({channels}), x.new_empty({channels})};
 }
 
-// Python's raises as well; without one, indexing by a mask would look like an operator without a Meta kernel.
+// Python's raises as well; without one, indexing by a mask would look like an operator without a
+// Meta kernel.
 at::Tensor nonzero(const at::Tensor&) { TORCH_CHECK(false, "the shape of nonzero depends on its values"); }
 
 }  // namespace

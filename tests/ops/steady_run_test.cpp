@@ -1,7 +1,9 @@
-// A run of a program takes no memory from the heap and no lock, with PyTorch's kernels in it, and what kernels choose and pack they do in Init.
+// A run of a program takes no memory from the heap and no lock, with PyTorch's kernels in it, and
+// what kernels choose and pack they do in Init.
 //
-// malloc and pthread_mutex_lock are this program's, so calls from every library are seen. Each is put down to whoever made it by its stack: inside an operator of
-// PyTorch's it is PyTorch's affair, everywhere else it is ours. Sanitizers bring their own; there nothing is counted.
+// malloc and pthread_mutex_lock are this program's, so calls from every library are seen. Each is
+// put down to whoever made it by its stack: inside an operator of PyTorch's it is PyTorch's affair,
+// everywhere else it is ours. Sanitizers bring their own; there nothing is counted.
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/allclose.h>
@@ -47,7 +49,8 @@ bool contains(const char* text, std::string_view part) {
   return text != nullptr && std::string_view(text).find(part) != std::string_view::npos;
 }
 
-// Whether PyTorch's last function before ours is an operator that computes, and not one that makes tensors for us. Kernels that are called boxed have no name.
+// Whether PyTorch's last function before ours is an operator that computes, and not one that makes
+// tensors for us. Kernels that are called boxed have no name.
 bool is_kernel(const char* function) {
   return function == nullptr || (contains(function, "at4_ops") && !contains(function, "at4_ops5empty"));
 }
@@ -308,7 +311,7 @@ TEST_F(SteadyRun, OfConvolutionsTakesNoMemoryAndNoLockButWhatPyTorchsTake) {
   expect_steady(*executor);
 }
 
-// ---- Init ---------------------------------------------------------------------------------------------------------
+// ---- Init
 
 TEST_F(SteadyRun, WeightsArePackedInInitAndOnceForAllExecutors) {
   force_linear_implementation(LinearImplementation::kPackedPanels);

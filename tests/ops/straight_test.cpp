@@ -1,4 +1,5 @@
-// Calls that are run at once because they cannot be recorded: what they need runs first, and explain() can name them.
+// Calls that are run at once because they cannot be recorded: what they need runs first, and
+// explain() can name them.
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>

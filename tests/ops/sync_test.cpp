@@ -1,4 +1,5 @@
-// Sync points: why something runs, how much of what is pending, and that what stays pending is not harmed.
+// Sync points: why something runs, how much of what is pending, and that what stays pending is not
+// harmed.
 
 #include "ops/run/sync.h"
 
@@ -29,7 +30,7 @@ class Sync : public OpsTest {
   const at::Tensor a = on_device(x);
 };
 
-// ---- reading ------------------------------------------------------------------------------------------------------
+// ---- reading
 
 TEST_F(Sync, ItemRunsTheAncestorsOfTheValueOnly) {
   const at::Tensor value = at::add(a, 1).select(0, 2);
@@ -97,7 +98,7 @@ TEST_F(Sync, FlushRunsEverything) {
   expect_same({one, two}, {at::add(x, 1), at::mul(x, 2)});
 }
 
-// ---- copies -------------------------------------------------------------------------------------------------------
+// ---- copies
 
 TEST_F(Sync, AHostTensorIsReadWhenItIsCopiedToTheDevice) {
   at::Tensor host = x.clone();
@@ -126,7 +127,7 @@ TEST_F(Sync, ACopyBetweenDeviceTensorsIsRecorded) {
   EXPECT_EQ(counts, (Counts{.typed = 1, .hits = 1}));
 }
 
-// ---- storages -----------------------------------------------------------------------------------------------------
+// ---- storages
 
 TEST_F(Sync, GrowingAStorageRunsItsReadersAndKeepsItsBytes) {
   at::Tensor grown = on_device(x);
@@ -174,7 +175,7 @@ TEST_F(Sync, AWriteToAnExportedStorageRunsAtOnce) {
   expect_same(alias, at::mul(x, 2));
 }
 
-// ---- limits and settings ------------------------------------------------------------------------------------------
+// ---- limits and settings
 
 TEST_F(Sync, PendingNodesAreLimited) {
   config().pending_nodes = 3;

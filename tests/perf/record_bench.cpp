@@ -1,8 +1,10 @@
-// What recording costs, next to the same call on CPU tensors. In inference mode, on tensors of 16 floats.
+// What recording costs, next to the same call on CPU tensors. In inference mode, on tensors of 16
+// floats.
 //
-// The time of record_* is that of dispatch, and of making and dropping the result's handle; the recorded nodes are
-// flushed with the clock stopped. run_tiny_adds records, runs and reads a chain; flush_until_first_kernel is the time from
-// a flush to the first kernel of its plan. record_cpp.py reads these, at_add and at_tiny_adds.
+// The time of record_* is that of dispatch, and of making and dropping the result's handle; the
+// recorded nodes are flushed with the clock stopped. run_tiny_adds records, runs and reads a chain;
+// flush_until_first_kernel is the time from a flush to the first kernel of its plan. record_cpp.py
+// reads these, at_add and at_tiny_adds.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -137,7 +139,8 @@ at::Tensor stamp(const at::Tensor& x) {
 }
 at::Tensor stamp_meta(const at::Tensor& x) { return at::empty_like(x); }
 
-// The chain hangs on `stamp`, so its kernel is the first of the plan; the other nodes are as many as in run_tiny_adds.
+// The chain hangs on `stamp`, so its kernel is the first of the plan; the other nodes are as many
+// as in run_tiny_adds.
 void flush_until_first_kernel(benchmark::State& state) {
   c10::InferenceMode mode;
   const auto record_stamp =

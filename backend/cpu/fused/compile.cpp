@@ -22,7 +22,7 @@ constexpr uint16_t kNone = 0xFFFF;
 std::atomic<InstructionSet> limit{InstructionSet::kAvx512};
 std::atomic<bool> refused{false};  // the system does not give executable memory
 
-// -- The table of all code -----------------------------------------------------------------------------------------------------------------
+// ---- The table of all code
 
 class CodeTable {
  public:
@@ -71,7 +71,7 @@ std::shared_ptr<const VectorCode> generate(std::span<const VectorInstruction> ru
   return code_table().add(code);
 }
 
-// -- Compiling -----------------------------------------------------------------------------------------------------------------------------
+// ---- Compiling
 
 // Memory of the compiler, kept from call to call.
 struct Workspace {
@@ -152,7 +152,8 @@ class ProgramCompiler {
     writes_memory_ = writes_memory_ || in_memory;
   }
 
-  // Whether the step may go before the run. Operands may share memory; what is not scratch memory is taken to be one place.
+  // Whether the step may go before the run. Operands may share memory; what is not scratch memory
+  // is taken to be one place.
   bool is_independent(const ProgramStep& it) const {
     if (work_.run.empty()) return true;
     if (writes_memory_ || it.kind == Kind::kScatter) return false;
@@ -226,8 +227,9 @@ class ProgramCompiler {
     return first == kNone ? 0 : first;
   }
 
-  // Writes the run down as instructions, and its arrays into the program. False where a place has entries of one size before the run and of another
-  // one behind it: a vector of the wider would overwrite what is still to be read.
+  // Writes the run down as instructions, and its arrays into the program. False where a place has
+  // entries of one size before the run and of another one behind it: a vector of the wider would
+  // overwrite what is still to be read.
   bool describe(std::span<const uint32_t> run, uint32_t first_array, uint16_t first_number) {
     work_.instructions.clear();
     work_.value.assign(program_.places.size(), kNone);

@@ -91,8 +91,8 @@ struct Phase {
   Section reductions;  // of FusedProgram::reductions: those fed in this phase
 };
 
-// A reduction of a streamed row. Long rows are reduced in stretches, each with states of its own, which are merged in order: the result
-// does not depend on the number of threads.
+// A reduction of a streamed row. Long rows are reduced in stretches, each with states of its own,
+// which are merged in order: the result does not depend on the number of threads.
 struct StreamedReduction {
   const Reducer* reducer;
   uint32_t parameter;      // place: one entry for each row, where the reducer has a parameter

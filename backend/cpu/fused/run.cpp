@@ -1,8 +1,10 @@
 // run_fused: walks a program over its blocks, split over parallel_for.
 //
-// A Task is one thread's walk: scratch memory of the thread, the table of places in it, and the steps. Where there are fewer groups of long
-// rows than threads, a group's pieces are split as well: the caller computes the row values, and for each phase tasks take them over, reduce
-// stretches of the rows into states of their own, and leave these to the caller, who merges them in order.
+// A Task is one thread's walk: scratch memory of the thread, the table of places in it, and the
+// steps. Where there are fewer groups of long rows than threads, a group's pieces are split as
+// well: the caller computes the row values, and for each phase tasks take them over, reduce
+// stretches of the rows into states of their own, and leave these to the caller, who merges them in
+// order.
 
 #include <algorithm>
 #include <cstring>
@@ -103,7 +105,8 @@ class Task {
     }
   }
 
-  // While a block is worked on, the memory of the next one comes nearer: hardware does not look beyond a page, which is a short row.
+  // While a block is worked on, the memory of the next one comes nearer: hardware does not look
+  // beyond a page, which is a short row.
   void prefetch_next() const {
     constexpr int64_t kLine = 64;
     constexpr int64_t kMaxBytes = 32 << 10;
@@ -321,7 +324,8 @@ class Task {
     });
   }
 
-  // The block is several rows' pieces, each inside of one run. Cuts it where its rows leave the innermost dimension of the rows.
+  // The block is several rows' pieces, each inside of one run. Cuts it where its rows leave the
+  // innermost dimension of the rows.
   template <typename Body>
   void for_tiles(const OperandView& view, Body&& body) const {
     const int64_t offset_in_row = view.in_row.offset(entry_);

@@ -24,7 +24,8 @@ namespace hetero::backend {
 struct OperandView {
   int64_t offset = 0;  // bytes from the address to the first entry
   int32_t bytes = 0;   // of an entry
-  // Operands of different classes cannot share memory: they would not address every point at the same bytes.
+  // Operands of different classes cannot share memory: they would not address every point at the
+  // same bytes.
   int32_t alias_class = 0;
   bool dense = false;          // the whole space lies without gaps in the order of the linear index
   bool dense_row = false;      // so does each row

@@ -1,7 +1,9 @@
 // 1. Backwards from what is stored for each point or row: the values of the rows stage.
-// 2. Backwards from the totals to the row values that they reduce, and on through their maps, up to what only rows can give (reductions) or
-//    what the rows stage computes anyway: these become temporaries.
-// 3. A row value that is loaded is loaded again in the totals stage, unless the rows stage may have written over it.
+// 2. Backwards from the totals to the row values that they reduce, and on through their maps, up to
+//    what only rows can give (reductions) or what the rows stage computes anyway: these become
+//    temporaries.
+// 3. A row value that is loaded is loaded again in the totals stage, unless the rows stage may have
+//    written over it.
 // 4. Each stage's kernel is written in the order of the steps.
 
 #include "backend/cpu/fused/stages.h"
@@ -183,7 +185,8 @@ class Splitter {
       temporary_[value] = take(kernel_.values[value].bytes * rows_);
     }
   }
-  // Whether what is loaded stands there still after the rows stage: operands that share memory address every point at the same bytes.
+  // Whether what is loaded stands there still after the rows stage: operands that share memory
+  // address every point at the same bytes.
   bool keeps(const FusedStep& load) const {
     const FusedOperand& loaded = space_.operands[load.operand];
     return std::none_of(kernel_.steps.begin(), kernel_.steps.end(), [&](const FusedStep& it) {

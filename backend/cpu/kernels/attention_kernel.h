@@ -145,7 +145,7 @@ constexpr int64_t whole_vectors(int64_t columns) {
   return (columns + V::kWidth - 1) / V::kWidth * V::kWidth;
 }
 
-// ---- packing --------------------------------------------------------------------------------------------------------------
+// ---- packing
 
 // Columns of a panel of a matrix with so many columns.
 template <typename V>
@@ -210,7 +210,7 @@ void pack_transposed(const AttentionPacking& packing) {
   }
 }
 
-// ---- products -------------------------------------------------------------------------------------------------------------
+// ---- products
 
 // R rows and C vectors of c, with the sums in registers.
 template <typename V, int R, int C, bool transposed>
@@ -309,7 +309,7 @@ void multiply(const AttentionProduct& product) {
   }
 }
 
-// ---- softmax --------------------------------------------------------------------------------------------------------------
+// ---- softmax
 
 // e^x within one unit in the last place (two without fused multiply-add), for x <= 88; 0 where that
 // would be denormal, NaN for NaN. x = n ln 2 + r, |r| <= ln 2 / 2. The polynomial is the best one

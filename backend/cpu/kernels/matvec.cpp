@@ -20,7 +20,7 @@
 namespace hetero::backend {
 namespace {
 
-// ---- the portable instruction set: loops that the compiler makes vectors of -----------------------------------------------
+// ---- the portable instruction set: loops that the compiler makes vectors of
 
 template <typename S, float (*widen)(S), S (*round)(float)>
 struct Elements {
@@ -59,7 +59,7 @@ void with_element(Element element, Use use) {
   }
 }
 
-// ---- the product ----------------------------------------------------------------------------------------------------------
+// ---- the product
 
 // The outputs of a call go to threads in whole groups, so that where one thread's part ends does
 // not change any result.

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// ---- packing --------------------------------------------------------------------------------------------------------------
+// ---- packing
 
 __mmask16 lanes16(int64_t count) { return _cvtu32_mask16(count >= 16 ? 0xffffu : count <= 0 ? 0u : (1u << count) - 1); }
 __mmask32 lanes32(int64_t count) {
@@ -319,7 +319,7 @@ Magnitudes pack_panel(const void* w, int64_t stride, bool columns, int64_t count
 // there.
 void finish_writes() { asm volatile("" ::: "memory"); }
 
-// ---- multiplying ----------------------------------------------------------------------------------------------------------
+// ---- multiplying
 
 // The products of planes, by number. Two neighbours share one, which is loaded once; smaller
 // products come first, as far as that goes.

@@ -9,7 +9,8 @@ std::string read_processor_model() {
   std::ifstream file("/proc/cpuinfo");
   std::string text;
   std::string line;
-  // Of the first processor: vendor, family, model, name, stepping. A virtual machine's name alone says little.
+  // Of the first processor: vendor, family, model, name, stepping. A virtual machine's name alone
+  // says little.
   while (std::getline(file, line) && !line.empty()) {
     const std::string word = line.substr(0, line.find_first_of("\t:"));
     if (word == "vendor_id" || word == "cpu family" || word == "model" || word == "model name" || word == "stepping") {

@@ -6,7 +6,8 @@
 namespace hetero::backend {
 namespace {
 
-// A transposed operand is walked in tiles of this many rows and columns: one cache line of the smallest common entries.
+// A transposed operand is walked in tiles of this many rows and columns: one cache line of the
+// smallest common entries.
 constexpr int64_t kTile = 16;
 
 template <int kBytes>

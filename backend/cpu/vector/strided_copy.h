@@ -1,7 +1,9 @@
-// Copies between an operand's memory, laid out with any strides, and a dense array in scratch memory.
+// Copies between an operand's memory, laid out with any strides, and a dense array in scratch
+// memory.
 //
-// The loops are specialised by the size of an entry (1, 2, 4, 8 or 16 bytes) and by the innermost stride: dense runs are copied, stride 0
-// is a fill, and a transposed operand is walked in small tiles so that each cache line is fetched once. Addresses need no alignment.
+// The loops are specialised by the size of an entry (1, 2, 4, 8 or 16 bytes) and by the innermost
+// stride: dense runs are copied, stride 0 is a fill, and a transposed operand is walked in small
+// tiles so that each cache line is fetched once. Addresses need no alignment.
 //
 // Thread safety: pure functions.
 
@@ -13,7 +15,8 @@
 
 namespace hetero::backend {
 
-// Where the entry with linear index i lies: i is taken apart by `sizes`, row-major, and multiplied with `strides`.
+// Where the entry with linear index i lies: i is taken apart by `sizes`, row-major, and multiplied
+// with `strides`.
 struct LinearView {
   int rank = 1;  // at least 1
   int64_t sizes[kMaxFusedRank] = {1};
@@ -29,7 +32,8 @@ struct LinearView {
   }
 };
 
-// dense[0..count) <- entries [first, first + count) of the view, and the reverse. `base` is the address of entry 0.
+// dense[0..count) <- entries [first, first + count) of the view, and the reverse. `base` is the
+// address of entry 0.
 void gather(void* dense, const char* base, const LinearView& view, int64_t first, int64_t count, int bytes);
 void scatter(const void* dense, char* base, const LinearView& view, int64_t first, int64_t count, int bytes);
 

@@ -68,7 +68,7 @@ class Workers {
 
 }  // namespace
 
-// ---- code -----------------------------------------------------------------------------------------------------------------------------------
+// ---- code
 
 struct FusedEngine::Code {
   enum class State : uint8_t { kNone, kCompiled, kReady, kFailed };
@@ -233,7 +233,7 @@ void FusedEngine::hasten(const std::shared_ptr<Code>& code) {
   if (found) (void)load(code, Wait::kNo);
 }
 
-// ---- plans ----------------------------------------------------------------------------------------------------------------------------------
+// ---- plans
 
 std::unique_ptr<FusedEngine::Plan> FusedEngine::make_plan(const FusedKernel& kernel, const FusedSpace& space,
                                                           const FusedLaunch& launch) {
@@ -279,7 +279,7 @@ Result<FusedEngine::Variant*> FusedEngine::ready_variant(Stage& stage, bool alig
   return variant;
 }
 
-// ---- runs -----------------------------------------------------------------------------------------------------------------------------------
+// ---- runs
 
 Status FusedEngine::run(const FusedCall& call, void* stream, bool* provisional) {
   if (fork_generation() != created_in_fork_generation_) {
@@ -396,7 +396,7 @@ Result<char*> FusedEngine::memory(int64_t bytes, void* stream) {
   return own->data;
 }
 
-// ---- the thread -----------------------------------------------------------------------------------------------------------------------------
+// ---- the thread
 
 void FusedEngine::prepare(const FusedCall& call) {
   if (fork_generation() != created_in_fork_generation_) return;

@@ -110,7 +110,7 @@ HETERO_DEVICE T number_as(Bits64 number) {
   return as<T>(static_cast<typename BitsOf<sizeof(T)>::Type>(number));
 }
 
-// ---- types ------------------------------------------------------------------------------------------------------------------------------
+// ---- types
 
 HETERO_DEVICE float float_of(BFloat16 x) { return as<float>(static_cast<Bits32>(x.bits) << 16); }
 HETERO_DEVICE BFloat16 to_bfloat16(float x) {
@@ -207,7 +207,7 @@ HETERO_DEVICE float rounded(float x) {
   return float_of(convert<Half>(x));
 }
 
-// ---- the math library, by type --------------------------------------------------------------------------------------------------------------
+// ---- the math library, by type
 
 #define HETERO_MATH_1(name)                                       \
   HETERO_DEVICE float math_##name(float x) { return name##f(x); } \
@@ -258,7 +258,7 @@ HETERO_DEVICE T not_a_number() {
     return as<T>(0x7fc00000u);
 }
 
-// ---- maps -------------------------------------------------------------------------------------------------------------------------------
+// ---- maps
 
 // Integers wrap: they are computed as unsigned ones of 64 bits.
 template <typename T>
@@ -656,7 +656,7 @@ HETERO_DEVICE T norm_result(T sum, T peak, double order) {
   return math_pow(sum, static_cast<T>(1 / order));
 }
 
-// ---- reducers ---------------------------------------------------------------------------------------------------------------------------
+// ---- reducers
 
 typedef long long Index64;
 

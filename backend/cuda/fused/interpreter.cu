@@ -35,7 +35,7 @@ using hetero::backend::MapVariant;
 using hetero::backend::OperationTraits;
 using hetero::backend::ReduceOperation;
 
-// ---- slots ------------------------------------------------------------------------------------------------------------------------------
+// ---- slots
 
 template <typename T>
 HETERO_DEVICE T get(const Bits64* slots, unsigned slot) {
@@ -72,7 +72,7 @@ HETERO_DEVICE void by_size(unsigned bytes, Visit visit) {
   }
 }
 
-// ---- maps -------------------------------------------------------------------------------------------------------------------------------
+// ---- maps
 
 // to <- function(the first kOperands inputs as T, the others as Number)
 template <typename T, typename Number, int kOperands, typename Function, size_t... kInputs>
@@ -255,7 +255,7 @@ HETERO_DEVICE void run_map(InstructionWord it, Bits64* slots) {
   }
 }
 
-// ---- reductions -------------------------------------------------------------------------------------------------------------------------
+// ---- reductions
 
 template <template <typename> typename State, bool kBools, typename Visit>
 HETERO_DEVICE void by_entry(uint8_t type, Visit visit) {
@@ -407,7 +407,7 @@ HETERO_CALLED void merge_states(InstructionWord it, Bits64* slots, const char* p
   });
 }
 
-// ---- the program ------------------------------------------------------------------------------------------------------------------------
+// ---- the program
 
 // A thread of the launch. Only `words`, which are the kernel's parameter, are the same for all.
 struct Thread {

@@ -7,7 +7,8 @@ namespace {
 
 using Words = std::array<uint32_t, 4>;
 
-// The known answers that come with Random123, the library of the paper's authors (kat_vectors, philox4x32 10 rounds).
+// The known answers that come with Random123, the library of the paper's authors (kat_vectors,
+// philox4x32 10 rounds).
 TEST_CASE("Philox gives the known answers of its authors") {
   CHECK(philox4x32({0, 0, 0, 0}, 0) == Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
   CHECK(philox4x32({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, 0xffffffffffffffff) ==

@@ -1,5 +1,6 @@
-// Runs CUDA kernels on the CPU: generated ones, whose text the system's g++ compiles, and programs of the interpreter, which the build has compiled.
-// A block's threads are fibers that take turns at barriers (cuda_threads.h).
+// Runs CUDA kernels on the CPU: generated ones, whose text the system's g++ compiles, and programs
+// of the interpreter, which the build has compiled. A block's threads are fibers that take turns at
+// barriers (cuda_threads.h).
 //
 //   CudaEmulation emulation;
 //   const size_t which = emulation.add(kernel, space, aligned);
@@ -20,7 +21,8 @@
 
 namespace hetero::backend::testing {
 
-// Whether kernels can be run at all, and whether generated ones can; each says so on stderr where not.
+// Whether kernels can be run at all, and whether generated ones can; each says so on stderr where
+// not.
 bool has_fibers();
 bool has_compiler();
 
@@ -39,7 +41,8 @@ class CudaEmulation {
   // What the compiler said, where it failed.
   std::string compile();
   void run(size_t which, void* const* operands, const Number* numbers) const;
-  // False where the kernel, or a stage of it, is too large for the interpreter; then nothing is complete.
+  // False where the kernel, or a stage of it, is too large for the interpreter; then nothing is
+  // complete.
   bool interpret(size_t which, void* const* operands, const Number* numbers) const;
   // The largest of kInterpreterSizes that its stages need; -1 where one is too large.
   int interpreter_size(size_t which) const;

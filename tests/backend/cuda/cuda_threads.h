@@ -1,4 +1,5 @@
-// What CUDA has and C++ lacks: a block of threads, for kernels that are compiled as plain C++. Threads are fibers that take turns at barriers.
+// What CUDA has and C++ lacks: a block of threads, for kernels that are compiled as plain C++.
+// Threads are fibers that take turns at barriers.
 //
 //   #include "tests/backend/cuda/cuda_threads.h"
 //   ...the kernel's text...

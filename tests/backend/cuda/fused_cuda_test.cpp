@@ -1,5 +1,7 @@
-// Generated CUDA kernels, and programs of the GPU's interpreter, give the bits of the tests' interpreter. They run on the CPU (cuda_emulation.h): what is
-// tested is the source, the program and how they are called, not a GPU. That functions compute what PyTorch computes is tests/ops/cuda_formulas_test.cpp's matter.
+// Generated CUDA kernels, and programs of the GPU's interpreter, give the bits of the tests'
+// interpreter. They run on the CPU (cuda_emulation.h): what is tested is the source, the program
+// and how they are called, not a GPU. That functions compute what PyTorch computes is
+// tests/ops/cuda_formulas_test.cpp's matter.
 
 #include <cstdint>
 #include <cstring>
@@ -22,7 +24,7 @@ namespace {
 using namespace testing;
 using O = MapOperation;
 
-// -- Functions with names, on signed integers ----------------------------------------------------------------------------------------------
+// ---- Functions with names, on signed integers
 
 template <typename T>
 constexpr EntryType kTypeOf = sizeof(T) == 1   ? EntryType::kInt8
@@ -138,7 +140,7 @@ const Reducer* reducer_of(int bytes, bool sum) {
   }
 }
 
-// -- Random kernels ------------------------------------------------------------------------------------------------------------------------
+// ---- Random kernels
 
 // Gives the steps functions with names. False where the kernel has something that none fits.
 bool give_names(RandomCase& c, std::mt19937& random) {
@@ -231,7 +233,8 @@ TEST_CASE("cuda: interpreted random kernels give the bits of the definition") {
   });
 }
 
-// Rows of floats whose sums depend on their order: x - sum / 1000, in each order that a GPU's threads may have.
+// Rows of floats whose sums depend on their order: x - sum / 1000, in each order that a GPU's
+// threads may have.
 TEST_CASE("cuda: interpreted reductions give the bits of generated ones") {
   if (!has_compiler()) return;
   Reducer sum = kSum<float, float>;

@@ -1,4 +1,5 @@
-// The precompiled interpreter of fused kernels (backend/cuda/fused/interpreter.cu), compiled as plain C++, for cuda_emulation.h.
+// The precompiled interpreter of fused kernels (backend/cuda/fused/interpreter.cu), compiled as
+// plain C++, for cuda_emulation.h.
 
 #pragma once
 

@@ -1,4 +1,5 @@
-// What the compute queues of a device share. Figures are sums of powers of two, so that equality is exact.
+// What the compute queues of a device share. Figures are sums of powers of two, so that equality is
+// exact.
 
 #include "backend/device/compute_engine.h"
 
@@ -73,7 +74,8 @@ TEST_CASE("engine: it never does more than the device can, and rests only where 
       last = std::max(last, end);
     }
     REQUIRE(last >= work - 1e-6);
-    // All begin within 16 s: from then on the device is full until the last that fills it alone is done.
+    // All begin within 16 s: from then on the device is full until the last that fills it alone is
+    // done.
     REQUIRE(engine.run(16, 1, 1) <= 17 + work + 1e-6);
   }
 }

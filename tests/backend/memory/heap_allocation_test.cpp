@@ -1,5 +1,5 @@
-// What runs in every step takes no memory from the heap once it has run before. The tests count calls of operator new; sanitizers bring their own,
-// so there they are left out.
+// What runs in every step takes no memory from the heap once it has run before. The tests count
+// calls of operator new; sanitizers bring their own, so there they are left out.
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 

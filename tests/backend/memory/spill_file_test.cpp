@@ -1,4 +1,5 @@
-// Bytes that leave memory for a file come back as they were; the file has no name, and is one for all; errors say what happened.
+// Bytes that leave memory for a file come back as they were; the file has no name, and is one for
+// all; errors say what happened.
 
 #include "backend/memory/spill_file.h"
 

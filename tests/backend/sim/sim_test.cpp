@@ -619,7 +619,8 @@ TEST_CASE("tasks of a segment keep the device as busy as they do alone") {
     segments.push_back(std::move(segment.value()));
     REQUIRE(device->queue(compute_queue(n)).launch_segment(*segments.back()).ok());
   }
-  // The first goes first: its launch, spread over the first task, and the work of four. The second has what that left, and then all.
+  // The first goes first: its launch, spread over the first task, and the work of four. The second
+  // has what that left, and then all.
   REQUIRE(device->queue_seconds(QueueKind::kCompute) == Approx(5 * kLaunch));
   REQUIRE(device->queue_seconds(QueueKind::kCompute2) == Approx(8 * kLaunch));
   REQUIRE(device->synchronize().ok());

@@ -226,7 +226,8 @@ TEST_CASE("a forked child can leave a group alone, and is told that it cannot us
   CHECK(group->wait_idle().ok());
 }
 
-// Machines, invented. Cores are numbered as Linux numbers them: first one hardware thread of each core.
+// Machines, invented. Cores are numbered as Linux numbers them: first one hardware thread of each
+// core.
 std::vector<CorePlace> machine(int nodes, int caches, int cores, int hardware_threads) {
   std::vector<CorePlace> places;
   const int all = nodes * caches * cores;

@@ -1,4 +1,5 @@
-// Blocks with gaps: windows see in them what they see in the storage, and a buffer can be made in the block of another.
+// Blocks with gaps: windows see in them what they see in the storage, and a buffer can be made in
+// the block of another.
 
 #include "graph/ir/layout.h"
 

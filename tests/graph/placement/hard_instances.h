@@ -1,4 +1,5 @@
-// Hard instances of memory planning: Google's, from tests/graph/plan/data/minimalloc (its README tells the source and the licence).
+// Hard instances of memory planning: Google's, from tests/graph/plan/data/minimalloc (its README
+// tells the source and the licence).
 //
 // The build says where that is (HETERO_TEST_DATA). Thread safety: functions without state.
 

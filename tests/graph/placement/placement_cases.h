@@ -1,4 +1,5 @@
-// Small graphs of tasks for which the best placement can be found by trying all: what tests and benchmarks of placement compare with.
+// Small graphs of tasks for which the best placement can be found by trying all: what tests and
+// benchmarks of placement compare with.
 //
 // The tasks exist in numbers only: no kernels, no windows. Thread safety: functions without state.
 
@@ -28,7 +29,8 @@ const char* to_string(Shape shape);
 inline constexpr double kCopyRatios[] = {0.1, 0.5, 2.0};
 inline constexpr unsigned kGraphsOfEach = 25;
 
-// Eleven tasks: their times differ by a factor of 16 at most, the devices by 8; `ratio` is that of copies to work.
+// Eleven tasks: their times differ by a factor of 16 at most, the devices by 8; `ratio` is that of
+// copies to work.
 Tasks make_tasks(Shape shape, double ratio, std::mt19937& random);
 
 // The least over all 2^11 placements in the two orders that the search has.

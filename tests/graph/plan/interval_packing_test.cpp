@@ -1,6 +1,8 @@
-// Interval packing: no two values that live together overlap, and the arena is as small as it can be, nearly always.
+// Interval packing: no two values that live together overlap, and the arena is as small as it can
+// be, nearly always.
 //
-// `hetero_graph_tests "[packing-table]"` prints what becomes of the hard instances, and in which time.
+// `hetero_graph_tests "[packing-table]"` prints what becomes of the hard instances, and in which
+// time.
 
 #include "graph/plan/interval_packing.h"
 

@@ -1,4 +1,5 @@
-// What a planned program looks like as data: JSON with a field for each thing that torch_hetero/report.py names.
+// What a planned program looks like as data: JSON with a field for each thing that
+// torch_hetero/report.py names.
 
 #include "graph/report/describe.h"
 

@@ -1,4 +1,5 @@
-// Segments of plans that run again and again (graph/run/segments.h): what is recorded computes the same, wherever the bytes are, and whatever fails.
+// Segments of plans that run again and again (graph/run/segments.h): what is recorded computes the
+// same, wherever the bytes are, and whatever fails.
 
 #include <memory>
 #include <vector>

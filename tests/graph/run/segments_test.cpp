@@ -1,5 +1,5 @@
-// Segments of static programs: launches that follow each other are recorded and launched as one, with the same values, and never with an address that
-// is no longer the slot's.
+// Segments of static programs: launches that follow each other are recorded and launched as one,
+// with the same values, and never with an address that is no longer the slot's.
 
 #include <algorithm>
 #include <array>
@@ -27,7 +27,8 @@ constexpr double kLaunch = 1e-3;
 constexpr int kSettledRuns = 3;  // launched one by one, before addresses count as settled
 constexpr int64_t kFloats = 16;
 
-// A machine of its own on which a kernel takes its launch, and nothing beside that. `wrap` may put another device before the simulated one.
+// A machine of its own on which a kernel takes its launch, and nothing beside that. `wrap` may put
+// another device before the simulated one.
 struct Machine {
   explicit Machine(uint64_t schedule_seed = 0) {
     auto made = backend::SimDevice::create({.flops = 1e18,
@@ -242,7 +243,8 @@ TEST_CASE("segments: rebound inputs and outputs are read and written where they 
   for (int r = 0; r < 600; ++r) {
     const size_t slot = random() % kSlots;
     State& at = states[slot];
-    // Sometimes often, sometimes rarely, so that all that was recorded goes stale and is recorded again.
+    // Sometimes often, sometimes rarely, so that all that was recorded goes stale and is recorded
+    // again.
     const unsigned often = r % 200 < 100 ? 2 : 20;
     const std::vector<float> x = numbers(r);
     if (at.x.empty() || one_in(often)) {
@@ -282,7 +284,8 @@ TEST_CASE("segments: rebound inputs and outputs are read and written where they 
   }
   const BoundCounts counts = executor->counts();
   CHECK(counts.segments > counts.runs);
-  // Each of the three steps that touch an input or an output discards a recording at most twice, in each slot.
+  // Each of the three steps that touch an input or an output discards a recording at most twice, in
+  // each slot.
   CHECK(counts.recordings > static_cast<int64_t>(kSlots));
   CHECK(counts.recordings < static_cast<int64_t>(kSlots) * 3 * 3 * 2);
 }
@@ -596,7 +599,8 @@ TEST_CASE("segments: a cancelled run submits no further one") {
 
 namespace {
 
-// As CUDA records: it calls the tasks, here and now. The first `early` times something is not ready yet.
+// As CUDA records: it calls the tasks, here and now. The first `early` times something is not ready
+// yet.
 class CapturingQueue final : public backend::Queue {
  public:
   backend::Queue* inner = nullptr;

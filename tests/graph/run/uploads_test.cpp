@@ -1,4 +1,5 @@
-// Uploads for a later program: they overlap with the program at hand, are nothing to it, and where they fail nothing has happened.
+// Uploads for a later program: they overlap with the program at hand, are nothing to it, and where
+// they fail nothing has happened.
 
 #include <cstring>
 

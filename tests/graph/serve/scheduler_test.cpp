@@ -401,8 +401,8 @@ TEST_CASE("a deadline that has passed is refused") {
   CHECK(job->lane == SIZE_MAX);
 }
 
-// A deadline that is to pass while a request waits may, on a machine that is very busy, pass before it is submitted. Then the attempt is no use and says so, and
-// another gives it more time.
+// A deadline that is to pass while a request waits may, on a machine that is very busy, pass before
+// it is submitted. Then the attempt is no use and says so, and another gives it more time.
 template <typename Attempt>
 void with_patience(Attempt attempt) {
   for (std::chrono::milliseconds patience(5); !attempt(patience); patience *= 2) {
@@ -694,7 +694,8 @@ TEST_CASE("a closed scheduler may still run what waits") {
   std::vector<std::shared_ptr<Job>> jobs = {make_job(), make_job(), make_job()};
   REQUIRE(scheduler->submit(jobs[0]).ok());
   REQUIRE(scheduler->submit(jobs[1]).ok());
-  // Whether it is in the line before the scheduler is closed is not to be seen, but it ends either way.
+  // Whether it is in the line before the scheduler is closed is not to be seen, but it ends either
+  // way.
   Status outside;
   std::thread submitter([&] { outside = scheduler->submit(jobs[2]); });
   wait_until([&] { return jobs[2]->state() == RequestState::kWaiting; });
@@ -801,7 +802,8 @@ TEST_CASE("a forked child can leave a scheduler alone, and is told that it canno
 
 namespace {
 
-// Sums of a few thousand numbers, with stops between them: long enough to be cancelled now and then while it runs.
+// Sums of a few thousand numbers, with stops between them: long enough to be cancelled now and then
+// while it runs.
 struct Sum : Request {
   Sum(int id, int steps) : number(id), length(steps) { ++alive; }
   ~Sum() override { --alive; }

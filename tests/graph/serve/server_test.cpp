@@ -489,7 +489,8 @@ TEST_CASE("groups with compute queues of their own have their requests on the ac
   require(made.status());
   backend::SimDevice& sim = *made.value();
   const Devices devices{test_devices()[kCpu], &sim};
-  // A tower on the accelerator, and a kernel of the host beside it, which is called when the tower has been submitted.
+  // A tower on the accelerator, and a kernel of the host beside it, which is called when the tower
+  // has been submitted.
   Program p;
   const BufferId x = p.input(kCount);
   BufferId value = x;

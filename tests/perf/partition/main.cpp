@@ -2,8 +2,9 @@
 //
 //   hetero_partition PROFILES [SECTION...]
 //
-// PROFILES is the folder of the machines' figures. Sections: placement, streaming, peers, streams, transfers, memory, planning, prediction, running, verifier; all without any.
-// Exit status: 0 where every bar is reached, 1 otherwise.
+// PROFILES is the folder of the machines' figures. Sections: placement, streaming, peers, streams,
+// transfers, memory, planning, prediction, running, verifier; all without any. Exit status: 0 where
+// every bar is reached, 1 otherwise.
 
 #include <algorithm>
 #include <cstdio>

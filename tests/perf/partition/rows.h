@@ -1,5 +1,5 @@
-// The rows of the bench, by what they are about. Everything is virtual time but for what says "ms" and for the host's time of a run, which are the
-// processor's time of one thread.
+// The rows of the bench, by what they are about. Everything is virtual time but for what says "ms"
+// and for the host's time of a run, which are the processor's time of one thread.
 //
 // Thread safety: one thread.
 

@@ -1,4 +1,5 @@
-// Table: the rows of the bench, printed as they come, as a markdown table; whether every bar was reached.
+// Table: the rows of the bench, printed as they come, as a markdown table; whether every bar was
+// reached.
 //
 // Thread safety: one thread.
 

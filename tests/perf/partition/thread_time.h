@@ -1,4 +1,5 @@
-// The time that the calling thread has had a processor: what others do on the machine is not in it, nor is waiting.
+// The time that the calling thread has had a processor: what others do on the machine is not in it,
+// nor is waiting.
 //
 // Thread safety: any thread, each for itself.
 

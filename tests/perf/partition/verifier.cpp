@@ -1,4 +1,5 @@
-// What of damaged plans the verifier finds; what it does not find is run, on a device that stalls at random and on one that does not.
+// What of damaged plans the verifier finds; what it does not find is run, on a device that stalls
+// at random and on one that does not.
 
 #include <stdexcept>
 

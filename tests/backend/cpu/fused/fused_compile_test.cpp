@@ -1,5 +1,6 @@
-// Compiled programs give the bits of interpreted ones, and of the functions entry by entry; all NaNs count as equal. The functions here are plain
-// C++, so a formula is also checked against what it says in kernel.h.
+// Compiled programs give the bits of interpreted ones, and of the functions entry by entry; all
+// NaNs count as equal. The functions here are plain C++, so a formula is also checked against what
+// it says in kernel.h.
 
 #include "backend/cpu/fused/compile.h"
 
@@ -30,7 +31,7 @@ namespace {
 using namespace testing;
 using O = MapOperation;
 
-// -- Functions with formulas ---------------------------------------------------------------------------------------------------------------
+// ---- Functions with formulas
 
 template <typename T>
 constexpr EntryType kTypeOf = sizeof(T) == 8 ? EntryType::kFloat64 : EntryType::kFloat32;
@@ -217,7 +218,7 @@ TEST_CASE("gelu is within three roundings, and exact where erf is 1") {
   CHECK(std::isnan(gelu(NAN)));
 }
 
-// -- Values --------------------------------------------------------------------------------------------------------------------------------
+// ---- Values
 
 double random_real(std::mt19937& random) {
   constexpr double kSpecial[] = {0.0,           -0.0,    1.0,   -1.0,   0.5,    2.5,    -3.5,           INFINITY,
@@ -367,7 +368,7 @@ Number random_number(std::mt19937& random, EntryType type) {
   return number;
 }
 
-// -- Tests ---------------------------------------------------------------------------------------------------------------------------------
+// ---- Tests
 
 TEST_CASE("compiled: every function gives the interpreter's bits, at every size") {
   std::mt19937 random(1);
@@ -377,7 +378,8 @@ TEST_CASE("compiled: every function gives the interpreter's bits, at every size"
                         << static_cast<int>(function.map.formula.type) << " form "
                         << static_cast<int>(function.map.formula.form) << " entries " << n);
       Case c = case_of({n});
-      // Twice, since a single map is not worth compiling. The first result may take its inputs' registers only in the second.
+      // Twice, since a single map is not worth compiling. The first result may take its inputs'
+      // registers only in the second.
       FusedStep step{.kind = FusedStep::Kind::kMap, .map = function.map};
       for (const EntryType type : function.inputs) {
         step.inputs[step.input_count++] = c.builder.load(c.add_operand(random, type), bytes_of(type));

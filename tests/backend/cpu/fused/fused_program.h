@@ -77,7 +77,8 @@ struct KernelBuilder {
 // A space of these sizes with `operands` row-major operands of `bytes` each.
 FusedSpace dense_space(std::initializer_list<int64_t> sizes, int row_rank, int operands, int bytes);
 
-// Computes the kernel one entry at a time. Loads see the memory as it was before. False where a check fails; then nothing was stored.
+// Computes the kernel one entry at a time. Loads see the memory as it was before. False where a
+// check fails; then nothing was stored.
 bool interpret(const FusedKernel& kernel, const FusedSpace& space, void* const* operands, const Number* numbers);
 
 // A random kernel with memory for its operands, some of which share it.

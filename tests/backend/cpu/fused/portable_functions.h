@@ -1,5 +1,5 @@
-// Functions and reducers for fused kernels in tests, in plain C++. They cope with misaligned arrays, and give the same bits however a
-// block is cut, so that results can be compared exactly.
+// Functions and reducers for fused kernels in tests, in plain C++. They cope with misaligned
+// arrays, and give the same bits however a block is cut, so that results can be compared exactly.
 
 #pragma once
 

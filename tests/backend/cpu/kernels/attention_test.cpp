@@ -23,7 +23,8 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr Element kElements[] = {Element::kFloat32, Element::kBfloat16, Element::kFloat16};
 
-// ThreadSanitizer makes arithmetic forty times as slow, which the other builds check: under it, the first of some cases.
+// ThreadSanitizer makes arithmetic forty times as slow, which the other builds check: under it, the
+// first of some cases.
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kFirstOnly = true;
 #else
@@ -48,7 +49,8 @@ float random_number() {
   return static_cast<float>(static_cast<int32_t>(state)) / 1073741824.0f;
 }
 
-// How [batches, heads, rows, columns] lies in memory: heads interleaved as projections give them, or one after another as in a cache.
+// How [batches, heads, rows, columns] lies in memory: heads interleaved as projections give them,
+// or one after another as in a cache.
 enum class Layout { kInterleaved, kByHead };
 
 // Between the rows are NaNs, so that reading or writing there shows.
@@ -294,7 +296,8 @@ struct Problem {
     return grad_q.gaps_are_untouched(c.batches, c.heads) && grad_v.gaps_are_untouched(c.batches, c.key_heads());
   }
 
-  // PyTorch's default tolerances, times a factor; scores of a large magnitude have errors of that magnitude.
+  // PyTorch's default tolerances, times a factor; scores of a large magnitude have errors of that
+  // magnitude.
   bool close(double actual, double expected, Element element, double factor = 1, double more = 0) const {
     const double relative = element == Element::kFloat32 ? 1.3e-6 : element == Element::kFloat16 ? 1e-3 : 1.6e-2;
     const float usual = 1 / std::sqrt(static_cast<float>(std::max<int64_t>(1, c.size)));

@@ -252,7 +252,8 @@ class Threads {
   ~Threads() { set_parallel_pool(nullptr); }
 };
 
-// The convolution of random numbers, and its gradients for a random gradient of the output, by definition.
+// The convolution of random numbers, and its gradients for a random gradient of the output, by
+// definition.
 struct Reference {
   std::vector<float> input, weight, bias, grad_output;
   std::vector<double> output, grad_input, grad_weight, grad_bias;

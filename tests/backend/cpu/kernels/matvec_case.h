@@ -1,4 +1,5 @@
-// Products as matvec.h describes them, with operands and an oracle: what every implementation is tested by.
+// Products as matvec.h describes them, with operands and an oracle: what every implementation is
+// tested by.
 
 #pragma once
 
@@ -23,7 +24,8 @@ namespace hetero::backend {
 
 inline constexpr Element kElements[] = {Element::kFloat32, Element::kBfloat16, Element::kFloat16};
 
-// A [rows, columns] matrix with a row stride. Between the rows are NaNs, so that reading or writing there shows.
+// A [rows, columns] matrix with a row stride. Between the rows are NaNs, so that reading or writing
+// there shows.
 class Matrix {
  public:
   Matrix(Element element, int64_t rows, int64_t columns, int64_t stride, uint64_t seed = 7)
@@ -98,8 +100,9 @@ struct Case {
   bool x_columns = false;
 };
 
-// A float32 sum of k products in any order is off by at most k * 2^-24 of the sum of their magnitudes; rounding the result adds half a unit
-// of the element type, relative to the result, or half of its smallest subnormal.
+// A float32 sum of k products in any order is off by at most k * 2^-24 of the sum of their
+// magnitudes; rounding the result adds half a unit of the element type, relative to the result, or
+// half of its smallest subnormal.
 template <typename Product>
 bool product_is_right(const Case& c, const Product& product) {
   Matrix x(c.element, c.x_columns ? c.k : c.m, c.x_columns ? c.m : c.k, (c.x_columns ? c.m : c.k) + c.gap);
@@ -211,8 +214,8 @@ inline PackedMemory packed_memory(int64_t bytes) {
   return PackedMemory(static_cast<std::byte*>(std::aligned_alloc(64, (static_cast<size_t>(bytes) + 63) / 64 * 64)));
 }
 
-// Neither threads nor other rows nor packing before change the bits of the products that run(calls) makes. pack(call) sets the call's packed weight, and
-// returns its memory.
+// Neither threads nor other rows nor packing before change the bits of the products that run(calls)
+// makes. pack(call) sets the call's packed weight, and returns its memory.
 template <typename Pack, typename Run>
 void require_same_bits(Group group, Pack pack, Run run) {
   std::vector<std::vector<uint8_t>> expected;

@@ -1,4 +1,5 @@
-// Products of a few rows with a matrix against sums in double, for every instruction set of this processor.
+// Products of a few rows with a matrix against sums in double, for every instruction set of this
+// processor.
 
 #include "backend/cpu/kernels/matvec.h"
 
@@ -148,7 +149,7 @@ TEST_CASE("two threads compute the bits of one") {
   }
 }
 
-// ---- several products of one x --------------------------------------------------------------------------------------------
+// ---- several products of one x
 
 TEST_CASE("products of one x have the bits of the products one by one, on any number of threads") {
   for (const InstructionSet set : instruction_sets()) {

@@ -1,4 +1,5 @@
-// Products with packed weights by vector instructions, against sums in double, on every instruction set of this processor.
+// Products with packed weights by vector instructions, against sums in double, on every instruction
+// set of this processor.
 
 #include "backend/cpu/kernels/panel_gemm.h"
 

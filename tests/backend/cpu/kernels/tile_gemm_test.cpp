@@ -1,4 +1,5 @@
-// Products on the tile unit against sums in double. Without the unit nothing runs, and a count says so.
+// Products on the tile unit against sums in double. Without the unit nothing runs, and a count says
+// so.
 
 #include "backend/cpu/kernels/tile_gemm.h"
 
@@ -145,7 +146,7 @@ TEST_CASE("neither threads nor other rows nor packing before change the bits of 
   }
 }
 
-// ---- float32 beyond what planes have ----------------------------------------------------------------------------------------
+// ---- float32 beyond what planes have
 
 // y[m, n] = x[m, k] * w^T, all dense.
 Matvec dense(int64_t m, int64_t n, int64_t k, const float* x, const float* w, float* y) {

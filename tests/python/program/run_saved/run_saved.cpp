@@ -1,5 +1,6 @@
-// run_saved FOLDER...: in each, runs the program `m.hetero` on the bytes of `input0`, `input1` and so on, and writes those of `output0` and so on.
-// Where a step is refused, its sentence goes to standard output, and the next folder follows.
+// run_saved FOLDER...: in each, runs the program `m.hetero` on the bytes of `input0`, `input1` and
+// so on, and writes those of `output0` and so on. Where a step is refused, its sentence goes to
+// standard output, and the next folder follows.
 
 #include <cstdio>
 #include <fstream>
