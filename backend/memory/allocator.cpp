@@ -43,7 +43,7 @@ void release_host(void*, void* data, size_t bytes) {
   }
 }
 
-// Cached memory belongs to nobody; AddressSanitizer reports whoever touches it.
+// Cached memory has no owner; AddressSanitizer reports any access.
 void poison([[maybe_unused]] const MemorySource& source, [[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
 #if defined(__SANITIZE_ADDRESS__)
   if (source.host_accessible) __asan_poison_memory_region(data, bytes);

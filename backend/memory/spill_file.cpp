@@ -125,7 +125,7 @@ class SpillFile {
   void give(uint64_t start, size_t bytes) {
     // A forked child has the parent's file and maybe its locks, but not its bytes.
     if (!is_ours()) return;
-    // Where there are no holes, the space serves later bytes only. Nobody has the range yet, so the
+    // Without holes, the space serves later bytes only. No other thread has the range yet, so the
     // lock is not needed.
     (void)fallocate(descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(start),
                     static_cast<off_t>(whole_pages(bytes)));

@@ -49,7 +49,7 @@ class CoreGroup {
   // Errors: kUsage for cores that the process may not use, for queues that compute nothing, for
   // what is named twice, and for less than 0 threads; kDevice where the system starts no thread.
   static Result<std::unique_ptr<CoreGroup>> create(Options options);
-  // REQUIRES: not called by a task of the group; nobody submits any more.
+  // REQUIRES: not called by a task of the group; no thread submits any more.
   ~CoreGroup();
   CoreGroup(const CoreGroup&) = delete;
   CoreGroup& operator=(const CoreGroup&) = delete;
@@ -88,8 +88,8 @@ struct CorePlace {
   int physical = 0;  // the core whose hardware threads share its units
 };
 
-// What the system tells of these cores. What it does not tell is taken as shared by all, save for
-// the physical core, which is taken as each core's own.
+// The system's description of these cores. Unknown units count as shared by all cores, except the
+// physical core, which counts as each core's own.
 std::vector<CorePlace> core_places(std::span<const int> cores);
 
 // The cores of the process in so many parts of equal size (where that does not come out even, some

@@ -85,7 +85,7 @@ struct OpTraits {
   // The kernel brings its outputs' memory (on a host-accessible device; elsewhere it is always
   // given memory).
   bool brings_memory = false;
-  // Must run even when nobody reads its outputs.
+  // Must run even if its outputs have no readers.
   bool side_effects = false;
   // Of a library that is not PyTorch: it may do more than compute, so none of its calls is made
   // ahead of time or stands for another.
@@ -138,8 +138,7 @@ class OpTable {
   OpId find(std::string_view name) const;
   // The same, but asks the resolver for a name that was not added.
   OpId resolve(std::string_view name);
-  // Who knows operators that are added when somebody asks for them: adds the one of this name, if
-  // there is one.
+  // A resolver adds the operator of this name on demand, if there is one.
   void set_resolver(void (*resolver)(const std::string& name)) { resolver_.store(resolver); }
 
  private:

@@ -90,7 +90,7 @@ class WindowTable {
   // id names a window for ever.
   uint64_t serial() const { return serial_.load(std::memory_order_relaxed); }
 
-  // Forgets all windows. REQUIRES: nobody holds an id.
+  // Forgets all windows. REQUIRES: no id is in use.
   void clear();
 
  private:

@@ -33,8 +33,8 @@ using FindNumbers = void (*)(const Graph& graph, const Node& node, std::vector<u
 Status fit_sizes(SavedProgram& program, std::vector<SizeVariable> variables, std::span<const int64_t> own,
                  std::span<const SizeSample> samples, std::span<const SizeSum> factors, FindNumbers find_numbers);
 
-// Whether `recorded` is what program_at() makes for its sizes, save for strides that nothing
-// follows. Errors: kUsage, with the first difference.
+// Whether `recorded` is what program_at() makes for its sizes, except for strides on which nothing
+// depends. Errors: kUsage, with the first difference.
 Status compare_at(const SavedProgram& program, const SizeSample& recorded);
 
 }  // namespace hetero::graph

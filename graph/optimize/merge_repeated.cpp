@@ -189,7 +189,7 @@ class Merger {
     return key.take();
   }
 
-  // False where somebody outside of the program sees what the later one makes.
+  // False if something outside the program sees the later one's result.
   bool merge(const Node& first, const Node& later) {
     const std::span<Operand> kept = operands_of(first), dropped = operands_of(later);
     const auto is_seen = [&](const Operand& it) { return it.writes() && graph_.buffers[it.buffer].escapes; };

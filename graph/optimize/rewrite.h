@@ -14,9 +14,8 @@ namespace hetero::graph {
 // Whether the node's random state is drawn in every run.
 bool draws(const SavedProgram& program, const Node& node);
 
-// Takes out the nodes that `gone` marks, and then constants that nobody reads, and buffers that
-// nobody touches. The plan goes too.
-// REQUIRES: no node that stays, and no output, needs what those made.
+// Removes the nodes that `gone` marks, then constants without readers, and unused buffers. Drops
+// the plan too. REQUIRES: no remaining node, and no output, needs their results.
 void remove_nodes(SavedProgram& program, const std::vector<uint8_t>& gone);
 
 }  // namespace hetero::graph

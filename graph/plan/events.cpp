@@ -1,11 +1,10 @@
 // Events: the waits that the order needs become records and waits in the program.
 //
-//   1. Take the waits that compute_clocks could not do without, for whole transfers
-//      (transfers.cpp).
-//   2. Each instruction that is waited for gets one event, recorded right after it; several waits
-//      share the record.
-//   3. Write the program anew: before each instruction its waits, after it its record. Move the
-//      lifetimes along.
+// 1. Take the waits that compute_clocks could not do without, for whole transfers (transfers.cpp).
+// 2. Each instruction that is waited for gets one event, recorded right after it; several waits
+//    share the record.
+// 3. Rewrite the program: before each instruction its waits, after it its record. Move the
+//    lifetimes along.
 
 #include "graph/plan/passes.h"
 

@@ -24,9 +24,8 @@
 
 namespace hetero::graph {
 
-// Writes the file beside and renames it, so that there is the old file or the new one, whatever
-// happens. Errors: kUsage for a program that verify_program() refuses, kStorage where the system
-// does.
+// Writes a new file and renames it, so that the old file or the new one exists whatever happens.
+// Errors: kUsage for a program that verify_program() refuses, kStorage if the system refuses.
 Status save_program(const SavedProgram& program, const std::string& path);
 
 struct LoadOptions {

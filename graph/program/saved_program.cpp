@@ -113,8 +113,8 @@ class ProgramVerifier {
     return check_bits(program_.outputs);
   }
 
-  // What is there before is on the CPU, without gaps, and is an input or a constant; nobody else
-  // sees anything but outputs.
+  // Buffers that exist before the run are on the CPU, without gaps, and are inputs or constants.
+  // Only outputs are visible outside.
   Status check_buffers() {
     std::vector<uint8_t> visible = inputs_;
     for (const ProgramValue& output : program_.outputs) visible[output.buffer] = 1;
@@ -133,8 +133,8 @@ class ProgramVerifier {
     return Status();
   }
 
-  // Nothing is read that nobody has made, but for memory without values that a node writes a part
-  // of. What has no bytes, such as the weight of a layer without inputs, nobody needs to make.
+  // Every value that is read has been made, except memory without values that a node writes in
+  // part. A value without bytes, such as the weight of a layer without inputs, needs no maker.
   Status check_order() {
     std::vector<uint8_t> made(graph_.buffers.size());
     for (BufferId b = 0; b < made.size(); ++b)

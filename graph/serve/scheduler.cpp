@@ -1,18 +1,17 @@
-// How a request goes:
+// The way of a request:
 //
 // 1. submit() puts it into the line, a doubly linked list through the requests. The first of the
-//    line are admitted: `capacity`, and one for each lane that is coming for the next request. The
-//    others are those whose submit() waits for room.
-// 2. A lane that has nothing to do is sent for (serve() is submitted to its group). It takes the
-//    first request, runs it, ends it, and comes again behind whatever else was submitted to its
-//    group.
+//    line are admitted: `capacity`, and one for each lane that is coming for the next request. For
+//    the others, submit() waits for room.
+// 2. An idle lane is sent for (serve() is submitted to its group). It takes the first request, runs
+//    it, ends it, and comes again behind its group's other tasks.
 // 3. The clock, a thread that begins with the first deadline, sleeps until the earliest one. It
-//    takes late requests out of the line, and tells those that run to stop.
-// 4. Whoever takes a request out of the line ends it: a lane, the clock, cancel(), close(), or a
-//    submit() that finds no room but late requests.
+//    takes late requests out of the line, and tells running ones to stop.
+// 4. The function that takes a request out of the line ends it: a lane, the clock, cancel(),
+//    close(), or a submit() that finds no room but late requests.
 //
-// Locks: SchedulerCore::mutex for the line and the lanes, then Request::mutex_ for those who wait
-// for one request. None is held while a handler or on_end() runs.
+// Locks: SchedulerCore::mutex for the line and the lanes, then Request::mutex_ for threads that
+// wait for one request. None is held while a handler or on_end() runs.
 
 #include "graph/serve/scheduler.h"
 

@@ -73,7 +73,8 @@ std::vector<StorageHold> others_by_age(backend::DeviceIndex device) {
 bool leave_host(HeteroStorage* storage) {
   graph::Binding& binding = storage->binding;
   backend::Block& block = binding.blocks[kCpu];
-  // Others may look at them at any time: whoever has taken them out of the dispatcher, a reader of the block, a flight.
+  // Storages that others may read at any time: exported ones, those with a reader of the block,
+  // those of a flight.
   if (!block || block.bytes() < kLeastSpill || !binding.error.ok() || binding.shared || storage->exported ||
       storage->host_readers.load() != 0 || storage->flights != 0 || (binding.valid_on & kOnCpu) == 0) {
     return false;

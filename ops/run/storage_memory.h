@@ -56,8 +56,9 @@ void make_room(const Cut& cut, uint64_t bytes);
 // The most bytes that the plan of a graph ever holds there: its arena, and its buffers with memory of their own.
 uint64_t accelerator_need(const graph::Graph& graph, const graph::Plan& plan);
 
-// Smaller storages leave the host's memory only where no larger one can. The others are tracked also while none may leave it, since that may be allowed
-// later: it takes little beside making them.
+// Smaller storages leave the host's memory only if no larger one can. They are tracked even while
+// none may leave, because an option may allow it later, and tracking costs little compared with
+// making them.
 inline constexpr size_t kLargeStorage = 64 << 10;
 // Whether storages may leave the host's memory. Every run asks.
 extern std::atomic<bool> may_spill;  // there is a folder

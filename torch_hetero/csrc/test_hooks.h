@@ -1,4 +1,5 @@
-// What tests reach through torch_hetero._C and nobody else should: devices and spill files that fail on demand, forced overlap, stock kernels for products.
+// Hooks for tests in torch_hetero._C: devices and spill files that fail on demand, forced overlap,
+// stock kernels for products.
 
 #pragma once
 

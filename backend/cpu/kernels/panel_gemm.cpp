@@ -27,7 +27,7 @@ const PanelKernels& panel_kernels_bfloat16() { std::abort(); }
 
 namespace {
 
-// Rows of x, and the part of a panel, that a second-level cache of 1 MiB holds beside other things.
+// Rows of x, and the part of a panel, that fit into a second-level cache of 1 MiB with other data.
 constexpr int64_t kBlockBytes = 320 << 10;
 constexpr int64_t kPanelBytes = 256 << 10;
 // Rows that are a multiple of so many bytes apart are in the same lines of a first-level cache.

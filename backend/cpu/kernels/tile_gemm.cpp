@@ -1,9 +1,9 @@
-// With many rows, and few outputs beside them, threads share the rows: each packs blocks of its
-// rows, as large as fit into its second-level cache, and multiplies a block by one panel of w after
-// the other. Else threads share the panels: all rows are packed first, in parallel.
+// With many rows and few outputs, threads share the rows. Each packs blocks of its rows, as large
+// as fit into its second-level cache, and multiplies a block by one panel of w after the other.
+// Otherwise threads share the panels: all rows are packed first, in parallel.
 //
-// k is cut where the rows of a block would not fit otherwise; the sums of a block then wait in
-// memory of the thread.
+// k is cut if the rows of a block would not fit otherwise. The sums of a block then wait in the
+// thread's memory.
 
 #include "backend/cpu/kernels/tile_gemm.h"
 

@@ -209,7 +209,7 @@ Status FusedEngine::load(const std::shared_ptr<Code>& shared, Wait wait) {
       ++loaded_;
       code.state.store(Code::State::kReady, std::memory_order_release);
     } else if (code.from_disk) {
-      // The driver does not take it: it is made anew, and replaces what is on disk.
+      // The driver refuses it: compile it again, and replace the file on disk.
       code.asked.store(false);
       code.state.store(Code::State::kNone, std::memory_order_release);
     } else {
