@@ -27,10 +27,10 @@ namespace hetero::backend {
 
 struct DeviceDescription {
   Capabilities rates;
-  // What its memory may hold of a program's buffers, those that lie there already included; 0 for
-  // unlimited.
+  // The bytes of a program's buffers that its memory may hold, including those that are there
+  // already; 0 for unlimited.
   uint64_t bytes = 0;
-  // Where not null, it is asked which kernels it can run.
+  // If not null, it says which kernels it can run.
   const Device* device = nullptr;
 };
 
@@ -40,8 +40,8 @@ struct Link {
   DeviceIndex to = kCpu;
   double bandwidth = 0;  // bytes per second; 0 when unknown
   double latency = 0;    // seconds for each copy
-  // Copies that go this way are submitted to these queues of this device: one for large copies, one
-  // for those that the caller waits for. The two are the same where the link has no urgent queue.
+  // Copies in this direction are submitted to these queues of this device: one for large copies,
+  // one for those that the caller waits for. They are the same if the link has no urgent queue.
   DeviceIndex owner = kCpu;
   QueueKind queue = QueueKind::kCompute;
   QueueKind urgent = QueueKind::kCompute;

@@ -40,7 +40,7 @@ class ComputeEngine {
     return end;
   }
 
-  // The same without running it.
+  // Predicts the same without running the task.
   double end_of(double begin, double seconds, double utilization) const {
     const double work = seconds * utilization;
     double rest = work;
@@ -78,7 +78,7 @@ class ComputeEngine {
     while (s > 0 && steps_[s].begin > time) --s;
     return s;
   }
-  // The step that begins then, made where there is none.
+  // The step that begins then, made if there is none.
   size_t split(double time) {
     const size_t s = step_at(time);
     if (steps_[s].begin >= time) return s;

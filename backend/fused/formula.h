@@ -33,13 +33,13 @@ struct OperationTraits {
 };
 OperationTraits traits(MapOperation operation);
 
-// Of two operands, the second a number: a function of its own.
+// Whether this is a power with a number as exponent, which is a function of its own.
 bool is_power_of_number(const MapFormula& formula);
-// Whether it is a half type's version of a function, which rounds to it (`from`) between
+// Whether this is a half type's version of a function, which rounds to it (`from`) between
 // operations.
 bool rounds_inside(const MapFormula& formula);
 
-// Of the struct in backend/cuda/fused/formulas.h; "" for kOpaque.
+// The name of the struct in backend/cuda/fused/formulas.h; "" for kOpaque.
 const char* name_of(ReduceOperation operation);
 
 int entry_bytes(EntryType type);
@@ -56,7 +56,7 @@ int result_bytes(const MapFormula& formula);
 // How many numbers it reads, from the first of the step on.
 int number_count(const MapFormula& formula);
 
-// Of an entry that a reducer takes, and of its result. 0 for kOpaque, and for kPick, which takes
+// The type of a reducer's entries, and of its result. 0 for kOpaque, and for kPick, which takes
 // any.
 int input_bytes(const ReducerFormula& formula);
 int result_bytes(const ReducerFormula& formula);

@@ -12,7 +12,7 @@
 namespace hetero::backend {
 
 inline constexpr float kGeluScale = 2.0f / (5.4f * 5.4f);
-// Of the highest power first.
+// Coefficients, highest power first.
 inline constexpr float kGeluCoefficients[] = {
     0x1.9bf06cp-11f, -0x1.0d9496p-9f, 0x1.cab8f2p-10f, -0x1.3702e2p-9f, 0x1.df94a2p-8f,
     -0x1.b8189ep-7f, 0x1.3c402ap-6f,  -0x1.c98cd6p-6f, 0x1.41ddb2p-5f,  -0x1.a5d478p-5f,

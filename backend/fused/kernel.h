@@ -50,11 +50,11 @@ union Number {
   uint64_t bits;
 };
 
-// What a map computes: its name, by which other devices than the CPU know it, and by which simple
-// ones are compiled together with their neighbours (compile.h). a, b and c are its operands in
-// order, x, y and z its numbers. Of the first part each operation rounds, but for fma, which is one
-// rounding of a product and a sum, and the CPU's bits are these; of the second part some are only
-// near. Integers wrap. A form puts a number in the place of an operand; the others follow.
+// The operation of a map. Other devices than the CPU know a map by this name, and simple maps are
+// compiled together with their neighbours by it (compile.h). a, b and c are its operands in order,
+// x, y and z its numbers. In the first part, each operation rounds, except fma, which rounds a
+// product and a sum once, and these are the CPU's bits. In the second part, some are only near.
+// Integers wrap. A form puts a number in the place of an operand; the others follow.
 enum class MapOperation : uint8_t {
   kOpaque,  // only the function knows
   kNegate,
@@ -237,8 +237,8 @@ struct Reducer {
 };
 inline constexpr int32_t kMaxReducerState = 512;
 
-// Gives the entry, of so many bytes, that stands at an index of the row: the parameter, an int64.
-// Zeros where the row has no such index.
+// Gives the entry at an index of the row, of this many bytes. The index is the parameter, an int64.
+// Zero if the row has no such index.
 const Reducer& pick_reducer(int bytes);
 
 enum class Extent : uint8_t { kElement, kRow, kTotal };
@@ -268,8 +268,8 @@ struct FusedStep {
   uint16_t operand = 0;
   uint16_t first_number = 0;
   MapFunction map = nullptr;
-  // Computes the same where all inputs but the first are row values, and one row is at hand: these
-  // are its first numbers, instead of those of the step. Null where there is no such function.
+  // Computes the same for one row if all inputs but the first are row values. They are then the
+  // first numbers, in place of those of the step. Null if there is no such function.
   MapFunction row_map = nullptr;
   const Reducer* reducer = nullptr;
 };
@@ -294,9 +294,9 @@ struct FusedOperand {
   int64_t offset = 0;                   // bytes from the address to the first entry
   int64_t strides[kMaxFusedRank] = {};  // bytes; 0 where the operand is broadcast; along the row 0 for row values
   int64_t bytes = 0;                    // of one entry
-  // Of a table, which only kLookUp reads: it has `table_rows` rows, so many bytes apart, laid out
-  // as the strides along the row say; the other strides are 0. A kernel that looks something up
-  // checks that its index is one of them.
+  // For a table, which only kLookUp reads: it has `table_rows` rows, this many bytes apart, laid
+  // out as the strides along the row say; the other strides are 0. A kernel with a lookup checks
+  // that the index is one of the rows.
   int64_t table_rows = 0;
   int64_t table_stride = 0;
 };

@@ -10,7 +10,7 @@
 
 namespace hetero::backend {
 
-// "NVIDIA H200, driver 12040" of a GPU; "" where the device's name says it all.
+// "NVIDIA H200, driver 12040" for a GPU; "" if the device's name suffices.
 std::string model_of(const Device& device);
 
 }  // namespace hetero::backend

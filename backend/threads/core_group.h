@@ -46,8 +46,8 @@ class CoreGroup {
   };
   static constexpr std::chrono::microseconds kSpin{30};
 
-  // Errors: kUsage for cores that the process may not use, for queues that compute nothing, for
-  // what is named twice, and for less than 0 threads; kDevice where the system starts no thread.
+  // Errors: kUsage for cores that the process may not use, queues that do not compute, duplicates,
+  // or less than 0 threads; kDevice if the system starts no thread.
   static Result<std::unique_ptr<CoreGroup>> create(Options options);
   // REQUIRES: not called by a task of the group; no thread submits any more.
   ~CoreGroup();
@@ -78,7 +78,7 @@ class CoreGroup {
 // are respected, and a pinned thread may ask.
 std::vector<int> cores_of_process();
 
-// Where a core is. Cores with equal numbers share the thing; numbers mean nothing else.
+// The place of a core. Cores with equal numbers share the unit; numbers mean nothing else.
 struct CorePlace {
   int core = 0;
   int node = 0;      // NUMA
@@ -92,20 +92,19 @@ struct CorePlace {
 // physical core, which counts as each core's own.
 std::vector<CorePlace> core_places(std::span<const int> cores);
 
-// The cores of the process in so many parts of equal size (where that does not come out even, some
-// have one more), such that as few parts as possible extend over several NUMA nodes, sockets or
-// caches. Hardware threads of a core stay together where there is a core for each part; then parts
-// are equal in cores.
-// Errors: kUsage where there are fewer cores than parts, or no parts.
+// Splits the process's cores into this many parts of equal size (or nearly so; some have one more).
+// As few parts as possible extend over several NUMA nodes, sockets or caches. Hardware threads of a
+// core stay together if there is a core for each part; parts then have equal numbers of cores.
+// Errors: kUsage if there are fewer cores than parts, or no parts.
 Result<std::vector<std::vector<int>>> split_cores(int groups);
-// The same for a machine that is given as data.
+// Splits a machine that is given as data.
 Result<std::vector<std::vector<int>>> split_cores(std::span<const CorePlace> places, int groups);
 
 // Whether these can be a group's compute queues. Errors: kUsage for a queue that is none, and one
 // that is named twice.
 Status check_compute_queues(std::span<const QueueKind> queues);
-// An accelerator's compute queues in so many parts, of which some have one more where that does not
-// come out even. Of more parts than queues, several have the same one. REQUIRES: groups > 0.
+// Splits an accelerator's compute queues into this many parts, some of which may have one more.
+// With more parts than queues, several have the same one. REQUIRES: groups > 0.
 std::vector<std::vector<QueueKind>> split_compute_queues(int groups);
 
 }  // namespace hetero::backend

@@ -12,8 +12,8 @@
 
 namespace hetero::graph {
 
-// What an exception says: its what(), or what set_exception_words() was given makes of it. Some
-// libraries put the stack into what(), which belongs into no sentence.
+// The text of an exception: its what(), or what set_exception_words() makes of it. Some libraries
+// put the stack into what(), which belongs in no message.
 std::string words_of(const std::exception& error);
 // REQUIRES: no program runs.
 void set_exception_words(std::string (*words)(const std::exception&));

@@ -19,8 +19,7 @@ namespace detail {
 inline std::atomic<KernelSettings> find_settings{nullptr};
 }
 
-// Who has kernels that look at settings says how to find them, before anything runs. `find`
-// allocates nothing.
+// Installs the function that reads the settings, before anything runs. `find` allocates nothing.
 inline void set_kernel_settings(KernelSettings find) { detail::find_settings.store(find, std::memory_order_release); }
 
 // 0 where no kernel looks at any.

@@ -16,8 +16,8 @@
 
 namespace hetero::graph {
 
-// Row r, `row_bytes` long, begins at byte r * pitch_bytes of the block. Both are 0 where the
-// storage's bytes are the block's.
+// Row r, `row_bytes` long, begins at byte r * pitch_bytes of the block. Both are 0 if the block has
+// no gaps.
 struct Layout {
   uint64_t row_bytes = 0;
   uint64_t pitch_bytes = 0;
@@ -30,7 +30,7 @@ struct Layout {
   bool operator==(const Layout&) const = default;
 };
 
-// Rows of `row_bytes` every `pitch_bytes`; no gaps where there are none. REQUIRES: row_bytes <=
+// Rows of `row_bytes` every `pitch_bytes`; no gaps if they are equal. REQUIRES: row_bytes <=
 // pitch_bytes, neither is 0.
 Layout rows_apart(uint64_t row_bytes, uint64_t pitch_bytes);
 

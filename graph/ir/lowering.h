@@ -103,14 +103,14 @@ class Lowering {
     values.push_back({.kind = Value::Kind::kOperand, .dtype = dtype, .operand = static_cast<uint16_t>(index)});
     return last();
   }
-  // The same with one entry for each row: it is broadcast, from the right, to the dimensions that
+  // An operand with one entry for each row: it is broadcast, from the right, to the dimensions that
   // are not reduced.
   Ref row_operand(int index, DType dtype) {
     values.push_back({.kind = Value::Kind::kRowOperand, .dtype = dtype, .operand = static_cast<uint16_t>(index)});
     return last();
   }
-  // An operand that is broadcast to one piece. Where a piece has size 1 along the cut, the operand
-  // may lack that dimension.
+  // An operand that is broadcast to one piece. If a piece has size 1 along the cut, the operand may
+  // lack that dimension.
   Ref piece_operand(int index, DType dtype) {
     values.push_back({.kind = Value::Kind::kPieceOperand, .dtype = dtype, .operand = static_cast<uint16_t>(index)});
     return last();
@@ -153,8 +153,8 @@ class Lowering {
     values.back().inputs[1] = parameter;
     return made;
   }
-  // The row's entry of `value` at `index`, an int64 row value. What it is where the row has no such
-  // index is not said.
+  // The row's entry of `value` at `index`, an int64 row value. Undefined if the row has no such
+  // index.
   Ref pick(Ref value, Ref index) { return indexed(Value::Kind::kPick, value, index); }
   // The row of a table at `index`, an int64 row value that is checked to be one of its rows. The
   // table has two dimensions, and its rows are as long as those of the space, of which only the

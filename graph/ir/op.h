@@ -42,7 +42,7 @@ enum class OpClass : uint8_t {
 };
 const char* to_string(OpClass op_class);
 
-// What a kernel is to do of its operator: see OpTraits::has_tail.
+// The part of its operator that a kernel computes: see OpTraits::has_tail.
 enum class Part : uint8_t { kWhole, kBody, kTail };
 
 struct Binding;
@@ -53,12 +53,12 @@ struct OpTraits;
 struct LowerRequest;
 class Lowering;
 
-// One call of a kernel. `data[i]` is the address of the first byte of operand i's *buffer* (the
-// operand's window applies on top). It is null for an output whose memory the kernel is to bring:
-// the kernel then stores a Block in `brought[i]` whose bytes are laid out as the operand's window
-// says. `bindings[b]` is the binding of buffer b where its bytes were there before the graph and no
-// node of it writes them, so that the kernel may use and set Binding::derived; null for every other
-// buffer. `bindings` itself is null where nothing may be kept.
+// One call of a kernel. `data[i]` is the address of the first byte of operand i's *buffer*; the
+// operand's window applies on top. It is null for an output whose memory the kernel allocates. The
+// kernel then stores a Block in `brought[i]`, laid out as the operand's window says. `bindings[b]`
+// is the binding of buffer b if its bytes existed before the graph and no node writes them. The
+// kernel may then use and set Binding::derived. It is null for every other buffer. `bindings`
+// itself is null if nothing may be kept.
 struct Invocation {
   const Node* node;
   const Operand* operands;
@@ -76,7 +76,7 @@ struct Invocation {
 // Status.
 using KernelFunction = void (*)(const Invocation& invocation);
 
-// So many calls are made together at most.
+// The most calls that are made together.
 inline constexpr size_t kMaxBatch = 8;
 
 struct OpTraits {
@@ -87,29 +87,29 @@ struct OpTraits {
   bool brings_memory = false;
   // Must run even if its outputs have no readers.
   bool side_effects = false;
-  // Of a library that is not PyTorch: it may do more than compute, so none of its calls is made
-  // ahead of time or stands for another.
+  // Custom operator: may have side effects. None of its calls is made ahead of time or replaced by
+  // another.
   bool is_foreign = false;
   // Runs on the accelerator; otherwise on the CPU always.
   bool on_accelerator = true;
   KernelFunction kernel = nullptr;
-  // How it runs on a device that does not run the CPU's kernels (Device::runs_host_kernels); null
-  // where it does not. It is always given memory.
+  // The kernel for devices that do not run the CPU's kernels (Device::runs_host_kernels); null if
+  // there is none. It always gets its memory.
   KernelFunction device_kernel = nullptr;
-  // How a fused kernel computes it; null where it cannot be fused. See lowering.h.
+  // How a fused kernel computes it; null if it cannot be fused. See lowering.h.
   bool (*lower)(const LowerRequest& request, Lowering& lowering) = nullptr;
   // `lower` describes only what is done last, the tail: a pointwise program that reads the output
   // as the rest of the work, the body, has left it there. A fused kernel may then compute the tail,
   // and what follows it, after the operator's kernel has run the body. The kernel can run the
   // whole, the body and the tail. A bias that is added to a product is such a tail.
   bool has_tail = false;
-  // Calls of operators with the same function here that read the same operand, each as its operand
-  // `shared_operand`, may be made by it, all at once. They write their outputs only, and nothing
-  // that another reads. Where it throws, they are made again one by one.
+  // This function may make several calls at once, if their operators have it too and they read the
+  // same operand, each as its operand `shared_operand`. The calls write their outputs only, and
+  // nothing that another reads. If it throws, they are made again one by one.
   void (*run_together)(const Invocation* calls, size_t count) = nullptr;
   int shared_operand = 0;
-  // Whether a node of this operator that was read from a file is one that a recorder would have
-  // written, so that the kernel may trust it. Null where the kernel trusts nothing.
+  // Whether a node from a file is one that a recorder would have written, so that the kernel may
+  // trust it. Null if the kernel trusts nothing.
   Status (*check)(const Graph& graph, const Node& node) = nullptr;
   // Whether the state of a random operator is at this place in Graph::attributes: see
   // SavedProgram::draws. REQUIRES: check(). Null: anywhere in the attributes of an operator of
@@ -136,7 +136,7 @@ class OpTable {
   size_t size() const { return size_.load(std::memory_order_acquire); }
   // The id of that name, if it was added; otherwise kNoOp.
   OpId find(std::string_view name) const;
-  // The same, but asks the resolver for a name that was not added.
+  // Finds an operator by name, and asks the resolver for names that were not added.
   OpId resolve(std::string_view name);
   // A resolver adds the operator of this name on demand, if there is one.
   void set_resolver(void (*resolver)(const std::string& name)) { resolver_.store(resolver); }

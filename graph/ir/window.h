@@ -80,7 +80,7 @@ class WindowTable {
   // The id of this window; kNoWindow once four million different windows are in the table.
   // REQUIRES: sizes and strides of equal length, none negative.
   WindowId intern(DType dtype, std::span<const int64_t> sizes, std::span<const int64_t> strides, int64_t offset);
-  // The same, with row-major strides and offset 0.
+  // Interns a window with row-major strides and offset 0.
   WindowId intern_contiguous(DType dtype, std::span<const int64_t> sizes);
 
   // REQUIRES: id < size().

@@ -24,12 +24,12 @@ struct SizeSample {
   const SavedProgram* program;
 };
 
-// Where in a node's attributes numbers of eight bytes stand that may depend on sizes.
+// Where a node's attributes have numbers of eight bytes that may depend on sizes.
 using FindNumbers = void (*)(const Graph& graph, const Node& node, std::vector<uint32_t>& places);
 
-// Sets `program.sizes`. `own` are the sizes for which `program` was recorded, `factors` the sums
-// that sizes are made of; variables count as such. Errors: kUsage where the samples are not one
-// program, or an integer is no sum of products: a sentence that names the node.
+// Sets `program.sizes`. `own` are the sizes for which `program` was recorded. `factors` are the
+// candidates for sums, including variables. Errors: kUsage, with a sentence that names the node, if
+// the samples are not one program, or an integer is no sum of products.
 Status fit_sizes(SavedProgram& program, std::vector<SizeVariable> variables, std::span<const int64_t> own,
                  std::span<const SizeSample> samples, std::span<const SizeSum> factors, FindNumbers find_numbers);
 

@@ -37,7 +37,7 @@ struct Interval {
 
 class IntervalPacking {
  public:
-  // What pack() spends of itself at most: half a second to a second.
+  // The effort that pack() spends by default: half a second to a second at most.
   static constexpr int64_t kMostEffort = 500'000'000;
 
   // Finds an offset for each interval, a multiple of `alignment`. `effort` is how many steps step 3

@@ -48,8 +48,9 @@ class SliceAllocator {
   // either.
   void reset(bool with_clocks, uint64_t soft_limit);
 
-  // A slice of at least `bytes`. `known` is what has run before its first use; where the slice is
-  // still in use by anything else, that is merged into `required`. Both may be null without clocks.
+  // Allocates a slice of at least `bytes`. `known` has run before its first use. If other
+  // instructions still use the slice, they are merged into `required`. Both may be null without
+  // clocks.
   uint32_t allocate(uint64_t bytes, const Clock* known, Clock* required);
   // `users` are the instructions that touched the slice last; null without clocks.
   void free(uint32_t slice, const Clock* users);

@@ -38,9 +38,9 @@ struct LoadOptions {
 // reader; kUsage for a program that is not legal.
 Result<std::unique_ptr<SavedProgram>> load_program(const std::string& path, LoadOptions options = {});
 
-// Puts another plan into the file; without one where `plan` is empty. The weights are not read, and
-// not copied where the file system can share them between the two files. Programs that were loaded
-// before keep what they have. Errors: as for both above.
+// Replaces the plan in the file, or removes it if `plan` is empty. The weights are not read. They
+// are not copied if the file system can share them between the two files. Loaded programs keep what
+// they have. Errors: as for both above.
 Status replace_plan(const std::string& path, const std::string& plan, const std::string& machine);
 
 }  // namespace hetero::graph

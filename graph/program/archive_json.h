@@ -22,7 +22,7 @@ namespace hetero::graph {
 Result<std::string> write_program_json(const SavedProgram& program);
 // Windows go into the program's table. Nothing is compared with the graph.
 Status read_program_json(std::string_view text, SavedProgram& program);
-// The same text for another plan.
+// The text of program.json for another plan.
 Result<std::string> with_plan_machine(std::string_view text, const std::string& machine);
 
 // A tensor in weights.safetensors; places count bytes from the end of the header.

@@ -47,9 +47,9 @@ class MappedFile {
 
 class NewFile {
  public:
-  // Nothing is to be seen at `path` before commit(); what was there before stays if that is never
-  // called. Where it is a link, the file that it leads to is made or replaced. Errors: kStorage,
-  // also where there is something that is no file, such as a pipe.
+  // Nothing appears at `path` before commit(); without it, the former file stays. If `path` is a
+  // link, its target is made or replaced. Errors: kStorage, also if there is something that is not
+  // a file, such as a pipe.
   static Result<std::unique_ptr<NewFile>> create(const std::string& path);
   ~NewFile();
   NewFile(const NewFile&) = delete;

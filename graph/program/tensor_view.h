@@ -28,7 +28,7 @@ struct TensorView {
   static TensorView row_major(void* data, std::string_view dtype, std::vector<int64_t> sizes);
 };
 
-// The same without memory.
+// A description of a tensor without memory.
 struct TensorShape {
   graph::DType dtype = 0;
   std::vector<int64_t> sizes;

@@ -1,11 +1,11 @@
-// The records of a ZIP file with stored entries: what is written before and after the bytes of
-// entries, and how it is read back.
+// The records of a ZIP file with stored entries: written before and after the bytes of entries, and
+// read back.
 //
 // The format is PKWARE's APPNOTE.TXT, version 6.3: a local header before each entry, and at the end
-// a directory, which is what counts. Where a size or an offset takes more than 32 bits, ZIP64
-// records say it. Compressed, encrypted and split files are refused.
+// a directory, which is what counts. Sizes and offsets of more than 32 bits are in ZIP64 records.
+// Compressed, encrypted and split files are refused.
 //
-// Thread safety: pure functions. The bytes must outlive the names of what is read.
+// Thread safety: pure functions. The bytes must outlive the names that are read from them.
 
 #pragma once
 
@@ -31,7 +31,7 @@ struct ZipEntry {
 // REQUIRES: alignment is a power of two up to 4096.
 std::string zip_local_header(ZipEntry& entry, uint64_t alignment);
 
-// What follows the last entry; `offset` is where.
+// The records that follow the last entry; `offset` is their place.
 std::string zip_directory(const std::vector<ZipEntry>& entries, uint64_t offset);
 
 // The entries of a file, in the directory's order; each lies between the file's begin and the

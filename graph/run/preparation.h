@@ -15,7 +15,7 @@ namespace hetero::graph {
 // What it throws is passed over: a call that cannot be prepared says so when it runs.
 void set_preparation(KernelFunction kernel, KernelFunction prepare);
 
-// Null where there is nothing to do beforehand.
+// Null if there is nothing to do in advance.
 KernelFunction preparation_of(KernelFunction kernel);
 
 }  // namespace hetero::graph

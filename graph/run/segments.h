@@ -40,17 +40,17 @@ class Segments {
   static constexpr int kMostChanges = 4;
   static constexpr uint32_t kShortest = 2;  // launches that are worth a segment
 
-  // Who runs the program. All of a position is about its launch in the run at hand.
+  // The runner of the program. Everything about a position is about its launch in the current run.
   class Owner {
    public:
     virtual backend::Queue& queue_of(QueueId queue) = 0;
-    // Submits it, and answers for it where it cannot be.
+    // Submits the launch, and handles a failure to submit.
     virtual void launch_alone(uint32_t position) = 0;
     // Does what it does, on the thread that a device calls its tasks on.
     virtual void replay(uint32_t position) = 0;
-    // What it is predicted to take, in a task without a function.
+    // The predicted time, in a task without a function.
     virtual backend::Task prediction_of(uint32_t position) const = 0;
-    // Queue::record_segment, which fails too where a task does that it calls.
+    // Queue::record_segment, which also fails if a task that it calls fails.
     virtual Result<std::unique_ptr<backend::Segment>> record(QueueId queue, std::span<const backend::Task> tasks) = 0;
     // Whether anything has failed, as far as the host knows.
     virtual bool has_failed() const = 0;

@@ -70,7 +70,7 @@ class Model {
     backend::Device* device;
     std::weak_ptr<backend::Block> block;
   };
-  // Null where there is none. REQUIRES: the mutex is held.
+  // Null if there is none. REQUIRES: the mutex is held.
   DeviceBytes find_copy(graph::BufferId buffer, const backend::Device& device) const;
   std::vector<Copy> on_device_;
 };

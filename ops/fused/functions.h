@@ -58,11 +58,11 @@ struct FunctionTable {
   backend::MapFunction casts[kDTypeCount][kDTypeCount];
   const backend::Reducer* reducers[static_cast<size_t>(Reduction::kCount)][kDTypeCount];
 
-  // Null where there is none.
+  // Null if there is no such function.
   backend::MapFunction map(Function function, Form form, at::ScalarType dtype) const {
     return maps[static_cast<size_t>(form)][static_cast<size_t>(function)][static_cast<size_t>(dtype)];
   }
-  // As Tensor::to. Null where the dtypes are equal.
+  // As Tensor::to. Null if the dtypes are equal.
   backend::MapFunction cast(at::ScalarType from, at::ScalarType to) const {
     return casts[static_cast<size_t>(from)][static_cast<size_t>(to)];
   }
@@ -93,8 +93,8 @@ namespace DEFAULT {
 void fill(FunctionTable& table);
 }
 
-// MKL's functions, which libtorch_cpu exports where it was built with MKL; `vml_function` gives
-// null where there is none.
+// MKL's functions, which libtorch_cpu exports if it was built with MKL; `vml_function` returns null
+// otherwise.
 using VmlFloat = void (*)(int n, const float* in, float* out, int64_t mode);
 using VmlDouble = void (*)(int n, const double* in, double* out, int64_t mode);
 void* vml_function(const char* name);

@@ -28,7 +28,7 @@ enum class ConvolutionWork : uint8_t { kForward, kForwardWithBias, kBackward };
 // Which gradients, of a kBackward; bits.
 enum ConvolutionGradient : uint8_t { kOfInput = 1, kOfWeight = 2, kOfBias = 4 };
 
-// What the choice depends on.
+// The properties of a call that the choice depends on.
 struct ConvolutionShape {
   static constexpr const char* kKind = "convolution 1";
   ConvolutionWork work = ConvolutionWork::kForward;

@@ -23,7 +23,7 @@ enum class LinearImplementation : uint8_t {
   // These pack the weight each time:
   kPanels,  // backend/cpu/kernels/panel_gemm.h
   kTiles,   // backend/cpu/kernels/tile_gemm.h
-  // The same with a weight that is kept packed:
+  // Implementations with a packed weight that is kept:
   kPackedPanels,
   kPackedTiles,
 };
@@ -33,7 +33,7 @@ inline bool needs_packing(LinearImplementation implementation) {
 }
 const char* to_string(LinearImplementation implementation);
 
-// What the choice depends on: y[m, n] = x[m, k] * w.
+// The properties of a product y[m, n] = x[m, k] * w that the choice depends on.
 struct LinearShape {
   static constexpr const char* kKind = "linear 4";
   backend::Element element;
@@ -56,8 +56,8 @@ struct LinearShape {
 
 struct LinearChoice {
   LinearImplementation plain = LinearImplementation::kStock;  // the best that needs nothing but the operands
-  // One with a packed weight that is better still; kStock for none, nullopt where that was not
-  // tried.
+  // An implementation with a packed weight that is better still; kStock for none, nullopt if that
+  // was not tried.
   std::optional<LinearImplementation> packed = std::nullopt;
   bool sure = true;  // false: guessed, since the machine was too busy to measure
 
@@ -68,7 +68,7 @@ std::string line_of(const LinearShape& shape, const LinearChoice& choice);
 bool parse_line(const std::string& line, LinearShape& shape, LinearChoice& choice);
 
 using LinearChoices = Choices<LinearShape, LinearChoice>;
-// Those of this process.
+// The choices of this process.
 LinearChoices& linear_choices();
 
 }  // namespace hetero::ops

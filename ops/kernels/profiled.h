@@ -11,7 +11,7 @@
 
 namespace hetero::ops {
 
-// Runs `run`; a profiler sees it under that name. Where there is none it takes no lock, as
+// Runs `run`, which a profiler shows under that name. Without a profiler it takes no lock, as
 // at::hasCallbacks() does.
 template <typename Run>
 void run_profiled(const char* name, Run&& run) {

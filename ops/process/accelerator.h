@@ -21,11 +21,11 @@ void choose_accelerator(const std::string& name);
 // Notes the choice. Throws c10::ValueError for an unknown name or one that this build does not
 // have.
 void choose_accelerator_later(const std::string& name);
-// Makes the accelerator that is chosen, where it is not made. Throws c10::Error where the machine
-// has no such device. Called before the first tensor is made.
+// Makes the chosen accelerator, if it does not exist yet. Throws c10::Error if the machine has no
+// such device. Called before the first tensor is made.
 void make_chosen_accelerator();
 
-// What no longer fits moves to the CPU first.
+// Sets the budget. Data that no longer fits moves to the CPU first.
 void set_memory_budget(int64_t bytes);
 
 // Sets the figures of the simulated accelerator, by the names of SimOptions' fields. Throws

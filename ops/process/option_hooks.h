@@ -1,4 +1,4 @@
-// What setting an option does beyond changing its value; see OptionHooks.
+// Option hooks: the effects of setting an option beyond its value; see OptionHooks.
 
 #pragma once
 

@@ -13,7 +13,7 @@
 
 namespace hetero::ops {
 
-// What CompiledProgram::save() has made for these sizes of the dimensions.
+// A program that CompiledProgram::save() made for these sizes of the dimensions.
 struct SizedCapture {
   std::unique_ptr<graph::SavedProgram> program;  // null: it could not be captured
   std::vector<int64_t> sizes;
@@ -23,11 +23,13 @@ struct SizesOfModel {
   std::string variables;              // dimensions and variables, in lines of sizes.txt (graph/program/dynamic_sizes.h)
   std::vector<std::string> factors;   // sums of these, of which sizes are made
   std::vector<SizedCapture> samples;  // the first is what is saved
-  // One for each dimension in turn, of size 1 or what else is special: where it is another program, the dimension begins with 2.
+  // One for each dimension in turn, with size 1 or another special size. If that is another
+  // program, the dimension begins with 2.
   std::vector<SizedCapture> least;
 };
 
-// Raises a ValueError where the captures are not one program whose sizes follow from those of its inputs.
+// Raises a ValueError if the captures are not one program whose sizes follow from those of its
+// inputs.
 std::unique_ptr<graph::SavedProgram> dynamic_program(SizesOfModel model);
 
 }  // namespace hetero::ops

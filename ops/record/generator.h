@@ -28,7 +28,7 @@ class HeteroGenerator final : public c10::GeneratorImpl {
   uint64_t seed() override;
   void set_state(const c10::TensorImpl& state) override;
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override;
-  // What one recorded operator draws. Its numbers may use 2^32 counters from `offset << 32` on.
+  // The draw of one recorded operator. Its numbers may use 2^32 counters from `offset << 32` on.
   RandomState draw() { return {seed_, offset_++}; }
 
  private:

@@ -42,14 +42,14 @@ class HostPin {
   std::atomic<int32_t>& readers_;
 };
 
-// A block of the host's memory; others make room for it where there is none.
+// Allocates a block of the host's memory; others make room for it if there is none.
 Result<backend::Block> allocate_on_host(size_t bytes);
 // Brings the bytes of a settled storage to the host's memory, where they are not there.
 Status bring_to_host(HeteroStorage* storage);
 
-// Of the accelerator's memory, in bytes; 0 for unlimited.
+// The budget of the accelerator's memory, in bytes; 0 for unlimited.
 uint64_t accelerator_budget();
-// What the plan of the cut may hold there.
+// The bytes that the plan of the cut may hold there.
 uint64_t room_for(const Cut& cut);
 // Lets storages leave that no running cut touches, until the cut's plan may hold `bytes`, or there are no more.
 void make_room(const Cut& cut, uint64_t bytes);
@@ -76,7 +76,7 @@ uint64_t host_need(const Cut& cut, const graph::Plan& plan);
 
 // Notes which storages of the cut have bytes that may have to leave, after a run. What could not be brought back for it is as it was.
 void track_storages(const Cut& cut);
-// The same of one that got bytes without a run.
+// Tracks a storage that got bytes without a run.
 void track_storage(HeteroStorage* storage);
 // Called by a tracked storage when it dies, on any thread.
 void untrack_storage(HeteroStorage* storage);

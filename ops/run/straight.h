@@ -19,7 +19,7 @@ namespace hetero::ops {
 
 // Runs the call whose arguments are on top of the stack, and replaces them by its results.
 void run_straight(const OpInfo& info, torch::jit::Stack* stack, SyncReason reason);
-// The same, with the random numbers that were already drawn for it.
+// Runs the call with the random numbers that were already drawn for it.
 void run_drawn(const OpInfo& info, torch::jit::Stack* stack, RandomState random, SyncReason reason);
 
 }  // namespace hetero::ops

@@ -14,15 +14,14 @@ void choose_thread_count();
 // On a worker thread of a device, takes over the chosen number; elsewhere does nothing.
 void follow_thread_count();
 
-// From now on, parallel regions of the calling thread have so many threads, whatever
-// at::set_num_threads() was told. Costs nothing where nothing changes.
+// Sets the number of threads of the calling thread's parallel regions, whatever
+// at::set_num_threads() was told. Costs nothing if nothing changes.
 void use_threads_here(int threads);
 
-// Autograd runs the backward pass of an accelerator on a thread of its own, which records. Where a
-// kernel must run there all the same (a first sight, an operator that cannot be recorded), OpenMP
-// makes a second pool of threads, which the thread would keep; and with more threads than
-// processors OpenMP puts all pools to sleep between parallel regions. So the pool goes when the
-// scope ends.
+// Autograd runs an accelerator's backward pass on a thread of its own, which records. A kernel may
+// have to run there (a first sight, a call that cannot be recorded). OpenMP then makes a second
+// pool of threads, which the thread would keep. With more threads than processors, OpenMP puts all
+// pools to sleep between parallel regions. So the pool is released when the scope ends.
 class KernelScope {
  public:
   KernelScope() = default;

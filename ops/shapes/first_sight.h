@@ -20,7 +20,7 @@ namespace hetero::ops {
 
 enum class FirstSight { kTrustRule, kTrustMeta, kProbe, kRun };
 
-// What a kind of calls has in common. REQUIRES: the recorder lock.
+// The signature of a call's kind. REQUIRES: the recorder lock.
 uint64_t signature_of(const OpInfo& info, const Call& call);
 FirstSight first_sight(const OpInfo& info, const Call& call, uint64_t signature);
 

@@ -28,8 +28,8 @@ struct MetaRun {
   SyncReason reason = SyncReason::kNoMetaKernel;
 };
 
-// Those of Python are slow, the first of them imports hundreds of modules, and a C++ program has
-// none.
+// Meta kernels in Python are slow, the first of them imports hundreds of modules, and a C++ program
+// has none.
 enum class MetaKernels : uint8_t { kAll, kWithoutPython };
 
 // Returns false when nothing can be said: there is no Meta kernel, it raised, or its results are
@@ -37,17 +37,17 @@ enum class MetaKernels : uint8_t { kAll, kWithoutPython };
 bool run_meta(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run,
               MetaKernels kernels = MetaKernels::kAll);
 
-// Runs the CPU kernel on zeros of the operands' geometry, and on other numbers where that divides
-// integers by zero: stricter than the Meta kernel, and with the true strides. Returns false when it
-// raises or its results are not plain new tensors.
+// Runs the CPU kernel on zeros of the operands' geometry, or on other numbers if zeros would divide
+// integers by zero. It is stricter than the Meta kernel, and gives the true strides. Returns false
+// if it raises or its results are not plain new tensors.
 bool run_probe(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run);
 
 // For a convolution: what its formula says; some arguments would keep a kernel busy for ever.
 // Returns false for other operators.
 bool run_formula(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run);
 
-// For operands of any size: what the operator's shape rule says, and the dtypes that its CPU kernel
-// makes of one element of each operand. Returns false where there is no rule, or it does not say.
+// For operands of any size: the sizes of the operator's shape rule, and the dtypes that its CPU
+// kernel makes of one element of each operand. Returns false if no rule answers.
 bool run_rule(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run);
 
 // While one is alive, a Meta kernel of ours runs no kernel of the CPU to learn what only that

@@ -42,7 +42,7 @@ struct VectorCode {
 
 // Programs made from now on use at most this instruction set; kPortable compiles nothing.
 void limit_instruction_set(InstructionSet set);
-// What programs are compiled for; kPortable: they are not.
+// The instruction set that programs are compiled for; kPortable: they are not compiled.
 InstructionSet compile_target();
 
 // REQUIRES: the program's steps and sections are complete.

@@ -27,8 +27,8 @@ class ExecutableMemory {
     return *this;
   }
 
-  // A copy of the code; empty where the system refuses it, or where the process would hold more
-  // than `limit` bytes of such pages.
+  // A copy of the code; empty if the system refuses it, or if the process would hold more than
+  // `limit` bytes of such pages.
   static ExecutableMemory copy(std::span<const uint8_t> code, size_t limit);
 
   const void* data() const { return data_; }

@@ -14,9 +14,10 @@ enum class InstructionSet : uint8_t { kPortable, kAvx2, kAvx512 };
 const char* to_string(InstructionSet set);
 // The best that this processor has. AVX2 comes with FMA and F16C, AVX-512 is F, BW, VL and DQ.
 InstructionSet instruction_set();
-// Whether it multiplies pairs of bfloat16 by vectors too (AVX512-BF16).
+// Whether the processor multiplies pairs of bfloat16 by vectors too (AVX512-BF16).
 bool has_bfloat16_instructions();
-// Vendor, family, model, name and stepping, as the system has them; empty where it has not.
+// The processor's vendor, family, model, name and stepping, as the system has them; empty if it has
+// none.
 const std::string& processor_model();
 
 }  // namespace hetero::backend

@@ -15,8 +15,8 @@
 
 namespace hetero::backend {
 
-// Where the entry with linear index i lies: i is taken apart by `sizes`, row-major, and multiplied
-// with `strides`.
+// The place of the entry with linear index i: `sizes` decompose i, row-major, and `strides` weight
+// the parts.
 struct LinearView {
   int rank = 1;  // at least 1
   int64_t sizes[kMaxFusedRank] = {1};

@@ -660,7 +660,7 @@ HETERO_DEVICE T norm_result(T sum, T peak, double order) {
 
 typedef long long Index64;
 
-// What sums of integers are made in.
+// The type in which integers are summed.
 template <typename T>
 struct Accumulated {
   typedef Index64 Type;
@@ -720,7 +720,7 @@ HETERO_DEVICE Bool highest<Bool>() {
   return {1};
 }
 
-// Of bools these are any and all.
+// For bools these are any and all.
 template <typename T>
 struct Maximum {
   typedef T Entry;
@@ -750,7 +750,7 @@ struct Peak {
   HETERO_DEVICE T finish() const { return best; }
 };
 
-// The first place of the best; of the first NaN, where there is one. -1 in an empty row.
+// The first place of the best entry, or of the first NaN. -1 in an empty row.
 template <typename T, bool kGreatest>
 struct Place {
   typedef T Entry;
@@ -832,7 +832,7 @@ struct SumExp {
   HETERO_DEVICE void merge(const SumExp& other) { sum += other.sum; }
   HETERO_DEVICE T finish() const { return sum; }
 };
-// The entry at an index of the row; zeros where it has none.
+// The entry at an index of the row; zero if the row has no such index.
 template <typename T>
 struct Pick {
   typedef T Entry;

@@ -9,9 +9,9 @@
 
 namespace hetero_fused {
 
-// As many threads as a block has.
+// The number of threads of a block.
 constexpr unsigned kThreads = 256;
-// Of the memory in which a group passes states on.
+// Bytes of a state that a group passes on.
 constexpr unsigned kStateBytes = 32;
 
 template <unsigned kGroup>
@@ -44,7 +44,7 @@ HETERO_DEVICE State reduce_group(const State& own, void* memory) {
   return result;
 }
 
-// Of a row that several blocks work on: the state of each of its parts, kStateBytes apart.
+// For a row that several blocks share: the state of each of its parts, kStateBytes apart.
 template <typename State>
 HETERO_DEVICE void merge_parts(State& state, const char* parts, Bits64 count) {
   state = *reinterpret_cast<const State*>(parts);
