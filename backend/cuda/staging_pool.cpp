@@ -22,7 +22,7 @@ Result<void*> StagingPool::acquire(const std::function<Status()>& check_stream) 
     }
     if (all_.empty()) return made;
   }
-  // A stream that has failed runs no host function any more and would never release its buffers.
+  // A failed stream runs no host functions, so it would never release its buffers.
   while (!released_.wait_for(lock, std::chrono::milliseconds(100), [this] { return !free_.empty(); })) {
     if (Status status = check_stream(); !status.ok()) return status;
   }

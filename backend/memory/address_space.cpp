@@ -39,7 +39,7 @@ class AddressSpace {
     }
   }
 
-  // Takes up to `count` addresses of a class; fewer only when the range is used up.
+  // Takes up to `count` addresses of a class; fewer only if the range is used up.
   int take(int index, uintptr_t* addresses, int count) {
     std::lock_guard guard(lock_);
     std::vector<uintptr_t>& released = released_[index];
@@ -191,7 +191,7 @@ class SignalSafeText {
 };
 
 void explain_fault(const void* address) {
-  // A previous handler that returns makes the same instruction fault again; say it once.
+  // A previous handler that returns makes the same instruction fault again; report it once.
   if (last_explained.exchange(address, std::memory_order_relaxed) == address) return;
   SignalSafeText text;
   text.add("hetero: the host touched the bytes of a hetero tensor at ");
@@ -212,7 +212,7 @@ void handle_fault(int signal, siginfo_t* info, void* context) {
   } else if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) {
     previous.sa_handler(signal);
   } else {
-    // The instruction runs again on return and meets the default action. A signal that was sent is
+    // The instruction runs again on return and meets the default action. Signals that were sent are
     // sent again.
     sigaction(signal, &previous, nullptr);
     if (!is_fault) raise(signal);

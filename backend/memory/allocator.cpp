@@ -95,8 +95,8 @@ Result<Block> CachingAllocator::allocate(size_t bytes) {
     if (stats_.limit_bytes != 0 && stats_.allocated_bytes + rounded > stats_.limit_bytes) {
       return out_of_memory_error(device_, bytes, stats_);
     }
-    // Counted before the memory is there, so that threads that allocate at once cannot pass the
-    // limit together.
+    // Counted before the memory exists, so that concurrent allocations cannot pass the limit
+    // together.
     stats_.allocated_bytes += rounded;
     if (!cached_[index].empty()) {
       data = cached_[index].back().data;

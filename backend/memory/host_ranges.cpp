@@ -37,7 +37,7 @@ bool HostRanges::is_locked(const void* data, size_t bytes) {
   --found;
   Range& range = found->second;
   if (address - found->first + bytes > range.bytes) return false;
-  // Asked once too often where it is refused, so that it is not tried again.
+  // If locking is refused, the count goes past the limit, so that it is not tried again.
   if (!range.locked && ++range.asked == kAskedBeforeLocking) {
     range.locked = locks_.lock(reinterpret_cast<void*>(found->first), range.bytes);
   }

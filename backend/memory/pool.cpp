@@ -71,7 +71,7 @@ class ThreadLists {
   std::vector<std::pair<ThreadList*, SharedList*>> lists_;
 };
 
-// Returns false where the thread is ending and must not keep objects any more.
+// Returns false if the thread is ending and must not keep objects.
 bool open_list(ThreadList& list, SharedList& shared) {
   if (list.capacity != 0) return true;
   if (thread_is_ending) return false;
@@ -108,7 +108,7 @@ void deallocate_slow(ThreadList& list, SharedList& shared, void* object) {
     return;
   }
   if (list.count >= list.capacity) {
-    // The latest half stays: it is what is warm in the cache.
+    // The latest half stays, because it is warm in the cache.
     FreeObject* last_kept = list.head;
     for (uint32_t i = 1; i < kPoolBatch; ++i) last_kept = last_kept->next;
     push_batch(shared, last_kept->next, list.count - kPoolBatch);

@@ -57,13 +57,13 @@ int transfer(int file, uint64_t start, Byte* data, size_t bytes, Move move) {
   return 0;
 }
 
-// Which bytes of a file are free. At first all are: the file grows as they are taken.
+// The free bytes of a file. At first all are free: the file grows as they are taken.
 class FreeRanges {
  public:
   FreeRanges() { add(0, uint64_t{INT64_MAX} / kPageBytes * kPageBytes); }
 
-  // The first of the smallest that are large enough. Both numbers are multiples of kPageBytes, as
-  // holes must be.
+  // The first of the smallest ranges that are large enough. Both numbers are multiples of
+  // kPageBytes, as holes must be.
   uint64_t take(uint64_t bytes) {
     const auto [found_bytes, start] = *by_bytes_.lower_bound({bytes, 0});
     remove(by_start_.find(start));
@@ -112,7 +112,7 @@ uint64_t whole_pages(size_t bytes) {
 
 class SpillFile {
  public:
-  // That of the folder, which is made where this process has none.
+  // The folder's file, made if this process has none.
   static Result<std::shared_ptr<SpillFile>> in(const std::string& folder);
   explicit SpillFile(int descriptor) : descriptor(descriptor) {}
   ~SpillFile() { close(descriptor); }

@@ -37,7 +37,7 @@ Result<std::unique_ptr<SimMemory>> SimMemory::create(size_t capacity_bytes) {
     return Status(ErrorClass::kUsage,
                   "sim: a capacity of " + format_bytes(capacity_bytes) + " does not fit the address space");
   }
-  // Guards, which are most of a tiny block, and gaps between blocks are no part of the capacity.
+  // The capacity counts neither guards, which are most of a tiny block, nor gaps between blocks.
   const size_t beside = capacity_bytes + std::min(6 * capacity_bytes, size_t{64} << 20);
   const size_t mapped = (capacity_bytes + beside + kPageBytes) / kPageBytes * kPageBytes;
   const int file = memfd_create("hetero-sim", MFD_CLOEXEC);
@@ -149,8 +149,8 @@ void SimMemory::fill_with_poison(size_t offset, size_t bytes) {
 }
 
 void SimMemory::discard_pages(size_t offset, size_t bytes) {
-  // Only whole pages are discarded, those at the ends are partly zeroed; a failure costs memory,
-  // not correctness.
+  // Only whole pages are discarded, and those at the ends are partly zeroed. A failure costs
+  // memory, not correctness.
   static_cast<void>(fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                               static_cast<off_t>(bytes)));
 }

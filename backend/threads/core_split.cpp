@@ -1,11 +1,10 @@
-// Which cores belong together, and the machine cut into parts.
+// Splits a machine into parts by what its cores share.
 //
-// 1. Cores are ordered by what they share: node, socket, L3, L2, physical core. What is shared is
-//    contiguous then.
-// 2. The order is cut into parts of equal size, in physical cores if there are enough of them.
-//    Where the sizes do not come out even, it matters which parts get one more: the cut with the
-//    least parts that extend over several nodes, then sockets, then caches, is found by dynamic
-//    programming.
+// 1. Order cores by what they share: node, socket, L3, L2, physical core. Shared units are then
+//    contiguous.
+// 2. Cut the order into parts of equal size, in physical cores if there are enough of them. If
+//    sizes cannot be equal, it matters which parts get one more. Dynamic programming finds the cut
+//    with the fewest parts that extend over several nodes, then sockets, then caches.
 
 #include <dirent.h>
 
@@ -20,7 +19,7 @@
 namespace hetero::backend {
 namespace {
 
-// Lists of cores begin with the least, which names what they share.
+// Lists of cores begin with the smallest number, which names the shared unit.
 int first_number(const std::string& path, int otherwise) {
   std::ifstream file(path);
   int number = 0;
@@ -62,11 +61,10 @@ bool is_same_physical(const CorePlace& a, const CorePlace& b) {
   return a.node == b.node && a.package == b.package && a.physical == b.physical;
 }
 
-// What is not to be divided: a physical core with its hardware threads, or one of these.
+// A unit that is not divided: a physical core with its hardware threads, or one of these.
 using Unit = std::span<const CorePlace>;
 
-// How bad it is that the part made of these units extends over several nodes, sockets and caches:
-// nodes count most.
+// The cost of a part that extends over several nodes, sockets and caches; nodes count most.
 int64_t spread(std::span<const Unit> part) {
   int64_t cost = 0;
   for (size_t i = 1; i < part.size(); ++i) {

@@ -53,8 +53,8 @@ Status call(const Scheduler::Handler& handler, size_t lane, Request& request) {
   }
 }
 
-// The scheduler of which the calling thread is a lane, or the clock: it must not wait for room
-// there.
+// The scheduler that the calling thread belongs to, as a lane or the clock: the thread must not
+// wait for room there.
 thread_local const SchedulerCore* part_of = nullptr;
 
 }  // namespace
@@ -66,12 +66,11 @@ struct SchedulerCore {
     SchedulerCore* core;
     size_t number;
     backend::CoreGroup* group;
-    // What runs there, if it has a deadline that the clock has not seen pass. Guarded by the core's
-    // mutex.
+    // The lane's running request, if the clock has not seen its deadline pass. Guarded by the
+    // core's mutex.
     Request* running = nullptr;
   };
-  // Requests that were taken out of the line, to be ended when no lock is held; each still owns
-  // itself.
+  // Requests taken out of the line, to be ended when no lock is held; each still owns itself.
   struct Taken {
     Request* first = nullptr;
     std::shared_ptr<Request> pop() {
@@ -144,8 +143,7 @@ struct SchedulerCore {
   void take(Request& request, Taken& taken);
   void take_late(Clock::time_point now, Taken& taken);
 
-  // REQUIRES, from here on: no lock is held.
-  // What has come of a submit().
+  // REQUIRES, from here on: no lock is held. The outcome of a submit().
   struct Entry {
     RequestState state = RequestState::kWaiting;  // or that with which the request is refused
     Status refusal = {};
@@ -312,7 +310,7 @@ Status SchedulerCore::start_clock() {
   }
 }
 
-// None of what is in the line, or runs and was not told, is earlier.
+// No request in the line, and no running one that was not told, has an earlier deadline.
 SchedulerCore::Clock::time_point SchedulerCore::next_deadline() const {
   Clock::time_point next = earliest_deadline;
   for (const Lane& lane : lanes) {
@@ -374,7 +372,7 @@ void SchedulerCore::serve(Lane& lane) {
   leave(lane);
 }
 
-// Null where what the lane was sent for has ended meanwhile.
+// Null if the request for which the lane was sent has ended meanwhile.
 std::shared_ptr<Request> SchedulerCore::take_first(Lane& lane) {
   const std::lock_guard lock(mutex);
   --coming_lanes;
@@ -398,7 +396,7 @@ void SchedulerCore::run(Lane& lane, Request& request) {
   if (!runs) return end_unrun(request, reason);
   RequestState state = RequestState::kDone;
   std::atomic<int64_t>* count = status.ok() ? &completed : &failed;
-  // What is cancelled and done all the same is done; what is done too late is late.
+  // A cancelled request that completed is complete; one that completed too late is late.
   const bool gave_up = !status.ok() && status.error_class() == ErrorClass::kCancelled;
   if (stopped && (gave_up || (status.ok() && reason == StopReason::kStopLate))) {
     state = state_of(reason);
@@ -549,7 +547,7 @@ void Scheduler::close(WhenClosed waiting) {
   {
     const std::lock_guard lock(core_->mutex);
     core_->closed = true;
-    // From behind, so that none of those who wait for room is let in.
+    // From behind, so that no request that waits for room is admitted.
     while (waiting == WhenClosed::kCancel && core_->last != nullptr) core_->take(*core_->last, taken);
   }
   while (const std::shared_ptr<Request> request = taken.pop()) {

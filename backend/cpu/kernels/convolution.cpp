@@ -1,12 +1,13 @@
-// Forward, for each group of images (many groups: on several threads at once; else the steps within
-// are parallel):
-// 1. for each block of channels: its columns, then their product with the block's part of the
-//    weight, added to the group's outputs;
-// 2. the outputs go to their places.
+// Forward, for each group of images. Many groups run on several threads at once; otherwise the
+// steps within are parallel.
+// 1. For each block of channels: make its columns, then add their product with the block's part of
+//    the weight to the group's outputs.
+// 2. Copy the outputs to their places.
+//
 // Backward, for each group of images:
-// 1. the gradients of the outputs become one matrix [outputs, positions of all images];
-// 2. blocks of channels go to threads; a thread makes the block's columns, which give the block's
-//    part of the weight's gradient, and the columns' gradients, which it folds and puts to their
+// 1. The gradients of the outputs become one matrix [outputs, positions of all images].
+// 2. Threads take blocks of channels. A thread makes the block's columns, which give the block's
+//    part of the weight's gradient. It folds the columns' gradients and copies them to their
 //    places.
 
 #include "backend/cpu/kernels/convolution.h"
@@ -21,18 +22,18 @@
 namespace hetero::backend {
 namespace {
 
-// A product is efficient from about so many columns on; more only take memory.
+// A product is efficient from about this many columns on; more only take memory.
 constexpr int64_t kManyPositions = 2048;
-// A weight of so many floats is read by each thread from its own cache.
+// Each thread reads a weight of up to this many floats from its own cache.
 constexpr int64_t kSmallWeight = 1 << 18;
 constexpr int64_t kFewestPositions = 128;
-// Lines of so many positions make good vectors: interleaving does not pay.
+// Lines of this many positions make good vectors, so interleaving does not pay.
 constexpr int64_t kLongLine = 16;
 // Products with fewer rows are not efficient.
 constexpr int64_t kFewestOutputs = 16;
 constexpr int64_t kFewestRows = 64;
 
-// Rows that lie a power of two apart would share a few lines of a cache.
+// Rows a power of two apart would share a few lines of a cache.
 int64_t pitch_of(int64_t width) { return width % 256 == 0 ? width + 16 : width; }
 
 // How a call is cut into pieces.
@@ -56,7 +57,7 @@ struct Cut {
     interleaved = group > 1 && geometry.out_width() < kLongLine;
     int64_t blocks = divide_up(geometry.channels * channel * group, kMostBlock);
     if (!forward) {
-      // Threads take blocks: as many each, but none so small that its products are not efficient.
+      // Threads take equal numbers of blocks, none so small that its products are inefficient.
       const int64_t fewest = std::min(threads, divide_up(geometry.channels * geometry.kernel(), kFewestRows));
       blocks = divide_up(blocks, fewest) * fewest;
     }

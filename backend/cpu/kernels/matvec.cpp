@@ -1,7 +1,7 @@
-// 1. The rows of x become floats once, in an order that suits the loads of w.
-// 2. The outputs of all calls, one call after the other, are split over parallel_for, and by each
+// 1. Convert the rows of x to floats once, in an order that suits the loads of w.
+// 2. Divide the outputs of all calls, one call after the other, over parallel_for, and within a
 //    thread into tiles whose sums stay in its first-level cache.
-// 3. A kernel of the instruction set computes a tile in float32; the tile gets its bias, is rounded
+// 3. A kernel of the instruction set computes a tile in float32. The tile gets its bias, is rounded
 //    and stored.
 
 #include "backend/cpu/kernels/matvec.h"
@@ -61,12 +61,12 @@ void with_element(Element element, Use use) {
 
 // ---- the product
 
-// The outputs of a call go to threads in whole groups, so that where one thread's part ends does
-// not change any result.
+// Threads get a call's outputs in whole groups, so the borders between threads do not change any
+// result.
 constexpr int64_t kGroup = 64;
 // Floats of a tile, for all rows of x together.
 constexpr int64_t kTileFloats = 8192;
-// What is worth another thread, in bytes of w.
+// The bytes of w that are worth another thread.
 constexpr int64_t kBytesPerThread = 64 << 10;
 
 int64_t group_count(const Matvec& call) { return divide_up(call.n, kGroup); }

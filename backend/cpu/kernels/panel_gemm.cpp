@@ -1,7 +1,7 @@
-// Threads form a grid over rows and panels. Each goes through its rows in blocks that stay in its
-// second-level cache, and multiplies a block by one panel after the other; a block is cut into as
-// many rows as a kernel takes, all about alike. k is cut where a panel would not stay in the cache;
-// the sums of a block then wait in memory of the thread.
+// Threads form a grid over rows and panels. Each takes its rows in blocks that stay in its
+// second-level cache, and multiplies a block by one panel after the other. A block is cut into as
+// many rows as a kernel takes, about equally. k is cut if a panel would not stay in the cache; the
+// sums of a block then wait in the thread's memory.
 
 #include "backend/cpu/kernels/panel_gemm.h"
 
@@ -30,10 +30,10 @@ namespace {
 // Rows of x, and the part of a panel, that fit into a second-level cache of 1 MiB with other data.
 constexpr int64_t kBlockBytes = 320 << 10;
 constexpr int64_t kPanelBytes = 256 << 10;
-// Rows that are a multiple of so many bytes apart are in the same lines of a first-level cache.
+// Rows whose distance is a multiple of this many bytes use the same lines of a first-level cache.
 constexpr int64_t kAliasingBytes = 4096;
 constexpr int64_t kLineBytes = 64;
-// What is worth another thread: multiplications, and bytes of a packed weight.
+// The multiplications, and the bytes of a packed weight, that are worth another thread.
 constexpr int64_t kWorkPerThread = 1 << 18;
 constexpr int64_t kBytesPerThread = 64 << 10;
 constexpr int64_t kMostWidth = 32;
@@ -50,7 +50,7 @@ int64_t panel_bytes(const PanelKernels& kernels, int64_t item, int64_t k) {
   return divide_up(k, kernels.terms) * kernels.terms * kernels.width * item;
 }
 
-// Outputs [0, count) of w to a panel; what is missing is 0.
+// Packs outputs [0, count) of w into a panel, padded with 0.
 void pack_panel(const Matvec& call, const std::byte* w, int64_t count, const PanelKernels& kernels, std::byte* to) {
   const int64_t item = element_bytes(call.element);
   const int64_t step_bytes = kernels.terms * item;
@@ -106,8 +106,7 @@ class Product {
     if (panels_ == 0) return;
     const int64_t work = common_.m * panels_ * kernels_.width * std::max<int64_t>(1, common_.k);
     const int64_t threads = std::clamp<int64_t>(work / kWorkPerThread, 1, thread_count());
-    // The grid in which the largest share is the smallest; among equal ones, that in which least is
-    // read.
+    // The grid with the smallest largest share; among equal ones, the one that reads least.
     int64_t down = 1, least_share = 0, least_read = 0;
     const int64_t row_parts = divide_up(common_.m, kernels_.rows);
     for (int64_t candidate = 1; candidate <= threads; ++candidate) {
@@ -199,7 +198,7 @@ class Product {
     const int64_t k = common_.k;
     const int64_t padding = (steps_ * kernels_.terms - k) * x_item_;
     // Some rows at a time, so that what is gathered of a transposed x is still in the cache when it
-    // becomes floats.
+    // is converted to floats.
     constexpr int64_t kTogether = 16;
     for (int64_t row = first; row < last; row += kTogether) {
       const int64_t rows = std::min(kTogether, last - row);

@@ -53,15 +53,15 @@ bool has_tiles() {
 
 namespace {
 
-// The bytes of packed rows, which leave room for two panels and results in a second-level cache of
-// 2 MiB.
+// The bytes of packed rows. They leave room for two panels and results in a second-level cache of 2
+// MiB.
 constexpr int64_t kBlockBytes = 800 << 10;
 constexpr int64_t kMostRows = 512;
-// Rows of a block, at least, where k is cut.
+// The least rows of a block if k is cut.
 constexpr int64_t kFewRows = 192;
-// With so many for each thread, rows are shared out,
+// With this many rows per thread, threads divide the rows,
 constexpr int64_t kRowsForThread = 96;
-// unless there are so many more outputs: the weight is what each thread would have to read, then.
+// unless there are this many more outputs, because each thread would then read the whole weight.
 constexpr int64_t kMuchWeight = 4;
 // With fewer, the next panel is wanted sooner than it could come.
 constexpr int64_t kRowsForNext = 128;
@@ -73,12 +73,12 @@ constexpr int64_t kHeader = 64;
 
 int64_t panels(int64_t n) { return divide_up(n, kPanel); }
 
-// What BLAS demands of the distance of rows even where there is only one.
+// BLAS checks the distance of rows even if there is only one.
 int64_t leading(int64_t stride, int64_t rows, int64_t columns) {
   return rows == 1 ? std::max(stride, columns) : stride;
 }
 
-// Rows [first, first + rows) of a float32 product that planes cannot have.
+// Rows [first, first + rows) of a float32 product that planes cannot compute.
 void multiply_plainly(const Matvec& call, Sgemm sgemm, int64_t first, int64_t rows) {
   const auto* const x = static_cast<const float*>(call.x) + first * (call.x_columns ? 1 : call.x_stride);
   auto* const y = static_cast<float*>(call.y) + first * call.y_stride;
@@ -197,8 +197,8 @@ class Product {
     }
   }
 
-  // All outputs of a block of rows; false where its values are out of reach. Where k is cut, as
-  // many outputs at a time as have little memory for sums.
+  // All outputs of a block of rows; false if its values are out of reach. If k is cut, as many
+  // outputs at a time as need little memory for sums.
   bool multiply_block(int64_t row, int64_t rows) const {
     static thread_local Scratch memory, sums_memory;
     std::byte* const x = memory.get(divide_up(rows, kTileRows) * row_tile_bytes(common_.element, depth_));
@@ -312,7 +312,7 @@ bool pack_tile_weight(const Matvec& call, void* to) {
   });
   static_assert(sizeof(found) <= kHeader);
   std::memcpy(to, &found, sizeof(found));
-  // By values of x that are neither large nor small.
+  // For values of x that are neither large nor small.
   constexpr uint32_t kOne = std::bit_cast<uint32_t>(1.0f);
   return call.element != Element::kFloat32 || within_reach({kOne, kOne}, found);
 }

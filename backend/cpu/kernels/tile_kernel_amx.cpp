@@ -1,9 +1,11 @@
-// Compiled for AMX (tiles and bfloat16) and AVX-512 (F, BW, VL, DQ, BF16); called only where the
-// processor has them. As in matvec_kernel.h, nothing of the standard library that has code is used.
+// The loops of tile_kernel.h for AMX (tiles and bfloat16) and AVX-512 (F, BW, VL, DQ, BF16).
+//
+// They are called only if the processor has these. As in matvec_kernel.h, this file uses nothing of
+// the standard library that has code.
 //
 // The tile registers of a block of 32 rows and 32 outputs: 0 to 3 have sums, 4 and 5 two tiles of
-// x, 6 and 7 two of w. From the first-level cache a tile is loaded in half the time of a product,
-// from the second in a little more than one.
+// x, 6 and 7 two of w. Loading a tile takes half the time of a product from the first-level cache,
+// and a little more than one from the second.
 
 #include "backend/cpu/kernels/tile_kernel.h"
 
@@ -63,11 +65,10 @@ void transpose(__m512i (&rows)[16]) {
   }
 }
 
-// What the element types do differently. 32 elements along k become planes of 16 pairs, and so do
-// 16 outputs of two elements each. Which elements make a pair is the type's choice, the same in x
-// and in w.
+// The differences of the element types. 32 elements along k become planes of 16 pairs, and so do 16
+// outputs of two elements each. The type chooses which elements make a pair, equally in x and in w.
 
-// Pairs are of elements i and i + 16: nothing has to change its lane.
+// Pairs are of elements i and i + 16: no element changes its lane.
 struct Float32 {
   using Stored = float;
   using Elements = Floats;
@@ -183,8 +184,8 @@ void store_transposed(const __m512i (&planes)[16][E::kPlanes], std::byte* to, in
   }
 }
 
-// A tile after the other, so that what is written lies together; the rows that are read ahead of
-// are more than the processor follows by itself.
+// One tile after the other, so that writes are adjacent. More rows are read than the processor
+// prefetches by itself.
 template <typename E>
 Magnitudes pack_rows(const void* x, int64_t stride, int64_t rows, int64_t k, std::byte* to, int64_t to_stride) {
   constexpr int64_t kAhead = 2 * kTileDepth;
@@ -315,8 +316,8 @@ Magnitudes pack_panel(const void* w, int64_t stride, bool columns, int64_t count
   return magnitudes;
 }
 
-// g++'s functions for tiles do not say that they read memory: what was written before must be
-// there.
+// g++'s functions for tiles do not tell the compiler that they read memory: earlier writes must be
+// complete.
 void finish_writes() { asm volatile("" ::: "memory"); }
 
 // ---- multiplying
@@ -333,9 +334,9 @@ inline constexpr Pair kPairs<3, 3>[] = {{2, 0}, {1, 0}, {1, 1}, {0, 1}, {0, 2}, 
 template <>
 inline constexpr Pair kPairs<2, 1>[] = {{1, 0}, {0, 0}};
 
-// Memory that is soon needed, asked for a piece with each step of k: all at once it would take the
-// place of the tiles on their way. Lines of what is multiplied next, and the rows of results, one
-// or two lines each, which wait for them otherwise.
+// Prefetches a piece with each step of k; all at once would evict the tiles in flight. It takes
+// lines of the next operand, and the rows of results, one or two lines each, which would have to
+// wait otherwise.
 struct Soon {
   const std::byte* next;
   int64_t next_lines;  // with each step
@@ -491,7 +492,7 @@ TileUnit::TileUnit(int64_t rows) {
   TileConfiguration configuration;
   for (int tile = 0; tile < 8; ++tile) {
     configuration.row_bytes[tile] = 64;
-    // Sums and x have as many rows as there are, which saves time where they are few.
+    // Sums and x have only the existing rows, which saves time if they are few.
     configuration.rows[tile] = static_cast<uint8_t>(tile < 6 ? least(rows, kTileRows) : kTileRows);
   }
   finish_writes();

@@ -6,7 +6,7 @@
 namespace hetero::backend {
 namespace {
 
-// Runs are short, mostly: a call of memcpy would take longer than the copy.
+// Runs are mostly short: a call of memcpy would take longer than the copy.
 constexpr int64_t kShort = 64;
 constexpr int64_t kVector = 4;
 
@@ -42,7 +42,7 @@ Range met(int64_t size, int64_t positions, int64_t stride, int64_t padding, int6
   return {begin, end, begin * stride + shift};
 }
 
-// Calls run(row, y, x) for each point of the kernel: the row that it stands for, and what it meets.
+// Calls run(row, y, x) for each point of the kernel: its row, and the pixels that it meets.
 template <typename Run>
 void for_each_point(const ConvolutionGeometry& geometry, Run&& run) {
   const int64_t out_height = geometry.out_height(), out_width = geometry.out_width();

@@ -7,7 +7,7 @@
 namespace hetero::backend {
 namespace {
 
-// The first whose kernels may have as many arguments as fused ones have (32,764 bytes).
+// The first version whose kernels take as many argument bytes as fused ones have (32,764).
 constexpr int kOldestDriver = 12010;
 
 }  // namespace

@@ -20,7 +20,7 @@ constexpr size_t kMaxStageOperands = 2 * kMaxCudaOperands;
 constexpr size_t kMaxStages = 4;
 constexpr int64_t kMemoryAlignment = 256;
 constexpr int64_t kMinMemoryBytes = 1 << 20;
-// A kernel that ran so often by the interpreter is worth compiling.
+// A kernel that the interpreter has run this often is worth compiling.
 constexpr int kRunsBeforeCompiling = 3;
 
 int64_t align(int64_t bytes) { return (bytes + kMemoryAlignment - 1) & ~(kMemoryAlignment - 1); }
@@ -37,8 +37,7 @@ int64_t next_identity() {
   return ++last;
 }
 
-// Threads that still compile when the process ends would do so in a library that is being torn
-// down.
+// A thread that compiles while the process ends would do so in a library that is being torn down.
 class Workers {
  public:
   static Workers& get() {
@@ -88,8 +87,7 @@ struct FusedEngine::Code {
   bool is_ready() const { return state.load(std::memory_order_acquire) == State::kReady; }
 };
 
-// A stage's source for addresses that are aligned, or not, and how it is launched in the stage's
-// space.
+// A stage's source for aligned or unaligned addresses, and its launch in the stage's space.
 struct FusedEngine::Variant {
   std::shared_ptr<Code> code;
   CudaLaunch launch;
@@ -174,7 +172,7 @@ Status FusedEngine::fail(Code& code, Status why) {
   code.failure = std::move(why);
   code.state.store(Code::State::kFailed, std::memory_order_release);
   ++failed_;
-  // What cannot be interpreted fails when it is run, and says so itself.
+  // A kernel that cannot be interpreted fails when it runs, and reports that itself.
   if (code.has_program.load() && !warned_.exchange(true)) {
     const std::string sentence =
         "hetero: cuda: a fused kernel could not be compiled and goes on being interpreted, which is slower: " +
@@ -188,8 +186,8 @@ Status FusedEngine::fail(Code& code, Status why) {
   return code.failure;
 }
 
-// Makes code ready that is compiled, and with Wait::kYes has it compiled first. REQUIRES: the
-// device is current; there is a compiler.
+// Loads compiled code, and with Wait::kYes compiles it first. REQUIRES: the device is current;
+// there is a compiler.
 Status FusedEngine::load(const std::shared_ptr<Code>& shared, Wait wait) {
   Code& code = *shared;
   const std::lock_guard lock(code.making);
@@ -213,14 +211,14 @@ Status FusedEngine::load(const std::shared_ptr<Code>& shared, Wait wait) {
       code.asked.store(false);
       code.state.store(Code::State::kNone, std::memory_order_release);
     } else {
-      // What cannot be interpreted is tried again by the next run: there may be more memory then.
+      // If it cannot be interpreted, the next run tries again: there may be more memory then.
       return code.has_program.load() ? fail(code, functions.status()) : functions.status();
     }
   }
   return {};
 }
 
-// Brings the code of a kernel that is about to be interpreted nearer, without waiting for it.
+// Advances the code of a kernel that is about to be interpreted, without waiting for it.
 void FusedEngine::hasten(const std::shared_ptr<Code>& code) {
   const Code::State state = code->state.load(std::memory_order_acquire);
   if (state == Code::State::kCompiled) (void)load(code, Wait::kNo);
@@ -381,8 +379,8 @@ Status FusedEngine::launch(void* function, int64_t blocks, uint64_t* words, void
   return status;
 }
 
-// Kernels of one stream run one after the other, so what the last one left is no longer needed when
-// the next one starts. Smaller memory is kept, since kernels that use it may not have run yet.
+// Kernels of one stream run one after the other, so the next one does not need what the last one
+// left. Smaller memory is kept, because kernels that use it may not have run yet.
 Result<char*> FusedEngine::memory(int64_t bytes, void* stream) {
   auto own = std::ranges::find(memories_, stream, &Memory::stream);
   if (own == memories_.end()) own = memories_.insert(own, {stream, nullptr, 0});
@@ -410,7 +408,7 @@ void FusedEngine::prepare(const FusedCall& call) {
   call.launch.device_part.offer(kept);
 }
 
-// From the thread, which is started when it is first needed.
+// The thread's work. It starts when it is first needed.
 void FusedEngine::ask_for(const std::shared_ptr<Code>& code) {
   if (code->asked.exchange(true)) return;
   std::call_once(started_, [&] { start_thread(); });

@@ -1,8 +1,8 @@
-// 1. Every value gets slots: row values, numbers, addresses and states for good, entries from their
-//    definition to their last use.
-// 2. Each launch is written down: what the row knows at first, then level by level row values, the
-//    pass of their reductions, and at last what is stored.
-// 3. Views of the operands follow behind the instructions.
+// 1. Every value gets slots: row values, numbers, addresses and states permanently, entries from
+//    their definition to their last use.
+// 2. Each launch is written: first what the row knows, then, level by level, row values and the
+//    pass of their reductions, and at last the stores.
+// 3. Views of the operands follow the instructions.
 
 #include "backend/cuda/fused/interpreter.h"
 
@@ -29,8 +29,7 @@ class Slots {
     kept_ += count;
     return first;
   }
-  // Entries come behind all that is kept, so that they are numbered from 0 here; each takes `unit`
-  // slots.
+  // Entries follow all permanent slots, so they are numbered from 0 here; each takes `unit` slots.
   int take() {
     if (free_.empty()) return taken_++;
     const int last = free_.back();
@@ -113,8 +112,8 @@ class Translator {
     place_entries();
   }
 
-  // In the order of the steps. A pass runs some of them, so it needs a slot no longer than all of
-  // them together do. What is stored stays to the end.
+  // In the order of the steps. A pass runs some of the steps, so it needs a slot no longer than all
+  // of them together. Stored values keep theirs to the end.
   void place_entries() {
     const size_t end = kernel_.steps.size();
     std::vector<size_t> last_use(kernel_.values.size(), 0);
@@ -148,7 +147,7 @@ class Translator {
       program_.operands.push_back({place(), o, space_.operands[o].offset});
       program_.words.push_back(0);
     }
-    // A fill reads numbers that no map may have asked for.
+    // A fill reads numbers that no map may have requested.
     first_number_ = place();
     for (uint16_t k = 0; k < kernel_.number_count; ++k) {
       program_.numbers.push_back({place(), k, 0});
@@ -187,7 +186,7 @@ class Translator {
     program_.words.push_back(bits);
   }
   void emit(Instruction operation, const Fields& it = {}) { emit(static_cast<int>(operation), it); }
-  // Immediates are or-ed in: they lie where the instructions that have them have no fields.
+  // Immediates are or-ed in: their bits are unused by the instructions that have them.
   void immediate(int a, int b = 0) {
     program_.words.back() |= static_cast<uint64_t>(a) << 32 | static_cast<uint64_t>(b) << 48;
   }

@@ -1,11 +1,10 @@
-// The interpreter of fused kernels on a GPU: runs any kernel from its program (bytecode.h), with
-// the formulas and reductions that generated kernels are made of, and in the same order, so the
-// bits are those of the generated kernel.
+// The interpreter of fused kernels on a GPU: runs any kernel from its program (bytecode.h).
 //
-// Compiled ahead of time, once for all kernels: by nvcc into what fused_interpreter_code() gives,
-// and as plain C++ by tests/backend/cuda/interpreter_emulation.cpp. A step costs a switch and
-// accesses to slots in local memory, which the L1 cache holds, where a generated kernel has
-// registers; so it serves until that is compiled.
+// It uses the formulas and reductions of generated kernels, in the same order, so it has their
+// bits. nvcc compiles it in advance, once for all kernels, into what fused_interpreter_code()
+// returns. tests/backend/cuda/interpreter_emulation.cpp compiles it as plain C++. A step costs a
+// switch and accesses to slots in local memory, which the L1 cache holds; a generated kernel has
+// registers instead. So it serves until that is compiled.
 
 #include <stddef.h>
 
@@ -153,7 +152,7 @@ HETERO_DEVICE void by_type(uint8_t type, Visit visit) {
   }
 }
 
-// The type that is converted from stands in the place of the variant.
+// The source type of a conversion is in the place of the variant.
 HETERO_CALLED void convert_entry(InstructionWord it, Bits64* slots) {
   by_type(it.variant(), [&](auto from) {
     const auto entry = get<decltype(from)>(slots, it.input(0));
@@ -377,7 +376,7 @@ HETERO_CALLED void add_entry(InstructionWord it, Bits64* slots, Index64 index) {
   });
 }
 
-// The threads of a block meet here, so all of them come with the same instruction.
+// The threads of a block meet here, so all of them arrive with the same instruction.
 HETERO_CALLED void reduce_states(InstructionWord it, Bits64* slots, unsigned group, void* memory) {
   by_reduction(it, [&](auto none) {
     using State = decltype(none);
@@ -423,7 +422,7 @@ struct Thread {
   HETERO_DEVICE Bits64 header(hetero::backend::HeaderWord word) const { return words[word]; }
   HETERO_DEVICE InstructionWord instruction(unsigned at) const { return InstructionWord{words[at]}; }
 
-  // Where the entry with this index lies.
+  // The place of the entry with this index.
   template <typename Index>
   HETERO_DEVICE Index64 offset_in(unsigned view, Index index) const {
     Index64 bytes = 0;
@@ -447,14 +446,14 @@ struct Thread {
     by_size(it.type(),
             [&](auto bits) { *reinterpret_cast<decltype(bits)*>(to) = get<decltype(bits)>(slots, it.to()); });
   }
-  // Of the row: where the state of part 0 stands.
+  // The place of the row's state of part 0.
   HETERO_DEVICE char* states(InstructionWord it) const {
     using namespace hetero::backend;
     return reinterpret_cast<char*>(header(kStatesWord)) +
            (it.a() * header(kRowsWord) + row) * header(kPartsWord) * kStateBytes;
   }
 
-  // `index`: of the entry that a pass has come to.
+  // `index`: of the pass's current entry.
   HETERO_DEVICE void run(InstructionWord it, Bits64 index) {
     using namespace hetero::backend;
     if (it.operation() < static_cast<uint8_t>(Instruction::kNumber)) return run_map(it, slots);
@@ -505,7 +504,7 @@ struct Thread {
   }
 
   // All threads of a group are at the same instruction at any time, so that they can meet at
-  // barriers: those without an entry left in a pass go along, idle.
+  // barriers. Threads without an entry left in a pass go along, idle.
   HETERO_DEVICE void run_program() {
     using namespace hetero::backend;
     const unsigned stop = static_cast<unsigned>(header(kEndWord)), vector = static_cast<unsigned>(header(kVectorWord));
@@ -531,7 +530,7 @@ struct Thread {
       }
       if (active) run(it, start + own + side);
       if (at != last) continue;
-      // On to the next entry of the pass, or behind it.
+      // Goes on to the next entry of the pass, or past its end.
       if (++side == vector) {
         side = 0;
         start += step;
@@ -546,8 +545,8 @@ struct Thread {
     }
   }
 
-  // Shares out the rows, or their parts, among groups of threads, and the entries among the threads
-  // of a group.
+  // Divides the rows, or their parts, among groups of threads, and the entries among the threads of
+  // a group.
   HETERO_DEVICE void run_all() {
     using namespace hetero::backend;
     const InterpreterMode mode = static_cast<InterpreterMode>(header(kModeWord));

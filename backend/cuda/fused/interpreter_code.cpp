@@ -1,5 +1,5 @@
-// The interpreter's machine code, as nvcc made it from interpreter.cu: a file of the build that
-// becomes a part of the library.
+// The interpreter's machine code: nvcc's output for interpreter.cu, a file of the build that is
+// embedded in the library.
 
 #include "backend/cuda/fused/interpreter.h"
 
