@@ -1,31 +1,15 @@
 #include "graph/cost/history.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <sstream>
-#include <string_view>
 #include <vector>
 
 #include "backend/base/fnv.h"
 
 namespace hetero::graph {
-namespace {
-
-constexpr const char* kFormat = "hetero costs 1";
-
-std::string first_line(const std::string& machine, size_t count, uint64_t checksum) {
-  char numbers[64];
-  std::snprintf(numbers, sizeof(numbers), "; %zu entries; %016" PRIx64, count, checksum);
-  return std::string(kFormat) + "; " + machine + numbers;
-}
-
-}  // namespace
-
 uint64_t cost_key(const Graph& graph, const Node& node, backend::DeviceIndex device, Part part) {
   backend::Fnv hash;
   hash.add(op_table()[node.op].name);
@@ -104,9 +88,8 @@ uint64_t CostHistory::version() const {
   return version_;
 }
 
-Status CostHistory::save(const std::string& path, const std::string& machine) const {
+Status CostHistory::save(const backend::CacheFile& file) const {
   std::string text;
-  size_t count = 0;
   {
     const std::lock_guard lock(mutex_);
     for (const auto& [key, entry] : entries_) {
@@ -115,37 +98,23 @@ Status CostHistory::save(const std::string& path, const std::string& machine) co
       std::snprintf(line, sizeof(line), "%016" PRIx64 " %" PRIu32 " %.17g %.17g\n", key, entry.count, entry.mean,
                     entry.squares);
       text += line;
-      ++count;
     }
   }
-  // Other processes may read while we write, or write as well.
-  const std::string unfinished = path + "." + std::to_string(::getpid()) + ".new";
-  std::ofstream file(unfinished, std::ios::trunc);
-  file << first_line(machine, count, backend::fnv(text)) << '\n' << text;
-  file.close();
-  if (!file || std::rename(unfinished.c_str(), path.c_str()) != 0) {
-    std::remove(unfinished.c_str());
-    return Status(ErrorClass::kStorage, "cannot write " + path);
-  }
-  return Status();
+  return file.write(text);
 }
 
-bool CostHistory::load(const std::string& path, const std::string& machine) {
-  std::ifstream file(path);
-  std::string first;
-  if (!std::getline(file, first)) return false;
-  std::stringstream rest;
-  rest << file.rdbuf();
-  const std::string text = rest.str();
+Status CostHistory::load(const backend::CacheFile& file) {
+  const Result<std::string> text = file.read();
+  if (!text.ok()) return text.status();
   std::vector<std::pair<uint64_t, Entry>> read;
-  std::istringstream lines(text);
+  std::istringstream lines(text.value());
   for (std::string line; std::getline(lines, line);) {
     uint64_t key = 0;
     Entry entry;
     if (std::sscanf(line.c_str(), "%" SCNx64 " %" SCNu32 " %lf %lf", &key, &entry.count, &entry.mean, &entry.squares) !=
             4 ||
         entry.count < kEnough || !(entry.mean > 0) || !(entry.squares >= 0)) {
-      return false;
+      return Status(ErrorClass::kStorage, file.path() + " has a line that is no cost");
     }
     // A few new measurements may outweigh what an older run has seen.
     const uint32_t count = std::min(entry.count, 4 * kEnough);
@@ -154,11 +123,10 @@ bool CostHistory::load(const std::string& path, const std::string& machine) {
     entry.reported = entry.mean;
     read.emplace_back(key, entry);
   }
-  if (first != first_line(machine, read.size(), backend::fnv(text))) return false;
   const std::lock_guard lock(mutex_);
   for (const auto& [key, entry] : read) entries_.try_emplace(key, entry);
   ++version_;
-  return true;
+  return Status();
 }
 
 }  // namespace hetero::graph

@@ -8,7 +8,7 @@
 //
 //   history.add(cost_key(graph, node, device), seconds);
 //   history.find(key);                            // 0: not known well enough
-//   history.save(path, "cpu model + device");     // read back by load() of the same machine and version
+//   history.save(file);                           // read back by load() of the same machine and version
 //
 // Thread safety: any thread.
 
@@ -20,8 +20,9 @@
 #include <string>
 #include <unordered_map>
 
-#include "backend/device/device.h"
 #include "backend/base/status.h"
+#include "backend/device/device.h"
+#include "backend/file/cache_file.h"
 #include "graph/fusion/fusion.h"
 #include "graph/ir/graph.h"
 
@@ -53,10 +54,12 @@ class CostHistory {
   // Changes when something that counts differs by a quarter from what it was when the number last changed.
   uint64_t version() const;
 
-  // Text: a first line with version, machine, count and checksum, then an entry a line. Errors: kStorage.
-  Status save(const std::string& path, const std::string& machine) const;
-  // Adds what the file holds. A file of another machine or version, or a damaged one, is as if there were none: false.
-  bool load(const std::string& path, const std::string& machine);
+  static constexpr const char* kKind = "costs 2";  // of files, with the version of their lines
+
+  // An entry a line. Errors: kStorage.
+  Status save(const backend::CacheFile& file) const;
+  // Adds what the file holds, or nothing. Errors: kStorage.
+  Status load(const backend::CacheFile& file);
 
  private:
   struct Entry {

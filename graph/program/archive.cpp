@@ -10,16 +10,18 @@
 #include <utility>
 #include <vector>
 
+#include "backend/file/file.h"
 #include "graph/ir/plan.h"
 #include "graph/program/archive_json.h"
 #include "graph/program/crc32.h"
-#include "graph/program/file.h"
 #include "graph/program/zip.h"
 
 namespace hetero::graph {
 namespace {
 
 using backend::Block;
+using backend::MappedFile;
+using backend::NewFile;
 
 constexpr const char* kVersionEntry = "version";
 constexpr const char* kWeightsEntry = "weights.safetensors";

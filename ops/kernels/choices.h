@@ -1,20 +1,19 @@
 // Choices: the fastest implementation of an operator on this machine, for each shape, in memory and
 // on disk.
 //
-// Each kind of operator has a file, ~/.cache/hetero/KIND-HASH.txt (or below $XDG_CACHE_HOME). Its
-// first line names the processor model and the version of torch that it belongs to. Each further
-// line is a choice; the last one for a shape counts. Lines that do not parse are skipped. A file
-// that cannot be read or written counts as missing: nothing ever fails because of it.
+// Each kind of operator has a CacheFile, ~/.cache/hetero/KIND-HASH.txt (or below $XDG_CACHE_HOME),
+// for one processor model and one version of torch. Each line is a choice; the last one for a shape
+// counts. Lines that do not parse are skipped. Nothing ever fails because of the file.
 //
 //   struct Shape {
-//     static constexpr const char* kKind = "linear 1";  // with the version of the lines
+//     static constexpr const char* kKind = "linear 2";  // with the version of the lines
 //     bool operator==(const Shape&) const = default;
 //     Shape rounded() const;                            // the shape that stands for all similar ones
 //     std::array<int64_t, N> numbers() const;           // all that is compared
 //   };
 //   struct Choice { ...; bool sure = true; bool operator==(const Choice&) const = default; };  // not sure: guessed on a busy machine
 //   std::string line_of(const Shape&, const Choice&);
-//   bool parse_line(const std::string&, Shape&, Choice&);  // line_of finds misunderstandings
+//   bool parse_line(const std::string&, Shape&, Choice&);
 //
 // Thread safety: any thread. A lookup takes no lock.
 
@@ -28,37 +27,24 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "backend/base/status.h"
+#include "backend/file/cache_file.h"
 
 namespace hetero::ops {
 
 // The processor and the versions that measurements belong to.
 const std::string& machine_text();
 
-// Lines of text below a first line that says what they are of.
-class ChoiceFile {
- public:
-  // "" for none.
-  ChoiceFile(const char* kind, std::string path) : kind_(kind), path_(std::move(path)) {}
-
-  // The lines below the first. A file with another first line is not ours, or damaged: it is left alone from now on.
-  std::vector<std::string> read();
-  void append(const std::string& line) const;
-
-  // Where the choices of this kind are kept; "" where there is no such place.
-  static std::string default_path(const char* kind);
-
- private:
-  const char* kind_;
-  std::string path_;
-};
-
 template <typename Shape, typename Choice>
 class Choices {
  public:
-  explicit Choices(std::string path) : file_(Shape::kKind, std::move(path)) {}
+  // "": kept nowhere.
+  explicit Choices(std::string path) : file_(std::move(path), Shape::kKind, machine_text()) {}
 
   // What is known of shape.rounded(). A guess is forgotten at the 2nd, 4th, ... 64th look, so that the caller measures again.
   std::optional<Choice> find(const Shape& shape) {
@@ -85,7 +71,7 @@ class Choices {
   void restart(std::string path) {
     const std::lock_guard lock(mutex_);
     for (auto& first : known_) first.store(nullptr, std::memory_order_relaxed);
-    file_ = ChoiceFile(Shape::kKind, std::move(path));
+    file_ = {std::move(path), Shape::kKind, machine_text()};
     loaded_ = false;
   }
 
@@ -130,7 +116,10 @@ class Choices {
     load();
     const Shape rounded = shape.rounded();
     add(rounded, choice, least_looks);
-    if (choice.sure) file_.append(line_of(rounded, choice));
+    if (!choice.sure) return;
+    // What another process writes between these two lines is lost, which costs it a measurement.
+    const Result<std::string> before = file_.read();
+    (void)file_.write((before.ok() ? before.value() : "") + line_of(rounded, choice) + '\n');
   }
 
   // REQUIRES: the mutex is held.
@@ -146,16 +135,18 @@ class Choices {
   // At the first look. REQUIRES: the mutex is held.
   void load() {
     if (loaded_) return;
-    for (const std::string& line : file_.read()) {
+    const Result<std::string> text = file_.read();
+    std::istringstream lines(text.ok() ? text.value() : "");
+    for (std::string line; std::getline(lines, line);) {
       Shape shape{};
       Choice choice{};
-      if (parse_line(line, shape, choice) && line_of(shape, choice) == line) add(shape, choice, 0);
+      if (parse_line(line, shape, choice)) add(shape, choice, 0);
     }
     loaded_.store(true, std::memory_order_release);
   }
 
   std::mutex mutex_;  // of those who change something; guards `file_` and `memory_`
-  ChoiceFile file_;
+  backend::CacheFile file_;
   std::atomic<bool> loaded_{false};
   std::array<Bucket, kBuckets> known_{};
   // What another thread may be reading stays, though something newer hides it.
@@ -165,7 +156,7 @@ class Choices {
 // Choices that are kept where those of this kind belong. Leaked on purpose: kernels may run while the process exits.
 template <typename Kept>
 Kept& choices_of_process(const char* kind) {
-  static auto* choices = new Kept(ChoiceFile::default_path(kind));
+  static auto* choices = new Kept(backend::CacheFile::default_path(kind, machine_text()));
   return *choices;
 }
 

@@ -2,17 +2,15 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <vector>
 
+#include "backend/file/cache_file.h"
 #include "backend/registry/device_model.h"
-#include "backend/base/fnv.h"
 #include "backend/registry/registry.h"
 #include "graph/cost/cost.h"
 #include "graph/cost/simulate.h"
@@ -27,8 +25,7 @@ constexpr int kSaveEvery = 256;
 
 struct Entry {
   graph::CostHistory history;
-  std::string path;  // "": of a clock that is not real
-  std::string machine;
+  backend::CacheFile file{"", "", ""};  // none where the clock is not real
   int unsaved = 0;
   uint64_t saved_version = 0;
 };
@@ -42,12 +39,10 @@ std::map<const backend::Device*, std::unique_ptr<Entry>>& entries() {
 void save(Entry& entry) {
   entry.unsaved = 0;
   const uint64_t version = entry.history.version();
-  if (entry.path.empty() || version == entry.saved_version) return;
+  if (entry.file.path().empty() || version == entry.saved_version) return;
   entry.saved_version = version;
-  std::error_code ignored;
-  std::filesystem::create_directories(std::filesystem::path(entry.path).parent_path(), ignored);
   // Without a file the next process measures again.
-  (void)entry.history.save(entry.path, entry.machine);
+  (void)entry.history.save(entry.file);
 }
 
 // At the end of the process. Whoever holds the lock then will not give it back any more, and has learned next to nothing since the last time.
@@ -58,13 +53,10 @@ void save_all() {
 }
 
 void open(const backend::Device& accelerator, Entry& entry) {
-  const std::string device = accelerator.name() + ", " + backend::model_of(accelerator);
-  std::ostringstream kind;
-  kind << "costs " << std::hex << backend::fnv(device);
-  entry.path = ChoiceFile::default_path(kind.str().c_str());
-  entry.machine = machine_text() + ", " + device;
-  if (entry.path.empty()) return;
-  if (entry.history.load(entry.path, entry.machine)) entry.saved_version = entry.history.version();
+  const std::string kind = graph::CostHistory::kKind;
+  const std::string machine = machine_text() + ", " + accelerator.name() + ", " + backend::model_of(accelerator);
+  entry.file = {backend::CacheFile::default_path(kind, machine), kind, machine};
+  if (entry.history.load(entry.file).ok()) entry.saved_version = entry.history.version();
   [[maybe_unused]] static const bool saved_at_exit = std::atexit(&save_all) == 0;
 }
 

@@ -1,7 +1,7 @@
 // The measured times of operators on this machine: the history that planning reads, its file, and
 // updates from runs.
 //
-// The file is ~/.cache/hetero/costs-ACCELERATOR-HASH.txt (or below $XDG_CACHE_HOME), for one
+// The file is ~/.cache/hetero/costs-2-HASH.txt (or below $XDG_CACHE_HOME), for one
 // processor model, one version of torch and one accelerator (for a GPU, its model and driver). It
 // holds only times of real clocks. It is written from time to time and at exit. Deleting it is
 // always safe.
@@ -10,8 +10,8 @@
 
 #pragma once
 
-#include "graph/run/executor.h"
 #include "graph/cost/history.h"
+#include "graph/run/executor.h"
 
 namespace hetero::ops {
 

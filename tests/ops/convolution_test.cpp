@@ -13,8 +13,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "ops/settings/config.h"
 #include "ops/run/sync.h"
+#include "ops/settings/config.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {
@@ -272,7 +272,9 @@ TEST(ConvolutionChoiceFile, IsReadByTheNextProcess) {
   first.learn(forward, {Implementation::kStock});
   first.learn(backward, {Implementation::kUnfolded});
   first.learn(other, {Implementation::kUnfolded, false});
-  std::ofstream(path, std::ios::app) << "forward 0 1 2 3 stock\nsideways 0 1 1 1 1 1 1 1 1 1 1 1 1 1 1 stock\n";
+  const backend::CacheFile file(path, ConvolutionShape::kKind, machine_text());
+  const std::string other_lines = "forward 0 1 2 3 stock\nsideways 0 1 1 1 1 1 1 1 1 1 1 1 1 1 1 stock\n";
+  ASSERT_TRUE(file.write(file.read().value() + other_lines).ok());
   ConvolutionChoices second(path);
   EXPECT_EQ(second.find(forward), (ConvolutionChoice{Implementation::kStock}));
   EXPECT_EQ(second.find(backward), (ConvolutionChoice{Implementation::kUnfolded}));

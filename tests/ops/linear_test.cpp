@@ -19,8 +19,8 @@
 
 #include "backend/cpu/kernels/panel_gemm.h"
 #include "backend/cpu/kernels/tile_gemm.h"
-#include "ops/settings/config.h"
 #include "ops/run/sync.h"
+#include "ops/settings/config.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {
@@ -363,28 +363,28 @@ TEST_F(ChoiceFile, LargeProductsOfSimilarSizeShareAChoice) {
   EXPECT_FALSE(choices.find(similar).has_value());
 }
 
-TEST_F(ChoiceFile, DamagedLinesArePassedOver) {
+TEST_F(ChoiceFile, LinesOfAnotherFormArePassedOver) {
+  const backend::CacheFile file(path, LinearShape::kKind, machine_text());
   LinearChoices(path).learn(shape, {Implementation::kMatvec});
-  std::ofstream(path, std::ios::app) << "bfloat16 rows plain 1 2\nfloat8 rows plain 1 2 3 4 stock untried\n\xff\xfe\n"
-                                     << "float32 rows plain 1 2 3 4 stock untried and more\n";
+  ASSERT_TRUE(
+      file.write(file.read().value() + "bfloat16 rows plain 1 2\nfloat8 rows plain 1 2 3 4 stock untried\n").ok());
   LinearChoices(path).learn(large, {Implementation::kPackedPanels});
   LinearChoices choices(path);
   EXPECT_TRUE(choices.find(shape).has_value());
   EXPECT_TRUE(choices.find(large).has_value());
-  EXPECT_FALSE(choices.find({backend::Element::kFloat32, false, false, false, false, 1, 2, 3, 4}).has_value());
 }
 
-TEST_F(ChoiceFile, OfAnotherMachineIsLeftAlone) {
-  fs::create_directories(fs::path(path).parent_path());
-  const std::string text =
-      "hetero linear 1, torch 1.0, another processor\nbfloat16 rows bias 3 3072 1024 2 wide untried\n";
-  std::ofstream(path) << text;
-  LinearChoices choices(path);
-  EXPECT_EQ(choices.find(shape), std::nullopt);
-  choices.learn(shape, {Implementation::kMatvec});
-  EXPECT_TRUE(choices.find(shape).has_value());
-  std::ifstream file(path);
-  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), text);
+TEST_F(ChoiceFile, ThatIsDamagedOrOfAnotherMachineIsReplaced) {
+  LinearChoices(path).learn(shape, {Implementation::kMatvec});
+  std::ofstream(path, std::ios::app) << "bfloat16 rows plain";
+  EXPECT_EQ(LinearChoices(path).find(shape), std::nullopt);
+  LinearChoices(path).learn(large, {Implementation::kPackedPanels});
+  EXPECT_TRUE(LinearChoices(path).find(large).has_value());
+
+  ASSERT_TRUE(backend::CacheFile(path, LinearShape::kKind, "another processor").write("").ok());
+  EXPECT_EQ(LinearChoices(path).find(large), std::nullopt);
+  LinearChoices(path).learn(shape, {Implementation::kMatvec});
+  EXPECT_TRUE(LinearChoices(path).find(shape).has_value());
 }
 
 TEST_F(ChoiceFile, ThatCannotBeWrittenDoesNoHarm) {

@@ -1,10 +1,8 @@
 // KernelCache: compiled kernels on disk, so that a later process need not compile them again.
 //
-// Each kernel has a file in the user's folder: $XDG_CACHE_HOME/hetero/kernels, or
-// ~/.cache/hetero/kernels. Its name is a hash of the source, the compiler and the GPU. It holds a
-// short form of these, the code and a checksum. Files are renamed into place as a whole, so any
-// number of processes may share the folder. A file counts as missing if it is damaged, of another
-// version, or not the user's own. If nothing can be written, nothing is kept and nothing fails.
+// Each kernel has a CacheFile in the user's folder: $XDG_CACHE_HOME/hetero/kernels, or
+// ~/.cache/hetero/kernels. Its name is a hash of the source, the compiler and the GPU. If nothing
+// can be written, nothing is kept and nothing fails.
 //
 // Together the files take at most kMaxBytes, or a little more for a while. The file that was found
 // longest ago is removed first; its modification time tells when it was found. Processes may delete
@@ -20,6 +18,8 @@
 #include <string>
 #include <string_view>
 #include <utility>
+
+#include "backend/file/cache_file.h"
 
 namespace hetero::backend {
 
@@ -41,7 +41,7 @@ class KernelCache {
   std::string path_of(std::string_view source, std::string_view target) const;
 
  private:
-  bool make_folder() const;
+  CacheFile file_of(std::string_view source, std::string_view target) const;
   void trim() const;
 
   const std::string folder_;

@@ -16,7 +16,7 @@
 #include "graph/ir/plan.h"
 #include "graph/program/archive_json.h"
 #include "graph/program/crc32.h"
-#include "graph/program/file.h"
+#include "backend/file/file.h"
 #include "graph/program/zip.h"
 #include "graph/verify/verify.h"
 #include "tests/graph/catch.h"

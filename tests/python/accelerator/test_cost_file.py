@@ -53,8 +53,8 @@ def test_what_was_measured_is_known_to_the_next_process(tmp_path: Path) -> None:
     # So few measurements are written when the process exits.
     (file,) = cost_files(tmp_path)
     lines = file.read_text().splitlines()
-    assert lines[0].startswith("hetero costs 1; torch ") and ", sim, ; " in lines[0]
-    assert f"; {len(lines) - 1} entries; " in lines[0] and len(lines) > 2
+    assert lines[0].startswith("hetero costs 2; torch ") and ", sim, ; " in lines[0]
+    assert f"; {len(file.read_bytes()) - len(lines[0]) - 1} bytes; " in lines[0] and len(lines) > 2
     written = file.read_bytes()
     # The next process plans by it from the first run on, and does not write what it knew.
     assert predictions(tmp_path, runs=2)[0] == pytest.approx(learned, rel=0.01)
@@ -68,7 +68,7 @@ def test_a_file_that_is_stale_or_damaged_is_replaced(tmp_path: Path) -> None:
     good = file.read_text()
     for bad in (
         good.replace(", sim, ;", ", sim, another GPU;", 1),
-        good.replace("hetero costs 1;", "hetero costs 0;", 1),
+        good.replace("hetero costs 2;", "hetero costs 0;", 1),
         good[:-3],
         good.replace("e-", "e+", 1),
         "",
@@ -77,7 +77,7 @@ def test_a_file_that_is_stale_or_damaged_is_replaced(tmp_path: Path) -> None:
         assert bad != good
         file.write_text(bad)
         assert predictions(tmp_path)[0] == pytest.approx(guess, rel=1e-6)
-        assert file.read_text().startswith(good[: good.index("; ", len("hetero costs 1; "))])
+        assert file.read_text().startswith(good[: good.index("; ", len("hetero costs 2; "))])
         assert predictions(tmp_path, runs=2)[0] == pytest.approx(learned, rel=0.05)
 
 

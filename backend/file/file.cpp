@@ -1,4 +1,4 @@
-#include "graph/program/file.h"
+#include "backend/file/file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -11,7 +11,7 @@
 #include <filesystem>
 #include <system_error>
 
-namespace hetero::graph {
+namespace hetero::backend {
 namespace {
 
 Status cannot(const char* what, const std::string& path, int error) {
@@ -51,7 +51,7 @@ Result<std::string> target_of(const std::string& path) {
 
 Result<std::shared_ptr<MappedFile>> MappedFile::open(const std::string& path, bool read_now) {
   const OpenFile file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  struct stat facts{};
+  struct stat facts {};
   if (file.number < 0 || fstat(file.number, &facts) != 0) return cannot("read", path, errno);
   if (!S_ISREG(facts.st_mode)) return Status(ErrorClass::kStorage, "cannot read " + path + ": it is not a file");
   const auto size = static_cast<size_t>(facts.st_size);
@@ -65,7 +65,7 @@ Result<std::shared_ptr<MappedFile>> MappedFile::open(const std::string& path, bo
 }
 
 bool MappedFile::is(int file) const {
-  struct stat facts{};
+  struct stat facts {};
   return fstat(file, &facts) == 0 && facts.st_dev == device_ && facts.st_ino == number_;
 }
 
@@ -73,13 +73,13 @@ MappedFile::~MappedFile() {
   if (data_ != nullptr) munmap(data_, size_);
 }
 
-Result<std::unique_ptr<NewFile>> NewFile::create(const std::string& path) {
+Result<std::unique_ptr<NewFile>> NewFile::create(const std::string& path, unsigned permissions) {
   static std::atomic<uint32_t> count{0};
   Result<std::string> target = target_of(path);
   if (!target.ok()) return target.status();
   while (true) {
     std::string temporary = target.value() + '.' + std::to_string(getpid()) + '-' + std::to_string(count++) + ".new";
-    const int file = ::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    const int file = ::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, permissions);
     if (file >= 0) return std::unique_ptr<NewFile>(new NewFile(target.value(), std::move(temporary), file));
     if (errno != EEXIST) return cannot("write", path, errno);
   }
@@ -118,11 +118,11 @@ Status NewFile::copy(const MappedFile& from, size_t bytes) {
   return write(from.bytes().substr(copied, bytes - copied));
 }
 
-Status NewFile::commit() {
-  if (fsync(file_) != 0) return failed("write");
+Status NewFile::commit(bool on_disk) {
+  if (on_disk && fsync(file_) != 0) return failed("write");
   if (rename(temporary_.c_str(), path_.c_str()) != 0) return failed("write");
   committed_ = true;
   return Status();
 }
 
-}  // namespace hetero::graph
+}  // namespace hetero::backend

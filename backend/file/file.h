@@ -19,7 +19,7 @@
 
 #include "backend/base/status.h"
 
-namespace hetero::graph {
+namespace hetero::backend {
 
 class MappedFile {
  public:
@@ -50,7 +50,7 @@ class NewFile {
   // Nothing appears at `path` before commit(); without it, the former file stays. If `path` is a
   // link, its target is made or replaced. Errors: kStorage, also if there is something that is not
   // a file, such as a pipe.
-  static Result<std::unique_ptr<NewFile>> create(const std::string& path);
+  static Result<std::unique_ptr<NewFile>> create(const std::string& path, unsigned permissions = 0666);
   ~NewFile();
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
@@ -59,8 +59,8 @@ class NewFile {
   // The first bytes of another file. Where the file system can, both files share them.
   Status copy(const MappedFile& from, size_t bytes);
   uint64_t size() const { return size_; }
-  // Puts it in its place, on the disk as well.
-  Status commit();
+  // Puts it in its place; `on_disk`: a power failure a moment later does not harm it.
+  Status commit(bool on_disk = true);
 
  private:
   NewFile(std::string path, std::string temporary, int file)
@@ -74,4 +74,4 @@ class NewFile {
   bool committed_ = false;
 };
 
-}  // namespace hetero::graph
+}  // namespace hetero::backend
