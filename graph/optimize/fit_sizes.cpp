@@ -10,6 +10,8 @@
 #include <string>
 #include <utility>
 
+#include "graph/ir/compare.h"
+
 namespace hetero::graph {
 namespace {
 
@@ -214,14 +216,10 @@ bool same_constants(const SavedProgram& a, const SavedProgram& b) {
   });
 }
 
-bool alike(const SavedProgram& a, WindowId x, const SavedProgram& b, WindowId y) {
-  return a.windows[x].dtype == b.windows[y].dtype && a.windows[x].rank == b.windows[y].rank;
-}
-
 bool same_values(const SavedProgram& a, const std::vector<ProgramValue>& x, const SavedProgram& b,
                  const std::vector<ProgramValue>& y) {
   return std::ranges::equal(x, y, [&](const ProgramValue& v, const ProgramValue& w) {
-    return v.buffer == w.buffer && v.bits == w.bits && alike(a, v.window, b, w.window);
+    return v.buffer == w.buffer && v.bits == w.bits && same_rank(a.windows[v.window], b.windows[w.window]);
   });
 }
 
@@ -247,32 +245,28 @@ Status compare_structure(const SavedProgram& a, const SavedProgram& b, FindNumbe
     return differs("its inputs or outputs are others for other sizes");
   }
   if (!same_constants(a, b)) return differs("it uses a constant that is another one for other sizes");
-  std::vector<uint32_t> numbers;
-  for (size_t n = 0; n < x.nodes.size() && n < y.nodes.size(); ++n) {
-    const Node& v = x.nodes[n];
-    const Node& w = y.nodes[n];
-    if (v.op != w.op || v.operand_count != w.operand_count || v.output_count != w.output_count ||
-        v.preference != w.preference || v.attribute_bytes != w.attribute_bytes) {
-      return differs(name_of(x, n) + " is another call for other sizes: " + name_of(y, n));
-    }
-    for (int i = 0; i < v.operand_count; ++i) {
-      const Operand& p = x.operands_of(v)[i];
-      const Operand& q = y.operands_of(w)[i];
-      if (p.buffer != q.buffer || p.access != q.access || p.bits != q.bits || !alike(a, p.window, b, q.window)) {
-        return differs(name_of(x, n) + " has other operands for other sizes");
-      }
-    }
-    numbers.clear();
-    if (find_numbers != nullptr) {
-      find_numbers(x, v, numbers);
-      if (!same_bytes(x, v, y, w, numbers)) return differs(name_of(x, n) + " has other arguments for other sizes");
-    }
-  }
-  if (x.nodes.size() != y.nodes.size()) return differs("it has more calls for some sizes than for others");
-  const bool same = std::ranges::equal(x.buffers, y.buffers, [](const Buffer& p, const Buffer& q) {
-    return p.valid_on == q.valid_on && p.escapes == q.escapes;
+  const Difference found = compare(x, y, &same_rank, [&](const Node& v, const Node& w) {
+    if (find_numbers == nullptr) return true;
+    std::vector<uint32_t> numbers;
+    find_numbers(x, v, numbers);
+    return same_bytes(x, v, y, w, numbers);
   });
-  return same ? Status() : differs("it has other buffers for other sizes");
+  using Kind = Difference::Kind;
+  switch (found.kind) {
+    case Kind::kNone:
+      return Status();
+    case Kind::kCall:
+      return differs(name_of(x, found.node) + " is another call for other sizes: " + name_of(y, found.node));
+    case Kind::kOperands:
+      return differs(name_of(x, found.node) + " has other operands for other sizes");
+    case Kind::kArguments:
+      return differs(name_of(x, found.node) + " has other arguments for other sizes");
+    case Kind::kCount:
+      return differs("it has more calls for some sizes than for others");
+    case Kind::kBuffers:
+      return differs("it has other buffers for other sizes");
+  }
+  return Status();
 }
 
 class SizesFit {
@@ -374,7 +368,7 @@ class SizesFit {
     return Status();
   }
 
-  Status find_values(const std::vector<ProgramValue>& values, std::vector<ProgramValue> SavedProgram::* of,
+  Status find_values(const std::vector<ProgramValue>& values, std::vector<ProgramValue> SavedProgram::*of,
                      std::vector<DynamicSizes::ValueWindow>& windows) {
     for (uint32_t i = 0; i < values.size(); ++i) {
       DynamicWindow window;

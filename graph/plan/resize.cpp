@@ -6,10 +6,10 @@
 // copies and the order of submission: a caller for whom times change much plans anew.
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <span>
 
+#include "graph/ir/compare.h"
 #include "graph/plan/passes.h"
 
 namespace hetero::graph {
@@ -113,19 +113,13 @@ bool same_windows(const Graph& before, const Graph& now, const Node& node) {
   return true;
 }
 
-bool same_attributes(const Graph& before, const Graph& now, uint32_t node) {
-  const Node& a = before.nodes[node];
-  const Node& b = now.nodes[node];
-  return a.attribute_bytes == b.attribute_bytes &&
-         std::memcmp(before.attributes.data() + a.attribute_offset, now.attributes.data() + b.attribute_offset,
-                     a.attribute_bytes) == 0;
-}
-
 }  // namespace
 
 void find_changed_attributes(const Graph& before, const Graph& now, std::vector<uint8_t>& changed) {
   changed.resize(now.nodes.size());
-  for (uint32_t n = 0; n < now.nodes.size(); ++n) changed[n] = !same_attributes(before, now, n);
+  for (uint32_t n = 0; n < now.nodes.size(); ++n) {
+    changed[n] = !same_arguments(before, before.nodes[n], now, now.nodes[n]);
+  }
 }
 
 bool renew_numbers(const Graph& graph, const std::vector<uint8_t>& changed, FusedGroup& group) {

@@ -1,0 +1,47 @@
+#include "graph/ir/compare.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace hetero::graph {
+
+bool same_call(const Node& a, const Node& b) {
+  return a.op == b.op && a.operand_count == b.operand_count && a.output_count == b.output_count &&
+         a.preference == b.preference && a.attribute_bytes == b.attribute_bytes;
+}
+
+bool same_but_window(const Operand& a, const Operand& b) {
+  return a.buffer == b.buffer && a.access == b.access && a.bits == b.bits;
+}
+
+bool same_but_bytes(const Buffer& a, const Buffer& b) {
+  return a.valid_on == b.valid_on && a.escapes == b.escapes && a.takes == b.takes &&
+         a.layout.has_gaps() == b.layout.has_gaps();
+}
+
+bool same_arguments(const Graph& a, const Node& x, const Graph& b, const Node& y) {
+  return x.attribute_bytes == y.attribute_bytes &&
+         std::memcmp(a.attributes.data() + x.attribute_offset, b.attributes.data() + y.attribute_offset,
+                     x.attribute_bytes) == 0;
+}
+
+Difference compare(const Graph& a, const Graph& b, bool (*same_window)(const Window&, const Window&),
+                   const std::function<bool(const Node&, const Node&)>& same_arguments) {
+  using Kind = Difference::Kind;
+  const auto same_operand = [&](const Operand& x, const Operand& y) {
+    return same_but_window(x, y) && same_window((*a.windows)[x.window], (*b.windows)[y.window]);
+  };
+  for (uint32_t n = 0; n < std::min(a.nodes.size(), b.nodes.size()); ++n) {
+    const Node& x = a.nodes[n];
+    const Node& y = b.nodes[n];
+    if (!same_call(x, y)) return {Kind::kCall, n};
+    const Operand* const first = a.operands_of(x);
+    if (!std::equal(first, first + x.operand_count, b.operands_of(y), same_operand)) return {Kind::kOperands, n};
+    if (same_arguments && !same_arguments(x, y)) return {Kind::kArguments, n};
+  }
+  if (a.nodes.size() != b.nodes.size()) return {Kind::kCount};
+  if (!std::ranges::equal(a.buffers, b.buffers, same_but_bytes)) return {Kind::kBuffers};
+  return {};
+}
+
+}  // namespace hetero::graph
