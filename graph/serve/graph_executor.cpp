@@ -4,9 +4,10 @@
 #include <atomic>
 #include <cstring>
 
+#include "backend/base/size_classes.h"
 #include "backend/memory/allocator.h"
 #include "backend/registry/registry.h"
-#include "backend/base/size_classes.h"
+#include "graph/plan/sized_plans.h"
 #include "graph/serve/sized_program.h"
 #include "graph/serve/static_plan.h"
 
@@ -160,7 +161,7 @@ struct GraphExecutor::Impl {
   std::array<uint64_t, kMaxDevices> state_bytes{};
   std::vector<Place> places;                      // per buffer: of constants
   std::vector<Model::DeviceBytes> weights_there;  // per buffer: on the accelerator
-  std::vector<std::unique_ptr<Instance>> known;   // the program's own sizes first, then the latest
+  graph::SizedPlans<Instance> known{1};           // the program's own sizes are kept
   Instance* now = nullptr;
   graph::BoundCounts counted;  // by programs that are gone
   std::vector<std::unique_ptr<Slot>> slots;
@@ -172,7 +173,6 @@ struct GraphExecutor::Impl {
   static constexpr int kMostTries = 6;
   static constexpr uint64_t kLeastBytes = 1;
   // Plans and bindings are kept for so many sizes.
-  static constexpr size_t kMostKnown = 16;
 
   const SizedProgram& sized() const { return *now->sized; }
   const graph::SavedProgram& program() const { return sized().program; }
@@ -262,9 +262,9 @@ Status GraphExecutor::Impl::init() {
     return SizedProgram::own(model->program(), chosen, options.use_saved_plan);
   });
   if (!own.ok()) return own.status();
-  known.push_back(std::move(own.value()));
-  share_out(*known.back());
-  return use(*known.back());
+  Instance& instance = known.add(std::move(own.value()));
+  share_out(instance);
+  return use(instance);
 }
 
 Status GraphExecutor::Impl::check_share() const {
@@ -580,16 +580,13 @@ Status GraphExecutor::Impl::quiesce() {
 }
 
 Result<GraphExecutor::Impl::Instance*> GraphExecutor::Impl::find_instance(std::span<const int64_t> sizes) {
-  for (auto it = known.begin(); it != known.end(); ++it) {
-    if (!std::ranges::equal((*it)->sized->sizes, sizes)) continue;
-    if (it != known.begin()) std::rotate(known.begin() + 1, it, it + 1);
-    return it == known.begin() ? it->get() : known[1].get();
-  }
+  const auto fits = [&](const Instance& instance) { return std::ranges::equal(instance.sized->sizes, sizes); };
+  if (Instance* const found = known.find(fits)) return found;
   Result<std::unique_ptr<Instance>> made = make_instance([&](const graph::PlanOptions& chosen) {
-    return SizedProgram::resized(model->program(), sizes, chosen, *known.front()->sized);
+    return SizedProgram::resized(model->program(), sizes, chosen, *known.entries()[0]->sized);
   });
   if (!made.ok()) return made.status();
-  return known.insert(known.begin() + 1, std::move(made.value()))->get();
+  return &known.add(std::move(made.value()));
 }
 
 Status GraphExecutor::Impl::set_sizes(std::span<const int64_t> sizes) {
@@ -603,10 +600,8 @@ Status GraphExecutor::Impl::set_sizes(std::span<const int64_t> sizes) {
     const Status back = use(before);
     return back.ok() ? status : back;
   }
-  if (known.size() > kMostKnown) {
-    if (known.back()->bound != nullptr) counted += known.back()->bound->counts();
-    known.pop_back();
-  }
+  const std::unique_ptr<Instance> oldest = known.take_oldest();
+  if (oldest != nullptr && oldest->bound != nullptr) counted += oldest->bound->counts();
   return Status();
 }
 
@@ -802,8 +797,9 @@ Status GraphExecutor::Impl::draw_states() {
   if (program().draws.empty()) return Status();
   // Kernels of the run before may still read the old ones.
   for (size_t s = 0; s < slots.size(); ++s) settle_run(s);
-  return now->sized->draw_numbers(
-      [this] { return options.draw ? options.draw() : std::pair<uint64_t, uint64_t>{0, draws++}; });
+  return now->sized->draw_numbers([this] {
+    return options.draw ? options.draw() : std::pair<uint64_t, uint64_t>{0, draws++};
+  });
 }
 
 // REQUIRES: the slot's state says that it runs.
@@ -1020,7 +1016,7 @@ const Model& GraphExecutor::model() const { return *impl_->model; }
 const graph::StaticPlan& GraphExecutor::plan() const { return impl_->plan(); }
 graph::BoundCounts GraphExecutor::counts() const {
   graph::BoundCounts counts = impl_->counted;
-  for (const auto& instance : impl_->known) {
+  for (const auto& instance : impl_->known.entries()) {
     if (instance->bound != nullptr) counts += instance->bound->counts();
   }
   return counts;
