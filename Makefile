@@ -5,7 +5,8 @@ export JOBS
 PYTHON_BIN := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test sim-fuzz load-fuzz bench bench-partition serve-demo compat lint sanitize clean distclean
+.PHONY: help setup build product demo check test test-full sim-fuzz load-fuzz bench bench-partition serve-demo compat lint sanitize
+.PHONY: clean distclean
 
 help:       ## show this list
 	@grep -E '^[a-z-]+: .*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 17
@@ -13,14 +14,24 @@ help:       ## show this list
 setup:      ## system packages, .venv and requirements, where missing
 	@scripts/setup.sh
 
-build: setup ## build in build/ and put the libraries into the package
+build: setup ## build everything in build/, tests too, and put the libraries into the package
 	@scripts/build.sh
 
-demo: build ## the main job: semantic search with a real model (ARGS="--help" for its options)
+product:    ## build the libraries and no tests
+	@scripts/setup.sh product
+	@scripts/build.sh product
+
+demo: product ## the main job: semantic search with a real model (ARGS="--help" for its options)
 	@$(PYTHON_BIN) -m torch_hetero.demo $(ARGS)
 
-test: build ## all tests, C++ and Python (ARGS go to pytest)
-	@scripts/test.sh $(ARGS)
+check: setup ## build what changed and run the quick checks
+	@$(PYTHON_BIN) scripts/test.py --quick $(ARGS)
+
+test: setup ## build, and all tests, C++ and Python (ARGS go to pytest)
+	@$(PYTHON_BIN) scripts/test.py $(ARGS)
+
+test-full: setup ## the long version of every test: all sets of parameters on every machine, 100,000 seeds
+	@$(PYTHON_BIN) scripts/test.py --full $(ARGS)
 
 sim-fuzz: build ## 100,000 random programs on simulated accelerators, some 20 minutes (ARGS="--seed 7", "--first 100000 --seeds 5000")
 	@build/tests/graph/hetero_sim_fuzz $(ARGS)
@@ -31,7 +42,7 @@ load-fuzz: build ## 100,000 damaged files of saved programs, some minutes (ARGS=
 bench: build ## timings as ratios to eager and other peers, measured in the same run (ARGS="chain norms --peers")
 	@$(PYTHON_BIN) -m tests.perf $(ARGS)
 
-serve-demo: build ## requests for a real model on one and on several core groups, against eager and inductor (ARGS="--help" for its options)
+serve-demo: product ## requests for a real model on one and on several core groups, against eager and inductor (ARGS="--help" for its options)
 	@$(PYTHON_BIN) -m tests.perf.serve_demo $(ARGS)
 
 bench-partition: ## planning for two devices in virtual time, with bars; no torch (ARGS="streaming peers" for some sections)

@@ -10,9 +10,12 @@ run() { # name, sanitizers, prefix of the command
     local generator=(); if command -v ninja >/dev/null; then generator=(-G Ninja); fi
     cmake -S . -B "$build" "${generator[@]}" -DHETERO_TORCH=OFF -DHETERO_CUDA=OFF -DHETERO_SANITIZE="$2" >/dev/null
   fi
-  cmake --build "$build" -j "$jobs"
-  echo "-- $2"
+  local start=$SECONDS
+  cmake --build "$build" -j "$jobs" --target hetero_backend_tests hetero_graph_tests hetero_sim_fuzz hetero_load_fuzz
+  echo "-- $2: built in $((SECONDS - start)) s"
+  start=$SECONDS
   ${3:-} ctest --test-dir "$build" --output-on-failure -j "$jobs"
+  echo "-- $2: tested in $((SECONDS - start)) s"
 }
 
 run asan address,undefined

@@ -1,18 +1,26 @@
 #!/usr/bin/env bash
 # Prepares a machine for building and testing hetero: system packages, .venv, pinned requirements.
 # Does nothing when it was done before: the stamp in .venv holds a hash of what it depends on.
+#
+#   scripts/setup.sh           for everything
+#   scripts/setup.sh product   without the system packages that only tests need
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-stamp=.venv/hetero-setup-done
+what=${1:-all}
 wanted=$(cat scripts/setup.sh requirements.txt | sha256sum)
-if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+is_done() { [ "$(cat ".venv/hetero-setup-$1" 2>/dev/null)" = "$wanted" ]; }
+if is_done all || is_done "$what"; then
   exit 0
 fi
 
 # System packages, where they are missing and may be installed.
-required=(g++ cmake python3-venv python3-dev libgtest-dev catch2 nlohmann-json3-dev)
-helpful=(ninja-build libbenchmark-dev libxbyak-dev libdeflate-dev ccache mold valgrind chromium)
+required=(g++ cmake python3-venv python3-dev nlohmann-json3-dev)
+helpful=(ninja-build libxbyak-dev libdeflate-dev ccache mold)
+if [ "$what" = all ]; then
+  required+=(libgtest-dev catch2)
+  helpful+=(libbenchmark-dev valgrind chromium)
+fi
 missing() {
   for package in "$@"; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || echo "$package"
@@ -50,9 +58,21 @@ if [ ! -x .venv/bin/python ]; then
   "$chosen" -m venv .venv
 fi
 
-echo "setup: installing requirements into .venv"
-export PIP_DISABLE_PIP_VERSION_CHECK=1
-.venv/bin/pip install --quiet -r requirements.txt
+if ! is_done product; then
+  # pip unpacks on one core for minutes. Meanwhile the others build what needs no torch.
+  early=
+  if [ ! -e build/CMakeCache.txt ]; then
+    mkdir -p build
+    scripts/build.sh torch-free >build/torch-free.log 2>&1 &
+    early=$!
+  fi
+  echo "setup: installing requirements into .venv"
+  export PIP_DISABLE_PIP_VERSION_CHECK=1
+  .venv/bin/pip install --quiet -r requirements.txt
+  # What failed there fails again where everything is built, and is shown.
+  if [ -n "$early" ]; then wait "$early" || true; fi
+fi
 # Registers the package, its entry point and the source folder; `make build` makes the libraries.
 HETERO_NO_BUILD=1 .venv/bin/pip install --quiet --no-build-isolation --no-deps -e .
-echo "$wanted" >"$stamp"
+echo "$wanted" >".venv/hetero-setup-$what"
+echo "setup: $SECONDS s"

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Runs the Python tests once more on the CPU and the simulated accelerator, under a budget of 16 MiB, and verifies every program before it runs;
-# by default each operator runs on a pseudo-random device. tests/python/conftest.py says which tests are left out, and why.
+# by default each operator runs on a pseudo-random device. tests/python/machines.py says which tests are left out, and why.
+#
+# `make test` runs most of this in its one run of pytest (tests/python/machines.py); here the environment chooses.
 #
 #   scripts/test_two_devices.sh                          all tests, at most 3 sets of parameters of each: a few minutes
 #   scripts/test_two_devices.sh tests/python             all sets of parameters too; arguments go to pytest

@@ -19,11 +19,6 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 DEVICE = os.environ.get("HETERO_TEST_DEVICE", "hetero")
 ON_HETERO = DEVICE == "hetero"
-# What scripts/test_two_devices.sh runs the suites with.
-ACCELERATOR = os.environ.get("HETERO_ACCELERATOR") or "none"
-# Whether the simulated accelerator runs the CPU's kernels; otherwise operators run there as on a GPU.
-HOST_KERNELS = os.environ.get("HETERO_TEST_HOST_KERNELS", "1") != "0"
-
 needs_hetero = pytest.mark.skipif(not ON_HETERO, reason="asks for what only hetero has")
 
 

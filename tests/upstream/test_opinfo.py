@@ -37,9 +37,10 @@ SECONDS_PER_ENTRY = 120
 
 
 @pytest.mark.parametrize("entry", sorted(ENTRIES))
-def test_entry_equals_cpu(entry: str, record_property: Any) -> None:
+def test_entry_equals_cpu(entry: str, machine: str, record_property: Any) -> None:
     excluded = EXCLUSIONS.get(entry)
     record_property("entry", entry)
+    record_property("machine", machine)
     if excluded and excluded["reason"] == "CRASH":
         record_property("status", "not run")
         pytest.skip(f"excluded, {excluded['reason']}: {excluded['why']}")

@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""Runs the tests in stages, cheapest first, and closes with one line: N passed, N failed, N skipped.
+
+    scripts/test.py           what `make test` and CI run
+    scripts/test.py --quick   `make check`: what a change of one file needs, in a minute
+    scripts/test.py --full    `make test-full`: the long version of each stage, hours
+
+A stage is one command. It prints its seconds. A stage that fails does not stop the others, unless it is the build. Every test
+case counts, and so does every seed of a fuzzer; a check without cases counts as one. Further arguments go to pytest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build"
+PYTHON = str(ROOT / ".venv/bin/python")
+JOBS = os.environ.get("JOBS") or str(os.cpu_count() or 1)
+PYTEST = [PYTHON, "-m", "pytest", "-q"]
+PYTHON_TESTS = [*PYTEST, "-n", JOBS, "--dist", "worksteal"]
+# In each mode: random programs and damaged files.
+SEEDS = {"normal": ("2000", "5000"), "full": ("100000", "100000")}
+QUICK_PYTHON = ["tests/python/lazy/test_lazy.py", "tests/python/device/test_config.py", "tests/python/tools/test_helpers.py"]
+QUICK_CPP = "^(ops|graph|backend)$"
+
+# What a tool prints of its cases, as (pattern, the outcome that it counts). Outcomes that are not named count nothing.
+CASES = [
+    (re.compile(r"All tests passed \(\d+ assertions? in (\d+) test cases?\)"), "passed"),  # Catch2
+    (re.compile(r"^test cases:.*?(\d+) passed", re.M), "passed"),
+    (re.compile(r"^test cases:.*?(\d+) failed", re.M), "failed"),
+    (re.compile(r"^\[  PASSED  \] (\d+) tests?\.", re.M), "passed"),  # GoogleTest
+    (re.compile(r"^\[  FAILED  \] (\d+) tests?, listed", re.M), "failed"),
+    (re.compile(r"^\[  SKIPPED \] (\d+) tests?, listed", re.M), "skipped"),
+    (re.compile(r"^\w+-fuzz: (\d+) seeds as they should be", re.M), "passed"),
+]
+# tests/graph and tests/backend return early where there is no GPU; Catch2 takes that for a pass.
+RETURNED_EARLY = re.compile(r"^(\d+) tests skipped: ", re.M)
+PYTEST_LINE = re.compile(r"^[=\s]*((?:\d+ [a-z]+, )*\d+ [a-z]+) in [\d.]+s", re.M)
+PYTEST_OUTCOMES = {
+    "passed": "passed", "xpassed": "passed", "failed": "failed", "error": "failed", "errors": "failed", "skipped": "skipped",
+    "xfailed": "skipped",
+}
+
+
+def count_cases(text: str) -> Counter[str]:
+    """Counts passed, failed and skipped cases in the output of Catch2, GoogleTest, the fuzzers and pytest."""
+    counts: Counter[str] = Counter()
+    for pattern, outcome in CASES:
+        counts[outcome] += sum(int(number) for number in pattern.findall(text))
+    early = sum(int(number) for number in RETURNED_EARLY.findall(text))
+    counts["passed"] -= early
+    counts["skipped"] += early
+    for line in PYTEST_LINE.findall(text):
+        for part in line.split(", "):
+            number, word = part.split()
+            if word in PYTEST_OUTCOMES:
+                counts[PYTEST_OUTCOMES[word]] += int(number)
+    return counts
+
+
+@dataclass
+class Stage:
+    """A command, and what else is to be known of it."""
+
+    name: str
+    command: list[str]
+    # Where the cases are counted that the output does not show, as paths below build/.
+    logs: tuple[str, ...] = ()
+    # Says why the stage cannot run here, if so; a reason that starts with "!" is a failure.
+    unless: str = ""
+    # The build: nothing else makes sense where it fails, and it must be free of warnings.
+    is_build: bool = False
+
+    def run(self) -> Counter[str]:
+        """Runs the command, shows its output, and counts its cases."""
+        print(f"\n== {self.name}", flush=True)
+        if self.unless:
+            print(self.unless.lstrip("!"))
+            return Counter(failed=1) if self.unless.startswith("!") else Counter(skipped=1)
+        start = time.monotonic()
+        text = []
+        for log in self.logs:
+            (BUILD / log).unlink(missing_ok=True)
+        with subprocess.Popen(self.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              errors="replace") as process:
+            for line in process.stdout or ():
+                print(line, end="", flush=True)
+                text.append(line)
+        printed = "".join(text)
+        logs = [log for log in (BUILD / name for name in self.logs) if log.exists()]
+        counts = count_cases("\n".join(log.read_text(errors="replace") for log in logs) if self.logs else printed)
+        if self.is_build and (warnings := re.findall(r"^.*\bwarning: .*$", printed, re.M)):
+            print("\n".join([f"{len(warnings)} warnings of the compiler:", *sorted(set(warnings))]))
+            counts["failed"] += 1
+        elif process.returncode != 0 and not counts["failed"]:
+            print(f"status {process.returncode}")
+            counts["failed"] += 1
+        if not sum(counts.values()):
+            counts["passed"] += 1
+        print(f"-- {self.name}: {time.monotonic() - start:.0f} s, {summary(counts)}", flush=True)
+        return counts
+
+
+def summary(counts: Counter[str]) -> str:
+    """The line that closes a run."""
+    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
+
+
+def in_cache(pattern: str) -> bool:
+    """Whether the configuration of build/ has a line that starts with this pattern."""
+    cache = BUILD / "CMakeCache.txt"
+    return cache.exists() and re.search(f"^{pattern}", cache.read_text(), re.M) is not None
+
+
+def without_cuda() -> str:
+    """Why this build has no cuda device. Where there is nvcc that was asked for by name, or is a mistake."""
+    if in_cache("HETERO_CUDA:.*=OFF"):
+        return "skipped: HETERO_CUDA=OFF"
+    if in_cache("CMAKE_CUDA_COMPILER:.*nvcc"):
+        return ""
+    if shutil.which("nvcc") or Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin/nvcc").exists():
+        return "!nvcc is there, and build/ has no cuda device: HETERO_CUDA=ON make build says why"
+    return "skipped: no nvcc here, the cuda device is not built"
+
+
+def stages(mode: str, pytest_arguments: list[str]) -> list[Stage]:
+    """The stages of a mode, in order. Those that depend on the build's configuration come after it."""
+    checks = Stage("checks of the sources", ["scripts/lint.sh", "--changed"])
+    ctest = ["ctest", "--test-dir", "build", "--output-on-failure", "-j", JOBS]
+    ctest_log = ("Testing/Temporary/LastTest.log",)
+    if mode == "quick":
+        return [
+            checks,
+            Stage("C++ tests", [*ctest, "-R", QUICK_CPP], logs=ctest_log),
+            Stage("Python tests", [*PYTHON_TESTS, *QUICK_PYTHON, *pytest_arguments]),
+        ]
+    programs, files = SEEDS[mode]
+    machines = ["--machines", "all", *(["--all-parameters"] if mode == "full" else [])]
+    return [
+        checks,
+        Stage("C++ tests", [*ctest, "-E", "fuzz"], logs=ctest_log),
+        Stage("random programs on simulated accelerators", ["build/tests/graph/hetero_sim_fuzz", "--seeds", programs]),
+        Stage("damaged files of saved programs", ["build/tests/graph/hetero_load_fuzz", "--seeds", files]),
+        Stage("instruction counts", ["scripts/instructions.sh"]),
+        Stage("torch-free layers under sanitizers", ["scripts/sanitize.sh"],
+              logs=tuple(f"{sanitizer}/{ctest_log[0]}" for sanitizer in ("asan", "tsan"))),
+        Stage("the CUDA path on a stand-in for the CUDA runtime", ["tests/cuda_standin/test.sh", *PYTEST], unless=without_cuda()),
+        Stage("Python tests", [*PYTHON_TESTS, "tests/python", "tests/upstream", *machines, *pytest_arguments]),
+    ]
+
+
+def main() -> int:
+    """Runs the stages of a mode and prints what came of them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--quick", dest="mode", action="store_const", const="quick", default="normal")
+    modes.add_argument("--full", dest="mode", action="store_const", const="full")
+    options, pytest_arguments = parser.parse_known_args()
+
+    start = time.monotonic()
+    build = Stage("build", ["scripts/build.sh", "quick" if options.mode == "quick" else "all"], is_build=True)
+    seconds: list[tuple[str, float]] = []
+    total = Counter(build.run())
+    seconds.append((build.name, time.monotonic() - start))
+    if not total["failed"]:
+        for stage in stages(options.mode, pytest_arguments):
+            before = time.monotonic()
+            total += stage.run()
+            seconds.append((stage.name, time.monotonic() - before))
+    print("\n== seconds")
+    for name, taken in [*seconds, ("all", time.monotonic() - start)]:
+        print(f"{taken:6.0f} {name}")
+    print(summary(total), flush=True)
+    return 1 if total["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""The machines that the Python tests run on, in one run of pytest, and the table of which tests run where.
+
+Every test runs once as the environment says, which by default is on the CPU alone. With `--machines all`, as in `make test`,
+rows of `RUNS` add runs on other machines: the test has the machine's name as its first parameter, its options hold while the
+test runs, and its variables reach the processes that the test starts. With `--machines NAME` only that machine's rows run.
+`--all-parameters` takes all sets of parameters of each test there, where `RUNS` takes a few, always the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+# The CPU and a simulated accelerator with little memory. Each operator runs on a pseudo-random one of them, and the verifier
+# checks every program before it runs.
+TWO_DEVICES = {
+    "HETERO_ACCELERATOR": "sim",
+    "HETERO_PLACEMENT": "mixed",
+    "HETERO_MEMORY_BUDGET": "16MiB",
+    "HETERO_FUSION": "0",
+    "HETERO_VERIFY_PLANS": "1",
+}
+
+MACHINES = {
+    "two_devices": TWO_DEVICES,
+    "two_devices_fused": TWO_DEVICES | {"HETERO_FUSION": "1"},
+    # As on a GPU: operators have kernels of the device, or run on copies. The CPU's kernels do not run there.
+    "own_kernels": TWO_DEVICES | {"HETERO_TEST_HOST_KERNELS": "0"},
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Tests that run on a machine too: those whose path starts with `tests`, and how many sets of parameters of each."""
+
+    machine: str
+    tests: str
+    parameters: int | None = None
+
+
+RUNS = [
+    Run("two_devices", "tests/python/", 3),
+    Run("two_devices", "tests/upstream/"),
+    # Files that do not ask for eager's bits where sums are concerned.
+    *[
+        Run("two_devices_fused", f"tests/python/{name}.py", 2)
+        for name in ("lazy/test_models", "lazy/test_fuzz", "compile/test_compile", "operators/test_errors")
+    ],
+    *[
+        Run("own_kernels", f"tests/python/{name}.py", 2)
+        for name in (
+            "lazy/test_models",
+            "lazy/test_fuzz",
+            "tensors/test_views",
+            "tensors/test_out_resize",
+            "operators/test_errors",
+        )
+    ],
+    Run("own_kernels", "tests/upstream/", 150),
+]
+
+
+# What machines with an accelerator leave out, and why: tests of how the CPU does something when it is alone. Every other test
+# runs there as well.
+CPU_ALONE = {
+    "test_attention.py::test_the_kernels_are_ours": "counts the CPU's attention kernels",
+    "test_compile.py::test_a_model_on_the_cpu_runs_on_the_device_and_its_results_come_back[lstm]": (
+        "an LSTM layer's outputs have other shapes on the CPU than on an accelerator"
+    ),
+    "test_compile.py::test_another": "plans are made anew while costs are learned",
+    "test_compile.py::test_max_autotune_plans_each_size": "plans are made anew while costs are learned",
+    "test_compile.py::test_recording_goes_on_across_a_graph_break": "counts plans, and costs are learned",
+    "test_compile.py::test_training_is_close": "counts plans, and costs are learned",
+    "test_compile.py::test_training_leaves_no_memory_behind": "counts the bytes of the host's allocator",
+    "test_compile.py::test_other_batches": "plans are made anew while costs are learned",
+    "test_compile.py::test_training_with_other": "plans are made anew while costs are learned",
+    "test_config.py::test_an_empty_variable": "looks at the variables that choose the accelerator and the placement",
+    "test_config.py::test_sizes_that_are_none": "expects no memory budget",
+    "test_saved.py::test_a_call_after_the_budget": "compares bytes with a budget of its own and one placement",
+    "test_compile.py::test_an_exported_program_is_compiled[lstm]": (
+        "an LSTM layer's outputs have other shapes on the CPU than on an accelerator"
+    ),
+    "test_config.py::test_jit_compiles": "counts kernels that are fused and compiled for the CPU",
+    "test_growth.py": "tensors grow in place without an accelerator only",
+    "test_lazy.py::test_sizes_that_come_back": "plans are made anew while costs are learned",
+    "test_losses.py": "counts groups that are fused for the CPU",
+    "test_memory.py": "counts the bytes of the host's allocator, peaks and reuse included",
+    "test_overlap.py": "programs are recorded while they run without an accelerator only",
+    "test_patterns.py": "counts groups that are fused for the CPU",
+    "test_saved.py::test_planned_memory": "knows what the CPU's arena holds at least",
+    "test_server.py::test_calls_run_at_once": "operators on the accelerator run on its threads, not on a lane's",
+    "test_server.py::test_parallel_regions_of_a_lane": "operators on the accelerator run on its threads",
+}
+
+# What machines leave out too whose accelerator does not run the CPU's kernels: the bits of what a GPU computes otherwise.
+BITS_OF_HOST_KERNELS = {
+    f"{test}{which}": "attention is not the CPU's"
+    for test, whichs in {
+        "test_compile.py::test_training_without_fusion_has_the_bits_of_the_same_graphs_on_the_cpu": ["[transformer]"],
+        "test_models.py::test_three_training_steps_leave_every_parameter_bitwise_cpu": [
+            f"[{model}-" for model in ("transformer", "vit", "language_model")
+        ],
+        "test_placement.py::test_placement_does_not_change_a_bit_of_what_is_fused": ["[transformer]"],
+        "test_sim.py::test_training_a_transformer_on_two_devices_is_bitwise_cpu": [""],
+    }.items()
+    for which in whichs
+} | {
+    "test_placement.py::test_placement_does_not_change_a_bit_of_what_is_fused[perceptron]": "the CPU draws numbers",
+}
+
+
+def runs_of(path: str, chosen: str) -> dict[str, int | None]:
+    """Returns the machines that a file's tests run on with `--machines chosen`, and how many sets of parameters of each test."""
+    return {run.machine: run.parameters for run in RUNS if path.startswith(run.tests) and chosen in (run.machine, "all")}
+
+
+def reasons_to_leave_out(test: str, machine: str) -> list[str]:
+    """Returns why a test, by its name without the machine's, does not run on a machine; "" is what the environment says."""
+    variables = os.environ | MACHINES.get(machine, {})
+    if (variables.get("HETERO_ACCELERATOR") or "none") == "none":
+        return []
+    reasons = [f"without an accelerator: {reason}" for name, reason in CPU_ALONE.items() if f"/{name}" in test]
+    if variables.get("HETERO_TEST_HOST_KERNELS", "1") == "0":
+        reasons += [f"with the CPU's kernels: {reason}" for name, reason in BITS_OF_HOST_KERNELS.items() if f"/{name}" in test]
+    return reasons
+
+
+def accelerator() -> str:
+    """Returns the accelerator of the machine on which the test runs."""
+    return os.environ.get("HETERO_ACCELERATOR") or "none"
+
+
+def host_kernels() -> bool:
+    """Returns whether the simulated accelerator runs the CPU's kernels; otherwise operators run there as on a GPU."""
+    return os.environ.get("HETERO_TEST_HOST_KERNELS", "1") != "0"
+
+
+def apply_host_kernels() -> None:
+    """Lets the simulated accelerator run what the environment says."""
+    torch.hetero._C.set_sim_options([("host_kernels", float(host_kernels()))])
+
+
+@contextlib.contextmanager
+def on_machine(name: str) -> Iterator[None]:
+    """Puts this process, and those that it starts, on a machine of `MACHINES`; then gives back what was there."""
+    variables = MACHINES[name]
+    before = {variable: os.environ.get(variable) for variable in variables}
+    options = {option["env"]: option["name"] for option in torch.hetero.config.options()}
+    chosen = {options[variable]: value for variable, value in variables.items() if variable in options}
+    kept = {option["name"]: option["value"] for option in torch.hetero.config.options() if option["name"] in chosen}
+    os.environ.update(variables)
+    try:
+        apply_host_kernels()
+        for option, value in chosen.items():
+            torch.hetero._C.config_set(option, value)
+        yield
+    finally:
+        for variable, value in before.items():
+            if value is None:
+                del os.environ[variable]
+            else:
+                os.environ[variable] = value
+        for option, value in kept.items():
+            torch.hetero._C.config_set(option, value)
+        apply_host_kernels()

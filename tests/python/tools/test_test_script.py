@@ -1,0 +1,58 @@
+"""scripts/test.py counts the cases of every tool that it runs, and of a stage that breaks."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "test.py"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("test_script", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "test_script", module)  # dataclasses ask for it
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("text", "cases"),
+    [
+        ("All tests passed (12 assertions in 3 test cases)", {"passed": 3}),
+        ("test cases: 5 | 4 passed | 1 failed", {"passed": 4, "failed": 1}),
+        ("[  PASSED  ] 10 tests.\n[  SKIPPED ] 2 tests, listed below:", {"passed": 10, "skipped": 2}),
+        ("[  FAILED  ] 1 test, listed below:", {"failed": 1}),
+        ("2 tests skipped: there is no GPU\nAll tests passed (1 assertion in 3 test cases)", {"passed": 1, "skipped": 2}),
+        ("sim-fuzz: 200 seeds as they should be in 3.0 s", {"passed": 200}),
+        ("== 1 failed, 20 passed, 3 skipped, 2 xfailed, 4 warnings in 12.34s (0:00:12) ==", {"failed": 1, "passed": 20, "skipped": 5}),
+        ("7 passed, 2 errors in 3.00s", {"passed": 7, "failed": 2}),
+        ("nothing of this kind: 3 passed", {}),
+    ],
+)
+def test_cases_of_each_tool_are_counted(script: ModuleType, text: str, cases: dict[str, int]) -> None:
+    assert +script.count_cases(text) == Counter(cases)
+
+
+def test_a_stage_that_breaks_without_a_failed_case_is_one(script: ModuleType) -> None:
+    assert script.Stage("breaks", ["sh", "-c", "echo 3 passed in 1s; exit 7"]).run() == Counter(passed=3, failed=1)
+
+
+def test_a_check_without_cases_is_one(script: ModuleType) -> None:
+    assert +script.Stage("check", ["true"]).run() == Counter(passed=1)
+
+
+def test_a_warning_of_the_compiler_fails_the_build(script: ModuleType) -> None:
+    stage = script.Stage("build", ["echo", "file.cpp:3:1: warning: unused variable"], is_build=True)
+    assert stage.run()["failed"] == 1
+
+
+def test_the_run_closes_with_one_line(script: ModuleType) -> None:
+    assert script.summary(Counter(passed=12, skipped=1)) == "12 passed, 0 failed, 1 skipped"
