@@ -54,6 +54,7 @@ def test_right_documents_have_no_violation(checker: ModuleType, project: Path) -
     [
         ("README.md", "[a](docs/none.md)", "README.md:9: docs/none.md does not exist"),
         ("README.md", "[a](docs/design.md#none)", "README.md:9: docs/design.md has no anchor none"),
+        ("README.md", "[two\nlines](docs/none.md)", "README.md:10: docs/none.md does not exist"),
         ("README.md", "[a](#none)", "README.md:9: README.md has no anchor none"),
         ("README.md", "word " * 21, "README.md:9: 105 characters, at most 100"),
         ("README.md", "`graph/none.h`", "README.md:9: graph/none.h does not exist"),
