@@ -4,8 +4,8 @@
 1. No line is wider than 100, except in tables, code blocks, generated blocks and lines with a URL.
 2. Every relative link and its anchor resolve. So does every page of docs/ that a source file names.
 3. Every file or folder of the sources that a document names in backticks by its path exists.
-4. docs/design.md has at most 250 lines, the glossary of docs/developer.md at most 30 terms, and the README shows a picture
-   before its first section.
+4. docs/design.md has at most 250 lines, the glossary of docs/developer.md at most 30 terms, and the README shows a
+   picture before its first section.
 
 The CHANGELOG tells the past: only its links are checked.
 """
@@ -123,7 +123,8 @@ def check(root: Path, files: list[Path]) -> list[str]:
 def main() -> int:
     """Checks the project's tracked files."""
     root = Path(__file__).resolve().parent.parent
-    names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=root, check=True, capture_output=True, text=True).stdout
+    listing = ["git", "ls-files", "-co", "--exclude-standard"]
+    names = subprocess.run(listing, cwd=root, check=True, capture_output=True, text=True).stdout
     files = [root / name for name in names.splitlines()]
     violations = check(root, files)
     documents = sum(path.suffix == ".md" for path in files)

@@ -62,7 +62,7 @@ def test_right_documents_have_no_violation(checker: ModuleType, project: Path) -
         ("graph/a.h", "// docs/design.md#none", "graph/a.h:3: docs/design.md has no anchor none"),
     ],
 )
-def test_each_kind_of_damage_is_noticed(checker: ModuleType, project: Path, file: str, text: str, expected: str) -> None:
+def test_each_damage_is_noticed(checker: ModuleType, project: Path, file: str, text: str, expected: str) -> None:
     path = project / file
     path.write_text(f"{path.read_text()}\n{text}\n")
     assert checker.check(project, files_of(project)) == [expected]
