@@ -48,7 +48,16 @@ RUNS = [
     # Files that do not ask for eager's bits where sums are concerned.
     *[
         Run("two_devices_fused", f"tests/python/{name}.py", 2)
-        for name in ("lazy/test_models", "lazy/test_fuzz", "compile/test_compile", "operators/test_errors")
+        for name in (
+            "lazy/test_models",
+            "lazy/test_fuzz",
+            "compile/test_compile",
+            "compile/test_mutation",
+            "compile/test_captures",
+            "compile/test_sizes",
+            "compile/test_options",
+            "operators/test_errors",
+        )
     ],
     *[
         Run("own_kernels", f"tests/python/{name}.py", 2)
@@ -71,17 +80,17 @@ CPU_ALONE = {
     "test_compile.py::test_a_model_on_the_cpu_runs_on_the_device_and_its_results_come_back[lstm]": (
         "an LSTM layer's outputs have other shapes on the CPU than on an accelerator"
     ),
-    "test_compile.py::test_another": "plans are made anew while costs are learned",
-    "test_compile.py::test_max_autotune_plans_each_size": "plans are made anew while costs are learned",
-    "test_compile.py::test_recording_goes_on_across_a_graph_break": "counts plans, and costs are learned",
+    "test_sizes.py::test_another": "plans are made anew while costs are learned",
+    "test_options.py::test_max_autotune_plans_each_size": "plans are made anew while costs are learned",
+    "test_captures.py::test_recording_goes_on_across_a_graph_break": "counts plans, and costs are learned",
     "test_compile.py::test_training_is_close": "counts plans, and costs are learned",
-    "test_compile.py::test_training_leaves_no_memory_behind": "counts the bytes of the host's allocator",
-    "test_compile.py::test_other_batches": "plans are made anew while costs are learned",
-    "test_compile.py::test_training_with_other": "plans are made anew while costs are learned",
+    "test_options.py::test_training_leaves_no_memory_behind": "counts the bytes of the host's allocator",
+    "test_sizes.py::test_other_batches": "plans are made anew while costs are learned",
+    "test_sizes.py::test_training_with_other": "plans are made anew while costs are learned",
     "test_config.py::test_an_empty_variable": "looks at the variables that choose the accelerator and the placement",
     "test_config.py::test_sizes_that_are_none": "expects no memory budget",
     "test_saved.py::test_a_call_after_the_budget": "compares bytes with a budget of its own and one placement",
-    "test_compile.py::test_an_exported_program_is_compiled[lstm]": (
+    "test_options.py::test_an_exported_program_is_compiled[lstm]": (
         "an LSTM layer's outputs have other shapes on the CPU than on an accelerator"
     ),
     "test_config.py::test_jit_compiles": "counts kernels that are fused and compiled for the CPU",
@@ -104,12 +113,12 @@ BITS_OF_HOST_KERNELS = {
         "test_models.py::test_three_training_steps_leave_every_parameter_bitwise_cpu": [
             f"[{model}-" for model in ("transformer", "vit", "language_model")
         ],
-        "test_placement.py::test_placement_does_not_change_a_bit_of_what_is_fused": ["[transformer]"],
+        "test_fused.py::test_placement_does_not_change_a_bit_of_what_is_fused": ["[transformer]"],
         "test_sim.py::test_training_a_transformer_on_two_devices_is_bitwise_cpu": [""],
     }.items()
     for which in whichs
 } | {
-    "test_placement.py::test_placement_does_not_change_a_bit_of_what_is_fused[perceptron]": "the CPU draws numbers",
+    "test_fused.py::test_placement_does_not_change_a_bit_of_what_is_fused[perceptron]": "the CPU draws numbers",
 }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import needs_hetero
-from test_saved import LAYERS, MODELS, example, graph_of, rewrite
+from saved_models import LAYERS, MODELS, example, graph_of, rewrite
 from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close

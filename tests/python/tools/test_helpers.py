@@ -1,10 +1,14 @@
-"""The comparison that every other test rests on tells equal from unequal."""
+"""What every other test rests on: the comparison tells equal from unequal, and exclusions name tests that exist."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from helpers import assert_same, difference, fresh, fresh_tree
+from machines import BITS_OF_HOST_KERNELS, CPU_ALONE
 
 UNEQUAL = {
     "value": (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0000002])),
@@ -50,3 +54,12 @@ def test_one_tensor_given_twice_stays_one_tensor() -> None:
     tensor = torch.ones(2)
     first, second = fresh_tree([tensor, {"again": tensor}])
     assert first is second["again"] and first is not tensor
+
+
+@pytest.mark.parametrize("excluded", sorted(CPU_ALONE | BITS_OF_HOST_KERNELS))
+def test_what_runs_with_an_accelerator_leave_out_exists(excluded: str) -> None:
+    file, _, test = excluded.partition("::")
+    found = list(Path(__file__).parents[1].glob(f"*/{file}"))
+    assert len(found) == 1, f"{len(found)} files are named {file}"
+    name = test.partition("[")[0]
+    assert re.search(rf"^def {name}", found[0].read_text(), re.MULTILINE), f"{file} has no test {name}..."
