@@ -42,23 +42,24 @@ namespace hetero::graph {
 // Where the bytes of a buffer are, per device; null where they never are.
 using Place = std::array<void*, backend::kMaxDevices>;
 
+#define HETERO_BOUND_COUNTS(X)                                                                      \
+  X(runs, "runs")                                                                                   \
+  X(kernels, "kernels called or launched; a group, a batch or a transfer is one")                   \
+  X(host_waits, "times that a run waited for a device")                                             \
+  X(allocations, "blocks that a run had to take, for members of a group that could not run as one") \
+  X(segments, "segments launched; the kernels of each count as kernels too")                        \
+  X(recordings, "segments recorded")                                                                \
+  X(prepared, "calls for which a kernel chose how to compute, before any run")
+
 struct BoundCounts {
-  int64_t runs = 0;
-  int64_t kernels = 0;      // called or launched: a group, a batch or a transfer is one
-  int64_t host_waits = 0;   // times that a run waited for a device
-  int64_t allocations = 0;  // blocks that a run had to take: for members of a group that could not run as one
-  int64_t segments = 0;     // launched; the kernels of each count as kernels too
-  int64_t recordings = 0;   // of segments
-  int64_t prepared = 0;     // calls for which a kernel chose how to compute, before any run
+#define X(name, text) int64_t name = 0;
+  HETERO_BOUND_COUNTS(X)
+#undef X
 
   BoundCounts& operator+=(const BoundCounts& other) {
-    runs += other.runs;
-    kernels += other.kernels;
-    host_waits += other.host_waits;
-    allocations += other.allocations;
-    segments += other.segments;
-    recordings += other.recordings;
-    prepared += other.prepared;
+#define X(name, text) name += other.name;
+    HETERO_BOUND_COUNTS(X)
+#undef X
     return *this;
   }
 };

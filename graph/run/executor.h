@@ -34,20 +34,17 @@ namespace hetero::graph {
 // Executor::run adds to these.
 struct RunCounts {
   int64_t kernels[backend::kMaxDevices] = {};
-  int64_t fused_groups = 0;     // of the kernels
-  int64_t fused_nodes = 0;      // in these
-  int64_t compiled_groups = 0;  // fused groups that ran machine code
-  int64_t batches = 0;          // of the kernels on the CPU: calls that were made together
-  int64_t batched_nodes = 0;    // in these
+  int64_t batches = 0;  // of the kernels on the CPU: calls that were made together
   int64_t copies = 0;
-  int64_t transfers = 0;                            // these: several copies may be one
   int64_t copied_bytes[backend::kMaxDevices] = {};  // by destination
-  int64_t uploads_ahead = 0;                        // of the copies: for a later program
-  int64_t events = 0;
-  int64_t waits = 0;
-  int64_t segments = 0;  // launches of several kernels as one; see segments.h
-  int64_t skipped = 0;   // nodes not run because an input was poisoned
   int64_t arena_bytes = 0;
+#define GROUP(name, title)
+#define COUNTER(group, key, field, text) int64_t field = 0;
+#define FIGURE(field, title) int64_t field = 0;
+#include "graph/run/run_counts.def"
+#undef FIGURE
+#undef COUNTER
+#undef GROUP
 };
 
 // When a run's instructions began and ended: by the accelerator's virtual clock, if it has one; else by the host's clock and the accelerator's timed events

@@ -134,15 +134,20 @@ struct RequestOptions {
   Request::Clock::time_point deadline = Request::kNever;
 };
 
+#define HETERO_SCHEDULER_COUNTERS(X)                                             \
+  X(submitted, "accepted; each becomes one of completed, failed, cancelled and late") \
+  X(completed, "the handler returned no error")                                  \
+  X(failed, "the handler returned or threw one")                                 \
+  X(cancelled, "cancelled before or while they ran")                             \
+  X(late, "past their deadline")                                                 \
+  X(refused, "submit() returned an error")                                       \
+  X(waiting, "waiting now")                                                      \
+  X(most_waiting, "the most that ever waited")
+
 struct SchedulerCounters {
-  int64_t submitted = 0;  // accepted; each of these becomes one of completed, failed, cancelled and late
-  int64_t completed = 0;  // the handler returned no error
-  int64_t failed = 0;     // the handler returned or threw one
-  int64_t cancelled = 0;
-  int64_t late = 0;
-  int64_t refused = 0;  // submit() returned an error, for whatever reason
-  int64_t waiting = 0;  // now
-  int64_t most_waiting = 0;
+#define X(name, text) int64_t name = 0;
+  HETERO_SCHEDULER_COUNTERS(X)
+#undef X
 
   int64_t ended() const { return completed + failed + cancelled + late; }
 };

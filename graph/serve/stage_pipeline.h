@@ -58,15 +58,20 @@ class StageRequest {
   Status status_;  // written before the end
 };
 
+#define HETERO_STAGE_COUNTS(X)                                                     \
+  X(submitted, "accepted; each becomes one of completed and failed")               \
+  X(completed, "completed")                                                        \
+  X(failed, "failed, cancelled ones among them")                                   \
+  X(in_flight, "in flight now")                                                    \
+  X(most_in_flight, "the most that ever were in flight")                           \
+  X(frames, "frames that have memory now")                                         \
+  X(lent, "inputs and outputs of all stages that are bound to a frame where it is") \
+  X(copied, "the others, which are copied")
+
 struct StageCounts {
-  int64_t submitted = 0;  // each becomes one of completed and failed
-  int64_t completed = 0;
-  int64_t failed = 0;  // cancelled ones among them
-  int64_t in_flight = 0;
-  int64_t most_in_flight = 0;
-  int64_t frames = 0;  // that have memory now
-  int64_t lent = 0;    // inputs and outputs of all stages that are bound to a frame where it is
-  int64_t copied = 0;  // the others
+#define X(name, text) int64_t name = 0;
+  HETERO_STAGE_COUNTS(X)
+#undef X
 };
 
 class StagePipeline {

@@ -71,28 +71,17 @@ void add_counts(const graph::Plan& plan, const graph::RunCounts& counts) {
   Counters& total = counters();
   count(total.dead_nodes, plan.dead_nodes);
   count(total.cpu_kernels, counts.kernels[backend::kCpu]);
-  count(total.fused_groups, counts.fused_groups);
-  count(total.fused_nodes, counts.fused_nodes);
-  count(total.batched_nodes, counts.batched_nodes);
-  count(total.compiled_groups, counts.compiled_groups);
   count(total.accelerator_kernels, counts.kernels[backend::kAccelerator]);
   if (counts.copies != 0) {
     for (const graph::Instruction& instruction : plan.program) {
       if (instruction.kind != graph::Instruction::Kind::kCopy) continue;
       count(instruction.to == backend::kCpu ? total.copies_to_cpu : total.copies_to_accelerator);
     }
-    count(total.transfers, counts.transfers);
     count(total.bytes_to_cpu, counts.copied_bytes[backend::kCpu]);
   }
-  if (counts.uploads_ahead != 0) {
-    count(total.uploads_ahead, counts.uploads_ahead);
-    count(total.copies_to_accelerator, counts.uploads_ahead);
-  }
+  if (counts.uploads_ahead != 0) count(total.copies_to_accelerator, counts.uploads_ahead);
   count(total.bytes_to_accelerator, counts.copied_bytes[backend::kAccelerator]);
-  count(total.segments, counts.segments);
-  count(total.events, counts.events);
-  count(total.waits, counts.waits);
-  count(total.skipped_nodes, counts.skipped);
+  total.add(counts);
 }
 
 // Counts what its scope takes as planning of the cut.

@@ -1,5 +1,7 @@
 #include "ops/settings/counters.h"
 
+#include "graph/run/executor.h"
+
 namespace hetero::ops {
 
 const char* to_string(SyncReason reason) {
@@ -34,6 +36,31 @@ namespace {
 [[gnu::constructor(200)]] void make_counters() { counters_instance = new Counters; }
 }  // namespace
 
+std::span<const CounterRow> counter_rows() {
+  using Kind = CounterRow::Kind;
+  static constexpr CounterRow kRows[] = {
+#define GROUP(name, title) {Kind::kGroup, "", #name, "", title, nullptr},
+#define TABLE(name, title) {Kind::kTable, "", #name, "", title, nullptr},
+#define COUNTER(group, key, field, text) {Kind::kCounter, #group, #key, #field, text, &Counters::field},
+#define SECONDS(group, key, field, text) {Kind::kSeconds, #group, #key, #field, text, &Counters::field},
+#define FIGURE(field, title) {Kind::kFigure, "", #field, #field, title, &Counters::field},
+#define LEVEL(group, key, text) {Kind::kLevel, #group, #key, "", text, nullptr},
+#include "ops/settings/counters.def"
+  };
+  return kRows;
+}
+
+void Counters::add(const graph::RunCounts& counts) {
+#define GROUP(name, title)
+#define FIGURE(field, title) \
+  if (counts.field != 0) count(field, counts.field);
+#define COUNTER(group, key, field, text) FIGURE(field, text)
+#include "graph/run/run_counts.def"
+#undef COUNTER
+#undef FIGURE
+#undef GROUP
+}
+
 void Counters::count_fallback(const std::string& op) {
   std::lock_guard lock(mutex_);
   ++fallbacks_[op];
@@ -55,44 +82,8 @@ std::map<std::string, int64_t> Counters::rescues() {
 }
 
 void Counters::reset() {
-  for (Count* counter : {&typed_nodes,
-                         &boxed_nodes,
-                         &views,
-                         &straight,
-                         &predicted_nodes,
-                         &mispredicted_nodes,
-                         &written_nodes,
-                         &meta_hits,
-                         &meta_misses,
-                         &plans_made,
-                         &plans_resized,
-                         &plans_replayed,
-                         &planning_nanoseconds,
-                         &planned_nodes,
-                         &dead_nodes,
-                         &cpu_kernels,
-                         &accelerator_kernels,
-                         &fused_groups,
-                         &batched_nodes,
-                         &fused_nodes,
-                         &compiled_groups,
-                         &copies_to_accelerator,
-                         &copies_to_cpu,
-                         &transfers,
-                         &uploads_ahead,
-                         &bytes_to_accelerator,
-                         &bytes_to_cpu,
-                         &segments,
-                         &events,
-                         &waits,
-                         &storages_evicted,
-                         &storages_spilled,
-                         &bytes_spilled,
-                         &skipped_nodes,
-                         &verified_flushes,
-                         &captures,
-                         &compiled_calls}) {
-    *counter = 0;
+  for (const CounterRow& row : counter_rows()) {
+    if (row.counter != nullptr) this->*row.counter = 0;
   }
   for (Count& flush : flushes) flush = 0;
   for (Count& own : own_kernels) own = 0;

@@ -1,4 +1,5 @@
 // Counters: what was recorded, planned and run, counted where it happens, for explain() and for tests.
+// The rows of counters.def say which there are.
 //
 // Thread safety: relaxed atomics; names of operators behind a mutex on the cold path only.
 
@@ -9,7 +10,12 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <span>
 #include <string>
+
+namespace hetero::graph {
+struct RunCounts;
+}
 
 namespace hetero::ops {
 
@@ -65,48 +71,16 @@ const char* to_string(OwnKernel kernel);
 struct Counters {
   using Count = std::atomic<int64_t>;
 
-  // These: the recorder lock.
-  Count typed_nodes{0};         // of operators with a typed recorder
-  Count boxed_nodes{0};         // of all others
-  Count predicted_nodes{0};     // the trie knew them
-  Count mispredicted_nodes{0};  // it expected another call
-  Count written_nodes{0};       // written down when a trace was cut, for no plan stood for them
-  Count meta_hits{0};           // the meta cache knew them
-  Count views{0};               // metadata only, no node
-  Count straight{0};            // run at once, after a flush
-  Count meta_misses{0};
-  Count dead_nodes{0};
-  Count cpu_kernels{0};
-  Count accelerator_kernels{0};
-  Count fused_groups{0};     // of the kernels
-  Count batched_nodes{0};    // operators that ran in kernels of several calls
-  Count fused_nodes{0};      // in these
-  Count compiled_groups{0};  // fused groups that ran machine code
-  Count plans_made{0};
-  Count planned_nodes{0};  // in plans made and resized
-  Count planning_nanoseconds{0};
-  Count plans_resized{0};   // made for other sizes out of an earlier plan
-  Count plans_replayed{0};  // run again as they were
-  Count copies_to_accelerator{0};
-  Count copies_to_cpu{0};
-  Count transfers{0};  // of programs: these copies, of which several may be one
-  Count uploads_ahead{
-      0};  // of the copies to the accelerator: while an earlier program ran than the one that reads the bytes
-  Count bytes_to_accelerator{0};
-  Count bytes_to_cpu{0};
-  Count segments{0};  // launches of the accelerator that were several kernels
-  Count events{0};
-  Count waits{0};
-  Count storages_evicted{0};  // from the accelerator, to make room
-  Count storages_spilled{0};  // from the host's memory, likewise
-  Count bytes_spilled{0};     // to files
-  Count skipped_nodes{0};
-  Count verified_flushes{0};
-  Count captures{0};        // graphs that became compiled programs, for their first or for other sizes
-  Count compiled_calls{0};  // of compiled programs
+#define COUNTER(group, key, field, text) Count field{0};
+#define SECONDS(group, key, field, text) Count field{0};
+#define FIGURE(field, title) Count field{0};
+#include "ops/settings/counters.def"
+
   std::array<Count, static_cast<size_t>(SyncReason::kCount)> flushes{};
   std::array<Count, static_cast<size_t>(OwnKernel::kCount)> own_kernels{};
 
+  // What an executor counted in a run.
+  void add(const graph::RunCounts& counts);
   void count_fallback(const std::string& op);
   std::map<std::string, int64_t> fallbacks();
   // Of kernels that a GPU refused and the CPU computed, on copies: by "operator: reason".
@@ -119,6 +93,18 @@ struct Counters {
   std::map<std::string, int64_t> fallbacks_;
   std::map<std::string, int64_t> rescues_;
 };
+
+// A row of counters.def, for reports.
+struct CounterRow {
+  enum class Kind : uint8_t { kGroup, kTable, kCounter, kSeconds, kFigure, kLevel };
+  Kind kind;
+  const char* group;  // that it belongs to; "" for groups, tables and figures
+  const char* name;   // in the group or in the report
+  const char* field;  // of Counters; "" where code fills it in
+  const char* text;
+  std::atomic<int64_t> Counters::*counter;  // null where code fills it in
+};
+std::span<const CounterRow> counter_rows();
 
 extern Counters* counters_instance;  // made when the library is loaded
 inline Counters& counters() { return *counters_instance; }

@@ -23,7 +23,7 @@ Counts read_counters() {
                 .misses = c.meta_misses,
                 .kernels = c.cpu_kernels + c.accelerator_kernels,
                 .dead = c.dead_nodes,
-                .skipped = c.skipped_nodes};
+                .skipped = c.skipped};
   for (size_t i = 0; i < c.flushes.size(); ++i) {
     if (c.flushes[i] != 0) counts.flushes[static_cast<SyncReason>(i)] = c.flushes[i];
   }

@@ -1,4 +1,4 @@
-"""The only file that knows what the device's counters are called.
+"""What the device counted between two points; the names are the rows of ops/settings/counters.def.
 
 Tests ask what happened between two points:
 
@@ -9,6 +9,7 @@ Tests ask what happened between two points:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,13 +57,21 @@ class Seen:
         changed = {key: count - before.get(key, 0) for key, count in after.get(name, {}).items()}
         return {key: count for key, count in changed.items() if count}
 
+    def __getattr__(self, name: str) -> Any:
+        """Looks up a row of ops/settings/counters.def: a counter by its field, a table by its name."""
+        paths = _paths()
+        if name not in paths:
+            raise AttributeError(f"no counter is named {name!r}; there are: {', '.join(paths)}")
+        path = paths[name]
+        return self._table(name) if path is None else self._get(*path)
+
     @property
     def typed(self) -> int:
-        return self._get("nodes", "typed")
+        return self.typed_nodes
 
     @property
     def boxed(self) -> int:
-        return self._get("nodes", "boxed")
+        return self.boxed_nodes
 
     @property
     def recorded(self) -> int:
@@ -70,116 +79,35 @@ class Seen:
         return self.typed + self.boxed
 
     @property
-    def views(self) -> int:
-        return self._get("nodes", "view")
-
-    @property
-    def straight(self) -> int:
-        """Operators that ran at once instead of being recorded."""
-        return self._get("nodes", "straight")
-
-    @property
     def dead(self) -> int:
-        return self._get("dead_nodes")
+        return self.dead_nodes
 
     @property
     def kernels(self) -> int:
         """Kernels run, on whatever device."""
         return sum(self._table("kernels").values())
 
-    @property
-    def fused_nodes(self) -> int:
-        """Operators that ran in fused kernels."""
-        return self._get("fused_nodes")
-
-    @property
-    def fusion(self) -> dict[str, int]:
-        """What fusion made of the operators of plans that were made (not of resized ones)."""
-        return self._table("fusion")
-
-    @property
-    def unfused(self) -> dict[str, int]:
-        """Operators of plans that were made that did not join others, by `operator: reason`."""
-        return self._table("unfused")
-
-    @property
-    def batched_nodes(self) -> int:
-        """Operators that ran in kernels of several calls."""
-        return self._get("batched_nodes")
-
-    @property
-    def compiled_groups(self) -> int:
-        """Fused kernels that ran machine code."""
-        return self._get("compiled_groups")
-
-    @property
-    def own_kernels(self) -> dict[str, int]:
-        """Kernels of hetero's own that ran in place of PyTorch's."""
-        return self._table("own_kernels")
-
-    @property
-    def plans_made(self) -> int:
-        """Plans that were not made of one for other sizes."""
-        return self._get("plans", "made")
-
-    @property
-    def plans_replayed(self) -> int:
-        """Programs that ran by a plan that was there."""
-        return self._get("plans", "replayed")
-
-    @property
-    def storages_spilled(self) -> int:
-        """Storages that left the host's memory for a file."""
-        return self._get("storages_spilled")
-
-    @property
-    def plans_resized(self) -> int:
-        """Plans that were made of one for other sizes."""
-        return self._get("plans", "resized")
-
-    @property
-    def captures(self) -> int:
-        """Graphs that became compiled programs."""
-        return self._get("compiled", "captures")
-
-    @property
-    def compiled_calls(self) -> int:
-        return self._get("compiled", "calls")
-
     def kernels_on(self, device: str) -> int:
         return self._get("kernels", device)
 
     @property
-    def flushes(self) -> dict[str, int]:
-        return self._table("flushes")
-
-    @property
-    def copies(self) -> dict[str, int]:
-        return self._table("copies")
-
-    @property
-    def segments(self) -> int:
-        return self._get("segments")
-
-    @property
-    def events(self) -> int:
-        return self._get("events")
-
-    @property
-    def waits(self) -> int:
-        return self._get("waits")
-
-    @property
-    def fallbacks(self) -> dict[str, int]:
-        return self._table("fallbacks")
-
-    @property
     def meta_hits(self) -> int:
-        return self._get("meta_cache", "hits") + self._get("meta_cache", "predicted")
+        """Calls whose output shapes were in the cache, or predicted."""
+        return self._get("meta_cache", "hits") + self.predicted_nodes
 
-    @property
-    def meta_misses(self) -> int:
-        return self._get("meta_cache", "misses")
+
+@functools.cache
+def _paths() -> dict[str, tuple[str, ...] | None]:
+    """Where each counter is in a snapshot; None for tables."""
+    import torch_hetero
+
+    paths: dict[str, tuple[str, ...] | None] = {}
+    for row in torch_hetero._C.counter_rows():
+        if row["kind"] in ("group", "table"):
+            paths[row["name"]] = None
+        elif row["field"]:
+            paths[row["field"]] = (row["group"], row["name"]) if row["group"] else (row["name"],)
+    return paths
 
 
 def _at(counters: dict[str, Any], path: tuple[str, ...]) -> int:

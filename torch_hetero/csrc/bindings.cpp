@@ -82,95 +82,74 @@ RecorderFacts recorder_facts() {
   return {recorder.meta_cache().size(), recorder.trie().bytes(), recorder.pending_nodes(), recorder.mispredictions()};
 }
 
+// A table of `figures`, made where it is not there.
+py::dict table_of(py::dict& figures, const char* name) { return figures.attr("setdefault")(name, py::dict()); }
+
+// Every row of ops/settings/counters.def.
 py::dict counters_dict() {
+  using Kind = ops::CounterRow::Kind;
   ops::Counters& c = ops::counters();
-  py::dict nodes, meta, plans, mispredictions, flushes, kernels, copies, fallbacks, rescues, result;
-  nodes["typed"] = c.typed_nodes.load();
-  nodes["boxed"] = c.boxed_nodes.load();
-  nodes["view"] = c.views.load();
-  nodes["straight"] = c.straight.load();
-  plans["made"] = c.plans_made.load();
-  plans["resized"] = c.plans_resized.load();
-  plans["replayed"] = c.plans_replayed.load();
-  plans["planned_nodes"] = c.planned_nodes.load();
-  plans["planning_seconds"] = 1e-9 * static_cast<double>(c.planning_nanoseconds.load());
-  meta["predicted"] = c.predicted_nodes.load();
-  meta["mispredicted"] = c.mispredicted_nodes.load();
-  nodes["written"] = c.written_nodes.load();
-  meta["hits"] = c.meta_hits.load();
-  meta["misses"] = c.meta_misses.load();
+  py::dict figures;
+  for (const ops::CounterRow& row : ops::counter_rows()) {
+    const int64_t count = row.counter == nullptr ? 0 : (c.*row.counter).load();
+    if (row.kind == Kind::kGroup || row.kind == Kind::kTable) table_of(figures, row.name);
+    if (row.kind == Kind::kFigure) figures[row.name] = count;
+    if (row.kind == Kind::kCounter) table_of(figures, row.group)[row.name] = count;
+    if (row.kind == Kind::kSeconds) table_of(figures, row.group)[row.name] = 1e-9 * static_cast<double>(count);
+  }
   const RecorderFacts recorder = recorder_facts();
-  meta["entries"] = recorder.meta_entries;
-  plans["trace_bytes"] = recorder.trace_bytes;
-  result["pending_nodes"] = recorder.pending_nodes;
+  table_of(figures, "meta_cache")["entries"] = recorder.meta_entries;
+  table_of(figures, "plans")["trace_bytes"] = recorder.trace_bytes;
+  table_of(figures, "others")["pending_nodes"] = recorder.pending_nodes;
+  py::dict mispredictions = table_of(figures, "mispredictions");
   for (const ops::Misprediction& one : recorder.mispredictions) {
     const std::string text = "node " + std::to_string(one.position) + ": " +
                              hetero::graph::op_table()[one.recorded].name + " instead of " +
                              hetero::graph::op_table()[one.expected].name + ", " + ops::to_string(one.difference);
     mispredictions[text.c_str()] = py::int_(mispredictions.attr("get")(text, 0)) + py::int_(1);
   }
-  for (size_t i = 0; i < c.flushes.size(); ++i) {
-    if (const int64_t n = c.flushes[i].load()) flushes[ops::to_string(static_cast<ops::SyncReason>(i))] = n;
-  }
-  kernels["cpu"] = c.cpu_kernels.load();
-  kernels["accelerator"] = c.accelerator_kernels.load();
-  copies["to_cpu"] = c.copies_to_cpu.load();
-  copies["to_accelerator"] = c.copies_to_accelerator.load();
-  copies["transfers"] = c.transfers.load();
-  copies["uploads_ahead"] = c.uploads_ahead.load();
-  copies["bytes_to_cpu"] = c.bytes_to_cpu.load();
-  copies["bytes_to_accelerator"] = c.bytes_to_accelerator.load();
-  for (const auto& [name, n] : c.fallbacks()) fallbacks[name.c_str()] = n;
-  for (const auto& [refusal, n] : c.rescues()) rescues[refusal.c_str()] = n;
-  result["nodes"] = nodes;
-  result["meta_cache"] = meta;
-  result["plans"] = plans;
-  result["mispredictions"] = mispredictions;
-  py::dict fusion;
+  const auto fill = [&figures](const char* name, size_t size, const auto& count_of, const auto& text_of) {
+    py::dict table = table_of(figures, name);
+    for (size_t i = 0; i < size; ++i) {
+      if (const int64_t count = count_of(i)) table[text_of(i)] = count;
+    }
+  };
+  fill(
+      "flushes", c.flushes.size(), [&c](size_t i) { return c.flushes[i].load(); },
+      [](size_t i) { return ops::to_string(static_cast<ops::SyncReason>(i)); });
+  fill(
+      "own_kernels", c.own_kernels.size(), [&c](size_t i) { return c.own_kernels[i].load(); },
+      [](size_t i) { return ops::to_string(static_cast<ops::OwnKernel>(i)); });
   const auto notes = ops::fusion_notes();
-  for (size_t i = 0; i < notes.size(); ++i) {
-    if (notes[i] != 0) fusion[hetero::graph::to_string(static_cast<hetero::graph::FusionNote>(i))] = notes[i];
-  }
-  result["fusion"] = fusion;
-  py::dict unfused;
-  for (const auto& [what, n] : ops::unfused_operators()) unfused[what.c_str()] = n;
-  result["unfused"] = unfused;
-  py::dict own_kernels;
-  for (size_t i = 0; i < c.own_kernels.size(); ++i) {
-    if (const int64_t n = c.own_kernels[i].load()) own_kernels[ops::to_string(static_cast<ops::OwnKernel>(i))] = n;
-  }
-  result["own_kernels"] = own_kernels;
-  result["flushes"] = flushes;
-  py::dict compiled;
-  compiled["captures"] = c.captures.load();
-  compiled["calls"] = c.compiled_calls.load();
-  result["compiled"] = compiled;
-  result["dead_nodes"] = c.dead_nodes.load();
-  result["fused_groups"] = c.fused_groups.load();
-  result["batched_nodes"] = c.batched_nodes.load();
-  result["fused_nodes"] = c.fused_nodes.load();
-  result["compiled_groups"] = c.compiled_groups.load();
-  result["skipped_nodes"] = c.skipped_nodes.load();
-  result["verified_flushes"] = c.verified_flushes.load();
-  result["kernels"] = kernels;
-  result["copies"] = copies;
-  result["segments"] = c.segments.load();
-  result["events"] = c.events.load();
-  result["waits"] = c.waits.load();
-  result["storages_evicted"] = c.storages_evicted.load();
-  result["storages_spilled"] = c.storages_spilled.load();
-  result["bytes_spilled"] = c.bytes_spilled.load();
-  result["fallbacks"] = fallbacks;
-  result["rescues"] = rescues;
+  fill(
+      "fusion", notes.size(), [&notes](size_t i) { return notes[i]; },
+      [](size_t i) { return hetero::graph::to_string(static_cast<hetero::graph::FusionNote>(i)); });
+  figures["unfused"] = ops::unfused_operators();
+  figures["fallbacks"] = c.fallbacks();
+  figures["rescues"] = c.rescues();
   const auto memory = ops::memory_stats();
-  py::dict allocator;
-  allocator["allocated_bytes"] = memory.allocated_bytes;
-  allocator["peak_bytes"] = memory.peak_bytes;
-  allocator["allocations"] = memory.allocations;
-  allocator["reused_blocks"] = memory.reused_blocks;
-  allocator["reused_bytes"] = memory.reused_bytes;
-  result["memory"] = allocator;
-  return result;
+  py::dict held = table_of(figures, "memory");
+  held["allocated_bytes"] = memory.allocated_bytes;
+  held["peak_bytes"] = memory.peak_bytes;
+  held["allocations"] = memory.allocations;
+  held["reused_blocks"] = memory.reused_blocks;
+  held["reused_bytes"] = memory.reused_bytes;
+  return figures;
+}
+
+py::list counter_rows() {
+  constexpr const char* kKinds[] = {"group", "table", "counter", "seconds", "figure", "level"};
+  py::list rows;
+  for (const ops::CounterRow& counter : ops::counter_rows()) {
+    py::dict row;
+    row["kind"] = kKinds[static_cast<size_t>(counter.kind)];
+    row["group"] = counter.group;
+    row["name"] = counter.name;
+    row["field"] = counter.field;
+    row["text"] = counter.text;
+    rows.append(row);
+  }
+  return rows;
 }
 
 py::dict memory_stats_dict(const hetero::backend::MemoryStats& stats) {
@@ -319,9 +298,12 @@ PYBIND11_MODULE(_C, m) {
 
   using released = py::call_guard<py::gil_scoped_release>;
   m.def("compiles", [] { return hetero::backend::compile_target() != hetero::backend::InstructionSet::kPortable; });
-  m.def("flush", [] { ops::flush_all(ops::SyncReason::kFlush); }, released());
-  m.def("synchronize", [] { ops::flush_all(ops::SyncReason::kSynchronize); }, released());
+  m.def(
+      "flush", [] { ops::flush_all(ops::SyncReason::kFlush); }, released());
+  m.def(
+      "synchronize", [] { ops::flush_all(ops::SyncReason::kSynchronize); }, released());
   m.def("counters", &counters_dict);
+  m.def("counter_rows", &counter_rows);
   m.def("reset_counters", [] {
     ops::counters().reset();
     ops::reset_fusion_counts();

@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "backend/threads/core_group.h"
-#include "graph/program/archive.h"
 #include "graph/optimize/fold_constants.h"
+#include "graph/optimize/merge_repeated.h"
+#include "graph/program/archive.h"
 #include "graph/serve/graph_executor.h"
 #include "graph/serve/inspect.h"
-#include "graph/optimize/merge_repeated.h"
 #include "graph/serve/static_plan.h"
 #include "ops/program/compiled.h"
 #include "ops/program/dynamic_program.h"
@@ -178,13 +178,9 @@ void add_saved(py::module_& m) {
       .def_property_readonly("counts", [](const GraphExecutor& executor) {
         const graph::BoundCounts counts = executor.counts();
         py::dict result;
-        result["runs"] = counts.runs;
-        result["kernels"] = counts.kernels;
-        result["host_waits"] = counts.host_waits;
-        result["allocations"] = counts.allocations;
-        result["segments"] = counts.segments;
-        result["recordings"] = counts.recordings;
-        result["prepared"] = counts.prepared;
+#define X(name, text) result[#name] = counts.name;
+        HETERO_BOUND_COUNTS(X)
+#undef X
         return result;
       });
 }

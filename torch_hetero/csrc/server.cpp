@@ -217,14 +217,9 @@ const char* state_name(const PythonRequest& request) {
 py::dict counters_of(PythonServer& server) {
   const graph::SchedulerCounters counters = server.server().counters();
   py::dict result;
-  result["submitted"] = counters.submitted;
-  result["completed"] = counters.completed;
-  result["failed"] = counters.failed;
-  result["cancelled"] = counters.cancelled;
-  result["late"] = counters.late;
-  result["refused"] = counters.refused;
-  result["waiting"] = counters.waiting;
-  result["most_waiting"] = counters.most_waiting;
+#define X(name, text) result[#name] = counters.name;
+  HETERO_SCHEDULER_COUNTERS(X)
+#undef X
   return result;
 }
 

@@ -85,14 +85,9 @@ class PythonStagePipeline {
 py::dict counters_of(PythonStagePipeline& pipeline) {
   const StageCounts counts = pipeline.pipeline().counts();
   py::dict result;
-  result["submitted"] = counts.submitted;
-  result["completed"] = counts.completed;
-  result["failed"] = counts.failed;
-  result["in_flight"] = counts.in_flight;
-  result["most_in_flight"] = counts.most_in_flight;
-  result["frames"] = counts.frames;
-  result["lent"] = counts.lent;
-  result["copied"] = counts.copied;
+#define X(name, text) result[#name] = counts.name;
+  HETERO_STAGE_COUNTS(X)
+#undef X
   return result;
 }
 

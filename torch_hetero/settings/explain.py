@@ -1,13 +1,14 @@
 """``torch.hetero.explain()``: what was recorded, why it was run, and what it took, as an object that prints well.
 
-The figures are counted where things happen, in C++; here they get names and a form.
+The figures are counted where things happen, in C++. Their names and texts are the rows of
+``ops/settings/counters.def``; here they get a form.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, make_dataclass
 from typing import Any
 
 from torch_hetero import _C
@@ -17,33 +18,28 @@ __all__ = ["Report", "explain", "reset_counters"]
 # Why graphs of torch.compile could not be captured: torch_hetero/program/compiled_graph.py counts.
 refused_captures: Counter[str] = Counter()
 
+_ROWS: list[dict[str, str]] = _C.counter_rows()
+_OF_GROUPS = [row for row in _ROWS if row["group"]]
+_OF_REPORT = [row for row in _ROWS if not row["group"]]
+_TITLES = {row["name"]: row["text"] for row in _OF_REPORT}
 # Figures that state how things are now; a difference of two reports keeps the later one.
-_LEVELS = {"entries", "allocated_bytes", "peak_bytes", "reserved_bytes", "limit_bytes", "pending_nodes", "trace_bytes"}
+_LEVELS = {row["name"] for row in _ROWS if row["kind"] == "level"}
+# Tables whose keys appear as they are counted.
+_OPEN_TABLES = [row["name"] for row in _ROWS if row["kind"] == "table"]
 
-_TITLES = {
-    "nodes": "operators recorded",
-    "meta_cache": "cache of output shapes",
-    "plans": "plans",
-    "mispredictions": "latest calls that were not as predicted",
-    "fusion": "what fusion made of the operators of the plans that were made",
-    "unfused": "which of them joined no others, and why",
-    "flushes": "flushes by reason",
-    "compiled": "compiled programs",
-    "dead_nodes": "dead nodes, never run as nobody read them",
-    "kernels": "kernels run",
-    "own_kernels": "kernels of hetero's own that ran in place of PyTorch's",
-    "segments": "segments: launches of the accelerator that were several kernels",
-    "copies": "copies between memories",
-    "events": "events recorded",
-    "waits": "waits for events",
-    "fallbacks": "fallbacks: operators that could not be recorded",
-    "rescues": "rescues: operators that the accelerator refused and the CPU computed, on copies",
-    "memory": "memory",
-}
+
+def _field_of(row: dict[str, str]) -> tuple[str, type, Any]:
+    if row["kind"] == "figure":
+        return (row["name"], int, 0)
+    return (row["name"], dict[str, Any], field(default_factory=dict))
+
+
+_Figures = make_dataclass("_Figures", [_field_of(row) for row in _OF_REPORT], frozen=True)
+_Figures.__module__ = __name__
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(_Figures):
     """A snapshot of the counters, all since the start of the process or `reset_counters`.
 
     Two reports can be subtracted::
@@ -53,58 +49,11 @@ class Report:
         print(torch.hetero.explain() - before)
 
     Attributes:
-        nodes: operators recorded, by kind: typed recorder, boxed, view (no work at all), straight (run at once).
-        meta_cache: calls whose output shapes were predicted from the calls before (and calls that were other than
-            predicted), hits and misses of the cache of output shapes, and its entries now.
-        plans: plans made, made again for other sizes, and replayed; nodes planned, seconds spent on it, bytes of
-            remembered traces.
-        mispredictions: the latest calls that differed from what earlier runs let expect, with the difference.
-        fusion: operators of all plans that were made: joined with others, alone in a kernel, or why they did not join.
-        unfused: of these, the ones that did not join, by ``operator: reason``.
-        flushes: how often recorded work was run, by the reason for it.
-        compiled: calls of compiled programs (``torch.compile(backend="hetero")``), captures, and graphs that could not
-            be captured and ran lazily, by reason.
-        dead_nodes: recorded operators that were never run because nobody read their results.
-        kernels: kernels run, by device.
-        own_kernels: of these, the ones that ran in place of PyTorch's (products, convolutions, attention), by kind.
-        segments: launches of the accelerator that were several of these kernels (a CUDA graph).
-        copies: copies and bytes between host and accelerator memory.
-        events: events recorded on queues.
-        waits: waits of one queue for another.
-        fallbacks: operators that could not be recorded, by name.
-        rescues: calls that the accelerator's kernel refused and the CPU's computed on copies, by ``operator: reason``.
-        memory: bytes allocated, reserved and reused.
-        others: figures without a field of their own.
-        storages_evicted: tensors that left the accelerator to make room for others.
-        storages_spilled: tensors that left the host's memory likewise (``config.spill``).
-        bytes_spilled: of these, what was written to files.
         plan: text of the last plan, when ``torch.hetero.config.keep_plans`` is set.
         program: what the last plan's program did, likewise: for each operator its device, the reason, the predicted and
             the measured time; for each copy its bytes; `torch_hetero.report.Program` names the fields.
     """
 
-    nodes: dict[str, int] = field(default_factory=dict)
-    meta_cache: dict[str, int] = field(default_factory=dict)
-    plans: dict[str, float] = field(default_factory=dict)
-    mispredictions: dict[str, int] = field(default_factory=dict)
-    fusion: dict[str, int] = field(default_factory=dict)
-    unfused: dict[str, int] = field(default_factory=dict)
-    flushes: dict[str, int] = field(default_factory=dict)
-    compiled: dict[str, Any] = field(default_factory=dict)
-    dead_nodes: int = 0
-    kernels: dict[str, int] = field(default_factory=dict)
-    own_kernels: dict[str, int] = field(default_factory=dict)
-    segments: int = 0
-    copies: dict[str, int] = field(default_factory=dict)
-    events: int = 0
-    waits: int = 0
-    storages_evicted: int = 0
-    storages_spilled: int = 0
-    bytes_spilled: int = 0
-    fallbacks: dict[str, int] = field(default_factory=dict)
-    rescues: dict[str, int] = field(default_factory=dict)
-    memory: dict[str, int] = field(default_factory=dict)
-    others: dict[str, Any] = field(default_factory=dict)
     plan: str = ""
     program: dict[str, Any] = field(default_factory=dict)
 
@@ -116,7 +65,7 @@ class Report:
         if not isinstance(earlier, Report):
             return NotImplemented
         figures = _difference(self.as_dict(), earlier.as_dict())
-        for table in ("flushes", "fallbacks", "rescues", "mispredictions", "own_kernels", "unfused"):
+        for table in _OPEN_TABLES:
             figures[table] = {name: count for name, count in figures[table].items() if count}
         refused = figures["compiled"]["refused"]
         figures["compiled"]["refused"] = {reason: count for reason, count in refused.items() if count}
@@ -137,6 +86,18 @@ class Report:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+def _describe_fields() -> str:
+    """Describes the fields of a report, and the figures of each that is a table, for its documentation."""
+    lines = []
+    for row in _OF_REPORT:
+        lines.append(f"        {row['name']}: {row['text']}.")
+        lines += [f"            {one['name']}: {one['text']}." for one in _OF_GROUPS if one["group"] == row["name"]]
+    return "\n".join(lines)
+
+
+Report.__doc__ = (Report.__doc__ or "").replace("Attributes:\n", f"Attributes:\n{_describe_fields()}\n")
 
 
 def _difference(later: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
@@ -216,12 +177,10 @@ def _format_program(program: dict[str, Any]) -> list[str]:
 
 def explain() -> Report:
     """Returns what happened on the device so far. Counting is always on; asking flushes nothing."""
-    counters = dict(_C.counters())
-    fields = {name: counters.pop(name) for name in list(counters) if name in Report.__dataclass_fields__}
-    fields.setdefault("memory", dict(_C.memory_stats()))
-    fields["compiled"]["refused"] = dict(refused_captures)
+    figures = _C.counters()
+    figures["compiled"]["refused"] = dict(refused_captures)
     last = _C.program_log()[-1:]
-    return Report(**fields, others=counters, plan=_C.plan_text(), program=json.loads(last[0]) if last else {})
+    return Report(**figures, plan=_C.plan_text(), program=json.loads(last[0]) if last else {})
 
 
 def reset_counters() -> None:
