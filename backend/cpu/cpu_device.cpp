@@ -3,6 +3,9 @@
 #include <cstring>
 #include <typeinfo>
 
+#include "backend/cpu/fused/launch.h"
+#include "backend/fused/call.h"
+
 namespace hetero::backend {
 namespace {
 
@@ -56,6 +59,10 @@ CpuDevice::CpuDevice()
   for (size_t kind = 0; kind < queues_.size(); ++kind) {
     queues_[kind] = std::make_unique<InlineQueue>(counters_, static_cast<QueueKind>(kind));
   }
+}
+
+Result<bool> CpuDevice::run_fused(const FusedCall& call) {
+  return backend::run_fused(call.launch, call.operands, call.numbers);
 }
 
 std::unique_ptr<Event> CpuDevice::create_event() { return std::make_unique<CpuEvent>(); }

@@ -15,9 +15,9 @@
 #include <memory>
 #include <string>
 
-#include "backend/memory/allocator.h"
 #include "backend/device/atomic_counters.h"
 #include "backend/device/device.h"
+#include "backend/memory/allocator.h"
 
 namespace hetero::backend {
 
@@ -30,6 +30,8 @@ class CpuDevice final : public Device {
   Result<Block> allocate(size_t bytes) override { return allocator_.allocate(bytes); }
   Queue& queue(QueueKind kind) override { return *queues_[static_cast<size_t>(kind)]; }
   std::unique_ptr<Event> create_event() override;
+  bool can_fuse(const FusedKernel&) const override { return true; }
+  Result<bool> run_fused(const FusedCall& call) override;
   Status synchronize() override { return Status(); }
   Status account_external(int64_t bytes) override { return allocator_.account_external(bytes); }
   void empty_cache() override { allocator_.empty_cache(); }

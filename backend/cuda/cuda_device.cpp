@@ -14,16 +14,17 @@
 #include <utility>
 #include <vector>
 
-#include "backend/memory/allocator.h"
-#include "backend/device/atomic_counters.h"
+#include "backend/base/spin_lock.h"
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/fused/driver.h"
 #include "backend/cuda/fused/engine.h"
 #include "backend/cuda/fused/interpreter.h"
 #include "backend/cuda/fused/nvrtc.h"
 #include "backend/cuda/staging_pool.h"
+#include "backend/device/atomic_counters.h"
+#include "backend/fused/call.h"
+#include "backend/memory/allocator.h"
 #include "backend/memory/host_ranges.h"
-#include "backend/base/spin_lock.h"
 
 namespace hetero::backend {
 namespace {

@@ -1,7 +1,5 @@
 #include "backend/device/device.h"
 
-#include "backend/cpu/fused/launch.h"
-
 namespace hetero::backend {
 
 const char* to_string(QueueKind kind) {
@@ -45,14 +43,9 @@ Status Queue::copy_batch(std::span<const CopyRange> ranges) {
   return {};
 }
 
-// Devices whose kernels are the CPU's: itself, and the simulated one.
-bool Device::can_fuse(const FusedKernel& kernel) const {
-  (void)kernel;
-  return true;
-}
-
 Result<bool> Device::run_fused(const FusedCall& call) {
-  return backend::run_fused(call.launch, call.operands, call.numbers);
+  (void)call;
+  return Status(ErrorClass::kUsage, name() + ": the device runs no fused kernels");
 }
 
 Result<double> Device::seconds_between(const Event& first, const Event& second) const {

@@ -35,7 +35,7 @@
 namespace hetero::backend {
 
 class Device;
-struct FusedCall;    // backend/cpu/fused/launch.h
+struct FusedCall;    // backend/fused/call.h
 struct FusedKernel;  // backend/fused/kernel.h
 
 // Devices of one process are numbered densely. The CPU is always 0; accelerators, where there are any, follow.
@@ -276,7 +276,10 @@ class Device {
 
   // Whether run_fused() computes this kernel. It depends on the kernel's structure alone. One with checks is for devices on which
   // the CPU's kernels run: where a check fails, these say so.
-  virtual bool can_fuse(const FusedKernel& kernel) const;
+  virtual bool can_fuse(const FusedKernel& kernel) const {
+    (void)kernel;
+    return false;
+  }
   // Runs a fused kernel; `call.operands` are kernel addresses. False where a check of the kernel failed; then nothing was written. REQUIRES: called
   // from inside a Task of this device; can_fuse().
   virtual Result<bool> run_fused(const FusedCall& call);

@@ -18,6 +18,8 @@
 #include "backend/base/parallel.h"
 #include "backend/base/ring.h"
 #include "backend/base/spin_lock.h"
+#include "backend/cpu/fused/launch.h"
+#include "backend/fused/call.h"
 #include "backend/fused/kernel.h"
 #include "backend/memory/address_space.h"
 #include "backend/memory/pool.h"
@@ -547,6 +549,10 @@ SimDevice::~SimDevice() {
 }
 
 Result<Block> SimDevice::allocate(size_t bytes) { return memory_->allocate(bytes); }
+
+Result<bool> SimDevice::run_fused(const FusedCall& call) {
+  return backend::run_fused(call.launch, call.operands, call.numbers);
+}
 
 // What a GPU refuses is refused here too: where a check fails, the CPU's kernels would have to say so.
 bool SimDevice::can_fuse(const FusedKernel& kernel) const {

@@ -115,6 +115,7 @@ class SimDevice final : public Device {
   void* kernel_address(void* data) override { return memory_->kernel_address(data); }
   bool runs_host_kernels() const override { return options_.host_kernels; }
   bool can_fuse(const FusedKernel& kernel) const override;
+  Result<bool> run_fused(const FusedCall& call) override;
 
   std::optional<PeerLink> link_from(const Device& other) const override;
   Queue& queue(QueueKind kind) override;

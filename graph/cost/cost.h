@@ -12,6 +12,7 @@
 
 #include "graph/ir/graph.h"
 #include "graph/ir/plan.h"
+#include "graph/ir/plan_options.h"
 
 namespace hetero::graph {
 

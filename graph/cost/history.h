@@ -23,7 +23,7 @@
 #include "backend/base/status.h"
 #include "backend/device/device.h"
 #include "backend/file/cache_file.h"
-#include "graph/fusion/fusion.h"
+#include "graph/ir/fused_group.h"
 #include "graph/ir/graph.h"
 
 namespace hetero::graph {

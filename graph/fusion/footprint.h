@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "graph/fusion/fusion.h"
+#include "graph/ir/fused_group.h"
 #include "graph/ir/lowering.h"
 
 namespace hetero::graph {

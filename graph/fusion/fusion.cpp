@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "graph/fusion/group_builder.h"
-#include "graph/ir/plan.h"
 
 namespace hetero::graph {
 namespace {
@@ -34,11 +33,6 @@ std::vector<uint8_t> stored_buffers(const Graph& graph, const FusedGroup& group)
 }
 
 }  // namespace
-
-bool FusedGroup::has_checks() const {
-  return std::ranges::any_of(
-      kernel.steps, [](const backend::FusedStep& step) { return step.kind == backend::FusedStep::Kind::kCheck; });
-}
 
 bool build_group(const Graph& graph, std::span<const uint8_t> needed, FusedGroup& group) {
   GroupBuilder builder;

@@ -106,34 +106,6 @@ StepKind step_kind(ValueKind kind) {
 
 }  // namespace
 
-const char* to_string(FusionNote note) {
-  switch (note) {
-    case FusionNote::kJoined:
-      return "joined";
-    case FusionNote::kTailJoined:
-      return "tail joined";
-    case FusionNote::kAlone:
-      return "alone";
-    case FusionNote::kNoLowering:
-      return "no lowering";
-    case FusionNote::kOtherShape:
-      return "other shape";
-    case FusionNote::kNotTrailing:
-      return "not trailing";
-    case FusionNote::kOtherRow:
-      return "other row";
-    case FusionNote::kOverlap:
-      return "overlap";
-    case FusionNote::kTooLarge:
-      return "too large";
-    case FusionNote::kClosed:
-      return "closed";
-    case FusionNote::kOtherDevice:
-      return "other device";
-  }
-  return "?";
-}
-
 void GroupBuilder::begin(const Graph& graph) {
   graph_ = &graph;
   dims_.rank = 0;

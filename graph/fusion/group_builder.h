@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "graph/fusion/footprint.h"
-#include "graph/fusion/fusion.h"
+#include "graph/ir/fused_group.h"
 #include "graph/ir/lowering.h"
 
 namespace hetero::graph {

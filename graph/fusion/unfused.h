@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "backend/device/device.h"
 #include "backend/base/status.h"
-#include "graph/fusion/fusion.h"
+#include "backend/device/device.h"
+#include "graph/ir/fused_group.h"
 #include "graph/ir/graph.h"
 
 namespace hetero::graph {

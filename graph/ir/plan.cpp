@@ -449,7 +449,7 @@ bool uses_host_only(const Plan& plan) {
 
 namespace {
 
-double seconds_of(const Graph& graph, const Plan& plan, const Instruction& instruction, float Placement::* taken) {
+double seconds_of(const Graph& graph, const Plan& plan, const Instruction& instruction, float Placement::*taken) {
   const auto of_node = [&](uint32_t n) { return static_cast<double>(plan.placements[n].*taken); };
   double seconds = 0;
   switch (instruction.kind) {
@@ -489,20 +489,6 @@ double modelled_seconds(const Graph& graph, const Plan& plan, const Instruction&
   return seconds_of(graph, plan, instruction, &Placement::modelled_seconds);
 }
 
-const char* to_string(Policy policy) {
-  switch (policy) {
-    case Policy::kAuto:
-      return "auto";
-    case Policy::kCpu:
-      return "cpu";
-    case Policy::kAccelerator:
-      return "accelerator";
-    case Policy::kMixed:
-      return "mixed";
-  }
-  return "?";
-}
-
 uint32_t end_of_transfer(const Graph& graph, const Plan& plan, uint32_t position) {
   const Instruction& first = plan.program[position];
   const uint64_t most = plan.transfer_bytes[first.to];
@@ -532,11 +518,6 @@ void note_buffers(const Graph& graph, const Plan& plan, BufferNotes& notes) {
   for (const Operand& operand : graph.operands) {
     if (operand.writes()) notes.written.push_back(operand.buffer);
   }
-}
-
-bool runs_on_accelerator(const OpTraits& traits, const PlanOptions& options) {
-  const backend::Device* const device = options.accelerator_device;
-  return traits.on_accelerator && (device == nullptr || device->runs_host_kernels() || traits.device_kernel != nullptr);
 }
 
 std::string to_string(const Plan& plan) {

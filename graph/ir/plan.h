@@ -13,9 +13,9 @@
 #include <string_view>
 #include <vector>
 
-#include "backend/device/device.h"
 #include "backend/base/status.h"
-#include "graph/fusion/fusion.h"
+#include "backend/device/device.h"
+#include "graph/ir/fused_group.h"
 #include "graph/ir/graph.h"
 
 namespace hetero::graph {
@@ -186,85 +186,5 @@ double modelled_seconds(const Graph& graph, const Plan& plan, const Instruction&
 
 std::string to_string(const Plan& plan);
 Result<Plan> parse_plan(std::string_view text);
-
-// Builds what the text of a plan leaves out: the groups' kernels, spaces and numbers. Fails where the groups are not those of `graph`.
-Status restore_groups(const Graph& graph, Plan& plan);
-
-// Who decides where nodes run for which the user has no preference.
-enum class Policy : uint8_t {
-  kAuto,         // planning, by cost
-  kCpu,          // the CPU
-  kAccelerator,  // the accelerator, where it has a kernel and the memory
-  kMixed,        // a pseudo-random device for each: for tests
-};
-const char* to_string(Policy policy);
-
-class CostHistory;
-
-// A placement that was looked at.
-struct Candidate {
-  const char* name;
-  double seconds;  // predicted
-  bool chosen = false;
-};
-
-// What planning may use.
-struct PlanOptions {
-  // Nodes may run as fused kernels.
-  bool fusion = false;
-  // The program will run often: time may be spent on a smaller arena.
-  bool thorough = true;
-  // The search for placements, and where `thorough` the one for a smaller arena, may take so many times as long as usual. At least 1.
-  int effort = 1;
-  bool has_accelerator = false;
-  bool accelerator_host_accessible = false;
-  Policy policy = Policy::kAuto;
-  // Where not null: per OpId, what is preferred for nodes without a preference of their own; operators behind its end have none.
-  const std::vector<Preference>* preferences = nullptr;
-  backend::Capabilities cpu;
-  backend::Capabilities accelerator;
-  // Where not null, it is asked which kernels it can run.
-  const backend::Device* accelerator_device = nullptr;
-  // What the accelerator's memory may hold of this graph's buffers, those that lie there already included; 0 for unlimited.
-  uint64_t accelerator_bytes = 0;
-  // What was measured, where not null; what it does not know is guessed.
-  const CostHistory* history = nullptr;
-  // CostModel::slowness() of this program; 0: that of the device.
-  double slowness = 0;
-  // Per node the device that it ran on: planning takes the best placement that is another one, where there is a choice; see TaskGraph::differs. Where
-  // not null; of another number of nodes it says nothing.
-  const std::vector<backend::DeviceIndex>* instead_of = nullptr;
-  // Where not null, the placements that were looked at go there.
-  std::vector<Candidate>* candidates = nullptr;
-  // Where an arena beside the results would take more memory than op-by-op execution, temporaries of at least this size on the CPU get a
-  // block of their own instead of a slice of the arena; where even that takes more, those of at least the second size.
-  uint64_t own_block_bytes = 4096;
-  uint64_t least_own_block_bytes = 1;
-  // On so many of its compute queues the accelerator may run what does not depend on each other; 1 to kComputeQueues.
-  int compute_queues = backend::kComputeQueues;
-  // Programs of others run on the rest of its compute queues meanwhile: the plan says of each task what share of the accelerator it keeps busy.
-  bool shares_accelerator = false;
-  // Small copies that can be one transfer are, where that takes less time.
-  bool join_copies = true;
-  // All temporaries lie in arenas: the program takes no memory while it runs, not even by a kernel that could bring it.
-  bool fixed_memory = false;
-};
-
-// Whether the accelerator has a kernel for the operator.
-bool runs_on_accelerator(const OpTraits& traits, const PlanOptions& options);
-
-// Plans `graph`. The pipeline of passes; see pipeline.cpp. Never fails on a legal graph: where the accelerator's memory does
-// not suffice, nodes move to the CPU.
-// `plan` may hold an earlier plan, whose memory is reused.
-void make_plan(const Graph& graph, const PlanOptions& options, Plan& plan);
-
-// Takes a plan of `before` over to `now`. REQUIRES: the graphs differ in windows, of equal Window::kind, in sizes of buffers, and in attributes'
-// numbers and sizes only, have one table of windows, and have bytes on the same devices; the options are those of the plan, save for the accelerator's memory.
-// What runs where stays as it is. False where that is not possible, or does not fit; the plan is then unusable.
-bool resize_plan(const Graph& before, const Graph& now, const PlanOptions& options, Plan& plan);
-// The same where only numbers differ, those of the nodes that `changed` marks.
-bool renew_numbers(const Graph& graph, const std::vector<uint8_t>& changed, Plan& plan);
-// For each node whether its attributes differ. REQUIRES: as for resize_plan.
-void find_changed_attributes(const Graph& before, const Graph& now, std::vector<uint8_t>& changed);
 
 }  // namespace hetero::graph

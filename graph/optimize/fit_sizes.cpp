@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "graph/ir/compare.h"
+#include "graph/program/program_sizes.h"
 
 namespace hetero::graph {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "graph/ir/binding.h"
-#include "graph/run/executor.h"
 #include "graph/optimize/rewrite.h"
+#include "graph/verify/interpret.h"
 
 namespace hetero::graph {
 namespace {

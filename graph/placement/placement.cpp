@@ -14,11 +14,12 @@
 //
 // Where nothing is left to decide, as for one device, none of that is done.
 
+#include "graph/placement/placement.h"
+
 #include <algorithm>
 #include <numeric>
 
 #include "graph/placement/min_cut.h"
-#include "graph/plan/passes.h"
 #include "graph/placement/rollout.h"
 
 namespace hetero::graph {
@@ -232,13 +233,14 @@ void write_placements(const TaskGraph& tasks, std::span<const DeviceIndex> devic
   }
 }
 
-void place_nodes(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch) {
-  scratch.tasks.build(graph, plan, options);
-  Search search(scratch.tasks, options.effort);
+void place_nodes(const Graph& graph, const PlanOptions& options, Plan& plan, TaskGraph& tasks,
+                 std::vector<uint32_t>& order) {
+  tasks.build(graph, plan, options);
+  Search search(tasks, options.effort);
   search.run(options.candidates);
   plan.placements.assign(graph.nodes.size(), Placement{});
-  write_placements(scratch.tasks, search.devices(), plan);
-  scratch.order = search.order();
+  write_placements(tasks, search.devices(), plan);
+  order = search.order();
 }
 
 }  // namespace hetero::graph

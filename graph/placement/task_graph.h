@@ -18,6 +18,7 @@
 #include "graph/cost/cost.h"
 #include "graph/ir/graph.h"
 #include "graph/ir/plan.h"
+#include "graph/ir/plan_options.h"
 
 namespace hetero::graph {
 

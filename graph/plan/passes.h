@@ -16,13 +16,15 @@
 #include <utility>
 #include <vector>
 
-#include "graph/ir/graph.h"
+#include "graph/cost/simulate.h"
 #include "graph/fusion/group_builder.h"
+#include "graph/ir/graph.h"
+#include "graph/ir/plan.h"
+#include "graph/ir/plan_options.h"
+#include "graph/placement/placement.h"
+#include "graph/placement/task_graph.h"
 #include "graph/plan/interval_packing.h"
 #include "graph/plan/slice_allocator.h"
-#include "graph/ir/plan.h"
-#include "graph/cost/simulate.h"
-#include "graph/placement/task_graph.h"
 
 namespace hetero::graph {
 
@@ -120,19 +122,10 @@ Scratch& thread_scratch();
 // Whether a storage has the bytes before or after the program.
 inline bool survives(const Buffer& buffer) { return buffer.escapes || buffer.valid_on != 0; }
 
-// What is more intricate must take so much less time at least.
-inline constexpr double kWorthIt = 0.98;
-
 // No bound of what the accelerator may hold.
 inline constexpr uint64_t kAnyBytes = UINT64_MAX;
 
 void drop_dead_values(const Graph& graph, Plan& plan, Scratch& scratch);
-// Fills scratch.tasks and scratch.order. REQUIRES: the program has runs, bodies and fused groups only.
-void place_nodes(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);
-// What the search for a placement finds, in seconds of the rollout. `candidates`, where not null, gets what was looked at.
-double search_seconds(TaskGraph& tasks, std::vector<Candidate>* candidates = nullptr);
-// Says in the plan where the tasks run, and why there.
-void write_placements(const TaskGraph& tasks, std::span<const backend::DeviceIndex> devices, Plan& plan);
 // The program of a plan for the CPU alone, node by node.
 void run_in_order(const Graph& graph, Plan& plan, Scratch& scratch);
 // Chooses what has its place on the accelerator while it holds `limit` bytes. REQUIRES: placements, scratch.tasks and scratch.order.

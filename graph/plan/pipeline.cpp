@@ -5,13 +5,15 @@
 //     everything fits:             copies -> order of submission -> transfers -> streams -> memory -> events
 //     the accelerator is too small: several placements, each with residents chosen, copies, memory and events, and simulated; the fastest is taken
 
+#include "graph/plan/pipeline.h"
+
 #include <algorithm>
 #include <limits>
 #include <memory>
 #include <utility>
 
-#include "graph/plan/passes.h"
 #include "graph/cost/simulate.h"
+#include "graph/plan/passes.h"
 
 namespace hetero::graph {
 namespace {
@@ -457,7 +459,7 @@ void make_plan(const Graph& graph, const PlanOptions& options, Plan& plan) {
     return;
   }
   find_tasks(graph, options, plan, scratch);
-  place_nodes(graph, options, plan, scratch);
+  place_nodes(graph, options, plan, scratch.tasks, scratch.order);
   if (!is_host_only(graph, plan)) consider_whole(graph, options, plan, scratch);
   if (is_host_only(graph, plan)) {
     lay_out_on_host(graph, options, plan, scratch);

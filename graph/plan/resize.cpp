@@ -5,10 +5,13 @@
 // every write covers its whole buffer; where one does not, the windows of that buffer must be as they were. The third stays as it is, and with it the
 // copies and the order of submission: a caller for whom times change much plans anew.
 
+#include "graph/plan/resize.h"
+
 #include <algorithm>
 #include <iterator>
 #include <span>
 
+#include "graph/fusion/fusion.h"
 #include "graph/ir/compare.h"
 #include "graph/plan/passes.h"
 

@@ -14,6 +14,7 @@
 #include "graph/ir/plan.h"
 #include "graph/program/archive_json.h"
 #include "graph/program/crc32.h"
+#include "graph/program/verify_program.h"
 #include "graph/program/zip.h"
 
 namespace hetero::graph {

@@ -14,9 +14,7 @@
 //   input 0: i64[batch,tokens]{tokens,1}
 //   require 2*halved = tokens-1                                   or !=, <=: what else must hold of the sizes
 //
-// program_at() is the program for other sizes: the same nodes and buffers with other integers.
-// fit_sizes.h finds the sums. They are data of a file and not trusted, so the result of
-// program_at() is verified like a program that was just loaded.
+// program_sizes.h has the program for other sizes. fit_sizes.h finds the sums.
 //
 // Thread safety: immutable once made; pure functions.
 
@@ -24,21 +22,15 @@
 
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "backend/base/status.h"
 #include "graph/ir/graph.h"
-#include "graph/program/tensor_view.h"
 
 namespace hetero::graph {
-
-struct ProgramValue;
-struct SavedProgram;
 
 // factor * product of variables, which are sorted.
 struct SizeTerm {
@@ -116,38 +108,41 @@ struct DynamicSizes {
   std::span<const SizeVariable> dimensions() const;
 };
 
+// More than any program needs; a file cannot make its reader work for longer.
+inline constexpr size_t kMostSizeVariables = 1024;
+inline constexpr size_t kMostSizeTerms = 64;
+inline constexpr size_t kMostSizeFactors = 16;
+
+// Evaluates sums of known variables. Where the value of one does not fit 64 bits, fits() says so from then on.
+class SizeEvaluation {
+ public:
+  explicit SizeEvaluation(std::span<const int64_t> variables) : variables_(variables) {}
+
+  int64_t operator()(const SizeSum& sum);
+  bool fits() const { return fits_; }
+
+ private:
+  const std::span<const int64_t> variables_;
+  bool fits_ = true;
+};
+// What follows of an evaluation that does not fit.
+Status sizes_too_large();
+
 // The numbers of all variables where the dimensions are `sizes`. Errors: kUsage for a dimension outside its bounds, an overflow or a division by zero.
 Result<std::vector<int64_t>> values_of(std::span<const SizeVariable> variables, std::span<const int64_t> sizes);
+// The same. Errors: also the first requirement that is not met.
+Result<std::vector<int64_t>> possible_values(const DynamicSizes& dynamic, std::span<const int64_t> sizes);
 // Errors: kUsage for an overflow. REQUIRES: verify_sizes(), or variables that are there.
 Result<int64_t> value_of(const SizeSum& sum, std::span<const int64_t> variables);
-
-// One of the program's inputs or outputs: "f32[batch,384]", or its window where its sizes are always the same.
-std::string shape_text(const SavedProgram& program, const std::vector<ProgramValue>& values, size_t index);
 
 // "batch 8, tokens 32".
 std::string sizes_text(const DynamicSizes& dynamic, std::span<const int64_t> sizes);
 
-// Whether all that is named is in the program, each dimension is known by the inputs, and what follows for the sizes of the example is the program's own graph.
-// Errors: kUsage, with the first violation in words.
-Status verify_sizes(const SavedProgram& program);
-
-// The dimensions for which the inputs are tensors of these sizes, one for each. Errors: kUsage where there are none, with the input that has another size than
-// the program expects, or where a requirement is not met.
-Result<std::vector<int64_t>> find_sizes(const SavedProgram& program, std::span<const TensorView> inputs);
-// Those for which the program itself is made.
-std::vector<int64_t> example_sizes(const SavedProgram& program);
-
-// What the inputs and the outputs are for these sizes. Errors: kUsage for sizes that the program cannot have.
-Result<std::vector<TensorShape>> input_shapes(const SavedProgram& program, std::span<const int64_t> sizes);
-Result<std::vector<TensorShape>> output_shapes(const SavedProgram& program, std::span<const int64_t> sizes);
-
-// The program for these sizes; it has no dimensions, no plan and no metadata, and window ids of `program` are windows of it too. Its constants look at the
-// bytes of `program`'s, which has to outlive it. Errors: kUsage for sizes that the program cannot have.
-Result<std::unique_ptr<SavedProgram>> program_at(const SavedProgram& program, std::span<const int64_t> sizes);
-
 // The text above; empty where there are no dimensions.
 std::string to_string(const DynamicSizes& dynamic);
 std::string to_string(const SizeSum& sum, std::span<const SizeVariable> variables);
+// With commas between them.
+std::string to_string(const std::vector<SizeSum>& sums, std::span<const SizeVariable> variables);
 Result<DynamicSizes> parse_sizes(std::string_view text);
 // One sum, of these variables.
 Result<SizeSum> parse_sum(std::string_view text, std::span<const SizeVariable> variables);

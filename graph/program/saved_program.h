@@ -20,11 +20,11 @@
 #include <string>
 #include <vector>
 
-#include "backend/device/device.h"
 #include "backend/base/status.h"
+#include "backend/device/device.h"
 #include "graph/ir/graph.h"
-#include "graph/program/dynamic_sizes.h"
 #include "graph/ir/window.h"
+#include "graph/program/dynamic_sizes.h"
 
 namespace hetero::graph {
 
@@ -64,9 +64,5 @@ struct SavedProgram {
   std::string plan;
   std::string plan_machine;
 };
-
-// Whether the program may be run: the graph is legal, every value is in bounds, every buffer that is read is an input, a constant or made before, and every
-// node is a call that its kernel can trust (OpTraits::check). Errors: kUsage, with the first violation in words.
-Status verify_program(const SavedProgram& program);
 
 }  // namespace hetero::graph

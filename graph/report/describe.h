@@ -8,8 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "graph/run/executor.h"
 #include "graph/cost/simulate.h"
+#include "graph/ir/plan_options.h"
+#include "graph/run/run_data.h"
 
 namespace hetero::graph {
 

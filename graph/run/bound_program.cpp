@@ -4,10 +4,11 @@
 #include <string>
 #include <utility>
 
+#include "backend/fused/call.h"
+#include "graph/fusion/unfused.h"
 #include "graph/ir/kernel_error.h"
 #include "graph/run/bound_slot.h"
 #include "graph/run/preparation.h"
-#include "graph/fusion/unfused.h"
 
 namespace hetero::graph {
 

@@ -73,6 +73,12 @@ struct BoundOptions {
   std::span<const backend::QueueKind> compute_queues = {};
 };
 
+// bound_slot.h
+struct BoundStep;
+struct BoundTask;
+struct BoundSlot;
+struct BoundRecording;
+
 class BoundProgram {
  public:
   using Devices = std::array<backend::Device*, backend::kMaxDevices>;
@@ -109,10 +115,10 @@ class BoundProgram {
   }
 
  private:
-  struct Step;
-  struct Task;
-  struct Slot;
-  struct Recording;
+  using Step = BoundStep;
+  using Task = BoundTask;
+  using Slot = BoundSlot;
+  using Recording = BoundRecording;
 
   void bind(const Instruction& instruction, uint32_t position);
   void bind_transfers();

@@ -17,6 +17,7 @@
 #include <algorithm>
 
 #include "graph/ir/kernel_settings.h"
+#include "graph/run/bound_program.h"
 #include "graph/run/bound_slot.h"
 
 namespace hetero::graph {

@@ -12,11 +12,15 @@
 #include <mutex>
 #include <vector>
 
-#include "graph/run/bound_program.h"
+#include "backend/device/device.h"
+#include "graph/ir/plan.h"
 
 namespace hetero::graph {
 
-struct BoundProgram::Step {
+class BoundProgram;
+struct BoundSlot;
+
+struct BoundStep {
   Instruction::Kind kind;
   QueueId queue;
   uint32_t index;  // kRun and kBody: the call. kBatch: the first call. kFused: the group. kRecord and kWait: the event.
@@ -31,31 +35,31 @@ struct BoundProgram::Step {
 };
 
 // A step that a queue runs, with the addresses of its operands: those of the slot's table, or those that a recording keeps.
-struct BoundProgram::Task {
+struct BoundTask {
   BoundProgram* program;
-  Slot* slot;
-  const Step* step;
+  BoundSlot* slot;
+  const BoundStep* step;
   void* const* addresses;
 };
 
 // A part of a run of one slot, and the segment that a queue has recorded of it. As on a GPU, whose graphs hold the addresses with which they were recorded,
 // what runs of a segment sees nothing of the slot's table.
-struct BoundProgram::Recording {
+struct BoundRecording {
   enum class State : uint8_t { kWaiting, kRecorded, kRefused };
 
   State state = State::kWaiting;
   std::vector<uint32_t> steps;
   std::vector<void*> addresses;
-  std::vector<Task> tasks;
+  std::vector<BoundTask> tasks;
   std::vector<backend::Task> launches;
   std::unique_ptr<backend::Segment> segment;
 };
 
-struct BoundProgram::Slot {
+struct BoundSlot {
   // What the host does next: a step, or the segment that begins with it.
   struct Item {
-    const Step* step;
-    Recording* recording;
+    const BoundStep* step;
+    BoundRecording* recording;
   };
   // Changes of a step's addresses.
   struct Rebinds {
@@ -65,13 +69,13 @@ struct BoundProgram::Slot {
 
   std::vector<void*> table;
   std::vector<void*> on_device;  // the same, as tasks of a device see it; written by them
-  std::vector<Task> tasks;       // per step
+  std::vector<BoundTask> tasks;  // per step
   std::vector<Item> schedule;
   std::array<std::unique_ptr<backend::Event>, kMaxQueues> ended;
   bool ran = false;  // `ended` was recorded
 
   // Of segments (bound_segments.cpp).
-  std::vector<std::unique_ptr<Recording>> recordings;
+  std::vector<std::unique_ptr<BoundRecording>> recordings;
   std::vector<Rebinds> rebinds;  // per step
   bool changed = false;          // `schedule` is not that of `recordings`
   uint64_t runs = 0;

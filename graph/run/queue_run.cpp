@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 
+#include "backend/fused/call.h"
 #include "graph/fusion/footprint.h"
 
 namespace hetero::graph {

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "graph/cost/device_timer.h"
+#include "graph/run/run_data.h"
 #include "graph/run/run_state.h"
 #include "graph/run/segments.h"
 

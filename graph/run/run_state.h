@@ -19,8 +19,10 @@
 #include <vector>
 
 #include "backend/device/device.h"
-#include "graph/run/executor.h"
 #include "graph/fusion/unfused.h"
+#include "graph/ir/binding.h"
+#include "graph/ir/graph.h"
+#include "graph/ir/plan.h"
 
 namespace hetero::graph {
 

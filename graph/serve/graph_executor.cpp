@@ -8,6 +8,7 @@
 #include "backend/memory/allocator.h"
 #include "backend/registry/registry.h"
 #include "graph/plan/sized_plans.h"
+#include "graph/program/program_sizes.h"
 #include "graph/serve/sized_program.h"
 #include "graph/serve/static_plan.h"
 

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "graph/ir/text.h"
+#include "graph/program/program_sizes.h"
 
 namespace hetero::graph {
 namespace {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "graph/program/archive.h"
+#include "graph/program/verify_program.h"
 
 namespace hetero {
 

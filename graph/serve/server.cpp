@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "graph/program/program_sizes.h"
+
 namespace hetero {
 
 using backend::CoreGroup;

@@ -1,4 +1,7 @@
 #include "graph/serve/sized_program.h"
+#include "graph/plan/resize.h"
+#include "graph/program/program_sizes.h"
+#include "graph/program/verify_program.h"
 
 #include <algorithm>
 #include <cstring>

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "graph/ir/plan.h"
+#include "graph/ir/plan_options.h"
 #include "graph/program/ports.h"
 #include "graph/program/saved_program.h"
 #include "graph/serve/static_plan.h"

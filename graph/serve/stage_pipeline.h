@@ -36,13 +36,14 @@
 #include <utility>
 #include <vector>
 
-#include "backend/threads/core_group.h"
-#include "backend/device/device.h"
 #include "backend/base/status.h"
+#include "backend/device/device.h"
+#include "backend/threads/core_group.h"
 #include "graph/ir/plan.h"
+#include "graph/ir/plan_options.h"
+#include "graph/program/tensor_view.h"
 #include "graph/serve/graph_executor.h"
 #include "graph/serve/model.h"
-#include "graph/program/tensor_view.h"
 
 namespace hetero {
 

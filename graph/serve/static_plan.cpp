@@ -4,10 +4,13 @@
 #include <charconv>
 #include <vector>
 
-#include "backend/cpu/vector/instruction_set.h"
 #include "backend/base/fnv.h"
 #include "backend/base/parallel.h"
+#include "backend/cpu/vector/instruction_set.h"
 #include "graph/cost/simulate.h"
+#include "graph/fusion/fusion.h"
+#include "graph/plan/pipeline.h"
+#include "graph/plan/resize.h"
 #include "graph/verify/verify.h"
 
 namespace hetero::graph {

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "graph/ir/plan.h"
+#include "graph/ir/plan_options.h"
 #include "graph/program/saved_program.h"
 
 namespace hetero::graph {

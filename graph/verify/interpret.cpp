@@ -1,11 +1,12 @@
 // The oracle: a loop over the nodes, in program order, on the CPU. It shares nothing with the
 // passes and the executor, so that a difference between the two points at one of them.
 
+#include "graph/verify/interpret.h"
+
 #include <exception>
 #include <vector>
 
 #include "backend/registry/registry.h"
-#include "graph/run/executor.h"
 #include "graph/ir/kernel_error.h"
 
 namespace hetero::graph {

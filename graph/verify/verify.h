@@ -22,6 +22,7 @@
 #include "backend/base/status.h"
 #include "graph/ir/graph.h"
 #include "graph/ir/plan.h"
+#include "graph/ir/plan_options.h"
 
 namespace hetero::graph {
 

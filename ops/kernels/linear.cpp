@@ -15,11 +15,10 @@
 
 #include "backend/cpu/kernels/panel_gemm.h"
 #include "backend/cpu/kernels/tile_gemm.h"
-#include "graph/run/executor.h"
 #include "ops/kernels/blas.h"
-#include "ops/settings/config.h"
 #include "ops/kernels/measure.h"
 #include "ops/kernels/own_kernel.h"
+#include "ops/settings/config.h"
 
 namespace hetero::ops {
 namespace {

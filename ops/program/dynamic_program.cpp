@@ -3,8 +3,9 @@
 #include <algorithm>
 
 #include "graph/optimize/fit_sizes.h"
-#include "ops/record/call.h"
+#include "graph/program/program_sizes.h"
 #include "ops/program/static_call.h"
+#include "ops/record/call.h"
 
 namespace hetero::ops {
 namespace {

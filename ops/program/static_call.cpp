@@ -9,14 +9,15 @@
 #include <string>
 #include <utility>
 
-#include "ops/settings/config.h"
-#include "ops/run/cut_run.h"
+#include "graph/program/program_sizes.h"
 #include "ops/record/generator.h"
+#include "ops/run/cut_run.h"
 #include "ops/run/overlap.h"
-#include "ops/settings/parallel.h"
 #include "ops/run/program_log.h"
 #include "ops/run/storage_memory.h"
 #include "ops/run/sync.h"
+#include "ops/settings/config.h"
+#include "ops/settings/parallel.h"
 
 namespace hetero::ops {
 namespace {

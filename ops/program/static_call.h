@@ -8,6 +8,7 @@
 
 #include <vector>
 
+#include "graph/ir/plan_options.h"
 #include "graph/serve/graph_executor.h"
 
 namespace hetero::ops {

@@ -29,11 +29,12 @@
 
 #include "backend/base/spin_lock.h"
 #include "graph/ir/graph.h"
+#include "graph/ir/plan_options.h"
 #include "ops/record/call.h"
-#include "ops/settings/counters.h"
 #include "ops/record/meta_cache.h"
-#include "ops/tensor/storage.h"
 #include "ops/record/trie.h"
+#include "ops/settings/counters.h"
+#include "ops/tensor/storage.h"
 
 namespace hetero::ops {
 

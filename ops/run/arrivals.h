@@ -11,7 +11,7 @@
 
 #include <vector>
 
-#include "graph/run/executor.h"
+#include "graph/run/run_data.h"
 #include "ops/record/recorder.h"
 
 namespace hetero::ops {

@@ -11,7 +11,8 @@
 #pragma once
 
 #include "graph/cost/history.h"
-#include "graph/run/executor.h"
+#include "graph/ir/plan_options.h"
+#include "graph/run/run_data.h"
 
 namespace hetero::ops {
 

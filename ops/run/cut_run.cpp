@@ -12,20 +12,23 @@
 #include <span>
 #include <string>
 
+#include "backend/fused/call.h"
 #include "backend/registry/registry.h"
 #include "backend/sim/sim_device.h"
 #include "graph/cost/simulate.h"
+#include "graph/plan/pipeline.h"
+#include "graph/plan/resize.h"
 #include "graph/verify/verify.h"
-#include "ops/run/arrivals.h"
-#include "ops/settings/config.h"
-#include "ops/run/cost_history.h"
 #include "ops/kernels/growth.h"
+#include "ops/run/arrivals.h"
+#include "ops/run/cost_history.h"
 #include "ops/run/overlap.h"
-#include "ops/settings/parallel.h"
 #include "ops/run/placement_rules.h"
 #include "ops/run/plan_cache.h"
 #include "ops/run/storage_memory.h"
 #include "ops/run/verify_flush.h"
+#include "ops/settings/config.h"
+#include "ops/settings/parallel.h"
 
 namespace hetero::ops {
 namespace {

@@ -12,12 +12,13 @@
 #include <string>
 #include <vector>
 
-#include "graph/run/executor.h"
 #include "graph/ir/plan.h"
-#include "ops/settings/counters.h"
+#include "graph/ir/plan_options.h"
+#include "graph/run/executor.h"
+#include "ops/record/recorder.h"
 #include "ops/run/plan_cache.h"
 #include "ops/run/program_log.h"
-#include "ops/record/recorder.h"
+#include "ops/settings/counters.h"
 
 namespace hetero::ops {
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "graph/cost/history.h"
+#include "graph/plan/resize.h"
 #include "ops/record/recorder.h"
 
 namespace hetero::ops {

@@ -21,6 +21,7 @@
 
 #include "graph/ir/graph.h"
 #include "graph/ir/plan.h"
+#include "graph/ir/plan_options.h"
 #include "graph/run/segments.h"
 #include "ops/record/call.h"
 

@@ -11,8 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "graph/run/executor.h"
 #include "graph/ir/plan.h"
+#include "graph/ir/plan_options.h"
+#include "graph/run/run_data.h"
 
 namespace hetero::ops {
 

@@ -1,6 +1,6 @@
 #include "ops/run/verify_flush.h"
 
-#include "graph/run/executor.h"
+#include "graph/verify/interpret.h"
 
 #include <cstring>
 #include <string>

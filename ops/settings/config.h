@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "graph/ir/plan.h"
+#include "graph/ir/plan_options.h"
 
 namespace hetero::ops {
 

@@ -9,7 +9,7 @@
 #include <map>
 #include <string>
 
-#include "graph/fusion/fusion.h"
+#include "graph/ir/fused_group.h"
 #include "graph/ir/plan.h"
 
 namespace hetero::ops {

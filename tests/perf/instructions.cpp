@@ -21,8 +21,9 @@
 #include "backend/registry/registry.h"
 #include "graph/ir/op.h"
 #include "graph/ir/plan.h"
-#include "ops/settings/config.h"
+#include "graph/plan/pipeline.h"
 #include "ops/run/sync.h"
+#include "ops/settings/config.h"
 #include "tests/ops/start_device.h"
 
 namespace hetero::ops {

@@ -15,6 +15,7 @@
 #include "graph/optimize/fold_constants.h"
 #include "graph/optimize/merge_repeated.h"
 #include "graph/program/archive.h"
+#include "graph/program/program_sizes.h"
 #include "graph/serve/graph_executor.h"
 #include "graph/serve/inspect.h"
 #include "graph/serve/static_plan.h"

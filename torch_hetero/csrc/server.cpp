@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "graph/program/program_sizes.h"
 #include "graph/serve/server.h"
 #include "ops/program/static_call.h"
 #include "torch_hetero/csrc/saved.h"

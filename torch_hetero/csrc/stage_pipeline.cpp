@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "graph/program/program_sizes.h"
 #include "graph/serve/stage_pipeline.h"
 #include "ops/program/static_call.h"
 #include "torch_hetero/csrc/saved.h"

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "backend/cpu/fused/schedule.h"
-#include "backend/cpu/fused/stages.h"
 
 namespace hetero::backend {
 namespace {
@@ -206,11 +205,13 @@ Status prepare_stages(const FusedKernel& kernel, const FusedSpace& space, FusedL
   std::vector<StageKernel> kernels;
   launch.temporary_bytes = split_stages(kernel, space, kernels);
   launch.max_stage_operands = 0;
+  std::vector<FusedStage> stages;
   for (StageKernel& it : kernels) {
-    if (Status status = prepare_fused(it.kernel, it.space, it.stage.launch); !status.ok()) return status;
+    FusedStage& stage = stages.emplace_back(FusedLaunch{}, std::move(it.operands), std::move(it.checks));
+    if (Status status = prepare_fused(it.kernel, it.space, stage.launch); !status.ok()) return status;
     launch.max_stage_operands = std::max<int64_t>(launch.max_stage_operands, it.kernel.operand_count);
   }
-  for (StageKernel& it : kernels) launch.stages.push_back(std::move(it.stage));
+  launch.stages = std::move(stages);
   return {};
 }
 

@@ -6,8 +6,8 @@
 //
 // Preparing checks that kernel and space are legal, collapses dimensions (space.h) and lays out the
 // program (schedule.h, program.h). A kernel with totals or checks becomes several launches
-// (stages.h). The launch keeps only the functions and reducers that kernel and space point to.
-// Preparing again reuses its memory.
+// (backend/fused/stages.h). The launch keeps only the functions and reducers that kernel and space
+// point to. Preparing again reuses its memory.
 //
 // Thread safety: a prepared launch is immutable; several threads may call run_fused at once.
 // Scratch memory belongs to the threads. It grows to the largest launch's need and is kept.
@@ -20,10 +20,11 @@
 #include <utility>
 #include <vector>
 
-#include "backend/fused/kernel.h"
+#include "backend/base/status.h"
 #include "backend/cpu/fused/program.h"
 #include "backend/cpu/fused/space.h"
-#include "backend/base/status.h"
+#include "backend/fused/kernel.h"
+#include "backend/fused/stages.h"
 
 namespace hetero::backend {
 
@@ -77,24 +78,11 @@ struct FusedLaunch {
   bool is_compiled() const;
 };
 
-struct StageOperand {
-  bool is_temporary;
-  uint16_t operand;  // of the kernel
-  int64_t offset;    // of a temporary
-};
+// A stage, prepared.
 struct FusedStage {
   FusedLaunch launch;
   std::vector<StageOperand> operands;
   std::vector<int64_t> checks;  // temporaries of one byte; where one is 0 after this stage, no other runs
-};
-
-// What a device is given to run: one of them is enough for it. `launch` is prepared for `space`.
-struct FusedCall {
-  const FusedKernel& kernel;
-  const FusedSpace& space;
-  const FusedLaunch& launch;
-  void* const* operands;
-  const Number* numbers;
 };
 
 // Errors: kUsage for a kernel or space that breaks the contract of kernel.h; the launch then runs nothing.

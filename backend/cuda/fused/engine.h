@@ -37,10 +37,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include "backend/cpu/fused/launch.h"
-#include "backend/cuda/fused/source.h"
-#include "backend/cuda/fused/kernel_cache.h"
 #include "backend/base/status.h"
+#include "backend/cpu/fused/launch.h"
+#include "backend/cuda/fused/kernel_cache.h"
+#include "backend/cuda/fused/source.h"
+#include "backend/fused/call.h"
 
 namespace hetero::backend {
 

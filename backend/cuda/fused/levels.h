@@ -9,11 +9,12 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "backend/cuda/fused/variant.h"
 #include "backend/fused/kernel.h"
-#include "backend/cuda/fused/source.h"
 
 namespace hetero::backend {
 

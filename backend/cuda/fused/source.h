@@ -17,7 +17,7 @@
 //   few long rows                several blocks share a row. Each pass is a function of its own. It leaves the states of the parts in
 //                                memory and merges those of earlier passes, in order: no atomics
 //
-// Kernels with totals are given as their stages (backend/cpu/fused/stages.h), none of which has
+// Kernels with totals are given as their stages (backend/fused/stages.h), none of which has
 // totals.
 //
 // formulas.h and threads.h are the head of the text. Neither this file nor the text needs a CUDA
@@ -31,14 +31,14 @@
 #include <string>
 #include <vector>
 
-#include "backend/fused/kernel.h"
 #include "backend/cpu/fused/launch.h"
 #include "backend/cpu/fused/space.h"
+#include "backend/cuda/fused/variant.h"
+#include "backend/fused/kernel.h"
+#include "backend/fused/stages.h"
 
 namespace hetero::backend {
 
-inline constexpr int kCudaThreads = 256;     // of a block
-inline constexpr int kCudaVectorBytes = 16;  // of the widest memory access
 inline constexpr int kCudaStateBytes = 32;   // of a reducer's state, at most
 inline constexpr int kMaxCudaOperands = 64;  // what fits into a kernel's arguments
 inline constexpr int kMaxCudaNumbers = 256;
@@ -58,36 +58,6 @@ CudaStages cuda_stages(const FusedKernel& kernel, const FusedSpace& space, const
 
 // Why no source can be written for the kernel; null if one can.
 const char* cuda_refusal(const FusedKernel& kernel);
-
-// Where an operand's entries are, as one kernel walks them.
-enum class CudaView : uint8_t { kEntries, kInRow, kByRow };
-
-// How a thread's entries are laid out.
-enum class CudaAccess : uint8_t { kVector, kStrided, kSame };
-
-struct CudaVariant {
-  struct Operand {
-    CudaAccess access = CudaAccess::kStrided;
-    bool by_row = false;     // only read and written as a row value
-    bool row_store = false;  // stored once for each row
-    // Dimensions of the view of entries (of the whole space, or in a row), and of that over rows; which of the variant's shapes they have.
-    uint8_t rank = 1, shape = 0;
-    uint8_t row_rank = 1, row_shape = 0;
-    bool operator==(const Operand&) const = default;
-  };
-  bool by_rows = false;  // the kernel has row values
-  bool parts = false;    // several blocks share a row
-  bool wide = false;     // indices of 64 bits
-  int vector = 1;        // entries that a thread takes at a time
-  int group = 0;         // threads of a row
-  int shapes = 0, row_shapes = 0;
-  std::vector<Operand> operands;
-  bool operator==(const CudaVariant&) const = default;
-};
-
-// `aligned`: all addresses are multiples of kCudaVectorBytes. `multiprocessors`: of the GPU.
-// REQUIRES: the space is the kernel's (FusedLaunch::space), and not empty.
-CudaVariant choose_variant(const FusedKernel& kernel, const RowSpace& space, bool aligned, int multiprocessors);
 
 // A word of the arguments.
 struct CudaArgument {

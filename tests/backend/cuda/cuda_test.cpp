@@ -20,6 +20,7 @@
 #include "backend/cuda/fused/engine.h"
 #include "backend/cuda/fused/interpreter.h"
 #include "backend/cuda/fused/nvrtc.h"
+#include "backend/fused/call.h"
 #include "backend/registry/registry.h"
 #include "tests/backend/catch.h"
 #include "tests/backend/cpu/fused/fused_program.h"

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "backend/base/fnv.h"
+#include "backend/fused/call.h"
 #include "tests/backend/catch.h"
 #include "tests/backend/child.h"
 #include "tests/backend/cpu/fused/fused_program.h"

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "backend/sim/sim_device.h"
+#include "graph/program/program_sizes.h"
 #include "graph/serve/server.h"
 #include "graph/serve/stage_pipeline.h"
 #include "tests/graph/catch.h"

@@ -13,10 +13,13 @@
 #include <string>
 #include <vector>
 
+#include "backend/file/file.h"
+#include "graph/fusion/fusion.h"
 #include "graph/ir/plan.h"
+#include "graph/plan/pipeline.h"
 #include "graph/program/archive_json.h"
 #include "graph/program/crc32.h"
-#include "backend/file/file.h"
+#include "graph/program/verify_program.h"
 #include "graph/program/zip.h"
 #include "graph/verify/verify.h"
 #include "tests/graph/catch.h"

@@ -7,6 +7,8 @@
 #include <thread>
 
 #include "graph/program/archive.h"
+#include "graph/program/program_sizes.h"
+#include "graph/program/verify_program.h"
 #include "graph/serve/graph_executor.h"
 #include "graph/serve/server.h"
 #include "tests/graph/catch.h"

@@ -35,8 +35,11 @@
 #include <utility>
 #include <vector>
 
+#include "graph/fusion/fusion.h"
 #include "graph/program/archive.h"
 #include "graph/program/crc32.h"
+#include "graph/program/program_sizes.h"
+#include "graph/program/verify_program.h"
 #include "graph/program/zip.h"
 #include "graph/verify/verify.h"
 #include "tests/graph/catch.h"

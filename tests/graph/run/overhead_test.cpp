@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdio>
 
+#include "graph/fusion/fusion.h"
 #include "tests/graph/catch.h"
 #include "tests/graph/fixtures/program.h"
 #include "tests/graph/fixtures/static_program.h"

@@ -10,6 +10,7 @@
 #include "backend/sim/sim_device.h"
 #include "graph/cost/cost.h"
 #include "graph/optimize/cut_program.h"
+#include "graph/program/verify_program.h"
 #include "graph/serve/stage_pipeline.h"
 #include "tests/graph/catch.h"
 #include "tests/graph/fixtures/patience.h"

@@ -29,6 +29,7 @@ class IdleDevice final : public backend::Device {
   }
   backend::Queue& queue(backend::QueueKind) override { return queue_; }
   std::unique_ptr<backend::Event> create_event() override { return std::make_unique<IdleEvent>(*this); }
+  bool can_fuse(const backend::FusedKernel&) const override { return true; }
   Status synchronize() override { return wait_for_queue(); }
   void empty_cache() override {}
   void set_memory_limit(size_t) override {}

@@ -9,6 +9,7 @@
 
 #include "backend/sim/sim_device.h"
 #include "graph/ir/plan.h"
+#include "graph/ir/plan_options.h"
 
 namespace hetero::graph::testing {
 

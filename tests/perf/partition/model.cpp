@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "graph/plan/pipeline.h"
 #include "graph/plan/slice_allocator.h"
 
 namespace hetero::graph::testing {

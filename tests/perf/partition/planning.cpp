@@ -5,6 +5,7 @@
 
 #include "graph/cost/cost.h"
 #include "graph/cost/history.h"
+#include "graph/plan/pipeline.h"
 #include "tests/perf/partition/model.h"
 #include "tests/perf/partition/rows.h"
 #include "tests/perf/partition/thread_time.h"

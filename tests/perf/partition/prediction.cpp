@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "backend/cpu/cpu_device.h"
+#include "graph/plan/pipeline.h"
 #include "tests/graph/fixtures/steady.h"
 #include "tests/perf/partition/bound.h"
 #include "tests/perf/partition/model.h"

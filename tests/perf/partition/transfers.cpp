@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "graph/cost/simulate.h"
+#include "graph/plan/pipeline.h"
 #include "tests/graph/fixtures/program.h"
 #include "tests/perf/partition/rows.h"
 

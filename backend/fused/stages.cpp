@@ -6,7 +6,7 @@
 //    written over it.
 // 4. Each stage's kernel is written in the order of the steps.
 
-#include "backend/cpu/fused/stages.h"
+#include "backend/fused/stages.h"
 
 #include <algorithm>
 
@@ -88,7 +88,7 @@ class StageWriter {
     to_.kernel.steps.push_back(reduce);
     const uint16_t into = temporary(1, offset, false);
     to_.kernel.steps.push_back({.kind = StepKind::kStore, .value = holds, .operand = into});
-    to_.stage.checks.push_back(offset);
+    to_.checks.push_back(offset);
   }
 
  private:
@@ -99,7 +99,7 @@ class StageWriter {
   }
   uint16_t add_operand(const FusedOperand& operand, StageOperand from) {
     to_.space.operands.push_back(operand);
-    to_.stage.operands.push_back(from);
+    to_.operands.push_back(from);
     return to_.kernel.operand_count++;
   }
   uint16_t operand(uint16_t index) {

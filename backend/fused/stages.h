@@ -10,18 +10,24 @@
 
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "backend/fused/kernel.h"
-#include "backend/cpu/fused/launch.h"
 
 namespace hetero::backend {
 
-// One kernel before it is prepared: stage.launch is empty.
+struct StageOperand {
+  bool is_temporary;
+  uint16_t operand;  // of the kernel
+  int64_t offset;    // of a temporary
+};
+
 struct StageKernel {
   FusedKernel kernel;
   FusedSpace space;
-  FusedStage stage;
+  std::vector<StageOperand> operands;  // what it is called with
+  std::vector<int64_t> checks;         // temporaries of one byte; where one is 0 after this stage, no other runs
 };
 
 // REQUIRES: a legal kernel and space. Gives the bytes of the temporaries.

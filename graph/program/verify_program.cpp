@@ -1,4 +1,4 @@
-#include "graph/program/saved_program.h"
+#include "graph/program/verify_program.h"
 
 #include <algorithm>
 #include <iterator>
@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "graph/program/program_sizes.h"
 #include "graph/verify/verify.h"
 
 namespace hetero::graph {

@@ -1,0 +1,78 @@
+// PlanOptions: what planning may use and what it is asked for; and what it tells of the placements it looked at.
+//
+// Thread safety: plain data.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "backend/device/device.h"
+#include "graph/ir/graph.h"
+
+namespace hetero::graph {
+
+// Who decides where nodes run for which the user has no preference.
+enum class Policy : uint8_t {
+  kAuto,         // planning, by cost
+  kCpu,          // the CPU
+  kAccelerator,  // the accelerator, where it has a kernel and the memory
+  kMixed,        // a pseudo-random device for each: for tests
+};
+const char* to_string(Policy policy);
+
+class CostHistory;
+
+// A placement that was looked at.
+struct Candidate {
+  const char* name;
+  double seconds;  // predicted
+  bool chosen = false;
+};
+
+// What planning may use.
+struct PlanOptions {
+  // Nodes may run as fused kernels.
+  bool fusion = false;
+  // The program will run often: time may be spent on a smaller arena.
+  bool thorough = true;
+  // The search for placements, and where `thorough` the one for a smaller arena, may take so many times as long as usual. At least 1.
+  int effort = 1;
+  bool has_accelerator = false;
+  bool accelerator_host_accessible = false;
+  Policy policy = Policy::kAuto;
+  // Where not null: per OpId, what is preferred for nodes without a preference of their own; operators behind its end have none.
+  const std::vector<Preference>* preferences = nullptr;
+  backend::Capabilities cpu;
+  backend::Capabilities accelerator;
+  // Where not null, it is asked which kernels it can run.
+  const backend::Device* accelerator_device = nullptr;
+  // What the accelerator's memory may hold of this graph's buffers, those that lie there already included; 0 for unlimited.
+  uint64_t accelerator_bytes = 0;
+  // What was measured, where not null; what it does not know is guessed.
+  const CostHistory* history = nullptr;
+  // CostModel::slowness() of this program; 0: that of the device.
+  double slowness = 0;
+  // Per node the device that it ran on: planning takes the best placement that is another one, where there is a choice; see TaskGraph::differs. Where
+  // not null; of another number of nodes it says nothing.
+  const std::vector<backend::DeviceIndex>* instead_of = nullptr;
+  // Where not null, the placements that were looked at go there.
+  std::vector<Candidate>* candidates = nullptr;
+  // Where an arena beside the results would take more memory than op-by-op execution, temporaries of at least this size on the CPU get a
+  // block of their own instead of a slice of the arena; where even that takes more, those of at least the second size.
+  uint64_t own_block_bytes = 4096;
+  uint64_t least_own_block_bytes = 1;
+  // On so many of its compute queues the accelerator may run what does not depend on each other; 1 to kComputeQueues.
+  int compute_queues = backend::kComputeQueues;
+  // Programs of others run on the rest of its compute queues meanwhile: the plan says of each task what share of the accelerator it keeps busy.
+  bool shares_accelerator = false;
+  // Small copies that can be one transfer are, where that takes less time.
+  bool join_copies = true;
+  // All temporaries lie in arenas: the program takes no memory while it runs, not even by a kernel that could bring it.
+  bool fixed_memory = false;
+};
+
+// Whether the accelerator has a kernel for the operator.
+bool runs_on_accelerator(const OpTraits& traits, const PlanOptions& options);
+
+}  // namespace hetero::graph
