@@ -8,9 +8,10 @@
 #include <cerrno>
 #include <map>
 #include <mutex>
-#include <set>
 #include <system_error>
 #include <utility>
+
+#include "backend/memory/range_allocator.h"
 
 namespace hetero::backend {
 namespace {
@@ -57,56 +58,12 @@ int transfer(int file, uint64_t start, Byte* data, size_t bytes, Move move) {
   return 0;
 }
 
-// The free bytes of a file. At first all are free: the file grows as they are taken.
-class FreeRanges {
- public:
-  FreeRanges() { add(0, uint64_t{INT64_MAX} / kPageBytes * kPageBytes); }
+// Holes are whole pages.
+constexpr uint64_t kPageBytes = 4096;
+// The file grows as bytes are taken.
+constexpr uint64_t kMostBytes = uint64_t{INT64_MAX} / kPageBytes * kPageBytes;
 
-  // The first of the smallest ranges that are large enough. Both numbers are multiples of
-  // kPageBytes, as holes must be.
-  uint64_t take(uint64_t bytes) {
-    const auto [found_bytes, start] = *by_bytes_.lower_bound({bytes, 0});
-    remove(by_start_.find(start));
-    if (found_bytes > bytes) add(start + bytes, found_bytes - bytes);
-    return start;
-  }
-  // Joined with its neighbours.
-  void give(uint64_t start, uint64_t bytes) {
-    const auto next = by_start_.lower_bound(start);
-    const auto before = next == by_start_.begin() ? by_start_.end() : std::prev(next);
-    if (next != by_start_.end() && next->first == start + bytes) {
-      bytes += next->second;
-      remove(next);
-    }
-    if (before != by_start_.end() && before->first + before->second == start) {
-      start = before->first;
-      bytes += before->second;
-      remove(before);
-    }
-    add(start, bytes);
-  }
-
-  static constexpr uint64_t kPageBytes = 4096;
-
- private:
-  using ByStart = std::map<uint64_t, uint64_t>;  // bytes by start
-  void add(uint64_t start, uint64_t bytes) {
-    by_start_.emplace(start, bytes);
-    by_bytes_.emplace(bytes, start);
-  }
-  void remove(ByStart::iterator range) {
-    by_bytes_.erase({range->second, range->first});
-    by_start_.erase(range);
-  }
-
-  ByStart by_start_;
-  std::set<std::pair<uint64_t, uint64_t>> by_bytes_;
-};
-
-uint64_t whole_pages(size_t bytes) {
-  constexpr uint64_t kPageBytes = FreeRanges::kPageBytes;
-  return (std::max<uint64_t>(1, bytes) + kPageBytes - 1) / kPageBytes * kPageBytes;
-}
+uint64_t whole_pages(size_t bytes) { return (std::max<uint64_t>(1, bytes) + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
 }  // namespace
 
@@ -120,7 +77,7 @@ class SpillFile {
 
   uint64_t take(size_t bytes) {
     const std::lock_guard guard(mutex_);
-    return free_.take(whole_pages(bytes));
+    return *free_.take(whole_pages(bytes));
   }
   void give(uint64_t start, size_t bytes) {
     // A forked child has the parent's file and maybe its locks, but not its bytes.
@@ -140,7 +97,7 @@ class SpillFile {
 
   const pid_t process_ = getpid();
   std::mutex mutex_;
-  FreeRanges free_;  // guarded by mutex_
+  RangeAllocator free_{kMostBytes};  // guarded by mutex_
 };
 
 Result<std::shared_ptr<SpillFile>> SpillFile::in(const std::string& folder) {

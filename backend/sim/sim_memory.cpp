@@ -9,8 +9,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <iterator>
 #include <mutex>
+#include <optional>
 
 #include "backend/memory/address_space.h"
 #include "backend/memory/allocator.h"
@@ -68,8 +68,8 @@ SimMemory::SimMemory(int file, char* host, char* private_mapping, size_t mapped_
       private_(private_mapping),
       mapped_bytes_(mapped_bytes),
       capacity_(capacity),
-      fork_generation_(fork_generation()) {
-  free_.emplace(0, mapped_bytes);
+      fork_generation_(fork_generation()),
+      free_(mapped_bytes) {
   stats_.limit_bytes = static_cast<int64_t>(capacity);
   address_space::guard_range(host_, mapped_bytes_);
 }
@@ -90,9 +90,10 @@ Result<Block> SimMemory::allocate(size_t bytes) {
     std::lock_guard guard(lock_);
     if (bytes > capacity_) return out_of_memory_error("sim", bytes, stats_);
     const auto rounded = static_cast<int64_t>(round_to_alignment(bytes));
-    if (stats_.allocated_bytes + rounded > stats_.limit_bytes || !take_range(range_bytes(bytes), offset)) {
-      return out_of_memory_error("sim", bytes, stats_);
-    }
+    if (stats_.allocated_bytes + rounded > stats_.limit_bytes) return out_of_memory_error("sim", bytes, stats_);
+    const std::optional<uint64_t> taken = free_.take(range_bytes(bytes));
+    if (!taken.has_value()) return out_of_memory_error("sim", bytes, stats_);
+    offset = *taken;
     const size_t end = offset + range_bytes(bytes);
     if (end <= touched_end_) {
       ++stats_.reused_blocks;
@@ -123,7 +124,7 @@ void SimMemory::release(void* data, size_t bytes) {
   std::lock_guard guard(lock_);
   stats_.allocated_bytes -= static_cast<int64_t>(round_to_alignment(bytes));
   stats_.reserved_bytes -= static_cast<int64_t>(range_bytes(bytes));
-  give_range(offset, range_bytes(bytes));
+  free_.give(offset, range_bytes(bytes));
 }
 
 void SimMemory::prepare(size_t offset, size_t bytes) {
@@ -155,37 +156,10 @@ void SimMemory::discard_pages(size_t offset, size_t bytes) {
                               static_cast<off_t>(bytes)));
 }
 
-bool SimMemory::take_range(size_t bytes, size_t& offset) {
-  for (auto range = free_.begin(); range != free_.end(); ++range) {
-    const auto [begin, available] = *range;
-    if (available < bytes) continue;
-    free_.erase(range);
-    if (available > bytes) free_.emplace(begin + bytes, available - bytes);
-    offset = begin;
-    return true;
-  }
-  return false;
-}
-
-void SimMemory::give_range(size_t offset, size_t bytes) {
-  auto range = free_.emplace(offset, bytes).first;
-  const auto after = std::next(range);
-  if (after != free_.end() && offset + bytes == after->first) {
-    range->second += after->second;
-    free_.erase(after);
-  }
-  if (range == free_.begin()) return;
-  const auto before = std::prev(range);
-  if (before->first + before->second == offset) {
-    before->second += range->second;
-    free_.erase(range);
-  }
-}
-
 void SimMemory::empty_cache() {
   if (fork_generation() != fork_generation_) return;
   std::lock_guard guard(lock_);
-  for (const auto& [offset, bytes] : free_) discard_pages(offset, bytes);
+  for (const auto& [offset, bytes] : free_.free()) discard_pages(offset, bytes);
 }
 
 void SimMemory::set_limit(size_t bytes) {

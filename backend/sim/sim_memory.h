@@ -11,8 +11,7 @@
 // 64 MiB return their pages instead and then read as zero, so a simulated GPU of many gigabytes
 // fits a laptop.
 //
-// Free ranges are kept by address, with neighbours merged. The lowest that fits is taken, which
-// reuses touched pages before fresh ones. The mapping is twice the capacity, so fragmentation
+// The smallest free range that fits is taken, which reuses touched pages before fresh ones. The mapping is twice the capacity, so fragmentation
 // refuses what the capacity allows in contrived cases only.
 //
 // Thread safety: any thread. In a forked child release() does nothing, because the parent shares
@@ -23,14 +22,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "backend/device/device.h"
-#include "backend/memory/pool.h"
+#include "backend/memory/range_allocator.h"
 #include "backend/base/spin_lock.h"
 
 namespace hetero::backend {
@@ -76,9 +72,6 @@ class SimMemory {
   void fill_with_poison(size_t offset, size_t bytes);
   // The system takes the pages back; they read as zero.
   void discard_pages(size_t offset, size_t bytes);
-  // REQUIRES, for these two: lock_ is held.
-  bool take_range(size_t bytes, size_t& offset);
-  void give_range(size_t offset, size_t bytes);
 
   const int file_;
   char* const host_;
@@ -92,8 +85,7 @@ class SimMemory {
   // Guarded by lock_.
   MemoryStats stats_;
   size_t touched_end_ = 0;  // ranges below were in use before
-  // Offset to bytes.
-  std::map<size_t, size_t, std::less<>, PoolAllocator<std::pair<const size_t, size_t>>> free_;
+  RangeAllocator free_;
 };
 
 }  // namespace hetero::backend
