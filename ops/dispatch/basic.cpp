@@ -24,6 +24,7 @@
 
 #include "ops/dispatch/basic.h"
 #include "ops/dispatch/catch_all.h"
+#include "ops/memory/storage_memory.h"
 #include "ops/record/recorder.h"
 #include "ops/run/straight.h"
 #include "ops/run/sync.h"

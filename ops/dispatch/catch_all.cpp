@@ -87,7 +87,7 @@ bool make_views(const OpInfo& info, torch::jit::Stack* stack) {
 }  // namespace
 
 void make_outputs(const MetaEntry& entry, std::vector<at::Tensor>& all, std::vector<at::Tensor>& defined) {
-  const graph::WindowTable& windows = recorder().windows();
+  const graph::WindowTable& windows = window_table();
   for (const MetaOutput& output : entry.outputs) {
     if (output.window == graph::kNoWindow) {
       all.emplace_back();

@@ -20,6 +20,7 @@
 #include "ops/dispatch/catch_all.h"
 #include "ops/kernels/kernel.h"
 #include "ops/record/match.h"
+#include "ops/record/running.h"
 #include "ops/kernels/profiled.h"
 #include "ops/record/recorder.h"
 #include "ops/tensor/reused.h"
@@ -421,7 +422,7 @@ struct TypedRecorder<Op, R(A...)> {
     (encode_argument(match, static_cast<std::remove_reference_t<A>&>(arguments), written), ...);
     if (!match.complete()) return Recorded::kNo;
     return append(match.entry(), outputs,
-                  [&](std::span<const at::Tensor> made) { return recorder().append(match, made); });
+                  [&](std::span<const at::Tensor> made) { return match.append(made); });
   }
 
   // Records any call whose outputs are known.
@@ -454,7 +455,7 @@ struct TypedRecorder<Op, R(A...)> {
 
   template <typename Append>
   static Recorded append(const MetaEntry& entry, Outputs& outputs, Append append_node) {
-    const graph::WindowTable& windows = recorder().windows();
+    const graph::WindowTable& windows = window_table();
     bool all_defined = true;
     for (size_t i = 0; i < outputs.size(); ++i) {
       const MetaOutput& output = entry.outputs[i];

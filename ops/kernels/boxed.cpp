@@ -7,8 +7,8 @@
 
 #include "ops/record/generator.h"
 #include "ops/kernels/kernel.h"
+#include "ops/record/running.h"
 #include "ops/tensor/reused.h"
-#include "ops/run/sync.h"
 
 namespace hetero::ops {
 namespace {

@@ -22,8 +22,9 @@
 #include "ops/kernels/kernel.h"
 #include "ops/kernels/linear.h"
 #include "ops/record/op_info.h"
-#include "ops/run/storage_memory.h"
-#include "ops/run/sync.h"
+#include "ops/memory/storage_memory.h"
+#include "ops/settings/errors.h"
+#include "ops/tensor/alias.h"
 
 #if defined(HETERO_WITH_CUDA)
 #include "backend/cuda/cuda_device.h"

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/registry/registry.h"
+#include "ops/memory/storage_memory.h"
 #include "ops/settings/parallel.h"
 #include "ops/tensor/storage.h"
 

@@ -9,7 +9,7 @@
 #include "backend/registry/registry.h"
 #include "ops/fused/functions.h"
 #include "ops/process/accelerator.h"
-#include "ops/run/storage_memory.h"
+#include "ops/memory/storage_memory.h"
 #include "ops/run/sync.h"
 #include "ops/settings/config.h"
 

@@ -12,11 +12,12 @@
 #include "ops/settings/config.h"
 #include "ops/kernels/device_kernel.h"
 #include "ops/record/generator.h"
+#include "ops/record/running.h"
 #include "ops/kernels/kernel.h"
 #include "ops/dispatch/opaque.h"
 #include "ops/run/overlap.h"
 #include "ops/program/static_call.h"
-#include "ops/run/storage_memory.h"
+#include "ops/memory/storage_memory.h"
 #include "ops/run/sync.h"
 
 namespace hetero::ops {
@@ -132,7 +133,7 @@ struct CompiledProgram::Capture {
 // Of a run; reused, so that a steady state allocates little.
 struct CompiledProgram::Work {
   Cut cut;
-  CutRun run;
+  SliceRun run;
   std::vector<c10::Storage> arguments;  // on hetero, per storage
   std::vector<c10::Storage> originals;  // where such a storage stands for one on the CPU or on CUDA: that one
   std::vector<c10::Storage> made;       // for the results
@@ -296,25 +297,25 @@ void CompiledProgram::Work::bump_versions(const std::vector<c10::IValue>& values
 // Describes the buffers as Recorder::finish() does. REQUIRES: nobody but owners outside and this object has the storages.
 void CompiledProgram::Work::bind(const Variant& variant) {
   using Kind = Variant::Source::Kind;
-  cut.graph.buffers = variant.graph.buffers;
-  cut.graph.windows = variant.graph.windows;
-  cut.bindings.assign(variant.sources.size(), nullptr);
-  cut.holds.resize(variant.sources.size());
+  cut.slice.graph.buffers = variant.graph.buffers;
+  cut.slice.graph.windows = variant.graph.windows;
+  cut.slice.bindings.assign(variant.sources.size(), nullptr);
+  cut.slice.holds.resize(variant.sources.size());
   for (size_t b = 0; b < variant.sources.size(); ++b) {
     const Variant::Source source = variant.sources[b];
     if (source.kind == Kind::kTemporary) continue;
     HeteroStorage* const bound = hetero(storage(variant, source));
-    graph::Buffer& buffer = cut.graph.buffers[b];
-    cut.holds[b] = StorageHold(bound, true);
-    cut.bindings[b] = &bound->binding;
+    graph::Buffer& buffer = cut.slice.graph.buffers[b];
+    cut.slice.holds[b] = StorageHold(bound, true);
+    cut.slice.bindings[b] = &bound->binding;
     buffer.bytes = bound->nbytes();
     buffer.valid_on = bound->binding.valid_on;
     buffer.steady = buffer.valid_on != 0 && is_steady(*bound);
-    if (bound->binding.layout.has_gaps()) cut.to_close.push_back(static_cast<graph::BufferId>(b));
+    if (bound->binding.layout.has_gaps()) cut.slice.to_close.push_back(static_cast<graph::BufferId>(b));
     // Owners are this object and the hold; memory that is lent stays its owner's.
     const bool lent = source.kind == Kind::kArgument && originals[source.index];
     buffer.escapes = lent || source.kind != Kind::kArgument || c10::raw::intrusive_ptr::use_count(bound) > 2;
-    if (!buffer.escapes && buffer.valid_on == 0 && bound->binding.error.ok()) cut.bindings[b] = nullptr;
+    if (!buffer.escapes && buffer.valid_on == 0 && bound->binding.error.ok()) cut.slice.bindings[b] = nullptr;
     if (backend::accelerator() == nullptr) continue;
     buffer.fetched = (lent && originals[source.index].device().is_cpu() && variant.written[source.index] != 0) ||
                      std::ranges::any_of(variant.results, [source](const Variant::Result& result) {
@@ -326,16 +327,16 @@ void CompiledProgram::Work::bind(const Variant& variant) {
 
 void CompiledProgram::Work::draw(const Variant& variant) {
   if (variant.draws.empty()) {
-    cut.values.put_bytes(variant.numbers.data(), variant.numbers.size());
+    cut.request.values.put_bytes(variant.numbers.data(), variant.numbers.size());
     return;
   }
   size_t before = 0;
   for (const size_t at : variant.draws) {
-    cut.values.put_bytes(variant.numbers.data() + before, at - before);
-    cut.values.put(draw_random_state(std::nullopt));
+    cut.request.values.put_bytes(variant.numbers.data() + before, at - before);
+    cut.request.values.put(draw_random_state(std::nullopt));
     before = at + sizeof(RandomState);
   }
-  cut.values.put_bytes(variant.numbers.data() + before, variant.numbers.size() - before);
+  cut.request.values.put_bytes(variant.numbers.data() + before, variant.numbers.size() - before);
 }
 
 // What was written of lent memory goes where its owner looks, if it is elsewhere.
@@ -410,9 +411,9 @@ void CompiledProgram::find_similar(Cut& cut, const Variant& variant) {
   if (options_.plan_each_size) return;
   for (const auto& other : variants_) {
     if (other.get() == &variant || other->structure != variant.structure) continue;
-    const CachedPlan* const same = other->plans.find(cut, cut.similar);
-    if (same != nullptr) cut.similar = same;
-    if (cut.similar != nullptr) return;
+    const CachedPlan* const same = other->plans.find(cut.slice, cut.request.similar);
+    if (same != nullptr) cut.request.similar = same;
+    if (cut.request.similar != nullptr) return;
   }
 }
 
@@ -424,7 +425,7 @@ std::optional<std::vector<c10::IValue>> CompiledProgram::run(std::vector<c10::IV
   if (variant == nullptr) return std::nullopt;
   // A kernel that is Python may have come back to this very program.
   std::unique_ptr<Work> nested;
-  if (!executor_state().cuts.empty()) nested = std::make_unique<Work>();
+  if (!running_slices().empty()) nested = std::make_unique<Work>();
   Work& work = nested != nullptr ? *nested : *work_;
   struct Cleared {
     Work& work;
@@ -439,21 +440,21 @@ std::optional<std::vector<c10::IValue>> CompiledProgram::run(std::vector<c10::IV
   work.bind(*variant);
   work.draw(*variant);
   Cut& cut = work.cut;
-  cut.threads = at::get_num_threads();
-  cut.default_dtype = variant->default_dtype;
-  cut.lines = variant->lines;
-  cut.own_plans = &variant->plans;
-  if (options_.search_longer) cut.effort = kLongSearch;
-  cut.version = 1;
-  std::optional<RunScope> running(std::in_place, cut);
-  cut.keeps = CutRun::keeps_plans();
-  if (cut.keeps) cut.kept = variant->plans.find_unchanged(cut, cut.version);
-  if (cut.kept == nullptr) {
-    std::vector<graph::Buffer> buffers = std::move(cut.graph.buffers);
-    cut.graph = variant->graph;
-    cut.graph.buffers = std::move(buffers);
+  cut.slice.threads = at::get_num_threads();
+  cut.slice.default_dtype = variant->default_dtype;
+  cut.slice.lines = variant->lines;
+  cut.request.own_plans = &variant->plans;
+  if (options_.search_longer) cut.request.effort = kLongSearch;
+  cut.request.version = 1;
+  std::optional<RunScope> running(std::in_place, cut.slice);
+  cut.request.keeps = SliceRun::keeps_plans();
+  if (cut.request.keeps) cut.request.kept = variant->plans.find_unchanged(cut.slice, cut.request.version);
+  if (cut.request.kept == nullptr) {
+    std::vector<graph::Buffer> buffers = std::move(cut.slice.graph.buffers);
+    cut.slice.graph = variant->graph;
+    cut.slice.graph.buffers = std::move(buffers);
     std::vector<uint8_t> changed;
-    put_numbers({cut.values.data(), cut.values.size()}, cut.graph, changed);
+    put_numbers({cut.request.values.data(), cut.request.values.size()}, cut.slice.graph, changed);
     find_similar(cut, *variant);
   }
   count(counters().compiled_calls);
@@ -529,8 +530,8 @@ void CompiledProgram::end_capture(std::vector<c10::IValue> results, const std::v
     Locked lock(recorder().mutex());
     alone = recorder().end_capture(cut);
     // The recorder may forget its windows; a program keeps its own.
-    for (graph::Operand& operand : cut.graph.operands) {
-      const graph::Window& window = recorder().windows()[operand.window];
+    for (graph::Operand& operand : cut.slice.graph.operands) {
+      const graph::Window& window = window_table()[operand.window];
       operand.window = windows_.intern(window.dtype, window.sizes(), window.strides(), window.offset);
       alone = alone && operand.window != graph::kNoWindow;
     }
@@ -557,12 +558,12 @@ void CompiledProgram::Capture::name_arguments() {
 
 // What was neither an argument nor made by the graph.
 void CompiledProgram::Capture::name_constants(const Cut& cut) {
-  std::vector<uint8_t> born(cut.holds.size(), 0);
-  for (const graph::Operand& operand : cut.graph.operands) {
+  std::vector<uint8_t> born(cut.slice.holds.size(), 0);
+  for (const graph::Operand& operand : cut.slice.graph.operands) {
     born[operand.buffer] |= operand.access == graph::Access::kDefine;
   }
-  for (size_t b = 0; b < cut.holds.size(); ++b) {
-    HeteroStorage* const storage = cut.holds[b].storage();
+  for (size_t b = 0; b < cut.slice.holds.size(); ++b) {
+    HeteroStorage* const storage = cut.slice.holds[b].storage();
     if (born[b] != 0 || sources.count(storage) != 0) continue;
     // Without bytes it was made during the capture, by torch.empty, and is filled by the graph.
     if (storage->binding.valid_on == 0 && storage->binding.error.ok()) continue;
@@ -637,26 +638,26 @@ void CompiledProgram::Capture::relate(size_t number, const std::vector<c10::IVal
 
 // The graph, and what its buffers and numbers are.
 void CompiledProgram::Capture::keep(Cut& cut, const graph::WindowTable& windows) {
-  for (const StorageHold& hold : cut.holds) {
+  for (const StorageHold& hold : cut.slice.holds) {
     const auto found = sources.find(hold.storage());
     variant->sources.push_back(found == sources.end() ? Variant::Source{} : found->second);
   }
-  for (const graph::Operand& operand : cut.graph.operands) {
+  for (const graph::Operand& operand : cut.slice.graph.operands) {
     const Variant::Source source = variant->sources[operand.buffer];
     if (operand.writes() && source.kind == Kind::kArgument) variant->written[source.index] = 1;
   }
-  variant->graph = std::move(cut.graph);
+  variant->graph = std::move(cut.slice.graph);
   variant->graph.windows = &windows;
   for (graph::Buffer& buffer : variant->graph.buffers) buffer = {buffer.bytes, 0, false};
-  variant->numbers = std::move(cut.values);
+  variant->numbers = std::move(cut.request.values);
   size_t before = 0;
   for (const graph::Node& node : variant->graph.nodes) {
     const std::byte* const attributes = variant->graph.attributes.data() + node.attribute_offset;
     Decoder::find_random_states(attributes, before, variant->draws);
     before += node.attribute_bytes - values_offset(attributes);
   }
-  variant->default_dtype = cut.default_dtype;
-  variant->lines = std::move(cut.lines);
+  variant->default_dtype = cut.slice.default_dtype;
+  variant->lines = std::move(cut.slice.lines);
   // What a program is for runs often: it is planned at once.
   variant->plans.sightings = 1;
 }

@@ -3,7 +3,7 @@
 // Capturing is recording. A capture gives the caller tensors that look like the arguments and have no bytes, *stand-ins*; the caller calls the
 // program's operators on them; what the recorder (recorder.h) wrote down meanwhile is not run but kept. A call of the program binds the
 // storages of its arguments to the graph's buffers, makes storages for the results, draws new random numbers, and runs the plan by the same planner and
-// executor as everything else (cut_run.h): a call is a cut that was made beforehand.
+// executor as everything else (slice_run.h): a call is a cut that was made beforehand.
 //
 //   CompiledProgram program(options);
 //   results = program.run(arguments);                        nothing: it was not captured for arguments like these, or config.sync
@@ -38,8 +38,8 @@
 
 #include "graph/ir/graph.h"
 #include "graph/program/saved_program.h"
-#include "ops/run/cut_run.h"
-#include "ops/run/plan_cache.h"
+#include "ops/run/slice_run.h"
+#include "ops/record/plan_cache.h"
 #include "ops/record/recorder.h"
 
 namespace hetero::ops {

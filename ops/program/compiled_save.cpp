@@ -4,6 +4,7 @@
 #include <set>
 #include <string>
 
+#include "ops/memory/storage_memory.h"
 #include "ops/program/compiled_variant.h"
 #include "ops/run/overlap.h"
 #include "ops/run/sync.h"

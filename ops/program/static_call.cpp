@@ -11,10 +11,10 @@
 
 #include "graph/program/program_sizes.h"
 #include "ops/record/generator.h"
-#include "ops/run/cut_run.h"
+#include "ops/run/plan_options.h"
 #include "ops/run/overlap.h"
 #include "ops/run/program_log.h"
-#include "ops/run/storage_memory.h"
+#include "ops/memory/storage_memory.h"
 #include "ops/run/sync.h"
 #include "ops/settings/config.h"
 #include "ops/settings/parallel.h"
@@ -33,7 +33,7 @@ void give(GraphExecutor& executor, size_t input, const at::Tensor& tensor, size_
 // Adds the run to the log; what it took, nobody has looked.
 void log_run(const GraphExecutor& executor) {
   const Executing executing;
-  ProgramLog& log = executor_state().log;
+  ProgramLog& log = program_log();
   const graph::StaticPlan& plan = executor.plan();
   const graph::PlanOptions options = static_plan_options();
   log.plan_text = plan_text(plan.graph, plan.plan, options);

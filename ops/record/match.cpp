@@ -1,6 +1,15 @@
 #include "ops/record/match.h"
 
+#include "ops/record/encoder.h"
+
 namespace hetero::ops {
+
+template class Encoder<Match>;
+
+bool Match::append(std::span<const at::Tensor> outputs) {
+  appended_ = true;
+  return recorder_.append_expected(expected_, outputs);
+}
 
 void Match::tensor(const at::Tensor& value, graph::Access access) {
   const HeteroTensorImpl* const impl = hetero_impl(*value.unsafeGetTensorImpl());
@@ -13,14 +22,14 @@ void Match::tensor(const at::Tensor& value, graph::Access access) {
   if (!equal_) return;
   const graph::Operand& expected = expected_->inputs()[inputs_];
   storage(storage_of(value),
-          expected.access == access && expected.bits == 0 && impl->looks_like(recorder_.windows_[expected.window]));
+          expected.access == access && expected.bits == 0 && impl->looks_like(window_table()[expected.window]));
 }
 
 void Match::operand(const at::Tensor& value, graph::Access access, uint8_t bits) {
   if (!equal_) return;
   const graph::Operand& expected = expected_->inputs()[inputs_];
   storage(storage_of(value), expected.access == access && expected.bits == bits &&
-                                 expected.window == recorder_.window_of(value.unsafeGetTensorImpl()));
+                                 expected.window == window_of(value.unsafeGetTensorImpl()));
 }
 
 // The storage of the next input, of which the rest was compared.

@@ -6,7 +6,7 @@
 //
 //   Match match(recorder(), id);
 //   if (match.possible()) match.tensor(x, Access::kRead), match.scalar(alpha), ...
-//   if (match.complete()) recorder().append(match, outputs made as match.entry() says);
+//   if (match.complete()) match.append(outputs made as match.entry() says);
 //
 // Thread safety: the recorder's lock, from the constructor to the destructor.
 
@@ -42,6 +42,8 @@ class Match : public Encoder<Match> {
     return equal_ && structure_ == expected_->sizes();
   }
   const MetaEntry& entry() const { return expected_->entry(); }
+  // Appends the call to the trace, as Recorder::append() does. REQUIRES: complete().
+  [[nodiscard]] bool append(std::span<const at::Tensor> outputs);
 
   template <typename T>
   void put_structure(const T& value) {
@@ -64,8 +66,6 @@ class Match : public Encoder<Match> {
   void reject(const at::Tensor&) { equal_ = false; }
 
  private:
-  friend class Recorder;
-
   void storage(HeteroStorage* storage, bool equal);
   // Does not look for the end: two calls of one operator are equally long as far as they are equal, for tags and counts come before what they
   // announce.

@@ -5,17 +5,10 @@
 
 #include "graph/ir/liveness.h"
 #include "ops/settings/config.h"
-#include "ops/kernels/growth.h"
-#include "ops/kernels/kernel.h"
-#include "ops/record/match.h"
-#include "ops/run/plan_cache.h"
+#include "ops/record/layouts.h"
+#include "ops/record/plan_cache.h"
 
 namespace hetero::ops {
-
-InterpreterHooks& interpreter_hooks() {
-  static InterpreterHooks hooks;
-  return hooks;
-}
 
 constinit Recorder* recorder_instance = nullptr;
 namespace {
@@ -29,31 +22,9 @@ constexpr size_t kWindowBytes = 128;  // of one with four dimensions, index incl
 [[gnu::constructor(200)]] void make_recorder() { recorder_instance = new Recorder; }
 }  // namespace
 
-bool StorageHold::lock() {
-  if (strong_) return true;
-  if (c10::raw::weak_intrusive_ptr::lock(storage_) == nullptr) return false;
-  c10::raw::weak_intrusive_ptr::decref(storage_);
-  strong_ = true;
-  return true;
-}
-
-PlanSet* Cut::plans() const {
-  if (!keeps) return nullptr;
-  return own_plans != nullptr || end == nullptr ? own_plans : &end->plans();
-}
-
 bool is_steady(const HeteroStorage& storage) { return storage.binding.reads >= kSteadyReads; }
 
-const graph::Graph& Cut::planned() const { return kept != nullptr ? kept->graph : graph; }
-
-Recorder::Recorder() { trace_.windows = &windows_; }
-
-graph::WindowId Recorder::intern(const c10::TensorImpl* impl) {
-  const auto sizes = impl->sizes();
-  const auto strides = impl->strides();
-  return windows_.intern(static_cast<graph::DType>(c10::typeMetaToScalarType(impl->dtype())),
-                         {sizes.data(), sizes.size()}, {strides.data(), strides.size()}, impl->storage_offset());
-}
+Recorder::Recorder() { trace_.windows = &window_table(); }
 
 CallView Recorder::view(graph::OpId op, const Call& call) {
   const size_t count = call.operands.size();
@@ -93,7 +64,7 @@ bool same_kinds(const MetaEntry& a, const MetaEntry& b, const graph::WindowTable
 const MetaEntry* Recorder::expect(graph::OpId op, const Call& call) {
   TrieNode* similar;
   const CallView seen = view(op, call);
-  next_ = trie_.find(at_, seen, windows_, similar);
+  next_ = trie_.find(at_, seen, window_table(), similar);
   if (next_ != nullptr) [[likely]] {
     count_locked(counters().predicted_nodes);
     return &next_->entry();
@@ -102,14 +73,14 @@ const MetaEntry* Recorder::expect(graph::OpId op, const Call& call) {
     count_locked(counters().mispredicted_nodes);
     mispredictions_[mispredicted_++ % mispredictions_.size()] = {
         static_cast<uint32_t>(path_.size()), expected->op(), op,
-        (similar != nullptr ? similar : expected)->difference(seen, windows_)};
+        (similar != nullptr ? similar : expected)->difference(seen, window_table())};
   }
   meta_cache_.make_key(op, call, default_dtype_);
   const std::shared_ptr<const MetaEntry>* entry = meta_cache_.find();
   if (entry == nullptr) return nullptr;
   count_locked(counters().meta_hits);
   if ((*entry)->straight) return entry->get();
-  if (similar != nullptr && same_kinds(similar->entry(), **entry, windows_)) {
+  if (similar != nullptr && same_kinds(similar->entry(), **entry, window_table())) {
     next_ = similar;
     trie_.renew(similar, seen, *entry);
     return &similar->entry();
@@ -134,11 +105,10 @@ bool Recorder::append(graph::OpId op, const Call& call, std::span<const at::Tens
   return advance(next_, outputs);
 }
 
-bool Recorder::append(Match& match, std::span<const at::Tensor> outputs) {
-  match.appended_ = true;
-  trie_.use(match.expected_);
+bool Recorder::append_expected(TrieNode* expected, std::span<const at::Tensor> outputs) {
+  trie_.use(expected);
   count_locked(counters().predicted_nodes);
-  return advance(match.expected_, outputs);
+  return advance(expected, outputs);
 }
 
 // A storage with bytes that the trace has not met.
@@ -254,31 +224,31 @@ void Recorder::next_epoch() {
   wrote_exported_ = false;
 }
 
-bool Recorder::cut_all(bool reuse, Cut& cut) {
+bool Recorder::cut_all(bool reuse, Cut& cut, const HeteroStorage* fetched) {
   if (path_.empty()) return false;
-  cut.keeps = reuse;
-  std::swap(cut.holds, holds_);
-  std::swap(cut.lines, lines_);
-  finish(cut);
+  cut.request.keeps = reuse;
+  std::swap(cut.slice.holds, holds_);
+  std::swap(cut.slice.lines, lines_);
+  finish(cut.slice, fetched);
   if (reuse) {
     PlanSet& plans = at_->plans();
-    if (version_ != kUnlikeTrie && cut.lines.empty()) cut.kept = plans.find_unchanged(cut, version_);
+    if (version_ != kUnlikeTrie && cut.slice.lines.empty()) cut.request.kept = plans.find_unchanged(cut.slice, version_);
     divide(plans);
   }
-  if (cut.kept == nullptr) write_down();
+  if (cut.request.kept == nullptr) write_down();
   take_all(cut);
   return true;
 }
 
 // What is written down, and the end of the path.
 void Recorder::take_all(Cut& cut) {
-  if (cut.kept == nullptr) {
-    std::swap(cut.graph.nodes, trace_.nodes);
-    std::swap(cut.graph.operands, trace_.operands);
-    std::swap(cut.graph.attributes, trace_.attributes);
-    lay_out(cut, windows_);
+  if (cut.request.kept == nullptr) {
+    std::swap(cut.slice.graph.nodes, trace_.nodes);
+    std::swap(cut.slice.graph.operands, trace_.operands);
+    std::swap(cut.slice.graph.attributes, trace_.attributes);
+    lay_out(cut.slice);
   }
-  std::swap(cut.values, values_);
+  std::swap(cut.request.values, values_);
   end_path(cut);
   next_epoch();
 }
@@ -318,14 +288,14 @@ bool Recorder::end_capture(Cut& cut) {
   captures_ = this_thread_captures = false;
   if (capture_spoiled_) return false;
   write_down();
-  std::swap(cut.holds, holds_);
-  std::swap(cut.lines, lines_);
-  finish(cut);
-  std::swap(cut.graph.nodes, trace_.nodes);
-  std::swap(cut.graph.operands, trace_.operands);
-  std::swap(cut.graph.attributes, trace_.attributes);
-  std::swap(cut.values, values_);
-  cut.default_dtype = default_dtype_;
+  std::swap(cut.slice.holds, holds_);
+  std::swap(cut.slice.lines, lines_);
+  finish(cut.slice, nullptr);
+  std::swap(cut.slice.graph.nodes, trace_.nodes);
+  std::swap(cut.slice.graph.operands, trace_.operands);
+  std::swap(cut.slice.graph.attributes, trace_.attributes);
+  std::swap(cut.request.values, values_);
+  cut.slice.default_dtype = default_dtype_;
   end_path(cut);
   next_epoch();
   return true;
@@ -344,11 +314,11 @@ bool Recorder::cut_early(Cut& cut, uint64_t& flight) {
   }
   TrieNode* const mark = mark_;
   flight = ++last_flight_;
-  cut.keeps = true;
-  cut.default_dtype = default_dtype_;
-  std::swap(cut.holds, holds_);
+  cut.request.keeps = true;
+  cut.slice.default_dtype = default_dtype_;
+  std::swap(cut.slice.holds, holds_);
   write_down();
-  finish(cut, flight);
+  finish(cut.slice, nullptr, flight);
   take_all(cut);
   mark_ = mark;
   cut_at_ = --cuts_left_ > 0 ? piece_ : kNever;
@@ -357,7 +327,7 @@ bool Recorder::cut_early(Cut& cut, uint64_t& flight) {
 
 void Recorder::land(Cut& cut, uint64_t flight, std::vector<StorageHold>& last) {
   landed_ = flight;
-  for (StorageHold& hold : cut.holds) {
+  for (StorageHold& hold : cut.slice.holds) {
     if (!hold.strong()) continue;
     --hold.storage()->flights;
     // Nothing foreign may run under this lock, as the end of a storage may.
@@ -407,14 +377,14 @@ bool Recorder::cut_some(bool reuse, Cut& cut) {
 // The trace is over: it ends at a node of the trie, and the next one starts at the root.
 void Recorder::end_path(Cut& cut) {
   // A node that wrote bytes which somebody looks at was placed by that.
-  cut.end = wrote_exported_ ? nullptr : at_;
-  cut.version = version_ == kUnlikeTrie ? 0 : trie_.version();
-  cut.begun = begun_;
-  cut.recorded_nodes = path_.size() - left_over_;
+  cut.request.end = wrote_exported_ ? nullptr : at_;
+  cut.request.version = version_ == kUnlikeTrie ? 0 : trie_.version();
+  cut.times.begun = begun_;
+  cut.times.recorded_nodes = path_.size() - left_over_;
   path_.clear();
   left_over_ = 0;
-  cut.mark = std::exchange(mark_, nullptr);
-  cut.divided_begun = divided_begun_;
+  cut.times.mark = std::exchange(mark_, nullptr);
+  cut.times.divided_begun = divided_begun_;
   values_.clear();
   trace_.clear();
   version_ = 0;
@@ -461,8 +431,8 @@ void Recorder::retrace(const std::vector<TrieNode*>& path) {
                         {structure + header.structure_bytes, header.size_bytes},
                         path[i]->value_bytes()};
     TrieNode* similar;
-    TrieNode* next = trie_.find(at_, call, windows_, similar);
-    if (next == nullptr && similar != nullptr && same_kinds(similar->entry(), path[i]->entry(), windows_)) {
+    TrieNode* next = trie_.find(at_, call, window_table(), similar);
+    if (next == nullptr && similar != nullptr && same_kinds(similar->entry(), path[i]->entry(), window_table())) {
       next = similar;
       version_ = kUnlikeTrie;
     }
@@ -475,24 +445,25 @@ void Recorder::retrace(const std::vector<TrieNode*>& path) {
   written_buffers_ = static_cast<graph::BufferId>(holds_.size());
 }
 
-bool Recorder::cut_ancestors(std::span<HeteroStorage* const> storages, bool readers, bool reuse, Cut& cut) {
+bool Recorder::cut_ancestors(std::span<HeteroStorage* const> storages, bool readers, bool reuse, Cut& cut,
+                             const HeteroStorage* fetched) {
   wanted_.clear();
   for (const HeteroStorage* storage : storages) {
     if (readers ? touched(storage) : written(storage)) wanted_.push_back(storage->buffer);
   }
   if (wanted_.empty()) return false;
   const bool like_trie = version_ != kUnlikeTrie;
-  if (reuse && like_trie && at_->plans().needs_all(wanted_, readers, version_)) return cut_all(reuse, cut);
+  if (reuse && like_trie && at_->plans().needs_all(wanted_, readers, version_)) return cut_all(reuse, cut, fetched);
   write_down();
   select_ancestors(storages, readers);
   for (const uint8_t selected : selected_) {
     if (!selected) {
-      split(reuse, cut);
+      split(reuse, cut, fetched);
       return true;
     }
   }
   if (reuse && like_trie) at_->plans().learn_needs_all(wanted_, readers, trie_.version());
-  return cut_all(reuse, cut);
+  return cut_all(reuse, cut, fetched);
 }
 
 void Recorder::select_ancestors(std::span<HeteroStorage* const> storages, bool readers) {
@@ -534,22 +505,22 @@ void Recorder::drop_dead() {
   }
 }
 
-void Recorder::split(bool reuse, Cut& cut) {
+void Recorder::split(bool reuse, Cut& cut, const HeteroStorage* fetched) {
   if (reuse) divide(at_->plans());
   drop_dead();
   // Take everything, then put the nodes that stay back under a new epoch.
   graph::Graph all;
   std::swap(all, trace_);
-  trace_.windows = &windows_;
+  trace_.windows = &window_table();
   std::vector<StorageHold> holds;
   std::swap(holds, holds_);
   const std::vector<TrieNode*> path = path_;
   std::vector<TrieNode*> path_left;
   end_path(cut);
   next_epoch();
-  cut.keeps = reuse;
-  cut.version = 0;  // its nodes are not those of the path
-  cut.selection = selected_;
+  cut.request.keeps = reuse;
+  cut.request.version = 0;  // its nodes are not those of the path
+  cut.slice.selection = selected_;
 
   constexpr graph::BufferId kNowhere = UINT32_MAX;
   std::vector<graph::BufferId> in_trace(all.buffers.size(), kNowhere);
@@ -558,8 +529,8 @@ void Recorder::split(bool reuse, Cut& cut) {
     if (selected_[i] == kDead) continue;
     const bool selected = selected_[i] != 0;
     if (!selected) path_left.push_back(path[i]);
-    graph::Graph& to = selected ? cut.graph : trace_;
-    std::vector<StorageHold>& to_holds = selected ? cut.holds : holds_;
+    graph::Graph& to = selected ? cut.slice.graph : trace_;
+    std::vector<StorageHold>& to_holds = selected ? cut.slice.holds : holds_;
     std::vector<graph::BufferId>& numbers = selected ? in_cut : in_trace;
     graph::Node node = all.nodes[i];
     const graph::Operand* operands = all.operands_of(node);
@@ -594,22 +565,22 @@ void Recorder::split(bool reuse, Cut& cut) {
   begun_ = std::chrono::steady_clock::now();
   retrace(path_left);
   left_over_ = path_.size();
-  if (!lines_.empty()) cut.lines = lines_;
+  if (!lines_.empty()) cut.slice.lines = lines_;
   // The holds of `all` die with this function, so that finish() counts only real owners. A storage that both parts use is
   // held by both, so it has an owner beside the cut and escapes.
   holds.clear();
-  finish(cut);
-  lay_out(cut, windows_);
+  finish(cut.slice, fetched);
+  lay_out(cut.slice);
 }
 
-void Recorder::finish(Cut& cut, uint64_t flight) {
-  cut.graph.windows = &windows_;
-  cut.graph.buffers.resize(cut.holds.size());
-  cut.bindings.assign(cut.holds.size(), nullptr);
-  for (size_t b = 0; b < cut.holds.size(); ++b) {
-    StorageHold& hold = cut.holds[b];
+void Recorder::finish(TraceSlice& slice, const HeteroStorage* fetched, uint64_t flight) {
+  slice.graph.windows = &window_table();
+  slice.graph.buffers.resize(slice.holds.size());
+  slice.bindings.assign(slice.holds.size(), nullptr);
+  for (size_t b = 0; b < slice.holds.size(); ++b) {
+    StorageHold& hold = slice.holds[b];
     HeteroStorage* storage = hold.storage();
-    graph::Buffer& buffer = cut.graph.buffers[b];
+    graph::Buffer& buffer = slice.graph.buffers[b];
     buffer = {storage->nbytes(), 0, false};
     // Mostly a value that nobody can see any more.
     if (c10::raw::intrusive_ptr::use_count(storage) == 0 || !hold.lock()) continue;
@@ -622,13 +593,13 @@ void Recorder::finish(Cut& cut, uint64_t flight) {
       buffer.layout = flies ? storage->layout_later : storage->binding.layout;
       buffer.bytes = buffer.layout.block_bytes(buffer.bytes);
     }
-    buffer.fetched = storage == cut.fetched;
+    buffer.fetched = storage == fetched;
     if (buffer.escapes || buffer.valid_on != 0 || (!flies && !storage->binding.error.ok())) {
-      cut.bindings[b] = &storage->binding;
+      slice.bindings[b] = &storage->binding;
     }
     if (flight == 0) continue;
     ++storage->flights;
-    if (cut.bindings[b] == nullptr) continue;
+    if (slice.bindings[b] == nullptr) continue;
     storage->in_flight = flight;
     storage->valid_later = hold.written ? uint8_t{1u << backend::kCpu} : buffer.valid_on;
     storage->layout_later = buffer.layout;
@@ -637,7 +608,7 @@ void Recorder::finish(Cut& cut, uint64_t flight) {
 
 bool Recorder::trim_caches() {
   const auto limit = static_cast<size_t>(config().cache_bytes.load(std::memory_order_relaxed));
-  const bool too_many_windows = windows_.size() * kWindowBytes > limit / 4;
+  const bool too_many_windows = window_table().size() * kWindowBytes > limit / 4;
   const bool too_many_traces = trie_.bytes() + PlanSet::total_bytes() > limit / 2;
   meta_cache_.trim(limit / 4);
   if (!too_many_windows && !too_many_traces) return true;
@@ -654,7 +625,7 @@ void Recorder::forget() {
   trie_.clear();
   at_ = trie_.root();
   mark_ = nullptr;
-  windows_.clear();
+  window_table().clear();
 }
 
 }  // namespace hetero::ops

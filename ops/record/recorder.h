@@ -32,107 +32,14 @@
 #include "graph/ir/plan_options.h"
 #include "ops/record/call.h"
 #include "ops/record/meta_cache.h"
+#include "ops/record/trace_slice.h"
 #include "ops/record/trie.h"
+#include "ops/record/windows.h"
 #include "ops/settings/counters.h"
-#include "ops/tensor/storage.h"
+#include "ops/tensor/locks.h"
+#include "ops/tensor/storage_hold.h"
 
 namespace hetero::ops {
-
-// How to let go of the interpreter's lock while blocking; set by the Python bindings.
-struct InterpreterHooks {
-  void* (*release)() = nullptr;  // null result: the lock was not held
-  void (*restore)(void* state) = nullptr;
-  std::string (*where)() = nullptr;  // "file.py:12 in forward", or empty
-};
-InterpreterHooks& interpreter_hooks();
-
-// Releases the interpreter's lock for its lifetime, if this thread holds it.
-class WithoutInterpreter {
- public:
-  WithoutInterpreter() : state_(interpreter_hooks().release ? interpreter_hooks().release() : nullptr) {}
-  ~WithoutInterpreter() {
-    if (state_ != nullptr) interpreter_hooks().restore(state_);
-  }
-  WithoutInterpreter(const WithoutInterpreter&) = delete;
-
- private:
-  void* state_;
-};
-
-// A lock that does not hold the interpreter's lock while it waits: a kernel that runs under the other lock may be Python.
-template <typename Mutex>
-class Locked {
- public:
-  [[gnu::always_inline]] explicit Locked(Mutex& mutex) : mutex_(mutex) {
-    if (!mutex_.try_lock()) [[unlikely]]
-      wait();
-  }
-  ~Locked() {
-    if (held_) mutex_.unlock();
-  }
-  void unlock() {
-    mutex_.unlock();
-    held_ = false;
-  }
-  Locked(const Locked&) = delete;
-
- private:
-  [[gnu::noinline]] void wait() {
-    WithoutInterpreter released;
-    mutex_.lock();
-  }
-
-  Mutex& mutex_;
-  bool held_ = true;
-};
-
-// A storage as the trace sees it.
-class StorageHold {
- public:
-  StorageHold() : strong_(false), storage_(nullptr) {}  // of none
-  StorageHold(HeteroStorage* storage, bool strong) : strong_(strong), storage_(storage) {
-    if (strong) {
-      c10::raw::intrusive_ptr::incref(storage);
-    } else {
-      c10::raw::weak_intrusive_ptr::incref(storage);
-    }
-  }
-  StorageHold(StorageHold&& other) noexcept
-      : written(other.written), strong_(other.strong_), storage_(std::exchange(other.storage_, nullptr)) {}
-  StorageHold& operator=(StorageHold&& other) noexcept {
-    std::swap(storage_, other.storage_);
-    std::swap(strong_, other.strong_);
-    std::swap(written, other.written);
-    return *this;
-  }
-  ~StorageHold() {
-    if (storage_ == nullptr) return;
-    if (strong_) {
-      c10::raw::intrusive_ptr::decref(storage_);
-    } else {
-      c10::raw::weak_intrusive_ptr::decref(storage_);
-    }
-  }
-
-  void make_strong() {
-    if (strong_) return;
-    c10::raw::intrusive_ptr::incref(storage_);
-    c10::raw::weak_intrusive_ptr::decref(storage_);
-    strong_ = true;
-  }
-  // Makes the hold strong if the storage still lives; false when it is gone.
-  bool lock();
-  // Whether somebody owns the storage. REQUIRES: it holds one.
-  bool alive() const { return c10::raw::intrusive_ptr::use_count(storage_) != 0; }
-  HeteroStorage* storage() const { return storage_; }
-  bool strong() const { return strong_; }
-
-  bool written = false;  // some node of the trace writes it
-
- private:
-  bool strong_;
-  HeteroStorage* storage_;
-};
 
 // Whether this thread captures.
 bool captures_here();
@@ -147,60 +54,7 @@ struct Misprediction {
   Difference difference;
 };
 
-struct CachedPlan;
-class PlanSet;
 class Match;
-
-// The nodes cut out of the trace for one run, and what they hold.
-struct Cut {
-  // Its nodes were not written down where `kept` is set: they are those of kept->graph, with other numbers in them (`values`).
-  graph::Graph graph;
-  CachedPlan* kept = nullptr;
-  bool keeps = false;                     // plans may be kept for it, and taken from those kept
-  Bytes values;                           // of a whole trace, in the order of its nodes
-  uint64_t version = 0;                   // of the trie, when the nodes were cut
-  std::vector<StorageHold> holds;         // per buffer
-  std::vector<graph::Binding*> bindings;  // per buffer; null for temporaries
-  const HeteroStorage* fetched =
-      nullptr;  // the host reads its bytes after the run, which may have to come from an accelerator
-  std::vector<graph::BufferId> to_close;            // their blocks have gaps that must go before the run: growth.h
-  std::unordered_map<uint32_t, std::string> lines;  // node sequence -> Python line, with HETERO_TRACEBACK
-  at::ScalarType default_dtype = at::kFloat;
-  int threads = 0;                              // at::get_num_threads() of who records
-  std::chrono::steady_clock::time_point begun;  // when the first node of the trace was recorded
-  size_t recorded_nodes = 0;                    // of the trace, since then
-  // Of the last piece of a divided trace: where it was divided, and when the first piece was begun.
-  TrieNode* mark = nullptr;
-  std::chrono::steady_clock::time_point divided_begun;
-  // Where the trace ended that the nodes were cut out of; null where its plans cannot be kept.
-  TrieNode* end = nullptr;
-  std::vector<uint8_t> selection;  // per node of that trace: it was cut; empty: all
-  // Of a compiled program (compiled.h): its own plans in place of those at `end`, and where it has none yet, one for other sizes.
-  PlanSet* own_plans = nullptr;
-  int effort = 1;  // of planning, see graph::PlanOptions
-  const CachedPlan* similar = nullptr;
-  // The plans that may be kept for it, or null. REQUIRES: the executor lock.
-  PlanSet* plans() const;
-  // What is to run.
-  const graph::Graph& planned() const;
-  void clear() {
-    kept = nullptr;
-    keeps = false;
-    fetched = nullptr;
-    values.clear();
-    end = nullptr;
-    mark = nullptr;
-    own_plans = nullptr;
-    effort = 1;
-    similar = nullptr;
-    selection.clear();
-    graph.clear();
-    holds.clear();
-    bindings.clear();
-    to_close.clear();
-    lines.clear();
-  }
-};
 
 class Recorder {
  public:
@@ -210,18 +64,6 @@ class Recorder {
 
   // All below: REQUIRES the recorder lock.
 
-  // The window of a tensor; from its hint where that still holds.
-  graph::WindowId window_of(const c10::TensorImpl* impl) {
-    const HeteroTensorImpl* const hetero = hetero_impl(*impl);
-    return hetero != nullptr ? window_of(hetero) : intern(impl);
-  }
-  graph::WindowId window_of(const HeteroTensorImpl* impl) {
-    const graph::WindowId hint = impl->window;
-    if (hint < windows_.size() && impl->looks_like(windows_[hint])) [[likely]]
-      return hint;
-    return impl->window = intern(impl);
-  }
-  graph::WindowTable& windows() { return windows_; }
   MetaCache& meta_cache() { return meta_cache_; }
 
   // What the outputs of the call look like: predicted by the trie, or from the meta cache; null where neither knows.
@@ -229,8 +71,8 @@ class Recorder {
   // Appends a node with the operands of `call`, followed by `outputs` (tensors made as expect() said). True when something should be
   // flushed: call after_record() once the lock is released. REQUIRES: expect() was called for this call, and nothing since.
   [[nodiscard]] bool append(graph::OpId op, const Call& call, std::span<const at::Tensor> outputs);
-  // The same for a call that is the predicted one. REQUIRES: match.complete().
-  [[nodiscard]] bool append(Match& match, std::span<const at::Tensor> outputs);
+  // The same for a call that is the expected one; see Match::append().
+  [[nodiscard]] bool append_expected(TrieNode* expected, std::span<const at::Tensor> outputs);
 
   // True when the trace holds nodes that touch, or write, the storage.
   bool touched(const HeteroStorage* storage) const { return storage->epoch == epoch_; }
@@ -249,12 +91,14 @@ class Recorder {
 
   // Moves nodes from the trace to `cut`: all of them, or those that must run so that `storages` have their final bytes
   // (with `readers`: also those that read them). Returns false when nothing has to run. `reuse`: a plan of the same trace may stand for its nodes.
+  // `fetched`, if not null: the host reads its bytes after the run, which may have to come from an accelerator.
   // REQUIRES: the executor lock as well; `cut` is clear.
-  bool cut_all(bool reuse, Cut& cut);
+  bool cut_all(bool reuse, Cut& cut, const HeteroStorage* fetched = nullptr);
   // Takes so much of a trace that has become too long that the next one begins where an earlier one began: a loop that reads nothing is then cut
   // at the same place of its body every time. All of it where there is no such place.
   bool cut_some(bool reuse, Cut& cut);
-  bool cut_ancestors(std::span<HeteroStorage* const> storages, bool readers, bool reuse, Cut& cut);
+  bool cut_ancestors(std::span<HeteroStorage* const> storages, bool readers, bool reuse, Cut& cut,
+                     const HeteroStorage* fetched = nullptr);
 
   // Cuts the whole trace without the executor lock, if a piece ends here, for a flight (overlap.h) that will run later; says the flight's number. Everything
   // that is cut afterwards must run after it. REQUIRES: nobody else changes storages' bytes but flights.
@@ -280,7 +124,6 @@ class Recorder {
  private:
   friend class Match;
 
-  graph::WindowId intern(const c10::TensorImpl* impl);
   void hold(HeteroStorage* storage);
   // The number of the storage of a call's input i. One that the trace has not met gets the next number, unless an input before it has the same
   // storage; those are in input_storages_ and `earlier`.
@@ -299,10 +142,10 @@ class Recorder {
   void select_ancestors(std::span<HeteroStorage* const> storages, bool readers);
   size_t find_beginning() const;
   void drop_dead();
-  void split(bool reuse, Cut& cut);
+  void split(bool reuse, Cut& cut, const HeteroStorage* fetched = nullptr);
   void take_all(Cut& cut);
   void divide(PlanSet& plans);
-  void finish(Cut& cut, uint64_t flight = 0);
+  void finish(TraceSlice& slice, const HeteroStorage* fetched, uint64_t flight = 0);
   void next_epoch();
   void end_path(Cut& cut);
   void retrace(const std::vector<TrieNode*>& path);
@@ -310,7 +153,6 @@ class Recorder {
   CallView view(graph::OpId op, const Call& call);
 
   backend::SpinLock mutex_;  // held for a few hundred instructions
-  graph::WindowTable windows_;
   MetaCache meta_cache_;
   Trie trie_;
   // The trace.

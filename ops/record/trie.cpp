@@ -5,7 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "ops/run/plan_cache.h"
+#include "ops/record/plan_cache.h"
+#include "ops/record/trace_slice.h"
 
 namespace hetero::ops {
 namespace {
@@ -36,6 +37,11 @@ TrieNode::~TrieNode() = default;
 PlanSet& TrieNode::plans() {
   if (plans_ == nullptr) plans_ = std::make_unique<PlanSet>();
   return *plans_;
+}
+
+PlanSet* plans_for(const PlanRequest& request) {
+  if (!request.keeps) return nullptr;
+  return request.own_plans != nullptr || request.end == nullptr ? request.own_plans : &request.end->plans();
 }
 
 const char* to_string(Difference difference) {

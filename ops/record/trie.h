@@ -30,7 +30,8 @@
 
 namespace hetero::ops {
 
-class PlanSet;  // plan_cache.h
+class PlanSet;       // plan_cache.h
+struct PlanRequest;  // trace_slice.h
 
 // What is compared: a call as it stands in the trace.
 struct CallView {
@@ -153,5 +154,8 @@ class Trie {
   uint64_t version_ = 0;
   size_t bytes_ = 0;
 };
+
+// The plans that may be kept for a slice, or null. REQUIRES: the executor lock.
+PlanSet* plans_for(const PlanRequest& request);
 
 }  // namespace hetero::ops

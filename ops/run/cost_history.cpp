@@ -15,7 +15,7 @@
 #include "graph/cost/cost.h"
 #include "graph/cost/simulate.h"
 #include "ops/kernels/choices.h"
-#include "ops/run/cut_run.h"
+#include "ops/record/running.h"
 
 namespace hetero::ops {
 namespace {
@@ -47,7 +47,7 @@ void save(Entry& entry) {
 
 // At the end of the process. Whoever holds the lock then will not give it back any more, and has learned next to nothing since the last time.
 void save_all() {
-  const std::unique_lock lock(executor_state().mutex, std::try_to_lock);
+  const std::unique_lock lock(executor_mutex(), std::try_to_lock);
   if (!lock.owns_lock()) return;
   for (const auto& [device, entry] : entries()) save(*entry);
 }

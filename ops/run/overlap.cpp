@@ -11,10 +11,12 @@
 #include <utility>
 
 #include "backend/registry/registry.h"
+#include "ops/memory/storage_memory.h"
+#include "ops/record/plan_cache.h"
+#include "ops/record/running.h"
+#include "ops/run/run_errors.h"
 #include "ops/settings/config.h"
 #include "ops/settings/parallel.h"
-#include "ops/run/plan_cache.h"
-#include "ops/run/storage_memory.h"
 
 namespace hetero::ops {
 namespace {
@@ -57,8 +59,8 @@ Overlap& overlap() {
   return *instance;
 }
 
-Executing::Executing() : lock_(executor_state().mutex) {
-  if (executor_state().cuts.empty()) overlap().run_waiting();
+Executing::Executing() : lock_(executor_mutex()) {
+  if (running_slices().empty()) overlap().run_waiting();
 }
 
 void Overlap::want() {
@@ -80,7 +82,7 @@ void Overlap::cut_early() {
     }
   }
   if (flight == nullptr) flight = std::make_unique<Flight>();
-  flight->cut.threads = at::get_num_threads();
+  flight->cut.slice.threads = at::get_num_threads();
   {
     Locked lock(recorder().mutex());
     const bool cut = wanted_.load(std::memory_order_relaxed) == 0 && recorder().cut_early(flight->cut, flight->number);
@@ -100,16 +102,16 @@ void Overlap::cut_early() {
 }
 
 void Overlap::learn(const Cut& cut, nanoseconds recording, nanoseconds running) {
-  PlanSet& plans = cut.end->plans();
+  PlanSet& plans = cut.request.end->plans();
   const nanoseconds shorter = std::min(recording, running);
-  const auto nodes = static_cast<int64_t>(cut.recorded_nodes);
+  const auto nodes = static_cast<int64_t>(cut.times.recorded_nodes);
   const int64_t pieces = std::min({shorter / kPiece, kMostPieces, nodes / kLeastNodes});
   if (const int forced = forced_pieces_.load(std::memory_order_relaxed); forced > 0) {
     plans.pieces = nodes >= kLeastForced * forced ? forced : 0;
     return;
   }
   // The first run is not that of a plan.
-  if (plans.sightings < 2 || pieces < 2 || running > kMostRuns * recording || !is_worthwhile(cut.threads) ||
+  if (plans.sightings < 2 || pieces < 2 || running > kMostRuns * recording || !is_worthwhile(cut.slice.threads) ||
       !is_possible()) {
     plans.overlap_votes = 0;
     return;
@@ -167,7 +169,7 @@ void Overlap::work() {
     bool ran = false;
     {
       // Who has the lock runs the flights.
-      const std::unique_lock executing(executor_state().mutex, std::try_to_lock);
+      const std::unique_lock executing(executor_mutex(), std::try_to_lock);
       ran = executing.owns_lock() && run_front(&wanted_);
     }
     lock.lock();
@@ -195,21 +197,21 @@ bool Overlap::run_front(const std::atomic<int32_t>* stop) {
   Cut& cut = flight->cut;
   const bool background = stop != nullptr;
   // The overlap thread must not change the default dtype, which others would see.
-  if (background && !flight->started && c10::typeMetaToScalarType(c10::get_default_dtype()) != cut.default_dtype) {
+  if (background && !flight->started && c10::typeMetaToScalarType(c10::get_default_dtype()) != cut.slice.default_dtype) {
     return false;
   }
   Status status;
   {
-    const DefaultDtype dtype(cut.default_dtype);
-    const RunScope running(cut);
+    const DefaultDtype dtype(cut.slice.default_dtype);
+    const RunScope running(cut.slice);
     if (!flight->started) {
       // Plans are made for all threads, whoever runs them.
-      if (background) use_threads_here(cut.threads);
+      if (background) use_threads_here(cut.slice.threads);
       status = run_.start(cut, SyncReason::kOverlap);
       flight->started = status.ok();
     }
     if (flight->started) {
-      if (background) use_threads_here(std::max(1, cut.threads - 1));
+      if (background) use_threads_here(std::max(1, cut.slice.threads - 1));
       if (!run_.go_on(stop)) return false;
       status = run_.finish();
     }
@@ -227,7 +229,7 @@ bool Overlap::run_front(const std::atomic<int32_t>* stop) {
 
 void Overlap::complete(std::unique_ptr<Flight> flight, const Status& status) {
   // Its error is for whoever needs the value.
-  if (!status.ok() && executor_state().deferred.ok()) executor_state().deferred = status;
+  if (!status.ok() && run_errors().deferred.ok()) run_errors().deferred = status;
   std::vector<StorageHold> last_owners;
   {
     Locked lock(recorder().mutex());

@@ -31,7 +31,7 @@
 #include <thread>
 #include <vector>
 
-#include "ops/run/cut_run.h"
+#include "ops/run/slice_run.h"
 #include "ops/record/recorder.h"
 
 namespace hetero::ops {
@@ -83,7 +83,7 @@ class Overlap {
   std::vector<std::unique_ptr<Flight>> unused_;
   std::thread thread_;
   bool stopped_ = false;
-  CutRun run_;  // of the front; the executor lock
+  SliceRun run_;  // of the front; the executor lock
 };
 Overlap& overlap();
 

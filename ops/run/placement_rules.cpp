@@ -3,8 +3,6 @@
 #include <fnmatch.h>
 
 #include "graph/ir/op.h"
-#include "ops/run/cut_run.h"
-#include "ops/run/sync.h"
 
 namespace hetero::ops {
 
@@ -32,12 +30,6 @@ const std::vector<graph::Preference>& PlacementRules::by_op() {
 PlacementRules& placement_rules() {
   static auto* instance = new PlacementRules;
   return *instance;
-}
-
-void set_placement_rules(std::vector<PlacementRules::Rule> rules) {
-  flush_all(SyncReason::kSettings);
-  const std::lock_guard lock(executor_state().mutex);
-  placement_rules().set(std::move(rules));
 }
 
 }  // namespace hetero::ops

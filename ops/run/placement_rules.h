@@ -36,7 +36,4 @@ class PlacementRules {
 
 PlacementRules& placement_rules();
 
-// What is recorded runs by the old rules.
-void set_placement_rules(std::vector<PlacementRules::Rule> rules);
-
 }  // namespace hetero::ops

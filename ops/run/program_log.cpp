@@ -3,9 +3,7 @@
 #include "backend/registry/registry.h"
 #include "graph/report/describe.h"
 #include "graph/cost/simulate.h"
-#include "ops/run/cut_run.h"
-#include "ops/run/overlap.h"
-#include "ops/run/storage_memory.h"
+#include "ops/memory/storage_memory.h"
 
 namespace hetero::ops {
 namespace {
@@ -20,25 +18,9 @@ graph::Simulation simulated(const graph::Graph& graph, const graph::Plan& plan, 
 
 }  // namespace
 
-std::string last_plan_text() {
-  const Executing executing;
-  return executor_state().log.plan_text;
-}
-
-std::vector<std::string> logged_programs() {
-  const Executing executing;
-  const auto& programs = executor_state().log.programs;
-  return {programs.begin(), programs.end()};
-}
-
-void clear_logged_programs() {
-  const Executing executing;
-  executor_state().log.programs.clear();
-}
-
-ProgramLog exchange_program_log(ProgramLog log) {
-  const Executing executing;
-  return std::exchange(executor_state().log, std::move(log));
+ProgramLog& program_log() {
+  static auto* instance = new ProgramLog;
+  return *instance;
 }
 
 std::string plan_text(const graph::Graph& graph, const graph::Plan& plan, const graph::PlanOptions& options) {

@@ -24,11 +24,8 @@ struct ProgramLog {
   int64_t saved_runs = 0;            // of saved programs, likewise
 };
 
-std::string last_plan_text();
-std::vector<std::string> logged_programs();
-void clear_logged_programs();
-// Puts another log in place of the present one, and returns that.
-ProgramLog exchange_program_log(ProgramLog log);
+// REQUIRES: the executor lock.
+ProgramLog& program_log();
 
 // Graph, plan and predicted times, for people.
 std::string plan_text(const graph::Graph& graph, const graph::Plan& plan, const graph::PlanOptions& options);

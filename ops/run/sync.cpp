@@ -11,13 +11,15 @@
 #include <mutex>
 
 #include "backend/registry/registry.h"
-#include "ops/run/arrivals.h"
-#include "ops/settings/config.h"
-#include "ops/run/cut_run.h"
-#include "ops/kernels/growth.h"
-#include "ops/run/overlap.h"
+#include "ops/memory/arrivals.h"
+#include "ops/memory/gaps.h"
+#include "ops/memory/storage_memory.h"
 #include "ops/record/recorder.h"
-#include "ops/run/storage_memory.h"
+#include "ops/record/running.h"
+#include "ops/run/overlap.h"
+#include "ops/run/run_errors.h"
+#include "ops/run/slice_run.h"
+#include "ops/settings/config.h"
 
 namespace hetero::ops {
 namespace {
@@ -28,7 +30,7 @@ bool prepared_fork = false;  // by the thread that forks, which holds all locks
 // Reused, so that a steady state allocates nothing. The executor lock.
 struct Runner {
   Cut cut;
-  CutRun run;
+  SliceRun run;
 };
 Runner& runner() {
   static auto* instance = new Runner;
@@ -38,7 +40,7 @@ Runner& runner() {
 // A run, which may be inside another. Whatever happens, its cut holds nothing afterwards.
 class Nested {
  public:
-  explicit Nested(Cut& cut) : running_(cut), cut_(cut) {}
+  explicit Nested(Cut& cut) : running_(cut.slice), cut_(cut) {}
   ~Nested() { cut_.clear(); }
   Nested(const Nested&) = delete;
 
@@ -47,18 +49,27 @@ class Nested {
   Cut& cut_;
 };
 
+// Takes note of what it took to record and to run a trace: it may be worth running the next one while it is recorded.
+void note_overlap(const Cut& cut, const SliceRun& run) {
+  overlap().learn(cut, run.began() - cut.times.begun, run.ended() - run.began());
+  if (cut.times.mark != nullptr) overlap().judge(cut.times.mark, run.ended() - cut.times.divided_begun);
+}
+
 // Cuts with `cut_nodes(recorder, reuse, cut)` and runs the result. Returns the error of the run.
 template <typename CutNodes>
-Status cut_and_run_once(SyncReason reason, CutNodes cut_nodes, Cut& cut, CutRun& run) {
+Status cut_and_run_once(SyncReason reason, CutNodes cut_nodes, Cut& cut, SliceRun& run) {
   const Nested nested(cut);
-  cut.threads = at::get_num_threads();
+  cut.slice.threads = at::get_num_threads();
   bool any;
   {
     Locked lock(recorder().mutex());
-    cut.default_dtype = recorder().default_dtype();
-    any = cut_nodes(recorder(), CutRun::keeps_plans(), cut);
+    cut.slice.default_dtype = recorder().default_dtype();
+    any = cut_nodes(recorder(), SliceRun::keeps_plans(), cut);
   }
-  return any ? run.run(cut, reason) : Status();
+  if (!any) return Status();
+  const Status status = run.run(cut, reason);
+  if (cut.request.keeps && cut.request.end != nullptr && run.ended() > run.began()) note_overlap(cut, run);
+  return status;
 }
 
 bool trim_caches() {
@@ -68,10 +79,10 @@ bool trim_caches() {
 
 template <typename CutNodes>
 Status cut_and_run(SyncReason reason, CutNodes cut_nodes) {
-  if (!executor_state().cuts.empty()) {
+  if (!running_slices().empty()) {
     // A Python kernel inside a run came back to us: run on objects of its own.
     Cut cut;
-    CutRun run;
+    SliceRun run;
     return cut_and_run_once(reason, cut_nodes, cut, run);
   }
   Runner& state = runner();
@@ -80,7 +91,7 @@ Status cut_and_run(SyncReason reason, CutNodes cut_nodes) {
     // What was left pending stands in the way. Its errors are for whoever needs it.
     const auto all = [](Recorder& from, bool reuse, Cut& cut) { return from.cut_all(reuse, cut); };
     const Status rest = cut_and_run_once(SyncReason::kPendingNodes, all, state.cut, state.run);
-    if (!rest.ok() && executor_state().deferred.ok()) executor_state().deferred = rest;
+    if (!rest.ok() && run_errors().deferred.ok()) run_errors().deferred = rest;
     trim_caches();
   }
   return status;
@@ -138,24 +149,16 @@ c10::Storage dense_copy(const HeteroStorage* storage) {
 
 }  // namespace
 
-void raise(const Status& status) {
-  if (status.cause()) std::rethrow_exception(status.cause());
-  if (status.error_class() == ErrorClass::kResource) {
-    TORCH_CHECK_WITH(OutOfMemoryError, false, status.message());
-  }
-  TORCH_CHECK(false, "hetero: ", status.message());
-}
-
 void give_back(const Status& error) {
-  ExecutorState& state = executor_state();
+  std::vector<FailedRun>& failed_runs = run_errors().failed_runs;
   // Inside a run, that one's storages may be among them: the outermost does it.
-  while (state.cuts.empty()) {
-    const auto failed = std::ranges::find_if(state.failed_runs, [&](const FailedRun& run) {
+  while (running_slices().empty()) {
+    const auto failed = std::ranges::find_if(failed_runs, [&](const FailedRun& run) {
       return std::ranges::find(run.errors, error.message()) != run.errors.end();
     });
-    if (failed == state.failed_runs.end()) return;
+    if (failed == failed_runs.end()) return;
     std::vector<StorageHold> storages = std::move(failed->storages);
-    state.failed_runs.erase(failed);
+    failed_runs.erase(failed);
     std::erase_if(storages, [](StorageHold& hold) { return !hold.lock(); });
     // Runs that fail by what is pending are failed runs, too.
     for (const StorageHold& hold : storages) settle_users(hold.storage(), SyncReason::kFlush);
@@ -176,11 +179,11 @@ void flush_all(SyncReason reason) {
   const bool explicit_sync =
       reason == SyncReason::kFlush || reason == SyncReason::kSynchronize || reason == SyncReason::kSyncMode;
   if (!explicit_sync) {
-    if (!status.ok() && executor_state().deferred.ok()) executor_state().deferred = status;
+    if (!status.ok() && run_errors().deferred.ok()) run_errors().deferred = status;
     return;
   }
-  if (status.ok()) status = std::exchange(executor_state().deferred, Status());
-  executor_state().deferred = Status();
+  if (status.ok()) status = std::exchange(run_errors().deferred, Status());
+  run_errors().deferred = Status();
   if (status.ok()) return;
   give_back(status);
   raise(status);
@@ -196,8 +199,7 @@ void settle_for(std::span<HeteroStorage* const> storages, const HeteroStorage* f
     return check_settled(storages, reason);
   const Status status = cut_and_run(reason, [&](Recorder& from, bool reuse, Cut& cut) {
     // On the CPU alone there is nothing to fetch, and no plan depends on it.
-    cut.fetched = backend::accelerator() != nullptr ? fetched : nullptr;
-    return from.cut_ancestors(storages, false, reuse, cut);
+    return from.cut_ancestors(storages, false, reuse, cut, backend::accelerator() != nullptr ? fetched : nullptr);
   });
   for (HeteroStorage* storage : storages) check_bytes(storage);
   // Some other value failed in the same run: whoever needs it will see the error.
@@ -260,18 +262,6 @@ c10::Storage host_storage(const c10::Storage& of, SyncReason reason, bool writes
   return cpu_storage(std::move(pointer), storage->nbytes());
 }
 
-at::Tensor tensor_over(c10::Storage bytes, const at::Tensor& tensor) {
-  const c10::DispatchKey key = bytes.device().is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA;
-  at::Tensor alias =
-      at::detail::make_tensor<c10::TensorImpl>(std::move(bytes), c10::DispatchKeySet(key), tensor.dtype());
-  c10::TensorImpl* impl = alias.unsafeGetTensorImpl();
-  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
-  if (tensor.is_conj()) impl->_set_conj(true);
-  if (tensor.is_neg()) impl->_set_neg(true);
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) impl->set_wrapped_number(true);
-  return alias;
-}
-
 at::Tensor host_alias(const at::Tensor& tensor, SyncReason reason, bool writes) {
   return tensor_over(host_storage(tensor.storage(), reason, writes), tensor);
 }
@@ -324,11 +314,31 @@ void settle_everything_on_cpu() {
   leave_accelerator();
 }
 
-std::string line_of(uint32_t sequence) {
-  const std::vector<const Cut*>& cuts = executor_state().cuts;
-  if (cuts.empty()) return "";
-  const auto found = cuts.back()->lines.find(sequence);
-  return found == cuts.back()->lines.end() ? std::string() : found->second;
+std::string last_plan_text() {
+  const Executing executing;
+  return program_log().plan_text;
+}
+
+std::vector<std::string> logged_programs() {
+  const Executing executing;
+  const auto& programs = program_log().programs;
+  return {programs.begin(), programs.end()};
+}
+
+void clear_logged_programs() {
+  const Executing executing;
+  program_log().programs.clear();
+}
+
+ProgramLog exchange_program_log(ProgramLog log) {
+  const Executing executing;
+  return std::exchange(program_log(), std::move(log));
+}
+
+void set_placement_rules(std::vector<PlacementRules::Rule> rules) {
+  flush_all(SyncReason::kSettings);
+  const std::lock_guard lock(executor_mutex());
+  placement_rules().set(std::move(rules));
 }
 
 void prepare_fork() {
@@ -336,7 +346,7 @@ void prepare_fork() {
   if (!device_was_used() || bad_fork) return;
   flush_all(SyncReason::kFork);
   overlap().want();
-  executor_state().mutex.lock();
+  executor_mutex().lock();
   recorder().mutex().lock();
   tracking_mutex().lock();
   prepared_fork = true;
@@ -346,7 +356,7 @@ void finish_fork_in_parent() {
   if (!std::exchange(prepared_fork, false)) return;
   tracking_mutex().unlock();
   recorder().mutex().unlock();
-  executor_state().mutex.unlock();
+  executor_mutex().unlock();
   overlap().want_no_more();
 }
 
@@ -357,8 +367,7 @@ void finish_fork_in_child() {
   }
   tracking_mutex().unlock();
   recorder().mutex().unlock();
-  // A recursive mutex belongs to a thread of the parent: the child's cannot unlock it.
-  new (&executor_state().mutex) std::recursive_mutex;
+  renew_executor_mutex();
   overlap().abandon();
   bad_fork = true;
 }

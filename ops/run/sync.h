@@ -1,4 +1,4 @@
-// Sync points: every place where a value must exist. They plan and run (cut_run.h); beside them only overlap.h does.
+// Sync points: every place where a value must exist. They plan and run (slice_run.h), as overlap.h does.
 //
 // Each function names its SyncReason, which explain() counts when something really had to run. A sync point cuts the nodes it needs
 // out of the trace (recorder.h), plans them, runs them on the calling thread and its devices, and leaves the storages with their
@@ -13,9 +13,13 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
-#include "ops/settings/config.h"
+#include "ops/run/placement_rules.h"
+#include "ops/run/program_log.h"
 #include "ops/settings/counters.h"
+#include "ops/settings/errors.h"
+#include "ops/tensor/alias.h"
 #include "ops/tensor/storage.h"
 
 namespace hetero::ops {
@@ -32,18 +36,13 @@ void settle_users(HeteroStorage* storage, SyncReason reason);
 // called. What was recorded since and depends on that runs first, so it fails too. REQUIRES: the executor lock.
 void give_back(const Status& error);
 
-// Raises an error of running: the very exception of a kernel, where one raised it. REQUIRES: !status.ok().
-[[noreturn]] void raise(const Status& status);
-
 // Flushes if the recorder says so: a limit of config() is reached, or a node wrote an exported storage.
 void after_record();
 
 // A CPU storage over the same bytes. `writes`: the caller will write through it, so other copies become stale.
 // The storage's bytes stay where they are as long as the result lives.
 c10::Storage host_storage(const c10::Storage& storage, SyncReason reason, bool writes);
-// A tensor over `bytes`, on their device, that looks like `tensor`.
-at::Tensor tensor_over(c10::Storage bytes, const at::Tensor& tensor);
-// Both for one tensor. Tensors that share a storage and meet in one call should share its host storage too.
+// A CPU tensor over the bytes of one tensor. Tensors that share a storage and meet in one call should share its host storage too.
 at::Tensor host_alias(const at::Tensor& tensor, SyncReason reason, bool writes);
 
 // True for a storage that has neither bytes nor pending nodes.
@@ -58,23 +57,15 @@ void resize_storage(HeteroStorage* storage, size_t bytes);
 // Moves every storage's bytes back to the host; before the accelerator changes.
 void settle_everything_on_cpu();
 
-// The Python line that recorded the node, while it runs, with config().traceback.
-std::string line_of(uint32_t sequence);
+// What explain() reads of the latest runs, once what is under way has run.
+std::string last_plan_text();
+std::vector<std::string> logged_programs();
+void clear_logged_programs();
+// Puts another log in place of the present one, and returns that.
+ProgramLog exchange_program_log(ProgramLog log);
 
-// Runs a kernel's call; with config().traceback an error also names the line that recorded it.
-template <typename Call>
-void with_line(uint32_t sequence, Call&& call) {
-  if (!config().traceback.load(std::memory_order_relaxed)) [[likely]] {
-    call();
-    return;
-  }
-  try {
-    call();
-  } catch (c10::Error& error) {
-    error.add_context("recorded at " + line_of(sequence));
-    throw;
-  }
-}
+// Rules for what is recorded from now on; what is pending runs under the old ones.
+void set_placement_rules(std::vector<PlacementRules::Rule> rules);
 
 // Around a fork of a process that used the device: what is pending runs before, and the forking thread holds all locks. The child has
 // none of the parent's threads and may not use the device, but it may let go of tensors.

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "backend/registry/registry.h"
+#include "ops/settings/counters.h"
 
 namespace hetero::ops {
 namespace {
@@ -41,21 +42,21 @@ void mark(const graph::Window& window, std::vector<uint8_t>& written) {
 
 }  // namespace
 
-FlushVerifier::FlushVerifier(bool active, const Cut& cut) : active_(active) {
+FlushVerifier::FlushVerifier(bool active, const TraceSlice& slice, const graph::Graph& graph) : active_(active) {
   if (!active) return;
-  copies_.resize(cut.planned().buffers.size());
+  copies_.resize(graph.buffers.size());
   for (size_t b = 0; b < copies_.size(); ++b) {
-    const graph::Buffer& buffer = cut.planned().buffers[b];
+    const graph::Buffer& buffer = graph.buffers[b];
     if (buffer.valid_on == 0) continue;
-    const Status status = copy_bytes(*cut.bindings[b], buffer.bytes, copies_[b].blocks[backend::kCpu]);
+    const Status status = copy_bytes(*slice.bindings[b], buffer.bytes, copies_[b].blocks[backend::kCpu]);
     copies_[b].valid_on = kOnCpu;
     if (!status.ok()) active_ = false;
   }
 }
 
-Status FlushVerifier::compare(const Cut& cut) {
+Status FlushVerifier::compare(const TraceSlice& slice, const graph::Graph& planned) {
   if (!active_) return Status();
-  graph::Graph graph = cut.planned();
+  graph::Graph graph = planned;
   std::vector<graph::Binding*> bindings(copies_.size(), nullptr);
   for (size_t b = 0; b < copies_.size(); ++b) {
     graph::Buffer& buffer = graph.buffers[b];
@@ -75,7 +76,7 @@ Status FlushVerifier::compare(const Cut& cut) {
       }
     }
     backend::Block result;
-    status = copy_bytes(*cut.bindings[b], buffer.bytes, result);
+    status = copy_bytes(*slice.bindings[b], buffer.bytes, result);
     if (!status.ok()) return status;
     const auto* expected = static_cast<const uint8_t*>(copies_[b].blocks[backend::kCpu].data());
     const auto* actual = static_cast<const uint8_t*>(result.data());

@@ -10,15 +10,15 @@
 
 #include <vector>
 
-#include "ops/record/recorder.h"
+#include "ops/record/trace_slice.h"
 
 namespace hetero::ops {
 
 class FlushVerifier {
  public:
-  FlushVerifier(bool active, const Cut& cut);
+  FlushVerifier(bool active, const TraceSlice& slice, const graph::Graph& graph);
   // kInternal with the first difference. REQUIRES: the run succeeded.
-  Status compare(const Cut& cut);
+  Status compare(const TraceSlice& slice, const graph::Graph& planned);
 
  private:
   bool active_;

@@ -87,7 +87,7 @@ uint64_t signature_of(const OpInfo& info, const Call& call) {
   std::string text(reinterpret_cast<const char*>(call.structure.data()), call.structure.size());
   text.push_back(static_cast<char>(recorder().default_dtype()));
   for (const CallOperand& operand : call.operands) {
-    append_layout(recorder().windows()[operand.window], text);
+    append_layout(window_table()[operand.window], text);
     text.push_back(static_cast<char>(operand.bits));
   }
   return std::hash<std::string>()(text) * 31 + info.id;
@@ -106,7 +106,7 @@ bool never_trusted(const OpInfo& info) {
 bool probe_is_unsafe(const OpInfo& info, const Call& call) {
   if (!info.name.starts_with("aten::linalg") && !info.name.starts_with("aten::lu_")) return false;
   for (const CallOperand& operand : call.operands) {
-    if (at::isIntegralType(static_cast<at::ScalarType>(recorder().windows()[operand.window].dtype), true)) return true;
+    if (at::isIntegralType(static_cast<at::ScalarType>(window_table()[operand.window].dtype), true)) return true;
   }
   return false;
 }
@@ -146,10 +146,10 @@ namespace {
 // An entry that was made under the lock before: another thread may since have forgotten all windows.
 struct Learned {
   MetaEntry entry;
-  uint64_t table = recorder().windows().serial();
+  uint64_t table = window_table().serial();
 
   // REQUIRES: the recorder lock.
-  bool is_current() const { return entry.outputs.empty() || table == recorder().windows().serial(); }
+  bool is_current() const { return entry.outputs.empty() || table == window_table().serial(); }
 };
 
 Learned never_recorded(SyncReason reason) { return {MetaEntry{true, reason, {}, {}}}; }
@@ -202,7 +202,7 @@ bool entry_by_rule(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, con
       continue;
     }
     const graph::WindowId window =
-        recorder().windows().intern(static_cast<graph::DType>(dtypes[i]), {output.sizes.data(), output.sizes.size()},
+        window_table().intern(static_cast<graph::DType>(dtypes[i]), {output.sizes.data(), output.sizes.size()},
                                     {output.strides.data(), output.strides.size()}, 0);
     entry.outputs.push_back({window, storage_bytes_for(output.sizes, output.strides, 0, c10::elementSize(dtypes[i]))});
   }
@@ -217,7 +217,7 @@ bool learn_rule(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const 
   std::vector<at::ScalarType> dtypes;
   for (const MetaOutput& output : real.entry.outputs) {
     const bool made = output.window != graph::kNoWindow;
-    dtypes.push_back(made ? static_cast<at::ScalarType>(recorder().windows()[output.window].dtype)
+    dtypes.push_back(made ? static_cast<at::ScalarType>(window_table()[output.window].dtype)
                           : at::ScalarType::Undefined);
   }
   MetaEntry ruled;
@@ -282,7 +282,7 @@ Met meet_by_rule(const OpInfo& info, torch::jit::Stack* stack, RandomState rando
     Learned learned;
     {
       Locked lock(recorder().mutex());
-      learned.table = recorder().windows().serial();
+      learned.table = window_table().serial();
       if (!entry_by_rule(info, arguments, ruled_signatures().at(signature), learned.entry)) return Met::kNo;
     }
     remember(info, arguments, random, std::move(learned));

@@ -360,7 +360,7 @@ MetaEntry entry_of(const OpInfo& info, const MetaRun& run) {
       entry.outputs.push_back({});
       return;
     }
-    const graph::WindowId window = recorder().windows().intern(static_cast<graph::DType>(meta.scalar_type()),
+    const graph::WindowId window = window_table().intern(static_cast<graph::DType>(meta.scalar_type()),
                                                                {meta.sizes().data(), meta.sizes().size()},
                                                                {meta.strides().data(), meta.strides().size()}, 0);
     entry.outputs.push_back({window, storage_bytes_for(meta.sizes(), meta.strides(), 0, meta.element_size())});

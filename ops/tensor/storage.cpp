@@ -9,11 +9,7 @@
 
 #include <atomic>
 
-#include "backend/memory/host_ranges.h"
-#include "backend/registry/registry.h"
 #include "ops/settings/memory_stats.h"
-#include "ops/run/storage_memory.h"
-#include "ops/run/sync.h"
 
 namespace hetero::ops {
 namespace {
@@ -57,6 +53,8 @@ HeteroStorage::~HeteroStorage() {
   release_address();
 }
 
+void (*HeteroStorage::on_tracked_end)(HeteroStorage* storage) = nullptr;
+
 bool device_was_used() { return was_used.load(std::memory_order_relaxed); }
 
 void* HeteroStorage::operator new(size_t) { return backend::FreeList<sizeof(HeteroStorage)>::allocate(); }
@@ -72,7 +70,7 @@ void HeteroStorage::operator delete(void* memory) { backend::FreeList<sizeof(Het
 
 void HeteroStorage::release_resources() {
   // Somebody may still hold a weak reference (the trace does), but nobody will see the bytes again.
-  if (tracked) untrack_storage(this);
+  if (tracked) on_tracked_end(this);
   binding.changed();
   binding.spilled.reset();
   for (auto& block : binding.blocks) block.reset();
@@ -179,43 +177,6 @@ at::Tensor make_strided(at::ScalarType dtype, c10::IntArrayRef sizes, c10::IntAr
 size_t storage_bytes_for(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, size_t item_bytes) {
   // Checks for overflow, as eager does.
   return at::detail::computeStorageNbytes(sizes, strides, item_bytes, offset);
-}
-
-namespace {
-
-// malloc maps memory beyond this by itself, so that it shares no page with others.
-constexpr size_t kMappedBytes = size_t{32} << 20;
-
-}  // namespace
-
-backend::Block adopt_cpu_storage(c10::Storage storage) {
-  c10::StorageImpl* impl = storage.unsafeReleaseStorageImpl();
-  void* data = impl->_mutable_data_ptr_no_checks().get();
-  const size_t bytes = impl->nbytes();
-  if (data == nullptr) {
-    // An empty CPU storage has no pointer, but a block must have one.
-    c10::raw::intrusive_ptr::decref(impl);
-    static char nothing[64];
-    return backend::Block::adopt(nothing, 0, nullptr, nullptr);
-  }
-  Status status = backend::cpu_device().account_external(static_cast<int64_t>(bytes));
-  if (!status.ok() && spills()) {
-    make_host_room(bytes);
-    status = backend::cpu_device().account_external(static_cast<int64_t>(bytes));
-  }
-  if (!status.ok()) {
-    c10::raw::intrusive_ptr::decref(impl);
-    TORCH_CHECK_WITH(OutOfMemoryError, false, status.message());
-  }
-  if (bytes >= kMappedBytes) backend::host_ranges().add(data, bytes);
-  return backend::Block::adopt(
-      data, bytes,
-      [](void* context, void* memory, size_t size) {
-        (void)backend::cpu_device().account_external(-static_cast<int64_t>(size));
-        if (size >= kMappedBytes) backend::host_ranges().remove(memory, size);
-        c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(context));
-      },
-      impl);
 }
 
 namespace {

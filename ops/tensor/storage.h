@@ -65,6 +65,8 @@ class HeteroStorage final : public c10::StorageImpl {
   Growth growth = Growth::kNone;  // the recorder's lock
   // Of storage_memory.h; the executor's lock:
   bool tracked = false;    // it is in the set
+  // What is called when a tracked storage dies, on any thread. Installed by storage_memory.h, which sets `tracked`.
+  static void (*on_tracked_end)(HeteroStorage* storage);
   bool arrived = false;    // it is among the arrivals (arrivals.h)
   uint64_t last_used = 0;  // the last run that touched it
   // How many CPU storages look at the CPU's block, so that it must stay.
@@ -134,9 +136,6 @@ at::Tensor make_strided(at::ScalarType dtype, c10::IntArrayRef sizes, c10::IntAr
 
 // Bytes a storage needs to hold the window.
 size_t storage_bytes_for(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, size_t item_bytes);
-
-// Takes the bytes of a CPU storage into a block without copying; the storage lives as long as the block.
-backend::Block adopt_cpu_storage(c10::Storage storage);
 
 // The c10 allocator of the device: what torch.UntypedStorage(n, device="hetero") and empty_cache talk to.
 c10::Allocator* hetero_allocator();

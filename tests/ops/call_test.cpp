@@ -143,7 +143,7 @@ TEST_F(CallTest, OperandsKeepAccessWindowAndBits) {
   EXPECT_EQ(call.operands[2].bits, graph::kConjugate | graph::kNegative);
   for (const CallOperand& operand : call.operands) EXPECT_EQ(operand.storage, storage_of(x));
   Locked lock(recorder().mutex());
-  const graph::WindowTable& windows = recorder().windows();
+  const graph::WindowTable& windows = window_table();
   EXPECT_EQ(graph::to_string(windows[call.operands[0].window]), "c64[2,3]");
   EXPECT_EQ(windows[call.operands[1].window].offset, 3);
 }

@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "ops/settings/config.h"
-#include "ops/run/plan_cache.h"
+#include "ops/record/plan_cache.h"
 #include "ops/run/sync.h"
 #include "tests/ops/fixture.h"
 

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ops/run/plan_cache.h"
+#include "ops/record/plan_cache.h"
 
 namespace hetero::ops::testing {
 namespace {

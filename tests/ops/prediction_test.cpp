@@ -14,7 +14,7 @@
 
 #include "ops/settings/config.h"
 #include "ops/settings/counters.h"
-#include "ops/run/plan_cache.h"
+#include "ops/record/plan_cache.h"
 #include "ops/record/recorder.h"
 #include "ops/run/sync.h"
 #include "tests/ops/fixture.h"

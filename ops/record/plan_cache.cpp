@@ -1,4 +1,4 @@
-#include "ops/run/plan_cache.h"
+#include "ops/record/plan_cache.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 
 #include "graph/cost/history.h"
 #include "graph/plan/resize.h"
-#include "ops/record/recorder.h"
+#include "ops/record/trace_slice.h"
 
 namespace hetero::ops {
 namespace {
@@ -15,12 +15,12 @@ namespace {
 enum class Fit : uint8_t { kNone, kSimilar, kExact };
 
 // As far as the buffers say.
-Fit fit_of_buffers(const CachedPlan& known, const Cut& cut) {
+Fit fit_of_buffers(const CachedPlan& known, const TraceSlice& slice) {
   const std::vector<graph::Buffer>& a = known.graph.buffers;
-  const std::vector<graph::Buffer>& b = cut.graph.buffers;
-  if (a.size() != b.size() || known.selection != cut.selection) return Fit::kNone;
+  const std::vector<graph::Buffer>& b = slice.graph.buffers;
+  if (a.size() != b.size() || known.selection != slice.selection) return Fit::kNone;
   for (size_t i = 0; i < a.size(); ++i) {
-    if ((known.bound[i] != 0) != (cut.bindings[i] != nullptr)) return Fit::kNone;
+    if ((known.bound[i] != 0) != (slice.bindings[i] != nullptr)) return Fit::kNone;
   }
   if (std::memcmp(a.data(), b.data(), a.size() * sizeof(graph::Buffer)) == 0) return Fit::kExact;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -36,11 +36,11 @@ Fit fit_of_buffers(const CachedPlan& known, const Cut& cut) {
   return Fit::kSimilar;
 }
 
-Fit fit(const CachedPlan& known, const Cut& cut) {
+Fit fit(const CachedPlan& known, const TraceSlice& slice) {
   const graph::Graph& a = known.graph;
-  const graph::Graph& b = cut.graph;
+  const graph::Graph& b = slice.graph;
   if (a.nodes.size() != b.nodes.size() || a.operands.size() != b.operands.size()) return Fit::kNone;
-  const Fit how = fit_of_buffers(known, cut);
+  const Fit how = fit_of_buffers(known, slice);
   if (how != Fit::kExact) return how;
   const bool same = std::memcmp(a.operands.data(), b.operands.data(), a.operands.size() * sizeof(graph::Operand)) == 0;
   return same ? Fit::kExact : Fit::kSimilar;
@@ -149,19 +149,19 @@ PlanSet::~PlanSet() {
   if (bounded_) total_bytes_ -= bytes_;
 }
 
-CachedPlan* PlanSet::find(const Cut& cut, const CachedPlan*& similar) {
+CachedPlan* PlanSet::find(const TraceSlice& slice, const CachedPlan*& similar) {
   similar = nullptr;
   for (size_t i = 0; i < plans_.size(); ++i) {
-    const Fit how = fit(*plans_[i], cut);
+    const Fit how = fit(*plans_[i], slice);
     if (how == Fit::kExact) return used(i);
     if (how == Fit::kSimilar && similar == nullptr) similar = plans_[i].get();
   }
   return nullptr;
 }
 
-CachedPlan* PlanSet::find_unchanged(const Cut& cut, uint64_t version) {
+CachedPlan* PlanSet::find_unchanged(const TraceSlice& slice, uint64_t version) {
   for (size_t i = 0; i < plans_.size(); ++i) {
-    if (plans_[i]->version >= version && fit_of_buffers(*plans_[i], cut) == Fit::kExact) return used(i);
+    if (plans_[i]->version >= version && fit_of_buffers(*plans_[i], slice) == Fit::kExact) return used(i);
   }
   return nullptr;
 }
@@ -188,15 +188,15 @@ void PlanSet::learn_needs_all(std::span<const graph::BufferId> buffers, bool rea
   all_version_ = version;
 }
 
-void CachedPlan::keep(const Cut& cut) {
-  selection = cut.selection;
-  graph = cut.graph;
-  values.assign(cut.values.data(), cut.values.data() + cut.values.size());
-  version = cut.version;
-  bound.resize(cut.bindings.size());
+void CachedPlan::keep(const TraceSlice& slice, const PlanRequest& request) {
+  selection = slice.selection;
+  graph = slice.graph;
+  values.assign(request.values.data(), request.values.data() + request.values.size());
+  version = request.version;
+  bound.resize(slice.bindings.size());
   largest_bound = 0;
-  for (size_t i = 0; i < cut.bindings.size(); ++i) {
-    bound[i] = cut.bindings[i] != nullptr;
+  for (size_t i = 0; i < slice.bindings.size(); ++i) {
+    bound[i] = slice.bindings[i] != nullptr;
     if (bound[i] != 0) largest_bound = std::max(largest_bound, graph.buffers[i].bytes);
   }
 }
@@ -235,7 +235,7 @@ void PlanSet::drop(CachedPlan* plan) {
   std::erase_if(plans_, [&](const auto& kept) { return kept.get() == plan; });
 }
 
-CachedPlan& PlanSet::add(const Cut& cut) {
+CachedPlan& PlanSet::add(const TraceSlice& slice, const PlanRequest& request) {
   std::unique_ptr<CachedPlan> plan;
   if (plans_.size() >= kMostPlans) {
     plan = std::move(plans_.back());
@@ -243,7 +243,7 @@ CachedPlan& PlanSet::add(const Cut& cut) {
   } else {
     plan = std::make_unique<CachedPlan>();
   }
-  plan->keep(cut);
+  plan->keep(slice, request);
   plans_.insert(plans_.begin(), std::move(plan));
   return *plans_.front();
 }

@@ -12,15 +12,15 @@
 #include <vector>
 
 #include "graph/run/run_data.h"
-#include "ops/record/recorder.h"
+#include "ops/record/trace_slice.h"
 
 namespace hetero::ops {
 
 // Notes that a storage has got bytes from the host.
 void note_arrival(HeteroStorage* storage);
 
-// What is to be uploaded while the cut runs: as many of each size as the cut takes to the accelerator of what has arrived, and no more than the accelerator
-// has room for. `holds` owns them. What the cut touches is no arrival any more.
-void find_uploads(const Cut& cut, const graph::Plan& plan, graph::Uploads& uploads, std::vector<StorageHold>& holds);
+// What is to be uploaded while the slice runs: as many of each size as the slice takes to the accelerator of what has arrived, and no more than the accelerator
+// has room for. `holds` owns them. What the slice touches is no arrival any more.
+void find_uploads(const TraceSlice& slice, const graph::Plan& plan, graph::Uploads& uploads, std::vector<StorageHold>& holds);
 
 }  // namespace hetero::ops

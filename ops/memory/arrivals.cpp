@@ -1,4 +1,4 @@
-#include "ops/run/arrivals.h"
+#include "ops/memory/arrivals.h"
 
 #include <algorithm>
 #include <deque>
@@ -25,12 +25,12 @@ bool is_whole_on_host(const HeteroStorage& storage) {
          !binding.layout.has_gaps() && !storage.exported && storage.host_readers == 0;
 }
 
-// The sizes of the arrivals that the cut takes to the accelerator.
-std::vector<size_t> take_arrivals(const Cut& cut, const graph::Plan& plan) {
+// The sizes of the arrivals that the slice takes to the accelerator.
+std::vector<size_t> take_arrivals(const TraceSlice& slice, const graph::Plan& plan) {
   std::vector<size_t> sizes;
-  for (graph::BufferId b = 0; b < cut.bindings.size(); ++b) {
-    if (cut.bindings[b] == nullptr) continue;
-    HeteroStorage* const storage = cut.holds[b].storage();
+  for (graph::BufferId b = 0; b < slice.bindings.size(); ++b) {
+    if (slice.bindings[b] == nullptr) continue;
+    HeteroStorage* const storage = slice.holds[b].storage();
     if (!storage->arrived) continue;
     storage->arrived = false;
     if (plan.residence(b, kAccelerator).home != graph::Home::kNone) sizes.push_back(storage->nbytes());
@@ -59,9 +59,9 @@ void note_arrival(HeteroStorage* storage) {
   waiting.emplace_back(storage, false);
 }
 
-void find_uploads(const Cut& cut, const graph::Plan& plan, graph::Uploads& uploads, std::vector<StorageHold>& holds) {
+void find_uploads(const TraceSlice& slice, const graph::Plan& plan, graph::Uploads& uploads, std::vector<StorageHold>& holds) {
   if (arrivals().empty()) return;
-  std::vector<size_t> sizes = take_arrivals(cut, plan);
+  std::vector<size_t> sizes = take_arrivals(slice, plan);
   uploads.most_bytes = most_bytes();
   for (const StorageHold& waiting : arrivals()) {
     HeteroStorage* const storage = waiting.storage();

@@ -1,14 +1,17 @@
-#include "ops/run/storage_memory.h"
+#include "ops/memory/storage_memory.h"
+
+#include <c10/core/StorageImpl.h>
 
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
+#include "backend/memory/host_ranges.h"
 #include "backend/registry/registry.h"
 #include "ops/settings/config.h"
 #include "ops/settings/counters.h"
-#include "ops/run/cut_run.h"
+#include "ops/record/running.h"
 
 namespace hetero::ops {
 namespace {
@@ -28,6 +31,19 @@ Tracked& tracked() {
   return *instance;
 }
 
+// When a tracked storage dies, on any thread.
+void untrack_storage(HeteroStorage* storage) {
+  std::unordered_map<HeteroStorage*, StorageHold>::node_type node;  // goes after the lock
+  std::lock_guard guard(tracked().mutex);
+  node = tracked().storages.extract(storage);
+  storage->tracked = false;
+}
+
+[[maybe_unused]] const bool installed = [] {
+  HeteroStorage::on_tracked_end = &untrack_storage;
+  return true;
+}();
+
 // Keeps them alive.
 std::vector<StorageHold> hold_tracked() {
   std::vector<StorageHold> holds;
@@ -44,9 +60,9 @@ std::vector<StorageHold> hold_tracked() {
 // As allocators count them.
 uint64_t counted(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-uint64_t bytes_of(const Cut& cut) {
+uint64_t bytes_of(const TraceSlice& slice) {
   uint64_t bytes = 0;
-  for (const graph::Binding* binding : cut.bindings) {
+  for (const graph::Binding* binding : slice.bindings) {
     if (binding != nullptr && binding->blocks[kAccelerator]) bytes += counted(binding->blocks[kAccelerator].bytes());
   }
   return bytes;
@@ -55,12 +71,12 @@ uint64_t bytes_of(const Cut& cut) {
 // Smaller ones never leave: files give back no less.
 constexpr size_t kLeastSpill = 4 << 10;
 
-// Those of the tracked with memory on the device that no running cut touches, the one used longest ago first. Plans and kernels count on the bytes of the
+// Those of the tracked with memory on the device that no running slice touches, the one used longest ago first. Plans and kernels count on the bytes of the
 // others where they are.
 std::vector<StorageHold> others_by_age(backend::DeviceIndex device) {
   std::vector<StorageHold> holds = hold_tracked();
   std::unordered_set<const graph::Binding*> touched;
-  for (const Cut* cut : executor_state().cuts) touched.insert(cut->bindings.begin(), cut->bindings.end());
+  for (const TraceSlice* slice : running_slices()) touched.insert(slice->bindings.begin(), slice->bindings.end());
   std::erase_if(holds, [&](const StorageHold& hold) {
     const graph::Binding& binding = hold.storage()->binding;
     return !binding.blocks[device] || touched.contains(&binding);
@@ -112,6 +128,43 @@ Result<backend::Block> allocate_on_host(size_t bytes) {
   return backend::cpu_device().allocate(bytes);
 }
 
+namespace {
+
+// malloc maps memory beyond this by itself, so that it shares no page with others.
+constexpr size_t kMappedBytes = size_t{32} << 20;
+
+}  // namespace
+
+backend::Block adopt_cpu_storage(c10::Storage storage) {
+  c10::StorageImpl* impl = storage.unsafeReleaseStorageImpl();
+  void* data = impl->_mutable_data_ptr_no_checks().get();
+  const size_t bytes = impl->nbytes();
+  if (data == nullptr) {
+    // An empty CPU storage has no pointer, but a block must have one.
+    c10::raw::intrusive_ptr::decref(impl);
+    static char nothing[64];
+    return backend::Block::adopt(nothing, 0, nullptr, nullptr);
+  }
+  Status status = backend::cpu_device().account_external(static_cast<int64_t>(bytes));
+  if (!status.ok() && spills()) {
+    make_host_room(bytes);
+    status = backend::cpu_device().account_external(static_cast<int64_t>(bytes));
+  }
+  if (!status.ok()) {
+    c10::raw::intrusive_ptr::decref(impl);
+    TORCH_CHECK_WITH(OutOfMemoryError, false, status.message());
+  }
+  if (bytes >= kMappedBytes) backend::host_ranges().add(data, bytes);
+  return backend::Block::adopt(
+      data, bytes,
+      [](void* context, void* memory, size_t size) {
+        (void)backend::cpu_device().account_external(-static_cast<int64_t>(size));
+        if (size >= kMappedBytes) backend::host_ranges().remove(memory, size);
+        c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(context));
+      },
+      impl);
+}
+
 Status bring_to_host(HeteroStorage* storage) {
   graph::Binding& binding = storage->binding;
   if (!binding.error.ok()) return binding.error;
@@ -149,18 +202,18 @@ uint64_t accelerator_budget() {
   return accelerator == nullptr ? 0 : static_cast<uint64_t>(accelerator->memory_stats().limit_bytes);
 }
 
-uint64_t room_for(const Cut& cut) {
+uint64_t room_for(const TraceSlice& slice) {
   const backend::MemoryStats stats = backend::accelerator()->memory_stats();
   if (stats.limit_bytes == 0) return 0;
-  const int64_t others = stats.allocated_bytes - static_cast<int64_t>(bytes_of(cut));
+  const int64_t others = stats.allocated_bytes - static_cast<int64_t>(bytes_of(slice));
   // No room at all is not the same as no limit.
   return static_cast<uint64_t>(std::max<int64_t>(1, stats.limit_bytes - others));
 }
 
-void make_room(const Cut& cut, uint64_t bytes) {
-  if (room_for(cut) == 0 || room_for(cut) >= bytes) return;
+void make_room(const TraceSlice& slice, uint64_t bytes) {
+  if (room_for(slice) == 0 || room_for(slice) >= bytes) return;
   for (StorageHold& hold : others_by_age(kAccelerator)) {
-    if (room_for(cut) >= bytes) return;
+    if (room_for(slice) >= bytes) return;
     if (!leave(hold.storage())) continue;
     hold.storage()->binding.evicted();
     count(counters().storages_evicted);
@@ -185,7 +238,7 @@ bool spills_below_limit() { return backend::cpu_device().memory_stats().limit_by
 
 void make_host_room(uint64_t bytes) {
   if (!spills()) return;
-  const std::lock_guard lock(executor_state().mutex);
+  const std::lock_guard lock(executor_mutex());
   const auto enough = [bytes](int64_t ahead) {
     const backend::MemoryStats stats = backend::cpu_device().memory_stats();
     return stats.allocated_bytes + static_cast<int64_t>(bytes) + ahead <= stats.limit_bytes;
@@ -207,21 +260,20 @@ void make_host_room(uint64_t bytes) {
   }
 }
 
-void bring_back(const Cut& cut) {
-  for (size_t b = 0; b < cut.bindings.size(); ++b) {
-    if (cut.bindings[b] == nullptr || cut.bindings[b]->spilled == nullptr) continue;
-    if (Status status = bring_to_host(cut.holds[b].storage()); !status.ok()) {
-      cut.holds[b].storage()->binding.error = std::move(status);
+void bring_back(const TraceSlice& slice) {
+  for (size_t b = 0; b < slice.bindings.size(); ++b) {
+    if (slice.bindings[b] == nullptr || slice.bindings[b]->spilled == nullptr) continue;
+    if (Status status = bring_to_host(slice.holds[b].storage()); !status.ok()) {
+      slice.holds[b].storage()->binding.error = std::move(status);
     }
   }
 }
 
-uint64_t host_need(const Cut& cut, const graph::Plan& plan) {
-  const graph::Graph& graph = cut.planned();
+uint64_t host_need(const TraceSlice& slice, const graph::Graph& graph, const graph::Plan& plan) {
   uint64_t bytes = plan.arena_bytes[kCpu];
   for (graph::BufferId b = 0; b < graph.buffers.size(); ++b) {
     const graph::Home home = plan.residence(b, kCpu).home;
-    const bool there = cut.bindings[b] != nullptr && cut.bindings[b]->blocks[kCpu];
+    const bool there = slice.bindings[b] != nullptr && slice.bindings[b]->blocks[kCpu];
     if (home != graph::Home::kNone && home != graph::Home::kArena && !there) bytes += graph.buffers[b].bytes;
   }
   return bytes;
@@ -246,29 +298,22 @@ void track(HeteroStorage* storage, size_t least) {
 
 }  // namespace
 
-void track_storages(const Cut& cut) {
+void track_storages(const TraceSlice& slice) {
   ++runs;
   const size_t least = least_tracked();
-  for (size_t b = 0; b < cut.bindings.size(); ++b) {
-    graph::Binding* const binding = cut.bindings[b];
+  for (size_t b = 0; b < slice.bindings.size(); ++b) {
+    graph::Binding* const binding = slice.bindings[b];
     if (binding == nullptr) continue;
     if (binding->spilled != nullptr) {
       // The file still has the bytes.
       binding->error = Status();
       binding->valid_on = kOnCpu;
     }
-    track(cut.holds[b].storage(), least);
+    track(slice.holds[b].storage(), least);
   }
 }
 
 void track_storage(HeteroStorage* storage) { track(storage, least_tracked()); }
-
-void untrack_storage(HeteroStorage* storage) {
-  std::unordered_map<HeteroStorage*, StorageHold>::node_type node;  // goes after the lock
-  std::lock_guard guard(tracked().mutex);
-  node = tracked().storages.extract(storage);
-  storage->tracked = false;
-}
 
 void leave_accelerator() {
   for (StorageHold& hold : hold_tracked()) {

@@ -27,7 +27,8 @@
 
 namespace hetero::ops {
 
-struct Cut;
+struct PlanRequest;
+struct TraceSlice;
 
 // What a plan depends on beside its graph.
 struct PlanSettings {
@@ -119,8 +120,8 @@ struct CachedPlan {
   std::vector<graph::Candidate> candidates;
   std::unique_ptr<graph::Segments> segments;  // of the plan as it is
 
-  // Notes that the plan is for this cut now.
-  void keep(const Cut& cut);
+  // Notes that the plan is for this slice now.
+  void keep(const TraceSlice& slice, const PlanRequest& request);
   // Takes over the numbers of a cut that this plan stands for: into `graph`, and into the plan. False where the plan cannot have them; the graph
   // has them anyway.
   bool renew(const Bytes& numbers);
@@ -134,15 +135,15 @@ class PlanSet {
   ~PlanSet();
   PlanSet(const PlanSet&) = delete;
 
-  // The plan that fits the cut exactly; else null, and `similar` is one that fits but for sizes, or null.
-  CachedPlan* find(const Cut& cut, const CachedPlan*& similar);
+  // The plan that fits the slice exactly; else null, and `similar` is one that fits but for sizes, or null.
+  CachedPlan* find(const TraceSlice& slice, const CachedPlan*& similar);
   // The plan of the whole trace, if the graph need not be looked at to know that it fits: no node of the path is of a later version than `version`.
-  CachedPlan* find_unchanged(const Cut& cut, uint64_t version);
+  CachedPlan* find_unchanged(const TraceSlice& slice, uint64_t version);
   // Whether the buffers' bytes need every node of the trace, as far as it was learned since the path changed.
   bool needs_all(std::span<const graph::BufferId> buffers, bool readers, uint64_t version) const;
   void learn_needs_all(std::span<const graph::BufferId> buffers, bool readers, uint64_t version);
-  // A place for a new plan of the cut, the least recently used one where there are many. The caller fills in `plan`, and calls measure().
-  CachedPlan& add(const Cut& cut);
+  // A place for a new plan, the least recently used one where there are many. The caller fills in `plan`, and calls measure().
+  CachedPlan& add(const TraceSlice& slice, const PlanRequest& request);
   bool full() const;
   // The plan used last, or null.
   const CachedPlan* latest() const { return plans_.empty() ? nullptr : plans_.front().get(); }

@@ -25,7 +25,7 @@
 
 #include "backend/base/status.h"
 #include "graph/ir/plan.h"
-#include "ops/record/recorder.h"
+#include "ops/record/trace_slice.h"
 
 namespace hetero::ops {
 
@@ -44,15 +44,17 @@ class HostPin {
 
 // Allocates a block of the host's memory; others make room for it if there is none.
 Result<backend::Block> allocate_on_host(size_t bytes);
+// Takes the bytes of a CPU storage into a block without copying; the storage lives as long as the block.
+backend::Block adopt_cpu_storage(c10::Storage storage);
 // Brings the bytes of a settled storage to the host's memory, where they are not there.
 Status bring_to_host(HeteroStorage* storage);
 
 // The budget of the accelerator's memory, in bytes; 0 for unlimited.
 uint64_t accelerator_budget();
-// The bytes that the plan of the cut may hold there.
-uint64_t room_for(const Cut& cut);
-// Lets storages leave that no running cut touches, until the cut's plan may hold `bytes`, or there are no more.
-void make_room(const Cut& cut, uint64_t bytes);
+// What the plan of the slice may hold there.
+uint64_t room_for(const TraceSlice& slice);
+// Lets storages leave that no running slice touches, until the slice's plan may hold `bytes`, or there are no more.
+void make_room(const TraceSlice& slice, uint64_t bytes);
 // The most bytes that the plan of a graph ever holds there: its arena, and its buffers with memory of their own.
 uint64_t accelerator_need(const graph::Graph& graph, const graph::Plan& plan);
 
@@ -66,20 +68,18 @@ bool spills_below_limit();
 inline bool spills() { return may_spill.load(std::memory_order_relaxed) && spills_below_limit(); }
 // Whether some storage ever did, so that its bytes may be in a file.
 extern std::atomic<bool> has_spilled;
-// Lets storages leave the host's memory that no running cut touches, until there are `bytes` below the limit, or there are no more. Takes the executor's lock
+// Lets storages leave the host's memory that no running slice touches, until there are `bytes` below the limit, or there are no more. Takes the executor's lock
 // if the caller does not have it.
 void make_host_room(uint64_t bytes);
-// Brings back what the cut touches. A storage whose bytes cannot be read has that error until track_storages().
-void bring_back(const Cut& cut);
-// Additional host memory the plan may allocate.
-uint64_t host_need(const Cut& cut, const graph::Plan& plan);
+// Brings back what the slice touches. A storage whose bytes cannot be read has that error until track_storages().
+void bring_back(const TraceSlice& slice);
+// Additional host memory that running the plan may allocate.
+uint64_t host_need(const TraceSlice& slice, const graph::Graph& graph, const graph::Plan& plan);
 
-// Notes which storages of the cut have bytes that may have to leave, after a run. What could not be brought back for it is as it was.
-void track_storages(const Cut& cut);
-// Tracks a storage that got bytes without a run.
+// Notes which storages of the slice have bytes that may have to leave, after a run. What could not be brought back for it is as it was.
+void track_storages(const TraceSlice& slice);
+// The same of one that got bytes without a run.
 void track_storage(HeteroStorage* storage);
-// Called by a tracked storage when it dies, on any thread.
-void untrack_storage(HeteroStorage* storage);
 // Every tracked storage's bytes go to the host.
 void leave_accelerator();
 
