@@ -101,12 +101,20 @@ def test_backward_on_cuda_on_hetero_and_across() -> None:
 
 def test_training_on_cuda_with_hetero_imported() -> None:
     model = perceptron().cuda()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
     optimizer = torch.optim.Adam(model.parameters())
     for _ in range(2):
         optimizer.zero_grad()
         model(torch.randn(3, 32).cuda()).sum().backward()
         optimizer.step()
     torch.cuda.synchronize()
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        assert parameter.grad.device == parameter.device and parameter.grad.shape == parameter.shape
+        assert optimizer.state[parameter]["step"].item() == 2
+        if STANDIN is None:  # its kernels compute nothing
+            assert parameter.isfinite().all() and not torch.equal(parameter, old)
+    # None of it was hetero's.
+    assert sum(torch.hetero.explain().nodes.values()) == 0 and torch.hetero.explain().kernels["accelerator"] == 0
 
 
 # -- Operators ---------------------------------------------------------------------------------------------------------

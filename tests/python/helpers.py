@@ -136,6 +136,20 @@ def assert_same(actual: Any, expected: Any) -> None:
         assert why is None, f"leaf {index}: {why}"
 
 
+def assert_close_in_scale(actual: Any, expected: Any, bound: float, floor: float = 0.0) -> None:
+    """No element of a tensor is off by more than `bound` of the tensor's largest element, and by `floor`.
+
+    An absolute tolerance would hide a wrong scale of small tensors, a relative one tells of elements that cancel.
+    """
+    actual_leaves, actual_spec = tree_flatten(actual)
+    expected_leaves, expected_spec = tree_flatten(expected)
+    assert str(actual_spec) == str(expected_spec)
+    for index, (one, other) in enumerate(zip(actual_leaves, expected_leaves, strict=True)):
+        assert one.shape == other.shape
+        worst, largest = (one.cpu().float() - other.cpu().float()).abs().max().item(), other.abs().max().item()
+        assert worst <= bound * largest + floor, f"leaf {index}: off by {worst:.2e}, the largest element is {largest:.2e}"
+
+
 def check(function: Callable[..., Any], *args: Any) -> Any:
     """Runs `function` on CPU and on the device; results and changed arguments must be equal.
 
