@@ -1,6 +1,7 @@
 #include "graph/report/describe.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -112,7 +113,7 @@ class Describer {
     for (const Operand *o = graph_.operands_of(node), *end = o + node.operand_count; o != end; ++o) {
       if (o->writes()) writer[o->buffer] = n;
     }
-    json["bytes"] = bytes;
+    json["bytes"] = std::llround(bytes);
     json["inputs"] = inputs;
     json["shape"] = made == nullptr ? Json() : Json(to_string(*made));
   }
@@ -183,10 +184,10 @@ class Describer {
 
   // What the accelerator holds of the program's buffers: its arena by what is live in it, and blocks of their own.
   Json memory() const {
-    std::map<double, double> changes;
-    double held = 0;
+    std::map<double, int64_t> changes;
+    int64_t held = 0;
     const auto add_stay = [&](const Residence& residence, BufferId b) {
-      const auto bytes = static_cast<double>(SliceAllocator::round_up(graph_.buffers[b].bytes));
+      const auto bytes = static_cast<int64_t>(SliceAllocator::round_up(graph_.buffers[b].bytes));
       const bool before = (graph_.buffers[b].valid_on >> kAccelerator & 1) != 0;
       if (residence.home == Home::kNone) {
         held += before ? bytes : 0;

@@ -7,11 +7,9 @@
 #include <array>
 #include <memory>
 
-#include "ops/record/encoder.h"
 #include "ops/record/windows.h"
 
 namespace hetero::ops {
-template class Encoder<Call>;
 
 void Call::operand(const at::Tensor& value, graph::Access access, uint8_t bits) {
   operands.push_back({storage_of(value), window_of(value.unsafeGetTensorImpl()), access, bits});

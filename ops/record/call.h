@@ -54,6 +54,8 @@ enum class Tag : uint8_t {
   kGenerator,    // seed and offset are values
 };
 
+inline constexpr size_t kConstantBytes = 16;  // of any dtype's number
+
 // What a random operator draws when it is recorded: its numbers follow from these two.
 struct RandomState {
   uint64_t seed = 0;

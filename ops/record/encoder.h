@@ -8,8 +8,6 @@
 
 namespace hetero::ops {
 
-inline constexpr size_t kConstantBytes = 16;  // of any dtype's number
-
 template <typename Sink>
 void Encoder<Sink>::tensor(const at::Tensor& value, graph::Access access) {
   if (!value.defined()) {

@@ -1,0 +1,7 @@
+#include "ops/record/encoder.h"
+
+namespace hetero::ops {
+
+template class Encoder<Call>;
+
+}  // namespace hetero::ops
