@@ -183,113 +183,168 @@ bool in_tail(const Graph& graph, const Node& node, int operand) {
   return !request.traits->lower(request, lowering) || lowering.touches(operand);
 }
 
-FusionNote measure(const Graph& graph, const Node& node, const Lowering& lowering, Footprint& footprint) {
-  const Operand* const operands = graph.operands_of(node);
-  const WindowTable& windows = *graph.windows;
-  const bool tail = op_table()[node.op].has_tail;
-  footprint.entry_count = 0;
-  for (const Lowering::Value& value : lowering.values) {
-    const bool is_table = value.kind == ValueKind::kLookUp;
-    const bool of_piece = value.kind == ValueKind::kPieceOperand;
-    if (value.kind != ValueKind::kOperand && value.kind != ValueKind::kRowOperand && !of_piece && !is_table) continue;
-    if (value.operand >= node.operand_count || windows[operands[value.operand].window].dtype != value.dtype) {
-      return FusionNote::kNoLowering;
-    }
-    Footprint::Entry* entry = entry_of(footprint, value.operand);
-    if (entry == nullptr || !(tail || operands[value.operand].reads())) return FusionNote::kNoLowering;
-    if (entry->reads && (is_table != (entry->table_rows != 0) || of_piece != entry->of_piece)) {
-      return FusionNote::kNoLowering;
-    }
-    entry->of_piece = of_piece;
-    entry->reads = true;
-    entry->table_rows = is_table;
-    entry->by_row = value.kind == ValueKind::kRowOperand;
+namespace {
+
+// Measures one node. Each step says kJoined, or why the node can be a member of no group.
+//
+//   1. what the program reads                 an entry for each operand
+//   2. what it writes
+//   3. whether that is all the node touches
+//   4. the space, its row, and its pieces
+//   5. each entry's strides over the space
+class Measurement {
+ public:
+  Measurement(const Graph& graph, const Node& node, const Lowering& lowering, Footprint& footprint)
+      : node_(node),
+        lowering_(lowering),
+        footprint_(footprint),
+        operands_(graph.operands_of(node)),
+        windows_(*graph.windows),
+        has_tail_(op_table()[node.op].has_tail) {}
+
+  FusionNote run() {
+    footprint_.entry_count = 0;
+    if (!note_reads() || !note_writes() || !touches_all()) return FusionNote::kNoLowering;
+    if (const FusionNote note = find_space(); note != FusionNote::kJoined) return note;
+    return find_pieces() && find_strides() && find_extents_of_outputs() ? FusionNote::kJoined : FusionNote::kNoLowering;
   }
-  for (const Lowering::Output& output : lowering.outputs) {
-    Footprint::Entry* entry = entry_of(footprint, output.operand);
-    if (entry == nullptr || !operands[output.operand].writes()) return FusionNote::kNoLowering;
-    // Each piece is written once.
-    if (entry->writes && output.piece == 0) return FusionNote::kNoLowering;
-    entry->writes = true;
+
+ private:
+  const Window& window_of(int operand) const { return windows_[operands_[operand].window]; }
+
+  bool note_reads() {
+    for (const Lowering::Value& value : lowering_.values) {
+      const bool is_table = value.kind == ValueKind::kLookUp;
+      const bool of_piece = value.kind == ValueKind::kPieceOperand;
+      if (value.kind != ValueKind::kOperand && value.kind != ValueKind::kRowOperand && !of_piece && !is_table) continue;
+      if (value.operand >= node_.operand_count || window_of(value.operand).dtype != value.dtype) return false;
+      Footprint::Entry* entry = entry_of(footprint_, value.operand);
+      if (entry == nullptr || !(has_tail_ || operands_[value.operand].reads())) return false;
+      if (entry->reads && (is_table != (entry->table_rows != 0) || of_piece != entry->of_piece)) return false;
+      entry->of_piece = of_piece;
+      entry->reads = true;
+      entry->table_rows = is_table;
+      entry->by_row = value.kind == ValueKind::kRowOperand;
+    }
+    return true;
   }
+
+  bool note_writes() {
+    for (const Lowering::Output& output : lowering_.outputs) {
+      Footprint::Entry* entry = entry_of(footprint_, output.operand);
+      if (entry == nullptr || !operands_[output.operand].writes()) return false;
+      // Each piece is written once.
+      if (entry->writes && output.piece == 0) return false;
+      entry->writes = true;
+    }
+    return true;
+  }
+
   // What the program leaves out is touched by the node all the same, for all that others know; by the body, where there is one.
-  int empty = 0;
-  for (int i = node.operand_count - node.output_count; i < node.operand_count; ++i) {
-    empty += windows[operands[i].window].numel == 0 && find_entry(footprint, i) < 0;
-  }
-  if (lowering.outputs.empty() || (footprint.entry_count + empty != node.operand_count && !tail)) {
-    return FusionNote::kNoLowering;
-  }
-  for (int i = 0; i < footprint.entry_count; ++i) {
-    const Operand& operand = operands[footprint.entries[i].operand];
-    if (operand.writes() != footprint.entries[i].writes) return FusionNote::kNoLowering;
-    if ((operand.bits & (kConjugate | kNegative)) != 0) return FusionNote::kNoLowering;
+  bool touches_all() const {
+    int empty = 0;
+    for (int i = node_.operand_count - node_.output_count; i < node_.operand_count; ++i) {
+      empty += window_of(i).numel == 0 && find_entry(footprint_, i) < 0;
+    }
+    if (lowering_.outputs.empty() || (footprint_.entry_count + empty != node_.operand_count && !has_tail_))
+      return false;
+    return std::all_of(footprint_.entries, footprint_.entries + footprint_.entry_count, [&](const auto& entry) {
+      const Operand& operand = operands_[entry.operand];
+      return operand.writes() == entry.writes && (operand.bits & (kConjugate | kNegative)) == 0;
+    });
   }
 
-  const Window& shape = windows[operands[lowering.reduced == 0 ? lowering.outputs[0].operand : lowering.space].window];
-  if (shape.numel == 0 || shape.rank > 64) return FusionNote::kNoLowering;
-  const FullSpace space{.rank = shape.rank, .sizes = shape.dims, .reduced = lowering.reduced};
-  Dims& dims = footprint.dims;
-  dims.rank = 0;
-  footprint.numel = shape.numel;
-  footprint.row = 0;
-  footprint.row_rank = 0;
-  for (int d = 0; d < space.rank; ++d) {
-    if (space.sizes[d] == 1) continue;
-    if (dims.rank == kMaxFusedRank) return FusionNote::kNoLowering;
-    dims.sizes[dims.rank++] = space.sizes[d];
-    if ((space.reduced >> d & 1) != 0) {
-      footprint.row = std::max<int64_t>(footprint.row, 1) * space.sizes[d];
-      ++footprint.row_rank;
-    } else if (footprint.row_rank != 0) {
-      return FusionNote::kNotTrailing;
+  FusionNote find_space() {
+    shape_ = &window_of(lowering_.reduced == 0 ? lowering_.outputs[0].operand : lowering_.space);
+    if (shape_->numel == 0 || shape_->rank > 64) return FusionNote::kNoLowering;
+    space_ = {.rank = shape_->rank, .sizes = shape_->dims, .reduced = lowering_.reduced};
+    Dims& dims = footprint_.dims;
+    dims.rank = 0;
+    footprint_.numel = shape_->numel;
+    footprint_.row = 0;
+    footprint_.row_rank = 0;
+    for (int d = 0; d < space_.rank; ++d) {
+      if (space_.sizes[d] == 1) continue;
+      if (dims.rank == kMaxFusedRank) return FusionNote::kNoLowering;
+      dims.sizes[dims.rank++] = space_.sizes[d];
+      if ((space_.reduced >> d & 1) != 0) {
+        footprint_.row = std::max<int64_t>(footprint_.row, 1) * space_.sizes[d];
+        ++footprint_.row_rank;
+      } else if (footprint_.row_rank != 0) {
+        return FusionNote::kNotTrailing;
+      }
     }
-  }
-  // A row of one entry is none.
-  if (lowering.reduced != 0 && footprint.row == 0) return FusionNote::kNoLowering;
-  if (lowering.pieces > 1) {
-    if (lowering.reduced != 0 || lowering.pieces > kMaxPieces || lowering.cut >= space.rank ||
-        space.sizes[lowering.cut] % lowering.pieces != 0) {
-      return FusionNote::kNoLowering;
-    }
-    footprint.cut = static_cast<int>(
-        std::count_if(space.sizes, space.sizes + lowering.cut, [](int64_t size) { return size != 1; }));
+    // A row of one entry is none.
+    return lowering_.reduced != 0 && footprint_.row == 0 ? FusionNote::kNoLowering : FusionNote::kJoined;
   }
 
-  for (int i = 0; i < footprint.entry_count; ++i) {
-    Footprint::Entry& entry = footprint.entries[i];
-    const Window& window = windows[operands[entry.operand].window];
+  bool find_pieces() {
+    if (lowering_.pieces <= 1) return true;
+    if (lowering_.reduced != 0 || lowering_.pieces > kMaxPieces || lowering_.cut >= space_.rank ||
+        space_.sizes[lowering_.cut] % lowering_.pieces != 0) {
+      return false;
+    }
+    footprint_.cut = static_cast<int>(
+        std::count_if(space_.sizes, space_.sizes + lowering_.cut, [](int64_t size) { return size != 1; }));
+    return true;
+  }
+
+  bool find_strides() {
+    return std::all_of(footprint_.entries, footprint_.entries + footprint_.entry_count,
+                       [&](Footprint::Entry& entry) { return find_strides(entry); });
+  }
+
+  bool find_strides(Footprint::Entry& entry) const {
+    const Window& window = window_of(entry.operand);
     if (entry.table_rows != 0) {
-      if (entry.writes || !align_to_table(window, dims, footprint.row_rank, entry)) return FusionNote::kNoLowering;
+      if (entry.writes || !align_to_table(window, footprint_.dims, footprint_.row_rank, entry)) return false;
     } else if (entry.of_piece) {
-      if (entry.writes || !broadcast_to_piece(space, lowering.cut, lowering.pieces, window, entry.strides)) {
-        return FusionNote::kNoLowering;
+      if (entry.writes || !broadcast_to_piece(space_, lowering_.cut, lowering_.pieces, window, entry.strides)) {
+        return false;
       }
     } else if (entry.by_row) {
-      if (!align_to_rows(space, window, entry.strides, dims, footprint.row_rank)) return FusionNote::kNoLowering;
-    } else if (entry.reads && !broadcast(space, window, entry.strides)) {
-      return FusionNote::kNoLowering;
+      if (!align_to_rows(space_, window, entry.strides, footprint_.dims, footprint_.row_rank)) return false;
+    } else if (entry.reads && !broadcast(space_, window, entry.strides)) {
+      return false;
     }
-    if (!entry.reads && lowering.reduced == 0 &&
-        (window.numel != shape.numel || !broadcast(space, window, entry.strides))) {
-      return FusionNote::kNoLowering;
+    if (!entry.reads && lowering_.reduced == 0 &&
+        (window.numel != shape_->numel || !broadcast(space_, window, entry.strides))) {
+      return false;
     }
-    if (entry.reads && entry.writes && window.numel != shape.numel) return FusionNote::kNoLowering;
+    return !entry.reads || !entry.writes || window.numel == shape_->numel;
   }
-  if (lowering.reduced != 0 && !find_extents(lowering, footprint)) return FusionNote::kNoLowering;
-  for (const Lowering::Output& output : lowering.outputs) {
-    const Lowering::Value& value = lowering.values[static_cast<size_t>(output.value)];
-    Footprint::Entry& entry = *entry_of(footprint, output.operand);
-    const Window& window = windows[operands[output.operand].window];
-    if (window.dtype != value.dtype) return FusionNote::kNoLowering;
-    if (lowering.reduced == 0) continue;
-    const Extent extent = footprint.extents[static_cast<size_t>(output.value)];
-    const int count = extent == Extent::kElement ? dims.rank
-                      : extent == Extent::kRow   ? dims.rank - footprint.row_rank
-                                                 : 0;
-    if (!align(dims, count, window, entry.strides)) return FusionNote::kNoLowering;
+
+  // Outputs of a reduction have one entry for each point, each row, or the whole space.
+  bool find_extents_of_outputs() {
+    if (lowering_.reduced != 0 && !find_extents(lowering_, footprint_)) return false;
+    for (const Lowering::Output& output : lowering_.outputs) {
+      const Lowering::Value& value = lowering_.values[static_cast<size_t>(output.value)];
+      const Window& window = window_of(output.operand);
+      if (window.dtype != value.dtype) return false;
+      if (lowering_.reduced == 0) continue;
+      const Extent extent = footprint_.extents[static_cast<size_t>(output.value)];
+      const int count = extent == Extent::kElement ? footprint_.dims.rank
+                        : extent == Extent::kRow   ? footprint_.dims.rank - footprint_.row_rank
+                                                   : 0;
+      if (!align(footprint_.dims, count, window, entry_of(footprint_, output.operand)->strides)) return false;
+    }
+    return true;
   }
-  return FusionNote::kJoined;
+
+  const Node& node_;
+  const Lowering& lowering_;
+  Footprint& footprint_;
+  const Operand* const operands_;
+  const WindowTable& windows_;
+  const bool has_tail_;
+  const Window* shape_ = nullptr;  // of what the space is taken from
+  FullSpace space_{};
+};
+
+}  // namespace
+
+FusionNote measure(const Graph& graph, const Node& node, const Lowering& lowering, Footprint& footprint) {
+  return Measurement(graph, node, lowering, footprint).run();
 }
 
 void take_piece(const Lowering& whole, int piece, std::vector<Lowering::Ref>& renamed, Lowering& part) {

@@ -15,33 +15,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <type_traits>
 
-#include "backend/fused/kernel.h"
-#include "backend/fused/formula.h"
+#include "backend/cpu/fused/vector_instruction.h"
 #include "backend/cpu/vector/instruction_set.h"
+#include "backend/fused/formula.h"
+#include "backend/fused/kernel.h"
 
 namespace hetero::backend {
 
 // Whether this build can generate code, for AVX2 and AVX-512.
 bool has_code_generator();
-
-struct VectorInstruction {
-  enum class Kind : uint8_t {
-    kLoad,   // value <- array[source]
-    kFill,   // value <- the first bytes of numbers[source], everywhere
-    kMap,    // value <- formula(inputs; numbers + source)
-    kStore,  // array[source] <- value
-  };
-  Kind kind = Kind::kLoad;
-  uint8_t bytes = 0;     // of an entry of the value
-  MapFormula formula{};  // kMap
-  uint16_t value = 0;
-  uint16_t inputs[3] = {};
-  uint16_t source = 0;
-};
-// Lists are compared as bytes.
-static_assert(std::has_unique_object_representations_v<VectorInstruction>);
 
 // For n entries; `arrays` are the addresses of their first.
 // REQUIRES: n is a positive multiple of the run's lanes.
@@ -49,9 +32,6 @@ using VectorLoop = void (*)(char* const* arrays, const Number* numbers, int64_t 
 
 inline constexpr int kMaxVectorArrays = 24;
 inline constexpr size_t kMaxVectorInstructions = 256;
-
-// How many entries a vector of the run has.
-int vector_lanes(std::span<const VectorInstruction> run, InstructionSet set);
 
 // Whether code can be generated for maps with this formula.
 bool can_generate(const MapFormula& formula);

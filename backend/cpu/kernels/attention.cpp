@@ -9,23 +9,18 @@
 #include "backend/cpu/kernels/attention.h"
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <numeric>
 #include <vector>
 
-#include "backend/cpu/kernels/attention_kernel.h"
-#include "backend/cpu/kernels/matvec_kernel.h"
-#include "backend/cpu/vector/scratch.h"
-#include "backend/cpu/kernels/tile_gemm.h"
-#include "backend/cpu/kernels/tile_kernel.h"
-#include "backend/cpu/vector/vector_portable.h"
 #include "backend/base/parallel.h"
 #include "backend/base/rounding.h"
+#include "backend/cpu/kernels/attention_kernel.h"
+#include "backend/cpu/kernels/attention_products.h"
+#include "backend/cpu/kernels/matvec_kernel.h"
+#include "backend/cpu/vector/vector_portable.h"
 
 namespace hetero::backend {
 #if !defined(__x86_64__)
@@ -34,11 +29,11 @@ const AttentionPairKernels& attention_pairs() { std::abort(); }
 
 namespace {
 
+using namespace attention;
+
 // ---- the portable instruction set: loops that the compiler makes vectors of -----------------------------------------------
 
 constexpr AttentionKernels kPortableKernels = make_attention_kernels<Vector>();
-
-// ---- blocks ---------------------------------------------------------------------------------------------------------------
 
 constexpr int64_t kBackwardTileRows = 48;
 // Keys of a block of a backward pass; of a forward pass in VectorProducts.
@@ -49,345 +44,6 @@ constexpr int64_t kFewRows = 4 * kMaxMatvecRows;
 constexpr int64_t kPackedFloats = 128 << 10;
 // What is worth another thread, in multiplications.
 constexpr int64_t kWorkPerThread = 256 << 10;
-
-int64_t padded(int64_t columns) { return round_up(columns, kAttentionMaxWidth); }
-
-// One piece of the calling thread's scratch memory for each size, in floats.
-template <size_t count>
-std::array<float*, count> scratch(const std::array<int64_t, count>& sizes) {
-  static thread_local Scratch memory;
-  constexpr int64_t kLine = 16;
-  int64_t total = 0;
-  for (const int64_t size : sizes) total += round_up(size, kLine);
-  auto* next = memory.get<float>(total);
-  std::array<float*, count> pieces;
-  for (size_t i = 0; i < count; ++i) {
-    pieces[i] = next;
-    next += round_up(sizes[i], kLine);
-  }
-  return pieces;
-}
-
-struct Place {
-  int64_t batch;
-  int64_t head;
-};
-
-std::byte* row_of(const AttentionOperand& operand, Place place, int64_t row, int64_t item) {
-  return static_cast<std::byte*>(operand.data) +
-         (place.batch * operand.batch_stride + place.head * operand.head_stride + row * operand.row_stride) * item;
-}
-
-// Rows of floats.
-struct Rows {
-  const float* data;
-  int64_t stride;
-};
-
-// `count` rows of an operand as floats: in place, or widened into `buffer`.
-Rows float_rows(const Attention& call, InstructionSet set, const AttentionOperand& operand, Place place, int64_t first,
-                int64_t count, float* buffer) {
-  const int64_t item = element_bytes(call.element);
-  const std::byte* const from = row_of(operand, place, first, item);
-  if (call.element == Element::kFloat32) return {reinterpret_cast<const float*>(from), operand.row_stride};
-  for (int64_t row = 0; row < count; ++row) {
-    widen(call.element, from + row * operand.row_stride * item, call.head_size, buffer + row * call.head_size, set);
-  }
-  return {buffer, call.head_size};
-}
-
-// ---- the products of a forward pass ---------------------------------------------------------------------------------------
-//
-// Of a block of keys: scores of a tile of queries, and what their weights gather from the values. Memory is given by the caller, in floats.
-
-// What is multiplied with what: `rows` rows of queries, or of weights for the first `columns` keys of the block.
-struct TileOfRows {
-  int64_t rows;
-  int64_t columns;
-  int64_t block;  // keys that are packed
-  float* scores;
-  int64_t score_stride;
-};
-
-// By vectors.
-class VectorProducts {
- public:
-  // Queries of a tile: a multiple of the rows that any kernel takes at once. Their scores should stay in the first-level cache.
-  static constexpr int64_t kRows = 24;
-  // Packed, with their values, they should stay in the second-level cache.
-  static constexpr int64_t kKeys = 512;
-  // Queries for which a block is packed.
-  static constexpr int64_t kGroupRows = 240;
-  // What rows of scores and results are padded to.
-  static constexpr int64_t kColumns = kAttentionMaxWidth;
-
-  VectorProducts(const Attention& call, InstructionSet set)
-      : call_(call), set_(set), kernels_(attention_kernels(set)), wide_(call.element != Element::kFloat32) {}
-
-  int64_t key_floats(int64_t keys) const { return call_.head_size * padded(keys); }
-  int64_t value_floats(int64_t keys) const { return keys * padded(call_.head_size); }
-  int64_t scratch_floats(int64_t keys) const { return wide_ ? std::max(keys, kRows) * call_.head_size : 0; }
-
-  void pack_keys(Place place, int64_t heads, int64_t key, int64_t keys, float* to, int64_t to_stride, float* scratch) {
-    pack(call_.k, place, heads, key, keys, to, to_stride, scratch, kernels_.pack_transposed);
-  }
-  void pack_values(Place place, int64_t heads, int64_t key, int64_t keys, float* to, int64_t to_stride,
-                   float* scratch) {
-    pack(call_.v, place, heads, key, keys, to, to_stride, scratch, kernels_.pack);
-  }
-  void score(const TileOfRows& tile, Place place, int64_t query, const float* keys, float* scratch) {
-    const Rows q = float_rows(call_, set_, call_.q, place, query, tile.rows, scratch);
-    kernels_.multiply({.a = q.data,
-                       .a_stride = q.stride,
-                       .a_transposed = false,
-                       .b = keys,
-                       .b_rows = call_.head_size,
-                       .b_columns = tile.block,
-                       .c = tile.scores,
-                       .c_stride = tile.score_stride,
-                       .rows = tile.rows,
-                       .steps = call_.head_size,
-                       .columns = tile.columns,
-                       .add = false});
-  }
-  void gather(const TileOfRows& tile, const float* values, float* out, int64_t out_stride, bool add, float*) {
-    kernels_.multiply({.a = tile.scores,
-                       .a_stride = tile.score_stride,
-                       .a_transposed = false,
-                       .b = values,
-                       .b_rows = tile.block,
-                       .b_columns = call_.head_size,
-                       .c = out,
-                       .c_stride = out_stride,
-                       .rows = tile.rows,
-                       .steps = tile.columns,
-                       .columns = call_.head_size,
-                       .add = add});
-  }
-  bool exact() const { return true; }
-
- private:
-  template <typename Kernel>
-  void pack(const AttentionOperand& operand, Place place, int64_t heads, int64_t key, int64_t keys, float* to,
-            int64_t to_stride, float* scratch, Kernel kernel) {
-    // Floats of all heads at once; others are widened head by head.
-    const int64_t together = wide_ ? 1 : heads;
-    for (int64_t head = 0; head < heads; head += together) {
-      const Rows from = float_rows(call_, set_, operand, {place.batch, place.head + head}, key, keys, scratch);
-      kernel({.from = from.data,
-              .stride = from.stride,
-              .rows = keys,
-              .columns = call_.head_size,
-              .to = to + head * to_stride,
-              .heads = together,
-              .head_stride = operand.head_stride,
-              .to_head_stride = to_stride});
-    }
-  }
-
-  const Attention& call_;
-  const InstructionSet set_;
-  const AttentionKernels& kernels_;
-  const bool wide_;
-};
-
-// By vectors of pairs of bfloat16. Queries are multiplied as they lie, and keys are packed as if their pairs were floats. Weights are rounded.
-class PairProducts {
- public:
-  static constexpr int64_t kRows = VectorProducts::kRows;
-  static constexpr int64_t kKeys = VectorProducts::kKeys;
-  static constexpr int64_t kGroupRows = VectorProducts::kGroupRows;
-  static constexpr int64_t kColumns = VectorProducts::kColumns;
-
-  // Whether pairs are where floats can be.
-  static bool fits(const Attention& call) {
-    const auto even = [](const AttentionOperand& it) {
-      return it.row_stride % 2 == 0 && it.head_stride % 2 == 0 && reinterpret_cast<uintptr_t>(it.data) % 4 == 0 &&
-             it.batch_stride % 2 == 0;
-    };
-    return has_bfloat16_instructions() && call.element == Element::kBfloat16 && call.head_size % 2 == 0 &&
-           even(call.q) && even(call.k);
-  }
-
-  PairProducts(const Attention& call, InstructionSet set)
-      : call_(call), kernels_(attention_kernels(set)), pairs_(attention_pairs()) {}
-
-  int64_t key_floats(int64_t keys) const { return call_.head_size / 2 * padded(keys); }
-  int64_t value_floats(int64_t keys) const { return divide_up(keys, 2) * padded(call_.head_size); }
-  int64_t scratch_floats(int64_t keys) const { return kRows * weight_stride(keys); }
-
-  void pack_keys(Place place, int64_t heads, int64_t key, int64_t keys, float* to, int64_t to_stride, float*) {
-    const Rows from = pairs_of(call_.k, place, key);
-    kernels_.pack_transposed({.from = from.data,
-                              .stride = from.stride,
-                              .rows = keys,
-                              .columns = call_.head_size / 2,
-                              .to = to,
-                              .heads = heads,
-                              .head_stride = call_.k.head_stride / 2,
-                              .to_head_stride = to_stride});
-  }
-  void pack_values(Place place, int64_t heads, int64_t key, int64_t keys, float* to, int64_t to_stride, float*) {
-    for (int64_t head = 0; head < heads; ++head) {
-      const std::byte* const from = row_of(call_.v, {place.batch, place.head + head}, key, kItem);
-      pairs_.pack({.from = reinterpret_cast<const uint16_t*>(from),
-                   .stride = call_.v.row_stride,
-                   .rows = keys,
-                   .columns = call_.head_size,
-                   .to = to + head * to_stride});
-    }
-  }
-  void score(const TileOfRows& tile, Place place, int64_t query, const float* keys, float*) {
-    const Rows q = pairs_of(call_.q, place, query);
-    pairs_.multiply({.a = q.data,
-                     .a_stride = q.stride,
-                     .a_transposed = false,
-                     .b = keys,
-                     .b_rows = call_.head_size / 2,
-                     .b_columns = tile.block,
-                     .c = tile.scores,
-                     .c_stride = tile.score_stride,
-                     .rows = tile.rows,
-                     .steps = call_.head_size / 2,
-                     .columns = tile.columns,
-                     .add = false});
-  }
-  void gather(const TileOfRows& tile, const float* values, float* out, int64_t out_stride, bool add, float* scratch) {
-    const int64_t stride = weight_stride(tile.block);
-    pairs_.narrow(tile.scores, tile.score_stride, tile.rows, tile.columns, scratch, stride);
-    pairs_.multiply({.a = scratch,
-                     .a_stride = stride,
-                     .a_transposed = false,
-                     .b = values,
-                     .b_rows = divide_up(tile.block, 2),
-                     .b_columns = call_.head_size,
-                     .c = out,
-                     .c_stride = out_stride,
-                     .rows = tile.rows,
-                     .steps = divide_up(tile.columns, 2),
-                     .columns = call_.head_size,
-                     .add = add});
-  }
-  bool exact() const { return true; }
-
- private:
-  static constexpr int64_t kItem = 2;
-
-  static int64_t weight_stride(int64_t keys) { return padded(keys) / 2; }
-  static Rows pairs_of(const AttentionOperand& operand, Place place, int64_t row) {
-    return {reinterpret_cast<const float*>(row_of(operand, place, row, kItem)), operand.row_stride / 2};
-  }
-
-  const Attention& call_;
-  const AttentionKernels& kernels_;
-  const AttentionPairKernels& pairs_;
-};
-
-// On the processor's tile unit.
-class TileProducts {
- public:
-  static constexpr int64_t kRows = 2 * kTileRows;
-  static constexpr int64_t kKeys = 256;
-  static constexpr int64_t kGroupRows = 256;
-  static constexpr int64_t kColumns = kPanel;
-
-  TileProducts(const Attention& call, InstructionSet)
-      : call_(call),
-        item_(element_bytes(call.element)),
-        kernels_(tile_kernels(call.element)),
-        unit_(kTileRows),
-        head_panels_(divide_up(call.head_size, kPanel)) {}
-
-  int64_t key_floats(int64_t keys) const { return divide_up(keys, kPanel) * bytes(call_.head_size) / 4; }
-  int64_t value_floats(int64_t keys) const { return head_panels_ * bytes(keys) / 4; }
-  int64_t scratch_floats(int64_t keys) const {
-    return 2 * float_tile_bytes(call_.element, std::max(keys, call_.head_size)) / 4;
-  }
-
-  void pack_keys(Place place, int64_t heads, int64_t key, int64_t keys, float* to, int64_t to_stride, float*) {
-    read_ahead(call_.k, place, heads, key, keys);
-    for (int64_t head = 0; head < heads; ++head) {
-      auto* panel = reinterpret_cast<std::byte*>(to + head * to_stride);
-      for (int64_t first = 0; first < keys; first += kPanel, panel += bytes(call_.head_size)) {
-        keys_.join(kernels_.pack_panel(row_of(call_.k, {place.batch, place.head + head}, key + first, item_),
-                                       call_.k.row_stride, false, std::min(kPanel, keys - first), call_.head_size,
-                                       panel));
-      }
-    }
-  }
-  void pack_values(Place place, int64_t heads, int64_t key, int64_t keys, float* to, int64_t to_stride, float*) {
-    read_ahead(call_.v, place, heads, key, keys);
-    for (int64_t head = 0; head < heads; ++head) {
-      auto* panel = reinterpret_cast<std::byte*>(to + head * to_stride);
-      const std::byte* const from = row_of(call_.v, {place.batch, place.head + head}, key, item_);
-      for (int64_t first = 0; first < call_.head_size; first += kPanel, panel += bytes(keys)) {
-        values_.join(kernels_.pack_panel(from + first * item_, call_.v.row_stride, true,
-                                         std::min(kPanel, call_.head_size - first), keys, panel));
-      }
-    }
-  }
-  void score(const TileOfRows& tile, Place place, int64_t query, const float* keys, float* scratch) {
-    auto* const x = reinterpret_cast<std::byte*>(scratch);
-    const int64_t stride = row_tile_bytes(call_.element, call_.head_size);
-    queries_.join(kernels_.pack_rows(row_of(call_.q, place, query, item_), call_.q.row_stride, tile.rows,
-                                     call_.head_size, x, stride));
-    const auto* panel = reinterpret_cast<const std::byte*>(keys);
-    for (int64_t first = 0; first < tile.columns; first += kPanel, panel += bytes(call_.head_size)) {
-      kernels_.multiply({.x = x,
-                         .x_stride = stride,
-                         .rows = tile.rows,
-                         .w = panel,
-                         .depth = tiles_of(call_.head_size),
-                         .to = tile.scores + first,
-                         .sum_stride = tile.score_stride});
-    }
-  }
-  void gather(const TileOfRows& tile, const float* values, float* out, int64_t out_stride, bool add, float* scratch) {
-    auto* const x = reinterpret_cast<std::byte*>(scratch);
-    const int64_t stride = float_tile_bytes(call_.element, tile.columns);
-    kernels_.pack_floats(tile.scores, tile.score_stride, tile.rows, tile.columns, x, stride);
-    const auto* panel = reinterpret_cast<const std::byte*>(values);
-    for (int64_t first = 0; first < call_.head_size; first += kPanel, panel += bytes(tile.block)) {
-      kernels_.multiply_floats({.x = x,
-                                .x_stride = stride,
-                                .rows = tile.rows,
-                                .w = panel,
-                                .depth = tiles_of(tile.columns),
-                                .from = add ? out + first : nullptr,
-                                .to = out + first,
-                                .sum_stride = out_stride});
-    }
-  }
-  // False where operands had values that planes cannot have: what was computed since is of no use. Weights are between 0 and 1, and of two planes for
-  // bfloat16, of which the second may have the other sign: infinite values would become no numbers.
-  bool exact() const {
-    constexpr uint32_t kOne = std::bit_cast<uint32_t>(1.0f);
-    constexpr uint32_t kInfinite = std::bit_cast<uint32_t>(std::numeric_limits<float>::infinity());
-    if (call_.element != Element::kFloat32) return values_.largest < kInfinite;
-    return within_reach(queries_, keys_) && within_reach({kOne, kOne}, values_);
-  }
-
- private:
-  int64_t bytes(int64_t k) const { return panel_bytes(call_.element, k); }
-
-  // Interleaved heads are packed one by one, but lie in one piece of memory: reading it in order first brings it into the second-level cache at the
-  // speed of memory, which the processor does not reach where it sees short pieces.
-  void read_ahead(const AttentionOperand& operand, Place place, int64_t heads, int64_t first, int64_t count) const {
-    if (heads == 1 || operand.head_stride != call_.head_size) return;
-    const int64_t bytes = heads * call_.head_size * item_;
-    for (int64_t row = 0; row < count; ++row) {
-      const std::byte* const from = row_of(operand, place, first + row, item_);
-      for (int64_t at = 0; at < bytes; at += 64) static_cast<void>(static_cast<const volatile std::byte*>(from)[at]);
-    }
-  }
-
-  const Attention& call_;
-  const int64_t item_;
-  const TileKernels& kernels_;
-  const TileUnit unit_;
-  const int64_t head_panels_;
-  Magnitudes queries_, keys_, values_;
-};
 
 // Runs calls of one element type by one instruction set.
 class Engine {
@@ -420,7 +76,7 @@ class Engine {
   // Some queries of all heads that share `heads` heads of keys from place.head on. False where the products could not be had: nothing is written that counts.
   template <typename Products>
   bool forward_group(Place place, int64_t heads, int64_t first, int64_t count) const;
-  void backward_head(const AttentionBackward& backward, Place place) const;
+  class BackwardHead;
   // Divides by the sums and writes the results of some queries.
   void finish(Place place, int64_t first, int64_t count, float* out, int64_t stride, const float* largest,
               float* sums) const;
@@ -668,124 +324,176 @@ void Engine::forward_many() const {
   });
 }
 
-void Engine::backward_head(const AttentionBackward& backward, Place place) const {
-  const int64_t size = call_.head_size, stride = padded(size), queries = call_.queries;
-  const int64_t block = std::min(kBackwardBlockKeys, call_.keys), score_stride = padded(block);
-  const int64_t most_rows = std::min(kBackwardTileRows, queries);
-  const bool wide_mask = call_.mask.data != nullptr && call_.mask.element != Element::kFloat32;
-  const int64_t wide_row = wide() ? size : 0;
-  const auto [keys, keys_across, values_across, grad_k, grad_v, grad_q, scores, gradients, tile_q, tile_out, logsumexps,
-              dots, mask, wide_keys, wide_q, wide_out, wide_grad_out] =
-      scratch<17>({block * stride, size * score_stride, size * score_stride, block * stride, block * stride,
-                   sharing_ * queries * stride, most_rows * score_stride, most_rows * score_stride, most_rows * stride,
-                   most_rows * stride, most_rows, most_rows, wide_mask ? most_rows * block : 0, block * wide_row,
-                   most_rows * wide_row, most_rows * wide_row, most_rows * wide_row});
-  // The rows times a number, as the call's elements.
-  const auto store = [&](const AttentionOperand& operand, Place at, int64_t first, int64_t count, float* from,
-                         float factor) {
-    std::byte* const to = row_of(operand, at, first, item_);
-    kernels_->scale_rows(from, stride, count, size, &factor, 0, wide() ? from : reinterpret_cast<float*>(to),
-                         wide() ? stride : operand.row_stride);
-    if (!wide()) return;
-    for (int64_t row = 0; row < count; ++row) {
-      narrow(call_.element, from + row * stride, size, to + row * operand.row_stride * item_, set_);
-    }
-  };
-  if (call_.keys == 0) std::fill_n(grad_q, sharing_ * queries * stride, 0.0f);
-  for (int64_t key = 0; key < call_.keys; key += block) {
-    const int64_t columns = std::min(block, call_.keys - key);
-    const auto packing = [&](Rows from, int64_t count, float* to) {
-      return AttentionPacking{.from = from.data, .stride = from.stride, .rows = count, .columns = size, .to = to};
-    };
-    const Rows k = rows(call_.k, place, key, columns, wide_keys);
-    kernels_->pack(packing(k, columns, keys));
-    kernels_->pack_transposed(packing(k, columns, keys_across));
-    const Rows v = rows(call_.v, place, key, columns, wide_keys);
-    kernels_->pack_transposed(packing(v, columns, values_across));
-    std::fill_n(grad_k, columns * stride, 0.0f);
-    std::fill_n(grad_v, columns * stride, 0.0f);
-    for (int64_t i = 0; i < sharing_; ++i) {
-      const Place at = sharer(place, i);
-      float* const head_grad_q = grad_q + i * queries * stride;
-      for (int64_t row = 0; row < queries; row += kBackwardTileRows) {
-        const int64_t tile = std::min(kBackwardTileRows, queries - row);
-        const int64_t limit = call_.causal ? std::min(columns, row + tile - key) : columns;
-        if (limit <= 0) continue;
-        const Rows q = rows(call_.q, at, row, tile, wide_q);
-        const Rows out = rows(call_.out, at, row, tile, wide_out);
-        const Rows grad_out = rows(backward.grad_out, at, row, tile, wide_grad_out);
-        kernels_->pack(packing(q, tile, tile_q));
-        kernels_->pack(packing(grad_out, tile, tile_out));
-        kernels_->dot_rows(grad_out.data, grad_out.stride, out.data, out.stride, tile, size, dots);
-        for (int64_t r = 0; r < tile; ++r) logsumexps[r] = logsumexp(at, row + r);
-        const auto across = [&](Rows a, const float* b, float* c) {
-          kernels_->multiply({.a = a.data,
-                              .a_stride = a.stride,
-                              .a_transposed = false,
-                              .b = b,
-                              .b_rows = size,
-                              .b_columns = columns,
-                              .c = c,
-                              .c_stride = score_stride,
-                              .rows = tile,
-                              .steps = size,
-                              .columns = limit,
-                              .add = false});
-        };
-        across(q, keys_across, scores);
-        across(grad_out, values_across, gradients);
-        AttentionScores part{.scores = scores,
-                             .stride = score_stride,
-                             .rows = tile,
-                             .columns = limit,
-                             .diagonal = diagonal(row, key),
-                             .scale = call_.scale};
-        set_mask(part, at, row, key, mask);
-        kernels_->differentiate(part, {.gradients = gradients, .logsumexp = logsumexps, .dots = dots});
-        const auto add_to_keys = [&](const float* a, const float* b, float* c) {
-          kernels_->multiply({.a = a,
-                              .a_stride = score_stride,
-                              .a_transposed = true,
-                              .b = b,
-                              .b_rows = tile,
-                              .b_columns = size,
-                              .c = c,
-                              .c_stride = stride,
-                              .rows = limit,
-                              .steps = tile,
-                              .columns = size,
-                              .add = true});
-        };
-        add_to_keys(scores, tile_out, grad_v);
-        add_to_keys(gradients, tile_q, grad_k);
-        kernels_->multiply({.a = gradients,
-                            .a_stride = score_stride,
-                            .a_transposed = false,
-                            .b = keys,
-                            .b_rows = columns,
-                            .b_columns = size,
-                            .c = head_grad_q + row * stride,
-                            .c_stride = stride,
-                            .rows = tile,
-                            .steps = limit,
-                            .columns = size,
-                            .add = key > 0});
+// The backward pass of one head of keys.
+class Engine::BackwardHead {
+ public:
+  BackwardHead(const Engine& engine, const AttentionBackward& backward, Place place)
+      : engine_(engine),
+        call_(engine.call_),
+        kernels_(*engine.kernels_),
+        backward_(backward),
+        place_(place),
+        size_(call_.head_size),
+        stride_(padded(size_)),
+        block_(std::min(kBackwardBlockKeys, call_.keys)),
+        score_stride_(padded(block_)) {
+    const int64_t rows = std::min(kBackwardTileRows, call_.queries), queries = engine.sharing_ * call_.queries;
+    const bool wide_mask = call_.mask.data != nullptr && call_.mask.element != Element::kFloat32;
+    const int64_t wide_row = engine.wide() ? size_ : 0;
+    const auto pieces = scratch<17>({block_ * stride_, size_ * score_stride_, size_ * score_stride_, block_ * stride_,
+                                     block_ * stride_, queries * stride_, rows * score_stride_, rows * score_stride_,
+                                     rows * stride_, rows * stride_, rows, rows, wide_mask ? rows * block_ : 0,
+                                     block_ * wide_row, rows * wide_row, rows * wide_row, rows * wide_row});
+    float** const all[] = {&keys_,   &keys_across_, &values_across_, &grad_k_,   &grad_v_,       &grad_q_,
+                           &scores_, &gradients_,   &tile_q_,        &tile_out_, &logsumexps_,   &dots_,
+                           &mask_,   &wide_keys_,   &wide_q_,        &wide_out_, &wide_grad_out_};
+    for (size_t i = 0; i < pieces.size(); ++i) *all[i] = pieces[i];
+  }
+
+  void run() {
+    const int64_t queries = call_.queries;
+    if (call_.keys == 0) std::fill_n(grad_q_, engine_.sharing_ * queries * stride_, 0.0f);
+    for (key_ = 0; key_ < call_.keys; key_ += block_) {
+      columns_ = std::min(block_, call_.keys - key_);
+      pack_keys();
+      for (int64_t i = 0; i < engine_.sharing_; ++i) {
+        for (int64_t row = 0; row < queries; row += kBackwardTileRows) add_tile(i, row);
       }
+      store(backward_.grad_k, place_, key_, columns_, grad_k_, call_.scale);
+      store(backward_.grad_v, place_, key_, columns_, grad_v_, 1);
     }
-    store(backward.grad_k, place, key, columns, grad_k, call_.scale);
-    store(backward.grad_v, place, key, columns, grad_v, 1);
+    for (int64_t i = 0; i < engine_.sharing_; ++i) {
+      store(backward_.grad_q, engine_.sharer(place_, i), 0, queries, grad_q_ + i * queries * stride_, call_.scale);
+    }
   }
-  for (int64_t i = 0; i < sharing_; ++i) {
-    store(backward.grad_q, sharer(place, i), 0, queries, grad_q + i * queries * stride, call_.scale);
+
+ private:
+  // A tile of queries: `rows` from `row` on, of which the first `limit` keys of the block are seen.
+  struct Tile {
+    Place place;
+    int64_t row;
+    int64_t rows;
+    int64_t limit;
+  };
+
+  AttentionPacking packing(Rows from, int64_t count, float* to) const {
+    return {.from = from.data, .stride = from.stride, .rows = count, .columns = size_, .to = to};
   }
-}
+
+  void pack_keys() {
+    const Rows k = engine_.rows(call_.k, place_, key_, columns_, wide_keys_);
+    kernels_.pack(packing(k, columns_, keys_));
+    kernels_.pack_transposed(packing(k, columns_, keys_across_));
+    const Rows v = engine_.rows(call_.v, place_, key_, columns_, wide_keys_);
+    kernels_.pack_transposed(packing(v, columns_, values_across_));
+    std::fill_n(grad_k_, columns_ * stride_, 0.0f);
+    std::fill_n(grad_v_, columns_ * stride_, 0.0f);
+  }
+
+  // Of head `i` of those that share the keys.
+  void add_tile(int64_t i, int64_t row) {
+    const int64_t rows = std::min(kBackwardTileRows, call_.queries - row);
+    const int64_t limit = call_.causal ? std::min(columns_, row + rows - key_) : columns_;
+    if (limit <= 0) return;
+    const Tile tile{engine_.sharer(place_, i), row, rows, limit};
+    const Rows q = engine_.rows(call_.q, tile.place, row, rows, wide_q_);
+    const Rows out = engine_.rows(call_.out, tile.place, row, rows, wide_out_);
+    const Rows grad_out = engine_.rows(backward_.grad_out, tile.place, row, rows, wide_grad_out_);
+    kernels_.pack(packing(q, rows, tile_q_));
+    kernels_.pack(packing(grad_out, rows, tile_out_));
+    kernels_.dot_rows(grad_out.data, grad_out.stride, out.data, out.stride, rows, size_, dots_);
+    for (int64_t r = 0; r < rows; ++r) logsumexps_[r] = engine_.logsumexp(tile.place, row + r);
+    multiply_across(tile, q, keys_across_, scores_);
+    multiply_across(tile, grad_out, values_across_, gradients_);
+    AttentionScores part{.scores = scores_,
+                         .stride = score_stride_,
+                         .rows = rows,
+                         .columns = limit,
+                         .diagonal = engine_.diagonal(row, key_),
+                         .scale = call_.scale};
+    engine_.set_mask(part, tile.place, row, key_, mask_);
+    kernels_.differentiate(part, {.gradients = gradients_, .logsumexp = logsumexps_, .dots = dots_});
+    add_to_keys(tile, scores_, tile_out_, grad_v_);
+    add_to_keys(tile, gradients_, tile_q_, grad_k_);
+    add_to_queries(tile, grad_q_ + (i * call_.queries + row) * stride_);
+  }
+
+  void multiply_across(const Tile& tile, Rows a, const float* b, float* c) const {
+    kernels_.multiply({.a = a.data,
+                       .a_stride = a.stride,
+                       .a_transposed = false,
+                       .b = b,
+                       .b_rows = size_,
+                       .b_columns = columns_,
+                       .c = c,
+                       .c_stride = score_stride_,
+                       .rows = tile.rows,
+                       .steps = size_,
+                       .columns = tile.limit,
+                       .add = false});
+  }
+  void add_to_keys(const Tile& tile, const float* a, const float* b, float* c) const {
+    kernels_.multiply({.a = a,
+                       .a_stride = score_stride_,
+                       .a_transposed = true,
+                       .b = b,
+                       .b_rows = tile.rows,
+                       .b_columns = size_,
+                       .c = c,
+                       .c_stride = stride_,
+                       .rows = tile.limit,
+                       .steps = tile.rows,
+                       .columns = size_,
+                       .add = true});
+  }
+  void add_to_queries(const Tile& tile, float* c) const {
+    kernels_.multiply({.a = gradients_,
+                       .a_stride = score_stride_,
+                       .a_transposed = false,
+                       .b = keys_,
+                       .b_rows = columns_,
+                       .b_columns = size_,
+                       .c = c,
+                       .c_stride = stride_,
+                       .rows = tile.rows,
+                       .steps = tile.limit,
+                       .columns = size_,
+                       .add = key_ > 0});
+  }
+
+  // The rows times a number, as the call's elements.
+  void store(const AttentionOperand& operand, Place at, int64_t first, int64_t count, float* from, float factor) const {
+    std::byte* const to = row_of(operand, at, first, engine_.item_);
+    const bool wide = engine_.wide();
+    kernels_.scale_rows(from, stride_, count, size_, &factor, 0, wide ? from : reinterpret_cast<float*>(to),
+                        wide ? stride_ : operand.row_stride);
+    if (!wide) return;
+    for (int64_t row = 0; row < count; ++row) {
+      narrow(call_.element, from + row * stride_, size_, to + row * operand.row_stride * engine_.item_, engine_.set_);
+    }
+  }
+
+  const Engine& engine_;
+  const Attention& call_;
+  const AttentionKernels& kernels_;
+  const AttentionBackward& backward_;
+  const Place place_;
+  const int64_t size_, stride_, block_, score_stride_;
+  // The block of keys at hand.
+  int64_t key_ = 0;
+  int64_t columns_ = 0;
+  // Scratch memory. "wide": of operands that are no floats, as floats.
+  float *keys_, *keys_across_, *values_across_, *grad_k_, *grad_v_, *grad_q_;
+  float *scores_, *gradients_, *tile_q_, *tile_out_, *logsumexps_, *dots_, *mask_;
+  float *wide_keys_, *wide_q_, *wide_out_, *wide_grad_out_;
+};
 
 void Engine::backward(const AttentionBackward& backward) const {
   const int64_t work = std::max<int64_t>(1, 5 * sharing_ * call_.queries * call_.keys * call_.head_size);
   parallel_for(0, call_.batches * call_.kv_heads, std::max<int64_t>(1, kWorkPerThread / work),
                [&](int64_t begin, int64_t end) {
                  for (int64_t i = begin; i < end; ++i) {
-                   backward_head(backward, {i / call_.kv_heads, i % call_.kv_heads});
+                   BackwardHead(*this, backward, {i / call_.kv_heads, i % call_.kv_heads}).run();
                  }
                });
 }
