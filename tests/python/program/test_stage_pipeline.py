@@ -83,7 +83,7 @@ def test_wrong_arguments_and_uses_say_what_to_do() -> None:
             program.stage_pipeline(**{option: -1})
     with pytest.raises(ValueError, match="when_full"):
         program.stage_pipeline(when_full="drop")
-    with program.stage_pipeline() as pipeline:
+    with program.pipeline() as pipeline:  # its older name
         with pytest.raises(ValueError, match="is f32"):
             pipeline.submit(torch.zeros(4, 32))
         assert pipeline.submit(torch.zeros(5, 32)).result().shape == (5, 4)
