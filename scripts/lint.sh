@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 
 .venv/bin/python scripts/check_includes.py
 .venv/bin/python scripts/write_options.py --check
+.venv/bin/python scripts/operators.py --check
 .venv/bin/python scripts/check_docs.py
 
 if [ "${1:-}" = --changed ]; then

@@ -149,7 +149,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   if (source.layout() != at::kStrided || !at::is_expandable_to(source.sizes(), self.sizes())) {
     // The CPU kernel says what is wrong.
     torch::jit::Stack stack = {self, source, non_blocking};
-    run_straight(op_info("aten::copy_", ""), &stack, SyncReason::kNotRecordable);
+    run_straight(op_info(at::_ops::copy_::name, at::_ops::copy_::overload_name), &stack, SyncReason::kNotRecordable);
     return self;
   }
   if (self.numel() == 0) return self;
@@ -266,7 +266,7 @@ void register_basic(torch::Library& library) {
   library.impl("unfold", TORCH_FN(unfold));
   library.impl("view_as_real", TORCH_FN(view_as_real));
   library.impl("view_as_complex", TORCH_FN(view_as_complex));
-  enter_typed_row<at::_ops::copy_>(graph::OpClass::kCopy);
+  enter_typed_row<at::_ops::copy_>(RowCode<>{});
   library.impl("copy_", TORCH_FN(copy_));
   library.impl("_copy_from", TORCH_FN(copy_from));
   library.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));

@@ -117,8 +117,8 @@ void record_boxed(const OpInfo& info, torch::jit::Stack* stack) {
         lock.unlock();
         // Not to be kept by the thread's Call: who destroys it may need other locks.
         const at::Tensor foreign = std::exchange(call.foreign, at::Tensor());
-        if (info.takes_cpu_tensors) return run_drawn(info, stack, random, info.straight_reason);
-        if (info.takes_cpu_indices && move_indices(info, stack)) continue;
+        if (info.row.cpu_tensors) return run_drawn(info, stack, random, info.straight_reason);
+        if (info.row.cpu_indices && move_indices(info, stack)) continue;
         raise_mixed_devices(foreign);
       }
       if (!recorder().set_default_dtype(default_dtype)) {

@@ -8,7 +8,7 @@
 #include <unordered_set>
 
 #include "ops/dispatch/catch_all.h"
-#include "ops/dispatch/op_table.h"
+#include "ops/record/op_info.h"
 
 namespace hetero::ops {
 namespace {

@@ -18,7 +18,7 @@
 #include "ops/dispatch/catch_all.h"
 #include "ops/kernels/kernel.h"
 #include "ops/shapes/node_check.h"
-#include "ops/dispatch/op_table.h"
+#include "ops/dispatch/registration.h"
 
 namespace hetero::ops {
 namespace {
@@ -275,14 +275,10 @@ void add_random_rows() {
     traits.has_draw = &has_draw;
     graph::op_table().add(std::move(traits));
   };
-  add("aten::uniform_", &uniform_kernel);
-  add("aten::normal_", &normal_kernel);
-  add("aten::bernoulli_.float", &bernoulli_kernel);
-  add("aten::exponential_", &exponential_kernel);
-  add("aten::random_", &random_kernel);
-  add("aten::random_.to", &random_to_kernel);
-  add("aten::random_.from", &random_from_kernel);
-  add("aten::native_dropout", &native_dropout_kernel, true);
+#define HETERO_RANDOM_ROWS
+#define RANDOM(name, kernel, ...) add(name, &kernel __VA_ARGS__);
+#define BRINGS_MEMORY , true
+#include "ops/table/op_table.def"
 }
 
 }  // namespace hetero::ops

@@ -8,7 +8,8 @@
 #include <cmath>
 #include <span>
 #include <string>
-#include <unordered_map>
+
+#include "ops/table/operator_row.h"
 
 namespace hetero::ops {
 namespace {
@@ -58,17 +59,15 @@ std::string out_of_place(std::string_view name) {
 
 }  // namespace
 
-const LowerRow* lowering_of(std::string_view name) {
-  static const auto* rows = [] {
-    auto* made = new std::unordered_map<std::string, LowerRow>;
-    for (const LowerRow& row : pointwise_lowerings()) made->emplace(row.name, row);
-    for (const LowerRow& row : reduction_lowerings()) made->emplace(row.name, row);
-    return made;
-  }();
-  if (const auto found = rows->find(std::string(name)); found != rows->end()) return &found->second;
-  const auto found = rows->find(out_of_place(name));
+LowerFunction lowering_of(std::string_view name) {
+  const auto find = [](size_t row) {
+    if (row == OperatorRow::kNoRow) return LowerFunction(nullptr);
+    return pointwise_lowerings()[row] != nullptr ? pointwise_lowerings()[row] : reduction_lowerings()[row];
+  };
+  if (const LowerFunction own = find(describe_operator(name).index)) return own;
+  const OperatorRow functional = describe_operator(out_of_place(name));
   // Only the operator itself has a kernel that runs in parts.
-  return found == rows->end() || found->second.tail ? nullptr : &found->second;
+  return functional.tail ? nullptr : find(functional.index);
 }
 
 at::ScalarType as_float(at::ScalarType dtype) {

@@ -1,9 +1,9 @@
 // Lowerings: how the op table's operators are computed in fused kernels, for the fusion pass
 // (graph/ir/lowering.h).
 //
-// lowering_of("aten::add_.Tensor") is OpTraits::lower of that operator. lower_pointwise.cpp and
-// lower_reduction.cpp have a row for each operator. An in-place form without its own row has that
-// of "aten::add.Tensor": it computes the same and stores to its first argument.
+// lowering_of("aten::add_.Tensor") is OpTraits::lower of that operator. LOWER and LOWER_ROWS of the
+// op table name a function of lower_pointwise.cpp or lower_reduction.cpp. An in-place form without
+// one has that of "aten::add.Tensor": it computes the same and stores to its first argument.
 //
 // A lowering is a function of a Builder. It reads the arguments in schema order, combines values,
 // and stores:
@@ -37,14 +37,8 @@ namespace hetero::ops {
 
 using LowerFunction = bool (*)(const graph::LowerRequest& request, graph::Lowering& lowering);
 
-struct LowerRow {
-  const char* name;
-  LowerFunction function;
-  bool tail = false;  // it is that of a tail: OpTraits::has_tail
-};
-
 // Null if the operator is not fused.
-const LowerRow* lowering_of(std::string_view name);
+LowerFunction lowering_of(std::string_view name);
 
 // A tensor argument, or a number in its place.
 struct Source {
@@ -202,7 +196,15 @@ bool lower(const graph::LowerRequest& request, graph::Lowering& lowering) {
   return !builder.failed();
 }
 
-std::initializer_list<LowerRow> pointwise_lowerings();
-std::initializer_list<LowerRow> reduction_lowerings();
+// What LOWER and LOWER_ROWS of the op table name, an entry for each row.
+std::span<const LowerFunction> pointwise_lowerings();
+std::span<const LowerFunction> reduction_lowerings();
+
+// An entry while it is written down.
+struct Lowered {
+  LowerFunction function = nullptr;
+  constexpr Lowered by(LowerFunction lowering) const { return {lowering}; }
+  constexpr operator LowerFunction() const { return function; }
+};
 
 }  // namespace hetero::ops

@@ -220,11 +220,19 @@ void pow_scalar(Builder& b) {
 }
 
 // Gradients: (grad, x), of the same dtype.
-template <Function kFunction>
+// With numbers of the call behind them, as many as kNumbers.
+template <Function kFunction, int kNumbers = 0>
 void backward(Builder& b) {
   const Source grad = b.tensor(), x = b.tensor();
+  at::Scalar numbers[2];
+  for (int i = 0; i < kNumbers; ++i) numbers[i] = b.scalar();
   const at::ScalarType common = b.common({grad, x});
-  b.store(b.map(kFunction, common, {b.value(grad, common), b.value(x, common)}), common);
+  const auto map = [&](std::initializer_list<backend::Number> exact) {
+    b.store(b.map(kFunction, common, {b.value(grad, common), b.value(x, common)}, exact), common);
+  };
+  if constexpr (kNumbers == 0) map({});
+  if constexpr (kNumbers == 1) map({b.exact_number(numbers[0], common)});
+  if constexpr (kNumbers == 2) map({b.exact_number(numbers[0], common), b.exact_number(numbers[1], common)});
 }
 
 void gelu_backward(Builder& b) {
@@ -240,24 +248,6 @@ void threshold_backward(Builder& b) {
   const at::ScalarType common = b.common({grad, x});
   b.store(b.map(Function::kThreshold, common, {b.value(x, common), b.value(grad, common)},
                 {b.exact_number(threshold, common), b.exact_number(0, common)}),
-          common);
-}
-
-void hardtanh_backward(Builder& b) {
-  const Source grad = b.tensor(), x = b.tensor();
-  const at::Scalar low = b.scalar(), high = b.scalar();
-  const at::ScalarType common = b.common({grad, x});
-  b.store(b.map(Function::kHardtanhBackward, common, {b.value(grad, common), b.value(x, common)},
-                {b.exact_number(low, common), b.exact_number(high, common)}),
-          common);
-}
-
-void leaky_relu_backward(Builder& b) {
-  const Source grad = b.tensor(), x = b.tensor();
-  const at::Scalar slope = b.scalar();
-  const at::ScalarType common = b.common({grad, x});
-  b.store(b.map(Function::kLeakyReluBackward, common, {b.value(grad, common), b.value(x, common)},
-                {b.exact_number(slope, common)}),
           common);
 }
 
@@ -397,118 +387,16 @@ void lerp_tensor(Builder& b) {
 
 }  // namespace
 
-std::initializer_list<LowerRow> pointwise_lowerings() {
+std::span<const LowerFunction> pointwise_lowerings() {
   using F = Function;
   constexpr Right kScalar = Right::kScalar;
-  static constexpr auto kRows = {
-      LowerRow{"aten::neg", lower<unary<F::kNegate>>},
-      LowerRow{"aten::abs", lower<unary<F::kAbs>>},
-      LowerRow{"aten::sign", lower<unary<F::kSign>>},
-      LowerRow{"aten::floor", lower<unary<F::kFloor>>},
-      LowerRow{"aten::ceil", lower<unary<F::kCeil>>},
-      LowerRow{"aten::round", lower<unary<F::kRound>>},
-      LowerRow{"aten::trunc", lower<unary<F::kTrunc>>},
-      LowerRow{"aten::relu", lower<unary<F::kRelu>>},
-      LowerRow{"aten::silu", lower<unary<F::kSilu>>},
-      LowerRow{"aten::bitwise_not", lower<unary<F::kBitwiseNot>>},
-      LowerRow{"aten::logical_not", lower<logical_not>},
-      LowerRow{"aten::gelu", lower<gelu>},
-      LowerRow{"aten::sqrt", lower<float_unary<F::kSqrt>>},
-      LowerRow{"aten::rsqrt", lower<float_unary<F::kRsqrt>>},
-      LowerRow{"aten::reciprocal", lower<float_unary<F::kReciprocal>>},
-      LowerRow{"aten::exp", lower<float_unary<F::kExp>>},
-      LowerRow{"aten::exp2", lower<float_unary<F::kExp2>>},
-      LowerRow{"aten::expm1", lower<float_unary<F::kExpm1>>},
-      LowerRow{"aten::log", lower<float_unary<F::kLog>>},
-      LowerRow{"aten::log1p", lower<float_unary<F::kLog1p>>},
-      LowerRow{"aten::log2", lower<float_unary<F::kLog2>>},
-      LowerRow{"aten::log10", lower<float_unary<F::kLog10>>},
-      LowerRow{"aten::sin", lower<float_unary<F::kSin>>},
-      LowerRow{"aten::cos", lower<float_unary<F::kCos>>},
-      LowerRow{"aten::tan", lower<float_unary<F::kTan>>},
-      LowerRow{"aten::tanh", lower<float_unary<F::kTanh>>},
-      LowerRow{"aten::erf", lower<float_unary<F::kErf>>},
-      LowerRow{"aten::erfc", lower<float_unary<F::kErfc>>},
-      LowerRow{"aten::sigmoid", lower<float_unary<F::kSigmoid>>},
-
-      LowerRow{"aten::copy", lower<copy_from_second>},
-      LowerRow{"aten::_to_copy", lower<convert>},
-      LowerRow{"aten::clone", lower<convert>},
-      LowerRow{"aten::fill.Scalar", lower<fill_scalar>},
-      LowerRow{"aten::fill.Tensor", lower<copy_from_second>},
-      LowerRow{"aten::zero", lower<zero>},
-
-      LowerRow{"aten::cat", lower<cat<false>>},
-      LowerRow{"aten::stack", lower<cat<true>>},
-      LowerRow{"aten::select_backward", lower<select_backward>},
-      LowerRow{"aten::slice_backward", lower<slice_backward>},
-      LowerRow{"aten::addmm", lower<addmm>, true},
-      LowerRow{"aten::add.Tensor", lower<add<Right::kTensor>>},
-      LowerRow{"aten::add.Scalar", lower<add<kScalar>>},
-      LowerRow{"aten::sub.Tensor", lower<sub<Right::kTensor>>},
-      LowerRow{"aten::sub.Scalar", lower<sub<kScalar>>},
-      LowerRow{"aten::rsub.Scalar", lower<rsub>},
-      LowerRow{"aten::mul.Tensor", lower<binary<F::kMul, Right::kTensor, true>>},
-      LowerRow{"aten::mul.Scalar", lower<binary<F::kMul, kScalar, true>>},
-      LowerRow{"aten::div.Tensor", lower<float_binary<F::kDiv>>},
-      LowerRow{"aten::div.Scalar", lower<float_binary<F::kDiv, kScalar>>},
-      LowerRow{"aten::div.Tensor_mode", lower<div_mode>},
-      LowerRow{"aten::floor_divide", lower<binary<F::kDivFloor, Right::kTensor, true>>},
-      LowerRow{"aten::fmod.Tensor", lower<binary<F::kFmod>>},
-      LowerRow{"aten::remainder.Tensor", lower<binary<F::kRemainder>>},
-      LowerRow{"aten::atan2", lower<float_binary<F::kAtan2>>},
-      LowerRow{"aten::maximum", lower<binary<F::kMaximum>>},
-      LowerRow{"aten::minimum", lower<binary<F::kMinimum>>},
-      LowerRow{"aten::pow.Tensor_Scalar", lower<pow_tensor_scalar>},
-      LowerRow{"aten::pow.Scalar", lower<pow_scalar>},
-      LowerRow{"aten::pow_.Scalar", lower<pow_tensor_scalar>},
-      LowerRow{"aten::pow_.Tensor", lower<binary<F::kPow>>},
-      LowerRow{"aten::pow.Tensor_Tensor", lower<binary<F::kPow>>},
-      LowerRow{"aten::bitwise_and.Tensor", lower<binary<F::kBitwiseAnd>>},
-      LowerRow{"aten::bitwise_or.Tensor", lower<binary<F::kBitwiseOr>>},
-      LowerRow{"aten::bitwise_xor.Tensor", lower<binary<F::kBitwiseXor>>},
-
-      LowerRow{"aten::eq.Tensor", lower<comparison<F::kEqual>>},
-      LowerRow{"aten::eq.Scalar", lower<comparison<F::kEqual, kScalar>>},
-      LowerRow{"aten::ne.Tensor", lower<comparison<F::kNotEqual>>},
-      LowerRow{"aten::ne.Scalar", lower<comparison<F::kNotEqual, kScalar>>},
-      LowerRow{"aten::lt.Tensor", lower<comparison<F::kLess>>},
-      LowerRow{"aten::lt.Scalar", lower<comparison<F::kLess, kScalar>>},
-      LowerRow{"aten::le.Tensor", lower<comparison<F::kLessEqual>>},
-      LowerRow{"aten::le.Scalar", lower<comparison<F::kLessEqual, kScalar>>},
-      LowerRow{"aten::gt.Tensor", lower<comparison<F::kGreater>>},
-      LowerRow{"aten::gt.Scalar", lower<comparison<F::kGreater, kScalar>>},
-      LowerRow{"aten::ge.Tensor", lower<comparison<F::kGreaterEqual>>},
-      LowerRow{"aten::ge.Scalar", lower<comparison<F::kGreaterEqual, kScalar>>},
-      LowerRow{"aten::logical_and", lower<comparison<F::kLogicalAnd>>},
-      LowerRow{"aten::logical_or", lower<comparison<F::kLogicalOr>>},
-
-      LowerRow{"aten::clamp", lower<clamp>},
-      LowerRow{"aten::clamp_min", lower<clamp_min>},
-      LowerRow{"aten::clamp_max", lower<clamp_max>},
-      LowerRow{"aten::hardtanh", lower<clamp>},
-      LowerRow{"aten::leaky_relu", lower<leaky_relu>},
-      LowerRow{"aten::elu", lower<elu>},
-      LowerRow{"aten::softplus", lower<softplus>},
-      LowerRow{"aten::threshold", lower<threshold>},
-
-      LowerRow{"aten::where.self", lower<where>},
-      LowerRow{"aten::masked_fill.Scalar", lower<masked_fill_scalar>},
-      LowerRow{"aten::masked_fill.Tensor", lower<masked_fill_tensor>},
-      LowerRow{"aten::addcmul", lower<addc<F::kAddcmul>>},
-      LowerRow{"aten::addcdiv", lower<addc<F::kAddcdiv>>},
-      LowerRow{"aten::lerp.Scalar", lower<lerp_scalar>},
-      LowerRow{"aten::lerp.Tensor", lower<lerp_tensor>},
-
-      LowerRow{"aten::sigmoid_backward", lower<backward<F::kSigmoidBackward>>},
-      LowerRow{"aten::tanh_backward", lower<backward<F::kTanhBackward>>},
-      LowerRow{"aten::silu_backward", lower<backward<F::kSiluBackward>>},
-      LowerRow{"aten::gelu_backward", lower<gelu_backward>},
-      LowerRow{"aten::threshold_backward", lower<threshold_backward>},
-      LowerRow{"aten::hardtanh_backward", lower<hardtanh_backward>},
-      LowerRow{"aten::leaky_relu_backward", lower<leaky_relu_backward>},
+#define HETERO_ALL_ROWS
+#define ROW(...) Lowered() __VA_ARGS__,
+#define LOWER(...) .by(&lower<__VA_ARGS__>)
+  static constexpr LowerFunction kFunctions[] = {
+#include "ops/table/op_table.def"
   };
-  return kRows;
+  return kFunctions;
 }
 
 }  // namespace hetero::ops

@@ -311,44 +311,16 @@ void embedding(Builder& b) {
 
 }  // namespace
 
-std::initializer_list<LowerRow> reduction_lowerings() {
+std::span<const LowerFunction> reduction_lowerings() {
   using R = Reduction;
   constexpr Over kAll = Over::kAll, kDimensions = Over::kDimensions;
-  static constexpr auto kRows = {
-      LowerRow{"aten::sum", lower<accumulated<R::kSum, kAll>>},
-      LowerRow{"aten::sum.dim_IntList", lower<accumulated<R::kSum, kDimensions>>},
-      LowerRow{"aten::mean", lower<mean<kAll>>},
-      LowerRow{"aten::mean.dim", lower<mean<kDimensions>>},
-      LowerRow{"aten::prod", lower<accumulated<R::kProduct, kAll>>},
-      LowerRow{"aten::prod.dim_int", lower<accumulated<R::kProduct, kDimensions>>},
-      LowerRow{"aten::max", lower<extremum<R::kMaximum, kAll>>},
-      LowerRow{"aten::min", lower<extremum<R::kMinimum, kAll>>},
-      LowerRow{"aten::amax", lower<extremum<R::kMaximum, kDimensions>>},
-      LowerRow{"aten::amin", lower<extremum<R::kMinimum, kDimensions>>},
-      LowerRow{"aten::argmax", lower<extremum<R::kArgMaximum, kDimensions>>},
-      LowerRow{"aten::argmin", lower<extremum<R::kArgMinimum, kDimensions>>},
-      LowerRow{"aten::max.dim", lower<extremum_and_place<R::kMaximum, R::kArgMaximum>>},
-      LowerRow{"aten::min.dim", lower<extremum_and_place<R::kMinimum, R::kArgMinimum>>},
-      LowerRow{"aten::any", lower<truth<R::kAny, kAll>>},
-      LowerRow{"aten::all", lower<truth<R::kAll, kAll>>},
-      LowerRow{"aten::any.dim", lower<truth<R::kAny, kDimensions>>},
-      LowerRow{"aten::all.dim", lower<truth<R::kAll, kDimensions>>},
-      LowerRow{"aten::var.correction", lower<spread<Spread::kVariance>>},
-      LowerRow{"aten::std.correction", lower<spread<Spread::kDeviation>>},
-      LowerRow{"aten::var_mean.correction", lower<spread<Spread::kVarianceAndMean>>},
-      LowerRow{"aten::linalg_vector_norm", lower<vector_norm>},
-      LowerRow{"aten::logsumexp", lower<logsumexp>},
-      LowerRow{"aten::_softmax", lower<softmax>},
-      LowerRow{"aten::_log_softmax", lower<log_softmax>},
-      LowerRow{"aten::_softmax_backward_data", lower<softmax_backward>},
-      LowerRow{"aten::_log_softmax_backward_data", lower<log_softmax_backward>},
-      LowerRow{"aten::nll_loss_forward", lower<nll_loss>},
-      LowerRow{"aten::nll_loss_backward", lower<nll_loss_backward>},
-      LowerRow{"aten::native_layer_norm", lower<layer_norm>},
-      LowerRow{"aten::native_batch_norm", lower<batch_norm>},
-      LowerRow{"aten::embedding", lower<embedding>},
+#define HETERO_ALL_ROWS
+#define ROW(...) Lowered() __VA_ARGS__,
+#define LOWER_ROWS(...) .by(&lower<__VA_ARGS__>)
+  static constexpr LowerFunction kFunctions[] = {
+#include "ops/table/op_table.def"
   };
-  return kRows;
+  return kFunctions;
 }
 
 }  // namespace hetero::ops

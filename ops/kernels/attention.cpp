@@ -6,6 +6,7 @@
 #include "backend/cpu/kernels/attention.h"
 #include "ops/kernels/kernel.h"
 #include "ops/kernels/own_kernel.h"
+#include "ops/record/call.h"
 
 namespace hetero::ops {
 namespace {

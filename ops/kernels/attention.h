@@ -17,34 +17,13 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward_ops.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_ops.h>
-
 #include "graph/ir/op.h"
-#include "ops/dispatch/typed.h"
 
 namespace hetero::ops {
 
 // Runs the call. False, and nothing is done, where that is the stock kernel's.
 bool run_attention(const graph::Invocation& invocation);
 bool run_attention_backward(const graph::Invocation& invocation);
-
-template <bool (*run)(const graph::Invocation&), graph::KernelFunction stock>
-void attention_kernel(const graph::Invocation& invocation) {
-  if (!run(invocation)) stock(invocation);
-}
-
-template <graph::KernelFunction stock>
-struct KernelOf<at::_ops::_scaled_dot_product_flash_attention_for_cpu, stock> {
-  static constexpr graph::KernelFunction kValue = &attention_kernel<run_attention, stock>;
-  static constexpr bool kTakesMemory = true;
-};
-template <graph::KernelFunction stock>
-struct KernelOf<at::_ops::_scaled_dot_product_flash_attention_for_cpu_backward, stock> {
-  static constexpr graph::KernelFunction kValue = &attention_kernel<run_attention_backward, stock>;
-  static constexpr bool kTakesMemory = true;
-};
 
 // How often ours have run.
 struct AttentionCounts {

@@ -90,7 +90,7 @@ bool encode(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, Call& call
     if (!encode_value(info, i, arguments[i], call, random)) return false;
   }
   if (info.seeded) call.generator(random);
-  if (is_norm_in_inference(info, arguments)) {
+  if (makes_no_hidden_writes(info, arguments)) {
     // It reads the running statistics only: the node is the one that the typed recorder makes.
     for (CallOperand& operand : call.operands) operand.access = graph::Access::kRead;
   }
@@ -248,7 +248,7 @@ torch::jit::Stack arguments_of(const c10::FunctionSchema& schema, Decoder& decod
 }
 
 c10::OperatorHandle handle_of(const OpInfo& info) {
-  if (info.name.starts_with("aten::")) return info.handle;
+  if (is_aten(info.name)) return info.handle;
   // Allocates nothing.
   if (auto found = c10::Dispatcher::singleton().findSchema(info.operator_name)) return *found;
   return c10::Dispatcher::singleton().findSchemaOrThrow(info.operator_name.name.c_str(),

@@ -12,8 +12,10 @@
 
 #include "backend/cpu/kernels/convolution.h"
 #include "ops/kernels/blas.h"
+#include "ops/kernels/kernel.h"
 #include "ops/kernels/measure.h"
 #include "ops/kernels/own_kernel.h"
+#include "ops/record/call.h"
 
 namespace hetero::ops {
 namespace {

@@ -15,16 +15,10 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/convolution_backward_ops.h>
-#include <ATen/ops/convolution_ops.h>
-
 #include <optional>
 
 #include "graph/ir/op.h"
-#include "graph/run/preparation.h"
 #include "ops/kernels/convolution_choice.h"
-#include "ops/dispatch/typed.h"
 
 namespace hetero::ops {
 
@@ -32,25 +26,9 @@ namespace hetero::ops {
 bool run_convolution(const graph::Invocation& invocation);
 bool run_convolution_backward(const graph::Invocation& invocation);
 
-// Measure where nothing is known of the shape: see preparation.h.
+// OpTraits::prepare: measure where nothing is known of the shape.
 void prepare_convolution(const graph::Invocation& invocation);
 void prepare_convolution_backward(const graph::Invocation& invocation);
-
-template <bool run(const graph::Invocation&), graph::KernelFunction stock>
-void convolution_kernel(const graph::Invocation& invocation) {
-  if (!run(invocation)) stock(invocation);
-}
-
-template <graph::KernelFunction stock>
-struct KernelOf<at::_ops::convolution, stock> {
-  static constexpr graph::KernelFunction kValue = &convolution_kernel<run_convolution, stock>;
-  static void complete(graph::OpTraits&) { graph::set_preparation(kValue, &prepare_convolution); }
-};
-template <graph::KernelFunction stock>
-struct KernelOf<at::_ops::convolution_backward, stock> {
-  static constexpr graph::KernelFunction kValue = &convolution_kernel<run_convolution_backward, stock>;
-  static void complete(graph::OpTraits&) { graph::set_preparation(kValue, &prepare_convolution_backward); }
-};
 
 // How often each implementation other than the stock kernel has run, and how many shapes were measured.
 struct ConvolutionCounts {

@@ -24,6 +24,7 @@
 #include "ops/record/op_info.h"
 #include "ops/memory/storage_memory.h"
 #include "ops/settings/errors.h"
+#include "ops/table/operator_row.h"
 #include "ops/tensor/alias.h"
 
 #if defined(HETERO_WITH_CUDA)
@@ -65,13 +66,11 @@ bool is_out_of(const c10::FunctionSchema& out, const c10::FunctionSchema& plain)
   return true;
 }
 
-// Operators whose `out=` kernels are wrong for an output of the right shape: before they sum it, binary_cross_entropy's make the loss of each element in a
-// resized view of the output, and then sum the output's first element alone (PyTorch 2.11, on CUDA and on the CPU).
-bool has_wrong_out(const OpInfo& info) { return info.handle.operator_name().name == "aten::binary_cross_entropy"; }
-
 // The variant of the operator that writes into given memory, where a kernel of the device's own does. The others call the operator and copy.
 std::optional<c10::OperatorHandle> find_out(const OpInfo& info) {
-  if (has_wrong_out(info)) return std::nullopt;
+  // Before they sum it, binary_cross_entropy's make the loss of each element in a resized view of the output, and then sum the output's first element
+  // alone (PyTorch 2.11, on CUDA and on the CPU).
+  if (info.row.no_device_out) return std::nullopt;
   const auto makes_tensor = [](OpInfo::Return result) { return result == OpInfo::Return::kTensor; };
   if (info.returns.empty() || !std::ranges::all_of(info.returns, makes_tensor)) return std::nullopt;
   static const auto* const overloads = [] {
@@ -245,6 +244,19 @@ void call_addmm(const Invocation& invocation) {
   invocation.part == graph::Part::kWhole ? call_stock(invocation) : run_addmm_part(invocation);
 }
 
+// What DEVICE of the op table names, an entry for each row.
+struct WrittenHere {
+  graph::KernelFunction kernel = nullptr;
+  constexpr WrittenHere by(graph::KernelFunction function) const { return {function}; }
+  constexpr operator graph::KernelFunction() const { return kernel; }
+};
+constexpr graph::KernelFunction kWrittenHere[] = {
+#define HETERO_ALL_ROWS
+#define ROW(...) WrittenHere() __VA_ARGS__,
+#define DEVICE(function) .by(&run<&function>)
+#include "ops/table/op_table.def"
+};
+
 bool is_random(const OpInfo& info) { return info.seeded || info.generator_argument >= 0; }
 
 }  // namespace
@@ -252,20 +264,16 @@ bool is_random(const OpInfo& info) { return info.seeded || info.generator_argume
 void connect_kernel_settings() { graph::set_kernel_settings(&find_kernel_settings); }
 
 void add_device_kernel(graph::OpTraits& traits) {
-  static const std::unordered_map<std::string, graph::KernelFunction> written_here = {
-      {"aten::_scaled_dot_product_flash_attention_for_cpu", &run<&attention_on_device>},
-      {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", &run<&attention_backward_on_device>},
-      {"aten::addmm", &run<&call_addmm>},
-  };
+  const size_t row = describe_operator(traits.name).index;
+  const graph::KernelFunction own = row == OperatorRow::kNoRow ? nullptr : kWrittenHere[row];
   const size_t dot = traits.name.find('.');
   const std::string overload = dot == std::string::npos ? "" : traits.name.substr(dot + 1);
   const auto handle = c10::Dispatcher::singleton().findSchema({traits.name.substr(0, dot), overload});
   if (!handle.has_value()) return;
-  const auto own = written_here.find(traits.name);
-  if (own == written_here.end() && !has_kernel(*handle)) return;
+  if (own == nullptr && !has_kernel(*handle)) return;
   auto made = std::make_unique<DeviceOperator>(*handle);
   if (is_random(made->info)) return;
-  traits.device_kernel = own == written_here.end() ? &run<&call_stock> : own->second;
+  traits.device_kernel = own == nullptr ? &run<&call_stock> : own;
   traits.device_self = made.release();  // entries of the table live for ever
 }
 

@@ -16,8 +16,10 @@
 #include "backend/cpu/kernels/panel_gemm.h"
 #include "backend/cpu/kernels/tile_gemm.h"
 #include "ops/kernels/blas.h"
+#include "ops/kernels/kernel.h"
 #include "ops/kernels/measure.h"
 #include "ops/kernels/own_kernel.h"
+#include "ops/record/call.h"
 #include "ops/settings/config.h"
 
 namespace hetero::ops {
@@ -478,9 +480,7 @@ class Products {
   size_t count_ = 0;
 };
 
-}  // namespace
-
-bool run_linear(const graph::Invocation& invocation, LinearKind kind) {
+bool run_product(const graph::Invocation& invocation, LinearKind kind) {
   if (!last_bits_may_vary()) return false;
   Product product;
   if (!recognize(invocation, kind, product)) return false;
@@ -505,7 +505,22 @@ bool run_linear(const graph::Invocation& invocation, LinearKind kind) {
   return false;
 }
 
-void prepare_linear(const graph::Invocation& invocation, LinearKind kind) {
+}  // namespace
+
+template <LinearKind kind>
+bool run_linear(const graph::Invocation& invocation) {
+  if (invocation.part != graph::Part::kTail && run_product(invocation, kind)) return true;
+  if (invocation.part == graph::Part::kWhole) return false;
+  run_addmm_part(invocation);
+  return true;
+}
+template bool run_linear<LinearKind::kMm>(const graph::Invocation& invocation);
+template bool run_linear<LinearKind::kAddmm>(const graph::Invocation& invocation);
+template bool run_linear<LinearKind::kBmm>(const graph::Invocation& invocation);
+
+template <LinearKind kind>
+void prepare_linear(const graph::Invocation& invocation) {
+  if (invocation.part == graph::Part::kTail) return;
   Product product;
   if (!last_bits_may_vary() || !recognize(invocation, kind, product)) return;
   Isolated isolated;
@@ -514,6 +529,9 @@ void prepare_linear(const graph::Invocation& invocation, LinearKind kind) {
   settle(invocation, product, weights);
   choose_now(invocation, product, weights);
 }
+template void prepare_linear<LinearKind::kMm>(const graph::Invocation& invocation);
+template void prepare_linear<LinearKind::kAddmm>(const graph::Invocation& invocation);
+template void prepare_linear<LinearKind::kBmm>(const graph::Invocation& invocation);
 
 void run_linears(const graph::Invocation* calls, size_t count) {
   const bool allowed = last_bits_may_vary();

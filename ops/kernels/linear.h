@@ -24,64 +24,23 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/addmm_ops.h>
-#include <ATen/ops/bmm_ops.h>
-#include <ATen/ops/mm_ops.h>
-
 #include "graph/ir/op.h"
-#include "graph/run/preparation.h"
 #include "ops/kernels/linear_choice.h"
-#include "ops/dispatch/typed.h"
 
 namespace hetero::ops {
 
 enum class LinearKind : uint8_t { kMm, kAddmm, kBmm };
 
-// Runs the product by the best implementation. False, and nothing is done, where that is the stock kernel.
-bool run_linear(const graph::Invocation& invocation, LinearKind kind);
-// Measures what is not known of the product's shape yet, and packs its weight where that is faster and the weight has a binding: see
-// preparation.h.
-void prepare_linear(const graph::Invocation& invocation, LinearKind kind);
+// Runs the product, or its part, by the best implementation. False, and nothing is done, where that is the stock kernel.
+template <LinearKind kind>
+bool run_linear(const graph::Invocation& invocation);
+// OpTraits::prepare: measures what is not known of the product's shape yet, and packs its weight where that is faster and the weight has a binding.
+template <LinearKind kind>
+void prepare_linear(const graph::Invocation& invocation);
 // Runs a part of addmm by stock kernels.
 void run_addmm_part(const graph::Invocation& invocation);
 // Products of one x, as projections to Q, K and V are: those that the same one of our implementations computes are one call of it.
 void run_linears(const graph::Invocation* calls, size_t count);
-
-template <LinearKind kind, graph::KernelFunction stock>
-void linear_kernel(const graph::Invocation& invocation) {
-  if (invocation.part != graph::Part::kTail && run_linear(invocation, kind)) return;
-  if (invocation.part == graph::Part::kWhole) return stock(invocation);
-  run_addmm_part(invocation);
-}
-
-template <LinearKind kind>
-void prepare_linear_kernel(const graph::Invocation& invocation) {
-  if (invocation.part != graph::Part::kTail) prepare_linear(invocation, kind);
-}
-
-template <graph::KernelFunction stock>
-struct KernelOf<at::_ops::mm, stock> {
-  static constexpr graph::KernelFunction kValue = &linear_kernel<LinearKind::kMm, stock>;
-  static void complete(graph::OpTraits& traits) {
-    traits.run_together = &run_linears;
-    graph::set_preparation(kValue, &prepare_linear_kernel<LinearKind::kMm>);
-  }
-};
-template <graph::KernelFunction stock>
-struct KernelOf<at::_ops::addmm, stock> {
-  static constexpr graph::KernelFunction kValue = &linear_kernel<LinearKind::kAddmm, stock>;
-  static void complete(graph::OpTraits& traits) {
-    traits.run_together = &run_linears;
-    traits.shared_operand = 1;
-    graph::set_preparation(kValue, &prepare_linear_kernel<LinearKind::kAddmm>);
-  }
-};
-template <graph::KernelFunction stock>
-struct KernelOf<at::_ops::bmm, stock> {
-  static constexpr graph::KernelFunction kValue = &linear_kernel<LinearKind::kBmm, stock>;
-  static void complete(graph::OpTraits&) { graph::set_preparation(kValue, &prepare_linear_kernel<LinearKind::kBmm>); }
-};
 
 inline constexpr int kUsesBeforePacking = 8;
 

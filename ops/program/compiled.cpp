@@ -141,10 +141,10 @@ struct CompiledProgram::Work {
   std::vector<c10::IValue> results;
   std::vector<c10::Storage> gpu_copies;  // per storage in `made`
 
-  void take_arguments(std::vector<c10::IValue>& values, const Storages& storages, const Variant& variant);
+  void take_arguments(std::vector<c10::IValue>& values, const ArgumentStorages& storages, const Variant& variant);
   void settle_arguments(const Variant& variant);
   void make_results(const std::vector<c10::IValue>& values, const Variant& variant, const graph::WindowTable& windows);
-  void bump_versions(const std::vector<c10::IValue>& values, const Storages& storages, const Variant& variant);
+  void bump_versions(const std::vector<c10::IValue>& values, const ArgumentStorages& storages, const Variant& variant);
   const c10::Storage& storage(const Variant& variant, Variant::Source source) const;
   void bind(const Variant& variant);
   void draw(const Variant& variant);
@@ -155,7 +155,7 @@ struct CompiledProgram::Work {
   void clear();
 };
 
-void CompiledProgram::Storages::look(const std::vector<c10::IValue>& arguments) {
+void ArgumentStorages::look(const std::vector<c10::IValue>& arguments) {
   numbers.assign(arguments.size(), kNone);
   storages.clear();
   size_t size = 16;
@@ -174,13 +174,13 @@ void CompiledProgram::Storages::look(const std::vector<c10::IValue>& arguments) 
   }
 }
 
-bool CompiledProgram::Variant::fits(const std::vector<c10::IValue>& values, const Storages& of,
+bool CompiledVariant::fits(const std::vector<c10::IValue>& values, const ArgumentStorages& of,
                                     const graph::WindowTable& windows) const {
   if (values.size() != arguments.size() || of.storages.size() != written.size()) return false;
   for (size_t i = 0; i < values.size(); ++i) {
     const Argument& known = arguments[i];
     if (of.numbers[i] != known.storage) return false;
-    if (known.storage == Storages::kNone) {
+    if (known.storage == ArgumentStorages::kNone) {
       if (values[i].tagKind() != known.number.tagKind() || values[i] != known.number) return false;
       continue;
     }
@@ -194,11 +194,11 @@ bool CompiledProgram::Variant::fits(const std::vector<c10::IValue>& values, cons
 }
 
 CompiledProgram::CompiledProgram(Options options)
-    : options_(options), storages_(std::make_unique<Storages>()), work_(std::make_unique<Work>()) {}
+    : options_(options), storages_(std::make_unique<ArgumentStorages>()), work_(std::make_unique<Work>()) {}
 
 CompiledProgram::~CompiledProgram() = default;
 
-CompiledProgram::Variant* CompiledProgram::find(const std::vector<c10::IValue>& arguments) {
+CompiledVariant* CompiledProgram::find(const std::vector<c10::IValue>& arguments) {
   storages_->look(arguments);
   for (auto it = variants_.begin(); it != variants_.end(); ++it) {
     if (!(*it)->fits(arguments, *storages_, windows_)) continue;
@@ -211,14 +211,14 @@ CompiledProgram::Variant* CompiledProgram::find(const std::vector<c10::IValue>& 
 // ---- running --------------------------------------------------------------------------------------------------------
 
 // A storage on hetero for each of the arguments. One on the CPU or on CUDA lends its memory.
-void CompiledProgram::Work::take_arguments(std::vector<c10::IValue>& values, const Storages& storages,
+void CompiledProgram::Work::take_arguments(std::vector<c10::IValue>& values, const ArgumentStorages& storages,
                                            const Variant& variant) {
   bool borrows = false;
   arguments.resize(variant.written.size());
   originals.resize(variant.written.size());
   for (size_t i = 0; i < values.size(); ++i) {
     const uint32_t number = storages.numbers[i];
-    if (number == Storages::kNone || arguments[number]) continue;
+    if (number == ArgumentStorages::kNone || arguments[number]) continue;
     const c10::Storage& storage = values[i].toTensor().storage();
     const c10::DeviceType device = variant.arguments[i].device;
     if (device == kHetero) {
@@ -284,11 +284,11 @@ void CompiledProgram::Work::make_results(const std::vector<c10::IValue>& values,
 }
 
 // What the program writes has a new version, as behind an operator in place.
-void CompiledProgram::Work::bump_versions(const std::vector<c10::IValue>& values, const Storages& storages,
+void CompiledProgram::Work::bump_versions(const std::vector<c10::IValue>& values, const ArgumentStorages& storages,
                                           const Variant& variant) {
   for (size_t i = 0; i < values.size(); ++i) {
     const uint32_t number = storages.numbers[i];
-    if (number != Storages::kNone && variant.written[number] != 0) {
+    if (number != ArgumentStorages::kNone && variant.written[number] != 0) {
       values[i].toTensor().unsafeGetTensorImpl()->bump_version();
     }
   }
@@ -492,7 +492,7 @@ std::vector<c10::IValue> CompiledProgram::begin_capture(const std::vector<c10::I
       continue;
     }
     const at::Tensor& tensor = arguments[i].toTensor();
-    TORCH_CHECK(known.storage != Storages::kNone &&
+    TORCH_CHECK(known.storage != ArgumentStorages::kNone &&
                     (is_hetero(tensor) || tensor.device().is_cpu() || tensor.device() == kernel_device()),
                 "hetero: an argument of a compiled program is a strided tensor on hetero, on the CPU, or on the GPU "
                 "that is the "
@@ -571,13 +571,13 @@ void CompiledProgram::Capture::name_constants(const Cut& cut) {
   }
 }
 
-CompiledProgram::Variant::Source CompiledProgram::Capture::name_constant(const c10::Storage& storage) {
+CompiledVariant::Source CompiledProgram::Capture::name_constant(const c10::Storage& storage) {
   variant->constants.push_back(storage);
   const auto index = static_cast<uint32_t>(variant->constants.size() - 1);
   return sources[storage.unsafeGetStorageImpl()] = {Kind::kConstant, index};
 }
 
-CompiledProgram::Variant::Source CompiledProgram::Capture::source_of_result(const c10::Storage& storage) {
+CompiledVariant::Source CompiledProgram::Capture::source_of_result(const c10::Storage& storage) {
   const auto found = sources.find(storage.unsafeGetStorageImpl());
   if (found != sources.end()) return found->second;
   if (hetero(storage)->binding.valid_on != 0) return name_constant(storage);

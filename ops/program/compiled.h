@@ -51,6 +51,10 @@ struct ProgramNames {
   std::vector<std::pair<std::string, at::Tensor>> constants;  // tensors by which the program's constants are known
 };
 
+// compiled_variant.h
+struct CompiledVariant;
+struct ArgumentStorages;
+
 class CompiledProgram {
  public:
   struct Options {
@@ -85,11 +89,10 @@ class CompiledProgram {
   std::string describe();
   size_t variants() const { return variants_.size(); }
 
-  struct Variant;  // compiled_variant.h
+  using Variant = CompiledVariant;
 
  private:
   struct Capture;
-  struct Storages;
   struct Work;
 
   Variant* find(const std::vector<c10::IValue>& arguments);
@@ -100,7 +103,7 @@ class CompiledProgram {
   graph::WindowTable windows_;
   std::vector<std::unique_ptr<Variant>> variants_;  // the one used last comes first
   std::unique_ptr<Capture> capture_;
-  std::unique_ptr<Storages> storages_;
+  std::unique_ptr<ArgumentStorages> storages_;
   std::unique_ptr<Work> work_;
 };
 

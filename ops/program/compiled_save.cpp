@@ -5,6 +5,7 @@
 #include <string>
 
 #include "ops/memory/storage_memory.h"
+#include "ops/program/compiled.h"
 #include "ops/program/compiled_variant.h"
 #include "ops/run/overlap.h"
 #include "ops/run/sync.h"
@@ -12,7 +13,7 @@
 namespace hetero::ops {
 namespace {
 
-using Kind = CompiledProgram::Variant::Source::Kind;
+using Kind = CompiledVariant::Source::Kind;
 using graph::BufferId;
 using graph::WindowId;
 
@@ -23,7 +24,7 @@ graph::WindowId window_of(const at::Tensor& tensor, graph::WindowTable& windows)
 
 class Saver {
  public:
-  Saver(const CompiledProgram& program, const CompiledProgram::Variant& variant, const graph::WindowTable& windows,
+  Saver(const CompiledProgram& program, const CompiledVariant& variant, const graph::WindowTable& windows,
         const ProgramNames& names)
       : program_(program),
         variant_(variant),
@@ -65,7 +66,7 @@ class Saver {
   }
 
   // The buffer that is this; one of `bytes` where no node touches it.
-  BufferId buffer_of(CompiledProgram::Variant::Source source, uint64_t bytes) {
+  BufferId buffer_of(CompiledVariant::Source source, uint64_t bytes) {
     for (BufferId b = 0; b < variant_.sources.size(); ++b) {
       if (variant_.sources[b].kind == source.kind && variant_.sources[b].index == source.index) return b;
     }
@@ -136,11 +137,11 @@ class Saver {
   }
 
   const CompiledProgram& program_;
-  const CompiledProgram::Variant& variant_;
+  const CompiledVariant& variant_;
   const graph::WindowTable& windows_;
   const ProgramNames& names_;
   std::unique_ptr<graph::SavedProgram> saved_;
-  std::vector<std::pair<CompiledProgram::Variant::Source, BufferId>> untouched_;
+  std::vector<std::pair<CompiledVariant::Source, BufferId>> untouched_;
 };
 
 }  // namespace
@@ -150,7 +151,7 @@ std::vector<size_t> CompiledProgram::updated_arguments() const {
   const Variant& variant = *variants_.front();
   for (size_t i = 0; i < variant.arguments.size(); ++i) {
     const uint32_t storage = variant.arguments[i].storage;
-    if (storage != Storages::kNone && variant.written[storage] != 0) updated.push_back(i);
+    if (storage != ArgumentStorages::kNone && variant.written[storage] != 0) updated.push_back(i);
   }
   return updated;
 }

@@ -4,17 +4,22 @@
 
 #pragma once
 
+#include <ATen/core/ivalue.h>
+
 #include <cstdint>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
-#include "ops/program/compiled.h"
+#include "graph/ir/graph.h"
+#include "ops/record/call.h"
+#include "ops/record/plan_cache.h"
+#include "ops/tensor/storage.h"
 
 namespace hetero::ops {
 
 // The arguments of a call as far as they are looked at once.
-struct CompiledProgram::Storages {
+struct ArgumentStorages {
   static constexpr uint32_t kNone = UINT32_MAX;
 
   std::vector<uint32_t> numbers;  // per argument, in the order of first appearance; kNone for those that are no tensors
@@ -23,9 +28,9 @@ struct CompiledProgram::Storages {
   void look(const std::vector<c10::IValue>& arguments);
 };
 
-struct CompiledProgram::Variant {
+struct CompiledVariant {
   struct Argument {
-    uint32_t storage = Storages::kNone;  // kNone: a number
+    uint32_t storage = ArgumentStorages::kNone;  // kNone: a number
     graph::WindowId window = graph::kNoWindow;
     uint8_t bits = 0;
     c10::DeviceType device = kHetero;  // where the caller has it
@@ -50,7 +55,7 @@ struct CompiledProgram::Variant {
     c10::IValue number;
   };
 
-  bool fits(const std::vector<c10::IValue>& values, const Storages& of, const graph::WindowTable& windows) const;
+  bool fits(const std::vector<c10::IValue>& values, const ArgumentStorages& of, const graph::WindowTable& windows) const;
 
   std::vector<Argument> arguments;
   std::vector<Result> results;

@@ -31,12 +31,10 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "backend/base/status.h"
@@ -47,40 +45,14 @@
 #include "graph/program/tensor_view.h"
 #include "graph/serve/graph_executor.h"
 #include "graph/serve/model.h"
+#include "ops/program/graph_argument.h"
 
 namespace hetero {
 
 class ComputeGraph {
  public:
-  // A result of a node: its first one, or another, result(1) of it. Inputs and constants are nodes with one result.
-  struct Value {
-    uint32_t node = UINT32_MAX;
-    uint32_t index = 0;
-    Value result(uint32_t other) const { return {node, other}; }
-  };
-
-  // What an operator takes: None, a tensor, tensors, a number, numbers, a string. A dtype is a string: "f32".
-  class Argument {
-   public:
-    using Kind = std::variant<std::monostate, Value, std::vector<Value>, bool, int64_t, double, std::vector<int64_t>,
-                              std::vector<double>, std::string>;
-    Argument() = default;
-    Argument(std::nullptr_t) {}
-    Argument(Value value) : kind_(value) {}
-    Argument(std::vector<Value> values) : kind_(std::move(values)) {}
-    Argument(bool value) : kind_(value) {}
-    Argument(int value) : kind_(int64_t{value}) {}
-    Argument(int64_t value) : kind_(value) {}
-    Argument(double value) : kind_(value) {}
-    Argument(std::vector<int64_t> values) : kind_(std::move(values)) {}
-    Argument(std::vector<double> values) : kind_(std::move(values)) {}
-    Argument(std::string value) : kind_(std::move(value)) {}
-    Argument(const char* value) : kind_(std::string(value)) {}
-    const Kind& kind() const { return kind_; }
-
-   private:
-    Kind kind_;
-  };
+  using Value = GraphValue;
+  using Argument = GraphArgument;
   using Arguments = std::vector<Argument>;
   using Attributes = std::vector<std::pair<std::string, Argument>>;
 

@@ -4,11 +4,13 @@
 #include <optional>
 #include <utility>
 
+#include "graph/ir/window.h"
+
 namespace hetero::ops {
 namespace {
 
-using Argument = ComputeGraph::Argument;
-using Value = ComputeGraph::Value;
+using Argument = GraphArgument;
+using Value = GraphValue;
 using c10::TypeKind;
 
 template <typename T>
@@ -135,12 +137,12 @@ std::vector<c10::OperatorHandle> find_operators(std::string_view name) {
 
 }  // namespace
 
-SchemaCall::SchemaCall(std::string_view name, const ComputeGraph::Arguments& arguments,
-                       const ComputeGraph::Attributes& attributes)
+SchemaCall::SchemaCall(std::string_view name, const SchemaCall::Arguments& arguments,
+                       const SchemaCall::Attributes& attributes)
     : SchemaCall(find_operators(name), name, arguments, attributes) {}
 
 SchemaCall::SchemaCall(const std::vector<c10::OperatorHandle>& candidates, std::string_view name,
-                       const ComputeGraph::Arguments& arguments, const ComputeGraph::Attributes& attributes)
+                       const SchemaCall::Arguments& arguments, const SchemaCall::Attributes& attributes)
     : op_(candidates.front()) {
   std::string reasons;
   for (const c10::OperatorHandle& candidate : candidates) {
@@ -153,7 +155,7 @@ SchemaCall::SchemaCall(const std::vector<c10::OperatorHandle>& candidates, std::
   TORCH_CHECK(false, "hetero: no schema of ", name, " takes these arguments", reasons);
 }
 
-std::string SchemaCall::fill(const ComputeGraph::Arguments& arguments, const ComputeGraph::Attributes& attributes) {
+std::string SchemaCall::fill(const SchemaCall::Arguments& arguments, const SchemaCall::Attributes& attributes) {
   slots_.clear();
   tensors_.clear();
   const auto& formals = op_.schema().arguments();
@@ -165,7 +167,7 @@ std::string SchemaCall::fill(const ComputeGraph::Arguments& arguments, const Com
   for (size_t i = 0; i < formals.size(); ++i) {
     const c10::Argument& formal = formals[i];
     const auto attribute =
-        std::ranges::find(attributes, formal.name(), &std::pair<std::string, ComputeGraph::Argument>::first);
+        std::ranges::find(attributes, formal.name(), &std::pair<std::string, GraphArgument>::first);
     const bool is_named = attribute != attributes.end();
     named += is_named;
     if (i < arguments.size() && is_named) return formal.name() + " is given twice";
@@ -183,7 +185,7 @@ std::string SchemaCall::fill(const ComputeGraph::Arguments& arguments, const Com
                                     : "an attribute has a name that the schema does not have, or two have the same";
 }
 
-bool SchemaCall::fill(const c10::Argument& formal, const ComputeGraph::Argument& given) {
+bool SchemaCall::fill(const c10::Argument& formal, const GraphArgument& given) {
   c10::TypePtr type = formal.type();
   if (const auto optional = type->cast<c10::OptionalType>()) {
     if (get<std::monostate>(given) != nullptr) {
@@ -199,7 +201,7 @@ bool SchemaCall::fill(const c10::Argument& formal, const ComputeGraph::Argument&
   return true;
 }
 
-bool SchemaCall::fill_tensors(const c10::Type& type, const ComputeGraph::Argument& given) {
+bool SchemaCall::fill_tensors(const c10::Type& type, const GraphArgument& given) {
   if (const auto* value = get<Value>(given); value != nullptr && type.kind() == TypeKind::TensorType) {
     slots_.push_back({.kind = Slot::Kind::kTensor});
     tensors_.push_back(*value);

@@ -13,27 +13,31 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
-#include "ops/program/compute_graph.h"
+#include "ops/program/graph_argument.h"
 
 namespace hetero::ops {
 
 class SchemaCall {
  public:
+  using Arguments = std::vector<GraphArgument>;
+  using Attributes = std::vector<std::pair<std::string, GraphArgument>>;
+
   // Takes the operator of that name whose schema takes the arguments. Raises a sentence where there is none.
-  SchemaCall(std::string_view name, const ComputeGraph::Arguments& arguments,
-             const ComputeGraph::Attributes& attributes);
+  SchemaCall(std::string_view name, const Arguments& arguments,
+             const Attributes& attributes);
 
   const std::string& name() const { return name_; }  // "aten::add.Tensor"
   // The tensors among the arguments, in their order.
-  const std::vector<ComputeGraph::Value>& tensors() const { return tensors_; }
+  const std::vector<GraphValue>& tensors() const { return tensors_; }
   // Calls it on these in their place; tensors that it makes of nothing are on `device`. The tensors among the results, lists taken apart. Raises what it raises.
   std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& tensors, c10::Device device) const;
 
  private:
   SchemaCall(const std::vector<c10::OperatorHandle>& candidates, std::string_view name,
-             const ComputeGraph::Arguments& arguments, const ComputeGraph::Attributes& attributes);
+             const Arguments& arguments, const Attributes& attributes);
 
   struct Slot {
     enum class Kind : uint8_t { kFixed, kDevice, kTensor, kTensors, kOptionalTensors };
@@ -42,14 +46,14 @@ class SchemaCall {
     std::vector<bool> given = {};  // of lists: which elements are tensors and not None
   };
   // "" where the schema takes the arguments, otherwise why not.
-  std::string fill(const ComputeGraph::Arguments& arguments, const ComputeGraph::Attributes& attributes);
-  bool fill(const c10::Argument& formal, const ComputeGraph::Argument& given);
-  bool fill_tensors(const c10::Type& type, const ComputeGraph::Argument& given);
+  std::string fill(const Arguments& arguments, const Attributes& attributes);
+  bool fill(const c10::Argument& formal, const GraphArgument& given);
+  bool fill_tensors(const c10::Type& type, const GraphArgument& given);
 
   c10::OperatorHandle op_;
   std::string name_;
   std::vector<Slot> slots_;
-  std::vector<ComputeGraph::Value> tensors_;
+  std::vector<GraphValue> tensors_;
 };
 
 }  // namespace hetero::ops

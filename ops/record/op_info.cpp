@@ -4,24 +4,20 @@
 #include <memory>
 #include <shared_mutex>
 #include <unordered_map>
+#include <unordered_set>
+#include <utility>
 
-#include "ops/kernels/boxed.h"
 #include "ops/record/recorder.h"
 
 namespace hetero::ops {
 namespace {
 
-// Operators whose results depend on data but whose Meta kernels do not say so.
-bool always_straight(const std::string& name) {
-  static const std::vector<std::string> names = {
-      "aten::_unique2",
-      "aten::unique_dim",
-      "aten::unique_consecutive",
-      "aten::_pack_padded_sequence",
-      "aten::_pad_packed_sequence",
-  };
-  return std::find(names.begin(), names.end(), name.substr(0, name.find('.'))) != names.end();
+std::unordered_set<std::string>& recorded_operators() {
+  static auto* const names = new std::unordered_set<std::string>;
+  return *names;
 }
+
+constinit BoxedTraits boxed_traits = nullptr;
 
 bool declared_size(const c10::TypePtr& declared) {
   c10::TypePtr type = declared;
@@ -36,6 +32,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op), operator_name(op.ope
   const c10::FunctionSchema& schema = op.schema();
   name = schema.operator_name().name;
   if (!schema.operator_name().overload_name.empty()) name += "." + schema.operator_name().overload_name;
+  row = describe_operator(name);
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const c10::Argument& argument = schema.arguments()[i];
     const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
@@ -79,30 +76,23 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : handle(op), operator_name(op.ope
       returns.push_back(tensor ? Return::kTensor : Return::kTensorList);
     }
   }
-  if (overwrites_first_argument(name)) access[0] = graph::Access::kWrite;
+  if (row.overwrites) access[0] = graph::Access::kWrite;
   if (returns.empty() && std::count(access.begin(), access.end(), graph::Access::kRead) == std::ssize(access)) {
     // Whatever it does, it does not do to a tensor.
     records = false;
   }
-  if (name == "aten::native_batch_norm") {
-    // In training it updates the running statistics, which its schema does not say.
-    access[3] = access[4] = graph::Access::kUpdate;
+  for (size_t i = 0; i < access.size(); ++i) {
+    if (row.hidden_writes.arguments.has(i)) access[i] = graph::Access::kUpdate;
   }
-  // The numbers of optimizer steps change from step to step; no shape depends on them.
-  numbers_decide_shape = !name.starts_with("aten::_foreach_") && !name.starts_with("aten::_fused_adam") &&
-                         !name.starts_with("aten::_fused_sgd");
+  numbers_decide_shape = !row.any_numbers;
   seeded = generator_argument < 0 && op.hasTag(at::Tag::nondeterministic_seeded);
-  if (op.hasTag(at::Tag::dynamic_output_shape) || always_straight(name)) {
+  if (op.hasTag(at::Tag::dynamic_output_shape) || row.dynamic_shape) {
     records = false;
     straight_reason = SyncReason::kDataDependentShape;
   } else if (op.hasTag(at::Tag::data_dependent_output)) {
     records = false;
     straight_reason = SyncReason::kDataDependentValue;
   }
-  takes_cpu_tensors = name.starts_with("aten::_pack_padded_sequence") ||
-                      name.starts_with("aten::_pad_packed_sequence") || name.starts_with("aten::_ctc_loss");
-  takes_cpu_indices = name.starts_with("aten::index.Tensor") || name.starts_with("aten::index_put") ||
-                      name.starts_with("aten::_index_put_impl") || name.starts_with("aten::_unsafe_index");
 }
 
 const OpInfo& op_info(const c10::OperatorHandle& handle) {
@@ -129,9 +119,8 @@ const OpInfo& op_info(const c10::OperatorHandle& handle) {
   info = std::make_unique<OpInfo>(handle);
   Locked recording(recorder().mutex());
   info->id = graph::op_table().find(info->name);
-  if (info->id == graph::kNoOp || graph::op_table()[info->id].kernel == &boxed_kernel) {
-    graph::OpTraits traits = traits_of(info->name);
-    traits.kernel = &boxed_kernel;
+  if (info->id == graph::kNoOp || graph::op_table()[info->id].self != nullptr) {
+    graph::OpTraits traits = boxed_traits(info->name);
     traits.self = info.get();
     info->id = graph::op_table().add(std::move(traits));
   } else {
@@ -140,16 +129,41 @@ const OpInfo& op_info(const c10::OperatorHandle& handle) {
   }
   const bool has_out = std::any_of(handle.schema().arguments().begin(), handle.schema().arguments().end(),
                                    [](const c10::Argument& argument) { return argument.is_out(); });
-  if (info->name.starts_with("aten::") && !has_out) {
-    info->shape_rule = shape_rule_of(info->name, graph::op_table()[info->id].op_class);
+  if (is_aten(info->name) && !has_out) {
+    const bool broadcasts = graph::op_table()[info->id].op_class == graph::OpClass::kPointwise;
+    info->shape_rule = info->row.shape_rule == ShapeRule::kNone && broadcasts ? ShapeRule::kBroadcast
+                                                                              : info->row.shape_rule;
   }
   return *info;
 }
 
-bool is_norm_in_inference(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
-  constexpr size_t kTraining = 5;
-  return info.name == "aten::native_batch_norm" && !arguments[kTraining].toBool();
+bool makes_no_hidden_writes(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  const HiddenWrites& hidden = info.row.hidden_writes;
+  return hidden.some() && !arguments[hidden.flag].toBool();
 }
+
+bool is_own(std::string_view name) { return is_aten(name) || name.starts_with("prims::"); }
+
+bool has_default_kernel(const c10::OperatorHandle& handle) {
+  for (const auto key : {c10::DispatchKey::CompositeExplicitAutogradNonFunctional,
+                         c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeImplicitAutograd}) {
+    if (handle.hasKernelForDispatchKey(key)) return true;
+  }
+  return false;
+}
+
+bool is_recorded(const OpInfo& info) {
+  if (info.views) return false;
+  if (info.typed) return true;
+  if (!info.records) return false;
+  return info.row.recorded || recorded_operators().contains(info.name) ||
+         (!info.handle.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) &&
+          (!has_default_kernel(info.handle) || !is_own(info.name)));  // those a capture takes whole: opaque.h
+}
+
+void enter_recorded(std::string name) { recorded_operators().insert(std::move(name)); }
+
+void set_boxed_traits(BoxedTraits traits_of) { boxed_traits = traits_of; }
 
 const OpInfo& op_info(const char* name, const char* overload) {
   return op_info(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));

@@ -1,5 +1,5 @@
 // OpInfo: what an operator's schema says of it - which arguments are read and written, which results are new - and what no schema
-// says, by name.
+// says: its row.
 //
 // Thread safety: any thread. Entries are made once and live for ever.
 
@@ -8,12 +8,13 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "graph/ir/graph.h"
 #include "graph/ir/op.h"
 #include "ops/settings/counters.h"
-#include "ops/shapes/shape_rules.h"
+#include "ops/table/operator_row.h"
 
 namespace hetero::ops {
 
@@ -38,8 +39,7 @@ struct OpInfo {
   bool records = true;               // false: always straight
   bool typed = false;                // it has a typed row
   bool numbers_decide_shape = true;  // numbers are part of the key
-  bool takes_cpu_tensors = false;    // has arguments that stay on the CPU: such calls run straight
-  bool takes_cpu_indices = false;    // CPU index tensors are moved
+  OperatorRow row;
   ShapeRule shape_rule = ShapeRule::kNone;
   SyncReason straight_reason = SyncReason::kNotRecordable;
 };
@@ -48,12 +48,23 @@ struct OpInfo {
 const OpInfo& op_info(const c10::OperatorHandle& handle);
 const OpInfo& op_info(const char* name, const char* overload);
 
-// Batch norm that updates and gives no statistics, other than its schema says.
-bool is_norm_in_inference(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
+// A call of an operator with hidden writes that does not make them, as batch norm in inference: other than its schema says, it gives no statistics.
+bool makes_no_hidden_writes(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 
-// How the graph layer sees an operator, by name; op_table.cpp.
-graph::OpTraits traits_of(const std::string& name);
-// Whether the operator writes its first argument without reading it.
-bool overwrites_first_argument(const std::string& name);
+// Whether an operator is PyTorch's own, not a library's. Of those, kernels for all devices are compositions and nothing else.
+bool is_own(std::string_view name);
+
+// Whether calls of the operator on the device become nodes: those of a row, of the catch-all, and of the fallback, which operators reach that nobody
+// takes apart. What such an operator reads, makes and writes is tensors.
+bool is_recorded(const OpInfo& info);
+// Notes an operator whose kernel of the device gives calls to the catch-all.
+void enter_recorded(std::string name);
+
+// Whether the operator has a kernel that computes it by others, on any device.
+bool has_default_kernel(const c10::OperatorHandle& handle);
+
+// Who knows how an operator without a typed row is seen by graph/: its traits, but for OpTraits::self. To be set before the first call of op_info().
+using BoxedTraits = graph::OpTraits (*)(const std::string& name);
+void set_boxed_traits(BoxedTraits traits_of);
 
 }  // namespace hetero::ops

@@ -142,7 +142,7 @@ void run_drawn(const OpInfo& info, torch::jit::Stack* stack, RandomState random,
       storages.push_back(storage_of(tensor));
     } else {
       const bool number = tensor.device().is_cpu() && tensor.dim() == 0;
-      if (!number && !info.takes_cpu_tensors) raise_mixed_devices(tensor);
+      if (!number && !info.row.cpu_tensors) raise_mixed_devices(tensor);
     }
   });
   settle(storages, reason);

@@ -13,6 +13,7 @@
 #include "ops/record/recorder.h"
 #include "ops/run/straight.h"
 #include "ops/run/sync.h"
+#include "ops/shapes/shape_rules.h"
 
 namespace hetero::ops {
 namespace {
@@ -98,13 +99,12 @@ namespace {
 // Kernels whose layouts their Meta kernel need not know for other sizes, though it does for one: convolutions choose by size, LAPACK and FFT calls by
 // their branches.
 bool never_trusted(const OpInfo& info) {
-  return graph::op_table()[info.id].op_class == graph::OpClass::kConvolution || info.name.starts_with("aten::linalg") ||
-         info.name.starts_with("aten::_linalg") || info.name.starts_with("aten::_fft");
+  return info.row.layout_by_size;
 }
 
 // LAPACK takes indices (pivots) unchecked, and counts them from one: zeros would make it write elsewhere.
 bool probe_is_unsafe(const OpInfo& info, const Call& call) {
-  if (!info.name.starts_with("aten::linalg") && !info.name.starts_with("aten::lu_")) return false;
+  if (!info.row.takes_pivots) return false;
   for (const CallOperand& operand : call.operands) {
     if (at::isIntegralType(static_cast<at::ScalarType>(window_table()[operand.window].dtype), true)) return true;
   }
@@ -128,7 +128,7 @@ FirstSight first_sight(const OpInfo& info, const Call& call, uint64_t signature)
   constexpr size_t kSmall = size_t{1} << 20;
   const graph::OpTraits& traits = graph::op_table()[info.id];
   // A custom operator may have side effects that a probe would repeat; random operators have kernels that nobody else has.
-  if (!info.name.starts_with("aten::") || traits.op_class == graph::OpClass::kRandom) return FirstSight::kTrustMeta;
+  if (!is_aten(info.name) || traits.op_class == graph::OpClass::kRandom) return FirstSight::kTrustMeta;
   const bool overlaps = writes_shared_storage(call);
   if (!overlaps && ruled_signatures().count(signature) != 0) return FirstSight::kTrustRule;
   if (!overlaps && trusted_signatures().count(signature) != 0) return FirstSight::kTrustMeta;

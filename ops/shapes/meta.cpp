@@ -209,31 +209,19 @@ bool run_on_stand_ins(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, 
   return true;
 }
 
-// The parameters among the arguments of a norm that gives the statistics of its input as results 1 and 2; none for other operators.
-std::span<const size_t> parameters_of_norm(const std::string& name) {
-  static constexpr size_t kBatchNorm[] = {1, 2, 3, 4};
-  static constexpr size_t kLayerNorm[] = {2, 3};
-  static constexpr size_t kGroupNorm[] = {1, 2};
-  if (name == "aten::native_batch_norm") return kBatchNorm;
-  if (name == "aten::native_layer_norm") return kLayerNorm;
-  if (name == "aten::native_group_norm") return kGroupNorm;
-  return {};
-}
-
 // Where the Meta kernel describes CUDA's kernel, and the CPU's does something else. Only of operators with a row: what others make is compared with what
 // was said when they are run for the first time (first_sight.h), or each time (node_check.h).
 void correct(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run) {
-  const std::span<const size_t> parameters = parameters_of_norm(info.name);
+  const ArgumentSet parameters = info.row.statistics;
   if (parameters.empty()) return;
-  const auto is_given = [&](size_t argument) {
-    return arguments[argument].isTensor() && arguments[argument].toTensor().defined();
-  };
-  const auto parameter = std::ranges::find_if(parameters, is_given);
-  const size_t giver = parameter == parameters.end() ? 0 : *parameter;  // of the statistics' dtype
+  size_t giver = 0;  // of the statistics' dtype
+  for (size_t i = arguments.size(); i-- > 0;) {
+    if (parameters.has(i) && arguments[i].isTensor() && arguments[i].toTensor().defined()) giver = i;
+  }
   const at::ScalarType dtype = arguments[giver].toTensor().scalar_type();
   for (const size_t statistics : {1, 2}) {
     const at::Tensor& made = run.results[statistics].toTensor();
-    if (is_norm_in_inference(info, arguments)) {
+    if (makes_no_hidden_writes(info, arguments)) {
       // There are no statistics of the batch to keep.
       run.results[statistics] = at::empty({0}, made.options().dtype(dtype));
     } else if (made.scalar_type() != dtype) {
@@ -249,7 +237,7 @@ bool means_something_to_embedding_bag(c10::ArrayRef<c10::IValue> arguments) {
 }
 
 // Dimensions that there are, each once; and of a transform to real numbers, as many of them as its input has.
-bool means_something_to_fft(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+bool means_something_to_fft(ArgumentMeaning meaning, c10::ArrayRef<c10::IValue> arguments) {
   const at::Tensor& self = arguments[0].toTensor();
   std::vector<bool> met(self.dim());
   int64_t last = -1;
@@ -258,8 +246,8 @@ bool means_something_to_fft(const OpInfo& info, c10::ArrayRef<c10::IValue> argum
     met[dim] = true;
     last = dim;
   }
-  if (info.name.starts_with("aten::_fft_c2c")) return true;
-  if (last < 0 || !info.name.starts_with("aten::_fft_c2r")) return last >= 0;
+  if (meaning == ArgumentMeaning::kFft) return true;
+  if (last < 0 || meaning == ArgumentMeaning::kFftOfReals) return last >= 0;
   constexpr size_t kLastSize = 3;
   const int64_t size = arguments[kLastSize].toInt();
   return size > 0 && self.size(last) > size / 2;
@@ -267,13 +255,20 @@ bool means_something_to_fft(const OpInfo& info, c10::ArrayRef<c10::IValue> argum
 
 // False where the CPU's kernel would take an argument at its word that means nothing, and the Meta kernel does not look at it.
 bool means_something(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
-  if (info.name.starts_with("aten::_embedding_bag")) {
-    const bool forward = info.name == "aten::_embedding_bag" || info.name == "aten::_embedding_bag_forward_only";
-    return !forward || means_something_to_embedding_bag(arguments);
-  }
-  if (info.name.starts_with("aten::_fft_")) return means_something_to_fft(info, arguments);
   constexpr size_t kHeads = 4;
-  return info.name != "aten::_native_multi_head_attention" || arguments[kHeads].toInt() > 0;
+  switch (info.row.meaning) {
+    case ArgumentMeaning::kAny:
+      return true;
+    case ArgumentMeaning::kEmbeddingBag:
+      return means_something_to_embedding_bag(arguments);
+    case ArgumentMeaning::kFft:
+    case ArgumentMeaning::kFftOfReals:
+    case ArgumentMeaning::kFftToReals:
+      return means_something_to_fft(info.row.meaning, arguments);
+    case ArgumentMeaning::kHeads:
+      return arguments[kHeads].toInt() > 0;
+  }
+  return true;
 }
 
 thread_local bool nothing_runs = false;
@@ -320,8 +315,9 @@ at::Tensor without_bytes(c10::IntArrayRef sizes, at::ScalarType dtype) {
 bool run_formula(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run) {
   run = {};
   c10::SmallVector<int64_t, 6> sizes;
-  run.failed = info.name == "aten::convolution" && !convolution_sizes(arguments, sizes);
-  if (info.name != "aten::convolution" || run.failed) return false;
+  if (info.shape_rule != ShapeRule::kConvolution) return false;
+  run.failed = !convolution_sizes(arguments, sizes);
+  if (run.failed) return false;
   keep_inputs(arguments, run);
   run.results = {without_bytes(sizes, arguments[0].toTensor().scalar_type())};
   return true;

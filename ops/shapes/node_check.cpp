@@ -13,10 +13,8 @@
 
 #include "ops/kernels/boxed.h"
 #include "ops/record/call.h"
-#include "ops/shapes/described_in_python.h"
 #include "ops/shapes/meta.h"
 #include "ops/record/op_info.h"
-#include "ops/dispatch/op_table.h"
 #include "ops/tensor/storage.h"
 
 namespace hetero::ops {
@@ -85,7 +83,7 @@ class ArgumentReader {
     if (!structure_.at_end() || !sizes_.at_end() || !values_.at_end())
       malformed("it has more attributes than arguments");
     if (next_operand_ != inputs()) malformed("it has more operands than arguments");
-    if (says_it_reads_ && !is_norm_in_inference(info, stack)) malformed("it writes an operand that it says it reads");
+    if (says_it_reads_ && !makes_no_hidden_writes(info, stack)) malformed("it writes an operand that it says it reads");
     return stack;
   }
 
@@ -324,9 +322,9 @@ uint64_t operand_bytes(const graph::Graph& graph, const graph::Node& node) {
 
 // Whether trying it would take much memory, whatever its operands are.
 bool makes_too_much(const OpInfo& info, const torch::jit::Stack& arguments) {
-  if (info.name != "aten::_adaptive_avg_pool2d") return false;
+  if (info.row.result_sizes < 0) return false;
   constexpr int64_t kMost = 1 << 12;
-  return std::ranges::any_of(arguments[1].toIntVector(), [](int64_t size) { return size > kMost; });
+  return std::ranges::any_of(arguments[info.row.result_sizes].toIntVector(), [](int64_t size) { return size > kMost; });
 }
 
 // By the kernel of an operator with a row or a shape rule, which computes tensors from tensors and does nothing else.
@@ -348,7 +346,7 @@ Results find_results(const graph::Graph& graph, const graph::Node& node, const O
   const NothingRuns nothing_runs;
   if (run_meta(info, arguments, meta, MetaKernels::kWithoutPython)) return Results::kKnown;
   if (meta.failed) return Results::kRefused;
-  if (meta.undescribed && is_compared_when_run(info) && checks_its_arguments(info.name)) return Results::kToBeCompared;
+  if (meta.undescribed && is_compared_when_run(info) && info.row.checks_arguments) return Results::kToBeCompared;
   const bool tries = info.typed || info.shape_rule != ShapeRule::kNone;
   if (tries && find_by_trying(graph, node, info, arguments, meta)) return Results::kKnown;
   const bool raised = meta.failed;

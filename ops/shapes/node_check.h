@@ -10,9 +10,9 @@
 // of each operand if a rule gives the sizes.
 //
 // Some Meta kernels describe CUDA's kernels, while recorders have learned what the CPU's make; some
-// operators have no description (described_in_python.h). The node's outputs are believed if running
-// it compares them with what its kernel made (kernel.h) and checks that its written arguments keep
-// their shape (boxed.cpp). The others are refused.
+// operators have no description (CHECKS_ARGUMENTS in op_table.def). The node's outputs are believed
+// if running it compares them with what its kernel made (kernel.h) and checks that its written
+// arguments keep their shape (boxed.cpp). The others are refused.
 //
 // A saved program names its operators. The resolver finds those that PyTorch knows and this process
 // has not met.

@@ -6,54 +6,9 @@
 #include <c10/core/MemoryFormat.h>
 
 #include <algorithm>
-#include <unordered_map>
 
 namespace hetero::ops {
 namespace {
-
-const std::unordered_map<std::string, ShapeRule>& rules() {
-  static const auto* table = new std::unordered_map<std::string, ShapeRule>{
-      {"aten::_softmax", ShapeRule::kSame},
-      {"aten::_log_softmax", ShapeRule::kSame},
-      {"aten::_softmax_backward_data", ShapeRule::kSame},
-      {"aten::_log_softmax_backward_data", ShapeRule::kSame},
-      {"aten::cumsum", ShapeRule::kSame},
-      {"aten::_logcumsumexp", ShapeRule::kSame},
-      {"aten::fake_quantize_per_tensor_affine_cachemask", ShapeRule::kSameTwice},
-      {"aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", ShapeRule::kSameTwice},
-      {"aten::fake_quantize_per_channel_affine_cachemask", ShapeRule::kSameTwice},
-      {"aten::tril", ShapeRule::kSame},
-      {"aten::triu", ShapeRule::kSame},
-      {"aten::flip", ShapeRule::kSame},
-      {"aten::mm", ShapeRule::kMatmul},
-      {"aten::bmm", ShapeRule::kMatmul},
-      {"aten::addmm", ShapeRule::kMatmul},
-      {"aten::baddbmm", ShapeRule::kMatmul},
-      {"aten::sum", ShapeRule::kReduce},
-      {"aten::sum.dim_IntList", ShapeRule::kReduce},
-      {"aten::mean", ShapeRule::kReduce},
-      {"aten::mean.dim", ShapeRule::kReduce},
-      {"aten::amax", ShapeRule::kReduce},
-      {"aten::amin", ShapeRule::kReduce},
-      {"aten::argmax", ShapeRule::kReduce},
-      {"aten::argmin", ShapeRule::kReduce},
-      {"aten::var.correction", ShapeRule::kReduce},
-      {"aten::std.correction", ShapeRule::kReduce},
-      {"aten::logsumexp", ShapeRule::kReduce},
-      {"aten::any", ShapeRule::kReduce},
-      {"aten::any.dim", ShapeRule::kReduce},
-      {"aten::all", ShapeRule::kReduce},
-      {"aten::all.dim", ShapeRule::kReduce},
-      {"aten::cat", ShapeRule::kConcatenate},
-      {"aten::convolution", ShapeRule::kConvolution},
-      {"aten::convolution_backward", ShapeRule::kConvolutionBackward},
-      {"aten::embedding", ShapeRule::kEmbedding},
-      {"aten::native_layer_norm", ShapeRule::kLayerNorm},
-      {"aten::_scaled_dot_product_flash_attention_for_cpu", ShapeRule::kAttention},
-      {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", ShapeRule::kAttentionBackward},
-  };
-  return *table;
-}
 
 RuledOutput row_major(c10::IntArrayRef sizes) {
   RuledOutput output;
@@ -349,12 +304,6 @@ bool convolution_sizes(c10::ArrayRef<c10::IValue> arguments, c10::SmallVector<in
   if (!arguments[2].isTensor() || !arguments[2].toTensor().defined()) return true;
   const at::Tensor& bias = arguments[2].toTensor();
   return bias.dim() == 1 && bias.size(0) == sizes[1] && bias.scalar_type() == input.scalar_type();
-}
-
-ShapeRule shape_rule_of(const std::string& name, graph::OpClass op_class) {
-  const auto rule = rules().find(name);
-  if (rule != rules().end()) return rule->second;
-  return op_class == graph::OpClass::kPointwise ? ShapeRule::kBroadcast : ShapeRule::kNone;
 }
 
 bool apply_rule(ShapeRule rule, c10::ArrayRef<c10::IValue> arguments, std::vector<RuledOutput>& outputs) {

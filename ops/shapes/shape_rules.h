@@ -14,31 +14,11 @@
 #include <c10/util/ArrayRef.h>
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
-#include "graph/ir/op.h"
+#include "ops/table/operator_row.h"
 
 namespace hetero::ops {
-
-enum class ShapeRule : uint8_t {
-  kNone,
-  kBroadcast,  // all tensor arguments, broadcast
-  kSame,       // the first tensor's sizes
-  kSameTwice,  // two results of the first tensor's sizes
-  kMatmul,     // the product of the last two tensors
-  kReduce,     // the first tensor without the dimensions of the first list or number; a flag keeps them
-  kConcatenate,
-  kEmbedding,
-  kLayerNorm,
-  kAttention,
-  kAttentionBackward,
-  kConvolution,          // of row-major tensors, and of those with channels last
-  kConvolutionBackward,  // of row-major tensors
-};
-
-// The rule of an operator, by its name and class.
-ShapeRule shape_rule_of(const std::string& name, graph::OpClass op_class);
 
 struct RuledOutput {
   c10::SmallVector<int64_t, 6> sizes{};

@@ -1,0 +1,20 @@
+// Registration of the op table's rows (ops/table/op_table.def) and of everything else on the PrivateUse1 key.
+//
+// A typed row gives an operator a recorder and a kernel without boxing (typed.h). An operator without a row is recorded by the catch-all as
+// OpClass::kOther and still works.
+
+#pragma once
+
+#include <torch/library.h>
+
+namespace hetero::ops {
+
+// The typed rows, split over several files to compile side by side.
+void add_pointwise_rows(torch::Library& library);
+void add_inplace_rows(torch::Library& library);
+void add_matrix_rows(torch::Library& library);
+void add_network_rows(torch::Library& library);
+// Random operators with kernels of our own.
+void add_random_rows();
+
+}  // namespace hetero::ops
