@@ -16,6 +16,7 @@
 
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -49,11 +50,9 @@ struct Link {
 
 class Machine {
  public:
-  Machine() : devices_(1) {}
-
-  DeviceIndex size() const { return static_cast<DeviceIndex>(devices_.size()); }
-  bool has(DeviceIndex device) const { return device < devices_.size(); }
-  bool has_accelerator() const { return devices_.size() > 1; }
+  DeviceIndex size() const { return size_; }
+  bool has(DeviceIndex device) const { return device < size_; }
+  bool has_accelerator() const { return size_ > 1; }
   DeviceDescription& operator[](DeviceIndex device) { return devices_[device]; }
   const DeviceDescription& operator[](DeviceIndex device) const { return devices_[device]; }
   DeviceDescription& cpu() { return devices_[kCpu]; }
@@ -61,8 +60,8 @@ class Machine {
 
   // REQUIRES: size() < kMostDevices.
   DeviceIndex add(DeviceDescription device) {
-    devices_.push_back(device);
-    return static_cast<DeviceIndex>(devices_.size() - 1);
+    devices_[size_] = device;
+    return size_++;
   }
   // Copies go straight from one accelerator to the other, one way.
   void connect(DeviceIndex from, DeviceIndex to, PeerLink link) { peers_.push_back({from, to, link}); }
@@ -79,7 +78,8 @@ class Machine {
     PeerLink link;
   };
 
-  std::vector<DeviceDescription> devices_;
+  DeviceIndex size_ = 1;
+  std::array<DeviceDescription, kMostDevices> devices_;  // in place: machines are copied for each plan
   std::vector<Peers> peers_;
 };
 

@@ -22,6 +22,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -42,7 +43,6 @@ struct FusedKernel;  // backend/fused/kernel.h
 using DeviceIndex = uint8_t;
 inline constexpr DeviceIndex kCpu = 0;
 inline constexpr DeviceIndex kAccelerator = 1;  // the first
-inline constexpr int kMaxDevices = 2;
 // Capacity of sets and of storage within objects. How many devices there are, a Machine says (backend/machine.h).
 inline constexpr int kMostDevices = 8;
 
@@ -50,9 +50,12 @@ inline constexpr int kMostDevices = 8;
 using DeviceSet = uint8_t;
 constexpr DeviceSet only(DeviceIndex device) { return static_cast<DeviceSet>(1u << device); }
 constexpr bool contains(DeviceSet devices, DeviceIndex device) { return (devices >> device & 1) != 0; }
+// REQUIRES: there is one.
+constexpr DeviceIndex first_of(DeviceSet devices) { return static_cast<DeviceIndex>(std::countr_zero(devices)); }
 
 // By DeviceIndex; null where there is no such device, and then there is none behind it.
 using Devices = std::array<Device*, kMostDevices>;
+inline bool has_accelerator(const Devices& devices) { return devices[kCpu + 1] != nullptr; }
 
 // A range of bytes of a device's memory, released when the Block dies. Blocks are aligned to 64 bytes at least.
 // The memory comes from the device's own allocator, or was adopted from whoever made it (see `adopt`).

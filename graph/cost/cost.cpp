@@ -86,7 +86,7 @@ Work work_of(const Graph& graph, const FusedGroup& group) {
 }
 
 double CostModel::latency(backend::DeviceIndex device) const {
-  return known_or(rates_[device].launch_latency, device == backend::kCpu ? 1e-6 : 5e-6);
+  return known_or(machine_[device].rates.launch_latency, device == backend::kCpu ? 1e-6 : 5e-6);
 }
 
 double CostModel::run_seconds(const Work& work, backend::DeviceIndex device) const {
@@ -95,7 +95,7 @@ double CostModel::run_seconds(const Work& work, backend::DeviceIndex device) con
 
 double CostModel::full_rate_seconds(const Work& work, backend::DeviceIndex device) const {
   const bool on_cpu = device == backend::kCpu;
-  const backend::Capabilities& rates = rates_[device];
+  const backend::Capabilities& rates = machine_[device].rates;
   double flops = known_or(rates.flops, on_cpu ? 1e11 : 1e13);
   if (work.half) flops = known_or(rates.flops_half, flops);
   const double arithmetic = work.flops / flops;
@@ -105,7 +105,7 @@ double CostModel::full_rate_seconds(const Work& work, backend::DeviceIndex devic
 
 double CostModel::utilization(const Work& work, double seconds, backend::DeviceIndex device, double slowness) const {
   if (!(seconds > 0)) return 1;
-  const double filled = std::min(1.0, work.elements / known_or(rates_[device].parallelism, 1 << 17));
+  const double filled = std::min(1.0, work.elements / known_or(machine_[device].rates.parallelism, 1 << 17));
   const double running = std::max(0.0, seconds - slowness * latency(device));
   return std::min(1.0, std::max(slowness * full_rate_seconds(work, device), filled * running) / seconds);
 }
@@ -132,34 +132,51 @@ double CostModel::group_seconds(const Graph& graph, const FusedGroup& group, bac
   return measured > 0 ? measured : run_seconds(work_of(graph, group), device);
 }
 
-double CostModel::copy_bandwidth(backend::DeviceIndex to) const {
-  const backend::Capabilities& rates = rates_[backend::kAccelerator];
-  const double in = known_or(rates.copy_bandwidth, 1e10);
-  return to == backend::kAccelerator ? in : known_or(rates.readback_bandwidth, in);
+double CostModel::copy_bandwidth(backend::DeviceIndex from, backend::DeviceIndex to) const {
+  const std::optional<backend::Link> link = machine_.link(from, to);
+  return known_or(link ? link->bandwidth : 0, 1e10);
 }
 
-double CostModel::guessed_copy_seconds(double bytes, backend::DeviceIndex to) const {
-  return rates_[backend::kAccelerator].copy_latency + bytes / copy_bandwidth(to);
+double CostModel::copy_latency(backend::DeviceIndex from, backend::DeviceIndex to) const {
+  const std::optional<backend::Link> link = machine_.link(from, to);
+  return link ? link->latency : 0;
 }
 
-double CostModel::copy_seconds(double bytes, backend::DeviceIndex to) const {
+double CostModel::guessed_copy_seconds(double bytes, backend::DeviceIndex from, backend::DeviceIndex to) const {
+  return copy_latency(from, to) + bytes / copy_bandwidth(from, to);
+}
+
+double CostModel::copy_seconds(double bytes, backend::DeviceIndex from, backend::DeviceIndex to) const {
   if (bytes == 0) return 0;
-  const double guess = guessed_copy_seconds(bytes, to);
+  if (from != backend::kCpu && to != backend::kCpu && !machine_.link(from, to)) {
+    return copy_seconds(bytes, from, backend::kCpu) + copy_seconds(bytes, backend::kCpu, to);
+  }
+  const double guess = guessed_copy_seconds(bytes, from, to);
   if (history_ == nullptr) return guess;
-  const CopyClass known(bytes, to);
+  const CopyClass known(bytes, from, to);
   const double measured = history_->find(known.key);
-  return measured > 0 ? measured * guess / guessed_copy_seconds(known.bytes, to) : guess;
+  return measured > 0 ? measured * guess / guessed_copy_seconds(known.bytes, from, to) : guess;
 }
 
-void CostModel::learn_copy(double bytes, backend::DeviceIndex to, double seconds, CostHistory& history) const {
-  const CopyClass known(bytes, to);
-  history.add(known.key, seconds * guessed_copy_seconds(known.bytes, to) / guessed_copy_seconds(bytes, to));
+void CostModel::learn_copy(double bytes, backend::DeviceIndex from, backend::DeviceIndex to, double seconds,
+                           CostHistory& history) const {
+  const CopyClass known(bytes, from, to);
+  history.add(known.key, seconds * guessed_copy_seconds(known.bytes, from, to) / guessed_copy_seconds(bytes, from, to));
+}
+
+uint64_t CostModel::transfer_bytes(backend::DeviceIndex from, backend::DeviceIndex to) const {
+  // More than a gigabyte is not small, whatever a profile says.
+  constexpr double kMost = 1 << 30;
+  return static_cast<uint64_t>(std::min(kMost, copy_latency(from, to) * copy_bandwidth(from, to)));
 }
 
 uint64_t CostModel::transfer_bytes(backend::DeviceIndex to) const {
-  // More than a gigabyte is not small, whatever a profile says.
-  constexpr double kMost = 1 << 30;
-  return static_cast<uint64_t>(std::min(kMost, rates_[backend::kAccelerator].copy_latency * copy_bandwidth(to)));
+  if (to != backend::kCpu) return transfer_bytes(backend::kCpu, to);
+  uint64_t least = UINT64_MAX;
+  for (backend::DeviceIndex from = 1; from < machine_.size(); ++from) {
+    least = std::min(least, transfer_bytes(from, to));
+  }
+  return machine_.has_accelerator() ? least : 0;
 }
 
 }  // namespace hetero::graph

@@ -36,7 +36,7 @@ inline constexpr uint64_t kUrgentBytes = uint64_t{256} << 10;
 class CostModel {
  public:
   explicit CostModel(const PlanOptions& options)
-      : rates_{options.cpu, options.accelerator}, history_(options.history), slowness_(options.slowness) {}
+      : machine_(options.machine), history_(options.history), slowness_(options.slowness) {}
 
   // Of one call.
   double run_seconds(const Work& work, backend::DeviceIndex device) const;
@@ -50,22 +50,27 @@ class CostModel {
   // that were seen, else 1. No kernel that runs alone tells how much of its time it only waits. See fit_slowness in graph/cost/simulate.h.
   double slowness() const;
   static uint64_t slowness_key();
-  // From the other device.
-  double copy_seconds(double bytes, backend::DeviceIndex to) const;
+  // Between two devices; by way of the host where they have no link.
+  double copy_seconds(double bytes, backend::DeviceIndex from, backend::DeviceIndex to) const;
   // Notes what a copy has taken, beside whatever else was on its way.
-  void learn_copy(double bytes, backend::DeviceIndex to, double seconds, CostHistory& history) const;
+  void learn_copy(double bytes, backend::DeviceIndex from, backend::DeviceIndex to, double seconds,
+                  CostHistory& history) const;
   // The most bytes that small copies should have together as one transfer: their time on the link is then no more than what one more transfer costs,
-  // so nobody waits longer than for a second one. 0 where a copy costs nothing however small it is.
+  // so nobody waits longer than for a second one. 0 where a copy costs nothing however small it is. By destination: over its link from the host, or over that
+  // of the accelerators' to the host for which it is least.
   uint64_t transfer_bytes(backend::DeviceIndex to) const;
 
  private:
   double latency(backend::DeviceIndex device) const;
-  double copy_bandwidth(backend::DeviceIndex to) const;
-  double guessed_copy_seconds(double bytes, backend::DeviceIndex to) const;
+  // Bytes per second of a link, and a guess where it is not known.
+  double copy_bandwidth(backend::DeviceIndex from, backend::DeviceIndex to) const;
+  double copy_latency(backend::DeviceIndex from, backend::DeviceIndex to) const;
+  double guessed_copy_seconds(double bytes, backend::DeviceIndex from, backend::DeviceIndex to) const;
+  uint64_t transfer_bytes(backend::DeviceIndex from, backend::DeviceIndex to) const;
   // Without latency.
   double full_rate_seconds(const Work& work, backend::DeviceIndex device) const;
 
-  backend::Capabilities rates_[backend::kMaxDevices];
+  const backend::Machine machine_;
   const CostHistory* history_;
   double slowness_;  // 0: not known of the program
 };

@@ -34,10 +34,13 @@ uint64_t cost_key(const Graph& graph, const FusedGroup& group, backend::DeviceIn
   return hash.value();
 }
 
-CopyClass::CopyClass(double size, backend::DeviceIndex to) : bytes(1.5 * std::exp2(std::ilogb(std::max(1.0, size)))) {
+CopyClass::CopyClass(double size, backend::DeviceIndex from, backend::DeviceIndex to)
+    : bytes(1.5 * std::exp2(std::ilogb(std::max(1.0, size)))) {
   backend::Fnv hash;
   hash.add("copy");
   hash.add(to);
+  // Between the host and the first accelerator, the destination says it all.
+  if (from > 1 || to > 1) hash.add(from);
   hash.add(static_cast<int64_t>(bytes));
   key = hash.value();
 }

@@ -33,9 +33,9 @@ uint64_t cost_key(const Graph& graph, const Node& node, backend::DeviceIndex dev
 // Of a fused group: of its members and of what it loads and stores.
 uint64_t cost_key(const Graph& graph, const FusedGroup& group, backend::DeviceIndex device);
 
-// Copies to a device of about the same size have one entry: what one of `bytes` takes.
+// Copies of about the same size from one device to another have one entry: what one of `bytes` takes.
 struct CopyClass {
-  explicit CopyClass(double bytes, backend::DeviceIndex to);
+  CopyClass(double bytes, backend::DeviceIndex from, backend::DeviceIndex to);
   uint64_t key;
   double bytes;
 };

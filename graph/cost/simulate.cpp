@@ -10,7 +10,6 @@
 namespace hetero::graph {
 namespace {
 
-using backend::kAccelerator;
 using Kind = Instruction::Kind;
 
 // Of the instructions from `position` to before `end`, which are one or a transfer.
@@ -36,7 +35,7 @@ double seconds_of(const Graph& graph, const Plan& plan, const CostModel& costs, 
       for (; position < end; ++position) {
         bytes += static_cast<double>(graph.buffers[plan.program[position].index].bytes);
       }
-      return costs.copy_seconds(bytes, instruction.to);
+      return costs.copy_seconds(bytes, instruction.from, instruction.to);
     }
     case Kind::kRecord:
     case Kind::kWait:
@@ -45,7 +44,7 @@ double seconds_of(const Graph& graph, const Plan& plan, const CostModel& costs, 
   return 0;
 }
 
-// Whether it runs, or may run, beside others on the accelerator.
+// Whether it runs, or may run, beside others on an accelerator.
 bool is_kernel(const Instruction& instruction) {
   return instruction.queue != kHostQueue && backend::is_compute(kind_of(instruction.queue));
 }
@@ -57,7 +56,7 @@ void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simu
   std::array<double, kMaxQueues> first{};
   std::array<bool, kMaxQueues> used{};
   std::vector<double> recorded(plan.event_count);
-  backend::ComputeEngine engine;
+  std::vector<backend::ComputeEngine> engines(plan.device_count);
   const bool shares = has_side_queues(plan);
   const double slowness = shares ? costs.slowness() : 1;
   simulation.spans.resize(plan.program.size());
@@ -77,8 +76,9 @@ void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simu
     }
     free[queue] = begin + alone;
     if (shares && is_kernel(instruction)) {
-      const double share = costs.utilization(work_of(graph, plan, instruction), alone, kAccelerator, slowness);
-      free[queue] = engine.run(begin, alone, share);
+      const backend::DeviceIndex device = device_of(queue);
+      const double share = costs.utilization(work_of(graph, plan, instruction), alone, device, slowness);
+      free[queue] = engines[device].run(begin, alone, share);
     }
     const double seconds = free[queue] - begin;
     const QueueId yields = queue_id(device_of(queue), backend::yielding(kind_of(queue)));
@@ -106,6 +106,7 @@ std::optional<double> fit_slowness(const Graph& graph, const Plan& plan, const C
   struct Kernel {
     double begin, end, alone;
     Work work;
+    backend::DeviceIndex device;
   };
   std::vector<Kernel> kernels;
   double measured = 0;
@@ -113,17 +114,18 @@ std::optional<double> fit_slowness(const Graph& graph, const Plan& plan, const C
     const Instruction& instruction = plan.program[p];
     const double alone = is_kernel(instruction) ? seconds_of(graph, plan, costs, p, p + 1) : 0;
     if (!(alone > 0)) continue;
-    kernels.push_back({spans[p].begin, spans[p].end, alone, work_of(graph, plan, instruction)});
+    kernels.push_back(
+        {spans[p].begin, spans[p].end, alone, work_of(graph, plan, instruction), device_of(instruction.queue)});
     measured += spans[p].end - spans[p].begin;
   }
-  backend::ComputeEngine engine;
+  std::vector<backend::ComputeEngine> engines(plan.device_count);
   // By how much the kernels would have ended earlier or later.
   const auto error = [&](double slowness) {
-    engine.reset();
+    for (backend::ComputeEngine& engine : engines) engine.reset();
     double sum = 0;
     for (const Kernel& kernel : kernels) {
-      const double share = costs.utilization(kernel.work, kernel.alone, kAccelerator, slowness);
-      sum += std::abs(engine.run(kernel.begin, kernel.alone, share) - kernel.end);
+      const double share = costs.utilization(kernel.work, kernel.alone, kernel.device, slowness);
+      sum += std::abs(engines[kernel.device].run(kernel.begin, kernel.alone, share) - kernel.end);
     }
     return sum;
   };
@@ -158,7 +160,7 @@ std::string to_string(const Simulation& simulation) {
   std::string text = line;
   for (QueueId queue = 0; queue < kMaxQueues; ++queue) {
     if (simulation.busy[queue] == 0) continue;
-    std::snprintf(line, sizeof(line), "; %s %s: busy %.3g s, waits %.3g s", device_word(device_of(queue)),
+    std::snprintf(line, sizeof(line), "; %s %s: busy %.3g s, waits %.3g s", device_word(device_of(queue)).c_str(),
                   to_string(kind_of(queue)), simulation.busy[queue], simulation.waited[queue]);
     text += line;
   }

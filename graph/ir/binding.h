@@ -6,14 +6,16 @@
 
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <utility>
 
+#include "backend/base/status.h"
 #include "backend/device/device.h"
 #include "backend/memory/spill_file.h"
-#include "backend/base/status.h"
 #include "graph/ir/layout.h"
 
 namespace hetero::graph {
@@ -51,10 +53,40 @@ class DerivedPointer {
   std::atomic<Derived*> pointer_{nullptr};
 };
 
+// A block per device. Those of accelerators take room only once one of them was there.
+class Blocks {
+ public:
+  backend::Block& operator[](backend::DeviceIndex device) {
+    if (device == backend::kCpu) return host_;
+    if (others_ == nullptr) others_ = std::make_unique<Others>();
+    return (*others_)[device - 1];
+  }
+  const backend::Block& operator[](backend::DeviceIndex device) const {
+    static const backend::Block none;
+    if (device == backend::kCpu) return host_;
+    return others_ == nullptr ? none : (*others_)[device - 1];
+  }
+  // Devices with larger numbers have no block.
+  backend::DeviceIndex size() const { return others_ == nullptr ? 1 : backend::kMostDevices; }
+  void reset_accelerators() { others_.reset(); }
+  void reset_all() {
+    host_.reset();
+    reset_accelerators();
+  }
+  bool on_accelerator() const {
+    return others_ != nullptr && std::ranges::any_of(*others_, [](const backend::Block& block) { return bool(block); });
+  }
+
+ private:
+  using Others = std::array<backend::Block, backend::kMostDevices - 1>;
+  backend::Block host_;
+  std::unique_ptr<Others> others_;
+};
+
 // The bytes of a storage: a block per device, and which of them are valid.
 struct Binding {
-  backend::Block blocks[backend::kMaxDevices];
-  uint8_t valid_on = 0;
+  Blocks blocks;
+  backend::DeviceSet valid_on = 0;
   Layout layout;        // of the storage in the CPU's block
   bool shared = false;  // others may write the bytes unseen: nothing may be derived of them
   DerivedPointer derived;

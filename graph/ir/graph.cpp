@@ -50,8 +50,7 @@ void append_node(std::string& text, const Graph& graph, size_t index) {
     }
     text += '}';
   }
-  if (node.preference == Preference::kCpu) text += " @cpu";
-  if (node.preference == Preference::kAccelerator) text += " @accelerator";
+  if (node.preference != Preference::kAuto) text += " @" + device_word(device_of(node.preference));
   if (node.sequence != index) text += " #" + std::to_string(node.sequence);
   text += '\n';
 }
@@ -136,8 +135,10 @@ class GraphParser {
     }
     if (Status status = parse_attributes(); !status.ok()) return status;
     node.attribute_bytes = static_cast<uint32_t>(graph_.attributes.size()) - node.attribute_offset;
-    if (reader_.accept("@cpu")) node.preference = Preference::kCpu;
-    if (reader_.accept("@accelerator")) node.preference = Preference::kAccelerator;
+    if (backend::DeviceIndex device = 0; reader_.accept("@")) {
+      if (!accept_device(reader_, device)) return reader_.error("a device");
+      node.preference = prefer(device);
+    }
     // '#' followed by a number is the position in the program; otherwise it starts a comment.
     reader_.accept_id("#", node.sequence);
     const size_t operands = graph_.operands.size() - node.first_operand;

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "backend/base/status.h"
+#include "backend/device/device.h"
 #include "graph/ir/layout.h"
 #include "graph/ir/op.h"
 #include "graph/ir/window.h"
@@ -49,8 +50,13 @@ struct Operand {
   bool writes() const { return access != Access::kRead; }
 };
 
-// Where the user asked a node to run.
-enum class Preference : uint8_t { kAuto, kCpu, kAccelerator };
+// Where the user asked a node to run: nowhere, or on one device.
+enum class Preference : uint8_t { kAuto, kCpu, kAccelerator };  // the first accelerator; see prefer() for others
+constexpr Preference prefer(backend::DeviceIndex device) { return static_cast<Preference>(device + 1); }
+// REQUIRES: not kAuto.
+constexpr backend::DeviceIndex device_of(Preference preference) {
+  return static_cast<backend::DeviceIndex>(static_cast<int>(preference) - 1);
+}
 
 struct Node {
   OpId op;
@@ -73,9 +79,9 @@ static_assert(sizeof(Operand) == 12);
 
 struct Buffer {
   uint64_t bytes;  // of the block
-  // Devices on which the bytes are valid before the graph runs (bit i is device i); 0 for a buffer born in the graph
+  // Devices on which the bytes are valid before the graph runs; 0 for a buffer born in the graph
   // or never written.
-  uint8_t valid_on;
+  backend::DeviceSet valid_on;
   // Somebody can read the bytes after the graph has run.
   bool escapes;
   // Earlier programs have read the same bytes, so later ones are expected to: a weight. A hint for placement.

@@ -1,6 +1,6 @@
 // The text of a plan. One line a fact, in five groups:
 //
-//   plan: 3 nodes, 2 buffers, 2 events
+//   plan: 3 nodes, 2 buffers, 2 events            ", 4 devices" where there are not two
 //   arena cpu: 128 bytes, lower bound 128
 //   n0: cpu, faster, 1.5e-06 s, elsewhere 5e-06 s
 //   n1: dead
@@ -30,8 +30,10 @@ namespace hetero::graph {
 namespace {
 
 using backend::DeviceIndex;
-using backend::kMaxDevices;
 using Kind = Instruction::Kind;
+
+// Of a plan whose text does not say.
+constexpr DeviceIndex kDevicesUnsaid = 2;
 
 constexpr const char* kHomeWords[] = {"none", "bound", "arena", "brought", "owned"};
 constexpr int kHomes = static_cast<int>(std::size(kHomeWords));
@@ -103,7 +105,7 @@ void append_buffers(std::string& text, const Plan& plan) {
   for (BufferId b = 0; b < plan.valid_after.size(); ++b) {
     std::string line;
     if (plan.valid_after[b] != 0) line = "; valid after on " + devices_text(plan.valid_after[b]);
-    for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
+    for (DeviceIndex d = 0; d < plan.device_count; ++d) {
       const Residence& residence = plan.residence(b, d);
       if (residence.home == Home::kNone) continue;
       line += std::string("; on ") + device_word(d) + ' ' + kHomeWords[static_cast<int>(residence.home)];
@@ -197,9 +199,16 @@ class PlanParser {
     size_t buffers = 0;
     if (!reader_.accept("plan:") || !reader_.accept_number(nodes) || !reader_.accept("nodes,") ||
         !reader_.accept_number(buffers) || !reader_.accept("buffers,") || !reader_.accept_number(plan_.event_count) ||
-        !reader_.accept("events") || !reader_.accept_line_end()) {
+        !reader_.accept("events")) {
       return reader_.error("'plan: N nodes, N buffers, N events'");
     }
+    unsigned devices = kDevicesUnsaid;
+    if (reader_.accept(",") && (!reader_.accept_number(devices) || !reader_.accept("devices"))) {
+      return reader_.error("', N devices'");
+    }
+    if (!reader_.accept_line_end()) return reader_.error("the end of the line");
+    if (devices == 0 || devices > backend::kMostDevices) return reader_.error("a number of devices that can be");
+    plan_.device_count = static_cast<DeviceIndex>(devices);
     // Every node, every buffer and the record of every event has a line of its own, so larger counts cannot be true. What is allocated for them
     // is then a few times the text.
     constexpr size_t kNodeLine = sizeof("n0: dead");
@@ -210,7 +219,7 @@ class PlanParser {
     }
     plan_.live.resize(nodes);
     plan_.placements.resize(nodes);
-    plan_.residences.resize(buffers * kMaxDevices);
+    plan_.residences.resize(buffers * plan_.device_count);
     plan_.valid_after.resize(buffers);
     return Status();
   }
@@ -496,7 +505,10 @@ uint32_t end_of_transfer(const Graph& graph, const Plan& plan, uint32_t position
   for (++position; position < plan.program.size(); ++position) {
     const Instruction& next = plan.program[position];
     // What comes back begins a transfer: until then the bytes that were there before may be used.
-    if (next.kind != Instruction::Kind::kCopy || next.queue != first.queue || next.stay != 0) break;
+    if (next.kind != Instruction::Kind::kCopy || next.queue != first.queue || next.from != first.from ||
+        next.stay != 0) {
+      break;
+    }
     bytes += graph.buffers[next.index].bytes;
     if (bytes > most) break;
   }
@@ -509,9 +521,7 @@ void note_buffers(const Graph& graph, const Plan& plan, BufferNotes& notes) {
   notes.taking.clear();
   for (BufferId b = 0; b < graph.buffers.size(); ++b) {
     bool placed = false;
-    for (int d = 0; d < backend::kMaxDevices; ++d) {
-      placed |= plan.residence(b, static_cast<backend::DeviceIndex>(d)).home != Home::kNone;
-    }
+    for (DeviceIndex d = 0; d < plan.device_count; ++d) placed |= plan.residence(b, d).home != Home::kNone;
     if (placed) notes.placed.push_back(b);
     if (graph.buffers[b].takes != kNoBuffer) notes.taking.push_back(b);
   }
@@ -523,12 +533,14 @@ void note_buffers(const Graph& graph, const Plan& plan, BufferNotes& notes) {
 std::string to_string(const Plan& plan) {
   std::string text = "plan: " + std::to_string(plan.live.size()) + " nodes, " +
                      std::to_string(plan.valid_after.size()) + " buffers, " + std::to_string(plan.event_count) +
-                     " events\n";
-  for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
-    text += std::string("arena ") + device_word(d) + ": " + std::to_string(plan.arena_bytes[d]) +
-            " bytes, lower bound " + std::to_string(plan.arena_lower_bound[d]) + '\n';
+                     " events";
+  if (plan.device_count != kDevicesUnsaid) text += ", " + std::to_string(plan.device_count) + " devices";
+  text += '\n';
+  for (DeviceIndex d = 0; d < plan.device_count; ++d) {
+    text += "arena " + device_word(d) + ": " + std::to_string(plan.arena_bytes[d]) + " bytes, lower bound " +
+            std::to_string(plan.arena_lower_bound[d]) + '\n';
   }
-  for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
+  for (DeviceIndex d = 0; d < plan.device_count; ++d) {
     if (plan.transfer_bytes[d] == 0) continue;
     text += std::string("transfers to ") + device_word(d) + ": " + std::to_string(plan.transfer_bytes[d]) + " bytes\n";
   }

@@ -36,7 +36,7 @@ struct Placement {
   backend::DeviceIndex device = backend::kCpu;
   Reason reason = Reason::kOnlyDevice;
   float predicted_seconds = 0;  // of the node there; of a member of a group, save for tails, an equal share
-  float elsewhere_seconds = 0;  // the same on the other device; 0 where there is none
+  float elsewhere_seconds = 0;  // the same on the device that was compared with; 0 where there is none
   // Where tasks of the accelerator run beside each other: the share of it that the node's task keeps busy meanwhile.
   float utilization = 1;
   // What both are by the device's own figures, whatever was measured. A device that simulates time goes by them: what it showed must not become what it does.
@@ -70,7 +70,7 @@ struct Residence {
 
 // A queue, as a dense number: the CPU's compute queue, which is the only one of its queues that programs use, then those of the other devices.
 using QueueId = uint8_t;
-inline constexpr int kMaxQueues = 1 + (backend::kMaxDevices - 1) * backend::kQueueKinds;
+inline constexpr int kMaxQueues = 1 + (backend::kMostDevices - 1) * backend::kQueueKinds;
 
 // The CPU's compute queue runs on the submitting thread: what it holds is done before anything later is submitted, and
 // a wait on it blocks the submission of everything after.
@@ -87,6 +87,11 @@ inline backend::DeviceIndex device_of(QueueId queue) {
 inline backend::QueueKind kind_of(QueueId queue) {
   return queue == kHostQueue ? backend::QueueKind::kCompute
                              : static_cast<backend::QueueKind>((queue - 1) % backend::kQueueKinds);
+}
+
+// Queues with smaller numbers are those of this many devices.
+inline QueueId queue_count(backend::DeviceIndex devices) {
+  return static_cast<QueueId>(1 + (devices - 1) * backend::kQueueKinds);
 }
 
 struct Instruction {
@@ -140,32 +145,36 @@ struct Plan {
   std::vector<FusedGroup> groups;
   std::vector<std::vector<Instruction>> batches;  // of kRun and kBody: made by one call of OpTraits::run_together
   std::vector<FusionNote> fusion;                 // per node; empty where nothing was to be fused
-  std::vector<Residence> residences;              // per buffer * kMaxDevices + device: the first stay there
-  std::vector<Return> returns;                    // the later ones
-  uint64_t arena_bytes[backend::kMaxDevices] = {};
-  uint64_t arena_lower_bound[backend::kMaxDevices] = {};  // the most bytes live at once
-  std::vector<Instruction> program;                       // in the order of submission
-  // Copies that follow each other in the program, on one queue, are one transfer as far as they have no more bytes together; 0: each is by itself. By
+  // Of the machine that it was made for.
+  backend::DeviceIndex device_count = 1;
+  std::vector<Residence> residences;  // per buffer * device_count + device: the first stay there
+  std::vector<Return> returns;        // the later ones
+  uint64_t arena_bytes[backend::kMostDevices] = {};
+  uint64_t arena_lower_bound[backend::kMostDevices] = {};  // the most bytes live at once
+  std::vector<Instruction> program;                        // in the order of submission
+  // Copies that follow each other in the program, on one queue and between the same devices, are one transfer as far as they have no more bytes together; 0: each is by itself. By
   // destination. See end_of_transfer().
-  uint64_t transfer_bytes[backend::kMaxDevices] = {};
+  uint64_t transfer_bytes[backend::kMostDevices] = {};
   uint32_t event_count = 0;
   uint32_t dead_nodes = 0;
-  // Per buffer: the devices on which its bytes are valid after the program (bit i is device i).
-  std::vector<uint8_t> valid_after;
+  // Per buffer: the devices on which its bytes are valid after the program.
+  std::vector<backend::DeviceSet> valid_after;
   BufferNotes notes;  // empty where the plan is to run once
 
   bool operator==(const Plan&) const = default;
+  size_t place_of(BufferId buffer, backend::DeviceIndex device) const { return size_t{buffer} * device_count + device; }
+  // Nothing lies on a device that the plan does not know.
   const Residence& residence(BufferId buffer, backend::DeviceIndex device) const {
-    return residences[buffer * backend::kMaxDevices + device];
+    static constexpr Residence kNowhere;
+    return device < device_count ? residences[place_of(buffer, device)] : kNowhere;
   }
-  Residence& residence(BufferId buffer, backend::DeviceIndex device) {
-    return residences[buffer * backend::kMaxDevices + device];
-  }
+  // REQUIRES: the plan knows the device.
+  Residence& residence(BufferId buffer, backend::DeviceIndex device) { return residences[place_of(buffer, device)]; }
 };
 
 // Whether all its instructions run on the host's own queue.
 bool uses_host_only(const Plan& plan);
-// Whether tasks run beside each other on the accelerator.
+// Whether tasks run beside each other on some accelerator.
 bool has_side_queues(const Plan& plan);
 
 // The position behind the copies that are one transfer with the one at `position`. REQUIRES: that one is a copy, and the first of its transfer.

@@ -16,9 +16,11 @@ const char* to_string(Policy policy) {
   return "?";
 }
 
-bool runs_on_accelerator(const OpTraits& traits, const PlanOptions& options) {
-  const backend::Device* const device = options.accelerator_device;
-  return traits.on_accelerator && (device == nullptr || device->runs_host_kernels() || traits.device_kernel != nullptr);
+bool runs_on(const OpTraits& traits, const PlanOptions& options, backend::DeviceIndex device) {
+  if (device == backend::kCpu) return true;
+  if (!options.machine.has(device) || !traits.on_accelerator) return false;
+  const backend::Device* const there = options.machine[device].device;
+  return there == nullptr || there->runs_host_kernels() || traits.device_kernel != nullptr;
 }
 
 }  // namespace hetero::graph

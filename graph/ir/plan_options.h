@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/device/device.h"
+#include "backend/machine.h"
 #include "graph/ir/graph.h"
 
 namespace hetero::graph {
@@ -38,17 +39,14 @@ struct PlanOptions {
   bool thorough = true;
   // The search for placements, and where `thorough` the one for a smaller arena, may take so many times as long as usual. At least 1.
   int effort = 1;
-  bool has_accelerator = false;
-  bool accelerator_host_accessible = false;
+  // The machine to plan for: rates, memory and links of each device.
+  backend::Machine machine;
+  // Where there is a choice, placement is between the CPU and this accelerator; nodes that ask for
+  // another one run there.
+  backend::DeviceIndex searched = backend::kCpu + 1;
   Policy policy = Policy::kAuto;
   // Where not null: per OpId, what is preferred for nodes without a preference of their own; operators behind its end have none.
   const std::vector<Preference>* preferences = nullptr;
-  backend::Capabilities cpu;
-  backend::Capabilities accelerator;
-  // Where not null, it is asked which kernels it can run.
-  const backend::Device* accelerator_device = nullptr;
-  // What the accelerator's memory may hold of this graph's buffers, those that lie there already included; 0 for unlimited.
-  uint64_t accelerator_bytes = 0;
   // What was measured, where not null; what it does not know is guessed.
   const CostHistory* history = nullptr;
   // CostModel::slowness() of this program; 0: that of the device.
@@ -72,7 +70,7 @@ struct PlanOptions {
   bool fixed_memory = false;
 };
 
-// Whether the accelerator has a kernel for the operator.
-bool runs_on_accelerator(const OpTraits& traits, const PlanOptions& options);
+// Whether the device is there and has a kernel for the operator.
+bool runs_on(const OpTraits& traits, const PlanOptions& options, backend::DeviceIndex device);
 
 }  // namespace hetero::graph

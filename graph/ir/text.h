@@ -14,13 +14,16 @@
 #include <string>
 #include <string_view>
 
-#include "backend/device/device.h"
 #include "backend/base/status.h"
+#include "backend/device/device.h"
 
 namespace hetero::graph {
 
-// "cpu" or "accelerator".
-inline const char* device_word(backend::DeviceIndex device) { return device == backend::kCpu ? "cpu" : "accelerator"; }
+// "cpu", "accelerator", and for those behind the first one "accelerator:1" and so on.
+inline std::string device_word(backend::DeviceIndex device) {
+  if (device == backend::kCpu) return "cpu";
+  return device == 1 ? "accelerator" : "accelerator:" + std::to_string(device - 1);
+}
 
 class TextReader {
  public:
@@ -120,10 +123,10 @@ class TextReader {
 };
 
 // A set of devices (bit i is device i), e.g. "cpu+accelerator".
-inline std::string devices_text(uint8_t devices) {
+inline std::string devices_text(backend::DeviceSet devices) {
   std::string text;
-  for (backend::DeviceIndex d = 0; d < backend::kMaxDevices; ++d) {
-    if ((devices >> d & 1) == 0) continue;
+  for (backend::DeviceIndex d = 0; d < backend::kMostDevices; ++d) {
+    if (!backend::contains(devices, d)) continue;
     if (!text.empty()) text += '+';
     text += device_word(d);
   }
@@ -131,7 +134,8 @@ inline std::string devices_text(uint8_t devices) {
 }
 
 inline bool accept_device(TextReader& reader, backend::DeviceIndex& device) {
-  for (backend::DeviceIndex d = 0; d < backend::kMaxDevices; ++d) {
+  // The last first: "accelerator:1" begins as "accelerator" does.
+  for (backend::DeviceIndex d = backend::kMostDevices; d-- > 0;) {
     if (!reader.accept(device_word(d))) continue;
     device = d;
     return true;
@@ -139,11 +143,11 @@ inline bool accept_device(TextReader& reader, backend::DeviceIndex& device) {
   return false;
 }
 
-inline bool accept_devices(TextReader& reader, uint8_t& devices) {
+inline bool accept_devices(TextReader& reader, backend::DeviceSet& devices) {
   do {
     backend::DeviceIndex device = 0;
     if (!accept_device(reader, device)) return false;
-    devices |= static_cast<uint8_t>(1u << device);
+    devices |= backend::only(device);
   } while (reader.accept("+"));
   return true;
 }

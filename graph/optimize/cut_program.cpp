@@ -19,7 +19,6 @@ namespace {
 
 using backend::Block;
 using backend::DeviceIndex;
-using backend::kAccelerator;
 using backend::kCpu;
 
 constexpr size_t kNone = SIZE_MAX;
@@ -40,12 +39,11 @@ struct Use {
 // The device that will run it, as far as that can be said of one node.
 double seconds_of(const Graph& graph, const Node& node, const PlanOptions& options, const CostModel& costs) {
   const double here = costs.node_seconds(graph, node, kCpu);
-  if (!options.has_accelerator || !runs_on_accelerator(op_table()[node.op], options) ||
-      node.preference == Preference::kCpu) {
-    return here;
-  }
-  const double there = costs.node_seconds(graph, node, kAccelerator);
-  if (node.preference == Preference::kAccelerator || options.policy == Policy::kAccelerator) return there;
+  const bool asked = node.preference != Preference::kAuto;
+  const DeviceIndex device = asked ? device_of(node.preference) : options.searched;
+  if (device == kCpu || !runs_on(op_table()[node.op], options, device)) return here;
+  const double there = costs.node_seconds(graph, node, device);
+  if (asked || options.policy == Policy::kAccelerator) return there;
   return options.policy == Policy::kCpu ? here : std::min(here, there);
 }
 
@@ -280,8 +278,9 @@ class Cutter {
       const double earlier = least_[k * places() + begin];
       if (earlier == kImpossible) continue;
       const CostModel& costs = costs_[k];
-      const double seconds =
-          before_[k][end] - before_[k][begin] + costs.copy_seconds(in, kAccelerator) + costs.copy_seconds(out, kCpu);
+      const DeviceIndex device = stages_[k].searched;
+      const double seconds = before_[k][end] - before_[k][begin] + costs.copy_seconds(in, kCpu, device) +
+                             costs.copy_seconds(out, device, kCpu);
       double& least = least_[(k + 1) * places() + end];
       if (std::max(earlier, seconds) >= least) continue;
       least = std::max(earlier, seconds);

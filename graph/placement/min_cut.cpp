@@ -9,7 +9,7 @@ namespace hetero::graph {
 namespace {
 
 using backend::DeviceIndex;
-using backend::kAccelerator;
+using backend::DeviceSet;
 using backend::kCpu;
 
 // Picoseconds, so that sums are exact and the search for paths ends.
@@ -115,16 +115,20 @@ class Builder {
       const Value& value = tasks_.values[b];
       if (value.updated_by != Value::kNoTask) {
         current_[b].maker = value.updated_by;
-      } else if (value.valid_on == 1u << kCpu) {
+      } else if (value.valid_on == backend::only(kCpu)) {
         current_[b].maker = cpu();
-      } else if (value.valid_on == 1u << kAccelerator) {
+      } else if (value.valid_on == backend::only(tasks_.accelerator)) {
         current_[b].maker = accelerator();
       }
     }
     for (uint32_t t = 0; t < tasks_.size(); ++t) add_task(t);
     network_.cut(cpu(), accelerator());
     std::vector<DeviceIndex> devices(tasks_.size());
-    for (uint32_t t = 0; t < tasks_.size(); ++t) devices[t] = network_.reached(t) ? kCpu : kAccelerator;
+    for (uint32_t t = 0; t < tasks_.size(); ++t) {
+      const DeviceSet allowed = tasks_.tasks[t].allowed;
+      const DeviceIndex side = network_.reached(t) ? kCpu : tasks_.accelerator;
+      devices[t] = backend::contains(allowed, side) ? side : backend::first_of(allowed);
+    }
     return devices;
   }
 
@@ -141,11 +145,18 @@ class Builder {
 
   void add_task(uint32_t t) {
     const Task& task = tasks_.tasks[t];
+    // What runs on neither side has no part in the cut, and neither has what it makes.
+    if ((task.allowed & (backend::only(kCpu) | backend::only(tasks_.accelerator))) == 0) {
+      for (const Use* use = tasks_.begin(task); use != tasks_.end(task); ++use) {
+        if (use->writes) current_[use->buffer] = {};
+      }
+      return;
+    }
     const auto seconds = [&](DeviceIndex d) {
-      return (task.allowed >> d & 1) != 0 ? capacity_of(task.seconds[d]) : kForever;
+      return backend::contains(task.allowed, d) ? capacity_of(task.seconds[d]) : kForever;
     };
     network_.add_arc(t, accelerator(), seconds(kCpu));
-    network_.add_arc(cpu(), t, seconds(kAccelerator));
+    network_.add_arc(cpu(), t, seconds(tasks_.accelerator));
     for (const Use* use = tasks_.begin(task); use != tasks_.end(task); ++use) {
       Current& current = current_[use->buffer];
       if (use->reads && current.maker != kNowhere && current.maker != t) add_reader(t, use->buffer, current);
@@ -160,7 +171,7 @@ class Builder {
     if (current.maker != accelerator()) {
       if (current.to_accelerator == kNowhere) {
         current.to_accelerator = network_.add_node();
-        network_.add_arc(current.maker, current.to_accelerator, capacity_of(seconds[kAccelerator]));
+        network_.add_arc(current.maker, current.to_accelerator, capacity_of(seconds[tasks_.accelerator]));
       }
       network_.add_arc(current.to_accelerator, t, kForever);
     }

@@ -21,16 +21,15 @@
 
 #include "graph/placement/min_cut.h"
 #include "graph/placement/rollout.h"
+#include "graph/plan/passes.h"
 
 namespace hetero::graph {
 namespace {
 
 using backend::DeviceIndex;
-using backend::kAccelerator;
 using backend::kCpu;
 using Devices = std::vector<DeviceIndex>;
 
-constexpr uint8_t kBoth = 1u << kCpu | 1u << kAccelerator;
 constexpr int kShakes = 16;  // with the usual effort
 // Steps of the search with the usual effort: uses of tasks that rollouts look at.
 constexpr int64_t kEffort = 1'500'000;
@@ -45,14 +44,14 @@ class Search {
     std::iota(orders_[0].begin(), orders_[0].end(), 0);
     tasks.order_by_rank(orders_[1]);
     for (uint32_t t = 0; t < tasks.size(); ++t) {
-      if (tasks.tasks[t].allowed == kBoth) free_.push_back(t);
+      if (tasks.tasks[t].has_choice()) free_.push_back(t);
     }
   }
 
   void run(std::vector<Candidate>* candidates) {
     const size_t cpu = consider(tasks_.name_of_all_on(kCpu), tasks_.all_on(kCpu));
     if (!free_.empty()) {
-      consider(tasks_.name_of_all_on(kAccelerator), tasks_.all_on(kAccelerator));
+      consider(tasks_.name_of_all_on(there_), tasks_.all_on(there_));
       consider("minimum cut", min_cut(tasks_));
       consider("earliest finish", earliest_finish());
       consider("fastest device", fastest_device());
@@ -66,7 +65,7 @@ class Search {
     if (best == SIZE_MAX) best = cpu;
     // Only where the CPU alone is a choice.
     const bool any_forced =
-        std::ranges::any_of(tasks_.tasks, [](const Task& t) { return t.allowed == 1u << kAccelerator; });
+        std::ranges::any_of(tasks_.tasks, [](const Task& t) { return !backend::contains(t.allowed, kCpu); });
     const bool may_be_cpu = !any_forced && tasks_.differs(found_[cpu].devices);
     if (may_be_cpu && found_[best].seconds > kWorthIt * found_[cpu].seconds) best = cpu;
     best_ = best;
@@ -92,7 +91,7 @@ class Search {
     Devices devices = tasks_.all_on(kCpu);
     for (const uint32_t t : free_) {
       const double* const seconds = tasks_.tasks[t].seconds;
-      devices[t] = seconds[kAccelerator] < seconds[kCpu] ? kAccelerator : kCpu;
+      devices[t] = seconds[there_] < seconds[kCpu] ? there_ : kCpu;
     }
     return devices;
   }
@@ -101,8 +100,8 @@ class Search {
     Devices devices = tasks_.all_on(kCpu);
     rollout_.begin();
     for (const uint32_t t : orders_[1]) {
-      if (tasks_.tasks[t].allowed == kBoth) {
-        devices[t] = rollout_.finish(t, kAccelerator) < rollout_.finish(t, kCpu) ? kAccelerator : kCpu;
+      if (tasks_.tasks[t].has_choice()) {
+        devices[t] = rollout_.finish(t, there_) < rollout_.finish(t, kCpu) ? there_ : kCpu;
       }
       rollout_.place(t, devices[t]);
     }
@@ -137,7 +136,7 @@ class Search {
       Found shaken = *std::ranges::min_element(found_, {}, &Found::seconds);
       for (int k = 0; k < 3; ++k) {
         random = random * 6364136223846793005u + 1442695040888963407u;
-        shaken.devices[free_[(random >> 33) % free_.size()]] ^= 1;
+        flip(shaken, free_[(random >> 33) % free_.size()]);
       }
       shaken.seconds = seconds_of(shaken.devices, shaken.order);
       climb(std::move(shaken), effort_ / 2);
@@ -174,7 +173,7 @@ class Search {
     for (size_t length = 2; length < free_.size(); length *= 2) {
       for (size_t i = 0; i + length <= free_.size(); i += std::max<size_t>(1, length / 4)) {
         if (effort_ <= left) return better;
-        for (const DeviceIndex device : {kCpu, kAccelerator}) {
+        for (const DeviceIndex device : {kCpu, there_}) {
           moved_.clear();
           for (size_t k = i; k < i + length; ++k) {
             if (from.devices[free_[k]] != device) moved_.push_back(free_[k]);
@@ -187,20 +186,22 @@ class Search {
   }
 
   bool try_flip(Found& from, std::span<const uint32_t> tasks) {
-    for (const uint32_t t : tasks) from.devices[t] ^= 1;
+    for (const uint32_t t : tasks) flip(from, t);
     const double seconds = seconds_of(from.devices, from.order);
     if (seconds < from.seconds * (1 - 1e-9)) {
       from.seconds = seconds;
       return true;
     }
-    for (const uint32_t t : tasks) from.devices[t] ^= 1;
+    for (const uint32_t t : tasks) flip(from, t);
     return false;
   }
+  void flip(Found& found, uint32_t task) const { found.devices[task] = tasks_.other_than(found.devices[task]); }
   bool try_flip(Found& from, std::initializer_list<uint32_t> tasks) {
     return try_flip(from, std::span<const uint32_t>(tasks.begin(), tasks.size()));
   }
 
   TaskGraph& tasks_;
+  const DeviceIndex there_ = tasks_.accelerator;
   Rollout rollout_;
   int64_t effort_;
   const int shakes_;
@@ -224,10 +225,11 @@ void write_placements(const TaskGraph& tasks, std::span<const DeviceIndex> devic
     const Task& task = tasks.tasks[t];
     if (task.is_fetch()) continue;
     const DeviceIndex device = devices[t];
-    const Reason reason = (task.allowed >> device & 1) == 0                  ? Reason::kNoMemory
-                          : task.allowed != kBoth                            ? task.reason
-                          : task.seconds[device] <= task.seconds[device ^ 1] ? Reason::kFaster
-                                                                             : Reason::kSavesTime;
+    const bool faster = task.seconds[device] <= task.seconds[tasks.other_than(device)];
+    const Reason reason = !backend::contains(task.allowed, device) ? Reason::kNoMemory
+                          : !task.has_choice()                     ? task.reason
+                          : faster                                 ? Reason::kFaster
+                                                                   : Reason::kSavesTime;
     for (const uint32_t n : tasks.nodes_of(task)) plan.placements[n] = {.device = device, .reason = reason};
     tasks.predict(task, device, plan);
   }

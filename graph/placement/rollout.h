@@ -38,22 +38,33 @@ class Rollout {
 
  private:
   struct State {
-    uint8_t valid_on;
-    bool made;                             // by a task
-    double written[backend::kMaxDevices];  // when the last write of the bytes there is done
-    double touched[backend::kMaxDevices];  // the last touch of them
+    backend::DeviceSet valid_on;
+    bool made;  // by a task
+  };
+  // Of a buffer's bytes on a device.
+  struct Times {
+    double written = 0;  // when the last write of the bytes is done
+    double touched = 0;  // the last touch of them
   };
 
+  Times& times_of(BufferId buffer, backend::DeviceIndex device) {
+    return times_[size_t{buffer} * tasks_.device_count + device];
+  }
+  const Times& times_of(BufferId buffer, backend::DeviceIndex device) const {
+    return times_[size_t{buffer} * tasks_.device_count + device];
+  }
+
   bool is_amortized(const Use& use, backend::DeviceIndex device) const {
-    return device == backend::kAccelerator && tasks_.values[use.buffer].amortized;
+    return device != backend::kCpu && tasks_.values[use.buffer].amortized;
   }
   bool is_urgent(const Use& use) const { return states_[use.buffer].made && tasks_.values[use.buffer].small; }
 
   const TaskGraph& tasks_;
   std::vector<State> states_;  // per buffer
-  double device_[backend::kMaxDevices] = {};
-  double link_[backend::kMaxDevices] = {};    // to the device
-  double urgent_[backend::kMaxDevices] = {};  // the same, of copies that go first
+  std::vector<Times> times_;   // per buffer and device
+  double device_[backend::kMostDevices] = {};
+  double link_[backend::kMostDevices] = {};    // to the device
+  double urgent_[backend::kMostDevices] = {};  // the same, of copies that go first
   double last_ = 0;
   double shares_ = 0;  // of amortized copies
 };

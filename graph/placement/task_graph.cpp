@@ -7,37 +7,48 @@
 namespace hetero::graph {
 namespace {
 
-using backend::kAccelerator;
+using backend::DeviceIndex;
+using backend::DeviceSet;
 using backend::kCpu;
-using backend::kMaxDevices;
+using backend::only;
 
-constexpr uint8_t kBoth = 1u << kCpu | 1u << kAccelerator;
+Allowed only_on(DeviceIndex device, Reason reason) { return {only(device), reason}; }
 
-Allowed only(backend::DeviceIndex device, Reason reason) { return {static_cast<uint8_t>(1u << device), reason}; }
+// Whether the node, or each member of the group, has a kernel there.
+bool runs_whole(const Graph& graph, const Plan& plan, const Task& task, const PlanOptions& options,
+                DeviceIndex device) {
+  if (device == kCpu) return true;
+  const auto runs = [&](uint32_t n) { return runs_on(op_table()[graph.nodes[n].op], options, device); };
+  if (task.group == Task::kNoGroup) return runs(task.node);
+  const FusedGroup& group = plan.groups[task.group];
+  const backend::Device* const there = options.machine[device].device;
+  return std::ranges::all_of(group.members, runs) && (there == nullptr || there->can_fuse(group.kernel));
+}
+
+// A device of the whole machine, by Fibonacci hashing of the position in the program.
+DeviceIndex mixed_device(const Graph& graph, const Plan& plan, const Task& task, const PlanOptions& options) {
+  const uint64_t hash = (uint64_t{task.node} + 1) * 0x9E3779B97F4A7C15u;
+  const auto device = static_cast<DeviceIndex>((hash >> 32) * options.machine.size() >> 32);
+  return runs_whole(graph, plan, task, options, device) ? device : kCpu;
+}
 
 // Where the task may run, and why. `uses`: its own.
-Allowed find_allowed(const Graph& graph, const Task& task, std::span<const Use> uses, const PlanOptions& options) {
-  const Allowed allowed = allowed_devices(graph.nodes[task.node], options);
+Allowed find_allowed(const Graph& graph, const Plan& plan, const Task& task, std::span<const Use> uses,
+                     const PlanOptions& options) {
+  Allowed allowed = allowed_devices(graph.nodes[task.node], options);
   if (allowed.reason == Reason::kUnsupported) return allowed;
+  const bool free = std::popcount(allowed.devices) > 1;
+  if (free && options.policy == Policy::kMixed) {
+    allowed = only_on(mixed_device(graph, plan, task, options), Reason::kRequested);
+  }
   const uint64_t bytes = bytes_in_memory(graph, uses);
-  // Leaves an eighth for what an arena wastes between its slices.
-  if (options.accelerator_bytes != 0 && bytes > options.accelerator_bytes - options.accelerator_bytes / 8) {
-    return only(kCpu, Reason::kNoMemory);
+  for (DeviceIndex d = 1; d < options.machine.size(); ++d) {
+    // Leaves an eighth for what an arena wastes between its slices.
+    const uint64_t most = options.machine[d].bytes - options.machine[d].bytes / 8;
+    if (backend::contains(allowed.devices, d) && most != 0 && bytes > most) return only_on(kCpu, Reason::kNoMemory);
   }
-  if (allowed.devices != kBoth) return allowed;
-  switch (options.policy) {
-    case Policy::kAuto:
-      return allowed;
-    case Policy::kCpu:
-      return only(kCpu, Reason::kRequested);
-    case Policy::kAccelerator:
-      return only(kAccelerator, Reason::kRequested);
-    case Policy::kMixed:
-      break;
-  }
-  // Fibonacci hashing of the position in the program.
-  const bool there = (uint64_t{task.node} + 1) * 0x9E3779B97F4A7C15u >> 63 != 0;
-  return only(there ? kAccelerator : kCpu, Reason::kRequested);
+  if (!free || options.policy == Policy::kAuto || options.policy == Policy::kMixed) return allowed;
+  return only_on(options.policy == Policy::kCpu ? kCpu : options.searched, Reason::kRequested);
 }
 
 // Of a node or a group. Without a history nothing else was said before.
@@ -45,7 +56,7 @@ void note_modelled(const Graph& graph, const auto& what, const CostModel& costs,
                    Task& task) {
   if (options.history == nullptr) return static_cast<void>(std::ranges::copy(task.seconds, task.modelled));
   const Work work = work_of(graph, what);
-  for (backend::DeviceIndex d = 0; d < kMaxDevices; ++d) task.modelled[d] = costs.run_seconds(work, d);
+  for (DeviceIndex d = 0; d < options.machine.size(); ++d) task.modelled[d] = costs.run_seconds(work, d);
 }
 
 }  // namespace
@@ -57,18 +68,22 @@ uint64_t bytes_in_memory(const Graph& graph, std::span<const Use> uses) {
 }
 
 Allowed allowed_devices(const Node& node, const PlanOptions& options) {
-  if (!runs_on_accelerator(op_table()[node.op], options)) return only(kCpu, Reason::kUnsupported);
+  const OpTraits& traits = op_table()[node.op];
   Preference preference = node.preference;
   if (preference == Preference::kAuto && options.preferences != nullptr && node.op < options.preferences->size()) {
     preference = (*options.preferences)[node.op];
   }
-  if (preference == Preference::kCpu) return only(kCpu, Reason::kRequested);
-  if (preference == Preference::kAccelerator) return only(kAccelerator, Reason::kRequested);
-  return {kBoth, Reason::kFaster};
+  const bool elsewhere = preference != Preference::kAuto && preference != prefer(kCpu);
+  const DeviceIndex there = elsewhere ? device_of(preference) : options.searched;
+  if (!runs_on(traits, options, there)) return only_on(kCpu, Reason::kUnsupported);
+  if (preference != Preference::kAuto) return only_on(device_of(preference), Reason::kRequested);
+  return {static_cast<DeviceSet>(only(kCpu) | only(there)), Reason::kFaster};
 }
 
 void TaskGraph::build(const Graph& graph, const Plan& plan, const PlanOptions& options) {
   const CostModel costs(options);
+  device_count = options.machine.size();
+  accelerator = options.searched;
   tasks.clear();
   uses.clear();
   nodes_.clear();
@@ -79,8 +94,9 @@ void TaskGraph::build(const Graph& graph, const Plan& plan, const PlanOptions& o
     const Buffer& buffer = graph.buffers[b];
     values[b] = {
         .bytes = buffer.bytes, .valid_on = buffer.valid_on, .small = buffer.bytes <= kUrgentBytes, .copy_seconds = {}};
-    for (backend::DeviceIndex d = 0; d < kMaxDevices; ++d) {
-      values[b].copy_seconds[d] = costs.copy_seconds(static_cast<double>(buffer.bytes), d);
+    for (DeviceIndex d = 0; d < device_count; ++d) {
+      const DeviceIndex from = d == kCpu ? accelerator : kCpu;
+      values[b].copy_seconds[d] = costs.copy_seconds(static_cast<double>(buffer.bytes), from, d);
     }
   }
   std::vector<uint8_t> written(graph.buffers.size());
@@ -96,7 +112,7 @@ void TaskGraph::build(const Graph& graph, const Plan& plan, const PlanOptions& o
       task_of_group_[instruction.index] = number;
       std::ranges::copy_if(group.members, std::back_inserter(nodes_), [&](uint32_t n) { return !is_tail(graph, n); });
       add_uses(graph, group);
-      for (backend::DeviceIndex d = 0; d < kMaxDevices; ++d) task.seconds[d] = costs.group_seconds(graph, group, d);
+      for (DeviceIndex d = 0; d < device_count; ++d) task.seconds[d] = costs.group_seconds(graph, group, d);
       note_modelled(graph, group, costs, options, task);
     } else {
       const Node& node = graph.nodes[instruction.index];
@@ -105,7 +121,7 @@ void TaskGraph::build(const Graph& graph, const Plan& plan, const PlanOptions& o
       nodes_.push_back(instruction.index);
       task_of_node_[instruction.index] = number;
       add_uses(graph, node);
-      for (backend::DeviceIndex d = 0; d < kMaxDevices; ++d)
+      for (DeviceIndex d = 0; d < device_count; ++d)
         task.seconds[d] = costs.node_seconds(graph, node, d, part_of(instruction));
       note_modelled(graph, node, costs, options, task);
     }
@@ -117,7 +133,7 @@ void TaskGraph::build(const Graph& graph, const Plan& plan, const PlanOptions& o
       const Buffer& buffer = graph.buffers[use->buffer];
       if (buffer.valid_on != 0 && buffer.escapes) values[use->buffer].updated_by = number;
     }
-    const Allowed allowed = find_allowed(graph, task, {begin(task), task.use_count}, options);
+    const Allowed allowed = find_allowed(graph, plan, task, {begin(task), task.use_count}, options);
     task.allowed = allowed.devices;
     task.reason = allowed.reason;
   }
@@ -128,7 +144,7 @@ void TaskGraph::build(const Graph& graph, const Plan& plan, const PlanOptions& o
     tasks.push_back({.node = Task::kNoNode,
                      .first_use = first,
                      .use_count = 1,
-                     .allowed = 1u << kCpu,
+                     .allowed = only(kCpu),
                      .reason = Reason::kRequested,
                      .seconds = {}});
   }
@@ -139,7 +155,7 @@ void TaskGraph::build(const Graph& graph, const Plan& plan, const PlanOptions& o
   for (size_t b = 0; b < values.size(); ++b) {
     if (!graph.buffers[b].steady || written[b]) continue;
     values[b].amortized = true;
-    values[b].copy_seconds[kAccelerator] /= kAmortized;
+    for (DeviceIndex d = 1; d < device_count; ++d) values[b].copy_seconds[d] /= kAmortized;
   }
 }
 
@@ -192,7 +208,7 @@ bool TaskGraph::differs(std::span<const backend::DeviceIndex> devices) const {
   double all = 0;
   double moved = 0;
   for (size_t t = 0; t < tasks.size(); ++t) {
-    if (tasks[t].allowed != kBoth) continue;
+    if (!tasks[t].has_choice()) continue;
     const double seconds = tasks[t].seconds[avoided_[t]];
     all += seconds;
     if (devices[t] != avoided_[t]) moved += seconds;
@@ -203,21 +219,21 @@ bool TaskGraph::differs(std::span<const backend::DeviceIndex> devices) const {
 std::vector<backend::DeviceIndex> TaskGraph::all_on(backend::DeviceIndex device) const {
   std::vector<backend::DeviceIndex> devices(tasks.size(), device);
   for (size_t t = 0; t < devices.size(); ++t) {
-    if ((tasks[t].allowed >> device & 1) == 0) devices[t] = device ^ 1;
+    if (!backend::contains(tasks[t].allowed, device)) devices[t] = backend::first_of(tasks[t].allowed);
   }
   return devices;
 }
 
 const char* TaskGraph::name_of_all_on(backend::DeviceIndex device) const {
   bool has_choice = false;
-  bool on[kMaxDevices] = {};
+  DeviceSet used = 0;
   for (const Task& task : tasks) {
     if (task.is_fetch()) continue;
-    has_choice = has_choice || task.allowed == kBoth;
-    on[(task.allowed >> device & 1) != 0 ? device : device ^ 1] = true;
+    has_choice = has_choice || task.has_choice();
+    used |= only(backend::contains(task.allowed, device) ? device : backend::first_of(task.allowed));
   }
-  if (!on[kAccelerator]) return "all on the CPU";
-  if (!on[kCpu]) return "all on the accelerator";
+  if ((used & ~only(kCpu)) == 0) return "all on the CPU";
+  if (used == only(accelerator)) return "all on the accelerator";
   if (!has_choice) return "each on the only device that it may run on";
   return device == kCpu ? "on the CPU wherever there is a choice" : "on the accelerator wherever there is a choice";
 }
@@ -230,16 +246,15 @@ void TaskGraph::order_by_rank(std::vector<uint32_t>& order) {
     const Task& task = tasks[t];
     double later = 0;
     for (const Use* use = begin(task); use != end(task); ++use) {
-      const double moved = std::accumulate(std::begin(values[use->buffer].copy_seconds),
-                                           std::end(values[use->buffer].copy_seconds), 0.0) /
-                           (2 * kMaxDevices);
+      // Half of the copies, at the mean of both directions.
+      const double moved = (values[use->buffer].copy_seconds[kCpu] + values[use->buffer].copy_seconds[accelerator]) / 4;
       later = std::max(later, after_read_[use->buffer]);
       if (use->writes) later = std::max(later, after_write_[use->buffer] + moved);
     }
     double seconds = 0;
     int devices = 0;
-    for (int d = 0; d < kMaxDevices; ++d) {
-      if ((task.allowed >> d & 1) == 0) continue;
+    for (DeviceIndex d = 0; d < device_count; ++d) {
+      if (!backend::contains(task.allowed, d)) continue;
       seconds += task.seconds[d];
       ++devices;
     }

@@ -11,6 +11,7 @@
 
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -46,11 +47,12 @@ struct Task {
   uint32_t node_count = 0;
   uint32_t first_use;
   uint32_t use_count;
-  uint8_t allowed;                             // devices that may run it, as bits
-  Reason reason;                               // why, where that is only one
-  double seconds[backend::kMaxDevices];        // what it takes there
-  double modelled[backend::kMaxDevices] = {};  // the same by the device's own figures
+  backend::DeviceSet allowed;                   // devices that may run it
+  Reason reason;                                // why, where that is only one
+  double seconds[backend::kMostDevices];        // what it takes there
+  double modelled[backend::kMostDevices] = {};  // the same by the device's own figures
 
+  bool has_choice() const { return std::popcount(allowed) > 1; }
   bool is_fetch() const { return node == kNoNode; }
   backend::DeviceIndex device_in(const Plan& plan) const {
     return is_fetch() ? backend::kCpu : plan.placements[node].device;
@@ -61,10 +63,11 @@ struct Value {
   static constexpr uint32_t kNoTask = UINT32_MAX;
 
   uint64_t bytes;
-  uint8_t valid_on;        // before the first task
-  bool small = false;      // its copies may be urgent
-  bool amortized = false;  // it is copied to the accelerator once for many runs; copy_seconds is a run's share
-  double copy_seconds[backend::kMaxDevices];  // to the device
+  backend::DeviceSet valid_on;  // before the first task
+  bool small = false;           // its copies may be urgent
+  bool amortized = false;       // it is copied to the accelerator once for many runs; copy_seconds is a run's share
+  double copy_seconds
+      [backend::kMostDevices];  // to an accelerator from the CPU; to the CPU from the accelerator of the search
   // Of what was there before and stays: the last task that writes it, as parameters and the state of an optimizer are written by each step. When the
   // program runs again it begins where that task has left it, so the copy that brings it there is one for many runs.
   uint32_t updated_by = kNoTask;
@@ -75,6 +78,9 @@ class TaskGraph {
   // REQUIRES: the program of `plan` has runs, bodies and fused groups only.
   void build(const Graph& graph, const Plan& plan, const PlanOptions& options);
 
+  backend::DeviceIndex device_count = 1;
+  // That of the search: the only one on which tasks with a choice may run.
+  backend::DeviceIndex accelerator = backend::kCpu;
   std::vector<Task> tasks;  // in the order of the plan's program, then those of the host
   std::vector<Use> uses;
   std::vector<Value> values;  // per buffer
@@ -82,6 +88,10 @@ class TaskGraph {
   // The nodes that are placed where it is: what it runs, save for tails, which are where their bodies are.
   std::span<const uint32_t> nodes_of(const Task& task) const {
     return {nodes_.data() + task.first_node, task.node_count};
+  }
+  // What a device is compared with.
+  backend::DeviceIndex other_than(backend::DeviceIndex device) const {
+    return device == backend::kCpu ? accelerator : backend::kCpu;
   }
   // Notes what it takes there and on the other device, in equal shares.
   void predict(const Task& task, backend::DeviceIndex device, Plan& plan) const {
@@ -91,7 +101,7 @@ class TaskGraph {
     const double modelled = task.modelled[device] / static_cast<double>(task.node_count);
     for (const uint32_t n : nodes_of(task)) {
       plan.placements[n].predicted_seconds = share(device);
-      plan.placements[n].elsewhere_seconds = share(device ^ 1);
+      plan.placements[n].elsewhere_seconds = share(other_than(device));
       plan.placements[n].modelled_seconds = static_cast<float>(modelled);
     }
   }
@@ -111,15 +121,15 @@ class TaskGraph {
   }
 
   // Where the value's bytes are when the program, with tasks on these devices, begins for the second time and later, as bits of devices.
-  uint8_t begins_on(const Value& value, std::span<const backend::DeviceIndex> devices) const {
-    return value.updated_by == Value::kNoTask ? value.valid_on : static_cast<uint8_t>(1u << devices[value.updated_by]);
+  backend::DeviceSet begins_on(const Value& value, std::span<const backend::DeviceIndex> devices) const {
+    return value.updated_by == Value::kNoTask ? value.valid_on : backend::only(devices[value.updated_by]);
   }
 
   // Whether a placement is another one than PlanOptions::instead_of: of the time that tasks with a choice were to take there, it puts a quarter elsewhere at
   // least. True where nothing is to be avoided, or no task has a choice.
   bool differs(std::span<const backend::DeviceIndex> devices) const;
 
-  // Per task: the device, or the other one where that is all that may run it.
+  // Per task: the device, or another one where the task may not run there.
   std::vector<backend::DeviceIndex> all_on(backend::DeviceIndex device) const;
   // What that is, in words: "all on the CPU" and "all on the accelerator" only where nothing that runs is elsewhere.
   const char* name_of_all_on(backend::DeviceIndex device) const;
@@ -143,8 +153,8 @@ class TaskGraph {
 
 // Where a node may run.
 struct Allowed {
-  uint8_t devices;  // as bits
-  Reason reason;    // why, where that is only one
+  backend::DeviceSet devices;
+  Reason reason;  // why, where that is only one
 };
 // What the operator, the user and the rules allow, whatever the memory and the policy are.
 Allowed allowed_devices(const Node& node, const PlanOptions& options);

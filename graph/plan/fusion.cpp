@@ -34,12 +34,12 @@ constexpr int kNeighbours = 2;
 
 class Fuser {
  public:
-  Fuser(const Graph& graph, const PlanOptions* two_devices, Plan& plan, Scratch& scratch)
-      : graph_(graph), two_devices_(two_devices), plan_(plan), scratch_(scratch), own_(scratch.fusion) {}
+  Fuser(const Graph& graph, const PlanOptions* placed, Plan& plan, Scratch& scratch)
+      : graph_(graph), placed_(placed), plan_(plan), scratch_(scratch), own_(scratch.fusion) {}
 
   void run() {
     own_.refused.assign(graph_.nodes.size(), 0);
-    const std::vector<Instruction> runs = two_devices_ != nullptr ? plan_.program : std::vector<Instruction>();
+    const std::vector<Instruction> runs = placed_ != nullptr ? plan_.program : std::vector<Instruction>();
     while (!run_once()) plan_.program = runs;
   }
 
@@ -59,16 +59,25 @@ class Fuser {
     if (plan_.dead_nodes == graph_.nodes.size()) plan_.fusion.clear();
     write_program();
     finish_groups();
-    if (two_devices_ == nullptr) return true;
+    if (placed_ == nullptr) return true;
     bool all_run = true;
     for (const FusedGroup& made : plan_.groups) {
-      const backend::Device* const accelerator = two_devices_->accelerator_device;
-      if ((devices_of(made.members.back()) >> backend::kAccelerator & 1) == 0) continue;
-      if (made.prepared && (accelerator == nullptr || accelerator->can_fuse(made.kernel))) continue;
+      if (runs_where_allowed(made)) continue;
       refuse(made.members);
       all_run = false;
     }
     return all_run;
+  }
+
+  // On each accelerator on which its last member may run.
+  bool runs_where_allowed(const FusedGroup& made) const {
+    const backend::DeviceSet allowed = devices_of(made.members.back());
+    for (backend::DeviceIndex d = 1; d < placed_->machine.size(); ++d) {
+      const backend::Device* const there = placed_->machine[d].device;
+      if (!backend::contains(allowed, d)) continue;
+      if (!made.prepared || (there != nullptr && !there->can_fuse(made.kernel))) return false;
+    }
+    return true;
   }
 
   OpenGroup& group(uint32_t g) { return *own_.groups[g]; }
@@ -82,8 +91,8 @@ class Fuser {
     return lower_node(graph_, graph_.nodes[n], own_.lowering) && !own_.lowering.checks.empty();
   }
 
-  uint8_t devices_of(uint32_t n) const {
-    return two_devices_ == nullptr ? uint8_t{1} : allowed_devices(graph_.nodes[n], *two_devices_).devices;
+  backend::DeviceSet devices_of(uint32_t n) const {
+    return placed_ == nullptr ? backend::only(backend::kCpu) : allowed_devices(graph_.nodes[n], *placed_).devices;
   }
 
   void visit(uint32_t n) {
@@ -357,17 +366,17 @@ class Fuser {
   }
 
   const Graph& graph_;
-  const PlanOptions* const two_devices_;
+  const PlanOptions* const placed_;
   Plan& plan_;
   Scratch& scratch_;
   FusionScratch& own_;
-  uint8_t devices_ = 0;  // of the node at hand
+  backend::DeviceSet devices_ = 0;  // of the node at hand
 };
 
 }  // namespace
 
-void fuse_nodes(const Graph& graph, const PlanOptions* two_devices, Plan& plan, Scratch& scratch) {
-  Fuser(graph, two_devices, plan, scratch).run();
+void fuse_nodes(const Graph& graph, const PlanOptions* placed, Plan& plan, Scratch& scratch) {
+  Fuser(graph, placed, plan, scratch).run();
 }
 
 }  // namespace hetero::graph

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "graph/plan/passes.h"
 
@@ -23,7 +24,6 @@ namespace hetero::graph {
 namespace {
 
 using backend::DeviceIndex;
-using backend::kAccelerator;
 using backend::kCpu;
 
 class MemoryPlanner {
@@ -41,27 +41,32 @@ class MemoryPlanner {
   }
 
   bool run() {
-    const size_t residences = graph_.buffers.size() * backend::kMaxDevices;
+    const size_t residences = graph_.buffers.size() * plan_.device_count;
     scratch_.slices.assign(residences, 0);
     scratch_.users.assign(residences, {});
     scratch_.stay.assign(residences, 0);
     largest_slice_ = options_.fixed_memory ? UINT64_MAX : options_.own_block_bytes;
     find_lifetimes();
-    const uint64_t capacity = options_.accelerator_bytes == 0 ? UINT64_MAX : options_.accelerator_bytes;
-    const uint64_t bound = capacity == UINT64_MAX ? 0 : bound_bytes();
-    const uint64_t room = capacity - std::min(bound, capacity);
-    scratch_.arenas[kCpu].reset(true, UINT64_MAX);
-    scratch_.arenas[kAccelerator].reset(true, room);
-    std::fill_n(live_, backend::kMaxDevices, 0);
-    std::fill_n(plan_.arena_lower_bound, backend::kMaxDevices, 0);
+    bool fits = true;
+    Limits rooms;
+    for (DeviceIndex d = 0; d < plan_.device_count; ++d) {
+      const uint64_t capacity = d == kCpu || options_.machine[d].bytes == 0 ? UINT64_MAX : options_.machine[d].bytes;
+      const uint64_t bound = capacity == UINT64_MAX ? 0 : bound_bytes(d);
+      fits = fits && bound <= capacity;
+      rooms[d] = capacity - std::min(bound, capacity);
+      scratch_.arenas[d].reset(true, rooms[d]);
+    }
+    std::ranges::fill(live_, 0);
+    std::ranges::fill(plan_.arena_lower_bound, 0);
     std::ranges::fill(scratch_.stay, 0);
     find_shared_arenas();
     assign_slices();
-    for (DeviceIndex d = 0; d < backend::kMaxDevices; ++d) {
+    for (DeviceIndex d = 0; d < plan_.device_count; ++d) {
       plan_.arena_bytes[d] = scratch_.arenas[d].high_water();
       if (!shared_arena_[d]) pack(d, keep_);
+      fits = fits && plan_.arena_bytes[d] <= rooms[d];
     }
-    return bound <= capacity && plan_.arena_bytes[kAccelerator] <= room;
+    return fits;
   }
 
  private:
@@ -69,8 +74,8 @@ class MemoryPlanner {
   void pack_host(uint64_t largest) {
     largest_slice_ = largest;
     find_lifetimes();
-    std::fill_n(plan_.arena_bytes, backend::kMaxDevices, 0);
-    std::fill_n(plan_.arena_lower_bound, backend::kMaxDevices, 0);
+    std::ranges::fill(plan_.arena_bytes, 0);
+    std::ranges::fill(plan_.arena_lower_bound, 0);
     pack(kCpu, true);
   }
 
@@ -155,12 +160,12 @@ class MemoryPlanner {
   }
 
   void find_lifetimes() {
-    plan_.residences.assign(graph_.buffers.size() * backend::kMaxDevices, {});
+    plan_.residences.assign(graph_.buffers.size() * plan_.device_count, {});
     for (uint32_t i = 0; i < plan_.program.size(); ++i) {
       const Instruction& instruction = plan_.program[i];
       if (instruction.kind == Instruction::Kind::kCopy) {
         touch_by_copy(i, instruction.index, instruction.from);
-        if (instruction.stay != 0) scratch_.stay[index_of(instruction.index, instruction.to)] = instruction.stay;
+        if (instruction.stay != 0) scratch_.stay[plan_.place_of(instruction.index, instruction.to)] = instruction.stay;
         touch_by_copy(i, instruction.index, instruction.to);
         continue;
       }
@@ -192,13 +197,11 @@ class MemoryPlanner {
     }
   }
 
-  static size_t index_of(BufferId buffer, DeviceIndex device) { return buffer * backend::kMaxDevices + device; }
-
   // Of what the bytes are in at this point of the walk.
   Residence& stay_of(BufferId buffer, DeviceIndex device) {
     // Plans for the CPU alone have no returns.
     if (plan_.returns.empty()) return plan_.residence(buffer, device);
-    const uint32_t stay = scratch_.stay[index_of(buffer, device)];
+    const uint32_t stay = scratch_.stay[plan_.place_of(buffer, device)];
     return stay == 0 ? plan_.residence(buffer, device) : plan_.returns[stay - 1].residence;
   }
 
@@ -218,7 +221,7 @@ class MemoryPlanner {
 
   // Whether a storage has memory of its own there.
   bool is_kept(BufferId b, DeviceIndex device) const {
-    return keep_ || device == kCpu || scratch_.resident[b] != 0 || (graph_.buffers[b].valid_on >> device & 1) != 0;
+    return keep_ || device == kCpu || backend::contains(scratch_.resident[b] | graph_.buffers[b].valid_on, device);
   }
 
   // A fused kernel writes into memory that it is given.
@@ -242,23 +245,23 @@ class MemoryPlanner {
     }
   }
 
-  // What lies on the accelerator beside its arena.
-  uint64_t bound_bytes() const {
+  // What lies on an accelerator beside its arena.
+  uint64_t bound_bytes(DeviceIndex device) const {
     uint64_t bytes = 0;
     for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
-      const bool there = (graph_.buffers[b].valid_on & (1u << kAccelerator)) != 0;
-      if (there || plan_.residence(b, kAccelerator).home == Home::kBound) {
+      const bool there = backend::contains(graph_.buffers[b].valid_on, device);
+      if (there || std::as_const(plan_).residence(b, device).home == Home::kBound) {
         bytes += SliceAllocator::round_up(graph_.buffers[b].bytes);
       }
     }
     return bytes;
   }
 
-  // Those that a copy touches, and the accelerator's where its kernels are on several queues.
+  // Those that a copy touches, and those of accelerators whose kernels are on several queues.
   void find_shared_arenas() {
-    std::fill_n(shared_arena_, backend::kMaxDevices, false);
+    std::ranges::fill(shared_arena_, false);
     for (const Instruction& instruction : plan_.program) {
-      shared_arena_[kAccelerator] |= backend::is_side_compute(kind_of(instruction.queue));
+      shared_arena_[device_of(instruction.queue)] |= backend::is_side_compute(kind_of(instruction.queue));
       if (instruction.kind != Instruction::Kind::kCopy) continue;
       for (const DeviceIndex d : {instruction.from, instruction.to}) {
         shared_arena_[d] |= plan_.residence(instruction.index, d).home == Home::kArena;
@@ -299,14 +302,14 @@ class MemoryPlanner {
   void take_by_copy(uint32_t i) {
     const Instruction& copy = plan_.program[i];
     take(i, copy.index, copy.from);
-    if (copy.stay != 0) scratch_.stay[index_of(copy.index, copy.to)] = copy.stay;
+    if (copy.stay != 0) scratch_.stay[plan_.place_of(copy.index, copy.to)] = copy.stay;
     take(i, copy.index, copy.to);
   }
 
   void take(uint32_t i, BufferId buffer, DeviceIndex device) {
     Residence& residence = stay_of(buffer, device);
     if (residence.home != Home::kArena || !shared_arena_[device]) return;
-    const size_t index = index_of(buffer, device);
+    const size_t index = plan_.place_of(buffer, device);
     uint32_t& slice = scratch_.slices[index];
     if (residence.first != i || slice != 0) {
       scratch_.users[index][plan_.program[i].queue] = i + 1;
@@ -325,7 +328,7 @@ class MemoryPlanner {
   void give_back(uint32_t i, BufferId buffer, DeviceIndex device) {
     const Residence& residence = stay_of(buffer, device);
     if (residence.last != i || residence.home != Home::kArena || !shared_arena_[device]) return;
-    const size_t index = index_of(buffer, device);
+    const size_t index = plan_.place_of(buffer, device);
     uint32_t& slice = scratch_.slices[index];
     if (slice == 0) return;
     SliceAllocator& arena = scratch_.arenas[device];
@@ -336,12 +339,12 @@ class MemoryPlanner {
 
   const Graph& graph_;
   const PlanOptions& options_;
-  const bool keep_;  // on the accelerator, what survives
+  const bool keep_;  // on accelerators, what survives
   Plan& plan_;
   Scratch& scratch_;
   uint64_t largest_slice_ = 0;
-  bool shared_arena_[backend::kMaxDevices] = {};  // several queues touch it
-  uint64_t live_[backend::kMaxDevices] = {};
+  bool shared_arena_[backend::kMostDevices] = {};  // several queues touch it
+  uint64_t live_[backend::kMostDevices] = {};
 };
 
 }  // namespace

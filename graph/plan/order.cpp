@@ -28,10 +28,10 @@ void touch(Touches& touches, bool writes, QueueId queue, uint32_t position, Cloc
 }  // namespace
 
 void order_queues(const Graph& graph, const Plan& plan, Scratch& scratch) {
-  scratch.touches.assign(graph.buffers.size() * backend::kMaxDevices, {});
+  scratch.touches.assign(graph.buffers.size() * plan.device_count, {});
   scratch.requirements.assign(plan.program.size(), {});
-  const auto bytes_of = [&scratch](BufferId buffer, backend::DeviceIndex device) -> Touches& {
-    return scratch.touches[buffer * backend::kMaxDevices + device];
+  const auto bytes_of = [&](BufferId buffer, backend::DeviceIndex device) -> Touches& {
+    return scratch.touches[plan.place_of(buffer, device)];
   };
   for (uint32_t i = 0; i < plan.program.size(); ++i) {
     const Instruction& instruction = plan.program[i];
@@ -58,13 +58,18 @@ namespace {
 // Emits the instructions of a program again, queue by queue in their order, those of the host last.
 class EarlySubmission {
  public:
-  EarlySubmission(const Graph& graph, uint64_t limit, Plan& plan, Scratch& scratch)
-      : graph_(graph), limit_(limit), plan_(plan), scratch_(scratch) {}
+  EarlySubmission(const Graph& graph, const Limits& limits, Plan& plan, Scratch& scratch)
+      : graph_(graph),
+        limits_(limits),
+        bounded_(is_bounded(limits)),
+        queues_(queue_count(plan.device_count)),
+        plan_(plan),
+        scratch_(scratch) {}
 
   void run() {
     std::vector<Instruction>& program = plan_.program;
     for (uint32_t i = 0; i < program.size(); ++i) lines_[program[i].queue].push_back(i);
-    if (limit_ != kAnyBytes) find_stays();
+    if (bounded_) find_stays();
     scratch_.program.clear();
     while (scratch_.program.size() < program.size()) emit(find_next());
     program.swap(scratch_.program);
@@ -81,7 +86,7 @@ class EarlySubmission {
   uint32_t find_next() const {
     uint32_t first = kNone;   // of all
     uint32_t remote = kNone;  // may come now
-    for (QueueId queue = 0; queue < kMaxQueues; ++queue) {
+    for (QueueId queue = 0; queue < queues_; ++queue) {
       const uint32_t i = head(queue);
       first = std::min(first, i);
       if (queue != kHostQueue && i < remote && may_come(i)) remote = i;
@@ -94,94 +99,122 @@ class EarlySubmission {
   // What it must come after has come, and it needs no memory that is not there. The first of all always may.
   bool may_come(uint32_t i) const {
     const Clock& requirement = scratch_.requirements[i];
-    for (QueueId queue = 0; queue < kMaxQueues; ++queue) {
+    for (QueueId queue = 0; queue < queues_; ++queue) {
       const uint32_t before = head(queue);
       if (before != kNone && requirement[queue] > before) return false;
     }
-    if (limit_ == kAnyBytes) return true;
+    if (!bounded_) return true;
     // Bytes come back when all is submitted that uses those that were there before: by the order of submission it is known who uses which.
     const uint32_t before = stay_before_[i];
-    return (before == kNone || touches_[before] == 0) && live_ + begun_[i] <= limit_;
+    return (before == kNone || touches_[before] == 0) && has_room(i);
+  }
+
+  bool has_room(uint32_t i) const {
+    Limits live = live_;
+    for_each_stay(i, [&](uint32_t stay) {
+      if (stays_at_[stay].begin == i) live[stays_at_[stay].device] += stays_at_[stay].bytes;
+    });
+    for (backend::DeviceIndex d = 1; d < plan_.device_count; ++d) {
+      if (live[d] > limits_[d]) return false;
+    }
+    return true;
   }
 
   void emit(uint32_t i) {
     ++next_[plan_.program[i].queue];
     scratch_.program.push_back(plan_.program[i]);
-    if (limit_ == kAnyBytes) return;
-    live_ += begun_[i];
+    if (!bounded_) return;
+    for_each_stay(i, [this, i](uint32_t stay) {
+      const Stay& at = stays_at_[stay];
+      if (at.begin == i) live_[at.device] += at.bytes;
+    });
     for_each_stay(i, [this](uint32_t stay) {
-      if (--touches_[stay] == 0) live_ -= bytes_[stay];
+      if (--touches_[stay] == 0) live_[stays_at_[stay].device] -= stays_at_[stay].bytes;
     });
   }
 
-  // Bytes of the accelerator that begin to be used at each instruction, and by how many each stay is touched.
+  // The stays of bytes on accelerators, where each begins, and by how many it is touched.
   void find_stays() {
-    begun_.assign(plan_.program.size(), 0);
     stay_before_.assign(plan_.program.size(), kNone);
     stays_.assign(plan_.program.size() + 1, 0);
-    current_.assign(graph_.buffers.size(), kNone);
+    current_.assign(graph_.buffers.size() * plan_.device_count, kNone);
     for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
-      if (scratch_.states[b].stays) live_ += SliceAllocator::round_up(graph_.buffers[b].bytes);
+      for (backend::DeviceIndex d = 1; d < plan_.device_count; ++d) {
+        if (!backend::contains(scratch_.states[b].stays, d)) continue;
+        live_[d] += SliceAllocator::round_up(graph_.buffers[b].bytes);
+      }
     }
     for (uint32_t i = 0; i < plan_.program.size(); ++i) {
       stays_[i] = static_cast<uint32_t>(touched_.size());
       const Instruction& instruction = plan_.program[i];
       if (instruction.kind == Instruction::Kind::kCopy) {
-        if (instruction.stay != 0) stay_before_[i] = std::exchange(current_[instruction.index], kNone);
-        touch(i, instruction.index);
-      } else if (device_of(instruction.queue) == backend::kAccelerator) {
+        if (instruction.stay != 0) {
+          uint32_t& current = current_[plan_.place_of(instruction.index, instruction.to)];
+          stay_before_[i] = std::exchange(current, kNone);
+        }
+        touch(i, instruction.index, instruction.from);
+        touch(i, instruction.index, instruction.to);
+      } else {
         for (const Use& use : scratch_.tasks.uses_of(instruction)) {
-          if (use.in_memory()) touch(i, use.buffer);
+          if (use.in_memory()) touch(i, use.buffer, device_of(instruction.queue));
         }
       }
     }
     stays_[plan_.program.size()] = static_cast<uint32_t>(touched_.size());
   }
 
-  void touch(uint32_t i, BufferId buffer) {
+  void touch(uint32_t i, BufferId buffer, backend::DeviceIndex device) {
     // What stays throughout has its memory, which is in live_ from the beginning.
-    if (scratch_.states[buffer].stays) return;
-    uint32_t& stay = current_[buffer];
+    if (device == backend::kCpu || backend::contains(scratch_.states[buffer].stays, device)) return;
+    uint32_t& stay = current_[plan_.place_of(buffer, device)];
     if (stay == kNone) {
-      stay = static_cast<uint32_t>(bytes_.size());
-      bytes_.push_back(SliceAllocator::round_up(graph_.buffers[buffer].bytes));
+      stay = static_cast<uint32_t>(stays_at_.size());
+      stays_at_.push_back({SliceAllocator::round_up(graph_.buffers[buffer].bytes), i, device});
       touches_.push_back(0);
-      begun_[i] += bytes_.back();
     }
     ++touches_[stay];
     touched_.push_back(stay);
   }
 
   template <typename Function>
-  void for_each_stay(uint32_t i, Function function) {
+  void for_each_stay(uint32_t i, Function function) const {
     for (uint32_t k = stays_[i]; k < stays_[i + 1]; ++k) function(touched_[k]);
   }
 
+  // Bytes that are on an accelerator from an instruction on.
+  struct Stay {
+    uint64_t bytes;
+    uint32_t begin;
+    backend::DeviceIndex device;
+  };
+
   const Graph& graph_;
-  const uint64_t limit_;
+  const Limits& limits_;
+  const bool bounded_;
+  const QueueId queues_;
   Plan& plan_;
   Scratch& scratch_;
   std::vector<uint32_t> lines_[kMaxQueues];  // per queue: its instructions
   size_t next_[kMaxQueues] = {};
-  uint64_t live_ = 0;
-  std::vector<uint64_t> begun_;        // per instruction
+  Limits live_{};
   std::vector<uint32_t> stay_before_;  // per copy of bytes that come back: the stay of those that were there before
   std::vector<uint32_t> stays_;        // per instruction: where its entries of touched_ begin
   std::vector<uint32_t> touched_;      // stays
-  std::vector<uint32_t> current_;      // per buffer: the stay that it is in
-  std::vector<uint64_t> bytes_;        // per stay
+  std::vector<uint32_t> current_;      // per residence: the stay that it is in
+  std::vector<Stay> stays_at_;         // per stay
   std::vector<uint32_t> touches_;      // per stay: those that are to come
 };
 
 }  // namespace
 
-void submit_early(const Graph& graph, uint64_t limit, Plan& plan, Scratch& scratch) {
-  EarlySubmission(graph, limit, plan, scratch).run();
+void submit_early(const Graph& graph, const Limits& limits, Plan& plan, Scratch& scratch) {
+  EarlySubmission(graph, limits, plan, scratch).run();
 }
 
 void compute_clocks(const Plan& plan, Scratch& scratch) {
   std::array<Clock, kMaxQueues> known{};  // per queue: what its next instruction is after
   Clock host{};
+  const int queues = queue_count(plan.device_count);
   scratch.clocks.resize(plan.program.size());
   scratch.waits.clear();
   for (uint32_t i = 0; i < plan.program.size(); ++i) {
@@ -193,7 +226,7 @@ void compute_clocks(const Plan& plan, Scratch& scratch) {
     while (true) {
       // The latest first: it is the likeliest to cover the others.
       uint32_t latest = 0;
-      for (int q = 0; q < kMaxQueues; ++q) {
+      for (int q = 0; q < queues; ++q) {
         if (q != queue && requirement[q] > now[q]) latest = std::max(latest, requirement[q]);
       }
       if (latest == 0) break;

@@ -38,9 +38,9 @@ struct Touches {
 struct OpenGroup {
   GroupBuilder builder;
   bool open = false;
-  uint8_t devices = 0;  // on which its members may run, as bits
-  uint32_t last = 0;    // its last member, at whose place it runs
-  uint32_t number = 0;  // in the plan
+  backend::DeviceSet devices = 0;  // on which its members may run
+  uint32_t last = 0;               // its last member, at whose place it runs
+  uint32_t number = 0;             // in the plan
 };
 
 // A group that touches a buffer, in the list of those that do.
@@ -67,37 +67,41 @@ struct FusionScratch {
 
 // What insert_copies knows of a buffer at a point of the program.
 struct BufferState {
-  uint8_t valid_on = 0;
-  bool made = false;               // by a task
-  bool stays = false;              // on the accelerator for the whole program
-  bool present = false;            // has memory there
-  bool has_left = false;           // had memory there, and may come back
-  uint32_t next_use = UINT32_MAX;  // there: a position in the order
-  uint32_t last_use = UINT32_MAX;  // anywhere
+  backend::DeviceSet valid_on = 0;
+  bool made = false;                // by a task
+  backend::DeviceSet stays = 0;     // there for the whole program; these are of accelerators
+  backend::DeviceSet present = 0;   // has memory there
+  backend::DeviceSet has_left = 0;  // had memory there, and may come back
+  uint32_t last_use = UINT32_MAX;   // anywhere: a position in the order
 };
+
+// What each accelerator may hold.
+using Limits = std::array<uint64_t, backend::kMostDevices>;
 
 // Vectors that keep their memory from plan to plan, so that planning allocates nothing in the long
 // run.
 struct Scratch {
-  std::vector<uint8_t> needed;      // per buffer: a live node or the caller reads it (dead_values)
-  std::vector<uint8_t> valid;       // per buffer: devices with valid bytes (copies)
-  TaskGraph tasks;                  // (placement, residency)
-  std::vector<uint32_t> order;      // tasks, as they are to be submitted (placement)
-  std::vector<uint8_t> resident;    // per buffer: has its place on the accelerator throughout (residency)
-  std::vector<BufferState> states;  // per buffer (copies)
-  std::vector<uint32_t> next_use;   // per use (copies)
-  std::vector<BufferId> present;    // on the accelerator and may leave (copies)
-  uint64_t peak_bytes = 0;          // the most that the accelerator was to hold (copies)
-  std::vector<Touches> touches;     // per residence (order)
-  std::vector<Clock> requirements;  // per instruction: what must run before (order, memory_plan)
-  std::vector<Clock> clocks;        // per instruction: what has run before (order, events)
-  std::vector<uint32_t> slices;     // per residence: its slice of the arena + 1 (memory_plan)
-  std::vector<Clock> users;         // per residence: the last instructions that touched its slice (memory_plan)
-  std::vector<uint32_t> stay;       // per residence: the return that it is in + 1 (memory_plan, order)
+  std::vector<uint8_t> needed;            // per buffer: a live node or the caller reads it (dead_values)
+  std::vector<backend::DeviceSet> valid;  // per buffer: devices with valid bytes (copies)
+  TaskGraph tasks;                        // (placement, residency)
+  std::vector<uint32_t> order;            // tasks, as they are to be submitted (placement)
+  std::vector<backend::DeviceSet>
+      resident;                       // per buffer: accelerators on which it has its place throughout (residency)
+  std::vector<BufferState> states;    // per buffer (copies)
+  std::vector<uint32_t> next_use;     // per use and device: a position in the order (copies)
+  std::vector<uint32_t> next_use_of;  // per buffer and device, at a point of the program (copies)
+  std::vector<BufferId> present[backend::kMostDevices];  // there, and may leave (copies)
+  uint64_t peak_bytes[backend::kMostDevices] = {};       // the most that each accelerator was to hold (copies)
+  std::vector<Touches> touches;                          // per residence (order)
+  std::vector<Clock> requirements;                       // per instruction: what must run before (order, memory_plan)
+  std::vector<Clock> clocks;                             // per instruction: what has run before (order, events)
+  std::vector<uint32_t> slices;                          // per residence: its slice of the arena + 1 (memory_plan)
+  std::vector<Clock> users;    // per residence: the last instructions that touched its slice (memory_plan)
+  std::vector<uint32_t> stay;  // per residence: the return that it is in + 1 (memory_plan, order)
   FusionScratch fusion;
   std::vector<uint8_t> taken;    // per instruction: it is part of a batch (batches)
   std::vector<uint8_t> partial;  // per buffer: some write covers a part of it (resize)
-  SliceAllocator arenas[backend::kMaxDevices];
+  SliceAllocator arenas[backend::kMostDevices];
   IntervalPacking packing;          // these: the arena of plans for the CPU alone (memory_plan)
   std::vector<Interval> intervals;  // per packed buffer
   std::vector<BufferId> packed;
@@ -122,29 +126,40 @@ Scratch& thread_scratch();
 // Whether a storage has the bytes before or after the program.
 inline bool survives(const Buffer& buffer) { return buffer.escapes || buffer.valid_on != 0; }
 
-// No bound of what the accelerator may hold.
+// No bound of what an accelerator may hold.
 inline constexpr uint64_t kAnyBytes = UINT64_MAX;
+// Bytes come and go, but never for lack of room.
+inline constexpr uint64_t kNoLimit = kAnyBytes - 1;
+// The same for all accelerators. Limits are kAnyBytes for all of them, or for none.
+inline Limits limits_of(uint64_t bytes) {
+  Limits limits;
+  limits.fill(bytes);
+  return limits;
+}
+inline bool is_bounded(const Limits& limits) { return limits[backend::kCpu] != kAnyBytes; }
 
 void drop_dead_values(const Graph& graph, Plan& plan, Scratch& scratch);
 // The program of a plan for the CPU alone, node by node.
 void run_in_order(const Graph& graph, Plan& plan, Scratch& scratch);
-// Chooses what has its place on the accelerator while it holds `limit` bytes. REQUIRES: placements, scratch.tasks and scratch.order.
-void choose_residents(const Graph& graph, const CostModel& costs, uint64_t limit, Plan& plan, Scratch& scratch);
-// Makes the program of scratch.tasks in scratch.order. False where the accelerator cannot hold what a task needs within `limit` bytes.
-bool insert_copies(const Graph& graph, uint64_t limit, Plan& plan, Scratch& scratch);
-// Replaces runs of the program by bodies and fused groups; `two_devices`, where not null, says what may run where. REQUIRES: the program has runs on the CPU only.
-void fuse_nodes(const Graph& graph, const PlanOptions* two_devices, Plan& plan, Scratch& scratch);
+// Chooses what has its place on each accelerator within the limits. REQUIRES: placements, scratch.tasks and scratch.order.
+void choose_residents(const Graph& graph, const PlanOptions& options, const Limits& limits, Plan& plan,
+                      Scratch& scratch);
+// Makes the program of scratch.tasks in scratch.order. False where an accelerator cannot hold what a task needs within its limit.
+bool insert_copies(const Graph& graph, const backend::Machine& machine, const Limits& limits, Plan& plan,
+                   Scratch& scratch);
+// Replaces runs of the program by bodies and fused groups; `placed`, where not null, says what may run where. REQUIRES: the program has runs on the CPU only.
+void fuse_nodes(const Graph& graph, const PlanOptions* placed, Plan& plan, Scratch& scratch);
 // Makes batches of calls that read the same operand. REQUIRES: the same.
 void join_calls(const Graph& graph, Plan& plan, Scratch& scratch);
 // Whether join_calls() could have made the plan's batches, as far as sizes tell.
 bool are_batches_small(const Graph& graph, const Plan& plan);
 void order_queues(const Graph& graph, const Plan& plan, Scratch& scratch);
 // Moves what runs elsewhere before the host's own work where nothing forbids it. REQUIRES: order_queues; it is needed again afterwards.
-void submit_early(const Graph& graph, uint64_t limit, Plan& plan, Scratch& scratch);
-// Moves tasks of the accelerator that do not depend on each other to its other compute queues, where that takes less time. Returns the seconds that one queue
+void submit_early(const Graph& graph, const Limits& limits, Plan& plan, Scratch& scratch);
+// Moves tasks of an accelerator that do not depend on each other to its other compute queues, where that takes less time. Returns the seconds that one queue
 // takes, or 0 where nothing has moved. order_queues is needed again afterwards.
 double spread_tasks(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);
-// Says of the accelerator's tasks what share of it they keep busy. REQUIRES: placements and groups are final.
+// Says of the accelerators' tasks what share of them they keep busy. REQUIRES: placements and groups are final.
 void note_utilizations(const Graph& graph, const PlanOptions& options, Plan& plan);
 // Which copies join a transfer.
 enum class Joining : uint8_t { kReady, kWaiting };
@@ -157,7 +172,7 @@ uint32_t end_of_joined(const Scratch& scratch, uint32_t first);
 void order_transfers(const Plan& plan, Scratch& scratch);
 // Where everything runs on the CPU.
 void plan_host_memory(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);
-// True when what lies on the accelerator fits into options.accelerator_bytes. Survivors stay there if `keep` or scratch.resident says so.
+// True when what lies on each accelerator fits into its memory. Survivors stay there if `keep` or scratch.resident says so.
 bool plan_memory(const Graph& graph, const PlanOptions& options, bool keep, Plan& plan, Scratch& scratch);
 void insert_events(Plan& plan, Scratch& scratch);
 

@@ -3,7 +3,7 @@
 //   dead values -> fusion -> placement -> one of
 //     everything on the CPU:       fusion for the CPU alone -> batches -> memory
 //     everything fits:             copies -> order of submission -> transfers -> streams -> memory -> events
-//     the accelerator is too small: several placements, each with residents chosen, copies, memory and events, and simulated; the fastest is taken
+//     an accelerator is too small: several placements, each with residents chosen, copies, memory and events, and simulated; the fastest is taken
 
 #include "graph/plan/pipeline.h"
 
@@ -19,7 +19,6 @@ namespace hetero::graph {
 namespace {
 
 using backend::DeviceIndex;
-using backend::kAccelerator;
 using backend::kCpu;
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
@@ -44,14 +43,15 @@ void lay_out_on_host(const Graph& graph, const PlanOptions& options, Plan& plan,
     plan.batches.clear();
   }
   plan_host_memory(graph, options, plan, scratch);
-  std::fill_n(plan.transfer_bytes, backend::kMaxDevices, 0);
+  std::ranges::fill(plan.transfer_bytes, 0);
   plan.event_count = 0;
 }
 
 // Memory and events of a program whose instructions have their order and their queues.
-bool lay_out_queues(const Graph& graph, const PlanOptions& options, uint64_t limit, Plan& plan, Scratch& scratch) {
+bool lay_out_queues(const Graph& graph, const PlanOptions& options, const Limits& limits, Plan& plan,
+                    Scratch& scratch) {
   order_queues(graph, plan, scratch);
-  const bool fits = plan_memory(graph, options, limit == kAnyBytes, plan, scratch);
+  const bool fits = plan_memory(graph, options, !is_bounded(limits), plan, scratch);
   insert_events(plan, scratch);
   return fits;
 }
@@ -61,11 +61,12 @@ void forget_utilizations(Plan& plan) {
 }
 
 // The same with the accelerator's tasks spread over its compute queues. False where that does not fit, or takes no less time; the plan is then as it was.
-bool lay_out_spread(const Graph& graph, const PlanOptions& options, uint64_t limit, Plan& plan, Scratch& scratch) {
+bool lay_out_spread(const Graph& graph, const PlanOptions& options, const Limits& limits, Plan& plan,
+                    Scratch& scratch) {
   scratch.serial = plan.program;
   const double serial_seconds = spread_tasks(graph, options, plan, scratch);
   if (serial_seconds == 0) return false;
-  if (lay_out_queues(graph, options, limit, plan, scratch)) {
+  if (lay_out_queues(graph, options, limits, plan, scratch)) {
     simulate(graph, plan, CostModel(options), scratch.simulation);
     if (scratch.simulation.seconds < kWorthIt * serial_seconds) return true;
   }
@@ -76,20 +77,20 @@ bool lay_out_spread(const Graph& graph, const PlanOptions& options, uint64_t lim
 }
 
 // What takes less time of tasks on one compute queue and spread over several.
-bool lay_out_tasks(const Graph& graph, const PlanOptions& options, uint64_t limit, Plan& plan, Scratch& scratch) {
-  if (lay_out_spread(graph, options, limit, plan, scratch)) return true;
-  return lay_out_queues(graph, options, limit, plan, scratch);
+bool lay_out_tasks(const Graph& graph, const PlanOptions& options, const Limits& limits, Plan& plan, Scratch& scratch) {
+  if (lay_out_spread(graph, options, limits, plan, scratch)) return true;
+  return lay_out_queues(graph, options, limits, plan, scratch);
 }
 
 // The same with small copies as transfers of several, in the way of joining that takes the least time.
 class TransferTrial {
  public:
-  TransferTrial(const Graph& graph, const PlanOptions& options, uint64_t limit, Plan& plan, Scratch& scratch)
-      : graph_(graph), options_(options), costs_(options), limit_(limit), plan_(plan), scratch_(scratch) {}
+  TransferTrial(const Graph& graph, const PlanOptions& options, const Limits& limits, Plan& plan, Scratch& scratch)
+      : graph_(graph), options_(options), costs_(options), limits_(limits), plan_(plan), scratch_(scratch) {}
 
   // REQUIRES: the program has its order of submission.
   bool run() {
-    if (!has_small_copies()) return lay_out_tasks(graph_, options_, limit_, plan_, scratch_);
+    if (!has_small_copies()) return lay_out_tasks(graph_, options_, limits_, plan_, scratch_);
     find_variants();
     size_t best = 0;
     size_t last = 0;
@@ -140,7 +141,7 @@ class TransferTrial {
   }
 
   void allow_transfers(bool allow) {
-    for (DeviceIndex d = 0; d < backend::kMaxDevices; ++d) {
+    for (DeviceIndex d = 0; d < plan_.device_count; ++d) {
       plan_.transfer_bytes[d] = allow ? costs_.transfer_bytes(d) : 0;
     }
   }
@@ -152,7 +153,7 @@ class TransferTrial {
     allow_transfers(!variant.joined.empty());
     for (Return& entry : plan_.returns) entry.residence = {};
     forget_utilizations(plan_);
-    if (!lay_out_tasks(graph_, options_, limit_, plan_, scratch_)) return kNever;
+    if (!lay_out_tasks(graph_, options_, limits_, plan_, scratch_)) return kNever;
     simulate(graph_, plan_, costs_, scratch_.simulation);
     return scratch_.simulation.seconds;
   }
@@ -160,20 +161,20 @@ class TransferTrial {
   const Graph& graph_;
   const PlanOptions& options_;
   const CostModel costs_;
-  const uint64_t limit_;
+  const Limits& limits_;
   Plan& plan_;
   Scratch& scratch_;
   std::vector<Variant> variants_;
 };
 
-// Everything after placement, on several queues. `limit` is what the accelerator may hold; kAnyBytes keeps there whatever gets there. False where it does not fit.
-bool lay_out(const Graph& graph, const PlanOptions& options, uint64_t limit, Plan& plan, Scratch& scratch) {
-  std::fill_n(plan.transfer_bytes, backend::kMaxDevices, 0);
+// Everything after placement, on several queues. Without limits, what gets to an accelerator stays there. False where it does not fit.
+bool lay_out(const Graph& graph, const PlanOptions& options, const Limits& limits, Plan& plan, Scratch& scratch) {
+  std::ranges::fill(plan.transfer_bytes, 0);
   scratch.joined.clear();
-  if (!insert_copies(graph, limit, plan, scratch)) return false;
+  if (!insert_copies(graph, options.machine, limits, plan, scratch)) return false;
   order_queues(graph, plan, scratch);
-  submit_early(graph, limit, plan, scratch);
-  return TransferTrial(graph, options, limit, plan, scratch).run();
+  submit_early(graph, limits, plan, scratch);
+  return TransferTrial(graph, options, limits, plan, scratch).run();
 }
 
 bool is_host_only(const Graph& graph, const Plan& plan) {
@@ -181,7 +182,8 @@ bool is_host_only(const Graph& graph, const Plan& plan) {
     if (plan.live[n] && plan.placements[n].device != kCpu) return false;
   }
   for (const Operand& operand : graph.operands) {
-    if (graph.buffers[operand.buffer].valid_on == 1u << kAccelerator) return false;
+    const backend::DeviceSet valid = graph.buffers[operand.buffer].valid_on;
+    if (valid != 0 && !backend::contains(valid, kCpu)) return false;
   }
   return true;
 }
@@ -192,7 +194,7 @@ void consider_whole(const Graph& graph, PlanOptions options, Plan& plan, Scratch
   if (options.policy != Policy::kAuto || options.compute_queues == 1) return;
   std::vector<DeviceIndex> found;
   for (const Task& task : scratch.tasks.tasks) found.push_back(task.device_in(plan));
-  const std::vector<DeviceIndex> whole = scratch.tasks.all_on(kAccelerator);
+  const std::vector<DeviceIndex> whole = scratch.tasks.all_on(options.searched);
   if (found == whole || !scratch.tasks.differs(whole)) return;
   options.join_copies = false;
   options.thorough = false;
@@ -202,9 +204,10 @@ void consider_whole(const Graph& graph, PlanOptions options, Plan& plan, Scratch
       const Value& value = scratch.tasks.values[b];
       later.buffers[b].valid_on = scratch.tasks.begins_on(value, devices);
       const bool comes = graph.buffers[b].steady && value.updated_by == Value::kNoTask;
-      if (comes && value.valid_on == 1u << kCpu) later.buffers[b].valid_on |= 1u << kAccelerator;
+      if (comes && value.valid_on == backend::only(kCpu)) later.buffers[b].valid_on |= backend::only(options.searched);
     }
-    return lay_out(later, options, kAnyBytes, plan, scratch) ? simulated_seconds(later, plan, options) : kNever;
+    return lay_out(later, options, limits_of(kAnyBytes), plan, scratch) ? simulated_seconds(later, plan, options)
+                                                                        : kNever;
   };
   const std::vector<uint32_t> order = scratch.order;
   const double seconds_found = seconds(found);
@@ -223,7 +226,7 @@ void consider_whole(const Graph& graph, PlanOptions options, Plan& plan, Scratch
   for (size_t i = 0; i + 1 < options.candidates->size(); ++i) (*options.candidates)[i].chosen = false;
 }
 
-// Where the accelerator cannot hold everything at once.
+// Where an accelerator cannot hold everything at once.
 class BoundedSearch {
  public:
   BoundedSearch(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch)
@@ -242,16 +245,14 @@ class BoundedSearch {
   void run() {
     const std::vector<DeviceIndex> from_search = found_;
     const std::vector<DeviceIndex> cpu = tasks_.all_on(kCpu);
-    const std::vector<DeviceIndex> accelerator = tasks_.all_on(kAccelerator);
+    const std::vector<DeviceIndex> accelerator = tasks_.all_on(there_);
     consider(tasks_.name_of_all_on(kCpu), cpu);
     if (from_search != cpu && from_search != accelerator) consider("as if it fitted", from_search);
     const bool streams = consider("streamed to the accelerator", accelerator);
     if (streams) note_streamed();
     // What needs the largest share of the memory by itself leaves no room for what others bring meanwhile.
     for (const uint64_t part : {2, 3, 4, 6, 8, 12, 16}) {
-      if (streams ||
-          consider("streamed, but for large tasks", without_large(accelerator, options_.accelerator_bytes / part)))
-        break;
+      if (streams || consider("streamed, but for large tasks", without_large(accelerator, bytes_there() / part))) break;
     }
     if (const double even = streams ? balanced_share() : 0; even > 0) {
       // Parts where they lie: the links and the CPU read different bytes at the same time.
@@ -277,7 +278,7 @@ class BoundedSearch {
     if (is_host_only(graph_, plan_)) {
       lay_out_on_host(graph_, options_, plan_, scratch_);
     } else if (!lay_out_within(graph_, options_, 0)) {
-      lay_out(graph_, options_, kAnyBytes, plan_, scratch_);
+      lay_out(graph_, options_, limits_of(kAnyBytes), plan_, scratch_);
     }
   }
 
@@ -322,10 +323,10 @@ class BoundedSearch {
     double here = 0;   // what reads streamed bytes, on the CPU
     for (const Task& task : tasks_.tasks) {
       const double bytes = streamed_bytes(task);
-      there += task.seconds[kAccelerator];
+      there += task.seconds[there_];
       if (bytes == 0) continue;
-      copies += costs_.copy_seconds(bytes, kAccelerator);
-      here += task.seconds[kCpu] - task.seconds[kAccelerator];
+      copies += costs_.copy_seconds(bytes, kCpu, there_);
+      here += task.seconds[kCpu] - task.seconds[there_];
     }
     return copies > there && here > 0 ? std::min(1.0, (copies - there) / (copies + here)) : 0;
   }
@@ -344,7 +345,7 @@ class BoundedSearch {
       } else {
         here = here && !touches_resident(task);
       }
-      if (here && (task.allowed & 1u << kCpu) != 0) devices[t] = kCpu;
+      if (here && backend::contains(task.allowed, kCpu)) devices[t] = kCpu;
     }
     return devices;
   }
@@ -354,13 +355,26 @@ class BoundedSearch {
   // Lays out with residents chosen. `first` is the first slack to try; best_slack_ is the one that did.
   bool lay_out_within(const Graph& graph, const PlanOptions& options, size_t first) {
     for (size_t s = first; s < std::size(kSlacks); ++s) {
-      const uint64_t limit =
-          options_.accelerator_bytes - options_.accelerator_bytes / 16 * static_cast<uint64_t>(kSlacks[s]);
-      choose_residents(graph, costs_, limit, plan_, scratch_);
+      const Limits limits = limits_with(static_cast<uint64_t>(kSlacks[s]));
+      choose_residents(graph, options_, limits, plan_, scratch_);
       slack_ = s;
-      if (lay_out(graph, options, limit, plan_, scratch_)) return true;
+      if (lay_out(graph, options, limits, plan_, scratch_)) return true;
     }
     return false;
+  }
+
+  Limits limits_with(uint64_t slack) const {
+    Limits limits = limits_of(kNoLimit);
+    for (DeviceIndex d = 1; d < options_.machine.size(); ++d) {
+      const uint64_t bytes = options_.machine[d].bytes;
+      if (bytes != 0) limits[d] = bytes - bytes / 16 * slack;
+    }
+    return limits;
+  }
+
+  uint64_t bytes_there() const {
+    const uint64_t bytes = options_.machine[there_].bytes;
+    return bytes == 0 ? kAnyBytes : bytes;
   }
 
   double seconds_on_cpu() const {
@@ -401,7 +415,7 @@ class BoundedSearch {
   void note_streamed() {
     streamed_.assign(graph_.buffers.size(), 0);
     for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
-      streamed_[b] = graph_.buffers[b].valid_on == 1u << kCpu && scratch_.resident[b] == 0;
+      streamed_[b] = graph_.buffers[b].valid_on == backend::only(kCpu) && scratch_.resident[b] == 0;
     }
   }
 
@@ -412,7 +426,7 @@ class BoundedSearch {
     bool differs = false;
     for (BufferId b = 0; b < steady.buffers.size(); ++b) {
       Buffer& buffer = steady.buffers[b];
-      const bool stays = scratch_.resident[b] != 0 && buffer.valid_on == 1u << kCpu && buffer.steady;
+      const bool stays = scratch_.resident[b] != 0 && buffer.valid_on == backend::only(kCpu) && buffer.steady;
       if (!stays && tasks_.values[b].updated_by == Value::kNoTask) continue;
       differs = differs || buffer.valid_on != plan_.valid_after[b];
       buffer.valid_on = plan_.valid_after[b];
@@ -429,6 +443,7 @@ class BoundedSearch {
   Plan& plan_;
   Scratch& scratch_;
   const TaskGraph& tasks_;
+  const DeviceIndex there_ = options_.searched;
   std::vector<DeviceIndex> found_;
   std::vector<uint8_t> streamed_;  // per buffer: "streamed to the accelerator" copies it in each time
   std::vector<Candidate> candidates_;
@@ -452,8 +467,9 @@ void make_plan(const Graph& graph, const PlanOptions& options, Plan& plan) {
   plan.notes.placed.clear();
   plan.notes.written.clear();
 
+  plan.device_count = options.machine.size();
   drop_dead_values(graph, plan, scratch);
-  if (!options.has_accelerator) {
+  if (!options.machine.has_accelerator()) {
     plan.placements.assign(graph.nodes.size(), Placement{});
     lay_out_on_host(graph, options, plan, scratch);
     return;
@@ -463,7 +479,7 @@ void make_plan(const Graph& graph, const PlanOptions& options, Plan& plan) {
   if (!is_host_only(graph, plan)) consider_whole(graph, options, plan, scratch);
   if (is_host_only(graph, plan)) {
     lay_out_on_host(graph, options, plan, scratch);
-  } else if (!lay_out(graph, options, kAnyBytes, plan, scratch)) {
+  } else if (!lay_out(graph, options, limits_of(kAnyBytes), plan, scratch)) {
     BoundedSearch(graph, options, plan, scratch).run();
   }
   if (options.shares_accelerator) note_utilizations(graph, options, plan);

@@ -1,4 +1,4 @@
-// Residency: which buffers have their place on the accelerator throughout, where it cannot hold all of them.
+// Residency: which buffers have their place on an accelerator throughout, where it cannot hold all of them.
 //
 // What has no place is streamed: copied in before it is used, and gone afterwards. The copies take max(bytes / bandwidth) beside the work, no matter
 // which buffers they are, provided that the copy queue never stands still. So what matters is how the streamed ones are spread:
@@ -17,9 +17,8 @@
 namespace hetero::graph {
 namespace {
 
-using backend::kAccelerator;
-
-constexpr uint64_t kNoLimit = kAnyBytes - 1;  // bytes come and go, but never for lack of room
+using backend::contains;
+using backend::DeviceIndex;
 
 struct Unit {
   BufferId buffer;
@@ -28,26 +27,27 @@ struct Unit {
   bool written;  // by the accelerator
 };
 
+// For one accelerator.
 class Chooser {
  public:
-  Chooser(const Graph& graph, const CostModel& costs, uint64_t limit, Plan& plan, Scratch& scratch)
-      : graph_(graph), costs_(costs), limit_(limit), plan_(plan), scratch_(scratch) {}
+  Chooser(const Graph& graph, const CostModel& costs, DeviceIndex device, uint64_t limit, const Plan& plan,
+          Scratch& scratch)
+      : graph_(graph), costs_(costs), device_(device), limit_(limit), plan_(plan), scratch_(scratch) {}
 
+  // REQUIRES: scratch.peak_bytes is that of a program without a limit.
   void run() {
-    scratch_.resident.assign(graph_.buffers.size(), 0);
     find_units();
-    insert_copies(graph_, kNoLimit, plan_, scratch_);
+    if (units_.empty()) return;
     uint64_t largest = 0;
     for (const Unit& unit : units_) largest = std::max(largest, unit.bytes);
     // What lies there already is part of the peak, and chosen from the same room.
     uint64_t there = 0;
     for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
-      if ((graph_.buffers[b].valid_on >> kAccelerator & 1) != 0)
-        there += SliceAllocator::round_up(graph_.buffers[b].bytes);
+      if (contains(graph_.buffers[b].valid_on, device_)) there += SliceAllocator::round_up(graph_.buffers[b].bytes);
     }
-    const uint64_t needed = scratch_.peak_bytes - there + 2 * largest;
+    const uint64_t needed = scratch_.peak_bytes[device_] - there + 2 * largest;
     room_ = limit_ > needed ? limit_ - needed : 0;
-    keep([this](const Unit& unit) { return (graph_.buffers[unit.buffer].valid_on >> kAccelerator & 1) != 0; });
+    keep([this](const Unit& unit) { return contains(graph_.buffers[unit.buffer].valid_on, device_); });
     keep([](const Unit& unit) { return unit.written; });
     spread();
   }
@@ -59,8 +59,8 @@ class Chooser {
     const TaskGraph& tasks = scratch_.tasks;
     for (const uint32_t t : scratch_.order) {
       const Task& task = tasks.tasks[t];
-      if (task.device_in(plan_) != kAccelerator) continue;
-      at += task.seconds[kAccelerator];
+      if (task.device_in(plan_) != device_) continue;
+      at += task.seconds[device_];
       for (const Use* use = tasks.begin(task); use != tasks.end(task); ++use) {
         const Buffer& buffer = graph_.buffers[use->buffer];
         if (!survives(buffer) || !use->in_memory()) continue;
@@ -77,28 +77,30 @@ class Chooser {
   template <typename Condition>
   void keep(Condition condition) {
     for (const Unit& unit : units_) {
-      if (scratch_.resident[unit.buffer] == 0 && condition(unit) && unit.bytes <= room_) keep_one(unit);
+      if (!is_resident(unit) && condition(unit) && unit.bytes <= room_) keep_one(unit);
     }
   }
 
+  bool is_resident(const Unit& unit) const { return contains(scratch_.resident[unit.buffer], device_); }
+
   void keep_one(const Unit& unit) {
-    scratch_.resident[unit.buffer] = 1;
+    scratch_.resident[unit.buffer] |= backend::only(device_);
     room_ -= unit.bytes;
   }
 
   void spread() {
     uint64_t rest = 0;
-    for (const Unit& unit : units_) rest += scratch_.resident[unit.buffer] == 0 ? unit.bytes : 0;
+    for (const Unit& unit : units_) rest += is_resident(unit) ? 0 : unit.bytes;
     if (rest == 0) return;
     const double share = 1 - std::min(1.0, static_cast<double>(room_) / static_cast<double>(rest));
     double copied = 0;    // so far, if each had its share streamed
     double streamed = 0;  // bytes that are
     double total = units_.back().at;
     for (const Unit& unit : units_) {
-      if (scratch_.resident[unit.buffer] == 0) total += share * seconds_of(unit);
+      if (!is_resident(unit)) total += share * seconds_of(unit);
     }
     for (const Unit& unit : units_) {
-      if (scratch_.resident[unit.buffer] != 0) continue;
+      if (is_resident(unit)) continue;
       copied += share * seconds_of(unit);
       const double due = share * static_cast<double>(rest) * (unit.at + copied) / total;
       // As late as its share allows: the first are there when the program begins, and nothing is left to do behind the last copy.
@@ -113,13 +115,14 @@ class Chooser {
   }
 
   double seconds_of(const Unit& unit) const {
-    return costs_.copy_seconds(static_cast<double>(unit.bytes), kAccelerator);
+    return costs_.copy_seconds(static_cast<double>(unit.bytes), backend::kCpu, device_);
   }
 
   const Graph& graph_;
   const CostModel& costs_;
+  const DeviceIndex device_;
   const uint64_t limit_;
-  Plan& plan_;
+  const Plan& plan_;
   Scratch& scratch_;
   std::vector<Unit> units_;  // what outlives the program, by first use
   uint64_t room_ = 0;
@@ -127,8 +130,12 @@ class Chooser {
 
 }  // namespace
 
-void choose_residents(const Graph& graph, const CostModel& costs, uint64_t limit, Plan& plan, Scratch& scratch) {
-  Chooser(graph, costs, limit, plan, scratch).run();
+void choose_residents(const Graph& graph, const PlanOptions& options, const Limits& limits, Plan& plan,
+                      Scratch& scratch) {
+  const CostModel costs(options);
+  scratch.resident.assign(graph.buffers.size(), 0);
+  insert_copies(graph, options.machine, limits_of(kNoLimit), plan, scratch);
+  for (DeviceIndex d = 1; d < options.machine.size(); ++d) Chooser(graph, costs, d, limits[d], plan, scratch).run();
 }
 
 }  // namespace hetero::graph

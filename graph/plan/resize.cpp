@@ -93,7 +93,9 @@ void predict_tasks(const Graph& now, const PlanOptions& options, Plan& plan, Scr
 bool lay_out_again(const Graph& now, const PlanOptions& options, Plan& plan, Scratch& scratch) {
   scratch.resident.assign(now.buffers.size(), 0);
   for (BufferId b = 0; b < now.buffers.size(); ++b) {
-    scratch.resident[b] = plan.residence(b, backend::kAccelerator).home == Home::kBound;
+    for (backend::DeviceIndex d = 1; d < plan.device_count; ++d) {
+      if (plan.residence(b, d).home == Home::kBound) scratch.resident[b] |= backend::only(d);
+    }
   }
   find_joined(now, plan, scratch.joined);
   drop_events(plan, scratch.joined);
@@ -158,7 +160,7 @@ bool resize_plan(const Graph& before, const Graph& now, const PlanOptions& optio
   PlanOptions quick = options;
   quick.thorough = false;
   if (!uses_host_only(plan)) return lay_out_again(now, quick, plan, scratch);
-  if (options.has_accelerator) predict_tasks(now, quick, plan, scratch);
+  if (options.machine.has_accelerator()) predict_tasks(now, quick, plan, scratch);
   plan_host_memory(now, quick, plan, scratch);
   return true;
 }

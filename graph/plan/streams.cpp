@@ -1,4 +1,4 @@
-// Streams: which of the accelerator's compute queues runs each of its tasks.
+// Streams: which of an accelerator's compute queues runs each of its tasks.
 //
 //   1. Walk the program in the order of submission by the rules of graph/cost/simulate.h, with one compute queue: what it takes so.
 //   2. Walk it again with several. Each task goes where it ends first, as HEFT chooses a processor (H. Topcuoglu et al., 2002), with what runs beside it
@@ -17,7 +17,6 @@ namespace hetero::graph {
 namespace {
 
 using backend::DeviceIndex;
-using backend::kAccelerator;
 using Kind = Instruction::Kind;
 
 // Of a launch's latency: what an event between two queues takes, which the simulator leaves out.
@@ -31,15 +30,15 @@ class Walk {
         plan_(plan),
         scratch_(scratch),
         tasks_(scratch.tasks),
-        event_seconds_(kEvent * costs_.run_seconds({}, kAccelerator)),
+        engines_(plan.device_count),
         slowness_(costs_.slowness()) {}
 
   // Seconds with so many compute queues.
   double run(int queues) {
     queues_ = queues;
-    bytes_.assign(graph_.buffers.size() * backend::kMaxDevices, {});
+    bytes_.assign(graph_.buffers.size() * plan_.device_count, {});
     std::ranges::fill(free_, 0.0);
-    engine_.reset();
+    for (backend::ComputeEngine& engine : engines_) engine.reset();
     chosen_.resize(plan_.program.size());
     for (uint32_t i = 0, end = 0; i < plan_.program.size(); i = end) {
       end = end_of_joined(scratch_, i);
@@ -64,7 +63,7 @@ class Walk {
     QueueId writer = kHostQueue;
   };
 
-  Bytes& bytes_of(BufferId buffer, DeviceIndex device) { return bytes_[buffer * backend::kMaxDevices + device]; }
+  Bytes& bytes_of(BufferId buffer, DeviceIndex device) { return bytes_[plan_.place_of(buffer, device)]; }
 
   // One transfer.
   void copy(std::span<const Instruction> copies) {
@@ -77,10 +76,10 @@ class Walk {
       begin = std::max({begin, bytes_of(copy.index, copy.from).written, to.touched});
       moved += static_cast<double>(graph_.buffers[copy.index].bytes);
     }
-    const double seconds = costs_.copy_seconds(moved, copies.front().to);
+    const double seconds = costs_.copy_seconds(moved, copies.front().from, copies.front().to);
     const double end = begin + seconds;
     free_[queue] = end;
-    const QueueId yields = queue_id(kAccelerator, backend::yielding(kind_of(queue)));
+    const QueueId yields = queue_id(device_of(queue), backend::yielding(kind_of(queue)));
     if (yields != queue && free_[yields] > begin) free_[yields] += seconds;
     for (const Instruction& copy : copies) {
       Bytes& from = bytes_of(copy.index, copy.from);
@@ -104,10 +103,10 @@ class Walk {
     }
     const double seconds = tasks_.task_of(instruction).seconds[device];
     double end = 0;
-    if (device == kAccelerator && queues_ > 1) {
-      const double share = costs_.utilization(work_of(graph_, plan_, instruction), seconds, kAccelerator, slowness_);
-      chosen_[i] = best_queue(ready, seconds, share, writer);
-      end = engine_.run(std::max(ready, free_[chosen_[i]]), seconds, share);
+    if (device != backend::kCpu && queues_ > 1) {
+      const double share = costs_.utilization(work_of(graph_, plan_, instruction), seconds, device, slowness_);
+      chosen_[i] = best_queue(device, ready, seconds, share, writer);
+      end = engines_[device].run(std::max(ready, free_[chosen_[i]]), seconds, share);
     } else {
       end = std::max(ready, free_[chosen_[i]]) + seconds;
     }
@@ -122,13 +121,14 @@ class Walk {
   }
 
   // `writer`: of the input that was written last; kHostQueue where no task of the accelerator did.
-  QueueId best_queue(double ready, double seconds, double share, QueueId writer) const {
+  QueueId best_queue(DeviceIndex device, double ready, double seconds, double share, QueueId writer) const {
     QueueId best = kHostQueue;
     double least = 0;
+    const double event_seconds = kEvent * costs_.run_seconds({}, device);
     for (int n = 0; n < queues_; ++n) {
-      const QueueId queue = queue_id(kAccelerator, backend::compute_queue(n));
-      const double event = writer == kHostQueue || writer == queue ? 0 : event_seconds_;
-      const double end = engine_.end_of(std::max(ready, free_[queue]), seconds, share) + event;
+      const QueueId queue = queue_id(device, backend::compute_queue(n));
+      const double event = writer == kHostQueue || writer == queue ? 0 : event_seconds;
+      const double end = engines_[device].end_of(std::max(ready, free_[queue]), seconds, share) + event;
       if (best != kHostQueue && end >= least) continue;
       best = queue;
       least = end;
@@ -141,27 +141,28 @@ class Walk {
   const Plan& plan_;
   const Scratch& scratch_;
   const TaskGraph& tasks_;
-  const double event_seconds_;
+  std::vector<backend::ComputeEngine> engines_;  // per device
   const double slowness_;
   int queues_ = 1;
   std::vector<Bytes> bytes_;  // per residence
   double free_[kMaxQueues] = {};
-  backend::ComputeEngine engine_;
   std::vector<QueueId> chosen_;
 };
 
 }  // namespace
 
 double spread_tasks(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch) {
-  const QueueId main = queue_id(kAccelerator, backend::QueueKind::kCompute);
-  if (options.compute_queues < 2 || std::ranges::count(plan.program, main, &Instruction::queue) < 2) return 0;
+  const auto on_accelerator = [](const Instruction& instruction) {
+    return instruction.queue != kHostQueue && kind_of(instruction.queue) == backend::QueueKind::kCompute;
+  };
+  if (options.compute_queues < 2 || std::ranges::count_if(plan.program, on_accelerator) < 2) return 0;
   Walk walk(graph, options, plan, scratch);
   const double serial = walk.run(1);
   const double spread = walk.run(std::min(options.compute_queues, backend::kComputeQueues));
   if (spread >= kWorthIt * serial) return 0;
   note_utilizations(graph, options, plan);
   for (size_t i = 0; i < plan.program.size(); ++i) {
-    if (plan.program[i].queue == main) plan.program[i].queue = walk.chosen()[i];
+    if (on_accelerator(plan.program[i])) plan.program[i].queue = walk.chosen()[i];
   }
   return serial;
 }
@@ -171,11 +172,12 @@ void note_utilizations(const Graph& graph, const PlanOptions& options, Plan& pla
   const double slowness = costs.slowness();
   for (const Instruction& instruction : plan.program) {
     const bool fused = instruction.kind == Kind::kFused;
-    if (device_of(instruction.queue) != kAccelerator) continue;
+    const DeviceIndex device = device_of(instruction.queue);
+    if (device == backend::kCpu) continue;
     if (!fused && instruction.kind != Kind::kRun && instruction.kind != Kind::kBody) continue;
     const Work work = work_of(graph, plan, instruction);
-    const double share = costs.utilization(work, predicted_seconds(graph, plan, instruction), kAccelerator, slowness);
-    const double modelled = costs.utilization(work, modelled_seconds(graph, plan, instruction), kAccelerator, 1);
+    const double share = costs.utilization(work, predicted_seconds(graph, plan, instruction), device, slowness);
+    const double modelled = costs.utilization(work, modelled_seconds(graph, plan, instruction), device, 1);
     const std::span<const uint32_t> nodes =
         fused ? std::span<const uint32_t>(plan.groups[instruction.index].members) : std::span(&instruction.index, 1);
     for (const uint32_t n : nodes) {

@@ -35,7 +35,8 @@ class Walk {
       const uint64_t most = plan_.transfer_bytes[instruction.to];
       if (bytes > most) continue;
       Open& open = open_[instruction.queue];
-      if (open.first != kNone && open.bytes + bytes <= most && may_join(i, open.first)) {
+      const bool same_way = open.first != kNone && plan_.program[open.first].from == instruction.from;
+      if (same_way && open.bytes + bytes <= most && may_join(i, open.first)) {
         joins[i] = open.first;
         open.bytes += bytes;
         ++count;
@@ -57,7 +58,7 @@ class Walk {
     if (plan_.program[i].stay != 0) return false;
     const Clock& requirement = scratch_.requirements[i];
     const Clock& known = scratch_.clocks[first];
-    for (QueueId queue = 0; queue < kMaxQueues; ++queue) {
+    for (QueueId queue = 0; queue < queue_count(plan_.device_count); ++queue) {
       if (requirement[queue] > first) return false;
       if (joining_ == Joining::kReady && queue != plan_.program[i].queue && requirement[queue] > known[queue]) {
         return false;

@@ -13,9 +13,7 @@ namespace hetero::graph {
 namespace {
 
 using backend::DeviceIndex;
-using backend::kAccelerator;
 using backend::kCpu;
-using backend::kMaxDevices;
 using Kind = Instruction::Kind;
 
 using Json = nlohmann::ordered_json;  // keeps the order in which fields are written
@@ -62,19 +60,16 @@ class Describer {
   Json counts() const {
     int64_t copies = 0;
     int64_t waits = 0;
-    uint64_t bytes[kMaxDevices] = {};
+    uint64_t to_cpu = 0;
+    uint64_t to_accelerators = 0;
     for (const Instruction& instruction : plan_.program) {
       waits += instruction.kind == Kind::kWait;
       if (instruction.kind != Kind::kCopy) continue;
       ++copies;
-      bytes[instruction.to] += graph_.buffers[instruction.index].bytes;
+      (instruction.to == backend::kCpu ? to_cpu : to_accelerators) += graph_.buffers[instruction.index].bytes;
     }
-    return {{"copies", copies},
-            {"bytes_to_accelerator", bytes[kAccelerator]},
-            {"bytes_to_cpu", bytes[kCpu]},
-            {"waits", waits},
-            {"dead_nodes", plan_.dead_nodes},
-            {"returns", plan_.returns.size()}};
+    return {{"copies", copies}, {"bytes_to_accelerator", to_accelerators}, {"bytes_to_cpu", to_cpu},
+            {"waits", waits},   {"dead_nodes", plan_.dead_nodes},          {"returns", plan_.returns.size()}};
   }
 
   Json nodes() const {
@@ -125,8 +120,8 @@ class Describer {
       const Instruction& instruction = plan_.program[p];
       if (instruction.kind == Kind::kRecord || instruction.kind == Kind::kWait) continue;
       const Span& span = predicted_.spans[p];
-      Json& json = list.emplace_back(Json{{"queue", std::string(device_word(device_of(instruction.queue))) + ' ' +
-                                                        to_string(kind_of(instruction.queue))}});
+      Json& json = list.emplace_back(
+          Json{{"queue", device_word(device_of(instruction.queue)) + ' ' + to_string(kind_of(instruction.queue))}});
       name_span(instruction, json);
       json["begin"] = span.begin;
       json["end"] = span.end;
@@ -182,13 +177,25 @@ class Describer {
     return name;
   }
 
-  // What the accelerator holds of the program's buffers: its arena by what is live in it, and blocks of their own.
+  // What each accelerator holds of the program's buffers.
   Json memory() const {
+    Json list = Json::array();
+    for (DeviceIndex d = 1; d < plan_.device_count; ++d) {
+      Json points = memory_points(d);
+      if (!points.empty()) {
+        list.push_back({{"device", device_word(d)}, {"budget", budget()}, {"points", std::move(points)}});
+      }
+    }
+    return list;
+  }
+
+  // Its arena by what is live in it, and blocks of their own.
+  Json memory_points(DeviceIndex device) const {
     std::map<double, int64_t> changes;
     int64_t held = 0;
     const auto add_stay = [&](const Residence& residence, BufferId b) {
       const auto bytes = static_cast<int64_t>(SliceAllocator::round_up(graph_.buffers[b].bytes));
-      const bool before = (graph_.buffers[b].valid_on >> kAccelerator & 1) != 0;
+      const bool before = backend::contains(graph_.buffers[b].valid_on, device);
       if (residence.home == Home::kNone) {
         held += before ? bytes : 0;
         return;
@@ -200,12 +207,14 @@ class Describer {
       }
       if (residence.home == Home::kArena) changes[predicted_.spans[residence.last].end] -= bytes;
     };
-    for (BufferId b = 0; b < graph_.buffers.size(); ++b) add_stay(plan_.residence(b, kAccelerator), b);
-    for (const Return& entry : plan_.returns) add_stay(entry.residence, entry.buffer);
+    for (BufferId b = 0; b < graph_.buffers.size(); ++b) add_stay(plan_.residence(b, device), b);
+    for (const Return& entry : plan_.returns) {
+      if (entry.device == device) add_stay(entry.residence, entry.buffer);
+    }
     if (held == 0 && changes.empty()) return Json::array();
     Json points = Json::array({Json::array({0.0, held})});
     for (const auto& [seconds, bytes] : changes) points.push_back(Json::array({seconds, held += bytes}));
-    return Json::array({{{"device", "accelerator"}, {"budget", budget()}, {"points", std::move(points)}}});
+    return points;
   }
 
   Json decisions() const {

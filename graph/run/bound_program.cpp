@@ -14,7 +14,6 @@ namespace hetero::graph {
 
 using backend::DeviceIndex;
 using backend::kCpu;
-using backend::kMaxDevices;
 using Kind = Instruction::Kind;
 
 thread_local Status* BoundProgram::recorded_failure_ = nullptr;
@@ -43,7 +42,7 @@ std::string name_of(const Graph& graph, const Plan& plan, const Instruction& ins
 }  // namespace
 
 BoundProgram::BoundProgram(const Graph& graph, const Plan& plan, const Devices& devices,
-                           std::span<const std::vector<Place>> places, std::array<std::byte*, kMaxDevices> arenas,
+                           std::span<const std::vector<Place>> places, const Arenas& arenas,
                            std::span<Binding* const> bindings, const BoundOptions& options)
     : graph_(graph),
       plan_(plan),
@@ -75,7 +74,7 @@ BoundProgram::BoundProgram(const Graph& graph, const Plan& plan, const Devices& 
     for (const Step& step : steps_) slot.tasks.push_back({this, &slot, &step, slot.table.data() + step.entry});
     slot.rebinds.resize(steps_.size());
     start_segments(slot);
-    for (QueueId q = kHostQueue + 1; q < kMaxQueues; ++q) {
+    for (QueueId q = kHostQueue + 1; q < queue_count(plan_.device_count); ++q) {
       if ((used_queues_ >> q & 1) != 0) slot.ended[q] = devices_[device_of(q)]->create_event();
     }
   }
@@ -86,7 +85,7 @@ BoundProgram::~BoundProgram() = default;
 // ---- binding --------------------------------------------------------------------------------------------------------
 
 void BoundProgram::choose_queues(std::span<const backend::QueueKind> compute_queues) {
-  for (QueueId id = 0; id < kMaxQueues; ++id) {
+  for (QueueId id = 0; id < queue_count(plan_.device_count); ++id) {
     backend::Device* const device = devices_[device_of(id)];
     if (device == nullptr) continue;
     backend::QueueKind kind = kind_of(id);
@@ -98,7 +97,7 @@ void BoundProgram::choose_queues(std::span<const backend::QueueKind> compute_que
 }
 
 uint32_t BoundProgram::add_entry(BufferId buffer, DeviceIndex device) {
-  const size_t place = buffer * kMaxDevices + device;
+  const size_t place = plan_.place_of(buffer, device);
   const uint32_t stay = stay_[place];
   const Residence& residence = stay == 0 ? plan_.residences[place] : plan_.returns[stay - 1].residence;
   entries_.push_back({buffer, device, static_cast<uint32_t>(steps_.size()), &residence});
@@ -123,7 +122,7 @@ void BoundProgram::bind_node(const Instruction& call, DeviceIndex device) {
 
 void BoundProgram::bind(const Instruction& instruction, uint32_t position) {
   const DeviceIndex device = device_of(instruction.queue);
-  used_queues_ |= 1u << instruction.queue;
+  used_queues_ |= uint64_t{1} << instruction.queue;
   Step step{.kind = instruction.kind,
             .queue = instruction.queue,
             .index = instruction.index,
@@ -152,7 +151,7 @@ void BoundProgram::bind(const Instruction& instruction, uint32_t position) {
       break;
     case Kind::kCopy:
       add_entry(instruction.index, instruction.from);
-      if (instruction.stay != 0) stay_[instruction.index * kMaxDevices + instruction.to] = instruction.stay;
+      if (instruction.stay != 0) stay_[plan_.place_of(instruction.index, instruction.to)] = instruction.stay;
       add_entry(instruction.index, instruction.to);
       step.bytes = graph_.buffers[instruction.index].bytes;
       break;
@@ -176,11 +175,17 @@ bool BoundProgram::shares_with_host() const {
   }
   const auto is_bound = [&](BufferId buffer, DeviceIndex device) {
     const Home home = plan_.residence(buffer, device).home;
-    return home == Home::kBound || home == Home::kBrought || (graph_.buffers[buffer].valid_on >> device & 1) != 0;
+    return home == Home::kBound || home == Home::kBrought || backend::contains(graph_.buffers[buffer].valid_on, device);
+  };
+  const auto is_bound_elsewhere = [&](BufferId buffer) {
+    for (DeviceIndex d = 1; d < plan_.device_count; ++d) {
+      if (is_bound(buffer, d)) return true;
+    }
+    return false;
   };
   return std::ranges::any_of(entries_, [&](const Entry& entry) {
     return steps_[entry.step].queue == kHostQueue && changes[entry.buffer] && is_bound(entry.buffer, kCpu) &&
-           is_bound(entry.buffer, backend::kAccelerator);
+           is_bound_elsewhere(entry.buffer);
   });
 }
 
@@ -276,10 +281,9 @@ Status BoundProgram::run_on_host(Slot& slot, const std::atomic<int32_t>* stop) {
       }
       call(*step, slot);
     }
-    backend::Device* const accelerator = devices_[backend::kAccelerator];
     // A virtual clock does not see what the host does; it is told.
-    if (accelerator != nullptr && accelerator->has_virtual_clock()) {
-      for (const Step& done : steps_) accelerator->advance_host(done.seconds);
+    if (backend::Device* const clock = virtual_clock(); clock != nullptr) {
+      for (const Step& done : steps_) clock->advance_host(done.seconds);
     }
   } catch (const MemberError& error) {
     return error.status;
@@ -287,6 +291,14 @@ Status BoundProgram::run_on_host(Slot& slot, const std::atomic<int32_t>* stop) {
     return kernel_error(name_of(graph_, plan_, plan_.program[step->position]));
   }
   return Status();
+}
+
+// Devices of one simulated machine have one host's clock.
+backend::Device* BoundProgram::virtual_clock() const {
+  for (DeviceIndex d = 1; d < backend::kMostDevices && devices_[d] != nullptr; ++d) {
+    if (devices_[d]->has_virtual_clock()) return devices_[d];
+  }
+  return nullptr;
 }
 
 // A step of the CPU, here and now.
@@ -375,9 +387,9 @@ Status BoundProgram::wait_here(backend::Event& event) {
 
 // What the last run of any slot still does comes first, since slots share the arenas.
 Status BoundProgram::begin_queues(const Slot& slot, size_t index) {
-  for (QueueId q = 0; q < kMaxQueues; ++q) {
+  for (QueueId q = 0; q < queue_count(plan_.device_count); ++q) {
     if ((used_queues_ >> q & 1) == 0) continue;
-    for (QueueId other = 1; last_ != nullptr && other < kMaxQueues; ++other) {
+    for (QueueId other = 1; last_ != nullptr && other < queue_count(plan_.device_count); ++other) {
       backend::Event* const ended = last_->ended[other].get();
       if (ended == nullptr || other == q) continue;
       if (Status status = q == kHostQueue ? wait_here(*ended) : queue(q).wait(*ended); !status.ok()) return status;
@@ -393,7 +405,7 @@ Status BoundProgram::begin_queues(const Slot& slot, size_t index) {
 
 Status BoundProgram::end_queues(Slot& slot) {
   slot.ran = true;
-  for (QueueId q = 1; q < kMaxQueues; ++q) {
+  for (QueueId q = 1; q < queue_count(plan_.device_count); ++q) {
     if (slot.ended[q] == nullptr) continue;
     if (Status status = queue(q).record(*slot.ended[q]); !status.ok()) return status;
   }
@@ -401,7 +413,7 @@ Status BoundProgram::end_queues(Slot& slot) {
 }
 
 Status BoundProgram::run_with_queues(Slot& slot, const std::atomic<int32_t>* stop) {
-  const bool has_clock = devices_[backend::kAccelerator]->has_virtual_clock();
+  backend::Device* const clock = virtual_clock();
   for (const Slot::Item& item : slot.schedule) {
     const Step& step = *item.step;
     if (stop != nullptr && stop->load(std::memory_order_relaxed) != 0) {
@@ -419,7 +431,7 @@ Status BoundProgram::run_with_queues(Slot& slot, const std::atomic<int32_t>* sto
       if (Status status = submit(step, slot); !status.ok()) return status;
     } else {
       execute({this, &slot, &step, nullptr});
-      if (has_clock) devices_[backend::kAccelerator]->advance_host(step.seconds);
+      if (clock != nullptr) clock->advance_host(step.seconds);
     }
   }
   return Status();
@@ -497,9 +509,9 @@ Status BoundProgram::execute_step(const Task& task) {
 }
 
 // Blocks until the slot's last run is over on all devices.
-Status BoundProgram::synchronize(const Slot& slot) {
+Status BoundProgram::synchronize(const Slot& slot) const {
   Status status;
-  for (QueueId q = 1; slot.ran && q < kMaxQueues; ++q) {
+  for (QueueId q = 1; slot.ran && q < queue_count(plan_.device_count); ++q) {
     if (slot.ended[q] == nullptr) continue;
     if (Status ended = slot.ended[q]->synchronize(); !ended.ok() && status.ok()) status = std::move(ended);
   }
@@ -518,7 +530,7 @@ Status BoundProgram::wait(size_t index) {
 
 bool BoundProgram::is_done(size_t index) const {
   const Slot& slot = *slots_[index];
-  for (QueueId q = 1; slot.ran && q < kMaxQueues; ++q) {
+  for (QueueId q = 1; slot.ran && q < queue_count(plan_.device_count); ++q) {
     if (slot.ended[q] != nullptr && !slot.ended[q]->query()) return false;
   }
   return true;
@@ -526,7 +538,7 @@ bool BoundProgram::is_done(size_t index) const {
 
 Status BoundProgram::wait_on(size_t index, backend::Queue& queue) {
   const Slot& slot = *slots_[index];
-  for (QueueId q = 1; slot.ran && q < kMaxQueues; ++q) {
+  for (QueueId q = 1; slot.ran && q < queue_count(plan_.device_count); ++q) {
     if (slot.ended[q] == nullptr) continue;
     if (Status status = queue.wait(*slot.ended[q]); !status.ok()) return status;
   }

@@ -40,7 +40,7 @@
 namespace hetero::graph {
 
 // Where the bytes of a buffer are, per device; null where they never are.
-using Place = std::array<void*, backend::kMaxDevices>;
+using Place = std::array<void*, backend::kMostDevices>;
 
 #define HETERO_BOUND_COUNTS(X)                                                                      \
   X(runs, "runs")                                                                                   \
@@ -81,13 +81,13 @@ struct BoundRecording;
 
 class BoundProgram {
  public:
-  using Devices = std::array<backend::Device*, backend::kMaxDevices>;
+  using Devices = backend::Devices;
+  using Arenas = std::array<std::byte*, backend::kMostDevices>;
 
   // `places[slot][buffer]`, of buffers that are bound (Home::kBound, kBrought where they survive); arenas per device. `bindings` as
   // Invocation::bindings has it; may be empty.
   BoundProgram(const Graph& graph, const Plan& plan, const Devices& devices, std::span<const std::vector<Place>> places,
-               std::array<std::byte*, backend::kMaxDevices> arenas, std::span<Binding* const> bindings,
-               const BoundOptions& options = {});
+               const Arenas& arenas, std::span<Binding* const> bindings, const BoundOptions& options = {});
   ~BoundProgram();
   BoundProgram(const BoundProgram&) = delete;
 
@@ -140,7 +140,7 @@ class BoundProgram {
   Status execute_step(const Task& task);
   static void run_task(void* context);
   static void fail(Slot& slot, Status status);
-  static Status synchronize(const Slot& slot);
+  Status synchronize(const Slot& slot) const;
   Status begin_queues(const Slot& slot, size_t index);
   Status end_queues(Slot& slot);
   Status submit(const Step& step, Slot& slot);
@@ -153,7 +153,7 @@ class BoundProgram {
   void find_runs(std::span<const uint8_t> draws);
   void start_segments(Slot& slot);
   void keep_segments(Slot& slot);
-  static void use_settings(Slot& slot, uint64_t settings);
+  void use_settings(Slot& slot, uint64_t settings);
   void record_segments(Slot& slot);
   static bool has_recording(const Slot& slot, const std::vector<uint32_t>& steps);
   void add_recording(Slot& slot, const std::vector<uint32_t>& steps);
@@ -161,6 +161,7 @@ class BoundProgram {
   void make_schedule(Slot& slot);
   Status submit_segment(Recording& recording, Slot& slot);
   void forget_address(Slot& slot, uint32_t step);
+  backend::Device* virtual_clock() const;
   void choose_queues(std::span<const backend::QueueKind> compute_queues);
   backend::Queue& queue(QueueId id) const { return *queues_[id]; }
 
@@ -168,11 +169,11 @@ class BoundProgram {
   const Plan& plan_;
   const Devices devices_;
   std::array<backend::Queue*, kMaxQueues> queues_{};  // null where there is no such device
-  const std::array<std::byte*, backend::kMaxDevices> arenas_;
+  const Arenas arenas_;
   std::vector<Binding*> bindings_;
   bool host_only_ = false;
   bool host_shares_ = false;  // see shares_with_host()
-  uint32_t used_queues_ = 0;
+  uint64_t used_queues_ = 0;
   std::vector<Step> steps_;
   std::vector<Invocation> calls_;           // of nodes; without data
   std::vector<backend::CopyRange> ranges_;  // of the transfer at hand

@@ -62,16 +62,16 @@ class HostPoison {
 
 struct Executor::Impl {
   bool from_registry = true;
-  std::array<backend::Device*, backend::kMaxDevices> devices{};
+  backend::Devices devices{};
   RunState state;
   HostPoison poison;
   QueueRun queue_run;
   std::vector<void*> data;  // of one node's operands
   std::vector<backend::Block> brought;
-  std::vector<Outcome> outcomes;  // per node
-  std::vector<uint8_t> written;   // per buffer
-  RunCounts* counts = nullptr;    // of this run
-  RunTimes* times = nullptr;      // of this run, if wanted
+  std::vector<Outcome> outcomes;            // per node
+  std::vector<backend::DeviceSet> written;  // per buffer
+  RunCounts* counts = nullptr;              // of this run
+  RunTimes* times = nullptr;                // of this run, if wanted
   const Uploads* uploads = nullptr;
   std::unique_ptr<Segments>* segments = nullptr;
   std::chrono::steady_clock::time_point begun;
@@ -274,7 +274,7 @@ void Executor::Impl::settle_host_run() {
 }
 
 Executor::Executor() : impl_(std::make_unique<Impl>()) {}
-Executor::Executor(std::array<backend::Device*, backend::kMaxDevices> devices) : Executor() {
+Executor::Executor(const backend::Devices& devices) : Executor() {
   impl_->from_registry = false;
   impl_->devices = devices;
 }
@@ -291,7 +291,7 @@ void Executor::begin(const Graph& graph, const Plan& plan, std::span<Binding* co
     times->seconds = 0;
     impl.begun = std::chrono::steady_clock::now();
   }
-  if (impl.from_registry) impl.devices = {&backend::cpu_device(), backend::accelerator()};
+  if (impl.from_registry) impl.devices = backend::all_devices();
   impl.state.begin(graph, plan, bindings, impl.devices);
   for (const uint64_t bytes : plan.arena_bytes) counts.arena_bytes += static_cast<int64_t>(bytes);
   impl.counts = &counts;

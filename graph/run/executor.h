@@ -37,8 +37,8 @@ class Segments;
 class Executor {
  public:
   Executor();  // runs on the devices of the registry
-  // Runs on these devices, by DeviceIndex; the accelerator may be null. REQUIRES: they outlive the Executor.
-  explicit Executor(std::array<backend::Device*, backend::kMaxDevices> devices);
+  // Runs on these devices. REQUIRES: they outlive the Executor.
+  explicit Executor(const backend::Devices& devices);
   ~Executor();
 
   // Runs `plan`. `bindings[b]` is null for buffers that neither exist before nor escape. Returns the first error, if any.

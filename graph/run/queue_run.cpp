@@ -11,23 +11,15 @@ namespace hetero::graph {
 
 using backend::DeviceIndex;
 using backend::kCpu;
-using backend::kMaxDevices;
 using Outcome = RunState::Outcome;
-
-namespace {
-
-const QueueId kUploads = queue_id(backend::kAccelerator, backend::QueueKind::kHostToDevice);
-
-}  // namespace
 
 Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times, const Uploads* uploads,
                      std::unique_ptr<Segments>* segments) {
   begin(state);
-  backend::Device& accelerator = state.device(backend::kAccelerator);
-  clock_ = accelerator.has_virtual_clock() ? &accelerator : nullptr;
+  find_clock();
   begun_ = now();
   const bool timed = times != nullptr && clock_ == nullptr;
-  if (timed) timer_.begin(accelerator);
+  if (timed) timer_.begin(state.device(kTimed));
   segments_ = nullptr;
   if (segments != nullptr) {
     if (*segments == nullptr || !(*segments)->belong_to(*this)) {
@@ -51,6 +43,12 @@ Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times, const 
   return first;
 }
 
+// Devices of one simulated machine have one clock.
+void QueueRun::find_clock() {
+  backend::Device& first = state_->device(kTimed);
+  clock_ = first.has_virtual_clock() ? &first : nullptr;
+}
+
 void QueueRun::walk(RunCounts& counts, RunTimes* times) {
   const RunState& state = *state_;
   const bool timed = times != nullptr && clock_ == nullptr;
@@ -58,10 +56,11 @@ void QueueRun::walk(RunCounts& counts, RunTimes* times) {
   for (uint32_t position = 0, end = 0; position < program.size(); position = end) {
     const Instruction& instruction = program[position];
     end = position + 1;
-    used_queues_ |= 1u << instruction.queue;
+    used_queues_ |= uint64_t{1} << instruction.queue;
     const bool on_host = instruction.queue == kHostQueue;
     const bool noted = times != nullptr && (clock_ != nullptr || on_host);
-    const bool by_events = timed && !on_host && instruction.kind != Instruction::Kind::kRecord &&
+    const bool by_events = timed && device_of(instruction.queue) == kTimed &&
+                           instruction.kind != Instruction::Kind::kRecord &&
                            instruction.kind != Instruction::Kind::kWait;
     if (by_events) timer_.before(position, queue(instruction.queue));
     if (noted) times->spans[position].begin = begin_of(instruction.queue) - begun_;
@@ -105,12 +104,13 @@ double QueueRun::now() const {
 // When what is submitted to the queue now begins.
 double QueueRun::begin_of(QueueId queue) const {
   if (clock_ == nullptr || queue == kHostQueue) return now();
-  return std::max(now(), clock_->queue_seconds(kind_of(queue)));
+  return std::max(now(), end_of(queue));
 }
 
 // When what was submitted to the queue last ends.
 double QueueRun::end_of(QueueId queue) const {
-  return clock_ == nullptr || queue == kHostQueue ? now() : clock_->queue_seconds(kind_of(queue));
+  if (clock_ == nullptr || queue == kHostQueue) return now();
+  return state_->device(device_of(queue)).queue_seconds(kind_of(queue));
 }
 
 void QueueRun::begin(RunState& state) {
@@ -136,11 +136,11 @@ void QueueRun::begin(RunState& state) {
   for (uint32_t b = 0; b < buffers; ++b) slot_of_[b] = b;
   slots_.assign(buffers + graph.operands.size(), kHealthy);
   for (const auto& [buffer, failure] : state.poisoned_on_entry()) slots_[buffer] = failure;
-  broken_.assign(buffers * kMaxDevices, kHealthy);
+  broken_.assign(buffers * state.plan().device_count, kHealthy);
   bodies_.assign(graph.nodes.size(), kHealthy);
   outcomes_.assign(graph.nodes.size(), Outcome::kNotRun);
   events_.assign(state.plan().event_count, {nullptr, 0});
-  for (int d = 0; d < kMaxDevices; ++d) pool_used_[d] = 0;
+  std::ranges::fill(pool_used_, 0);
   // In the order of the graph: a value may be read after the next one was submitted on another device.
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     if (state.plan().live[n]) assign_slots(graph.nodes[n]);
@@ -275,12 +275,12 @@ QueueRun::GroupTask QueueRun::prepare_group(const FusedGroup& group, DeviceIndex
       task.failure = state_->earlier(task.failure, state_->provide(group.members.back(), operand.buffer, device));
     }
     group_data_.push_back(state_->address(operand.buffer, device));
-    const FailureId broken = broken_[operand.buffer * kMaxDevices + device];
+    const FailureId broken = broken_[state_->plan().place_of(operand.buffer, device)];
     if (operand.loads && broken != kHealthy) group_broken_.push_back({operand.buffer, broken});
   }
   task.broken_count = static_cast<uint32_t>(group_broken_.size()) - task.first_broken;
   for (const GroupOperand& operand : group.operands) {
-    if (operand.stores && !operand.loads) broken_[operand.buffer * kMaxDevices + device] = kHealthy;
+    if (operand.stores && !operand.loads) broken_[state_->plan().place_of(operand.buffer, device)] = kHealthy;
   }
   return task;
 }
@@ -426,10 +426,10 @@ FailureId QueueRun::prepare(uint32_t index, DeviceIndex device, bool& brings) {
   };
   for (int i = 0; i < node.operand_count; ++i) {
     if (overwritten(operands[i])) continue;
-    failure = state_->earlier(failure, broken_[operands[i].buffer * kMaxDevices + device]);
+    failure = state_->earlier(failure, broken_[state_->plan().place_of(operands[i].buffer, device)]);
   }
   for (int i = 0; i < node.operand_count; ++i) {
-    if (overwritten(operands[i])) broken_[operands[i].buffer * kMaxDevices + device] = kHealthy;
+    if (overwritten(operands[i])) broken_[state_->plan().place_of(operands[i].buffer, device)] = kHealthy;
   }
   return failure;
 }
@@ -551,7 +551,7 @@ void QueueRun::submit_transfer(std::span<const Instruction> copies, RunCounts& c
   if (!status.ok()) {
     const FailureId failure =
         state_->add_failure(static_cast<uint32_t>(state_->graph().nodes.size()), std::move(status));
-    for (const BufferId buffer : moved_) broken_[buffer * kMaxDevices + to] = failure;
+    for (const BufferId buffer : moved_) broken_[state_->plan().place_of(buffer, to)] = failure;
     return;
   }
   ++counts.transfers;
@@ -562,8 +562,8 @@ void QueueRun::submit_transfer(std::span<const Instruction> copies, RunCounts& c
 // Adds to the transfer what there is to be copied.
 void QueueRun::prepare_copy(const Instruction& instruction) {
   const BufferId buffer = instruction.index;
-  const FailureId source = broken_[buffer * kMaxDevices + instruction.from];
-  FailureId& target = broken_[buffer * kMaxDevices + instruction.to];
+  const FailureId source = broken_[state_->plan().place_of(buffer, instruction.from)];
+  FailureId& target = broken_[state_->plan().place_of(buffer, instruction.to)];
   target = source;
   const void* const from = state_->address(buffer, instruction.from);
   if (instruction.stay != 0) state_->come_back(state_->plan().returns[instruction.stay - 1]);
@@ -607,9 +607,10 @@ void QueueRun::lose(Status status) {
 }
 
 void QueueRun::synchronize() {
-  for (QueueId id = 0; id < kMaxQueues; ++id) {
+  const QueueId queues = queue_count(state_->plan().device_count);
+  for (QueueId id = 0; id < queues; ++id) {
     if ((used_queues_ >> id & 1) == 0) continue;
-    const bool shared = id == kUploads && own_copies_ != nullptr;
+    const bool shared = id == upload_queue_ && own_copies_ != nullptr;
     Status status = shared ? own_copies_->synchronize() : queue(id).synchronize();
     if (!status.ok()) lose(std::move(status));
   }
@@ -617,15 +618,17 @@ void QueueRun::synchronize() {
 
 // Behind the program's own copies. What cannot be had is left out.
 void QueueRun::submit_uploads(const Uploads& uploads) {
-  backend::Device& accelerator = state_->device(backend::kAccelerator);
-  backend::Queue& link = queue(kUploads);
+  uploads_to_ = uploads.to;
+  upload_queue_ = queue_id(uploads.to, backend::QueueKind::kHostToDevice);
+  backend::Device& accelerator = state_->device(uploads.to);
+  backend::Queue& link = queue(upload_queue_);
   for (const Uploads::Entry& entry : uploads.entries) {
     const auto held = static_cast<uint64_t>(accelerator.memory_stats().allocated_bytes);
     if (held > uploads.most_bytes || entry.bytes > uploads.most_bytes - held) continue;
     Result<backend::Block> block = accelerator.allocate(entry.bytes);
     if (!block.ok()) continue;
-    if (uploads_.empty() && (used_queues_ >> kUploads & 1) != 0) {
-      own_copies_ = next_event(backend::kAccelerator);
+    if (uploads_.empty() && (used_queues_ >> upload_queue_ & 1) != 0) {
+      own_copies_ = next_event(uploads_to_);
       if (own_copies_ == nullptr || !link.record(*own_copies_).ok()) {
         own_copies_ = nullptr;
         return;
@@ -642,11 +645,11 @@ void QueueRun::submit_uploads(const Uploads& uploads) {
 void QueueRun::finish_uploads(RunCounts& counts) {
   own_copies_ = nullptr;
   if (uploads_.empty()) return;
-  if (queue(kUploads).synchronize().ok()) {
+  if (queue(upload_queue_).synchronize().ok()) {
     for (Upload& upload : uploads_) {
-      upload.binding->blocks[backend::kAccelerator] = std::move(upload.block);
-      upload.binding->valid_on |= 1u << backend::kAccelerator;
-      counts.copied_bytes[backend::kAccelerator] += static_cast<int64_t>(upload.bytes);
+      upload.binding->blocks[uploads_to_] = std::move(upload.block);
+      upload.binding->valid_on |= backend::only(uploads_to_);
+      counts.copied_bytes[uploads_to_] += static_cast<int64_t>(upload.bytes);
     }
     counts.uploads_ahead += static_cast<int64_t>(uploads_.size());
   }
@@ -684,21 +687,21 @@ void QueueRun::settle(RunCounts& counts) {
   if (failures) state_->find_written(outcomes_, written_);
   for (BufferId b = 0; b < graph.buffers.size(); ++b) {
     bool touched = false;
-    uint8_t valid = plan.valid_after[b];
+    backend::DeviceSet valid = plan.valid_after[b];
     FailureId failure = slots_[slot_of_[b]];
     FailureId broken = kHealthy;
-    for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
+    for (DeviceIndex d = 0; d < plan.device_count; ++d) {
       touched |= plan.residence(b, d).home != Home::kNone;
-      if ((valid >> d & 1) == 0 || broken_[b * kMaxDevices + d] == kHealthy) continue;
-      broken = broken_[b * kMaxDevices + d];
-      valid &= static_cast<uint8_t>(~(1u << d));
+      if (!backend::contains(valid, d) || broken_[plan.place_of(b, d)] == kHealthy) continue;
+      broken = broken_[plan.place_of(b, d)];
+      valid &= ~backend::only(d);
     }
     if (state_->binding(b) == nullptr || !touched) continue;
     if (failure == kHealthy && valid == 0) failure = broken;
-    uint8_t kept = state_->binding(b)->valid_on;
+    backend::DeviceSet kept = state_->binding(b)->valid_on;
     if (failures && written_[b] != 0) {
       failure = state_->earlier(failure, lost);
-      kept = lost == kHealthy ? written_[b] : uint8_t{0};
+      kept = lost == kHealthy ? written_[b] : backend::DeviceSet{0};
     }
     state_->settle(b, failure, valid, kept);
   }

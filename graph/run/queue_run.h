@@ -114,6 +114,7 @@ class QueueRun final : public Segments::Owner {
   FailureId poison_of_tail(const Node& node) const;
   void note_end(const NodeTask& task, FailureId failure);
   void mark_outputs(const Node& node, FailureId failure);
+  void find_clock();
   void lose(Status status);
   void synchronize();
   void submit_uploads(const Uploads& uploads);
@@ -123,11 +124,13 @@ class QueueRun final : public Segments::Owner {
   backend::Queue& queue(QueueId id) const;
 
   RunState* state_ = nullptr;
-  backend::Device* clock_ = nullptr;  // the accelerator, where it has a virtual clock
+  // The accelerator by whose clock, or events, a run is timed.
+  static constexpr backend::DeviceIndex kTimed = backend::kCpu + 1;
+  backend::Device* clock_ = nullptr;  // that one, where it has a virtual clock
   DeviceTimer timer_;                 // where it has none
   double begun_ = 0;
   Status lost_;  // a device failed in a way that leaves no result certain
-  uint32_t used_queues_ = 0;
+  uint64_t used_queues_ = 0;
   std::vector<NodeTask> tasks_;  // this and the next: reserved for the whole run, since queues hold pointers
   std::vector<GroupTask> group_tasks_;
   std::vector<uint32_t> task_of_;  // per instruction that was launched: its task of these
@@ -143,7 +146,7 @@ class QueueRun final : public Segments::Owner {
   std::vector<FailureId> bodies_;            // per node: what became of its body, where that is a task of its own
   std::vector<FailureId> broken_;            // per residence
   std::vector<RunState::Outcome> outcomes_;  // per node
-  std::vector<uint8_t> written_;
+  std::vector<backend::DeviceSet> written_;
   std::vector<backend::CopyRange> ranges_;  // of a transfer
   std::vector<BufferId> moved_;             // their buffers
   std::vector<backend::Block> brought_;
@@ -153,6 +156,8 @@ class QueueRun final : public Segments::Owner {
     uint64_t bytes;
   };
   std::vector<Upload> uploads_;  // that were submitted
+  backend::DeviceIndex uploads_to_ = 0;
+  QueueId upload_queue_ = kHostQueue;
   // Recorded before them, where the program has copies of its own on their queue.
   backend::Event* own_copies_ = nullptr;
   struct RecordedEvent {
@@ -160,9 +165,9 @@ class QueueRun final : public Segments::Owner {
     QueueId queue;
   };
   std::vector<RecordedEvent> events_;
-  std::vector<std::unique_ptr<backend::Event>> pool_[backend::kMaxDevices];
-  const void* pool_owner_[backend::kMaxDevices] = {};
-  size_t pool_used_[backend::kMaxDevices] = {};
+  std::vector<std::unique_ptr<backend::Event>> pool_[backend::kMostDevices];
+  const void* pool_owner_[backend::kMostDevices] = {};
+  size_t pool_used_[backend::kMostDevices] = {};
 };
 
 }  // namespace hetero::graph

@@ -15,10 +15,10 @@ namespace hetero::graph {
 
 // Each run adds to these.
 struct RunCounts {
-  int64_t kernels[backend::kMaxDevices] = {};
+  int64_t kernels[backend::kMostDevices] = {};
   int64_t batches = 0;  // of the kernels on the CPU: calls that were made together
   int64_t copies = 0;
-  int64_t copied_bytes[backend::kMaxDevices] = {};  // by destination
+  int64_t copied_bytes[backend::kMostDevices] = {};  // by destination
   int64_t arena_bytes = 0;
 #define GROUP(name, title)
 #define COUNTER(group, key, field, text) int64_t field = 0;
@@ -43,6 +43,7 @@ struct Uploads {
     Binding* binding;
     uint64_t bytes;
   };
+  backend::DeviceIndex to = backend::kCpu;
   std::vector<Entry> entries;
   uint64_t most_bytes = UINT64_MAX;  // that the accelerator may hold then
 };

@@ -10,10 +10,9 @@ namespace hetero::graph {
 
 using backend::DeviceIndex;
 using backend::kCpu;
-using backend::kMaxDevices;
 
 void RunState::begin(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings,
-                     const std::array<backend::Device*, kMaxDevices>& devices) {
+                     const backend::Devices& devices) {
   graph_ = &graph;
   plan_ = &plan;
   bindings_ = bindings;
@@ -22,7 +21,7 @@ void RunState::begin(const Graph& graph, const Plan& plan, std::span<Binding* co
   on_entry_.clear();
   failure_count_ = 0;
   std::byte* const* const bases = arena_bases_;
-  for (int d = 0; d < kMaxDevices; ++d) {
+  for (DeviceIndex d = 0; d < plan.device_count; ++d) {
     arena_status_[d] = Status();
     arena_bases_[d] = nullptr;
     if (plan.arena_bytes[d] == 0) continue;
@@ -42,14 +41,15 @@ void RunState::begin(const Graph& graph, const Plan& plan, std::span<Binding* co
   }
   const size_t buffers = graph.buffers.size();
   if (held_.size() < buffers) held_.resize(buffers);
-  addresses_.assign(buffers * kMaxDevices, nullptr);
+  addresses_.assign(buffers * plan.device_count, nullptr);
   for (const BufferId b : notes_->placed) {
-    for (int d = 0; d < kMaxDevices; ++d) {
-      const Residence& residence = plan.residences[b * kMaxDevices + d];
+    for (DeviceIndex d = 0; d < plan.device_count; ++d) {
+      const size_t place = plan.place_of(b, d);
+      const Residence& residence = plan.residences[place];
       if (residence.home == Home::kArena) {
-        if (bases[d] != nullptr) addresses_[b * kMaxDevices + d] = bases[d] + residence.offset;
+        if (bases[d] != nullptr) addresses_[place] = bases[d] + residence.offset;
       } else if (residence.home == Home::kBound || residence.home == Home::kBrought) {
-        if (bindings[b] != nullptr) addresses_[b * kMaxDevices + d] = bindings[b]->blocks[d].data();
+        if (bindings[b] != nullptr) addresses_[place] = std::as_const(*bindings[b]).blocks[d].data();
       }
     }
   }
@@ -65,7 +65,7 @@ void RunState::begin(const Graph& graph, const Plan& plan, std::span<Binding* co
     }
     if (graph.buffers[b].valid_on == 0) continue;
     if (!binding->shared) unwritten_[b] = binding;
-    if (devices_[backend::kAccelerator] != nullptr && binding->reads != INT16_MAX) ++binding->reads;
+    if (has_accelerator(devices_) && binding->reads != INT16_MAX) ++binding->reads;
   }
   for (const BufferId b : notes_->written) {
     unwritten_[b] = nullptr;
@@ -80,7 +80,7 @@ void RunState::take_block(BufferId buffer) {
   Binding* const from = bindings_[shape.takes];
   Binding* const to = bindings_[buffer];
   if (from == nullptr || to == nullptr || !from->error.ok() || from->blocks[kCpu].bytes() < shape.bytes) return;
-  addresses_[buffer * kMaxDevices + kCpu] = from->blocks[kCpu].data();
+  addresses_[plan_->place_of(buffer, kCpu)] = from->blocks[kCpu].data();
   to->blocks[kCpu] = std::move(from->blocks[kCpu]);
 }
 
@@ -91,7 +91,7 @@ void RunState::end() {
 
 void RunState::come_back(const Return& entry) {
   std::byte* const base = arena_bases_[entry.device];
-  addresses_[entry.buffer * kMaxDevices + entry.device] = base == nullptr ? nullptr : base + entry.residence.offset;
+  addresses_[plan_->place_of(entry.buffer, entry.device)] = base == nullptr ? nullptr : base + entry.residence.offset;
 }
 
 FailureId RunState::provide(uint32_t node, BufferId buffer, DeviceIndex device) {
@@ -108,7 +108,7 @@ Status RunState::try_provide(BufferId buffer, DeviceIndex device) {
   }
   Result<backend::Block> block = devices_[device]->allocate(shape.bytes);
   if (!block.ok()) return block.status();
-  addresses_[buffer * kMaxDevices + device] = block.value().data();
+  addresses_[plan_->place_of(buffer, device)] = block.value().data();
   Binding* const bound = bindings_[buffer];
   (bound != nullptr ? bound->blocks[device] : held_[buffer]) = std::move(block.value());
   return Status();
@@ -174,7 +174,7 @@ FailureId RunState::collect(uint32_t index, void* const* data, backend::Block* b
       if (bytes != nullptr) std::memset(bytes, 0, graph_->buffers[buffer].bytes);
       continue;
     }
-    addresses_[buffer * kMaxDevices + kCpu] = brought[i].data();
+    addresses_[plan_->place_of(buffer, kCpu)] = brought[i].data();
     Binding* const bound = bindings_[buffer];
     (bound != nullptr ? bound->blocks[kCpu] : held_[buffer]) = std::move(brought[i]);
   }
@@ -184,8 +184,11 @@ FailureId RunState::collect(uint32_t index, void* const* data, backend::Block* b
 // Whether nobody will see the bytes of a bound buffer after the program, and no copy queue reads them.
 bool RunState::dies_on_host(BufferId buffer) const {
   const Buffer& shape = graph_->buffers[buffer];
-  return !shape.escapes && shape.valid_on == 1u << kCpu &&
-         plan_->residence(buffer, backend::kAccelerator).home == Home::kNone;
+  if (shape.escapes || shape.valid_on != backend::only(kCpu)) return false;
+  for (DeviceIndex d = 1; d < plan_->device_count; ++d) {
+    if (plan_->residence(buffer, d).home != Home::kNone) return false;
+  }
+  return true;
 }
 
 void RunState::release(const Node& node, uint32_t position) {
@@ -262,7 +265,7 @@ Status RunState::first_failure() const {
   return first == nullptr ? Status() : first->status;
 }
 
-void RunState::find_written(const std::vector<Outcome>& outcomes, std::vector<uint8_t>& written) const {
+void RunState::find_written(const std::vector<Outcome>& outcomes, std::vector<backend::DeviceSet>& written) const {
   written.assign(graph_->buffers.size(), 0);
   std::vector<DeviceIndex> device(graph_->nodes.size());
   for (size_t n = 0; n < device.size(); ++n) device[n] = plan_->placements[n].device;
@@ -275,12 +278,12 @@ void RunState::find_written(const std::vector<Outcome>& outcomes, std::vector<ui
     const Node& node = graph_->nodes[n];
     for (int i = 0; i < node.operand_count; ++i) {
       const Operand& operand = graph_->operands_of(node)[i];
-      if (operand.writes()) written[operand.buffer] = static_cast<uint8_t>(1u << device[n]);
+      if (operand.writes()) written[operand.buffer] = backend::only(device[n]);
     }
   }
 }
 
-void RunState::settle(BufferId buffer, FailureId failure, uint8_t valid_on, uint8_t kept) {
+void RunState::settle(BufferId buffer, FailureId failure, backend::DeviceSet valid_on, backend::DeviceSet kept) {
   Binding& binding = *bindings_[buffer];
   if (failure != kHealthy) {
     binding.error = status_of(failure);
@@ -289,13 +292,15 @@ void RunState::settle(BufferId buffer, FailureId failure, uint8_t valid_on, uint
     binding.error = Status();
   }
   // A device that could not give the memory for a touch that needs no bytes, or has released what dies, has none of the bytes.
-  for (int d = 0; d < kMaxDevices; ++d) {
-    if (!binding.blocks[d]) valid_on &= static_cast<uint8_t>(~(1u << d));
+  const DeviceIndex devices = binding.blocks.size();
+  valid_on &= static_cast<backend::DeviceSet>((1u << devices) - 1);
+  for (DeviceIndex d = 0; d < devices; ++d) {
+    if (!binding.blocks[d]) valid_on &= ~backend::only(d);
   }
   binding.valid_on = valid_on;
   // What is stale takes no memory.
-  for (int d = 0; d < kMaxDevices; ++d) {
-    if ((valid_on >> d & 1) == 0 && valid_on != 0) binding.blocks[d].reset();
+  for (DeviceIndex d = 0; d < devices; ++d) {
+    if (!backend::contains(valid_on, d) && valid_on != 0) binding.blocks[d].reset();
   }
 }
 

@@ -35,8 +35,7 @@ class RunState {
   enum class Outcome : uint8_t { kNotRun, kRan, kFailed, kSkipped };
 
   // Takes the arenas and looks up every address. REQUIRES: the arguments outlive finish().
-  void begin(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings,
-             const std::array<backend::Device*, backend::kMaxDevices>& devices);
+  void begin(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings, const backend::Devices& devices);
   // Gives the arenas back. REQUIRES: all queues are synchronized.
   void end();
 
@@ -48,7 +47,7 @@ class RunState {
   const std::vector<BufferId>& placed() const { return notes_->placed; }
 
   void* address(BufferId buffer, backend::DeviceIndex device) const {
-    return addresses_[buffer * backend::kMaxDevices + device];
+    return addresses_[plan_->place_of(buffer, device)];
   }
 
   // The bytes come back to a device, in other memory.
@@ -96,9 +95,9 @@ class RunState {
   Status first_failure() const;
 
   // Which buffers were written by nodes that ran or failed halfway: the device of the last of them, as a bit, which has the bytes. 0 for the others.
-  void find_written(const std::vector<Outcome>& outcomes, std::vector<uint8_t>& written) const;
+  void find_written(const std::vector<Outcome>& outcomes, std::vector<backend::DeviceSet>& written) const;
   // Tells a binding how the run ended for its buffer. `kept`: with a failure, where the bytes are that were there before, as far as nodes have come.
-  void settle(BufferId buffer, FailureId failure, uint8_t valid_on, uint8_t kept);
+  void settle(BufferId buffer, FailureId failure, backend::DeviceSet valid_on, backend::DeviceSet kept);
 
  private:
   void take_block(BufferId buffer);
@@ -113,10 +112,10 @@ class RunState {
   const Graph* graph_ = nullptr;
   const Plan* plan_ = nullptr;
   std::span<Binding* const> bindings_;
-  std::array<backend::Device*, backend::kMaxDevices> devices_{};
-  backend::Block arenas_[backend::kMaxDevices];
-  std::byte* arena_bases_[backend::kMaxDevices] = {};
-  Status arena_status_[backend::kMaxDevices];
+  backend::Devices devices_{};
+  backend::Block arenas_[backend::kMostDevices];
+  std::byte* arena_bases_[backend::kMostDevices] = {};
+  Status arena_status_[backend::kMostDevices];
   const BufferNotes* notes_ = nullptr;  // the plan's, or
   BufferNotes own_notes_;
   std::vector<void*> addresses_;      // per residence

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstring>
+#include <numeric>
 
 #include "backend/base/size_classes.h"
 #include "backend/memory/allocator.h"
@@ -17,9 +19,7 @@ namespace hetero {
 using backend::Block;
 using backend::Device;
 using backend::DeviceIndex;
-using backend::kAccelerator;
 using backend::kCpu;
-using backend::kMaxDevices;
 using backend::QueueKind;
 using graph::BufferId;
 using graph::Home;
@@ -58,28 +58,20 @@ struct Memory {
 
 }  // namespace
 
-std::array<Device*, kMaxDevices> process_devices() { return {&backend::cpu_device(), backend::accelerator()}; }
+backend::Devices process_devices() { return backend::all_devices(); }
 
-std::optional<uint64_t> bytes_to_share(const std::array<Device*, kMaxDevices>& devices,
-                                       std::optional<uint64_t> wanted) {
-  if (devices[kAccelerator] == nullptr) return std::nullopt;
+std::optional<uint64_t> bytes_to_share(const backend::Devices& devices, std::optional<uint64_t> wanted) {
+  if (!backend::has_accelerator(devices)) return std::nullopt;
   if (wanted.has_value()) return wanted;
-  const uint64_t left = devices[kAccelerator]->memory_stats().bytes_left();
+  const uint64_t left = devices[graph::PlanOptions().searched]->memory_stats().bytes_left();
   return left == kAnyBytes ? std::nullopt : std::optional(left);
 }
 
-graph::PlanOptions static_plan_options(const std::array<Device*, kMaxDevices>& devices) {
+graph::PlanOptions static_plan_options(const backend::Devices& devices) {
   graph::PlanOptions options;
   options.fusion = true;
   options.fixed_memory = true;
-  options.cpu = devices[kCpu]->capabilities();
-  if (Device* const accelerator = devices[kAccelerator]; accelerator != nullptr) {
-    options.has_accelerator = true;
-    options.accelerator = accelerator->capabilities();
-    options.accelerator_host_accessible = options.accelerator.host_accessible;
-    options.accelerator_device = accelerator;
-    options.accelerator_bytes = static_cast<uint64_t>(accelerator->memory_stats().limit_bytes);
-  }
+  options.machine = backend::describe(devices);
   return options;
 }
 
@@ -96,6 +88,9 @@ struct GraphExecutor::Impl {
     std::shared_ptr<const void> owner{};  // of memory that the caller lends
     bool set = false;                     // an input: it has been set
 
+    bool is_elsewhere() const {
+      return std::any_of(place.begin() + 1, place.end(), [](const void* data) { return data != nullptr; });
+    }
     // Where its bytes are on the host, on their way to and from a device too.
     void* on_host() const { return staging != nullptr ? staging : place[kCpu]; }
   };
@@ -117,9 +112,11 @@ struct GraphExecutor::Impl {
     std::atomic<State> state{State::kIdle};
     Status status;     // of the last run
     bool ran = false;  // with the present sizes; it has results, then, unless `status` says otherwise
-    std::unique_ptr<backend::Event> uploaded;
-    std::unique_ptr<backend::Event> brought;
-    bool uploads = false;  // `uploaded` was recorded
+    // Per accelerator, from the first on. A program waits for one of each, so what another accelerator still does is waited for first.
+    std::vector<std::unique_ptr<backend::Event>> uploaded;
+    std::vector<std::unique_ptr<backend::Event>> brought;
+    backend::Event* uploads = nullptr;  // the last of `uploaded` that was recorded
+    backend::Event* brings = nullptr;   // and of `brought`
     std::vector<OutputCopy> copies;
     Request request;
   };
@@ -137,7 +134,7 @@ struct GraphExecutor::Impl {
   struct Instance {
     std::unique_ptr<SizedProgram> sized;
     std::vector<Piece> pieces{};
-    std::array<uint64_t, kMaxDevices> slot_bytes{};
+    std::array<uint64_t, backend::kMostDevices> slot_bytes{};
     std::unique_ptr<graph::BoundProgram> bound{};
     uint64_t version = 0;  // of the memory that it is bound to
   };
@@ -155,13 +152,13 @@ struct GraphExecutor::Impl {
   std::vector<uint32_t> home_of;       // per buffer: which of a slot's homes; kNone for others
   std::vector<BufferId> slot_buffers;  // the reverse
   // Shared by the programs of all sizes, of which one is in use at a time.
-  std::array<Memory, kMaxDevices> slot_memory;
-  std::array<Memory, kMaxDevices> arenas;
+  std::array<Memory, backend::kMostDevices> slot_memory;
+  std::array<Memory, backend::kMostDevices> arenas;
   uint64_t memory_version = 1;  // counts how often some of it moved
   std::vector<Block> state_blocks;
-  std::array<uint64_t, kMaxDevices> state_bytes{};
+  std::array<uint64_t, backend::kMostDevices> state_bytes{};
   std::vector<Place> places;                      // per buffer: of constants
-  std::vector<Model::DeviceBytes> weights_there;  // per buffer: on the accelerator
+  std::vector<Model::DeviceBytes> weights_there;  // on accelerators
   graph::SizedPlans<Instance> known{1};           // the program's own sizes are kept
   Instance* now = nullptr;
   graph::BoundCounts counted;  // by programs that are gone
@@ -180,6 +177,8 @@ struct GraphExecutor::Impl {
   const graph::StaticPlan& plan() const { return sized().plan; }
   graph::BoundProgram& bound() const { return *now->bound; }
   Device& device(DeviceIndex d) const { return *options.devices[d]; }
+  // The accelerator whose memory is shared out; other accelerators have what programs ask for by name.
+  DeviceIndex there() const { return plan_options.searched; }
   const Window& window(const ProgramValue& value) const { return program().windows[value.window]; }
 
   Status init();
@@ -214,6 +213,8 @@ struct GraphExecutor::Impl {
   Result<size_t> find(Side side, Which which, const TensorView& tensor, size_t slot) const;
   const char* why_not_lent(Side side, const ProgramValue& value, const TensorView& tensor) const;
   Status take_back(size_t slot, const ProgramValue& value);
+  Status note(size_t slot, graph::BoundProgram::Gate gate, backend::Queue& queue, backend::Event& event,
+              backend::Event*& last);
   Status upload(size_t slot, BufferId buffer, SlotBuffer& home);
   Status lend(size_t slot, const ProgramValue& value, const TensorView& tensor, std::shared_ptr<const void> owner);
   Status set_zero_copy(Side side, Which which, const TensorView& tensor, size_t slot,
@@ -258,7 +259,6 @@ Status GraphExecutor::Impl::init() {
   choose_homes();
   make_slots();
   places.assign(model->program().graph.buffers.size(), Place{});
-  weights_there.resize(places.size());
   Result<std::unique_ptr<Instance>> own = make_instance([this](const graph::PlanOptions& chosen) {
     return SizedProgram::own(model->program(), chosen, options.use_saved_plan);
   });
@@ -269,8 +269,8 @@ Status GraphExecutor::Impl::init() {
 }
 
 Status GraphExecutor::Impl::check_share() const {
-  if (!options.accelerator_bytes.has_value() || !plan_options.has_accelerator) return Status();
-  const backend::MemoryStats stats = device(kAccelerator).memory_stats();
+  if (!options.accelerator_bytes.has_value() || !plan_options.machine.has_accelerator()) return Status();
+  const backend::MemoryStats stats = device(there()).memory_stats();
   const uint64_t left = stats.bytes_left();
   if (*options.accelerator_bytes <= left) return Status();
   return Status(ErrorClass::kResource, "the executor was to have " + backend::format_bytes(*options.accelerator_bytes) +
@@ -327,14 +327,14 @@ namespace {
 bool has_home(const graph::StaticPlan& plan, BufferId buffer, DeviceIndex device) {
   const Home home = plan.plan.residence(buffer, device).home;
   const bool bound = home == Home::kBound || home == Home::kBrought;
-  return bound || (plan.graph.buffers[buffer].valid_on >> device & 1) != 0;
+  return bound || backend::contains(plan.graph.buffers[buffer].valid_on, device);
 }
 
-// What a plan has on the accelerator, counted as PlanOptions::accelerator_bytes is.
-uint64_t planned_bytes(const graph::StaticPlan& plan) {
-  uint64_t bytes = plan.plan.arena_bytes[kAccelerator];
+// What a plan has on an accelerator, counted as DeviceDescription::bytes is.
+uint64_t planned_bytes(const graph::StaticPlan& plan, DeviceIndex device) {
+  uint64_t bytes = plan.plan.arena_bytes[device];
   for (BufferId b = 0; b < plan.graph.buffers.size(); ++b) {
-    if (has_home(plan, b, kAccelerator)) bytes += backend::round_to_alignment(plan.graph.buffers[b].bytes);
+    if (has_home(plan, b, device)) bytes += backend::round_to_alignment(plan.graph.buffers[b].bytes);
   }
   return bytes;
 }
@@ -350,10 +350,14 @@ void GraphExecutor::Impl::lay_out(Instance& instance) const {
   };
   for (size_t s = 0; s < options.slots; ++s) {
     for (size_t h = 0; h < slot_buffers.size(); ++h) {
-      const bool on_accelerator = has_home(plan, slot_buffers[h], kAccelerator);
-      if (on_accelerator) add(s, h, kAccelerator, false);
+      bool elsewhere = false;
+      for (DeviceIndex d = 1; d < plan.plan.device_count; ++d) {
+        if (!has_home(plan, slot_buffers[h], d)) continue;
+        add(s, h, d, false);
+        elsewhere = true;
+      }
       // A buffer that no kernel touches lies on the host.
-      const bool on_host = has_home(plan, slot_buffers[h], kCpu) || !on_accelerator;
+      const bool on_host = has_home(plan, slot_buffers[h], kCpu) || !elsewhere;
       add(s, h, kCpu, !on_host);
     }
   }
@@ -362,17 +366,16 @@ void GraphExecutor::Impl::lay_out(Instance& instance) const {
 GraphExecutor::Impl::Need GraphExecutor::Impl::need_of(const Instance& instance) const {
   const graph::StaticPlan& plan = instance.sized->plan;
   Need need;
-  if (options.devices[kAccelerator] == nullptr) return need;
-  need.own = counted_bytes(std::max(slot_memory[kAccelerator].bytes, instance.slot_bytes[kAccelerator])) +
-             counted_bytes(std::max(arenas[kAccelerator].bytes, plan.plan.arena_bytes[kAccelerator])) +
-             state_bytes[kAccelerator];
+  if (!backend::has_accelerator(options.devices)) return need;
+  need.own = counted_bytes(std::max(slot_memory[there()].bytes, instance.slot_bytes[there()])) +
+             counted_bytes(std::max(arenas[there()].bytes, plan.plan.arena_bytes[there()])) + state_bytes[there()];
   for (BufferId b = 0; b < plan.graph.buffers.size(); ++b) {
-    if (!model->is_constant(b) || !has_home(plan, b, kAccelerator)) continue;
+    if (!model->is_constant(b) || !has_home(plan, b, there())) continue;
     const uint64_t bytes = backend::round_to_alignment(plan.graph.buffers[b].bytes);
     if (model->is_written(b)) {
-      need.own += places[b][kAccelerator] == nullptr ? bytes : 0;
+      need.own += places[b][there()] == nullptr ? bytes : 0;
     } else {
-      need.weights += model->is_on_device(b, device(kAccelerator)) ? 0 : bytes;
+      need.weights += model->is_on_device(b, device(there())) ? 0 : bytes;
     }
   }
   return need;
@@ -380,15 +383,14 @@ GraphExecutor::Impl::Need GraphExecutor::Impl::need_of(const Instance& instance)
 
 // Of the accelerator's memory.
 uint64_t GraphExecutor::Impl::own_bytes() const {
-  return counted_bytes(slot_memory[kAccelerator].bytes) + counted_bytes(arenas[kAccelerator].bytes) +
-         state_bytes[kAccelerator];
+  return counted_bytes(slot_memory[there()].bytes) + counted_bytes(arenas[there()].bytes) + state_bytes[there()];
 }
 
 // What weights that are yet to come there, and what is the executor's own, may take of the accelerator's memory together.
 uint64_t GraphExecutor::Impl::allowance() const {
-  if (options.devices[kAccelerator] == nullptr) return kAnyBytes;
+  if (!backend::has_accelerator(options.devices)) return kAnyBytes;
   if (options.accelerator_bytes.has_value()) return *options.accelerator_bytes - weight_bytes;
-  const uint64_t left = device(kAccelerator).memory_stats().bytes_left();
+  const uint64_t left = device(there()).memory_stats().bytes_left();
   return left == kAnyBytes ? left : left + own_bytes();
 }
 
@@ -407,9 +409,9 @@ Result<std::unique_ptr<GraphExecutor::Impl::Instance>> GraphExecutor::Impl::make
     const auto needed =
         static_cast<double>(need.weights) + static_cast<double>(need.own) * static_cast<double>(options.sharers);
     if (needed <= allowed) return instance;
-    if (chosen.accelerator_bytes == kLeastBytes) return Status(ErrorClass::kResource, too_little(need));
-    const auto planned = static_cast<double>(planned_bytes(instance->sized->plan));
-    chosen.accelerator_bytes =
+    if (chosen.machine[there()].bytes == kLeastBytes) return Status(ErrorClass::kResource, too_little(need));
+    const auto planned = static_cast<double>(planned_bytes(instance->sized->plan, there()));
+    chosen.machine[there()].bytes =
         tries + 1 < kMostTries ? std::max(kLeastBytes, static_cast<uint64_t>(planned * allowed / needed)) : kLeastBytes;
   }
 }
@@ -423,7 +425,7 @@ std::string GraphExecutor::Impl::too_little(const Need& need) const {
 Status GraphExecutor::Impl::take_memory(const Instance& instance) {
   bool moved = false;
   Status status;
-  for (DeviceIndex d = 0; d < kMaxDevices && status.ok(); ++d) {
+  for (DeviceIndex d = 0; d < backend::kMostDevices && status.ok(); ++d) {
     if (options.devices[d] == nullptr) continue;
     status = slot_memory[d].reserve(device(d), instance.slot_bytes[d], moved);
     if (status.ok()) status = arenas[d].reserve(device(d), instance.sized->plan.plan.arena_bytes[d], moved);
@@ -442,13 +444,15 @@ Status GraphExecutor::Impl::place_constants(const Instance& instance) {
     }
     // Only read from here on.
     places[b][kCpu] = const_cast<void*>(model->host_bytes(b));
-    if (!has_home(plan, b, kAccelerator)) continue;
-    const bool is_first = !model->is_on_device(b, device(kAccelerator));
-    Result<Model::DeviceBytes> bytes = model->device_bytes(b, device(kAccelerator));
-    if (!bytes.ok()) return bytes.status();
-    if (is_first) weight_bytes += backend::round_to_alignment(plan.graph.buffers[b].bytes);
-    places[b][kAccelerator] = bytes.value()->data();
-    weights_there[b] = std::move(bytes.value());
+    for (DeviceIndex d = 1; d < plan.plan.device_count; ++d) {
+      if (!has_home(plan, b, d)) continue;
+      const bool is_first = !model->is_on_device(b, device(d));
+      Result<Model::DeviceBytes> bytes = model->device_bytes(b, device(d));
+      if (!bytes.ok()) return bytes.status();
+      if (is_first) weight_bytes += backend::round_to_alignment(plan.graph.buffers[b].bytes);
+      places[b][d] = bytes.value()->data();
+      weights_there.push_back(std::move(bytes.value()));
+    }
   }
   return Status();
 }
@@ -457,9 +461,9 @@ Status GraphExecutor::Impl::place_constants(const Instance& instance) {
 Status GraphExecutor::Impl::place_state(BufferId buffer, const Instance& instance) {
   const graph::StaticPlan& plan = instance.sized->plan;
   const uint64_t bytes = plan.graph.buffers[buffer].bytes;
-  const uint8_t valid = now == nullptr ? 0 : now->sized->plan.graph.buffers[buffer].valid_on;
-  const DeviceIndex source = (valid >> kCpu & 1) != 0 ? kCpu : kAccelerator;
-  for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
+  const backend::DeviceSet valid = now == nullptr ? 0 : now->sized->plan.graph.buffers[buffer].valid_on;
+  const DeviceIndex source = valid == 0 ? kCpu : backend::first_of(valid);
+  for (DeviceIndex d = 0; d < plan.plan.device_count; ++d) {
     if (!has_home(plan, buffer, d)) continue;
     if (places[buffer][d] == nullptr) {
       Result<Block> block = device(d).allocate(backend::round_to_alignment(bytes));
@@ -468,7 +472,7 @@ Status GraphExecutor::Impl::place_state(BufferId buffer, const Instance& instanc
       state_bytes[d] += backend::round_to_alignment(bytes);
       state_blocks.push_back(std::move(block.value()));
     }
-    if ((valid >> d & 1) != 0) continue;
+    if (backend::contains(valid, d)) continue;
     const void* const from = valid == 0 ? model->host_bytes(buffer) : places[buffer][source];
     const Status status = copy_state(from, valid == 0 ? kCpu : source, places[buffer][d], d, bytes);
     if (!status.ok()) return status;
@@ -482,8 +486,13 @@ Status GraphExecutor::Impl::copy_state(const void* from, DeviceIndex on, void* t
     std::memcpy(to, from, bytes);
     return Status();
   }
+  if (on != kCpu && there != kCpu) {
+    std::vector<std::byte> between(bytes);
+    const Status status = copy_state(from, on, between.data(), kCpu, bytes);
+    return status.ok() ? copy_state(between.data(), kCpu, to, there, bytes) : status;
+  }
   backend::Queue& queue =
-      device(kAccelerator).queue(there == kCpu ? QueueKind::kDeviceToHost : QueueKind::kHostToDevice);
+      there == kCpu ? device(on).queue(QueueKind::kDeviceToHost) : device(there).queue(QueueKind::kHostToDevice);
   const Status status = queue.copy(to, from, bytes);
   return status.ok() ? queue.synchronize() : status;
 }
@@ -499,12 +508,13 @@ Status GraphExecutor::Impl::get_state(const graph::ProgramConstant& state, const
   }
   if (!status.ok()) return status;
   const graph::Buffer& buffer = plan().graph.buffers[state.buffer];
-  if ((buffer.valid_on >> kCpu & 1) != 0) {
+  if (backend::contains(buffer.valid_on, kCpu)) {
     graph::copy_out(window, places[state.buffer][kCpu], to);
     return Status();
   }
   std::vector<std::byte> bytes(buffer.bytes);
-  status = copy_state(places[state.buffer][kAccelerator], kAccelerator, bytes.data(), kCpu, buffer.bytes);
+  const DeviceIndex on = backend::first_of(buffer.valid_on);
+  status = copy_state(places[state.buffer][on], on, bytes.data(), kCpu, buffer.bytes);
   if (status.ok()) graph::copy_out(window, bytes.data(), to);
   return status;
 }
@@ -513,7 +523,8 @@ Status GraphExecutor::Impl::get_state(const graph::ProgramConstant& state, const
 void GraphExecutor::Impl::bind(Instance& instance) {
   for (auto& slot : slots) {
     for (SlotBuffer& home : slot->homes) home = SlotBuffer();
-    slot->uploads = false;
+    slot->uploads = nullptr;
+    slot->brings = nullptr;
     slot->ran = false;
   }
   for (const Piece& piece : instance.pieces) {
@@ -530,17 +541,21 @@ void GraphExecutor::Impl::bind(Instance& instance) {
   if (instance.bound != nullptr) counted += instance.bound->counts();
   const graph::StaticPlan& plan = instance.sized->plan;
   const std::vector<graph::Binding*> bindings = model->bindings();
+  graph::BoundProgram::Arenas bases{};
+  for (DeviceIndex d = 0; d < bases.size(); ++d) bases[d] = arenas[d].data();
   instance.bound = std::make_unique<graph::BoundProgram>(
-      plan.graph, plan.plan, options.devices, of_slots, std::array{arenas[kCpu].data(), arenas[kAccelerator].data()},
-      bindings,
+      plan.graph, plan.plan, options.devices, of_slots, bases, bindings,
       graph::BoundOptions{
           .segments = options.segments, .draws = instance.sized->drawing(), .compute_queues = options.compute_queues});
   instance.version = memory_version;
-  if (instance.bound->on_host_only() && instance.slot_bytes[kAccelerator] == 0) return;
+  const auto slots_elsewhere = std::accumulate(instance.slot_bytes.begin() + 1, instance.slot_bytes.end(), uint64_t{0});
+  if (instance.bound->on_host_only() && slots_elsewhere == 0) return;
   for (auto& slot : slots) {
-    if (slot->uploaded != nullptr) continue;
-    slot->uploaded = device(kAccelerator).create_event();
-    slot->brought = device(kAccelerator).create_event();
+    if (!slot->uploaded.empty()) continue;
+    for (DeviceIndex d = 1; d < plan.plan.device_count; ++d) {
+      slot->uploaded.push_back(device(d).create_event());
+      slot->brought.push_back(device(d).create_event());
+    }
   }
 }
 
@@ -565,9 +580,9 @@ Status GraphExecutor::Impl::quiesce() {
   for (size_t s = 0; s < slots.size(); ++s) {
     Slot& slot = *slots[s];
     settle_run(s);
-    for (const backend::Event* event : {slot.uploaded.get(), slot.brought.get()}) {
+    for (backend::Event* const event : {slot.uploads, slot.brings}) {
       if (event == nullptr) continue;
-      if (Status status = const_cast<backend::Event*>(event)->synchronize(); !status.ok()) return status;
+      if (Status status = event->synchronize(); !status.ok()) return status;
     }
     for (const auto* const values : {&program().inputs, &program().outputs}) {
       for (const ProgramValue& value : *values) {
@@ -632,17 +647,29 @@ Status GraphExecutor::Impl::check_idle(size_t slot) const {
   return usage("slot " + std::to_string(slot) + " is running; wait for it, or use another slot");
 }
 
-// From staging to the device, after what the device still does with the slot.
+// The slot's next run waits for what the queue has done so far. `last` is the event that it waits for now.
+Status GraphExecutor::Impl::note(size_t slot, graph::BoundProgram::Gate gate, backend::Queue& queue,
+                                 backend::Event& event, backend::Event*& last) {
+  if (last != nullptr && last != &event) {
+    if (Status status = last->synchronize(); !status.ok()) return status;
+  }
+  if (Status status = queue.record(event); !status.ok()) return status;
+  last = &event;
+  bound().gate(slot, gate, &event);
+  return Status();
+}
+
+// From staging to the devices, after what they still do with the slot.
 Status GraphExecutor::Impl::upload(size_t slot, BufferId buffer, SlotBuffer& home) {
-  if (home.place[kAccelerator] == nullptr) return Status();
   Slot& at = *slots[slot];
-  backend::Queue& queue = device(kAccelerator).queue(QueueKind::kHostToDevice);
-  if (Status status = bound().wait_on(slot, queue); !status.ok()) return status;
-  Status status = queue.copy(home.place[kAccelerator], home.on_host(), plan().graph.buffers[buffer].bytes);
-  if (status.ok()) status = queue.record(*at.uploaded);
-  if (!status.ok()) return status;
-  at.uploads = true;
-  bound().gate(slot, graph::BoundProgram::Gate::kInputs, at.uploaded.get());
+  for (DeviceIndex d = 1; d < plan().plan.device_count; ++d) {
+    if (home.place[d] == nullptr) continue;
+    backend::Queue& queue = device(d).queue(QueueKind::kHostToDevice);
+    if (Status status = bound().wait_on(slot, queue); !status.ok()) return status;
+    Status status = queue.copy(home.place[d], home.on_host(), plan().graph.buffers[buffer].bytes);
+    if (status.ok()) status = note(slot, graph::BoundProgram::Gate::kInputs, queue, *at.uploaded[d - 1], at.uploads);
+    if (!status.ok()) return status;
+  }
   return Status();
 }
 
@@ -661,7 +688,7 @@ Status GraphExecutor::Impl::take_back(size_t slot, const ProgramValue& value) {
   if (at.owner == nullptr && at.place == at.own) return Status();
   // What the device still does is done with the memory that was lent.
   settle_run(slot);
-  for (DeviceIndex d = 0; d < kMaxDevices; ++d) bound().rebind(slot, value.buffer, d, at.own[d]);
+  for (DeviceIndex d = 0; d < backend::kMostDevices; ++d) bound().rebind(slot, value.buffer, d, at.own[d]);
   at.place = at.own;
   at.owner.reset();
   return Status();
@@ -679,11 +706,11 @@ Status GraphExecutor::SetInput(Which input, const TensorView& tensor, size_t slo
   Impl::SlotBuffer& home = impl.home(slot, value);
   Impl::Slot& at = *impl.slots[slot];
   // The last upload may still read these bytes; and where a run on the host still goes on, the slot would not be idle.
-  if (home.place[kAccelerator] != nullptr && at.uploads) {
-    if (Status status = at.uploaded->synchronize(); !status.ok()) return status;
+  if (home.is_elsewhere() && at.uploads != nullptr) {
+    if (Status status = at.uploads->synchronize(); !status.ok()) return status;
   }
   if (Status status = impl.take_back(slot, value); !status.ok()) return status;
-  if (home.place[kCpu] != nullptr && home.place[kAccelerator] != nullptr) {
+  if (home.place[kCpu] != nullptr && home.is_elsewhere()) {
     // Kernels of the CPU may still read it.
     impl.settle_run(slot);
   }
@@ -694,19 +721,19 @@ Status GraphExecutor::SetInput(Which input, const TensorView& tensor, size_t slo
 
 // Memory can be lent that stands for the whole buffer, on the one device where the program has it; else the end of a sentence says why not.
 const char* GraphExecutor::Impl::why_not_lent(Side side, const ProgramValue& value, const TensorView& tensor) const {
-  const unsigned devices =
-      side == Side::kInput ? plan().graph.buffers[value.buffer].valid_on : 1u << output_device(value.buffer);
+  const backend::DeviceSet devices =
+      side == Side::kInput ? plan().graph.buffers[value.buffer].valid_on : backend::only(output_device(value.buffer));
   const Window& at = window(value);
   const auto same = [&](const ProgramValue& other) { return other.buffer == value.buffer; };
   const auto uses = std::ranges::count_if(program().inputs, same) + std::ranges::count_if(program().outputs, same);
   const auto bytes = static_cast<int64_t>(plan().graph.buffers[value.buffer].bytes);
-  if (devices == (1u << kCpu | 1u << kAccelerator)) {
+  if (std::popcount(devices) > 1) {
     return " is used on both devices, so it cannot be lent; copy it";
   }
   if (model->is_constant(value.buffer) || uses != 1 || !at.dense || at.first_byte != 0 || at.last_byte != bytes) {
     return " shares its memory with something else of the program, so it cannot be lent; copy it";
   }
-  const DeviceIndex on = devices == 1u << kAccelerator ? kAccelerator : kCpu;
+  const DeviceIndex on = devices == 0 ? kCpu : backend::first_of(devices);
   if (tensor.device != on) {
     return on == kCpu ? " is used on the host, so memory of the other cannot be lent; copy it"
                       : " is used on the accelerator, so memory of the other cannot be lent; copy it";
@@ -853,9 +880,9 @@ Result<Pending> GraphExecutor::RunAsync(size_t slot) {
 
 // Where a result is after a run; on the host, if it is there too.
 DeviceIndex GraphExecutor::Impl::output_device(BufferId buffer) const {
-  const uint8_t after = plan().plan.valid_after[buffer];
-  const uint8_t valid = after != 0 ? after : plan().graph.buffers[buffer].valid_on;
-  return valid == 1u << kAccelerator ? kAccelerator : kCpu;
+  const backend::DeviceSet after = plan().plan.valid_after[buffer];
+  const backend::DeviceSet valid = after != 0 ? after : plan().graph.buffers[buffer].valid_on;
+  return valid == 0 ? kCpu : backend::first_of(valid);
 }
 
 Status GraphExecutor::Impl::wait(size_t slot) {
@@ -882,25 +909,25 @@ Status GraphExecutor::Impl::begin_copy(size_t slot, size_t output) {
   Slot& at = *slots[slot];
   at.copies[output].copies = true;
   const BufferId buffer = program().outputs[output].buffer;
-  if (output_device(buffer) == kCpu) return Status();
+  const DeviceIndex on = output_device(buffer);
+  if (on == kCpu) return Status();
   const uint64_t bytes = plan().graph.buffers[buffer].bytes;
   if (home_of[buffer] == kNone) {
     // All slots have the same one: the next run, of whichever, may change it.
     if (Status status = wait(slot); !status.ok()) return status;
     at.copies[output].state.resize(bytes);
-    return copy_state(places[buffer][kAccelerator], kAccelerator, at.copies[output].state.data(), kCpu, bytes);
+    return copy_state(places[buffer][on], on, at.copies[output].state.data(), kCpu, bytes);
   }
   const SlotBuffer& home = at.homes[home_of[buffer]];
   // The queue of copies is everybody's: what waits there for this run would hold up the results of others. With several slots it is worth it.
   if (plan_options.shares_accelerator && options.slots == 1) {
     if (Status status = wait(slot); !status.ok()) return status;
   }
-  backend::Queue& queue = device(kAccelerator).queue(QueueKind::kDeviceToHost);
+  backend::Queue& queue = device(on).queue(QueueKind::kDeviceToHost);
   if (Status status = bound().wait_on(slot, queue); !status.ok()) return status;
-  Status status = queue.copy(home.on_host(), home.place[kAccelerator], bytes);
-  if (status.ok()) status = queue.record(*at.brought);
-  if (status.ok()) bound().gate(slot, graph::BoundProgram::Gate::kOutputs, at.brought.get());
-  return status;
+  const Status status = queue.copy(home.on_host(), home.place[on], bytes);
+  if (!status.ok()) return status;
+  return note(slot, graph::BoundProgram::Gate::kOutputs, queue, *at.brought[on - 1], at.brings);
 }
 
 Status GraphExecutor::Impl::end_copy(size_t slot, size_t output) {
@@ -913,7 +940,7 @@ Status GraphExecutor::Impl::end_copy(size_t slot, size_t output) {
   if (output_device(value.buffer) != kCpu && home_of[value.buffer] == kNone) {
     bytes = copy.state.data();
   } else if (output_device(value.buffer) != kCpu) {
-    if (Status status = at.brought->synchronize(); !status.ok()) return status;
+    if (Status status = at.brought[output_device(value.buffer) - 1]->synchronize(); !status.ok()) return status;
     bytes = at.homes[home_of[value.buffer]].on_host();
   }
   if (Status status = wait(slot); !status.ok()) return status;
@@ -985,7 +1012,7 @@ bool Pending::done() const {
   const GraphExecutor::Impl::Slot& slot = *impl.slots[slot_];
   if (slot.state.load(std::memory_order_acquire) == GraphExecutor::Impl::State::kRunning) return false;
   if (!impl.bound().is_done(slot_)) return false;
-  return output_ == SIZE_MAX || slot.brought == nullptr || slot.brought->query();
+  return output_ == SIZE_MAX || slot.brings == nullptr || slot.brings->query();
 }
 
 Status Pending::wait() {
@@ -1003,8 +1030,8 @@ GraphExecutor::~GraphExecutor() {
   for (size_t s = 0; s < impl_->slots.size(); ++s) {
     (void)impl_->bound().wait(s);
     Impl::Slot& slot = *impl_->slots[s];
-    if (slot.uploaded != nullptr) (void)slot.uploaded->synchronize();
-    if (slot.brought != nullptr) (void)slot.brought->synchronize();
+    if (slot.uploads != nullptr) (void)slot.uploads->synchronize();
+    if (slot.brings != nullptr) (void)slot.brings->synchronize();
   }
 }
 

@@ -63,12 +63,11 @@
 namespace hetero {
 
 // What planning may use of these devices when a program is known ahead of time: fused kernels, and memory that is taken beforehand.
-graph::PlanOptions static_plan_options(const std::array<backend::Device*, backend::kMaxDevices>& devices);
+graph::PlanOptions static_plan_options(const backend::Devices& devices);
 // The CPU and the accelerator that this process has chosen.
-std::array<backend::Device*, backend::kMaxDevices> process_devices();
+backend::Devices process_devices();
 // What several executors share of the accelerator's memory: `wanted`, or else what is left of its limit. None where there is no accelerator, or neither.
-std::optional<uint64_t> bytes_to_share(const std::array<backend::Device*, backend::kMaxDevices>& devices,
-                                       std::optional<uint64_t> wanted);
+std::optional<uint64_t> bytes_to_share(const backend::Devices& devices, std::optional<uint64_t> wanted);
 
 class GraphExecutor;
 
@@ -94,7 +93,7 @@ class GraphExecutor {
     size_t slots = 2;
     // Where RunAsync runs; null: Run only.
     backend::CoreGroup* group = nullptr;
-    std::array<backend::Device*, backend::kMaxDevices> devices = process_devices();
+    backend::Devices devices = process_devices();
     // The accelerator's compute queues that the program may use; none: those of `group`, and all where it names none either. Executors that use different ones do
     // not wait for each other there, save where copies stand behind copies; with one slot, a result is copied when the run is over, and so holds up nobody.
     std::vector<backend::QueueKind> compute_queues = {};

@@ -44,12 +44,11 @@ void append_constants(std::string& text, const SavedProgram& program) {
 void append_memory(std::string& text, const GraphExecutor& executor) {
   const Plan& plan = executor.plan().plan;
   text += "memory:\n";
-  for (backend::DeviceIndex d = 0; d < backend::kMaxDevices; ++d) {
+  for (backend::DeviceIndex d = 0; d < plan.device_count; ++d) {
     if (executor.bytes(d) == 0) continue;
-    text += std::string("  ") + device_word(d) + ": " + bytes_text(executor.bytes(d)) + " for " +
-            std::to_string(executor.slots()) + " slots of inputs and outputs, and temporaries, which share " +
-            bytes_text(plan.arena_bytes[d]) + " (at least " + bytes_text(plan.arena_lower_bound[d]) +
-            " are in use at once)\n";
+    text += "  " + device_word(d) + ": " + bytes_text(executor.bytes(d)) + " for " + std::to_string(executor.slots()) +
+            " slots of inputs and outputs, and temporaries, which share " + bytes_text(plan.arena_bytes[d]) +
+            " (at least " + bytes_text(plan.arena_lower_bound[d]) + " are in use at once)\n";
   }
 }
 
@@ -57,7 +56,7 @@ void append_placement(std::string& text, const SavedProgram& program, const Plan
   std::map<std::string, int> reasons;
   for (size_t n = 0; n < plan.placements.size(); ++n) {
     if (plan.live[n] == 0) continue;
-    ++reasons[std::string(device_word(plan.placements[n].device)) + ", " + to_string(plan.placements[n].reason)];
+    ++reasons[device_word(plan.placements[n].device) + ", " + to_string(plan.placements[n].reason)];
   }
   text += "placement: " + std::to_string(program.graph.nodes.size()) + " nodes, " + std::to_string(plan.dead_nodes) +
           " of which are not needed, " + std::to_string(plan.groups.size()) + " fused groups\n";

@@ -23,7 +23,6 @@ namespace hetero {
 
 using backend::Block;
 using backend::CoreGroup;
-using backend::kAccelerator;
 using backend::kCpu;
 using backend::Task;
 using graph::BufferId;
@@ -222,7 +221,7 @@ void StagePipeline::Impl::choose_shares(const std::vector<ProgramStage>& cut) {
   if (!all.has_value()) return;
   options.accelerator_bytes = all;
   for (size_t s = 0; s < options.stages; ++s) {
-    shares.push_back(options.plans[s].has_accelerator ? bytes_at_once(*cut[s].program) : 0);
+    shares.push_back(options.plans[s].machine.has_accelerator() ? bytes_at_once(*cut[s].program) : 0);
   }
 }
 
@@ -247,7 +246,7 @@ Status StagePipeline::Impl::add_stage(ProgramStage cut, size_t index) {
   chosen.slots = 1;
   chosen.compute_queues = stage.group->compute_queues();
   chosen.devices = options.devices;
-  if (!options.plans[index].has_accelerator) chosen.devices[kAccelerator] = nullptr;
+  if (!options.plans[index].machine.has_accelerator()) chosen.devices = {chosen.devices[backend::kCpu]};
   chosen.plan = std::make_unique<PlanOptions>(options.plans[index]);
   if (!shares.empty()) {
     // What the stages before have left of their parts is for those behind.
@@ -260,7 +259,7 @@ Status StagePipeline::Impl::add_stage(ProgramStage cut, size_t index) {
   if (!executor.ok()) return executor.status();
   stage.executor = std::move(executor.value());
   if (!shares.empty()) {
-    const uint64_t taken = backend::round_to_alignment(stage.executor->bytes(kAccelerator)) +
+    const uint64_t taken = backend::round_to_alignment(stage.executor->bytes(options.plans[index].searched)) +
                            backend::round_to_alignment(stage.executor->weight_bytes());
     *options.accelerator_bytes -= std::min(*options.accelerator_bytes, taken);
   }

@@ -85,7 +85,7 @@ class StagePipeline {
     // One for each stage, or one for all; none: the pipeline makes one for each, of the process's cores in equal parts where there are enough, and of the
     // accelerator's compute queues. A stage's executor uses the compute queues of its group.
     std::vector<backend::CoreGroup*> groups = {};
-    std::array<backend::Device*, backend::kMaxDevices> devices = process_devices();
+    backend::Devices devices = process_devices();
     // Of the accelerator's memory, for all stages; each has a part as large as what it computes. Not set: what is left of its limit.
     std::optional<uint64_t> accelerator_bytes = {};
     // One for each stage: where it may run, for example. None: static_plan_options(devices) for all.

@@ -35,10 +35,10 @@ Graph owned_graph(const SavedProgram& program) {
 }
 
 // Per buffer: the devices whose kernels touch it.
-std::vector<uint8_t> find_users(const Graph& graph, const Plan& plan) {
-  std::vector<uint8_t> users(graph.buffers.size(), 0);
+std::vector<backend::DeviceSet> find_users(const Graph& graph, const Plan& plan) {
+  std::vector<backend::DeviceSet> users(graph.buffers.size(), 0);
   for (const Instruction& instruction : plan.program) {
-    const auto device = static_cast<uint8_t>(1u << device_of(instruction.queue));
+    const backend::DeviceSet device = backend::only(device_of(instruction.queue));
     if (instruction.kind == Instruction::Kind::kRun || instruction.kind == Instruction::Kind::kBody) {
       const Node& node = graph.nodes[instruction.index];
       for (int i = 0; i < node.operand_count; ++i) users[graph.operands_of(node)[i].buffer] |= device;
@@ -51,14 +51,14 @@ std::vector<uint8_t> find_users(const Graph& graph, const Plan& plan) {
 
 // Puts what is there before the program where the plan would like it. False where it is there already.
 bool move_bytes(Graph& graph, const Plan& plan, const std::vector<uint8_t>& is_input) {
-  const std::vector<uint8_t> users = find_users(graph, plan);
+  const std::vector<backend::DeviceSet> users = find_users(graph, plan);
   std::vector<uint8_t> written(graph.buffers.size(), 0);
   for (const Operand& operand : graph.operands) written[operand.buffer] |= operand.writes();
   bool moved = false;
   for (BufferId b = 0; b < graph.buffers.size(); ++b) {
     Buffer& buffer = graph.buffers[b];
     if (buffer.valid_on == 0) continue;
-    const uint8_t wanted = is_input[b] != 0 && !written[b] ? users[b] : plan.valid_after[b];
+    const backend::DeviceSet wanted = is_input[b] != 0 && !written[b] ? users[b] : plan.valid_after[b];
     if (wanted == 0 || wanted == buffer.valid_on) continue;
     buffer.valid_on = wanted;
     moved = true;
@@ -66,19 +66,23 @@ bool move_bytes(Graph& graph, const Plan& plan, const std::vector<uint8_t>& is_i
   return moved;
 }
 
-// Bytes that were to be on both devices are on the CPU only where nothing uses the accelerator after all. REQUIRES: uses_host_only().
+// Bytes that were to be on several devices are on the CPU only where nothing uses an accelerator after all. REQUIRES: uses_host_only().
 void stay_on_host(Graph& graph, Plan& plan) {
   for (BufferId b = 0; b < graph.buffers.size(); ++b) {
     if (graph.buffers[b].valid_on == 0) continue;
-    graph.buffers[b].valid_on = 1u << kCpu;
-    plan.valid_after[b] = 1u << kCpu;
-    plan.residence(b, backend::kAccelerator) = {};
+    graph.buffers[b].valid_on = backend::only(kCpu);
+    plan.valid_after[b] = backend::only(kCpu);
+    for (backend::DeviceIndex d = 1; d < plan.device_count; ++d) plan.residence(b, d) = {};
   }
 }
 
+// A set of devices is one character, so only sets of so many are written down.
+constexpr char kNowhere = '0';
+constexpr int kMostSets = 1 << 6;
+
 std::string valid_text(const Graph& graph) {
   std::string text;
-  for (const Buffer& buffer : graph.buffers) text += static_cast<char>('0' + buffer.valid_on);
+  for (const Buffer& buffer : graph.buffers) text += static_cast<char>(kNowhere + buffer.valid_on);
   return text;
 }
 
@@ -108,12 +112,12 @@ Status read_plan(const SavedProgram& program, const PlanOptions& options, Static
     return Status(ErrorClass::kUsage, "the saved plan is not complete");
   }
   for (size_t b = 0; b < plan.graph.buffers.size(); ++b) {
-    const int devices = valid->second[b] - '0';
+    const int devices = valid->second[b] - kNowhere;
     const bool there = plan.graph.buffers[b].valid_on != 0;
-    if (devices < 0 || devices >= 1 << backend::kMaxDevices || (devices != 0) != there) {
+    if (devices < 0 || devices >= kMostSets || (devices != 0) != there) {
       return Status(ErrorClass::kUsage, "the saved plan is not complete");
     }
-    plan.graph.buffers[b].valid_on = static_cast<uint8_t>(devices);
+    plan.graph.buffers[b].valid_on = static_cast<backend::DeviceSet>(devices);
   }
   Result<Plan> parsed = parse_plan(program.plan);
   if (!parsed.ok()) return parsed.status();
@@ -127,17 +131,26 @@ Status read_plan(const SavedProgram& program, const PlanOptions& options, Static
 std::string plan_machine(const PlanOptions& options) {
   std::string text = std::string(to_string(backend::instruction_set())) + "," + backend::processor_model() + ", " +
                      std::to_string(backend::thread_count()) + " threads, fusion " + (options.fusion ? "on" : "off");
-  if (!options.has_accelerator) return text;
-  const backend::Capabilities& rates = options.accelerator;
-  text += ", ";
-  if (options.accelerator_device != nullptr) text += options.accelerator_device->name();
-  for (const double figure : {rates.flops, rates.flops_half, rates.memory_bandwidth, rates.copy_bandwidth,
-                              rates.readback_bandwidth, rates.copy_latency, rates.launch_latency}) {
-    text += " " + std::to_string(figure);
+  const backend::Machine& machine = options.machine;
+  if (!machine.has_accelerator()) return text;
+  for (backend::DeviceIndex d = 1; d < machine.size(); ++d) {
+    const backend::Capabilities& rates = machine[d].rates;
+    text += ", ";
+    if (machine[d].device != nullptr) text += machine[d].device->name();
+    for (const double figure : {rates.flops, rates.flops_half, rates.memory_bandwidth, rates.copy_bandwidth,
+                                rates.readback_bandwidth, rates.copy_latency, rates.launch_latency}) {
+      text += " " + std::to_string(figure);
+    }
+    text += ", " + std::to_string(machine[d].bytes) + " bytes";
+    for (backend::DeviceIndex from = 1; from < machine.size(); ++from) {
+      const std::optional<backend::Link> link = machine.link(from, d);
+      if (!link) continue;
+      text += ", from " + std::to_string(from) + " " + std::to_string(link->bandwidth) + " " +
+              std::to_string(link->latency);
+    }
   }
-  return text + ", " + std::to_string(options.accelerator_bytes) + " bytes, placement " + to_string(options.policy) +
-         ", " + std::to_string(options.compute_queues) + " compute queues" +
-         (options.shares_accelerator ? " beside others" : "") + ", copies " +
+  return text + ", placement " + to_string(options.policy) + ", " + std::to_string(options.compute_queues) +
+         " compute queues" + (options.shares_accelerator ? " beside others" : "") + ", copies " +
          (options.join_copies ? "joined" : "apart");
 }
 
@@ -155,9 +168,10 @@ Status plan_program(const SavedProgram& program, const PlanOptions& options, boo
   for (const ProgramValue& input : program.inputs) is_input[input.buffer] = 1;
   for (int round = 0; round < kMostRounds; ++round) {
     make_plan(plan.graph, options, plan.plan);
-    if (!options.has_accelerator || round + 1 == kMostRounds || !move_bytes(plan.graph, plan.plan, is_input)) break;
+    if (!options.machine.has_accelerator() || round + 1 == kMostRounds || !move_bytes(plan.graph, plan.plan, is_input))
+      break;
   }
-  if (options.has_accelerator && uses_host_only(plan.plan)) stay_on_host(plan.graph, plan.plan);
+  if (options.machine.has_accelerator() && uses_host_only(plan.plan)) stay_on_host(plan.graph, plan.plan);
   return verify_plan(plan.graph, plan.plan, options);
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string>
 
 #include "graph/fusion/footprint.h"
@@ -14,9 +15,7 @@ namespace hetero::graph {
 namespace {
 
 using backend::DeviceIndex;
-using backend::kAccelerator;
 using backend::kCpu;
-using backend::kMaxDevices;
 using Kind = Instruction::Kind;
 using Clock = std::array<uint32_t, kMaxQueues>;  // per queue: position + 1
 
@@ -90,10 +89,13 @@ class PlanVerifier {
   const OpTraits& traits_of(uint32_t node) const { return op_table()[graph_.nodes[node].op]; }
 
   Status check_sizes() {
+    if (plan_.device_count == 0 || plan_.device_count > backend::kMostDevices) {
+      return violation("the plan is for a number of devices that cannot be");
+    }
     const size_t nodes = graph_.nodes.size();
     const size_t buffers = graph_.buffers.size();
     if (plan_.live.size() != nodes || plan_.placements.size() != nodes || plan_.valid_after.size() != buffers ||
-        plan_.residences.size() != buffers * kMaxDevices) {
+        plan_.residences.size() != buffers * plan_.device_count) {
       return violation("the plan is of another graph");
     }
     if (!plan_.fusion.empty() && plan_.fusion.size() != nodes)
@@ -106,10 +108,10 @@ class PlanVerifier {
     for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
       const DeviceIndex device = plan_.placements[n].device;
       if (!plan_.live[n] || device == kCpu) continue;
-      if (device != kAccelerator || !options_.has_accelerator) {
+      if (device >= plan_.device_count || !options_.machine.has(device)) {
         return violation(name("n", n) + " is placed on a device that is not there");
       }
-      if (!runs_on_accelerator(traits_of(n), options_)) {
+      if (!runs_on(traits_of(n), options_, device)) {
         return violation(name("n", n) + " is placed on the accelerator, which cannot run it");
       }
     }
@@ -129,7 +131,7 @@ class PlanVerifier {
         plan_.program, [](const Instruction& instruction) { return instruction.queue == kHostQueue; });
     for (uint32_t p = 0; p < plan_.program.size(); ++p) {
       const Instruction& instruction = plan_.program[p];
-      if (instruction.queue >= kMaxQueues) return violation(name("p", p) + ": no such queue");
+      if (instruction.queue >= queue_count(plan_.device_count)) return violation(name("p", p) + ": no such queue");
       // The executor makes batches only where the CPU runs everything.
       if (!one_queue && instruction.kind == Kind::kBatch) {
         return violation(name("p", p) + " joins calls in a program of several queues");
@@ -254,13 +256,15 @@ class PlanVerifier {
 
   // The accelerator runs the group's kernel, and has kernels for its tails.
   Status check_device(uint32_t p, const Instruction& instruction, const FusedGroup& group) const {
-    if (device_of(instruction.queue) == kCpu) return Status();
-    const backend::Device* const device = options_.accelerator_device;
+    const DeviceIndex there = device_of(instruction.queue);
+    if (there == kCpu) return Status();
+    if (!options_.machine.has(there)) return violation(name("p", p) + " runs on a device that is not there");
+    const backend::Device* const device = options_.machine[there].device;
     if (!group.prepared || (device != nullptr && !device->can_fuse(group.kernel))) {
       return violation(name("p", p) + " runs a group that the accelerator cannot run");
     }
     for (const uint32_t n : group.members) {
-      if (n < graph_.nodes.size() && !runs_on_accelerator(traits_of(n), options_)) {
+      if (n < graph_.nodes.size() && !runs_on(traits_of(n), options_, there)) {
         return violation(name("n", n) + " runs on the accelerator, which cannot run it");
       }
     }
@@ -292,18 +296,20 @@ class PlanVerifier {
   }
 
   // Where the bytes are at this point of the program: a residence, or a return behind them.
-  size_t place_of(BufferId buffer, size_t device) const { return places_[buffer * kMaxDevices + device]; }
+  size_t residence_of(BufferId buffer, size_t device) const { return size_t{buffer} * plan_.device_count + device; }
+  size_t place_of(BufferId buffer, size_t device) const { return places_[residence_of(buffer, device)]; }
   const Residence& stay_at(size_t place) const {
     const size_t residences = plan_.residences.size();
     return place < residences ? plan_.residences[place] : plan_.returns[place - residences].residence;
   }
   BufferId buffer_at(size_t place) const {
     const size_t residences = plan_.residences.size();
-    return place < residences ? static_cast<BufferId>(place / kMaxDevices) : plan_.returns[place - residences].buffer;
+    return place < residences ? static_cast<BufferId>(place / plan_.device_count)
+                              : plan_.returns[place - residences].buffer;
   }
   DeviceIndex device_at(size_t place) const {
     const size_t residences = plan_.residences.size();
-    return place < residences ? static_cast<DeviceIndex>(place % kMaxDevices)
+    return place < residences ? static_cast<DeviceIndex>(place % plan_.device_count)
                               : plan_.returns[place - residences].device;
   }
 
@@ -317,13 +323,14 @@ class PlanVerifier {
   }
 
   Status check_copy(uint32_t p, const Instruction& instruction) {
-    if (instruction.index >= graph_.buffers.size() || instruction.from >= kMaxDevices ||
-        instruction.to >= kMaxDevices || instruction.from == instruction.to) {
+    if (instruction.index >= graph_.buffers.size() || instruction.from >= plan_.device_count ||
+        instruction.to >= plan_.device_count || instruction.from == instruction.to) {
       return violation(name("p", p) + " is no copy of a buffer between devices");
     }
-    const auto kind =
-        instruction.to == kAccelerator ? backend::QueueKind::kHostToDevice : backend::QueueKind::kDeviceToHost;
-    if (device_of(instruction.queue) != kAccelerator || backend::yielding(kind_of(instruction.queue)) != kind) {
+    const std::optional<backend::Link> link = options_.machine.link(instruction.from, instruction.to);
+    if (!link) return violation(name("p", p) + " copies where there is no link");
+    const backend::QueueKind kind = kind_of(instruction.queue);
+    if (device_of(instruction.queue) != link->owner || (kind != link->queue && kind != link->urgent)) {
       return violation(name("p", p) + " copies on the wrong queue");
     }
     if (instruction.stay != 0) {
@@ -335,7 +342,7 @@ class PlanVerifier {
     }
     for (const DeviceIndex device : {instruction.from, instruction.to}) {
       if (device == instruction.to && instruction.stay != 0) {
-        places_[instruction.index * kMaxDevices + device] = plan_.residences.size() + instruction.stay - 1;
+        places_[residence_of(instruction.index, device)] = plan_.residences.size() + instruction.stay - 1;
       }
       const Touch touch{.position = p,
                         .queue = instruction.queue,
@@ -452,17 +459,17 @@ class PlanVerifier {
   Status check_contents() {
     contents_.resize(plan_.residences.size());
     for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
-      const uint8_t valid = graph_.buffers[b].valid_on;
-      for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
-        Contents& contents = contents_[b * kMaxDevices + d];
-        contents.known = valid == 0 || (valid >> d & 1) != 0;
+      const backend::DeviceSet valid = graph_.buffers[b].valid_on;
+      for (DeviceIndex d = 0; d < plan_.device_count; ++d) {
+        Contents& contents = contents_[residence_of(b, d)];
+        contents.known = valid == 0 || backend::contains(valid, d);
       }
     }
     for (uint32_t p = 0; p < plan_.program.size(); ++p) {
       const Instruction& instruction = plan_.program[p];
       if (instruction.kind == Kind::kCopy) {
-        contents_[instruction.index * kMaxDevices + instruction.to] =
-            contents_[instruction.index * kMaxDevices + instruction.from];
+        contents_[residence_of(instruction.index, instruction.to)] =
+            contents_[residence_of(instruction.index, instruction.from)];
       } else if (instruction.kind == Kind::kRun || instruction.kind == Kind::kBody) {
         if (Status status = replay_call(instruction, device_of(instruction.queue)); !status.ok()) return status;
       } else if (instruction.kind == Kind::kBatch) {
@@ -490,7 +497,7 @@ class PlanVerifier {
     const Node& node = graph_.nodes[n];
     for (int i = 0; i < node.operand_count; ++i) {
       const Operand& operand = graph_.operands_of(node)[i];
-      if (operand.writes()) function(contents_[operand.buffer * kMaxDevices + device]);
+      if (operand.writes()) function(contents_[residence_of(operand.buffer, device)]);
     }
   }
 
@@ -507,7 +514,7 @@ class PlanVerifier {
       const Node& node = graph_.nodes[n];
       for (int i = 0; i < node.operand_count; ++i) {
         const Operand& operand = graph_.operands_of(node)[i];
-        if (operand.writes() && !is_stored(group, operand)) contents_[operand.buffer * kMaxDevices + device] = {};
+        if (operand.writes() && !is_stored(group, operand)) contents_[residence_of(operand.buffer, device)] = {};
       }
     }
     return Status();
@@ -531,7 +538,7 @@ class PlanVerifier {
   bool is_stored(const FusedGroup& group, const Operand& written) const {
     return touches_any(group, written, &GroupOperand::stores);
   }
-  bool touches_any(const FusedGroup& group, const Operand& bytes, bool GroupOperand::* how) const {
+  bool touches_any(const FusedGroup& group, const Operand& bytes, bool GroupOperand::*how) const {
     const ByteRange range = range_of(graph_, bytes);
     return std::ranges::any_of(group.operands, [&](const GroupOperand& operand) {
       return operand.*how && operand.buffer == bytes.buffer &&
@@ -565,7 +572,7 @@ class PlanVerifier {
     for (int i = 0; i < node.operand_count; ++i) {
       if (!operands[i].writes()) continue;
       const BufferId b = operands[i].buffer;
-      Contents& contents = contents_[b * kMaxDevices + device];
+      Contents& contents = contents_[residence_of(b, device)];
       // To a kernel that does not load it, what was there before is as good as what should have been.
       if (group != nullptr && replaces(*group, b)) {
         contents.known = true;
@@ -585,13 +592,13 @@ class PlanVerifier {
 
   Status check_results() const {
     for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
-      const uint8_t claimed = plan_.valid_after[b];
-      if (claimed >> kMaxDevices != 0) return violation(name("b", b) + ": no such device");
-      for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
+      const backend::DeviceSet claimed = plan_.valid_after[b];
+      if (claimed >> plan_.device_count != 0) return violation(name("b", b) + ": no such device");
+      for (DeviceIndex d = 0; d < plan_.device_count; ++d) {
         if ((claimed >> d & 1) != 0 && !holds(b, d, kNoNode, {0, INT64_MAX}, kNoWindow)) {
           return violation(name("b", b) + " is not valid after the program where the plan says");
         }
-        const bool touched = !touches_[b * kMaxDevices + d].empty();
+        const bool touched = !touches_[residence_of(b, d)].empty();
         if ((claimed >> d & 1) != 0 && touched && stay_at(place_of(b, d)).home == Home::kArena) {
           return violation(name("b", b) + " is said to be valid after the program in an arena");
         }
@@ -613,7 +620,7 @@ class PlanVerifier {
   // True when a residence holds, within `range`, just the live writes that come before `reader` in
   // the graph. What is seen of the range is `window`; kNoWindow for every byte.
   bool holds(BufferId buffer, DeviceIndex device, uint32_t reader, const ByteRange& range, WindowId window) const {
-    const Contents& contents = contents_[buffer * kMaxDevices + device];
+    const Contents& contents = contents_[residence_of(buffer, device)];
     std::vector<uint32_t> expected;
     std::vector<uint32_t> overlapping;
     bool whole = false;
@@ -708,7 +715,7 @@ class PlanVerifier {
 
   // Values that share bytes of an arena are not in use at the same time.
   Status check_sharing() {
-    for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
+    for (DeviceIndex d = 0; d < plan_.device_count; ++d) {
       std::vector<size_t> members;
       for (size_t place = 0; place < touches_.size(); ++place) {
         if (device_at(place) == d && stay_at(place).home == Home::kArena &&
@@ -754,23 +761,31 @@ class PlanVerifier {
   }
 
   Status check_budget() {
-    for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
+    for (DeviceIndex d = 0; d < plan_.device_count; ++d) {
       if (plan_.arena_lower_bound[d] > plan_.arena_bytes[d]) {
         return violation("an arena is smaller than its lower bound");
       }
     }
-    if (options_.accelerator_bytes == 0) return Status();
-    uint64_t bytes = plan_.arena_bytes[kAccelerator];
+    for (DeviceIndex d = 1; d < std::min(plan_.device_count, options_.machine.size()); ++d) {
+      if (Status status = check_memory_of(d); !status.ok()) return status;
+    }
+    return Status();
+  }
+
+  Status check_memory_of(DeviceIndex device) const {
+    const uint64_t most = options_.machine[device].bytes;
+    if (most == 0) return Status();
+    uint64_t bytes = plan_.arena_bytes[device];
     bool takes = bytes > 0;
     for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
-      const bool there = (graph_.buffers[b].valid_on >> kAccelerator & 1) != 0;
-      const bool bound = plan_.residence(b, kAccelerator).home == Home::kBound;
+      const bool there = backend::contains(graph_.buffers[b].valid_on, device);
+      const bool bound = plan_.residence(b, device).home == Home::kBound;
       if (there || bound) bytes += block_bytes(graph_.buffers[b].bytes);
       takes |= bound && !there;
     }
     // What lay there before may be too much already; then nothing is added.
     if (!takes) return Status();
-    if (bytes > options_.accelerator_bytes) return violation("the accelerator's memory is exceeded");
+    if (bytes > most) return violation("the accelerator's memory is exceeded");
     return Status();
   }
 
@@ -809,7 +824,7 @@ Status check_takers(const Graph& graph) {
     if (taker.takes >= graph.buffers.size()) return violation(name("b", b) + " takes a buffer that is not there");
     const Buffer& from = graph.buffers[taker.takes];
     if (taken[taker.takes]++ != 0) return violation(name("b", taker.takes) + " is taken twice");
-    if (from.escapes || from.valid_on != 1u << kCpu || writers[taker.takes] != 0) {
+    if (from.escapes || from.valid_on != backend::only(kCpu) || writers[taker.takes] != 0) {
       return violation(name("b", b) + " takes " + name("b", taker.takes) + ", which others see or write");
     }
     if (!taker.escapes || taker.valid_on != 0 || writers[b] != 1) {

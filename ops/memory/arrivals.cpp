@@ -62,6 +62,7 @@ void note_arrival(HeteroStorage* storage) {
 void find_uploads(const TraceSlice& slice, const graph::Plan& plan, graph::Uploads& uploads, std::vector<StorageHold>& holds) {
   if (arrivals().empty()) return;
   std::vector<size_t> sizes = take_arrivals(slice, plan);
+  uploads.to = kAccelerator;
   uploads.most_bytes = most_bytes();
   for (const StorageHold& waiting : arrivals()) {
     HeteroStorage* const storage = waiting.storage();

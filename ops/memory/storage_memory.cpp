@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "backend/memory/host_ranges.h"
@@ -63,7 +64,8 @@ uint64_t counted(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 uint64_t bytes_of(const TraceSlice& slice) {
   uint64_t bytes = 0;
   for (const graph::Binding* binding : slice.bindings) {
-    if (binding != nullptr && binding->blocks[kAccelerator]) bytes += counted(binding->blocks[kAccelerator].bytes());
+    if (binding == nullptr) continue;
+    if (const backend::Block& there = std::as_const(*binding).blocks[kAccelerator]) bytes += counted(there.bytes());
   }
   return bytes;
 }
@@ -114,7 +116,7 @@ bool leave_host(HeteroStorage* storage) {
 bool leave(HeteroStorage* storage) {
   graph::Binding& binding = storage->binding;
   if (binding.error.ok() && !bring_to_host(storage).ok()) return false;
-  binding.blocks[kAccelerator].reset();
+  binding.blocks.reset_accelerators();
   binding.valid_on &= kOnCpu;
   return true;
 }
@@ -186,8 +188,9 @@ Status bring_to_host(HeteroStorage* storage) {
     return Status();
   }
   if (binding.valid_on != 0) {
-    backend::Queue& queue = backend::accelerator()->queue(backend::QueueKind::kDeviceToHost);
-    Status status = queue.copy(binding.blocks[kCpu].data(), binding.blocks[kAccelerator].data(), storage->nbytes());
+    const backend::DeviceIndex from = backend::first_of(binding.valid_on);
+    backend::Queue& queue = backend::device_at(from)->queue(backend::QueueKind::kDeviceToHost);
+    Status status = queue.copy(binding.blocks[kCpu].data(), binding.blocks[from].data(), storage->nbytes());
     if (status.ok()) status = queue.synchronize();
     if (!status.ok()) return status;
     count(counters().copies_to_cpu);
@@ -223,7 +226,7 @@ void make_room(const TraceSlice& slice, uint64_t bytes) {
 uint64_t accelerator_need(const graph::Graph& graph, const graph::Plan& plan) {
   uint64_t bytes = counted(plan.arena_bytes[kAccelerator]);
   for (graph::BufferId b = 0; b < graph.buffers.size(); ++b) {
-    const bool there = (graph.buffers[b].valid_on >> kAccelerator & 1) != 0;
+    const bool there = backend::contains(graph.buffers[b].valid_on, kAccelerator);
     if (there || plan.residence(b, kAccelerator).home == graph::Home::kBound) {
       bytes += counted(std::max<uint64_t>(1, graph.buffers[b].bytes));
     }
@@ -288,7 +291,7 @@ size_t least_tracked() { return spills() ? kLeastSpill : kLargeStorage; }
 
 void track(HeteroStorage* storage, size_t least) {
   const graph::Binding& binding = storage->binding;
-  if (binding.blocks[kCpu].bytes() < least && !binding.blocks[kAccelerator] && binding.spilled == nullptr) return;
+  if (binding.blocks[kCpu].bytes() < least && !binding.blocks.on_accelerator() && binding.spilled == nullptr) return;
   storage->last_used = runs;
   if (storage->tracked) return;
   storage->tracked = true;
@@ -318,9 +321,9 @@ void track_storage(HeteroStorage* storage) { track(storage, least_tracked()); }
 void leave_accelerator() {
   for (StorageHold& hold : hold_tracked()) {
     graph::Binding& binding = hold.storage()->binding;
-    if (!binding.blocks[kAccelerator] || leave(hold.storage())) continue;
+    if (!binding.blocks.on_accelerator() || leave(hold.storage())) continue;
     if (binding.error.ok()) binding.error = bring_to_host(hold.storage());
-    binding.blocks[kAccelerator].reset();
+    binding.blocks.reset_accelerators();
     binding.valid_on &= kOnCpu;
   }
 }

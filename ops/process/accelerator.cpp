@@ -2,7 +2,10 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <mutex>
+#include <string_view>
 
 #include "backend/registry/registry.h"
 #include "backend/sim/sim_device.h"
@@ -14,6 +17,12 @@
 namespace hetero::ops {
 namespace {
 
+// Each of them may hold so much.
+void limit_accelerators(int64_t bytes) {
+  const backend::Devices devices = backend::all_devices();
+  for (size_t d = 1; d < devices.size() && devices[d] != nullptr; ++d) devices[d]->set_memory_limit(bytes);
+}
+
 Status make_accelerator(const std::string& name) {
   Status status = backend::choose_accelerator(name);
   if (status.ok() && backend::accelerator() != nullptr) {
@@ -22,9 +31,22 @@ Status make_accelerator(const std::string& name) {
       (void)backend::choose_accelerator("none");
       return status;
     }
-    backend::accelerator()->set_memory_limit(config().memory_budget.load());
+    limit_accelerators(config().memory_budget.load());
   }
   return status;
+}
+
+// "link_0_1_bandwidth": of the link from the first simulated accelerator to the second. Null for any other name.
+double* link_figure(backend::SimOptions& options, const std::string& name) {
+  size_t from = 0;
+  size_t to = 0;
+  char figure[16] = {};
+  if (std::sscanf(name.c_str(), "link_%zu_%zu_%15s", &from, &to, figure) != 3) return nullptr;
+  const std::string_view wanted = figure;
+  if (wanted != "bandwidth" && wanted != "latency") return nullptr;
+  auto link = std::ranges::find_if(options.links, [&](const auto& l) { return l.from == from && l.to == to; });
+  if (link == options.links.end()) link = options.links.insert(link, {.from = from, .to = to, .link = {}});
+  return wanted == "bandwidth" ? &link->link.bandwidth : &link->link.latency;
 }
 
 double* sim_figure(backend::SimOptions& options, const std::string& name) {
@@ -46,7 +68,7 @@ double* sim_figure(backend::SimOptions& options, const std::string& name) {
   for (const auto& [known, figure] : figures) {
     if (name == known) return figure;
   }
-  return nullptr;
+  return link_figure(options, name);
 }
 
 }  // namespace
@@ -80,7 +102,7 @@ void set_memory_budget(int64_t bytes) {
   const Executing executing;  // the accelerator stays
   if (backend::accelerator() == nullptr) return;
   settle_everything_on_cpu();
-  backend::accelerator()->set_memory_limit(bytes);
+  limit_accelerators(bytes);
 }
 
 void set_sim_options(const std::vector<std::pair<std::string, double>>& figures) {

@@ -419,7 +419,7 @@ Status ComputeGraph::optimize() {
     impl.options = std::make_unique<graph::PlanOptions>(ops::static_plan_options());
   });
   if (!status.ok()) return status;
-  if (impl.budget != 0) impl.options->accelerator_bytes = impl.budget;
+  if (impl.budget != 0) impl.options->machine[impl.options->searched].bytes = impl.budget;
   if (status = graph::plan_program(*program, *impl.options, false, impl.plan); !status.ok()) return status;
   graph::keep_plan(impl.plan, *impl.options, *program);
   Result<std::shared_ptr<Model>> model = Model::create(std::move(program));
@@ -504,13 +504,13 @@ Result<ComputeGraph::Cost> ComputeGraph::cost(Value node) const {
 
 Result<ComputeGraph::Memory> ComputeGraph::memory(DeviceIndex device) const {
   if (Status status = impl_->check_optimized(); !status.ok()) return status;
-  if (device >= backend::kMaxDevices) return usage("there is no device " + std::to_string(device));
+  if (device >= backend::kMostDevices) return usage("there is no device " + std::to_string(device));
   const graph::SavedProgram& program = impl_->model->program();
   const graph::StaticPlan& plan = impl_->plan;
   Memory memory{.temporaries = plan.plan.arena_bytes[device], .at_least = plan.plan.arena_lower_bound[device]};
   std::set<graph::BufferId> counted;
   const auto bytes_of = [&](graph::BufferId buffer) {
-    const bool there = (plan.graph.buffers[buffer].valid_on >> device & 1) != 0 ||
+    const bool there = backend::contains(plan.graph.buffers[buffer].valid_on, device) ||
                        plan.plan.residence(buffer, device).home != graph::Home::kNone;
     return there && counted.insert(buffer).second ? plan.graph.buffers[buffer].bytes : 0;
   };
@@ -546,7 +546,7 @@ std::string ComputeGraph::describe() const {
       char seconds[32];
       std::snprintf(seconds, sizeof(seconds), "%.3g", part.seconds * 1e6);
       text += "    " + part.op + ": " +
-              (part.runs ? std::string(graph::device_word(part.device)) + ", " + to_string(part.reason) + ", " +
+              (part.runs ? graph::device_word(part.device) + ", " + to_string(part.reason) + ", " +
                                seconds + " us predicted, "
                          : std::string("not needed, ")) +
               std::to_string(part.bytes) + " bytes\n";

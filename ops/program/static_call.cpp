@@ -70,7 +70,6 @@ void mark_output(const graph::SavedProgram& program, size_t output, const at::Te
 graph::PlanOptions static_plan_options() {
   graph::PlanOptions options = configured_plan_options();
   options.fixed_memory = true;
-  options.accelerator_bytes = accelerator_budget();
   return options;
 }
 

@@ -36,9 +36,12 @@ const std::string& placement_key() {
 
 // Stands for the preference by its address; no object of Python's is in it.
 const std::shared_ptr<c10::SafePyObject>& mark_of(graph::Preference preference) {
-  static const auto* const marks = new std::array<std::shared_ptr<c10::SafePyObject>, 3>{
-      std::make_shared<c10::SafePyObject>(nullptr, nullptr), std::make_shared<c10::SafePyObject>(nullptr, nullptr),
-      std::make_shared<c10::SafePyObject>(nullptr, nullptr)};
+  using Marks = std::array<std::shared_ptr<c10::SafePyObject>, backend::kMostDevices + 1>;
+  static const auto* const marks = [] {
+    auto* const made = new Marks;
+    for (auto& mark : *made) mark = std::make_shared<c10::SafePyObject>(nullptr, nullptr);
+    return made;
+  }();
   return (*marks)[static_cast<size_t>(preference)];
 }
 
@@ -56,8 +59,8 @@ Call& scratch_call() {
 graph::Preference thread_preference() {
   if (!ThreadLocalPythonObjects::contains(placement_key())) return graph::Preference::kAuto;
   const auto& mark = ThreadLocalPythonObjects::get(placement_key());
-  for (const auto preference : {graph::Preference::kCpu, graph::Preference::kAccelerator}) {
-    if (mark == mark_of(preference)) return preference;
+  for (backend::DeviceIndex d = 0; d < backend::kMostDevices; ++d) {
+    if (mark == mark_of(graph::prefer(d))) return graph::prefer(d);
   }
   return graph::Preference::kAuto;
 }

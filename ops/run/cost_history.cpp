@@ -128,7 +128,7 @@ Learned learn_costs(const graph::Graph& graph, const graph::Plan& plan, const gr
       for (uint32_t i = p; i < graph::end_of_transfer(graph, plan, p); ++i) {
         bytes += static_cast<double>(graph.buffers[plan.program[i].index].bytes);
       }
-      costs.learn_copy(bytes, instruction.to, times.spans[p].end - times.spans[p].begin, known.history);
+      costs.learn_copy(bytes, instruction.from, instruction.to, times.spans[p].end - times.spans[p].begin, known.history);
       ++known.unsaved;
       continue;
     }
@@ -137,7 +137,7 @@ Learned learn_costs(const graph::Graph& graph, const graph::Plan& plan, const gr
     const backend::DeviceIndex device = graph::device_of(instruction.queue);
     const double seconds = times.spans[p].end - times.spans[p].begin;
     // A virtual clock knows nothing new of the host.
-    const bool seen = device == backend::kAccelerator || !accelerator->has_virtual_clock();
+    const bool seen = device != backend::kCpu || !accelerator->has_virtual_clock();
     if (!seen || !(seconds > 0)) continue;
     const uint64_t key = fused ? graph::cost_key(graph, plan.groups[instruction.index], device)
                                : graph::cost_key(graph, graph.nodes[instruction.index], device, part_of(instruction));

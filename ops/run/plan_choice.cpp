@@ -39,11 +39,12 @@ class PlanningTime {
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-// Tells the accelerator what it will be asked to run, so that it can begin to make it.
-void announce_groups(const graph::Plan& plan, backend::Device& accelerator) {
+// Tells accelerators what they will be asked to run, so that they can begin to make it.
+void announce_groups(const graph::Plan& plan) {
   for (const graph::FusedGroup& group : plan.groups) {
-    if (placement_of(plan, group).device != backend::kAccelerator) continue;
-    accelerator.prepare_fused({group.kernel, group.space, group.launch, nullptr, group.numbers.data()});
+    const backend::DeviceIndex device = placement_of(plan, group).device;
+    if (device == backend::kCpu) continue;
+    backend::device_at(device)->prepare_fused({group.kernel, group.space, group.launch, nullptr, group.numbers.data()});
   }
 }
 
@@ -93,7 +94,7 @@ PlannedSlice PlanChoice::choose(TraceSlice& slice, PlanRequest& request) {
   if (similar != nullptr && is_resizable(*similar)) {
     find_room(slice);
     if (CachedPlan* const resized = resize(slice, request, *similar)) {
-      return {&slice.graph, &resized->plan, options_.has_accelerator ? resized : nullptr};
+      return {&slice.graph, &resized->plan, options_.machine.has_accelerator() ? resized : nullptr};
     }
   }
   CachedPlan& made = plan_anew(slice, request, similar, reconsidered);
@@ -108,7 +109,7 @@ void PlanChoice::configure(const PlanRequest& request, int threads) {
   alone_ = AloneRuns();
   known_ = plans_for(request);
   settings_ = {.fusion = options_.fusion, .jit = config().jit.load(std::memory_order_relaxed), .threads = threads};
-  if (!options_.has_accelerator) return;
+  if (!options_.machine.has_accelerator()) return;
   options_.candidates = &candidates_;
   settings_.accelerator = backend::accelerator();
   settings_.policy = options_.policy;
@@ -128,7 +129,7 @@ void PlanChoice::configure(const PlanRequest& request, int threads) {
 
 // Plans as the runs of this plan were measured: what was learned of it, and on one compute queue while its kernels are measured alone.
 void PlanChoice::measure_as(const CachedPlan& kept) {
-  if (!options_.has_accelerator) return;
+  if (!options_.machine.has_accelerator()) return;
   alone_ = kept.alone;
   settings_.slowness = options_.slowness = alone_.slowness;
   if (alone_.stage == AloneRuns::Stage::kAlone) settings_.compute_queues = options_.compute_queues = 1;
@@ -162,13 +163,13 @@ bool PlanChoice::is_resizable(const CachedPlan& similar) const {
 
 // Before planning: what other programs left on the accelerator goes where this one may need the memory.
 void PlanChoice::find_room(const TraceSlice& slice) {
-  if (!options_.has_accelerator || accelerator_budget() == 0) return;
+  if (!options_.machine.has_accelerator() || accelerator_budget() == 0) return;
   uint64_t bytes = 0;
   for (const graph::Buffer& buffer : slice.graph.buffers) bytes += buffer.bytes;
   const double share = config().memory_pressure.load(std::memory_order_relaxed);
   make_room(slice,
             std::min(bytes + bytes / 8, static_cast<uint64_t>(share * static_cast<double>(accelerator_budget()))));
-  options_.accelerator_bytes = room_for(slice);
+  options_.machine[options_.searched].bytes = room_for(slice);
 }
 
 void PlanChoice::predict(const graph::Graph& graph, CachedPlan& made) const {
@@ -222,7 +223,7 @@ CachedPlan* PlanChoice::resize(const TraceSlice& slice, const PlanRequest& reque
   target->segments.reset();
   target->settings = settings_;
   bool resized = graph::resize_plan(target->graph, slice.graph, options_, target->plan);
-  if (resized && options_.has_accelerator) {
+  if (resized && options_.machine.has_accelerator()) {
     predict(slice.graph, *target);
     resized = graph::keeps_placement(target->placed_seconds, target->predicted_seconds);
   }
@@ -234,7 +235,7 @@ CachedPlan* PlanChoice::resize(const TraceSlice& slice, const PlanRequest& reque
   graph::note_buffers(target->graph, target->plan, target->plan.notes);
   known_->measure();
   count(counters().plans_resized);
-  if (options_.has_accelerator) announce_groups(target->plan, *backend::accelerator());
+  if (options_.machine.has_accelerator()) announce_groups(target->plan);
   return target;
 }
 
@@ -252,11 +253,11 @@ CachedPlan& PlanChoice::plan_anew(const TraceSlice& slice, const PlanRequest& re
   find_room(slice);
   graph::make_plan(slice.graph, options_, made.plan);
   made.version = request.version;
-  if (options_.has_accelerator) {
+  if (options_.machine.has_accelerator()) {
     predict(slice.graph, made);
     made.placed_seconds = made.predicted_seconds;
     made.candidates = candidates_;
-    announce_groups(made.plan, *backend::accelerator());
+    announce_groups(made.plan);
   }
   graph::note_buffers(slice.graph, made.plan, made.plan.notes);
   known_->measure();

@@ -11,7 +11,7 @@ namespace hetero::ops {
 backend::Capabilities planned_host() {
   backend::Capabilities rates = backend::cpu_device().capabilities();
   const backend::Device* const accelerator = backend::accelerator();
-  if (accelerator == nullptr || accelerator->name() != "sim") return rates;
+  if (accelerator == nullptr || !accelerator->has_virtual_clock()) return rates;
   const backend::SimOptions options = backend::sim_options();
   if (options.cpu_flops > 0) rates.flops = options.cpu_flops;
   if (options.cpu_flops_half > 0) rates.flops_half = options.cpu_flops_half;
@@ -22,12 +22,9 @@ backend::Capabilities planned_host() {
 graph::PlanOptions configured_plan_options() {
   graph::PlanOptions options;
   options.fusion = last_bits_may_differ();
-  options.cpu = planned_host();
-  if (backend::Device* accelerator = backend::accelerator()) {
-    options.has_accelerator = true;
-    options.accelerator = accelerator->capabilities();
-    options.accelerator_device = accelerator;
-    options.accelerator_host_accessible = options.accelerator.host_accessible;
+  options.machine = backend::describe(backend::all_devices());
+  options.machine.cpu().rates = planned_host();
+  if (options.machine.has_accelerator()) {
     options.policy = config().placement.load(std::memory_order_relaxed);
     options.compute_queues = static_cast<int>(config().compute_queues.load(std::memory_order_relaxed));
     options.join_copies = config().join_copies.load(std::memory_order_relaxed);

@@ -36,7 +36,10 @@ void add_counts(const graph::Plan& plan, const graph::RunCounts& counts) {
   Counters& total = counters();
   count(total.dead_nodes, plan.dead_nodes);
   count(total.cpu_kernels, counts.kernels[backend::kCpu]);
-  count(total.accelerator_kernels, counts.kernels[backend::kAccelerator]);
+  for (size_t d = 1; d < backend::kMostDevices; ++d) {
+    count(total.accelerator_kernels, counts.kernels[d]);
+    count(total.bytes_to_accelerator, counts.copied_bytes[d]);
+  }
   if (counts.copies != 0) {
     for (const graph::Instruction& instruction : plan.program) {
       if (instruction.kind != graph::Instruction::Kind::kCopy) continue;
@@ -45,7 +48,6 @@ void add_counts(const graph::Plan& plan, const graph::RunCounts& counts) {
     count(total.bytes_to_cpu, counts.copied_bytes[backend::kCpu]);
   }
   if (counts.uploads_ahead != 0) count(total.copies_to_accelerator, counts.uploads_ahead);
-  count(total.bytes_to_accelerator, counts.copied_bytes[backend::kAccelerator]);
   total.add(counts);
 }
 
@@ -92,17 +94,17 @@ Status SliceRun::start(Cut& cut, SyncReason reason) {
   reason_ = reason;
   counts_ = graph::RunCounts();
   CachedPlan* const kept = planned_.kept;
-  measures_ = keeps || (options.has_accelerator && kept != nullptr &&
+  measures_ = keeps || (options.machine.has_accelerator() && kept != nullptr &&
                         (kept->measured < PlanChoice::kMeasuredRuns || ++kept->unmeasured % kSeldom == 0));
-  if (measures_ && options.has_accelerator) provisional_before_ = backend::accelerator()->provisional_runs();
-  if (options.has_accelerator && keeps_plans()) find_uploads(cut.slice, plan, uploads_, uploaded_);
+  if (measures_ && options.machine.has_accelerator()) provisional_before_ = backend::accelerator()->provisional_runs();
+  if (options.machine.has_accelerator() && keeps_plans()) find_uploads(cut.slice, plan, uploads_, uploaded_);
   executor_.begin(graph, plan, cut.slice.bindings, counts_, measures_ ? &times_ : nullptr, &uploads_, find_segments());
   return Status();
 }
 
 // Null where launches stay by themselves. What is measured is measured kernel by kernel, and a profiler wants to see each.
 std::unique_ptr<graph::Segments>* SliceRun::find_segments() {
-  if (!choice_.options().has_accelerator || planned_.kept == nullptr || measures_ || at::hasCallbacks() ||
+  if (!choice_.options().machine.has_accelerator() || planned_.kept == nullptr || measures_ || at::hasCallbacks() ||
       !config().segments.load(std::memory_order_relaxed)) {
     return nullptr;
   }
@@ -118,9 +120,10 @@ Status SliceRun::finish() {
   uploads_.entries.clear();
   const bool spilling = may_spill.load(std::memory_order_relaxed) || has_spilled.load(std::memory_order_relaxed);
   const bool all_small = planned_.kept != nullptr && planned_.kept->largest_bound < kLargeStorage;
-  if (choice_.options().has_accelerator || spilling || !all_small) track_storages(cut_->slice);
+  if (choice_.options().machine.has_accelerator() || spilling || !all_small) track_storages(cut_->slice);
   add_counts(*planned_.plan, counts_);
-  if (choice_.options().has_accelerator && backend::accelerator()->has_virtual_clock()) advance_virtual_clock();
+  if (choice_.options().machine.has_accelerator() && backend::accelerator()->has_virtual_clock())
+    advance_virtual_clock();
   if (measures_) note_run(status.ok());
   if (!status.ok()) [[unlikely]]
     note_failure();
@@ -177,11 +180,12 @@ void SliceRun::advance_virtual_clock() {
 void SliceRun::note_run(bool succeeded) {
   const graph::Graph& graph = *planned_.graph;
   const bool on_host = graph::uses_host_only(*planned_.plan);
-  backend::Device* const accelerator = choice_.options().has_accelerator ? backend::accelerator() : nullptr;
+  backend::Device* const accelerator = choice_.options().machine.has_accelerator() ? backend::accelerator() : nullptr;
   const bool provisional = accelerator != nullptr && accelerator->provisional_runs() != provisional_before_;
   if (accelerator != nullptr && planned_.kept != nullptr && succeeded && !provisional) {
     Learned learned;
-    if (!on_host || !accelerator->has_virtual_clock()) learned = learn_costs(graph, *planned_.plan, choice_.options(), times_);
+    if (!on_host || !accelerator->has_virtual_clock())
+      learned = learn_costs(graph, *planned_.plan, choice_.options(), times_);
     ++planned_.kept->measured;
     const double predicted = planned_.kept->predicted_seconds;
     const bool judged = planned_.kept->alone.note(times_.seconds, predicted, learned.beside);

@@ -117,7 +117,7 @@ void advance_virtual_clock(double bytes) {
   backend::Device* const accelerator = backend::accelerator();
   if (accelerator == nullptr || !accelerator->has_virtual_clock()) return;
   graph::PlanOptions options;
-  options.cpu = planned_host();
+  options.machine.cpu().rates = planned_host();
   accelerator->advance_host(graph::CostModel(options).run_seconds({.flops = bytes / 4, .bytes = bytes}, backend::kCpu));
 }
 

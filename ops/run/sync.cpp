@@ -277,7 +277,7 @@ void install_bytes(HeteroStorage* storage, backend::Block block, backend::Device
   storage->binding.changed();
   storage->binding.spilled.reset();
   storage->binding.blocks[device] = std::move(block);
-  storage->binding.valid_on = static_cast<uint8_t>(1u << device);
+  storage->binding.valid_on = backend::only(device);
   storage->binding.layout = graph::Layout();
   storage->binding.error = Status();
   track_storage(storage);
@@ -303,7 +303,7 @@ void resize_storage(HeteroStorage* storage, size_t bytes) {
   } else {
     binding.blocks[backend::kCpu].reset();
   }
-  binding.blocks[backend::kAccelerator].reset();
+  binding.blocks.reset_accelerators();
   storage->change_size(bytes);
   track_storage(storage);
 }

@@ -22,8 +22,9 @@ Status copy_bytes(const graph::Binding& from, uint64_t bytes, backend::Block& to
     std::memcpy(to.data(), from.blocks[backend::kCpu].data(), bytes);
     return Status();
   }
-  backend::Queue& queue = backend::accelerator()->queue(backend::QueueKind::kDeviceToHost);
-  Status status = queue.copy(to.data(), from.blocks[backend::kAccelerator].data(), bytes);
+  const backend::DeviceIndex there = backend::first_of(from.valid_on);
+  backend::Queue& queue = backend::device_at(there)->queue(backend::QueueKind::kDeviceToHost);
+  Status status = queue.copy(to.data(), from.blocks[there].data(), bytes);
   return status.ok() ? queue.synchronize() : status;
 }
 

@@ -2,13 +2,24 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "backend/registry/registry.h"
 
 namespace hetero::ops {
+namespace {
+
+std::vector<backend::Device*> accelerators() {
+  const backend::Devices devices = backend::all_devices();
+  return {devices.begin() + 1, std::find(devices.begin() + 1, devices.end(), nullptr)};
+}
+
+}  // namespace
 
 backend::MemoryStats memory_stats() {
   backend::MemoryStats stats = backend::cpu_device().memory_stats();
-  if (backend::Device* accelerator = backend::accelerator()) {
+  for (const backend::Device* const accelerator : accelerators()) {
     const backend::MemoryStats other = accelerator->memory_stats();
     stats.allocated_bytes += other.allocated_bytes;
     stats.peak_bytes += other.peak_bytes;
@@ -47,12 +58,12 @@ std::pair<size_t, size_t> memory_info() {
 
 void reset_peak() {
   backend::cpu_device().reset_peak();
-  if (backend::accelerator()) backend::accelerator()->reset_peak();
+  for (backend::Device* const accelerator : accelerators()) accelerator->reset_peak();
 }
 
 void empty_cache() {
   backend::cpu_device().empty_cache();
-  if (backend::accelerator()) backend::accelerator()->empty_cache();
+  for (backend::Device* const accelerator : accelerators()) accelerator->empty_cache();
 }
 
 }  // namespace hetero::ops

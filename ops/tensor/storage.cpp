@@ -73,7 +73,7 @@ void HeteroStorage::release_resources() {
   if (tracked) on_tracked_end(this);
   binding.changed();
   binding.spilled.reset();
-  for (auto& block : binding.blocks) block.reset();
+  binding.blocks.reset_all();
   binding.valid_on = 0;
   binding.layout = graph::Layout();
   if (!binding.error.ok()) binding.error = Status();

@@ -76,6 +76,7 @@ struct Totals {
   int64_t spread = 0;    // plans with tasks on several compute queues
   int64_t timed = 0;     // runs whose time was predicted
   int64_t failed = 0;    // runs with an error
+  int64_t from_peers = 0;  // copies straight from another accelerator
   RunCounts counts;
 };
 
@@ -85,46 +86,58 @@ float input_value(BufferId buffer, size_t i) {
   return 0.5f * static_cast<float>(buffer) + 0.125f * static_cast<float>(i % 89);
 }
 
-bool valid_at(uint8_t devices, backend::DeviceIndex device) { return (devices >> device & 1) != 0; }
+using backend::contains;
+using backend::DeviceIndex;
+using backend::DeviceSet;
 
 class Trial {
  public:
   Trial(uint64_t seed, backend::Device& cpu, Totals& totals)
-      : random_(static_cast<uint32_t>(seed * 2654435761u + 1)), cpu_(cpu), totals_(totals) {
+      : random_(static_cast<uint32_t>(seed * 2654435761u + 1)),
+        cpu_(cpu),
+        totals_(totals),
+        accelerators_(seed % 4 == 3 ? 2 + seed / 4 % 2 : 1) {
     make_program();
+    if (accelerators_ > 1) spread_program();
     choose_options(seed);
   }
 
   Status run() {
     const int64_t held_before = cpu_.memory_stats().allocated_bytes;
-    auto device = SimDevice::create(sim_options_);
-    if (!device.ok()) return device.status();
-    sim_ = std::move(device.value());
+    auto devices = SimDevice::create_machine(sim_options_, accelerators_);
+    if (!devices.ok()) return devices.status();
+    sims_ = std::move(devices.value());
     {
-      faulty_[kCpu] = std::make_unique<FaultDevice>(cpu_);
-      faulty_[kAccelerator] = std::make_unique<FaultDevice>(*sim_);
-      Executor executor({faulty_[kCpu].get(), faulty_[kAccelerator].get()});
+      backend::Devices all{};
+      for (DeviceIndex d = 0; d <= accelerators_; ++d) {
+        faulty_.push_back(std::make_unique<FaultDevice>(device(d)));
+        all[d] = faulty_.back().get();
+      }
+      Executor executor(all);
       for (round_ = 0; round_ < kRounds; ++round_) {
         if (Status status = run_round(executor); !status.ok()) return status;
       }
     }
     bindings_.clear();
     expected_.clear();
-    if (sim_->memory_stats().allocated_bytes != 0) return found("the accelerator's memory is not given back");
+    for (const auto& sim : sims_) {
+      if (sim->memory_stats().allocated_bytes != 0) return found("the accelerator's memory is not given back");
+      if (sim->guard_violations() != 0) return found("bytes beside a block were written");
+      totals_.from_peers += sim->counters().copies_from_peers;
+    }
     if (cpu_.memory_stats().allocated_bytes != held_before) return found("the CPU's memory is not given back");
-    if (sim_->guard_violations() != 0) return found("bytes beside a block were written");
     return Status();
   }
 
   // The line that says what was chosen, then the graph, and the last plan.
   void print(std::FILE* file) const {
     std::fprintf(file,
-                 "round %d: policy %s, accelerator of %llu bytes, fusion %d, thorough %d, own blocks from %llu or %llu "
+                 "round %d: %zu accelerators, policy %s, the first of %llu bytes, fusion %d, thorough %d, own blocks from %llu or %llu "
                  "bytes, compute queues %d, join copies %d, flops %g, copies %g bytes/s, latency %g s, spread %g, "
                  "stalls %d, plan from "
                  "text %d, trouble: "
                  "%s\n\n%s\n%s\n",
-                 round_, to_string(options_.policy), static_cast<unsigned long long>(options_.accelerator_bytes),
+                 round_, accelerators_, to_string(options_.policy), static_cast<unsigned long long>(options_.machine[1].bytes),
                  options_.fusion, options_.thorough, static_cast<unsigned long long>(options_.own_block_bytes),
                  static_cast<unsigned long long>(options_.least_own_block_bytes), options_.compute_queues,
                  options_.join_copies, sim_options_.flops, sim_options_.h2d_bandwidth, sim_options_.launch_latency,
@@ -134,6 +147,8 @@ class Trial {
   }
 
  private:
+  backend::Device& device(DeviceIndex d) { return d == kCpu ? cpu_ : static_cast<backend::Device&>(*sims_[d - 1]); }
+
   uint64_t below(uint64_t limit) { return std::uniform_int_distribution<uint64_t>(0, limit - 1)(random_); }
   bool one_in(uint64_t count) { return below(count) == 0; }
   // Between two numbers, all powers alike.
@@ -170,7 +185,27 @@ class Trial {
     }
   }
 
+  // What was for one accelerator uses all of them, by links that are there or not.
+  void spread_program() {
+    const size_t devices = accelerators_ + 1;
+    for (Buffer& buffer : program_.graph.buffers) {
+      if (buffer.valid_on != 0) buffer.valid_on = static_cast<DeviceSet>(1 + below((uint64_t{1} << devices) - 1));
+    }
+    for (size_t b = 0; b < bound_at_.size(); ++b) bound_at_[b] = program_.graph.buffers[b].valid_on;
+    for (Node& node : program_.graph.nodes) {
+      if (!one_in(3)) node.preference = prefer(static_cast<DeviceIndex>(below(devices)));
+    }
+    if (one_in(3)) return;  // neighbours have links
+    for (size_t from = 0; from < accelerators_; ++from) {
+      for (size_t to = 0; to < accelerators_; ++to) {
+        if (from == to || one_in(3)) continue;
+        sim_options_.links.push_back({from, to, {.bandwidth = figure(1e5, 1e11), .latency = figure(1e-9, 1e-4)}});
+      }
+    }
+  }
+
   void choose_options(uint64_t seed) {
+    const std::vector<backend::SimLink> links = std::move(sim_options_.links);
     sim_options_ = {.flops = figure(1e6, 1e13),
                     .memory_bandwidth = figure(1e6, 1e12),
                     .launch_latency = figure(1e-9, 1e-4),
@@ -180,25 +215,29 @@ class Trial {
                     .copy_latency = figure(1e-9, 1e-4),
                     .schedule_seed = one_in(4) ? seed + 1 : 0,
                     .duration_spread = one_in(2) ? 0.9 * static_cast<double>(below(100)) / 100 : 0};
-    options_.cpu = cpu_.capabilities();
+    sim_options_.links = links;
+    options_.machine.cpu().rates = cpu_.capabilities();
+    for (size_t d = 0; d < accelerators_; ++d) options_.machine.add({});
     if (one_in(2)) {
-      options_.cpu.flops = figure(1e6, 1e12);
-      options_.cpu.memory_bandwidth = figure(1e6, 1e12);
+      options_.machine.cpu().rates.flops = figure(1e6, 1e12);
+      options_.machine.cpu().rates.memory_bandwidth = figure(1e6, 1e12);
     }
     uint64_t there = 0;
     uint64_t all = 0;
     for (const Buffer& buffer : program_.graph.buffers) {
       const uint64_t bytes = SliceAllocator::round_up(buffer.bytes);
       all += bytes;
-      if (valid_at(buffer.valid_on, kAccelerator)) there += bytes;
+      if ((buffer.valid_on & ~backend::only(kCpu)) != 0) there += bytes;
     }
     // What lies there is part of what may. Small rooms as often as those that hold some of all.
     const auto most = static_cast<double>(all + 128);
     const uint64_t room = one_in(2) ? below(all + 128) + 64 : static_cast<uint64_t>(between(64, most));
-    if (!one_in(4)) options_.accelerator_bytes = there + room;
+    uint64_t budget = 0;
+    if (!one_in(4)) budget = there + room;
     // Less than lies there already: then the plan adds nothing.
-    if (one_in(16)) options_.accelerator_bytes = 1 + below(there + 1);
-    most_bytes_ = options_.accelerator_bytes == 0 ? size_t{1} << 24 : std::max(options_.accelerator_bytes, there);
+    if (one_in(16)) budget = 1 + below(there + 1);
+    for (DeviceIndex d = 1; d <= accelerators_; ++d) options_.machine[d].bytes = budget;
+    most_bytes_ = budget == 0 ? size_t{1} << 24 : std::max(budget, there);
     sim_options_.capacity_bytes = std::max<size_t>(most_bytes_, 1);
     constexpr Policy kPolicies[] = {Policy::kAuto, Policy::kMixed, Policy::kMixed, Policy::kAccelerator};
     options_.policy = one_in(20) ? Policy::kCpu : kPolicies[below(std::size(kPolicies))];
@@ -206,12 +245,11 @@ class Trial {
     options_.thorough = one_in(2);
     options_.own_block_bytes = uint64_t{64} << below(8);
     options_.least_own_block_bytes = uint64_t{1} << below(8);
-    options_.has_accelerator = true;
     options_.compute_queues = 1 + static_cast<int>(below(backend::kComputeQueues));
     options_.join_copies = !one_in(8);
     if (one_in(3)) {
       preferences_.resize(below(op_table().size() + 1));
-      for (Preference& preference : preferences_) preference = static_cast<Preference>(below(3));
+      for (Preference& preference : preferences_) preference = static_cast<Preference>(below(2 + accelerators_));
       options_.preferences = &preferences_;
     }
     from_text_ = one_in(2);
@@ -226,7 +264,7 @@ class Trial {
     if (trouble_ == Trouble::kLost) lose_inputs();
     const bool fault = trouble_ == Trouble::kFault && round_ == 0;
     if (fault) set_fault();
-    sim_->reset_peak();
+    for (const auto& sim : sims_) sim->reset_peak();
     RunCounts counts;
     RunTimes times;
     const std::vector<Binding*> bound = program_.pointers(bindings_);
@@ -258,7 +296,7 @@ class Trial {
   void set_fault() {
     const auto kind = static_cast<backend::FaultKind>(below(backend::kFaultKinds));
     const auto duration = one_in(2) ? backend::FaultDuration::kOnce : backend::FaultDuration::kForEver;
-    faulty_[below(2)]->fail(kind, static_cast<int64_t>(1 + below(20)), duration);
+    faulty_[below(faulty_.size())]->fail(kind, static_cast<int64_t>(1 + below(20)), duration);
   }
 
   // Without trouble, buffers that are not made anew and escape keep what the last run has left. All others are as they were before the first.
@@ -269,30 +307,31 @@ class Trial {
     expected_.resize(buffers.size());
     bool moved = false;
     for (BufferId b = 0; b < buffers.size(); ++b) {
-      const uint8_t before = buffers[b].valid_on;
+      const DeviceSet before = buffers[b].valid_on;
       if (round_ > 0 && trouble_ == Trouble::kNone && !defined_[b] && buffers[b].escapes) {
         buffers[b].valid_on = bindings_[b].valid_on;
       } else {
         buffers[b].valid_on = bound_at_[b];
         bind_input(b, bound_at_[b], bindings_[b]);
-        bind_input(b, bound_at_[b] == 0 ? 0 : 1u << kCpu, expected_[b]);
+        bind_input(b, bound_at_[b] == 0 ? DeviceSet{0} : backend::only(kCpu), expected_[b]);
       }
       moved |= buffers[b].valid_on != before;
     }
     return moved;
   }
 
-  void bind_input(BufferId b, uint8_t valid_on, Binding& binding) {
+  void bind_input(BufferId b, DeviceSet valid_on, Binding& binding) {
     binding = Binding();
     if (valid_on == 0) return;
     const size_t bytes = program_.graph.buffers[b].bytes;
     Block host = take(cpu_, bytes);
     for (size_t i = 0; i < bytes / sizeof(float); ++i) static_cast<float*>(host.data())[i] = input_value(b, i);
-    if (valid_at(valid_on, kAccelerator)) {
-      binding.blocks[kAccelerator] = take(*sim_, bytes);
-      copy(QueueKind::kHostToDevice, binding.blocks[kAccelerator].data(), host.data(), bytes);
+    for (DeviceIndex d = 1; d <= accelerators_; ++d) {
+      if (!contains(valid_on, d)) continue;
+      binding.blocks[d] = take(device(d), bytes);
+      copy(device(d).queue(QueueKind::kHostToDevice), binding.blocks[d].data(), host.data(), bytes);
     }
-    if (valid_at(valid_on, kCpu)) binding.blocks[kCpu] = std::move(host);
+    if (contains(valid_on, kCpu)) binding.blocks[kCpu] = std::move(host);
     binding.valid_on = valid_on;
   }
 
@@ -302,8 +341,7 @@ class Trial {
     return block.ok() ? std::move(block.value()) : Block();
   }
 
-  void copy(QueueKind direction, void* to, const void* from, size_t bytes) {
-    backend::Queue& queue = sim_->queue(direction);
+  static void copy(backend::Queue& queue, void* to, const void* from, size_t bytes) {
     Status status = queue.copy(to, from, bytes);
     if (status.ok()) status = queue.synchronize();
     if (!status.ok()) std::fprintf(stderr, "a copy failed: %s\n", status.message().c_str());
@@ -312,7 +350,7 @@ class Trial {
   Status plan() {
     Graph& graph = program_.graph;
     if (Status status = verify_graph(graph); !status.ok()) return status;
-    options_.accelerator = sim_->capabilities();
+    note_rates();
     make_plan(graph, options_, plan_);
     if (Status status = verify_plan(graph, plan_, options_); !status.ok()) return status;
     const std::string text = to_string(plan_);
@@ -333,7 +371,7 @@ class Trial {
     if (to_string(parsed_graph.value()) != graph_text) return found("the graph parses back to another");
     ++totals_.plans;
     if (one_in(2)) note_buffers(graph, plan_, plan_.notes);
-    totals_.bounded += options_.accelerator_bytes != 0;
+    totals_.bounded += options_.machine[1].bytes != 0;
     totals_.streamed += !plan_.returns.empty();
     totals_.fused += !plan_.groups.empty();
     totals_.spread += std::ranges::any_of(plan_.program, [](const Instruction& instruction) {
@@ -342,40 +380,58 @@ class Trial {
     return Status();
   }
 
+  void note_rates() {
+    if (has_rates_) return;
+    has_rates_ = true;
+    for (DeviceIndex d = 1; d <= accelerators_; ++d) {
+      options_.machine[d].rates = device(d).capabilities();
+      for (DeviceIndex from = 1; from <= accelerators_; ++from) {
+        if (from == d) continue;
+        if (const auto link = device(d).link_from(device(from))) options_.machine.connect(from, d, *link);
+      }
+    }
+  }
+
   void add(const RunCounts& counts) {
     ++totals_.runs;
-    for (int d = 0; d < backend::kMaxDevices; ++d) totals_.counts.kernels[d] += counts.kernels[d];
+    for (int d = 0; d < backend::kMostDevices; ++d) totals_.counts.kernels[d] += counts.kernels[d];
     totals_.counts.copies += counts.copies;
     totals_.counts.transfers += counts.transfers;
     totals_.counts.waits += counts.waits;
   }
 
   Status check_memory() const {
-    const MemoryStats stats = sim_->memory_stats();
-    if (static_cast<uint64_t>(stats.peak_bytes) > most_bytes_) {
-      return found("the accelerator held " + std::to_string(stats.peak_bytes) + " bytes");
-    }
-    uint64_t held = 0;
+    std::vector<uint64_t> held(sims_.size());
     for (BufferId b = 0; b < bindings_.size(); ++b) {
       const Binding& binding = bindings_[b];
       const std::string name = "b" + std::to_string(b);
       if (trouble_ == Trouble::kNone && !binding.error.ok()) return found(name + " has an error without trouble");
-      for (backend::DeviceIndex d = 0; d < backend::kMaxDevices; ++d) {
-        const bool valid = valid_at(binding.valid_on, d);
+      for (backend::DeviceIndex d = 0; d < backend::kMostDevices; ++d) {
+        const bool valid = contains(binding.valid_on, d);
         if (valid && !binding.blocks[d]) return found(name + " is valid where it has no block");
         if (!valid && binding.valid_on != 0 && binding.blocks[d]) return found(name + " keeps a block of stale bytes");
       }
-      if (binding.blocks[kAccelerator]) held += SliceAllocator::round_up(binding.blocks[kAccelerator].bytes());
+      for (DeviceIndex d = 1; d <= accelerators_; ++d) {
+        if (binding.blocks[d]) held[d - 1] += SliceAllocator::round_up(binding.blocks[d].bytes());
+      }
     }
-    if (static_cast<uint64_t>(stats.allocated_bytes) != held) {
-      return found("the accelerator holds " + std::to_string(stats.allocated_bytes) + " bytes, the bindings " +
-                   std::to_string(held));
+    for (size_t a = 0; a < sims_.size(); ++a) {
+      const MemoryStats stats = sims_[a]->memory_stats();
+      if (static_cast<uint64_t>(stats.peak_bytes) > most_bytes_) {
+        return found("an accelerator held " + std::to_string(stats.peak_bytes) + " bytes");
+      }
+      if (static_cast<uint64_t>(stats.allocated_bytes) != held[a]) {
+        return found("an accelerator holds " + std::to_string(stats.allocated_bytes) + " bytes, the bindings " +
+                     std::to_string(held[a]));
+      }
     }
     return Status();
   }
 
   Status check_times(const RunTimes& times) const {
-    const bool known = sim_options_.h2d_bandwidth > 0 && sim_options_.d2h_bandwidth > 0;
+    const auto is_known = [](const backend::SimLink& link) { return link.link.bandwidth > 0; };
+    const bool known = sim_options_.h2d_bandwidth > 0 && sim_options_.d2h_bandwidth > 0 &&
+                       std::ranges::all_of(sim_options_.links, is_known);
     if (uses_host_only(plan_) || !known || sim_options_.duration_spread > 0 || trouble_ != Trouble::kNone) {
       return Status();
     }
@@ -415,13 +471,15 @@ class Trial {
       const size_t bytes = graph.buffers[b].bytes;
       if (bytes == 0 || binding.valid_on == 0) continue;
       const void* const expected = expected_[b].blocks[kCpu].data();
-      if (valid_at(binding.valid_on, kCpu) && std::memcmp(binding.blocks[kCpu].data(), expected, bytes) != 0) {
+      if (contains(binding.valid_on, kCpu) && std::memcmp(binding.blocks[kCpu].data(), expected, bytes) != 0) {
         return found(name + " has other bits on the CPU");
       }
-      if (!valid_at(binding.valid_on, kAccelerator)) continue;
-      std::vector<std::byte> values(bytes);
-      copy(QueueKind::kDeviceToHost, values.data(), binding.blocks[kAccelerator].data(), bytes);
-      if (std::memcmp(values.data(), expected, bytes) != 0) return found(name + " has other bits on the accelerator");
+      for (DeviceIndex d = 1; d <= accelerators_; ++d) {
+        if (!contains(binding.valid_on, d)) continue;
+        std::vector<std::byte> values(bytes);
+        copy(device(d).queue(QueueKind::kDeviceToHost), values.data(), binding.blocks[d].data(), bytes);
+        if (std::memcmp(values.data(), expected, bytes) != 0) return found(name + " has other bits on an accelerator");
+      }
     }
     return Status();
   }
@@ -431,7 +489,7 @@ class Trial {
   Totals& totals_;
   Program program_;
   std::vector<uint8_t> defined_;   // per buffer: a node defines it
-  std::vector<uint8_t> bound_at_;  // per buffer: where it is valid before the first run
+  std::vector<DeviceSet> bound_at_;  // per buffer: where it is valid before the first run
   PlanOptions options_;
   SimOptions sim_options_;
   std::vector<Preference> preferences_;
@@ -439,8 +497,10 @@ class Trial {
   uint64_t most_bytes_ = 0;  // that the accelerator may hold
   bool from_text_ = false;   // runs what the plan's text says
   int round_ = 0;
-  std::unique_ptr<SimDevice> sim_;
-  std::unique_ptr<FaultDevice> faulty_[backend::kMaxDevices];
+  const size_t accelerators_;  // one for most seeds
+  bool has_rates_ = false;
+  std::vector<std::unique_ptr<SimDevice>> sims_;
+  std::vector<std::unique_ptr<FaultDevice>> faulty_;  // per device
   Plan plan_;
   std::vector<Binding> bindings_;
   std::vector<Binding> expected_;  // the interpreter's

@@ -131,7 +131,7 @@ void plan() {
   const int64_t sizes[] = {kCount};
   add_nodes(graph, windows.intern_contiguous(static_cast<graph::DType>(at::kFloat), sizes), kCount, kNodes);
   graph::PlanOptions options;
-  options.cpu = backend::cpu_device().capabilities();
+  options.machine.cpu().rates = backend::cpu_device().capabilities();
   graph::Plan plan;
   for (int i = 0; i < kWarmup; ++i) graph::make_plan(graph, options, plan);
   for (int i = 0; i < kPlans; ++i) {

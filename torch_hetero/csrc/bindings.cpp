@@ -10,6 +10,7 @@
 #include "backend/memory/address_space.h"
 #include "backend/cpu/fused/compile.h"
 #include "backend/registry/registry.h"
+#include "graph/ir/text.h"
 #include "ops/program/compiled.h"
 #include "ops/settings/config.h"
 #include "ops/settings/counters.h"
@@ -194,21 +195,23 @@ void materialize(const at::Tensor& tensor) {
 }
 
 std::string get_placement() {
-  switch (ops::thread_preference()) {
-    case hetero::graph::Preference::kCpu:
-      return "cpu";
-    case hetero::graph::Preference::kAccelerator:
-      return "accelerator";
-    default:
-      return "auto";
-  }
+  const hetero::graph::Preference preference = ops::thread_preference();
+  return preference == hetero::graph::Preference::kAuto ? "auto" : hetero::graph::device_word(device_of(preference));
 }
 
 hetero::graph::Preference preference_of(const std::string& name) {
   using hetero::graph::Preference;
-  TORCH_CHECK_VALUE(name == "auto" || name == "cpu" || name == "accelerator",
-                    "hetero: placement takes 'auto', 'cpu' or 'accelerator', not '", name, "'");
-  return name == "cpu" ? Preference::kCpu : name == "accelerator" ? Preference::kAccelerator : Preference::kAuto;
+  if (name == "auto") return Preference::kAuto;
+  // "accelerator:1", or "sim:1" where sim:2 or more were chosen: the second of them.
+  const size_t colon = name.find(':');
+  const std::string chosen = ops::get_option("accelerator");
+  const bool by_kind = colon != std::string::npos && name.substr(0, colon) == chosen.substr(0, chosen.find(':'));
+  const std::string word = by_kind ? "accelerator" + name.substr(colon) : name;
+  for (hetero::backend::DeviceIndex d = 0; d < hetero::backend::kMostDevices; ++d) {
+    const bool first = d == 1 && word == "accelerator:0";
+    if (first || word == hetero::graph::device_word(d)) return hetero::graph::prefer(d);
+  }
+  TORCH_CHECK_VALUE(false, "hetero: placement takes 'auto', 'cpu' or 'accelerator', not '", name, "'");
 }
 
 void set_placement_rules(const std::vector<std::pair<std::string, std::string>>& rules) {
@@ -351,6 +354,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("default_generator",
         [] { return py::reinterpret_steal<py::object>(THPGenerator_initDefaultGenerator(ops::default_generator())); });
   m.def("get_placement", &get_placement);
+  m.def("check_placement", [](const std::string& name) { (void)preference_of(name); });
   m.def("set_placement", [](const std::string& name) { ops::prefer(preference_of(name)); });
   m.def("set_placement_rules", &set_placement_rules, released());
   m.def("accelerator_name", [] {

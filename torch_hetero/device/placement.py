@@ -23,7 +23,8 @@ class placement(_DecoratorContextManager):  # noqa: N801
 
     Args:
         where: ``"cpu"``, ``"accelerator"`` (what it cannot run stays on the CPU), or ``"auto"``: as outside of all
-            blocks, where rules and ``config.placement`` hold, and the planner decides what these leave open.
+            blocks, where rules and ``config.placement`` hold, and the planner decides what these leave open. Of
+            several accelerators, ``"accelerator:1"`` is the second; ``"sim:1"`` too, where they are simulated.
 
     Raises:
         ValueError: for any other word.
@@ -31,7 +32,9 @@ class placement(_DecoratorContextManager):  # noqa: N801
 
     def __init__(self, where: str) -> None:
         if where not in ("auto", "cpu", "accelerator"):
-            raise ValueError(f"placement takes 'auto', 'cpu' or 'accelerator', not {where!r}")
+            if not isinstance(where, str) or ":" not in where:
+                raise ValueError(f"placement takes 'auto', 'cpu' or 'accelerator', not {where!r}")
+            _C.check_placement(where)
         self.where = where
         self._previous: list[str] = []
 

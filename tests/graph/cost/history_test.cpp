@@ -45,24 +45,27 @@ TEST_CASE("history: what copies take is learned by their size and direction") {
   using backend::kCpu;
   CostHistory history;
   PlanOptions options;
-  options.accelerator = {.copy_bandwidth = 1e9, .readback_bandwidth = 1e9, .copy_latency = 1e-5};
+  options.machine.add({});
+  options.machine[1].rates = {.copy_bandwidth = 1e9, .readback_bandwidth = 1e9, .copy_latency = 1e-5};
   options.history = &history;
   const CostModel costs(options);
-  const double guess = costs.copy_seconds(1 << 20, kAccelerator);
+  const double guess = costs.copy_seconds(1 << 20, backend::kCpu, backend::kAccelerator);
   CHECK(guess == Approx(1e-5 + (1 << 20) / 1e9));
   const auto learn = [&](double bytes, double times) {
     const double seconds = 1e-5 + bytes / 1e9;
-    for (uint32_t i = 0; i < CostHistory::kEnough; ++i) costs.learn_copy(bytes, kAccelerator, times * seconds, history);
+    for (uint32_t i = 0; i < CostHistory::kEnough; ++i)
+      costs.learn_copy(bytes, kCpu, kAccelerator, times * seconds, history);
   };
   learn(1 << 20, 3);
-  CHECK(costs.copy_seconds(1 << 20, kAccelerator) == Approx(3 * guess));
+  CHECK(costs.copy_seconds(1 << 20, backend::kCpu, backend::kAccelerator) == Approx(3 * guess));
   // Also for others of about that size, and no others.
-  CHECK(costs.copy_seconds(1.9 * (1 << 20), kAccelerator) == Approx(3 * (1e-5 + 1.9 * (1 << 20) / 1e9)));
-  CHECK(costs.copy_seconds(1 << 20, kCpu) == Approx(guess));
-  CHECK(costs.copy_seconds(1 << 10, kAccelerator) == Approx(1e-5 + (1 << 10) / 1e9));
+  CHECK(costs.copy_seconds(1.9 * (1 << 20), backend::kCpu, backend::kAccelerator) ==
+        Approx(3 * (1e-5 + 1.9 * (1 << 20) / 1e9)));
+  CHECK(costs.copy_seconds(1 << 20, backend::kAccelerator, backend::kCpu) == Approx(guess));
+  CHECK(costs.copy_seconds(1 << 10, backend::kCpu, backend::kAccelerator) == Approx(1e-5 + (1 << 10) / 1e9));
   learn(1, 2);
-  CHECK(costs.copy_seconds(1, kAccelerator) == Approx(2e-5).epsilon(1e-3));
-  CHECK(costs.copy_seconds(0, kAccelerator) == 0);
+  CHECK(costs.copy_seconds(1, backend::kCpu, backend::kAccelerator) == Approx(2e-5).epsilon(1e-3));
+  CHECK(costs.copy_seconds(0, backend::kCpu, backend::kAccelerator) == 0);
 }
 
 TEST_CASE("history: outliers are passed over, a change is not") {

@@ -19,8 +19,8 @@ constexpr double kBytes = 4.0 * kCount;
 // Numbers that are easily added: a pass over an operand takes the CPU 1 s, the accelerator 0.25 s and a copy 0.5 s.
 PlanOptions plain_options() {
   PlanOptions options = mixed_options();
-  options.cpu = {.flops = 1e30, .memory_bandwidth = kBytes};
-  options.accelerator = {
+  options.machine.cpu().rates = {.flops = 1e30, .memory_bandwidth = kBytes};
+  options.machine[1].rates = {
       .flops = 1e30, .memory_bandwidth = 4 * kBytes, .copy_bandwidth = 2 * kBytes, .launch_latency = 1e-9};
   return options;
 }
@@ -63,7 +63,9 @@ TEST_CASE("simulate: the host's work is one after the other") {
   const BufferId y = program.define(test_ops().copy, kCount, {program.read(x)});
   program.escape(program.define(test_ops().copy, kCount, {program.read(y)}));
   PlanOptions options = plain_options();
-  options.has_accelerator = false;
+  const backend::DeviceDescription cpu = options.machine.cpu();
+  options.machine = {};
+  options.machine.cpu() = cpu;
   const Simulation simulation = simulated(program, options);
   CHECK(simulation.seconds == Approx(4));
   CHECK(busy(simulation, kHostQueue) == Approx(4));

@@ -343,7 +343,7 @@ TEST_CASE("fusion: an accelerator that cannot check runs what checks alone, and 
   make_guarded(p);
   const NoChecks device(*test_devices()[backend::kAccelerator]);
   PlanOptions options = fused_remote_options();
-  options.accelerator_device = &device;
+  options.machine[1].device = &device;
   const Plan plan = p.plan(options);
   for (const FusedGroup& group : plan.groups) CHECK_FALSE(group.has_checks());
   CHECK(plan.groups.size() == 2);
@@ -364,7 +364,7 @@ TEST_CASE("fusion: what the accelerator cannot run as a group it runs node by no
   p.escape(p.map({p.read(p.map({p.read(p.matmul(y))}))}));
   const Picky picky(*test_devices()[backend::kAccelerator], 5);
   PlanOptions options = fused_remote_options();
-  options.accelerator_device = &picky;
+  options.machine[1].device = &picky;
   const Plan plan = p.plan(options);
   REQUIRE(plan.groups.size() == 1);
   CHECK(plan.groups[0].members == Members{7, 8});
@@ -472,7 +472,7 @@ TEST_CASE("fusion: a group that would not fit into the accelerator's memory runs
   p.escape(sum);
   p.escape(small);
   PlanOptions options = fused_remote_options();
-  options.accelerator_bytes = 4096;
+  options.machine[1].bytes = 4096;
   const Plan plan = p.plan(options);
   CHECK(plan.placements[0].device == backend::kCpu);
   CHECK(plan.placements[0].reason == Reason::kNoMemory);

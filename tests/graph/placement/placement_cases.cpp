@@ -13,6 +13,8 @@ using backend::kAccelerator;
 using backend::kCpu;
 
 Tasks::Tasks(const std::vector<std::array<double, 2>>& seconds) {
+  graph.device_count = 2;
+  graph.accelerator = backend::kAccelerator;
   for (uint32_t t = 0; t < seconds.size(); ++t) {
     graph.tasks.push_back({.node = t,
                            .first_use = 0,

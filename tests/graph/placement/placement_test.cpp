@@ -10,14 +10,14 @@
 
 #include "backend/fault/fault_device.h"
 #include "backend/sim/sim_device.h"
+#include "graph/cost/simulate.h"
 #include "graph/placement/min_cut.h"
 #include "graph/plan/passes.h"
-#include "graph/cost/simulate.h"
 #include "graph/verify/verify.h"
 #include "tests/graph/catch.h"
-#include "tests/graph/placement/placement_cases.h"
 #include "tests/graph/fixtures/program.h"
 #include "tests/graph/fixtures/steady.h"
+#include "tests/graph/placement/placement_cases.h"
 
 namespace hetero::graph::testing {
 namespace {
@@ -87,7 +87,7 @@ TEST_CASE("placement: a rollout takes as long as the program that the passes mak
     Program program;
     make_random(program, random, 10 + round % 50, true);
     PlanOptions options = round % 3 == 0 ? both_options() : mixed_options();
-    options.accelerator.copy_latency = 1e-6;
+    options.machine[1].rates.copy_latency = 1e-6;
     options.compute_queues = 1;
     options.join_copies = false;
     std::vector<Candidate> candidates;
@@ -120,7 +120,7 @@ TEST_CASE("placement: with more effort, large programs come out faster") {
     make_random(program, random, 150, true);
     for (const int effort : {1, 8}) {
       PlanOptions options = both_options();
-      options.accelerator.copy_latency = 1e-6;
+      options.machine[1].rates.copy_latency = 1e-6;
       options.effort = effort;
       std::vector<Candidate> candidates;
       options.candidates = &candidates;
@@ -142,13 +142,13 @@ TEST_CASE("placement: a candidate's name says where its tasks are") {
     PlanOptions options = both_options();
     options.policy = kPolicies[round % 4];
     // Some of them hold nothing, so that what was asked for there runs on the CPU.
-    if (round % 3 != 0) options.accelerator_bytes = 1 + 256 * (static_cast<uint64_t>(round) % 8);
+    if (round % 3 != 0) options.machine[1].bytes = 1 + 256 * (static_cast<uint64_t>(round) % 8);
     std::vector<Candidate> candidates;
     options.candidates = &candidates;
     const Plan plan = program.plan(options);
     const auto chosen = std::ranges::find_if(candidates, &Candidate::chosen);
     REQUIRE(chosen != candidates.end());
-    bool on[backend::kMaxDevices] = {};
+    bool on[backend::kMostDevices] = {};
     for (size_t n = 0; n < plan.placements.size(); ++n) {
       if (plan.live[n]) on[plan.placements[n].device] = true;
     }
@@ -176,9 +176,9 @@ TEST_CASE("placement: instead of one that is doubted, another one is taken") {
     Program program;
     make_random(program, random, 10 + round % 40, true);
     PlanOptions options = both_options();
-    options.accelerator.copy_latency = 1e-6;
+    options.machine[1].rates.copy_latency = 1e-6;
     options.compute_queues = 1 + round % 2;
-    options.accelerator_bytes = round % 3 == 2 ? 4096 : 0;
+    options.machine[1].bytes = round % 3 == 2 ? 4096 : 0;
     const Plan doubted = program.plan(options);
     std::vector<backend::DeviceIndex> devices;
     for (const Placement& placement : doubted.placements) devices.push_back(placement.device);
@@ -202,7 +202,7 @@ TEST_CASE("placement: instead of one that is doubted, another one is taken") {
       both |= stays;
     }
     // There may be no other within the memory.
-    if (options.accelerator_bytes == 0 || other.placements != doubted.placements) CHECK(moved >= 0.24 * all);
+    if (options.machine[1].bytes == 0 || other.placements != doubted.placements) CHECK(moved >= 0.24 * all);
     on_both += both && moved > 0;
     // What is of another graph says nothing.
     devices.pop_back();
@@ -220,7 +220,7 @@ TEST_CASE("placement: with more memory the accelerator does not get nothing") {
     int64_t before = 0;
     for (uint64_t bytes = 1024; bytes <= 32768; bytes += bytes / 4) {
       PlanOptions options = remote_options();
-      options.accelerator_bytes = bytes;
+      options.machine[1].bytes = bytes;
       const Plan plan = program.plan(options);
       int64_t there = 0;
       for (size_t n = 0; n < plan.live.size(); ++n) there += plan.live[n] && plan.placements[n].device == kAccelerator;
@@ -243,7 +243,7 @@ TEST_CASE("placement: a program takes on the simulated accelerator what was pred
     make_random(program, random, 10 + round % 50, true);
     PlanOptions options = options_for(devices);
     options.policy = Policy::kMixed;
-    if (round % 2 == 1) options.accelerator_bytes = 4096 + 256 * static_cast<uint64_t>(round);
+    if (round % 2 == 1) options.machine[1].bytes = 4096 + 256 * static_cast<uint64_t>(round);
     const Plan plan = program.plan(options);
     if (uses_host_only(plan)) continue;
     Simulation simulation;
@@ -352,11 +352,11 @@ TEST_CASE("placement: weights that do not fit are streamed beside the work") {
         PlanOptions options = both_options();
         options.policy = Policy::kAccelerator;
         // A layer's work takes as long as its bytes do at 1e9 a second.
-        options.accelerator = {
+        options.machine[1].rates = {
             .flops = 1e30, .memory_bandwidth = 1e9, .copy_bandwidth = 1e9 / copies, .launch_latency = 1e-9};
         const double largest = 4 * static_cast<double>(*std::ranges::max_element(floats));
         // What stays, three slots, and what an arena wastes.
-        options.accelerator_bytes =
+        options.machine[1].bytes =
             static_cast<uint64_t>((bytes * (100 - streamed) / 100 + 3 * largest + 4096) * 16 / 15);
         const Steady steady = plan_until_steady(layers.program.graph, options);
         const Simulation& simulation = steady.simulation;
@@ -383,8 +383,8 @@ TEST_CASE("placement: what is streamed is evenly spaced, and copies wait for the
     PlanOptions options = both_options();
     options.policy = Policy::kAccelerator;
     // The copies would be done in half of the time that the layers take.
-    options.accelerator = {.flops = 1e30, .memory_bandwidth = 1e9, .copy_bandwidth = 2e9, .launch_latency = 1e-9};
-    options.accelerator_bytes = (kBytes * kLayers * (100 - streamed) / 100 + kSlots * kBytes + 4096) * 16 / 15;
+    options.machine[1].rates = {.flops = 1e30, .memory_bandwidth = 1e9, .copy_bandwidth = 2e9, .launch_latency = 1e-9};
+    options.machine[1].bytes = (kBytes * kLayers * (100 - streamed) / 100 + kSlots * kBytes + 4096) * 16 / 15;
     const Steady steady = plan_until_steady(layers.program.graph, options);
     std::vector<size_t> gone;  // layers whose weight is streamed
     uint64_t resident_bytes = 0;
@@ -420,7 +420,7 @@ TEST_CASE("placement: what is streamed is evenly spaced, and copies wait for the
     INFO(streamed << " % streamed: at most " << most << " bytes at once");
     // While one is used others come, as many as there is memory for and no more.
     CHECK(static_cast<uint64_t>(most) >= 2 * kBytes);
-    CHECK(resident_bytes + static_cast<uint64_t>(most) <= options.accelerator_bytes);
+    CHECK(resident_bytes + static_cast<uint64_t>(most) <= options.machine[1].bytes);
   }
 }
 
@@ -429,10 +429,10 @@ TEST_CASE(
   const std::vector<int64_t> floats(64, 1 << 16);
   const double bytes = 4.0 * 64 * (1 << 16);
   PlanOptions options = both_options();
-  options.cpu = {.flops = 1e30, .memory_bandwidth = 4e9, .launch_latency = 1e-9};
-  options.accelerator = {
+  options.machine.cpu().rates = {.flops = 1e30, .memory_bandwidth = 4e9, .launch_latency = 1e-9};
+  options.machine[1].rates = {
       .flops = 1e30, .memory_bandwidth = 64e9, .copy_bandwidth = 1e9, .copy_latency = 1e-6, .launch_latency = 1e-9};
-  options.accelerator_bytes = static_cast<uint64_t>(0.75 * bytes);
+  options.machine[1].bytes = static_cast<uint64_t>(0.75 * bytes);
   double seconds[4] = {};
   for (const Policy policy : {Policy::kAuto, Policy::kCpu, Policy::kAccelerator}) {
     Layers layers(floats);
@@ -488,7 +488,7 @@ TEST_CASE("placement: within any memory, the bits are the interpreter's and the 
       if (buffer.valid_on >> kAccelerator & 1) there += SliceAllocator::round_up(buffer.bytes);
       all += SliceAllocator::round_up(buffer.bytes);
     }
-    options.accelerator_bytes = there + 512 + random() % (all + 1);
+    options.machine[1].bytes = there + 512 + random() % (all + 1);
     const Plan plan = program.plan(options);
     returns += static_cast<int64_t>(plan.returns.size());
     const Results got = program.run_plan(plan);
@@ -507,7 +507,7 @@ TEST_CASE("placement: a thousand nodes are planned in less than a second") {
   Layers layers(floats);
   PlanOptions options = both_options();
   for (const uint64_t bytes : {uint64_t{0}, uint64_t{1000} * 4096}) {
-    options.accelerator_bytes = bytes;
+    options.machine[1].bytes = bytes;
     Plan plan;
     make_plan(layers.program.graph, options, plan);
     const auto begin = std::chrono::steady_clock::now();

@@ -94,7 +94,7 @@ TEST_CASE("placement: each reason") {
     const BufferId x = p.input(count, valid_on);
     p.escape(p.define(op, count, {p.read(x)}, preference));
     PlanOptions options = both_options();
-    options.accelerator.copy_bandwidth = 1e6;
+    options.machine[1].rates.copy_bandwidth = 1e6;
     const Placement placement = p.plan(options).placements[0];
     CHECK(placement.predicted_seconds > 0);
     CHECK(placement.elsewhere_seconds > 0);
@@ -131,11 +131,11 @@ TEST_CASE("placement: what does not fit the accelerator's memory runs on the CPU
   }
   PlanOptions options = remote_options();
   // Three of the six at a time: they come and go.
-  options.accelerator_bytes = 4 * 4096;
+  options.machine[1].bytes = 4 * 4096;
   for (const Placement& placement : p.plan(options).placements) CHECK(placement.device == kAccelerator);
   CHECK(same_values(p, p.run(options), p.interpret()));
 
-  options.accelerator_bytes = 64;
+  options.machine[1].bytes = 64;
   for (const Placement& placement : p.plan(options).placements) {
     CHECK(placement.device == kCpu);
     CHECK(placement.reason == Reason::kNoMemory);
@@ -224,7 +224,7 @@ TEST_CASE("copies: without room, that leaves which is used next the furthest fro
     for (const size_t i : order) value = p.define(test_ops().matmul, 64, {p.read(made[i]), p.read(value)});
     p.escape(value);
     PlanOptions options = remote_options();
-    options.accelerator_bytes = 3 * 4096 + 2048;
+    options.machine[1].bytes = 3 * 4096 + 2048;
     const Plan plan = p.plan(options);
     INFO(to_string(plan));
     for (const Placement& placement : plan.placements) REQUIRE(placement.device == kAccelerator);

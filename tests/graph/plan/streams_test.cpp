@@ -171,7 +171,7 @@ TEST_CASE("streams: tasks that were measured to be slow but fill a part of the a
   };
   measure(5 * kLaunch);
   const auto seconds = [&](double parallelism) {
-    machine.options.accelerator.parallelism = parallelism;
+    machine.options.machine[1].rates.parallelism = parallelism;
     return predicted(pair.program, pair.program.plan(machine.options), machine.options);
   };
   // Each keeps half of it busy for four of five parts of its time.
@@ -184,7 +184,7 @@ TEST_CASE("streams: how much kernels are in each other's way is learned from whe
   Machine machine;
   Branches four({1, 1, 1, 1});
   const Graph& graph = four.program.graph;
-  machine.options.accelerator.parallelism = 2 * kSmall;
+  machine.options.machine[1].rates.parallelism = 2 * kSmall;
   // What each takes alone, and the factor where it is not 0.
   const auto fill = [&](CostHistory& history, double slowness) {
     for (uint32_t i = 0; i < CostHistory::kEnough; ++i) {
@@ -222,7 +222,7 @@ TEST_CASE("streams: how much kernels are in each other's way is learned from whe
 
 TEST_CASE("streams: tasks of other sizes keep another share of the accelerator busy") {
   Machine machine;
-  machine.options.accelerator.parallelism = 16 * kSmall;
+  machine.options.machine[1].rates.parallelism = 16 * kSmall;
   Branches small({1, 1, 1, 1});
   // Graphs that are compared have one table of windows.
   Graph now = small.program.graph;
@@ -285,7 +285,7 @@ TEST_CASE("streams: memory that is too small for all at once makes tasks wait, o
   const double serial = before;
   for (uint64_t bytes = least; bytes <= most; bytes += (most - least) / 4) {
     PlanOptions options = machine.options;
-    options.accelerator_bytes = bytes;
+    options.machine[1].bytes = bytes;
     const Plan plan = towers.program.plan(options);
     REQUIRE(verify_plan(towers.program.graph, plan, options).ok());
     CHECK(held(plan) <= bytes);

@@ -180,7 +180,7 @@ TEST_CASE("static programs run without allocating, and on an accelerator without
     CHECK(executor->counts().allocations == 0);
     CHECK(executor->counts().host_waits == 0);
     // The last runs are of what was recorded.
-    CHECK(executor->counts().segments == (plan.has_accelerator ? 7 : 0));
+    CHECK(executor->counts().segments == (plan.machine.has_accelerator() ? 7 : 0));
   }
 }
 

@@ -269,8 +269,8 @@ TEST_CASE("whatever fails, at whatever call: no crash, no hang, no wrong value, 
                                   FaultKind::kEventWait};
   int failed = 0;
   for (int round = 0; round < 400; ++round) {
-    int64_t before[backend::kMaxDevices];
-    for (int d = 0; d < backend::kMaxDevices; ++d) {
+    int64_t before[kTestDevices];
+    for (int d = 0; d < kTestDevices; ++d) {
       before[d] = test_devices()[d]->memory_stats().allocated_bytes;
     }
     {
@@ -289,7 +289,7 @@ TEST_CASE("whatever fails, at whatever call: no crash, no hang, no wrong value, 
         REQUIRE(results.values[b] == expected.values[b]);
       }
     }
-    for (int d = 0; d < backend::kMaxDevices; ++d) {
+    for (int d = 0; d < kTestDevices; ++d) {
       REQUIRE(test_devices()[d]->memory_stats().allocated_bytes == before[d]);
     }
   }

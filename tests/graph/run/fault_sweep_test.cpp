@@ -23,7 +23,7 @@ using backend::FaultDuration;
 using backend::FaultKind;
 using backend::kAccelerator;
 using backend::kCpu;
-using backend::kMaxDevices;
+using backend::kMostDevices;
 using Kind = Instruction::Kind;
 using Positions = std::set<uint32_t>;
 
@@ -51,12 +51,12 @@ class Reach {
 
   // Per buffer: an error reaches its binding where these instructions fail.
   std::vector<bool> reached(const Positions& failing) const {
-    std::vector<bool> broken(graph_.buffers.size() * kMaxDevices);
+    std::vector<bool> broken(graph_.buffers.size() * plan_.device_count);
     for (uint32_t p = 0; p < plan_.program.size(); ++p) {
       const Instruction& instruction = plan_.program[p];
       const bool fails = failing.count(p) != 0;
       if (instruction.kind == Kind::kCopy) {
-        const size_t b = size_t{instruction.index} * kMaxDevices;
+        const size_t b = plan_.place_of(instruction.index, 0);
         broken[b + instruction.to] = fails || broken[b + instruction.from];
       } else if (instruction.kind == Kind::kRun) {
         run(graph_.nodes[instruction.index], device_of(instruction.queue), fails, broken);
@@ -65,8 +65,8 @@ class Reach {
     std::vector<bool> lost(graph_.buffers.size());
     for (BufferId b = 0; b < lost.size(); ++b) {
       lost[b] = plan_.valid_after[b] != 0;
-      for (DeviceIndex d = 0; d < kMaxDevices; ++d) {
-        if ((plan_.valid_after[b] >> d & 1) != 0 && !broken[b * kMaxDevices + d]) lost[b] = false;
+      for (DeviceIndex d = 0; d < plan_.device_count; ++d) {
+        if ((plan_.valid_after[b] >> d & 1) != 0 && !broken[plan_.place_of(b, d)]) lost[b] = false;
       }
     }
     return lost;
@@ -91,7 +91,7 @@ class Reach {
         touch(p, instruction.index, instruction.to, false);
       } else {
         in_arena_[instruction.to].insert(p);
-        returned_.insert(size_t{instruction.index} * kMaxDevices + instruction.to);
+        returned_.insert(plan_.place_of(instruction.index, instruction.to));
       }
     } else if (instruction.kind == Kind::kRun) {
       const DeviceIndex device = device_of(instruction.queue);
@@ -105,7 +105,7 @@ class Reach {
   }
 
   void touch(uint32_t p, BufferId buffer, DeviceIndex device, bool brings) {
-    const size_t index = size_t{buffer} * kMaxDevices + device;
+    const size_t index = plan_.place_of(buffer, device);
     const Home home = plan_.residences[index].home;
     if (home == Home::kArena || returned_.count(index) != 0) {
       in_arena_[device].insert(p);
@@ -137,7 +137,7 @@ class Reach {
   void run(const Node& node, DeviceIndex device, bool fails, std::vector<bool>& broken) const {
     const Operand* const begin = graph_.operands_of(node);
     const Operand* const end = begin + node.operand_count;
-    const auto at = [&](const Operand& operand) { return size_t{operand.buffer} * kMaxDevices + device; };
+    const auto at = [&](const Operand& operand) { return plan_.place_of(operand.buffer, device); };
     for (const Operand* o = begin; o != end; ++o) fails |= o->reads() && broken[at(*o)];
     for (const Operand* o = begin; o != end; ++o) {
       if (!o->writes()) continue;
@@ -150,8 +150,8 @@ class Reach {
   std::vector<Positions> transfers_;  // per call: its copies
   uint32_t transfer_end_ = 0;
   std::vector<Positions> launches_;
-  std::vector<Allocation> allocations_[kMaxDevices];
-  Positions in_arena_[kMaxDevices];
+  std::vector<Allocation> allocations_[kMostDevices];
+  Positions in_arena_[kMostDevices];
   std::map<size_t, Positions> touches_;  // per residence outside the arenas
   std::set<size_t> has_memory_;
   std::set<size_t> returned_;  // residences whose bytes are in a return now
@@ -168,14 +168,14 @@ class Sweep {
  public:
   Sweep(Program& program, const PlanOptions& options, Swept& swept)
       : program_(program), plan_(program.plan(options)), expected_(program.interpret()), swept_(swept) {
-    if (!options.has_accelerator) devices_[kAccelerator] = nullptr;
+    if (!options.machine.has_accelerator()) devices_[kAccelerator] = nullptr;
   }
 
   const Plan& plan() const { return plan_; }
 
   void run() {
     const Reach reach(program_.graph, plan_);
-    for (DeviceIndex d = 0; d < kMaxDevices && devices_[d] != nullptr; ++d) {
+    for (DeviceIndex d = 0; d < kMostDevices && devices_[d] != nullptr; ++d) {
       for (const FaultKind kind : kKinds) {
         for (const FaultDuration duration : {FaultDuration::kOnce, FaultDuration::kForEver}) {
           for (size_t k = 1; fail(reach, d, kind, k, duration); ++k) {
@@ -245,7 +245,7 @@ class Sweep {
     REQUIRE(same_values(program_, results, expected_));
   }
 
-  static std::array<int64_t, kMaxDevices> held_bytes() {
+  static std::array<int64_t, kMostDevices> held_bytes() {
     return {test_devices()[kCpu]->memory_stats().allocated_bytes,
             test_devices()[kAccelerator]->memory_stats().allocated_bytes};
   }
@@ -256,7 +256,7 @@ class Sweep {
   Swept& swept_;
   FaultDevice cpu_{*test_devices()[kCpu]};
   FaultDevice accelerator_{*test_devices()[kAccelerator]};
-  std::array<FaultDevice*, kMaxDevices> devices_{&cpu_, &accelerator_};
+  std::array<FaultDevice*, kMostDevices> devices_{&cpu_, &accelerator_};
   Executor executor_{{&cpu_, &accelerator_}};
 };
 
@@ -470,13 +470,13 @@ TEST_CASE("whatever call fails, the error reaches what depends on it, and only t
   sweep("brought memory", make_brought, mixed, swept);
   sweep("inputs on the accelerator", make_inputs_there, mixed, swept);
   PlanOptions bounded = mixed;
-  bounded.accelerator_bytes = 1100;
+  bounded.machine[1].bytes = 1100;
   sweep("streamed weights", make_streamed, bounded, swept, expect_returns);
   sweep("evicted values", make_evicted, bounded, swept, expect_returns);
   PlanOptions joining = mixed;
-  joining.accelerator.copy_latency = 1e-3;
+  joining.machine[1].rates.copy_latency = 1e-3;
   sweep("transfers of several copies", make_transfers, joining, swept, expect_transfers);
-  joining.accelerator_bytes = 1100;
+  joining.machine[1].bytes = 1100;
   sweep("transfers of several copies to little memory", make_streamed, joining, swept, expect_returns);
   sweep("the CPU alone", make_on_host, cpu_options(), swept);
   sweep("fused groups", make_fused, fused_options(), swept, expect_groups);

@@ -8,8 +8,8 @@
 
 #include "backend/base/parallel.h"
 #include "backend/sim/sim_device.h"
-#include "graph/serve/graph_executor.h"
 #include "graph/run/preparation.h"
+#include "graph/serve/graph_executor.h"
 #include "tests/graph/catch.h"
 #include "tests/graph/fixtures/static_program.h"
 
@@ -765,10 +765,10 @@ TEST_CASE("a plan is kept for the machine it was made for, and made anew for ano
   keep_plan(made, other, *saved);
   CHECK_FALSE(is_made_anew(other));
   PlanOptions slower = other;
-  slower.accelerator.copy_bandwidth /= 2;
+  slower.machine[1].rates.copy_bandwidth /= 2;
   CHECK(is_made_anew(slower));
   PlanOptions smaller = other;
-  smaller.accelerator_bytes = uint64_t{1} << 20;
+  smaller.machine[1].bytes = uint64_t{1} << 20;
   CHECK(is_made_anew(smaller));
   PlanOptions narrower = other;
   narrower.compute_queues = 1;

@@ -250,8 +250,8 @@ TEST_CASE("the slowest stage of a cut is as fast as that of the best of all cuts
       double seconds = 0;
       for (size_t n = begin; n < end; ++n) seconds += costs.node_seconds(graph, graph.nodes[n], backend::kCpu);
       const auto bytes = [&](size_t b) { return static_cast<double>(graph.buffers[b].bytes); };
-      if (begin > 0) seconds += costs.copy_seconds(bytes(begin), backend::kAccelerator);
-      if (end < nodes) seconds += costs.copy_seconds(bytes(end), backend::kCpu);
+      if (begin > 0) seconds += costs.copy_seconds(bytes(begin), backend::kCpu, backend::kAccelerator);
+      if (end < nodes) seconds += costs.copy_seconds(bytes(end), backend::kAccelerator, backend::kCpu);
       return seconds;
     };
     for (size_t a = 1; a < nodes; ++a) REQUIRE(graph.operands_of(graph.nodes[a])[0].buffer == a);

@@ -27,7 +27,7 @@ namespace {
 
 class Mutator {
  public:
-  explicit Mutator(unsigned seed) : random_(seed) {}
+  Mutator(unsigned seed, const Devices& devices) : random_(seed), devices_(devices) {}
 
   // A random program with a plan; within a budget or not.
   void make(bool fused, Program& program, Plan& plan, PlanOptions& options);
@@ -45,6 +45,7 @@ class Mutator {
   bool change_queue(Plan& plan);
 
   std::mt19937 random_;
+  const Devices& devices_;
 };
 
 template <typename Condition>
@@ -91,7 +92,7 @@ bool Mutator::swap(Plan& plan) {
 bool Mutator::change_queue(Plan& plan) {
   if (plan.program.empty()) return false;
   Instruction& instruction = plan.program[below(plan.program.size())];
-  const auto queue = static_cast<QueueId>(below(kMaxQueues));
+  const auto queue = static_cast<QueueId>(below(queue_count(plan.device_count)));
   if (queue == instruction.queue) return false;
   instruction.queue = queue;
   return true;
@@ -101,15 +102,18 @@ void Mutator::make(bool fused, Program& program, Plan& plan, PlanOptions& option
   const int nodes = 10 + static_cast<int>(below(40));
   fused ? make_fusable(program, random_, nodes) : make_random(program, random_, nodes, below(2) == 0);
   constexpr Policy kPolicies[] = {Policy::kMixed, Policy::kMixed, Policy::kAccelerator};
-  options = both_options();
+  const PlanOptions all = options_for(devices_);
+  if (all.machine.size() > 2) spread(program, random_, all.machine.size());
+  options = all;
   options.fusion = fused;
   options.policy = kPolicies[below(std::size(kPolicies))];
   if (below(2) == 0) {
     uint64_t there = 0;
     for (const Buffer& buffer : program.graph.buffers) {
-      if (buffer.valid_on >> backend::kAccelerator & 1) there += SliceAllocator::round_up(buffer.bytes);
+      if ((buffer.valid_on & ~backend::only(backend::kCpu)) != 0) there += SliceAllocator::round_up(buffer.bytes);
     }
-    options.accelerator_bytes = there + 512 + 64 * below(48);
+    const uint64_t bytes = there + 512 + 64 * below(48);
+    for (backend::DeviceIndex d = 1; d < options.machine.size(); ++d) options.machine[d].bytes = bytes;
   }
   plan = program.plan(options);
 }
@@ -143,7 +147,7 @@ bool Mutator::apply(Damage damage, const Program& program, Plan& plan) {
     }
     case Damage::kOtherValidity: {
       const auto b = static_cast<BufferId>(below(plan.valid_after.size()));
-      const auto devices = static_cast<uint8_t>(below(4));
+      const auto devices = static_cast<backend::DeviceSet>(below(uint64_t{1} << plan.device_count));
       if (plan.valid_after[b] == devices || !program.graph.buffers[b].escapes) return false;
       plan.valid_after[b] = devices;
       return true;
@@ -156,9 +160,9 @@ bool Mutator::apply(Damage damage, const Program& program, Plan& plan) {
       residence.home = home;
       if (home != Home::kArena) return true;
       // At the arena's end, where nobody else is.
-      uint64_t& bytes = plan.arena_bytes[r % backend::kMaxDevices];
+      uint64_t& bytes = plan.arena_bytes[r % plan.device_count];
       residence.offset = bytes;
-      bytes += SliceAllocator::round_up(program.graph.buffers[r / backend::kMaxDevices].bytes);
+      bytes += SliceAllocator::round_up(program.graph.buffers[r / plan.device_count].bytes);
       return true;
     }
   }
@@ -168,9 +172,9 @@ bool Mutator::apply(Damage damage, const Program& program, Plan& plan) {
 }  // namespace
 
 void for_each_mutation(
-    bool fused, int count,
+    bool fused, int count, const Devices& devices,
     const std::function<void(Damage, Program&, const Plan& sound, const Plan& damaged, const PlanOptions&)>& look) {
-  Mutator mutator(9);
+  Mutator mutator(9, devices);
   for (int tried = 0; tried < count;) {
     Program program;
     Plan sound;

@@ -39,7 +39,7 @@ Plan without(const Plan& plan, size_t position);
 // Makes random programs with sound plans, within a budget or not, and gives `look` each `sound`
 // plan and what one mutation has made of it; `count` times, with all kinds of damage in turn.
 void for_each_mutation(
-    bool fused, int count,
+    bool fused, int count, const Devices& devices,
     const std::function<void(Damage, Program&, const Plan& sound, const Plan& damaged, const PlanOptions&)>& look);
 
 }  // namespace hetero::graph::testing

@@ -38,14 +38,14 @@ TEST_CASE("random programs across both devices give the interpreter's bits") {
     make_random(program, random, 5 + round % 60, true);
     check_same(program, mixed_options(), test_devices());
     const Results results = program.run(mixed_options());
-    for (int d = 0; d < backend::kMaxDevices; ++d) {
+    for (int d = 0; d < kTestDevices; ++d) {
       counts.kernels[d] += results.counts.kernels[d];
       counts.copied_bytes[d] += results.counts.copied_bytes[d];
     }
     counts.waits += results.counts.waits;
   }
   // The mechanism was there to be tested.
-  for (int d = 0; d < backend::kMaxDevices; ++d) {
+  for (int d = 0; d < kTestDevices; ++d) {
     CHECK(counts.kernels[d] > 1000);
     CHECK(counts.copied_bytes[d] > 1000);
   }
@@ -60,7 +60,7 @@ TEST_CASE("random programs keep within the accelerator's memory, and give the sa
     Program program;
     make_random(program, random, 30, false);
     PlanOptions options = mixed_options();
-    options.accelerator_bytes = 512 + 256 * static_cast<uint64_t>(round);
+    options.machine[1].bytes = 512 + 256 * static_cast<uint64_t>(round);
     check_same(program, options, test_devices());
     for (const Placement& placement : program.plan(options).placements) {
       moved += placement.reason == Reason::kNoMemory;
@@ -88,14 +88,12 @@ TEST_CASE("a run gives back all memory but the bindings'") {
   for (int round = 0; round < 20; ++round) {
     Program program;
     make_random(program, random, 40, true);
-    int64_t before[backend::kMaxDevices];
-    for (int d = 0; d < backend::kMaxDevices; ++d) {
+    int64_t before[kTestDevices];
+    for (int d = 0; d < kTestDevices; ++d) {
       before[d] = test_devices()[d]->memory_stats().allocated_bytes;
     }
-    {
-      const Results results = program.run(mixed_options());
-    }
-    for (int d = 0; d < backend::kMaxDevices; ++d) {
+    { const Results results = program.run(mixed_options()); }
+    for (int d = 0; d < kTestDevices; ++d) {
       CHECK(test_devices()[d]->memory_stats().allocated_bytes == before[d]);
     }
   }

@@ -10,8 +10,8 @@
 #include "backend/sim/sim_device.h"
 #include "graph/plan/slice_allocator.h"
 #include "tests/graph/catch.h"
-#include "tests/graph/verify/damage.h"
 #include "tests/graph/fixtures/program.h"
+#include "tests/graph/verify/damage.h"
 
 namespace hetero::graph::testing {
 namespace {
@@ -48,16 +48,17 @@ TEST_CASE("verify: of damage of all kinds, what is not found does no harm") {
   const bool fused = GENERATE(false, true);
   constexpr int kMutations = 200;
   // Stalls bring out what happens to go well.
-  static const auto stalling = backend::SimDevice::create({.schedule_seed = 5});
-  REQUIRE(stalling.ok());
-  const Devices devices[] = {test_devices(), {test_devices()[backend::kCpu], stalling.value().get()}};
+  const bool four = GENERATE(false, true);
+  static const auto stalling = make_simulated({.schedule_seed = 5}, 1);
+  static const auto three_stalling = make_simulated({.schedule_seed = 5}, 3);
+  const Devices devices[] = {four ? four_devices() : test_devices(), with_cpu(four ? three_stalling : stalling)};
   int caught_of[kDamages] = {};
   int tried_of[kDamages] = {};
   int found = 0;
   int with_returns = 0;
   int with_bodies = 0;
   for_each_mutation(
-      fused, kMutations,
+      fused, kMutations, devices[0],
       [&](Damage damage, Program& program, const Plan& sound, const Plan& plan, const PlanOptions& options) {
         const auto kind = static_cast<size_t>(damage);
         ++tried_of[kind];
@@ -80,11 +81,11 @@ TEST_CASE("verify: of damage of all kinds, what is not found does no harm") {
         }
       });
   for (int kind = 0; kind < kDamages; ++kind) {
-    std::printf("verifier%s, %s: %d of %d caught\n", fused ? ", fused" : "", kDamageNames[kind], caught_of[kind],
+    std::printf("verifier%s%s, %s: %d of %d caught\n", four ? ", four devices" : "", fused ? ", fused" : "", kDamageNames[kind], caught_of[kind],
                 tried_of[kind]);
   }
-  std::printf("verifier%s: %d of %d mutations caught, %d proven harmless by running them\n", fused ? ", fused" : "",
-              found, kMutations, kMutations - found);
+  std::printf("verifier%s%s: %d of %d mutations caught, %d proven harmless by running them\n",
+              four ? ", four devices" : "", fused ? ", fused" : "", found, kMutations, kMutations - found);
   CHECK(found >= kMutations * 95 / 100);
   CHECK(with_returns > kMutations / 20);
   CHECK((with_bodies > kMutations / 10) == fused);
@@ -254,9 +255,9 @@ TEST_CASE("verify: memory that the accelerator may not take is found") {
       if (there || bound) bytes += SliceAllocator::round_up(buffer.bytes);
       takes |= bound && !there;
     }
-    options.accelerator_bytes = std::max<uint64_t>(bytes, 1);
+    options.machine[1].bytes = std::max<uint64_t>(bytes, 1);
     REQUIRE_FALSE(caught(program, plan, options));
-    options.accelerator_bytes = bytes - 1;
+    options.machine[1].bytes = bytes - 1;
     if (bytes > 1) REQUIRE(caught(program, plan, options) == takes);
     without_arena += takes && plan.arena_bytes[backend::kAccelerator] == 0;
   }

@@ -16,7 +16,7 @@ class Bound {
   Bound(const Graph& graph, const Devices& devices) : bindings_(graph.buffers.size()) {
     for (BufferId b = 0; b < bindings_.size(); ++b) {
       const Buffer& buffer = graph.buffers[b];
-      for (backend::DeviceIndex d = 0; d < backend::kMaxDevices; ++d) {
+      for (backend::DeviceIndex d = 0; d < backend::kMostDevices; ++d) {
         if ((buffer.valid_on >> d & 1) != 0) bindings_[b].blocks[d] = allocate(*devices[d], buffer.bytes);
       }
       bindings_[b].valid_on = buffer.valid_on;

@@ -39,15 +39,15 @@ class Profile {
 
 PlanOptions Machine::options() const {
   PlanOptions options;
-  options.has_accelerator = true;
-  options.cpu = cpu;
-  options.accelerator = {.flops = sim.flops,
-                         .flops_half = sim.flops_half,
-                         .memory_bandwidth = sim.memory_bandwidth,
-                         .copy_bandwidth = sim.h2d_bandwidth,
-                         .readback_bandwidth = sim.d2h_bandwidth,
-                         .copy_latency = sim.copy_latency,
-                         .launch_latency = sim.launch_latency};
+  options.machine.add({});
+  options.machine.cpu().rates = cpu;
+  options.machine[1].rates = {.flops = sim.flops,
+                              .flops_half = sim.flops_half,
+                              .memory_bandwidth = sim.memory_bandwidth,
+                              .copy_bandwidth = sim.h2d_bandwidth,
+                              .readback_bandwidth = sim.d2h_bandwidth,
+                              .copy_latency = sim.copy_latency,
+                              .launch_latency = sim.launch_latency};
   return options;
 }
 

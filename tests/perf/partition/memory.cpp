@@ -4,8 +4,8 @@
 #include <string>
 
 #include "graph/plan/interval_packing.h"
-#include "tests/graph/placement/hard_instances.h"
 #include "tests/graph/fixtures/steady.h"
+#include "tests/graph/placement/hard_instances.h"
 #include "tests/perf/partition/model.h"
 #include "tests/perf/partition/rows.h"
 #include "tests/perf/partition/thread_time.h"
@@ -40,7 +40,7 @@ void memory_rows(Table& table) {
   PlanOptions options;
   options.own_block_bytes = options.least_own_block_bytes = UINT64_MAX;
   transformer_row(table, "on the CPU", options, backend::kCpu, true);
-  options.has_accelerator = true;
+  options.machine.add({});
   options.policy = Policy::kAccelerator;
   transformer_row(table, "on the accelerator with several compute queues", options, backend::kAccelerator, false);
   options.compute_queues = 1;

@@ -135,7 +135,7 @@ uint64_t Model::other_bytes() const {
 uint64_t budget_for(Model& model, double share, const PlanOptions& options) {
   PlanOptions unlimited = options;
   unlimited.policy = Policy::kAccelerator;
-  unlimited.accelerator_bytes = 0;
+  unlimited.machine[1].bytes = 0;
   unlimited.candidates = nullptr;
   Plan plan;
   make_plan(model.graph, unlimited, plan);

@@ -33,7 +33,7 @@ double median_ms(const Graph& graph, const PlanOptions& options) {
 void fill(const Graph& graph, const PlanOptions& options, CostHistory& history) {
   const CostModel costs(options);
   for (const Node& node : graph.nodes) {
-    for (backend::DeviceIndex device = 0; device < backend::kMaxDevices; ++device) {
+    for (backend::DeviceIndex device = 0; device < options.machine.size(); ++device) {
       for (uint32_t i = 0; i < CostHistory::kEnough; ++i) {
         history.add(cost_key(graph, node, device), costs.node_seconds(graph, node, device));
       }
@@ -50,7 +50,7 @@ void planning_rows(Table& table, const Machine& machine) {
   for (const bool cached : {false, true}) {
     for (const bool fits : {true, false}) {
       PlanOptions options = machine.options();
-      if (!fits) options.accelerator_bytes = budget_for(model, 0.25, options);
+      if (!fits) options.machine[1].bytes = budget_for(model, 0.25, options);
       CostHistory history;
       if (cached) {
         fill(model.graph, options, history);

@@ -50,7 +50,7 @@ void for_each_random(Function function) {
     make_random(program, random, 10 + i % 50, true);
     PlanOptions options = machine.options();
     options.policy = i % 3 == 0 ? Policy::kAuto : Policy::kMixed;
-    if (i % 2 == 1) options.accelerator_bytes = 4096 + 256 * static_cast<uint64_t>(i);
+    if (i % 2 == 1) options.machine[1].bytes = 4096 + 256 * static_cast<uint64_t>(i);
     Plan plan;
     make_plan(program.graph, options, plan);
     if (uses_host_only(plan)) continue;
@@ -68,7 +68,7 @@ void for_each_transformer(const Machines& machines, Function function) {
       for (const double share : {0.0, 0.25, 0.5, 1.1}) {
         Model model(kNarrow, tokens, 512);
         PlanOptions options = machine.options();
-        options.accelerator_bytes = budget_for(model, share, options);
+        options.machine[1].bytes = budget_for(model, share, options);
         const Steady steady = plan_until_steady(model.graph, options);
         if (uses_host_only(steady.plan)) continue;
         function(model.graph, steady.plan, steady.simulation, machine.sim);

@@ -105,7 +105,7 @@ void run_rows(Table& table, const Machine& machine) {
   program_rows(table, "a device for each node by lot", options, machine);
   options.policy = Policy::kAccelerator;
   Model model(kSmall, 1, 16);
-  options.accelerator_bytes = budget_for(model, 0.25, options);
+  options.machine[1].bytes = budget_for(model, 0.25, options);
   program_rows(table, "streamed, a quarter fits", options, machine);
 }
 

@@ -25,7 +25,7 @@ constexpr Phase kPrefill{"prefill", 16384, 16384};
 Steady planned(const Machine& machine, const ModelShape& shape, const Phase& phase, double share, Policy policy) {
   Model model(shape, phase.tokens, phase.context);
   PlanOptions options = machine.options();
-  options.accelerator_bytes = budget_for(model, share, options);
+  options.machine[1].bytes = budget_for(model, share, options);
   options.policy = policy;
   return plan_until_steady(model.graph, options);
 }
@@ -67,8 +67,8 @@ void hook_row(Table& table, const Machine& machine) {
     const double share = 1 - streamed / 100.0;
     Model model(kUneven, kDecode.tokens, kDecode.context);
     PlanOptions options = machine.options();
-    options.accelerator_bytes = budget_for(model, share, options);
-    const double hooks = seconds_with_hooks(model, machine, options.accelerator_bytes);
+    options.machine[1].bytes = budget_for(model, share, options);
+    const double hooks = seconds_with_hooks(model, machine, options.machine[1].bytes);
     const double ours = plan_until_steady(model.graph, options).simulation.seconds;
     const Steady streaming = planned(machine, kUneven, kDecode, share, Policy::kAccelerator);
     least = std::min(least, hooks / ours);

@@ -48,8 +48,9 @@ double bound(const Graph& graph, const PlanOptions& options) {
     if (buffer.valid_on == 1u << backend::kCpu) bytes += static_cast<double>(buffer.bytes);
   }
   for (const Node& node : graph.nodes) tasks += costs.node_seconds(graph, node, kAccelerator);
-  const double first = costs.copy_seconds(static_cast<double>(3 * kWidth) * sizeof(float), kAccelerator);
-  return std::max(costs.copy_seconds(bytes, kAccelerator), first + tasks);
+  const double first =
+      costs.copy_seconds(static_cast<double>(3 * kWidth) * sizeof(float), backend::kCpu, backend::kAccelerator);
+  return std::max(costs.copy_seconds(bytes, backend::kCpu, backend::kAccelerator), first + tasks);
 }
 
 }  // namespace

@@ -1,0 +1,66 @@
+"""One graph on the CPU and three simulated accelerators: what the program asks for runs where it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from counters import counting
+from helpers import DEVICE, assert_same, needs_hetero
+
+from torch_hetero import _C
+
+pytestmark = needs_hetero
+
+
+@pytest.fixture(autouse=True)
+def three_accelerators() -> Iterator[None]:
+    before = torch.hetero.config.accelerator
+    torch.hetero.config.accelerator = "sim:3"
+    yield
+    torch.hetero.config.accelerator = before
+
+
+def chain(x: torch.Tensor, places: list[str]) -> torch.Tensor:
+    for number, where in enumerate(places):
+        with torch.hetero.placement(where):
+            x = torch.sin(x) + number
+    return x
+
+
+def test_a_chain_over_all_devices_gives_the_bits_of_the_cpu() -> None:
+    places = ["accelerator", "sim:1", "accelerator:2", "cpu", "sim:0", "accelerator:2", "accelerator:1"]
+    x = torch.randn(64, 64)
+    expected = chain(x, ["auto"] * len(places))
+    with counting() as counts:
+        actual = chain(x.to(DEVICE), places).cpu()
+    assert_same(actual, expected)
+    assert counts.kernels_on("accelerator") > 0
+    plan = _C.plan_text()
+    assert ", 4 devices" in plan
+    for device in ("accelerator", "accelerator:1", "accelerator:2"):
+        assert f"{device} compute: " in plan
+    assert "accelerator:1 p2p: copy" in plan  # straight from a neighbour
+    assert "from cpu to accelerator:2" in plan  # from sim:0 by way of the host, which has no link to sim:2
+
+
+def test_a_module_and_a_rule_name_a_device() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh())
+    x = torch.randn(4, 16)
+    expected = model(x).detach()
+    model.to(DEVICE)
+    torch.hetero.place(model[0], "accelerator:2")
+    torch.hetero.set_placement_rules({"aten::tanh": "sim:1"})
+    try:
+        actual = model(x.to(DEVICE)).detach().cpu()
+    finally:
+        torch.hetero.set_placement_rules()
+    assert_same(actual, expected)
+    assert "accelerator:2 compute: " in _C.plan_text()
+
+
+@pytest.mark.parametrize("where", ["sim", "gpu:1", "accelerator:9", "accelerator:x", "cpu:0"])
+def test_what_is_no_device_is_refused(where: str) -> None:
+    with pytest.raises(ValueError, match="placement takes"):
+        torch.hetero.placement(where)
