@@ -19,9 +19,8 @@ template <typename Return, typename... Arguments>
 class FunctionRef<Return(Arguments...)> {
  public:
   template <typename Callable>
-    requires(!std::is_same_v<std::remove_cvref_t<Callable>, FunctionRef> &&
-             std::is_invocable_r_v<Return, Callable&, Arguments...>)
-  FunctionRef(Callable&& callable)
+  requires(!std::is_same_v<std::remove_cvref_t<Callable>, FunctionRef> &&
+           std::is_invocable_r_v<Return, Callable&, Arguments...>) FunctionRef(Callable&& callable)
       : object_(const_cast<void*>(static_cast<const void*>(std::addressof(callable)))),
         call_([](void* object, Arguments... arguments) -> Return {
           return (*static_cast<std::remove_reference_t<Callable>*>(object))(std::forward<Arguments>(arguments)...);

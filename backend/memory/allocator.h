@@ -31,9 +31,9 @@
 #include <utility>
 #include <vector>
 
-#include "backend/device/device.h"
 #include "backend/base/size_classes.h"
 #include "backend/base/spin_lock.h"
+#include "backend/device/device.h"
 
 namespace hetero::backend {
 

@@ -34,7 +34,7 @@ FreeObject* pop_batch(SharedList& shared) {
 FreeObject* carve_batch(SharedList& shared) {
   constexpr size_t kHeader = 64;
   const size_t bytes = kHeader + kPoolBatch * shared.object_bytes;
-  auto* slab = static_cast<char*>(::operator new(bytes, std::align_val_t{kHeader}));
+  auto* slab = static_cast<char*>(::operator new (bytes, std::align_val_t{kHeader}));
   FreeObject* head = nullptr;
   for (uint32_t i = kPoolBatch; i-- > 0;) {
     auto* object = reinterpret_cast<FreeObject*>(slab + kHeader + i * shared.object_bytes);

@@ -12,9 +12,9 @@
 #include <mutex>
 #include <optional>
 
+#include "backend/base/size_classes.h"
 #include "backend/memory/address_space.h"
 #include "backend/memory/allocator.h"
-#include "backend/base/size_classes.h"
 
 namespace hetero::backend {
 namespace {

@@ -25,9 +25,9 @@
 #include <memory>
 #include <string>
 
+#include "backend/base/spin_lock.h"
 #include "backend/device/device.h"
 #include "backend/memory/range_allocator.h"
-#include "backend/base/spin_lock.h"
 
 namespace hetero::backend {
 

@@ -101,9 +101,7 @@ struct CoreGroup::Impl {
   }
 
   void work() {
-    {
-      const std::lock_guard wait_for_start(mutex);
-    }
+    { const std::lock_guard wait_for_start(mutex); }
     pthread_setname_np(pthread_self(), options.name.substr(0, 15).c_str());
     use_thread_count(options.threads);
     std::unique_lock lock(mutex);

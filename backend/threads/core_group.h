@@ -30,8 +30,8 @@
 #include <string>
 #include <vector>
 
-#include "backend/device/device.h"
 #include "backend/base/status.h"
+#include "backend/device/device.h"
 
 namespace hetero::backend {
 

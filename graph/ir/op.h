@@ -19,8 +19,8 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "backend/device/device.h"
 #include "backend/base/status.h"
+#include "backend/device/device.h"
 #include "graph/ir/window.h"
 
 namespace hetero::graph {

@@ -21,7 +21,6 @@
 
 #include "graph/placement/min_cut.h"
 #include "graph/placement/rollout.h"
-#include "graph/plan/passes.h"
 
 namespace hetero::graph {
 namespace {

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "backend/device/device.h"
 #include "backend/base/status.h"
+#include "backend/device/device.h"
 #include "graph/ir/window.h"
 
 namespace hetero {

@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
-#include "backend/device/device.h"
 #include "backend/base/status.h"
+#include "backend/device/device.h"
 #include "graph/ir/binding.h"
 #include "graph/program/ports.h"
 #include "graph/program/saved_program.h"

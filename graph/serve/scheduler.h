@@ -43,8 +43,8 @@
 #include <mutex>
 #include <vector>
 
-#include "backend/threads/core_group.h"
 #include "backend/base/status.h"
+#include "backend/threads/core_group.h"
 
 namespace hetero::graph {
 
@@ -134,14 +134,14 @@ struct RequestOptions {
   Request::Clock::time_point deadline = Request::kNever;
 };
 
-#define HETERO_SCHEDULER_COUNTERS(X)                                             \
+#define HETERO_SCHEDULER_COUNTERS(X)                                                  \
   X(submitted, "accepted; each becomes one of completed, failed, cancelled and late") \
-  X(completed, "the handler returned no error")                                  \
-  X(failed, "the handler returned or threw one")                                 \
-  X(cancelled, "cancelled before or while they ran")                             \
-  X(late, "past their deadline")                                                 \
-  X(refused, "submit() returned an error")                                       \
-  X(waiting, "waiting now")                                                      \
+  X(completed, "the handler returned no error")                                       \
+  X(failed, "the handler returned or threw one")                                      \
+  X(cancelled, "cancelled before or while they ran")                                  \
+  X(late, "past their deadline")                                                      \
+  X(refused, "submit() returned an error")                                            \
+  X(waiting, "waiting now")                                                           \
   X(most_waiting, "the most that ever waited")
 
 struct SchedulerCounters {

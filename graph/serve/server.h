@@ -37,12 +37,12 @@
 #include <string>
 #include <vector>
 
-#include "backend/threads/core_group.h"
 #include "backend/base/status.h"
+#include "backend/threads/core_group.h"
+#include "graph/program/tensor_view.h"
 #include "graph/serve/graph_executor.h"
 #include "graph/serve/model.h"
 #include "graph/serve/scheduler.h"
-#include "graph/program/tensor_view.h"
 
 namespace hetero {
 

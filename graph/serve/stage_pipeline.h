@@ -59,13 +59,13 @@ class StageRequest {
   Status status_;  // written before the end
 };
 
-#define HETERO_STAGE_COUNTS(X)                                                     \
-  X(submitted, "accepted; each becomes one of completed and failed")               \
-  X(completed, "completed")                                                        \
-  X(failed, "failed, cancelled ones among them")                                   \
-  X(in_flight, "in flight now")                                                    \
-  X(most_in_flight, "the most that ever were in flight")                           \
-  X(frames, "frames that have memory now")                                         \
+#define HETERO_STAGE_COUNTS(X)                                                      \
+  X(submitted, "accepted; each becomes one of completed and failed")                \
+  X(completed, "completed")                                                         \
+  X(failed, "failed, cancelled ones among them")                                    \
+  X(in_flight, "in flight now")                                                     \
+  X(most_in_flight, "the most that ever were in flight")                            \
+  X(frames, "frames that have memory now")                                          \
   X(lent, "inputs and outputs of all stages that are bound to a frame where it is") \
   X(copied, "the others, which are copied")
 

@@ -24,11 +24,11 @@
 
 #include "ops/dispatch/basic.h"
 #include "ops/dispatch/catch_all.h"
+#include "ops/dispatch/typed.h"
 #include "ops/memory/storage_memory.h"
 #include "ops/record/recorder.h"
 #include "ops/run/straight.h"
 #include "ops/run/sync.h"
-#include "ops/dispatch/typed.h"
 
 namespace hetero::ops {
 namespace {

@@ -5,11 +5,11 @@
 #include <utility>
 
 #include "ops/kernels/boxed.h"
-#include "ops/shapes/first_sight.h"
-#include "ops/shapes/meta.h"
 #include "ops/record/recorder.h"
 #include "ops/run/straight.h"
 #include "ops/run/sync.h"
+#include "ops/shapes/first_sight.h"
+#include "ops/shapes/meta.h"
 
 namespace hetero::ops {
 namespace {

@@ -16,9 +16,9 @@
 
 #include "backend/base/random.h"
 #include "ops/dispatch/catch_all.h"
+#include "ops/dispatch/registration.h"
 #include "ops/kernels/kernel.h"
 #include "ops/shapes/node_check.h"
-#include "ops/dispatch/registration.h"
 
 namespace hetero::ops {
 namespace {

@@ -131,8 +131,7 @@ void encode(Sink& sink, const at::OptionalSymIntArrayRef& values) {
   }
 }
 template <typename Sink, typename T>
-  requires(!std::is_same_v<T, at::Tensor>)
-void encode(Sink& sink, const std::optional<T>& value) {
+requires(!std::is_same_v<T, at::Tensor>) void encode(Sink& sink, const std::optional<T>& value) {
   if (value.has_value()) {
     encode(sink, *value);
   } else {
@@ -197,8 +196,7 @@ struct TypedRecorder<Op, hidden, R(A...)> {
     if (!match.possible()) return Recorded::kNo;
     (encode_argument(match, static_cast<std::remove_reference_t<A>&>(arguments), written), ...);
     if (!match.complete()) return Recorded::kNo;
-    return append(match.entry(), outputs,
-                  [&](std::span<const at::Tensor> made) { return match.append(made); });
+    return append(match.entry(), outputs, [&](std::span<const at::Tensor> made) { return match.append(made); });
   }
 
   // Records any call whose outputs are known.

@@ -10,9 +10,15 @@
 #include "ops/dispatch/registration.h"
 #include "ops/dispatch/typed.h"
 
-#define OUT(name, out, op_class, ...) add_typed_row<at::_ops::name, at::_ops::out>(library, RowCode<>{} __VA_ARGS__);
-#define NEW(name, op_class, ...) add_typed_row<at::_ops::name>(library, RowCode<>{} __VA_ARGS__);
-#define INPLACE(name, op_class, ...) add_typed_row<at::_ops::name>(library, RowCode<>{} __VA_ARGS__);
+#define OUT(name, out, op_class, ...)           \
+  add_typed_row<at::_ops::name, at::_ops::out>( \
+      library, RowCode<> {} __VA_ARGS__);
+#define NEW(name, op_class, ...) \
+  add_typed_row<at::_ops::name>( \
+      library, RowCode<> {} __VA_ARGS__);
+#define INPLACE(name, op_class, ...) \
+  add_typed_row<at::_ops::name>(     \
+      library, RowCode<> {} __VA_ARGS__);
 #define OWN(function) .with_own<&function>()
 #define TAKES_MEMORY .with_memory()
 #define PREPARE(function) .prepared_by(&function)

@@ -3,8 +3,8 @@
 // what the first part of MapOperation says, fused products and sums included;
 // tests/ops/compile_test.cpp compares the two bit by bit.
 
-#include "ops/settings/config.h"
 #include "ops/fused/functions.h"
+#include "ops/settings/config.h"
 
 #include <ATen/Version.h>
 

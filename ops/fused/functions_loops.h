@@ -61,7 +61,8 @@ void vector_loop(void* out, const void* const* in, const Number* numbers, int64_
       const auto rest = static_cast<int>(n - i);
       Vec(function(Vec::loadu(inputs[I] + i, rest)..., filled[J]...)).store(result + i, rest);
     }
-  }(std::make_index_sequence<kInputs>(), std::make_index_sequence<kNumbers>());
+  }
+  (std::make_index_sequence<kInputs>(), std::make_index_sequence<kNumbers>());
 }
 
 // The same on single entries, for what rounds nowhere; the compiler makes vectors of it. `out` may be an input: same entry.
@@ -74,7 +75,8 @@ void entry_loop(void* out, const void* const* in, const Number* numbers, int64_t
     R* const result = static_cast<R*>(out);
 #pragma GCC ivdep
     for (int64_t i = 0; i < n; ++i) result[i] = static_cast<R>(function(inputs[I][i]..., filled[J]...));
-  }(std::make_index_sequence<kInputs>(), std::make_index_sequence<kNumbers>());
+  }
+  (std::make_index_sequence<kInputs>(), std::make_index_sequence<kNumbers>());
 }
 
 // The second argument before the first.

@@ -271,7 +271,9 @@ struct SquaredDeviation {
 };
 
 template <typename R>
-concept HasParameter = requires { typename R::Parameter; };
+concept HasParameter = requires {
+  typename R::Parameter;
+};
 
 template <typename R>
 constexpr auto begin_of() -> void (*)(void*) {

@@ -30,8 +30,8 @@
 #include <string_view>
 
 #include "graph/ir/lowering.h"
-#include "ops/record/call.h"
 #include "ops/fused/functions.h"
+#include "ops/record/call.h"
 
 namespace hetero::ops {
 

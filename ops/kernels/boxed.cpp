@@ -5,8 +5,8 @@
 
 #include <limits>
 
-#include "ops/record/generator.h"
 #include "ops/kernels/kernel.h"
+#include "ops/record/generator.h"
 #include "ops/record/running.h"
 #include "ops/tensor/reused.h"
 

@@ -8,8 +8,8 @@
 #include <ATen/core/stack.h>
 
 #include "graph/ir/op.h"
-#include "ops/record/call.h"
 #include "ops/kernels/kernel.h"
+#include "ops/record/call.h"
 #include "ops/record/op_info.h"
 
 namespace hetero::ops {

@@ -266,7 +266,7 @@ class Sample {
     const int64_t padding[] = {geometry.padding_y, geometry.padding_x};
     const int64_t dilation[] = {geometry.dilation_y, geometry.dilation_x};
     const int64_t none[] = {0, 0};
-    const auto list = [&](const int64_t (&numbers)[2]) {
+    const auto list = [&](const int64_t(&numbers)[2]) {
       return planar_ ? at::IntArrayRef(numbers) : at::IntArrayRef(numbers + 1, 1);
     };
     if (shape_.work != ConvolutionWork::kBackward) {

@@ -136,7 +136,8 @@ const at::Tensor& KernelTensors::operand(int i) {
 
 c10::Device kernel_device() {
   const backend::Device* const accelerator = backend::accelerator();
-  return accelerator != nullptr && backend::is_gpu(accelerator->name()) ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU);
+  return accelerator != nullptr && backend::is_gpu(accelerator->name()) ? c10::Device(c10::kCUDA, 0)
+                                                                        : c10::Device(c10::kCPU);
 }
 
 at::Tensor bytes_at(void* data, int64_t bytes, c10::Device device) {

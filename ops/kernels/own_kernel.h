@@ -10,9 +10,9 @@
 
 #include "backend/cpu/kernels/matvec.h"
 #include "graph/ir/op.h"
+#include "ops/kernels/profiled.h"
 #include "ops/settings/config.h"
 #include "ops/settings/counters.h"
-#include "ops/kernels/profiled.h"
 
 namespace hetero::ops {
 

@@ -213,9 +213,8 @@ struct Results<std::tuple<T...>> {
     return std::apply([](auto&... tensor) { return std::tuple<T...>(std::move(tensor)...); }, outputs);
   }
   static std::tuple<T...> from(torch::jit::Stack& stack) {
-    return [&]<size_t... I>(std::index_sequence<I...>) {
-      return std::tuple<T...>(std::move(stack[I]).toTensor()...);
-    }(std::index_sequence_for<T...>());
+    return [&]<size_t... I>(std::index_sequence<I...>) { return std::tuple<T...>(std::move(stack[I]).toTensor()...); }
+    (std::index_sequence_for<T...>());
   }
   static void deliver(KernelTensors& tensors, const graph::Invocation& invocation, std::tuple<T...> results) {
     int output = tensors.first_output();

@@ -59,7 +59,8 @@ void note_arrival(HeteroStorage* storage) {
   waiting.emplace_back(storage, false);
 }
 
-void find_uploads(const TraceSlice& slice, const graph::Plan& plan, graph::Uploads& uploads, std::vector<StorageHold>& holds) {
+void find_uploads(const TraceSlice& slice, const graph::Plan& plan, graph::Uploads& uploads,
+                  std::vector<StorageHold>& holds) {
   if (arrivals().empty()) return;
   std::vector<size_t> sizes = take_arrivals(slice, plan);
   uploads.to = kAccelerator;

@@ -10,9 +10,9 @@
 
 #include "backend/memory/host_ranges.h"
 #include "backend/registry/registry.h"
+#include "ops/record/running.h"
 #include "ops/settings/config.h"
 #include "ops/settings/counters.h"
-#include "ops/record/running.h"
 
 namespace hetero::ops {
 namespace {

@@ -15,8 +15,8 @@
 #include "backend/registry/registry.h"
 #include "ops/process/device.h"
 #include "ops/record/generator.h"
-#include "ops/tensor/storage.h"
 #include "ops/run/sync.h"
+#include "ops/tensor/storage.h"
 
 namespace hetero::ops {
 namespace {

@@ -8,8 +8,8 @@
 #include "backend/memory/spill_file.h"
 #include "backend/registry/registry.h"
 #include "ops/fused/functions.h"
-#include "ops/process/accelerator.h"
 #include "ops/memory/storage_memory.h"
+#include "ops/process/accelerator.h"
 #include "ops/run/sync.h"
 #include "ops/settings/config.h"
 

@@ -7,13 +7,13 @@
 #include <exception>
 
 #include "graph/ir/kernel_error.h"
+#include "ops/fused/functions.h"
 #include "ops/process/accelerator.h"
 #include "ops/process/device.h"
 #include "ops/process/option_hooks.h"
-#include "ops/fused/functions.h"
+#include "ops/process/torch_accelerator.h"
 #include "ops/settings/parallel.h"
 #include "ops/tensor/storage.h"
-#include "ops/process/torch_accelerator.h"
 
 namespace hetero {
 namespace {

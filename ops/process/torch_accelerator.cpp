@@ -86,7 +86,7 @@ int redirect_calls(dl_phdr_info* library, size_t, void* detours) {
   const Calls calls = calls_of(*library);
   if (calls.relocations == nullptr || calls.symbols == nullptr || calls.names == nullptr) return 0;
   for (size_t i = 0; i < calls.count; ++i) {
-    const ElfW(Rela) & relocation = calls.relocations[i];
+    const ElfW(Rela)& relocation = calls.relocations[i];
     if (ELF64_R_TYPE(relocation.r_info) != R_X86_64_JUMP_SLOT) continue;
     const std::string_view name = calls.names + calls.symbols[ELF64_R_SYM(relocation.r_info)].st_name;
     for (const Detour& detour : *static_cast<const Detour(*)[2]>(detours)) {

@@ -8,17 +8,17 @@
 #include <utility>
 
 #include "backend/registry/registry.h"
-#include "ops/program/compiled_variant.h"
-#include "ops/settings/config.h"
+#include "ops/dispatch/opaque.h"
 #include "ops/kernels/device_kernel.h"
+#include "ops/kernels/kernel.h"
+#include "ops/memory/storage_memory.h"
+#include "ops/program/compiled_variant.h"
+#include "ops/program/static_call.h"
 #include "ops/record/generator.h"
 #include "ops/record/running.h"
-#include "ops/kernels/kernel.h"
-#include "ops/dispatch/opaque.h"
 #include "ops/run/overlap.h"
-#include "ops/program/static_call.h"
-#include "ops/memory/storage_memory.h"
 #include "ops/run/sync.h"
+#include "ops/settings/config.h"
 
 namespace hetero::ops {
 namespace {
@@ -175,7 +175,7 @@ void ArgumentStorages::look(const std::vector<c10::IValue>& arguments) {
 }
 
 bool CompiledVariant::fits(const std::vector<c10::IValue>& values, const ArgumentStorages& of,
-                                    const graph::WindowTable& windows) const {
+                           const graph::WindowTable& windows) const {
   if (values.size() != arguments.size() || of.storages.size() != written.size()) return false;
   for (size_t i = 0; i < values.size(); ++i) {
     const Argument& known = arguments[i];

@@ -38,9 +38,9 @@
 
 #include "graph/ir/graph.h"
 #include "graph/program/saved_program.h"
-#include "ops/run/slice_run.h"
 #include "ops/record/plan_cache.h"
 #include "ops/record/recorder.h"
+#include "ops/run/slice_run.h"
 
 namespace hetero::ops {
 

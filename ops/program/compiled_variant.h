@@ -55,7 +55,8 @@ struct CompiledVariant {
     c10::IValue number;
   };
 
-  bool fits(const std::vector<c10::IValue>& values, const ArgumentStorages& of, const graph::WindowTable& windows) const;
+  bool fits(const std::vector<c10::IValue>& values, const ArgumentStorages& of,
+            const graph::WindowTable& windows) const;
 
   std::vector<Argument> arguments;
   std::vector<Result> results;

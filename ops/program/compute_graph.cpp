@@ -11,16 +11,16 @@
 #include <set>
 
 #include "graph/cost/cost.h"
+#include "graph/ir/text.h"
 #include "graph/program/archive.h"
 #include "graph/serve/static_plan.h"
-#include "graph/ir/text.h"
-#include "ops/record/call.h"
-#include "ops/program/compiled.h"
-#include "ops/settings/parallel.h"
-#include "ops/record/recorder.h"
-#include "ops/program/schema_call.h"
 #include "ops/process/start.h"
+#include "ops/program/compiled.h"
+#include "ops/program/schema_call.h"
 #include "ops/program/static_call.h"
+#include "ops/record/call.h"
+#include "ops/record/recorder.h"
+#include "ops/settings/parallel.h"
 #include "ops/tensor/storage.h"
 
 namespace hetero {
@@ -546,8 +546,8 @@ std::string ComputeGraph::describe() const {
       char seconds[32];
       std::snprintf(seconds, sizeof(seconds), "%.3g", part.seconds * 1e6);
       text += "    " + part.op + ": " +
-              (part.runs ? graph::device_word(part.device) + ", " + to_string(part.reason) + ", " +
-                               seconds + " us predicted, "
+              (part.runs ? graph::device_word(part.device) + ", " + to_string(part.reason) + ", " + seconds +
+                               " us predicted, "
                          : std::string("not needed, ")) +
               std::to_string(part.bytes) + " bytes\n";
     }

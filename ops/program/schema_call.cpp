@@ -166,8 +166,7 @@ std::string SchemaCall::fill(const SchemaCall::Arguments& arguments, const Schem
   size_t named = 0;
   for (size_t i = 0; i < formals.size(); ++i) {
     const c10::Argument& formal = formals[i];
-    const auto attribute =
-        std::ranges::find(attributes, formal.name(), &std::pair<std::string, GraphArgument>::first);
+    const auto attribute = std::ranges::find(attributes, formal.name(), &std::pair<std::string, GraphArgument>::first);
     const bool is_named = attribute != attributes.end();
     named += is_named;
     if (i < arguments.size() && is_named) return formal.name() + " is given twice";

@@ -26,8 +26,7 @@ class SchemaCall {
   using Attributes = std::vector<std::pair<std::string, GraphArgument>>;
 
   // Takes the operator of that name whose schema takes the arguments. Raises a sentence where there is none.
-  SchemaCall(std::string_view name, const Arguments& arguments,
-             const Attributes& attributes);
+  SchemaCall(std::string_view name, const Arguments& arguments, const Attributes& attributes);
 
   const std::string& name() const { return name_; }  // "aten::add.Tensor"
   // The tensors among the arguments, in their order.
@@ -36,8 +35,8 @@ class SchemaCall {
   std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& tensors, c10::Device device) const;
 
  private:
-  SchemaCall(const std::vector<c10::OperatorHandle>& candidates, std::string_view name,
-             const Arguments& arguments, const Attributes& attributes);
+  SchemaCall(const std::vector<c10::OperatorHandle>& candidates, std::string_view name, const Arguments& arguments,
+             const Attributes& attributes);
 
   struct Slot {
     enum class Kind : uint8_t { kFixed, kDevice, kTensor, kTensors, kOptionalTensors };

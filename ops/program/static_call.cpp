@@ -10,11 +10,11 @@
 #include <utility>
 
 #include "graph/program/program_sizes.h"
-#include "ops/record/generator.h"
-#include "ops/run/plan_options.h"
-#include "ops/run/overlap.h"
-#include "ops/run/program_log.h"
 #include "ops/memory/storage_memory.h"
+#include "ops/record/generator.h"
+#include "ops/run/overlap.h"
+#include "ops/run/plan_options.h"
+#include "ops/run/program_log.h"
 #include "ops/run/sync.h"
 #include "ops/settings/config.h"
 #include "ops/settings/parallel.h"

@@ -59,8 +59,9 @@ std::optional<Addition> addition_of(const TraceSlice& slice, const WindowTable& 
            static_cast<uint64_t>(window.last_byte) == slice.holds[b].storage()->nbytes();
   };
   if (first.bits != 0 || after.last_byte < static_cast<int64_t>(kLeastBytes) || before.dtype != after.dtype ||
-      !slice.graph.buffers[result.buffer].escapes || slice.graph.buffers[first.buffer].valid_on != 1u << backend::kCpu ||
-      !whole(first.buffer, before) || !whole(result.buffer, after)) {
+      !slice.graph.buffers[result.buffer].escapes ||
+      slice.graph.buffers[first.buffer].valid_on != 1u << backend::kCpu || !whole(first.buffer, before) ||
+      !whole(result.buffer, after)) {
     return std::nullopt;
   }
   const std::optional<int> dimension = grown_dimension(before, after);

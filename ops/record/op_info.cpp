@@ -131,8 +131,8 @@ const OpInfo& op_info(const c10::OperatorHandle& handle) {
                                    [](const c10::Argument& argument) { return argument.is_out(); });
   if (is_aten(info->name) && !has_out) {
     const bool broadcasts = graph::op_table()[info->id].op_class == graph::OpClass::kPointwise;
-    info->shape_rule = info->row.shape_rule == ShapeRule::kNone && broadcasts ? ShapeRule::kBroadcast
-                                                                              : info->row.shape_rule;
+    info->shape_rule =
+        info->row.shape_rule == ShapeRule::kNone && broadcasts ? ShapeRule::kBroadcast : info->row.shape_rule;
   }
   return *info;
 }

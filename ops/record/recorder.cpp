@@ -4,9 +4,9 @@
 #include <c10/core/DefaultDtype.h>
 
 #include "graph/ir/liveness.h"
-#include "ops/settings/config.h"
 #include "ops/record/layouts.h"
 #include "ops/record/plan_cache.h"
+#include "ops/settings/config.h"
 
 namespace hetero::ops {
 
@@ -232,7 +232,8 @@ bool Recorder::cut_all(bool reuse, Cut& cut, const HeteroStorage* fetched) {
   finish(cut.slice, fetched);
   if (reuse) {
     PlanSet& plans = at_->plans();
-    if (version_ != kUnlikeTrie && cut.slice.lines.empty()) cut.request.kept = plans.find_unchanged(cut.slice, version_);
+    if (version_ != kUnlikeTrie && cut.slice.lines.empty())
+      cut.request.kept = plans.find_unchanged(cut.slice, version_);
     divide(plans);
   }
   if (cut.request.kept == nullptr) write_down();

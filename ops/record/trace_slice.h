@@ -29,11 +29,11 @@ class PlanSet;
 class TrieNode;
 
 struct TraceSlice {
-  graph::Graph graph;  // without its nodes where a kept plan stands for them (PlanRequest::kept)
-  std::vector<uint8_t> selection;                   // per node of the trace: it is in the slice; empty: all
-  std::vector<StorageHold> holds;                   // per buffer
-  std::vector<graph::Binding*> bindings;            // per buffer; null for temporaries
-  std::vector<graph::BufferId> to_close;            // buffers whose blocks have gaps that must go before the run
+  graph::Graph graph;                     // without its nodes where a kept plan stands for them (PlanRequest::kept)
+  std::vector<uint8_t> selection;         // per node of the trace: it is in the slice; empty: all
+  std::vector<StorageHold> holds;         // per buffer
+  std::vector<graph::Binding*> bindings;  // per buffer; null for temporaries
+  std::vector<graph::BufferId> to_close;  // buffers whose blocks have gaps that must go before the run
   std::unordered_map<uint32_t, std::string> lines;  // node sequence -> Python line, with HETERO_TRACEBACK
   at::ScalarType default_dtype = at::kFloat;
   int threads = 0;  // at::get_num_threads() of the recording thread

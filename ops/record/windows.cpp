@@ -13,7 +13,7 @@ graph::WindowId intern_window(const c10::TensorImpl* impl) {
   const auto sizes = impl->sizes();
   const auto strides = impl->strides();
   return window_table().intern(static_cast<graph::DType>(c10::typeMetaToScalarType(impl->dtype())),
-                          {sizes.data(), sizes.size()}, {strides.data(), strides.size()}, impl->storage_offset());
+                               {sizes.data(), sizes.size()}, {strides.data(), strides.size()}, impl->storage_offset());
 }
 
 }  // namespace hetero::ops

@@ -128,7 +128,8 @@ Learned learn_costs(const graph::Graph& graph, const graph::Plan& plan, const gr
       for (uint32_t i = p; i < graph::end_of_transfer(graph, plan, p); ++i) {
         bytes += static_cast<double>(graph.buffers[plan.program[i].index].bytes);
       }
-      costs.learn_copy(bytes, instruction.from, instruction.to, times.spans[p].end - times.spans[p].begin, known.history);
+      costs.learn_copy(bytes, instruction.from, instruction.to, times.spans[p].end - times.spans[p].begin,
+                       known.history);
       ++known.unsaved;
       continue;
     }

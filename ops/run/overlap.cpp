@@ -197,7 +197,8 @@ bool Overlap::run_front(const std::atomic<int32_t>* stop) {
   Cut& cut = flight->cut;
   const bool background = stop != nullptr;
   // The overlap thread must not change the default dtype, which others would see.
-  if (background && !flight->started && c10::typeMetaToScalarType(c10::get_default_dtype()) != cut.slice.default_dtype) {
+  if (background && !flight->started &&
+      c10::typeMetaToScalarType(c10::get_default_dtype()) != cut.slice.default_dtype) {
     return false;
   }
   Status status;

@@ -31,8 +31,8 @@
 #include <thread>
 #include <vector>
 
-#include "ops/run/slice_run.h"
 #include "ops/record/recorder.h"
+#include "ops/run/slice_run.h"
 
 namespace hetero::ops {
 

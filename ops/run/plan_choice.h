@@ -58,7 +58,7 @@ class PlanChoice {
 
   graph::PlanOptions options_;
   PlanSettings settings_;
-  AloneRuns alone_;       // goes over to the plan that is made in a dropped one's stead
+  AloneRuns alone_;           // goes over to the plan that is made in a dropped one's stead
   PlanSet* known_ = nullptr;  // the plans kept for the slice
   std::vector<graph::Candidate> candidates_;
   graph::Plan scratch_;

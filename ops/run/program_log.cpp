@@ -1,8 +1,8 @@
 #include "ops/run/program_log.h"
 
 #include "backend/registry/registry.h"
-#include "graph/report/describe.h"
 #include "graph/cost/simulate.h"
+#include "graph/report/describe.h"
 #include "ops/memory/storage_memory.h"
 
 namespace hetero::ops {

@@ -7,13 +7,13 @@
 #include "backend/registry/registry.h"
 #include "graph/cost/cost.h"
 #include "ops/kernels/boxed.h"
-#include "ops/run/plan_options.h"
-#include "ops/record/generator.h"
 #include "ops/kernels/kernel.h"
-#include "ops/settings/parallel.h"
-#include "ops/record/recorder.h"
 #include "ops/memory/storage_memory.h"
+#include "ops/record/generator.h"
+#include "ops/record/recorder.h"
+#include "ops/run/plan_options.h"
 #include "ops/run/sync.h"
+#include "ops/settings/parallel.h"
 
 namespace hetero::ops {
 namespace {

@@ -12,8 +12,8 @@
 #include <ATen/core/stack.h>
 
 #include "ops/record/call.h"
-#include "ops/settings/counters.h"
 #include "ops/record/op_info.h"
+#include "ops/settings/counters.h"
 
 namespace hetero::ops {
 

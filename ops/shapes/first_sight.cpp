@@ -9,10 +9,10 @@
 #include "backend/registry/registry.h"
 #include "ops/kernels/boxed.h"
 #include "ops/kernels/kernel.h"
-#include "ops/shapes/meta.h"
 #include "ops/record/recorder.h"
 #include "ops/run/straight.h"
 #include "ops/run/sync.h"
+#include "ops/shapes/meta.h"
 #include "ops/shapes/shape_rules.h"
 
 namespace hetero::ops {
@@ -98,9 +98,7 @@ namespace {
 
 // Kernels whose layouts their Meta kernel need not know for other sizes, though it does for one: convolutions choose by size, LAPACK and FFT calls by
 // their branches.
-bool never_trusted(const OpInfo& info) {
-  return info.row.layout_by_size;
-}
+bool never_trusted(const OpInfo& info) { return info.row.layout_by_size; }
 
 // LAPACK takes indices (pivots) unchecked, and counts them from one: zeros would make it write elsewhere.
 bool probe_is_unsafe(const OpInfo& info, const Call& call) {
@@ -203,7 +201,7 @@ bool entry_by_rule(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, con
     }
     const graph::WindowId window =
         window_table().intern(static_cast<graph::DType>(dtypes[i]), {output.sizes.data(), output.sizes.size()},
-                                    {output.strides.data(), output.strides.size()}, 0);
+                              {output.strides.data(), output.strides.size()}, 0);
     entry.outputs.push_back({window, storage_bytes_for(output.sizes, output.strides, 0, c10::elementSize(dtypes[i]))});
   }
   return true;

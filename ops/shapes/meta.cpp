@@ -16,11 +16,11 @@
 #include <utility>
 
 #include "ops/kernels/boxed.h"
-#include "ops/record/generator.h"
 #include "ops/kernels/kernel.h"
+#include "ops/record/generator.h"
 #include "ops/record/op_info.h"
-#include "ops/settings/parallel.h"
 #include "ops/record/recorder.h"
+#include "ops/settings/parallel.h"
 #include "ops/shapes/shape_rules.h"
 
 namespace hetero::ops {
@@ -356,9 +356,9 @@ MetaEntry entry_of(const OpInfo& info, const MetaRun& run) {
       entry.outputs.push_back({});
       return;
     }
-    const graph::WindowId window = window_table().intern(static_cast<graph::DType>(meta.scalar_type()),
-                                                               {meta.sizes().data(), meta.sizes().size()},
-                                                               {meta.strides().data(), meta.strides().size()}, 0);
+    const graph::WindowId window =
+        window_table().intern(static_cast<graph::DType>(meta.scalar_type()), {meta.sizes().data(), meta.sizes().size()},
+                              {meta.strides().data(), meta.strides().size()}, 0);
     entry.outputs.push_back({window, storage_bytes_for(meta.sizes(), meta.strides(), 0, meta.element_size())});
   };
   for (size_t r = 0; r < run.results.size(); ++r) {

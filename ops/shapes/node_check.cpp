@@ -13,8 +13,8 @@
 
 #include "ops/kernels/boxed.h"
 #include "ops/record/call.h"
-#include "ops/shapes/meta.h"
 #include "ops/record/op_info.h"
+#include "ops/shapes/meta.h"
 #include "ops/tensor/storage.h"
 
 namespace hetero::ops {

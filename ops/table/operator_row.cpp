@@ -15,7 +15,7 @@ struct RowBuilder : OperatorRow {
     op_class = row_class;
   }
   template <typename T>
-  RowBuilder& with(T OperatorRow::* column, T value) {
+  RowBuilder& with(T OperatorRow::*column, T value) {
     this->*column = std::move(value);
     return *this;
   }
@@ -91,7 +91,7 @@ OperatorRow describe_operator(std::string_view name) {
   for (const OperatorRow& family : table->families) {
     if (!belongs_to(name, family.name)) continue;
     if (family.meaning != ArgumentMeaning::kAny) row.meaning = family.meaning;
-    for (bool OperatorRow::* const fact :
+    for (bool OperatorRow::*const fact :
          {&OperatorRow::dynamic_shape, &OperatorRow::cpu_tensors, &OperatorRow::cpu_indices, &OperatorRow::any_numbers,
           &OperatorRow::layout_by_size, &OperatorRow::takes_pivots, &OperatorRow::checks_arguments,
           &OperatorRow::no_device_out}) {

@@ -63,8 +63,8 @@ struct HiddenWrites {
 struct OperatorRow {
   static constexpr size_t kNoRow = SIZE_MAX;
 
-  std::string name;        // "aten::add.Tensor"
-  size_t index = kNoRow;   // in the table
+  std::string name;       // "aten::add.Tensor"
+  size_t index = kNoRow;  // in the table
   graph::OpClass op_class = graph::OpClass::kOther;
   ShapeRule shape_rule = ShapeRule::kNone;
   ArgumentMeaning meaning = ArgumentMeaning::kAny;

@@ -64,7 +64,7 @@ class HeteroStorage final : public c10::StorageImpl {
 
   Growth growth = Growth::kNone;  // the recorder's lock
   // Of storage_memory.h; the executor's lock:
-  bool tracked = false;    // it is in the set
+  bool tracked = false;  // it is in the set
   // What is called when a tracked storage dies, on any thread. Installed by storage_memory.h, which sets `tracked`.
   static void (*on_tracked_end)(HeteroStorage* storage);
   bool arrived = false;    // it is among the arrivals (arrivals.h)

@@ -70,12 +70,12 @@ constexpr unsigned kMostSeconds = 120;  // for one seed; more is a hang
 struct Totals {
   int64_t runs = 0;
   int64_t plans = 0;
-  int64_t bounded = 0;   // plans within a budget
-  int64_t streamed = 0;  // of these, those with returns
-  int64_t fused = 0;     // plans with fused groups
-  int64_t spread = 0;    // plans with tasks on several compute queues
-  int64_t timed = 0;     // runs whose time was predicted
-  int64_t failed = 0;    // runs with an error
+  int64_t bounded = 0;     // plans within a budget
+  int64_t streamed = 0;    // of these, those with returns
+  int64_t fused = 0;       // plans with fused groups
+  int64_t spread = 0;      // plans with tasks on several compute queues
+  int64_t timed = 0;       // runs whose time was predicted
+  int64_t failed = 0;      // runs with an error
   int64_t from_peers = 0;  // copies straight from another accelerator
   RunCounts counts;
 };
@@ -131,19 +131,20 @@ class Trial {
 
   // The line that says what was chosen, then the graph, and the last plan.
   void print(std::FILE* file) const {
-    std::fprintf(file,
-                 "round %d: %zu accelerators, policy %s, the first of %llu bytes, fusion %d, thorough %d, own blocks from %llu or %llu "
-                 "bytes, compute queues %d, join copies %d, flops %g, copies %g bytes/s, latency %g s, spread %g, "
-                 "stalls %d, plan from "
-                 "text %d, trouble: "
-                 "%s\n\n%s\n%s\n",
-                 round_, accelerators_, to_string(options_.policy), static_cast<unsigned long long>(options_.machine[1].bytes),
-                 options_.fusion, options_.thorough, static_cast<unsigned long long>(options_.own_block_bytes),
-                 static_cast<unsigned long long>(options_.least_own_block_bytes), options_.compute_queues,
-                 options_.join_copies, sim_options_.flops, sim_options_.h2d_bandwidth, sim_options_.launch_latency,
-                 sim_options_.duration_spread, sim_options_.schedule_seed != 0, from_text_,
-                 kTroubleNames[static_cast<int>(trouble_)], to_string(program_.graph).c_str(),
-                 to_string(plan_).c_str());
+    std::fprintf(
+        file,
+        "round %d: %zu accelerators, policy %s, the first of %llu bytes, fusion %d, thorough %d, own blocks from %llu "
+        "or %llu "
+        "bytes, compute queues %d, join copies %d, flops %g, copies %g bytes/s, latency %g s, spread %g, "
+        "stalls %d, plan from "
+        "text %d, trouble: "
+        "%s\n\n%s\n%s\n",
+        round_, accelerators_, to_string(options_.policy), static_cast<unsigned long long>(options_.machine[1].bytes),
+        options_.fusion, options_.thorough, static_cast<unsigned long long>(options_.own_block_bytes),
+        static_cast<unsigned long long>(options_.least_own_block_bytes), options_.compute_queues, options_.join_copies,
+        sim_options_.flops, sim_options_.h2d_bandwidth, sim_options_.launch_latency, sim_options_.duration_spread,
+        sim_options_.schedule_seed != 0, from_text_, kTroubleNames[static_cast<int>(trouble_)],
+        to_string(program_.graph).c_str(), to_string(plan_).c_str());
   }
 
  private:
@@ -488,7 +489,7 @@ class Trial {
   backend::Device& cpu_;
   Totals& totals_;
   Program program_;
-  std::vector<uint8_t> defined_;   // per buffer: a node defines it
+  std::vector<uint8_t> defined_;     // per buffer: a node defines it
   std::vector<DeviceSet> bound_at_;  // per buffer: where it is valid before the first run
   PlanOptions options_;
   SimOptions sim_options_;

@@ -14,8 +14,8 @@
 #include <chrono>
 #include <thread>
 
-#include "ops/settings/config.h"
 #include "ops/run/sync.h"
+#include "ops/settings/config.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

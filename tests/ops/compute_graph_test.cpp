@@ -16,9 +16,9 @@
 
 #include <filesystem>
 
-#include "ops/settings/config.h"
 #include "ops/program/static_call.h"
 #include "ops/run/sync.h"
+#include "ops/settings/config.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

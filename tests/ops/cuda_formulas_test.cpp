@@ -16,9 +16,9 @@
 #include <string>
 #include <vector>
 
-#include "backend/fused/formula.h"
 #include "backend/cpu/fused/launch.h"
 #include "backend/cuda/fused/nvrtc.h"
+#include "backend/fused/formula.h"
 #include "ops/fused/functions.h"
 #include "tests/backend/cuda/cuda_emulation.h"
 

@@ -5,9 +5,9 @@
 
 #include <cstring>
 
-#include "ops/settings/config.h"
 #include "ops/record/recorder.h"
 #include "ops/run/sync.h"
+#include "ops/settings/config.h"
 #include "tests/ops/start_device.h"
 
 namespace hetero::ops::testing {

@@ -110,9 +110,8 @@ class Evaluation {
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) tensor = tensor.clone();
     // One entry for all points is one for each row as well.
     const bool row = program_.reduced != 0 && tensor.numel() == 1;
-    return bytes_of(row ? tensor.reshape({}).expand(kept_).contiguous()
-                        : tensor.expand(sizes_).permute(order_).contiguous(),
-                    row);
+    return bytes_of(
+        row ? tensor.reshape({}).expand(kept_).contiguous() : tensor.expand(sizes_).permute(order_).contiguous(), row);
   }
 
   Evaluated read_rows(const graph::Lowering::Value& value) {

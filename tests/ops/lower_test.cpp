@@ -487,8 +487,10 @@ TEST_F(Lower, Promotion) {
     }
   };
   const DTypes some = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte, at::kInt, at::kBool};
-  pairs("add", [](const auto& a, const auto& b) { return at::add(a, b); }, some);
-  pairs("lt", [](const auto& a, const auto& b) { return at::lt(a, b); }, some);
+  pairs(
+      "add", [](const auto& a, const auto& b) { return at::add(a, b); }, some);
+  pairs(
+      "lt", [](const auto& a, const auto& b) { return at::lt(a, b); }, some);
   pairs("mul", [](const auto& a, const auto& b) { return at::mul(a, b); },
         {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte, at::kBool});
   pairs("div", [](const auto& a, const auto& b) { return at::div(a, b); },
@@ -533,10 +535,14 @@ TEST_F(Lower, InPlace) {
 // PyTorch's own, but 7% of the entries differ in the last bit.
 TEST_F(Lower, GeluIsNear) {
   const Tensors given = {numbers({kMany}, 1).mul(3), numbers({kMany}, 2).mul(3)};
-  near("gelu", {at::kFloat}, 20, [](Tensors& t) { return at::gelu(t[0]); }, given);
-  near("gelu", kHalves, 1, [](Tensors& t) { return at::gelu(t[0]); }, given);
-  near("gelu backward", kWideFloats, 10, [](Tensors& t) { return at::gelu_backward(t[0], t[1]); }, given);
-  near("gelu backward", kHalves, 1, [](Tensors& t) { return at::gelu_backward(t[0], t[1]); }, given);
+  near(
+      "gelu", {at::kFloat}, 20, [](Tensors& t) { return at::gelu(t[0]); }, given);
+  near(
+      "gelu", kHalves, 1, [](Tensors& t) { return at::gelu(t[0]); }, given);
+  near(
+      "gelu backward", kWideFloats, 10, [](Tensors& t) { return at::gelu_backward(t[0], t[1]); }, given);
+  near(
+      "gelu backward", kHalves, 1, [](Tensors& t) { return at::gelu_backward(t[0], t[1]); }, given);
 }
 
 TEST_F(Lower, ExtremaAreExact) {

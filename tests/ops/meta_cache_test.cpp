@@ -6,9 +6,9 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
 
-#include "ops/settings/config.h"
 #include "ops/record/recorder.h"
 #include "ops/run/sync.h"
+#include "ops/settings/config.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

@@ -12,9 +12,9 @@
 
 #include <thread>
 
-#include "ops/settings/config.h"
 #include "ops/record/plan_cache.h"
 #include "ops/run/sync.h"
+#include "ops/settings/config.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

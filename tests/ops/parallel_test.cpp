@@ -8,8 +8,8 @@
 #include <set>
 #include <thread>
 
-#include "backend/threads/core_group.h"
 #include "backend/base/parallel.h"
+#include "backend/threads/core_group.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

@@ -12,11 +12,11 @@
 #include <ATen/ops/sum.h>
 #include <thread>
 
-#include "ops/settings/config.h"
-#include "ops/settings/counters.h"
 #include "ops/record/plan_cache.h"
 #include "ops/record/recorder.h"
 #include "ops/run/sync.h"
+#include "ops/settings/config.h"
+#include "ops/settings/counters.h"
 #include "tests/ops/fixture.h"
 
 namespace hetero::ops::testing {

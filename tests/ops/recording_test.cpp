@@ -18,8 +18,8 @@
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "ops/kernels/boxed.h"
 #include "ops/dispatch/catch_all.h"
+#include "ops/kernels/boxed.h"
 #include "ops/run/sync.h"
 #include "tests/ops/fixture.h"
 

@@ -26,11 +26,11 @@
 #include <thread>
 
 #include "backend/cpu/kernels/panel_gemm.h"
-#include "ops/program/compute_graph.h"
-#include "ops/settings/config.h"
 #include "ops/kernels/convolution.h"
 #include "ops/kernels/linear.h"
+#include "ops/program/compute_graph.h"
 #include "ops/program/static_call.h"
+#include "ops/settings/config.h"
 #include "tests/ops/fixture.h"
 
 namespace {

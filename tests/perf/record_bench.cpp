@@ -21,8 +21,8 @@
 #include <algorithm>
 #include <chrono>
 
-#include "ops/settings/config.h"
 #include "ops/run/sync.h"
+#include "ops/settings/config.h"
 #include "tests/ops/start_device.h"
 
 namespace hetero::ops {

@@ -7,8 +7,8 @@
 
 #include "backend/fault/fault_device.h"
 #include "backend/memory/host_ranges.h"
-#include "backend/registry/registry.h"
 #include "backend/memory/spill_file.h"
+#include "backend/registry/registry.h"
 #include "ops/process/accelerator.h"
 #include "ops/run/overlap.h"
 #include "ops/run/sync.h"

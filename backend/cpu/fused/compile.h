@@ -23,8 +23,8 @@
 #include <cstdint>
 #include <string>
 
-#include "backend/cpu/fused/executable_memory.h"
 #include "backend/cpu/fused/codegen.h"
+#include "backend/cpu/fused/executable_memory.h"
 #include "backend/cpu/fused/program.h"
 
 namespace hetero::backend {

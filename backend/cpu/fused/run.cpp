@@ -9,10 +9,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backend/base/parallel.h"
 #include "backend/cpu/fused/compile.h"
 #include "backend/cpu/fused/launch.h"
 #include "backend/cpu/vector/scratch.h"
-#include "backend/base/parallel.h"
 
 namespace hetero::backend {
 namespace {

@@ -16,8 +16,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "backend/fused/kernel.h"
 #include "backend/cpu/vector/strided_copy.h"
+#include "backend/fused/kernel.h"
 
 namespace hetero::backend {
 

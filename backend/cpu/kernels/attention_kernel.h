@@ -381,21 +381,23 @@ void soften(const AttentionScores& scores, const AttentionSoftmax& softmax) {
     const V scale = V::of(scores.scale);
     V tops[4] = {none, none, none, none};
     if (scaled) {
-      for_each_vector<V>(count, [&](int64_t i, int n) __attribute__((always_inline)) {
-        V score = V::mul(V::load(row + i), scale);
-        if (scores.mask != nullptr) score = V::add(score, mask_at<V>(scores, r, i, n));
-        score.store(row + i);
-        tops[0] = V::max(V::first(score, n, none), tops[0]);
-      });
+      for_each_vector<V>(
+          count, [&](int64_t i, int n) __attribute__((always_inline)) {
+            V score = V::mul(V::load(row + i), scale);
+            if (scores.mask != nullptr) score = V::add(score, mask_at<V>(scores, r, i, n));
+            score.store(row + i);
+            tops[0] = V::max(V::first(score, n, none), tops[0]);
+          });
     } else {
       int64_t i = 0;
       for (; i + 4 * V::kWidth <= count; i += 4 * V::kWidth) {
 #pragma GCC unroll 4
         for (int k = 0; k < 4; ++k) tops[k] = V::max(V::load(row + i + k * V::kWidth), tops[k]);
       }
-      for_each_vector<V>(count - i, [&](int64_t k, int n) __attribute__((always_inline)) {
-        tops[0] = V::max(V::first(V::load(row + i + k), n, none), tops[0]);
-      });
+      for_each_vector<V>(
+          count - i, [&](int64_t k, int n) __attribute__((always_inline)) {
+            tops[0] = V::max(V::first(V::load(row + i + k), n, none), tops[0]);
+          });
     }
     const float unit = scaled ? 1.0f : scores.scale;
     const float top = V::max(V::max(tops[0], tops[1]), V::max(tops[2], tops[3])).largest() * unit;
@@ -405,12 +407,13 @@ void soften(const AttentionScores& scores, const AttentionSoftmax& softmax) {
     const float shift = largest == -kInfinity ? 0.0f : largest;
     const V units = V::of(unit), negative = V::of(-shift);
     V sum = V::zero();
-    for_each_vector<V>(count, [&](int64_t i, int n) __attribute__((always_inline)) {
-      V weight = exponential(V::fma(V::load(row + i), units, negative));
-      if (n < V::kWidth) weight = V::first(weight, n, V::zero());
-      weight.store(row + i);
-      sum = V::add(sum, weight);
-    });
+    for_each_vector<V>(
+        count, [&](int64_t i, int n) __attribute__((always_inline)) {
+          V weight = exponential(V::fma(V::load(row + i), units, negative));
+          if (n < V::kWidth) weight = V::first(weight, n, V::zero());
+          weight.store(row + i);
+          sum = V::add(sum, weight);
+        });
     clear<V>(row, whole_vectors<V>(count), scores.columns);
     softmax.largest[r] = largest;
     if (softmax.first) {
@@ -436,18 +439,19 @@ void differentiate(const AttentionScores& scores, const AttentionGradients& grad
     const V scale = V::of(scores.scale);
     const V logsumexp = V::of(gradients.logsumexp[r]);
     const V dot = V::of(gradients.dots[r]);
-    for_each_vector<V>(count, [&](int64_t i, int n) __attribute__((always_inline)) {
-      V score = V::mul(V::load(row + i), scale);
-      if (scores.mask != nullptr) score = V::add(score, mask_at<V>(scores, r, i, n));
-      V weight = exponential(V::sub(score, logsumexp));
-      V change = V::mul(weight, V::sub(V::load(gradient + i), dot));
-      if (n < V::kWidth) {
-        weight = V::first(weight, n, V::zero());
-        change = V::first(change, n, V::zero());
-      }
-      weight.store(row + i);
-      change.store(gradient + i);
-    });
+    for_each_vector<V>(
+        count, [&](int64_t i, int n) __attribute__((always_inline)) {
+          V score = V::mul(V::load(row + i), scale);
+          if (scores.mask != nullptr) score = V::add(score, mask_at<V>(scores, r, i, n));
+          V weight = exponential(V::sub(score, logsumexp));
+          V change = V::mul(weight, V::sub(V::load(gradient + i), dot));
+          if (n < V::kWidth) {
+            weight = V::first(weight, n, V::zero());
+            change = V::first(change, n, V::zero());
+          }
+          weight.store(row + i);
+          change.store(gradient + i);
+        });
     clear<V>(row, whole_vectors<V>(count), scores.columns);
     clear<V>(gradient, whole_vectors<V>(count), scores.columns);
   }
@@ -458,14 +462,15 @@ void scale_rows(const float* from, int64_t from_stride, int64_t rows, int64_t co
                 int64_t factor_step, float* to, int64_t to_stride) {
   for (int64_t r = 0; r < rows; ++r) {
     const V factor = V::broadcast(factors + r * factor_step);
-    for_each_vector<V>(columns, [&](int64_t i, int n) __attribute__((always_inline)) {
-      const V value = V::mul(V::load(from + r * from_stride + i), factor);
-      if (n == V::kWidth) {
-        value.store(to + r * to_stride + i);
-      } else {
-        value.store_first(to + r * to_stride + i, n);
-      }
-    });
+    for_each_vector<V>(
+        columns, [&](int64_t i, int n) __attribute__((always_inline)) {
+          const V value = V::mul(V::load(from + r * from_stride + i), factor);
+          if (n == V::kWidth) {
+            value.store(to + r * to_stride + i);
+          } else {
+            value.store_first(to + r * to_stride + i, n);
+          }
+        });
   }
 }
 
@@ -474,9 +479,10 @@ void dot_rows(const float* x, int64_t x_stride, const float* y, int64_t y_stride
               float* out) {
   for (int64_t r = 0; r < rows; ++r) {
     V sum = V::zero();
-    for_each_vector<V>(columns, [&](int64_t i, int n) __attribute__((always_inline)) {
-      sum = V::fma(V::load_first(x + r * x_stride + i, n), V::load_first(y + r * y_stride + i, n), sum);
-    });
+    for_each_vector<V>(
+        columns, [&](int64_t i, int n) __attribute__((always_inline)) {
+          sum = V::fma(V::load_first(x + r * x_stride + i, n), V::load_first(y + r * y_stride + i, n), sum);
+        });
     out[r] = sum.sum();
   }
 }

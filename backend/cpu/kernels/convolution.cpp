@@ -15,9 +15,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "backend/cpu/vector/scratch.h"
 #include "backend/base/parallel.h"
 #include "backend/base/rounding.h"
+#include "backend/cpu/vector/scratch.h"
 
 namespace hetero::backend {
 namespace {

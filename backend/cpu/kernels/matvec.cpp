@@ -10,12 +10,12 @@
 #include <cstddef>
 #include <span>
 
-#include "backend/cpu/vector/half.h"
-#include "backend/cpu/kernels/matvec_kernel.h"
-#include "backend/cpu/vector/scratch.h"
-#include "backend/cpu/vector/vector_portable.h"
 #include "backend/base/parallel.h"
 #include "backend/base/rounding.h"
+#include "backend/cpu/kernels/matvec_kernel.h"
+#include "backend/cpu/vector/half.h"
+#include "backend/cpu/vector/scratch.h"
+#include "backend/cpu/vector/vector_portable.h"
 
 namespace hetero::backend {
 namespace {

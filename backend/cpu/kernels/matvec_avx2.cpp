@@ -1,7 +1,7 @@
 // Compiled for AVX2, FMA and F16C; called only where the processor has them. See matvec_kernel.h.
 
-#include "backend/cpu/vector/elements_avx2.h"
 #include "backend/cpu/kernels/matvec_kernel.h"
+#include "backend/cpu/vector/elements_avx2.h"
 
 namespace hetero::backend {
 namespace {

@@ -1,8 +1,8 @@
 // Compiled for AVX-512 (F, BW, VL, DQ), FMA and F16C; called only where the processor has them. See
 // matvec_kernel.h.
 
-#include "backend/cpu/vector/elements_avx512.h"
 #include "backend/cpu/kernels/matvec_kernel.h"
+#include "backend/cpu/vector/elements_avx512.h"
 
 namespace hetero::backend {
 namespace {

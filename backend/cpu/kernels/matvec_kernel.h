@@ -122,15 +122,17 @@ inline void dot_rows(const MatvecPart& part, int64_t first) {
   }
   int64_t i = 0;
   for (; i + kBlock <= part.k; i += kBlock) {
-    step(i, [&](const auto* p, V& low, V& high) __attribute__((always_inline)) {
-      __builtin_prefetch(p + ahead, 0, 2);
-      if (kBlock * sizeof(Stored) > kLine) __builtin_prefetch(p + ahead + kLine / sizeof(Stored), 0, 2);
-      L::load(p, low, high);
-    });
+    step(
+        i, [&](const auto* p, V& low, V& high) __attribute__((always_inline)) {
+          __builtin_prefetch(p + ahead, 0, 2);
+          if (kBlock * sizeof(Stored) > kLine) __builtin_prefetch(p + ahead + kLine / sizeof(Stored), 0, 2);
+          L::load(p, low, high);
+        });
   }
   if (i < part.k) {
-    step(i, [&](const auto* p, V& low, V& high)
-                __attribute__((always_inline)) { L::load_part(p, static_cast<int>(part.k - i), low, high); });
+    step(
+        i, [&](const auto* p, V& low, V& high)
+               __attribute__((always_inline)) { L::load_part(p, static_cast<int>(part.k - i), low, high); });
   }
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
@@ -179,15 +181,17 @@ inline void add_rows(const MatvecPart& part, int64_t first) {
   };
   int64_t column = 0;
   for (; column + kBlock <= part.count; column += kBlock) {
-    step(column, [&](const auto* p, V& low, V& high) __attribute__((always_inline)) {
-      __builtin_prefetch(p + R * part.w_stride);
-      L::load(p, low, high);
-    });
+    step(
+        column, [&](const auto* p, V& low, V& high) __attribute__((always_inline)) {
+          __builtin_prefetch(p + R * part.w_stride);
+          L::load(p, low, high);
+        });
   }
   if (column < part.count) {
-    step(column, [&](const auto* p, V& low, V& high) __attribute__((always_inline)) {
-      L::load_part(p, static_cast<int>(part.count - column), low, high);
-    });
+    step(
+        column, [&](const auto* p, V& low, V& high) __attribute__((always_inline)) {
+          L::load_part(p, static_cast<int>(part.count - column), low, high);
+        });
   }
 }
 

@@ -10,9 +10,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backend/base/rounding.h"
 #include "backend/cpu/kernels/matvec.h"
 #include "backend/cpu/vector/scratch.h"
-#include "backend/base/rounding.h"
 
 namespace hetero::backend {
 

@@ -10,12 +10,12 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "backend/base/parallel.h"
+#include "backend/base/rounding.h"
 #include "backend/cpu/kernels/pack_in_parts.h"
 #include "backend/cpu/kernels/panel_kernel.h"
 #include "backend/cpu/vector/scratch.h"
 #include "backend/cpu/vector/strided_copy.h"
-#include "backend/base/parallel.h"
-#include "backend/base/rounding.h"
 
 namespace hetero::backend {
 

@@ -24,8 +24,8 @@
 #include <cstdint>
 #include <span>
 
-#include "backend/cpu/vector/instruction_set.h"
 #include "backend/cpu/kernels/matvec.h"
+#include "backend/cpu/vector/instruction_set.h"
 
 namespace hetero::backend {
 

@@ -1,8 +1,8 @@
 // Compiled for AVX-512 with its bfloat16 instructions; called only where the processor has them.
 // See panel_kernel.h.
 
-#include "backend/cpu/vector/elements_avx512.h"
 #include "backend/cpu/kernels/panel_kernel.h"
+#include "backend/cpu/vector/elements_avx512.h"
 
 namespace hetero::backend {
 namespace {

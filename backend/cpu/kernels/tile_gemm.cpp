@@ -15,11 +15,11 @@
 #include <cstring>
 #include <mutex>
 
-#include "backend/cpu/kernels/pack_in_parts.h"
-#include "backend/cpu/vector/scratch.h"
-#include "backend/cpu/kernels/tile_kernel.h"
 #include "backend/base/parallel.h"
 #include "backend/base/rounding.h"
+#include "backend/cpu/kernels/pack_in_parts.h"
+#include "backend/cpu/kernels/tile_kernel.h"
+#include "backend/cpu/vector/scratch.h"
 
 #if defined(__linux__) && defined(__x86_64__)
 #include <sys/syscall.h>

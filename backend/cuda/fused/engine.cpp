@@ -8,8 +8,8 @@
 #include <optional>
 #include <utility>
 
-#include "backend/cuda/fused/interpreter.h"
 #include "backend/base/spin_lock.h"
+#include "backend/cuda/fused/interpreter.h"
 
 namespace hetero::backend {
 namespace {

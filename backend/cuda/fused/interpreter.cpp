@@ -11,8 +11,8 @@
 #include <cstring>
 #include <utility>
 
-#include "backend/fused/formula.h"
 #include "backend/cuda/fused/levels.h"
+#include "backend/fused/formula.h"
 
 namespace hetero::backend {
 namespace {

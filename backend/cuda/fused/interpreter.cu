@@ -11,11 +11,11 @@
 #include <type_traits>
 #include <utility>
 
-#include "backend/fused/kernel.h"
-#include "backend/fused/formula.h"
 #include "backend/cuda/fused/bytecode.h"
 #include "backend/cuda/fused/formulas.h"
 #include "backend/cuda/fused/threads.h"
+#include "backend/fused/formula.h"
+#include "backend/fused/kernel.h"
 
 #if defined(__CUDACC__)
 #define HETERO_CALLED __device__ __noinline__

@@ -21,10 +21,10 @@
 #include <string_view>
 #include <vector>
 
-#include "backend/fused/kernel.h"
 #include "backend/cpu/fused/space.h"
 #include "backend/cuda/fused/bytecode.h"
 #include "backend/cuda/fused/source.h"
+#include "backend/fused/kernel.h"
 
 namespace hetero::backend {
 

@@ -9,14 +9,14 @@
 #include <utility>
 #include <vector>
 
-#include "backend/fused/formula.h"
 #include "backend/cuda/fused/interpreter.h"
-#include "backend/cuda/fused/source.h"
 #include "backend/cuda/fused/nvrtc.h"
+#include "backend/cuda/fused/source.h"
+#include "backend/fused/formula.h"
 #include "tests/backend/catch.h"
-#include "tests/backend/cuda/cuda_emulation.h"
 #include "tests/backend/cpu/fused/fused_program.h"
 #include "tests/backend/cpu/fused/portable_functions.h"
+#include "tests/backend/cuda/cuda_emulation.h"
 
 namespace hetero::backend {
 namespace {

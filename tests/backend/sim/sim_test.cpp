@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "backend/memory/address_space.h"
+#include "backend/base/parallel.h"
 #include "backend/cpu/cpu_device.h"
 #include "backend/fault/fault_device.h"
-#include "backend/base/parallel.h"
+#include "backend/memory/address_space.h"
 #include "tests/backend/catch.h"
 #include "tests/backend/child.h"
 

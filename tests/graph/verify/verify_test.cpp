@@ -81,8 +81,8 @@ TEST_CASE("verify: of damage of all kinds, what is not found does no harm") {
         }
       });
   for (int kind = 0; kind < kDamages; ++kind) {
-    std::printf("verifier%s%s, %s: %d of %d caught\n", four ? ", four devices" : "", fused ? ", fused" : "", kDamageNames[kind], caught_of[kind],
-                tried_of[kind]);
+    std::printf("verifier%s%s, %s: %d of %d caught\n", four ? ", four devices" : "", fused ? ", fused" : "",
+                kDamageNames[kind], caught_of[kind], tried_of[kind]);
   }
   std::printf("verifier%s%s: %d of %d mutations caught, %d proven harmless by running them\n",
               four ? ", four devices" : "", fused ? ", fused" : "", found, kMutations, kMutations - found);

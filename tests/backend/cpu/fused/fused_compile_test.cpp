@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "backend/cpu/fused/launch.h"
-#include "backend/fused/gelu.h"
 #include "backend/cpu/vector/half.h"
+#include "backend/fused/gelu.h"
 #include "tests/backend/catch.h"
 #include "tests/backend/child.h"
 #include "tests/backend/cpu/fused/fused_program.h"
@@ -142,11 +142,13 @@ void add_floats(std::vector<Described>& to) {
   constexpr int kEndOfPairs = static_cast<int>(O::kGreaterEqual) + 1, kEnd = static_cast<int>(O::kAddcdiv) + 1;
   [&]<int... I>(std::integer_sequence<int, I...>) {
     (to.push_back(describe<T, static_cast<O>(kFirst + I), NumberForm::kNone>()), ...);
-  }(std::make_integer_sequence<int, kEnd - kFirst>());
+  }
+  (std::make_integer_sequence<int, kEnd - kFirst>());
   [&]<int... I>(std::integer_sequence<int, I...>) {
     (to.push_back(describe<T, static_cast<O>(kPairs + I), NumberForm::kRight>()), ...);
     (to.push_back(describe<T, static_cast<O>(kPairs + I), NumberForm::kLeft>()), ...);
-  }(std::make_integer_sequence<int, kEndOfPairs - kPairs>());
+  }
+  (std::make_integer_sequence<int, kEndOfPairs - kPairs>());
   to.push_back({{&choose<T>, {O::kWhere, kTypeOf<T>, {}, {}}}, {EntryType::kByte, kTypeOf<T>, kTypeOf<T>}, kTypeOf<T>});
   to.push_back({{&fill_masked<T>, {O::kMaskedFill, kTypeOf<T>, {}, {}}}, {kTypeOf<T>, EntryType::kByte}, kTypeOf<T>});
 }

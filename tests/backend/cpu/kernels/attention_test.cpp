@@ -10,10 +10,10 @@
 #include <thread>
 #include <vector>
 
-#include "backend/cpu/kernels/attention_kernel.h"
-#include "backend/cpu/vector/half.h"
-#include "backend/cpu/kernels/tile_gemm.h"
 #include "backend/base/parallel.h"
+#include "backend/cpu/kernels/attention_kernel.h"
+#include "backend/cpu/kernels/tile_gemm.h"
+#include "backend/cpu/vector/half.h"
 #include "tests/backend/catch.h"
 
 namespace hetero::backend {
@@ -509,21 +509,21 @@ TEST_CASE("attention by two threads has the bits of one") {
     for (const Case& c :
          {Case{2, 3, 100, 600, 40, Element::kFloat32, causal}, Case{1, 4, 1, 3000, 64, Element::kFloat32, causal},
           Case{.batches = 1,
-               .heads = 8,
-               .queries = 100,
-               .keys = 600,
-               .size = 40,
-               .element = Element::kBfloat16,
-               .causal = causal,
-               .kv_heads = 2},
+          .heads = 8,
+          .queries = 100,
+          .keys = 600,
+          .size = 40,
+          .element = Element::kBfloat16,
+          .causal = causal,
+          .kv_heads = 2},
           Case{.batches = 1,
-               .heads = 12,
-               .queries = 1,
-               .keys = 3000,
-               .size = 64,
-               .element = Element::kBfloat16,
-               .causal = causal,
-               .kv_heads = 1}}) {
+          .heads = 12,
+          .queries = 1,
+          .keys = 3000,
+          .size = 64,
+          .element = Element::kBfloat16,
+          .causal = causal,
+          .kv_heads = 1}}) {
       Problem one(c, instruction_set());
       Problem two = one;
       two.call = Problem(c, instruction_set()).call;

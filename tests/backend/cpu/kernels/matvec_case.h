@@ -15,9 +15,9 @@
 #include <thread>
 #include <vector>
 
-#include "backend/cpu/vector/half.h"
-#include "backend/cpu/kernels/matvec.h"
 #include "backend/base/parallel.h"
+#include "backend/cpu/kernels/matvec.h"
+#include "backend/cpu/vector/half.h"
 #include "tests/backend/catch.h"
 
 namespace hetero::backend {

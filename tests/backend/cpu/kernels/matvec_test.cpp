@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "backend/cpu/vector/half.h"
 #include "backend/base/parallel.h"
+#include "backend/cpu/vector/half.h"
 #include "tests/backend/catch.h"
 #include "tests/backend/cpu/kernels/matvec_case.h"
 
