@@ -31,7 +31,7 @@ void verifier_rows(Table& table) {
   for (const bool fused : {false, true}) {
     int found = 0;
     int harmful = 0;
-    for_each_mutation(fused, kMutations,
+    for_each_mutation(fused, kMutations, test_devices(),
                       [&](Damage, Program& program, const Plan&, const Plan& damaged, const PlanOptions& options) {
                         if (!verify_plan(program.graph, damaged, options).ok()) {
                           ++found;
