@@ -15,6 +15,7 @@
 
 #include "backend/base/status.h"
 #include "backend/device/device.h"
+#include "backend/memory/pool.h"
 #include "backend/memory/spill_file.h"
 #include "graph/ir/layout.h"
 
@@ -78,7 +79,11 @@ class Blocks {
   }
 
  private:
-  using Others = std::array<backend::Block, backend::kMostDevices - 1>;
+  // From a pool: storages come and go with each run.
+  struct Others : std::array<backend::Block, backend::kMostDevices - 1> {
+    static void* operator new(size_t) { return backend::FreeList<sizeof(Others)>::allocate(); }
+    static void operator delete(void* memory) { backend::FreeList<sizeof(Others)>::deallocate(memory); }
+  };
   backend::Block host_;
   std::unique_ptr<Others> others_;
 };

@@ -37,9 +37,9 @@ struct Segments::Recording {
     uint32_t position;
   };
   uint32_t first, end;
-  std::vector<Call> calls;
-  std::vector<backend::Task> tasks;
-  std::unique_ptr<backend::Segment> segment;
+  std::vector<Call> calls = {};
+  std::vector<backend::Task> tasks = {};
+  std::unique_ptr<backend::Segment> segment = nullptr;
 };
 
 Segments::Segments(const Graph& graph, const Plan& plan, Owner& owner) : owner_(owner) { find_runs(graph, plan); }

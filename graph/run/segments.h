@@ -85,7 +85,7 @@ class Segments {
   struct Step {
     uint32_t position = 0;
     QueueId queue = 0;
-    std::vector<std::byte> given;  // the last time
+    std::vector<std::byte> given = {};  // the last time
     uint8_t changes = 0;
     bool seen = false;
     bool alone = false;

@@ -124,7 +124,7 @@ TEST_CASE("four devices: random programs give the interpreter's bits, within eac
     PlanOptions options = options_for(four_devices());
     options.fusion = fused;
     options.policy = round % 2 == 0 ? Policy::kMixed : Policy::kAuto;
-    for (DeviceIndex d = 1; bounded && d < 4; ++d) options.machine[d].bytes = 1024 + 64 * static_cast<uint64_t>(round);
+    for (DeviceIndex d = 1; bounded && d < 4; ++d) options.machine[d].bytes = 640 + 32 * static_cast<uint64_t>(round);
     const Plan plan = program.plan(options);
     check_bits(program, plan, four_devices());
     for (const Instruction& instruction : plan.program) {

@@ -39,7 +39,7 @@ struct Case {
     PlanOptions options = options_for(devices);
     options.policy = Policy::kAccelerator;
     const Plan plan = program.plan(options);
-    const Uploads uploads{.entries = {{&waiting, kBytes}}, .most_bytes = most_bytes};
+    const Uploads uploads{.to = kAccelerator, .entries = {{&waiting, kBytes}}, .most_bytes = most_bytes};
     Results results;
     results.bindings = program.bind(devices);
     const std::vector<Binding*> bound = program.pointers(results.bindings);
