@@ -22,7 +22,7 @@ namespace hetero::graph {
 // "cpu", "accelerator", and for those behind the first one "accelerator:1" and so on.
 inline std::string device_word(backend::DeviceIndex device) {
   if (device == backend::kCpu) return "cpu";
-  return device == 1 ? "accelerator" : "accelerator:" + std::to_string(device - 1);
+  return device == 1 ? "accelerator" : std::string("accelerator:").append(std::to_string(device - 1));
 }
 
 class TextReader {

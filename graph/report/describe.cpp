@@ -138,7 +138,8 @@ class Describer {
     switch (instruction.kind) {
       case Kind::kCopy:
         json["kind"] = "copy";
-        json["name"] = "b" + std::to_string(instruction.index) + " to " + device_word(instruction.to);
+        json["name"] =
+            std::string("b").append(std::to_string(instruction.index)) + " to " + device_word(instruction.to);
         json["buffer"] = instruction.index;
         json["bytes"] = graph_.buffers[instruction.index].bytes;
         break;

@@ -139,7 +139,7 @@ std::string plan_machine(const PlanOptions& options) {
     if (machine[d].device != nullptr) text += machine[d].device->name();
     for (const double figure : {rates.flops, rates.flops_half, rates.memory_bandwidth, rates.copy_bandwidth,
                                 rates.readback_bandwidth, rates.copy_latency, rates.launch_latency}) {
-      text += " " + std::to_string(figure);
+      text.append(" ").append(std::to_string(figure));
     }
     text += ", " + std::to_string(machine[d].bytes) + " bytes";
     for (backend::DeviceIndex from = 1; from < machine.size(); ++from) {

@@ -348,7 +348,7 @@ class Writer {
                                                                           : type_name(formula.type);
     return std::string(name_of(formula.operation)) + "<" + entry + ">";
   }
-  static std::string state(uint16_t value) { return "r" + str(value); }
+  static std::string state(uint16_t value) { return std::string("r").append(str(value)); }
 
   void begin_reduction(const FusedStep& it) {
     const std::string type = reducer_type(kernel_, it);

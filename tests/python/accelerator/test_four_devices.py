@@ -18,6 +18,7 @@ pytestmark = needs_hetero
 def three_accelerators() -> Iterator[None]:
     before = torch.hetero.config.accelerator
     torch.hetero.config.accelerator = "sim:3"
+    torch.hetero.config.keep_plans = True
     yield
     torch.hetero.config.accelerator = before
 
