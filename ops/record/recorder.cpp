@@ -228,7 +228,7 @@ bool Recorder::cut_all(bool reuse, Cut& cut, const HeteroStorage* fetched) {
   if (path_.empty()) return false;
   cut.request.keeps = reuse;
   std::swap(cut.slice.holds, holds_);
-  std::swap(cut.slice.lines, lines_);
+  if (!lines_.empty()) std::swap(cut.slice.lines, lines_);
   finish(cut.slice, fetched);
   if (reuse) {
     PlanSet& plans = at_->plans();

@@ -8,7 +8,7 @@ void TraceSlice::clear() {
   holds.clear();
   bindings.clear();
   to_close.clear();
-  lines.clear();
+  if (!lines.empty()) lines.clear();
 }
 
 void PlanRequest::clear() {

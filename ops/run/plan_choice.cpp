@@ -103,7 +103,14 @@ PlannedSlice PlanChoice::choose(TraceSlice& slice, PlanRequest& request) {
 
 // Fills in the options and the settings under which a plan for the request is made or must have been made.
 void PlanChoice::configure(const PlanRequest& request, int threads) {
-  options_ = configured_plan_options();
+  // What there is to know of a CPU alone stays as it is: replaying a plan does not describe the machine again.
+  if (configured_ && !options_.machine.has_accelerator() && backend::accelerator() == nullptr) {
+    options_.fusion = last_bits_may_differ();
+    options_.thorough = true;
+  } else {
+    options_ = configured_plan_options();
+    configured_ = true;
+  }
   options_.effort = request.effort;
   candidates_.clear();
   alone_ = AloneRuns();

@@ -57,6 +57,7 @@ class PlanChoice {
   void predict(const graph::Graph& graph, CachedPlan& made) const;
 
   graph::PlanOptions options_;
+  bool configured_ = false;
   PlanSettings settings_;
   AloneRuns alone_;           // goes over to the plan that is made in a dropped one's stead
   PlanSet* known_ = nullptr;  // the plans kept for the slice

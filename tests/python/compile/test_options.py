@@ -163,7 +163,7 @@ def test_traceback_names_the_line_that_called_the_program() -> None:
     fast = compiled(lambda index, table: nn.functional.embedding(index, table))
     table = numbers(5, 2).to("hetero")
     fast(torch.tensor([1], device="hetero"), table)
-    with pytest.raises(IndexError, match="test_compile.py"):
+    with pytest.raises(IndexError, match="test_options.py"):
         fast(torch.tensor([7], device="hetero"), table)
 
 
