@@ -1,7 +1,5 @@
 #include "ops/run/slice_run.h"
-#include "ops/settings/fusion_counts.h"
 
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/record_function.h>
 #include <c10/core/DefaultDtype.h>
