@@ -5,7 +5,7 @@
     scripts/test.py --quick   `make check`: what a change of one file needs, in a minute
     scripts/test.py --full    `make test-full`: the long version of each stage, hours
 
-A stage is one command. It prints its seconds. A stage that fails does not stop the others, unless it is the build. Every test
+A stage is one command. It prints its seconds. A stage that fails does not stop the others, unless nothing was built. Every test
 case counts, and so does every seed of a fuzzer; a check without cases counts as one. Further arguments go to pytest.
 """
 
@@ -78,8 +78,9 @@ class Stage:
     logs: tuple[str, ...] = ()
     # Says why the stage cannot run here, if so; a reason that starts with "!" is a failure.
     unless: str = ""
-    # The build: nothing else makes sense where it fails, and it must be free of warnings.
+    # The build. It must be free of warnings; where it breaks off, nothing else makes sense.
     is_build: bool = False
+    broke_off: bool = False
 
     def run(self) -> Counter[str]:
         """Runs the command, shows its output, and counts its cases."""
@@ -98,6 +99,7 @@ class Stage:
                 text.append(line)
         printed = "".join(text)
         logs = [log for log in (BUILD / name for name in self.logs) if log.exists()]
+        self.broke_off = process.returncode != 0
         counts = count_cases("\n".join(log.read_text(errors="replace") for log in logs) if self.logs else printed)
         if self.is_build and (warnings := re.findall(r"^.*\bwarning: .*$", printed, re.M)):
             print("\n".join([f"{len(warnings)} warnings of the compiler:", *sorted(set(warnings))]))
@@ -172,7 +174,7 @@ def main() -> int:
     seconds: list[tuple[str, float]] = []
     total = Counter(build.run())
     seconds.append((build.name, time.monotonic() - start))
-    if not total["failed"]:
+    if not build.broke_off:
         for stage in stages(options.mode, pytest_arguments):
             before = time.monotonic()
             total += stage.run()

@@ -18,7 +18,7 @@ struct Description {
   std::string name;           // which flush it was, and why
   std::string profile;        // the devices
   uint64_t budget_bytes = 0;  // of the accelerator; 0 for none
-  std::vector<Candidate> candidates;
+  std::vector<Candidate> candidates = {};
 };
 
 // `times` may be null: it was not run, or nobody looked.

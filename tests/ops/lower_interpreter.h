@@ -28,7 +28,7 @@ inline std::map<std::string, int> refused_calls;
 inline std::map<const graph::OpTraits*, graph::KernelFunction> stock_kernels;
 
 struct Evaluated {
-  std::vector<std::byte> bytes;
+  std::vector<std::byte> bytes = {};
   bool row = false;
   bool total = false;
 };
