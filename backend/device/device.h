@@ -39,32 +39,34 @@ class Device;
 struct FusedCall;    // backend/fused/call.h
 struct FusedKernel;  // backend/fused/kernel.h
 
-// Devices of one process are numbered densely. The CPU is always 0; accelerators, where there are any, follow.
+// A process numbers its devices densely. The CPU is always 0; accelerators follow.
 using DeviceIndex = uint8_t;
 inline constexpr DeviceIndex kCpu = 0;
 inline constexpr DeviceIndex kAccelerator = 1;  // the first
-// Capacity of sets and of storage within objects. How many devices there are, a Machine says (backend/machine.h).
+// Capacity of sets and arrays of devices. A Machine knows how many devices there are
+// (backend/machine.h).
 inline constexpr int kMostDevices = 8;
 
-// Bit i stands for device i.
+// Bit i is device i.
 using DeviceSet = uint8_t;
 constexpr DeviceSet only(DeviceIndex device) { return static_cast<DeviceSet>(1u << device); }
 constexpr bool contains(DeviceSet devices, DeviceIndex device) { return (devices >> device & 1) != 0; }
 // REQUIRES: there is one.
 constexpr DeviceIndex first_of(DeviceSet devices) { return static_cast<DeviceIndex>(std::countr_zero(devices)); }
 
-// By DeviceIndex; null where there is no such device, and then there is none behind it.
+// By DeviceIndex; null if there is no such device, and then there is none after it.
 using Devices = std::array<Device*, kMostDevices>;
 inline bool has_accelerator(const Devices& devices) { return devices[kCpu + 1] != nullptr; }
 
-// A range of bytes of a device's memory, released when the Block dies. Blocks are aligned to 64 bytes at least.
-// The memory comes from the device's own allocator, or was adopted from whoever made it (see `adopt`).
+// A range of bytes of a device's memory, released when the Block dies. Blocks are aligned to at
+// least 64 bytes. The memory comes from the device's own allocator, or was adopted from another
+// owner (see `adopt`).
 class Block {
  public:
   using Release = void (*)(void* context, void* data, size_t bytes);
 
   Block() = default;
-  // Takes over memory: `release(context, data, bytes)` is called exactly once.
+  // Takes over memory; calls `release(context, data, bytes)` exactly once.
   static Block adopt(void* data, size_t bytes, Release release, void* context) {
     Block block;
     block.data_ = data;
@@ -112,29 +114,32 @@ class Block {
   void* context_ = nullptr;
 };
 
-// What a compute queue runs. `run` must not throw and must not submit to the queue it runs on.
+// The work of a compute queue. `run` must not throw and must not submit to the queue it runs on.
 struct Task {
   void (*run)(void* context);
   void* context;
-  // How long it is expected to take on this device, launch included, and the share of the device that it keeps busy meanwhile, from 0 to 1: what it
-  // leaves, tasks of other compute queues can use. A device that simulates time takes both for the truth; others ignore them.
+  // The expected time on this device, including the launch, and the share of the device that the
+  // task keeps busy, from 0 to 1. Tasks of other compute queues can use the rest. A device that
+  // simulates time takes both as the truth; others ignore them.
   double seconds = 0;
   double utilization = 1;
 };
 
-// A point in a queue's order. An Event that was never recorded counts as done. Recording again moves it.
+// A point in a queue's order. An Event that was never recorded counts as done. Recording it again
+// moves it.
 class Event {
  public:
   virtual ~Event() = default;
-  // True when everything before the last record has run.
+  // Whether everything before the last record has run.
   virtual bool query() const = 0;
   // Blocks the calling thread until query() is true.
   virtual Status synchronize() = 0;
 };
 
-// The urgent queues are for small copies that somebody waits for, which would otherwise stand behind large ones that are in no hurry. They use the same link.
-// The compute queues behind the first are for tasks that need not wait for those of the others. They share the device.
-// kFromPeer carries copies that come straight from the memory of another accelerator.
+// Urgent queues are for small copies that the caller waits for, so that these need not stand behind
+// large ones. They use the same link. The further compute queues are for tasks that need not wait
+// for those of the others. They share the device. kFromPeer carries direct copies from another
+// accelerator's memory.
 enum class QueueKind : uint8_t {
   kCompute,
   kHostToDevice,
@@ -172,7 +177,7 @@ class Segment {
   virtual ~Segment() = default;
 };
 
-// Bytes that a copy moves. Pointers are those of Blocks.
+// The bytes of a copy. Pointers are those of Blocks.
 struct CopyRange {
   void* destination;
   const void* source;
@@ -182,28 +187,32 @@ struct CopyRange {
 class Queue {
  public:
   virtual ~Queue() = default;
-  // Runs `task` after everything submitted before. REQUIRES: the task's context lives until it has run.
+  // Runs `task` after everything submitted before. REQUIRES: the task's context lives until it has
+  // run.
   virtual Status launch(Task task) = 0;
-  // Records these tasks, which launch_segment() then launches as one, any number of times: a CUDA graph. What they do then is what they would do now: a device
-  // may call them for that here and now, on this thread, and freeze the addresses and numbers with which they start kernels. None of these kernels runs.
-  // Null where something that the tasks start is not in its final form, code that is still being compiled say: worth asking again some launches later.
-  // Errors: kUsage where the device has no segments, kDevice where these tasks cannot be recorded. Nothing else is affected, and launching the tasks one by
-  // one does the same as ever. REQUIRES: the tasks' contexts live as long as the segment.
+  // Records these tasks, which launch_segment() then launches as one, any number of times: a CUDA
+  // graph. The device may call the tasks now, on this thread, and freeze the addresses and numbers
+  // with which they start kernels. None of these kernels runs. Null if something that the tasks
+  // start is not in its final form, such as code that is still being compiled; ask again some
+  // launches later. Errors: kUsage if the device has no segments, kDevice if these tasks cannot be
+  // recorded. An error affects nothing else, and the tasks can still be launched one by one.
+  // REQUIRES: the tasks' contexts live as long as the segment.
   virtual Result<std::unique_ptr<Segment>> record_segment(std::span<const Task> tasks);
-  // Runs the segment's tasks in order after everything submitted before. Errors: nothing of it was submitted. REQUIRES: recorded by this queue; it lives until
-  // it has run.
+  // Runs the segment's tasks in order after everything submitted before. After an error, nothing of
+  // it was submitted. REQUIRES: this queue recorded it; it lives until it has run.
   virtual Status launch_segment(Segment& segment);
   // Copies bytes between host memory and this device's memory (or within either), or from the memory of a peer
   // into this device's where there is a link (Device::link_from). Pointers are those of Blocks.
   // REQUIRES: both ranges live until the copy has run.
   virtual Status copy(void* destination, const void* source, size_t bytes) = 0;
-  // Copies all ranges, in any order, as one transfer where the device can: small copies then pay the link's latency once. The ranges themselves are read
-  // before it returns. After an error some may have been copied.
-  // REQUIRES: as for copy(); all go the same way, between the same two memories; no destination overlaps another range.
+  // Copies all ranges, in any order, as one transfer if the device can, so small copies pay the
+  // link's latency once. Reads `ranges` before it returns. After an error some ranges may have been
+  // copied. REQUIRES: as for copy(); all go the same way, between the same two memories; no
+  // destination overlaps another range.
   virtual Status copy_batch(std::span<const CopyRange> ranges);
   virtual Status record(Event& event) = 0;
-  // Later work of this queue starts only when the last record of `event`, as of this call, is done. The event may
-  // belong to another device.
+  // Later work of this queue starts after the last record of `event`, as of this call, is done. The
+  // event may belong to another device.
   virtual Status wait(Event& event) = 0;
   // Blocks the calling thread until the queue is empty.
   virtual Status synchronize() = 0;
@@ -240,7 +249,7 @@ struct MemoryStats {
   int64_t reused_bytes = 0;     // their sizes
   int64_t limit_bytes = 0;      // the configured cap; 0 for none
 
-  // What may still be allocated; kAnyBytes where there is no cap.
+  // The bytes that may still be allocated; kAnyBytes without a cap.
   static constexpr uint64_t kAnyBytes = UINT64_MAX;
   uint64_t bytes_left() const {
     if (limit_bytes == 0) return kAnyBytes;
@@ -271,25 +280,28 @@ class Device {
 
   // Memory of at least `bytes` (zero gives a unique, valid block). Errors: kResource with figures in the message.
   virtual Result<Block> allocate(size_t bytes) = 0;
-  // The address under which a kernel that runs on this device's queue reaches a Block's bytes. The identity, except
-  // where the host must not touch device memory. REQUIRES: called from inside a Task of this device.
+  // The address by which a kernel on this device's queue reaches a Block's bytes. The identity,
+  // unless the host must not touch device memory. REQUIRES: called from inside a Task of this
+  // device.
   virtual void* kernel_address(void* data) { return data; }
-  // Whether its tasks may call the CPU's kernels, at these addresses and at those of the host.
+  // Whether tasks may call the CPU's kernels, at these addresses and at those of the host.
   virtual bool runs_host_kernels() const { return true; }
 
-  // Whether run_fused() computes this kernel. It depends on the kernel's structure alone. One with checks is for devices on which
-  // the CPU's kernels run: where a check fails, these say so.
+  // Whether run_fused() computes this kernel. It depends on the kernel's structure alone. Only
+  // devices that run the CPU's kernels accept kernels with checks, because these report a failed
+  // check.
   virtual bool can_fuse(const FusedKernel& kernel) const {
     (void)kernel;
     return false;
   }
-  // Runs a fused kernel; `call.operands` are kernel addresses. False where a check of the kernel failed; then nothing was written. REQUIRES: called
-  // from inside a Task of this device; can_fuse().
+  // Runs a fused kernel; `call.operands` are kernel addresses. False if a check of the kernel
+  // failed; nothing was written then.
+  // REQUIRES: called from inside a Task of this device; can_fuse().
   virtual Result<bool> run_fused(const FusedCall& call);
-  // How many calls of run_fused() did not run the kernel in its final form, which takes longer.
+  // How many calls of run_fused() did not run the kernel in its final, faster form.
   virtual int64_t provisional_runs() const { return 0; }
-  // Begins to make what run_fused() will need for this kernel, where that takes long; addresses and numbers are not looked at. Any thread may call it,
-  // and nobody has to. REQUIRES: can_fuse().
+  // Starts to prepare what run_fused() will need for this kernel, if that takes long. Ignores
+  // addresses and numbers. Any thread may call it; calling it is optional. REQUIRES: can_fuse().
   virtual void prepare_fused(const FusedCall& call) { (void)call; }
 
   // The link by which the kFromPeer queue copies from the other device's memory; none where bytes go by way of the host.
@@ -304,8 +316,8 @@ class Device {
   virtual std::unique_ptr<Event> create_event() = 0;
   // One for seconds_between(). Recording it may cost more.
   virtual std::unique_ptr<Event> create_timed_event() { return create_event(); }
-  // From the first event's last record to the second's, when this device came to them. Errors: kUsage where it has not recorded both, or knows no time.
-  // REQUIRES: both are timed, and done.
+  // The seconds from the first event's last record to the second's on this device. Errors: kUsage
+  // if it has not recorded both, or knows no time. REQUIRES: both are timed, and done.
   virtual Result<double> seconds_between(const Event& first, const Event& second) const;
   virtual Status synchronize() = 0;
 
@@ -313,23 +325,25 @@ class Device {
   // machine have one host, whose clock any of them moves. The others have
   // none: there advance_host does nothing and host_seconds is 0.
   virtual bool has_virtual_clock() const { return false; }
-  // The host works for so long, at kernels of the CPU for example. Its clock begins with the device and moves only by this and by waiting.
+  // Advances the host's clock by work of its own, such as kernels of the CPU. The clock starts with
+  // the device and moves only by this and by waiting.
   virtual void advance_host(double seconds) { (void)seconds; }
   virtual double host_seconds() const { return 0; }
-  // When the queue is done with what was submitted to it.
+  // The time at which the queue is done with what was submitted.
   virtual double queue_seconds(QueueKind kind) const {
     (void)kind;
     return 0;
   }
 
-  // Counts memory that others allocated and Blocks adopted (negative: released) in allocated_bytes and its peak. More than the
-  // cap is refused with kResource, and not counted.
+  // Counts memory that other allocators own and Blocks adopted (negative: released), in
+  // allocated_bytes and its peak. Refuses to exceed the cap with kResource, and then counts
+  // nothing.
   virtual Status account_external(int64_t bytes) {
     (void)bytes;
     return {};
   }
 
-  // Gives cached memory back to the system.
+  // Returns cached memory to the system.
   virtual void empty_cache() = 0;
   // Caps allocated_bytes; 0 removes the cap. A Block that would exceed it is refused with kResource.
   virtual void set_memory_limit(size_t bytes) = 0;

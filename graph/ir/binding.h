@@ -21,13 +21,15 @@
 
 namespace hetero::graph {
 
-// What a kernel computed of a storage's bytes and keeps beside them for the next run, a weight in another layout say. The kernel that made it
-// knows its type. It is dropped when the bytes change: by the executor before a run whose nodes write them, and by whoever else writes.
+// What a kernel derived from a storage's bytes and keeps for the next run, such as a weight in
+// another layout. The kernel that made it knows its type. It is dropped when the bytes change: by
+// the executor before a run whose nodes write them, and by any other writer.
 struct Derived {
   virtual ~Derived() = default;
 };
 
-// Owns what was derived. Programs that share the bytes may run at once: any of them may publish what it made, and the first one stays.
+// Owns the derived data. Programs that share the bytes may run at once: any of them may publish,
+// and the first one stays.
 class DerivedPointer {
  public:
   DerivedPointer() = default;
@@ -39,12 +41,12 @@ class DerivedPointer {
   ~DerivedPointer() { reset(); }
 
   Derived* get() const { return pointer_.load(std::memory_order_acquire); }
-  // What is there from now on: `made`, or what another thread has published before.
+  // Returns the derived data from now on: `made`, or what another thread has published before.
   Derived* publish(std::unique_ptr<Derived> made) {
     Derived* found = nullptr;
     return pointer_.compare_exchange_strong(found, made.get()) ? made.release() : found;
   }
-  // REQUIRES: nobody uses it.
+  // REQUIRES: it is not in use.
   void reset() {
     if (get() != nullptr) delete release();
   }
@@ -98,19 +100,20 @@ struct Binding {
   // Where the CPU's bytes are while it has no block for them; valid_on says that they are valid there.
   std::unique_ptr<backend::SpilledBytes> spilled;
   Status error;  // not ok: the bytes are lost, for this reason
-  // How many programs with an accelerator have read the bytes since they were written, or had to leave; below 0 after that.
+  // How many programs with an accelerator have read the bytes since they were written or evicted;
+  // below 0 after an eviction.
   int16_t reads = 0;
   uint8_t evictions = 0;  // how often they had to leave the accelerator for another program
 
-  // What was known of the bytes holds no more.
+  // Forgets what was known of the bytes.
   void changed() {
     derived.reset();
     reads = 0;
     evictions = 0;
   }
 
-  // The bytes have left the accelerator for those of another program. Where that happens again and again, bringing them is no investment: each time it takes
-  // twice as many reads as before until they are expected to stay again.
+  // The bytes were evicted from the accelerator for another program's. Each repeated eviction
+  // doubles the number of reads that it takes until they are expected to stay again.
   void evicted() {
     constexpr uint8_t kMost = 8;
     constexpr int kFirst = 32;

@@ -1,12 +1,13 @@
-// Graph: recorded nodes over buffers, in program order. What recording makes and planning reads.
+// Graph: recorded nodes over buffers, in program order. Recording makes it and planning reads it.
 //
-// A Graph is four flat arrays of plain data. A Buffer is a storage as one trace sees it. A Node is one operator call;
-// its operands are the tensors it reads and writes, in the order of the operator's arguments, followed by the outputs it
-// defines. There are no edges: order between nodes follows from who touches which bytes, as `conflicts()` says:
+// A Graph is four flat arrays of plain data. A Buffer is a storage as one trace sees it. A Node is
+// one operator call. Its operands are the tensors that it reads and writes, in the order of the
+// operator's arguments, followed by the outputs that it defines. There are no edges: the order
+// between nodes follows from the bytes that they touch, as `conflicts()` says:
 //
 //   node b must run after an earlier node a  <=>  they touch overlapping bytes of one buffer and one of them writes.
 //
-// The recorder's pending trace is itself a Graph that grows; flushing cuts a Graph out of it.
+// The recorder's pending trace becomes a Graph when it is cut.
 //
 // Thread safety: none; one owner at a time.
 
@@ -36,7 +37,7 @@ enum class Access : uint8_t {
   kDefine,  // overwrites the whole buffer; the first access of a buffer born in this graph
 };
 
-// Bits that a tensor carries beside its window; kernels must see them.
+// Bits that a tensor carries in addition to its window; kernels must see them.
 enum OperandBits : uint8_t { kConjugate = 1, kNegative = 2, kWrappedNumber = 4 };
 
 struct Operand {
@@ -84,11 +85,13 @@ struct Buffer {
   backend::DeviceSet valid_on;
   // Somebody can read the bytes after the graph has run.
   bool escapes;
-  // Earlier programs have read the same bytes, so later ones are expected to: a weight. A hint for placement.
+  // A weight: earlier programs have read the same bytes, so later ones probably will. A hint for
+  // placement.
   bool steady = false;
-  // The host reads the bytes when the graph has run, so they have to be there.
+  // The host reads the bytes after the graph has run, so it must get them.
   bool fetched = false;
-  // The block in which this buffer is made is that of another, whose bytes stay as they are: what a concatenation grows in place.
+  // The buffer whose block this one takes over, with that one's bytes in place: a concatenation
+  // that grows in place.
   BufferId takes = kNoBuffer;
   // Of the storage in the block. Operands' windows are of the block.
   Layout layout{};
@@ -111,10 +114,11 @@ struct Graph {
   }
 };
 
-// True when `b` must stay after the earlier `a`.
+// Whether `b` must stay after the earlier `a`.
 bool conflicts(const WindowTable& windows, const Operand& a, const Operand& b);
 
-// True when `operand` replaces every byte of `buffer` without reading it: nothing written before is seen after.
+// Whether `operand` replaces every byte of `buffer` without reading it, so that earlier writes are
+// not seen afterwards.
 bool overwrites(const WindowTable& windows, const Operand& operand, const Buffer& buffer);
 
 // Text, one line a node, that parse_graph reads back to an equal Graph:

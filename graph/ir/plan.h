@@ -1,8 +1,9 @@
-// Plan and Program: what planning makes of a Graph, and what the executor runs. Both are data, print, and parse back.
+// Plan and Program: the outcome of planning a Graph, and the executor's input. Both are data,
+// print, and parse back.
 //
-// A Plan says for each node whether it runs, where and why, and for each (buffer, device) where its bytes lie. A Program is
-// the plan's instructions in the order in which the host submits them, each tagged with its queue. The same text gives the
-// same program, so plans can be stored, compared and mutated by tests.
+// A Plan says for each node whether it runs, where and why, and for each (buffer, device) where its
+// bytes are. A Program is the plan's instructions in the order of submission, each tagged with its
+// queue. The same text gives the same program, so tests can store, compare and mutate plans.
 //
 // Thread safety: immutable once built; shared freely.
 
@@ -20,7 +21,7 @@
 
 namespace hetero::graph {
 
-// Why a node was placed where it is.
+// The reason for a node's placement.
 enum class Reason : uint8_t {
   kOnlyDevice,   // there is no accelerator
   kRequested,    // the user's placement
@@ -31,7 +32,7 @@ enum class Reason : uint8_t {
 };
 const char* to_string(Reason reason);
 
-// Of a node with a tail in a group: where its body runs.
+// For a node with a tail in a group: the device of its body.
 struct Placement {
   backend::DeviceIndex device = backend::kCpu;
   Reason reason = Reason::kOnlyDevice;
@@ -46,7 +47,7 @@ struct Placement {
   bool operator==(const Placement&) const = default;
 };
 
-// Where the bytes of one buffer lie on one device while the program runs.
+// The place of one buffer's bytes on one device while the program runs.
 enum class Home : uint8_t {
   kNone,     // never on this device
   kBound,    // the storage's own block, made before or kept after the program
@@ -62,7 +63,7 @@ struct Residence {
   uint32_t first = 0;
   uint32_t last = 0;
 
-  // Whether the memory is the buffer's at this position. What lies there before and behind may be another's.
+  // Whether the memory is the buffer's at this position. Before and after, it may be another's.
   bool has_memory(uint32_t position) const { return home != Home::kNone && first <= position && position <= last; }
 
   bool operator==(const Residence&) const = default;
@@ -72,8 +73,8 @@ struct Residence {
 using QueueId = uint8_t;
 inline constexpr int kMaxQueues = 1 + (backend::kMostDevices - 1) * backend::kQueueKinds;
 
-// The CPU's compute queue runs on the submitting thread: what it holds is done before anything later is submitted, and
-// a wait on it blocks the submission of everything after.
+// The CPU's compute queue runs on the submitting thread: its work is done before anything later is
+// submitted, and a wait on it blocks later submissions.
 inline constexpr QueueId kHostQueue = 0;
 
 // REQUIRES: of the CPU, the compute queue.
@@ -109,12 +110,12 @@ struct Instruction {
   bool operator==(const Instruction&) const = default;
 };
 
-// What the kernel of a run or a body is to do.
+// The part of its operator that the kernel of a run or a body computes.
 inline Part part_of(const Instruction& instruction) {
   return instruction.kind == Instruction::Kind::kBody ? Part::kBody : Part::kWhole;
 }
 
-// The bytes of a buffer on a device that they had to leave before, in other memory.
+// The bytes of a buffer that return to a device, in other memory than before.
 struct Return {
   BufferId buffer = 0;
   backend::DeviceIndex device = 0;
@@ -182,14 +183,14 @@ uint32_t end_of_transfer(const Graph& graph, const Plan& plan, uint32_t position
 
 void note_buffers(const Graph& graph, const Plan& plan, BufferNotes& notes);
 
-// Where a group runs.
+// The device of a group.
 inline const Placement& placement_of(const Plan& plan, const FusedGroup& group) {
   return plan.placements[group.members.back()];
 }
 
 // Of the task that an instruction runs on the accelerator: Placement::modelled_utilization.
 double modelled_utilization(const Plan& plan, const Instruction& instruction);
-// What a run, a body, a batch or a fused group is predicted to take.
+// The predicted time of a run, a body, a batch or a fused group.
 double predicted_seconds(const Graph& graph, const Plan& plan, const Instruction& instruction);
 double modelled_seconds(const Graph& graph, const Plan& plan, const Instruction& instruction);
 

@@ -1,19 +1,23 @@
 // Executor: runs a planned graph on the devices' queues.
 //
-// The caller binds each buffer that exists before or after the program to a Binding (a storage's blocks). The executor takes
-// the arenas from the devices, submits the program's instructions in order, and waits for every queue it used. Then the
-// bindings hold the results: for each escaping buffer, blocks on the devices of plan.valid_after. A buffer that was bound valid but
-// does not escape may be without bytes then: they are released after their last use.
+// The caller binds each buffer that exists before or after the program to a Binding (a storage's
+// blocks). The executor takes the arenas from the devices, submits the program's instructions in
+// order, and waits for every queue it used. Then the bindings hold the results: for each escaping
+// buffer, blocks on the devices of plan.valid_after. A buffer that was bound valid but does not
+// escape may have lost its bytes: they are released after their last use.
 //
-// Failure: a node that fails poisons what it would have written; nodes that read something poisoned do not run and poison their own
-// outputs; everything else runs. Each bound buffer that was poisoned gets the first error that reached it in Binding::error.
-// A fused group that reads something poisoned, that cannot get its memory, or whose kernel's checks fail, runs its members one by one, each as
-// if it had never been fused.
-// A poisoned buffer that was bound valid on entry stays as it is only if no node wrote it. A binding that comes with an error is
-// poisoned from the start; the error is cleared when a node overwrites the whole buffer.
+// Failure: a node that fails poisons what it would have written. Nodes that read something poisoned
+// do not run and poison their own outputs. Everything else runs. Each bound buffer that was
+// poisoned gets the first error that reached it in Binding::error. A fused group runs its members
+// one by one, as if it had never been fused, if an input is poisoned, its memory is missing, or a
+// check fails.
 //
-// Thread safety: one run at a time per Executor. Kernels of an inline queue run on the calling thread, others on the threads
-// of their device.
+// A poisoned buffer that was bound valid on entry keeps its bytes only if no node wrote it. A
+// binding that comes with an error is poisoned from the start; the error is cleared when a node
+// overwrites the whole buffer.
+//
+// Thread safety: one run at a time per Executor. Kernels of an inline queue run on the calling
+// thread, others on the threads of their device.
 
 #pragma once
 
