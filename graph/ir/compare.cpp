@@ -5,20 +5,6 @@
 
 namespace hetero::graph {
 
-bool same_call(const Node& a, const Node& b) {
-  return a.op == b.op && a.operand_count == b.operand_count && a.output_count == b.output_count &&
-         a.preference == b.preference && a.attribute_bytes == b.attribute_bytes;
-}
-
-bool same_but_window(const Operand& a, const Operand& b) {
-  return a.buffer == b.buffer && a.access == b.access && a.bits == b.bits;
-}
-
-bool same_but_bytes(const Buffer& a, const Buffer& b) {
-  return a.valid_on == b.valid_on && a.escapes == b.escapes && a.takes == b.takes &&
-         a.layout.has_gaps() == b.layout.has_gaps();
-}
-
 bool same_arguments(const Graph& a, const Node& x, const Graph& b, const Node& y) {
   return x.attribute_bytes == y.attribute_bytes &&
          std::memcmp(a.attributes.data() + x.attribute_offset, b.attributes.data() + y.attribute_offset,

@@ -17,11 +17,19 @@
 namespace hetero::graph {
 
 // Everything but where its operands and attributes lie in the graph.
-bool same_call(const Node& a, const Node& b);
+inline bool same_call(const Node& a, const Node& b) {
+  return a.op == b.op && a.operand_count == b.operand_count && a.output_count == b.output_count &&
+         a.preference == b.preference && a.attribute_bytes == b.attribute_bytes;
+}
 // Everything but the window.
-bool same_but_window(const Operand& a, const Operand& b);
+inline bool same_but_window(const Operand& a, const Operand& b) {
+  return a.buffer == b.buffer && a.access == b.access && a.bits == b.bits;
+}
 // Everything that a plan depends on but bytes: what is valid where, what is seen afterwards, how it is laid out.
-bool same_but_bytes(const Buffer& a, const Buffer& b);
+inline bool same_but_bytes(const Buffer& a, const Buffer& b) {
+  return a.valid_on == b.valid_on && a.escapes == b.escapes && a.takes == b.takes &&
+         a.layout.has_gaps() == b.layout.has_gaps();
+}
 // All arguments, byte by byte.
 bool same_arguments(const Graph& a, const Node& x, const Graph& b, const Node& y);
 

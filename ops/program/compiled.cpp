@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "backend/registry/registry.h"
+#include "graph/ir/compare.h"
 #include "ops/dispatch/opaque.h"
 #include "ops/kernels/device_kernel.h"
 #include "ops/kernels/kernel.h"
@@ -23,7 +24,6 @@
 namespace hetero::ops {
 namespace {
 
-constexpr size_t kMostVariants = 16;
 // With Options::search_longer.
 constexpr int kLongSearch = 8;
 
@@ -79,33 +79,16 @@ HeteroStorage* hetero(const c10::Storage& storage) {
 
 // Equal in everything but sizes and numbers: what resize_plan asks of two graphs.
 bool same_structure(const graph::Graph& a, const graph::Graph& b) {
-  if (a.nodes.size() != b.nodes.size() || a.operands.size() != b.operands.size() ||
-      a.buffers.size() != b.buffers.size() || a.attributes.size() != b.attributes.size()) {
-    return false;
-  }
-  for (size_t i = 0; i < a.operands.size(); ++i) {
-    const graph::Operand& x = a.operands[i];
-    const graph::Operand& y = b.operands[i];
-    if (x.buffer != y.buffer || x.access != y.access || x.bits != y.bits ||
-        (*a.windows)[x.window].kind != (*b.windows)[y.window].kind) {
-      return false;
-    }
-  }
-  for (size_t i = 0; i < a.nodes.size(); ++i) {
-    const graph::Node& x = a.nodes[i];
-    const graph::Node& y = b.nodes[i];
-    if (x.op != y.op || x.operand_count != y.operand_count || x.output_count != y.output_count ||
-        x.preference != y.preference || x.attribute_bytes != y.attribute_bytes) {
-      return false;
-    }
+  const auto same_arguments = [&](const graph::Node& x, const graph::Node& y) {
     AttributeHeader header;
     std::memcpy(&header, a.attributes.data() + x.attribute_offset, sizeof(header));
-    if (std::memcmp(a.attributes.data() + x.attribute_offset, b.attributes.data() + y.attribute_offset,
-                    sizeof(header) + header.structure_bytes) != 0) {
-      return false;
-    }
-  }
-  return true;
+    return std::memcmp(a.attributes.data() + x.attribute_offset, b.attributes.data() + y.attribute_offset,
+                       sizeof(header) + header.structure_bytes) == 0;
+  };
+  const graph::Difference::Kind found = graph::compare(a, b, &graph::same_kind, same_arguments).kind;
+  // What is valid where is for the plans to compare.
+  const bool only_buffers = found == graph::Difference::Kind::kBuffers && a.buffers.size() == b.buffers.size();
+  return found == graph::Difference::Kind::kNone || only_buffers;
 }
 
 }  // namespace
@@ -200,12 +183,7 @@ CompiledProgram::~CompiledProgram() = default;
 
 CompiledVariant* CompiledProgram::find(const std::vector<c10::IValue>& arguments) {
   storages_->look(arguments);
-  for (auto it = variants_.begin(); it != variants_.end(); ++it) {
-    if (!(*it)->fits(arguments, *storages_, windows_)) continue;
-    std::rotate(variants_.begin(), it, it + 1);
-    return variants_.front().get();
-  }
-  return nullptr;
+  return variants_.find([&](const Variant& it) { return it.fits(arguments, *storages_, windows_); });
 }
 
 // ---- running --------------------------------------------------------------------------------------------------------
@@ -409,7 +387,7 @@ void CompiledProgram::Work::clear() {
 // Where the variant has no plan yet: the plan of one that differs in sizes only.
 void CompiledProgram::find_similar(Cut& cut, const Variant& variant) {
   if (options_.plan_each_size) return;
-  for (const auto& other : variants_) {
+  for (const auto& other : variants_.entries()) {
     if (other.get() == &variant || other->structure != variant.structure) continue;
     const CachedPlan* const same = other->plans.find(cut.slice, cut.request.similar);
     if (same != nullptr) cut.request.similar = same;
@@ -664,23 +642,23 @@ void CompiledProgram::Capture::keep(Cut& cut, const graph::WindowTable& windows)
 
 void CompiledProgram::add(std::unique_ptr<Variant> variant) {
   uint32_t structures = 0;
-  for (const auto& other : variants_) structures = std::max(structures, other->structure + 1);
+  for (const auto& other : variants_.entries()) structures = std::max(structures, other->structure + 1);
   variant->structure = structures;
-  for (const auto& other : variants_) {
+  for (const auto& other : variants_.entries()) {
     const bool alike = same_structure(other->graph, variant->graph) &&
                        std::ranges::equal(other->sources, variant->sources, [](const auto& a, const auto& b) {
                          return a.kind == b.kind && a.index == b.index;
                        });
     if (alike) variant->structure = other->structure;
   }
-  if (variants_.size() == kMostVariants) variants_.pop_back();
-  variants_.insert(variants_.begin(), std::move(variant));
+  variants_.add(std::move(variant));
+  variants_.take_oldest();
 }
 
 std::string CompiledProgram::describe() {
   const Executing executing;
   std::string text;
-  for (const auto& variant : variants_) {
+  for (const auto& variant : variants_.entries()) {
     text += graph::to_string(variant->graph);
     text += '\n';
     if (const CachedPlan* plan = variant->plans.latest()) text += graph::to_string(plan->plan);

@@ -37,6 +37,7 @@
 #include <vector>
 
 #include "graph/ir/graph.h"
+#include "graph/plan/sized_plans.h"
 #include "graph/program/saved_program.h"
 #include "ops/record/plan_cache.h"
 #include "ops/record/recorder.h"
@@ -101,7 +102,7 @@ class CompiledProgram {
 
   const Options options_;
   graph::WindowTable windows_;
-  std::vector<std::unique_ptr<Variant>> variants_;  // the one used last comes first
+  graph::SizedPlans<Variant> variants_;
   std::unique_ptr<Capture> capture_;
   std::unique_ptr<ArgumentStorages> storages_;
   std::unique_ptr<Work> work_;

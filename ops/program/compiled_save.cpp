@@ -148,7 +148,7 @@ class Saver {
 
 std::vector<size_t> CompiledProgram::updated_arguments() const {
   std::vector<size_t> updated;
-  const Variant& variant = *variants_.front();
+  const Variant& variant = *variants_.entries().front();
   for (size_t i = 0; i < variant.arguments.size(); ++i) {
     const uint32_t storage = variant.arguments[i].storage;
     if (storage != ArgumentStorages::kNone && variant.written[storage] != 0) updated.push_back(i);
@@ -159,7 +159,7 @@ std::vector<size_t> CompiledProgram::updated_arguments() const {
 std::unique_ptr<graph::SavedProgram> CompiledProgram::save(const ProgramNames& names) {
   const Executing executing;
   TORCH_CHECK(!variants_.empty(), "hetero: the program was not captured, so there is nothing to save");
-  return Saver(*this, *variants_.front(), windows_, names).run();
+  return Saver(*this, *variants_.entries().front(), windows_, names).run();
 }
 
 }  // namespace hetero::ops

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "graph/cost/history.h"
+#include "graph/ir/compare.h"
 #include "graph/plan/resize.h"
 #include "ops/record/trace_slice.h"
 
@@ -24,10 +25,7 @@ Fit fit_of_buffers(const CachedPlan& known, const TraceSlice& slice) {
   }
   if (std::memcmp(a.data(), b.data(), a.size() * sizeof(graph::Buffer)) == 0) return Fit::kExact;
   for (size_t i = 0; i < a.size(); ++i) {
-    if (a[i].valid_on != b[i].valid_on || a[i].escapes != b[i].escapes || a[i].takes != b[i].takes ||
-        a[i].layout.has_gaps() != b[i].layout.has_gaps()) {
-      return Fit::kNone;
-    }
+    if (!graph::same_but_bytes(a[i], b[i])) return Fit::kNone;
     // What decides where things run.
     if (known.settings.accelerator != nullptr && (a[i].steady != b[i].steady || a[i].fetched != b[i].fetched)) {
       return Fit::kNone;
@@ -151,31 +149,22 @@ PlanSet::~PlanSet() {
 
 CachedPlan* PlanSet::find(const TraceSlice& slice, const CachedPlan*& similar) {
   similar = nullptr;
-  for (size_t i = 0; i < plans_.size(); ++i) {
-    const Fit how = fit(*plans_[i], slice);
-    if (how == Fit::kExact) return used(i);
-    if (how == Fit::kSimilar && similar == nullptr) similar = plans_[i].get();
-  }
-  return nullptr;
+  return plans_.find([&](const CachedPlan& plan) {
+    const Fit how = fit(plan, slice);
+    if (how == Fit::kSimilar && similar == nullptr) similar = &plan;
+    return how == Fit::kExact;
+  });
 }
 
 CachedPlan* PlanSet::find_unchanged(const TraceSlice& slice, uint64_t version) {
-  for (size_t i = 0; i < plans_.size(); ++i) {
-    if (plans_[i]->version >= version && fit_of_buffers(*plans_[i], slice) == Fit::kExact) return used(i);
-  }
-  return nullptr;
+  return plans_.find(
+      [&](const CachedPlan& plan) { return plan.version >= version && fit_of_buffers(plan, slice) == Fit::kExact; });
 }
 
 void PlanSet::belong_to(const PlanSettings& configured) {
   if (configured == trial.settings) return;
   trial = PlacementTrial(configured);
-  for (const auto& plan : plans_) plan->alone = AloneRuns();
-}
-
-CachedPlan* PlanSet::used(size_t i) {
-  const auto plan = plans_.begin() + static_cast<std::ptrdiff_t>(i);
-  std::rotate(plans_.begin(), plan, plan + 1);
-  return plans_.front().get();
+  for (const auto& plan : plans_.entries()) plan->alone = AloneRuns();
 }
 
 bool PlanSet::needs_all(std::span<const graph::BufferId> buffers, bool readers, uint64_t version) const {
@@ -224,33 +213,23 @@ bool CachedPlan::renew(const Bytes& numbers) {
   return graph::renew_numbers(graph, changed, plan);
 }
 
-bool PlanSet::full() const { return plans_.size() >= kMostPlans; }
+bool PlanSet::full() const { return plans_.size() >= plans_.kMost; }
 
 CachedPlan* PlanSet::own(const CachedPlan* plan) {
-  const auto found = std::ranges::find(plans_, plan, &std::unique_ptr<CachedPlan>::get);
-  return found == plans_.end() ? nullptr : found->get();
-}
-
-void PlanSet::drop(CachedPlan* plan) {
-  std::erase_if(plans_, [&](const auto& kept) { return kept.get() == plan; });
+  const auto found = std::ranges::find(plans_.entries(), plan, &std::unique_ptr<CachedPlan>::get);
+  return found == plans_.entries().end() ? nullptr : found->get();
 }
 
 CachedPlan& PlanSet::add(const TraceSlice& slice, const PlanRequest& request) {
-  std::unique_ptr<CachedPlan> plan;
-  if (plans_.size() >= kMostPlans) {
-    plan = std::move(plans_.back());
-    plans_.pop_back();
-  } else {
-    plan = std::make_unique<CachedPlan>();
-  }
+  std::unique_ptr<CachedPlan> plan = plans_.take_oldest(plans_.kMost - 1);
+  if (plan == nullptr) plan = std::make_unique<CachedPlan>();
   plan->keep(slice, request);
-  plans_.insert(plans_.begin(), std::move(plan));
-  return *plans_.front();
+  return plans_.add(std::move(plan));
 }
 
 void PlanSet::measure() {
   size_t bytes = 0;
-  for (const auto& plan : plans_) bytes += plan->bytes();
+  for (const auto& plan : plans_.entries()) bytes += plan->bytes();
   if (bounded_) total_bytes_ += bytes - bytes_;
   bytes_ = bytes;
 }

@@ -22,6 +22,7 @@
 #include "graph/ir/graph.h"
 #include "graph/ir/plan.h"
 #include "graph/ir/plan_options.h"
+#include "graph/plan/sized_plans.h"
 #include "graph/run/segments.h"
 #include "ops/record/call.h"
 
@@ -146,10 +147,10 @@ class PlanSet {
   CachedPlan& add(const TraceSlice& slice, const PlanRequest& request);
   bool full() const;
   // The plan used last, or null.
-  const CachedPlan* latest() const { return plans_.empty() ? nullptr : plans_.front().get(); }
+  const CachedPlan* latest() const { return plans_.empty() ? nullptr : plans_.entries().front().get(); }
   // The same plan, to be changed, if it is one of this set; else null.
   CachedPlan* own(const CachedPlan* plan);
-  void drop(CachedPlan* plan);
+  void drop(const CachedPlan* plan) { plans_.erase(plan); }
   // Takes note of the sizes of its plans.
   void measure();
   // Before planning, with what is configured: nothing that depends on the trial or on what was learned. What was seen under other settings says nothing.
@@ -169,13 +170,10 @@ class PlanSet {
   int trials = 0;                                                      // of a mark: how often it was used
 
  private:
-  CachedPlan* used(size_t i);
-
-  static constexpr size_t kMostPlans = 16;
   static size_t total_bytes_;
 
   const bool bounded_;
-  std::vector<std::unique_ptr<CachedPlan>> plans_;  // the one used last comes first
+  graph::SizedPlans<CachedPlan> plans_;
   size_t bytes_ = 0;
   // What learn_needs_all() was told last.
   std::vector<graph::BufferId> all_for_;

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "graph/ir/compare.h"
 #include "ops/record/plan_cache.h"
 #include "ops/record/trace_slice.h"
 
@@ -86,8 +87,8 @@ bool TrieNode::resembles(const CallView& call, const graph::WindowTable& windows
   for (uint32_t i = 0; i < input_count_; ++i) {
     const graph::Operand& a = operands_[i];
     const graph::Operand& b = call.inputs[i];
-    if (a.buffer != b.buffer || a.access != b.access || a.bits != b.bits) return false;
-    if (a.window != b.window && windows[a.window].kind != windows[b.window].kind) return false;
+    if (!graph::same_but_window(a, b)) return false;
+    if (a.window != b.window && !graph::same_kind(windows[a.window], windows[b.window])) return false;
   }
   return true;
 }
