@@ -20,11 +20,11 @@
 #include "backend/cuda/fused/engine.h"
 #include "backend/cuda/fused/interpreter.h"
 #include "backend/cuda/fused/nvrtc.h"
+#include "backend/cuda/host_pages.h"
 #include "backend/cuda/staging_pool.h"
 #include "backend/device/atomic_counters.h"
 #include "backend/fused/call.h"
 #include "backend/memory/allocator.h"
-#include "backend/memory/host_ranges.h"
 
 namespace hetero::backend {
 namespace {
@@ -365,22 +365,19 @@ Result<cudaGraph_t> CudaQueue::capture(std::span<const Task> tasks, Capture& see
   return status.ok() ? Result<cudaGraph_t>(graph) : status;
 }
 
-// Multiply-adds of 2-byte floats that a multiprocessor's tensor cores do in a cycle, summed in float32 and without sparsity, from NVIDIA's white papers on
-// Volta, Turing, GA100, GA102, Ada, Hopper and Blackwell. Of 8.x and 12.x those of GeForce: other cards of theirs do twice as many. 0: unknown.
+// Multiply-adds of 2-byte floats that a multiprocessor's tensor cores do in a cycle, summed in
+// float32 and without sparsity, from NVIDIA's white papers on Volta, Turing, GA100, GA102, Ada,
+// Hopper and Blackwell. For 8.x and 12.x those of GeForce; other cards do twice as many. 0: unknown.
 double half_lanes(ComputeCapability capability) {
   switch (capability.major) {
-    case 7:
-      return 512;
-    case 8:
-      return capability.minor == 0 ? 1024 : 256;
-    case 9:
-      return 2048;
-    case 10:
-      return 4096;
-    case 12:
-      return 256;
-    default:
-      return 0;
+    // clang-format off
+    case 7: return 512;
+    case 8: return capability.minor == 0 ? 1024 : 256;
+    case 9: return 2048;
+    case 10: return 4096;
+    case 12: return 256;
+    default: return 0;
+      // clang-format on
   }
 }
 
@@ -404,53 +401,19 @@ Result<std::unique_ptr<Segment>> CudaQueue::record_segment(std::span<const Task>
   return std::unique_ptr<Segment>(std::make_unique<CudaSegment>(gpu_, *this, executable));
 }
 
-// Of the host's memory, for HostRanges: whole pages, which nobody else has a part of.
-constexpr uintptr_t kPageBytes = 4096;
-
-void* first_page(const void* data) {
-  return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(data) & ~(kPageBytes - 1));
-}
-
-bool lock_pages(void* data, size_t bytes) {
-  void* const begin = first_page(data);
-  const size_t before = static_cast<size_t>(static_cast<char*>(data) - static_cast<char*>(begin));
-  const cudaError_t error = cudaHostRegister(begin, before + bytes, cudaHostRegisterPortable);
-  return cuda_status(error, "cudaHostRegister").ok();
-}
-
-std::atomic<int> locking_generation{0};  // the fork generation of the process that locks
-
-void unlock_pages(void* data) {
-  if (fork_generation() != locking_generation.load()) return;
-  static_cast<void>(cuda_status(cudaHostUnregister(first_page(data)), "cudaHostUnregister"));
-}
-
-enum class Residence { kPageable, kPinned, kDevice };
-
-Residence residence_of(const void* data, size_t bytes) {
-  cudaPointerAttributes attributes = {};
-  if (!cuda_status(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes").ok()) {
-    return Residence::kPageable;
-  }
-  if (attributes.type == cudaMemoryTypeUnregistered) {
-    return host_ranges().is_locked(data, bytes) ? Residence::kPinned : Residence::kPageable;
-  }
-  return attributes.type == cudaMemoryTypeHost ? Residence::kPinned : Residence::kDevice;
-}
-
 Status CudaQueue::copy(void* destination, const void* source, size_t bytes) {
   if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
   if (bytes == 0) return Status();
   const CurrentGpu current(gpu_.ordinal);
-  const Residence to = residence_of(destination, bytes);
-  const Residence from = residence_of(source, bytes);
-  const bool into_device = to == Residence::kDevice;
-  const bool from_device = from == Residence::kDevice;
+  const PageKind to = page_kind_of(destination, bytes);
+  const PageKind from = page_kind_of(source, bytes);
+  const bool into_device = to == PageKind::kDevice;
+  const bool from_device = from == PageKind::kDevice;
   counters_.count_copy(into_device, from_device, bytes);
   if (!into_device && !from_device) {
     return enqueue({{destination, source, bytes}}, nullptr);
   }
-  if (to == Residence::kPageable || from == Residence::kPageable) {
+  if (to == PageKind::kPageable || from == PageKind::kPageable) {
     return copy_staged(static_cast<char*>(destination), static_cast<const char*>(source), bytes, into_device);
   }
   return copy_async(destination, source, bytes);
@@ -466,11 +429,11 @@ Status CudaQueue::copy_batch(std::span<const CopyRange> all) {
   int from_device = 0;
   const CurrentGpu current(gpu_.ordinal);
   for (const CopyRange& range : ranges) {
-    const Residence to = residence_of(range.destination, range.bytes);
-    const Residence from = residence_of(range.source, range.bytes);
-    into_device += to == Residence::kDevice;
-    from_device += from == Residence::kDevice;
-    pageable |= to == Residence::kPageable || from == Residence::kPageable;
+    const PageKind to = page_kind_of(range.destination, range.bytes);
+    const PageKind from = page_kind_of(range.source, range.bytes);
+    into_device += to == PageKind::kDevice;
+    from_device += from == PageKind::kDevice;
+    pageable |= to == PageKind::kPageable || from == PageKind::kPageable;
     bytes += range.bytes;
   }
   const int count = static_cast<int>(ranges.size());
@@ -492,8 +455,7 @@ class CudaDeviceImplementation final : public CudaDevice {
       queue = std::make_unique<CudaQueue>(gpu_, counters_);
       if (Status status = queue->open(); !status.ok()) return status;
     }
-    locking_generation = fork_generation();
-    host_ranges().set_locks({lock_pages, unlock_pages});
+    use_page_locks();
     read_capabilities();
     measure_link();
     measure_launches();

@@ -5,11 +5,11 @@
 #include "graph/verify/verify.h"
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <string>
 
 #include "graph/fusion/footprint.h"
+#include "graph/verify/usage.h"
 
 namespace hetero::graph {
 namespace {
@@ -17,17 +17,6 @@ namespace {
 using backend::DeviceIndex;
 using backend::kCpu;
 using Kind = Instruction::Kind;
-using Clock = std::array<uint32_t, kMaxQueues>;  // per queue: position + 1
-
-Status violation(std::string message) { return Status(ErrorClass::kInternal, std::move(message)); }
-std::string name(const char* prefix, uint64_t index) { return prefix + std::to_string(index); }
-
-struct ByteRange {
-  int64_t first;
-  int64_t last;
-  bool overlaps(const ByteRange& other) const { return first < other.last && other.first < last; }
-  bool holds(const ByteRange& other) const { return first <= other.first && other.last <= last; }
-};
 
 // The bytes that an operand may touch. An empty buffer counts as one that everybody touches: its
 // values have an order too.
@@ -38,21 +27,17 @@ ByteRange range_of(const Graph& graph, const Operand& operand) {
   return {window.first_byte, window.last_byte};
 }
 
-// What a block of a device takes: no less than its alignment.
-uint64_t block_bytes(uint64_t bytes) { return std::max<uint64_t>(1, (bytes + 63) / 64) * 64; }
-
 class PlanVerifier {
  public:
   PlanVerifier(const Graph& graph, const Plan& plan, const PlanOptions& options)
-      : graph_(graph), plan_(plan), options_(options) {}
+      : graph_(graph), plan_(plan), options_(options), usage_{graph, plan} {}
 
   Status run() {
     using Check = Status (PlanVerifier::*)();
     constexpr Check kChecks[] = {
         &PlanVerifier::check_sizes,      &PlanVerifier::check_placements, &PlanVerifier::check_program,
         &PlanVerifier::check_dead_nodes, &PlanVerifier::check_events,     &PlanVerifier::check_contents,
-        &PlanVerifier::check_hazards,    &PlanVerifier::check_residences, &PlanVerifier::check_sharing,
-        &PlanVerifier::check_budget,     &PlanVerifier::check_groups};
+        &PlanVerifier::check_hazards,    &PlanVerifier::check_memory,     &PlanVerifier::check_groups};
     for (const Check check : kChecks) {
       if (Status status = (this->*check)(); !status.ok()) return status;
     }
@@ -67,25 +52,14 @@ class PlanVerifier {
     bool whole;
     bool dense;  // leaves no byte of the range as it was
   };
-  struct Touch {
-    uint32_t position;
-    QueueId queue;
-    bool writes;
-    ByteRange range;
-    uint32_t node;  // kNoNode for a copy
-    bool brings;    // the kernel may bring the memory here
-  };
   // What the bytes of a residence are made of: the writes applied since the last whole one. What a body has written is not what its node writes: see body().
   struct Contents {
     bool known = false;
     std::vector<uint32_t> writes;
   };
-  static constexpr uint32_t kNoNode = UINT32_MAX;
-
   // In Contents::writes, what the body of a node has written, until its tail makes the node's write of it.
   static uint32_t body(uint32_t node) { return ~node; }
 
-  bool survives(BufferId b) const { return graph_.buffers[b].escapes || graph_.buffers[b].valid_on != 0; }
   const OpTraits& traits_of(uint32_t node) const { return op_table()[graph_.nodes[node].op]; }
 
   Status check_sizes() {
@@ -123,8 +97,8 @@ class PlanVerifier {
     std::vector<uint8_t> runs(graph_.nodes.size());
     std::vector<uint8_t> group_runs(plan_.groups.size());
     bodies_.resize(graph_.nodes.size());
-    touches_.resize(plan_.residences.size() + plan_.returns.size());
-    accesses_.resize(plan_.residences.size() + plan_.returns.size());
+    usage_.touches.resize(plan_.residences.size() + plan_.returns.size());
+    usage_.accesses.resize(plan_.residences.size() + plan_.returns.size());
     places_.resize(plan_.residences.size());
     for (size_t r = 0; r < places_.size(); ++r) places_[r] = r;
     const bool one_queue = std::ranges::all_of(
@@ -213,7 +187,7 @@ class PlanVerifier {
     const Node& node = graph_.nodes[n];
     for (int i = 0; i < node.operand_count; ++i) {
       const Operand& operand = graph_.operands_of(node)[i];
-      touches_[place_of(operand.buffer, device)].push_back(touch_of(p, instruction.queue, n, operand));
+      usage_.touches[place_of(operand.buffer, device)].push_back(touch_of(p, instruction.queue, n, operand));
     }
     return Status();
   }
@@ -243,7 +217,7 @@ class PlanVerifier {
       if (traits_of(n).side_effects) return violation(name("n", n) + " has effects and is fused");
     }
     for (const GroupOperand& operand : group.operands) {
-      touches_[place_of(operand.buffer, device_of(instruction.queue))].push_back(
+      usage_.touches[place_of(operand.buffer, device_of(instruction.queue))].push_back(
           {.position = p,
            .queue = instruction.queue,
            .writes = operand.stores,
@@ -290,7 +264,7 @@ class PlanVerifier {
       const bool unread =
           grouped && !operand.writes() && !touches_any(plan_.groups[instruction.index], operand, &GroupOperand::loads);
       if (unread) continue;
-      accesses_[place_of(operand.buffer, device)].push_back(touch_of(p, instruction.queue, n, operand));
+      usage_.accesses[place_of(operand.buffer, device)].push_back(touch_of(p, instruction.queue, n, operand));
     }
     return Status();
   }
@@ -298,20 +272,6 @@ class PlanVerifier {
   // Where the bytes are at this point of the program: a residence, or a return behind them.
   size_t residence_of(BufferId buffer, size_t device) const { return size_t{buffer} * plan_.device_count + device; }
   size_t place_of(BufferId buffer, size_t device) const { return places_[residence_of(buffer, device)]; }
-  const Residence& stay_at(size_t place) const {
-    const size_t residences = plan_.residences.size();
-    return place < residences ? plan_.residences[place] : plan_.returns[place - residences].residence;
-  }
-  BufferId buffer_at(size_t place) const {
-    const size_t residences = plan_.residences.size();
-    return place < residences ? static_cast<BufferId>(place / plan_.device_count)
-                              : plan_.returns[place - residences].buffer;
-  }
-  DeviceIndex device_at(size_t place) const {
-    const size_t residences = plan_.residences.size();
-    return place < residences ? static_cast<DeviceIndex>(place % plan_.device_count)
-                              : plan_.returns[place - residences].device;
-  }
 
   Touch touch_of(uint32_t p, QueueId queue, uint32_t n, const Operand& operand) const {
     return {.position = p,
@@ -336,7 +296,7 @@ class PlanVerifier {
     if (instruction.stay != 0) {
       const size_t r = instruction.stay - 1;
       if (r >= plan_.returns.size() || plan_.returns[r].buffer != instruction.index ||
-          plan_.returns[r].device != instruction.to || !touches_[plan_.residences.size() + r].empty()) {
+          plan_.returns[r].device != instruction.to || !usage_.touches[plan_.residences.size() + r].empty()) {
         return violation(name("p", p) + " begins a return that is not its own");
       }
     }
@@ -350,8 +310,8 @@ class PlanVerifier {
                         .range = {0, INT64_MAX},
                         .node = kNoNode,
                         .brings = false};
-      touches_[place_of(instruction.index, device)].push_back(touch);
-      accesses_[place_of(instruction.index, device)].push_back(touch);
+      usage_.touches[place_of(instruction.index, device)].push_back(touch);
+      usage_.accesses[place_of(instruction.index, device)].push_back(touch);
     }
     return Status();
   }
@@ -407,12 +367,12 @@ class PlanVerifier {
     return Status();
   }
 
-  // Every wait has an earlier record. Fills clocks_: what has run when an instruction starts.
+  // Every wait has an earlier record. Fills usage_.clocks: what has run when an instruction starts.
   Status check_events() {
     std::vector<uint8_t> recorded(plan_.event_count);
     std::vector<Clock> at_record(plan_.event_count);
     std::array<Clock, kMaxQueues> knows{};
-    clocks_.resize(plan_.program.size());
+    usage_.clocks.resize(plan_.program.size());
     uint32_t transfer_end = 0;
     uint32_t before_transfer = 0;  // what had run of its queue
     for (uint32_t p = 0; p < plan_.program.size(); ++p) {
@@ -433,14 +393,14 @@ class PlanVerifier {
         }
         learn(mine, at_record[instruction.index]);
       }
-      clocks_[p] = mine;
+      usage_.clocks[p] = mine;
       if (instruction.kind == Kind::kCopy) {
         // The copies of a transfer run in any order.
         if (p >= transfer_end) {
           transfer_end = end_of_transfer(graph_, plan_, p);
           before_transfer = mine[instruction.queue];
         }
-        clocks_[p][instruction.queue] = before_transfer;
+        usage_.clocks[p][instruction.queue] = before_transfer;
       }
       mine[instruction.queue] = p + 1;
     }
@@ -452,7 +412,7 @@ class PlanVerifier {
   }
 
   bool happens_before(uint32_t position, QueueId queue, uint32_t later) const {
-    return clocks_[later][queue] > position;
+    return usage_.clocks[later][queue] > position;
   }
 
   // Every read finds the bytes that program order says, and so does the caller.
@@ -598,8 +558,8 @@ class PlanVerifier {
         if ((claimed >> d & 1) != 0 && !holds(b, d, kNoNode, {0, INT64_MAX}, kNoWindow)) {
           return violation(name("b", b) + " is not valid after the program where the plan says");
         }
-        const bool touched = !touches_[residence_of(b, d)].empty();
-        if ((claimed >> d & 1) != 0 && touched && stay_at(place_of(b, d)).home == Home::kArena) {
+        const bool touched = !usage_.touches[residence_of(b, d)].empty();
+        if ((claimed >> d & 1) != 0 && touched && usage_.stay_at(place_of(b, d)).home == Home::kArena) {
           return violation(name("b", b) + " is said to be valid after the program in an arena");
         }
       }
@@ -645,8 +605,8 @@ class PlanVerifier {
 
   // Conflicting touches of the same bytes happen one after the other, in the order of the graph.
   Status check_hazards() {
-    for (size_t place = 0; place < accesses_.size(); ++place) {
-      const std::vector<Touch>& touches = accesses_[place];
+    for (size_t place = 0; place < usage_.accesses.size(); ++place) {
+      const std::vector<Touch>& touches = usage_.accesses[place];
       for (size_t j = 0; j < touches.size(); ++j) {
         for (size_t i = 0; i < j; ++i) {
           const Touch& a = touches[i];
@@ -657,7 +617,7 @@ class PlanVerifier {
           const bool swapped = a.node != kNoNode && b.node != kNoNode && a.node > b.node;
           if (swapped || !happens_before(a.position, a.queue, b.position)) {
             return violation(name("p", a.position) + " and " + name("p", b.position) + " both touch " +
-                             name("b", buffer_at(place)) + " and are not in order");
+                             name("b", usage_.buffer_at(place)) + " and are not in order");
           }
         }
       }
@@ -665,92 +625,7 @@ class PlanVerifier {
     return Status();
   }
 
-  Status check_residences() {
-    for (size_t place = 0; place < touches_.size(); ++place) {
-      const char* const error = residence_error(place);
-      if (error == nullptr) continue;
-      return violation(name("b", buffer_at(place)) + " on device " + std::to_string(device_at(place)) + ": " + error);
-    }
-    return Status();
-  }
-
-  // Null where the residence is legal.
-  const char* residence_error(size_t place) const {
-    const BufferId b = buffer_at(place);
-    const DeviceIndex d = device_at(place);
-    const Residence& residence = stay_at(place);
-    const std::vector<Touch>& touches = touches_[place];
-    const bool returns = place >= plan_.residences.size();
-    if (returns && residence.home != Home::kArena) return "comes back to another place than the arena";
-    if (touches.empty()) {
-      return residence.home == Home::kNone ? nullptr : "has a home but is never touched";
-    }
-    if (residence.first != touches.front().position || residence.last != touches.back().position) {
-      return "its lifetime is not from its first to its last touch";
-    }
-    const bool host_only =
-        d == kCpu && std::ranges::all_of(touches, [](const Touch& t) { return t.queue == kHostQueue; });
-    switch (residence.home) {
-      case Home::kNone:
-        return "is touched but has no home";
-      case Home::kBound:
-        return survives(b) ? nullptr : "is bound but dies with the program";
-      case Home::kOwned:
-        return host_only && !survives(b) ? nullptr : "may not have a block of its own";
-      case Home::kBrought:
-        if (d != kCpu || !touches.front().brings) return "nobody brings its memory";
-        return survives(b) || host_only ? nullptr : "may be freed while a copy uses it";
-      case Home::kArena:
-        break;
-    }
-    if (survives(b) && d == kCpu) return "lies in the arena but outlives the program";
-    if (!returns && (graph_.buffers[b].valid_on >> d & 1) != 0) return "was there before, but not in the arena";
-    if (residence.offset % 64 != 0) return "is not aligned";
-    const uint64_t size = plan_.arena_bytes[d];
-    if (residence.offset >= size || size - residence.offset < graph_.buffers[b].bytes) {
-      return "lies outside the arena";
-    }
-    return nullptr;
-  }
-
-  // Values that share bytes of an arena are not in use at the same time.
-  Status check_sharing() {
-    for (DeviceIndex d = 0; d < plan_.device_count; ++d) {
-      std::vector<size_t> members;
-      for (size_t place = 0; place < touches_.size(); ++place) {
-        if (device_at(place) == d && stay_at(place).home == Home::kArena &&
-            graph_.buffers[buffer_at(place)].bytes > 0) {
-          members.push_back(place);
-        }
-      }
-      const auto offset = [&](size_t place) { return stay_at(place).offset; };
-      std::ranges::sort(members, {}, offset);
-      for (size_t i = 0; i < members.size(); ++i) {
-        const size_t a = members[i];
-        const uint64_t end = offset(a) + graph_.buffers[buffer_at(a)].bytes;
-        for (size_t j = i + 1; j < members.size() && offset(members[j]) < end; ++j) {
-          const size_t b = members[j];
-          if (!all_before(a, b) && !all_before(b, a)) {
-            return violation(name("b", buffer_at(a)) + " and " + name("b", buffer_at(b)) +
-                             " share bytes while both are in use");
-          }
-        }
-      }
-    }
-    return Status();
-  }
-
-  bool all_before(size_t a, size_t b) const {
-    Clock last{};
-    for (const Touch& touch : touches_[a]) last[touch.queue] = touch.position + 1;
-    return std::ranges::all_of(touches_[b], [&](const Touch& touch) {
-      const Clock& clock = clocks_[touch.position];
-      for (int q = 0; q < kMaxQueues; ++q) {
-        if (last[q] > clock[q]) return false;
-      }
-      return true;
-    });
-  }
+  Status check_memory() { return verify_memory(usage_, options_); }
 
   Status check_groups() {
     for (size_t g = 0; g < plan_.groups.size(); ++g) {
@@ -760,115 +635,17 @@ class PlanVerifier {
     return Status();
   }
 
-  Status check_budget() {
-    for (DeviceIndex d = 0; d < plan_.device_count; ++d) {
-      if (plan_.arena_lower_bound[d] > plan_.arena_bytes[d]) {
-        return violation("an arena is smaller than its lower bound");
-      }
-    }
-    for (DeviceIndex d = 1; d < std::min(plan_.device_count, options_.machine.size()); ++d) {
-      if (Status status = check_memory_of(d); !status.ok()) return status;
-    }
-    return Status();
-  }
-
-  Status check_memory_of(DeviceIndex device) const {
-    const uint64_t most = options_.machine[device].bytes;
-    if (most == 0) return Status();
-    uint64_t bytes = plan_.arena_bytes[device];
-    bool takes = bytes > 0;
-    for (BufferId b = 0; b < graph_.buffers.size(); ++b) {
-      const bool there = backend::contains(graph_.buffers[b].valid_on, device);
-      const bool bound = plan_.residence(b, device).home == Home::kBound;
-      if (there || bound) bytes += block_bytes(graph_.buffers[b].bytes);
-      takes |= bound && !there;
-    }
-    // What lay there before may be too much already; then nothing is added.
-    if (!takes) return Status();
-    if (bytes > most) return violation("the accelerator's memory is exceeded");
-    return Status();
-  }
-
   const Graph& graph_;
   const Plan& plan_;
   const PlanOptions& options_;
-  // Per residence, then per return, in program order: of its bytes, and by nodes, of values with and without bytes.
-  std::vector<std::vector<Touch>> touches_;
-  std::vector<std::vector<Touch>> accesses_;
+  Usage usage_;
   std::vector<size_t> places_;              // per residence: where it is at this point of the walk
   std::vector<std::vector<Write>> writes_;  // per buffer, in graph order
   std::vector<uint8_t> bodies_;             // per node: its body has run
-  std::vector<Clock> clocks_;               // per instruction
   std::vector<Contents> contents_;          // per residence
 };
 
-Status check_operand(const Graph& graph, const Operand& operand) {
-  if (operand.buffer >= graph.buffers.size()) return violation("an operand's buffer is not there");
-  if (operand.window >= graph.windows->size()) return violation("an operand's window is not there");
-  const Window& window = (*graph.windows)[operand.window];
-  const auto bytes = static_cast<int64_t>(graph.buffers[operand.buffer].bytes);
-  if (window.numel > 0 && (window.first_byte < 0 || window.last_byte > bytes)) {
-    return violation("a window reaches outside " + name("b", operand.buffer));
-  }
-  return Status();
-}
-
-// What takes another's block leaves that one's bytes as they are: nobody else sees them, and nobody changes either but who makes it.
-Status check_takers(const Graph& graph) {
-  std::vector<uint32_t> writers(graph.buffers.size());
-  std::vector<uint8_t> taken(graph.buffers.size());
-  for (const Operand& operand : graph.operands) writers[operand.buffer] += operand.writes();
-  for (BufferId b = 0; b < graph.buffers.size(); ++b) {
-    const Buffer& taker = graph.buffers[b];
-    if (taker.takes == kNoBuffer) continue;
-    if (taker.takes >= graph.buffers.size()) return violation(name("b", b) + " takes a buffer that is not there");
-    const Buffer& from = graph.buffers[taker.takes];
-    if (taken[taker.takes]++ != 0) return violation(name("b", taker.takes) + " is taken twice");
-    if (from.escapes || from.valid_on != backend::only(kCpu) || writers[taker.takes] != 0) {
-      return violation(name("b", b) + " takes " + name("b", taker.takes) + ", which others see or write");
-    }
-    if (!taker.escapes || taker.valid_on != 0 || writers[b] != 1) {
-      return violation(name("b", b) + " takes another's bytes, but is not made once and kept");
-    }
-    if (!from.layout.has_gaps() || taker.bytes > from.bytes) {
-      return violation(name("b", taker.takes) + " has no room for " + name("b", b));
-    }
-  }
-  return Status();
-}
-
 }  // namespace
-
-Status verify_graph(const Graph& graph) {
-  if (graph.windows == nullptr) return violation("a graph without a table of windows");
-  std::vector<uint8_t> touched(graph.buffers.size());
-  for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
-    const Node& node = graph.nodes[n];
-    const auto fail = [n](const std::string& what) { return violation(name("n", n) + ": " + what); };
-    if (node.op >= op_table().size()) return fail("no such operator");
-    if (node.output_count > node.operand_count) return fail("more outputs than operands");
-    if (node.first_operand + size_t{node.operand_count} > graph.operands.size()) {
-      return fail("operands out of range");
-    }
-    if (node.attribute_offset + size_t{node.attribute_bytes} > graph.attributes.size()) {
-      return fail("attributes out of range");
-    }
-    for (int i = 0; i < node.operand_count; ++i) {
-      const Operand& operand = graph.operands_of(node)[i];
-      if (Status status = check_operand(graph, operand); !status.ok()) return fail(status.message());
-      const bool output = i >= node.operand_count - node.output_count;
-      if (output != (operand.access == Access::kDefine)) {
-        return fail("defines are the outputs, and outputs are defined");
-      }
-      const Buffer& buffer = graph.buffers[operand.buffer];
-      if (output && (buffer.valid_on != 0 || touched[operand.buffer])) {
-        return fail(name("b", operand.buffer) + " is defined, but exists already");
-      }
-      touched[operand.buffer] = 1;
-    }
-  }
-  return check_takers(graph);
-}
 
 Status verify_plan(const Graph& graph, const Plan& plan, const PlanOptions& options) {
   return PlanVerifier(graph, plan, options).run();
