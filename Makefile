@@ -5,7 +5,7 @@ export JOBS
 PYTHON_BIN := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build product demo check test test-full sim-fuzz load-fuzz bench bench-partition serve-demo compat lint sanitize
+.PHONY: help setup build product demo check test test-full test-gpu sim-fuzz load-fuzz bench bench-partition serve-demo compat lint sanitize
 .PHONY: clean distclean
 
 help:       ## show this list
@@ -32,6 +32,9 @@ test: setup ## build, and all tests, C++ and Python (ARGS go to pytest)
 
 test-full: setup ## the long version of every test: all sets of parameters on every machine, 100,000 seeds
 	@$(PYTHON_BIN) scripts/test.py --full $(ARGS)
+
+test-gpu:   ## build with CUDA against the torch that is there, the CUDA path's tests and figures, one report: build/gpu.md
+	@$(if $(wildcard $(PYTHON_BIN)),$(PYTHON_BIN),$${PYTHON:-python3}) scripts/test.py --gpu $(ARGS)
 
 sim-fuzz: build ## 100,000 random programs on simulated accelerators, some 20 minutes (ARGS="--seed 7", "--first 100000 --seeds 5000")
 	@build/tests/graph/hetero_sim_fuzz $(ARGS)

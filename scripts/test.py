@@ -4,6 +4,8 @@
     scripts/test.py           what `make test` and CI run
     scripts/test.py --quick   `make check`: what a change of one file needs, in a minute
     scripts/test.py --full    `make test-full`: the long version of each stage, hours
+    scripts/test.py --gpu     `make test-gpu`: the CUDA path on a GPU and its figures, without a network or .venv; writes
+                              build/gpu.md. With --stand-in: its tests, on the stand-in for CUDA
 
 A stage is one command. It prints its seconds. A stage that fails does not stop the others, unless nothing was built. Every test
 case counts, and so does every seed of a fuzzer; a check without cases counts as one. Further arguments go to pytest.
@@ -19,12 +21,16 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
-PYTHON = str(ROOT / ".venv/bin/python")
+VENV_PYTHON = ROOT / ".venv/bin/python"
+PYTHON = str(VENV_PYTHON) if VENV_PYTHON.exists() else sys.executable
+# Packages that came along: scripts/carry_packages.sh.
+CARRIED = ROOT / "third_party/carried/python"
+REPORT = BUILD / "gpu.md"
 JOBS = os.environ.get("JOBS") or str(os.cpu_count() or 1)
 PYTEST = [PYTHON, "-m", "pytest", "-q"]
 PYTHON_TESTS = [*PYTEST, "-n", JOBS, "--dist", "worksteal"]
@@ -81,6 +87,9 @@ class Stage:
     # The build. It must be free of warnings; where it breaks off, nothing else makes sense.
     is_build: bool = False
     broke_off: bool = False
+    # Added to the environment.
+    variables: dict[str, str] = field(default_factory=dict)
+    output: str = ""
 
     def run(self) -> Counter[str]:
         """Runs the command, shows its output, and counts its cases."""
@@ -93,11 +102,11 @@ class Stage:
         for log in self.logs:
             (BUILD / log).unlink(missing_ok=True)
         with subprocess.Popen(self.command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              errors="replace") as process:
+                              errors="replace", env=os.environ | self.variables) as process:
             for line in process.stdout or ():
                 print(line, end="", flush=True)
                 text.append(line)
-        printed = "".join(text)
+        self.output = printed = "".join(text)
         logs = [log for log in (BUILD / name for name in self.logs) if log.exists()]
         self.broke_off = process.returncode != 0
         counts = count_cases("\n".join(log.read_text(errors="replace") for log in logs) if self.logs else printed)
@@ -135,6 +144,59 @@ def without_cuda() -> str:
     return "skipped: no nvcc here, the cuda device is not built"
 
 
+def has_module(name: str, variables: dict[str, str]) -> bool:
+    """Whether PYTHON can import a module."""
+    command = [PYTHON, "-c", f"import {name}"]
+    return subprocess.run(command, env=os.environ | variables, capture_output=True, check=False).returncode == 0
+
+
+def gpu_variables() -> dict[str, str]:
+    """What Python needs to find torch_hetero, where nothing is installed but torch, and what came along."""
+    if VENV_PYTHON.exists():
+        return {}
+    site = BUILD / "site"
+    site.mkdir(parents=True, exist_ok=True)
+    # The entry points by which torch finds the device.
+    subprocess.run([PYTHON, "setup.py", "-q", "egg_info", "--egg-base", str(site)], cwd=ROOT, check=False,
+                   env=os.environ | {"HETERO_NO_BUILD": "1"})
+    variables = {"PYTHONPATH": f"{site}:{ROOT}", "HETERO_ACCELERATOR": "cuda"}
+    if not has_module("pytest", {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}):
+        variables["PYTHONPATH"] += f":{CARRIED}"
+    return variables
+
+
+def gpu_stages(stand_in: bool, pytest_arguments: list[str]) -> list[Stage]:
+    """The stages of `--gpu` behind the build: the CUDA path, PyTorch's operator database, and the figures."""
+    if stand_in:
+        run = ["tests/cuda_standin/run.sh"]
+        return [
+            Stage("the stand-in for CUDA", ["tests/cuda_standin/build.sh"], is_build=True, unless=without_cuda()),
+            Stage("the CUDA path", [*run, *PYTEST, "tests/cuda_standin", *pytest_arguments], unless=without_cuda()),
+            Stage("figures", [*run, PYTHON, "-m", "tests.perf", "gpu", "--depth", "1"], unless=without_cuda(),
+                  variables={"HETERO_ACCELERATOR": "cuda"}),
+        ]
+    variables = gpu_variables()
+    on_gpu = variables | {"HETERO_ACCELERATOR": "cuda", "HETERO_PLACEMENT": "mixed", "HETERO_FUSION": "0"}
+    return [
+        Stage("the GPU", ["nvidia-smi"], variables=variables),
+        Stage("the CUDA path", [*PYTEST, "tests/cuda_standin", *pytest_arguments], variables=variables),
+        Stage("figures", [PYTHON, "-m", "tests.perf", "gpu"], variables=variables | {"HETERO_ACCELERATOR": "cuda"}),
+        # On one GPU, one process: others would measure and fill the same memory.
+        Stage("PyTorch's operator database", [*PYTEST, "tests/upstream", *pytest_arguments], variables=on_gpu),
+    ]
+
+
+def write_report(ran: list[Stage], total: Counter[str]) -> None:
+    """Writes what a run on a GPU printed into one file, stage by stage; long ones by their last lines."""
+    lines = ["# The CUDA path on a GPU", "", f"{summary(total)}.", ""]
+    for stage in ran:
+        shown = stage.output.splitlines()[-150:]
+        lines += [f"## {stage.name}", "", f"`{' '.join(stage.command)}`", "", "```", *shown, "```", ""]
+    REPORT.parent.mkdir(exist_ok=True)
+    REPORT.write_text("\n".join(lines))
+    print(f"report: {REPORT.relative_to(ROOT)}")
+
+
 def stages(mode: str, pytest_arguments: list[str]) -> list[Stage]:
     """The stages of a mode, in order. Those that depend on the build's configuration come after it."""
     checks = Stage("checks of the sources", ["scripts/lint.sh", "--changed"])
@@ -156,7 +218,8 @@ def stages(mode: str, pytest_arguments: list[str]) -> list[Stage]:
         Stage("instruction counts", ["scripts/instructions.sh"]),
         Stage("torch-free layers under sanitizers", ["scripts/sanitize.sh"],
               logs=tuple(f"{sanitizer}/{ctest_log[0]}" for sanitizer in ("asan", "tsan"))),
-        Stage("the CUDA path on a stand-in for the CUDA runtime", ["tests/cuda_standin/test.sh", *PYTEST], unless=without_cuda()),
+        Stage("the CUDA path on a stand-in for the CUDA runtime", [PYTHON, "scripts/test.py", "--gpu", "--stand-in"],
+              unless=without_cuda()),
         Stage("Python tests", [*PYTHON_TESTS, "tests/python", "tests/upstream", *machines, *pytest_arguments]),
     ]
 
@@ -167,18 +230,33 @@ def main() -> int:
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--quick", dest="mode", action="store_const", const="quick", default="normal")
     modes.add_argument("--full", dest="mode", action="store_const", const="full")
+    modes.add_argument("--gpu", dest="mode", action="store_const", const="gpu")
+    parser.add_argument("--stand-in", action="store_true", help="with --gpu: on the stand-in for CUDA, after `make build`")
     options, pytest_arguments = parser.parse_known_args()
 
     start = time.monotonic()
-    build = Stage("build", ["scripts/build.sh", "quick" if options.mode == "quick" else "all"], is_build=True)
+    what = {"quick": "quick", "gpu": "gpu"}.get(options.mode, "all")
+    ran = [] if options.stand_in else [Stage("build", ["scripts/build.sh", what], is_build=True)]
     seconds: list[tuple[str, float]] = []
-    total = Counter(build.run())
-    seconds.append((build.name, time.monotonic() - start))
-    if not build.broke_off:
-        for stage in stages(options.mode, pytest_arguments):
-            before = time.monotonic()
-            total += stage.run()
-            seconds.append((stage.name, time.monotonic() - before))
+    total: Counter[str] = Counter()
+
+    def run(stage: Stage) -> None:
+        before = time.monotonic()
+        total.update(stage.run())
+        seconds.append((stage.name, time.monotonic() - before))
+
+    for stage in ran:
+        run(stage)
+    if not any(stage.broke_off for stage in ran):
+        gpu = options.mode == "gpu"
+        rest = gpu_stages(options.stand_in, pytest_arguments) if gpu else stages(options.mode, pytest_arguments)
+        for stage in rest:
+            run(stage)
+            ran.append(stage)
+            if stage.is_build and stage.broke_off:
+                break
+    if options.mode == "gpu":
+        write_report(ran, total)
     print("\n== seconds")
     for name, taken in [*seconds, ("all", time.monotonic() - start)]:
         print(f"{taken:6.0f} {name}")

@@ -73,7 +73,9 @@ def machine_of(item: pytest.Item) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    kept = sampled(items, config.getoption("--sample"), config.getoption("--all-parameters"))
+    # A test that does not run on the chosen machine has no machine.
+    there = [item for item in items if machine_of(item) in ("", *MACHINES)]
+    kept = sampled(there, config.getoption("--sample"), config.getoption("--all-parameters"))
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     # One machine after the other: a process seldom moves to another.
     order = ["", *MACHINES]

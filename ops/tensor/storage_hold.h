@@ -47,7 +47,13 @@ class StorageHold {
     strong_ = true;
   }
   // Makes the hold strong if the storage still lives; false when it is gone.
-  bool lock();
+  bool lock() {
+    if (strong_) return true;
+    if (c10::raw::weak_intrusive_ptr::lock(storage_) == nullptr) return false;
+    c10::raw::weak_intrusive_ptr::decref(storage_);
+    strong_ = true;
+    return true;
+  }
   // Whether somebody owns the storage. REQUIRES: it holds one.
   bool alive() const { return c10::raw::intrusive_ptr::use_count(storage_) != 0; }
   HeteroStorage* storage() const { return storage_; }

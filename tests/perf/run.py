@@ -38,6 +38,7 @@ BENCHMARKS = (
     "qwen3",
     "training",
     "import_time",
+    "gpu",
 )
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Accelerator", "Cpu", "Link", "Profile", "available_profiles", "load_profile"]
+__all__ = ["Accelerator", "Cpu", "Link", "PeerLink", "Profile", "available_profiles", "load_profile"]
 
 _FOLDER = Path(__file__).parent
 
@@ -44,6 +44,16 @@ class Link:
 
 
 @dataclass(frozen=True)
+class PeerLink:
+    """A link from one accelerator to another, which copies without the host; they are numbered from 0."""
+
+    from_accelerator: int
+    to_accelerator: int
+    bandwidth: float  # bytes per second
+    latency: float  # seconds for each copy
+
+
+@dataclass(frozen=True)
 class Cpu:
     """What the host attains on all its threads together."""
 
@@ -55,7 +65,7 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Profile:
-    """A machine's figures. All are positive."""
+    """A machine's figures. All are positive. Several accelerators have the same; links are those between them."""
 
     name: str
     description: str
@@ -63,11 +73,16 @@ class Profile:
     link: Link
     cpu: Cpu
     sources: dict[str, str] = field(hash=False)  # one for each figure, by its path: "cpu.threads"
+    links: tuple[PeerLink, ...] = ()  # a file may leave it out
 
     def as_options(self) -> dict[str, float | int]:
         """Returns the figures under one name each, as the C++ side takes them; those of the CPU begin with ``cpu_``."""
         accelerator, link, cpu = self.accelerator, self.link, self.cpu
-        return {
+        links = {}
+        for peers in self.links:
+            name = f"link_{peers.from_accelerator}_{peers.to_accelerator}"
+            links |= {f"{name}_bandwidth": peers.bandwidth, f"{name}_latency": peers.latency}
+        return links | {
             "flops": accelerator.flops,
             "flops_half": accelerator.flops_half,
             "memory_bandwidth": accelerator.memory_bandwidth,
@@ -123,15 +138,20 @@ class _Reader:
             raise self._error(f"cannot be read: {error.strerror}") from error
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise self._error(f"is not JSON: {error}") from error
+        if isinstance(content, dict):
+            content.setdefault("links", [])
         content = self._object("", content, [f.name for f in fields(Profile)])
         groups = {name: self._group(name, kind, content[name]) for name, kind in self._GROUPS.items()}
+        links = self._links(content["links"])
         figures = [f"{group}.{f.name}" for group, kind in self._GROUPS.items() for f in fields(kind)]
+        figures += ["links"] if links else []
         sources = self._object("sources", content["sources"], figures)
         return Profile(
             name=self._text("name", content["name"]),
             description=self._text("description", content["description"]),
             **groups,
             sources={figure: self._text(f"sources.{figure}", sources[figure]) for figure in figures},
+            links=links,
         )
 
     def _error(self, what: str) -> ValueError:
@@ -161,6 +181,24 @@ class _Reader:
         wanted = {f.name: f.type for f in fields(kind)}
         value = self._object(name, value, list(wanted))
         return kind(**{key: self._number(f"{name}.{key}", value[key], wanted[key] is int) for key in wanted})
+
+    def _links(self, value: Any) -> tuple[PeerLink, ...]:
+        if not isinstance(value, list):
+            raise self._error(f"field 'links' must be a list, not {value!r}")
+        links: list[PeerLink] = []
+        for index, entry in enumerate(value):
+            name = f"links[{index}]"
+            entry = self._object(name, entry, [f.name for f in fields(PeerLink)])
+            ends = [self._accelerator(f"{name}.{end}", entry[end]) for end in ("from_accelerator", "to_accelerator")]
+            if ends[0] == ends[1] or any(ends == [link.from_accelerator, link.to_accelerator] for link in links):
+                raise self._error(f"field {name!r} links {ends[0]} to {ends[1]}, which is the same one or linked already")
+            links.append(PeerLink(*ends, *(self._number(f"{name}.{key}", entry[key], False) for key in ("bandwidth", "latency"))))
+        return tuple(links)
+
+    def _accelerator(self, name: str, value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self._error(f"field {name!r} must be the number of an accelerator, from 0 on, not {value!r}")
+        return value
 
     def _number(self, name: str, value: Any, whole: bool) -> float | int:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

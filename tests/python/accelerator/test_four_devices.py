@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from counters import counting
 from helpers import DEVICE, assert_same, needs_hetero
 
 from torch_hetero import _C
+from torch_hetero.profiles import PeerLink, load_profile
+from torch_hetero.profiles.simulation import use_profile
 
 pytestmark = needs_hetero
 
@@ -44,6 +47,23 @@ def test_a_chain_over_all_devices_gives_the_bits_of_the_cpu() -> None:
         assert f"{device} compute: " in plan
     assert "accelerator:1 p2p: copy" in plan  # straight from a neighbour
     assert "from cpu to accelerator:2" in plan  # from sim:0 by way of the host, which has no link to sim:2
+
+
+def test_a_profile_names_the_links() -> None:
+    """From the first accelerator to the third, which have no link otherwise, and from no other."""
+    tiny = load_profile("tiny")
+    linked = replace(tiny, links=(PeerLink(0, 2, bandwidth=8e9, latency=1e-6),))
+    x = torch.randn(32, 32)
+    places = ["accelerator", "accelerator:2", "accelerator:1"]
+    expected = chain(x, ["auto"] * len(places))
+    try:
+        use_profile(linked)
+        assert_same(chain(x.to(DEVICE), places).cpu(), expected)
+        plan = _C.plan_text()
+        assert "accelerator:2 p2p: copy" in plan
+        assert "accelerator:1 p2p: copy" not in plan
+    finally:
+        use_profile(None)
 
 
 def test_a_module_and_a_rule_name_a_device() -> None:

@@ -118,6 +118,19 @@ def test_a_file_of_ones_own_loads_by_path(tmp_path: Path, monkeypatch: pytest.Mo
         assert (profile.name, profile.cpu.threads) == ("mine", 7)
 
 
+LINK = {"from_accelerator": 1, "to_accelerator": 0, "bandwidth": 25e9, "latency": 2e-6}
+
+
+def test_links_between_accelerators_are_optional_and_become_options(tmp_path: Path) -> None:
+    content = content_of("tiny") | {"links": [LINK]}
+    content["sources"]["links"] = "Invented."
+    profile = profiles.load_profile(write(tmp_path / "linked.json", content))
+    assert profile.links == (profiles.PeerLink(1, 0, 25e9, 2e-6),) and profiles.load_profile("tiny").links == ()
+    options = profile.as_options()
+    assert (options["link_1_0_bandwidth"], options["link_1_0_latency"]) == (25e9, 2e-6)
+    assert set(options) == {*OPTIONS, "link_1_0_bandwidth", "link_1_0_latency"}
+
+
 def test_profiles_are_values() -> None:
     profile = profiles.load_profile("tiny")
     assert profile == profiles.load_profile("tiny") and hash(profile) == hash(profiles.load_profile("tiny"))
@@ -166,6 +179,13 @@ def with_value(value: Any, *path: str) -> Callable[[dict[str, Any]], None]:
         (with_value("1e9", "cpu", "flops"), "field 'cpu.flops' must be a positive number, not '1e9'"),
         (with_value(1.5, "cpu", "threads"), "field 'cpu.threads' must be a positive whole number, not 1.5"),
         (with_value([], "cpu"), "field 'cpu' must be an object"),
+        (with_value({}, "links"), "field 'links' must be a list, not {}"),
+        (with_value([{}], "links"), "field 'links[0].from_accelerator' is missing"),
+        (with_value([LINK], "links"), "field 'sources.links' is missing"),
+        (with_value([LINK | {"bandwidth": 0}], "links"), "field 'links[0].bandwidth' must be a positive number, not 0"),
+        (with_value([LINK | {"to_accelerator": -1}], "links"), "must be the number of an accelerator, from 0 on, not -1"),
+        (with_value([LINK | {"to_accelerator": 1}], "links"), "links 1 to 1, which is the same one"),
+        (with_value([LINK, LINK], "links"), "field 'links[1]' links 1 to 0, which is the same one or linked already"),
         (with_value(" ", "description"), "field 'description' must be a text"),
         (with_value(None, "sources", "cpu.flops"), "field 'sources.cpu.flops' must be a text, not None"),
     ),
