@@ -84,7 +84,7 @@ class Stage:
     logs: tuple[str, ...] = ()
     # Says why the stage cannot run here, if so; a reason that starts with "!" is a failure.
     unless: str = ""
-    # The build. It must be free of warnings; where it breaks off, nothing else makes sense.
+    # A build. It must be free of warnings; where it breaks off, nothing else makes sense.
     is_build: bool = False
     broke_off: bool = False
     # Added to the environment.
@@ -96,6 +96,7 @@ class Stage:
         print(f"\n== {self.name}", flush=True)
         if self.unless:
             print(self.unless.lstrip("!"))
+            self.broke_off = self.unless.startswith("!")
             return Counter(failed=1) if self.unless.startswith("!") else Counter(skipped=1)
         start = time.monotonic()
         text = []
@@ -178,7 +179,8 @@ def gpu_stages(stand_in: bool, pytest_arguments: list[str]) -> list[Stage]:
     variables = gpu_variables()
     on_gpu = variables | {"HETERO_ACCELERATOR": "cuda", "HETERO_PLACEMENT": "mixed", "HETERO_FUSION": "0"}
     return [
-        Stage("the GPU", ["nvidia-smi"], variables=variables),
+        Stage("the GPU", ["nvidia-smi"], is_build=True,
+              unless="" if shutil.which("nvidia-smi") else "!there is no GPU here: nvidia-smi is missing"),
         Stage("the CUDA path", [*PYTEST, "tests/cuda_standin", *pytest_arguments], variables=variables),
         Stage("figures", [PYTHON, "-m", "tests.perf", "gpu"], variables=variables | {"HETERO_ACCELERATOR": "cuda"}),
         # On one GPU, one process: others would measure and fill the same memory.

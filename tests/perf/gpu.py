@@ -6,6 +6,7 @@ compute nothing, so its figures are of the host alone.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -104,8 +105,9 @@ def measure() -> list[Row]:
     """For each case a row against eager CUDA; with --peers also inductor on CUDA."""
     if not torch.cuda.is_available():
         return [missing(what, BAR, "us", "there is no GPU", peer_name=PEER) for what in CASES]
-    config = torch.hetero.config
-    config.accelerator = "cuda"
+    torch.hetero.config.accelerator = "cuda"
+    if "standin" in os.environ.get("LD_PRELOAD", ""):
+        torch.backends.cuda.enable_cudnn_sdp(False)  # the stand-in has no cuDNN
     rows = []
     for what, make in CASES.items():
         subjects = {"hetero": synchronized(make(DEVICE), "hetero"), PEER: synchronized(make("cuda"), "cuda")}
