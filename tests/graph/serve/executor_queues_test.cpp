@@ -1,4 +1,4 @@
-// GraphExecutor: executors that share an accelerator, each on compute queues of its own.
+// GraphExecutor: executors that share an accelerator, each on compute queues of its own, and runs that overlap.
 
 #include <algorithm>
 #include <array>
@@ -17,7 +17,7 @@ namespace {
 
 using backend::kCpu;
 
-void run(GraphExecutor& executor) { require(executor.Run()); }
+void run(GraphExecutor& executor, size_t slot = 0) { require(executor.Run(slot)); }
 
 // An accelerator on which a launch of a small task takes a millisecond and next to nothing of the device. Its clock begins when it is asked to, with spans.
 constexpr double kLaunch = 1e-3;
@@ -143,6 +143,49 @@ TEST_CASE("an executor has the compute queues of its group, and all where the gr
   }
   GraphExecutor::Options wrong = shared.options({kCompute, kDeviceToHost});
   CHECK(contains(GraphExecutor::Init(model, std::move(wrong)).status(), "the queue d2h computes nothing"));
+}
+
+TEST_CASE("uploads, kernels and downloads of neighbouring requests overlap") {
+  // A link and a device on which the three take equally long.
+  backend::SimOptions sim_options;
+  sim_options.h2d_bandwidth = sim_options.d2h_bandwidth = 1e9;
+  sim_options.memory_bandwidth = 2e9;
+  sim_options.flops = 1e15;
+  sim_options.launch_latency = 0;
+  auto made = backend::SimDevice::create(sim_options);
+  REQUIRE(made.ok());
+  backend::SimDevice& sim = *made.value();
+  const Devices devices{test_devices()[kCpu], &sim};
+  Program p;
+  constexpr int64_t kCount = 1 << 16;
+  const BufferId x = p.input(kCount);
+  p.escape(p.define(test_ops().pointwise, kCount, {p.read(x)}, Preference::kAccelerator));
+  GraphExecutor::Options options = executor_options(options_for(devices), devices);
+  options.slots = 3;
+  auto executor = executor_of(model_of(save(p)), std::move(options));
+  std::vector<float> values(kCount, 1.0f);
+  std::vector<std::vector<float>> results(3, std::vector<float>(kCount));
+  sim.reset_clock();
+  constexpr int kRequests = 200;
+  Pending pending[3];
+  for (size_t r = 0; r < kRequests; ++r) {
+    const size_t slot = r % 3;
+    if (r >= 3) REQUIRE(pending[slot].wait().ok());
+    REQUIRE(executor->SetInput(0, view_of(values), slot).ok());
+    run(*executor, slot);
+    Result<Pending> copy = executor->GetOutputAsync(0, view_of(results[slot]), slot);
+    REQUIRE(copy.ok());
+    pending[slot] = copy.value();
+  }
+  for (Pending& last : pending) REQUIRE(last.wait().ok());
+  const double copy_seconds = kCount * sizeof(float) / 1e9;
+  const double run_seconds = static_cast<double>(executor->plan().plan.placements[0].predicted_seconds);
+  const double bound = kRequests * std::max(copy_seconds, run_seconds);
+  INFO(bound / sim.host_seconds());
+  CHECK(bound / sim.host_seconds() >= 0.98);
+  CHECK(sim.host_seconds() < 0.4 * kRequests * (2 * copy_seconds + run_seconds));
+  CHECK(executor->counts().host_waits == 0);
+  executor.reset();
 }
 
 }  // namespace hetero::graph::testing

@@ -10,7 +10,6 @@
 #include <thread>
 #include <vector>
 
-#include "tests/backend/child.h"
 #include "tests/graph/serve/scheduler_fixture.h"
 
 namespace hetero::graph::testing {
@@ -684,26 +683,6 @@ TEST_CASE("what makes no scheduler is refused with a sentence") {
   CHECK(message({lane}, {}, nullptr) == "a scheduler needs a handler that runs requests");
   const auto scheduler = make_scheduler(lanes);
   CHECK(scheduler->submit(nullptr).message() == "the request to submit is null");
-}
-
-TEST_CASE("a forked child can leave a scheduler alone, and is told that it cannot use it") {
-  const Lanes lanes(1);
-  auto scheduler = make_scheduler(lanes);
-  Gate gate(*scheduler);
-  const auto waiting = make_job();
-  REQUIRE(scheduler->submit(waiting).ok());
-  const auto outcome = backend::testing::run_in_child([&] {
-    if (scheduler->submit(make_job()).ok()) return 1;
-    if (waiting->wait().ok()) return 2;
-    waiting->cancel();
-    scheduler->close(WhenClosed::kCancel);
-    scheduler->wait_idle();
-    scheduler.reset();
-    return 0;
-  });
-  CHECK(outcome.exit_code == 0);
-  gate.open();
-  CHECK(waiting->wait().ok());
 }
 
 }  // namespace hetero::graph::testing

@@ -1,4 +1,4 @@
-// Scheduler: many threads at once.
+// Scheduler: many threads at once, and forks.
 
 #include <atomic>
 #include <random>
@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/backend/child.h"
 #include "tests/graph/serve/scheduler_fixture.h"
 
 namespace hetero::graph::testing {
@@ -169,6 +170,26 @@ TEST_CASE("a scheduler may be closed while threads submit") {
     CHECK(scheduler->counters().submitted == accepted);
     check_all_ended(*scheduler);
   }
+}
+
+TEST_CASE("a forked child can leave a scheduler alone, and is told that it cannot use it") {
+  const Lanes lanes(1);
+  auto scheduler = make_scheduler(lanes);
+  Gate gate(*scheduler);
+  const auto waiting = make_job();
+  REQUIRE(scheduler->submit(waiting).ok());
+  const auto outcome = backend::testing::run_in_child([&] {
+    if (scheduler->submit(make_job()).ok()) return 1;
+    if (waiting->wait().ok()) return 2;
+    waiting->cancel();
+    scheduler->close(WhenClosed::kCancel);
+    scheduler->wait_idle();
+    scheduler.reset();
+    return 0;
+  });
+  CHECK(outcome.exit_code == 0);
+  gate.open();
+  CHECK(waiting->wait().ok());
 }
 
 }  // namespace hetero::graph::testing
