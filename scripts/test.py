@@ -145,12 +145,6 @@ def without_cuda() -> str:
     return "skipped: no nvcc here, the cuda device is not built"
 
 
-def has_module(name: str, variables: dict[str, str]) -> bool:
-    """Whether PYTHON can import a module."""
-    command = [PYTHON, "-c", f"import {name}"]
-    return subprocess.run(command, env=os.environ | variables, capture_output=True, check=False).returncode == 0
-
-
 def gpu_variables() -> dict[str, str]:
     """What Python needs to find torch_hetero, where nothing is installed but torch, and what came along."""
     if VENV_PYTHON.exists():
@@ -160,10 +154,10 @@ def gpu_variables() -> dict[str, str]:
     # The entry points by which torch finds the device.
     subprocess.run([PYTHON, "setup.py", "-q", "egg_info", "--egg-base", str(site)], cwd=ROOT, check=False,
                    env=os.environ | {"HETERO_NO_BUILD": "1"})
-    variables = {"PYTHONPATH": f"{site}:{ROOT}", "HETERO_ACCELERATOR": "cuda"}
-    if not has_module("pytest", {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}):
-        variables["PYTHONPATH"] += f":{CARRIED}"
-    return variables
+    path = f"{site}:{ROOT}"
+    if subprocess.run([PYTHON, "-c", "import pytest"], capture_output=True, check=False).returncode != 0:
+        path += f":{CARRIED}"
+    return {"PYTHONPATH": path}
 
 
 def gpu_stages(stand_in: bool, pytest_arguments: list[str]) -> list[Stage]:
@@ -173,18 +167,25 @@ def gpu_stages(stand_in: bool, pytest_arguments: list[str]) -> list[Stage]:
         return [
             Stage("the stand-in for CUDA", ["tests/cuda_standin/build.sh"], is_build=True, unless=without_cuda()),
             Stage("the CUDA path", [*run, *PYTEST, "tests/cuda_standin", *pytest_arguments], unless=without_cuda()),
-            Stage("figures", [*run, PYTHON, "-m", "tests.perf", "gpu", "--depth", "1"], unless=without_cuda(),
+            Stage("figures", [*run, PYTHON, "-m", "tests.perf", "gpu"], unless=without_cuda(),
                   variables={"HETERO_ACCELERATOR": "cuda"}),
         ]
     variables = gpu_variables()
-    on_gpu = variables | {"HETERO_ACCELERATOR": "cuda", "HETERO_PLACEMENT": "mixed", "HETERO_FUSION": "0"}
+    on_gpu = variables | {"HETERO_ACCELERATOR": "cuda"}
+    mixed = on_gpu | {"HETERO_PLACEMENT": "mixed", "HETERO_FUSION": "0"}
+    without_catch2 = "" if in_cache("HETERO_TESTS:.*=(ON|AUTO)") and not in_cache("HETERO_CATCH2_INCLUDE:.*NOTFOUND") else (
+        "skipped: without Catch2 there are no C++ tests")
     return [
         Stage("the GPU", ["nvidia-smi"], is_build=True,
               unless="" if shutil.which("nvidia-smi") else "!there is no GPU here: nvidia-smi is missing"),
+        Stage("devices and fused kernels, C++", [str(BUILD / "tests/backend/hetero_backend_tests")], variables=on_gpu,
+              unless=without_catch2),
+        Stage("executors, C++", [str(BUILD / "tests/graph/hetero_graph_tests"), "[accelerator]"], variables=on_gpu,
+              unless=without_catch2),
         Stage("the CUDA path", [*PYTEST, "tests/cuda_standin", *pytest_arguments], variables=variables),
-        Stage("figures", [PYTHON, "-m", "tests.perf", "gpu"], variables=variables | {"HETERO_ACCELERATOR": "cuda"}),
+        Stage("figures", [PYTHON, "-m", "tests.perf", "gpu"], variables=on_gpu),
         # On one GPU, one process: others would measure and fill the same memory.
-        Stage("PyTorch's operator database", [*PYTEST, "tests/upstream", *pytest_arguments], variables=on_gpu),
+        Stage("PyTorch's operator database", [*PYTEST, "tests/upstream", *pytest_arguments], variables=mixed),
     ]
 
 

@@ -155,7 +155,6 @@ struct GraphExecutor::Impl {
   // Plans are made for less and less memory of the accelerator so often, then for next to none: 0 would stand for any.
   static constexpr int kMostTries = 6;
   static constexpr uint64_t kLeastBytes = 1;
-  // Plans and bindings are kept for so many sizes.
 
   const SizedProgram& sized() const { return *now->sized; }
   const graph::SavedProgram& program() const { return sized().program; }

@@ -9,6 +9,7 @@
 
 #include "graph/fusion/footprint.h"
 #include "graph/ir/lowering.h"
+#include "graph/verify/usage.h"
 #include "graph/verify/verify.h"
 
 namespace hetero::graph {
@@ -22,8 +23,6 @@ using Symbol = uint64_t;
 // More work than this is left out: plans of tests are small, and what is large is made by the same
 // rules.
 constexpr int64_t kMaxWork = 1 << 20;
-
-Status violation(std::string message) { return Status(ErrorClass::kInternal, std::move(message)); }
 
 Symbol mix(Symbol a, Symbol b) {
   uint64_t h = (a ^ (b + 0x9e3779b97f4a7c15ull + (a << 6) + (a >> 2))) * 0xff51afd7ed558ccdull;

@@ -1,4 +1,4 @@
-"""What needs a GPU: models on hetero with its memory and kernels, against eager CUDA, and launches alone.
+"""What needs a GPU: models and chains of operators on hetero, against eager CUDA.
 
 `make test-gpu` runs it. Without a GPU, each row says so. On the stand-in for CUDA (tests/cuda_standin) kernels
 compute nothing, so its figures are of the host alone.
@@ -113,8 +113,9 @@ def measure() -> list[Row]:
         subjects = {"hetero": synchronized(make(DEVICE), "hetero"), PEER: synchronized(make("cuda"), "cuda")}
         if with_peers():
             subjects["inductor"] = synchronized(peers.inductor(make("cuda")), "cuda")
-        rescues = len(torch.hetero.explain().rescues)
+        torch.hetero.reset_counters()
         times = alternate(subjects, seconds=SECONDS)
+        rescues = len(torch.hetero.explain().rescues)
         note = f"{torch.cuda.get_device_name()}; {rescues} kinds of calls fell back to the CPU" if rescues else ""
         rows += [timed_row(what, times, BAR, "us", peer=peer, note=note) for peer in times if peer != "hetero"]
         del subjects

@@ -17,6 +17,7 @@
 #include "backend/fault/fault_device.h"
 #include "backend/sim/sim_device.h"
 #include "tests/backend/catch.h"
+#include "tests/backend/device/tasks.h"
 
 #if defined(HETERO_WITH_CUDA)
 #include "backend/cuda/cuda_device.h"
@@ -24,6 +25,9 @@
 
 namespace hetero::backend {
 namespace {
+
+using testing::take;
+using testing::task_of;
 
 std::unique_ptr<SimDevice> make_sim(uint64_t seed) {
   auto device = SimDevice::create({.capacity_bytes = size_t{64} << 20, .schedule_seed = seed});
@@ -56,17 +60,6 @@ void on_every_device(Body body) {
     FaultDevice wrapped(*sim);
     body(wrapped);
   }
-}
-
-Block take(Device& device, size_t bytes) {
-  Result<Block> block = device.allocate(bytes);
-  REQUIRE(block.ok());
-  return std::move(block.value());
-}
-
-template <typename Callable>
-Task task_of(Callable& callable) {
-  return {[](void* context) { (*static_cast<Callable*>(context))(); }, &callable};
 }
 
 TEST_CASE("bytes copied in, changed by a task and copied out come back changed") {

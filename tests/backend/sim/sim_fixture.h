@@ -9,6 +9,7 @@
 
 #include "backend/sim/sim_device.h"
 #include "tests/backend/catch.h"
+#include "tests/backend/device/tasks.h"
 
 namespace hetero::backend::testing {
 
@@ -18,17 +19,6 @@ inline std::unique_ptr<SimDevice> make_sim(SimOptions options = {.capacity_bytes
   auto device = SimDevice::create(options);
   REQUIRE(device.ok());
   return std::move(device.value());
-}
-
-inline Block take(Device& device, size_t bytes) {
-  Result<Block> block = device.allocate(bytes);
-  REQUIRE(block.ok());
-  return std::move(block.value());
-}
-
-template <typename Callable>
-Task task_of(Callable& callable) {
-  return {[](void* context) { (*static_cast<Callable*>(context))(); }, &callable};
 }
 
 // A task that keeps its queue busy until it is opened.

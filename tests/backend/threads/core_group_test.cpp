@@ -12,6 +12,7 @@
 #include "backend/base/parallel.h"
 #include "tests/backend/catch.h"
 #include "tests/backend/child.h"
+#include "tests/backend/device/tasks.h"
 
 namespace hetero::backend {
 namespace {
@@ -26,11 +27,7 @@ std::unique_ptr<CoreGroup> make_group(CoreGroup::Options options) {
   return std::move(group.value());
 }
 
-// A task that calls what it refers to, which must live until it has run.
-template <typename Body>
-Task task_of(Body& body) {
-  return {[](void* context) { (*static_cast<Body*>(context))(); }, &body};
-}
+using testing::task_of;
 
 Cores cores_of_this_thread() {
   cpu_set_t mask;
