@@ -8,7 +8,8 @@
 //   const DeviceIndex first = machine.add({.rates = rates, .bytes = 1 << 30});
 //   const DeviceIndex second = machine.add({.rates = rates});
 //   machine.connect(first, second, {.bandwidth = 50e9});
-//   machine.link(first, second)->queue;               // which queue carries copies that go that way
+//   machine.link(first, second)->queue;               // which queue carries copies that go that
+//                                                     way
 //   machine.link(kCpu, second);                       // every accelerator has links with the host
 //
 // Invariant: device 0 is the CPU. Each device has one memory.
@@ -79,7 +80,8 @@ class Machine {
   };
 
   DeviceIndex size_ = 1;
-  std::array<DeviceDescription, kMostDevices> devices_;  // in place: machines are copied for each plan
+  // In place: machines are copied for each plan.
+  std::array<DeviceDescription, kMostDevices> devices_;
   std::vector<Peers> peers_;
 };
 

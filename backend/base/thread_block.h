@@ -22,7 +22,8 @@ struct FreeObject;
 struct ThreadList {
   FreeObject* head = nullptr;
   uint32_t count = 0;
-  uint32_t capacity = 0;  // 0 before the thread's first use and after its end: the slow path decides
+  // 0 before the thread's first use and after its end: the slow path decides.
+  uint32_t capacity = 0;
 };
 }  // namespace pool_detail
 
@@ -33,7 +34,8 @@ struct ThreadCache;
 struct ThreadBlock {
   static constexpr int kSizes = 32;
   pool_detail::ThreadList lists[kSizes];
-  address_space::ThreadCache* addresses = nullptr;  // null before the thread's first use and after its end
+  // Null before the thread's first use and after its end.
+  address_space::ThreadCache* addresses = nullptr;
 };
 
 // The calling thread's block. Const like errno's location: within a function, the compiler calls it

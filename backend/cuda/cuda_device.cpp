@@ -40,8 +40,9 @@ struct Capture {
 };
 thread_local Capture* capture_of_thread = nullptr;
 
-// While a stream of this thread is being captured, calls that may wait for the GPU are refused and end the capture. Where memory and code that they get stay for as long
-// as the device lives, nothing is wrong with them.
+// While a stream of this thread is being captured, calls that may wait for the GPU are refused and
+// end the capture. Where memory and code that they get stay for as long as the device lives,
+// nothing is wrong with them.
 class AllowedInCapture {
  public:
   AllowedInCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -320,7 +321,8 @@ class CudaQueue final : public Queue {
     return Status();
   }
 
-  // Through one buffer, into which the host gathers what goes to the GPU, and from which it scatters what comes from there.
+  // Through one buffer, into which the host gathers what goes to the GPU, and from which it
+  // scatters what comes from there.
   Status copy_many_staged(std::span<const CopyRange> ranges, bool into_device) {
     Result<void*> buffer = acquire_buffer();
     if (!buffer.ok()) return buffer.status();
@@ -347,8 +349,9 @@ class CudaQueue final : public Queue {
   cudaStream_t capture_stream_ = nullptr;  // made when the first segment is recorded
 };
 
-// The capture is of a stream of its own, since other threads may submit to the queue meanwhile, which would become a part of the graph. Memory that fused kernels have for a
-// stream is then of this one, and safe: its graphs all run on this queue, one after the other.
+// The capture is of a stream of its own, since other threads may submit to the queue meanwhile,
+// which would become a part of the graph. Memory that fused kernels have for a stream is then of
+// this one, and safe: its graphs all run on this queue, one after the other.
 Result<cudaGraph_t> CudaQueue::capture(std::span<const Task> tasks, Capture& seen) {
   if (capture_stream_ == nullptr) {
     const cudaError_t error = cudaStreamCreateWithFlags(&capture_stream_, cudaStreamNonBlocking);
@@ -367,7 +370,8 @@ Result<cudaGraph_t> CudaQueue::capture(std::span<const Task> tasks, Capture& see
 
 // Multiply-adds of 2-byte floats that a multiprocessor's tensor cores do in a cycle, summed in
 // float32 and without sparsity, from NVIDIA's white papers on Volta, Turing, GA100, GA102, Ada,
-// Hopper and Blackwell. For 8.x and 12.x those of GeForce; other cards do twice as many. 0: unknown.
+// Hopper and Blackwell. For 8.x and 12.x those of GeForce; other cards do twice as many. 0:
+// unknown.
 double half_lanes(ComputeCapability capability) {
   switch (capability.major) {
     // clang-format off
@@ -542,7 +546,8 @@ class CudaDeviceImplementation final : public CudaDevice {
     set_memory_limit(0);
   }
 
-  // The least time that `submit` and what it gave to the queues took in a few rounds, since another process may disturb one; 0 where nothing could be measured.
+  // The least time that `submit` and what it gave to the queues took in a few rounds, since another
+  // process may disturb one; 0 where nothing could be measured.
   template <typename Submit>
   double least_seconds(Submit&& submit) {
     constexpr int kRounds = 5;
@@ -555,7 +560,8 @@ class CudaDeviceImplementation final : public CudaDevice {
     return least;
   }
 
-  // What a kernel takes that does next to nothing, in a row of them, the host's part included: PyTorch's and ours are launched in the same way.
+  // What a kernel takes that does next to nothing, in a row of them, the host's part included:
+  // PyTorch's and ours are launched in the same way.
   void measure_launches() {
     constexpr int kLaunches = 100;
     Result<Block> block = allocate(sizeof(int));
@@ -573,8 +579,8 @@ class CudaDeviceImplementation final : public CudaDevice {
     if (seconds > 0) capabilities_.launch_latency = seconds / kLaunches;
   }
 
-  // Copies both ways at once, as programs do, of a size that hides what each copy costs, and then so small that there is nothing else. Without a link's
-  // figures placement would guess.
+  // Copies both ways at once, as programs do, of a size that hides what each copy costs, and then
+  // so small that there is nothing else. Without a link's figures placement would guess.
   void measure_link() {
     constexpr size_t kBytes = size_t{32} << 20;
     constexpr int kSmallCopies = 50;

@@ -1,5 +1,5 @@
-// Host memory as the CUDA runtime sees it: pageable, or page-locked (pinned), which it copies without
-// a detour.
+// Host memory as the CUDA runtime sees it: pageable, or page-locked (pinned), which it copies
+// without a detour.
 //
 // Thread safety: any thread.
 

@@ -164,7 +164,8 @@ inline int compute_queue_number(QueueKind kind) {
 }
 inline bool is_side_compute(QueueKind kind) { return kind >= QueueKind::kCompute2 && kind <= QueueKind::kCompute4; }
 inline bool is_compute(QueueKind kind) { return kind == QueueKind::kCompute || is_side_compute(kind); }
-// The queue of the same direction that yields the link to an urgent one; the kind itself for any other.
+// The queue of the same direction that yields the link to an urgent one; the kind itself for any
+// other.
 inline QueueKind yielding(QueueKind kind) {
   return kind == QueueKind::kUrgentToDevice ? QueueKind::kHostToDevice
          : kind == QueueKind::kUrgentToHost ? QueueKind::kDeviceToHost
@@ -201,9 +202,9 @@ class Queue {
   // Runs the segment's tasks in order after everything submitted before. After an error, nothing of
   // it was submitted. REQUIRES: this queue recorded it; it lives until it has run.
   virtual Status launch_segment(Segment& segment);
-  // Copies bytes between host memory and this device's memory (or within either), or from the memory of a peer
-  // into this device's where there is a link (Device::link_from). Pointers are those of Blocks.
-  // REQUIRES: both ranges live until the copy has run.
+  // Copies bytes between host memory and this device's memory (or within either), or from the
+  // memory of a peer into this device's where there is a link (Device::link_from). Pointers are
+  // those of Blocks. REQUIRES: both ranges live until the copy has run.
   virtual Status copy(void* destination, const void* source, size_t bytes) = 0;
   // Copies all ranges, in any order, as one transfer if the device can, so small copies pay the
   // link's latency once. Reads `ranges` before it returns. After an error some ranges may have been
@@ -278,7 +279,8 @@ class Device {
   virtual const std::string& name() const = 0;
   virtual const Capabilities& capabilities() const = 0;
 
-  // Memory of at least `bytes` (zero gives a unique, valid block). Errors: kResource with figures in the message.
+  // Memory of at least `bytes` (zero gives a unique, valid block). Errors: kResource with figures
+  // in the message.
   virtual Result<Block> allocate(size_t bytes) = 0;
   // The address by which a kernel on this device's queue reaches a Block's bytes. The identity,
   // unless the host must not touch device memory. REQUIRES: called from inside a Task of this
@@ -304,7 +306,8 @@ class Device {
   // addresses and numbers. Any thread may call it; calling it is optional. REQUIRES: can_fuse().
   virtual void prepare_fused(const FusedCall& call) { (void)call; }
 
-  // The link by which the kFromPeer queue copies from the other device's memory; none where bytes go by way of the host.
+  // The link by which the kFromPeer queue copies from the other device's memory; none where bytes
+  // go by way of the host.
   virtual std::optional<PeerLink> link_from(const Device& other) const {
     (void)other;
     return std::nullopt;
@@ -321,9 +324,9 @@ class Device {
   virtual Result<double> seconds_between(const Event& first, const Event& second) const;
   virtual Status synchronize() = 0;
 
-  // A device that simulates time has a clock for each queue and one for the host, which waits for them and works beside them. Devices of one simulated
-  // machine have one host, whose clock any of them moves. The others have
-  // none: there advance_host does nothing and host_seconds is 0.
+  // A device that simulates time has a clock for each queue and one for the host, which waits for
+  // them and works beside them. Devices of one simulated machine have one host, whose clock any of
+  // them moves. The others have none: there advance_host does nothing and host_seconds is 0.
   virtual bool has_virtual_clock() const { return false; }
   // Advances the host's clock by work of its own, such as kernels of the CPU. The clock starts with
   // the device and moves only by this and by waiting.
@@ -345,7 +348,8 @@ class Device {
 
   // Returns cached memory to the system.
   virtual void empty_cache() = 0;
-  // Caps allocated_bytes; 0 removes the cap. A Block that would exceed it is refused with kResource.
+  // Caps allocated_bytes; 0 removes the cap. A Block that would exceed it is refused with
+  // kResource.
   virtual void set_memory_limit(size_t bytes) = 0;
   virtual MemoryStats memory_stats() const = 0;
   virtual void reset_peak() = 0;

@@ -11,14 +11,17 @@
 //
 //   space:          sizes[0..rank), row-major; the last `row_rank` dimensions together are the row
 //   element value:  one entry for each point of the space
-//   row value:      one entry for each row: the result of a reduction, and what is computed from such; repeated along the row if a
-//                   step with element results reads it
-//   total value:    one entry for the space: a reduction of a row value over all rows, and what is computed from such. Totals come last:
-//                   no element or row value is computed from one.
+//   row value:      one entry for each row: the result of a reduction, and what is computed from
+//                   such; repeated along the row if a step with element results reads it
+//   total value:    one entry for the space: a reduction of a row value over all rows, and what is
+//                   computed from such. Totals come last: no element or row value is computed from
+//                   one.
 //
 //   FusedLaunch launch;
-//   prepare_fused(kernel, space, launch);                 // collapses dimensions, chooses blocks, lays out the scratch memory
-//   run_fused(launch, addresses.data(), numbers.data());  // allocates nothing in steady state; splits over parallel_for
+//   prepare_fused(kernel, space, launch);                 // collapses dimensions, chooses blocks,
+//                                                         lays out the scratch memory
+//   run_fused(launch, addresses.data(), numbers.data());  // allocates nothing in steady state;
+//                                                         splits over parallel_for
 //
 // Loads see the memory before the kernel, wherever they are among the steps. So an operand may be
 // loaded and stored. A stored operand may share memory with loaded ones if they address every point
@@ -144,7 +147,8 @@ struct Reducer {
   void (*add)(void* state, const void* in, int64_t n, int64_t index);
   void (*merge)(void* state, const void* later);
   void (*finish)(const void* state, void* out);  // writes one entry
-  int32_t parameter_bytes = 0;                   // of the row value's entry; 0 where there is no parameter
+  // Of the row value's entry; 0 where there is no parameter.
+  int32_t parameter_bytes = 0;
   void (*begin_with)(void* state, const void* parameter) = nullptr;
   ReducerFormula formula = {};
 };
@@ -164,15 +168,23 @@ struct FusedValue {
 
 struct FusedStep {
   enum class Kind : uint8_t {
-    kLoad,    // value <- operand
-    kFill,    // value <- the first bytes of numbers[first_number] (16 bytes: of two numbers), everywhere
-    kMap,     // value <- map(inputs; numbers + first_number)
-    kReduce,  // row value <- reducer over the element value inputs[0] (or a row value, repeated), with the row value inputs[1] as parameter
-              // total value <- reducer over the row value inputs[0]
-    kLookUp,  // element value <- the row of a table, `operand`, at the row value inputs[0], an int64 index
-    kOneHot,  // element value <- the row value inputs[0] at the row value inputs[1], an int64 index of the row; zeros elsewhere
+    kLoad,  // value <- operand
+    // value <- the first bytes of numbers[first_number] (16 bytes: of two numbers), everywhere
+    kFill,
+    kMap,  // value <- map(inputs; numbers + first_number)
+    // row value <- reducer over the element value inputs[0] (or a row value, repeated), with the row
+    //              value inputs[1] as parameter
+    // total value <- reducer over the row value inputs[0]
+    kReduce,
+    // element value <- the row of a table, `operand`, at the row value inputs[0], an int64 index
+    kLookUp,
+    // element value <- the row value inputs[0] at the row value inputs[1], an int64 index of the
+    //                  row; zeros elsewhere
+    kOneHot,
     kStore,  // operand <- value
-    kCheck,  // every entry of the row value, a byte, must be other than 0; it is computed by maps from row values that are loaded or filled
+    // No entry of the row value, a byte, may be 0. Maps compute it from row values that are loaded
+    // or filled.
+    kCheck,
   };
   Kind kind;
   uint8_t input_count = 0;
@@ -204,9 +216,10 @@ struct FusedKernel {
 inline constexpr int kMaxFusedRank = 12;
 
 struct FusedOperand {
-  int64_t offset = 0;                   // bytes from the address to the first entry
-  int64_t strides[kMaxFusedRank] = {};  // bytes; 0 where the operand is broadcast; along the row 0 for row values
-  int64_t bytes = 0;                    // of one entry
+  int64_t offset = 0;  // bytes from the address to the first entry
+  // Bytes; 0 where the operand is broadcast; along the row 0 for row values.
+  int64_t strides[kMaxFusedRank] = {};
+  int64_t bytes = 0;  // of one entry
   // For a table, which only kLookUp reads: it has `table_rows` rows, this many bytes apart, laid
   // out as the strides along the row say; the other strides are 0. A kernel with a lookup checks
   // that the index is one of the rows.

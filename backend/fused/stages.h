@@ -2,7 +2,8 @@
 // order.
 //
 //   checks  over the rows: whether the checked values hold everywhere
-//   rows    the kernel's own space: all that is stored for each point or row, and the row values that later stages need
+//   rows    the kernel's own space: all that is stored for each point or row, and the row values
+//           that later stages need
 //   totals  over the rows: row values that only totals need, and the totals
 //
 // A stage over the rows has the rows as its entries. So it computes row values in blocks, not row
@@ -27,7 +28,8 @@ struct StageKernel {
   FusedKernel kernel;
   FusedSpace space;
   std::vector<StageOperand> operands;  // what it is called with
-  std::vector<int64_t> checks;         // temporaries of one byte; where one is 0 after this stage, no other runs
+  // Temporaries of one byte; where one is 0 after this stage, no other runs.
+  std::vector<int64_t> checks;
 };
 
 // REQUIRES: a legal kernel and space. Gives the bytes of the temporaries.

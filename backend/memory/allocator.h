@@ -12,8 +12,9 @@
 //   allocated_bytes = the sum of the live blocks' sizes, each rounded up to 64 bytes
 //                  <= the limit, if there is one
 //   reserved_bytes  = live + cached blocks, in class sizes: the memory taken from the source
-//   reserved_bytes <= max(live, 3/2 of the high-water mark of live) + 64 MiB, in class sizes; past that
-//                     the blocks freed longest ago go back to the source, large ones before small ones
+//   reserved_bytes <= max(live, 3/2 of the high-water mark of live) + 64 MiB, in class sizes; past
+//                     that, blocks go back to the source: those freed longest ago first, and large
+//                     ones before small ones
 //
 // So a program that uses the same memory step after step takes none from the source, even if it
 // does not use all its classes at once. The mark is that of the latest two turns. A turn ends when
@@ -100,7 +101,8 @@ class CachingAllocator {
   MemoryStats stats_;
   int64_t cached_bytes_ = 0;
   int64_t acquiring_bytes_ = 0;  // reserved, and asked of the source right now
-  int64_t mark_bytes_ = 0;       // the most bytes live at once in this turn or the last one, in class sizes
+  // The most bytes live at once in this turn or the last one, in class sizes.
+  int64_t mark_bytes_ = 0;
   int64_t turn_mark_bytes_ = 0;  // in this one
   int64_t turn_bytes_ = 0;       // handed out in it
   uint64_t frees_ = 0;

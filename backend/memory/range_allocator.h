@@ -1,4 +1,5 @@
-// RangeAllocator: which bytes of something that is addressed from 0 are free: a file, a device's memory.
+// RangeAllocator: which bytes of something that is addressed from 0 are free: a file, a device's
+// memory.
 //
 // take() gives the smallest free range that is large enough, of equal ones the lowest. So what was
 // used before is used again before what never was. give() joins a range with its free neighbours.

@@ -70,8 +70,9 @@ double copy_seconds(const SimOptions& options, bool into_device, bool from_devic
 
 // One record of an event: done once the queue that recorded it has come to that point.
 struct SimDevice::Signal {
-  std::atomic<bool> done{false};  // changes under Shared::mutex, so that nobody misses the notification
-  VirtualClock::Moment moment;    // guarded by Shared::mutex
+  // Changes under Shared::mutex, so that nobody misses the notification.
+  std::atomic<bool> done{false};
+  VirtualClock::Moment moment;  // guarded by Shared::mutex
 };
 
 struct SimDevice::Shared {
@@ -162,7 +163,8 @@ class SimDevice::SimEvent final : public Event {
 
 class SimDevice::SimSegment final : public Segment {
  public:
-  // All but the first are launched already when their turn comes; the work that they keep the device busy with stays what it is.
+  // All but the first are launched already when their turn comes; the work that they keep the
+  // device busy with stays what it is.
   SimSegment(const Queue& queue, std::span<const Task> tasks, double launch_latency)
       : queue_(queue), tasks_(tasks.begin(), tasks.end()) {
     for (size_t t = 1; t < tasks_.size(); ++t) {
@@ -554,7 +556,8 @@ Result<bool> SimDevice::run_fused(const FusedCall& call) {
   return backend::run_fused(call.launch, call.operands, call.numbers);
 }
 
-// What a GPU refuses is refused here too: where a check fails, the CPU's kernels would have to say so.
+// What a GPU refuses is refused here too: where a check fails, the CPU's kernels would have to say
+// so.
 bool SimDevice::can_fuse(const FusedKernel& kernel) const {
   using Kind = FusedStep::Kind;
   const auto is_checked = [](const FusedStep& step) { return step.kind == Kind::kCheck || step.kind == Kind::kLookUp; };

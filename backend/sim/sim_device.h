@@ -52,38 +52,45 @@ struct SimLink {
 struct SimOptions {
   // What allocate can hand out; taken from the system only when touched.
   size_t capacity_bytes = size_t{4} << 30;
-  // What capabilities() reports, for planners. Tasks do not take their time from it but from Task::seconds.
+  // What capabilities() reports, for planners. Tasks do not take their time from it but from
+  // Task::seconds.
   double flops = 10e12;
   double flops_half = 0;  // 0: as flops
   double memory_bandwidth = 1e12;
   double launch_latency = 5e-6;
   double parallelism = 0;  // elements at the same time; 0: not known
-  // The link: a copy takes copy_latency + bytes / bandwidth of virtual time. A copy within the device reads and writes at memory_bandwidth,
-  // one within the host goes at h2d_bandwidth. A bandwidth of 0 stands for no limit.
+  // The link: a copy takes copy_latency + bytes / bandwidth of virtual time. A copy within the
+  // device reads and writes at memory_bandwidth, one within the host goes at h2d_bandwidth. A
+  // bandwidth of 0 stands for no limit.
   double h2d_bandwidth = 25e9;  // capabilities().copy_bandwidth
   double d2h_bandwidth = 25e9;
   double copy_latency = 0;
-  // Between accelerators of one machine, each way by itself: copies that take a link's latency + bytes / bandwidth of virtual time. Without any,
-  // neighbours have links of kNeighbourBandwidth both ways. Devices without a link copy by way of the host.
+  // Between accelerators of one machine, each way by itself: copies that take a link's latency +
+  // bytes / bandwidth of virtual time. Without any, neighbours have links of kNeighbourBandwidth
+  // both ways. Devices without a link copy by way of the host.
   static constexpr double kNeighbourBandwidth = 50e9;
   std::vector<SimLink> links = {};
   // The host that the simulated machine has, for planners; 0 for what this one is thought to have.
   double cpu_flops = 0;
   double cpu_flops_half = 0;
   double cpu_memory_bandwidth = 0;
-  // Every duration takes so many times as long as it is expected to: a machine that is not what its figures say.
+  // Every duration takes so many times as long as it is expected to: a machine that is not what its
+  // figures say.
   double slowdown = 1;
   // Virtual seconds until it becomes one.
   double slowdown_after = 0;
-  // False: it runs no kernels of the CPU's. As on a GPU, operators need kernels of their own for it (graph/ir/op.h); what these touch is within the host's reach all
-  // the same. For tests of how operators come to a GPU.
+  // False: it runs no kernels of the CPU's. As on a GPU, operators need kernels of their own for it
+  // (graph/ir/op.h); what these touch is within the host's reach all the same. For tests of how
+  // operators come to a GPU.
   bool host_kernels = true;
   // Not 0: each worker pauses for a pseudo-random moment before each command, to shake out missing
   // events.
   uint64_t schedule_seed = 0;
-  // 0 to 0.9: every virtual duration is multiplied by a pseudo-random factor in [1 - spread, 1 + spread), which schedule_seed gives.
+  // 0 to 0.9: every virtual duration is multiplied by a pseudo-random factor in [1 - spread, 1 +
+  // spread), which schedule_seed gives.
   double duration_spread = 0;
-  // Not 0: a worker sleeps so that a command takes at least its virtual duration times this in real time.
+  // Not 0: a worker sleeps so that a command takes at least its virtual duration times this in real
+  // time.
   double pace = 0;
 
   bool operator==(const SimOptions&) const = default;
@@ -97,8 +104,9 @@ class SimDevice final : public Device {
  public:
   // Errors: kDevice where the system grants no memory to map; kUsage for options out of range.
   static Result<std::unique_ptr<SimDevice>> create(const SimOptions& options = {});
-  // Several accelerators of one machine, each as `options` say: they share the host, the virtual clock and the links. Events of one are events of all.
-  // Errors: as above. REQUIRES: count >= 1; they are destroyed together, when nothing runs on any of them.
+  // Several accelerators of one machine, each as `options` say: they share the host, the virtual
+  // clock and the links. Events of one are events of all. Errors: as above. REQUIRES: count >= 1;
+  // they are destroyed together, when nothing runs on any of them.
   static Result<std::vector<std::unique_ptr<SimDevice>>> create_machine(const SimOptions& options, size_t count);
   ~SimDevice() override;
 
@@ -131,19 +139,22 @@ class SimDevice final : public Device {
   // Counted when submitted. Copies within the device are not counted.
   DeviceCounters counters() const override { return counters_.read(); }
 
-  // The virtual clock, in seconds since the device was made or the clock reset. What is submitted counts at once. Synchronizing with a
-  // queue, an event or the device raises the host's clock to the time waited for; Event::query() moves no clock.
+  // The virtual clock, in seconds since the device was made or the clock reset. What is submitted
+  // counts at once. Synchronizing with a queue, an event or the device raises the host's clock to
+  // the time waited for; Event::query() moves no clock.
   bool has_virtual_clock() const override { return true; }
   void advance_host(double seconds) override;
   double host_seconds() const override;
   // When the queue is done with what was submitted to it.
   double queue_seconds(QueueKind kind) const override;
-  // All clocks at 0, no spans, and the factors of duration_spread from the first again. Events recorded before count as recorded at 0.
+  // All clocks at 0, no spans, and the factors of duration_spread from the first again. Events
+  // recorded before count as recorded at 0.
   void reset_clock();
-  // From the first event's last record to the second's. Errors: kUsage unless this device recorded both since the last reset_clock.
+  // From the first event's last record to the second's. Errors: kUsage unless this device recorded
+  // both since the last reset_clock.
   Result<double> seconds_between(const Event& first, const Event& second) const override;
-  // Whether the commands submitted from now on that have a duration leave a span. Spans stay until reset_clock; the oldest are dropped
-  // beyond VirtualClock::kMostSpans.
+  // Whether the commands submitted from now on that have a duration leave a span. Spans stay until
+  // reset_clock; the oldest are dropped beyond VirtualClock::kMostSpans.
   void record_spans(bool on);
   // Of this device, in the order of submission.
   std::vector<SimSpan> spans() const;
@@ -156,7 +167,8 @@ class SimDevice final : public Device {
   class SimEvent;
   class SimSegment;
   struct Signal;
-  struct Shared;  // the lock, the conditions and the clock that all queues and events of a machine share
+  // The lock, the conditions and the clock that all queues and events of a machine share.
+  struct Shared;
 
   // From another device of the machine.
   std::optional<PeerLink> peer_link(size_t from) const;

@@ -11,8 +11,9 @@
 // 64 MiB return their pages instead and then read as zero, so a simulated GPU of many gigabytes
 // fits a laptop.
 //
-// The smallest free range that fits is taken, which reuses touched pages before fresh ones. The mapping is twice the capacity, so fragmentation
-// refuses what the capacity allows in contrived cases only.
+// The smallest free range that fits is taken, which reuses touched pages before fresh ones. The
+// mapping is twice the capacity, so fragmentation refuses what the capacity allows in contrived
+// cases only.
 //
 // Thread safety: any thread. In a forked child release() does nothing, because the parent shares
 // the pages.

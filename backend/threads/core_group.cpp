@@ -65,14 +65,15 @@ struct CoreGroup::Impl {
   Options options;
   const int fork_generation = backend::fork_generation();
   std::mutex mutex;
-  std::condition_variable wakeup;      // for the group's thread
-  std::condition_variable host;        // for those who wait for it
-  Ring<Task> tasks;                    // guarded by mutex
-  bool stopping = false;               // guarded by mutex
-  bool sleeping = false;               // guarded by mutex: the group's thread waits for `wakeup`
-  int waiting_hosts = 0;               // guarded by mutex
-  std::atomic<uint64_t> submitted{0};  // changes under the mutex; the group's thread looks at it while it spins
-  uint64_t completed = 0;              // guarded by mutex
+  std::condition_variable wakeup;  // for the group's thread
+  std::condition_variable host;    // for those who wait for it
+  Ring<Task> tasks;                // guarded by mutex
+  bool stopping = false;           // guarded by mutex
+  bool sleeping = false;           // guarded by mutex: the group's thread waits for `wakeup`
+  int waiting_hosts = 0;           // guarded by mutex
+  // Changes under the mutex; the group's thread looks at it while it spins.
+  std::atomic<uint64_t> submitted{0};
+  uint64_t completed = 0;  // guarded by mutex
   std::thread thread;
 
   bool is_forked() const { return backend::fork_generation() != fork_generation; }
@@ -123,7 +124,9 @@ struct CoreGroup::Impl {
     lock.unlock();
     const auto end = std::chrono::steady_clock::now() + kSpin;
     while (submitted.load(std::memory_order_relaxed) == known && std::chrono::steady_clock::now() < end) {
-      sched_yield();  // to whoever has been woken on this core meanwhile, the one who waited for the last task above all
+      // To whoever has been woken on this core meanwhile, the one who waited for the last task
+      // above all.
+      sched_yield();
     }
     lock.lock();
     sleeping = true;

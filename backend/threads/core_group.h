@@ -11,7 +11,8 @@
 // run at the same time on the accelerator. graph/serve/scheduler.h puts requests on groups.
 //
 //   Result<std::vector<std::vector<int>>> parts = split_cores(2);
-//   auto group = CoreGroup::create({.name = "lane0", .cores = parts.value()[0], .compute_queues = split_compute_queues(2)[0]});
+//   auto group = CoreGroup::create({.name = "lane0", .cores = parts.value()[0],
+//                                   .compute_queues = split_compute_queues(2)[0]});
 //   group.value()->submit({&run, &context});
 //   group.value()->wait_idle();
 //
@@ -40,8 +41,9 @@ class CoreGroup {
   struct Options {
     std::string name = {};        // of the thread too, cut to 15 characters
     std::vector<int> cores = {};  // as the system numbers them; none: the thread is not pinned
-    int threads =
-        0;  // of the parallel regions that the group's tasks start; 0: as many as cores, those of the process where none are named
+    // Of the parallel regions that the group's tasks start. 0: as many as cores, or the process's
+    // number if no cores are named.
+    int threads = 0;
     std::vector<QueueKind> compute_queues = {};  // of the accelerator; none: all of them
   };
   static constexpr std::chrono::microseconds kSpin{30};

@@ -49,7 +49,8 @@ bool align(const Dims& dims, int count, const Window& window, int64_t* strides) 
   return true;
 }
 
-// The window is broadcast to one piece of the space, which is cut along `cut`; as strides over the whole space.
+// The window is broadcast to one piece of the space, which is cut along `cut`; as strides over the
+// whole space.
 bool broadcast_to_piece(const FullSpace& space, int cut, int pieces, const Window& window, int64_t* strides) {
   if (space.rank > kMaxFusedRank) return false;
   const int64_t length = space.sizes[cut] / pieces;
@@ -78,8 +79,8 @@ Footprint::Entry* entry_of(Footprint& footprint, int operand) {
   return &entry;
 }
 
-// Says for each value of a reduction's program whether it has an entry per point or per row. False where a step reduces what is no element
-// value.
+// Says for each value of a reduction's program whether it has an entry per point or per row. False
+// where a step reduces what is no element value.
 bool find_extents(const Lowering& lowering, Footprint& footprint) {
   footprint.extents.clear();
   for (const Lowering::Value& value : lowering.values) {
@@ -240,7 +241,8 @@ class Measurement {
     return true;
   }
 
-  // What the program leaves out is touched by the node all the same, for all that others know; by the body, where there is one.
+  // What the program leaves out is touched by the node all the same, for all that others know; by
+  // the body, where there is one.
   bool touches_all() const {
     int empty = 0;
     for (int i = node_.operand_count - node_.output_count; i < node_.operand_count; ++i) {

@@ -69,9 +69,11 @@ bool is_row_strides(const int64_t* strides, int rank, int row_rank);
 
 // The part of a node's program that computes one of its pieces. `renamed` is scratch memory.
 void take_piece(const Lowering& whole, int piece, std::vector<Lowering::Ref>& renamed, Lowering& part);
-// What this part touches, over the piece: one of `pieces` along dimension `cut` of the node's space.
+// What this part touches, over the piece: one of `pieces` along dimension `cut` of the node's
+// space.
 void take_piece(const Footprint& whole, const Lowering& part, int cut, int pieces, int piece, Footprint& result);
-// The footprint with dimension `cut` as two, of which the inner one has `pieces` entries. False where there is no room for it.
+// The footprint with dimension `cut` as two, of which the inner one has `pieces` entries. False
+// where there is no room for it.
 bool split_dimension(const Footprint& whole, int cut, int pieces, Footprint& result);
 
 }  // namespace hetero::graph

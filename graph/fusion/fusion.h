@@ -21,20 +21,22 @@
 
 namespace hetero::graph {
 
-// Builds everything but `members` from them. What is written to buffers with needed[buffer] is stored. False where the members do not fit
-// together.
+// Builds everything but `members` from them. What is written to buffers with needed[buffer] is
+// stored. False where the members do not fit together.
 bool build_group(const Graph& graph, std::span<const uint8_t> needed, FusedGroup& group);
 
-// The sizes and strides of `group` for the windows that the graph has now. False where the members no longer fit together as they did.
-// Other sizes may come with other numbers.
+// The sizes and strides of `group` for the windows that the graph has now. False where the members
+// no longer fit together as they did. Other sizes may come with other numbers.
 bool space_of(const Graph& graph, const FusedGroup& group, backend::FusedSpace& space);
 
-// The members' numbers for the attributes that the graph has now. False where a member no longer lowers as it did; `changed`, where given, marks the
-// nodes of which only the numbers among the attributes may be others than when the group was made.
+// The members' numbers for the attributes that the graph has now. False where a member no longer
+// lowers as it did; `changed`, where given, marks the nodes of which only the numbers among the
+// attributes may be others than when the group was made.
 bool gather_numbers(const Graph& graph, const FusedGroup& group, std::vector<backend::Number>& numbers,
                     const std::vector<uint8_t>* changed = nullptr);
 
-// Builds what the text of a plan leaves out: the groups' kernels, spaces and numbers. Fails where the groups are not those of `graph`.
+// Builds what the text of a plan leaves out: the groups' kernels, spaces and numbers. Fails where
+// the groups are not those of `graph`.
 Status restore_groups(const Graph& graph, Plan& plan);
 
 }  // namespace hetero::graph

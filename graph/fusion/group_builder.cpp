@@ -28,7 +28,8 @@ void cut(const Dims& from, const int64_t* strides, const int64_t* to, int to_ran
   }
 }
 
-// The coarsest sizes that both a[0..a_rank) and b[0..b_rank), of equal product, can be cut into. False where there are none.
+// The coarsest sizes that both a[0..a_rank) and b[0..b_rank), of equal product, can be cut into.
+// False where there are none.
 bool cut_both(const int64_t* a, int a_rank, const int64_t* b, int b_rank, Dims& result) {
   int64_t reversed[kMaxFusedRank];
   int count = 0;
@@ -53,7 +54,8 @@ bool cut_both(const int64_t* a, int a_rank, const int64_t* b, int b_rank, Dims& 
 
 bool equal_strides(const int64_t* a, const int64_t* b, int rank) { return std::equal(a, a + rank, b); }
 
-// Whether `distance` is that of two points of a space with these strides, sorted from the largest; also where that takes too long to find out.
+// Whether `distance` is that of two points of a space with these strides, sorted from the largest;
+// also where that takes too long to find out.
 bool is_distance(int64_t distance, const std::pair<int64_t, int64_t>* sizes, const std::pair<int64_t, int64_t>* end,
                  int& patience) {
   int64_t reach = 0;
@@ -262,7 +264,8 @@ FusionNote GroupBuilder::match(const Node& node, const Footprint& footprint, boo
   return FusionNote::kJoined;
 }
 
-// Whether an output would be, unchanged, a row value that a member has computed: there is no step that repeats it along the row.
+// Whether an output would be, unchanged, a row value that a member has computed: there is no step
+// that repeats it along the row.
 bool GroupBuilder::passes_row_through(const Lowering& lowering, const Footprint& footprint, int64_t row) const {
   if (footprint.row != 0) return false;
   for (const Lowering::Output& output : lowering.outputs) {
@@ -451,8 +454,9 @@ uint16_t GroupBuilder::add_step(FusedStep step, uint8_t bytes, Extent extent) {
   return step.value;
 }
 
-// The row's entry of a value. An entry of what maps give is what they give for the inputs' entries: where few steps lead to it, only these
-// entries are computed, and the whole row of `value` only if somebody else needs it.
+// The row's entry of a value. An entry of what maps give is what they give for the inputs' entries:
+// where few steps lead to it, only these entries are computed, and the whole row of `value` only if
+// somebody else needs it.
 uint16_t GroupBuilder::pick(uint16_t value, uint16_t index, int& steps) {
   const FusedValue from = values_[value];
   if (from.extent == Extent::kRow) return value;

@@ -8,9 +8,11 @@
 // one *access*, and have one value at a time.
 //
 //   element member: its space has the points of the group's
-//   row member:     its space has one point for each row of the group's; only after a reduction has defined the row
-//   wide member:    a pointwise node whose space is cut along one dimension into a few pieces, each with the points of the group's. A concatenation of
-//                   equal parts is one, and so is a node that reads or writes the whole of its result
+//   row member:     its space has one point for each row of the group's; only after a reduction has
+//                   defined the row
+//   wide member:    a pointwise node whose space is cut along one dimension into a few pieces, each
+//                   with the points of the group's. A concatenation of equal parts is one, and so
+//                   is a node that reads or writes the whole of its result
 //
 // Thread safety: none. A builder keeps its memory from group to group.
 
@@ -42,8 +44,8 @@ class GroupBuilder {
   // Makes the members of `other` members as well, where that is possible.
   bool take_over(const GroupBuilder& other);
 
-  // Writes the kernel, its operands, space and numbers. The kernel has no steps where nothing is to be stored: what a later node writes has
-  // taken the place of it before anybody read it.
+  // Writes the kernel, its operands, space and numbers. The kernel has no steps where nothing is to
+  // be stored: what a later node writes has taken the place of it before anybody read it.
   void finish(std::span<const uint8_t> needed, FusedGroup& group);
 
   // Marks the buffers of which members read what was there before the group.
@@ -106,8 +108,9 @@ class GroupBuilder {
   std::vector<BufferId> buffers_;  // of the accesses
   size_t operand_count_ = 0;       // accesses that are known to be operands
   std::vector<backend::FusedValue> values_;
-  std::vector<backend::FusedStep> steps_;  // what makes values_[i]; `operand` of a load is an access
-  std::vector<uint16_t> reads_;            // accesses that a member reads before any writes them
+  // What makes values_[i]; `operand` of a load is an access.
+  std::vector<backend::FusedStep> steps_;
+  std::vector<uint16_t> reads_;  // accesses that a member reads before any writes them
   struct Write {
     uint16_t access;
     uint32_t at;  // before this step
@@ -121,10 +124,11 @@ class GroupBuilder {
   size_t next_operand_count_ = 0;
   uint16_t first_number_ = 0;  // of the member at hand
   Match matches_[Footprint::kMaxEntries];
-  std::vector<uint16_t> refs_;                         // per value of the lowering
-  std::vector<uint8_t> checked_;                       // the same
-  std::vector<uint8_t> needed_;                        // per step
-  std::vector<std::pair<uint16_t, uint16_t>> picked_;  // of one pick: values, and what they are at its index
+  std::vector<uint16_t> refs_;    // per value of the lowering
+  std::vector<uint8_t> checked_;  // the same
+  std::vector<uint8_t> needed_;   // per step
+  // Of one pick: values, and what they are at its index.
+  std::vector<std::pair<uint16_t, uint16_t>> picked_;
   // Of finish().
   std::vector<uint8_t> needed_values_;
   std::vector<uint16_t> renamed_;

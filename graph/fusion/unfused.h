@@ -23,7 +23,8 @@ class UnfusedMemory {
  public:
   // Of a buffer that has none. The same for each call until clear(). Errors: kResource.
   Result<void*> of(const Graph& graph, BufferId buffer, backend::Device& cpu);
-  // Fills `data` with the addresses of a member's operands. `operands` are those of the group's, as kernels reach them. Errors: as above.
+  // Fills `data` with the addresses of a member's operands. `operands` are those of the group's, as
+  // kernels reach them. Errors: as above.
   Status resolve(const Graph& graph, const FusedGroup& group, void* const* operands, const Node& member,
                  backend::Device& cpu, void** data);
   void clear() { blocks_.clear(); }

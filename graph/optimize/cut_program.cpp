@@ -1,8 +1,12 @@
-// 1. Nodes that nobody needs are left out. For each buffer: the first and the last node that touches it, and the first that writes it.
-// 2. Dynamic programming over the places where a cut may be, which is not between two nodes that touch one state: `least_[k][j]` is the time of the slowest stage when the
-//    first j nodes are cut into k stages. It takes so many steps as there are pairs of places, times stages. (The linear partition problem; Skiena, "The Algorithm
-//    Design Manual", 10.7. Here a stage's time is not a sum only: what crosses counts too.)
-// 3. The nodes of each range, their buffers, windows, attributes, weights and draws are copied into a program of their own.
+// 1. Nodes that nobody needs are left out. For each buffer: the first and the last node that
+//    touches it, and the first that writes it.
+// 2. Dynamic programming over the places where a cut may be, which is not between two nodes that
+//    touch one state: `least_[k][j]` is the time of the slowest stage when the first j nodes are
+//    cut into k stages. It takes so many steps as there are pairs of places, times stages. (The
+//    linear partition problem; Skiena, "The Algorithm Design Manual", 10.7. Here a stage's time is
+//    not a sum only: what crosses counts too.)
+// 3. The nodes of each range, their buffers, windows, attributes, weights and draws are copied into
+//    a program of their own.
 
 #include "graph/optimize/cut_program.h"
 
@@ -148,8 +152,9 @@ class StageBuilder {
 
   const std::shared_ptr<const SavedProgram>& whole_;
   ProgramStage stage_;
-  std::vector<BufferId> local_;                     // per buffer of the whole
-  std::vector<std::pair<size_t, uint64_t>> draws_;  // which of the whole, and where in the stage's attributes
+  std::vector<BufferId> local_;  // per buffer of the whole
+  // Which of the whole, and where in the stage's attributes.
+  std::vector<std::pair<size_t, uint64_t>> draws_;
 };
 
 class Cutter {

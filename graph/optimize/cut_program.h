@@ -34,8 +34,9 @@ struct ProgramStage {
   std::vector<size_t> draws;              // per draw: which one it is of the whole program
 };
 
-// So many stages as there are options, the n-th planned by the n-th. Errors: kUsage for no stages, and where there are fewer nodes than stages, or states keep too
-// many together. REQUIRES: verify_program().
+// So many stages as there are options, the n-th planned by the n-th. Errors: kUsage for no stages,
+// and where there are fewer nodes than stages, or states keep too many together. REQUIRES:
+// verify_program().
 Result<std::vector<ProgramStage>> cut_program(const std::shared_ptr<const SavedProgram>& program,
                                               std::span<const PlanOptions> stages);
 

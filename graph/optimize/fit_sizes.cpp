@@ -59,7 +59,8 @@ void add(SizeSum& sum, int64_t factor, const SizeSum& other) {
   std::erase_if(sum, [](const SizeTerm& term) { return term.factor == 0; });
 }
 
-// Divides by what all have in common; the first that is not 0 becomes positive. Returns what was divided by; 0 where all are 0.
+// Divides by what all have in common; the first that is not 0 becomes positive. Returns what was
+// divided by; 0 where all are 0.
 int64_t reduce(Values& values) {
   int64_t common = 0;
   for (const int64_t value : values) common = std::gcd(common, value);
@@ -148,7 +149,8 @@ class Fitter {
     return std::nullopt;
   }
 
-  // By the differences from the first sample, which the rest does not change. i == j: one product and a rest.
+  // By the differences from the first sample, which the rest does not change. i == j: one product
+  // and a rest.
   std::optional<SizeSum> fit_pair(const Values& values, const Product& x, const Product& y) const {
     const auto difference = [](const Values& of, size_t s) { return static_cast<__int128>(of[s]) - of[0]; };
     if (values.size() < 5) return std::nullopt;

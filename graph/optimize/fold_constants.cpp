@@ -48,15 +48,17 @@ class Folder {
     return after <= std::max(kSmall, kMostGrowth * before);
   }
 
-  // What a node makes that has other sizes or numbers for other inputs is not the same in every run.
+  // What a node makes that has other sizes or numbers for other inputs is not the same in every
+  // run.
   void find_dynamic() {
     is_dynamic_.assign(graph_.nodes.size(), 0);
     for (const DynamicSizes::OperandWindow& operand : program_.dynamic.operands) is_dynamic_[operand.node] = 1;
     for (const DynamicSizes::Number& number : program_.dynamic.numbers) is_dynamic_[number.node] = 1;
   }
 
-  // Begins with all buffers that could be known and takes away those that are not, until nothing changes: what a node writes that is not folded, and what
-  // such a node sees before it has its last value.
+  // Begins with all buffers that could be known and takes away those that are not, until nothing
+  // changes: what a node writes that is not folded, and what such a node sees before it has its
+  // last value.
   void find_folded() {
     constant_.assign(graph_.buffers.size(), 0);
     last_write_.assign(graph_.buffers.size(), 0);

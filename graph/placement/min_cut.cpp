@@ -70,7 +70,8 @@ class Network {
     return level_[sink] >= 0;
   }
 
-  // Pushes along one path, found without recursion: programs may be long. False where there is none any more.
+  // Pushes along one path, found without recursion: programs may be long. False where there is none
+  // any more.
   bool push(uint32_t source, uint32_t sink) {
     path_.clear();
     uint32_t node = source;

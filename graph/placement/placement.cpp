@@ -1,16 +1,21 @@
 // Placement: which device runs each node, in which order, and why.
 //
-// No single method is good for all graphs: a minimum cut is the optimum of a chain and knows nothing of working side by side, HEFT knows that and misjudges
-// what it has not come to yet. So there are several candidates, each judged by a rollout (graph/placement/rollout.h) and improved step by step:
+// No single method is good for all graphs: a minimum cut is the optimum of a chain and knows
+// nothing of working side by side, HEFT knows that and misjudges what it has not come to yet. So
+// there are several candidates, each judged by a rollout (graph/placement/rollout.h) and improved
+// step by step:
 //
-//   1. Candidates: everything that may be on the CPU; everything that may be on the accelerator; the minimum cut; HEFT (H. Topcuoglu et al., 2002): tasks by rank, each on the
-//      device that has it done first, with links reserved; each task where it alone is fastest.
+//   1. Candidates: everything that may be on the CPU; everything that may be on the accelerator;
+//      the minimum cut; HEFT (H. Topcuoglu et al., 2002): tasks by rank, each on the device that
+//      has it done first, with links reserved; each task where it alone is fastest.
 //   2. Orders: that of the graph, and that of the ranks.
-//   3. Local search from each of them: a task, two or three close ones, or a run of them change the device; what makes the whole faster stays. Effort is counted, not timed, so the
-//      same graph gives the same placement everywhere.
-//      While effort is left, the best is shaken, three tasks at a time, and improved again (iterated local search).
+//   3. Local search from each of them: a task, two or three close ones, or a run of them change the
+//      device; what makes the whole faster stays. Effort is counted, not timed, so the same graph
+//      gives the same placement everywhere. While effort is left, the best is shaken, three tasks
+//      at a time, and improved again (iterated local search).
 //   4. What uses the accelerator must gain a fiftieth over the CPU alone.
-//   5. Where a placement is doubted (PlanOptions::instead_of), the best of those that differ from it is taken.
+//   5. Where a placement is doubted (PlanOptions::instead_of), the best of those that differ from
+//      it is taken.
 //
 // Where nothing is left to decide, as for one device, none of that is done.
 
@@ -120,7 +125,8 @@ class Search {
     return found_.size() - 1;
   }
 
-  // From each candidate in each order, the best first, with half of the effort that is left for each.
+  // From each candidate in each order, the best first, with half of the effort that is left for
+  // each.
   void improve() {
     std::vector<Found> starts;
     for (const Found& found : found_) {

@@ -26,7 +26,8 @@ class Rollout {
  public:
   explicit Rollout(const TaskGraph& tasks) : tasks_(tasks) {}
 
-  // Seconds until the last task is done, and the shares of amortized copies. `devices` per task; `order` of tasks.
+  // Seconds until the last task is done, and the shares of amortized copies. `devices` per task;
+  // `order` of tasks.
   double run(std::span<const backend::DeviceIndex> devices, std::span<const uint32_t> order);
 
   // The same in steps. What the program updates begins where it is first needed.

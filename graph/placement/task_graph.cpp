@@ -169,7 +169,8 @@ void TaskGraph::add_uses(const Graph& graph, const Node& node) {
   }
 }
 
-// What the kernel loads and stores, what the members write that is not stored, and what the bodies of its tails have written, needed or not: they come before.
+// What the kernel loads and stores, what the members write that is not stored, and what the bodies
+// of its tails have written, needed or not: they come before.
 void TaskGraph::add_uses(const Graph& graph, const FusedGroup& group) {
   const size_t first = uses.size();
   for (const GroupOperand& o : group.operands) {

@@ -65,11 +65,13 @@ struct Value {
   uint64_t bytes;
   backend::DeviceSet valid_on;  // before the first task
   bool small = false;           // its copies may be urgent
-  bool amortized = false;       // it is copied to the accelerator once for many runs; copy_seconds is a run's share
-  double copy_seconds
-      [backend::kMostDevices];  // to an accelerator from the CPU; to the CPU from the accelerator of the search
-  // Of what was there before and stays: the last task that writes it, as parameters and the state of an optimizer are written by each step. When the
-  // program runs again it begins where that task has left it, so the copy that brings it there is one for many runs.
+  // It is copied to the accelerator once for many runs; copy_seconds is a run's share.
+  bool amortized = false;
+  // To an accelerator from the CPU; to the CPU from the accelerator of the search.
+  double copy_seconds[backend::kMostDevices];
+  // Of what was there before and stays: the last task that writes it, as parameters and the state
+  // of an optimizer are written by each step. When the program runs again it begins where that task
+  // has left it, so the copy that brings it there is one for many runs.
   uint32_t updated_by = kNoTask;
 };
 
@@ -85,7 +87,8 @@ class TaskGraph {
   std::vector<Use> uses;
   std::vector<Value> values;  // per buffer
 
-  // The nodes that are placed where it is: what it runs, save for tails, which are where their bodies are.
+  // The nodes that are placed where it is: what it runs, save for tails, which are where their
+  // bodies are.
   std::span<const uint32_t> nodes_of(const Task& task) const {
     return {nodes_.data() + task.first_node, task.node_count};
   }
@@ -120,21 +123,25 @@ class TaskGraph {
     return {begin(task), task.use_count};
   }
 
-  // Where the value's bytes are when the program, with tasks on these devices, begins for the second time and later, as bits of devices.
+  // Where the value's bytes are when the program, with tasks on these devices, begins for the
+  // second time and later, as bits of devices.
   backend::DeviceSet begins_on(const Value& value, std::span<const backend::DeviceIndex> devices) const {
     return value.updated_by == Value::kNoTask ? value.valid_on : backend::only(devices[value.updated_by]);
   }
 
-  // Whether a placement is another one than PlanOptions::instead_of: of the time that tasks with a choice were to take there, it puts a quarter elsewhere at
-  // least. True where nothing is to be avoided, or no task has a choice.
+  // Whether a placement is another one than PlanOptions::instead_of: of the time that tasks with a
+  // choice were to take there, it puts a quarter elsewhere at least. True where nothing is to be
+  // avoided, or no task has a choice.
   bool differs(std::span<const backend::DeviceIndex> devices) const;
 
   // Per task: the device, or another one where the task may not run there.
   std::vector<backend::DeviceIndex> all_on(backend::DeviceIndex device) const;
-  // What that is, in words: "all on the CPU" and "all on the accelerator" only where nothing that runs is elsewhere.
+  // What that is, in words: "all on the CPU" and "all on the accelerator" only where nothing that
+  // runs is elsewhere.
   const char* name_of_all_on(backend::DeviceIndex device) const;
-  // Tasks by decreasing rank: how long, on the average of devices and with copies, everything takes from a task to the end (HEFT's upward rank;
-  // H. Topcuoglu et al., 2002). An order that the buffers allow.
+  // Tasks by decreasing rank: how long, on the average of devices and with copies, everything takes
+  // from a task to the end (HEFT's upward rank; H. Topcuoglu et al., 2002). An order that the
+  // buffers allow.
   void order_by_rank(std::vector<uint32_t>& order);
 
  private:
@@ -147,8 +154,9 @@ class TaskGraph {
   std::vector<uint32_t> task_of_node_;
   std::vector<uint32_t> task_of_group_;
   std::vector<double> rank_;
-  std::vector<double> after_write_;  // per buffer: the largest rank of those that come after a write of it
-  std::vector<double> after_read_;   // of those that come after a read of it
+  // Per buffer: the largest rank of those that come after a write of it.
+  std::vector<double> after_write_;
+  std::vector<double> after_read_;  // of those that come after a read of it
 };
 
 // Where a node may run.

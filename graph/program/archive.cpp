@@ -1,5 +1,6 @@
-// Saving:  verify; lay out the weights; compute all checksums; write entry after entry, then the directory; rename.
-// Loading: map; read the directory; compare the version, then checksums; parse; point constants into the map; verify.
+// Saving:  verify; lay out the weights; compute all checksums; write entry after entry, then the
+// directory; rename. Loading: map; read the directory; compare the version, then checksums; parse;
+// point constants into the map; verify.
 
 #include "graph/program/archive.h"
 
@@ -96,7 +97,8 @@ const char* tensor_dtype(DType dtype) {
   return nullptr;
 }
 
-// Other tools see a constant as a tensor where it is one that fills its buffer, and as the buffer's bytes otherwise.
+// Other tools see a constant as a tensor where it is one that fills its buffer, and as the buffer's
+// bytes otherwise.
 void describe(const SavedProgram& program, const ProgramConstant& constant, WeightEntry& entry) {
   const Window& window = program.windows[constant.window];
   const uint64_t bytes = program.graph.buffers[constant.buffer].bytes;
@@ -111,7 +113,8 @@ void describe(const SavedProgram& program, const ProgramConstant& constant, Weig
   }
 }
 
-// Where each constant's bytes lie. safetensors allows no room between tensors, so where there must be some there is a tensor of zeros.
+// Where each constant's bytes lie. safetensors allows no room between tensors, so where there must
+// be some there is a tensor of zeros.
 class WeightLayout {
  public:
   explicit WeightLayout(const SavedProgram& program) : program_(program) {

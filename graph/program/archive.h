@@ -3,8 +3,10 @@
 //   version               the format's version, "1.1"
 //   weights.safetensors   the constants; mapped into memory, never copied
 //   graph.txt             the graph, as to_string() prints it
-//   sizes.txt             how the graph's sizes follow from those of the inputs, if they do (dynamic_sizes.h)
-//   program.json          inputs, outputs, constants, draws, metadata, and for which machine the plan is
+//   sizes.txt             how the graph's sizes follow from those of the inputs, if they do
+//                         (dynamic_sizes.h)
+//   program.json          inputs, outputs, constants, draws, metadata, and for which machine the
+//                         plan is
 //   plan.txt              the plan, if there is one, as to_string() prints it
 //
 // docs/format.md describes the format. A file is data: reading one runs nothing of it. Whatever

@@ -7,12 +7,16 @@
 //
 //   dimension batch 1..4096
 //   dimension tokens 1..512
-//   let halved = floor(tokens-1,2)                                a variable of its own, if sums and products do not suffice
+//   let halved = floor(tokens-1,2)
 //   b3: 1536*batch*tokens bytes
-//   n4.1: f32[batch,tokens,384]{384*tokens,384,1}                 operand 1 of node n4; " at ..." is its offset
-//   n4 number at 24: tokens                                       eight bytes of the node's attributes; "real": as a double
+//   n4.1: f32[batch,tokens,384]{384*tokens,384,1}
+//   n4 number at 24: tokens
 //   input 0: i64[batch,tokens]{tokens,1}
-//   require 2*halved = tokens-1                                   or !=, <=: what else must hold of the sizes
+//   require 2*halved = tokens-1
+//
+// `let` names a value that sums and products cannot express. "n4.1" is operand 1 of node n4; " at
+// ..." may follow, its offset. "n4 number at 24" is eight bytes of the node's attributes, with
+// "real" as a double. `require` says what else must hold of the sizes, with =, != or <=.
 //
 // program_sizes.h has the program for other sizes. fit_sizes.h finds the sums.
 //
@@ -47,7 +51,8 @@ struct SizeVariable {
   // kDimension: what it may be.
   int64_t least = 1;
   int64_t most = std::numeric_limits<int64_t>::max();
-  // Of others: of what, by variables before this one. floor(a, b) is the largest integer that is not above a / b.
+  // Of others: of what, by variables before this one. floor(a, b) is the largest integer that is
+  // not above a / b.
   SizeSum a{};
   SizeSum b{};
   bool operator==(const SizeVariable&) const = default;
@@ -113,7 +118,8 @@ inline constexpr size_t kMostSizeVariables = 1024;
 inline constexpr size_t kMostSizeTerms = 64;
 inline constexpr size_t kMostSizeFactors = 16;
 
-// Evaluates sums of known variables. Where the value of one does not fit 64 bits, fits() says so from then on.
+// Evaluates sums of known variables. Where the value of one does not fit 64 bits, fits() says so
+// from then on.
 class SizeEvaluation {
  public:
   explicit SizeEvaluation(std::span<const int64_t> variables) : variables_(variables) {}
@@ -128,7 +134,8 @@ class SizeEvaluation {
 // What follows of an evaluation that does not fit.
 Status sizes_too_large();
 
-// The numbers of all variables where the dimensions are `sizes`. Errors: kUsage for a dimension outside its bounds, an overflow or a division by zero.
+// The numbers of all variables where the dimensions are `sizes`. Errors: kUsage for a dimension
+// outside its bounds, an overflow or a division by zero.
 Result<std::vector<int64_t>> values_of(std::span<const SizeVariable> variables, std::span<const int64_t> sizes);
 // The same. Errors: also the first requirement that is not met.
 Result<std::vector<int64_t>> possible_values(const DynamicSizes& dynamic, std::span<const int64_t> sizes);

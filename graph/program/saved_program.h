@@ -36,7 +36,8 @@ struct ProgramValue {
   uint8_t bits = 0;  // OperandBits
 };
 
-// A weight, or a state, which the graph writes: each executor has its own. Several may look at one buffer: the first of them in the program owns the bytes, the block of the others is empty.
+// A weight, or a state, which the graph writes: each executor has its own. Several may look at one
+// buffer: the first of them in the program owns the bytes, the block of the others is empty.
 struct ProgramConstant {
   std::string name;
   BufferId buffer = kNoBuffer;
@@ -54,11 +55,14 @@ struct SavedProgram {
   std::vector<ProgramValue> inputs;
   std::vector<ProgramValue> outputs;
   std::vector<ProgramConstant> constants;
-  // Where in Graph::attributes the states of random operators are: a seed and an offset, eight bytes each, which every run draws anew.
+  // Where in Graph::attributes the states of random operators are: a seed and an offset, eight
+  // bytes each, which every run draws anew.
   std::vector<uint64_t> draws;
-  // How the graph's sizes follow from those of the inputs; without dimensions where it is for the sizes that it has.
+  // How the graph's sizes follow from those of the inputs; without dimensions where it is for the
+  // sizes that it has.
   DynamicSizes dynamic;
-  // Text for whoever made the program: what Python needs to call it as the model was called, for example.
+  // Text for whoever made the program: what Python needs to call it as the model was called, for
+  // example.
   std::map<std::string, std::string> metadata;
   // A plan as text, and for which machine and settings it was made; empty where there is none.
   std::string plan;

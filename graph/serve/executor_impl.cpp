@@ -22,7 +22,7 @@ graph::PlanOptions static_plan_options(const backend::Devices& devices) {
   return options;
 }
 
-// ---- Init -----------------------------------------------------------------------------------------------------------
+// ---- Init ---------------------------------------------------------------------------------------
 
 Result<std::unique_ptr<GraphExecutor>> GraphExecutor::Init(const std::string& path, Options options) {
   Result<std::shared_ptr<Model>> model = Model::load(path);
@@ -108,7 +108,7 @@ void GraphExecutor::Impl::make_slots() {
   }
 }
 
-// ---- Run ------------------------------------------------------------------------------------------------------------
+// ---- Run ----------------------------------------------------------------------------------------
 
 Status GraphExecutor::Impl::check_inputs(size_t slot) const {
   for (const ProgramValue& input : program().inputs) {
@@ -118,7 +118,8 @@ Status GraphExecutor::Impl::check_inputs(size_t slot) const {
   return Status();
 }
 
-// New numbers for random operators, into the attributes of this executor's graph and the groups' numbers.
+// New numbers for random operators, into the attributes of this executor's graph and the groups'
+// numbers.
 Status GraphExecutor::Impl::draw_states() {
   if (program().draws.empty()) return Status();
   // Kernels of the run before may still read the old ones.
@@ -174,7 +175,7 @@ Result<Pending> GraphExecutor::RunAsync(size_t slot) {
   return Pending(this, slot, SIZE_MAX);
 }
 
-// ---- the rest -------------------------------------------------------------------------------------------------------
+// ---- the rest -----------------------------------------------------------------------------------
 
 GraphExecutor::GraphExecutor(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 

@@ -48,7 +48,8 @@ struct GraphExecutor::Impl {
     uint64_t bytes = 0;
 
     std::byte* data() const { return static_cast<std::byte*>(block.data()); }
-    // Errors: kResource; the memory is gone then. `moved` is set where it lies elsewhere afterwards.
+    // Errors: kResource; the memory is gone then. `moved` is set where it lies elsewhere
+    // afterwards.
     Status reserve(Device& device, uint64_t wanted, bool& moved) {
       if (wanted <= bytes) return Status();
       moved = true;
@@ -67,9 +68,10 @@ struct GraphExecutor::Impl {
 
   // A buffer of a slot, on the devices where it has memory.
   struct SlotBuffer {
-    Place own{};              // the executor's own memory
-    Place place{};            // what the program uses now
-    void* staging = nullptr;  // host memory through which it goes to and from a device; null where there is none
+    Place own{};    // the executor's own memory
+    Place place{};  // what the program uses now
+    // Host memory through which it goes to and from a device; null where there is none.
+    void* staging = nullptr;
     std::shared_ptr<const void> owner{};  // of memory that the caller lends
     bool set = false;                     // an input: it has been set
 
@@ -82,8 +84,9 @@ struct GraphExecutor::Impl {
 
   struct OutputCopy {
     TensorView to{};
-    bool copies = false;             // begun and not waited for
-    std::vector<std::byte> state{};  // its bytes, where it is a constant or a state that lies on the accelerator
+    bool copies = false;  // begun and not waited for
+    // Its bytes, where it is a constant or a state that lies on the accelerator.
+    std::vector<std::byte> state{};
   };
 
   // A run that was given to the core group.
@@ -95,9 +98,11 @@ struct GraphExecutor::Impl {
   struct Slot {
     std::vector<SlotBuffer> homes;  // per slot buffer
     std::atomic<State> state{State::kIdle};
-    Status status;     // of the last run
-    bool ran = false;  // with the present sizes; it has results, then, unless `status` says otherwise
-    // Per accelerator, from the first on. A program waits for one of each, so what another accelerator still does is waited for first.
+    Status status;  // of the last run
+    // With the present sizes; it has results, then, unless `status` says otherwise.
+    bool ran = false;
+    // Per accelerator, from the first on. A program waits for one of each, so what another
+    // accelerator still does is waited for first.
     std::vector<std::unique_ptr<backend::Event>> uploaded;
     std::vector<std::unique_ptr<backend::Event>> brought;
     backend::Event* uploads = nullptr;  // the last of `uploaded` that was recorded
@@ -152,7 +157,8 @@ struct GraphExecutor::Impl {
   uint64_t draws = 0;
 
   static constexpr uint32_t kNone = UINT32_MAX;
-  // Plans are made for less and less memory of the accelerator so often, then for next to none: 0 would stand for any.
+  // Plans are made for less and less memory of the accelerator so often, then for next to none: 0
+  // would stand for any.
   static constexpr int kMostTries = 6;
   static constexpr uint64_t kLeastBytes = 1;
 
@@ -161,7 +167,8 @@ struct GraphExecutor::Impl {
   const graph::StaticPlan& plan() const { return sized().plan; }
   graph::BoundProgram& bound() const { return *now->bound; }
   Device& device(DeviceIndex d) const { return *options.devices[d]; }
-  // The accelerator whose memory is shared out; other accelerators have what programs ask for by name.
+  // The accelerator whose memory is shared out; other accelerators have what programs ask for by
+  // name.
   DeviceIndex there() const { return plan_options.searched; }
   const Window& window(const ProgramValue& value) const { return program().windows[value.window]; }
 

@@ -81,7 +81,8 @@ uint64_t GraphExecutor::Impl::own_bytes() const {
   return counted_bytes(slot_memory[there()].bytes) + counted_bytes(arenas[there()].bytes) + state_bytes[there()];
 }
 
-// What weights that are yet to come there, and what is the executor's own, may take of the accelerator's memory together.
+// What weights that are yet to come there, and what is the executor's own, may take of the
+// accelerator's memory together.
 uint64_t GraphExecutor::Impl::allowance() const {
   if (!backend::has_accelerator(options.devices)) return kAnyBytes;
   if (options.accelerator_bytes.has_value()) return *options.accelerator_bytes - weight_bytes;
@@ -89,8 +90,9 @@ uint64_t GraphExecutor::Impl::allowance() const {
   return left == kAnyBytes ? left : left + own_bytes();
 }
 
-// The program by a plan that `make` makes with these options, or, where that takes more than is allowed, for less memory. A plan counts each input and output once and each weight as
-// if it were not there, so how much less is found by trying; at last all is on the CPU.
+// The program by a plan that `make` makes with these options, or, where that takes more than is
+// allowed, for less memory. A plan counts each input and output once and each weight as if it were
+// not there, so how much less is found by trying; at last all is on the CPU.
 Result<std::unique_ptr<GraphExecutor::Impl::Instance>> GraphExecutor::Impl::make_instance(const Make& make) const {
   graph::PlanOptions chosen = plan_options;
   const auto allowed = static_cast<double>(allowance());

@@ -4,7 +4,7 @@
 
 namespace hetero {
 
-// ---- SetInput -------------------------------------------------------------------------------------------------------
+// ---- SetInput -----------------------------------------------------------------------------------
 
 Status GraphExecutor::Impl::check_slot(size_t slot) const {
   if (slot < slots.size()) return Status();
@@ -17,7 +17,8 @@ Status GraphExecutor::Impl::check_idle(size_t slot) const {
   return usage("slot " + std::to_string(slot) + " is running; wait for it, or use another slot");
 }
 
-// The slot's next run waits for what the queue has done so far. `last` is the event that it waits for now.
+// The slot's next run waits for what the queue has done so far. `last` is the event that it waits
+// for now.
 Status GraphExecutor::Impl::note(size_t slot, graph::BoundProgram::Gate gate, backend::Queue& queue,
                                  backend::Event& event, backend::Event*& last) {
   if (last != nullptr && last != &event) {
@@ -75,7 +76,8 @@ Status GraphExecutor::SetInput(Which input, const TensorView& tensor, size_t slo
   }
   Impl::SlotBuffer& home = impl.home(slot, value);
   Impl::Slot& at = *impl.slots[slot];
-  // The last upload may still read these bytes; and where a run on the host still goes on, the slot would not be idle.
+  // The last upload may still read these bytes; and where a run on the host still goes on, the slot
+  // would not be idle.
   if (home.is_elsewhere() && at.uploads != nullptr) {
     if (Status status = at.uploads->synchronize(); !status.ok()) return status;
   }
@@ -89,7 +91,8 @@ Status GraphExecutor::SetInput(Which input, const TensorView& tensor, size_t slo
   return impl.upload(slot, value.buffer, home);
 }
 
-// Memory can be lent that stands for the whole buffer, on the one device where the program has it; else the end of a sentence says why not.
+// Memory can be lent that stands for the whole buffer, on the one device where the program has it;
+// else the end of a sentence says why not.
 const char* GraphExecutor::Impl::why_not_lent(Side side, const ProgramValue& value, const TensorView& tensor) const {
   const backend::DeviceSet devices =
       side == Side::kInput ? plan().graph.buffers[value.buffer].valid_on : backend::only(output_device(value.buffer));
@@ -180,7 +183,7 @@ Result<bool> GraphExecutor::OfferOutput(Which output, const TensorView& tensor, 
   return true;
 }
 
-// ---- GetOutput ------------------------------------------------------------------------------------------------------
+// ---- GetOutput ----------------------------------------------------------------------------------
 
 // Where a result is after a run; on the host, if it is there too.
 DeviceIndex GraphExecutor::Impl::output_device(BufferId buffer) const {
@@ -223,7 +226,8 @@ Status GraphExecutor::Impl::begin_copy(size_t slot, size_t output) {
     return copy_state(places[buffer][on], on, at.copies[output].state.data(), kCpu, bytes);
   }
   const SlotBuffer& home = at.homes[home_of[buffer]];
-  // The queue of copies is everybody's: what waits there for this run would hold up the results of others. With several slots it is worth it.
+  // The queue of copies is everybody's: what waits there for this run would hold up the results of
+  // others. With several slots it is worth it.
   if (plan_options.shares_accelerator && options.slots == 1) {
     if (Status status = wait(slot); !status.ok()) return status;
   }

@@ -1,16 +1,21 @@
 // GraphExecutor: runs a saved program over and over, with everything possible done in advance.
 //
-//   auto executor = GraphExecutor::Init("minilm.hetero", {}).value();      plan, take memory, upload weights, bind kernels
+//   auto executor = GraphExecutor::Init("minilm.hetero", {}).value();
 //   executor->SetInput("input_ids", TensorView::row_major(ids, "i64", {1, 8}));
 //   executor->Run();
 //   executor->GetOutput("output", TensorView::row_major(result, "f32", {1, 384}));
 //
 // The four phases, with nothing hidden in them:
-//   Init       plans, or takes the plan that was saved for this machine; takes all memory, once; binds each kernel to its addresses.
-//   SetInput   copies a tensor to where the program reads it. SetInputZeroCopy makes the program read the caller's memory instead.
-//   Run        calls kernels, submits copies between devices and waits between queues. It takes no memory and no lock. The host waits for a device only if
-//              a CPU kernel needs an accelerator's result. RunAsync does that on the executor's core group and returns at once.
-//   GetOutput  copies a result to a tensor; GetOutputAsync begins to; GetOutputView shows it where it is.
+//   Init       plans, or takes the plan that was saved for this machine; takes all memory, once;
+//              binds each kernel to its addresses.
+//   SetInput   copies a tensor to where the program reads it. SetInputZeroCopy makes the program
+//              read the caller's memory instead.
+//   Run        calls kernels, submits copies between devices and waits between queues. It takes no
+//              memory and no lock. The host waits for a device only if a CPU kernel needs an
+//              accelerator's result. RunAsync does that on the executor's core group and returns at
+//              once.
+//   GetOutput  copies a result to a tensor; GetOutputAsync begins to; GetOutputView shows it where
+//              it is.
 //
 // A program with dimensions (dynamic_sizes.h) has one set of sizes at a time, at first those of its
 // example. SetSizes changes them. It is the one other function that takes memory, if the sizes need
@@ -62,16 +67,19 @@
 
 namespace hetero {
 
-// What planning may use of these devices when a program is known ahead of time: fused kernels, and memory that is taken beforehand.
+// What planning may use of these devices when a program is known ahead of time: fused kernels, and
+// memory that is taken beforehand.
 graph::PlanOptions static_plan_options(const backend::Devices& devices);
 // The CPU and the accelerator that this process has chosen.
 backend::Devices process_devices();
-// What several executors share of the accelerator's memory: `wanted`, or else what is left of its limit. None where there is no accelerator, or neither.
+// What several executors share of the accelerator's memory: `wanted`, or else what is left of its
+// limit. None where there is no accelerator, or neither.
 std::optional<uint64_t> bytes_to_share(const backend::Devices& devices, std::optional<uint64_t> wanted);
 
 class GraphExecutor;
 
-// A run, or a copy, that goes on; one that was made of nothing is done. Does not outlive the executor.
+// A run, or a copy, that goes on; one that was made of nothing is done. Does not outlive the
+// executor.
 class Pending {
  public:
   Pending() = default;
@@ -94,26 +102,33 @@ class GraphExecutor {
     // Where RunAsync runs; null: Run only.
     backend::CoreGroup* group = nullptr;
     backend::Devices devices = process_devices();
-    // The accelerator's compute queues that the program may use; none: those of `group`, and all where it names none either. Executors that use different ones do
-    // not wait for each other there, save where copies stand behind copies; with one slot, a result is copied when the run is over, and so holds up nobody.
+    // The accelerator's compute queues that the program may use; none: those of `group`, and all
+    // where it names none either. Executors that use different ones do not wait for each other
+    // there, save where copies stand behind copies; with one slot, a result is copied when the run
+    // is over, and so holds up nobody.
     std::vector<backend::QueueKind> compute_queues = {};
-    // Of the accelerator's memory, for the executor's whole life: slots, temporaries, states, and weights that it is the first to use there. Not set: what is left of the device's
-    // limit at the time when memory is taken.
+    // Of the accelerator's memory, for the executor's whole life: slots, temporaries, states, and
+    // weights that it is the first to use there. Not set: what is left of the device's limit at the
+    // time when memory is taken.
     std::optional<uint64_t> accelerator_bytes = {};
-    // So many executors of the model, made one after the other, this one first, are to find room in these bytes: it leaves the others as much as it takes, save for the weights, which
-    // they share.
+    // So many executors of the model, made one after the other, this one first, are to find room in
+    // these bytes: it leaves the others as much as it takes, save for the weights, which they
+    // share.
     size_t sharers = 1;
     // What planning may use; static_plan_options(devices) where not set.
     std::unique_ptr<graph::PlanOptions> plan = nullptr;
     // The plan in the file is used where it was made for a machine like this one.
     bool use_saved_plan = true;
-    // Launches of the accelerator that follow each other are recorded after a few runs and launched as one from then on: CUDA graphs.
+    // Launches of the accelerator that follow each other are recorded after a few runs and launched
+    // as one from then on: CUDA graphs.
     bool segments = true;
-    // Draws the state of a random operator: a seed and an offset. Where not set, the seed is 0 and the offset counts on.
+    // Draws the state of a random operator: a seed and an offset. Where not set, the seed is 0 and
+    // the offset counts on.
     std::function<std::pair<uint64_t, uint64_t>()> draw = nullptr;
   };
 
-  // Errors: as Model::load; kUsage for no slots, or wrong queues; kResource where the memory does not suffice, or the accelerator has less than `accelerator_bytes` left.
+  // Errors: as Model::load; kUsage for no slots, or wrong queues; kResource where the memory does
+  // not suffice, or the accelerator has less than `accelerator_bytes` left.
   static Result<std::unique_ptr<GraphExecutor>> Init(const std::string& path, Options options);
   static Result<std::unique_ptr<GraphExecutor>> Init(std::shared_ptr<Model> model, Options options);
   ~GraphExecutor();
@@ -128,45 +143,57 @@ class GraphExecutor {
   std::span<const graph::SizeVariable> dimensions() const;
   // The present ones, in that order.
   const std::vector<int64_t>& sizes() const;
-  // From now on inputs and outputs of all slots are those for these sizes; none is set, and results that were not read are gone. Does nothing where they are the present
-  // ones. Errors: kUsage for sizes that the program cannot have, or while a slot runs or an output is copied; kResource where the memory does not suffice. The executor is as before then.
+  // From now on inputs and outputs of all slots are those for these sizes; none is set, and results
+  // that were not read are gone. Does nothing where they are the present ones. Errors: kUsage for
+  // sizes that the program cannot have, or while a slot runs or an output is copied; kResource
+  // where the memory does not suffice. The executor is as before then.
   Status SetSizes(std::span<const int64_t> sizes);
-  // The sizes for which the inputs, all of them, are such tensors. Errors: kUsage where there are none.
+  // The sizes for which the inputs, all of them, are such tensors. Errors: kUsage where there are
+  // none.
   Status SetSizesOf(std::span<const TensorView> inputs);
 
-  // Copies; the tensor may be on the host only, with any strides, and is not needed afterwards. Errors: kUsage for an unknown input, a wrong dtype or shape,
-  // or a slot that runs.
+  // Copies; the tensor may be on the host only, with any strides, and is not needed afterwards.
+  // Errors: kUsage for an unknown input, a wrong dtype or shape, or a slot that runs.
   Status SetInput(Which input, const TensorView& tensor, size_t slot = 0);
-  // From now on the slot reads this memory, and writes it where the program updates the input. It must lie as the program's own does, in the row-major order of its
-  // sizes as a rule, and stay until the slot has another input there; `owner` is held until then. Errors: kUsage also for another device, strides or alignment.
+  // From now on the slot reads this memory, and writes it where the program updates the input. It
+  // must lie as the program's own does, in the row-major order of its sizes as a rule, and stay
+  // until the slot has another input there; `owner` is held until then. Errors: kUsage also for
+  // another device, strides or alignment.
   Status SetInputZeroCopy(Which input, const TensorView& tensor, size_t slot = 0,
                           std::shared_ptr<const void> owner = nullptr);
   // The same for a result: the program writes it there.
   Status SetOutputZeroCopy(Which output, const TensorView& tensor, size_t slot = 0,
                            std::shared_ptr<const void> owner = nullptr);
-  // For memory that may lie in any way: what the zero-copy functions do where they can, and copies otherwise. Takes nothing from the heap where strides are row-major.
-  // The result of OfferOutput says whether the program writes there itself; if not, it writes to its own memory, and GetOutput copies. Errors: as SetInput.
+  // For memory that may lie in any way: what the zero-copy functions do where they can, and copies
+  // otherwise. Takes nothing from the heap where strides are row-major. The result of OfferOutput
+  // says whether the program writes there itself; if not, it writes to its own memory, and
+  // GetOutput copies. Errors: as SetInput.
   Status OfferInput(Which input, const TensorView& tensor, size_t slot = 0,
                     std::shared_ptr<const void> owner = nullptr);
   Result<bool> OfferOutput(Which output, const TensorView& tensor, size_t slot = 0,
                            std::shared_ptr<const void> owner = nullptr);
 
-  // Runs the slot on the calling thread. With an accelerator it has only been submitted afterwards, and what goes wrong there is an error of GetOutput or Wait.
-  // `stop`: see BoundProgram::run. Errors: kUsage where an input was never set, or the executor runs already; kKernel.
+  // Runs the slot on the calling thread. With an accelerator it has only been submitted afterwards,
+  // and what goes wrong there is an error of GetOutput or Wait. `stop`: see BoundProgram::run.
+  // Errors: kUsage where an input was never set, or the executor runs already; kKernel.
   Status Run(size_t slot = 0, const std::atomic<int32_t>* stop = nullptr);
   // The same on the core group, after whatever was given to it before.
   Result<Pending> RunAsync(size_t slot = 0);
   // Blocks until the slot's last run is over; its error.
   Status Wait(size_t slot = 0);
 
-  // Waits for the slot's run and copies the result. Errors: those of the run too; kUsage where the slot has not run with the present sizes.
+  // Waits for the slot's run and copies the result. Errors: those of the run too; kUsage where the
+  // slot has not run with the present sizes.
   Status GetOutput(Which output, const TensorView& to, size_t slot = 0);
-  // Begins to copy the result, to an accelerator's host memory or on the core group; `to` is filled when wait() returns.
+  // Begins to copy the result, to an accelerator's host memory or on the core group; `to` is filled
+  // when wait() returns.
   Result<Pending> GetOutputAsync(Which output, const TensorView& to, size_t slot = 0);
-  // The result where it is, until the slot runs again. Waits for the run. Errors: kUsage where it is not in the host's memory.
+  // The result where it is, until the slot runs again. Waits for the run. Errors: kUsage where it
+  // is not in the host's memory.
   Result<TensorView> GetOutputView(Which output, size_t slot = 0);
 
-  // Copies what a state, a constant that the program writes, is after the runs until now. Errors: kUsage for an unknown one, a wrong dtype or shape, or a slot that runs.
+  // Copies what a state, a constant that the program writes, is after the runs until now. Errors:
+  // kUsage for an unknown one, a wrong dtype or shape, or a slot that runs.
   Status GetState(std::string_view name, const TensorView& to);
 
   // For the present sizes.
@@ -178,7 +205,8 @@ class GraphExecutor {
   uint64_t bytes(backend::DeviceIndex device) const;
   // Of weights that it was the first to bring to the accelerator.
   uint64_t weight_bytes() const;
-  // Of the accelerator's memory, what the executor may have in its life, weights that it brought there included; that which it has, where accelerator_bytes is not set.
+  // Of the accelerator's memory, what the executor may have in its life, weights that it brought
+  // there included; that which it has, where accelerator_bytes is not set.
   uint64_t accelerator_share() const;
 
  private:

@@ -108,12 +108,13 @@ struct SchedulerCore {
   std::mutex mutex;
   // Guarded by mutex.
   std::condition_variable lane_is_idle;
-  std::vector<Lane*>
-      idle_lanes;  // the last is taken: it was idle the shortest time, so its caches are warm and it may still be spinning
+  // The last is taken. It was idle the shortest time: its caches are warm, and it may still spin.
+  std::vector<Lane*> idle_lanes;
   size_t coming_lanes = 0;  // sent for, and not there yet
   Request* first = nullptr;
   Request* last = nullptr;
-  Request* first_outside = nullptr;  // the first that is not admitted: it and all behind it are in submit()
+  // The first that is not admitted: it and all behind it are in submit().
+  Request* first_outside = nullptr;
   size_t admitted = 0;
   size_t most_waiting = 0;
   // No request of the line has an earlier one.
@@ -362,7 +363,8 @@ void SchedulerCore::send_for(Lane& lane) {
                                                                sent_for.core->serve(sent_for);
                                                              },
                                                              &lane});
-  assert(status.ok());  // groups refuse tasks in a forked child alone, where submit() was refused before
+  // Groups refuse tasks in a forked child alone, where submit() was refused before.
+  assert(status.ok());
 }
 
 void SchedulerCore::serve(Lane& lane) {

@@ -6,9 +6,11 @@
 // handler that runs it.
 //
 //   struct Translate : Request { std::string text, result; };
-//   auto scheduler = Scheduler::create({lane0, lane1}, {.capacity = 64}, [&](size_t lane, Request& request) { return executors[lane].run(request); });
+//   auto scheduler = Scheduler::create({lane0, lane1}, {.capacity = 64},
+//       [&](size_t lane, Request& request) { return executors[lane].run(request); });
 //   auto request = std::make_shared<Translate>();
-//   Status accepted = scheduler.value()->submit(request, {.deadline = Request::Clock::now() + 50ms});
+//   Status accepted =
+//       scheduler.value()->submit(request, {.deadline = Request::Clock::now() + 50ms});
 //   Status status = request->wait();
 //
 // Order is first come, first served. The wait of a request is then known when it arrives, and no
@@ -121,7 +123,8 @@ class Request {
   std::mutex mutex_;                     // taken after SchedulerCore::mutex
   std::condition_variable changed_;      // state_ or admitted_
   Clock::time_point deadline_ = kNever;  // written before the request is in the line
-  std::shared_ptr<SchedulerCore> core_;  // guarded by mutex_; null before submit() and after the end
+  // Guarded by mutex_; null before submit() and after the end.
+  std::shared_ptr<SchedulerCore> core_;
 
   // The line of waiting requests: guarded by SchedulerCore::mutex.
   bool in_line_ = false;

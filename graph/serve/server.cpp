@@ -66,7 +66,8 @@ Status Server::start(Options options) {
   }
   lane_count_ = options.lanes.size();
   accelerator_bytes_ = options.accelerator_bytes;
-  // One after the other: what planning measures, another lane would disturb, and the first says what weights there are on the accelerator.
+  // One after the other: what planning measures, another lane would disturb, and the first says
+  // what weights there are on the accelerator.
   for (CoreGroup::Options& group : options.lanes) {
     if (Status status = start_lane(std::move(group), options); !status.ok()) return status;
   }
@@ -113,7 +114,8 @@ Status Server::make_executor(Lane& lane, const Options& options) {
   }
 }
 
-// The first lane says how much there is, the others have what it left. False where there is no limit to share, or no accelerator.
+// The first lane says how much there is, the others have what it left. False where there is no
+// limit to share, or no accelerator.
 bool Server::choose_share(GraphExecutor::Options& chosen) {
   const std::optional<uint64_t> bytes = bytes_to_share(chosen.devices, accelerator_bytes_);
   if (!bytes.has_value()) return false;
@@ -122,7 +124,7 @@ bool Server::choose_share(GraphExecutor::Options& chosen) {
   return true;
 }
 
-// ---- submitting -----------------------------------------------------------------------------------------------------
+// ---- submitting ---------------------------------------------------------------------------------
 
 Status Server::submit(std::shared_ptr<Request> request, graph::RequestOptions options) {
   if (request == nullptr) return usage("the request to submit is null");
@@ -152,7 +154,7 @@ Result<std::shared_ptr<Server::Request>> Server::submit(std::vector<TensorView> 
   return request;
 }
 
-// ---- running --------------------------------------------------------------------------------------------------------
+// ---- running ------------------------------------------------------------------------------------
 
 // On the lane's thread. Whatever happens, devices are done with the request's memory afterwards.
 Status Server::run(Lane& lane, Request& request) {

@@ -5,7 +5,8 @@
 // back-pressure, deadlines, cancellation and errors holds here.
 //
 //   auto server = Server::create(Model::load("minilm.hetero").value(), {.groups = 2}).value();
-//   auto request = server->submit({TensorView::row_major(ids, "i64", {1, 8})}, {TensorView::row_major(result, "f32", {1, 384})},
+//   auto request = server->submit({TensorView::row_major(ids, "i64", {1, 8})},
+//                                 {TensorView::row_major(result, "f32", {1, 384})},
 //                                 {.deadline = graph::Request::Clock::now() + 50ms});
 //   Status status = request.value()->wait();
 //

@@ -33,7 +33,8 @@ struct SizedProgram {
                                                        std::span<const int64_t> sizes,
                                                        const graph::PlanOptions& options, const SizedProgram& own);
 
-  // Draws new numbers for random operators into the plan's graph and groups: `draw()` gives a seed and an offset. Errors: kInternal.
+  // Draws new numbers for random operators into the plan's graph and groups: `draw()` gives a seed
+  // and an offset. Errors: kInternal.
   template <typename Draw>
   Status draw_numbers(const Draw& draw);
 

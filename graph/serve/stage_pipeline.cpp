@@ -1,11 +1,14 @@
 // How a request goes:
 //
-// 1. submit() takes a frame, waiting for one if there is none, copies the inputs there and gives it to the first stage's core group.
-// 2. Each stage runs as a task of its group: it binds its executor to the frame, runs, and gives the frame to the next stage's group. Groups run tasks in
-//    order, so frames never overtake each other.
+// 1. submit() takes a frame, waiting for one if there is none, copies the inputs there and gives it
+//    to the first stage's core group.
+// 2. Each stage runs as a task of its group: it binds its executor to the frame, runs, and gives
+//    the frame to the next stage's group. Groups run tasks in order, so frames never overtake each
+//    other.
 // 3. The last stage copies the outputs, gives the frame back and ends the request.
 //
-// A frame belongs to submit(), then to one stage at a time. The mutex guards who may take one, and the order of the first stage's queue.
+// A frame belongs to submit(), then to one stage at a time. The mutex guards who may take one, and
+// the order of the first stage's queue.
 
 #include "graph/serve/stage_pipeline.h"
 
@@ -82,10 +85,12 @@ struct StagePipeline::Impl {
 
   std::shared_ptr<Model> model;
   Options options;
-  std::vector<uint32_t> value_of;  // per buffer of the whole program; kNone for those that stay inside a stage
-  std::vector<uint64_t> bytes;     // per value of a frame
+  // Per buffer of the whole program; kNone for those that stay inside a stage.
+  std::vector<uint32_t> value_of;
+  std::vector<uint64_t> bytes;  // per value of a frame
   std::vector<std::unique_ptr<Stage>> stages;
-  // Per stage that is still to be made: what it may use of the accelerator's memory, as a part of what they all may. Empty where there is no limit.
+  // Per stage that is still to be made: what it may use of the accelerator's memory, as a part of
+  // what they all may. Empty where there is no limit.
   std::vector<double> shares;
   std::atomic<int32_t> stopped{0};
 
@@ -93,7 +98,8 @@ struct StagePipeline::Impl {
   // Guarded by mutex.
   std::condition_variable room;
   size_t depth = 0;
-  std::vector<std::unique_ptr<Frame>> frames;  // as many as depth, or as are still in flight if these are more
+  // As many as depth, or as are still in flight if these are more.
+  std::vector<std::unique_ptr<Frame>> frames;
   std::vector<Frame*> free_frames;
   uint64_t drawn = 0;
   StageCounts counts;
@@ -125,7 +131,7 @@ struct StagePipeline::Impl {
   void finish(Frame& frame);
 };
 
-// ---- making it ------------------------------------------------------------------------------------------------------
+// ---- making it ----------------------------------------------------------------------------------
 
 Result<std::unique_ptr<StagePipeline>> StagePipeline::create(std::shared_ptr<Model> model, Options options) {
   auto impl = std::make_unique<Impl>();
@@ -181,7 +187,8 @@ Status StagePipeline::Impl::choose_groups() {
 
 namespace {
 
-// The most that the program's values take at once in the order of its nodes: about what a device needs that computes all of it.
+// The most that the program's values take at once in the order of its nodes: about what a device
+// needs that computes all of it.
 double bytes_at_once(const graph::SavedProgram& program) {
   const graph::Graph& graph = program.graph;
   constexpr size_t kUnused = SIZE_MAX;
@@ -281,7 +288,7 @@ void StagePipeline::Impl::bind_once() {
   }
 }
 
-// ---- frames ---------------------------------------------------------------------------------------------------------
+// ---- frames -------------------------------------------------------------------------------------
 
 Result<std::unique_ptr<StagePipeline::Impl::Frame>> StagePipeline::Impl::make_frame() {
   uint64_t total = 0;
@@ -353,7 +360,7 @@ void StagePipeline::Impl::give_back(Frame& frame, const Status* ended) {
   room.notify_one();
 }
 
-// ---- requests -------------------------------------------------------------------------------------------------------
+// ---- requests -----------------------------------------------------------------------------------
 
 void StagePipeline::Impl::fill(Frame& frame, std::span<const TensorView> inputs,
                                std::span<const TensorView> outputs) const {
@@ -448,7 +455,7 @@ void StagePipeline::Impl::finish(Frame& frame) {
   end(*request, std::move(status));
 }
 
-// ---- the rest -------------------------------------------------------------------------------------------------------
+// ---- the rest -----------------------------------------------------------------------------------
 
 StagePipeline::StagePipeline(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 

@@ -49,7 +49,8 @@ std::vector<backend::DeviceSet> find_users(const Graph& graph, const Plan& plan)
   return users;
 }
 
-// Puts what is there before the program where the plan would like it. False where it is there already.
+// Puts what is there before the program where the plan would like it. False where it is there
+// already.
 bool move_bytes(Graph& graph, const Plan& plan, const std::vector<uint8_t>& is_input) {
   const std::vector<backend::DeviceSet> users = find_users(graph, plan);
   std::vector<uint8_t> written(graph.buffers.size(), 0);
@@ -66,7 +67,8 @@ bool move_bytes(Graph& graph, const Plan& plan, const std::vector<uint8_t>& is_i
   return moved;
 }
 
-// Bytes that were to be on several devices are on the CPU only where nothing uses an accelerator after all. REQUIRES: uses_host_only().
+// Bytes that were to be on several devices are on the CPU only where nothing uses an accelerator
+// after all. REQUIRES: uses_host_only().
 void stay_on_host(Graph& graph, Plan& plan) {
   for (BufferId b = 0; b < graph.buffers.size(); ++b) {
     if (graph.buffers[b].valid_on == 0) continue;
@@ -86,7 +88,8 @@ std::string valid_text(const Graph& graph) {
   return text;
 }
 
-// Whether windows differ in sizes only, which is what resize_plan asks of two graphs of the same nodes. REQUIRES: one table of windows.
+// Whether windows differ in sizes only, which is what resize_plan asks of two graphs of the same
+// nodes. REQUIRES: one table of windows.
 bool same_kinds(const Graph& a, const Graph& b) {
   return std::ranges::equal(a.operands, b.operands, [&](const Operand& x, const Operand& y) {
     return (*a.windows)[x.window].kind == (*b.windows)[y.window].kind;

@@ -23,10 +23,11 @@ struct StaticPlan {
   std::string origin;  // "saved with the program", "resized", or why it was made anew
 };
 
-// Uses the plan that the program brings, if `use_saved` and it was made for a machine and settings like these. Errors: kInternal for a plan that is not legal.
+// Uses the plan that the program brings, if `use_saved` and it was made for a machine and settings
+// like these. Errors: kInternal for a plan that is not legal.
 Status plan_program(const SavedProgram& program, const PlanOptions& options, bool use_saved, StaticPlan& plan);
-// The plan for a program that is another one's for other sizes (program_at), out of the plan `like` of that: resized where that can be, made anew otherwise. Errors: as
-// plan_program.
+// The plan for a program that is another one's for other sizes (program_at), out of the plan `like`
+// of that: resized where that can be, made anew otherwise. Errors: as plan_program.
 Status plan_resized(const SavedProgram& program, const PlanOptions& options, const StaticPlan& like, StaticPlan& plan);
 // Puts the plan into the program, for the file.
 void keep_plan(const StaticPlan& plan, const PlanOptions& options, SavedProgram& program);

@@ -1,4 +1,5 @@
-// interpret: what running a graph must give. The oracle of tests, of HETERO_VERIFY=1, and of constants that are folded.
+// interpret: what running a graph must give. The oracle of tests, of HETERO_VERIFY=1, and of
+// constants that are folded.
 //
 // Thread safety: one run at a time for a set of bindings.
 
@@ -12,8 +13,9 @@
 
 namespace hetero::graph {
 
-// The oracle: runs every node of the graph in program order on the CPU, each buffer in memory of its own, no plan.
-// `bindings` as for Executor::run; REQUIRES: every valid binding is valid on the CPU. Returns the first error.
+// The oracle: runs every node of the graph in program order on the CPU, each buffer in memory of
+// its own, no plan. `bindings` as for Executor::run; REQUIRES: every valid binding is valid on the
+// CPU. Returns the first error.
 Status interpret(const Graph& graph, std::span<Binding* const> bindings);
 
 }  // namespace hetero::graph

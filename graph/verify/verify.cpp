@@ -52,12 +52,14 @@ class PlanVerifier {
     bool whole;
     bool dense;  // leaves no byte of the range as it was
   };
-  // What the bytes of a residence are made of: the writes applied since the last whole one. What a body has written is not what its node writes: see body().
+  // What the bytes of a residence are made of: the writes applied since the last whole one. What a
+  // body has written is not what its node writes: see body().
   struct Contents {
     bool known = false;
     std::vector<uint32_t> writes;
   };
-  // In Contents::writes, what the body of a node has written, until its tail makes the node's write of it.
+  // In Contents::writes, what the body of a node has written, until its tail makes the node's write
+  // of it.
   static uint32_t body(uint32_t node) { return ~node; }
 
   const OpTraits& traits_of(uint32_t node) const { return op_table()[graph_.nodes[node].op]; }
@@ -192,7 +194,8 @@ class PlanVerifier {
     return Status();
   }
 
-  // The kernel touches the group's operands; its members' operands keep their order with other instructions, but for bytes that they need not read.
+  // The kernel touches the group's operands; its members' operands keep their order with other
+  // instructions, but for bytes that they need not read.
   Status check_fused(uint32_t p, const Instruction& instruction, std::vector<uint8_t>& runs,
                      std::vector<uint8_t>& group_runs) {
     if (instruction.index >= plan_.groups.size()) return violation(name("p", p) + " runs a group that is not there");
@@ -519,7 +522,8 @@ class PlanVerifier {
     return all;
   }
 
-  // `group`: that the node is a member of. A member of which nothing is needed reads nothing; verify_group() knows which.
+  // `group`: that the node is a member of. A member of which nothing is needed reads nothing;
+  // verify_group() knows which.
   Status replay(uint32_t n, DeviceIndex device, const FusedGroup* group = nullptr) {
     const Node& node = graph_.nodes[n];
     const Operand* const operands = graph_.operands_of(node);
@@ -533,7 +537,8 @@ class PlanVerifier {
       if (!operands[i].writes()) continue;
       const BufferId b = operands[i].buffer;
       Contents& contents = contents_[residence_of(b, device)];
-      // To a kernel that does not load it, what was there before is as good as what should have been.
+      // To a kernel that does not load it, what was there before is as good as what should have
+      // been.
       if (group != nullptr && replaces(*group, b)) {
         contents.known = true;
         contents.writes.clear();

@@ -19,7 +19,8 @@ Status check_operand(const Graph& graph, const Operand& operand) {
   return Status();
 }
 
-// What takes another's block leaves that one's bytes as they are: nobody else sees them, and nobody changes either but who makes it.
+// What takes another's block leaves that one's bytes as they are: nobody else sees them, and nobody
+// changes either but who makes it.
 Status check_takers(const Graph& graph) {
   std::vector<uint32_t> writers(graph.buffers.size());
   std::vector<uint8_t> taken(graph.buffers.size());

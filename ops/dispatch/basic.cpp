@@ -1,7 +1,9 @@
-// The operators that every device must have: factories, views, copies, reading a scalar, and changing a tensor's storage.
+// The operators that every device must have: factories, views, copies, reading a scalar, and
+// changing a tensor's storage.
 //
-// Factories and views make tensors and record nothing. A copy between two hetero tensors is recorded; one from the host takes the bytes at
-// once, since the host tensor may change right after; one to the host is a sync point.
+// Factories and views make tensors and record nothing. A copy between two hetero tensors is
+// recorded; one from the host takes the bytes at once, since the host tensor may change right
+// after; one to the host is a sync point.
 
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
@@ -242,7 +244,8 @@ at::Tensor& set_nothing(at::Tensor& self) { return set_storage_offset(self, make
 
 void record_stream(at::Tensor&, at::Stream) {}
 
-// Module.to keeps its Parameters where old and new tensor may share a TensorImpl: as for CUDA, so for us.
+// Module.to keeps its Parameters where old and new tensor may share a TensorImpl: as for CUDA, so
+// for us.
 bool compatible_shallow_copy(const at::Tensor& self, const at::Tensor& from) {
   const auto dense = [](const at::Tensor& tensor) {
     return tensor.key_set().has_any(c10::DispatchKeySet(c10::DispatchKey::Dense)) &&
@@ -252,7 +255,8 @@ bool compatible_shallow_copy(const at::Tensor& self, const at::Tensor& from) {
   return self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set()) || (dense(self) && dense(from));
 }
 
-// Whether a batch with this mask may become a nested tensor. The device holds none, so what asks, torch.nn.TransformerEncoder, goes on with the padding.
+// Whether a batch with this mask may become a nested tensor. The device holds none, so what asks,
+// torch.nn.TransformerEncoder, goes on with the padding.
 bool may_be_nested(const at::Tensor&, const at::Tensor&) { return false; }
 
 }  // namespace

@@ -14,7 +14,8 @@
 namespace hetero::ops {
 namespace {
 
-// Moves CPU index tensors to the device, as indexing on CUDA does. Returns true when there were any.
+// Moves CPU index tensors to the device, as indexing on CUDA does. Returns true when there were
+// any.
 bool move_indices(const OpInfo& info, torch::jit::Stack* stack) {
   bool moved = false;
   for (size_t i = stack->size() - info.access.size(); i < stack->size(); ++i) {
@@ -55,7 +56,8 @@ void push_results(const OpInfo& info, torch::jit::Stack* stack, const MetaEntry&
   for (c10::IValue& result : results) stack->push_back(std::move(result));
 }
 
-// A call of a view operator: the Meta kernel says how the result looks at the storage. No node is recorded.
+// A call of a view operator: the Meta kernel says how the result looks at the storage. No node is
+// recorded.
 bool make_views(const OpInfo& info, torch::jit::Stack* stack) {
   MetaRun run;
   if (!run_meta(info, arguments_of(info, *stack), run)) return false;

@@ -19,7 +19,8 @@
 
 namespace hetero::ops {
 
-// Records or runs the call whose arguments are on top of the stack, and replaces them by its results.
+// Records or runs the call whose arguments are on top of the stack, and replaces them by its
+// results.
 void catch_all(const c10::OperatorHandle& handle, torch::jit::Stack* stack);
 void record_boxed(const OpInfo& info, torch::jit::Stack* stack);
 

@@ -1,7 +1,8 @@
 // Random operators with kernels of our own, on the counter-based generator (backend/base/random.h).
 //
-// An element's number depends on (seed, offset, its position in row-major order) only. Operators that are not here run on a CPU
-// generator derived from (seed, offset); see call.h. Recording goes through the catch-all.
+// An element's number depends on (seed, offset, its position in row-major order) only. Operators
+// that are not here run on a CPU generator derived from (seed, offset); see call.h. Recording goes
+// through the catch-all.
 
 #include <ATen/Dispatch.h>
 #include <ATen/Dispatch_v2.h>
@@ -40,7 +41,8 @@ class Filled {
   at::Tensor filled_;
 };
 
-// Calls make(words, first index) for each block of `per_block` elements; it returns that many numbers.
+// Calls make(words, first index) for each block of `per_block` elements; it returns that many
+// numbers.
 template <typename T, int kPerBlock, typename Make>
 void fill_blocks(const at::Tensor& tensor, RandomState state, const Make& make) {
   T* data = tensor.mutable_data_ptr<T>();
@@ -55,7 +57,8 @@ void fill_blocks(const at::Tensor& tensor, RandomState state, const Make& make) 
   });
 }
 
-// Fills with `transform(u)` of uniform numbers u in [0, 1), computed in double for double tensors, in float otherwise.
+// Fills with `transform(u)` of uniform numbers u in [0, 1), computed in double for double tensors,
+// in float otherwise.
 template <typename Transform>
 void fill_from_uniform(const at::Tensor& place, RandomState state, const Transform& transform) {
   Filled filled(place);

@@ -1,7 +1,9 @@
 // Registration of everything on the PrivateUse1 key.
 //
-// 1. operators with code of their own (basic.cpp, special.cpp), 2. typed rows, 3. the catch-all, explicitly for operators whose default
-// kernel would take them apart (a structured operator becomes empty + op.out) and as the fallback for all others.
+// 1. operators with code of their own (basic.cpp, special.cpp), 2. typed rows, 3. the catch-all,
+//    explicitly for operators whose default
+// kernel would take them apart (a structured operator becomes empty + op.out) and as the fallback
+// for all others.
 
 #include "ops/dispatch/registration.h"
 
@@ -18,8 +20,9 @@
 namespace hetero::ops {
 namespace {
 
-// Operators without a row whose default kernel would take them apart although the CPU has a kernel for the whole. A structured
-// operator would become empty + op.out; others would compute by another formula than the CPU does.
+// Operators without a row whose default kernel would take them apart although the CPU has a kernel
+// for the whole. A structured operator would become empty + op.out; others would compute by another
+// formula than the CPU does.
 void register_whole(torch::Library& library) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {

@@ -1,7 +1,8 @@
-// Registration of the op table's rows (ops/table/op_table.def) and of everything else on the PrivateUse1 key.
+// Registration of the op table's rows (ops/table/op_table.def) and of everything else on the
+// PrivateUse1 key.
 //
-// A typed row gives an operator a recorder and a kernel without boxing (typed.h). An operator without a row is recorded by the catch-all as
-// OpClass::kOther and still works.
+// A typed row gives an operator a recorder and a kernel without boxing (typed.h). An operator
+// without a row is recorded by the catch-all as OpClass::kOther and still works.
 
 #pragma once
 

@@ -1,18 +1,21 @@
 // Recurrent layers and cells on hetero, by the CPU's formulas.
 //
-// PyTorch's composite lstm, gru and rnn choose by device: the CPU hands an LSTM layer to oneDNN, or multiplies the whole sequence by the
-// input weights and applies unfused cells; any other device gets fused cells, step by step. The results differ in their last bits.
-// Here the composites are overridden for hetero tensors with the CPU's choice:
+// PyTorch's composite lstm, gru and rnn choose by device: the CPU hands an LSTM layer to oneDNN, or
+// multiplies the whole sequence by the input weights and applies unfused cells; any other device
+// gets fused cells, step by step. The results differ in their last bits. Here the composites are
+// overridden for hetero tensors with the CPU's choice:
 //
-// 1. steps: one application of a cell, given what the linear maps made of the input and of the hidden state;
+// 1. steps: one application of a cell, given what the linear maps made of the input and of the
+//    hidden state;
 // 2. directions: a step over a sequence, padded or packed, forwards or backwards in time;
 // 3. stacks: layers of one or two directions, with dropout between them;
 // 4. the LSTM stack of oneDNN layers, and when the CPU takes it;
 // 5. one oneDNN layer as a node;
 // 6. the operators, on the PrivateUse1 and the AutogradPrivateUse1 key.
 //
-// 1-4 call differentiable operators only. The formulas, including which operations are in place, are those of ATen/native/RNN.cpp and
-// ATen/native/mkldnn/RNN.cpp (torch 2.11): the order of the calls decides the order in which autograd sums gradients.
+// 1-4 call differentiable operators only. The formulas, including which operations are in place,
+// are those of ATen/native/RNN.cpp and ATen/native/mkldnn/RNN.cpp (torch 2.11): the order of the
+// calls decides the order in which autograd sums gradients.
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
@@ -47,7 +50,8 @@ namespace {
 using at::Tensor;
 using Outputs = std::tuple<Tensor, Tensor>;
 using LstmOutputs = std::tuple<Tensor, Tensor, Tensor>;
-using Layer = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // output, final hidden state, final cell state, workspace
+// Output, final hidden state, final cell state, workspace.
+using Layer = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using LayerGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 constexpr int64_t kLstm = 2;  // ideep::rnn_kind::LSTM
@@ -353,9 +357,11 @@ LstmOutputs run_onednn(const Tensor& padded, at::TensorList hx, at::TensorList p
 
 // ---- 5. a layer as a node
 
-// oneDNN's layer looks at the grad mode of the thread that it runs on: in training it keeps a workspace for the backward pass. A node
-// runs later, on any thread, so it is of an operator of ours that carries the mode as an argument. Its Meta kernel, and that of the
-// backward pass, predict what aten's get wrong: the workspace's size, float32 gradients, a bias gradient of one row.
+// oneDNN's layer looks at the grad mode of the thread that it runs on: in training it keeps a
+// workspace for the backward pass. A node runs later, on any thread, so it is of an operator of
+// ours that carries the mode as an argument. Its Meta kernel, and that of the backward pass,
+// predict what aten's get wrong: the workspace's size, float32 gradients, a bias gradient of one
+// row.
 
 struct LayerShape {
   at::ScalarType dtype;
@@ -393,8 +399,9 @@ int64_t workspace_bytes(const LayerShape& shape) {
   return known->emplace(shape, bytes).first->second;
 }
 
-// oneDNN's layer takes all of them at their word, and would read outside of what does not fit. The states are [batch, hidden]; PyTorch's own
-// decomposition (of an exported LSTM) writes [1, batch, hidden].
+// oneDNN's layer takes all of them at their word, and would read outside of what does not fit. The
+// states are [batch, hidden]; PyTorch's own decomposition (of an exported LSTM) writes [1, batch,
+// hidden].
 void check_layer(const Tensor& input, const Tensor& weight0, const Tensor& weight1, const Tensor& weight2,
                  const Tensor& weight3, const Tensor& hx, const Tensor& cx, at::IntArrayRef batch_sizes, int64_t mode,
                  int64_t hidden_size, bool has_biases) {

@@ -1,8 +1,10 @@
 // Operators that PyTorch routes to device-specific entry points.
 //
-// Convolutions arrive as `convolution` (a typed row) or, from code that insists, as convolution_overrideable. Attention asks the device
-// which kernel it wants: we answer as the CPU would. The layer of a transformer's encoder, one operator in inference, is
-// composed of others by PyTorch's own code. Fused RNN cells, and histograms of integers, exist on CUDA only, so they are composed here.
+// Convolutions arrive as `convolution` (a typed row) or, from code that insists, as
+// convolution_overrideable. Attention asks the device which kernel it wants: we answer as the CPU
+// would. The layer of a transformer's encoder, one operator in inference, is composed of others by
+// PyTorch's own code. Fused RNN cells, and histograms of integers, exist on CUDA only, so they are
+// composed here.
 
 #include "ops/dispatch/special.h"
 
@@ -87,7 +89,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> fused_lstm_cell_backward(const st
   return {grad_gates, grad_c * forget, has_bias ? grad_gates.sum(0) : at::Tensor()};
 }
 
-// gates = reset, input (update), new; the workspace keeps reset, input, new, hx and the hidden part of the new gate.
+// gates = reset, input (update), new; the workspace keeps reset, input, new, hx and the hidden part
+// of the new gate.
 std::tuple<at::Tensor, at::Tensor> fused_gru_cell(const at::Tensor& input_gates, const at::Tensor& hidden_gates,
                                                   const at::Tensor& hx, const std::optional<at::Tensor>& input_bias,
                                                   const std::optional<at::Tensor>& hidden_bias) {

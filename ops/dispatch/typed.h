@@ -1,9 +1,11 @@
 // Typed recorders: the fast path of the common operators, made from their C++ signatures.
 //
-// at::_ops::NAME::schema is a function type. From it, Recorder<NAME>::call is a kernel for the PrivateUse1 key with exactly that signature: it
-// encodes its arguments (call.h), finds the outputs' windows in the meta cache and appends a node, with no boxing. Anything unusual - a first
-// call, a wrong argument, a CPU tensor - is boxed and handed to the catch-all. When the node runs, its typed kernel decodes the arguments
-// (kernels/typed_kernel.h). add_typed_row() makes both from a row of the op table.
+// at::_ops::NAME::schema is a function type. From it, Recorder<NAME>::call is a kernel for the
+// PrivateUse1 key with exactly that signature: it encodes its arguments (call.h), finds the
+// outputs' windows in the meta cache and appends a node, with no boxing. Anything unusual - a first
+// call, a wrong argument, a CPU tensor - is boxed and handed to the catch-all. When the node runs,
+// its typed kernel decodes the arguments (kernels/typed_kernel.h). add_typed_row() makes both from
+// a row of the op table.
 //
 // Thread safety: as the recorder.
 
@@ -28,7 +30,7 @@
 
 namespace hetero::ops {
 
-// ---- arguments -> bytes -------------------------------------------------------------------------------------------
+// ---- arguments -> bytes -------------------------------------------------------------------------
 
 template <typename Sink>
 void encode(Sink& sink, const at::Tensor& value) {
@@ -149,7 +151,7 @@ void encode_argument(Sink& sink, A& value, graph::Access written) {
   }
 }
 
-// ---- recording ----------------------------------------------------------------------------------------------------
+// ---- recording ----------------------------------------------------------------------------------
 
 template <typename Op, HiddenWrites hidden = HiddenWrites{}, typename Schema = typename Op::schema>
 struct TypedRecorder;
@@ -295,7 +297,8 @@ struct RowCode {
   }
 };
 
-// One row of the op table, for an operator whose dispatcher entry is code that calls TypedRecorder itself.
+// One row of the op table, for an operator whose dispatcher entry is code that calls TypedRecorder
+// itself.
 template <typename Op, typename Out = NoOut, bool (*own)(const graph::Invocation&) = nullptr,
           HiddenWrites hidden = HiddenWrites{}>
 void enter_typed_row(const RowCode<own, hidden>& code) {

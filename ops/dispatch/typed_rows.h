@@ -1,4 +1,5 @@
-// What the rows of op_table.def mean where recorders and kernels are made of them. Include it, then the table with one section:
+// What the rows of op_table.def mean where recorders and kernels are made of them. Include it, then
+// the table with one section:
 //
 //   void add_matrix_rows(torch::Library& library) {
 //   #define HETERO_MATRIX_ROWS

@@ -3,8 +3,8 @@
 // A function is found by its operation and by the dtype that PyTorch computes in, the common dtype
 // of the operands:
 //
-//   functions().map(Function::kExp, Form::kTensors, at::kFloat)     out[i] = exp(in[0][i])
-//   functions().map(Function::kAdd, Form::kNumberRight, at::kLong)  out[i] = in[0][i] + numbers[0].i64
+//   functions().map(Function::kExp, Form::kTensors, at::kFloat)     // exp(in[0][i])
+//   functions().map(Function::kAdd, Form::kNumberRight, at::kLong)  // in[0][i] + numbers[0].i64
 //   functions().cast(at::kHalf, at::kFloat)
 //
 // For float16 and bfloat16 PyTorch converts to float32, computes, and rounds. So the functions of

@@ -1,7 +1,8 @@
 // Formulas that are longer than a line.
 //
-// A formula is written as PyTorch writes it in ATen/native/cpu, operation for operation, since each operation rounds;
-// and as there, the compiler makes one rounding of a product and a sum (-ffp-contract=fast, GCC's default).
+// A formula is written as PyTorch writes it in ATen/native/cpu, operation for operation, since each
+// operation rounds; and as there, the compiler makes one rounding of a product and a sum
+// (-ffp-contract=fast, GCC's default).
 //
 // Included by functions_impl.h only, which says how it is compiled.
 //
@@ -137,8 +138,9 @@ Vec softplus(const Vec& x, const Vec& beta, const Vec& threshold) {
   return Vec::blendv((x * beta).exp().log1p() / beta, x, (x * beta) > threshold);
 }
 
-// The parts of a norm of any order (numbers[0].f64): the terms of its sum, the terms of its maximum, and what follows
-// from both. They are one program for all orders, since the order is a number.
+// The parts of a norm of any order (numbers[0].f64): the terms of its sum, the terms of its
+// maximum, and what follows from both. They are one program for all orders, since the order is a
+// number.
 template <typename T>
 void norm_term(void* out, const void* const* in, const Number* numbers, int64_t n) {
   using Vec = Vectorized<T>;

@@ -1,9 +1,9 @@
-// The vector functions of one CPU capability. Included by functions_avx512.cpp, functions_avx2.cpp and
-// functions_default.cpp only, each compiled with CPU_CAPABILITY and the machine flags that PyTorch compiles its own
-// kernels with.
+// The vector functions of one CPU capability. Included by functions_avx512.cpp, functions_avx2.cpp
+// and functions_default.cpp only, each compiled with CPU_CAPABILITY and the machine flags that
+// PyTorch compiles its own kernels with.
 //
-// Everything here has internal linkage, but for fill(): an inline function that two files shared could be linked in
-// its AVX-512 version and then run on a lesser machine.
+// Everything here has internal linkage, but for fill(): an inline function that two files shared
+// could be linked in its AVX-512 version and then run on a lesser machine.
 
 #pragma once
 
@@ -216,7 +216,8 @@ void Filler::fill_rounding() {
   float_pairs(F::kDiv, [](const auto& a, const auto& b) { return a / b; });
   float_pairs(F::kDivTrunc, [](const auto& a, const auto& b) { return (a / b).trunc(); });
   float_pairs(F::kDivFloor, [](const auto& a, const auto& b) { return div_floor(a, b); });
-  // Between tensors of a half dtype PyTorch rounds after each operation here; only a number on the right is computed in float32.
+  // Between tensors of a half dtype PyTorch rounds after each operation here; only a number on the
+  // right is computed in float32.
   for (const Form form : {Form::kTensors, Form::kNumberLeft}) {
     halves(F::kDivTrunc, nullptr, form);
     halves(F::kDivFloor, nullptr, form);

@@ -42,7 +42,7 @@ T number_as(const Number& number) {
 template <typename T>
 inline constexpr at::ScalarType kDTypeOf = c10::CppTypeToScalarType<T>::value;
 
-// ---- loops --------------------------------------------------------------------------------------------------------
+// ---- loops --------------------------------------------------------------------------------------
 
 // `F` takes kInputs vectors, then kNumbers vectors that are full of one number each.
 template <typename T, int kInputs, int kNumbers, typename F>
@@ -65,7 +65,8 @@ void vector_loop(void* out, const void* const* in, const Number* numbers, int64_
   (std::make_index_sequence<kInputs>(), std::make_index_sequence<kNumbers>());
 }
 
-// The same on single entries, for what rounds nowhere; the compiler makes vectors of it. `out` may be an input: same entry.
+// The same on single entries, for what rounds nowhere; the compiler makes vectors of it. `out` may
+// be an input: same entry.
 template <typename T, typename R, int kInputs, int kNumbers, typename F>
 void entry_loop(void* out, const void* const* in, const Number* numbers, int64_t n) {
   const F function;
@@ -88,7 +89,7 @@ struct Swapped {
   }
 };
 
-// ---- casts --------------------------------------------------------------------------------------------------------
+// ---- casts --------------------------------------------------------------------------------------
 
 template <typename From, typename To>
 void cast_loop(void* out, const void* const* in, const Number*, int64_t n) {
@@ -146,7 +147,8 @@ Vectorized<float> rounded(const Vectorized<float>& x) {
   return std::get<0>(at::vec::convert_to_float<T>(at::vec::convert_from_float<T>(x, x)));
 }
 
-// Without vector instructions PyTorch computes half dtypes entry by entry, rounding after each operation.
+// Without vector instructions PyTorch computes half dtypes entry by entry, rounding after each
+// operation.
 #if defined(CPU_CAPABILITY_DEFAULT)
 constexpr bool kRoundsHalvesStepwise = true;
 #else

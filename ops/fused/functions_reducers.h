@@ -55,7 +55,8 @@ T fold(const T* in, int64_t n, T neutral, const F& function) {
   return across<T>(function, fold_lanes<T, T>(in, n, neutral, function));
 }
 
-// Sums of a block are made in lanes of T, sums of blocks in double: what is lost does not grow with the row.
+// Sums of a block are made in lanes of T, sums of blocks in double: what is lost does not grow with
+// the row.
 template <typename T>
 struct Sum {
   using State = std::conditional_t<std::is_floating_point_v<T>, double, int64_t>;

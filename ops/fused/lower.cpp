@@ -83,7 +83,7 @@ Builder::Builder(const graph::LowerRequest& request, graph::Lowering& lowering)
   }
 }
 
-// ---- arguments ------------------------------------------------------------------------------------------------------
+// ---- arguments ----------------------------------------------------------------------------------
 
 Builder::Any Builder::read_any() {
   const Tag tag = decoder_.next();
@@ -253,10 +253,10 @@ uint64_t Builder::dimensions(int rank) {
   return count == 0 ? all : mask;
 }
 
-// ---- dtypes -----------------------------------------------------------------------------------------------------------
+// ---- dtypes -------------------------------------------------------------------------------------
 
-// Tensors with dimensions come first, then tensors without, then numbers; a later class counts only where it is of a higher kind
-// (bool, integer, floating), as TensorIterator promotes.
+// Tensors with dimensions come first, then tensors without, then numbers; a later class counts only
+// where it is of a higher kind (bool, integer, floating), as TensorIterator promotes.
 at::ScalarType Builder::common(std::initializer_list<Source> sources) const {
   at::ScalarType classes[3] = {at::ScalarType::Undefined, at::ScalarType::Undefined, at::ScalarType::Undefined};
   for (const Source& source : sources) {
@@ -292,7 +292,7 @@ at::ScalarType Builder::output_dtype(int output) const {
   return static_cast<at::ScalarType>(window(output_operand(output)).dtype);
 }
 
-// ---- values -------------------------------------------------------------------------------------------------------------
+// ---- values -------------------------------------------------------------------------------------
 
 Builder::Ref Builder::cast(Ref value, at::ScalarType to) {
   if (failed_) return 0;
@@ -347,7 +347,8 @@ backend::Number Builder::bits(const at::Scalar& value, at::ScalarType dtype) {
 
 namespace {
 
-// Functions for which PyTorch's scalar code, which computes the entries that do not fill two vectors, rounds otherwise than its vector code.
+// Functions for which PyTorch's scalar code, which computes the entries that do not fill two
+// vectors, rounds otherwise than its vector code.
 bool depends_on_position(Function function, at::ScalarType common, std::span<const backend::Number> numbers) {
   if (!c10::isFloatingType(common)) return false;
   switch (function) {
@@ -388,7 +389,8 @@ bool depends_on_position(Function function, at::ScalarType common, std::span<con
   }
 }
 
-// Whether Form::kNumberRight takes numbers of the entries' dtype, and gives what Form::kTensors gives.
+// Whether Form::kNumberRight takes numbers of the entries' dtype, and gives what Form::kTensors
+// gives.
 bool takes_numbers_alike(Function function) {
   switch (function) {
     case Function::kAdd:
@@ -408,7 +410,8 @@ bool takes_numbers_alike(Function function) {
 bool Builder::fills_vectors() const {
   const graph::Window& result = window(output_operand(0));
   constexpr int64_t kTwoVectors = 128;  // bytes, of the widest
-  constexpr int64_t kGrain = 32768;     // at::internal::GRAIN_SIZE, entries that one thread takes at least
+  // at::internal::GRAIN_SIZE, entries that one thread takes at least.
+  constexpr int64_t kGrain = 32768;
   int64_t entries = kTwoVectors / graph::dtype_bytes(result.dtype);
   for (int i = 0; i < request_.node->operand_count; ++i) {
     const graph::Window& other = window(i);
@@ -473,8 +476,8 @@ Builder::Ref Builder::pair(Function function, at::ScalarType common, at::ScalarT
   const Ref a = value(left, common);
   Ref b;
   if (exact_right && half && right.dtype != common) {
-    // PyTorch takes a second operand of one entry as it is, and rounds a larger one; they differ for what the half
-    // dtype cannot hold.
+    // PyTorch takes a second operand of one entry as it is, and rounds a larger one; they differ
+    // for what the half dtype cannot hold.
     const bool holds = right.dtype == at::kBool || right.dtype == at::kByte || right.dtype == at::kChar;
     if (right.rank != 0 && !holds) fail();
     b = raw(right, compute_dtype(common));
@@ -485,7 +488,7 @@ Builder::Ref Builder::pair(Function function, at::ScalarType common, at::ScalarT
   return map_as(function, Form::kTensors, common, result, {a, b}, {all[1]});
 }
 
-// ---- rows -----------------------------------------------------------------------------------------------------------------
+// ---- rows ---------------------------------------------------------------------------------------
 
 void Builder::cut_into(int count, int64_t dimension) {
   const Source output = result();

@@ -1,7 +1,7 @@
 // The lowerings of pointwise operators; see lower.h. Most are one row of the table at the end.
 //
-// Which scalars of half-precision calls PyTorch rounds to the half dtype, and which it keeps in float32, differs from operator to
-// operator; number() and exact_number() say it for each.
+// Which scalars of half-precision calls PyTorch rounds to the half dtype, and which it keeps in
+// float32, differs from operator to operator; number() and exact_number() say it for each.
 
 #include <c10/core/DefaultDtype.h>
 
@@ -13,7 +13,7 @@ namespace {
 
 using Ref = Builder::Ref;
 
-// ---- one operand ------------------------------------------------------------------------------------------------------
+// ---- one operand --------------------------------------------------------------------------------
 
 template <Function kFunction>
 void unary(Builder& b) {
@@ -40,7 +40,7 @@ void gelu(Builder& b) {
   b.store(b.map(function, x.dtype, {b.value(x, x.dtype)}), x.dtype);
 }
 
-// ---- parts of equal size ----------------------------------------------------------------------------------------------
+// ---- parts of equal size ------------------------------------------------------------------------
 
 constexpr int kMaxParts = graph::kMaxPieces;
 
@@ -102,7 +102,7 @@ void slice_backward(Builder& b) {
   store_part(b, gradient, start / length, size / length, dimension);
 }
 
-// ---- copies -----------------------------------------------------------------------------------------------------------
+// ---- copies -------------------------------------------------------------------------------------
 
 // The first operand, in the dtype of the output.
 void convert(Builder& b) {
@@ -129,7 +129,7 @@ void zero(Builder& b) {
   b.store(b.raw(Builder::wrap(at::Scalar(0)), dtype), dtype);
 }
 
-// ---- two operands -----------------------------------------------------------------------------------------------------
+// ---- two operands -------------------------------------------------------------------------------
 
 enum class Right { kTensor, kScalar };
 Source second(Builder& b, Right right) { return right == Right::kTensor ? b.tensor() : b.wrapped_scalar(); }
@@ -251,7 +251,7 @@ void threshold_backward(Builder& b) {
           common);
 }
 
-// ---- one operand and numbers --------------------------------------------------------------------------------------------
+// ---- one operand and numbers --------------------------------------------------------------------
 
 void clamp_between(Builder& b, const Source& x, const std::optional<at::Scalar>& low,
                    const std::optional<at::Scalar>& high) {
@@ -328,7 +328,7 @@ void threshold(Builder& b) {
           x.dtype);
 }
 
-// ---- choices ------------------------------------------------------------------------------------------------------------
+// ---- choices ------------------------------------------------------------------------------------
 
 void where(Builder& b) {
   const Source condition = b.tensor(), x = b.tensor(), other = b.tensor();
@@ -357,7 +357,7 @@ void masked_fill_tensor(Builder& b) {
           x.dtype);
 }
 
-// ---- three operands -------------------------------------------------------------------------------------------------------
+// ---- three operands -----------------------------------------------------------------------------
 
 template <Function kFunction>
 void addc(Builder& b) {

@@ -1,8 +1,9 @@
-// The lowerings of reductions and of what is made of them: softmax, normalization, norms; see lower.h.
+// The lowerings of reductions and of what is made of them: softmax, normalization, norms; see
+// lower.h.
 //
-// These are not bitwise PyTorch's: a sum is another order of additions. Sums of blocks are added up in double
-// (functions_impl.h), so that results are at least as near to the true ones. Maxima, arguments of maxima, any and all
-// are exact.
+// These are not bitwise PyTorch's: a sum is another order of additions. Sums of blocks are added up
+// in double (functions_impl.h), so that results are at least as near to the true ones. Maxima,
+// arguments of maxima, any and all are exact.
 
 #include <ATen/core/Reduction.h>
 
@@ -155,7 +156,7 @@ void log_softmax_backward(Builder& b) {
   b.store(b.map(Function::kSub, common, {gradient, share}), common);
 }
 
-// ---- negative log likelihood -----------------------------------------------------------------------------------------
+// ---- negative log likelihood --------------------------------------------------------------------
 
 // What both directions need: the row's class, whether it is ignored, and the weight of the class.
 struct Target {
@@ -237,7 +238,7 @@ void nll_loss_backward(Builder& b) {
   b.store(b.one_hot(unless(b, it.ignored, value, common), it.index), common);
 }
 
-// ---- normalization ---------------------------------------------------------------------------------------------------
+// ---- normalization ------------------------------------------------------------------------------
 
 // (x, normalized_shape, weight, bias, eps) -> y, mean, 1 / deviation
 void layer_norm(Builder& b) {
@@ -270,8 +271,8 @@ void layer_norm(Builder& b) {
   b.store(scale, compute, 2);
 }
 
-// Inference: (x, weight, bias, running_mean, running_var, training, momentum, eps) -> y, and two results without entries.
-// An image's pixels of one channel are a row.
+// Inference: (x, weight, bias, running_mean, running_var, training, momentum, eps) -> y, and two
+// results without entries. An image's pixels of one channel are a row.
 void batch_norm(Builder& b) {
   const Source x = b.tensor();
   const std::optional<Source> weight = b.optional_tensor(), bias = b.optional_tensor();
@@ -296,7 +297,7 @@ void batch_norm(Builder& b) {
   b.store(b.map(Function::kMulAdd, compute, {b.raw(x, compute), scale, shift}), x.dtype, 0);
 }
 
-// ---- tables ----------------------------------------------------------------------------------------------------------
+// ---- tables -------------------------------------------------------------------------------------
 
 // (weight, indices, ...) -> the rows of weight at the indices
 void embedding(Builder& b) {

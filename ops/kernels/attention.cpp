@@ -141,7 +141,8 @@ bool recognize(const graph::Invocation& invocation, Attention& call) {
          operands.logsumexp(inputs + 1, call);
 }
 
-// backward(grad_out, query, key, value, out, logsumexp, [mask]) -> (grad_query, grad_key, grad_value)
+// backward(grad_out, query, key, value, out, logsumexp, [mask]) -> (grad_query, grad_key,
+// grad_value)
 bool recognize(const graph::Invocation& invocation, AttentionBackward& backward) {
   Attributes attributes;
   if (!read(invocation, 6, attributes)) return false;
@@ -150,7 +151,8 @@ bool recognize(const graph::Invocation& invocation, AttentionBackward& backward)
   const Operands operands(invocation);
   Attention& call = backward.call;
   if (!read_sizes(operands, 1, 2, attributes, call)) return false;
-  // Packing many keys for few queries costs more than it gains, save for 2-byte floats, which ATen rounds and packs more often.
+  // Packing many keys for few queries costs more than it gains, save for 2-byte floats, which ATen
+  // rounds and packs more often.
   const int64_t queries = call.queries * (call.heads / call.kv_heads);
   if (call.element == Element::kFloat32 && call.keys > kMostKeysPerQuery * queries) return false;
   return operands.queries(0, call, backward.grad_out) && operands.queries(1, call, call.q) &&

@@ -182,7 +182,8 @@ void push_arguments(const c10::FunctionSchema& schema, Decoder& decoder, KernelT
   }
 }
 
-// Whether the memory is still the node's, and looks as it says. A kernel may give what it writes another shape.
+// Whether the memory is still the node's, and looks as it says. A kernel may give what it writes
+// another shape.
 bool is_kept(const at::Tensor& written, const graph::Invocation& invocation, int i) {
   const graph::Window& window = (*invocation.windows)[invocation.operands[i].window];
   const auto rank = static_cast<size_t>(window.rank);
@@ -191,7 +192,8 @@ bool is_kept(const at::Tensor& written, const graph::Invocation& invocation, int
          written.strides() == c10::IntArrayRef(window.dims + rank, rank);
 }
 
-// Makes an alias look as the window says again: it is used for the next call, in which nothing else would say how much memory there is.
+// Makes an alias look as the window says again: it is used for the next call, in which nothing else
+// would say how much memory there is.
 void restore(const at::Tensor& alias, const graph::Window& window) {
   const auto rank = static_cast<size_t>(window.rank);
   alias.unsafeGetTensorImpl()->set_sizes_and_strides(c10::IntArrayRef(window.dims, rank),
@@ -275,7 +277,8 @@ void call_operator(const graph::Invocation& invocation, const OpInfo& info, cons
   int output = tensors.first_output();
   bool leaves_out = false;
   const auto take = [&](at::Tensor result) {
-    // Outputs that the Meta kernel left undefined have no operand; some that it makes the kernel leaves out, when nobody asked for them.
+    // Outputs that the Meta kernel left undefined have no operand; some that it makes the kernel
+    // leaves out, when nobody asked for them.
     leaves_out |= !result.defined();
     if (!result.defined() || output >= invocation.node->operand_count) return;
     tensors.deliver(output++, std::move(result));

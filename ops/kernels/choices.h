@@ -8,10 +8,13 @@
 //   struct Shape {
 //     static constexpr const char* kKind = "linear 2";  // with the version of the lines
 //     bool operator==(const Shape&) const = default;
-//     Shape rounded() const;                            // the shape that stands for all similar ones
+//     Shape rounded() const;                            // the shape that stands for similar ones
 //     std::array<int64_t, N> numbers() const;           // all that is compared
 //   };
-//   struct Choice { ...; bool sure = true; bool operator==(const Choice&) const = default; };  // not sure: guessed on a busy machine
+//   struct Choice {
+//     bool sure = true;                                 // false: guessed on a busy machine
+//     bool operator==(const Choice&) const = default;
+//   };
 //   std::string line_of(const Shape&, const Choice&);
 //   bool parse_line(const std::string&, Shape&, Choice&);
 //
@@ -46,7 +49,8 @@ class Choices {
   // "": kept nowhere.
   explicit Choices(std::string path) : file_(std::move(path), Shape::kKind, machine_text()) {}
 
-  // What is known of shape.rounded(). A guess is forgotten at the 2nd, 4th, ... 64th look, so that the caller measures again.
+  // What is known of shape.rounded(). A guess is forgotten at the 2nd, 4th, ... 64th look, so that
+  // the caller measures again.
   std::optional<Choice> find(const Shape& shape) {
     const Known* const known = look_up(shape);
     if (known == nullptr) return std::nullopt;
@@ -153,7 +157,8 @@ class Choices {
   std::vector<std::unique_ptr<const Known>> memory_;
 };
 
-// Choices that are kept where those of this kind belong. Leaked on purpose: kernels may run while the process exits.
+// Choices that are kept where those of this kind belong. Leaked on purpose: kernels may run while
+// the process exits.
 template <typename Kept>
 Kept& choices_of_process(const char* kind) {
   static auto* choices = new Kept(backend::CacheFile::default_path(kind, machine_text()));

@@ -26,7 +26,7 @@ using backend::ConvolutionGeometry;
 std::atomic<int64_t> measurements;
 std::atomic<int> forced{-1};
 
-// ---- recognizing a convolution --------------------------------------------------------------------------------------------
+// ---- recognizing a convolution ------------------------------------------------------------------
 
 // The arguments that both operators have behind their tensors.
 struct Settings {
@@ -45,7 +45,8 @@ bool read_list(Decoder& decoder, size_t rank, c10::SmallVector<int64_t, 3>& list
   return list.size() == rank;
 }
 
-// stride, padding, dilation, transposed, output_padding, groups. False for a convolution that is transposed or has groups.
+// stride, padding, dilation, transposed, output_padding, groups. False for a convolution that is
+// transposed or has groups.
 bool read_settings(Decoder& decoder, size_t rank, Settings& settings) {
   c10::SmallVector<int64_t, 3> output_padding;
   if (!read_list(decoder, rank, settings.stride) || !read_list(decoder, rank, settings.padding) ||
@@ -81,7 +82,8 @@ bool all_plain(const graph::Invocation& invocation) {
   return true;
 }
 
-// The geometry of input [images, channels, (height,) width] and weight [outputs, channels, (kernel_height,) kernel_width].
+// The geometry of input [images, channels, (height,) width] and weight [outputs, channels,
+// (kernel_height,) kernel_width].
 bool geometry_of(const graph::Window& input, const graph::Window& weight, const Settings& settings,
                  ConvolutionGeometry& geometry) {
   if (input.rank != weight.rank || input.sizes()[1] != weight.sizes()[1]) return false;
@@ -177,7 +179,7 @@ bool recognize_backward(const graph::Invocation& invocation, Convolution& call) 
          (call.grad_bias < 0 || window_of(invocation, call.grad_bias).numel == geometry.outputs);
 }
 
-// ---- running --------------------------------------------------------------------------------------------------------------
+// ---- running ------------------------------------------------------------------------------------
 
 // What a call reads and writes.
 struct Numbers {
@@ -208,7 +210,8 @@ at::IntArrayRef sizes_of(const graph::Window& window) { return {window.dims, sta
 // Whether the operands have their values already, or only those that have a binding.
 enum class Values : uint8_t { kAll, kBound };
 
-// As many images of a call as speak for all, with memory of their own for the results. Operands without values are ones.
+// As many images of a call as speak for all, with memory of their own for the results. Operands
+// without values are ones.
 class Sample {
  public:
   Sample(const graph::Invocation& invocation, const Convolution& call, Values values)
@@ -353,7 +356,8 @@ bool run_recognized(const graph::Invocation& invocation, Convolution& call) {
   return true;
 }
 
-// What chosen() gives for such calls from now on. Where the machine is too busy, what was measured last is taken for what it is.
+// What chosen() gives for such calls from now on. Where the machine is too busy, what was measured
+// last is taken for what it is.
 void settle(const graph::Invocation& invocation, Convolution& call) {
   constexpr int kMostTries = 3;
   call.shape.threads = at::get_num_threads();

@@ -22,7 +22,8 @@
 
 namespace hetero::ops {
 
-// Runs the call by the best implementation. False, and nothing is done, where that is the stock kernel.
+// Runs the call by the best implementation. False, and nothing is done, where that is the stock
+// kernel.
 bool run_convolution(const graph::Invocation& invocation);
 bool run_convolution_backward(const graph::Invocation& invocation);
 
@@ -30,14 +31,16 @@ bool run_convolution_backward(const graph::Invocation& invocation);
 void prepare_convolution(const graph::Invocation& invocation);
 void prepare_convolution_backward(const graph::Invocation& invocation);
 
-// How often each implementation other than the stock kernel has run, and how many shapes were measured.
+// How often each implementation other than the stock kernel has run, and how many shapes were
+// measured.
 struct ConvolutionCounts {
   int64_t runs[kConvolutionImplementations] = {};
   int64_t measurements = 0;
 };
 ConvolutionCounts convolution_counts();
 
-// Every convolution that `implementation` can compute is computed by it, whatever was measured; nullopt ends that. For tests and measurements.
+// Every convolution that `implementation` can compute is computed by it, whatever was measured;
+// nullopt ends that. For tests and measurements.
 void force_convolution_implementation(std::optional<ConvolutionImplementation> implementation);
 
 }  // namespace hetero::ops

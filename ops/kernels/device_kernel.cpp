@@ -36,7 +36,7 @@ namespace {
 
 using graph::Invocation;
 
-// ---- which kernel ---------------------------------------------------------------------------------------------------
+// ---- which kernel -------------------------------------------------------------------------------
 
 // An operator of the table as the device's kernels see it; OpTraits::device_self.
 struct DeviceOperator {
@@ -66,10 +66,12 @@ bool is_out_of(const c10::FunctionSchema& out, const c10::FunctionSchema& plain)
   return true;
 }
 
-// The variant of the operator that writes into given memory, where a kernel of the device's own does. The others call the operator and copy.
+// The variant of the operator that writes into given memory, where a kernel of the device's own
+// does. The others call the operator and copy.
 std::optional<c10::OperatorHandle> find_out(const OpInfo& info) {
-  // Before they sum it, binary_cross_entropy's make the loss of each element in a resized view of the output, and then sum the output's first element
-  // alone (PyTorch 2.11, on CUDA and on the CPU).
+  // Before they sum it, binary_cross_entropy's make the loss of each element in a resized view of
+  // the output, and then sum the output's first element alone (PyTorch 2.11, on CUDA and on the
+  // CPU).
   if (info.row.no_device_out) return std::nullopt;
   const auto makes_tensor = [](OpInfo::Return result) { return result == OpInfo::Return::kTensor; };
   if (info.returns.empty() || !std::ranges::all_of(info.returns, makes_tensor)) return std::nullopt;
@@ -89,7 +91,7 @@ std::optional<c10::OperatorHandle> find_out(const OpInfo& info) {
   return std::nullopt;
 }
 
-// ---- memory that runs out, recordings -------------------------------------------------------------------------------
+// ---- memory that runs out, recordings -----------------------------------------------------------
 
 c10::DeviceAllocator* gpu_allocator() {
   return kernel_device().is_cuda() ? c10::getDeviceAllocator(c10::DeviceType::CUDA) : nullptr;
@@ -108,8 +110,9 @@ bool is_recorded_now() {
 #endif
 }
 
-// Calls `run` while its kernels are recorded. A graph must not use memory that PyTorch's allocator may give to others, or back to the system. What a library keeps
-// for a stream is taken once, so the next recording may do without.
+// Calls `run` while its kernels are recorded. A graph must not use memory that PyTorch's allocator
+// may give to others, or back to the system. What a library keeps for a stream is taken once, so
+// the next recording may do without.
 template <typename Run>
 void record(const Run& run) {
 #if defined(HETERO_WITH_CUDA)
@@ -122,7 +125,7 @@ void record(const Run& run) {
 #endif
 }
 
-// ---- on copies ------------------------------------------------------------------------------------------------------
+// ---- on copies ----------------------------------------------------------------------------------
 
 // The operands' bytes in the host's memory, one copy of each buffer.
 class HostCopies {
@@ -176,7 +179,8 @@ std::string first_line(const std::exception_ptr& raised) {
   }
 }
 
-// By the CPU's kernel. `refusal`: what the device's raised, which is the error where the device does not even copy any more.
+// By the CPU's kernel. `refusal`: what the device's raised, which is the error where the device
+// does not even copy any more.
 void run_on_copies(const Invocation& invocation, const std::exception_ptr& refusal) {
   std::optional<HostCopies> copies;
   try {
@@ -192,7 +196,7 @@ void run_on_copies(const Invocation& invocation, const std::exception_ptr& refus
   counters().count_rescue(invocation.traits->name + ": " + first_line(refusal));
 }
 
-// ---- the kernels ----------------------------------------------------------------------------------------------------
+// ---- the kernels --------------------------------------------------------------------------------
 
 void call_stock(const Invocation& invocation) {
   const auto& self = *static_cast<const DeviceOperator*>(invocation.traits->device_self);
@@ -220,7 +224,8 @@ uint64_t find_kernel_settings() {
   return all;
 }
 
-// Runs `call`, which may be called twice: it writes outputs only, or raises before it writes anything.
+// Runs `call`, which may be called twice: it writes outputs only, or raises before it writes
+// anything.
 template <graph::KernelFunction call>
 void run(const Invocation& invocation) {
   if (is_recorded_now()) return record([&] { call(invocation); });

@@ -44,7 +44,8 @@ struct AliasSlot {
     bits = 0;
   }
 
-  // The same tensor, of another type. REQUIRES: nobody else has it, and its storage is still the slot's.
+  // The same tensor, of another type. REQUIRES: nobody else has it, and its storage is still the
+  // slot's.
   void retype(at::ScalarType dtype) {
     c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
     impl->set_storage_and_dtype(impl->unsafe_storage(), c10::scalarTypeToTypeMeta(dtype));

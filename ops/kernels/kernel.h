@@ -16,8 +16,8 @@
 
 namespace hetero::ops {
 
-// While it lives, the dispatcher goes straight to backend kernels: no autograd, autocast, functorch or Python modes, whatever the
-// thread that flushes is in the middle of.
+// While it lives, the dispatcher goes straight to backend kernels: no autograd, autocast, functorch
+// or Python modes, whatever the thread that flushes is in the middle of.
 class Isolated {
  public:
   Isolated();
@@ -40,7 +40,8 @@ class KernelTensors {
   // True when output operand i has memory to write into.
   bool has_memory(int i) const { return invocation_.data[i] != nullptr; }
 
-  // Makes `result` the value of output operand i: takes its memory over where it is laid out as the window says, copies otherwise.
+  // Makes `result` the value of output operand i: takes its memory over where it is laid out as the
+  // window says, copies otherwise.
   void deliver(int i, at::Tensor result);
 
  private:
@@ -49,7 +50,8 @@ class KernelTensors {
   size_t base_;
 };
 
-// The device of tensors over the accelerator's memory, as PyTorch's kernels see them: CUDA, or the CPU for a simulated accelerator. REQUIRES: there is one.
+// The device of tensors over the accelerator's memory, as PyTorch's kernels see them: CUDA, or the
+// CPU for a simulated accelerator. REQUIRES: there is one.
 c10::Device kernel_device();
 // A tensor over operand memory that nobody else has, of `bytes` bytes.
 at::Tensor bytes_at(void* data, int64_t bytes, c10::Device device);

@@ -42,7 +42,7 @@ std::atomic<int64_t> measurements;
 std::atomic<int64_t> packed_bytes;
 std::atomic<int> forced{-1};
 
-// ---- recognizing a product ------------------------------------------------------------------------------------------------
+// ---- recognizing a product ----------------------------------------------------------------------
 
 struct Product {
   Matvec call;
@@ -149,10 +149,11 @@ bool recognize(const graph::Invocation& invocation, LinearKind kind, Product& pr
   return true;
 }
 
-// ---- the implementations --------------------------------------------------------------------------------------------------
+// ---- the implementations ------------------------------------------------------------------------
 
-// The packed forms of the weights of one storage, and how often these were used since the bytes last changed. Executors of one model share them, and run at once:
-// what is packed is found without a lock.
+// The packed forms of the weights of one storage, and how often these were used since the bytes
+// last changed. Executors of one model share them, and run at once: what is packed is found without
+// a lock.
 struct PackedWeights final : graph::Derived {
   struct Entry {
     Implementation implementation;
@@ -260,8 +261,8 @@ class Room {
   bool kept_ = false;
 };
 
-// The weight in the layout of the implementation, packed now if it is not yet; undefined where there is no such layout of its values. Null where there is
-// no room.
+// The weight in the layout of the implementation, packed now if it is not yet; undefined where
+// there is no such layout of its values. Null where there is no room.
 const at::Tensor* pack(Implementation implementation, const Matvec& call, PackedWeights& weights) {
   if (const PackedWeights::Entry* entry = weights.find(implementation, call)) return &entry->packed;
   if (!Room::may_be_found(bytes_when_packed(implementation, call))) return nullptr;
@@ -277,12 +278,13 @@ const at::Tensor* pack(Implementation implementation, const Matvec& call, Packed
   return &added->packed;
 }
 
-// ---- choosing -------------------------------------------------------------------------------------------------------------
+// ---- choosing -----------------------------------------------------------------------------------
 
 // Whether the operands have their values already, or only those that have a binding.
 enum class Values : uint8_t { kAll, kBound };
 
-// A part of a product that is large enough to speak for the whole, with memory of its own for the results. Operands without values are ones.
+// A part of a product that is large enough to speak for the whole, with memory of its own for the
+// results. Operands without values are ones.
 class Sample {
  public:
   Sample(const graph::Invocation& invocation, const Product& product, Values values) : call_(product.call) {

@@ -31,20 +31,24 @@ namespace hetero::ops {
 
 enum class LinearKind : uint8_t { kMm, kAddmm, kBmm };
 
-// Runs the product, or its part, by the best implementation. False, and nothing is done, where that is the stock kernel.
+// Runs the product, or its part, by the best implementation. False, and nothing is done, where that
+// is the stock kernel.
 template <LinearKind kind>
 bool run_linear(const graph::Invocation& invocation);
-// OpTraits::prepare: measures what is not known of the product's shape yet, and packs its weight where that is faster and the weight has a binding.
+// OpTraits::prepare: measures what is not known of the product's shape yet, and packs its weight
+// where that is faster and the weight has a binding.
 template <LinearKind kind>
 void prepare_linear(const graph::Invocation& invocation);
 // Runs a part of addmm by stock kernels.
 void run_addmm_part(const graph::Invocation& invocation);
-// Products of one x, as projections to Q, K and V are: those that the same one of our implementations computes are one call of it.
+// Products of one x, as projections to Q, K and V are: those that the same one of our
+// implementations computes are one call of it.
 void run_linears(const graph::Invocation* calls, size_t count);
 
 inline constexpr int kUsesBeforePacking = 8;
 
-// How often each implementation other than the stock kernel has run, and how many shapes were measured.
+// How often each implementation other than the stock kernel has run, and how many shapes were
+// measured.
 struct LinearCounts {
   int64_t runs[kLinearImplementations] = {};
   int64_t measurements = 0;
@@ -52,7 +56,8 @@ struct LinearCounts {
 };
 LinearCounts linear_counts();
 
-// Every product that `implementation` can compute is computed by it, whatever was measured; nullopt ends that. For tests and measurements.
+// Every product that `implementation` can compute is computed by it, whatever was measured; nullopt
+// ends that. For tests and measurements.
 void force_linear_implementation(std::optional<LinearImplementation> implementation);
 
 }  // namespace hetero::ops

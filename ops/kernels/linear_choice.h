@@ -55,7 +55,8 @@ struct LinearShape {
 };
 
 struct LinearChoice {
-  LinearImplementation plain = LinearImplementation::kStock;  // the best that needs nothing but the operands
+  // The best that needs nothing but the operands.
+  LinearImplementation plain = LinearImplementation::kStock;
   // An implementation with a packed weight that is better still; kStock for none, nullopt if that
   // was not tried.
   std::optional<LinearImplementation> packed = std::nullopt;

@@ -50,7 +50,8 @@ Measured measure(size_t count, backend::FunctionRef<void(size_t)> run) {
   constexpr double kNever = 1e9;
   OtherMemory other_memory;
   Measured measured{.seconds = std::vector<double>(count, kNever)};
-  std::vector<std::array<double, 2>> best(count, {kNever, kNever});  // of the runs that nobody interrupted
+  // Of the runs that nobody interrupted.
+  std::vector<std::array<double, 2>> best(count, {kNever, kNever});
   for (size_t i = 0; i < count; ++i) run(i);
   const auto repeats = [&] {
     return std::all_of(best.begin(), best.end(),

@@ -1,7 +1,8 @@
 // Typed kernels: how nodes of the common operators run, made from the operators' C++ signatures.
 //
-// typed.h of ops/dispatch records a call of at::_ops::NAME as bytes. When the node runs, TypedKernel<NAME, OUT> decodes them to arguments and calls the CPU
-// kernel, the `out=` variant where the row names one, so that results land in planned memory.
+// typed.h of ops/dispatch records a call of at::_ops::NAME as bytes. When the node runs,
+// TypedKernel<NAME, OUT> decodes them to arguments and calls the CPU kernel, the `out=` variant
+// where the row names one, so that results land in planned memory.
 //
 // Thread safety: as the executor.
 
@@ -22,7 +23,7 @@
 
 namespace hetero::ops {
 
-// ---- bytes -> arguments -------------------------------------------------------------------------------------------
+// ---- bytes -> arguments -------------------------------------------------------------------------
 
 // Holds what an argument of type T refers to while the kernel runs; get() gives the argument.
 template <typename T>
@@ -190,7 +191,7 @@ struct Held<c10::List<std::optional<at::Tensor>>> {
   const c10::List<std::optional<at::Tensor>>& get() { return *values; }
 };
 
-// ---- results ------------------------------------------------------------------------------------------------------
+// ---- results ------------------------------------------------------------------------------------
 
 template <typename R>
 struct Results {  // Tensor&: the operator returns an argument
@@ -235,7 +236,7 @@ at::Tensor& first_reference(at::Tensor& self, Rest&&...) {
   return self;
 }
 
-// ---- running ------------------------------------------------------------------------------------------------------
+// ---- running ------------------------------------------------------------------------------------
 
 struct NoOut {};
 
@@ -256,7 +257,8 @@ struct TypedKernel<Op, Out, R(A...)> {
     with_line(invocation.node->sequence, [&] { decode_then<std::decay_t<A>...>(decoder, invocation, tensors); });
   }
 
-  // Decodes the arguments of types Next, Rest... one inside the other's lifetime, then calls the operator.
+  // Decodes the arguments of types Next, Rest... one inside the other's lifetime, then calls the
+  // operator.
   template <typename Next, typename... Rest, typename... V>
   static void decode_then(Decoder& decoder, const graph::Invocation& invocation, KernelTensors& tensors,
                           V&&... values) {
@@ -299,7 +301,8 @@ struct TypedKernel<Op, Out, R(A...)> {
   }
 };
 
-// The kernel of an operator with an implementation of ours for some calls: `own` runs the call, or returns false and has done nothing.
+// The kernel of an operator with an implementation of ours for some calls: `own` runs the call, or
+// returns false and has done nothing.
 template <bool (*own)(const graph::Invocation&), graph::KernelFunction stock>
 void own_or_stock(const graph::Invocation& invocation) {
   if (!own(invocation)) stock(invocation);

@@ -1,4 +1,5 @@
-// Blocks whose rows lie apart (graph/ir/layout.h), moved together for readers that need the bytes in one piece.
+// Blocks whose rows lie apart (graph/ir/layout.h), moved together for readers that need the bytes
+// in one piece.
 //
 // Thread safety: the executor lock.
 
@@ -10,8 +11,8 @@
 
 namespace hetero::ops {
 
-// Moves a settled storage's bytes together. Where there is no memory for that, they stay as they are. REQUIRES: no flights but those of the
-// caller.
+// Moves a settled storage's bytes together. Where there is no memory for that, they stay as they
+// are. REQUIRES: no flights but those of the caller.
 [[nodiscard]] Status close_gaps(HeteroStorage* storage);
 
 // A block in which they are together, for another owner. REQUIRES: valid on the CPU.

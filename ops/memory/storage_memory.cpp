@@ -22,7 +22,8 @@ using backend::kCpu;
 
 constexpr uint8_t kOnCpu = 1u << kCpu;
 
-// Holds them weakly: only so a storage that dies on another thread at this moment can be asked whether it lives.
+// Holds them weakly: only so a storage that dies on another thread at this moment can be asked
+// whether it lives.
 struct Tracked {
   std::mutex mutex;
   std::unordered_map<HeteroStorage*, StorageHold> storages;
@@ -73,8 +74,8 @@ uint64_t bytes_of(const TraceSlice& slice) {
 // Smaller ones never leave: files give back no less.
 constexpr size_t kLeastSpill = 4 << 10;
 
-// Those of the tracked with memory on the device that no running slice touches, the one used longest ago first. Plans and kernels count on the bytes of the
-// others where they are.
+// Those of the tracked with memory on the device that no running slice touches, the one used
+// longest ago first. Plans and kernels count on the bytes of the others where they are.
 std::vector<StorageHold> others_by_age(backend::DeviceIndex device) {
   std::vector<StorageHold> holds = hold_tracked();
   std::unordered_set<const graph::Binding*> touched;
@@ -112,7 +113,8 @@ bool leave_host(HeteroStorage* storage) {
   return true;
 }
 
-// The bytes of the storage are only on the host from now on. False, and nothing has changed, where they cannot be brought there.
+// The bytes of the storage are only on the host from now on. False, and nothing has changed, where
+// they cannot be brought there.
 bool leave(HeteroStorage* storage) {
   graph::Binding& binding = storage->binding;
   if (binding.error.ok() && !bring_to_host(storage).ok()) return false;
@@ -255,7 +257,8 @@ void make_host_room(uint64_t bytes) {
     (void)leave_host(hold->storage());
   }
   if (enough(0)) return;
-  // There may be very many small ones, so that to find the oldest is more work than to write it: several leave at a time.
+  // There may be very many small ones, so that to find the oldest is more work than to write it:
+  // several leave at a time.
   const int64_t ahead = backend::cpu_device().memory_stats().limit_bytes / 16;
   for (StorageHold& hold : small) {
     if (enough(ahead)) return;

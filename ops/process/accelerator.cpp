@@ -36,7 +36,8 @@ Status make_accelerator(const std::string& name) {
   return status;
 }
 
-// "link_0_1_bandwidth": of the link from the first simulated accelerator to the second. Null for any other name.
+// "link_0_1_bandwidth": of the link from the first simulated accelerator to the second. Null for
+// any other name.
 double* link_figure(backend::SimOptions& options, const std::string& name) {
   size_t from = 0;
   size_t to = 0;

@@ -118,8 +118,9 @@ struct CompiledProgram::Work {
   Cut cut;
   SliceRun run;
   std::vector<c10::Storage> arguments;  // on hetero, per storage
-  std::vector<c10::Storage> originals;  // where such a storage stands for one on the CPU or on CUDA: that one
-  std::vector<c10::Storage> made;       // for the results
+  // Where such a storage stands for one on the CPU or on CUDA: that one.
+  std::vector<c10::Storage> originals;
+  std::vector<c10::Storage> made;  // for the results
   std::vector<HeteroStorage*> to_settle;
   std::vector<c10::IValue> results;
   std::vector<c10::Storage> gpu_copies;  // per storage in `made`
@@ -186,7 +187,7 @@ CompiledVariant* CompiledProgram::find(const std::vector<c10::IValue>& arguments
   return variants_.find([&](const Variant& it) { return it.fits(arguments, *storages_, windows_); });
 }
 
-// ---- running --------------------------------------------------------------------------------------------------------
+// ---- running ------------------------------------------------------------------------------------
 
 // A storage on hetero for each of the arguments. One on the CPU or on CUDA lends its memory.
 void CompiledProgram::Work::take_arguments(std::vector<c10::IValue>& values, const ArgumentStorages& storages,
@@ -272,7 +273,8 @@ void CompiledProgram::Work::bump_versions(const std::vector<c10::IValue>& values
   }
 }
 
-// Describes the buffers as Recorder::finish() does. REQUIRES: nobody but owners outside and this object has the storages.
+// Describes the buffers as Recorder::finish() does. REQUIRES: nobody but owners outside and this
+// object has the storages.
 void CompiledProgram::Work::bind(const Variant& variant) {
   using Kind = Variant::Source::Kind;
   cut.slice.graph.buffers = variant.graph.buffers;
@@ -398,7 +400,8 @@ void CompiledProgram::find_similar(Cut& cut, const Variant& variant) {
 std::optional<std::vector<c10::IValue>> CompiledProgram::run(std::vector<c10::IValue>& arguments) {
   check_fork();
   const Executing executing;
-  if (config().sync.load(std::memory_order_relaxed)) return std::nullopt;  // every operator on its own line
+  // Every operator on its own line.
+  if (config().sync.load(std::memory_order_relaxed)) return std::nullopt;
   Variant* const variant = find(arguments);
   if (variant == nullptr) return std::nullopt;
   // A kernel that is Python may have come back to this very program.
@@ -446,7 +449,7 @@ std::optional<std::vector<c10::IValue>> CompiledProgram::run(std::vector<c10::IV
   return std::move(work.results);
 }
 
-// ---- capturing ------------------------------------------------------------------------------------------------------
+// ---- capturing ----------------------------------------------------------------------------------
 
 std::vector<c10::IValue> CompiledProgram::begin_capture(const std::vector<c10::IValue>& arguments) {
   check_fork();

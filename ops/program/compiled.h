@@ -1,29 +1,36 @@
-// CompiledProgram: a graph that is captured once and then run as often as one likes, without recording.
+// CompiledProgram: a graph that is captured once and then run as often as one likes, without
+// recording.
 //
-// Capturing is recording. A capture gives the caller tensors that look like the arguments and have no bytes, *stand-ins*; the caller calls the
-// program's operators on them; what the recorder (recorder.h) wrote down meanwhile is not run but kept. A call of the program binds the
-// storages of its arguments to the graph's buffers, makes storages for the results, draws new random numbers, and runs the plan by the same planner and
-// executor as everything else (slice_run.h): a call is a cut that was made beforehand.
+// Capturing is recording. A capture gives the caller tensors that look like the arguments and have
+// no bytes, *stand-ins*; the caller calls the program's operators on them; what the recorder
+// (recorder.h) wrote down meanwhile is not run but kept. A call of the program binds the storages
+// of its arguments to the graph's buffers, makes storages for the results, draws new random
+// numbers, and runs the plan by the same planner and executor as everything else (slice_run.h): a
+// call is a cut that was made beforehand.
 //
 //   CompiledProgram program(options);
-//   results = program.run(arguments);                        nothing: it was not captured for arguments like these, or config.sync
+//   results = program.run(arguments);   // none: not captured for such arguments, or config.sync
 //   stand_ins = program.begin_capture(arguments);
 //   ... operators on stand_ins, on this thread ...
-//   program.end_capture(results, on_host);                   or cancel_capture()
+//   program.end_capture(results, on_host);   // or cancel_capture()
 //
-// What was captured for arguments of certain sizes is a *variant*; it says of each buffer what it is: the storage of an argument, a constant (a storage
-// with bytes that was no argument: held), a result, or nothing that is seen outside. A variant keeps plans of its own for the ways in which
-// the arguments' bytes may lie. Variants that differ in sizes only share the planning: the plan of one is resized for the other, so other sizes are captured
-// again but not planned again.
+// What was captured for arguments of certain sizes is a *variant*; it says of each buffer what it
+// is: the storage of an argument, a constant (a storage with bytes that was no argument: held), a
+// result, or nothing that is seen outside. A variant keeps plans of its own for the ways in which
+// the arguments' bytes may lie. Variants that differ in sizes only share the planning: the plan of
+// one is resized for the other, so other sizes are captured again but not planned again.
 //
-// Arguments and results are tensors, on hetero, on the CPU or, where the accelerator is a GPU, on CUDA, and numbers, which are part of what a variant is for. An
-// argument that is not on hetero is used where it lies, for the length of the call; on CUDA, behind what the current stream does. Arguments may be written, may share
-// storages, and may be results. A result on CUDA is a copy.
+// Arguments and results are tensors, on hetero, on the CPU or, where the accelerator is a GPU, on
+// CUDA, and numbers, which are part of what a variant is for. An argument that is not on hetero is
+// used where it lies, for the length of the call; on CUDA, behind what the current stream does.
+// Arguments may be written, may share storages, and may be results. A result on CUDA is a copy.
 //
-// What depends on values cannot be captured (`refuse_capture` of recorder.h raises); whoever captures then runs the operators as usual.
+// What depends on values cannot be captured (`refuse_capture` of recorder.h raises); whoever
+// captures then runs the operators as usual.
 //
-// Thread safety: any thread; the executor lock, which a capture holds from its beginning to its end, on one thread. No Python here.
-// Ownership: variants own their graphs, plans, windows and constants, and nothing of the recorder's.
+// Thread safety: any thread; the executor lock, which a capture holds from its beginning to its
+// end, on one thread. No Python here. Ownership: variants own their graphs, plans, windows and
+// constants, and nothing of the recorder's.
 
 #pragma once
 
@@ -48,8 +55,10 @@ namespace hetero::ops {
 // For CompiledProgram::save(): unique ones.
 struct ProgramNames {
   std::vector<std::string> inputs;
-  std::vector<std::string> outputs;                           // of the results, and of what is updated
-  std::vector<std::pair<std::string, at::Tensor>> constants;  // tensors by which the program's constants are known
+  // Of the results, and of what is updated.
+  std::vector<std::string> outputs;
+  // Tensors by which the program's constants are known.
+  std::vector<std::pair<std::string, at::Tensor>> constants;
 };
 
 // compiled_variant.h
@@ -68,22 +77,25 @@ class CompiledProgram {
   ~CompiledProgram();
   CompiledProgram(const CompiledProgram&) = delete;
 
-  // The results, or nothing where there is no variant for these arguments, or with config.sync. `arguments` is empty afterwards where it ran, so that memory
-  // nobody else owns is released as the program goes. Raises what a kernel raised.
+  // The results, or nothing where there is no variant for these arguments, or with config.sync.
+  // `arguments` is empty afterwards where it ran, so that memory nobody else owns is released as
+  // the program goes. Raises what a kernel raised.
   std::optional<std::vector<c10::IValue>> run(std::vector<c10::IValue>& arguments);
 
-  // The stand-ins; numbers stand for themselves. Runs what is pending. A call of end_capture() or cancel_capture() must follow, on this thread.
+  // The stand-ins; numbers stand for themselves. Runs what is pending. A call of end_capture() or
+  // cancel_capture() must follow, on this thread.
   std::vector<c10::IValue> begin_capture(const std::vector<c10::IValue>& arguments);
-  // Makes a variant of what was recorded. `results` are what run() will return, each as a tensor on its one of `devices`. Raises a sentence
-  // where that cannot be; the capture is over in any case.
+  // Makes a variant of what was recorded. `results` are what run() will return, each as a tensor on
+  // its one of `devices`. Raises a sentence where that cannot be; the capture is over in any case.
   void end_capture(std::vector<c10::IValue> results, const std::vector<c10::DeviceType>& devices);
   // Forgets what was recorded. Does nothing on a thread that does not capture.
   void cancel_capture();
 
-  // The variant that was captured or ran last, as a program of its own. REQUIRES: there is one; its arguments and results are tensors. Raises a sentence where
-  // it cannot be saved.
+  // The variant that was captured or ran last, as a program of its own. REQUIRES: there is one; its
+  // arguments and results are tensors. Raises a sentence where it cannot be saved.
   std::unique_ptr<graph::SavedProgram> save(const ProgramNames& names);
-  // The arguments of that variant whose bytes it writes. A saved program gives their new values as outputs behind the results.
+  // The arguments of that variant whose bytes it writes. A saved program gives their new values as
+  // outputs behind the results.
   std::vector<size_t> updated_arguments() const;
 
   // What the variants are, for people: their graphs and latest plans as text.

@@ -1,4 +1,5 @@
-// CompiledProgram::save: what was captured, as a program that needs neither the recorder nor the tensors it was captured with.
+// CompiledProgram::save: what was captured, as a program that needs neither the recorder nor the
+// tensors it was captured with.
 
 #include <algorithm>
 #include <set>

@@ -1,4 +1,5 @@
-// What CompiledProgram (compiled.h) keeps of a capture: the graph, and what each of its buffers is to a caller.
+// What CompiledProgram (compiled.h) keeps of a capture: the graph, and what each of its buffers is
+// to a caller.
 //
 // Thread safety: the executor lock.
 
@@ -22,7 +23,8 @@ namespace hetero::ops {
 struct ArgumentStorages {
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  std::vector<uint32_t> numbers;  // per argument, in the order of first appearance; kNone for those that are no tensors
+  // Per argument, in the order of first appearance; kNone for those that are no tensors.
+  std::vector<uint32_t> numbers;
   std::vector<c10::StorageImpl*> storages;  // per number
   std::vector<uint32_t> table;              // scratch: a hash table of numbers
   void look(const std::vector<c10::IValue>& arguments);
@@ -43,8 +45,9 @@ struct CompiledVariant {
     uint32_t index = 0;  // of a storage of the arguments, of `constants`, or of `result_bytes`
   };
   struct Result {
-    // What it is to the tensor `relative`, which has the same storage: an argument where the source is one, else an earlier result. Autograd notices by the
-    // version counter that a saved tensor was written since, so tensors that share it without the program share it behind the program.
+    // What it is to the tensor `relative`, which has the same storage: an argument where the source
+    // is one, else an earlier result. Autograd notices by the version counter that a saved tensor
+    // was written since, so tensors that share it without the program share it behind the program.
     enum class Relation : uint8_t { kNone, kView, kSame };
     Source source;
     graph::WindowId window = graph::kNoWindow;

@@ -69,7 +69,8 @@ std::vector<at::Tensor> tensors_of(const std::vector<c10::IValue>& values) {
   return tensors;
 }
 
-// Another look at the same bytes: operators that change how a tensor looks, such as aten::t_, leave the value's own alone.
+// Another look at the same bytes: operators that change how a tensor looks, such as aten::t_, leave
+// the value's own alone.
 at::Tensor another_look(const at::Tensor& tensor) { return tensor.variable_data(); }
 
 at::Tensor view_like(const c10::Storage& storage, const at::Tensor& tensor) {
@@ -91,7 +92,8 @@ std::optional<Status> find_error(const SchemaCall& call, const std::vector<at::T
   return status.ok() ? std::nullopt : std::optional<Status>(status);
 }
 
-// What the results look like: tensors without bytes, over the operands' storages where they are views. Raises.
+// What the results look like: tensors without bytes, over the operands' storages where they are
+// views. Raises.
 std::vector<at::Tensor> infer(const SchemaCall& call, const std::vector<at::Tensor>& operands) {
   CompiledProgram program({});
   const std::vector<c10::IValue> arguments(operands.begin(), operands.end());
@@ -140,7 +142,8 @@ TensorView look_of(const at::Tensor& tensor) {
           .strides = tensor.strides().vec()};
 }
 
-// What the node is predicted to take where it was placed; in a group, its share. Of a node with its tail there, the body's.
+// What the node is predicted to take where it was placed; in a group, its share. Of a node with its
+// tail there, the body's.
 double seconds_of(const graph::StaticPlan& plan, const graph::PlanOptions& options, size_t node) {
   const graph::CostModel costs(options);
   const DeviceIndex device = plan.plan.placements[node].device;

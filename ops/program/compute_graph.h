@@ -4,11 +4,15 @@
 //   ComputeGraph graph;
 //   auto x = graph.input("x", "f32", {8, 64}).value();
 //   auto w = graph.constant("w", TensorView::row_major(weights, "f32", {10, 64})).value();
-//   auto y = graph.add("aten::linear", {x, w}).value();                       outputs are connected to inputs by their handles
-//   auto z = graph.add("aten::softmax", {y}, {{"dim", -1}}).value();          attributes by their names in the operator's schema, or in order
+//   auto y = graph.add("aten::linear", {x, w}).value();
+//   auto z = graph.add("aten::softmax", {y}, {{"dim", -1}}).value();
 //   graph.output("z", z);
-//   graph.optimize();                                                         fuse, place, plan memory
-//   graph.execute({TensorView::row_major(in, "f32", {8, 64})}, {TensorView::row_major(out, "f32", {8, 10})});
+//   graph.optimize();  // fuse, place, plan memory
+//   graph.execute({TensorView::row_major(in, "f32", {8, 64})},
+//                 {TensorView::row_major(out, "f32", {8, 10})});
+//
+// Handles connect outputs to inputs. Attributes have their names in the operator's schema, or come
+// in its order.
 //
 // Operators are PyTorch's, all of them, by the names of its dispatcher: "aten::add.Tensor", or
 // without the overload, the first whose schema takes the arguments. A composed operator becomes its
@@ -63,12 +67,15 @@ class ComputeGraph {
 
   // ---- building ----
 
-  // A tensor that execute() is given; `dtype` by its short name ("f32", "i64"). Names of inputs are unique, as are those of constants and of outputs.
+  // A tensor that execute() is given; `dtype` by its short name ("f32", "i64"). Names of inputs are
+  // unique, as are those of constants and of outputs.
   Result<Value> input(const std::string& name, std::string_view dtype, std::vector<int64_t> sizes);
-  // A weight, copied. One that a node writes is a state, which stays from one execute() to the next.
+  // A weight, copied. One that a node writes is a state, which stays from one execute() to the
+  // next.
   Result<Value> constant(const std::string& name, const TensorView& tensor);
-  // A node; its first result. Arguments in the order of the schema, then attributes by name; the rest has the schema's defaults.
-  // Errors: kUsage for an unknown operator, for arguments that none of its schemas takes, and for what PyTorch itself says.
+  // A node; its first result. Arguments in the order of the schema, then attributes by name; the
+  // rest has the schema's defaults. Errors: kUsage for an unknown operator, for arguments that none
+  // of its schemas takes, and for what PyTorch itself says.
   Result<Value> add(std::string_view op, Arguments arguments, Attributes attributes = {});
   // How many results the node has, and what one looks like: a view without data.
   size_t results(Value node) const;
@@ -83,11 +90,13 @@ class ComputeGraph {
   // ---- running ----
 
   Status optimize();
-  // Inputs and outputs in the order in which they were declared. An input that some node writes is written.
+  // Inputs and outputs in the order in which they were declared. An input that some node writes is
+  // written.
   Status execute(const std::vector<TensorView>& inputs, const std::vector<TensorView>& outputs);
   // Writes the program with weights and plan to a file, for GraphExecutor::Init (archive.h).
   Status save(const std::string& path);
-  // The program, for executors of one's own (GraphExecutor::Init). Optimizes where that was not done.
+  // The program, for executors of one's own (GraphExecutor::Init). Optimizes where that was not
+  // done.
   Result<std::shared_ptr<Model>> model();
 
   // ---- asking; all of it REQUIRES optimize(), and is an error of kUsage before ----
@@ -112,7 +121,8 @@ class ComputeGraph {
     uint64_t constants = 0;    // on the host
     uint64_t inputs = 0;       // and outputs, of one slot
     uint64_t temporaries = 0;  // the arena as it was planned
-    uint64_t at_least = 0;     // the most bytes of temporaries that are needed at once: what no plan goes below
+    // The most bytes of temporaries that are needed at once: what no plan goes below.
+    uint64_t at_least = 0;
   };
   // Of the plan, on a device; `constants` of those that lie there.
   Result<Memory> memory(backend::DeviceIndex device = backend::kCpu) const;

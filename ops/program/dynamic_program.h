@@ -20,7 +20,8 @@ struct SizedCapture {
 };
 
 struct SizesOfModel {
-  std::string variables;              // dimensions and variables, in lines of sizes.txt (graph/program/dynamic_sizes.h)
+  // Dimensions and variables, in lines of sizes.txt (graph/program/dynamic_sizes.h).
+  std::string variables;
   std::vector<std::string> factors;   // sums of these, of which sizes are made
   std::vector<SizedCapture> samples;  // the first is what is saved
   // One for each dimension in turn, with size 1 or another special size. If that is another

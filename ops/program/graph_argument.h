@@ -13,14 +13,16 @@
 
 namespace hetero {
 
-// A result of a node: its first one, or another, result(1) of it. Inputs and constants are nodes with one result.
+// A result of a node: its first one, or another, result(1) of it. Inputs and constants are nodes
+// with one result.
 struct GraphValue {
   uint32_t node = UINT32_MAX;
   uint32_t index = 0;
   GraphValue result(uint32_t other) const { return {node, other}; }
 };
 
-// What an operator takes: None, a tensor, tensors, a number, numbers, a string. A dtype is a string: "f32".
+// What an operator takes: None, a tensor, tensors, a number, numbers, a string. A dtype is a
+// string: "f32".
 class GraphArgument {
  public:
   using Kind = std::variant<std::monostate, GraphValue, std::vector<GraphValue>, bool, int64_t, double,

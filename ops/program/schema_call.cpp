@@ -111,8 +111,8 @@ std::optional<c10::IValue> plain(const c10::Argument& formal, const c10::Type& t
   }
 }
 
-// Those of that name, or, where it names no overload, all its overloads: the plain one first, then in the order of their names. Raises
-// where there are none.
+// Those of that name, or, where it names no overload, all its overloads: the plain one first, then
+// in the order of their names. Raises where there are none.
 std::vector<c10::OperatorHandle> find_operators(std::string_view name) {
   auto& dispatcher = c10::Dispatcher::singleton();
   std::vector<c10::OperatorHandle> found;

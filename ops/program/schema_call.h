@@ -25,13 +25,15 @@ class SchemaCall {
   using Arguments = std::vector<GraphArgument>;
   using Attributes = std::vector<std::pair<std::string, GraphArgument>>;
 
-  // Takes the operator of that name whose schema takes the arguments. Raises a sentence where there is none.
+  // Takes the operator of that name whose schema takes the arguments. Raises a sentence where there
+  // is none.
   SchemaCall(std::string_view name, const Arguments& arguments, const Attributes& attributes);
 
   const std::string& name() const { return name_; }  // "aten::add.Tensor"
   // The tensors among the arguments, in their order.
   const std::vector<GraphValue>& tensors() const { return tensors_; }
-  // Calls it on these in their place; tensors that it makes of nothing are on `device`. The tensors among the results, lists taken apart. Raises what it raises.
+  // Calls it on these in their place; tensors that it makes of nothing are on `device`. The tensors
+  // among the results, lists taken apart. Raises what it raises.
   std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& tensors, c10::Device device) const;
 
  private:

@@ -1,4 +1,5 @@
-// Bytes: a byte vector whose growth is out of line, so that putting a number into it is a few instructions.
+// Bytes: a byte vector whose growth is out of line, so that putting a number into it is a few
+// instructions.
 //
 // Thread safety: none.
 

@@ -27,8 +27,8 @@ constinit thread_local Call* thread_call = nullptr;
 
 using at::impl::ThreadLocalPythonObjects;
 
-// A placement() block is kept in state of PyTorch's that autograd's threads take over from the thread that called
-// backward(), for each node that they run.
+// A placement() block is kept in state of PyTorch's that autograd's threads take over from the
+// thread that called backward(), for each node that they run.
 const std::string& placement_key() {
   static const auto* const key = new std::string("hetero placement");
   return *key;

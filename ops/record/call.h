@@ -4,8 +4,10 @@
 //
 //   operands   one entry for each hetero tensor: storage, window, access, bits
 //   structure  a tag for each argument, with everything that says what kind of call it is
-//   sizes      numbers that may change from call to call and decide the shape of the outputs: what a schema calls SymInt
-//   values     numbers that do not: the value of a Scalar or a double, a captured 0-dim CPU tensor, a random offset
+//   sizes      numbers that may change from call to call and decide the shape of the outputs: what
+//              a schema calls SymInt
+//   values     numbers that do not: the value of a Scalar or a double, a captured 0-dim CPU tensor,
+//              a random offset
 //
 // operands, structure and sizes are the key of the meta cache. Repeated programs are recognized by
 // their structure (trie.h), so a plan serves other sizes and values. All parts but the operands
@@ -70,10 +72,11 @@ struct CallOperand {
   uint8_t bits;
 };
 
-// Turns arguments, one after the other, into the format above. What becomes of the parts says the Sink, which derives from this: a Call keeps
-// them, a Match (match.h) compares them. It has put_structure, put_sizes and put_values, each for a value and for bytes; operand(tensor,
-// access, bits) for a hetero tensor; reject(tensor) for one that is neither on hetero nor a 0-dim CPU tensor.
-// REQUIRES: the recorder's lock is held (windows are interned).
+// Turns arguments, one after the other, into the format above. What becomes of the parts says the
+// Sink, which derives from this: a Call keeps them, a Match (match.h) compares them. It has
+// put_structure, put_sizes and put_values, each for a value and for bytes; operand(tensor, access,
+// bits) for a hetero tensor; reject(tensor) for one that is neither on hetero nor a 0-dim CPU
+// tensor. REQUIRES: the recorder's lock is held (windows are interned).
 template <typename Sink>
 class Encoder {
  public:
@@ -232,7 +235,8 @@ class Decoder {
     const auto seed = get_value<uint64_t>();
     return {seed, get_value<uint64_t>()};
   }
-  // Where in the values of a node its random states stand: appended to `offsets`, in bytes, each plus `base`.
+  // Where in the values of a node its random states stand: appended to `offsets`, in bytes, each
+  // plus `base`.
   static void find_random_states(const std::byte* attributes, size_t base, std::vector<size_t>& offsets);
   // The next unread operand.
   int operand() { return next_operand_++; }

@@ -39,11 +39,12 @@ class HeteroGenerator final : public c10::GeneratorImpl {
 
 const at::Generator& default_generator();
 
-// Draws from the given generator, or the default one. A CPU generator is drawn from as well: it then determines the numbers.
+// Draws from the given generator, or the default one. A CPU generator is drawn from as well: it
+// then determines the numbers.
 RandomState draw_random_state(const std::optional<at::Generator>& generator);
 
-// For operators that use the default CPU generator and take none: while it lives, that generator continues from `state`, for the calling thread: others that want it
-// to continue from theirs wait.
+// For operators that use the default CPU generator and take none: while it lives, that generator
+// continues from `state`, for the calling thread: others that want it to continue from theirs wait.
 class SeededDefaultGenerator {
  public:
   SeededDefaultGenerator(bool active, RandomState state);

@@ -23,7 +23,8 @@ using graph::WindowId;
 using graph::WindowTable;
 
 constexpr uint64_t kLeastBytes = 256 * 1024;  // below, a copy takes no time
-// What is added is at most this part of a row; so is the least room, in additions, and the room of large rows.
+// What is added is at most this part of a row; so is the least room, in additions, and the room of
+// large rows.
 constexpr uint64_t kLeastSteps = 32;
 constexpr uint64_t kLeastRoom = 4;
 constexpr uint64_t kRoomShare = 64;

@@ -67,8 +67,8 @@ class Match : public Encoder<Match> {
 
  private:
   void storage(HeteroStorage* storage, bool equal);
-  // Does not look for the end: two calls of one operator are equally long as far as they are equal, for tags and counts come before what they
-  // announce.
+  // Does not look for the end: two calls of one operator are equally long as far as they are equal,
+  // for tags and counts come before what they announce.
   [[gnu::always_inline]] void compare(const std::byte*& at, const void* bytes, size_t count) {
     if (!equal_) return;
     equal_ = std::memcmp(at, bytes, count) == 0;

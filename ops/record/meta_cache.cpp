@@ -22,7 +22,8 @@ bool same_words(const uint64_t* a, const uint64_t* b, size_t count) {
   return difference == 0;
 }
 
-// Operands that share a storage matter to overlap checks. Only calls with many operands pay for a longer search.
+// Operands that share a storage matter to overlap checks. Only calls with many operands pay for a
+// longer search.
 uint64_t earlier_sharer(const std::vector<CallOperand>& operands, size_t i) {
   for (size_t k = 0; k < i && k < 8; ++k) {
     if (operands[k].storage == operands[i].storage) return k + 1;

@@ -39,7 +39,8 @@ class MetaCache {
  public:
   // Turns the call into a key, kept until the next call of make_key.
   void make_key(graph::OpId op, const Call& call, at::ScalarType default_dtype);
-  // The entry of the current key, or null. Valid until the next call of find, insert, trim or clear, unless it is copied.
+  // The entry of the current key, or null. Valid until the next call of find, insert, trim or
+  // clear, unless it is copied.
   const std::shared_ptr<const MetaEntry>* find();
   // Keeps `entry` under the current key.
   const MetaEntry* insert(MetaEntry entry);

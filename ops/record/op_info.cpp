@@ -157,8 +157,9 @@ bool is_recorded(const OpInfo& info) {
   if (info.typed) return true;
   if (!info.records) return false;
   return info.row.recorded || recorded_operators().contains(info.name) ||
+         // A capture takes composed operators of libraries whole: see opaque.h.
          (!info.handle.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) &&
-          (!has_default_kernel(info.handle) || !is_own(info.name)));  // those a capture takes whole: opaque.h
+          (!has_default_kernel(info.handle) || !is_own(info.name)));
 }
 
 void enter_recorded(std::string name) { recorded_operators().insert(std::move(name)); }

@@ -1,5 +1,5 @@
-// OpInfo: what an operator's schema says of it - which arguments are read and written, which results are new - and what no schema
-// says: its row.
+// OpInfo: what an operator's schema says of it - which arguments are read and written, which
+// results are new - and what no schema says: its row.
 //
 // Thread safety: any thread. Entries are made once and live for ever.
 
@@ -48,14 +48,17 @@ struct OpInfo {
 const OpInfo& op_info(const c10::OperatorHandle& handle);
 const OpInfo& op_info(const char* name, const char* overload);
 
-// A call of an operator with hidden writes that does not make them, as batch norm in inference: other than its schema says, it gives no statistics.
+// A call of an operator with hidden writes that does not make them, as batch norm in inference:
+// other than its schema says, it gives no statistics.
 bool makes_no_hidden_writes(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 
-// Whether an operator is PyTorch's own, not a library's. Of those, kernels for all devices are compositions and nothing else.
+// Whether an operator is PyTorch's own, not a library's. Of those, kernels for all devices are
+// compositions and nothing else.
 bool is_own(std::string_view name);
 
-// Whether calls of the operator on the device become nodes: those of a row, of the catch-all, and of the fallback, which operators reach that nobody
-// takes apart. What such an operator reads, makes and writes is tensors.
+// Whether calls of the operator on the device become nodes: those of a row, of the catch-all, and
+// of the fallback, which operators reach that nobody takes apart. What such an operator reads,
+// makes and writes is tensors.
 bool is_recorded(const OpInfo& info);
 // Notes an operator whose kernel of the device gives calls to the catch-all.
 void enter_recorded(std::string name);
@@ -63,7 +66,8 @@ void enter_recorded(std::string name);
 // Whether the operator has a kernel that computes it by others, on any device.
 bool has_default_kernel(const c10::OperatorHandle& handle);
 
-// Who knows how an operator without a typed row is seen by graph/: its traits, but for OpTraits::self. To be set before the first call of op_info().
+// Who knows how an operator without a typed row is seen by graph/: its traits, but for
+// OpTraits::self. To be set before the first call of op_info().
 using BoxedTraits = graph::OpTraits (*)(const std::string& name);
 void set_boxed_traits(BoxedTraits traits_of);
 

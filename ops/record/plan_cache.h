@@ -1,9 +1,11 @@
 // PlanSet: the plans of one recorded trace, kept at the trie node where the trace ends.
 //
-// One trace can need several plans: which of its nodes a sync point needs (`selection`), which storages have bytes before and which
-// escape after, may differ from one run to the next. A plan fits exactly when all that and every size are equal; then it is run again as it is.
-// It fits but for its sizes when only those differ. Where the trie's nodes are what they were when the plan was made, the trace need not even be written
-// down to find that out, and the plan's copy of the graph stands for it.
+// One trace can need several plans: which of its nodes a sync point needs (`selection`), which
+// storages have bytes before and which escape after, may differ from one run to the next. A plan
+// fits exactly when all that and every size are equal; then it is run again as it is. It fits but
+// for its sizes when only those differ. Where the trie's nodes are what they were when the plan was
+// made, the trace need not even be written down to find that out, and the plan's copy of the graph
+// stands for it.
 //
 // Thread safety: the executor's lock.
 
@@ -50,9 +52,10 @@ struct PlanSettings {
   bool operator==(const PlanSettings&) const = default;
 };
 
-// Whether the placement that is predicted to be the best is: where it takes much longer than predicted, the best of those that differ from it is tried, and the
-// faster of the two stays. When that comes to take much longer than it did, the machine is another one, and all begins anew; as it does when another machine
-// or another way to plan is configured.
+// Whether the placement that is predicted to be the best is: where it takes much longer than
+// predicted, the best of those that differ from it is tried, and the faster of the two stays. When
+// that comes to take much longer than it did, the machine is another one, and all begins anew; as
+// it does when another machine or another way to plan is configured.
 struct PlacementTrial {
   static constexpr int kRuns = 4;           // of each
   static constexpr double kSurprise = 1.5;  // measured over predicted, or over what it was
@@ -74,15 +77,18 @@ struct PlacementTrial {
       instead_of;  // as in PlanOptions, where another placement is tried or stays; else empty
 };
 
-// Whether the kernels of a plan, which run beside each other, have to be measured alone: before it is known what they take alone, nothing is learned from runs of
-// them side by side (learn_costs), and a prediction from what was guessed of them would stay as it is. Where it is wrong, the program runs on one compute queue
-// until each kernel is known. Once, as long as the machine stays what it is: what is wrong then is for the placement's trial.
+// Whether the kernels of a plan, which run beside each other, have to be measured alone: before it
+// is known what they take alone, nothing is learned from runs of them side by side (learn_costs),
+// and a prediction from what was guessed of them would stay as it is. Where it is wrong, the
+// program runs on one compute queue until each kernel is known. Once, as long as the machine stays
+// what it is: what is wrong then is for the placement's trial.
 struct AloneRuns {
   static constexpr double kDoubt = 1.1;  // measured over predicted, or the other way round
   static constexpr int kRuns = 5;        // CostHistory::kToRelearn
   enum class Stage : uint8_t { kWatch, kAlone, kKnown };
 
-  // After a run of the plan that took so long. `beside`: some of its kernels ran beside others. Returns whether that tells whether the placement is right.
+  // After a run of the plan that took so long. `beside`: some of its kernels ran beside others.
+  // Returns whether that tells whether the placement is right.
   bool note(double seconds, double predicted, bool beside);
 
   Stage stage = Stage::kWatch;
@@ -90,14 +96,16 @@ struct AloneRuns {
   // The least measured over predicted: of these runs, and of the first ones when all was known.
   double lately = std::numeric_limits<double>::infinity();
   double known = 0;
-  // With each known, they tell how much they are in each other's way: PlanOptions::slowness, to which the first that know better come half way each.
+  // With each known, they tell how much they are in each other's way: PlanOptions::slowness, to
+  // which the first that know better come half way each.
   static constexpr int kFits = 8;
   void learn(double fitted);
   double slowness = 0;  // 0: nothing
   int fits = 0;
 };
 
-// Puts other numbers, those of all its nodes, into a graph; `changed` says for each node whether it has other ones now.
+// Puts other numbers, those of all its nodes, into a graph; `changed` says for each node whether it
+// has other ones now.
 void put_numbers(std::span<const std::byte> numbers, graph::Graph& graph, std::vector<uint8_t>& changed);
 
 struct CachedPlan {
@@ -106,8 +114,8 @@ struct CachedPlan {
   uint64_t largest_bound = 0;      // bytes of the largest that has one
   graph::Graph graph;              // what was planned
   std::vector<std::byte> values;   // of all nodes of a whole trace
-  uint64_t version =
-      0;  // the path of the trace is the graph's as long as no node of it is of a later version; 0: never
+  // The trace's path is the graph's as long as none of its nodes has a later version; 0: never.
+  uint64_t version = 0;
   graph::Plan plan;
   PlanSettings settings;
   // With an accelerator:
@@ -123,27 +131,32 @@ struct CachedPlan {
 
   // Notes that the plan is for this slice now.
   void keep(const TraceSlice& slice, const PlanRequest& request);
-  // Takes over the numbers of a cut that this plan stands for: into `graph`, and into the plan. False where the plan cannot have them; the graph
-  // has them anyway.
+  // Takes over the numbers of a cut that this plan stands for: into `graph`, and into the plan.
+  // False where the plan cannot have them; the graph has them anyway.
   bool renew(const Bytes& numbers);
   size_t bytes() const;
 };
 
 class PlanSet {
  public:
-  // `bounded`: its bytes count among total_bytes(), which the recorder keeps within config().cache_bytes. Those of a program that somebody owns do not.
+  // `bounded`: its bytes count among total_bytes(), which the recorder keeps within
+  // config().cache_bytes. Those of a program that somebody owns do not.
   explicit PlanSet(bool bounded = true) : bounded_(bounded) {}
   ~PlanSet();
   PlanSet(const PlanSet&) = delete;
 
-  // The plan that fits the slice exactly; else null, and `similar` is one that fits but for sizes, or null.
+  // The plan that fits the slice exactly; else null, and `similar` is one that fits but for sizes,
+  // or null.
   CachedPlan* find(const TraceSlice& slice, const CachedPlan*& similar);
-  // The plan of the whole trace, if the graph need not be looked at to know that it fits: no node of the path is of a later version than `version`.
+  // The plan of the whole trace, if the graph need not be looked at to know that it fits: no node
+  // of the path is of a later version than `version`.
   CachedPlan* find_unchanged(const TraceSlice& slice, uint64_t version);
-  // Whether the buffers' bytes need every node of the trace, as far as it was learned since the path changed.
+  // Whether the buffers' bytes need every node of the trace, as far as it was learned since the
+  // path changed.
   bool needs_all(std::span<const graph::BufferId> buffers, bool readers, uint64_t version) const;
   void learn_needs_all(std::span<const graph::BufferId> buffers, bool readers, uint64_t version);
-  // A place for a new plan, the least recently used one where there are many. The caller fills in `plan`, and calls measure().
+  // A place for a new plan, the least recently used one where there are many. The caller fills in
+  // `plan`, and calls measure().
   CachedPlan& add(const TraceSlice& slice, const PlanRequest& request);
   bool full() const;
   // The plan used last, or null.
@@ -153,7 +166,8 @@ class PlanSet {
   void drop(const CachedPlan* plan) { plans_.erase(plan); }
   // Takes note of the sizes of its plans.
   void measure();
-  // Before planning, with what is configured: nothing that depends on the trial or on what was learned. What was seen under other settings says nothing.
+  // Before planning, with what is configured: nothing that depends on the trial or on what was
+  // learned. What was seen under other settings says nothing.
   void belong_to(const PlanSettings& configured);
 
   size_t bytes() const { return bytes_; }
@@ -165,9 +179,12 @@ class PlanSet {
   // Of overlap.h.
   int overlap_votes = 0;
   int pieces = 0;  // in how many the next trace that ends here is to be divided; 0: it is not
-  std::chrono::nanoseconds whole = std::chrono::nanoseconds::max();    // the least that the trace took, undivided
-  std::chrono::nanoseconds divided = std::chrono::nanoseconds::max();  // of a mark: the same in pieces
-  int trials = 0;                                                      // of a mark: how often it was used
+  // The least that the trace took, undivided.
+  std::chrono::nanoseconds whole = std::chrono::nanoseconds::max();
+  // Of a mark: the same in pieces.
+  std::chrono::nanoseconds divided = std::chrono::nanoseconds::max();
+  // Of a mark: how often it was used.
+  int trials = 0;
 
  private:
   static size_t total_bytes_;

@@ -13,7 +13,8 @@ namespace hetero::ops {
 constinit Recorder* recorder_instance = nullptr;
 namespace {
 
-// After so many programs that read a storage and do not write it, later ones are expected to do the same.
+// After so many programs that read a storage and do not write it, later ones are expected to do the
+// same.
 constexpr int16_t kSteadyReads = 3;
 
 constexpr size_t kWindowBytes = 128;  // of one with four dimensions, index included
@@ -254,7 +255,8 @@ void Recorder::take_all(Cut& cut) {
   next_epoch();
 }
 
-// Sets the mark of a path that is to be divided, unless some operator is not PyTorch's own: it may be Python, or want the thread that needs its result.
+// Sets the mark of a path that is to be divided, unless some operator is not PyTorch's own: it may
+// be Python, or want the thread that needs its result.
 void Recorder::divide(PlanSet& plans) {
   const auto count = static_cast<size_t>(std::exchange(plans.pieces, 0));
   if (count == 0) return;
@@ -340,8 +342,8 @@ void Recorder::land(Cut& cut, uint64_t flight, std::vector<StorageHold>& last) {
   }
 }
 
-// The last place of the trace from which on its operators are those with which some earlier trace began; 0 where there is none that would leave
-// a trace of less than half the size.
+// The last place of the trace from which on its operators are those with which some earlier trace
+// began; 0 where there is none that would leave a trace of less than half the size.
 size_t Recorder::find_beginning() const {
   constexpr size_t kAlike = 16;
   constexpr int kMostBeginnings = 16;
@@ -396,7 +398,8 @@ void Recorder::end_path(Cut& cut) {
   trie_.tick();
 }
 
-// What the outputs of the trace's node `n` look like. The node of the trie that it was recorded at, or traced again at, may know other sizes.
+// What the outputs of the trace's node `n` look like. The node of the trie that it was recorded at,
+// or traced again at, may know other sizes.
 std::shared_ptr<const MetaEntry> Recorder::entry_in_trace(size_t n, const TrieNode& step) const {
   const graph::Node& node = trace_.nodes[n];
   const graph::Operand* const first = trace_.operands_of(node) + (node.operand_count - node.output_count);
@@ -490,8 +493,9 @@ void Recorder::select_ancestors(std::span<HeteroStorage* const> storages, bool r
   }
 }
 
-// Of the nodes that are not selected, those whose results nobody can see any more are dropped: marks them in `selected_`. Else what a
-// program computes and forgets would stay pending for ever, in front of everything that it does later.
+// Of the nodes that are not selected, those whose results nobody can see any more are dropped:
+// marks them in `selected_`. Else what a program computes and forgets would stay pending for ever,
+// in front of everything that it does later.
 void Recorder::drop_dead() {
   describe_buffers();
   needed_.assign(holds_.size(), 0);
@@ -567,8 +571,8 @@ void Recorder::split(bool reuse, Cut& cut, const HeteroStorage* fetched) {
   retrace(path_left);
   left_over_ = path_.size();
   if (!lines_.empty()) cut.slice.lines = lines_;
-  // The holds of `all` die with this function, so that finish() counts only real owners. A storage that both parts use is
-  // held by both, so it has an owner beside the cut and escapes.
+  // The holds of `all` die with this function, so that finish() counts only real owners. A storage
+  // that both parts use is held by both, so it has an owner beside the cut and escapes.
   holds.clear();
   finish(cut.slice, fetched);
   lay_out(cut.slice);

@@ -1,19 +1,25 @@
 // Recorder: the pending trace, and the two locks that order everything.
 //
-// Recording takes a step in the trie of earlier traces (trie.h), which mostly knows already what the call's outputs look like. The trace is the path
-// through the trie, plus the numbers in which equal programs may differ (`values`), plus, for each buffer, the storage it stands for. It is written
-// down as a graph::Graph when that is needed: not where the same trace was planned before, for then the plan has the graph.
-// A storage with bytes is held strongly (its bytes are an input); a storage born in the trace
-// is held weakly until a second node uses it, so a value that nobody can see any more is found dead when the trace is cut.
+// Recording takes a step in the trie of earlier traces (trie.h), which mostly knows already what
+// the call's outputs look like. The trace is the path through the trie, plus the numbers in which
+// equal programs may differ (`values`), plus, for each buffer, the storage it stands for. It is
+// written down as a graph::Graph when that is needed: not where the same trace was planned before,
+// for then the plan has the graph. A storage with bytes is held strongly (its bytes are an input);
+// a storage born in the trace is held weakly until a second node uses it, so a value that nobody
+// can see any more is found dead when the trace is cut.
 //
 //   record:  recorder lock            windows, meta cache, trace
-//   run:     executor lock, and inside it the recorder lock for as long as it takes to cut the trace
-//   early:   the recorder lock alone; the cut waits until somebody with the executor lock runs it (overlap.h)
+//   run:     executor lock, and inside it the recorder lock for as long as it takes to cut the
+//            trace
+//   early:   the recorder lock alone; the cut waits until somebody with the executor lock runs it
+//            (overlap.h)
 //
-// Program order is the order in which threads got the recorder lock. The executor lock is never taken while the
-// recorder lock is held, and no kernel, meta kernel or Python code runs under the recorder lock.
+// Program order is the order in which threads got the recorder lock. The executor lock is never
+// taken while the recorder lock is held, and no kernel, meta kernel or Python code runs under the
+// recorder lock.
 //
-// Thread safety: as above. Ownership: one leaked instance; tensors may die after static destructors.
+// Thread safety: as above. Ownership: one leaked instance; tensors may die after static
+// destructors.
 
 #pragma once
 
@@ -43,7 +49,8 @@ namespace hetero::ops {
 
 // Whether this thread captures.
 bool captures_here();
-// What cannot be part of a capture ends it, by raising this sentence. Does nothing where this thread does not capture.
+// What cannot be part of a capture ends it, by raising this sentence. Does nothing where this
+// thread does not capture.
 void refuse_capture(const std::string& what);
 
 // A call that was not the one that the trie expected.
@@ -66,10 +73,12 @@ class Recorder {
 
   MetaCache& meta_cache() { return meta_cache_; }
 
-  // What the outputs of the call look like: predicted by the trie, or from the meta cache; null where neither knows.
+  // What the outputs of the call look like: predicted by the trie, or from the meta cache; null
+  // where neither knows.
   const MetaEntry* expect(graph::OpId op, const Call& call);
-  // Appends a node with the operands of `call`, followed by `outputs` (tensors made as expect() said). True when something should be
-  // flushed: call after_record() once the lock is released. REQUIRES: expect() was called for this call, and nothing since.
+  // Appends a node with the operands of `call`, followed by `outputs` (tensors made as expect()
+  // said). True when something should be flushed: call after_record() once the lock is released.
+  // REQUIRES: expect() was called for this call, and nothing since.
   [[nodiscard]] bool append(graph::OpId op, const Call& call, std::span<const at::Tensor> outputs);
   // The same for a call that is the expected one; see Match::append().
   [[nodiscard]] bool append_expected(TrieNode* expected, std::span<const at::Tensor> outputs);
@@ -77,7 +86,8 @@ class Recorder {
   // True when the trace holds nodes that touch, or write, the storage.
   bool touched(const HeteroStorage* storage) const { return storage->epoch == epoch_; }
   bool written(const HeteroStorage* storage) const { return touched(storage) && holds_[storage->buffer].written; }
-  // The dtype that kernels take for untyped numbers. Nodes recorded under different ones do not share a trace.
+  // The dtype that kernels take for untyped numbers. Nodes recorded under different ones do not
+  // share a trace.
   at::ScalarType default_dtype() const { return default_dtype_; }
   // Returns false when pending nodes must be flushed before the default dtype can change.
   bool set_default_dtype(at::ScalarType dtype) {
@@ -89,31 +99,37 @@ class Recorder {
   // Why the trace should be flushed now; kCount where it need not be.
   SyncReason pressure();
 
-  // Moves nodes from the trace to `cut`: all of them, or those that must run so that `storages` have their final bytes
-  // (with `readers`: also those that read them). Returns false when nothing has to run. `reuse`: a plan of the same trace may stand for its nodes.
-  // `fetched`, if not null: the host reads its bytes after the run, which may have to come from an accelerator.
-  // REQUIRES: the executor lock as well; `cut` is clear.
+  // Moves nodes from the trace to `cut`: all of them, or those that must run so that `storages`
+  // have their final bytes (with `readers`: also those that read them). Returns false when nothing
+  // has to run. `reuse`: a plan of the same trace may stand for its nodes. `fetched`, if not null:
+  // the host reads its bytes after the run, which may have to come from an accelerator. REQUIRES:
+  // the executor lock as well; `cut` is clear.
   bool cut_all(bool reuse, Cut& cut, const HeteroStorage* fetched = nullptr);
-  // Takes so much of a trace that has become too long that the next one begins where an earlier one began: a loop that reads nothing is then cut
-  // at the same place of its body every time. All of it where there is no such place.
+  // Takes so much of a trace that has become too long that the next one begins where an earlier one
+  // began: a loop that reads nothing is then cut at the same place of its body every time. All of
+  // it where there is no such place.
   bool cut_some(bool reuse, Cut& cut);
   bool cut_ancestors(std::span<HeteroStorage* const> storages, bool readers, bool reuse, Cut& cut,
                      const HeteroStorage* fetched = nullptr);
 
-  // Cuts the whole trace without the executor lock, if a piece ends here, for a flight (overlap.h) that will run later; says the flight's number. Everything
-  // that is cut afterwards must run after it. REQUIRES: nobody else changes storages' bytes but flights.
+  // Cuts the whole trace without the executor lock, if a piece ends here, for a flight (overlap.h)
+  // that will run later; says the flight's number. Everything that is cut afterwards must run after
+  // it. REQUIRES: nobody else changes storages' bytes but flights.
   bool cut_early(Cut& cut, uint64_t& flight);
-  // A flight has run: its storages are now what finish() foretold. Gives what it owned away, what nobody else owns in `last`.
+  // A flight has run: its storages are now what finish() foretold. Gives what it owned away, what
+  // nobody else owns in `last`.
   void land(Cut& cut, uint64_t flight, std::vector<StorageHold>& last);
 
-  // A capture (compiled.h) begins: until end_capture(), what this thread records stays in the trace, and nothing runs. False where something is pending.
-  // REQUIRES: the executor lock, until end_capture().
+  // A capture (compiled.h) begins: until end_capture(), what this thread records stays in the
+  // trace, and nothing runs. False where something is pending. REQUIRES: the executor lock, until
+  // end_capture().
   [[nodiscard]] bool begin_capture();
-  // Moves what was recorded to `cut`. False where another thread recorded meanwhile: all of it stays pending then.
+  // Moves what was recorded to `cut`. False where another thread recorded meanwhile: all of it
+  // stays pending then.
   [[nodiscard]] bool end_capture(Cut& cut);
 
-  // Keeps the meta cache, the windows and the trie within their bounds. False where that needs an empty trace. REQUIRES: the executor
-  // lock as well.
+  // Keeps the meta cache, the windows and the trie within their bounds. False where that needs an
+  // empty trace. REQUIRES: the executor lock as well.
   [[nodiscard]] bool trim_caches();
   // Forgets all of them. REQUIRES: the same, and nothing pending.
   void forget();
@@ -125,8 +141,9 @@ class Recorder {
   friend class Match;
 
   void hold(HeteroStorage* storage);
-  // The number of the storage of a call's input i. One that the trace has not met gets the next number, unless an input before it has the same
-  // storage; those are in input_storages_ and `earlier`.
+  // The number of the storage of a call's input i. One that the trace has not met gets the next
+  // number, unless an input before it has the same storage; those are in input_storages_ and
+  // `earlier`.
   graph::BufferId buffer_of(const HeteroStorage* storage, size_t i, const graph::Operand* earlier) const {
     if (storage->epoch == epoch_) return storage->buffer;
     auto next = static_cast<graph::BufferId>(holds_.size());
@@ -160,7 +177,8 @@ class Recorder {
   TrieNode* at_ = trie_.root();     // the end of the path
   Bytes values_;                    // of all nodes
   std::vector<StorageHold> holds_;  // per buffer
-  uint64_t version_ = 0;  // the latest of any node of the path; kUnlikeTrie where a node differs from the trie's
+  // The latest of any node of the path; kUnlikeTrie where a node differs from the trie's.
+  uint64_t version_ = 0;
   static constexpr uint64_t kUnlikeTrie = UINT64_MAX;
   // The first nodes of the trace, written down; its buffers only by describe_buffers().
   graph::Graph trace_;
@@ -171,8 +189,9 @@ class Recorder {
   std::shared_ptr<const MetaEntry> next_entry_;
   std::array<Misprediction, 16> mispredictions_{};
   size_t mispredicted_ = 0;
-  std::vector<graph::Operand> inputs_;          // of the call that was looked at last
-  std::vector<HeteroStorage*> input_storages_;  // of the call that is recorded; as many as any call has had
+  std::vector<graph::Operand> inputs_;  // of the call that was looked at last
+  // Of the call that is recorded; as many as any call has had.
+  std::vector<HeteroStorage*> input_storages_;
   std::unordered_map<uint32_t, std::string> lines_;
   at::ScalarType default_dtype_ = at::kFloat;
   int64_t pending_bytes_ = 0;
@@ -184,7 +203,8 @@ class Recorder {
   std::chrono::steady_clock::time_point begun_;  // when the first node was recorded
   uint64_t last_flight_ = 0;
   uint64_t landed_ = 0;  // the last one that has
-  // In the middle of a divided trace: the nodes of a piece, how many pieces come before the last, and where this one ends.
+  // In the middle of a divided trace: the nodes of a piece, how many pieces come before the last,
+  // and where this one ends.
   static constexpr size_t kNever = SIZE_MAX;
   TrieNode* mark_ = nullptr;  // where the first piece ended
   std::chrono::steady_clock::time_point divided_begun_;

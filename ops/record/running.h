@@ -1,7 +1,8 @@
 // The executor lock, and the slices whose runs go on under it.
 //
-// A kernel may be Python and use hetero tensors, so that a run begins inside another: the lock is recursive, and the slices form a stack.
-// What a running slice touches keeps its bytes where they are.
+// A kernel may be Python and use hetero tensors, so that a run begins inside another: the lock is
+// recursive, and the slices form a stack. What a running slice touches keeps its bytes where they
+// are.
 //
 // Thread safety: the executor lock, but for executor_mutex().
 
@@ -19,7 +20,8 @@
 namespace hetero::ops {
 
 std::recursive_mutex& executor_mutex();
-// In a forked child: a recursive mutex belongs to a thread of the parent, and the child cannot unlock it.
+// In a forked child: a recursive mutex belongs to a thread of the parent, and the child cannot
+// unlock it.
 void renew_executor_mutex();
 
 // Each inside the one before.

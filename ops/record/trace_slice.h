@@ -6,7 +6,8 @@
 //
 // Planning answers with a PlannedSlice.
 //
-// Thread safety: filled in under the recorder's lock; after that it belongs to who runs it, under the executor's lock.
+// Thread safety: filled in under the recorder's lock; after that it belongs to who runs it, under
+// the executor's lock.
 
 #pragma once
 
@@ -29,12 +30,15 @@ class PlanSet;
 class TrieNode;
 
 struct TraceSlice {
-  graph::Graph graph;                     // without its nodes where a kept plan stands for them (PlanRequest::kept)
+  // Without its nodes where a kept plan stands for them (PlanRequest::kept).
+  graph::Graph graph;
   std::vector<uint8_t> selection;         // per node of the trace: it is in the slice; empty: all
   std::vector<StorageHold> holds;         // per buffer
   std::vector<graph::Binding*> bindings;  // per buffer; null for temporaries
-  std::vector<graph::BufferId> to_close;  // buffers whose blocks have gaps that must go before the run
-  std::unordered_map<uint32_t, std::string> lines;  // node sequence -> Python line, with HETERO_TRACEBACK
+  // Buffers whose blocks have gaps that must go before the run.
+  std::vector<graph::BufferId> to_close;
+  // Node sequence -> Python line, with HETERO_TRACEBACK.
+  std::unordered_map<uint32_t, std::string> lines;
   at::ScalarType default_dtype = at::kFloat;
   int threads = 0;  // at::get_num_threads() of the recording thread
 
@@ -42,13 +46,16 @@ struct TraceSlice {
 };
 
 struct PlanRequest {
-  bool keeps = false;          // plans may be kept for the slice, and taken from those kept
-  CachedPlan* kept = nullptr;  // stands for the nodes of the slice: they are its graph's, with other numbers (`values`)
-  Bytes values;                // of a whole trace, in the order of its nodes
-  // Where the trace ended; null where its plans cannot be kept. The nodes of the path are of this version of the trie at most.
+  bool keeps = false;  // plans may be kept for the slice, and taken from those kept
+  // Stands for the nodes of the slice: they are its graph's, with other numbers (`values`).
+  CachedPlan* kept = nullptr;
+  Bytes values;  // of a whole trace, in the order of its nodes
+  // Where the trace ended; null where its plans cannot be kept. The nodes of the path are of this
+  // version of the trie at most.
   TrieNode* end = nullptr;
   uint64_t version = 0;
-  // Of a compiled program (compiled.h): its own plans in place of those at `end`, and where it has none yet, one for other sizes.
+  // Of a compiled program (compiled.h): its own plans in place of those at `end`, and where it has
+  // none yet, one for other sizes.
   PlanSet* own_plans = nullptr;
   const CachedPlan* similar = nullptr;
   int effort = 1;  // of planning, see graph::PlanOptions

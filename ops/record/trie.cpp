@@ -27,7 +27,8 @@ bool same_bytes(const void* a, const void* b, size_t count) {
   return difference == 0;
 }
 
-// Siblings are tried in the order in which they were last taken; programs that fork more often than this are not worth a search.
+// Siblings are tried in the order in which they were last taken; programs that fork more often than
+// this are not worth a search.
 constexpr int kMaxTries = 16;
 
 }  // namespace
@@ -182,7 +183,8 @@ void Trie::trim(size_t limit) {
     }
   }
   if (total <= limit) return;
-  // A node is on a path whenever a descendant is, so cutting by age cuts off whole subtrees. Down to half, so that this is rare.
+  // A node is on a path whenever a descendant is, so cutting by age cuts off whole subtrees. Down
+  // to half, so that this is rare.
   std::sort(ages.begin(), ages.end());
   uint32_t oldest = 0;
   for (size_t i = 0; i < ages.size() && total > limit / 2; ++i) {

@@ -8,8 +8,8 @@
 // checked in full.
 //
 //   exact:    equal in everything but values
-//   similar:  equal in structure; windows and sizes may differ, but only within their kind (Window::kind). Plans of the same path fit, with other
-//             sizes in them.
+//   similar:  equal in structure; windows and sizes may differ, but only within their kind
+//             (Window::kind). Plans of the same path fit, with other sizes in them.
 //
 // Numbers of buffers are positions in the trace, in the order of first use. So equal programs have
 // equal numbers whatever storages they use.
@@ -71,7 +71,8 @@ class TrieNode {
   // The plans of the traces that end here. Belongs to the executor's lock.
   PlanSet& plans();
   TrieNode* first_child() const { return child_.get(); }
-  // A trace that comes here is cut here, if that can be, and then so many times again after as many nodes as it has now; see overlap.h.
+  // A trace that comes here is cut here, if that can be, and then so many times again after as many
+  // nodes as it has now; see overlap.h.
   bool is_mark() const { return cuts_ != 0; }
   int cuts() const { return cuts_; }
   void set_cuts(int cuts) { cuts_ = static_cast<int16_t>(cuts); }
@@ -114,7 +115,8 @@ class Trie {
   // The first calls of traces, the one taken last first.
   const TrieNode* first() const { return root_.first_child(); }
 
-  // The child of `at` that is exactly this call, or null; then `similar` is a child that only has other sizes, or null.
+  // The child of `at` that is exactly this call, or null; then `similar` is a child that only has
+  // other sizes, or null.
   TrieNode* find(TrieNode* at, const CallView& call, const graph::WindowTable& windows, TrieNode*& similar) {
     similar = nullptr;
     TrieNode* const first = at->child_.get();
@@ -139,8 +141,8 @@ class Trie {
   // Said after each trace: nodes are as old as the traces since they were on a path.
   void tick() { ++clock_; }
   size_t bytes() const { return bytes_; }
-  // Drops what was on no path for longest until no more than `limit` bytes are left, plans included. REQUIRES: nobody holds nodes; the
-  // executor's lock.
+  // Drops what was on no path for longest until no more than `limit` bytes are left, plans
+  // included. REQUIRES: nobody holds nodes; the executor's lock.
   void trim(size_t limit);
   void clear();
 

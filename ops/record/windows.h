@@ -1,4 +1,5 @@
-// The table of all windows that tensors of this process are seen through, and the window of a tensor.
+// The table of all windows that tensors of this process are seen through, and the window of a
+// tensor.
 //
 // A tensor of our own class remembers the number of its window, a hint that is checked on use.
 //

@@ -30,7 +30,8 @@ struct Entry {
   uint64_t saved_version = 0;
 };
 
-// Of the accelerators that were used, kept for ever: what runs at the end of the process still finds them.
+// Of the accelerators that were used, kept for ever: what runs at the end of the process still
+// finds them.
 std::map<const backend::Device*, std::unique_ptr<Entry>>& entries() {
   static auto& made = *new std::map<const backend::Device*, std::unique_ptr<Entry>>;
   return made;
@@ -45,7 +46,8 @@ void save(Entry& entry) {
   (void)entry.history.save(entry.file);
 }
 
-// At the end of the process. Whoever holds the lock then will not give it back any more, and has learned next to nothing since the last time.
+// At the end of the process. Whoever holds the lock then will not give it back any more, and has
+// learned next to nothing since the last time.
 void save_all() {
   const std::unique_lock lock(executor_mutex(), std::try_to_lock);
   if (!lock.owns_lock()) return;
@@ -75,7 +77,8 @@ bool is_task(const graph::Instruction& instruction) {
   return instruction.kind == Kind::kRun || instruction.kind == Kind::kBody || instruction.kind == Kind::kFused;
 }
 
-// Per instruction: a kernel of the accelerator that ran beside another on a side queue, so what it took is not what it takes alone.
+// Per instruction: a kernel of the accelerator that ran beside another on a side queue, so what it
+// took is not what it takes alone.
 std::vector<uint8_t> find_shared(const graph::Plan& plan, const graph::RunTimes& times) {
   std::vector<uint8_t> shared(plan.program.size());
   if (!graph::has_side_queues(plan)) return shared;
@@ -101,7 +104,8 @@ double learn_slowness(const graph::Graph& graph, const graph::Plan& plan, const 
                       const graph::RunTimes& times, graph::CostHistory& history) {
   const std::optional<double> fitted = graph::fit_slowness(graph, plan, costs, times.spans);
   if (!fitted.has_value()) return 0;
-  // Where what is assumed of a device of which nothing was learned is right, nothing has to be learned.
+  // Where what is assumed of a device of which nothing was learned is right, nothing has to be
+  // learned.
   const uint64_t key = graph::CostModel::slowness_key();
   if (*fitted != 1 || history.find(key) > 0) history.add(key, *fitted);
   return *fitted == costs.slowness() ? 0 : *fitted;

@@ -18,11 +18,13 @@ namespace hetero::ops {
 
 // Of the accelerator that is chosen now; loaded from its file at first use.
 graph::CostHistory& cost_history();
-// Adds what the plan's instructions took. `options`: those of the plan. Kernels of the accelerator that ran beside others are left out: what they took is not what
-// they take. Where that is known of all of them, they tell how much they are in each other's way, of this program and of all.
+// Adds what the plan's instructions took. `options`: those of the plan. Kernels of the accelerator
+// that ran beside others are left out: what they took is not what they take. Where that is known of
+// all of them, they tell how much they are in each other's way, of this program and of all.
 struct Learned {
   bool beside = false;  // there were such
-  double slowness = 0;  // CostModel::slowness(), where it is another one than was assumed of the plan
+  // CostModel::slowness(), where it is another one than was assumed of the plan.
+  double slowness = 0;
 };
 Learned learn_costs(const graph::Graph& graph, const graph::Plan& plan, const graph::PlanOptions& options,
                     const graph::RunTimes& times);

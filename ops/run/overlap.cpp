@@ -29,16 +29,18 @@ constexpr int64_t kMostPieces = 32;
 constexpr int64_t kLeastNodes = 16;  // in a piece
 constexpr int64_t kLeastForced = 4;  // the same, for tests
 constexpr int32_t kMostFlights = 2 * kMostPieces;
-// When its value is wanted, a kernel in flight has to end first, on fewer threads. Where running takes many times as long as recording, that may be longer
-// than all of the recording.
+// When its value is wanted, a kernel in flight has to end first, on fewer threads. Where running
+// takes many times as long as recording, that may be longer than all of the recording.
 constexpr int kMostRuns = 8;
 // Traces like this one must have been seen before it is divided.
 constexpr int kVotes = 8;
-// Divided, it must be faster than this much of its time before, in the best of some trials; the first ones make plans.
+// Divided, it must be faster than this much of its time before, in the best of some trials; the
+// first ones make plans.
 constexpr double kWorthDividing = 0.95;
 constexpr int kFirstTrial = 4;
 constexpr int kLastTrial = 11;
-// Machines with more threads were not measured: there, a kernel on a few threads may hold up the many.
+// Machines with more threads were not measured: there, a kernel on a few threads may hold up the
+// many.
 constexpr int kMostThreads = 4;
 
 // `threads`: of the process.
@@ -186,7 +188,8 @@ void Overlap::run_waiting() {
   }
 }
 
-// Runs the first flight, to its end or until somebody wants to take over. False where it has not ended, or there is none.
+// Runs the first flight, to its end or until somebody wants to take over. False where it has not
+// ended, or there is none.
 bool Overlap::run_front(const std::atomic<int32_t>* stop) {
   Flight* flight;
   {

@@ -101,9 +101,11 @@ PlannedSlice PlanChoice::choose(TraceSlice& slice, PlanRequest& request) {
   return {&slice.graph, &made.plan, &made};
 }
 
-// Fills in the options and the settings under which a plan for the request is made or must have been made.
+// Fills in the options and the settings under which a plan for the request is made or must have
+// been made.
 void PlanChoice::configure(const PlanRequest& request, int threads) {
-  // What there is to know of a CPU alone stays as it is: replaying a plan does not describe the machine again.
+  // What there is to know of a CPU alone stays as it is: replaying a plan does not describe the
+  // machine again.
   if (configured_ && !options_.machine.has_accelerator() && backend::accelerator() == nullptr) {
     options_.fusion = last_bits_may_differ();
     options_.thorough = true;
@@ -134,7 +136,8 @@ void PlanChoice::configure(const PlanRequest& request, int threads) {
   settings_.history = cost_history().version();
 }
 
-// Plans as the runs of this plan were measured: what was learned of it, and on one compute queue while its kernels are measured alone.
+// Plans as the runs of this plan were measured: what was learned of it, and on one compute queue
+// while its kernels are measured alone.
 void PlanChoice::measure_as(const CachedPlan& kept) {
   if (!options_.machine.has_accelerator()) return;
   alone_ = kept.alone;
@@ -142,8 +145,9 @@ void PlanChoice::measure_as(const CachedPlan& kept) {
   if (alone_.stage == AloneRuns::Stage::kAlone) settings_.compute_queues = options_.compute_queues = 1;
 }
 
-// Whether the plan is still what planning would make. Where only costs were learned since: unless they change what it is predicted to take, or it has just been
-// measured to the end, and what is known now may speak for another.
+// Whether the plan is still what planning would make. Where only costs were learned since: unless
+// they change what it is predicted to take, or it has just been measured to the end, and what is
+// known now may speak for another.
 bool PlanChoice::is_still_right(CachedPlan& kept, const TraceSlice& slice) const {
   if (kept.settings != settings_) {
     PlanSettings relearned = kept.settings;
@@ -158,7 +162,8 @@ bool PlanChoice::is_still_right(CachedPlan& kept, const TraceSlice& slice) const
   return still_fits(kept, slice);
 }
 
-// Whether a plan may be taken over to other sizes. While costs are still learned from the program's runs, it is planned again with what is known by then.
+// Whether a plan may be taken over to other sizes. While costs are still learned from the program's
+// runs, it is planned again with what is known by then.
 bool PlanChoice::is_resizable(const CachedPlan& similar) const {
   PlanSettings relearned = similar.settings;
   if (similar.measured >= kMeasuredRuns) {
@@ -168,7 +173,8 @@ bool PlanChoice::is_resizable(const CachedPlan& similar) const {
   return relearned == settings_;
 }
 
-// Before planning: what other programs left on the accelerator goes where this one may need the memory.
+// Before planning: what other programs left on the accelerator goes where this one may need the
+// memory.
 void PlanChoice::find_room(const TraceSlice& slice) {
   if (!options_.machine.has_accelerator() || accelerator_budget() == 0) return;
   uint64_t bytes = 0;
@@ -184,7 +190,8 @@ void PlanChoice::predict(const graph::Graph& graph, CachedPlan& made) const {
   made.accelerator_need = accelerator_need(graph, made.plan);
 }
 
-// Null where the plan that stands for the nodes is not the right one any more; the slice has its nodes then.
+// Null where the plan that stands for the nodes is not the right one any more; the slice has its
+// nodes then.
 CachedPlan* PlanChoice::reuse_kept(TraceSlice& slice, PlanRequest& request) {
   CachedPlan& kept = *request.kept;
   measure_as(kept);
@@ -205,7 +212,8 @@ CachedPlan* PlanChoice::reuse_exact(const TraceSlice& slice, const PlanRequest& 
 }
 
 const graph::Plan& PlanChoice::plan_once(const TraceSlice& slice) {
-  // Fusing takes time that a program that never comes back does not pay back. Where it has to give the same bits as the next time, it is.
+  // Fusing takes time that a program that never comes back does not pay back. Where it has to give
+  // the same bits as the next time, it is.
   if (!at::globalContext().deterministicAlgorithms()) options_.fusion = false;
   options_.thorough = false;
   find_room(slice);
@@ -216,7 +224,8 @@ const graph::Plan& PlanChoice::plan_once(const TraceSlice& slice) {
 // A plan for the slice out of one for other sizes; null where that cannot be.
 CachedPlan* PlanChoice::resize(const TraceSlice& slice, const PlanRequest& request, const CachedPlan& similar) {
   const PlanningTime time(slice);
-  // Sizes that come back shall find their plan; sizes that only grow shall not fill the set with old ones.
+  // Sizes that come back shall find their plan; sizes that only grow shall not fill the set with
+  // old ones.
   CachedPlan* target = known_->full() ? known_->own(&similar) : nullptr;
   if (target == nullptr) {
     target = &known_->add(slice, request);
@@ -249,7 +258,8 @@ CachedPlan* PlanChoice::resize(const TraceSlice& slice, const PlanRequest& reque
 CachedPlan& PlanChoice::plan_anew(const TraceSlice& slice, const PlanRequest& request, const CachedPlan* similar,
                                   bool reconsidered) {
   const PlanningTime time(slice);
-  const int measured = similar == nullptr ? 0 : similar->measured;  // it may be the one whose place is taken
+  // It may be the one whose place is taken.
+  const int measured = similar == nullptr ? 0 : similar->measured;
   CachedPlan& made = known_->add(slice, request);
   made.settings = settings_;
   made.measured = measured;

@@ -1,12 +1,14 @@
 // PlanChoice: which plan runs a slice of the trace.
 //
 //   1. the plan that stands for its nodes (PlanRequest::kept), with this slice's numbers
-//   2. for what is seen for the first time, and may never come again: a plan without fusion, which is not kept
+//   2. for what is seen for the first time, and may never come again: a plan without fusion, which
+//      is not kept
 //   3. a kept plan that fits exactly
 //   4. a kept plan for other sizes, taken over to these
 //   5. a new plan, which is kept
 //
-// A kept plan is dropped where it is no longer what planning would make: another setting, other measured costs, less memory.
+// A kept plan is dropped where it is no longer what planning would make: another setting, other
+// measured costs, less memory.
 //
 // Thread safety: the executor lock.
 
@@ -33,7 +35,8 @@ class PlanChoice {
   // The first runs of a plan with an accelerator are measured.
   static constexpr int kMeasuredRuns = 12;
 
-  // REQUIRES: the slice lives as long as the result is used, and no other slice is planned meanwhile.
+  // REQUIRES: the slice lives as long as the result is used, and no other slice is planned
+  // meanwhile.
   PlannedSlice plan(TraceSlice& slice, PlanRequest& request);
 
   // For which the last slice was planned, and the placements that were looked at.

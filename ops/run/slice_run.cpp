@@ -66,7 +66,8 @@ Status SliceRun::start(Cut& cut, SyncReason reason) {
     bring_back(cut.slice);
   for (const graph::BufferId b : cut.slice.to_close) {
     HeteroStorage* const storage = cut.slice.holds[b].storage();
-    // The nodes cannot see the bytes as they lie: they are lost to them, and so to what the run makes.
+    // The nodes cannot see the bytes as they lie: they are lost to them, and so to what the run
+    // makes.
     if (Status status = close_gaps(storage); !status.ok()) storage->binding.error = std::move(status);
   }
   count(counters().flushes[static_cast<size_t>(reason)]);
@@ -100,7 +101,8 @@ Status SliceRun::start(Cut& cut, SyncReason reason) {
   return Status();
 }
 
-// Null where launches stay by themselves. What is measured is measured kernel by kernel, and a profiler wants to see each.
+// Null where launches stay by themselves. What is measured is measured kernel by kernel, and a
+// profiler wants to see each.
 std::unique_ptr<graph::Segments>* SliceRun::find_segments() {
   if (!choice_.options().machine.has_accelerator() || planned_.kept == nullptr || measures_ || at::hasCallbacks() ||
       !config().segments.load(std::memory_order_relaxed)) {
@@ -128,7 +130,8 @@ Status SliceRun::finish() {
   return status;
 }
 
-// What an operator was to change that the plan has left out, since a later one replaces it all, is lost: it would be older than what was recorded.
+// What an operator was to change that the plan has left out, since a later one replaces it all, is
+// lost: it would be older than what was recorded.
 void SliceRun::note_failure() {
   const graph::Graph& graph = *planned_.graph;
   std::vector<uint8_t> older(graph.buffers.size());
@@ -161,7 +164,8 @@ void SliceRun::note_failure() {
   if (!run.storages.empty()) runs.push_back(std::move(run));
 }
 
-// A virtual clock does not see what a run does that uses the host only; it is told, and that is what the run has taken.
+// A virtual clock does not see what a run does that uses the host only; it is told, and that is
+// what the run has taken.
 void SliceRun::advance_virtual_clock() {
   if (!graph::uses_host_only(*planned_.plan)) return;
   double seconds = 0;

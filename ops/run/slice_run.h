@@ -30,13 +30,15 @@ class DefaultDtype {
 
 class SliceRun {
  public:
-  // Plans the slice, and runs it to its end on this thread, for a sync point. Returns the first error.
+  // Plans the slice, and runs it to its end on this thread, for a sync point. Returns the first
+  // error.
   Status run(Cut& cut, SyncReason reason);
   // When the last run() began to run, and when it had run.
   std::chrono::steady_clock::time_point began() const { return began_; }
   std::chrono::steady_clock::time_point ended() const { return ended_; }
 
-  // The same in parts: start(), go_on() until it returns true, finish(). REQUIRES: the cut lives until finish().
+  // The same in parts: start(), go_on() until it returns true, finish(). REQUIRES: the cut lives
+  // until finish().
   Status start(Cut& cut, SyncReason reason);
   bool go_on(const std::atomic<int32_t>* stop);
   Status finish();

@@ -93,7 +93,8 @@ class HostStorages {
   std::vector<Known> known_;
 };
 
-// After the kernel wrote through `cpu`, makes `hetero` look the same: an `out` may have been resized.
+// After the kernel wrote through `cpu`, makes `hetero` look the same: an `out` may have been
+// resized.
 void write_back(const at::Tensor& cpu, const at::Tensor& hetero, const void* bytes_before) {
   HeteroStorage* storage = storage_of(hetero);
   if (cpu.storage().data_ptr().get() != bytes_before) {
@@ -112,7 +113,8 @@ double bytes_of(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == c10::kStrided ? static_cast<double>(tensor.nbytes()) : 0;
 }
 
-// A virtual clock does not see what runs here. It is told what planning expects of an operator of which it knows nothing but the bytes.
+// A virtual clock does not see what runs here. It is told what planning expects of an operator of
+// which it knows nothing but the bytes.
 void advance_virtual_clock(double bytes) {
   backend::Device* const accelerator = backend::accelerator();
   if (accelerator == nullptr || !accelerator->has_virtual_clock()) return;

@@ -49,7 +49,8 @@ class Nested {
   Cut& cut_;
 };
 
-// Takes note of what it took to record and to run a trace: it may be worth running the next one while it is recorded.
+// Takes note of what it took to record and to run a trace: it may be worth running the next one
+// while it is recorded.
 void note_overlap(const Cut& cut, const SliceRun& run) {
   overlap().learn(cut, run.began() - cut.times.begun, run.ended() - run.began());
   if (cut.times.mark != nullptr) overlap().judge(cut.times.mark, run.ended() - cut.times.divided_begun);
@@ -123,7 +124,8 @@ void fetch_bytes(HeteroStorage* storage) {
   if (const Status status = bring_to_host(storage); !status.ok()) raise(status);
 }
 
-// Moves the bytes of a settled storage together, which somebody wants that way. REQUIRES: the executor lock.
+// Moves the bytes of a settled storage together, which somebody wants that way. REQUIRES: the
+// executor lock.
 void bring_together(HeteroStorage* storage) {
   if (!storage->binding.layout.has_gaps()) return;
   if (const Status status = close_gaps(storage); !status.ok()) raise(status);

@@ -1,11 +1,12 @@
 // Config: the options of hetero, as fields, made from the rows of options.def.
 //
-// An option has a name, an environment variable (HETERO_ and the name in capitals) that is read once
-// at import, and a Python attribute (torch.hetero.config.NAME). Where setting one must do more than
-// change the value, its owner installs a hook: this file and its source know no other part of ops/.
+// An option has a name, an environment variable (HETERO_ and the name in capitals) that is read
+// once at import, and a Python attribute (torch.hetero.config.NAME). Where setting one must do more
+// than change the value, its owner installs a hook: this file and its source know no other part of
+// ops/.
 //
-// Thread safety: reading is a relaxed load and costs nothing; a text has a lock. Setting takes effect
-// for nodes recorded afterwards. Hooks are installed at start, by one thread.
+// Thread safety: reading is a relaxed load and costs nothing; a text has a lock. Setting takes
+// effect for nodes recorded afterwards. Hooks are installed at start, by one thread.
 
 #pragma once
 
@@ -59,8 +60,8 @@ struct Config {
 extern Config* config_instance;  // made when the library is loaded
 inline Config& config() { return *config_instance; }
 
-// Where an option has a hook, set_option() calls it with the new value and leaves the rest to it: the
-// hook stores the value and applies it, or throws and changes nothing.
+// Where an option has a hook, set_option() calls it with the new value and leaves the rest to it:
+// the hook stores the value and applies it, or throws and changes nothing.
 struct OptionHooks {
 #define OPTION(kind, name, default_value, text) \
   std::function<void(decltype(std::declval<option_kind::kind>().load()))> name;

@@ -1,5 +1,5 @@
-// Counters: what was recorded, planned and run, counted where it happens, for explain() and for tests.
-// The rows of counters.def say which there are.
+// Counters: what was recorded, planned and run, counted where it happens, for explain() and for
+// tests. The rows of counters.def say which there are.
 //
 // Thread safety: relaxed atomics; names of operators behind a mutex on the cold path only.
 

@@ -6,7 +6,8 @@
 
 namespace hetero::ops {
 
-// Raises an error of running: the very exception of a kernel, where one raised it. REQUIRES: !status.ok().
+// Raises an error of running: the very exception of a kernel, where one raised it. REQUIRES:
+// !status.ok().
 [[noreturn]] void raise(const Status& status);
 
 }  // namespace hetero::ops

@@ -55,7 +55,8 @@ KernelScope::~KernelScope() {
 }
 
 void use_threads_here(int threads) {
-  if (at::get_num_threads() == threads) return;  // asking also lets ATen set the thread's count for the first time
+  // Asking also lets ATen set the thread's count for the first time.
+  if (at::get_num_threads() == threads) return;
   set_openmp_threads(threads);
   set_blas_threads(threads);
 }

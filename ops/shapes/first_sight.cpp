@@ -20,8 +20,9 @@ namespace {
 
 enum class Resized { kNone, kEmpty, kRefused };
 
-// An empty `out` whose shape differs from what the operator makes is resized here, before the call is recorded. One with elements is
-// refused: the CPU kernel resizes it, with the warning that it has for that.
+// An empty `out` whose shape differs from what the operator makes is resized here, before the call
+// is recorded. One with elements is refused: the CPU kernel resizes it, with the warning that it
+// has for that.
 Resized resize_outputs(c10::ArrayRef<c10::IValue> arguments, const MetaRun& run) {
   struct Change {
     at::Tensor tensor, meta;
@@ -45,7 +46,8 @@ Resized resize_outputs(c10::ArrayRef<c10::IValue> arguments, const MetaRun& run)
   return changes.empty() ? Resized::kNone : Resized::kEmpty;
 }
 
-// Calls whose Meta prediction was once compared with a real kernel's outputs, by everything but the sizes.
+// Calls whose Meta prediction was once compared with a real kernel's outputs, by everything but the
+// sizes.
 std::unordered_set<uint64_t>& trusted_signatures() {
   static auto* signatures = new std::unordered_set<uint64_t>;
   return *signatures;
@@ -57,7 +59,8 @@ std::unordered_map<uint64_t, std::vector<at::ScalarType>>& ruled_signatures() {
   return *signatures;
 }
 
-// What a kernel may choose the layout of its outputs by: the order of the dimensions in memory, and whether they have gaps.
+// What a kernel may choose the layout of its outputs by: the order of the dimensions in memory, and
+// whether they have gaps.
 void append_layout(const graph::Window& window, std::string& text) {
   std::array<int, 64> order{};
   const int rank = std::min<int>(window.rank, static_cast<int>(order.size()));
@@ -96,11 +99,12 @@ uint64_t signature_of(const OpInfo& info, const Call& call) {
 
 namespace {
 
-// Kernels whose layouts their Meta kernel need not know for other sizes, though it does for one: convolutions choose by size, LAPACK and FFT calls by
-// their branches.
+// Kernels whose layouts their Meta kernel need not know for other sizes, though it does for one:
+// convolutions choose by size, LAPACK and FFT calls by their branches.
 bool never_trusted(const OpInfo& info) { return info.row.layout_by_size; }
 
-// LAPACK takes indices (pivots) unchecked, and counts them from one: zeros would make it write elsewhere.
+// LAPACK takes indices (pivots) unchecked, and counts them from one: zeros would make it write
+// elsewhere.
 bool probe_is_unsafe(const OpInfo& info, const Call& call) {
   if (!info.row.takes_pivots) return false;
   for (const CallOperand& operand : call.operands) {
@@ -125,7 +129,8 @@ bool writes_shared_storage(const Call& call) {
 FirstSight first_sight(const OpInfo& info, const Call& call, uint64_t signature) {
   constexpr size_t kSmall = size_t{1} << 20;
   const graph::OpTraits& traits = graph::op_table()[info.id];
-  // A custom operator may have side effects that a probe would repeat; random operators have kernels that nobody else has.
+  // A custom operator may have side effects that a probe would repeat; random operators have
+  // kernels that nobody else has.
   if (!is_aten(info.name) || traits.op_class == graph::OpClass::kRandom) return FirstSight::kTrustMeta;
   const bool overlaps = writes_shared_storage(call);
   if (!overlaps && ruled_signatures().count(signature) != 0) return FirstSight::kTrustRule;
@@ -141,7 +146,8 @@ FirstSight first_sight(const OpInfo& info, const Call& call, uint64_t signature)
 
 namespace {
 
-// An entry that was made under the lock before: another thread may since have forgotten all windows.
+// An entry that was made under the lock before: another thread may since have forgotten all
+// windows.
 struct Learned {
   MetaEntry entry;
   uint64_t table = window_table().serial();
@@ -207,7 +213,8 @@ bool entry_by_rule(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, con
   return true;
 }
 
-// Believes the rule of this kind of call from now on, if it says what a kernel did. Returns whether it does.
+// Believes the rule of this kind of call from now on, if it says what a kernel did. Returns whether
+// it does.
 bool learn_rule(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, const Learned& real, uint64_t signature) {
   if (info.shape_rule == ShapeRule::kNone) return false;
   Locked lock(recorder().mutex());
@@ -273,7 +280,8 @@ namespace {
 
 enum class Met : uint8_t { kNo, kKnown, kRan };
 
-// Without the Meta kernel, which is slow: by the rule, checked against a kernel where this kind of call is new.
+// Without the Meta kernel, which is slow: by the rule, checked against a kernel where this kind of
+// call is new.
 Met meet_by_rule(const OpInfo& info, torch::jit::Stack* stack, RandomState random, FirstSight how, uint64_t signature) {
   const auto arguments = arguments_of(info, *stack);
   if (how == FirstSight::kTrustRule) {

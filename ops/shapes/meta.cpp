@@ -29,7 +29,8 @@ namespace {
 // What the bytes of stand-ins on the CPU are; of one element, or none, their sizes are at most one.
 enum class Fill : uint8_t { kZeros, kOnes, kOneElement };
 
-// Stand-ins for the hetero tensors of a call, with their geometry and their sharing of storages: meta tensors, or bytes on the CPU.
+// Stand-ins for the hetero tensors of a call, with their geometry and their sharing of storages:
+// meta tensors, or bytes on the CPU.
 class StandIns {
  public:
   StandIns(c10::DeviceType device, Fill fill, MetaRun& run) : device_(device), fill_(fill), run_(run) {}
@@ -153,7 +154,8 @@ bool usable_results(const OpInfo& info, const torch::jit::Stack& results, c10::D
       if (!plain(tensor, device)) return false;
       if (!fresh || !tensor.defined()) return true;
       if (tensor.is_conj() || tensor.is_neg() || tensor.storage_offset() != 0) return false;
-      // A result that is secretly an argument, a view of one, or shares memory with another result, is no new value.
+      // A result that is secretly an argument, a view of one, or shares memory with another result,
+      // is no new value.
       for (const at::Tensor& input : run.inputs) {
         if (tensor.storage().is_alias_of(input.storage())) return false;
       }
@@ -209,8 +211,9 @@ bool run_on_stand_ins(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, 
   return true;
 }
 
-// Where the Meta kernel describes CUDA's kernel, and the CPU's does something else. Only of operators with a row: what others make is compared with what
-// was said when they are run for the first time (first_sight.h), or each time (node_check.h).
+// Where the Meta kernel describes CUDA's kernel, and the CPU's does something else. Only of
+// operators with a row: what others make is compared with what was said when they are run for the
+// first time (first_sight.h), or each time (node_check.h).
 void correct(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run) {
   const ArgumentSet parameters = info.row.statistics;
   if (parameters.empty()) return;
@@ -236,7 +239,8 @@ bool means_something_to_embedding_bag(c10::ArrayRef<c10::IValue> arguments) {
   return mode >= 0 && mode <= static_cast<int64_t>(at::native::EmbeddingBagMode::MAX);
 }
 
-// Dimensions that there are, each once; and of a transform to real numbers, as many of them as its input has.
+// Dimensions that there are, each once; and of a transform to real numbers, as many of them as its
+// input has.
 bool means_something_to_fft(ArgumentMeaning meaning, c10::ArrayRef<c10::IValue> arguments) {
   const at::Tensor& self = arguments[0].toTensor();
   std::vector<bool> met(self.dim());
@@ -253,7 +257,8 @@ bool means_something_to_fft(ArgumentMeaning meaning, c10::ArrayRef<c10::IValue> 
   return size > 0 && self.size(last) > size / 2;
 }
 
-// False where the CPU's kernel would take an argument at its word that means nothing, and the Meta kernel does not look at it.
+// False where the CPU's kernel would take an argument at its word that means nothing, and the Meta
+// kernel does not look at it.
 bool means_something(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
   constexpr size_t kHeads = 4;
   switch (info.row.meaning) {

@@ -20,7 +20,8 @@ namespace hetero::ops {
 struct OpInfo;
 
 struct MetaRun {
-  std::vector<at::Tensor> inputs;  // for each hetero tensor argument, in order: its meta tensor after the call
+  // For each hetero tensor argument, in order: its meta tensor after the call.
+  std::vector<at::Tensor> inputs;
   std::vector<c10::IValue> results;
   bool failed = false;           // the kernel raised: the call may be wrong
   bool divided_by_zero = false;  // for that reason

@@ -50,7 +50,8 @@ class Part {
   uint64_t left_;
 };
 
-// The arguments of a node, as the schema declares them, with hetero tensors without bytes for its operands.
+// The arguments of a node, as the schema declares them, with hetero tensors without bytes for its
+// operands.
 class ArgumentReader {
  public:
   ArgumentReader(const graph::Graph& graph, const graph::Node& node)
@@ -271,7 +272,8 @@ void check_layouts(const graph::Graph& graph, const graph::Node& node) {
   }
 }
 
-// What is wrong with the node's outputs; empty where they are those that the operator makes. They may be laid out otherwise: kernels write where they are told.
+// What is wrong with the node's outputs; empty where they are those that the operator makes. They
+// may be laid out otherwise: kernels write where they are told.
 std::string compare_outputs(const graph::Graph& graph, const graph::Node& node,
                             const std::vector<at::Tensor>& expected) {
   if (expected.size() != node.output_count) {
@@ -291,7 +293,8 @@ std::string compare_outputs(const graph::Graph& graph, const graph::Node& node,
   return "";
 }
 
-// Whether the Meta kernel left the operands as they were. A recorder resizes an empty `out` before it records the call.
+// Whether the Meta kernel left the operands as they were. A recorder resizes an empty `out` before
+// it records the call.
 bool keeps_operands(const torch::jit::Stack& arguments, const MetaRun& run) {
   bool kept = true;
   size_t index = 0;
@@ -304,9 +307,11 @@ bool keeps_operands(const torch::jit::Stack& arguments, const MetaRun& run) {
   return kept;
 }
 
-// Whether the outputs of the node are compared with what the kernel has made before anybody uses them, and the tensors that it writes keep their shape or the
-// node fails. A node whose Meta kernel describes CUDA's kernel, and is wrong for the CPU's, may then be believed, and one that no Meta kernel describes.
-// Rows have kernels that write where they are told, and fused kernels go by the windows.
+// Whether the outputs of the node are compared with what the kernel has made before anybody uses
+// them, and the tensors that it writes keep their shape or the node fails. A node whose Meta kernel
+// describes CUDA's kernel, and is wrong for the CPU's, may then be believed, and one that no Meta
+// kernel describes. Rows have kernels that write where they are told, and fused kernels go by the
+// windows.
 bool is_compared_when_run(const OpInfo& info) { return !info.typed && graph::op_table()[info.id].lower == nullptr; }
 
 // Operators with a row are tried on zeros of no more bytes, where no rule says what they make.
@@ -327,7 +332,8 @@ bool makes_too_much(const OpInfo& info, const torch::jit::Stack& arguments) {
   return std::ranges::any_of(arguments[info.row.result_sizes].toIntVector(), [](int64_t size) { return size > kMost; });
 }
 
-// By the kernel of an operator with a row or a shape rule, which computes tensors from tensors and does nothing else.
+// By the kernel of an operator with a row or a shape rule, which computes tensors from tensors and
+// does nothing else.
 bool find_by_trying(const graph::Graph& graph, const graph::Node& node, const OpInfo& info,
                     const torch::jit::Stack& arguments, MetaRun& meta) {
   if (run_formula(info, arguments, meta)) return true;
@@ -339,8 +345,9 @@ bool find_by_trying(const graph::Graph& graph, const graph::Node& node, const Op
 
 enum class Results : uint8_t { kKnown, kToBeCompared, kRefused, kUnknown };
 
-// What the operator makes. Many Meta kernels are Python, which a C++ program does not have and which take a second to import: in their place an operator
-// with a row or a shape rule is tried on zeros, and what the file says of others is believed where that is safe.
+// What the operator makes. Many Meta kernels are Python, which a C++ program does not have and
+// which take a second to import: in their place an operator with a row or a shape rule is tried on
+// zeros, and what the file says of others is believed where that is safe.
 Results find_results(const graph::Graph& graph, const graph::Node& node, const OpInfo& info,
                      const torch::jit::Stack& arguments, MetaRun& meta) {
   const NothingRuns nothing_runs;

@@ -27,7 +27,8 @@
 
 namespace hetero::ops {
 
-// OpTraits::check and OpTraits::has_draw of all operators of PyTorch. Errors: kUsage, with what is wrong.
+// OpTraits::check and OpTraits::has_draw of all operators of PyTorch. Errors: kUsage, with what is
+// wrong.
 Status check_node(const graph::Graph& graph, const graph::Node& node);
 bool has_draw(const graph::Graph& graph, const graph::Node& node, uint64_t place);
 

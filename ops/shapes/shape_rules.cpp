@@ -221,7 +221,8 @@ bool spatial(const c10::IValue& list, int64_t rank, int64_t least, std::vector<i
          std::ranges::all_of(numbers, [least](int64_t number) { return number >= least && number < kMost; });
 }
 
-// Sizes of a convolution. `options` are stride, padding, dilation, transposed, output_padding and groups. False where they do not fit together.
+// Sizes of a convolution. `options` are stride, padding, dilation, transposed, output_padding and
+// groups. False where they do not fit together.
 bool convolve(const at::Tensor& input, const at::Tensor& weight, c10::ArrayRef<c10::IValue> options,
               c10::SmallVector<int64_t, 6>& sizes) {
   const int64_t rank = input.dim() - 2;
@@ -250,8 +251,8 @@ bool convolve(const at::Tensor& input, const at::Tensor& weight, c10::ArrayRef<c
   return true;
 }
 
-// In which order the CPU's kernels lay out what they make. False where that is not known: PyTorch's own kernels, for float64 and without oneDNN, look at
-// more than this.
+// In which order the CPU's kernels lay out what they make. False where that is not known: PyTorch's
+// own kernels, for float64 and without oneDNN, look at more than this.
 bool convolution_format(const at::Tensor& input, const at::Tensor& weight, at::MemoryFormat& format) {
   if (input.numel() == 0) return false;
   const bool rows = input.suggest_memory_format() == at::MemoryFormat::Contiguous &&
@@ -275,7 +276,8 @@ bool convolution(c10::ArrayRef<c10::IValue> arguments, std::vector<RuledOutput>&
 }
 
 bool convolution_backward(c10::ArrayRef<c10::IValue> arguments, std::vector<RuledOutput>& outputs) {
-  // grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
+  // grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
+  // groups, output_mask
   const at::Tensor& gradient = arguments[0].toTensor();
   const at::Tensor& input = arguments[1].toTensor();
   const at::Tensor& weight = arguments[2].toTensor();

@@ -29,7 +29,8 @@ struct RuledOutput {
 // Applies the rule. False where it does not say.
 bool apply_rule(ShapeRule rule, c10::ArrayRef<c10::IValue> arguments, std::vector<RuledOutput>& outputs);
 
-// The sizes of what aten::convolution makes, in any layout. False where its arguments do not fit together.
+// The sizes of what aten::convolution makes, in any layout. False where its arguments do not fit
+// together.
 bool convolution_sizes(c10::ArrayRef<c10::IValue> arguments, c10::SmallVector<int64_t, 6>& sizes);
 
 }  // namespace hetero::ops

@@ -71,7 +71,8 @@ Table read_table() {
   return table;
 }
 
-// Whether the operator is one of the family: an overload of its name, or, with a * at the end, one whose name begins so.
+// Whether the operator is one of the family: an overload of its name, or, with a * at the end, one
+// whose name begins so.
 bool belongs_to(std::string_view name, std::string_view family) {
   if (family.ends_with('*')) return name.starts_with(family.substr(0, family.size() - 1));
   return name.substr(0, name.find('.')) == family;

@@ -1,7 +1,8 @@
 // OperatorRow: what the op table (op_table.def) says of an operator, as data.
 //
-// Recording, shape inference and the checks of saved programs ask here, by name, for what no schema says. What only code can say, own kernels and lowerings,
-// stands in the same rows; the rooms that have the code read it there.
+// Recording, shape inference and the checks of saved programs ask here, by name, for what no schema
+// says. What only code can say, own kernels and lowerings, stands in the same rows; the rooms that
+// have the code read it there.
 //
 // Thread safety: any thread. Rows live for ever.
 
@@ -22,7 +23,8 @@ enum class ShapeRule : uint8_t {
   kSame,       // the first tensor's sizes
   kSameTwice,  // two results of the first tensor's sizes
   kMatmul,     // the product of the last two tensors
-  kReduce,     // the first tensor without the dimensions of the first list or number; a flag keeps them
+  // The first tensor without the dimensions of the first list or number; a flag keeps them.
+  kReduce,
   kConcatenate,
   kEmbedding,
   kLayerNorm,
@@ -32,7 +34,8 @@ enum class ShapeRule : uint8_t {
   kConvolutionBackward,  // of row-major tensors
 };
 
-// What the arguments of a call must be to mean something, where neither the CPU's kernel nor the Meta kernel looks.
+// What the arguments of a call must be to mean something, where neither the CPU's kernel nor the
+// Meta kernel looks.
 enum class ArgumentMeaning : uint8_t {
   kAny,
   kEmbeddingBag,  // a mode that there is
@@ -53,7 +56,8 @@ constexpr ArgumentSet arguments_at(I... index) {
   return {((1u << index) | ... | 0u)};
 }
 
-// Arguments that an operator writes although its schema does not say so, where the flag among its arguments is set.
+// Arguments that an operator writes although its schema does not say so, where the flag among its
+// arguments is set.
 struct HiddenWrites {
   uint32_t flag = 0;
   ArgumentSet arguments;

@@ -49,7 +49,8 @@ c10::Device hetero_device() { return c10::Device(kHetero, 0); }
       reserved_bytes_(bytes) {}
 
 HeteroStorage::~HeteroStorage() {
-  // Not tracked any more: what tracks it holds it weakly, so it has gone through release_resources().
+  // Not tracked any more: what tracks it holds it weakly, so it has gone through
+  // release_resources().
   release_address();
 }
 
@@ -102,7 +103,8 @@ c10::intrusive_ptr<c10::TensorImpl> HeteroTensorImpl::shallow_copy_and_detach(co
 
 c10::intrusive_ptr<c10::TensorImpl> HeteroTensorImpl::shallow_copy_and_detach(c10::VariableVersion&& version,
                                                                               bool allow_change) const {
-  // Python's dispatch (modes, subclasses) and tensors that became something else follow the base class.
+  // Python's dispatch (modes, subclasses) and tensors that became something else follow the base
+  // class.
   if (!key_set_.has_backend(c10::BackendComponent::PrivateUse1Bit) || key_set_.has(c10::DispatchKey::Python) ||
       c10::impl::TorchDispatchModeTLS::any_modes_set(false)) {
     return TensorImpl::shallow_copy_and_detach(std::move(version), allow_change);
@@ -121,7 +123,8 @@ c10::intrusive_ptr<c10::TensorImpl> HeteroTensorImpl::shallow_copy_and_detach(c1
     set_sizes_and_strides({seen.dims, rank}, {seen.dims + rank, rank});
     return;
   }
-  // The flags of a new tensor say that it is contiguous, and only tensors of those ranks have others.
+  // The flags of a new tensor say that it is contiguous, and only tensors of those ranks have
+  // others.
   if (rank != 1) sizes_and_strides_.resize(rank);
   int64_t* const sizes = sizes_and_strides_.sizes_data();
   int64_t* const strides = sizes_and_strides_.strides_data();
@@ -181,8 +184,8 @@ size_t storage_bytes_for(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64
 
 namespace {
 
-// Storages take no memory when they are made, so allocate() only reserves an identity. It serves c10 code that asks
-// the allocator instead of making a storage.
+// Storages take no memory when they are made, so allocate() only reserves an identity. It serves
+// c10 code that asks the allocator instead of making a storage.
 class HeteroAllocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(size_t) override { return c10::DataPtr(nullptr, hetero_device()); }

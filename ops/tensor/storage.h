@@ -1,17 +1,19 @@
 // HeteroStorage and HeteroTensorImpl: what a hetero tensor is made of.
 //
-// A hetero tensor is an ordinary strided TensorImpl over a HeteroStorage. The storage is an identity: its data pointer is a
-// unique address in a reserved range that nobody can dereference (backend/memory/address_space.h). Where its bytes are, if
-// anywhere, says its Binding; whether recorded nodes will still change them is known to the recorder.
+// A hetero tensor is an ordinary strided TensorImpl over a HeteroStorage. The storage is an
+// identity: its data pointer is a unique address in a reserved range that nobody can dereference
+// (backend/memory/address_space.h). Where its bytes are, if anywhere, says its Binding; whether
+// recorded nodes will still change them is known to the recorder.
 //
 //   fresh:    no bytes, nothing pending   (torch.empty)
 //   pending:  the trace has nodes that write it
 //   settled:  binding.valid_on names the devices that hold its bytes
 //
-// Both classes come from free lists; the tensor remembers the id of its window, a hint that is checked on use.
+// Both classes come from free lists; the tensor remembers the id of its window, a hint that is
+// checked on use.
 //
-// Thread safety: `buffer`, `epoch` and what flights need belong to the recorder's lock, `binding` to the executor's lock (see recorder.h).
-// Destruction may happen on any thread.
+// Thread safety: `buffer`, `epoch` and what flights need belong to the recorder's lock, `binding`
+// to the executor's lock (see recorder.h). Destruction may happen on any thread.
 
 #pragma once
 
@@ -46,7 +48,8 @@ class HeteroStorage final : public c10::StorageImpl {
 
   void release_resources() override;
 
-  // Changes nbytes() and the identity address. REQUIRES: nothing pending; the caller takes care of the bytes.
+  // Changes nbytes() and the identity address. REQUIRES: nothing pending; the caller takes care of
+  // the bytes.
   void change_size(size_t bytes);
 
   // Position in the recorder's trace; meaningful while `epoch` is the trace's epoch.
@@ -65,7 +68,8 @@ class HeteroStorage final : public c10::StorageImpl {
   Growth growth = Growth::kNone;  // the recorder's lock
   // Of storage_memory.h; the executor's lock:
   bool tracked = false;  // it is in the set
-  // What is called when a tracked storage dies, on any thread. Installed by storage_memory.h, which sets `tracked`.
+  // What is called when a tracked storage dies, on any thread. Installed by storage_memory.h, which
+  // sets `tracked`.
   static void (*on_tracked_end)(HeteroStorage* storage);
   bool arrived = false;    // it is among the arrivals (arrivals.h)
   uint64_t last_used = 0;  // the last run that touched it
@@ -101,7 +105,8 @@ class HeteroTensorImpl final : public c10::TensorImpl {
            other.equals(static_cast<graph::DType>(data_type_.toScalarType()), {sizes_and_strides_.sizes_data(), rank},
                         {sizes_and_strides_.strides_data(), rank}, storage_offset_);
   }
-  // Sees its storage through this window from now on. REQUIRES: nobody else knows the tensor yet; the offset is 0.
+  // Sees its storage through this window from now on. REQUIRES: nobody else knows the tensor yet;
+  // the offset is 0.
   void look_through(const graph::Window& window, graph::WindowId id);
 
   // The window this tensor had when it was made; compare before use.
@@ -137,7 +142,8 @@ at::Tensor make_strided(at::ScalarType dtype, c10::IntArrayRef sizes, c10::IntAr
 // Bytes a storage needs to hold the window.
 size_t storage_bytes_for(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset, size_t item_bytes);
 
-// The c10 allocator of the device: what torch.UntypedStorage(n, device="hetero") and empty_cache talk to.
+// The c10 allocator of the device: what torch.UntypedStorage(n, device="hetero") and empty_cache
+// talk to.
 c10::Allocator* hetero_allocator();
 // `before_first` is called before the first hetero tensor is made.
 void register_storage(void (*before_first)());

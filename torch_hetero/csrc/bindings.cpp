@@ -1,4 +1,5 @@
-// torch_hetero._C: the Python module. Glue only; what a function does is said where it is implemented (ops/).
+// torch_hetero._C: the Python module. Glue only; what a function does is said where it is
+// implemented (ops/).
 
 #include <ATen/core/Generator.h>
 #include <torch/csrc/Generator.h>
@@ -36,7 +37,7 @@ namespace ops = hetero::ops;
 
 namespace {
 
-// ---- the interpreter's lock, for threads that block ---------------------------------------------------------------
+// ---- the interpreter's lock, for threads that block ---------------------------------------------
 
 void* release_interpreter() { return Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr; }
 
@@ -67,7 +68,7 @@ std::string where() {
   return text;
 }
 
-// ---- reports ------------------------------------------------------------------------------------------------------
+// ---- reports ------------------------------------------------------------------------------------
 
 struct RecorderFacts {
   size_t meta_entries;
@@ -76,7 +77,8 @@ struct RecorderFacts {
   std::vector<ops::Misprediction> mispredictions;
 };
 
-// No Python object is made under the lock: the garbage collector may run then, and whatever it ends may record.
+// No Python object is made under the lock: the garbage collector may run then, and whatever it ends
+// may record.
 RecorderFacts recorder_facts() {
   ops::Locked lock(ops::recorder().mutex());
   ops::Recorder& recorder = ops::recorder();
@@ -220,7 +222,7 @@ void set_placement_rules(const std::vector<std::pair<std::string, std::string>>&
   ops::set_placement_rules(std::move(parsed));
 }
 
-// ---- compiled programs --------------------------------------------------------------------------------------------
+// ---- compiled programs --------------------------------------------------------------------------
 
 // Arguments and results of a program: tensors, numbers, None.
 std::vector<c10::IValue> values_of(const py::list& objects) {
@@ -258,7 +260,8 @@ py::list objects_of(const std::vector<c10::IValue>& values) {
   return objects;
 }
 
-// The list is empty while and after the program runs: what nobody else owns is released as it goes. It is as before where nothing ran.
+// The list is empty while and after the program runs: what nobody else owns is released as it goes.
+// It is as before where nothing ran.
 py::object run_program(ops::CompiledProgram& program, py::list arguments) {
   std::vector<c10::IValue> values = values_of(arguments);
   arguments.attr("clear")();
@@ -330,7 +333,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("reset_accelerator_peak", [] {
     if (auto* device = hetero::backend::accelerator()) device->reset_peak();
   });
-  // Which accelerator there is, and its budget: what was planned beforehand is right while they stay.
+  // Which accelerator there is, and its budget: what was planned beforehand is right while they
+  // stay.
   m.def("accelerator_settings", [] {
     return std::pair(reinterpret_cast<uintptr_t>(hetero::backend::accelerator()), ops::accelerator_budget());
   });

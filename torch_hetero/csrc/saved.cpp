@@ -1,4 +1,5 @@
-// Saved programs in Python: making them of what was captured, their files, and executors that call them.
+// Saved programs in Python: making them of what was captured, their files, and executors that call
+// them.
 
 #include "torch_hetero/csrc/saved.h"
 

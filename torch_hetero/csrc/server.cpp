@@ -1,5 +1,5 @@
-// Servers in Python. A lane never takes the interpreter's lock: requests that have ended go into a queue, from which a thread of Python
-// takes them and completes their futures.
+// Servers in Python. A lane never takes the interpreter's lock: requests that have ended go into a
+// queue, from which a thread of Python takes them and completes their futures.
 
 #include "torch_hetero/csrc/server.h"
 
@@ -67,7 +67,8 @@ class EndedRequests {
   bool stopped_ = false;
 };
 
-// Of the program's dimensions in a call with these inputs. Raises a ValueError where the program does not take them.
+// Of the program's dimensions in a call with these inputs. Raises a ValueError where the program
+// does not take them.
 std::vector<int64_t> sizes_of(const graph::SavedProgram& program, const std::vector<TensorView>& inputs) {
   if (program.dynamic.dimensions().empty()) return {};
   Result<std::vector<int64_t>> found = graph::find_sizes(program, inputs);
@@ -114,7 +115,8 @@ class PythonRequest final : public Server::Request, public std::enable_shared_fr
   const std::shared_ptr<EndedRequests> ended_;
 };
 
-// A group as Python says it: name, cores, threads, and compute queues, which count from 1 as in reports.
+// A group as Python says it: name, cores, threads, and compute queues, which count from 1 as in
+// reports.
 using GroupFields = std::tuple<std::string, std::vector<int>, int, std::vector<int>>;
 
 std::vector<backend::CoreGroup::Options> lanes_from(std::vector<GroupFields> groups) {

@@ -1,4 +1,5 @@
-// Servers in Python: the classes Server and ServerRequest of the module _C, below torch_hetero/program/server.py.
+// Servers in Python: the classes Server and ServerRequest of the module _C, below
+// torch_hetero/program/server.py.
 
 #pragma once
 

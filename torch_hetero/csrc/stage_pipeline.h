@@ -1,4 +1,5 @@
-// Stage pipelines in Python: the classes StagePipeline and StageCall of the module _C, below torch_hetero/program/stage_pipeline.py.
+// Stage pipelines in Python: the classes StagePipeline and StageCall of the module _C, below
+// torch_hetero/program/stage_pipeline.py.
 
 #pragma once
 

@@ -1,4 +1,5 @@
-// One pass over the instructions; VectorAssembler has their registers. Each operation of a map has a function that emits it.
+// One pass over the instructions; VectorAssembler has their registers. Each operation of a map has
+// a function that emits it.
 //
 //   entry:  load the arrays' addresses; jump to `fill`
 //   loop:   the instructions; next vector

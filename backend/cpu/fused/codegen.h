@@ -36,8 +36,9 @@ inline constexpr size_t kMaxVectorInstructions = 256;
 // Whether code can be generated for maps with this formula.
 bool can_generate(const MapFormula& formula);
 
-// Writes the loop into `code`. The number of bytes, or 0 where the run needs more registers, or more code, than there is.
-// REQUIRES: set is not kNone; each value is made once, before it is used; at most kMaxVectorArrays arrays.
+// Writes the loop into `code`. The number of bytes, or 0 where the run needs more registers, or
+// more code, than there is. REQUIRES: set is not kNone; each value is made once, before it is used;
+// at most kMaxVectorArrays arrays.
 size_t generate_vector_loop(std::span<const VectorInstruction> run, int array_count, InstructionSet set,
                             std::span<uint8_t> code);
 

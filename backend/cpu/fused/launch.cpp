@@ -15,9 +15,10 @@ bool is_entry_size(int64_t bytes) { return bytes == 1 || bytes == 2 || bytes == 
 
 // What checking finds out on the way, and its memory.
 struct Facts {
-  std::vector<uint8_t> defined;    // by value
-  std::vector<uint8_t> stored;     // by operand
-  std::vector<uint8_t> from_rows;  // by value: computed by maps from row values that are loaded or filled
+  std::vector<uint8_t> defined;  // by value
+  std::vector<uint8_t> stored;   // by operand
+  // By value: computed by maps from row values that are loaded or filled.
+  std::vector<uint8_t> from_rows;
   bool has_row_values = false;
   bool has_stages = false;  // totals or checks
   bool is_empty = false;    // strides mean nothing
@@ -60,7 +61,8 @@ const char* broken_rule_of_store(const FusedSpace& space, const FusedStep& step,
   return nullptr;
 }
 
-// How many bytes input j has where it must be a row value: an index, what is put there, or the parameter of a reduction. Else 0.
+// How many bytes input j has where it must be a row value: an index, what is put there, or the
+// parameter of a reduction. Else 0.
 int64_t parameter_bytes(const FusedStep& step, int j, int64_t value_bytes) {
   constexpr int64_t kIndexBytes = 8;
   switch (step.kind) {

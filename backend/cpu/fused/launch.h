@@ -35,7 +35,8 @@ struct DevicePart {
   virtual ~DevicePart() = default;
 };
 
-// Room for one beside a launch, filled while the launch is run. Copies of a launch begin without one.
+// Room for one beside a launch, filled while the launch is run. Copies of a launch begin without
+// one.
 class DeviceSlot {
  public:
   DeviceSlot() = default;
@@ -62,13 +63,14 @@ class DeviceSlot {
 
 struct FusedLaunch {
   RowSpace space;
-  // Presumes that the operands of each pair have different addresses. Where two have the same, `careful` runs, which copies what it reads
-  // before it writes.
+  // Presumes that the operands of each pair have different addresses. Where two have the same,
+  // `careful` runs, which copies what it reads before it writes.
   FusedProgram program;
   FusedProgram careful;
   std::vector<std::pair<uint16_t, uint16_t>> pairs;
   bool empty = true;  // nothing to run
-  // Of a kernel with totals or checks, which then has no program of its own: they run one after the other.
+  // Of a kernel with totals or checks, which then has no program of its own: they run one after the
+  // other.
   std::vector<FusedStage> stages;
   int64_t temporary_bytes = 0;  // what stages pass on to later ones
   int64_t max_stage_operands = 0;
@@ -82,15 +84,17 @@ struct FusedLaunch {
 struct FusedStage {
   FusedLaunch launch;
   std::vector<StageOperand> operands;
-  std::vector<int64_t> checks;  // temporaries of one byte; where one is 0 after this stage, no other runs
+  // Temporaries of one byte; where one is 0 after this stage, no other runs.
+  std::vector<int64_t> checks;
 };
 
-// Errors: kUsage for a kernel or space that breaks the contract of kernel.h; the launch then runs nothing.
+// Errors: kUsage for a kernel or space that breaks the contract of kernel.h; the launch then runs
+// nothing.
 Status prepare_fused(const FusedKernel& kernel, const FusedSpace& space, FusedLaunch& launch);
 
-// REQUIRES: an address for each of the kernel's operands, a number for each of its numbers; neither is kept. An operand of an empty space may
-// be null.
-// False where a check of the kernel failed; then nothing was written.
+// REQUIRES: an address for each of the kernel's operands, a number for each of its numbers; neither
+// is kept. An operand of an empty space may be null. False where a check of the kernel failed; then
+// nothing was written.
 bool run_fused(const FusedLaunch& launch, void* const* operands, const Number* numbers);
 
 }  // namespace hetero::backend

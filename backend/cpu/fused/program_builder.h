@@ -1,7 +1,9 @@
-// ProgramBuilder: writes the steps of a fused program, and says where the values that they name lie. schedule.cpp alone includes it.
+// ProgramBuilder: writes the steps of a fused program, and says where the values that they name
+// lie. schedule.cpp alone includes it.
 //
-// The scheduler decides which steps are active in a section; the builder emits them in order, reads and writes operands in place where that is safe, and gives
-// the other values slots of scratch memory by a linear scan.
+// The scheduler decides which steps are active in a section; the builder emits them in order, reads
+// and writes operands in place where that is safe, and gives the other values slots of scratch
+// memory by a linear scan.
 //
 // Thread safety: belongs to one thread, as its workspace does.
 
@@ -42,7 +44,8 @@ struct ScheduleMemory {
   std::vector<uint8_t> active, store_is_row;
   std::vector<int32_t> store_phase;
   std::vector<std::pair<int32_t, int32_t>> early_loads;  // before which step, which step
-  std::vector<int32_t> in_place;                         // values in operands' memory for the section at hand
+  // Values in operands' memory for the section at hand.
+  std::vector<int32_t> in_place;
   std::vector<OperandWrite> writes;
   std::vector<int32_t> first_write_of_class, first_write_of_operand;
   // By operand.
@@ -52,8 +55,9 @@ struct ScheduleMemory {
   std::vector<SlotKind> slot_kind;
   std::vector<int32_t> slot_width;
   std::vector<uint32_t> free_elements, free_rows, expanded_now;
-  std::vector<uint8_t> touched;      // by the steps that are left
-  std::vector<CompiledRun> earlier;  // of the program that is replaced: its code may be needed again
+  std::vector<uint8_t> touched;  // by the steps that are left
+  // Of the program that is replaced: its code may be needed again.
+  std::vector<CompiledRun> earlier;
 };
 
 class ProgramBuilder {
@@ -62,8 +66,9 @@ class ProgramBuilder {
 
   static constexpr uint32_t kNone = ~uint32_t{0};
   static constexpr int32_t kNever = std::numeric_limits<int32_t>::max();
-  static constexpr int64_t kMinEntries = 256;    // in a block, whatever the scratch
-  static constexpr int64_t kConstantBytes = 32;  // of one entry of all values that are computed once for each task
+  static constexpr int64_t kMinEntries = 256;  // in a block, whatever the scratch
+  // Of one entry of all values that are computed once for each task.
+  static constexpr int64_t kConstantBytes = 32;
 
   ProgramBuilder(const FusedKernel& kernel, const RowSpace& space, std::vector<std::pair<uint16_t, uint16_t>>* pairs,
                  FusedProgram& program, ScheduleMemory& work)
@@ -75,7 +80,7 @@ class ProgramBuilder {
         value_count_(static_cast<uint32_t>(kernel.values.size())),
         step_count_(static_cast<int32_t>(kernel.steps.size())) {}
 
-  // -- Facts about the kernel ------------------------------------------------------------------------------------------------------------
+  // -- Facts about the kernel ---------------------------------------------------------------------
 
   const FusedStep& step(int32_t s) const { return kernel_.steps[s]; }
   const OperandView& view(uint16_t operand) const { return space_.operands[operand]; }
@@ -130,7 +135,7 @@ class ProgramBuilder {
     }
   }
 
-  // -- Places ----------------------------------------------------------------------------------------------------------------------------
+  // -- Places -------------------------------------------------------------------------------------
 
   void clear(BlockLayout layout) {
     layout_ = layout;
@@ -160,7 +165,8 @@ class ProgramBuilder {
     work_.free_elements.clear();
     work_.free_rows.clear();
     program_.run = space_.row;
-    // Pieces of a row of several dimensions stay inside of the innermost, where that is long enough.
+    // Pieces of a row of several dimensions stay inside of the innermost, where that is long
+    // enough.
     if (space_.segment >= kMinEntries) program_.run = space_.segment;
   }
 
@@ -174,7 +180,8 @@ class ProgramBuilder {
   }
   uint32_t new_slot(SlotKind kind, int32_t width) { return new_place({Place::Kind::kScratch, 0, 0, 0}, kind, width); }
 
-  // A free slot of this width; or the narrowest wider one; or the widest of the others, widened; or a new one.
+  // A free slot of this width; or the narrowest wider one; or the widest of the others, widened; or
+  // a new one.
   uint32_t take_slot(bool row, int32_t width) {
     std::vector<uint32_t>& free = row ? work_.free_rows : work_.free_elements;
     if (free.empty()) return new_slot(row ? SlotKind::kRows : SlotKind::kElements, width);
@@ -231,7 +238,7 @@ class ProgramBuilder {
     return row || operand.same_in_row || layout_ == BlockLayout::kWholeRow || layout_ == BlockLayout::kWholeRows;
   }
 
-  // -- Emitting steps ----------------------------------------------------------------------------------------------------------------------
+  // -- Emitting steps -----------------------------------------------------------------------------
 
   ProgramStep& emit(ProgramStep::Kind kind, bool row, uint32_t out, uint32_t bytes) {
     ProgramStep& it = program_.steps.emplace_back();
@@ -401,7 +408,8 @@ class ProgramBuilder {
     to.in[1] = it.inputs[1];
   }
 
-  // What the active stores write, and when. A step may write its result into the operand itself; its store then does nothing.
+  // What the active stores write, and when. A step may write its result into the operand itself;
+  // its store then does nothing.
   void find_writes() {
     work_.writes.clear();
     work_.in_place.clear();

@@ -1,10 +1,15 @@
-// 1. A layout of blocks is chosen from the space: pieces of rows, whole rows, several rows, or tiles.
-// 2. Where each value's entries can lie is decided: an operand that already lies as a block needs it is read and written in place, values
-//    that are the same in all blocks are computed once for each task.
-// 3. Loads see memory as it was before the kernel. A load that is used after a write that may hit its memory is copied first.
-// 4. Rows that do not fit into a block are streamed in phases. From the last phase to the first: what the phase must give, and
-//    from that backwards what it must compute. A value of an earlier phase is kept for the whole row if it is costly and fits, else computed again.
-// 5. The steps are emitted over values, then a linear scan gives values to slots of scratch memory (program_builder.h).
+// 1. A layout of blocks is chosen from the space: pieces of rows, whole rows, several rows, or
+//    tiles.
+// 2. Where each value's entries can lie is decided: an operand that already lies as a block needs
+//    it is read and written in place, values that are the same in all blocks are computed once for
+//    each task.
+// 3. Loads see memory as it was before the kernel. A load that is used after a write that may hit
+//    its memory is copied first.
+// 4. Rows that do not fit into a block are streamed in phases. From the last phase to the first:
+//    what the phase must give, and from that backwards what it must compute. A value of an earlier
+//    phase is kept for the whole row if it is costly and fits, else computed again.
+// 5. The steps are emitted over values, then a linear scan gives values to slots of scratch memory
+//    (program_builder.h).
 // 6. Runs of cheap steps are compiled (compile.h).
 // 7. The number of entries in a block follows from the slots, so that they fit into the L1 cache.
 
@@ -19,19 +24,25 @@
 namespace hetero::backend {
 namespace {
 
-constexpr int64_t kBlockBytes = 32 << 10;       // what a block touches, in scratch and in place: most of an L1 cache
-constexpr int64_t kMaxEntries = 2048;           // in a block
-constexpr int64_t kPassedEntries = 8192;        // in a block without scratch arrays, which nothing needs twice
-constexpr int64_t kShortRow = 256;              // rows up to this size are taken several at a time
-constexpr int64_t kTileRows = 16;               // rows of a block where an operand is transposed
-constexpr int64_t kWholeRowBytes = 128 << 10;   // scratch of a block that holds whole rows: in the L2 cache
+// What a block touches, in scratch and in place: most of an L1 cache.
+constexpr int64_t kBlockBytes = 32 << 10;
+constexpr int64_t kMaxEntries = 2048;  // in a block
+// In a block without scratch arrays, which nothing needs twice.
+constexpr int64_t kPassedEntries = 8192;
+constexpr int64_t kShortRow = 256;  // rows up to this size are taken several at a time
+constexpr int64_t kTileRows = 16;   // rows of a block where an operand is transposed
+// Scratch of a block that holds whole rows: in the L2 cache.
+constexpr int64_t kWholeRowBytes = 128 << 10;
 constexpr int64_t kWholeRowEntries = 32 << 10;  // in a block that holds whole rows
 constexpr int64_t kKeptBytes = 1 << 20;         // what may be kept of a streamed row
 constexpr int64_t kTaskSteps = 64 << 10;        // entries times steps that are worth a task
-constexpr int64_t kCompiledSteps = 8;           // take as long in machine code as one that is interpreted
-constexpr int64_t kOpaqueSteps = 4;             // take as long as a call of a vector function like exp, or less
-constexpr int64_t kStretch = 32 << 10;          // entries of a row that are reduced before states are merged
-constexpr size_t kMaxPairs = 64;                // more are not worth comparing at each run
+// Take as long in machine code as one that is interpreted.
+constexpr int64_t kCompiledSteps = 8;
+// Take as long as a call of a vector function like exp, or less.
+constexpr int64_t kOpaqueSteps = 4;
+// Entries of a row that are reduced before states are merged.
+constexpr int64_t kStretch = 32 << 10;
+constexpr size_t kMaxPairs = 64;  // more are not worth comparing at each run
 
 int64_t align(int64_t bytes) { return (bytes + 63) & ~int64_t{63}; }
 
@@ -72,7 +83,7 @@ class Scheduler : ProgramBuilder {
     }
   }
 
-  // -- Blocks of several rows, whole rows or pieces, with all steps in one phase ---------------------------------------------------------
+  // -- Blocks of several rows, whole rows or pieces, with all steps in one phase ------------------
 
   void plan_blocks(BlockLayout layout) {
     clear(layout);
@@ -183,7 +194,7 @@ class Scheduler : ProgramBuilder {
     }
   }
 
-  // -- Streamed rows -----------------------------------------------------------------------------------------------------------------------
+  // -- Streamed rows ------------------------------------------------------------------------------
 
   void plan_stream(BlockLayout layout) {
     clear(layout);
@@ -226,7 +237,8 @@ class Scheduler : ProgramBuilder {
     program_.last = emit_rows(last_phase_ + 1);
   }
 
-  // Which phase each store belongs to. What may share memory with something that is loaded is stored last, when nothing is loaded again.
+  // Which phase each store belongs to. What may share memory with something that is loaded is
+  // stored last, when nothing is loaded again.
   void choose_phases() {
     work_.class_is_loaded.assign(space_.classes.size(), 0);
     last_phase_ = 0;

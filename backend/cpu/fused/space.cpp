@@ -1,5 +1,6 @@
 // 1. Dimensions of size 1 are dropped.
-// 2. Dimensions outside the row are sorted by stride, the smallest innermost; written operands decide first. (TensorIterator's idea.)
+// 2. Dimensions outside the row are sorted by stride, the smallest innermost; written operands
+//    decide first. (TensorIterator's idea.)
 // 3. Neighbours that all operands walk in one stride are joined, rows and row apart.
 // 4. A kernel without row values gets the innermost dimension as its row.
 // 5. Each operand's own views are made, and operands that could share memory are put into classes.
@@ -106,7 +107,8 @@ void find_dimensions(const FusedSpace& space, bool has_row_values, const std::ve
   }
 }
 
-// A transposed operand is copied in tiles, which wants the dimension of its small stride next to the row. Whether there is one.
+// A transposed operand is copied in tiles, which wants the dimension of its small stride next to
+// the row. Whether there is one.
 bool move_transposed(const FusedSpace& space, size_t operand_count, const Dimensions& inner, Dimensions& outer) {
   for (size_t o = 0; o < operand_count && inner.rank > 0; ++o) {
     const FusedOperand& operand = space.operands[o];

@@ -6,7 +6,8 @@
 // innermost remaining dimension then serves as the row.
 //
 //   sizes[0 .. outer_rank)     the rows, `rows` in number
-//   sizes[outer_rank .. rank)  the entries of a row, `row` in number, in row-major order (reducers rely on it)
+//   sizes[outer_rank .. rank)  the entries of a row, `row` in number, in row-major order (reducers
+//                              rely on it)
 //
 // An entry has the linear index `row number * row + place in the row`. Each operand has its own
 // view of this index, with dimensions collapsed as far as this operand allows.
@@ -47,9 +48,10 @@ struct RowSpace {
   int64_t sizes[kMaxFusedRank] = {};
   int64_t rows = 1;
   int64_t row = 1;
-  int64_t segment = 1;      // the size of the innermost dimension of the row
-  int64_t inner_rows = 1;   // the size of the innermost dimension of the rows
-  bool transposed = false;  // neighbours in a row lie far apart in some operand, neighbouring rows close together
+  int64_t segment = 1;     // the size of the innermost dimension of the row
+  int64_t inner_rows = 1;  // the size of the innermost dimension of the rows
+  // Neighbours in a row lie far apart in some operand, neighbouring rows close together.
+  bool transposed = false;
   std::vector<OperandView> operands;
   std::vector<uint32_t> classes;  // the first operand of each alias class
 };

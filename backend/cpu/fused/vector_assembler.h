@@ -1,7 +1,9 @@
-// VectorAssembler: registers, constants and vector instructions for a loop over arrays, on top of the assembler xbyak. codegen.cpp alone includes it.
+// VectorAssembler: registers, constants and vector instructions for a loop over arrays, on top of
+// the assembler xbyak. codegen.cpp alone includes it.
 //
-// Values take the lowest free register and give it back after their last use. Numbers and constants are kept in registers from the highest downwards,
-// filled before the loop, as long as no value has used that register; the others are filled where they are used.
+// Values take the lowest free register and give it back after their last use. Numbers and constants
+// are kept in registers from the highest downwards, filled before the loop, as long as no value has
+// used that register; the others are filled where they are used.
 //
 // Thread safety: belongs to one thread.
 
@@ -50,7 +52,7 @@ class VectorAssembler : protected Xbyak::CodeGenerator {
   using Xmm = Xbyak::Xmm;
   static constexpr int kNoRegister = -1;
 
-  // -- Addresses ---------------------------------------------------------------------------------------------------------------------------
+  // -- Addresses ----------------------------------------------------------------------------------
 
   const Reg64 kArrays = rdi, kNumbers = rsi, kCount = rdx, kIndex = rcx, kAddress = rax;
   static constexpr int kSavedFrom = 4;
@@ -75,7 +77,7 @@ class VectorAssembler : protected Xbyak::CodeGenerator {
     return ptr[kAddress + kIndex * bytes];
   }
 
-  // -- Registers ---------------------------------------------------------------------------------------------------------------------------
+  // -- Registers ----------------------------------------------------------------------------------
 
   struct Value {
     int index = kNoRegister;
@@ -140,8 +142,9 @@ class VectorAssembler : protected Xbyak::CodeGenerator {
       it.index = kNoRegister;
     }
   }
-  // The result's register: one apart from those of the inputs, or perhaps one of an input that is not needed any more. Then inputs must be read
-  // by the instruction that writes the result, and not later.
+  // The result's register: one apart from those of the inputs, or perhaps one of an input that is
+  // not needed any more. Then inputs must be read by the instruction that writes the result, and
+  // not later.
   Xmm result_apart() {
     values_[run_[at_].value].index = take_index();
     return as(values_[run_[at_].value].index, run_[at_].bytes);
@@ -218,7 +221,7 @@ class VectorAssembler : protected Xbyak::CodeGenerator {
     }
   }
 
-  // -- Instructions that the sets name differently -------------------------------------------------------------------------------------------
+  // -- Instructions that the sets name differently ------------------------------------------------
 
   // Bits. The AVX-512 forms reach all registers.
   void exclusive_or(const Xmm& to, const Xmm& a, const Xmm& b) { wide_ ? vpxord(to, a, b) : vpxor(to, a, b); }
@@ -236,7 +239,8 @@ class VectorAssembler : protected Xbyak::CodeGenerator {
   }
   void move(const Xmm& to, const Xmm& from) { vmovaps(to, from); }
 
-  // A vector's worth of yes and no: a mask register, or a vector of entries that are all ones or zero.
+  // A vector's worth of yes and no: a mask register, or a vector of entries that are all ones or
+  // zero.
   struct Mask {
     Xmm vector;
   };

@@ -1,10 +1,13 @@
 // Forward, for a group of queries of the heads that share one head of keys:
-// 1. A block of keys is packed transposed, the block of values as it is: as floats for vectors, or for the processor's tile unit (tile_kernel.h).
-// 2. For each tile of queries: scores = q k^T; weights = exp(scores - the largest so far); out = out * correction + weights v.
+// 1. A block of keys is packed transposed, the block of values as it is: as floats for vectors, or
+//    for the processor's tile unit (tile_kernel.h).
+// 2. For each tile of queries: scores = q k^T; weights = exp(scores - the largest so far); out =
+//    out * correction + weights v.
 // 3. After the last block: out / sums of the weights.
 //
-// Backward, for a head of keys, by blocks of keys and tiles of queries of the heads that share it: the weights are computed again, gradients of the
-// weights are grad_out v^T, and those of the scores follow from both. grad_q sums over the blocks; grad_k and grad_v over the tiles.
+// Backward, for a head of keys, by blocks of keys and tiles of queries of the heads that share it:
+// the weights are computed again, gradients of the weights are grad_out v^T, and those of the
+// scores follow from both. grad_q sums over the blocks; grad_k and grad_v over the tiles.
 
 #include "backend/cpu/kernels/attention.h"
 
@@ -31,7 +34,7 @@ namespace {
 
 using namespace attention;
 
-// ---- the portable instruction set: loops that the compiler makes vectors of -----------------------------------------------
+// ---- the portable instruction set: loops that the compiler makes vectors of ---------------------
 
 constexpr AttentionKernels kPortableKernels = make_attention_kernels<Vector>();
 
@@ -40,7 +43,8 @@ constexpr int64_t kBackwardTileRows = 48;
 constexpr int64_t kBackwardBlockKeys = 256;
 // Rows of all heads that share a head of keys for which nothing is packed.
 constexpr int64_t kFewRows = 4 * kMaxMatvecRows;
-// Keys and values packed at a time, where a thread takes several heads: what half of a second-level cache holds.
+// Keys and values packed at a time, where a thread takes several heads: what half of a second-level
+// cache holds.
 constexpr int64_t kPackedFloats = 128 << 10;
 // What is worth another thread, in multiplications.
 constexpr int64_t kWorkPerThread = 256 << 10;
@@ -69,11 +73,13 @@ class Engine {
   Place sharer(Place place, int64_t i) const { return {place.batch, place.head * sharing_ + i}; }
   bool few_queries() const;
   void forward_nothing() const;
-  // Some rows of those of a head of keys: all queries of the first head that shares it, then those of the next.
+  // Some rows of those of a head of keys: all queries of the first head that shares it, then those
+  // of the next.
   void forward_few(Place place, int64_t first, int64_t count) const;
   template <typename Products>
   void forward_many() const;
-  // Some queries of all heads that share `heads` heads of keys from place.head on. False where the products could not be had: nothing is written that counts.
+  // Some queries of all heads that share `heads` heads of keys from place.head on. False where the
+  // products could not be had: nothing is written that counts.
   template <typename Products>
   bool forward_group(Place place, int64_t heads, int64_t first, int64_t count) const;
   class BackwardHead;
@@ -300,7 +306,8 @@ void Engine::forward_many() const {
   constexpr int64_t kRows = Products::kRows, kGroupRows = Products::kGroupRows;
   const int64_t places = call_.batches * call_.kv_heads, threads = thread_count();
   const int64_t work = 2 * call_.keys * std::max<int64_t>(1, call_.head_size);
-  // There should be some groups for each thread; beyond that, many queries pack less often, and many heads read memory in its order.
+  // There should be some groups for each thread; beyond that, many queries pack less often, and
+  // many heads read memory in its order.
   constexpr int64_t kGroupsPerThread = 4;
   const int64_t wanted = divide_up(kGroupsPerThread * threads, places);
   const int64_t most_rows = std::max(kRows, std::min(kGroupRows, 2 * kGroupRows / sharing_ / kRows * kRows));

@@ -1,4 +1,5 @@
-// A call of attention as data: operands, mask and sizes, and the same for its gradients. attention.h computes it.
+// A call of attention as data: operands, mask and sizes, and the same for its gradients.
+// attention.h computes it.
 //
 // Thread safety: plain data.
 
@@ -31,7 +32,8 @@ struct AttentionMask {
 struct Attention {
   Element element = Element::kFloat32;  // of q, k, v and out
   bool causal = false;                  // query i attends to the keys 0 to i only
-  bool tiles = true;                    // the forward pass may multiply on the tile unit (tile_gemm.h)
+  // The forward pass may multiply on the tile unit (tile_gemm.h).
+  bool tiles = true;
   int64_t batches = 0;
   int64_t heads = 0;     // of q and out
   int64_t kv_heads = 0;  // of k and v: head h of q attends to head h / (heads / kv_heads)
@@ -47,7 +49,8 @@ struct Attention {
   AttentionOperand logsumexp;  // float32 [batches, heads, queries]
 };
 
-// What a forward pass with `call` has written is read here. Gradients are of the call's element type.
+// What a forward pass with `call` has written is read here. Gradients are of the call's element
+// type.
 struct AttentionBackward {
   Attention call;
   AttentionOperand grad_out;

@@ -75,8 +75,8 @@ struct AttentionSoftmax {
   float* largest;  // of each row so far; -inf before the first block
   float* sums;     // of exp(score - largest); 0 before the first block
   bool first;      // the first block: nothing is in `out`
-  float* out =
-      nullptr;  // [rows, out_columns]: what was summed up so far, multiplied by what the sums are multiplied by
+  // [rows, out_columns]: what was summed up so far, multiplied by what the sums are multiplied by.
+  float* out = nullptr;
   int64_t out_stride = 0;
   int64_t out_columns = 0;
 };

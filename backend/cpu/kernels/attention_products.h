@@ -1,7 +1,9 @@
-// The products of attention's forward pass, by vectors, by pairs of bfloat16, or on the tile unit. attention.cpp alone includes it.
+// The products of attention's forward pass, by vectors, by pairs of bfloat16, or on the tile unit.
+// attention.cpp alone includes it.
 //
-// Each class has the same functions, for blocks of keys and tiles of queries: what packing takes, packing, scores of a tile, and what their weights gather
-// from the values. Memory is given by the caller, in floats.
+// Each class has the same functions, for blocks of keys and tiles of queries: what packing takes,
+// packing, scores of a tile, and what their weights gather from the values. Memory is given by the
+// caller, in floats.
 //
 // Thread safety: an object belongs to one thread.
 
@@ -68,7 +70,8 @@ inline Rows float_rows(const Attention& call, InstructionSet set, const Attentio
   return {buffer, call.head_size};
 }
 
-// What is multiplied with what: `rows` rows of queries, or of weights for the first `columns` keys of the block.
+// What is multiplied with what: `rows` rows of queries, or of weights for the first `columns` keys
+// of the block.
 struct TileOfRows {
   int64_t rows;
   int64_t columns;
@@ -80,7 +83,8 @@ struct TileOfRows {
 // By vectors.
 class VectorProducts {
  public:
-  // Queries of a tile: a multiple of the rows that any kernel takes at once. Their scores should stay in the first-level cache.
+  // Queries of a tile: a multiple of the rows that any kernel takes at once. Their scores should
+  // stay in the first-level cache.
   static constexpr int64_t kRows = 24;
   // Packed, with their values, they should stay in the second-level cache.
   static constexpr int64_t kKeys = 512;
@@ -159,7 +163,8 @@ class VectorProducts {
   const bool wide_;
 };
 
-// By vectors of pairs of bfloat16. Queries are multiplied as they lie, and keys are packed as if their pairs were floats. Weights are rounded.
+// By vectors of pairs of bfloat16. Queries are multiplied as they lie, and keys are packed as if
+// their pairs were floats. Weights are rounded.
 class PairProducts {
  public:
   static constexpr int64_t kRows = VectorProducts::kRows;
@@ -326,8 +331,9 @@ class TileProducts {
                                 .sum_stride = out_stride});
     }
   }
-  // False where operands had values that planes cannot have: what was computed since is of no use. Weights are between 0 and 1, and of two planes for
-  // bfloat16, of which the second may have the other sign: infinite values would become no numbers.
+  // False where operands had values that planes cannot have: what was computed since is of no use.
+  // Weights are between 0 and 1, and of two planes for bfloat16, of which the second may have the
+  // other sign: infinite values would become no numbers.
   bool exact() const {
     constexpr uint32_t kOne = std::bit_cast<uint32_t>(1.0f);
     constexpr uint32_t kInfinite = std::bit_cast<uint32_t>(std::numeric_limits<float>::infinity());
@@ -338,8 +344,9 @@ class TileProducts {
  private:
   int64_t bytes(int64_t k) const { return panel_bytes(call_.element, k); }
 
-  // Interleaved heads are packed one by one, but lie in one piece of memory: reading it in order first brings it into the second-level cache at the
-  // speed of memory, which the processor does not reach where it sees short pieces.
+  // Interleaved heads are packed one by one, but lie in one piece of memory: reading it in order
+  // first brings it into the second-level cache at the speed of memory, which the processor does
+  // not reach where it sees short pieces.
   void read_ahead(const AttentionOperand& operand, Place place, int64_t heads, int64_t first, int64_t count) const {
     if (heads == 1 || operand.head_stride != call_.head_size) return;
     const int64_t bytes = heads * call_.head_size * item_;

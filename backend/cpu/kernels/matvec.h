@@ -4,8 +4,8 @@
 // Several rows of w are in flight at a time, parallel_for divides them, and nothing is copied or
 // packed. Sums are kept in float32 and rounded once, when they are stored.
 //
-//   Matvec call{.element = Element::kBfloat16, .m = 1, .n = 3072, .k = 1024, .x = x, .x_stride = 1024, .w = w, .w_stride = 1024,
-//               .y = y, .y_stride = 3072};
+//   Matvec call{.element = Element::kBfloat16, .m = 1, .n = 3072, .k = 1024, .x = x,
+//               .x_stride = 1024, .w = w, .w_stride = 1024, .y = y, .y_stride = 3072};
 //   matvec(call);
 //
 // Several products of one x, such as those with the weights of Q, K and V, may be one call. It
@@ -43,8 +43,9 @@ struct Matvec {
   bool x_columns = false;  // x is [k, m]; for tile_gemm and panel_gemm alone
   const void* w = nullptr;
   int64_t w_stride = 0;
-  const void* packed =
-      nullptr;  // w as pack_tile_weight or pack_panel_weight made it, or null; for tile_gemm and panel_gemm alone
+  // w as pack_tile_weight or pack_panel_weight made it, or null; for tile_gemm and panel_gemm
+  // alone.
+  const void* packed = nullptr;
   const void* bias = nullptr;  // null for none
   void* y = nullptr;
   int64_t y_stride = 0;

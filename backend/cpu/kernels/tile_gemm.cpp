@@ -41,8 +41,9 @@ bool has_tiles() {
         !__builtin_cpu_supports("avx512bf16") || instruction_set() != InstructionSet::kAvx512) {
       return false;
     }
-    constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM of asm/prctl.h, which older systems lack
-    constexpr int kTileData = 18;               // XFEATURE_XTILEDATA
+    // ARCH_REQ_XCOMP_PERM of asm/prctl.h, which older systems lack.
+    constexpr int kRequestPermission = 0x1023;
+    constexpr int kTileData = 18;  // XFEATURE_XTILEDATA
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }();
   return has;

@@ -5,7 +5,8 @@
 // of elements for each of 16 outputs: row i has elements 2i and 2i + 1 of output 0, of output 1,
 // and so on. A float32 element is three planes, in a tile each, the largest first.
 //
-//   x: [row / 16][k / 32][plane] tiles     w: [n / 32][k / 32][plane][2] tiles (a panel is all of one n / 32)
+//   x: [row / 16][k / 32][plane] tiles     w: [n / 32][k / 32][plane][2] tiles (a panel is all of
+//                                          one n / 32)
 //
 // Thread safety: any thread; a thread sets up the unit for itself.
 
@@ -38,8 +39,8 @@ inline int64_t float_tile_bytes(Element element, int64_t k) {
 // Magnitudes of float32 values as bits. Their order is that of the values, with NaN last.
 struct Magnitudes {
   uint32_t largest = 0;
-  uint32_t least =
-      0xffffffff;  // of the rows of x or outputs of w that are not all 0: the smallest of their largest magnitudes
+  // The smallest of the largest magnitudes of rows of x, or of outputs of w, that are not all 0.
+  uint32_t least = 0xffffffff;
 
   // Adds the magnitudes of other rows or outputs.
   void join(const Magnitudes& other) {
@@ -62,7 +63,8 @@ struct TilePart {
   const std::byte* w = nullptr;
   int64_t depth = 0;            // in tiles of k
   const float* from = nullptr;  // sums so far, or null
-  float* to = nullptr;          // where all 32 sums of whole tiles of rows go, or null: they go to y
+  // Where all 32 sums of whole tiles of rows go, or null: they go to y.
+  float* to = nullptr;
   int64_t sum_stride = kPanel;  // of both, in floats
   const float* bias = nullptr;  // 32 floats that sums begin with, or null
   void* y = nullptr;

@@ -54,9 +54,12 @@ void transpose(__m512i (&rows)[16]) {
     fours[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
   }
   for (int j = 0; j < 4; ++j) {
-    const __m512i even_low = _mm512_shuffle_i32x4(fours[j], fours[j + 4], 0x88);        // lanes 0 and 2 of rows 0 to 7
-    const __m512i odd_low = _mm512_shuffle_i32x4(fours[j], fours[j + 4], 0xdd);         // lanes 1 and 3
-    const __m512i even_high = _mm512_shuffle_i32x4(fours[j + 8], fours[j + 12], 0x88);  // the same of rows 8 to 15
+    // Lanes 0 and 2 of rows 0 to 7.
+    const __m512i even_low = _mm512_shuffle_i32x4(fours[j], fours[j + 4], 0x88);
+    // Lanes 1 and 3.
+    const __m512i odd_low = _mm512_shuffle_i32x4(fours[j], fours[j + 4], 0xdd);
+    // The same of rows 8 to 15.
+    const __m512i even_high = _mm512_shuffle_i32x4(fours[j + 8], fours[j + 12], 0x88);
     const __m512i odd_high = _mm512_shuffle_i32x4(fours[j + 8], fours[j + 12], 0xdd);
     rows[j] = _mm512_shuffle_i32x4(even_low, even_high, 0x88);
     rows[j + 4] = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);

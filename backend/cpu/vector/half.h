@@ -16,7 +16,8 @@ inline float bfloat16_to_float(uint16_t bits) { return std::bit_cast<float>(stat
 
 inline uint16_t float_to_bfloat16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
-  if (value != value) return static_cast<uint16_t>(bits >> 16 | 0x40);  // stays a NaN whatever bits go
+  // Stays a NaN whatever bits go.
+  if (value != value) return static_cast<uint16_t>(bits >> 16 | 0x40);
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
@@ -38,8 +39,8 @@ inline uint16_t float_to_float16(float value) {
   const uint32_t magnitude = bits & 0x7fffffff;
   if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00 | (magnitude >> 13 & 0x3ff));
   if (magnitude >= 0x47800000) return static_cast<uint16_t>(sign | 0x7c00);  // 2^16 and more
-  if (magnitude <
-      0x38800000) {  // below 2^-14: adding 0.5 puts the last bit of a subnormal at the last bit of the float
+  // Below 2^-14: adding 0.5 puts the last bit of a subnormal at the last bit of the float.
+  if (magnitude < 0x38800000) {
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000));
   }

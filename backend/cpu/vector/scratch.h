@@ -2,7 +2,8 @@
 // allocate.
 //
 //   static thread_local Scratch memory;
-//   auto* const sums = memory.get<float>(count);  // aligned to a cache line; growing loses the content
+//   auto* const sums = memory.get<float>(count);  // aligned to a cache line; growing loses the
+//                                                 content
 //
 // Thread safety: each object belongs to one thread. Other threads may use its memory while the
 // owner waits for them.

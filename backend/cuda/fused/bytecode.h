@@ -5,8 +5,9 @@
 // thread of the launch runs the same instructions over its own values, in `slots` of 8 bytes.
 // Entries of 16 bytes take two slots.
 //
-//   a word of an instruction   operation 8 bits, type 8, to 8, inputs 4 x 8, variant 8; `operation` is a MapOperation, or an Instruction behind them.
-//                              If inputs are not slots, the upper 32 bits are two immediates of 16 bits
+//   a word of an instruction   operation 8 bits, type 8, to 8, inputs 4 x 8, variant 8; `operation`
+//                              is a MapOperation, or an Instruction behind them. If inputs are not
+//                              slots, the upper 32 bits are two immediates of 16 bits
 //   a view                     rank, stride 0, then size and stride of dimensions 1, 2, ...
 //
 // Thread safety: pure functions.
@@ -67,8 +68,10 @@ enum class Instruction : uint8_t {
   kLoad,          // as kRowLoad, but at the entry's offset in the view at a
   kStore,         // the reverse, from `to`
   kOneHot,        // to <- input 0, of `type` bytes, where the entry's index is input 1; else zeros
-  kBegin,  // reductions: `variant` is the ReduceOperation, `type` as that takes it, `to` the first of its kStateSlots; parameter: input 0
-  kAdd,    // the entry in input 0
+  // reductions: `variant` is the ReduceOperation, `type` as that takes it, `to` the first of its
+  // kStateSlots; parameter: input 0.
+  kBegin,
+  kAdd,          // the entry in input 0
   kReduce,       // the states of the group's threads become one
   kFinish,       // input 0 <- the result
   kKeep,         // a part's state goes to memory, as that of reduction a

@@ -287,7 +287,8 @@ Status FusedEngine::run(const FusedCall& call, void* stream, bool* provisional) 
   if (known != nullptr && known->owner == identity_) return run_plan(*known, call, stream, provisional);
   std::unique_ptr<Plan> plan = make_plan(call.kernel, call.space, call.launch);
   Plan& made = *plan;
-  std::unique_ptr<DevicePart> kept = std::move(plan);  // here, where another engine's stands beside the launch
+  // Here, where another engine's stands beside the launch.
+  std::unique_ptr<DevicePart> kept = std::move(plan);
   bool fits = made.stages.size() <= kMaxStages;
   for (const auto& it : made.stages) fits = fits && it->cuda.operands.size() <= kMaxStageOperands;
   if (!fits) return Status(ErrorClass::kInternal, "a fused kernel has more operands than a CUDA kernel takes");

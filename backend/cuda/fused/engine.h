@@ -1,16 +1,20 @@
 // FusedEngine: runs fused kernels on a GPU. It finds or makes a kernel's code (source.h) and
 // launches it. Until there is code, the precompiled interpreter runs the kernel (interpreter.h).
 //
-//   FusedEngine engine(machine, &compiler, {.cache_folder = KernelCache::default_folder(), .interpreter = fused_interpreter_code()});
+//   FusedEngine engine(machine, &compiler,
+//                      {.cache_folder = KernelCache::default_folder(),
+//                       .interpreter = fused_interpreter_code()});
 //   if (engine.can_fuse(kernel)) engine.run(call, stream);
 //
 // A launch takes the first of these that is available:
 //
-//   loaded code       FusedLaunch::device_part holds what is known of a launch. From its second run on, a run fills in the arguments and
-//                     launches, without a lock and without allocating
+//   loaded code       FusedLaunch::device_part holds what is known of a launch. From its second run
+//                     on, a run fills in the arguments and launches, without a lock and without
+//                     allocating
 //   code on disk      found by the first run (kernel_cache.h)
-//   the interpreter   at once, and without locks. A thread of the engine compiles the code meanwhile, from the third run on or on request
-//                     (prepare). If compiling fails, stderr is told once, and the interpreter goes on
+//   the interpreter   at once, and without locks. A thread of the engine compiles the code
+//                     meanwhile, from the third run on or on request (prepare). If compiling fails,
+//                     stderr is told once, and the interpreter goes on
 //   waiting for code  if the kernel is too large for the interpreter, or there is none
 //
 // Launches with equal source share code; sizes and numbers are arguments. Only kernels that pass

@@ -144,8 +144,8 @@ HETERO_DEVICE Float16 to_float16(float x) {
   const Bits16 sign = static_cast<Bits16>(bits >> 16 & 0x8000);
   if (magnitude > 0x7f800000) return {static_cast<Bits16>(sign | 0x7e00)};
   if (magnitude >= 0x47800000) return {static_cast<Bits16>(sign | 0x7c00)};  // 2^16 and more
-  if (magnitude <
-      0x38800000) {  // below 2^-14: adding 0.5 puts the last bit of a subnormal at the last bit of the float
+  // Below 2^-14: adding 0.5 puts the last bit of a subnormal at the last bit of the float.
+  if (magnitude < 0x38800000) {
     return {static_cast<Bits16>(sign | (as<Bits32>(as<float>(magnitude) + 0.5f) - 0x3f000000))};
   }
   return {static_cast<Bits16>(sign | ((magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13))};

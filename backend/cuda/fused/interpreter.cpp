@@ -56,8 +56,8 @@ class Translator {
   Translator(const FusedKernel& kernel, const CudaVariant& variant, const RowSpace& space, const CudaLaunch& launch)
       : kernel_(kernel), variant_(variant), space_(space), levels_(kernel, variant) {
     program_.words.resize(kHeaderWords);
-    program_.words[kVectorWord] =
-        variant.by_rows ? static_cast<uint64_t>(variant.vector) : 1;  // 1: neighbours in memory by neighbours
+    // 1: neighbours in memory by neighbours.
+    program_.words[kVectorWord] = variant.by_rows ? static_cast<uint64_t>(variant.vector) : 1;
     program_.words[kWideWord] = variant.wide;
     program_.words[kRowsWord] = static_cast<uint64_t>(space.rows);
     program_.words[kRowWord] = static_cast<uint64_t>(variant.by_rows ? space.row : space.rows * space.row);

@@ -414,10 +414,13 @@ struct Thread {
   Bits64* slots;
   void* memory;  // of the block
   Bits64 row, part;
-  Bits64 begin, end, step;  // the entries that the threads of the group take: `vector` each, and on after a step
-  Bits64 own;               // where in a step the thread's begin
+  // The entries that the threads of the group take: `vector` each, and on after a step.
+  Bits64 begin, end, step;
+  Bits64 own;  // where in a step the thread's begin
   unsigned lane;
-  bool live;  // whether it has a row; the others go along, since all threads meet at barriers, and store nothing
+  // Whether it has a row; the others go along, since all threads meet at barriers, and store
+  // nothing.
+  bool live;
 
   HETERO_DEVICE Bits64 header(hetero::backend::HeaderWord word) const { return words[word]; }
   HETERO_DEVICE InstructionWord instruction(unsigned at) const { return InstructionWord{words[at]}; }

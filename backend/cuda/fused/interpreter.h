@@ -1,11 +1,13 @@
 // Fused kernels as programs of the precompiled interpreter (interpreter.cu), which runs them until
 // they are compiled.
 //
-//   std::optional<InterpreterProgram> program = interpreter_program(kernel, variant, space, launch);   // none: too large for the interpreter
+//   // Nothing if the kernel is too large for the interpreter.
+//   auto program = interpreter_program(kernel, variant, space, launch);
 //   program->fill(operands, numbers, states, words);
 //   for (const InterpreterProgram::Launch& it : program->launches) {
 //     program->choose(it, words);
-//     launch the interpreter of kInterpreterSizes[program->size] with launch.blocks(it.kind) blocks of kCudaThreads threads and the words
+//     launch the interpreter of kInterpreterSizes[program->size] with launch.blocks(it.kind)
+//     blocks of kCudaThreads threads and the words
 //   }
 //
 // A program does what the source of the same variant does (source.h), pass by pass, thread by

@@ -18,7 +18,8 @@ namespace hetero::backend {
 namespace {
 
 constexpr std::string_view kSuffix = ".cubin";
-// The folder is looked through when this part of the limit was added, and then so much is made room for.
+// The folder is looked through when this part of the limit was added, and then so much is made room
+// for.
 constexpr int64_t kTrimsPerLimit = 8;
 constexpr time_t kAbandonedSeconds = 3600;
 

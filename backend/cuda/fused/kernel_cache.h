@@ -46,7 +46,8 @@ class KernelCache {
 
   const std::string folder_;
   const int64_t max_bytes_;
-  mutable std::atomic<int64_t> added_{-1};  // bytes since the folder was last looked through; -1: it never was
+  // Bytes since the folder was last looked through; -1: it never was.
+  mutable std::atomic<int64_t> added_{-1};
 };
 
 }  // namespace hetero::backend

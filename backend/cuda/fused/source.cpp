@@ -25,7 +25,7 @@ constexpr int kBlocksPerMultiprocessor = 8;
 
 std::string str(int64_t number) { return std::to_string(number); }
 
-// ---- what can be written ------------------------------------------------------------------------------------------------------------------
+// ---- what can be written ------------------------------------------------------------------------
 
 bool is_storage(EntryType type) { return type == EntryType::kFloat16 || type == EntryType::kBFloat16; }
 
@@ -97,7 +97,7 @@ const char* refusal(const FusedKernel& kernel, const FusedStep& step) {
   }
 }
 
-// ---- types --------------------------------------------------------------------------------------------------------------------------------
+// ---- types --------------------------------------------------------------------------------------
 
 const char* type_name(EntryType type) {
   switch (type) {
@@ -132,7 +132,7 @@ std::string operand_type(const MapFormula& formula) {
   return moves ? bits_name(entry_bytes(formula.type)) : type_name(formula.type);
 }
 
-// ---- writing ------------------------------------------------------------------------------------------------------------------------------
+// ---- writing ------------------------------------------------------------------------------------
 
 class Writer {
  public:
@@ -484,7 +484,8 @@ class Writer {
     declare_memory();
     open("for (Index first = static_cast<Index>(blockIdx.x) * " + str(groups) +
          "; first < static_cast<Index>(a.rows); " + "first += static_cast<Index>(gridDim.x) * " + str(groups) + ")");
-    // Groups without a row go along on the last one, since all threads meet at barriers, and store nothing.
+    // Groups without a row go along on the last one, since all threads meet at barriers, and store
+    // nothing.
     line("const Index wanted = first + threadIdx.x / " + str(variant_.group) + ";");
     line("const bool live = wanted < static_cast<Index>(a.rows);");
     line("const Index row = live ? wanted : static_cast<Index>(a.rows) - 1;");

@@ -2,20 +2,24 @@
 // launches.
 //
 //   CudaVariant variant = choose_variant(kernel, launch.space, aligned, multiprocessors);
-//   CudaSource source = write_source(kernel, variant);       // compile source.text, e.g. with NVRTC
-//   CudaLaunch plan = plan_launch(source, space);             // blocks, parts of rows, memory for states
+//   CudaSource source = write_source(kernel, variant);  // compile source.text, e.g. with NVRTC
+//   CudaLaunch plan = plan_launch(source, space);       // blocks, parts of rows, memory for states
 //   fill_arguments(source, space, plan, operands, numbers, states, words);
-//   for (entry of source.entries) launch entry.name with plan.blocks(entry.kind) blocks of kCudaThreads threads and the words
+//   for (entry of source.entries)
+//     launch entry.name with plan.blocks(entry.kind) blocks of kCudaThreads threads and the words
 //
 // The text depends on the kernel's structure and on the variant: which operands are read in
 // vectors, and over how many dimensions each is walked. Sizes, strides, addresses and numbers are
 // arguments, so one text serves many shapes.
 //
-//   kernels without row values   a thread takes `vector` entries at a time, with a stride of the whole grid
-//   rows                         a group of threads (a warp or a block) takes a row. Each reduction ends a pass over the row; later passes
-//                                compute the entries that they need again
-//   few long rows                several blocks share a row. Each pass is a function of its own. It leaves the states of the parts in
-//                                memory and merges those of earlier passes, in order: no atomics
+//   kernels without row values   a thread takes `vector` entries at a time, with a stride of the
+//                                whole grid
+//   rows                         a group of threads (a warp or a block) takes a row. Each reduction
+//                                ends a pass over the row; later passes compute the entries that
+//                                they need again
+//   few long rows                several blocks share a row. Each pass is a function of its own. It
+//                                leaves the states of the parts in memory and merges those of
+//                                earlier passes, in order: no atomics
 //
 // Kernels with totals are given as their stages (backend/fused/stages.h), none of which has
 // totals.
@@ -69,8 +73,9 @@ struct CudaArgument {
     kParts,       // of a row
     kPartLength,  // entries
     kStates,      // address
-    kSize,        // of dimension `dimension` of operand `index`'s view, and of all views of the same shape
-    kStride,      // bytes
+    // Of dimension `dimension` of operand `index`'s view, and of all views of the same shape.
+    kSize,
+    kStride,  // bytes
   };
   Kind kind;
   CudaView view = CudaView::kEntries;
@@ -110,8 +115,8 @@ struct CudaLaunch {
 };
 CudaLaunch plan_launch(const CudaSource& source, const RowSpace& space, int multiprocessors);
 
-// What of the arguments changes with the shape only is the same in all launches of a space; `operands` and `numbers` are those of the kernel.
-// `words` has source.arguments.size() entries.
+// What of the arguments changes with the shape only is the same in all launches of a space;
+// `operands` and `numbers` are those of the kernel. `words` has source.arguments.size() entries.
 void fill_arguments(const CudaSource& source, const RowSpace& space, const CudaLaunch& launch, void* const* operands,
                     const Number* numbers, void* states, uint64_t* words);
 

@@ -36,7 +36,8 @@ class Shapes {
   std::vector<const LinearView*> known_;
 };
 
-// Whether entries i .. i + vector always lie side by side in the innermost dimension, for i a multiple of vector.
+// Whether entries i .. i + vector always lie side by side in the innermost dimension, for i a
+// multiple of vector.
 bool divides(const LinearView& view, int64_t vector) { return view.sizes[view.rank - 1] % vector == 0; }
 
 // Whether vectors lie at multiples of their size, if the first entry does.

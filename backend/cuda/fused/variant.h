@@ -1,4 +1,5 @@
-// CudaVariant: how the threads of a GPU walk a fused kernel. The source of a kernel depends on its structure and on the variant.
+// CudaVariant: how the threads of a GPU walk a fused kernel. The source of a kernel depends on its
+// structure and on the variant.
 //
 // Thread safety: pure functions.
 
@@ -34,7 +35,8 @@ struct CudaVariant {
     CudaAccess access = CudaAccess::kStrided;
     bool by_row = false;     // only read and written as a row value
     bool row_store = false;  // stored once for each row
-    // Dimensions of the view of entries (of the whole space, or in a row), and of that over rows; which of the variant's shapes they have.
+    // Dimensions of the view of entries (of the whole space, or in a row), and of that over rows;
+    // which of the variant's shapes they have.
     uint8_t rank = 1, shape = 0;
     uint8_t row_rank = 1, row_shape = 0;
     bool operator==(const Operand&) const = default;
