@@ -7,6 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 .venv/bin/python scripts/check_includes.py
+.venv/bin/python scripts/check_sources.py
 .venv/bin/python scripts/write_options.py --check
 .venv/bin/python scripts/operators.py --check
 .venv/bin/python scripts/check_docs.py

@@ -172,8 +172,8 @@ struct FusedStep {
     // value <- the first bytes of numbers[first_number] (16 bytes: of two numbers), everywhere
     kFill,
     kMap,  // value <- map(inputs; numbers + first_number)
-    // row value <- reducer over the element value inputs[0] (or a row value, repeated), with the row
-    //              value inputs[1] as parameter
+    // row value <- reducer over the element value inputs[0] (or a row value, repeated), with the
+    //              row value inputs[1] as parameter
     // total value <- reducer over the row value inputs[0]
     kReduce,
     // element value <- the row of a table, `operand`, at the row value inputs[0], an int64 index

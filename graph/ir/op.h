@@ -90,6 +90,9 @@ struct OpTraits {
   // Custom operator: may have side effects. None of its calls is made ahead of time or replaced by
   // another.
   bool is_foreign = false;
+  // The output begins with the first operand and grows in one dimension, so it may take that one's
+  // memory: see ops/record/layouts.h.
+  bool grows = false;
   // Runs on the accelerator; otherwise on the CPU always.
   bool on_accelerator = true;
   KernelFunction kernel = nullptr;

@@ -19,6 +19,7 @@
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/histc_ops.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/tanh.h>
@@ -142,13 +143,17 @@ at::Tensor histc_of_integers(const at::Tensor& self, int64_t bins, const at::Sca
   return counts.narrow(0, 0, bins).to(self.scalar_type(), false, true);
 }
 
-// Others go the way that a call takes without code here: by name, since at::histc would come back.
-at::Tensor histc(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max) {
-  if (at::isIntegralType(self.scalar_type(), false)) return histc_of_integers(self, bins, min, max);
-  static const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow("aten::histc", "");
-  torch::jit::Stack stack = {self, bins, min, max};
+// The way that a call takes without code here. at::histc would come back to that code.
+template <typename Op>
+at::Tensor take_usual_way(torch::jit::Stack stack) {
+  static const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
   catch_all(handle, &stack);
   return stack[0].toTensor();
+}
+
+at::Tensor histc(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max) {
+  if (at::isIntegralType(self.scalar_type(), false)) return histc_of_integers(self, bins, min, max);
+  return take_usual_way<at::_ops::histc>({self, bins, min, max});
 }
 
 at::Tensor& histc_out(const at::Tensor& self, int64_t bins, const at::Scalar& min, const at::Scalar& max,
@@ -158,9 +163,7 @@ at::Tensor& histc_out(const at::Tensor& self, int64_t bins, const at::Scalar& mi
     at::native::resize_output(out, counts.sizes());
     return out.copy_(counts);
   }
-  static const c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow("aten::histc", "out");
-  torch::jit::Stack stack = {self, bins, min, max, out};
-  catch_all(handle, &stack);
+  take_usual_way<at::_ops::histc_out>({self, bins, min, max, out});
   return out;
 }
 

@@ -19,6 +19,7 @@ graph::OpTraits traits_of(const std::string& name) {
   traits.has_draw = &has_draw;
   traits.lower = lowering_of(name);
   traits.has_tail = row.tail;
+  traits.grows = row.grows;
   add_device_kernel(traits);
   return traits;
 }

@@ -102,9 +102,8 @@ class LayOut {
   HeteroStorage* storage(BufferId b) const { return slice_.holds[b].storage(); }
 
   void find_additions() {
-    static const graph::OpId cat = graph::op_table().find("aten::cat");
     for (const Node& node : graph_.nodes) {
-      if (node.op != cat || node.operand_count < 3) continue;
+      if (!graph::op_table()[node.op].grows || node.operand_count < 3) continue;
       if (const auto addition = addition_of(slice_, windows_, node)) additions_.push_back(*addition);
     }
   }

@@ -7,6 +7,7 @@
 #include "ops/record/layouts.h"
 #include "ops/record/plan_cache.h"
 #include "ops/settings/config.h"
+#include "ops/table/operator_row.h"
 
 namespace hetero::ops {
 
@@ -255,14 +256,14 @@ void Recorder::take_all(Cut& cut) {
   next_epoch();
 }
 
-// Sets the mark of a path that is to be divided, unless some operator is not PyTorch's own: it may
-// be Python, or want the thread that needs its result.
+// Sets the mark of a path that is to be divided, unless some operator is not of PyTorch's core: it
+// may be Python, or want the thread that needs its result.
 void Recorder::divide(PlanSet& plans) {
   const auto count = static_cast<size_t>(std::exchange(plans.pieces, 0));
   if (count == 0) return;
-  const bool own = std::ranges::all_of(
-      path_, [](const TrieNode* node) { return graph::op_table()[node->op()].name.starts_with("aten::"); });
-  if (!own) return;
+  const bool core =
+      std::ranges::all_of(path_, [](const TrieNode* node) { return is_aten(graph::op_table()[node->op()].name); });
+  if (!core) return;
   if (path_.size() - left_over_ < count) return;
   TrieNode* const mark = path_[left_over_ + (path_.size() - left_over_) / count - 1];
   if (mark->plans().trials > 0) return;  // it did not pay

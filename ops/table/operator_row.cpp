@@ -57,6 +57,7 @@ Table read_table() {
 #define STATISTICS(...) .with(&OperatorRow::statistics, arguments_at(__VA_ARGS__))
 #define RESULT_SIZES(argument) .with(&OperatorRow::result_sizes, argument)
 #define TAIL .with(&OperatorRow::tail, true)
+#define GROWS .with(&OperatorRow::grows, true)
 #define OVERWRITES .with(&OperatorRow::overwrites, true)
 #define RECORDED .with(&OperatorRow::recorded, true)
 #define DYNAMIC_SHAPE .with(&OperatorRow::dynamic_shape, true)

@@ -77,6 +77,7 @@ struct OperatorRow {
   int result_sizes = -1;
   // As the words of op_table.def say.
   bool tail = false;
+  bool grows = false;
   bool overwrites = false;
   bool recorded = false;
   bool dynamic_shape = false;
