@@ -96,6 +96,11 @@ struct OpTraits {
   // Runs on the accelerator; otherwise on the CPU always.
   bool on_accelerator = true;
   KernelFunction kernel = nullptr;
+  // What `kernel` does in advance where calls are known ahead of time; null if there is nothing. It
+  // chooses an implementation and derives what the kernel keeps of weights (Binding::derived), which
+  // first runs would do otherwise. Addresses are set. Only operands with a binding have their values,
+  // and none is written. What it throws is passed over: such a call says so when it runs.
+  KernelFunction prepare = nullptr;
   // The kernel for devices that do not run the CPU's kernels (Device::runs_host_kernels); null if
   // there is none. It always gets its memory.
   KernelFunction device_kernel = nullptr;

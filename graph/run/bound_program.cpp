@@ -8,7 +8,6 @@
 #include "graph/fusion/unfused.h"
 #include "graph/ir/kernel_error.h"
 #include "graph/run/bound_slot.h"
-#include "graph/run/preparation.h"
 
 namespace hetero::graph {
 
@@ -230,7 +229,7 @@ void BoundProgram::prepare(const Slot& slot) {
 }
 
 bool BoundProgram::prepare_call(const Invocation& call, DeviceIndex device, void* const* data) {
-  const KernelFunction prepare = call.by_device ? nullptr : preparation_of(call.traits->kernel);
+  const KernelFunction prepare = call.by_device ? nullptr : call.traits->prepare;
   if (prepare == nullptr) return false;
   std::vector<void*> addresses(data, data + call.node->operand_count);
   if (device != kCpu) {

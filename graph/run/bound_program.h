@@ -5,7 +5,7 @@
 // time. A bound program gets its memory in advance. A Place says where each buffer's bytes are on
 // each device, for each of a few *slots*. A slot is a set of inputs and outputs. Slots share
 // everything else, so only one of them runs at a time. Kernels that choose an implementation, or
-// keep a weight in another layout, do so when they are bound (preparation.h). A run takes no memory
+// keep a weight in another layout, do so when they are bound (OpTraits::prepare). A run takes no memory
 // and no lock. It waits for a device only if a CPU kernel needs that device's result.
 //
 // A plan's compute queues are those of an unshared accelerator. On a shared one,

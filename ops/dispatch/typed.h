@@ -19,7 +19,6 @@
 #include <array>
 #include <tuple>
 
-#include "graph/run/preparation.h"
 #include "ops/dispatch/catch_all.h"
 #include "ops/dispatch/traits.h"
 #include "ops/kernels/typed_kernel.h"
@@ -310,7 +309,7 @@ void enter_typed_row(const RowCode<own, hidden>& code) {
   } else {
     traits.kernel = &own_or_stock<own, &TypedKernel<Op, Out>::run>;
   }
-  if (code.prepare != nullptr) graph::set_preparation(traits.kernel, code.prepare);
+  traits.prepare = code.prepare;
   traits.run_together = code.run_together;
   traits.shared_operand = code.shared_operand;
   using Recorder = TypedRecorder<Op, hidden>;

@@ -8,7 +8,6 @@
 
 #include "backend/base/parallel.h"
 #include "backend/sim/sim_device.h"
-#include "graph/run/preparation.h"
 #include "graph/serve/graph_executor.h"
 #include "tests/graph/catch.h"
 #include "tests/graph/fixtures/static_program.h"
@@ -96,10 +95,9 @@ void fail_to_prepare(const Invocation&) { throw std::runtime_error("not now"); }
 }  // namespace
 
 TEST_CASE("kernels are prepared in Init, with addresses and weights, and never in a run") {
-  const OpId prepared = op_table().add({.name = "test::prepared", .kernel = &count_run});
-  set_preparation(&count_run, &count_preparation);
-  const OpId failing = op_table().add({.name = "test::unprepared", .kernel = &run_unprepared});
-  set_preparation(&run_unprepared, &fail_to_prepare);
+  const OpId prepared = op_table().add({.name = "test::prepared", .kernel = &count_run, .prepare = &count_preparation});
+  const OpId failing =
+      op_table().add({.name = "test::unprepared", .kernel = &run_unprepared, .prepare = &fail_to_prepare});
   prepared_calls = {};
   Program p;
   const BufferId x = p.input(16), w = p.input(16);
