@@ -6,10 +6,11 @@ OperationTraits traits(MapOperation operation) {
   using enum OperationTraits::Result;
   using enum OperationTraits::NumberType;
   using enum OperationTraits::Types;
+  using enum OperationTraits::Entries;
   switch (operation) {
-#define HETERO_OPERATION(name, function, operands, numbers, result, number_type, types) \
-  case MapOperation::name:                                                              \
-    return {#function, operands, numbers, result, number_type, types};
+#define HETERO_OPERATION(name, function, operands, numbers, result, number_type, types, entries) \
+  case MapOperation::name:                                                                       \
+    return {#function, operands, numbers, result, number_type, types, entries};
 #include "backend/fused/operations.def"
     case MapOperation::kOpaque:
     case MapOperation::kCount:

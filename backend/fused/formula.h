@@ -30,6 +30,9 @@ struct OperationTraits {
     kBits,     // integers and bools
     kOther,    // whatever the operation says
   } types = Types::kFloating;
+  // Whether PyTorch's CPU kernel rounds all floating entries of a tensor in the same way. The last
+  // ones, which do not fill two vectors, are computed by scalar code.
+  enum class Entries : uint8_t { kAlike, kByPlace } entries = Entries::kAlike;
 };
 OperationTraits traits(MapOperation operation);
 

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 
+#include "backend/fused/formula.h"
 #include "ops/table/operator_row.h"
 
 namespace hetero::ops {
@@ -347,8 +348,8 @@ backend::Number Builder::bits(const at::Scalar& value, at::ScalarType dtype) {
 
 namespace {
 
-// Functions for which PyTorch's scalar code, which computes the entries that do not fill two
-// vectors, rounds otherwise than its vector code.
+// Whether the bits of an entry depend on its place: see OperationTraits::entries. For two functions
+// it depends on the call, too.
 bool depends_on_position(Function function, at::ScalarType common, std::span<const backend::Number> numbers) {
   if (!c10::isFloatingType(common)) return false;
   switch (function) {
@@ -359,33 +360,8 @@ bool depends_on_position(Function function, at::ScalarType common, std::span<con
     }
     case Function::kRsqrt:
       return common != compute_dtype(common);
-    case Function::kExp2:
-    case Function::kSigmoid:
-    case Function::kSilu:
-    case Function::kGelu:
-    case Function::kGeluTanh:
-    case Function::kDivTrunc:
-    case Function::kDivFloor:
-    case Function::kFmod:
-    case Function::kRemainder:
-    case Function::kAtan2:
-    case Function::kPow:
-    case Function::kSigmoidBackward:
-    case Function::kTanhBackward:
-    case Function::kSiluBackward:
-    case Function::kGeluBackward:
-    case Function::kGeluTanhBackward:
-    case Function::kLeakyRelu:
-    case Function::kElu:
-    case Function::kSoftplus:
-    case Function::kLeakyReluBackward:
-    case Function::kLerpNumber:
-    case Function::kLerp:
-    case Function::kAddcmul:
-    case Function::kAddcdiv:
-      return true;
     default:
-      return false;
+      return backend::traits(function).entries == backend::OperationTraits::Entries::kByPlace;
   }
 }
 

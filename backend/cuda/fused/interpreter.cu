@@ -222,9 +222,9 @@ HETERO_CALLED void call_operation(InstructionWord it, Bits64* slots) {
   using enum OperationTraits::NumberType;
   using enum OperationTraits::Types;
   switch (static_cast<MapOperation>(it.operation())) {
-#define HETERO_OPERATION(name, function, operands, numbers, result, number_type, types) \
-  case MapOperation::name:                                                              \
-    return call_by_type<operands, numbers, number_type, types>(                         \
+#define HETERO_OPERATION(name, function, operands, numbers, result, number_type, types, entries) \
+  case MapOperation::name:                                                                       \
+    return call_by_type<operands, numbers, number_type, types>(                                  \
         it, slots, [](auto... x) { return hetero_fused::function(x...); });
 #include "backend/fused/operations.def"
     default:
