@@ -30,16 +30,10 @@ class AtomicCounters {
   void count_copy_batch() { add(copy_batches_, 1); }
 
   DeviceCounters read() const {
-    return {.launches = read(launches_),
-            .copies_in = read(copies_in_),
-            .copies_out = read(copies_out_),
-            .copy_batches = read(copy_batches_),
-            .copies_from_peers = read(copies_from_peers_),
-            .bytes_in = read(bytes_in_),
-            .bytes_out = read(bytes_out_),
-            .bytes_from_peers = read(bytes_from_peers_),
-            .events_recorded = read(events_recorded_),
-            .events_waited = read(events_waited_)};
+    DeviceCounters counters;
+#define DEVICE_COUNTER(field, text) counters.field = read(field##_);
+#include "backend/device/figures.def"
+    return counters;
   }
 
  private:
@@ -47,16 +41,8 @@ class AtomicCounters {
   static void add(Count& counter, int64_t amount) { counter.fetch_add(amount, std::memory_order_relaxed); }
   static int64_t read(const Count& counter) { return counter.load(std::memory_order_relaxed); }
 
-  Count launches_{0};
-  Count copies_in_{0};
-  Count copies_out_{0};
-  Count copy_batches_{0};
-  Count copies_from_peers_{0};
-  Count bytes_in_{0};
-  Count bytes_out_{0};
-  Count bytes_from_peers_{0};
-  Count events_recorded_{0};
-  Count events_waited_{0};
+#define DEVICE_COUNTER(field, text) Count field##_{0};
+#include "backend/device/figures.def"
 };
 
 }  // namespace hetero::backend

@@ -56,7 +56,13 @@ constexpr DeviceIndex first_of(DeviceSet devices) { return static_cast<DeviceInd
 
 // By DeviceIndex; null if there is no such device, and then there is none after it.
 using Devices = std::array<Device*, kMostDevices>;
-inline bool has_accelerator(const Devices& devices) { return devices[kCpu + 1] != nullptr; }
+inline bool has_accelerator(const Devices& devices) { return devices[kAccelerator] != nullptr; }
+// Those of them that are accelerators.
+inline std::span<Device* const> accelerators_of(const Devices& devices) {
+  size_t end = kAccelerator;
+  while (end < devices.size() && devices[end] != nullptr) ++end;
+  return std::span(devices).subspan(kAccelerator, end - kAccelerator);
+}
 
 // A range of bytes of a device's memory, released when the Block dies. Blocks are aligned to at
 // least 64 bytes. The memory comes from the device's own allocator, or was adopted from another
@@ -241,14 +247,19 @@ struct PeerLink {
   bool operator==(const PeerLink&) const = default;
 };
 
+// The figures of one device's memory, or of several: the rows of figures.def.
 struct MemoryStats {
-  int64_t allocated_bytes = 0;  // held by live Blocks
-  int64_t peak_bytes = 0;       // the most allocated_bytes since the last reset_peak
-  int64_t reserved_bytes = 0;   // held from the system, cached Blocks included
-  int64_t allocations = 0;      // Blocks handed out, ever
-  int64_t reused_blocks = 0;    // of those, how many came from the cache
-  int64_t reused_bytes = 0;     // their sizes
-  int64_t limit_bytes = 0;      // the configured cap; 0 for none
+#define MEMORY_LEVEL(field, text) int64_t field = 0;
+#define MEMORY_COUNTER(field, text) int64_t field = 0;
+#define MEMORY_LIMIT(field, text) int64_t field = 0;
+#include "backend/device/figures.def"
+
+  // Adds the figures of another device. The limit stays this one's.
+  void add(const MemoryStats& other) {
+#define MEMORY_LEVEL(field, text) field += other.field;
+#define MEMORY_COUNTER(field, text) field += other.field;
+#include "backend/device/figures.def"
+  }
 
   // The bytes that may still be allocated; kAnyBytes without a cap.
   static constexpr uint64_t kAnyBytes = UINT64_MAX;
@@ -258,18 +269,10 @@ struct MemoryStats {
   }
 };
 
-// Counted work, for tests and reports.
+// Counted work, for tests and reports: the rows of figures.def.
 struct DeviceCounters {
-  int64_t launches = 0;      // of tasks, and of segments
-  int64_t copies_in = 0;     // host to device
-  int64_t copies_out = 0;    // device to host
-  int64_t copy_batches = 0;  // transfers that were several of these copies
-  int64_t copies_from_peers = 0;
-  int64_t bytes_in = 0;
-  int64_t bytes_out = 0;
-  int64_t bytes_from_peers = 0;
-  int64_t events_recorded = 0;
-  int64_t events_waited = 0;
+#define DEVICE_COUNTER(field, text) int64_t field = 0;
+#include "backend/device/figures.def"
 };
 
 class Device {

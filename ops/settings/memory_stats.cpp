@@ -3,30 +3,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <vector>
 
 #include "backend/registry/registry.h"
 
 namespace hetero::ops {
-namespace {
-
-std::vector<backend::Device*> accelerators() {
-  const backend::Devices devices = backend::all_devices();
-  return {devices.begin() + 1, std::find(devices.begin() + 1, devices.end(), nullptr)};
-}
-
-}  // namespace
-
 backend::MemoryStats memory_stats() {
   backend::MemoryStats stats = backend::cpu_device().memory_stats();
-  for (const backend::Device* const accelerator : accelerators()) {
-    const backend::MemoryStats other = accelerator->memory_stats();
-    stats.allocated_bytes += other.allocated_bytes;
-    stats.peak_bytes += other.peak_bytes;
-    stats.reserved_bytes += other.reserved_bytes;
-    stats.allocations += other.allocations;
-    stats.reused_blocks += other.reused_blocks;
-    stats.reused_bytes += other.reused_bytes;
+  const backend::Devices devices = backend::all_devices();
+  for (const backend::Device* const accelerator : backend::accelerators_of(devices)) {
+    stats.add(accelerator->memory_stats());
   }
   return stats;
 }
@@ -58,12 +43,14 @@ std::pair<size_t, size_t> memory_info() {
 
 void reset_peak() {
   backend::cpu_device().reset_peak();
-  for (backend::Device* const accelerator : accelerators()) accelerator->reset_peak();
+  const backend::Devices devices = backend::all_devices();
+  for (backend::Device* const accelerator : backend::accelerators_of(devices)) accelerator->reset_peak();
 }
 
 void empty_cache() {
   backend::cpu_device().empty_cache();
-  for (backend::Device* const accelerator : accelerators()) accelerator->empty_cache();
+  const backend::Devices devices = backend::all_devices();
+  for (backend::Device* const accelerator : backend::accelerators_of(devices)) accelerator->empty_cache();
 }
 
 }  // namespace hetero::ops

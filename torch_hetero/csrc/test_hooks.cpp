@@ -32,7 +32,7 @@ FaultKind kind_of(const std::string& name) {
 }
 
 FaultDevice& faults_at(const std::string& device) {
-  const DeviceIndex index = device == "cpu" ? hetero::backend::kCpu : hetero::backend::kCpu + 1;
+  const DeviceIndex index = device == "cpu" ? hetero::backend::kCpu : hetero::backend::kAccelerator;
   FaultDevice* const faulty = hetero::backend::interpose_faults(index);
   if (faulty == nullptr) throw std::invalid_argument("there is no accelerator");
   return *faulty;

@@ -150,21 +150,21 @@ def simulate(
         _C.synchronize()
         _C.clear_program_log()
         _C.reset_accelerator_peak()
-        copies_before = _C.accelerator_copies()
+        before = _C.accelerator_counters()
         begin = _C.virtual_seconds()
         result = fn(*args, **kwargs)
         _C.synchronize()
         seconds = _C.virtual_seconds() - begin
         made = programs()
-        copies = _C.accelerator_copies()
+        after = _C.accelerator_counters()
         return Prediction(
             profile=chosen.name,
             seconds=seconds,
             queue_seconds=_busy_seconds(made),
             peak_bytes=_C.accelerator_stats()["peak_bytes"],
             budget_bytes=int(config.memory_budget),
-            bytes_to_accelerator=copies["bytes_to_accelerator"] - copies_before["bytes_to_accelerator"],
-            bytes_to_cpu=copies["bytes_to_cpu"] - copies_before["bytes_to_cpu"],
+            bytes_to_accelerator=after["bytes_in"] - before["bytes_in"],
+            bytes_to_cpu=after["bytes_out"] - before["bytes_out"],
             result=result,
             programs=made,
         )
