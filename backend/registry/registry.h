@@ -37,6 +37,8 @@ void forget_accelerator();
 bool is_simulated(std::string_view name);
 // Whether they are GPUs that PyTorch must know.
 bool is_gpu(std::string_view name);
+// Where the GPU is then: "cuda" is one device, the first accelerator.
+inline constexpr DeviceIndex kGpu = kAccelerator;
 
 // The device at `index`: cpu_device() for kCpu; null if there is none.
 Device* device_at(DeviceIndex index);

@@ -303,12 +303,11 @@ c10::Storage make_gpu_storage(size_t bytes) {
 
 void copy_to_gpu(HeteroStorage* storage, const c10::Storage& to) {
   const auto bytes = static_cast<int64_t>(storage->nbytes());
-  constexpr backend::DeviceIndex kGpu = backend::kCpu + 1;
-  const bool there = backend::contains(storage->binding.valid_on, kGpu);
+  const bool there = backend::contains(storage->binding.valid_on, backend::kGpu);
   if (!there) {
     if (const Status status = bring_to_host(storage); !status.ok()) raise(status);
   }
-  void* const from = storage->binding.blocks[there ? kGpu : backend::kCpu].data();
+  void* const from = storage->binding.blocks[there ? backend::kGpu : backend::kCpu].data();
   if (bytes == 0 || from == to.data()) return;
   const Isolated isolated;
   bytes_at(to.mutable_data(), bytes, to.device())

@@ -20,7 +20,7 @@ namespace {
 // Each of them may hold so much.
 void limit_accelerators(int64_t bytes) {
   const backend::Devices devices = backend::all_devices();
-  for (size_t d = 1; d < devices.size() && devices[d] != nullptr; ++d) devices[d]->set_memory_limit(bytes);
+  for (backend::Device* const accelerator : backend::accelerators_of(devices)) accelerator->set_memory_limit(bytes);
 }
 
 Status make_accelerator(const std::string& name) {

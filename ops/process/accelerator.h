@@ -25,7 +25,8 @@ void choose_accelerator_later(const std::string& name);
 // such device. Called before the first tensor is made.
 void make_chosen_accelerator();
 
-// Sets the budget. Data that no longer fits moves to the CPU first.
+// Sets the budget, which each accelerator has for itself. Data on accelerators moves to the CPU
+// first.
 void set_memory_budget(int64_t bytes);
 
 // Sets the figures of the simulated accelerator, by the names of SimOptions' fields. Throws

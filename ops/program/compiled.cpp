@@ -209,7 +209,7 @@ void CompiledProgram::Work::take_arguments(std::vector<c10::IValue>& values, con
     if (device == c10::DeviceType::CPU) {
       install_bytes(hetero(arguments[number]), adopt_cpu_storage(storage));
     } else {
-      install_bytes(hetero(arguments[number]), borrow_gpu_storage(storage), backend::kCpu + 1);
+      install_bytes(hetero(arguments[number]), borrow_gpu_storage(storage), backend::kGpu);
       borrows = true;
     }
     // Its owner writes it without telling.

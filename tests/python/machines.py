@@ -4,6 +4,7 @@ Every test runs once as the environment says, which by default is on the CPU alo
 rows of `RUNS` add runs on other machines: the test has the machine's name as its first parameter, its options hold while the
 test runs, and its variables reach the processes that the test starts. With `--machines NAME` only that machine's rows run.
 `--all-parameters` takes all sets of parameters of each test there, where `RUNS` takes a few, always the same.
+`HETERO_ACCELERATOR=cuda` puts a GPU in the place of the simulated accelerator, and `HETERO_PLACEMENT` chooses another policy.
 """
 
 from __future__ import annotations
@@ -15,11 +16,18 @@ from dataclasses import dataclass
 
 import torch
 
+
+def from_environment(variable: str, otherwise: str) -> str:
+    """Returns a variable, so that the environment may say which accelerator and which placement it is."""
+    value = os.environ.get(variable) or "none"
+    return value if value != "none" else otherwise
+
+
 # The CPU and a simulated accelerator with little memory. Each operator runs on a pseudo-random one of them, and the verifier
 # checks every program before it runs.
 TWO_DEVICES = {
-    "HETERO_ACCELERATOR": "sim",
-    "HETERO_PLACEMENT": "mixed",
+    "HETERO_ACCELERATOR": from_environment("HETERO_ACCELERATOR", "sim"),
+    "HETERO_PLACEMENT": from_environment("HETERO_PLACEMENT", "mixed"),
     "HETERO_MEMORY_BUDGET": "16MiB",
     "HETERO_FUSION": "0",
     "HETERO_VERIFY_PLANS": "1",

@@ -17,7 +17,7 @@ from torch_hetero.settings.config import config
 
 
 def set_memory_budget(budget: int | str | None) -> None:
-    """Caps what tensors may hold of the accelerator's memory.
+    """Caps what tensors may hold of the accelerator's memory, or of each accelerator's, where there are several.
 
     Programs that need more stream what they need, or run on the CPU, whichever is predicted to be faster. The cap may
     change at any time; what tensors hold on the accelerator leaves it then. Saved programs (`compile`, `load`) take
@@ -45,14 +45,17 @@ def memory_budget(budget: int | str | None) -> Iterator[None]:
         yield
 
 
-def accelerator_memory_stats() -> OrderedDict[str, int]:
-    """Returns the figures of the accelerator's memory alone, all integers, 0 where there is no accelerator.
+def accelerator_memory_stats(number: int = 0) -> OrderedDict[str, int]:
+    """Returns the figures of one accelerator's memory, all integers, 0 where there is no such accelerator.
 
     The names are those of `memory_stats`: ``allocated_bytes.all.peak`` is the most that was ever held there since
     `reset_peak_memory_stats`, and never more than ``limit_bytes``, the cap of `set_memory_budget`, save for what saved
     programs held already when the cap was lowered.
+
+    Args:
+        number: which accelerator, from 0; there are several with ``sim:3``.
     """
-    return _named_figures(_C.accelerator_stats())
+    return _named_figures(_C.accelerator_stats(number))
 
 
 def memory_allocated(device: DeviceLike = None) -> int:

@@ -49,6 +49,24 @@ def test_a_chain_over_all_devices_gives_the_bits_of_the_cpu() -> None:
     assert "from cpu to accelerator:2" in plan  # from sim:0 by way of the host, which has no link to sim:2
 
 
+def test_the_budget_is_that_of_each_accelerator() -> None:
+    limit = 1 << 20
+    x = torch.randn(512, 512)  # as large as the budget, so that no result fits beside it
+    places = ["accelerator", "accelerator:1", "accelerator:2"]
+    expected = chain(x, ["auto"] * len(places))
+    small = torch.randn(64, 64)
+    with torch.hetero.memory_budget(limit):
+        torch.hetero.reset_peak_memory_stats()
+        actual = chain(x.to(DEVICE), places).cpu()
+        there = chain(small.to(DEVICE), places).cpu()
+        memory = [torch.hetero.accelerator_memory_stats(number) for number in range(4)]
+    assert_same(actual, expected)
+    assert_same(there, chain(small, ["auto"] * len(places)))
+    assert [stats["limit_bytes"] for stats in memory] == [limit, limit, limit, 0]
+    assert all(0 < stats["allocated_bytes.all.peak"] <= limit for stats in memory[:3])
+    assert [torch.hetero.accelerator_memory_stats(number)["limit_bytes"] for number in range(3)] != [limit] * 3
+
+
 def test_a_profile_names_the_links() -> None:
     """From the first accelerator to the third, which have no link otherwise, and from no other."""
     tiny = load_profile("tiny")

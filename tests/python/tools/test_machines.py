@@ -23,10 +23,11 @@ def test_a_machine_holds_in_this_process_and_in_those_it_starts(name: str) -> No
     with machines.on_machine(name):
         variables = machines.MACHINES[name]
         config = torch.hetero.config
-        assert (config.accelerator, config.placement, config.memory_budget) == ("sim", "mixed", 16 << 20)
+        assert (config.accelerator, config.placement) == (variables["HETERO_ACCELERATOR"], variables["HETERO_PLACEMENT"])
+        assert config.memory_budget == 16 << 20
         assert config.verify_plans and config.fusion == (variables["HETERO_FUSION"] == "1")
         assert machines.host_kernels() == ("HETERO_TEST_HOST_KERNELS" not in variables)
-        assert run_python_ok(ask) == f"sim {config.fusion}\n"
+        assert run_python_ok(ask) == f"{config.accelerator} {config.fusion}\n"
         kernels = snapshot()["kernels"]["accelerator"]
         x = torch.ones(64, device="hetero")
         for _ in range(64):
