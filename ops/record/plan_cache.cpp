@@ -104,10 +104,10 @@ void PlacementTrial::note(double seconds, double predicted, const graph::Plan& p
   }
 }
 
-bool AloneRuns::note(double seconds, double predicted, bool beside) {
+bool IsolatedProfiling::note(double seconds, double predicted, bool beside) {
   static_assert(kRuns == graph::CostHistory::kToRelearn);
-  if (stage == Stage::kAlone) {
-    if (++runs == kRuns) *this = AloneRuns{.stage = Stage::kKnown};
+  if (stage == Stage::kIsolated) {
+    if (++runs == kRuns) *this = IsolatedProfiling{.stage = Stage::kKnown};
     return false;
   }
   const double now = seconds / predicted;
@@ -119,16 +119,16 @@ bool AloneRuns::note(double seconds, double predicted, bool beside) {
   runs = 0;
   const double ratio = std::exchange(lately, kNever);
   if (stage == Stage::kWatch) {
-    if (differs(ratio, 1, kDoubt)) stage = Stage::kAlone;
+    if (differs(ratio, 1, kDoubt)) stage = Stage::kIsolated;
   } else if (known == 0) {
     known = ratio;
   } else if (differs(ratio, known, PlacementTrial::kSurprise)) {
-    *this = AloneRuns();
+    *this = IsolatedProfiling();
   }
   return judged;
 }
 
-void AloneRuns::learn(double fitted) {
+void IsolatedProfiling::learn(double fitted) {
   if (fits == kFits) return;
   ++fits;
   slowness = fits == 1 ? fitted : std::sqrt(slowness * fitted);
@@ -164,7 +164,7 @@ CachedPlan* PlanSet::find_unchanged(const TraceSlice& slice, uint64_t version) {
 void PlanSet::belong_to(const PlanSettings& configured) {
   if (configured == trial.settings) return;
   trial = PlacementTrial(configured);
-  for (const auto& plan : plans_.entries()) plan->alone = AloneRuns();
+  for (const auto& plan : plans_.entries()) plan->alone = IsolatedProfiling();
 }
 
 bool PlanSet::needs_all(std::span<const graph::BufferId> buffers, bool readers, uint64_t version) const {

@@ -1,11 +1,12 @@
 // PlanSet: the plans of one recorded trace, kept at the trie node where the trace ends.
 //
-// One trace can need several plans: which of its nodes a sync point needs (`selection`), which
-// storages have bytes before and which escape after, may differ from one run to the next. A plan
-// fits exactly when all that and every size are equal; then it is run again as it is. It fits but
-// for its sizes when only those differ. Where the trie's nodes are what they were when the plan was
-// made, the trace need not even be written down to find that out, and the plan's copy of the graph
-// stands for it.
+// One trace can need several plans. Runs may differ in the nodes that a sync point needs
+// (`selection`), in the storages that have bytes before, and in those that escape. A plan fits
+// exactly if all that and every size are equal. It then runs again as it is. It fits except for
+// sizes if only these differ.
+//
+// If the nodes of the trie are as they were when the plan was made, that is known without writing
+// the trace down. The plan's copy of the graph then stands for it.
 //
 // Thread safety: the executor's lock.
 
@@ -41,21 +42,21 @@ struct PlanSettings {
   const void* accelerator = nullptr;
   graph::Policy policy = graph::Policy::kAuto;
   bool second_best = false;    // PlacementTrial::instead_of
-  int64_t compute_queues = 0;  // 1 in AloneRuns::Stage::kAlone
+  int64_t compute_queues = 0;  // 1 in IsolatedProfiling::Stage::kIsolated
   bool join_copies = false;
   float pressure = 0;        // the share of it that a program may claim
   uint64_t budget = 0;       // of the accelerator's memory
   uint64_t preferences = 0;  // PlacementRules::version
   uint64_t history = 0;      // CostHistory::version
-  double slowness = 0;       // AloneRuns::slowness
+  double slowness = 0;       // IsolatedProfiling::slowness
 
   bool operator==(const PlanSettings&) const = default;
 };
 
-// Whether the placement that is predicted to be the best is: where it takes much longer than
-// predicted, the best of those that differ from it is tried, and the faster of the two stays. When
-// that comes to take much longer than it did, the machine is another one, and all begins anew; as
-// it does when another machine or another way to plan is configured.
+// Tells whether the placement that is predicted to be the best is the best. If it takes much longer
+// than predicted, the best different one is tried, and the faster of the two stays. If that one
+// later takes much longer than it did, the machine has changed, and all begins again. So it does if
+// another machine or another way to plan is configured.
 struct PlacementTrial {
   static constexpr int kRuns = 4;           // of each
   static constexpr double kSurprise = 1.5;  // measured over predicted, or over what it was
@@ -77,18 +78,18 @@ struct PlacementTrial {
       instead_of;  // as in PlanOptions, where another placement is tried or stays; else empty
 };
 
-// Whether the kernels of a plan, which run beside each other, have to be measured alone: before it
-// is known what they take alone, nothing is learned from runs of them side by side (learn_costs),
-// and a prediction from what was guessed of them would stay as it is. Where it is wrong, the
-// program runs on one compute queue until each kernel is known. Once, as long as the machine stays
-// what it is: what is wrong then is for the placement's trial.
-struct AloneRuns {
+// Tells whether kernels that run beside each other must be measured alone. Until it is known what
+// each takes alone, runs of them side by side teach nothing (learn_costs), so a wrong guess would
+// stay. If the prediction is wrong, the program runs on one compute queue until each kernel is
+// known. This happens once, as long as the machine stays the same. What is wrong then is for the
+// placement's trial.
+struct IsolatedProfiling {
   static constexpr double kDoubt = 1.1;  // measured over predicted, or the other way round
   static constexpr int kRuns = 5;        // CostHistory::kToRelearn
-  enum class Stage : uint8_t { kWatch, kAlone, kKnown };
+  enum class Stage : uint8_t { kWatch, kIsolated, kKnown };
 
   // After a run of the plan that took so long. `beside`: some of its kernels ran beside others.
-  // Returns whether that tells whether the placement is right.
+  // Returns whether the time tells something about the placement.
   bool note(double seconds, double predicted, bool beside);
 
   Stage stage = Stage::kWatch;
@@ -96,8 +97,8 @@ struct AloneRuns {
   // The least measured over predicted: of these runs, and of the first ones when all was known.
   double lately = std::numeric_limits<double>::infinity();
   double known = 0;
-  // With each known, they tell how much they are in each other's way: PlanOptions::slowness, to
-  // which the first that know better come half way each.
+  // If each is known, they tell how much kernels slow each other down: PlanOptions::slowness. The
+  // first ones that know better come half way each.
   static constexpr int kFits = 8;
   void learn(double fitted);
   double slowness = 0;  // 0: nothing
@@ -125,14 +126,14 @@ struct CachedPlan {
   int measured = 0;           // runs whose times were looked at
   uint32_t unmeasured = 0;    // those since that were not
   bool reconsidered = false;  // made when all of another one's costs were known
-  AloneRuns alone;            // of its kernels; goes over to the plan that is made in its stead
+  IsolatedProfiling alone;    // of its kernels; goes over to the plan that is made in its stead
   std::vector<graph::Candidate> candidates;
   std::unique_ptr<graph::Segments> segments;  // of the plan as it is
 
   // Notes that the plan is for this slice now.
   void keep(const TraceSlice& slice, const PlanRequest& request);
-  // Takes over the numbers of a cut that this plan stands for: into `graph`, and into the plan.
-  // False where the plan cannot have them; the graph has them anyway.
+  // Takes over the numbers of a cut that this plan stands for, into `graph` and into the plan.
+  // Returns false if the plan cannot have them; the graph has them in any case.
   bool renew(const Bytes& numbers);
   size_t bytes() const;
 };
@@ -148,15 +149,15 @@ class PlanSet {
   // The plan that fits the slice exactly; else null, and `similar` is one that fits but for sizes,
   // or null.
   CachedPlan* find(const TraceSlice& slice, const CachedPlan*& similar);
-  // The plan of the whole trace, if the graph need not be looked at to know that it fits: no node
-  // of the path is of a later version than `version`.
+  // The plan of the whole trace, if it is known to fit without looking at the graph: no node of the
+  // path has a later version than `version`.
   CachedPlan* find_unchanged(const TraceSlice& slice, uint64_t version);
-  // Whether the buffers' bytes need every node of the trace, as far as it was learned since the
+  // Whether the buffers' bytes need every node of the trace, as far as that was learned since the
   // path changed.
   bool needs_all(std::span<const graph::BufferId> buffers, bool readers, uint64_t version) const;
   void learn_needs_all(std::span<const graph::BufferId> buffers, bool readers, uint64_t version);
-  // A place for a new plan, the least recently used one where there are many. The caller fills in
-  // `plan`, and calls measure().
+  // A place for a new plan; the least recently used one if there are many. The caller fills in
+  // `plan` and calls measure().
   CachedPlan& add(const TraceSlice& slice, const PlanRequest& request);
   bool full() const;
   // The plan used last, or null.
@@ -166,8 +167,8 @@ class PlanSet {
   void drop(const CachedPlan* plan) { plans_.erase(plan); }
   // Takes note of the sizes of its plans.
   void measure();
-  // Before planning, with what is configured: nothing that depends on the trial or on what was
-  // learned. What was seen under other settings says nothing.
+  // To be called before planning, with what is configured, not with what depends on the trial or
+  // was learned. What was seen under other settings says nothing.
   void belong_to(const PlanSettings& configured);
 
   size_t bytes() const { return bytes_; }

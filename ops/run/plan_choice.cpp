@@ -115,7 +115,7 @@ void PlanChoice::configure(const PlanRequest& request, int threads) {
   }
   options_.effort = request.effort;
   candidates_.clear();
-  alone_ = AloneRuns();
+  alone_ = IsolatedProfiling();
   known_ = plans_for(request);
   settings_ = {.fusion = options_.fusion, .jit = config().jit.load(std::memory_order_relaxed), .threads = threads};
   if (!options_.machine.has_accelerator()) return;
@@ -142,7 +142,7 @@ void PlanChoice::measure_as(const CachedPlan& kept) {
   if (!options_.machine.has_accelerator()) return;
   alone_ = kept.alone;
   settings_.slowness = options_.slowness = alone_.slowness;
-  if (alone_.stage == AloneRuns::Stage::kAlone) settings_.compute_queues = options_.compute_queues = 1;
+  if (alone_.stage == IsolatedProfiling::Stage::kIsolated) settings_.compute_queues = options_.compute_queues = 1;
 }
 
 // Whether the plan is still what planning would make. Where only costs were learned since: unless

@@ -7,7 +7,7 @@
 //   4. a kept plan for other sizes, taken over to these
 //   5. a new plan, which is kept
 //
-// A kept plan is dropped where it is no longer what planning would make: another setting, other
+// A kept plan is dropped if it is no longer what planning would make: another setting, other
 // measured costs, less memory.
 //
 // Thread safety: the executor lock.
@@ -62,7 +62,7 @@ class PlanChoice {
   graph::PlanOptions options_;
   bool configured_ = false;
   PlanSettings settings_;
-  AloneRuns alone_;           // goes over to the plan that is made in a dropped one's stead
+  IsolatedProfiling alone_;   // goes over to the plan that is made in a dropped one's stead
   PlanSet* known_ = nullptr;  // the plans kept for the slice
   std::vector<graph::Candidate> candidates_;
   graph::Plan scratch_;

@@ -1,4 +1,4 @@
-// PlacementTrial: when a placement is doubted, what is tried instead, and what stays. AloneRuns: when kernels that run beside others are measured alone.
+// PlacementTrial: when a placement is doubted, what is tried instead, and what stays. IsolatedProfiling: when kernels that run beside others are measured alone.
 
 #include <gtest/gtest.h>
 
@@ -98,69 +98,69 @@ TEST(PlacementTrialTest, LargerSizesAreNoSurprise) {
 }
 
 // Returns how many of the runs tell whether the placement is right.
-int run_beside(AloneRuns& alone, double seconds, int times = PlacementTrial::kRuns) {
+int run_beside(IsolatedProfiling& alone, double seconds, int times = PlacementTrial::kRuns) {
   int judged = 0;
   for (int i = 0; i < times; ++i) judged += alone.note(seconds, 1.0, true) ? 1 : 0;
   return judged;
 }
 
-TEST(AloneRunsTest, KernelsThatRanBesideOthersAreMeasuredAloneWhereThePredictionIsWrong) {
+TEST(IsolatedProfilingTest, KernelsThatRanBesideOthersAreMeasuredAloneWhereThePredictionIsWrong) {
   for (const double seconds : {1.05, 0.95}) {
-    AloneRuns alone;
+    IsolatedProfiling alone;
     EXPECT_EQ(run_beside(alone, seconds, 40), 40);
-    EXPECT_EQ(alone.stage, AloneRuns::Stage::kWatch);
+    EXPECT_EQ(alone.stage, IsolatedProfiling::Stage::kWatch);
   }
   for (const double seconds : {0.8, 1.2, 9.0}) {
-    AloneRuns alone;
+    IsolatedProfiling alone;
     EXPECT_EQ(run_beside(alone, seconds), 0);
-    EXPECT_EQ(alone.stage, AloneRuns::Stage::kAlone);
-    for (int i = 0; i < AloneRuns::kRuns; ++i) {
-      EXPECT_EQ(alone.stage, AloneRuns::Stage::kAlone);
+    EXPECT_EQ(alone.stage, IsolatedProfiling::Stage::kIsolated);
+    for (int i = 0; i < IsolatedProfiling::kRuns; ++i) {
+      EXPECT_EQ(alone.stage, IsolatedProfiling::Stage::kIsolated);
       EXPECT_FALSE(alone.note(20, 1, false));
     }
-    EXPECT_EQ(alone.stage, AloneRuns::Stage::kKnown);
+    EXPECT_EQ(alone.stage, IsolatedProfiling::Stage::kKnown);
     // Once: what is still wrong is for the placement's trial.
     EXPECT_EQ(run_beside(alone, 3, 40), 40);
-    EXPECT_EQ(alone.stage, AloneRuns::Stage::kKnown);
+    EXPECT_EQ(alone.stage, IsolatedProfiling::Stage::kKnown);
   }
 }
 
-TEST(AloneRunsTest, WhereNoneRanBesideAnotherThePlacementIsJudged) {
-  AloneRuns alone;
+TEST(IsolatedProfilingTest, WhereNoneRanBesideAnotherThePlacementIsJudged) {
+  IsolatedProfiling alone;
   for (int i = 0; i < 40; ++i) EXPECT_TRUE(alone.note(9, 1, false));
-  EXPECT_EQ(alone.stage, AloneRuns::Stage::kWatch);
+  EXPECT_EQ(alone.stage, IsolatedProfiling::Stage::kWatch);
 }
 
-TEST(AloneRunsTest, OneSlowRunIsNoReason) {
-  AloneRuns alone;
+TEST(IsolatedProfilingTest, OneSlowRunIsNoReason) {
+  IsolatedProfiling alone;
   EXPECT_EQ(run_beside(alone, 9, PlacementTrial::kRuns - 1), 0);
   EXPECT_EQ(run_beside(alone, 1, 1), 1);
-  EXPECT_EQ(alone.stage, AloneRuns::Stage::kWatch);
+  EXPECT_EQ(alone.stage, IsolatedProfiling::Stage::kWatch);
 }
 
-TEST(AloneRunsTest, HowMuchKernelsAreInEachOthersWayIsLearnedFromTheFirstRunsThatTell) {
-  AloneRuns alone;
+TEST(IsolatedProfilingTest, HowMuchKernelsAreInEachOthersWayIsLearnedFromTheFirstRunsThatTell) {
+  IsolatedProfiling alone;
   EXPECT_EQ(alone.slowness, 0);
   alone.learn(4);
   EXPECT_EQ(alone.slowness, 4);
   // Plans of other factors say other things.
-  for (int i = 1; i < AloneRuns::kFits; ++i) alone.learn(1.5);
+  for (int i = 1; i < IsolatedProfiling::kFits; ++i) alone.learn(1.5);
   const double learned = alone.slowness;
   EXPECT_NEAR(learned, 1.5, 0.05);
   alone.learn(9);
   EXPECT_EQ(alone.slowness, learned);
 }
 
-TEST(AloneRunsTest, KernelsAreMeasuredAloneAgainWhenTheMachineHasBecomeAnother) {
+TEST(IsolatedProfilingTest, KernelsAreMeasuredAloneAgainWhenTheMachineHasBecomeAnother) {
   for (const double factor : {0.5, 2.0}) {
-    AloneRuns alone;
+    IsolatedProfiling alone;
     run_beside(alone, 3);
-    run_beside(alone, 20, AloneRuns::kRuns);
+    run_beside(alone, 20, IsolatedProfiling::kRuns);
     run_beside(alone, 1.2);
     run_beside(alone, 1.2 * factor);
-    EXPECT_EQ(alone.stage, AloneRuns::Stage::kWatch);
+    EXPECT_EQ(alone.stage, IsolatedProfiling::Stage::kWatch);
     run_beside(alone, 1.2 * factor);
-    EXPECT_EQ(alone.stage, AloneRuns::Stage::kAlone);
+    EXPECT_EQ(alone.stage, IsolatedProfiling::Stage::kIsolated);
   }
 }
 
