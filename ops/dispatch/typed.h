@@ -1,9 +1,9 @@
 // Typed recorders: the fast path of the common operators, made from their C++ signatures.
 //
-// at::_ops::NAME::schema is a function type. From it, Recorder<NAME>::call is a kernel for the
-// PrivateUse1 key with exactly that signature: it encodes its arguments (call.h), finds the
-// outputs' windows in the meta cache and appends a node, with no boxing. Anything unusual - a first
-// call, a wrong argument, a CPU tensor - is boxed and handed to the catch-all. When the node runs,
+// at::_ops::NAME::schema is a function type. From it, TypedRecorder<NAME>::call is a kernel for the
+// PrivateUse1 key with exactly that signature. It encodes its arguments (call.h), finds the
+// outputs' windows in the meta cache and appends a node, without boxing. Anything unusual is boxed
+// and handed to the catch-all: a first call, a wrong argument, a CPU tensor. When the node runs,
 // its typed kernel decodes the arguments (kernels/typed_kernel.h). add_typed_row() makes both from
 // a row of the op table.
 //

@@ -22,7 +22,7 @@
 
 namespace hetero::ops {
 
-// Runs the call by the best implementation. False, and nothing is done, where that is the stock
+// Runs the call by the best implementation. Returns false and does nothing if that is the stock
 // kernel.
 bool run_convolution(const graph::Invocation& invocation);
 bool run_convolution_backward(const graph::Invocation& invocation);
@@ -39,8 +39,8 @@ struct ConvolutionCounts {
 };
 ConvolutionCounts convolution_counts();
 
-// Every convolution that `implementation` can compute is computed by it, whatever was measured;
-// nullopt ends that. For tests and measurements.
+// For tests and measurements: computes every convolution by `implementation` that it can compute,
+// whatever was measured. nullopt ends that.
 void force_convolution_implementation(std::optional<ConvolutionImplementation> implementation);
 
 }  // namespace hetero::ops

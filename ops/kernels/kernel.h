@@ -17,7 +17,7 @@
 namespace hetero::ops {
 
 // While it lives, the dispatcher goes straight to backend kernels: no autograd, autocast, functorch
-// or Python modes, whatever the thread that flushes is in the middle of.
+// or Python modes, whatever the flushing thread is in the middle of.
 class Isolated {
  public:
   Isolated();
@@ -40,8 +40,8 @@ class KernelTensors {
   // True when output operand i has memory to write into.
   bool has_memory(int i) const { return invocation_.data[i] != nullptr; }
 
-  // Makes `result` the value of output operand i: takes its memory over where it is laid out as the
-  // window says, copies otherwise.
+  // Makes `result` the value of output operand i. Takes its memory over if it is laid out as the
+  // window says, and copies otherwise.
   void deliver(int i, at::Tensor result);
 
  private:

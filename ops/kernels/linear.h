@@ -31,18 +31,18 @@ namespace hetero::ops {
 
 enum class LinearKind : uint8_t { kMm, kAddmm, kBmm };
 
-// Runs the product, or its part, by the best implementation. False, and nothing is done, where that
+// Runs the product, or its part, by the best implementation. Returns false and does nothing if that
 // is the stock kernel.
 template <LinearKind kind>
 bool run_linear(const graph::Invocation& invocation);
-// OpTraits::prepare: measures what is not known of the product's shape yet, and packs its weight
-// where that is faster and the weight has a binding.
+// OpTraits::prepare: measures what is not known of the product's shape yet. Packs its weight if
+// that is faster and the weight has a binding.
 template <LinearKind kind>
 void prepare_linear(const graph::Invocation& invocation);
 // Runs a part of addmm by stock kernels.
 void run_addmm_part(const graph::Invocation& invocation);
-// Products of one x, as projections to Q, K and V are: those that the same one of our
-// implementations computes are one call of it.
+// Products of one x, such as projections to Q, K and V. Those that one of our implementations
+// computes become one call of it.
 void run_linears(const graph::Invocation* calls, size_t count);
 
 inline constexpr int kUsesBeforePacking = 8;
@@ -56,8 +56,8 @@ struct LinearCounts {
 };
 LinearCounts linear_counts();
 
-// Every product that `implementation` can compute is computed by it, whatever was measured; nullopt
-// ends that. For tests and measurements.
+// For tests and measurements: computes every product by `implementation` that it can compute,
+// whatever was measured. nullopt ends that.
 void force_linear_implementation(std::optional<LinearImplementation> implementation);
 
 }  // namespace hetero::ops

@@ -1,8 +1,8 @@
 // Typed kernels: how nodes of the common operators run, made from the operators' C++ signatures.
 //
 // typed.h of ops/dispatch records a call of at::_ops::NAME as bytes. When the node runs,
-// TypedKernel<NAME, OUT> decodes them to arguments and calls the CPU kernel, the `out=` variant
-// where the row names one, so that results land in planned memory.
+// TypedKernel<NAME, OUT> decodes them and calls the CPU kernel: the `out=` variant if the row names
+// one, so that results land in planned memory.
 //
 // Thread safety: as the executor.
 
@@ -301,8 +301,8 @@ struct TypedKernel<Op, Out, R(A...)> {
   }
 };
 
-// The kernel of an operator with an implementation of ours for some calls: `own` runs the call, or
-// returns false and has done nothing.
+// The kernel of an operator that has an implementation of ours for some calls. `own` runs the call,
+// or returns false and has done nothing.
 template <bool (*own)(const graph::Invocation&), graph::KernelFunction stock>
 void own_or_stock(const graph::Invocation& invocation) {
   if (!own(invocation)) stock(invocation);

@@ -19,9 +19,9 @@ namespace hetero::ops {
 // Notes that a storage has got bytes from the host.
 void note_arrival(HeteroStorage* storage);
 
-// What is to be uploaded while the slice runs: as many of each size as the slice takes to the
-// accelerator of what has arrived, and no more than the accelerator has room for. `holds` owns
-// them. What the slice touches is no arrival any more.
+// What to upload while the slice runs. Of what has arrived, it takes as many of each size as the
+// slice takes to the accelerator, and no more than fit there. `holds` owns them. What the slice
+// touches is no arrival any more.
 void find_uploads(const TraceSlice& slice, const graph::Plan& plan, graph::Uploads& uploads,
                   std::vector<StorageHold>& holds);
 

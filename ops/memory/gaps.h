@@ -11,8 +11,8 @@
 
 namespace hetero::ops {
 
-// Moves a settled storage's bytes together. Where there is no memory for that, they stay as they
-// are. REQUIRES: no flights but those of the caller.
+// Moves a settled storage's bytes together. If there is no memory for that, they stay as they are.
+// REQUIRES: no flights but those of the caller.
 [[nodiscard]] Status close_gaps(HeteroStorage* storage);
 
 // A block in which they are together, for another owner. REQUIRES: valid on the CPU.

@@ -54,11 +54,11 @@ Status bring_to_host(HeteroStorage* storage);
 uint64_t accelerator_budget();
 // What the plan of the slice may hold there.
 uint64_t room_for(const TraceSlice& slice);
-// Lets storages leave that no running slice touches, until the slice's plan may hold `bytes`, or
-// there are no more.
+// Evicts storages that no running slice touches, until the slice's plan may hold `bytes` or there
+// are no more.
 void make_room(const TraceSlice& slice, uint64_t bytes);
-// The most bytes that the plan of a graph ever holds there: its arena, and its buffers with memory
-// of their own.
+// The most bytes that the plan of a graph holds there at any time: its arena, and buffers with
+// memory of their own.
 uint64_t accelerator_need(const graph::Graph& graph, const graph::Plan& plan);
 
 // Smaller storages leave the host's memory only if no larger one can. They are tracked even while
@@ -71,8 +71,8 @@ bool spills_below_limit();
 inline bool spills() { return may_spill.load(std::memory_order_relaxed) && spills_below_limit(); }
 // Whether some storage ever did, so that its bytes may be in a file.
 extern std::atomic<bool> has_spilled;
-// Lets storages leave the host's memory that no running slice touches, until there are `bytes`
-// below the limit, or there are no more. Takes the executor's lock if the caller does not have it.
+// Evicts storages that no running slice touches from the host's memory, until there are `bytes`
+// below the limit or there are no more. Takes the executor's lock if the caller does not have it.
 void make_host_room(uint64_t bytes);
 // Brings back what the slice touches. A storage whose bytes cannot be read has that error until
 // track_storages().
@@ -80,8 +80,8 @@ void bring_back(const TraceSlice& slice);
 // Additional host memory that running the plan may allocate.
 uint64_t host_need(const TraceSlice& slice, const graph::Graph& graph, const graph::Plan& plan);
 
-// Notes which storages of the slice have bytes that may have to leave, after a run. What could not
-// be brought back for it is as it was.
+// To be called after a run: notes which storages of the slice have bytes that may be evicted. What
+// could not be brought back for it is as before.
 void track_storages(const TraceSlice& slice);
 // The same of one that got bytes without a run.
 void track_storage(HeteroStorage* storage);

@@ -1,12 +1,13 @@
-// CompiledProgram: a graph that is captured once and then run as often as one likes, without
+// CompiledProgram: a graph that is captured once and then runs any number of times, without
 // recording.
 //
-// Capturing is recording. A capture gives the caller tensors that look like the arguments and have
-// no bytes, *stand-ins*; the caller calls the program's operators on them; what the recorder
-// (recorder.h) wrote down meanwhile is not run but kept. A call of the program binds the storages
-// of its arguments to the graph's buffers, makes storages for the results, draws new random
-// numbers, and runs the plan by the same planner and executor as everything else (slice_run.h): a
-// call is a cut that was made beforehand.
+// Capturing is recording. A capture gives the caller *stand-ins*: tensors that look like the
+// arguments and have no bytes. The caller calls the program's operators on them. What the recorder
+// (recorder.h) writes down meanwhile is kept, and does not run.
+//
+// A call of the program binds its arguments' storages to the graph's buffers, makes storages for
+// the results, draws new random numbers and runs the plan. Planner and executor are those of
+// everything else (slice_run.h): a call is a cut that was made beforehand.
 //
 //   CompiledProgram program(options);
 //   results = program.run(arguments);   // none: not captured for such arguments, or config.sync
@@ -14,19 +15,19 @@
 //   ... operators on stand_ins, on this thread ...
 //   program.end_capture(results, on_host);   // or cancel_capture()
 //
-// What was captured for arguments of certain sizes is a *variant*; it says of each buffer what it
-// is: the storage of an argument, a constant (a storage with bytes that was no argument: held), a
-// result, or nothing that is seen outside. A variant keeps plans of its own for the ways in which
-// the arguments' bytes may lie. Variants that differ in sizes only share the planning: the plan of
-// one is resized for the other, so other sizes are captured again but not planned again.
+// What was captured for arguments of certain sizes is a *variant*. It says what each buffer is: the
+// storage of an argument, a constant (a storage with bytes that was no argument; it is held), a
+// result, or nothing that is seen outside. A variant has a plan for each way in which the
+// arguments' bytes lie. Variants that differ only in sizes share the planning: the plan of one is
+// resized for the other. Other sizes are captured again, but not planned again.
 //
-// Arguments and results are tensors, on hetero, on the CPU or, where the accelerator is a GPU, on
-// CUDA, and numbers, which are part of what a variant is for. An argument that is not on hetero is
-// used where it lies, for the length of the call; on CUDA, behind what the current stream does.
+// Arguments and results are numbers and tensors on hetero, on the CPU or, if the accelerator is a
+// GPU, on CUDA. Numbers are part of what a variant is for. An argument that is not on hetero is
+// used where it lies, for the length of the call; on CUDA, behind the work of the current stream.
 // Arguments may be written, may share storages, and may be results. A result on CUDA is a copy.
 //
-// What depends on values cannot be captured (`refuse_capture` of recorder.h raises); whoever
-// captures then runs the operators as usual.
+// What depends on values cannot be captured: `refuse_capture` of recorder.h raises. The caller then
+// runs the operators as usual.
 //
 // Thread safety: any thread; the executor lock, which a capture holds from its beginning to its
 // end, on one thread. No Python here. Ownership: variants own their graphs, plans, windows and
@@ -77,16 +78,16 @@ class CompiledProgram {
   ~CompiledProgram();
   CompiledProgram(const CompiledProgram&) = delete;
 
-  // The results, or nothing where there is no variant for these arguments, or with config.sync.
-  // `arguments` is empty afterwards where it ran, so that memory nobody else owns is released as
-  // the program goes. Raises what a kernel raised.
+  // The results; nothing if there is no variant for these arguments, or with config.sync. After a
+  // run `arguments` is empty, so that memory without another owner is released as the program goes.
+  // Raises what a kernel raised.
   std::optional<std::vector<c10::IValue>> run(std::vector<c10::IValue>& arguments);
 
   // The stand-ins; numbers stand for themselves. Runs what is pending. A call of end_capture() or
   // cancel_capture() must follow, on this thread.
   std::vector<c10::IValue> begin_capture(const std::vector<c10::IValue>& arguments);
-  // Makes a variant of what was recorded. `results` are what run() will return, each as a tensor on
-  // its one of `devices`. Raises a sentence where that cannot be; the capture is over in any case.
+  // Makes a variant of what was recorded. `results` are what run() will return, each on its one of
+  // `devices`. Raises a sentence if that cannot be. The capture is over in any case.
   void end_capture(std::vector<c10::IValue> results, const std::vector<c10::DeviceType>& devices);
   // Forgets what was recorded. Does nothing on a thread that does not capture.
   void cancel_capture();

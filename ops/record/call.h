@@ -72,11 +72,11 @@ struct CallOperand {
   uint8_t bits;
 };
 
-// Turns arguments, one after the other, into the format above. What becomes of the parts says the
-// Sink, which derives from this: a Call keeps them, a Match (match.h) compares them. It has
+// Turns arguments into the format above, one after the other. The Sink derives from this and
+// decides what becomes of the parts: a Call keeps them, a Match (match.h) compares them. It has
 // put_structure, put_sizes and put_values, each for a value and for bytes; operand(tensor, access,
-// bits) for a hetero tensor; reject(tensor) for one that is neither on hetero nor a 0-dim CPU
-// tensor. REQUIRES: the recorder's lock is held (windows are interned).
+// bits) for a hetero tensor; and reject(tensor) for one that is neither on hetero nor a 0-dim CPU
+// tensor. REQUIRES: the recorder's lock is held, because windows are interned.
 template <typename Sink>
 class Encoder {
  public:
@@ -235,8 +235,8 @@ class Decoder {
     const auto seed = get_value<uint64_t>();
     return {seed, get_value<uint64_t>()};
   }
-  // Where in the values of a node its random states stand: appended to `offsets`, in bytes, each
-  // plus `base`.
+  // Appends to `offsets` where in the values of a node its random states are: in bytes, each plus
+  // `base`.
   static void find_random_states(const std::byte* attributes, size_t base, std::vector<size_t>& offsets);
   // The next unread operand.
   int operand() { return next_operand_++; }

@@ -1,5 +1,5 @@
-// OpInfo: what an operator's schema says of it - which arguments are read and written, which
-// results are new - and what no schema says: its row.
+// OpInfo: what an operator's schema says of it (which arguments are read and written, which results
+// are new), and its row, which says what no schema says.
 //
 // Thread safety: any thread. Entries are made once and live for ever.
 
@@ -48,17 +48,17 @@ struct OpInfo {
 const OpInfo& op_info(const c10::OperatorHandle& handle);
 const OpInfo& op_info(const char* name, const char* overload);
 
-// A call of an operator with hidden writes that does not make them, as batch norm in inference:
-// other than its schema says, it gives no statistics.
+// Whether the call does not make the hidden writes of its operator, as batch norm in inference. It
+// then gives no statistics, although its schema says so.
 bool makes_no_hidden_writes(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments);
 
-// Whether an operator is PyTorch's own, not a library's. Of those, kernels for all devices are
-// compositions and nothing else.
+// Whether an operator is PyTorch's own, not a library's. Its kernels for all devices are
+// compositions only.
 bool is_own(std::string_view name);
 
-// Whether calls of the operator on the device become nodes: those of a row, of the catch-all, and
-// of the fallback, which operators reach that nobody takes apart. What such an operator reads,
-// makes and writes is tensors.
+// Whether calls of the operator on the device become nodes: by a row, by the catch-all, or by the
+// fallback, which gets operators that are not decomposed. Such an operator reads, makes and writes
+// tensors only.
 bool is_recorded(const OpInfo& info);
 // Notes an operator whose kernel of the device gives calls to the catch-all.
 void enter_recorded(std::string name);
@@ -66,8 +66,8 @@ void enter_recorded(std::string name);
 // Whether the operator has a kernel that computes it by others, on any device.
 bool has_default_kernel(const c10::OperatorHandle& handle);
 
-// Who knows how an operator without a typed row is seen by graph/: its traits, but for
-// OpTraits::self. To be set before the first call of op_info().
+// Makes the traits of an operator without a typed row, except OpTraits::self. To be set before the
+// first call of op_info().
 using BoxedTraits = graph::OpTraits (*)(const std::string& name);
 void set_boxed_traits(BoxedTraits traits_of);
 

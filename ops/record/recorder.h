@@ -1,12 +1,14 @@
 // Recorder: the pending trace, and the two locks that order everything.
 //
-// Recording takes a step in the trie of earlier traces (trie.h), which mostly knows already what
-// the call's outputs look like. The trace is the path through the trie, plus the numbers in which
-// equal programs may differ (`values`), plus, for each buffer, the storage it stands for. It is
-// written down as a graph::Graph when that is needed: not where the same trace was planned before,
-// for then the plan has the graph. A storage with bytes is held strongly (its bytes are an input);
-// a storage born in the trace is held weakly until a second node uses it, so a value that nobody
-// can see any more is found dead when the trace is cut.
+// Recording takes a step in the trie of earlier traces (trie.h), which mostly knows what the call's
+// outputs look like. The trace is the path through the trie, the numbers in which equal programs
+// may differ (`values`), and for each buffer the storage that it stands for. It is written down as
+// a graph::Graph only when that is needed: if the same trace was planned before, the plan has the
+// graph.
+//
+// A storage with bytes is held strongly, because its bytes are an input. A storage born in the
+// trace is held weakly until a second node uses it. A value that the program has dropped is thus
+// found dead when the trace is cut.
 //
 //   record:  recorder lock            windows, meta cache, trace
 //   run:     executor lock, and inside it the recorder lock for as long as it takes to cut the
@@ -15,11 +17,11 @@
 //            (overlap.h)
 //
 // Program order is the order in which threads got the recorder lock. The executor lock is never
-// taken while the recorder lock is held, and no kernel, meta kernel or Python code runs under the
-// recorder lock.
+// taken under the recorder lock. No kernel, meta kernel or Python code runs under the recorder
+// lock.
 //
-// Thread safety: as above. Ownership: one leaked instance; tensors may die after static
-// destructors.
+// Thread safety: as above.
+// Ownership: one leaked instance, because tensors may die after static destructors.
 
 #pragma once
 
@@ -49,8 +51,8 @@ namespace hetero::ops {
 
 // Whether this thread captures.
 bool captures_here();
-// What cannot be part of a capture ends it, by raising this sentence. Does nothing where this
-// thread does not capture.
+// Ends the capture of this thread by raising this sentence, because of something that cannot be
+// part of it. Does nothing on a thread that does not capture.
 void refuse_capture(const std::string& what);
 
 // A call that was not the one that the trie expected.
@@ -73,8 +75,8 @@ class Recorder {
 
   MetaCache& meta_cache() { return meta_cache_; }
 
-  // What the outputs of the call look like: predicted by the trie, or from the meta cache; null
-  // where neither knows.
+  // What the outputs of the call look like, as the trie predicts or the meta cache knows; null if
+  // neither does.
   const MetaEntry* expect(graph::OpId op, const Call& call);
   // Appends a node with the operands of `call`, followed by `outputs` (tensors made as expect()
   // said). True when something should be flushed: call after_record() once the lock is released.
@@ -100,36 +102,36 @@ class Recorder {
   SyncReason pressure();
 
   // Moves nodes from the trace to `cut`: all of them, or those that must run so that `storages`
-  // have their final bytes (with `readers`: also those that read them). Returns false when nothing
+  // have their final bytes. With `readers`, also those that read them. Returns false when nothing
   // has to run. `reuse`: a plan of the same trace may stand for its nodes. `fetched`, if not null:
-  // the host reads its bytes after the run, which may have to come from an accelerator. REQUIRES:
-  // the executor lock as well; `cut` is clear.
+  // the host reads its bytes after the run, and they may be on an accelerator then. REQUIRES: the
+  // executor lock as well; `cut` is clear.
   bool cut_all(bool reuse, Cut& cut, const HeteroStorage* fetched = nullptr);
-  // Takes so much of a trace that has become too long that the next one begins where an earlier one
-  // began: a loop that reads nothing is then cut at the same place of its body every time. All of
-  // it where there is no such place.
+  // Takes the beginning of a trace that has become too long, so that the rest begins where an
+  // earlier trace began. A loop that reads nothing is then cut at the same place of its body every
+  // time. Takes all of it if there is no such place.
   bool cut_some(bool reuse, Cut& cut);
   bool cut_ancestors(std::span<HeteroStorage* const> storages, bool readers, bool reuse, Cut& cut,
                      const HeteroStorage* fetched = nullptr);
 
   // Cuts the whole trace without the executor lock, if a piece ends here, for a flight (overlap.h)
-  // that will run later; says the flight's number. Everything that is cut afterwards must run after
-  // it. REQUIRES: nobody else changes storages' bytes but flights.
+  // that will run later. Returns the flight's number. What is cut afterwards must run after it.
+  // REQUIRES: only flights change storages' bytes meanwhile.
   bool cut_early(Cut& cut, uint64_t& flight);
-  // A flight has run: its storages are now what finish() foretold. Gives what it owned away, what
-  // nobody else owns in `last`.
+  // A flight has run: its storages are now as finish() foretold. Releases what it owned; what has
+  // no other owner goes to `last`.
   void land(Cut& cut, uint64_t flight, std::vector<StorageHold>& last);
 
-  // A capture (compiled.h) begins: until end_capture(), what this thread records stays in the
-  // trace, and nothing runs. False where something is pending. REQUIRES: the executor lock, until
-  // end_capture().
+  // Begins a capture (compiled.h). Until end_capture(), what this thread records stays in the
+  // trace, and nothing runs. Returns false if something is pending. REQUIRES: the executor lock,
+  // until end_capture().
   [[nodiscard]] bool begin_capture();
-  // Moves what was recorded to `cut`. False where another thread recorded meanwhile: all of it
-  // stays pending then.
+  // Moves what was recorded to `cut`. Returns false if another thread recorded meanwhile; all of it
+  // then stays pending.
   [[nodiscard]] bool end_capture(Cut& cut);
 
-  // Keeps the meta cache, the windows and the trie within their bounds. False where that needs an
-  // empty trace. REQUIRES: the executor lock as well.
+  // Keeps the meta cache, the windows and the trie within their bounds. Returns false if that needs
+  // an empty trace. REQUIRES: the executor lock as well.
   [[nodiscard]] bool trim_caches();
   // Forgets all of them. REQUIRES: the same, and nothing pending.
   void forget();
@@ -141,8 +143,8 @@ class Recorder {
   friend class Match;
 
   void hold(HeteroStorage* storage);
-  // The number of the storage of a call's input i. One that the trace has not met gets the next
-  // number, unless an input before it has the same storage; those are in input_storages_ and
+  // The number of the storage of a call's input i. A storage that is new to the trace gets the next
+  // number. An earlier input of the call may have it too; those are in input_storages_ and
   // `earlier`.
   graph::BufferId buffer_of(const HeteroStorage* storage, size_t i, const graph::Operand* earlier) const {
     if (storage->epoch == epoch_) return storage->buffer;

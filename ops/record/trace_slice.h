@@ -6,8 +6,8 @@
 //
 // Planning answers with a PlannedSlice.
 //
-// Thread safety: filled in under the recorder's lock; after that it belongs to who runs it, under
-// the executor's lock.
+// Thread safety: filled in under the recorder's lock. After that it belongs to the thread that runs
+// it, under the executor's lock.
 
 #pragma once
 

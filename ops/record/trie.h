@@ -71,8 +71,8 @@ class TrieNode {
   // The plans of the traces that end here. Belongs to the executor's lock.
   PlanSet& plans();
   TrieNode* first_child() const { return child_.get(); }
-  // A trace that comes here is cut here, if that can be, and then so many times again after as many
-  // nodes as it has now; see overlap.h.
+  // A trace that comes here is cut here, if possible, and then this many times again, each time
+  // after as many nodes as it has now; see overlap.h.
   bool is_mark() const { return cuts_ != 0; }
   int cuts() const { return cuts_; }
   void set_cuts(int cuts) { cuts_ = static_cast<int16_t>(cuts); }
@@ -141,8 +141,8 @@ class Trie {
   // Said after each trace: nodes are as old as the traces since they were on a path.
   void tick() { ++clock_; }
   size_t bytes() const { return bytes_; }
-  // Drops what was on no path for longest until no more than `limit` bytes are left, plans
-  // included. REQUIRES: nobody holds nodes; the executor's lock.
+  // Drops what was on no path for longest, until no more than `limit` bytes are left, plans
+  // included. REQUIRES: the executor's lock; the caller holds no nodes.
   void trim(size_t limit);
   void clear();
 

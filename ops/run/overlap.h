@@ -1,28 +1,28 @@
 // Overlap: the beginning of a trace runs on a thread of its own while the rest is still being
 // recorded.
 //
-// Recording is Python, mostly, and leaves a processor idle. A trace that takes long to record, and
-// runs not very much longer, is therefore cut into pieces of as many nodes: its node in the trie
-// where the first one ends is a *mark*. A piece becomes a *flight*: it waits in a queue, and the
-// overlap thread runs it with one thread less than the process has. A sync point takes over: the
-// overlap thread stops before its next kernel, and what is left of the flights, in their order, is
-// run by the thread that needs the value, with all threads; then its own cut. So nothing waits for
-// the overlap thread but for the kernel that it is in.
+// Recording is mostly Python, and leaves a processor idle. So a trace that takes long to record,
+// and not much longer to run, is cut into pieces of equal length. The node in the trie where the
+// first one ends is a *mark*. A piece becomes a *flight*. It waits in a queue, and the overlap
+// thread runs it with one thread less than the process has.
 //
-// A mark depends on the program and, once, on how long it took; so a program is cut at the same
-// places every time, and each piece finds its plan. What a flight will have done is known to the
-// recorder before it is done: which storages will have bytes (HeteroStorage::valid_later), and
-// which owners are flights (HeteroStorage::flights), so that plans do not depend on how far the
-// flights are.
+// A sync point takes over. The overlap thread stops before its next kernel. The thread that needs
+// the value runs the rest of the flights in their order, with all threads, and then its own cut. So
+// it waits for the overlap thread's current kernel only.
 //
-// Whether it pays is not foretold but tried: processors may be two threads of one core, and others
-// may need them. A trace that was divided some times and did not get faster is divided no more.
+// A mark depends on the program and, once, on how long it took. A program is thus cut at the same
+// places every time, and each piece finds its plan. The recorder knows beforehand what a flight
+// will have done: which storages will have bytes (HeteroStorage::valid_later), and which owners are
+// flights (HeteroStorage::flights). So plans do not depend on how far the flights are.
 //
-// A kernel of a flight has fewer threads than one of a sync point, and some kernels add in another
-// order then. So results may differ in the last bits from run to run, within the tolerances of
-// fusion. There are no flights with config().overlap or config().fusion off, with
+// We measure whether it pays, because two processors may be threads of one core, or others may need
+// them. A trace that was divided a few times and did not get faster is not divided any more.
+//
+// A kernel of a flight has fewer threads than one of a sync point, and some kernels then add in
+// another order. So the last bits of results may differ from run to run, within the tolerances of
+// fusion. There are no flights if config().overlap or config().fusion is off, with
 // torch.use_deterministic_algorithms(), with an accelerator, under a profiler, or with an option
-// that looks at each flush. Operators that are not PyTorch's own are run by sync points only.
+// that looks at each flush. Only sync points run operators that are not PyTorch's own.
 //
 // Thread safety: any thread. `wanted_` and the making of flights: the recorder lock; running: the
 // executor lock.
@@ -48,20 +48,20 @@ class Overlap {
   // Makes a flight of the trace, if a piece ends here and nothing is in the way. REQUIRES: no lock.
   void cut_early();
 
-  // Takes note of how long it took to record and to run a whole trace, and says in how many pieces
-  // it is to be recorded. REQUIRES: the executor lock.
+  // Notes how long it took to record and to run a whole trace, and says in how many pieces the next
+  // one is recorded. REQUIRES: the executor lock.
   void learn(const Cut& cut, std::chrono::nanoseconds recording, std::chrono::nanoseconds running);
 
-  // Takes note of how long it took to record and run a trace that is divided at `mark`; where that
-  // does not pay, it is not divided any more. REQUIRES: the executor lock.
+  // Notes how long it took to record and run a trace that is divided at `mark`. If that does not
+  // pay, it is not divided any more. REQUIRES: the executor lock.
   void judge(TrieNode* mark, std::chrono::nanoseconds all);
 
-  // Every trace of some nodes is divided into so many pieces as soon as it was seen, whatever it
-  // takes; 0 ends that. For tests.
+  // For tests: divides every trace of some nodes into this many pieces as soon as it was seen,
+  // whatever it takes. 0 ends that.
   void force_pieces(int pieces) { forced_pieces_ = pieces; }
 
-  // Somebody wants the executor lock, or does not any more: no flight is made, and the overlap
-  // thread stops.
+  // Says that a thread wants the executor lock, or does not any more. While one does, no flight is
+  // made, and the overlap thread stops.
   void want();
   void want_no_more();
   // Runs all flights on this thread. REQUIRES: the executor lock, and want().

@@ -13,8 +13,8 @@
 namespace hetero::ops {
 
 // What a run has left with an error. Some of it existed before and has its bytes, without the
-// change that failed: they are hidden until one of the run's errors is raised (give_back() in
-// sync.h).
+// change that failed. These bytes are hidden until one of the run's errors is raised (give_back()
+// in sync.h).
 struct FailedRun {
   std::vector<std::string> errors;
   std::vector<StorageHold> storages;  // weakly: a storage without an owner is of no concern

@@ -30,7 +30,7 @@ class DefaultDtype {
 
 class SliceRun {
  public:
-  // Plans the slice, and runs it to its end on this thread, for a sync point. Returns the first
+  // For a sync point: plans the slice and runs it to its end on this thread. Returns the first
   // error.
   Status run(Cut& cut, SyncReason reason);
   // When the last run() began to run, and when it had run.

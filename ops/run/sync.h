@@ -1,11 +1,12 @@
-// Sync points: every place where a value must exist. They plan and run (slice_run.h), as overlap.h
-// does.
+// Sync points: every place where a value must exist. They plan and run (slice_run.h), and so does
+// overlap.h.
 //
-// Each function names its SyncReason, which explain() counts when something really had to run. A
-// sync point cuts the nodes it needs out of the trace (recorder.h), plans them, runs them on the
-// calling thread and its devices, and leaves the storages with their bytes. Errors of kernels are
-// raised here: the very exception the kernel threw, by the first sync that needs its result. What
-// existed before and was not changed yet is whole afterwards.
+// Each function names its SyncReason, which explain() counts if something had to run. A sync point
+// cuts the nodes that it needs out of the trace (recorder.h), plans them, and runs them on the
+// calling thread and its devices. The storages then have their bytes.
+//
+// Errors of kernels are raised here: the very exception of the kernel, by the first sync point that
+// needs its result. What existed before, and was not changed yet, is whole afterwards.
 //
 // Thread safety: any thread; never call while holding the recorder's lock.
 
@@ -36,20 +37,20 @@ void settle(std::span<HeteroStorage* const> storages, SyncReason reason);
 // The same, and also runs what still reads them: afterwards the bytes may be replaced.
 void settle_users(HeteroStorage* storage, SyncReason reason);
 
-// To be called before the error of a run is raised: what the run was to change, and did not, is as
-// it was before, as if the operator had raised when it was called. What was recorded since and
-// depends on that runs first, so it fails too. REQUIRES: the executor lock.
+// To be called before the error of a run is raised. What the run was to change, and did not, is
+// restored, as if the operator had raised when it was called. What was recorded since and depends
+// on it runs first, so it fails too. REQUIRES: the executor lock.
 void give_back(const Status& error);
 
 // Flushes if the recorder says so: a limit of config() is reached, or a node wrote an exported
 // storage.
 void after_record();
 
-// A CPU storage over the same bytes. `writes`: the caller will write through it, so other copies
-// become stale. The storage's bytes stay where they are as long as the result lives.
+// A CPU storage over the same bytes, which stay where they are while the result lives. `writes`:
+// the caller will write through it, so other copies become stale.
 c10::Storage host_storage(const c10::Storage& storage, SyncReason reason, bool writes);
-// A CPU tensor over the bytes of one tensor. Tensors that share a storage and meet in one call
-// should share its host storage too.
+// A CPU tensor over the bytes of one tensor. Tensors of one call that share a storage should share
+// its host storage too.
 at::Tensor host_alias(const at::Tensor& tensor, SyncReason reason, bool writes);
 
 // True for a storage that has neither bytes nor pending nodes.
@@ -75,9 +76,9 @@ ProgramLog exchange_program_log(ProgramLog log);
 // Rules for what is recorded from now on; what is pending runs under the old ones.
 void set_placement_rules(std::vector<PlacementRules::Rule> rules);
 
-// Around a fork of a process that used the device: what is pending runs before, and the forking
-// thread holds all locks. The child has none of the parent's threads and may not use the device,
-// but it may let go of tensors.
+// Around a fork of a process that used the device. Before it, pending work runs, and the forking
+// thread takes all locks. The child has none of the parent's threads. It may not use the device,
+// but it may release tensors.
 void prepare_fork();
 void finish_fork_in_parent();
 void finish_fork_in_child();

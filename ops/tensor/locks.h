@@ -1,8 +1,7 @@
-// Locks that many threads of Python meet at: taking one never waits with the interpreter's lock in
-// hand.
+// Locks that many threads of Python use: waiting for one never holds the interpreter's lock.
 //
 // A kernel that runs under one of hetero's locks may be Python, and needs the interpreter's lock to
-// go on. Whoever waits for the lock therefore releases the interpreter's lock meanwhile. The Python
+// go on. So a thread that waits for the lock releases the interpreter's lock meanwhile. The Python
 // bindings install how; a C++ program has no interpreter.
 //
 // Thread safety: any thread. The hooks are set once, before the first tensor is made.
@@ -34,8 +33,7 @@ class WithoutInterpreter {
   void* state_;
 };
 
-// A lock that does not hold the interpreter's lock while it waits: a kernel that runs under the
-// other lock may be Python.
+// Waits without the interpreter's lock, because a kernel that runs under this lock may be Python.
 template <typename Mutex>
 class Locked {
  public:

@@ -1,15 +1,15 @@
 // HeteroStorage and HeteroTensorImpl: what a hetero tensor is made of.
 //
 // A hetero tensor is an ordinary strided TensorImpl over a HeteroStorage. The storage is an
-// identity: its data pointer is a unique address in a reserved range that nobody can dereference
-// (backend/memory/address_space.h). Where its bytes are, if anywhere, says its Binding; whether
-// recorded nodes will still change them is known to the recorder.
+// identity: its data pointer is a unique address in a reserved range that cannot be dereferenced
+// (backend/memory/address_space.h). Its Binding says where its bytes are, if anywhere. The recorder
+// knows whether pending nodes will change them.
 //
 //   fresh:    no bytes, nothing pending   (torch.empty)
 //   pending:  the trace has nodes that write it
 //   settled:  binding.valid_on names the devices that hold its bytes
 //
-// Both classes come from free lists; the tensor remembers the id of its window, a hint that is
+// Both classes come from free lists. The tensor remembers the id of its window, a hint that is
 // checked on use.
 //
 // Thread safety: `buffer`, `epoch` and what flights need belong to the recorder's lock, `binding`
@@ -68,8 +68,8 @@ class HeteroStorage final : public c10::StorageImpl {
   Growth growth = Growth::kNone;  // the recorder's lock
   // Of storage_memory.h; the executor's lock:
   bool tracked = false;  // it is in the set
-  // What is called when a tracked storage dies, on any thread. Installed by storage_memory.h, which
-  // sets `tracked`.
+  // Called when a tracked storage dies, on any thread. Installed by storage_memory.h, which sets
+  // `tracked`.
   static void (*on_tracked_end)(HeteroStorage* storage);
   bool arrived = false;    // it is among the arrivals (arrivals.h)
   uint64_t last_used = 0;  // the last run that touched it
@@ -105,8 +105,8 @@ class HeteroTensorImpl final : public c10::TensorImpl {
            other.equals(static_cast<graph::DType>(data_type_.toScalarType()), {sizes_and_strides_.sizes_data(), rank},
                         {sizes_and_strides_.strides_data(), rank}, storage_offset_);
   }
-  // Sees its storage through this window from now on. REQUIRES: nobody else knows the tensor yet;
-  // the offset is 0.
+  // From now on it sees its storage through this window. REQUIRES: the tensor is known to the
+  // caller only; the offset is 0.
   void look_through(const graph::Window& window, graph::WindowId id);
 
   // The window this tensor had when it was made; compare before use.

@@ -1,8 +1,8 @@
 // StorageHold: an owner of a storage that can be strong or weak.
 //
-// The trace holds a storage that has bytes strongly, since its bytes are an input. It holds a
-// storage that was born in the trace weakly, so that a value that the program has dropped is found
-// dead when the trace is cut.
+// The trace holds a storage with bytes strongly, because its bytes are an input. It holds a storage
+// that was born in the trace weakly. A value that the program has dropped is thus found dead when
+// the trace is cut.
 //
 // Thread safety: a hold belongs to one thread at a time; the storage may die on any thread.
 
