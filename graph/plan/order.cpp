@@ -37,7 +37,7 @@ void order_queues(const Graph& graph, const Plan& plan, Scratch& scratch) {
     const Instruction& instruction = plan.program[i];
     const QueueId queue = instruction.queue;
     Clock& requirement = scratch.requirements[i];
-    if (instruction.kind == Instruction::Kind::kCopy) {
+    if (instruction.is_copy()) {
       touch(bytes_of(instruction.index, instruction.from), false, queue, i, requirement);
       // What comes back has other memory.
       if (instruction.stay != 0) bytes_of(instruction.index, instruction.to) = {};
@@ -147,7 +147,7 @@ class EarlySubmission {
     for (uint32_t i = 0; i < plan_.program.size(); ++i) {
       stays_[i] = static_cast<uint32_t>(touched_.size());
       const Instruction& instruction = plan_.program[i];
-      if (instruction.kind == Instruction::Kind::kCopy) {
+      if (instruction.is_copy()) {
         if (instruction.stay != 0) {
           uint32_t& current = current_[plan_.place_of(instruction.index, instruction.to)];
           stay_before_[i] = std::exchange(current, kNone);

@@ -116,7 +116,7 @@ void BoundProgram::bind_node(const Instruction& call, DeviceIndex device) {
                     .windows = graph_.windows,
                     .traits = &op_table()[node.op],
                     .bindings = device == kCpu && !bindings_.empty() ? bindings_.data() : nullptr,
-                    .part = part_of(call),
+                    .part = call.part(),
                     .by_device = device != kCpu && !devices_[device]->runs_host_kernels()});
 }
 

@@ -59,9 +59,7 @@ void QueueRun::walk(RunCounts& counts, RunTimes* times) {
     used_queues_ |= uint64_t{1} << instruction.queue;
     const bool on_host = instruction.queue == kHostQueue;
     const bool noted = times != nullptr && (clock_ != nullptr || on_host);
-    const bool by_events = timed && device_of(instruction.queue) == kTimed &&
-                           instruction.kind != Instruction::Kind::kRecord &&
-                           instruction.kind != Instruction::Kind::kWait;
+    const bool by_events = timed && device_of(instruction.queue) == kTimed && !instruction.is_event();
     if (by_events) timer_.before(position, queue(instruction.queue));
     if (noted) times->spans[position].begin = begin_of(instruction.queue) - begun_;
     switch (instruction.kind) {
@@ -154,7 +152,7 @@ void QueueRun::submit_run(const Instruction& instruction, uint32_t position) {
   const DeviceIndex device = device_of(instruction.queue);
   bool brings = false;
   const FailureId failure = prepare(instruction.index, device, brings);
-  NodeTask& task = tasks_.emplace_back(NodeTask{this, instruction.index, part_of(instruction), device, failure});
+  NodeTask& task = tasks_.emplace_back(NodeTask{this, instruction.index, instruction.part(), device, failure});
   if (instruction.queue == kHostQueue) {
     if (brought_.size() < node.operand_count) brought_.resize(node.operand_count);
     run_node(task, brought_.data(), brings);
@@ -186,7 +184,7 @@ backend::Task QueueRun::prediction_of(uint32_t position) const {
 void QueueRun::launch_alone(uint32_t position) {
   const Instruction& instruction = state_->plan().program[position];
   backend::Task task = prediction_of(position);
-  if (instruction.kind == Instruction::Kind::kFused) {
+  if (instruction.is_group()) {
     task.run = [](void* context) {
       auto& submitted = *static_cast<GroupTask*>(context);
       submitted.owner->run_group(submitted);
@@ -205,7 +203,7 @@ void QueueRun::launch_alone(uint32_t position) {
 // The host marks the outputs in the task's stead.
 void QueueRun::not_launched(uint32_t position, Status status) {
   const Instruction& instruction = state_->plan().program[position];
-  if (instruction.kind != Instruction::Kind::kFused) {
+  if (!instruction.is_group()) {
     return note_end(tasks_[task_of_[position]], state_->add_failure(instruction.index, std::move(status)));
   }
   const FusedGroup& group = state_->plan().groups[instruction.index];
@@ -214,7 +212,7 @@ void QueueRun::not_launched(uint32_t position, Status status) {
 }
 
 void QueueRun::replay(uint32_t position) {
-  if (state_->plan().program[position].kind == Instruction::Kind::kFused) {
+  if (state_->plan().program[position].is_group()) {
     run_group(group_tasks_[task_of_[position]]);
   } else {
     run_node(tasks_[task_of_[position]], nullptr, false);
@@ -236,12 +234,7 @@ void QueueRun::note_launched_together(RunCounts& counts) {
     if (outcomes_[node] == Outcome::kNotRun) outcomes_[node] = Outcome::kRan;
   };
   for (const uint32_t position : segments_->launched_together()) {
-    const Instruction& instruction = plan.program[position];
-    if (instruction.kind == Instruction::Kind::kFused) {
-      for (const uint32_t n : plan.groups[instruction.index].members) ran(n);
-    } else {
-      ran(instruction.index);
-    }
+    for_each_node(plan, plan.program[position], ran);
   }
   counts.segments += segments_->launches();
 }

@@ -17,15 +17,9 @@ bool equal(std::span<const std::byte> a, std::span<const std::byte> b) {
 
 bool is_launch(const Graph& graph, const Plan& plan, const Instruction& instruction) {
   const auto is_plain = [&](uint32_t node) { return !op_table()[graph.nodes[node].op].side_effects; };
-  switch (instruction.kind) {
-    case Instruction::Kind::kRun:
-    case Instruction::Kind::kBody:
-      return is_plain(instruction.index);
-    case Instruction::Kind::kFused:
-      return std::ranges::all_of(plan.groups[instruction.index].members, is_plain);
-    default:
-      return false;
-  }
+  bool plain = instruction.is_task();
+  for_each_node(plan, instruction, [&](uint32_t node) { plain = plain && is_plain(node); });
+  return plain;
 }
 
 }  // namespace
