@@ -27,7 +27,8 @@
 
 namespace hetero::graph {
 
-// A queue, as a dense number: the CPU's compute queue, which is the only one of its queues that programs use, then those of the other devices.
+// A queue, as a dense number: the CPU's compute queue, which is the only one of its queues that
+// programs use, then those of the other devices.
 using QueueId = uint8_t;
 inline constexpr int kMaxQueues = 1 + (backend::kMostDevices - 1) * backend::kQueueKinds;
 
@@ -62,7 +63,7 @@ struct Instruction {
   // Of a copy: the devices.
   backend::DeviceIndex from = 0;
   backend::DeviceIndex to = 0;
-  // Of a copy: the bytes have been there before and come back: Plan::returns[stay - 1]. 0 otherwise.
+  // Of a copy whose bytes have been there before and come back: Plan::returns[stay - 1]. Else 0.
   uint32_t stay = 0;
 
   static Instruction run(QueueId queue, uint32_t node) { return {Kind::kRun, queue, node}; }
@@ -83,6 +84,7 @@ struct Instruction {
   // Computes as one: a call or a group. A batch is several calls.
   bool is_task() const { return kind <= Kind::kFused; }
   bool is_batch() const { return kind == Kind::kBatch; }
+  bool computes() const { return kind <= Kind::kBatch; }
   bool is_copy() const { return kind == Kind::kCopy; }
   bool is_record() const { return kind == Kind::kRecord; }
   bool is_wait() const { return kind == Kind::kWait; }
@@ -116,13 +118,14 @@ inline const InstructionKind& row_of(const Instruction& instruction) {
 
 // Its text without the queue: "copy b0 from cpu to accelerator as r0".
 std::string to_string(const Instruction& instruction);
-// Reads such a text; the queue stays. False, and nothing is read, where there is none. Errors: kUsage.
+// Reads such a text; the queue stays. False, and nothing is read, where there is none.
+// Errors: kUsage.
 Result<bool> accept_instruction(TextReader& reader, Instruction& instruction);
 
 // Instructions, and what they name.
 struct Instructions {
   std::vector<FusedGroup> groups;
-  std::vector<std::vector<Instruction>> batches;  // of calls: made by one call of OpTraits::run_together
+  std::vector<std::vector<Instruction>> batches;  // of calls: OpTraits::run_together makes them
   std::vector<Instruction> program;               // in the order of submission
 
   bool operator==(const Instructions&) const = default;
@@ -148,7 +151,8 @@ void for_each_node(const Instructions& all, const Instruction& instruction, Func
   }
 }
 
-// Of these nodes, those whose placement is the instruction's: a tail in a group is placed where its body is.
+// Of these nodes, those whose placement is the instruction's. A tail in a group is placed where its
+// body is.
 template <typename Function>
 void for_each_placed(const Graph& graph, const Instructions& all, const Instruction& instruction, Function function) {
   for_each_node(all, instruction, [&](uint32_t node) {
@@ -156,26 +160,35 @@ void for_each_placed(const Graph& graph, const Instructions& all, const Instruct
   });
 }
 
-// The bytes that it touches, operand by operand: a buffer and a device.
+// Bytes that an instruction reads or writes.
+struct TouchedBytes {
+  BufferId buffer;
+  backend::DeviceIndex device;
+  bool writes;
+};
+// What it touches, operand by operand.
 template <typename Function>
 void for_each_touch(const Graph& graph, const Instructions& all, const Instruction& instruction, Function function) {
   const backend::DeviceIndex device = device_of(instruction.queue);
   if (instruction.is_copy()) {
-    function(instruction.index, instruction.from);
-    function(instruction.index, instruction.to);
+    function(TouchedBytes{instruction.index, instruction.from, false});
+    function(TouchedBytes{instruction.index, instruction.to, true});
   } else if (instruction.is_group()) {
-    for (const GroupOperand& operand : all.groups[instruction.index].operands) function(operand.buffer, device);
+    for (const GroupOperand& operand : all.groups[instruction.index].operands) {
+      function(TouchedBytes{operand.buffer, device, operand.stores});
+    }
   } else {
     for_each_call(all, instruction, [&](const Instruction& call) {
       const Node& node = graph.nodes[call.index];
       for (const Operand& operand : std::span(graph.operands_of(node), node.operand_count)) {
-        function(operand.buffer, device);
+        function(TouchedBytes{operand.buffer, device, operand.writes()});
       }
     });
   }
 }
 
-// The node that stands for what computes: a group's last member, by which it is placed; a batch's first.
+// The node that stands for what computes: a group's last member, by which it is placed, or a
+// batch's first.
 inline uint32_t node_of(const Instructions& all, const Instruction& instruction) {
   if (instruction.is_group()) return all.groups[instruction.index].members.back();
   return instruction.is_batch() ? all.batches[instruction.index].front().index : instruction.index;

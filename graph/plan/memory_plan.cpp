@@ -163,18 +163,16 @@ class MemoryPlanner {
     plan_.residences.assign(graph_.buffers.size() * plan_.device_count, {});
     for (uint32_t i = 0; i < plan_.program.size(); ++i) {
       const Instruction& instruction = plan_.program[i];
-      if (instruction.is_copy()) {
-        touch_by_copy(i, instruction.index, instruction.from);
-        note_stay(instruction);
-        touch_by_copy(i, instruction.index, instruction.to);
-        continue;
-      }
       if (instruction.is_group()) {
         const DeviceIndex device = device_of(instruction.queue);
         for (const GroupOperand& o : plan_.groups[instruction.index].operands) touch_by_group(i, o.buffer, device);
-        continue;
+      } else if (instruction.computes()) {
+        for_each_call(plan_, instruction, [&](const Instruction& call) { touch_by_node(i, call); });
+      } else {
+        note_stay(instruction);
+        for_each_touch(graph_, plan_, instruction,
+                       [&](const TouchedBytes& touch) { touch_by_copy(i, touch.buffer, touch.device); });
       }
-      for_each_call(plan_, instruction, [&](const Instruction& call) { touch_by_node(i, call); });
     }
   }
 
@@ -258,10 +256,10 @@ class MemoryPlanner {
     std::ranges::fill(shared_arena_, false);
     for (const Instruction& instruction : plan_.program) {
       shared_arena_[device_of(instruction.queue)] |= backend::is_side_compute(kind_of(instruction.queue));
-      if (!instruction.is_copy()) continue;
-      for (const DeviceIndex d : {instruction.from, instruction.to}) {
-        shared_arena_[d] |= plan_.residence(instruction.index, d).home == Home::kArena;
-      }
+      if (instruction.computes()) continue;
+      for_each_touch(graph_, plan_, instruction, [&](const TouchedBytes& touch) {
+        shared_arena_[touch.device] |= plan_.residence(touch.buffer, touch.device).home == Home::kArena;
+      });
     }
   }
 
@@ -271,11 +269,12 @@ class MemoryPlanner {
       end = end_of_joined(scratch_, first);
       for (uint32_t i = first; i < end; ++i) {
         note_stay(plan_.program[i]);
-        for_each_touch(graph_, plan_, plan_.program[i], [&](BufferId b, DeviceIndex device) { take(i, b, device); });
+        for_each_touch(graph_, plan_, plan_.program[i],
+                       [&](const TouchedBytes& touch) { take(i, touch.buffer, touch.device); });
       }
       for (uint32_t i = first; i < end; ++i) {
         for_each_touch(graph_, plan_, plan_.program[i],
-                       [&](BufferId b, DeviceIndex device) { give_back(i, b, device); });
+                       [&](const TouchedBytes& touch) { give_back(i, touch.buffer, touch.device); });
       }
     }
   }

@@ -9,6 +9,7 @@
 #include "backend/registry/registry.h"
 #include "graph/run/queue_run.h"
 #include "graph/run/run_state.h"
+#include "graph/run/submit.h"
 
 namespace hetero::graph {
 namespace {
@@ -152,17 +153,11 @@ void Executor::Impl::settle_node(uint32_t index, FailureId failure) {
 }
 
 Invocation Executor::Impl::invocation(uint32_t index, void* const* addresses, Part part) {
-  const Graph& graph = state.graph();
-  const Node& node = graph.nodes[index];
-  return {.node = &node,
-          .operands = graph.operands_of(node),
-          .data = addresses,
-          .brought = brought.data(),
-          .attributes = graph.attributes.data() + node.attribute_offset,
-          .windows = graph.windows,
-          .traits = &op_table()[node.op],
-          .bindings = state.unwritten_bindings(),
-          .part = part};
+  Invocation call = call_of(state.graph(), state.graph().nodes[index], part);
+  call.data = addresses;
+  call.brought = brought.data();
+  call.bindings = state.unwritten_bindings();
+  return call;
 }
 
 FailureId Executor::Impl::run_node(uint32_t index, uint32_t place, Part part, bool unfused) {

@@ -38,9 +38,9 @@ Graph owned_graph(const SavedProgram& program) {
 std::vector<backend::DeviceSet> find_users(const Graph& graph, const Plan& plan) {
   std::vector<backend::DeviceSet> users(graph.buffers.size(), 0);
   for (const Instruction& instruction : plan.program) {
-    if (instruction.is_copy()) continue;
+    if (!instruction.computes()) continue;
     for_each_touch(graph, plan, instruction,
-                   [&](BufferId buffer, DeviceIndex device) { users[buffer] |= backend::only(device); });
+                   [&](const TouchedBytes& touch) { users[touch.buffer] |= backend::only(touch.device); });
   }
   return users;
 }
