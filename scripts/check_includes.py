@@ -8,6 +8,7 @@
 4. No folder holds more than 30 files of its own.
 5. Every header says what it is: it starts with a comment and has #pragma once.
 6. No TODO, FIXME or #if 0 in the sources.
+7. Only what runs instructions, and the verifier, names kinds of instructions. Other files ask graph/ir/instruction.h.
 
 --report prints each room with its files and units, the arrows between rooms, and the cycles.
 """
@@ -29,6 +30,11 @@ ROW = re.compile(r"^\| `((?:%s)[\w/]*)/` \|" % "|".join(TREES))
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2|pybind11)/|^Python\.h$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 LEFTOVER = re.compile(r"\b(TODO|FIXME|XXX)\b|^\s*#\s*if\s+0\b")
+KINDS = re.compile(r"\bInstruction::Kind\b")
+KIND_FILES = {
+    "graph/ir/instruction.h",  # the table
+    "graph/run/queue_run.cpp", "graph/verify/verify.cpp",
+}
 # What the build or a person makes and git ignores.
 IGNORED = {"__pycache__", "lib", "include", "share"}
 
@@ -183,6 +189,8 @@ def check_lines(path: Path) -> list[str]:
                 found.append(f"{relative}:{number}: {layer}/ is free of torch, but includes {match[1]}")
             if match[1].split("/")[0] in TREES[TREES.index(layer) + 1:]:
                 found.append(f"{relative}:{number}: {layer}/ must not include {match[1]}")
+        if relative.parts[0] != "tests" and str(relative) not in KIND_FILES and KINDS.search(line):
+            found.append(f"{relative}:{number}: a kind of instruction; ask graph/ir/instruction.h instead")
         if LEFTOVER.search(line):
             found.append(f"{relative}:{number}: leftover: {line.strip()}")
     if path.suffix == ".h":

@@ -60,15 +60,8 @@ Work work_of(const Graph& graph, const Node& node) {
 }
 
 Work work_of(const Graph& graph, const Plan& plan, const Instruction& task) {
-  switch (task.kind) {
-    case Instruction::Kind::kRun:
-    case Instruction::Kind::kBody:
-      return work_of(graph, graph.nodes[task.index]);
-    case Instruction::Kind::kFused:
-      return work_of(graph, plan.groups[task.index]);
-    default:
-      return {};
-  }
+  if (task.is_group()) return work_of(graph, plan.groups[task.index]);
+  return task.is_call() ? work_of(graph, graph.nodes[task.index]) : Work();
 }
 
 Work work_of(const Graph& graph, const FusedGroup& group) {
@@ -83,6 +76,12 @@ Work work_of(const Graph& graph, const FusedGroup& group) {
     work.elements = std::max(work.elements, static_cast<double>(window.numel));
   }
   return work;
+}
+
+double bytes_of(const Graph& graph, const Plan& plan, size_t position, size_t end) {
+  double bytes = 0;
+  for (; position < end; ++position) bytes += static_cast<double>(graph.buffers[plan.program[position].index].bytes);
+  return bytes;
 }
 
 double CostModel::latency(backend::DeviceIndex device) const {
@@ -130,6 +129,16 @@ double CostModel::node_seconds(const Graph& graph, const Node& node, backend::De
 double CostModel::group_seconds(const Graph& graph, const FusedGroup& group, backend::DeviceIndex device) const {
   const double measured = history_ == nullptr ? 0 : history_->find(cost_key(graph, group, device));
   return measured > 0 ? measured : run_seconds(work_of(graph, group), device);
+}
+
+double CostModel::seconds_of(const Graph& graph, const Plan& plan, const Instruction& instruction,
+                             backend::DeviceIndex device) const {
+  if (instruction.is_group()) return group_seconds(graph, plan.groups[instruction.index], device);
+  double seconds = 0;
+  for_each_call(plan, instruction, [&](const Instruction& call) {
+    seconds += node_seconds(graph, graph.nodes[call.index], device, call.part());
+  });
+  return seconds;
 }
 
 double CostModel::copy_bandwidth(backend::DeviceIndex from, backend::DeviceIndex to) const {

@@ -29,6 +29,8 @@ Work work_of(const Graph& graph, const Node& node);
 Work work_of(const Graph& graph, const FusedGroup& group);
 // A run, a body or a fused kernel; others are no work.
 Work work_of(const Graph& graph, const Plan& plan, const Instruction& task);
+// Of the copies from `position` to before `end`, which are one transfer.
+double bytes_of(const Graph& graph, const Plan& plan, size_t position, size_t end);
 
 // A copy of no more bytes that the program has made itself does not wait for others: it goes by an urgent queue.
 inline constexpr uint64_t kUrgentBytes = uint64_t{256} << 10;
@@ -43,6 +45,9 @@ class CostModel {
   double node_seconds(const Graph& graph, const Node& node, backend::DeviceIndex device,
                       Part part = Part::kWhole) const;
   double group_seconds(const Graph& graph, const FusedGroup& group, backend::DeviceIndex device) const;
+  // Of what computes, there; 0 of others.
+  double seconds_of(const Graph& graph, const Plan& plan, const Instruction& instruction,
+                    backend::DeviceIndex device) const;
   // The share of the device that a call keeps busy while it takes so long: what it needs of the device at its full rate, and no less than the part of it
   // that its elements fill. What it waits for, as for its launch, keeps nothing busy. `slowness`: of the device, 1 as it is described.
   double utilization(const Work& work, double seconds, backend::DeviceIndex device, double slowness) const;

@@ -34,6 +34,11 @@ uint64_t cost_key(const Graph& graph, const FusedGroup& group, backend::DeviceIn
   return hash.value();
 }
 
+uint64_t cost_key(const Graph& graph, const Plan& plan, const Instruction& task, backend::DeviceIndex device) {
+  if (task.is_group()) return cost_key(graph, plan.groups[task.index], device);
+  return cost_key(graph, graph.nodes[task.index], device, task.part());
+}
+
 CopyClass::CopyClass(double size, backend::DeviceIndex from, backend::DeviceIndex to)
     : bytes(1.5 * std::exp2(std::ilogb(std::max(1.0, size)))) {
   backend::Fnv hash;

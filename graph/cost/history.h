@@ -23,8 +23,8 @@
 #include "backend/base/status.h"
 #include "backend/device/device.h"
 #include "backend/file/cache_file.h"
-#include "graph/ir/fused_group.h"
 #include "graph/ir/graph.h"
+#include "graph/ir/plan.h"
 
 namespace hetero::graph {
 
@@ -32,6 +32,9 @@ namespace hetero::graph {
 uint64_t cost_key(const Graph& graph, const Node& node, backend::DeviceIndex device, Part part = Part::kWhole);
 // Of a fused group: of its members and of what it loads and stores.
 uint64_t cost_key(const Graph& graph, const FusedGroup& group, backend::DeviceIndex device);
+
+// Of a call or a fused group.
+uint64_t cost_key(const Graph& graph, const Plan& plan, const Instruction& task, backend::DeviceIndex device);
 
 // Copies of about the same size from one device to another have one entry: what one of `bytes` takes.
 struct CopyClass {

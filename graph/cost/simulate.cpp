@@ -10,38 +10,11 @@
 namespace hetero::graph {
 namespace {
 
-using Kind = Instruction::Kind;
-
 // Of the instructions from `position` to before `end`, which are one or a transfer.
 double seconds_of(const Graph& graph, const Plan& plan, const CostModel& costs, size_t position, size_t end) {
   const Instruction& instruction = plan.program[position];
-  const backend::DeviceIndex device = device_of(instruction.queue);
-  const auto node_seconds = [&](const Instruction& call) {
-    return costs.node_seconds(graph, graph.nodes[call.index], device, part_of(call));
-  };
-  switch (instruction.kind) {
-    case Kind::kRun:
-    case Kind::kBody:
-      return node_seconds(instruction);
-    case Kind::kBatch: {
-      double seconds = 0;
-      for (const Instruction& call : plan.batches[instruction.index]) seconds += node_seconds(call);
-      return seconds;
-    }
-    case Kind::kFused:
-      return costs.group_seconds(graph, plan.groups[instruction.index], device);
-    case Kind::kCopy: {
-      double bytes = 0;
-      for (; position < end; ++position) {
-        bytes += static_cast<double>(graph.buffers[plan.program[position].index].bytes);
-      }
-      return costs.copy_seconds(bytes, instruction.from, instruction.to);
-    }
-    case Kind::kRecord:
-    case Kind::kWait:
-      return 0;
-  }
-  return 0;
+  if (!instruction.is_copy()) return costs.seconds_of(graph, plan, instruction, device_of(instruction.queue));
+  return costs.copy_seconds(bytes_of(graph, plan, position, end), instruction.from, instruction.to);
 }
 
 // Whether it runs, or may run, beside others on an accelerator.
@@ -64,11 +37,11 @@ void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simu
   simulation.waited.fill(0);
   for (uint32_t p = 0, end = 0; p < plan.program.size(); p = end) {
     const Instruction& instruction = plan.program[p];
-    end = instruction.kind == Kind::kCopy ? end_of_transfer(graph, plan, p) : p + 1;
+    end = instruction.is_copy() ? end_of_transfer(graph, plan, p) : p + 1;
     const QueueId queue = instruction.queue;
     // Nothing begins before the host submits it, and the host is done with its own queue then.
     double begin = std::max(free[queue], free[kHostQueue]);
-    if (instruction.kind == Kind::kWait) begin = std::max(begin, recorded[instruction.index]);
+    if (instruction.is_wait()) begin = std::max(begin, recorded[instruction.index]);
     const double alone = seconds_of(graph, plan, costs, p, end);
     if (alone > 0 && !used[queue]) {
       used[queue] = true;
@@ -86,7 +59,7 @@ void simulate(const Graph& graph, const Plan& plan, const CostModel& costs, Simu
     simulation.busy[queue] += seconds;
     simulation.spans[p] = {begin, free[queue]};
     for (uint32_t other = p + 1; other < end; ++other) simulation.spans[other] = {free[queue], free[queue]};
-    if (instruction.kind == Kind::kRecord) recorded[instruction.index] = free[queue];
+    if (instruction.is_record()) recorded[instruction.index] = free[queue];
   }
   simulation.seconds = *std::max_element(free.begin(), free.end());
   for (size_t q = 0; q < free.size(); ++q) {

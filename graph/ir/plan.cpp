@@ -30,7 +30,6 @@ namespace hetero::graph {
 namespace {
 
 using backend::DeviceIndex;
-using Kind = Instruction::Kind;
 
 // Of a plan whose text does not say.
 constexpr DeviceIndex kDevicesUnsaid = 2;
@@ -95,7 +94,7 @@ void append_batches(std::string& text, const Plan& plan) {
   for (size_t b = 0; b < plan.batches.size(); ++b) {
     text += 't' + std::to_string(b) + ':';
     for (const Instruction& call : plan.batches[b]) {
-      text += std::string(call.kind == Kind::kBody ? " body of" : " run") + " n" + std::to_string(call.index);
+      text += ' ' + to_string(call);
     }
     text += '\n';
   }
@@ -128,32 +127,7 @@ void append_returns(std::string& text, const Plan& plan) {
 void append_program(std::string& text, const Plan& plan) {
   for (size_t p = 0; p < plan.program.size(); ++p) {
     const Instruction& instruction = plan.program[p];
-    const std::string index = std::to_string(instruction.index);
-    text += 'p' + std::to_string(p) + ": " + queue_text(instruction.queue) + ": ";
-    switch (instruction.kind) {
-      case Kind::kRun:
-        text += "run n" + index;
-        break;
-      case Kind::kBody:
-        text += "body of n" + index;
-        break;
-      case Kind::kBatch:
-        text += "batch t" + index;
-        break;
-      case Kind::kCopy:
-        text += "copy b" + index + " from " + device_word(instruction.from) + " to " + device_word(instruction.to);
-        if (instruction.stay != 0) text += " as r" + std::to_string(instruction.stay - 1);
-        break;
-      case Kind::kRecord:
-        text += "record e" + index;
-        break;
-      case Kind::kWait:
-        text += "wait e" + index;
-        break;
-      case Kind::kFused:
-        text += "fused g" + index;
-        break;
-    }
+    text += 'p' + std::to_string(p) + ": " + queue_text(instruction.queue) + ": " + to_string(instruction);
     text += '\n';
   }
 }
@@ -315,12 +289,10 @@ class PlanParser {
     std::vector<Instruction>& calls = plan_.batches.emplace_back();
     while (true) {
       Instruction call;
-      if (reader_.accept("body of")) {
-        call.kind = Kind::kBody;
-      } else if (!reader_.accept("run")) {
-        break;
-      }
-      if (!reader_.accept_id("n", call.index)) return reader_.error("a node");
+      Result<bool> read = accept_instruction(reader_, call);
+      if (!read.ok()) return read.status();
+      if (!read.value()) break;
+      if (!call.is_call()) return reader_.error("'run nN' or 'body of nN'");
       calls.push_back(call);
     }
     return calls.empty() ? reader_.error("'run nN' or 'body of nN'") : Status();
@@ -383,38 +355,9 @@ class PlanParser {
     const bool exists = kind == static_cast<int>(backend::QueueKind::kCompute) || (kind > 0 && device != backend::kCpu);
     if (!exists || !reader_.accept(":")) return reader_.error("a queue");
     instruction.queue = queue_id(device, static_cast<backend::QueueKind>(kind));
-    if (reader_.accept("run")) {
-      instruction.kind = Kind::kRun;
-      if (!reader_.accept_id("n", instruction.index)) return reader_.error("a node");
-    } else if (reader_.accept("body of")) {
-      instruction.kind = Kind::kBody;
-      if (!reader_.accept_id("n", instruction.index)) return reader_.error("a node");
-    } else if (reader_.accept("batch")) {
-      instruction.kind = Kind::kBatch;
-      if (!reader_.accept_id("t", instruction.index)) return reader_.error("a batch");
-    } else if (reader_.accept("fused")) {
-      instruction.kind = Kind::kFused;
-      if (!reader_.accept_id("g", instruction.index)) return reader_.error("a group");
-    } else if (reader_.accept("copy")) {
-      instruction.kind = Kind::kCopy;
-      if (!reader_.accept_id("b", instruction.index) || !reader_.accept("from") ||
-          !accept_device(reader_, instruction.from) || !reader_.accept("to") ||
-          !accept_device(reader_, instruction.to)) {
-        return reader_.error("'copy bN from DEVICE to DEVICE'");
-      }
-      if (reader_.accept("as")) {
-        if (!reader_.accept_id("r", instruction.stay)) return reader_.error("a return");
-        ++instruction.stay;
-      }
-    } else if (reader_.accept("record")) {
-      instruction.kind = Kind::kRecord;
-      if (!reader_.accept_id("e", instruction.index)) return reader_.error("an event");
-    } else if (reader_.accept("wait")) {
-      instruction.kind = Kind::kWait;
-      if (!reader_.accept_id("e", instruction.index)) return reader_.error("an event");
-    } else {
-      return reader_.error("an instruction");
-    }
+    Result<bool> read = accept_instruction(reader_, instruction);
+    if (!read.ok()) return read.status();
+    if (!read.value()) return reader_.error("an instruction");
     plan_.program.push_back(instruction);
     return Status();
   }
@@ -459,35 +402,17 @@ bool uses_host_only(const Plan& plan) {
 namespace {
 
 double seconds_of(const Graph& graph, const Plan& plan, const Instruction& instruction, float Placement::*taken) {
-  const auto of_node = [&](uint32_t n) { return static_cast<double>(plan.placements[n].*taken); };
   double seconds = 0;
-  switch (instruction.kind) {
-    case Kind::kRun:
-    case Kind::kBody:
-      return of_node(instruction.index);
-    case Kind::kBatch:
-      for (const Instruction& call : plan.batches[instruction.index]) seconds += of_node(call.index);
-      return seconds;
-    case Kind::kFused:
-      for (const uint32_t n : plan.groups[instruction.index].members) seconds += is_tail(graph, n) ? 0 : of_node(n);
-      return seconds;
-    default:
-      return 0;
-  }
+  for_each_placed(graph, plan, instruction,
+                  [&](uint32_t n) { seconds += static_cast<double>(plan.placements[n].*taken); });
+  return seconds;
 }
 
 }  // namespace
 
 double modelled_utilization(const Plan& plan, const Instruction& instruction) {
-  switch (instruction.kind) {
-    case Kind::kRun:
-    case Kind::kBody:
-      return static_cast<double>(plan.placements[instruction.index].modelled_utilization);
-    case Kind::kFused:
-      return static_cast<double>(placement_of(plan, plan.groups[instruction.index]).modelled_utilization);
-    default:
-      return 0;
-  }
+  if (!instruction.is_task()) return 0;
+  return static_cast<double>(plan.placements[node_of(plan, instruction)].modelled_utilization);
 }
 
 double predicted_seconds(const Graph& graph, const Plan& plan, const Instruction& instruction) {
@@ -505,10 +430,7 @@ uint32_t end_of_transfer(const Graph& graph, const Plan& plan, uint32_t position
   for (++position; position < plan.program.size(); ++position) {
     const Instruction& next = plan.program[position];
     // What comes back begins a transfer: until then the bytes that were there before may be used.
-    if (next.kind != Instruction::Kind::kCopy || next.queue != first.queue || next.from != first.from ||
-        next.stay != 0) {
-      break;
-    }
+    if (!next.is_copy() || next.queue != first.queue || next.from != first.from || next.stay != 0) break;
     bytes += graph.buffers[next.index].bytes;
     if (bytes > most) break;
   }

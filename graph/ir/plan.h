@@ -16,8 +16,7 @@
 
 #include "backend/base/status.h"
 #include "backend/device/device.h"
-#include "graph/ir/fused_group.h"
-#include "graph/ir/graph.h"
+#include "graph/ir/instruction.h"
 
 namespace hetero::graph {
 
@@ -69,52 +68,6 @@ struct Residence {
   bool operator==(const Residence&) const = default;
 };
 
-// A queue, as a dense number: the CPU's compute queue, which is the only one of its queues that programs use, then those of the other devices.
-using QueueId = uint8_t;
-inline constexpr int kMaxQueues = 1 + (backend::kMostDevices - 1) * backend::kQueueKinds;
-
-// The CPU's compute queue runs on the submitting thread: its work is done before anything later is
-// submitted, and a wait on it blocks later submissions.
-inline constexpr QueueId kHostQueue = 0;
-
-// REQUIRES: of the CPU, the compute queue.
-inline QueueId queue_id(backend::DeviceIndex device, backend::QueueKind kind) {
-  if (device == backend::kCpu) return kHostQueue;
-  return static_cast<QueueId>(1 + (device - 1) * backend::kQueueKinds + static_cast<int>(kind));
-}
-inline backend::DeviceIndex device_of(QueueId queue) {
-  return static_cast<backend::DeviceIndex>((queue + backend::kQueueKinds - 1) / backend::kQueueKinds);
-}
-inline backend::QueueKind kind_of(QueueId queue) {
-  return queue == kHostQueue ? backend::QueueKind::kCompute
-                             : static_cast<backend::QueueKind>((queue - 1) % backend::kQueueKinds);
-}
-
-// Queues with smaller numbers are those of this many devices.
-inline QueueId queue_count(backend::DeviceIndex devices) {
-  return static_cast<QueueId>(1 + (devices - 1) * backend::kQueueKinds);
-}
-
-struct Instruction {
-  enum class Kind : uint8_t { kRun, kBody, kBatch, kCopy, kRecord, kWait, kFused };
-  Kind kind = Kind::kRun;
-  QueueId queue = 0;
-  // kRun: the node. kBody: the node, whose tail is a member of a group that comes later. kBatch: the batch. kCopy: the buffer. kRecord and kWait: the event. kFused: the group.
-  uint32_t index = 0;
-  // kCopy: the devices.
-  backend::DeviceIndex from = 0;
-  backend::DeviceIndex to = 0;
-  // kCopy: the bytes have been there before and come back: Plan::returns[stay - 1]. 0 otherwise.
-  uint32_t stay = 0;
-
-  bool operator==(const Instruction&) const = default;
-};
-
-// The part of its operator that the kernel of a run or a body computes.
-inline Part part_of(const Instruction& instruction) {
-  return instruction.kind == Instruction::Kind::kBody ? Part::kBody : Part::kWhole;
-}
-
 // The bytes of a buffer that return to a device, in other memory than before.
 struct Return {
   BufferId buffer = 0;
@@ -140,19 +93,16 @@ struct BufferNotes {
   bool operator==(const BufferNotes&) const = default;
 };
 
-struct Plan {
+struct Plan : Instructions {
   std::vector<uint8_t> live;          // per node: it runs
   std::vector<Placement> placements;  // per node
-  std::vector<FusedGroup> groups;
-  std::vector<std::vector<Instruction>> batches;  // of kRun and kBody: made by one call of OpTraits::run_together
-  std::vector<FusionNote> fusion;                 // per node; empty where nothing was to be fused
+  std::vector<FusionNote> fusion;     // per node; empty where nothing was to be fused
   // Of the machine that it was made for.
   backend::DeviceIndex device_count = 1;
   std::vector<Residence> residences;  // per buffer * device_count + device: the first stay there
   std::vector<Return> returns;        // the later ones
   uint64_t arena_bytes[backend::kMostDevices] = {};
   uint64_t arena_lower_bound[backend::kMostDevices] = {};  // the most bytes live at once
-  std::vector<Instruction> program;                        // in the order of submission
   // Copies that follow each other in the program, on one queue and between the same devices, are one transfer as far as they have no more bytes together; 0: each is by itself. By
   // destination. See end_of_transfer().
   uint64_t transfer_bytes[backend::kMostDevices] = {};

@@ -51,11 +51,11 @@ Allowed find_allowed(const Graph& graph, const Plan& plan, const Task& task, std
   return only_on(options.policy == Policy::kCpu ? kCpu : options.searched, Reason::kRequested);
 }
 
-// Of a node or a group. Without a history nothing else was said before.
-void note_modelled(const Graph& graph, const auto& what, const CostModel& costs, const PlanOptions& options,
-                   Task& task) {
+// Without a history nothing else was said before.
+void note_modelled(const Graph& graph, const Plan& plan, const Instruction& instruction, const PlanOptions& options,
+                   const CostModel& costs, Task& task) {
   if (options.history == nullptr) return static_cast<void>(std::ranges::copy(task.seconds, task.modelled));
-  const Work work = work_of(graph, what);
+  const Work work = work_of(graph, plan, instruction);
   for (DeviceIndex d = 0; d < options.machine.size(); ++d) task.modelled[d] = costs.run_seconds(work, d);
 }
 
@@ -105,25 +105,18 @@ void TaskGraph::build(const Graph& graph, const Plan& plan, const PlanOptions& o
     Task& task = tasks.emplace_back();
     task.first_use = static_cast<uint32_t>(uses.size());
     task.first_node = static_cast<uint32_t>(nodes_.size());
-    if (instruction.kind == Instruction::Kind::kFused) {
-      const FusedGroup& group = plan.groups[instruction.index];
-      task.node = group.members.back();
+    task.node = node_of(plan, instruction);
+    for_each_placed(graph, plan, instruction, [&](uint32_t n) { nodes_.push_back(n); });
+    for (DeviceIndex d = 0; d < device_count; ++d) task.seconds[d] = costs.seconds_of(graph, plan, instruction, d);
+    note_modelled(graph, plan, instruction, options, costs, task);
+    if (instruction.is_group()) {
       task.group = instruction.index;
       task_of_group_[instruction.index] = number;
-      std::ranges::copy_if(group.members, std::back_inserter(nodes_), [&](uint32_t n) { return !is_tail(graph, n); });
-      add_uses(graph, group);
-      for (DeviceIndex d = 0; d < device_count; ++d) task.seconds[d] = costs.group_seconds(graph, group, d);
-      note_modelled(graph, group, costs, options, task);
+      add_uses(graph, plan.groups[instruction.index]);
     } else {
-      const Node& node = graph.nodes[instruction.index];
-      task.node = instruction.index;
-      task.is_body = instruction.kind == Instruction::Kind::kBody;
-      nodes_.push_back(instruction.index);
+      task.is_body = instruction.is_body();
       task_of_node_[instruction.index] = number;
-      add_uses(graph, node);
-      for (DeviceIndex d = 0; d < device_count; ++d)
-        task.seconds[d] = costs.node_seconds(graph, node, d, part_of(instruction));
-      note_modelled(graph, node, costs, options, task);
+      add_uses(graph, graph.nodes[instruction.index]);
     }
     task.node_count = static_cast<uint32_t>(nodes_.size()) - task.first_node;
     task.use_count = static_cast<uint32_t>(uses.size()) - task.first_use;

@@ -52,6 +52,10 @@ struct Task {
   double seconds[backend::kMostDevices];        // what it takes there
   double modelled[backend::kMostDevices] = {};  // the same by the device's own figures
 
+  Instruction instruction(QueueId queue) const {
+    if (group != kNoGroup) return Instruction::fused(queue, group);
+    return is_body ? Instruction::body(queue, node) : Instruction::run(queue, node);
+  }
   bool has_choice() const { return std::popcount(allowed) > 1; }
   bool is_fetch() const { return node == kNoNode; }
   backend::DeviceIndex device_in(const Plan& plan) const {
@@ -114,7 +118,7 @@ class TaskGraph {
   size_t size() const { return tasks.size(); }
   // Of a run, a body or a fused group.
   const Task& task_of(const Instruction& instruction) const {
-    const auto& numbers = instruction.kind == Instruction::Kind::kFused ? task_of_group_ : task_of_node_;
+    const auto& numbers = instruction.is_group() ? task_of_group_ : task_of_node_;
     return tasks[numbers[instruction.index]];
   }
   // What it touches.

@@ -12,8 +12,6 @@
 namespace hetero::graph {
 namespace {
 
-using Kind = Instruction::Kind;
-
 constexpr uint32_t kReach = 64;          // instructions that a call may move across
 constexpr int64_t kMostBytes = 1 << 20;  // of a call's results
 
@@ -47,7 +45,7 @@ class Joiner {
   const Node& node(const Instruction& instruction) const { return graph_.nodes[instruction.index]; }
 
   bool can_join(const Instruction& instruction) const {
-    if (instruction.kind != Kind::kRun && instruction.kind != Kind::kBody) return false;
+    if (!instruction.is_call()) return false;
     return op_table()[node(instruction).op].run_together != nullptr && is_small(graph_, node(instruction));
   }
 
@@ -77,9 +75,8 @@ class Joiner {
       if (taken_[p] == 1) plan_.program[p].index = kMoved;
       taken_[p] = taken_[p] != 0 ? 2 : 0;
     }
-    plan_.program[first] = {.kind = Kind::kBatch,
-                            .queue = plan_.program[first].queue,
-                            .index = static_cast<uint32_t>(plan_.batches.size())};
+    const auto number = static_cast<uint32_t>(plan_.batches.size());
+    plan_.program[first] = Instruction::batch(plan_.program[first].queue, number);
     plan_.batches.push_back(std::move(calls));
   }
 
@@ -87,18 +84,10 @@ class Joiner {
     const Node& moved = node(plan_.program[from]);
     for (uint32_t p = to; p < from; ++p) {
       if (taken_[p] != 0) continue;  // before `to`, or among the calls
-      const Instruction& other = plan_.program[p];
-      if (other.kind == Kind::kFused) {
-        for (const uint32_t n : plan_.groups[other.index].members) {
-          if (is_ordered(graph_.nodes[n], moved)) return false;
-        }
-      } else if (other.kind == Kind::kBatch) {
-        for (const Instruction& call : plan_.batches[other.index]) {
-          if (is_ordered(node(call), moved)) return false;
-        }
-      } else if (is_ordered(node(other), moved)) {
-        return false;
-      }
+      bool ordered = false;
+      for_each_node(plan_, plan_.program[p],
+                    [&](uint32_t n) { ordered = ordered || is_ordered(graph_.nodes[n], moved); });
+      if (ordered) return false;
     }
     return std::ranges::none_of(calls, [&](const Instruction& call) { return is_ordered(node(call), moved); });
   }

@@ -47,17 +47,12 @@ class Walk {
     for (uint32_t i = 0; i < scratch_.order.size(); ++i) {
       const Task& task = scratch_.tasks.tasks[scratch_.order[i]];
       const DeviceIndex device = task.device_in(plan_);
-      const bool grouped = task.group != Task::kNoGroup;
       uses_ = {scratch_.tasks.begin(task), task.use_count};
       find_next_use(task);
       if (device != kCpu && bounded_ && !make_room(device)) return false;
       bring(device);
       if (!task.is_fetch()) {
-        plan_.program.push_back({.kind = grouped        ? Instruction::Kind::kFused
-                                         : task.is_body ? Instruction::Kind::kBody
-                                                        : Instruction::Kind::kRun,
-                                 .queue = queue_id(device, QueueKind::kCompute),
-                                 .index = grouped ? task.group : task.node});
+        plan_.program.push_back(task.instruction(queue_id(device, QueueKind::kCompute)));
       }
       note_writes(device);
       if (bounded_) let_go(i, device);
@@ -199,11 +194,8 @@ class Walk {
       link = machine_.link(kCpu, to);
     }
     const bool urgent = state.made && scratch_.tasks.values[b].small;
-    Instruction copy{.kind = Instruction::Kind::kCopy,
-                     .queue = queue_id(link->owner, urgent ? link->urgent : link->queue),
-                     .index = b,
-                     .from = link->from,
-                     .to = to};
+    const QueueId queue = queue_id(link->owner, urgent ? link->urgent : link->queue);
+    Instruction copy = Instruction::copy(queue, b, link->from, to);
     if (contains(state.has_left, to)) {
       plan_.returns.push_back({b, to, {}});
       copy.stay = static_cast<uint32_t>(plan_.returns.size());
@@ -273,7 +265,7 @@ void run_in_order(const Graph& graph, Plan& plan, Scratch& scratch) {
   plan.returns.clear();
   for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
     if (!plan.live[n]) continue;
-    plan.program.push_back({.kind = Instruction::Kind::kRun, .queue = kHostQueue, .index = n});
+    plan.program.push_back(Instruction::run(kHostQueue, n));
     const Node& node = graph.nodes[n];
     for (const Operand *o = graph.operands_of(node), *end = o + node.operand_count; o != end; ++o) {
       DeviceSet& bytes = valid[o->buffer];

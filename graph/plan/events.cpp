@@ -23,14 +23,12 @@ void insert_events(Plan& plan, Scratch& scratch) {
   for (uint32_t i = 0; i < plan.program.size(); ++i) {
     const Instruction& instruction = plan.program[i];
     for (; wait != scratch.waits.end() && wait->first == i; ++wait) {
-      scratch.program.push_back(
-          {.kind = Instruction::Kind::kWait, .queue = instruction.queue, .index = scratch.event_of[wait->second] - 1});
+      scratch.program.push_back(Instruction::wait(instruction.queue, scratch.event_of[wait->second] - 1));
     }
     scratch.positions[i] = static_cast<uint32_t>(scratch.program.size());
     scratch.program.push_back(instruction);
     if (scratch.event_of[i] == 0) continue;
-    scratch.program.push_back(
-        {.kind = Instruction::Kind::kRecord, .queue = instruction.queue, .index = plan.event_count});
+    scratch.program.push_back(Instruction::record(instruction.queue, plan.event_count));
     scratch.event_of[i] = ++plan.event_count;
   }
   plan.program.swap(scratch.program);

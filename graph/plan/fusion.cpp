@@ -296,14 +296,14 @@ class Fuser {
         continue;
       }
       if (is_tail(graph_, n)) {
-        scratch_.program.push_back({.kind = Instruction::Kind::kBody, .queue = instruction.queue, .index = n});
+        scratch_.program.push_back(Instruction::body(instruction.queue, n));
         plan_.fusion[n] = FusionNote::kTailJoined;
       } else if (group(g).builder.members().size() > 1) {
         plan_.fusion[n] = FusionNote::kJoined;
       }
       if (group(g).last != n) continue;
       group(g).number = count++;
-      scratch_.program.push_back({.kind = Instruction::Kind::kFused, .queue = kHostQueue, .index = g});
+      scratch_.program.push_back(Instruction::fused(kHostQueue, g));
     }
     plan_.program.swap(scratch_.program);
     plan_.groups.resize(count);
@@ -321,7 +321,7 @@ class Fuser {
     for (size_t b = 0; b < needed.size(); ++b) needed[b] = graph_.buffers[b].escapes;
     for (size_t p = plan_.program.size(); p-- > 0;) {
       Instruction& instruction = plan_.program[p];
-      if (instruction.kind != Instruction::Kind::kFused) {
+      if (!instruction.is_group()) {
         pass_over(instruction.index, needed);
         pass_reads(instruction.index, needed);
         continue;

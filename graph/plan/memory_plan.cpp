@@ -163,22 +163,16 @@ class MemoryPlanner {
     plan_.residences.assign(graph_.buffers.size() * plan_.device_count, {});
     for (uint32_t i = 0; i < plan_.program.size(); ++i) {
       const Instruction& instruction = plan_.program[i];
-      if (instruction.kind == Instruction::Kind::kCopy) {
-        touch_by_copy(i, instruction.index, instruction.from);
-        if (instruction.stay != 0) scratch_.stay[plan_.place_of(instruction.index, instruction.to)] = instruction.stay;
-        touch_by_copy(i, instruction.index, instruction.to);
-        continue;
-      }
-      if (instruction.kind == Instruction::Kind::kFused) {
+      if (instruction.is_group()) {
         const DeviceIndex device = device_of(instruction.queue);
         for (const GroupOperand& o : plan_.groups[instruction.index].operands) touch_by_group(i, o.buffer, device);
-        continue;
+      } else if (instruction.computes()) {
+        for_each_call(plan_, instruction, [&](const Instruction& call) { touch_by_node(i, call); });
+      } else {
+        note_stay(instruction);
+        for_each_touch(graph_, plan_, instruction,
+                       [&](const TouchedBytes& touch) { touch_by_copy(i, touch.buffer, touch.device); });
       }
-      if (instruction.kind == Instruction::Kind::kBatch) {
-        for (const Instruction& call : plan_.batches[instruction.index]) touch_by_node(i, call);
-        continue;
-      }
-      touch_by_node(i, instruction);
     }
   }
 
@@ -262,48 +256,33 @@ class MemoryPlanner {
     std::ranges::fill(shared_arena_, false);
     for (const Instruction& instruction : plan_.program) {
       shared_arena_[device_of(instruction.queue)] |= backend::is_side_compute(kind_of(instruction.queue));
-      if (instruction.kind != Instruction::Kind::kCopy) continue;
-      for (const DeviceIndex d : {instruction.from, instruction.to}) {
-        shared_arena_[d] |= plan_.residence(instruction.index, d).home == Home::kArena;
-      }
+      if (instruction.computes()) continue;
+      for_each_touch(graph_, plan_, instruction, [&](const TouchedBytes& touch) {
+        shared_arena_[touch.device] |= plan_.residence(touch.buffer, touch.device).home == Home::kArena;
+      });
     }
   }
 
+  // The copies of one transfer run at once: none takes what another gives back.
   void assign_slices() {
-    for (uint32_t i = 0; i < plan_.program.size(); ++i) {
-      const Instruction& instruction = plan_.program[i];
-      if (instruction.kind == Instruction::Kind::kCopy) {
-        // The copies of one transfer run at once: none takes what another gives back.
-        const uint32_t end = end_of_joined(scratch_, i);
-        for (uint32_t c = i; c < end; ++c) take_by_copy(c);
-        for (uint32_t c = i; c < end; ++c) {
-          give_back(c, plan_.program[c].index, plan_.program[c].from);
-          give_back(c, plan_.program[c].index, plan_.program[c].to);
-        }
-        i = end - 1;
-        continue;
+    for (uint32_t first = 0, end = 0; first < plan_.program.size(); first = end) {
+      end = end_of_joined(scratch_, first);
+      for (uint32_t i = first; i < end; ++i) {
+        note_stay(plan_.program[i]);
+        for_each_touch(graph_, plan_, plan_.program[i],
+                       [&](const TouchedBytes& touch) { take(i, touch.buffer, touch.device); });
       }
-      if (instruction.kind == Instruction::Kind::kFused) {
-        const std::vector<GroupOperand>& operands = plan_.groups[instruction.index].operands;
-        const DeviceIndex device = device_of(instruction.queue);
-        for (const GroupOperand& o : operands) take(i, o.buffer, device);
-        for (const GroupOperand& o : operands) give_back(i, o.buffer, device);
-        continue;
+      for (uint32_t i = first; i < end; ++i) {
+        for_each_touch(graph_, plan_, plan_.program[i],
+                       [&](const TouchedBytes& touch) { give_back(i, touch.buffer, touch.device); });
       }
-      const Node& node = graph_.nodes[instruction.index];
-      const DeviceIndex device = device_of(instruction.queue);
-      const Operand* const first = graph_.operands_of(node);
-      const Operand* const end = first + node.operand_count;
-      for (const Operand* o = first; o != end; ++o) take(i, o->buffer, device);
-      for (const Operand* o = first; o != end; ++o) give_back(i, o->buffer, device);
     }
   }
 
-  void take_by_copy(uint32_t i) {
-    const Instruction& copy = plan_.program[i];
-    take(i, copy.index, copy.from);
-    if (copy.stay != 0) scratch_.stay[plan_.place_of(copy.index, copy.to)] = copy.stay;
-    take(i, copy.index, copy.to);
+  // A copy that brings bytes back begins their next stay.
+  void note_stay(const Instruction& instruction) {
+    if (instruction.stay == 0) return;
+    scratch_.stay[plan_.place_of(instruction.index, instruction.to)] = instruction.stay;
   }
 
   void take(uint32_t i, BufferId buffer, DeviceIndex device) {

@@ -37,11 +37,12 @@ void order_queues(const Graph& graph, const Plan& plan, Scratch& scratch) {
     const Instruction& instruction = plan.program[i];
     const QueueId queue = instruction.queue;
     Clock& requirement = scratch.requirements[i];
-    if (instruction.kind == Instruction::Kind::kCopy) {
-      touch(bytes_of(instruction.index, instruction.from), false, queue, i, requirement);
+    if (!instruction.computes()) {
       // What comes back has other memory.
       if (instruction.stay != 0) bytes_of(instruction.index, instruction.to) = {};
-      touch(bytes_of(instruction.index, instruction.to), true, queue, i, requirement);
+      for_each_touch(graph, plan, instruction, [&](const TouchedBytes& bytes) {
+        touch(bytes_of(bytes.buffer, bytes.device), bytes.writes, queue, i, requirement);
+      });
       continue;
     }
     for (const Use& use : scratch.tasks.uses_of(instruction)) {
@@ -147,13 +148,13 @@ class EarlySubmission {
     for (uint32_t i = 0; i < plan_.program.size(); ++i) {
       stays_[i] = static_cast<uint32_t>(touched_.size());
       const Instruction& instruction = plan_.program[i];
-      if (instruction.kind == Instruction::Kind::kCopy) {
+      if (!instruction.computes()) {
         if (instruction.stay != 0) {
           uint32_t& current = current_[plan_.place_of(instruction.index, instruction.to)];
           stay_before_[i] = std::exchange(current, kNone);
         }
-        touch(i, instruction.index, instruction.from);
-        touch(i, instruction.index, instruction.to);
+        for_each_touch(graph_, plan_, instruction,
+                       [&](const TouchedBytes& bytes) { touch(i, bytes.buffer, bytes.device); });
       } else {
         for (const Use& use : scratch_.tasks.uses_of(instruction)) {
           if (use.in_memory()) touch(i, use.buffer, device_of(instruction.queue));

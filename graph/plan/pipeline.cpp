@@ -120,7 +120,7 @@ class TransferTrial {
     uint32_t small[kMaxQueues] = {};
     if (!options_.join_copies) return false;
     return std::ranges::any_of(plan_.program, [&](const Instruction& instruction) {
-      return instruction.kind == Instruction::Kind::kCopy &&
+      return instruction.is_copy() &&
              graph_.buffers[instruction.index].bytes <= costs_.transfer_bytes(instruction.to) &&
              ++small[instruction.queue] == 2;
     });

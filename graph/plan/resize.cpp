@@ -8,7 +8,6 @@
 #include "graph/plan/resize.h"
 
 #include <algorithm>
-#include <iterator>
 #include <span>
 
 #include "graph/fusion/fusion.h"
@@ -49,7 +48,7 @@ bool same_overlaps(const Graph& before, const Graph& now, std::vector<uint8_t>& 
 void find_joined(const Graph& now, const Plan& plan, std::vector<uint8_t>& joined) {
   joined.assign(plan.program.size(), 0);
   for (uint32_t i = 0; i < plan.program.size();) {
-    if (plan.program[i].kind != Instruction::Kind::kCopy) {
+    if (!plan.program[i].is_copy()) {
       ++i;
       continue;
     }
@@ -62,8 +61,7 @@ void find_joined(const Graph& now, const Plan& plan, std::vector<uint8_t>& joine
 void drop_events(Plan& plan, std::vector<uint8_t>& joined) {
   size_t kept = 0;
   for (size_t i = 0; i < plan.program.size(); ++i) {
-    const Instruction::Kind kind = plan.program[i].kind;
-    if (kind == Instruction::Kind::kRecord || kind == Instruction::Kind::kWait) continue;
+    if (plan.program[i].is_event()) continue;
     joined[kept] = joined[i];
     plan.program[kept++] = plan.program[i];
   }
@@ -75,11 +73,8 @@ void drop_events(Plan& plan, std::vector<uint8_t>& joined) {
 void predict_tasks(const Graph& now, const PlanOptions& options, Plan& plan, Scratch& scratch) {
   scratch.serial.clear();
   for (const Instruction& instruction : plan.program) {
-    if (instruction.kind == Instruction::Kind::kBatch) {
-      std::ranges::copy(plan.batches[instruction.index], std::back_inserter(scratch.serial));
-    } else if (instruction.kind != Instruction::Kind::kCopy) {
-      scratch.serial.push_back(instruction);
-    }
+    if (instruction.is_group()) scratch.serial.push_back(instruction);
+    for_each_call(plan, instruction, [&](const Instruction& call) { scratch.serial.push_back(call); });
   }
   plan.program.swap(scratch.serial);
   scratch.tasks.build(now, plan, options);

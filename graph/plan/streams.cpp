@@ -17,7 +17,6 @@ namespace hetero::graph {
 namespace {
 
 using backend::DeviceIndex;
-using Kind = Instruction::Kind;
 
 // Of a launch's latency: what an event between two queues takes, which the simulator leaves out.
 constexpr double kEvent = 0.25;
@@ -43,7 +42,7 @@ class Walk {
     for (uint32_t i = 0, end = 0; i < plan_.program.size(); i = end) {
       end = end_of_joined(scratch_, i);
       for (uint32_t k = i; k < end; ++k) chosen_[k] = plan_.program[k].queue;
-      if (plan_.program[i].kind == Kind::kCopy) {
+      if (plan_.program[i].is_copy()) {
         copy({&plan_.program[i], end - i});
       } else {
         run_task(i);
@@ -171,20 +170,15 @@ void note_utilizations(const Graph& graph, const PlanOptions& options, Plan& pla
   const CostModel costs(options);
   const double slowness = costs.slowness();
   for (const Instruction& instruction : plan.program) {
-    const bool fused = instruction.kind == Kind::kFused;
     const DeviceIndex device = device_of(instruction.queue);
-    if (device == backend::kCpu) continue;
-    if (!fused && instruction.kind != Kind::kRun && instruction.kind != Kind::kBody) continue;
+    if (device == backend::kCpu || !instruction.is_task()) continue;
     const Work work = work_of(graph, plan, instruction);
     const double share = costs.utilization(work, predicted_seconds(graph, plan, instruction), device, slowness);
     const double modelled = costs.utilization(work, modelled_seconds(graph, plan, instruction), device, 1);
-    const std::span<const uint32_t> nodes =
-        fused ? std::span<const uint32_t>(plan.groups[instruction.index].members) : std::span(&instruction.index, 1);
-    for (const uint32_t n : nodes) {
-      if (fused && is_tail(graph, n)) continue;
+    for_each_placed(graph, plan, instruction, [&](uint32_t n) {
       plan.placements[n].utilization = static_cast<float>(share);
       plan.placements[n].modelled_utilization = static_cast<float>(modelled);
-    }
+    });
   }
 }
 

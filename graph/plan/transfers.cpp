@@ -15,8 +15,6 @@
 namespace hetero::graph {
 namespace {
 
-using Kind = Instruction::Kind;
-
 constexpr uint32_t kNone = UINT32_MAX;
 
 class Walk {
@@ -30,7 +28,7 @@ class Walk {
     joins.assign(plan_.program.size(), kNone);
     for (uint32_t i = 0; i < plan_.program.size(); ++i) {
       const Instruction& instruction = plan_.program[i];
-      if (instruction.kind != Kind::kCopy) continue;
+      if (!instruction.is_copy()) continue;
       const uint64_t bytes = graph_.buffers[instruction.index].bytes;
       const uint64_t most = plan_.transfer_bytes[instruction.to];
       if (bytes > most) continue;

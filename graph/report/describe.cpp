@@ -14,7 +14,6 @@ namespace {
 
 using backend::DeviceIndex;
 using backend::kCpu;
-using Kind = Instruction::Kind;
 
 using Json = nlohmann::ordered_json;  // keeps the order in which fields are written
 
@@ -49,9 +48,9 @@ class Describer {
     group_of_.assign(graph_.nodes.size(), kNone);
     for (uint32_t p = 0; p < plan_.program.size(); ++p) {
       const Instruction& instruction = plan_.program[p];
-      if (instruction.kind == Kind::kRun || instruction.kind == Kind::kBody) instruction_of_[instruction.index] = p;
-      if (instruction.kind != Kind::kFused) continue;
-      for (const uint32_t n : plan_.groups[instruction.index].members) group_of_[n] = instruction.index;
+      if (instruction.is_call()) instruction_of_[instruction.index] = p;
+      if (!instruction.is_group()) continue;
+      for_each_node(plan_, instruction, [&](uint32_t n) { group_of_[n] = instruction.index; });
     }
   }
 
@@ -63,8 +62,8 @@ class Describer {
     uint64_t to_cpu = 0;
     uint64_t to_accelerators = 0;
     for (const Instruction& instruction : plan_.program) {
-      waits += instruction.kind == Kind::kWait;
-      if (instruction.kind != Kind::kCopy) continue;
+      waits += instruction.is_wait();
+      if (!instruction.is_copy()) continue;
       ++copies;
       (instruction.to == backend::kCpu ? to_cpu : to_accelerators) += graph_.buffers[instruction.index].bytes;
     }
@@ -118,7 +117,7 @@ class Describer {
     Json list = Json::array();
     for (uint32_t p = 0; p < plan_.program.size(); ++p) {
       const Instruction& instruction = plan_.program[p];
-      if (instruction.kind == Kind::kRecord || instruction.kind == Kind::kWait) continue;
+      if (row_of(instruction).reported.empty()) continue;
       const Span& span = predicted_.spans[p];
       Json& json = list.emplace_back(
           Json{{"queue", device_word(device_of(instruction.queue)) + ' ' + to_string(kind_of(instruction.queue))}});
@@ -135,31 +134,21 @@ class Describer {
   }
 
   void name_span(const Instruction& instruction, Json& json) const {
-    switch (instruction.kind) {
-      case Kind::kCopy:
-        json["kind"] = "copy";
-        json["name"] =
-            std::string("b").append(std::to_string(instruction.index)) + " to " + device_word(instruction.to);
-        json["buffer"] = instruction.index;
-        json["bytes"] = graph_.buffers[instruction.index].bytes;
-        break;
-      case Kind::kFused:
-        json["kind"] = "fused";
-        json["name"] = name_of(instruction.index);
-        json["node"] = plan_.groups[instruction.index].members.back();
-        break;
-      case Kind::kBatch: {
-        const std::vector<Instruction>& calls = plan_.batches[instruction.index];
-        json["kind"] = "run";
-        json["name"] = std::to_string(calls.size()) + " x " + op_table()[graph_.nodes[calls[0].index].op].name;
-        json["node"] = calls[0].index;
-        break;
-      }
-      default:
-        json["kind"] = "run";
-        json["name"] = op_table()[graph_.nodes[instruction.index].op].name;
-        json["node"] = instruction.index;
+    json["kind"] = row_of(instruction).reported;
+    if (instruction.is_copy()) {
+      json["name"] = std::string("b").append(std::to_string(instruction.index)) + " to " + device_word(instruction.to);
+      json["buffer"] = instruction.index;
+      json["bytes"] = graph_.buffers[instruction.index].bytes;
+      return;
     }
+    const uint32_t node = node_of(plan_, instruction);
+    const std::string& op = op_table()[graph_.nodes[node].op].name;
+    json["name"] = op;
+    if (instruction.is_group()) json["name"] = name_of(instruction.index);
+    if (instruction.is_batch()) {
+      json["name"] = std::to_string(plan_.batches[instruction.index].size()) + " x " + op;
+    }
+    json["node"] = node;
   }
 
   // "group 3: mul, add, gelu": the first of its operators, without namespaces and overloads.

@@ -4,38 +4,35 @@
 #include <string>
 #include <utility>
 
-#include "backend/fused/call.h"
 #include "graph/fusion/unfused.h"
 #include "graph/ir/kernel_error.h"
 #include "graph/run/bound_slot.h"
+#include "graph/run/submit.h"
 
 namespace hetero::graph {
 
 using backend::DeviceIndex;
 using backend::kCpu;
-using Kind = Instruction::Kind;
 
 thread_local Status* BoundProgram::recorded_failure_ = nullptr;
 
 namespace {
+
+// A launch whose addresses change a second time moves. What cannot be recorded stays alone.
+constexpr SegmentRecorder::Policy kSegmentPolicy{.most_changes = 2, .divides = false};
 
 // What a member of a group that could not run as one has met.
 struct MemberError {
   Status status;
 };
 
+// The operator of the first node that it computes.
 std::string name_of(const Graph& graph, const Plan& plan, const Instruction& instruction) {
-  switch (instruction.kind) {
-    case Kind::kRun:
-    case Kind::kBody:
-      return op_table()[graph.nodes[instruction.index].op].name;
-    case Kind::kBatch:
-      return op_table()[graph.nodes[plan.batches[instruction.index].front().index].op].name;
-    case Kind::kFused:
-      return op_table()[graph.nodes[plan.groups[instruction.index].members.front()].op].name;
-    default:
-      return "a copy";
-  }
+  const std::string* name = nullptr;
+  for_each_node(plan, instruction, [&](uint32_t n) {
+    if (name == nullptr) name = &op_table()[graph.nodes[n].op].name;
+  });
+  return name == nullptr ? "a copy" : *name;
 }
 
 }  // namespace
@@ -52,27 +49,22 @@ BoundProgram::BoundProgram(const Graph& graph, const Plan& plan, const Devices& 
       stay_(plan.residences.size(), 0),
       gates_(places.size()) {
   choose_queues(options.compute_queues);
-  for (uint32_t position = 0; position < plan.program.size(); ++position) bind(plan.program[position], position);
-  bind_transfers();
   events_.resize(plan.event_count);
-  // An event belongs to the device that records it.
-  for (const Instruction& instruction : plan.program) {
-    if (instruction.kind == Kind::kRecord) {
-      events_[instruction.index] = devices_[device_of(instruction.queue)]->create_event();
-    }
-  }
+  for (const Instruction& instruction : plan.program) bind(instruction);
+  bind_transfers();
   host_shares_ = !host_only_ && shares_with_host();
-  if (options.segments && !host_only_) find_runs(options.draws);
+  if (options.segments && !host_only_) runs_ = find_launch_runs(graph, plan, options.draws);
   for (size_t s = 0; s < places.size(); ++s) {
-    Slot& slot = *slots_.emplace_back(std::make_unique<Slot>());
+    Slot& slot = *slots_.emplace_back(std::make_unique<Slot>(*this));
     slot.table.resize(entries_.size());
     fill(s, places[s]);
     if (s == 0) prepare(slot);
     if (host_only_) continue;
     slot.on_device.resize(entries_.size());
-    for (const Step& step : steps_) slot.tasks.push_back({this, &slot, &step, slot.table.data() + step.entry});
-    slot.rebinds.resize(steps_.size());
-    start_segments(slot);
+    for (const Step& step : steps_) slot.launches.push_back({&slot, step.position, slot.table.data() + step.entry});
+    for (Launch& launch : slot.launches) slot.tasks.push_back(task_of(graph, plan, launch));
+    if (!runs_.empty()) slot.segments.emplace(steps_.size(), runs_, slot, kSegmentPolicy);
+    make_schedule(slot);
     for (QueueId q = kHostQueue + 1; q < queue_count(plan_.device_count); ++q) {
       if ((used_queues_ >> q & 1) != 0) slot.ended[q] = devices_[device_of(q)]->create_event();
     }
@@ -95,71 +87,37 @@ void BoundProgram::choose_queues(std::span<const backend::QueueKind> compute_que
   }
 }
 
-uint32_t BoundProgram::add_entry(BufferId buffer, DeviceIndex device) {
-  const size_t place = plan_.place_of(buffer, device);
+void BoundProgram::add_entry(const TouchedBytes& touch) {
+  const size_t place = plan_.place_of(touch.buffer, touch.device);
   const uint32_t stay = stay_[place];
   const Residence& residence = stay == 0 ? plan_.residences[place] : plan_.returns[stay - 1].residence;
-  entries_.push_back({buffer, device, static_cast<uint32_t>(steps_.size()), &residence});
-  return static_cast<uint32_t>(entries_.size() - 1);
+  entries_.push_back({touch.buffer, touch.device, static_cast<uint32_t>(steps_.size()), &residence});
 }
 
-void BoundProgram::bind_node(const Instruction& call, DeviceIndex device) {
-  const Node& node = graph_.nodes[call.index];
-  const Operand* const operands = graph_.operands_of(node);
-  for (int i = 0; i < node.operand_count; ++i) add_entry(operands[i].buffer, device);
-  calls_.push_back({.node = &node,
-                    .operands = operands,
-                    .data = nullptr,
-                    .brought = nullptr,
-                    .attributes = graph_.attributes.data() + node.attribute_offset,
-                    .windows = graph_.windows,
-                    .traits = &op_table()[node.op],
-                    .bindings = device == kCpu && !bindings_.empty() ? bindings_.data() : nullptr,
-                    .part = part_of(call),
-                    .by_device = device != kCpu && !devices_[device]->runs_host_kernels()});
+void BoundProgram::bind_call(const Instruction& call, DeviceIndex device) {
+  Invocation& bound = calls_.emplace_back(call_of(graph_, graph_.nodes[call.index], call.part()));
+  bound.bindings = device == kCpu && !bindings_.empty() ? bindings_.data() : nullptr;
+  bound.by_device = is_by_device(device, *devices_[device]);
 }
 
-void BoundProgram::bind(const Instruction& instruction, uint32_t position) {
+void BoundProgram::bind(const Instruction& instruction) {
   const DeviceIndex device = device_of(instruction.queue);
   used_queues_ |= uint64_t{1} << instruction.queue;
-  Step step{.kind = instruction.kind,
-            .queue = instruction.queue,
-            .index = instruction.index,
+  Step step{.instruction = instruction,
+            .position = static_cast<uint32_t>(steps_.size()),
+            .call = static_cast<uint32_t>(calls_.size()),
             .count = 0,
             .entry = static_cast<uint32_t>(entries_.size()),
             .entries = 0,
-            .position = position,
-            .bytes = 0,
-            .seconds = modelled_seconds(graph_, plan_, instruction),
-            .in_run = false};
-  switch (instruction.kind) {
-    case Kind::kRun:
-    case Kind::kBody:
-      step.index = static_cast<uint32_t>(calls_.size());
-      bind_node(instruction, device);
-      break;
-    case Kind::kBatch:
-      step.index = static_cast<uint32_t>(calls_.size());
-      for (const Instruction& call : plan_.batches[instruction.index]) {
-        bind_node(call, device);
-        ++step.count;
-      }
-      break;
-    case Kind::kFused:
-      for (const GroupOperand& operand : plan_.groups[instruction.index].operands) add_entry(operand.buffer, device);
-      break;
-    case Kind::kCopy:
-      add_entry(instruction.index, instruction.from);
-      if (instruction.stay != 0) stay_[plan_.place_of(instruction.index, instruction.to)] = instruction.stay;
-      add_entry(instruction.index, instruction.to);
-      step.bytes = graph_.buffers[instruction.index].bytes;
-      break;
-    case Kind::kRecord:
-    case Kind::kWait:
-      break;
-  }
+            .seconds = modelled_seconds(graph_, plan_, instruction)};
+  for_each_call(plan_, instruction, [&](const Instruction& call) { bind_call(call, device); });
+  step.count = static_cast<uint32_t>(calls_.size()) - step.call;
+  if (instruction.stay != 0) stay_[plan_.place_of(instruction.index, instruction.to)] = instruction.stay;
+  for_each_touch(graph_, plan_, instruction, [this](const TouchedBytes& touch) { add_entry(touch); });
   step.entries = static_cast<uint32_t>(entries_.size()) - step.entry;
   steps_.push_back(step);
+  // An event belongs to the device that records it.
+  if (instruction.is_record()) events_[instruction.index] = devices_[device]->create_event();
 }
 
 // Whether the host touches bytes that change and that queues copy to or from an accelerator outside of the program: inputs that are uploaded, results that are
@@ -183,15 +141,15 @@ bool BoundProgram::shares_with_host() const {
     return false;
   };
   return std::ranges::any_of(entries_, [&](const Entry& entry) {
-    return steps_[entry.step].queue == kHostQueue && changes[entry.buffer] && is_bound(entry.buffer, kCpu) &&
-           is_bound_elsewhere(entry.buffer);
+    return steps_[entry.step].instruction.queue == kHostQueue && changes[entry.buffer] &&
+           is_bound(entry.buffer, kCpu) && is_bound_elsewhere(entry.buffer);
   });
 }
 
 void BoundProgram::bind_transfers() {
   size_t most = 0;
   for (uint32_t position = 0; position < steps_.size();) {
-    if (steps_[position].kind != Kind::kCopy) {
+    if (!steps_[position].instruction.is_copy()) {
       ++position;
       continue;
     }
@@ -218,11 +176,10 @@ void BoundProgram::fill(size_t index, std::span<const Place> places) {
 // With the first slot's addresses: no choice is about those of values that change.
 void BoundProgram::prepare(const Slot& slot) {
   for (const Step& step : steps_) {
-    if (step.kind != Kind::kRun && step.kind != Kind::kBody && step.kind != Kind::kBatch) continue;
+    if (step.instruction.is_copy()) continue;
     void* const* data = slot.table.data() + step.entry;
-    for (uint32_t c = 0; c < std::max<uint32_t>(step.count, 1); ++c) {
-      const Invocation& call = calls_[step.index + c];
-      counts_.prepared += prepare_call(call, device_of(step.queue), data) ? 1 : 0;
+    for (const Invocation& call : std::span(calls_).subspan(step.call, step.count)) {
+      counts_.prepared += prepare_call(call, device_of(step.instruction.queue), data) ? 1 : 0;
       data += call.node->operand_count;
     }
   }
@@ -232,9 +189,7 @@ bool BoundProgram::prepare_call(const Invocation& call, DeviceIndex device, void
   const KernelFunction prepare = call.by_device ? nullptr : call.traits->prepare;
   if (prepare == nullptr) return false;
   std::vector<void*> addresses(data, data + call.node->operand_count);
-  if (device != kCpu) {
-    for (void*& address : addresses) address = devices_[device]->kernel_address(address);
-  }
+  if (device != kCpu) translate(*devices_[device], addresses, addresses.data());
   Invocation invocation = call;
   invocation.data = addresses.data();
   try {
@@ -245,6 +200,13 @@ bool BoundProgram::prepare_call(const Invocation& call, DeviceIndex device, void
   return true;
 }
 
+BoundCounts BoundProgram::counts() const {
+  BoundCounts counts = counts_;
+  counts.allocations = allocations_.load(std::memory_order_relaxed);
+  for (const auto& slot : slots_) counts.recordings += slot->segments ? slot->segments->recordings() : 0;
+  return counts;
+}
+
 void BoundProgram::rebind(size_t index, BufferId buffer, DeviceIndex device, void* data) {
   Slot& slot = *slots_[index];
   for (size_t e = 0; e < entries_.size(); ++e) {
@@ -252,7 +214,7 @@ void BoundProgram::rebind(size_t index, BufferId buffer, DeviceIndex device, voi
     if (entry.buffer != buffer || entry.device != device || entry.residence->home == Home::kArena) continue;
     if (slot.table[e] == data) continue;
     slot.table[e] = data;
-    if (!runs_.empty()) forget_address(slot, entry.step);
+    if (slot.segments && slot.segments->run_of(entry.step) != nullptr) slot.segments->note_change(entry.step);
   }
 }
 
@@ -262,7 +224,7 @@ Status BoundProgram::run(size_t index, const std::atomic<int32_t>* stop) {
   Slot& slot = *slots_[index];
   ++counts_.runs;
   if (host_only_) return run_on_host(slot, stop);
-  if (!runs_.empty()) keep_segments(slot);
+  if (slot.segments) keep_segments(slot);
   if (Status status = begin_queues(slot, index); !status.ok()) return status;
   Status status = run_with_queues(slot, stop);
   if (!status.ok()) fail(slot, status);
@@ -287,7 +249,7 @@ Status BoundProgram::run_on_host(Slot& slot, const std::atomic<int32_t>* stop) {
   } catch (const MemberError& error) {
     return error.status;
   } catch (...) {
-    return kernel_error(name_of(graph_, plan_, plan_.program[step->position]));
+    return kernel_error(name_of(graph_, plan_, step->instruction));
   }
   return Status();
 }
@@ -304,14 +266,9 @@ backend::Device* BoundProgram::virtual_clock() const {
 void BoundProgram::call(const Step& step, Slot& slot) {
   ++counts_.kernels;
   void* const* const data = slot.table.data() + step.entry;
-  switch (step.kind) {
-    case Kind::kFused:
-      return call_group(step, slot);
-    case Kind::kBatch:
-      return call_batch(step, data);
-    default:
-      return call_node(step.index, data);
-  }
+  if (step.instruction.is_group()) return call_group(step, slot);
+  if (step.instruction.is_batch()) return call_batch(step, data);
+  call_node(step.call, data);
 }
 
 void BoundProgram::call_node(uint32_t index, void* const* data) {
@@ -323,7 +280,7 @@ void BoundProgram::call_node(uint32_t index, void* const* data) {
 void BoundProgram::call_batch(const Step& step, void* const* data) {
   Invocation together[kMaxBatch];
   for (uint32_t c = 0; c < step.count; ++c) {
-    together[c] = calls_[step.index + c];
+    together[c] = calls_[step.call + c];
     together[c].data = data;
     data += together[c].node->operand_count;
   }
@@ -337,7 +294,7 @@ void BoundProgram::call_batch(const Step& step, void* const* data) {
 }
 
 void BoundProgram::call_group(const Step& step, Slot& slot) {
-  const FusedGroup& group = plan_.groups[step.index];
+  const FusedGroup& group = plan_.groups[step.instruction.index];
   void* const* const data = slot.table.data() + step.entry;
   if (group.prepared && backend::run_fused(group.launch, data, group.numbers.data())) [[likely]]
     return;
@@ -356,15 +313,10 @@ void BoundProgram::call_members(const FusedGroup& group, void* const* operands) 
     allocations_.fetch_add(static_cast<int64_t>(memory.size() - taken), std::memory_order_relaxed);
     if (!status.ok()) throw MemberError{std::move(status)};
     const OpTraits& traits = op_table()[node.op];
+    Invocation member = call_of(graph_, node, traits.has_tail ? Part::kTail : Part::kWhole);
+    member.data = data.data();
     try {
-      traits.kernel({.node = &node,
-                     .operands = graph_.operands_of(node),
-                     .data = data.data(),
-                     .brought = nullptr,
-                     .attributes = graph_.attributes.data() + node.attribute_offset,
-                     .windows = graph_.windows,
-                     .traits = &traits,
-                     .part = traits.has_tail ? Part::kTail : Part::kWhole});
+      traits.kernel(member);
     } catch (...) {
       throw MemberError{kernel_error(traits.name)};
     }
@@ -415,21 +367,22 @@ Status BoundProgram::run_with_queues(Slot& slot, const std::atomic<int32_t>* sto
   backend::Device* const clock = virtual_clock();
   for (const Slot::Item& item : slot.schedule) {
     const Step& step = *item.step;
+    const QueueId id = step.instruction.queue;
     if (stop != nullptr && stop->load(std::memory_order_relaxed) != 0) {
       return Status(ErrorClass::kCancelled, "the request was cancelled while it ran");
     }
     if (item.recording != nullptr) {
       if (Status status = submit_segment(*item.recording, slot); !status.ok()) return status;
-    } else if (step.kind == Kind::kRecord) {
-      if (Status status = queue(step.queue).record(*events_[step.index]); !status.ok()) return status;
-    } else if (step.kind == Kind::kWait) {
-      backend::Event& event = *events_[step.index];
-      const Status status = step.queue == kHostQueue ? wait_here(event) : queue(step.queue).wait(event);
+    } else if (step.instruction.is_record()) {
+      if (Status status = queue(id).record(*events_[step.instruction.index]); !status.ok()) return status;
+    } else if (step.instruction.is_wait()) {
+      backend::Event& event = *events_[step.instruction.index];
+      const Status status = id == kHostQueue ? wait_here(event) : queue(id).wait(event);
       if (!status.ok()) return status;
-    } else if (step.queue != kHostQueue) {
+    } else if (id != kHostQueue) {
       if (Status status = submit(step, slot); !status.ok()) return status;
     } else {
-      execute({this, &slot, &step, nullptr});
+      execute(slot, step.position, nullptr);
       if (clock != nullptr) clock->advance_host(step.seconds);
     }
   }
@@ -437,15 +390,9 @@ Status BoundProgram::run_with_queues(Slot& slot, const std::atomic<int32_t>* sto
 }
 
 Status BoundProgram::submit(const Step& step, Slot& slot) {
-  if (step.kind == Kind::kCopy) return submit_transfer(step, slot);
+  if (step.instruction.is_copy()) return submit_transfer(step, slot);
   ++counts_.kernels;
-  Task& task = slot.tasks[static_cast<size_t>(&step - steps_.data())];
-  return queue(step.queue).launch(launch_of(task));
-}
-
-backend::Task BoundProgram::launch_of(Task& task) {
-  const Step& step = *task.step;
-  return {&run_task, &task, step.seconds, modelled_utilization(plan_, plan_.program[step.position])};
+  return queue(step.instruction.queue).launch(slot.tasks[step.position]);
 }
 
 Status BoundProgram::submit_transfer(const Step& first, const Slot& slot) {
@@ -453,30 +400,25 @@ Status BoundProgram::submit_transfer(const Step& first, const Slot& slot) {
   ++counts_.kernels;
   ranges_.clear();
   for (const Step& step : std::span(&first, first.count)) {
-    ranges_.push_back({slot.table[step.entry + 1], slot.table[step.entry], step.bytes});
+    ranges_.push_back(
+        {slot.table[step.entry + 1], slot.table[step.entry], graph_.buffers[step.instruction.index].bytes});
   }
-  if (ranges_.size() > 1) return queue(first.queue).copy_batch(ranges_);
-  return queue(first.queue).copy(ranges_[0].destination, ranges_[0].source, ranges_[0].bytes);
-}
-
-void BoundProgram::run_task(void* context) {
-  const Task& task = *static_cast<const Task*>(context);
-  task.program->execute(task);
+  return submit_copies(queue(first.instruction.queue), ranges_);
 }
 
 // On the thread of the step's queue, or where it is recorded.
-void BoundProgram::execute(const Task& task) {
-  Slot& slot = *task.slot;
+void BoundProgram::execute(Slot& slot, uint32_t position, void* const* addresses) {
+  const Step& step = steps_[position];
   const bool recorded = recorded_failure_ != nullptr;
   // A recording is of a run in which nothing fails.
   if (!recorded && slot.failed.load(std::memory_order_acquire)) return;
   Status status;
   try {
-    status = execute_step(task);
+    status = execute_step(step, slot, addresses);
   } catch (const MemberError& error) {
     status = error.status;
   } catch (...) {
-    status = kernel_error(name_of(graph_, plan_, plan_.program[task.step->position]));
+    status = kernel_error(name_of(graph_, plan_, step.instruction));
   }
   if (status.ok()) return;
   if (recorded) {
@@ -486,23 +428,20 @@ void BoundProgram::execute(const Task& task) {
   }
 }
 
-Status BoundProgram::execute_step(const Task& task) {
-  const Step& step = *task.step;
-  Slot& slot = *task.slot;
-  const DeviceIndex device = device_of(step.queue);
+Status BoundProgram::execute_step(const Step& step, Slot& slot, void* const* addresses) {
+  const DeviceIndex device = device_of(step.instruction.queue);
   if (device == kCpu) {
     call(step, slot);
     return Status();
   }
   void** const data = slot.on_device.data() + step.entry;
-  for (uint32_t e = 0; e < step.entries; ++e) data[e] = devices_[device]->kernel_address(task.addresses[e]);
-  if (step.kind != Kind::kFused) {
-    call_node(step.index, data);
+  translate(*devices_[device], {addresses, step.entries}, data);
+  if (!step.instruction.is_group()) {
+    call_node(step.call, data);
     return Status();
   }
-  const FusedGroup& group = plan_.groups[step.index];
-  Result<bool> passed =
-      devices_[device]->run_fused({group.kernel, group.space, group.launch, data, group.numbers.data()});
+  const FusedGroup& group = plan_.groups[step.instruction.index];
+  Result<bool> passed = run_as_one(group, *devices_[device], data);
   if (passed.ok() && !passed.value()) call_members(group, data);
   return passed.status();
 }

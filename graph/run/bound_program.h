@@ -11,9 +11,9 @@
 // A plan's compute queues are those of an unshared accelerator. On a shared one,
 // BoundOptions::compute_queues says which of its queues stand for them.
 //
-// Adjacent launches of an accelerator become *segments* (bound_segments.cpp). They are recorded
-// once the slot's addresses have settled, launched as one from then on, and discarded when one of
-// their addresses changes.
+// Adjacent launches of an accelerator become *segments* (bound_segments.cpp, segment_recorder.h).
+// They are recorded once the slot's addresses have settled, launched as one from then on, and
+// discarded when one of their addresses changes.
 //
 // The first failure ends a run: later instructions are skipped. Work that is already on a device's
 // queue does no harm.
@@ -36,6 +36,7 @@
 #include "graph/ir/binding.h"
 #include "graph/ir/graph.h"
 #include "graph/ir/plan.h"
+#include "graph/run/segment_recorder.h"
 
 namespace hetero::graph {
 
@@ -75,9 +76,7 @@ struct BoundOptions {
 
 // bound_slot.h
 struct BoundStep;
-struct BoundTask;
 struct BoundSlot;
-struct BoundRecording;
 
 class BoundProgram {
  public:
@@ -108,22 +107,17 @@ class BoundProgram {
   void gate(size_t slot, Gate which, backend::Event* event) { gates_[slot][static_cast<size_t>(which)] = event; }
 
   bool on_host_only() const { return host_only_; }
-  BoundCounts counts() const {
-    BoundCounts counts = counts_;
-    counts.allocations = allocations_.load(std::memory_order_relaxed);
-    return counts;
-  }
+  BoundCounts counts() const;
 
  private:
+  friend BoundSlot;
   using Step = BoundStep;
-  using Task = BoundTask;
   using Slot = BoundSlot;
-  using Recording = BoundRecording;
 
-  void bind(const Instruction& instruction, uint32_t position);
+  void bind(const Instruction& instruction);
   void bind_transfers();
-  uint32_t add_entry(BufferId buffer, backend::DeviceIndex device);
-  void bind_node(const Instruction& call, backend::DeviceIndex device);
+  void add_entry(const TouchedBytes& touch);
+  void bind_call(const Instruction& call, backend::DeviceIndex device);
   bool shares_with_host() const;
   void fill(size_t slot, std::span<const Place> places);
   void prepare(const Slot& slot);
@@ -136,31 +130,20 @@ class BoundProgram {
   void call_batch(const Step& step, void* const* data);
   void call_group(const Step& step, Slot& slot);
   void call_members(const FusedGroup& group, void* const* operands);
-  void execute(const Task& task);
-  Status execute_step(const Task& task);
-  static void run_task(void* context);
+  void execute(Slot& slot, uint32_t position, void* const* addresses);
+  Status execute_step(const Step& step, Slot& slot, void* const* addresses);
   static void fail(Slot& slot, Status status);
   Status synchronize(const Slot& slot) const;
   Status begin_queues(const Slot& slot, size_t index);
   Status end_queues(Slot& slot);
   Status submit(const Step& step, Slot& slot);
-  backend::Task launch_of(Task& task);
   Status submit_transfer(const Step& step, const Slot& slot);
   Status wait_here(backend::Event& event);
 
   // bound_segments.cpp
-  bool is_recordable(const Step& step, std::span<const uint8_t> draws) const;
-  void find_runs(std::span<const uint8_t> draws);
-  void start_segments(Slot& slot);
   void keep_segments(Slot& slot);
-  void use_settings(Slot& slot, uint64_t settings);
-  void record_segments(Slot& slot);
-  static bool has_recording(const Slot& slot, const std::vector<uint32_t>& steps);
-  void add_recording(Slot& slot, const std::vector<uint32_t>& steps);
-  void record(Recording& recording);
   void make_schedule(Slot& slot);
-  Status submit_segment(Recording& recording, Slot& slot);
-  void forget_address(Slot& slot, uint32_t step);
+  Status submit_segment(const SegmentRecorder::Recording& recording, Slot& slot);
   backend::Device* virtual_clock() const;
   void choose_queues(std::span<const backend::QueueKind> compute_queues);
   backend::Queue& queue(QueueId id) const { return *queues_[id]; }
@@ -174,7 +157,7 @@ class BoundProgram {
   bool host_only_ = false;
   bool host_shares_ = false;  // see shares_with_host()
   uint64_t used_queues_ = 0;
-  std::vector<Step> steps_;
+  std::vector<Step> steps_;                 // by position
   std::vector<Invocation> calls_;           // of nodes; without data
   std::vector<backend::CopyRange> ranges_;  // of the transfer at hand
   // An address that some step uses: in each slot's table, the entry of that index.
@@ -186,15 +169,14 @@ class BoundProgram {
   };
   std::vector<Entry> entries_;
   std::vector<uint32_t> stay_;  // while binding: per residence, of which stay the bytes are
-  // Steps of which segments may be made, in order; see bound_segments.cpp.
-  std::vector<std::vector<uint32_t>> runs_;
+  LaunchRuns runs_;             // of which segments may be made
   // Where what is recorded on this thread tells its failure; null where nothing is.
   static thread_local Status* recorded_failure_;
   std::vector<std::unique_ptr<Slot>> slots_;
   std::vector<std::array<backend::Event*, 2>> gates_;
   std::vector<std::unique_ptr<backend::Event>> events_;  // of the program
   const Slot* last_ = nullptr;                           // the slot that ran last
-  BoundCounts counts_;                                   // save for
+  BoundCounts counts_;                                   // save for recordings, and for
   std::atomic<int64_t> allocations_ = 0;                 // that queues' threads count too
 };
 

@@ -9,6 +9,7 @@
 #include "backend/registry/registry.h"
 #include "graph/run/queue_run.h"
 #include "graph/run/run_state.h"
+#include "graph/run/submit.h"
 
 namespace hetero::graph {
 namespace {
@@ -104,20 +105,13 @@ bool Executor::Impl::run_on_host(const std::atomic<int32_t>* stop) {
     const Instruction& instruction = program[position];
     if (times != nullptr) [[unlikely]]
       times->spans[position].begin = seconds();
-    switch (instruction.kind) {
-      case Instruction::Kind::kRun:
-      case Instruction::Kind::kBody:
-        run_alone(instruction.index, position, part_of(instruction));
-        state.release(graph.nodes[instruction.index], position);
-        break;
-      case Instruction::Kind::kBatch:
-        run_batch(state.plan().batches[instruction.index], position);
-        break;
-      case Instruction::Kind::kFused:
-        run_group(state.plan().groups[instruction.index], position);
-        break;
-      default:
-        break;
+    if (instruction.is_call()) {
+      run_alone(instruction.index, position, instruction.part());
+      state.release(graph.nodes[instruction.index], position);
+    } else if (instruction.is_group()) {
+      run_group(state.plan().groups[instruction.index], position);
+    } else if (instruction.is_batch()) {
+      run_batch(state.plan().batches[instruction.index], position);
     }
     if (times != nullptr) [[unlikely]]
       times->seconds = times->spans[position].end = seconds();
@@ -159,17 +153,11 @@ void Executor::Impl::settle_node(uint32_t index, FailureId failure) {
 }
 
 Invocation Executor::Impl::invocation(uint32_t index, void* const* addresses, Part part) {
-  const Graph& graph = state.graph();
-  const Node& node = graph.nodes[index];
-  return {.node = &node,
-          .operands = graph.operands_of(node),
-          .data = addresses,
-          .brought = brought.data(),
-          .attributes = graph.attributes.data() + node.attribute_offset,
-          .windows = graph.windows,
-          .traits = &op_table()[node.op],
-          .bindings = state.unwritten_bindings(),
-          .part = part};
+  Invocation call = call_of(state.graph(), state.graph().nodes[index], part);
+  call.data = addresses;
+  call.brought = brought.data();
+  call.bindings = state.unwritten_bindings();
+  return call;
 }
 
 FailureId Executor::Impl::run_node(uint32_t index, uint32_t place, Part part, bool unfused) {
@@ -215,7 +203,7 @@ void Executor::Impl::run_batch(const std::vector<Instruction>& calls, uint32_t p
     ++counts->batches;
     counts->batched_nodes += static_cast<int64_t>(calls.size());
   } else {
-    for (const Instruction& call : calls) run_alone(call.index, place, part_of(call));
+    for (const Instruction& call : calls) run_alone(call.index, place, call.part());
   }
   for (const Instruction& call : calls) state.release(state.graph().nodes[call.index], place);
 }
@@ -236,7 +224,7 @@ bool Executor::Impl::run_together(const std::vector<Instruction>& calls) {
     for (int k = 0; k < node.operand_count; ++k) {
       if (!find_memory(graph.operands_of(node)[k].buffer, addresses[k])) return false;
     }
-    invocations[i] = invocation(calls[i].index, addresses, part_of(calls[i]));
+    invocations[i] = invocation(calls[i].index, addresses, calls[i].part());
     addresses += node.operand_count;
   }
   return state.call_together({invocations, calls.size()});

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "backend/fused/call.h"
 #include "graph/fusion/footprint.h"
 #include "graph/run/queue_run.h"
+#include "graph/run/submit.h"
 
 namespace hetero::graph {
 
@@ -30,8 +30,7 @@ void QueueRun::submit_group(const Instruction& instruction, uint32_t position) {
 
 // Finds memory for the group's operands, and what the host knows to be broken among what it loads.
 QueueRun::GroupTask QueueRun::prepare_group(const FusedGroup& group, DeviceIndex device) {
-  GroupTask task{.owner = this,
-                 .group = &group,
+  GroupTask task{.group = &group,
                  .first_data = static_cast<uint32_t>(group_data_.size()),
                  .first_broken = static_cast<uint32_t>(group_broken_.size()),
                  .broken_count = 0,
@@ -60,13 +59,9 @@ void QueueRun::run_group(GroupTask& task) {
   void** const data = group_data_.data() + task.first_data;
   backend::Device& device = state_->device(task.device);
   if (poisoned != 0 && !device.runs_host_kernels() && would_spoil(task)) return skip_group(task);
-  if (task.device != kCpu) {
-    for (size_t k = 0; k < group.operands.size(); ++k) data[k] = device.kernel_address(data[k]);
-  }
+  if (task.device != kCpu) translate(device, {data, group.operands.size()}, data);
   Result<bool> passed = false;
-  if (group.prepared && (poisoned == 0 || !device.runs_host_kernels())) {
-    passed = device.run_fused({group.kernel, group.space, group.launch, data, group.numbers.data()});
-  }
+  if (poisoned == 0 || !device.runs_host_kernels()) passed = run_as_one(group, device, data);
   task.unfused = passed.ok() && !passed.value();
   if (task.unfused) return run_members(task);
   const FailureId failure = passed.ok() ? kHealthy : state_->add_failure(group.members.back(), passed.status());

@@ -4,8 +4,8 @@
 #include <chrono>
 #include <utility>
 
-#include "backend/fused/call.h"
 #include "graph/fusion/footprint.h"
+#include "graph/run/submit.h"
 
 namespace hetero::graph {
 
@@ -29,7 +29,6 @@ Status QueueRun::run(RunState& state, RunCounts& counts, RunTimes* times, const 
     segments_->begin_run();
   }
   walk(counts, times);
-  if (segments_ != nullptr) segments_->finish_launches();
   if (uploads != nullptr) submit_uploads(*uploads);
   synchronize();
   if (times != nullptr) times->seconds = now() - begun_;
@@ -59,15 +58,13 @@ void QueueRun::walk(RunCounts& counts, RunTimes* times) {
     used_queues_ |= uint64_t{1} << instruction.queue;
     const bool on_host = instruction.queue == kHostQueue;
     const bool noted = times != nullptr && (clock_ != nullptr || on_host);
-    const bool by_events = timed && device_of(instruction.queue) == kTimed &&
-                           instruction.kind != Instruction::Kind::kRecord &&
-                           instruction.kind != Instruction::Kind::kWait;
+    const bool by_events = timed && device_of(instruction.queue) == kTimed && !instruction.is_event();
     if (by_events) timer_.before(position, queue(instruction.queue));
     if (noted) times->spans[position].begin = begin_of(instruction.queue) - begun_;
     switch (instruction.kind) {
       case Instruction::Kind::kRun:
       case Instruction::Kind::kBody:
-        submit_run(instruction, position);
+        submit_call(instruction, position);
         break;
       case Instruction::Kind::kCopy:
         end = end_of_transfer(state.graph(), state.plan(), position);
@@ -120,6 +117,7 @@ void QueueRun::begin(RunState& state) {
   lost_ = Status();
   used_queues_ = 0;
   task_of_.resize(state.plan().program.size());
+  launches_.resize(state.plan().program.size());
   tasks_.clear();
   tasks_.reserve(graph.nodes.size());
   group_tasks_.clear();
@@ -149,12 +147,12 @@ void QueueRun::begin(RunState& state) {
 
 backend::Queue& QueueRun::queue(QueueId id) const { return state_->device(device_of(id)).queue(kind_of(id)); }
 
-void QueueRun::submit_run(const Instruction& instruction, uint32_t position) {
+void QueueRun::submit_call(const Instruction& instruction, uint32_t position) {
   const Node& node = state_->graph().nodes[instruction.index];
   const DeviceIndex device = device_of(instruction.queue);
   bool brings = false;
   const FailureId failure = prepare(instruction.index, device, brings);
-  NodeTask& task = tasks_.emplace_back(NodeTask{this, instruction.index, part_of(instruction), device, failure});
+  NodeTask& task = tasks_.emplace_back(NodeTask{instruction.index, instruction.part(), device, failure});
   if (instruction.queue == kHostQueue) {
     if (brought_.size() < node.operand_count) brought_.resize(node.operand_count);
     run_node(task, brought_.data(), brings);
@@ -175,37 +173,26 @@ void QueueRun::launch(uint32_t position, size_t index, std::span<void* const> ad
   segments_->launch(position, addresses, numbers);
 }
 
-backend::Task QueueRun::prediction_of(uint32_t position) const {
-  const Instruction& instruction = state_->plan().program[position];
-  backend::Task task{};
-  task.seconds = modelled_seconds(state_->graph(), state_->plan(), instruction);
-  task.utilization = modelled_utilization(state_->plan(), instruction);
-  return task;
+void QueueRun::launch_alone(uint32_t position) {
+  launches_[position] = {this, position};
+  const backend::Task task = task_of(state_->graph(), state_->plan(), launches_[position]);
+  const QueueId id = state_->plan().program[position].queue;
+  if (Status status = queue(id).launch(task); !status.ok()) not_launched(position, std::move(status));
 }
 
-void QueueRun::launch_alone(uint32_t position) {
-  const Instruction& instruction = state_->plan().program[position];
-  backend::Task task = prediction_of(position);
-  if (instruction.kind == Instruction::Kind::kFused) {
-    task.run = [](void* context) {
-      auto& submitted = *static_cast<GroupTask*>(context);
-      submitted.owner->run_group(submitted);
-    };
-    task.context = &group_tasks_[task_of_[position]];
+// Launcher
+void QueueRun::run_launch(uint32_t position, void* const* /*addresses*/) {
+  if (state_->plan().program[position].is_group()) {
+    run_group(group_tasks_[task_of_[position]]);
   } else {
-    task.run = [](void* context) {
-      const auto& submitted = *static_cast<const NodeTask*>(context);
-      submitted.owner->run_node(submitted, nullptr, false);
-    };
-    task.context = &tasks_[task_of_[position]];
+    run_node(tasks_[task_of_[position]], nullptr, false);
   }
-  if (Status status = queue(instruction.queue).launch(task); !status.ok()) not_launched(position, std::move(status));
 }
 
 // The host marks the outputs in the task's stead.
 void QueueRun::not_launched(uint32_t position, Status status) {
   const Instruction& instruction = state_->plan().program[position];
-  if (instruction.kind != Instruction::Kind::kFused) {
+  if (!instruction.is_group()) {
     return note_end(tasks_[task_of_[position]], state_->add_failure(instruction.index, std::move(status)));
   }
   const FusedGroup& group = state_->plan().groups[instruction.index];
@@ -213,18 +200,11 @@ void QueueRun::not_launched(uint32_t position, Status status) {
   for (const uint32_t n : group.members) mark_outputs(state_->graph().nodes[n], failure);
 }
 
-void QueueRun::replay(uint32_t position) {
-  if (state_->plan().program[position].kind == Instruction::Kind::kFused) {
-    run_group(group_tasks_[task_of_[position]]);
-  } else {
-    run_node(tasks_[task_of_[position]], nullptr, false);
-  }
-}
-
 // A device that calls the tasks now does so on this thread, when everything that was launched has run.
-Result<std::unique_ptr<backend::Segment>> QueueRun::record(QueueId id, std::span<const backend::Task> tasks) {
+Result<std::unique_ptr<backend::Segment>> QueueRun::record(QueueId id, std::span<Launch> launches) {
   state_->begin_rehearsal();
-  Result<std::unique_ptr<backend::Segment>> segment = queue(id).record_segment(tasks);
+  Result<std::unique_ptr<backend::Segment>> segment =
+      record_tasks(state_->graph(), state_->plan(), launches, queue(id));
   const Status failure = state_->end_rehearsal();
   return failure.ok() ? std::move(segment) : failure;
 }
@@ -236,12 +216,7 @@ void QueueRun::note_launched_together(RunCounts& counts) {
     if (outcomes_[node] == Outcome::kNotRun) outcomes_[node] = Outcome::kRan;
   };
   for (const uint32_t position : segments_->launched_together()) {
-    const Instruction& instruction = plan.program[position];
-    if (instruction.kind == Instruction::Kind::kFused) {
-      for (const uint32_t n : plan.groups[instruction.index].members) ran(n);
-    } else {
-      ran(instruction.index);
-    }
+    for_each_node(plan, plan.program[position], ran);
   }
   counts.segments += segments_->launches();
 }
@@ -294,10 +269,7 @@ void QueueRun::run_node(const NodeTask& task, backend::Block* brought, bool brin
     }
   }
   if (failure == kHealthy) {
-    if (task.device != kCpu) {
-      backend::Device& device = state_->device(task.device);
-      for (int i = 0; i < node.operand_count; ++i) data[i] = device.kernel_address(data[i]);
-    }
+    if (task.device != kCpu) translate(state_->device(task.device), {data, node.operand_count}, data);
     failure = call(task.node, task.part, task.device, data, brought);
   }
   if (brings) {
@@ -319,17 +291,12 @@ void QueueRun::note_end(const NodeTask& task, FailureId failure) {
 FailureId QueueRun::call(uint32_t index, Part part, DeviceIndex device, void* const* data, backend::Block* brought) {
   const Graph& graph = state_->graph();
   const Node& node = graph.nodes[index];
-  const FailureId failure =
-      state_->call_kernel(index, {.node = &node,
-                                  .operands = graph.operands_of(node),
-                                  .data = data,
-                                  .brought = brought,
-                                  .attributes = graph.attributes.data() + node.attribute_offset,
-                                  .windows = graph.windows,
-                                  .traits = &op_table()[node.op],
-                                  .bindings = device == kCpu ? state_->unwritten_bindings() : nullptr,
-                                  .part = part,
-                                  .by_device = device != kCpu && !state_->device(device).runs_host_kernels()});
+  Invocation invocation = call_of(graph, node, part);
+  invocation.data = data;
+  invocation.brought = brought;
+  invocation.bindings = device == kCpu ? state_->unwritten_bindings() : nullptr;
+  invocation.by_device = is_by_device(device, state_->device(device));
+  const FailureId failure = state_->call_kernel(index, invocation);
   outcomes_[index] = failure == kHealthy ? Outcome::kRan : Outcome::kFailed;
   return failure;
 }
@@ -375,11 +342,7 @@ void QueueRun::submit_transfer(std::span<const Instruction> copies, RunCounts& c
   for (const Instruction& copy : copies) prepare_copy(copy);
   if (ranges_.empty()) return;
   const DeviceIndex to = copies.front().to;
-  backend::Queue& link = queue(copies.front().queue);
-  const backend::CopyRange& first = ranges_.front();
-  Status status =
-      ranges_.size() == 1 ? link.copy(first.destination, first.source, first.bytes) : link.copy_batch(ranges_);
-  if (!status.ok()) {
+  if (Status status = submit_copies(queue(copies.front().queue), ranges_); !status.ok()) {
     const FailureId failure =
         state_->add_failure(static_cast<uint32_t>(state_->graph().nodes.size()), std::move(status));
     for (const BufferId buffer : moved_) broken_[state_->plan().place_of(buffer, to)] = failure;

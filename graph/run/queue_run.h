@@ -44,7 +44,6 @@ class QueueRun final : public Segments::Owner {
 
  private:
   struct NodeTask {
-    QueueRun* owner;
     uint32_t node;
     Part part;
     backend::DeviceIndex device;
@@ -53,7 +52,6 @@ class QueueRun final : public Segments::Owner {
 
   // A run of a group. Its addresses are in group_data_.
   struct GroupTask {
-    QueueRun* owner;
     const FusedGroup* group;
     uint32_t first_data;
     uint32_t first_broken;  // known to the host, as `failure`
@@ -74,7 +72,7 @@ class QueueRun final : public Segments::Owner {
 
   void begin(RunState& state);
   void walk(RunCounts& counts, RunTimes* times);
-  void submit_run(const Instruction& instruction, uint32_t position);
+  void submit_call(const Instruction& instruction, uint32_t position);
   void submit_group(const Instruction& instruction, uint32_t position);
   // Submits the task at `index` of the instruction's kind.
   void launch(uint32_t position, size_t index, std::span<void* const> addresses, std::span<const std::byte> numbers);
@@ -83,9 +81,8 @@ class QueueRun final : public Segments::Owner {
   // Segments::Owner
   backend::Queue& queue_of(QueueId id) override { return queue(id); }
   void launch_alone(uint32_t position) override;
-  void replay(uint32_t position) override;
-  backend::Task prediction_of(uint32_t position) const override;
-  Result<std::unique_ptr<backend::Segment>> record(QueueId queue, std::span<const backend::Task> tasks) override;
+  void run_launch(uint32_t position, void* const* addresses) override;
+  Result<std::unique_ptr<backend::Segment>> record(QueueId queue, std::span<Launch> launches) override;
   bool has_failed() const override { return state_->has_failures() || !lost_.ok(); }
   void note_launched_together(RunCounts& counts);
 
@@ -134,6 +131,7 @@ class QueueRun final : public Segments::Owner {
   std::vector<NodeTask> tasks_;  // this and the next: reserved for the whole run, since queues hold pointers
   std::vector<GroupTask> group_tasks_;
   std::vector<uint32_t> task_of_;  // per instruction that was launched: its task of these
+  std::vector<Launch> launches_;   // the same: what its queue was given
   Segments* segments_ = nullptr;   // where launches may be parts of some
   std::vector<void*> group_data_;  // per operand of the groups
   std::vector<Broken> group_broken_;

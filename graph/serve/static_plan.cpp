@@ -38,13 +38,9 @@ Graph owned_graph(const SavedProgram& program) {
 std::vector<backend::DeviceSet> find_users(const Graph& graph, const Plan& plan) {
   std::vector<backend::DeviceSet> users(graph.buffers.size(), 0);
   for (const Instruction& instruction : plan.program) {
-    const backend::DeviceSet device = backend::only(device_of(instruction.queue));
-    if (instruction.kind == Instruction::Kind::kRun || instruction.kind == Instruction::Kind::kBody) {
-      const Node& node = graph.nodes[instruction.index];
-      for (int i = 0; i < node.operand_count; ++i) users[graph.operands_of(node)[i].buffer] |= device;
-    } else if (instruction.kind == Instruction::Kind::kFused) {
-      for (const GroupOperand& operand : plan.groups[instruction.index].operands) users[operand.buffer] |= device;
-    }
+    if (!instruction.computes()) continue;
+    for_each_touch(graph, plan, instruction,
+                   [&](const TouchedBytes& touch) { users[touch.buffer] |= backend::only(touch.device); });
   }
   return users;
 }

@@ -71,12 +71,6 @@ Entry& entry() {
   return *found;
 }
 
-// Whether what it takes is that of a node, the body of one, or a group.
-bool is_task(const graph::Instruction& instruction) {
-  using Kind = graph::Instruction::Kind;
-  return instruction.kind == Kind::kRun || instruction.kind == Kind::kBody || instruction.kind == Kind::kFused;
-}
-
 // Per instruction: a kernel of the accelerator that ran beside another on a side queue, so what it
 // took is not what it takes alone.
 std::vector<uint8_t> find_shared(const graph::Plan& plan, const graph::RunTimes& times) {
@@ -85,7 +79,7 @@ std::vector<uint8_t> find_shared(const graph::Plan& plan, const graph::RunTimes&
   std::vector<size_t> kernels;
   for (size_t p = 0; p < plan.program.size(); ++p) {
     const graph::Instruction& instruction = plan.program[p];
-    if (!is_task(instruction) || instruction.queue == graph::kHostQueue) continue;
+    if (!instruction.is_task() || instruction.queue == graph::kHostQueue) continue;
     kernels.push_back(p);
   }
   if (kernels.empty()) return shared;
@@ -125,27 +119,22 @@ Learned learn_costs(const graph::Graph& graph, const graph::Plan& plan, const gr
   bool known_alone = true;  // what each kernel takes that ran beside others
   for (uint32_t p = 0; p < plan.program.size(); ++p) {
     const graph::Instruction& instruction = plan.program[p];
-    if (instruction.kind == graph::Instruction::Kind::kCopy) {
+    if (instruction.is_copy()) {
       // The first of a transfer has taken the time of all.
       if (!(times.spans[p].end > times.spans[p].begin)) continue;
-      double bytes = 0;
-      for (uint32_t i = p; i < graph::end_of_transfer(graph, plan, p); ++i) {
-        bytes += static_cast<double>(graph.buffers[plan.program[i].index].bytes);
-      }
+      const double bytes = graph::bytes_of(graph, plan, p, graph::end_of_transfer(graph, plan, p));
       costs.learn_copy(bytes, instruction.from, instruction.to, times.spans[p].end - times.spans[p].begin,
                        known.history);
       ++known.unsaved;
       continue;
     }
-    if (!is_task(instruction)) continue;
-    const bool fused = instruction.kind == graph::Instruction::Kind::kFused;
+    if (!instruction.is_task()) continue;
     const backend::DeviceIndex device = graph::device_of(instruction.queue);
     const double seconds = times.spans[p].end - times.spans[p].begin;
     // A virtual clock knows nothing new of the host.
     const bool seen = device != backend::kCpu || !accelerator->has_virtual_clock();
     if (!seen || !(seconds > 0)) continue;
-    const uint64_t key = fused ? graph::cost_key(graph, plan.groups[instruction.index], device)
-                               : graph::cost_key(graph, graph.nodes[instruction.index], device, part_of(instruction));
+    const uint64_t key = graph::cost_key(graph, plan, instruction, device);
     if (shared[p] != 0) {
       known_alone = known_alone && known.history.find(key) > 0;
       continue;

@@ -40,7 +40,7 @@ void add_counts(const graph::Plan& plan, const graph::RunCounts& counts) {
   }
   if (counts.copies != 0) {
     for (const graph::Instruction& instruction : plan.program) {
-      if (instruction.kind != graph::Instruction::Kind::kCopy) continue;
+      if (!instruction.is_copy()) continue;
       count(instruction.to == backend::kCpu ? total.copies_to_cpu : total.copies_to_accelerator);
     }
     count(total.bytes_to_cpu, counts.copied_bytes[backend::kCpu]);
