@@ -101,6 +101,10 @@ CPU_ALONE = {
     "test_options.py::test_an_exported_program_is_compiled[lstm]": (
         "an LSTM layer's outputs have other shapes on the CPU than on an accelerator"
     ),
+    "test_cost_file.py": "starts processes that choose their machine",
+    "test_options.py::test_no_process_is_started": "looks at the processes that the compiler starts, on any machine",
+    "test_options.py::test_an_installed_package": "looks at what an installation has, on any machine",
+    "test_options.py::test_a_source_tree": "looks at what a source tree has, on any machine",
     "test_config.py::test_jit_compiles": "counts kernels that are fused and compiled for the CPU",
     "test_growth.py": "tensors grow in place without an accelerator only",
     "test_lazy.py::test_sizes_that_come_back": "plans are made anew while costs are learned",
