@@ -147,6 +147,7 @@ FaultDevice* interpose_faults(DeviceIndex index) {
   if (device == nullptr) return nullptr;
   if (auto* const there = dynamic_cast<FaultDevice*>(device)) return there;
   FaultDevice& faulty = faults_of(*device);
+  faulty.heal();  // of what failed when it was used last
   place.store(&faulty, std::memory_order_release);
   return &faulty;
 }

@@ -44,8 +44,8 @@ inline constexpr DeviceIndex kGpu = kAccelerator;
 Device* device_at(DeviceIndex index);
 
 // For tests: puts a FaultDevice around the device at `index`, until remove_faults(), or until
-// another accelerator is chosen. The same one each time for the same device; null if there is none.
-// REQUIRES: nothing runs, here and at the removal.
+// another accelerator is chosen. The same one each time for the same device, healed; null if there
+// is none. REQUIRES: nothing runs, here and at the removal.
 FaultDevice* interpose_faults(DeviceIndex index);
 void remove_faults();
 

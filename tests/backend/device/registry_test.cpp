@@ -91,8 +91,12 @@ TEST_CASE("faults are put before devices, for all who ask, and taken away") {
     faulty->fail(FaultKind::kAllocation, 1);
     REQUIRE_FALSE(device_at(index)->allocate(64).ok());
     REQUIRE(device_at(index)->allocate(64).ok());
+    faulty->fail(FaultKind::kAllocation, 1, FaultDuration::kForEver);
     remove_faults();
     REQUIRE(device_at(index) == device);
+    REQUIRE(interpose_faults(index) == faulty);
+    REQUIRE(device_at(index)->allocate(64).ok());
+    remove_faults();
   }
   REQUIRE(interpose_faults(kAccelerator) != nullptr);
   REQUIRE(choose_accelerator("none").ok());
