@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 from collections.abc import Callable, Iterator
 
@@ -32,16 +33,21 @@ def accelerator(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.hetero._C.set_sim_options([("host_kernels", float(os.environ.get("HETERO_TEST_HOST_KERNELS", "1")))])
 
 
+# Of the next model. No two tests have models of one size, which would share plans: a plan remembers what could not be launched as one.
+widths = itertools.count(16)
+
+
 def perceptron() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    width = next(widths)
+    return nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4))
 
 
 class Pair:
     """A model on the CPU and its copy on the device, which do the same."""
 
     def __init__(self, step: Callable[[nn.Module, torch.Tensor], list[torch.Tensor]]) -> None:
-        self.models = perceptron(), perceptron().to(DEVICE)
-        self.models[1].load_state_dict(self.models[0].state_dict())
+        model = perceptron()
+        self.models = model, copy.deepcopy(model).to(DEVICE)
         self.step = step
 
     def both(self, change: Callable[[nn.Module], None]) -> None:
@@ -115,7 +121,7 @@ def test_training_steps_become_segments(fusion: bool) -> None:
 def test_no_segment_has_the_address_of_weights_that_were_replaced() -> None:
     pair = Pair(infer)
     assert pair.settle().segments >= 1
-    values = torch.randn(16, 16)
+    values = torch.randn_like(pair.models[0][2].weight)
 
     def replace(model: nn.Module) -> None:
         model[2].weight = nn.Parameter(values.to(model[0].weight.device))
