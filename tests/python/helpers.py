@@ -6,17 +6,21 @@ same tests run against eager CPU itself, which proves the logic of a test withou
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
+ROOT = Path(__file__).resolve().parents[2]
 DEVICE = os.environ.get("HETERO_TEST_DEVICE", "hetero")
 ON_HETERO = DEVICE == "hetero"
 needs_hetero = pytest.mark.skipif(not ON_HETERO, reason="asks for what only hetero has")
@@ -232,6 +236,17 @@ def run_python_ok(code: str, environment: dict[str, str] | None = None) -> str:
     done = run_python(code, environment)
     assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def load_module(path: str) -> ModuleType:
+    """Runs a file of this project, by its path there, as a module of its own: a script or an example."""
+    name = f"{Path(path).stem}_by_path"
+    spec = importlib.util.spec_from_file_location(name, ROOT / path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses ask for it
+    spec.loader.exec_module(module)
+    return module
 
 
 def sum_of_ones(device: str) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import shutil
 import subprocess
@@ -12,13 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import needs_hetero
+from helpers import ROOT, load_module, needs_hetero
 
 import torch_hetero
 
 pytestmark = needs_hetero
 
-ROOT = Path(__file__).resolve().parents[3]
 TOKENS = 32
 
 TEXTS = [
@@ -54,10 +52,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def save_minilm():
-    spec = importlib.util.spec_from_file_location("save_minilm", ROOT / "examples" / "python" / "save_minilm.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module("examples/python/save_minilm.py")
 
 
 @pytest.fixture(scope="module")

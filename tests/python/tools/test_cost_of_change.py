@@ -6,15 +6,12 @@ another operator, a place that counts, code that an option switches. No list may
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
+from helpers import ROOT, load_module
 
-ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "scripts" / "operators.py").is_file())
 # What the build makes and git ignores.
 IGNORED = {"__pycache__", "lib", "include", "share"}
 
@@ -80,11 +77,7 @@ def rows_of(table: str, pattern: str) -> list[tuple[str, ...]]:
 
 def operations_of_operators() -> list[tuple[str, str]]:
     """Operations with their formula, of those that one row of the op table lowers to, and no lowering else."""
-    spec = importlib.util.spec_from_file_location("operators", ROOT / "scripts" / "operators.py")
-    assert spec is not None and spec.loader is not None
-    operators = importlib.util.module_from_spec(spec)
-    sys.modules["operators"] = operators
-    spec.loader.exec_module(operators)
+    operators = load_module("scripts/operators.py")
     named = [
         operation for row in operators.read_table() if row.section == "pointwise"
         for operation in re.findall(r"\bF::(k\w+)", row.properties.get("LOWER", ""))

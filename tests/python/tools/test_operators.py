@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "scripts" / "operators.py").is_file())
+from helpers import load_module
 
 
 @pytest.fixture(scope="module")
 def operators():
-    spec = importlib.util.spec_from_file_location("operators", ROOT / "scripts" / "operators.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["operators"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module("scripts/operators.py")
 
 
 def test_the_document_is_what_the_table_says(operators):

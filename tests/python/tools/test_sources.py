@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-ROOT = next(path for path in Path(__file__).resolve().parents if (path / "scripts" / "check_sources.py").is_file())
+from helpers import ROOT, load_module
 
 
 @pytest.fixture(scope="module")
 def checker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_sources", ROOT / "scripts" / "check_sources.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module("scripts/check_sources.py")
 
 
 def test_the_sources_of_this_project_are_right() -> None:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections import Counter
-from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "test.py"
+from helpers import load_module
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("test_script", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "test_script", module)  # dataclasses ask for it
-    spec.loader.exec_module(module)
-    return module
+def script() -> ModuleType:
+    return load_module("scripts/test.py")
 
 
 @pytest.mark.parametrize(
