@@ -33,7 +33,7 @@ graph::Preference preference_of(const std::string& name) {
   const bool by_kind = colon != std::string::npos && name.substr(0, colon) == chosen.substr(0, chosen.find(':'));
   const std::string word = by_kind ? "accelerator" + name.substr(colon) : name;
   for (backend::DeviceIndex d = 0; d < backend::kMostDevices; ++d) {
-    const bool first = d == 1 && word == "accelerator:0";
+    const bool first = d == backend::kAccelerator && word == "accelerator:0";
     if (first || word == graph::device_word(d)) return graph::prefer(d);
   }
   TORCH_CHECK_VALUE(false, "hetero: placement takes 'auto', 'cpu' or 'accelerator', not '", name, "'");
