@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
 # Builds backend/ and graph/ without torch and runs their tests under ASan+UBSan, then under TSan.
+#
+#   scripts/sanitize.sh         under TSan the tests of rooms where threads meet, and random programs
+#   scripts/sanitize.sh --all   under TSan all of them
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=${JOBS:-$(nproc)}
+all=OFF; if [ "${1:-}" = --all ]; then all=ON; fi
 
 run() { # name, sanitizers, prefix of the command
   local build=build/$1
@@ -10,6 +14,7 @@ run() { # name, sanitizers, prefix of the command
     local generator=(); if command -v ninja >/dev/null; then generator=(-G Ninja); fi
     cmake -S . -B "$build" "${generator[@]}" -DHETERO_TORCH=OFF -DHETERO_CUDA=OFF -DHETERO_SANITIZE="$2" >/dev/null
   fi
+  cmake -DHETERO_SANITIZE_ALL=$all "$build" >/dev/null
   local start=$SECONDS
   cmake --build "$build" -j "$jobs" --target hetero_backend_tests hetero_graph_tests hetero_sim_fuzz hetero_load_fuzz
   echo "-- $2: built in $((SECONDS - start)) s"

@@ -219,7 +219,7 @@ def stages(mode: str, pytest_arguments: list[str]) -> list[Stage]:
         Stage("random programs on simulated accelerators", ["build/tests/graph/hetero_sim_fuzz", "--seeds", programs]),
         Stage("damaged files of saved programs", ["build/tests/graph/hetero_load_fuzz", "--seeds", files]),
         Stage("instruction counts", ["scripts/instructions.sh"]),
-        Stage("torch-free layers under sanitizers", ["scripts/sanitize.sh"],
+        Stage("torch-free layers under sanitizers", ["scripts/sanitize.sh", *(["--all"] if mode == "full" else [])],
               logs=tuple(f"{sanitizer}/{ctest_log[0]}" for sanitizer in ("asan", "tsan"))),
         Stage("the CUDA path on a stand-in for the CUDA runtime", [PYTHON, "scripts/test.py", "--gpu", "--stand-in"],
               unless=without_cuda()),
