@@ -10,11 +10,13 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 import torch.utils.dlpack
 from torch import _tensor_str
+from torch.multiprocessing import reductions
 from torch.overrides import has_torch_function_unary
 
 from torch_hetero import _C
@@ -39,9 +41,12 @@ def _is_hetero(tensor: torch.Tensor) -> bool:
     )
 
 
-def _host_view(tensor: torch.Tensor, reason: str) -> torch.Tensor:
-    """Returns a CPU tensor over the same bytes, with the value already there."""
-    host = _C.host_view(tensor.detach(), reason)
+def _host_view(tensor: torch.Tensor, *, shared: bool = True) -> torch.Tensor:
+    """Returns a CPU tensor over the same bytes, with the value already there.
+
+    While a shared one lives, each operator that uses those bytes runs at once. One that is not shared is only read.
+    """
+    host = _C.host_view(tensor.detach(), shared)
     if tensor.is_conj() and not host.is_conj():
         host = host.conj()
     if tensor.is_neg() and not host.is_neg():
@@ -69,7 +74,7 @@ def _patch_printing() -> None:
         def tensor_str(self: torch.Tensor, indent: int) -> str:
             if self.device.type == "hetero":
                 if type(self) in _PLAIN_TYPES:
-                    self = _host_view(self, "print")
+                    self = _host_view(self, shared=False)
                 else:
                     self = self.detach().cpu()
             return original(self, indent)
@@ -84,7 +89,7 @@ def _patch_numpy() -> None:
         def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
             if force or not _is_hetero(self):
                 return original(self, force=force)
-            host = _host_view(self, "numpy")
+            host = _host_view(self)
             if self.requires_grad:  # raises what a CPU tensor raises
                 host.requires_grad_()
             return original(host)
@@ -106,7 +111,7 @@ def _patch_dlpack() -> None:
             if self.is_conj():
                 raise BufferError("Can't export tensors with the conjugate bit set")
             arguments["stream"] = None  # the bytes are there when the call returns
-            return original(_host_view(self, "DLPack"), **arguments)
+            return original(_host_view(self), **arguments)
 
         return __dlpack__
 
@@ -121,7 +126,7 @@ def _patch_dlpack() -> None:
 
     def make_to_dlpack(original: Callable[..., Any]) -> Callable[..., Any]:
         def to_dlpack(tensor: torch.Tensor) -> Any:
-            return original(_host_view(tensor, "DLPack") if _is_hetero(tensor) else tensor)
+            return original(_host_view(tensor) if _is_hetero(tensor) else tensor)
 
         return to_dlpack
 
@@ -151,8 +156,30 @@ def _patch_data_ptr() -> None:
         return data_ptr
 
 
+def _rebuild(rebuild: Callable[..., torch.Tensor], arguments: Any, kind: type, requires_grad: bool) -> torch.Tensor:
+    """Makes a tensor that another process sent: on the device, unless this process cannot use it."""
+    host = rebuild(*arguments)
+    tensor = host if _C.in_bad_fork() else host.to("hetero")
+    if kind is torch.nn.Parameter:
+        return torch.nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_(requires_grad)
+
+
 def _patch_sharing() -> None:
-    # Sending a tensor to another process shares its storage through a file. Ours is not in one.
+    # A tensor that is sent to another process goes as a copy in shared memory.
+    def make_reduce(original: Callable[..., Any]) -> Callable[..., Any]:
+        def reduce_tensor(tensor: torch.Tensor) -> Any:
+            if not _is_hetero(tensor) or (tensor.requires_grad and not tensor.is_leaf):
+                return original(tensor)
+            return _rebuild, (*original(tensor.detach().cpu()), type(tensor), tensor.requires_grad)
+
+        return reduce_tensor
+
+    _replace(reductions, "reduce_tensor")(make_reduce)
+    for kind in _PLAIN_TYPES:
+        ForkingPickler.register(kind, reductions.reduce_tensor)
+
+    # Sharing a storage in place puts it into a file. Ours is not in one.
     def make_share(original: Callable[..., Any]) -> Callable[..., Any]:
         def share(self: torch.UntypedStorage, *arguments: Any, **named: Any) -> Any:
             if self.device.type == "hetero":
@@ -186,24 +213,6 @@ def _patch_files() -> None:
         return _set_from_file
 
 
-def _patch_compile() -> None:
-    # An installed package is found by the entry point group torch_dynamo_backends. In a source tree there is none, and
-    # importing TorchDynamo only to register the backend would take a second of each program's start.
-    @_replace(torch, "compile")
-    def _(original: Callable[..., Any]) -> Callable[..., Any]:
-        def compile(*arguments: Any, **named: Any) -> Any:
-            if named.get("backend") == "hetero":
-                from torch._dynamo.backends import registry
-
-                from torch_hetero.compiler import backend
-
-                if "hetero" not in registry._COMPILER_FNS:
-                    registry.register_backend(backend, name="hetero")
-            return original(*arguments, **named)
-
-        return compile
-
-
 def _register_fork_handlers() -> None:
     os.register_at_fork(
         before=_C.prepare_fork,
@@ -222,5 +231,4 @@ def apply() -> None:
     _patch_data_ptr()
     _patch_sharing()
     _patch_files()
-    _patch_compile()
     _register_fork_handlers()

@@ -41,9 +41,6 @@ inline std::array<uint32_t, 4> philox(uint64_t seed, uint64_t counter) {
   return philox4x32({static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0}, seed);
 }
 
-// In [0, 1), with the 24 bits that a float holds.
-inline float uniform_float(uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
-
 // In [0, 1), with the 53 bits that a double holds.
 inline double uniform_double(uint32_t high, uint32_t low) {
   const uint64_t bits = (static_cast<uint64_t>(high) << 32 | low) >> 11;

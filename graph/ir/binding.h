@@ -56,6 +56,25 @@ class DerivedPointer {
   std::atomic<Derived*> pointer_{nullptr};
 };
 
+// How many outside may read and write the bytes unseen.
+class Sharers {
+ public:
+  Sharers() = default;
+  Sharers(Sharers&& other) noexcept : count_(other.count_.load()) {}
+  Sharers& operator=(Sharers&& other) noexcept {
+    count_ = other.count_.load();
+    return *this;
+  }
+
+  explicit operator bool() const { return count_.load(std::memory_order_relaxed) != 0; }
+  // On any thread.
+  void add() { ++count_; }
+  void remove() { --count_; }
+
+ private:
+  std::atomic<int32_t> count_{0};
+};
+
 // A block per device. Those of accelerators take room only once one of them was there.
 class Blocks {
  public:
@@ -94,8 +113,10 @@ class Blocks {
 struct Binding {
   Blocks blocks;
   backend::DeviceSet valid_on = 0;
-  Layout layout;        // of the storage in the CPU's block
-  bool shared = false;  // others may write the bytes unseen: nothing may be derived of them
+  Layout layout;  // of the storage in the CPU's block
+  // While there are any, nothing is derived of the bytes, and the CPU's block holds them between
+  // runs.
+  Sharers sharers;
   DerivedPointer derived;
   // Where the CPU's bytes are while it has no block for them; valid_on says that they are valid there.
   std::unique_ptr<backend::SpilledBytes> spilled;

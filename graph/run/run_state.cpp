@@ -64,7 +64,7 @@ void RunState::begin(const Graph& graph, const Plan& plan, std::span<Binding* co
       failures_.back().raised = false;
     }
     if (graph.buffers[b].valid_on == 0) continue;
-    if (!binding->shared) unwritten_[b] = binding;
+    if (!binding->sharers) unwritten_[b] = binding;
     if (has_accelerator(devices_) && binding->reads != INT16_MAX) ++binding->reads;
   }
   for (const BufferId b : notes_->written) {

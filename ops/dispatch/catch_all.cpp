@@ -10,6 +10,7 @@
 #include "ops/run/sync.h"
 #include "ops/shapes/first_sight.h"
 #include "ops/shapes/meta.h"
+#include "ops/shapes/number_check.h"
 
 namespace hetero::ops {
 namespace {
@@ -101,6 +102,7 @@ void make_outputs(const MetaEntry& entry, std::vector<at::Tensor>& all, std::vec
 }
 
 void record_boxed(const OpInfo& info, torch::jit::Stack* stack) {
+  if (info.row.checks_numbers) check_numbers(info, arguments_of(info, *stack));
   const RandomState random = draw(info, arguments_of(info, *stack));
   for (int attempt = 0; attempt < 4; ++attempt) {
     Call& call = scratch_call();
@@ -133,6 +135,12 @@ void record_boxed(const OpInfo& info, torch::jit::Stack* stack) {
           const SyncReason reason = entry->reason;
           lock.unlock();
           return run_drawn(info, stack, random, reason);
+        }
+        if (!entry->resized.empty()) {
+          const std::vector<Resize> resizes = resizes_of(*entry);
+          lock.unlock();
+          resize_arguments(arguments_of(info, *stack), resizes);
+          continue;
         }
         make_outputs(*entry, outputs, defined);
         const bool pressure = recorder().append(info.id, call, defined);

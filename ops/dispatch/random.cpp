@@ -26,18 +26,22 @@ namespace {
 
 constexpr int64_t kGrain = 4096;
 
+// The real and imaginary parts of a complex tensor; another tensor as it is.
+at::Tensor parts_of(const at::Tensor& tensor) { return tensor.is_complex() ? at::view_as_real(tensor) : tensor; }
+
 // A contiguous tensor to fill, copied to its place at the end where that is laid out otherwise.
 class Filled {
  public:
-  explicit Filled(const at::Tensor& place)
-      : place_(place), filled_(place.is_contiguous() ? place : at::empty(place.sizes(), place.options())) {}
+  explicit Filled(at::Tensor place)
+      : place_(std::move(place)),
+        filled_(place_.is_contiguous() ? place_ : at::empty(place_.sizes(), place_.options())) {}
   at::Tensor& tensor() { return filled_; }
   void finish() {
     if (!filled_.is_same(place_)) place_.copy_(filled_);
   }
 
  private:
-  const at::Tensor& place_;
+  at::Tensor place_;
   at::Tensor filled_;
 };
 
@@ -57,29 +61,54 @@ void fill_blocks(const at::Tensor& tensor, RandomState state, const Make& make) 
   });
 }
 
-// Fills with `transform(u)` of uniform numbers u in [0, 1), computed in double for double tensors,
-// in float otherwise.
-template <typename Transform>
-void fill_from_uniform(const at::Tensor& place, RandomState state, const Transform& transform) {
-  Filled filled(place);
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, place.scalar_type(), "hetero_random", [&] {
-    if constexpr (std::is_same_v<scalar_t, double>) {
-      fill_blocks<double, 2>(filled.tensor(), state, [&](const std::array<uint32_t, 4>& w) {
-        return std::array<double, 2>{transform(backend::uniform_double(w[0], w[1])),
-                                     transform(backend::uniform_double(w[2], w[3]))};
-      });
-    } else {
-      fill_blocks<scalar_t, 4>(filled.tensor(), state, [&](const std::array<uint32_t, 4>& w) {
-        std::array<scalar_t, 4> numbers;
-        for (int k = 0; k < 4; ++k) {
-          numbers[k] = static_cast<scalar_t>(transform(static_cast<double>(backend::uniform_float(w[k]))));
-        }
-        return numbers;
-      });
-    }
-  });
-  filled.finish();
+// Fills with `transform(word)` of as many random bits as the words of a block have for each number:
+// 64 for double tensors, 32 otherwise, at the top of the word. It returns the tensor's dtype.
+template <typename T, typename Transform>
+void fill_from_words(const at::Tensor& tensor, RandomState state, const Transform& transform) {
+  if constexpr (std::is_same_v<T, double>) {
+    fill_blocks<T, 2>(tensor, state, [&](const std::array<uint32_t, 4>& w) {
+      return std::array<T, 2>{transform(static_cast<uint64_t>(w[0]) << 32 | w[1]),
+                              transform(static_cast<uint64_t>(w[2]) << 32 | w[3])};
+    });
+  } else {
+    fill_blocks<T, 4>(tensor, state, [&](const std::array<uint32_t, 4>& w) {
+      std::array<T, 4> numbers;
+      for (int k = 0; k < 4; ++k) numbers[k] = transform(static_cast<uint64_t>(w[k]) << 32);
+      return numbers;
+    });
+  }
 }
+
+// The next number of a floating-point type, upwards or downwards.
+template <typename T>
+T neighbour(T value, bool upwards) {
+  if constexpr (std::is_floating_point_v<T>) {
+    const T infinity = std::numeric_limits<T>::infinity();
+    return std::nextafter(value, upwards ? infinity : -infinity);
+  } else {
+    // Sign and magnitude: numbers of one sign are in the order of their bits.
+    const bool negative = value.x >> 15 != 0;
+    if ((value.x & 0x7fff) == 0) return T(upwards ? 0x0001 : 0x8001, T::from_bits());
+    return T(static_cast<uint16_t>(upwards != negative ? value.x + 1 : value.x - 1), T::from_bits());
+  }
+}
+
+// The numbers of a floating-point type that lie in [from, to). Where there are none, the largest
+// one below `to`, or `from` if that is `to`.
+template <typename T>
+struct Interval {
+  // `long double` holds all integers of 64 bits.
+  Interval(long double from, long double to) : first(static_cast<T>(from)), last(static_cast<T>(to)) {
+    if (static_cast<long double>(first) < from) first = neighbour(first, true);
+    if (static_cast<long double>(last) >= to) last = neighbour(last, false);
+    if (last < first) first = last = from < to ? last : static_cast<T>(from);
+  }
+  // A number that lies there but for its rounding.
+  T hold(T number) const { return number < first ? first : number > last ? last : number; }
+
+  T first;
+  T last;
+};
 
 struct Arguments {
   explicit Arguments(const graph::Invocation& invocation)
@@ -107,14 +136,18 @@ void uniform_kernel(const graph::Invocation& invocation) {
   Arguments arguments(invocation);
   const double from = arguments.real();
   const double to = arguments.real();
-  // The product may round up to `to`, which the interval does not contain.
-  const auto dtype = arguments.self->scalar_type();
-  const double last = dtype == at::kDouble ? std::nextafter(to, from)
-                      : dtype == at::kFloat
-                          ? static_cast<double>(std::nextafter(static_cast<float>(to), static_cast<float>(from)))
-                          : to;
-  fill_from_uniform(*arguments.self, arguments.random(),
-                    [=](double u) { return from == to ? from : std::min(u * (to - from) + from, last); });
+  const RandomState state = arguments.random();
+  Filled filled(parts_of(*arguments.self));
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, filled.tensor().scalar_type(), "hetero_uniform", [&] {
+    const Interval<scalar_t> interval(from, to);
+    // As many bits as the type holds of numbers below 1: none is rounded up to 1.
+    constexpr int kBits = std::numeric_limits<scalar_t>::digits;
+    fill_from_words<scalar_t>(filled.tensor(), state, [&](uint64_t word) {
+      const double unit = static_cast<double>(word >> (64 - kBits)) * (1.0 / (uint64_t{1} << kBits));
+      return interval.hold(static_cast<scalar_t>(unit * (to - from) + from));
+    });
+  });
+  filled.finish();
 }
 
 // normal_(Tensor self, float mean, float std, Generator?)
@@ -123,14 +156,10 @@ void normal_kernel(const graph::Invocation& invocation) {
   const double mean = arguments.real();
   const double std = arguments.real();
   const RandomState state = arguments.random();
-  at::Tensor target = *arguments.self;
-  if (target.is_complex()) {
-    // Half of the variance goes to each part.
-    target = at::view_as_real(target);
-  }
+  // Half of the variance goes to each part of a complex number.
   const double spread = arguments.self->is_complex() ? std * M_SQRT1_2 : std;
-  Filled filled(target);
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, target.scalar_type(), "hetero_normal", [&] {
+  Filled filled(parts_of(*arguments.self));
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, filled.tensor().scalar_type(), "hetero_normal", [&] {
     fill_blocks<scalar_t, 1>(filled.tensor(), state, [&](const std::array<uint32_t, 4>& w) {
       const double number =
           backend::standard_normal(backend::uniform_double(w[0], w[1]), backend::uniform_double(w[2], w[3]));
@@ -162,25 +191,49 @@ void bernoulli_kernel(const graph::Invocation& invocation) {
 void exponential_kernel(const graph::Invocation& invocation) {
   Arguments arguments(invocation);
   const double lambda = arguments.real();
-  fill_from_uniform(*arguments.self, arguments.random(), [=](double u) { return -std::log1p(-u) / lambda; });
+  const RandomState state = arguments.random();
+  Filled filled(*arguments.self);
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, arguments.self->scalar_type(), "hetero_exponential", [&] {
+    // Programs divide by these numbers: none is 0, but for a rate of infinity.
+    const double least = std::isinf(lambda) ? 0.0 : static_cast<double>(std::numeric_limits<scalar_t>::min());
+    constexpr int kBits = std::is_same_v<scalar_t, double> ? 52 : 24;
+    fill_from_words<scalar_t>(filled.tensor(), state, [&](uint64_t word) {
+      // In the middle of its interval, so neither 0 nor 1.
+      const double unit = (static_cast<double>(word >> (64 - kBits)) + 0.5) * (1.0 / (uint64_t{1} << kBits));
+      return static_cast<scalar_t>(std::max(-std::log(unit) / lambda, least));
+    });
+  });
+  filled.finish();
 }
 
-// Integers in [from, from + range); range 0 stands for 2^64.
+// Integers in [from, from + range); range 0 stands for 2^64. A floating-point type holds the
+// nearest of them that it can.
 void fill_integers(const at::Tensor& place, RandomState state, int64_t from, uint64_t range) {
   Filled filled(place);
   AT_DISPATCH_V2(place.scalar_type(), "hetero_random_", AT_WRAP([&] {
+                   const auto cast = [&] {
+                     if constexpr (std::is_integral_v<scalar_t>) {
+                       return [](int64_t number) { return static_cast<scalar_t>(number); };
+                     } else {
+                       const auto first = static_cast<long double>(from);
+                       const long double end = first + (range == 0 ? 0x1p64L : static_cast<long double>(range));
+                       return [interval = Interval<scalar_t>(first, end)](int64_t number) {
+                         return interval.hold(static_cast<scalar_t>(number));
+                       };
+                     }
+                   }();
                    fill_blocks<scalar_t, 2>(filled.tensor(), state, [&](const std::array<uint32_t, 4>& w) {
                      const auto number = [&](uint32_t high, uint32_t low) {
                        const uint64_t word = static_cast<uint64_t>(high) << 32 | low;
                        const uint64_t limited =
                            range == 0 ? word
                                       : static_cast<uint64_t>(static_cast<unsigned __int128>(word) * range >> 64);
-                       return static_cast<scalar_t>(static_cast<int64_t>(limited + static_cast<uint64_t>(from)));
+                       return cast(static_cast<int64_t>(limited + static_cast<uint64_t>(from)));
                      };
                      return std::array<scalar_t, 2>{number(w[0], w[1]), number(w[2], w[3])};
                    });
                  }),
-                 AT_EXPAND(AT_ALL_TYPES), at::kBool, at::kHalf, at::kBFloat16);
+                 AT_EXPAND(AT_ALL_TYPES), AT_EXPAND(AT_BAREBONES_UNSIGNED_TYPES), at::kBool, at::kHalf, at::kBFloat16);
   filled.finish();
 }
 

@@ -9,6 +9,11 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
 #include "ops/dispatch/basic.h"
 #include "ops/dispatch/catch_all.h"
 #include "ops/dispatch/special.h"
@@ -16,26 +21,76 @@
 #include "ops/kernels/boxed.h"
 #include "ops/record/op_info.h"
 #include "ops/shapes/node_check.h"
+#include "ops/table/operator_row.h"
 
 namespace hetero::ops {
 namespace {
+
+using Overloads = std::unordered_map<std::string, std::vector<c10::OperatorHandle>>;
+
+bool writes(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+bool is_of_options(const c10::Argument& argument) {
+  const std::string& name = argument.name();
+  return name == "dtype" || name == "layout" || name == "device" || name == "pin_memory";
+}
+
+// Whether `filling` writes into given tensors what `making` makes: the same arguments, and its
+// results.
+bool fills_for(const c10::FunctionSchema& making, const c10::FunctionSchema& filling) {
+  size_t outs = 0, next = 0;
+  const auto& made = making.arguments();
+  for (const c10::Argument& argument : filling.arguments()) {
+    if (writes(argument)) {
+      ++outs;
+      continue;
+    }
+    while (next < made.size() && is_of_options(made[next]) && made[next].name() != argument.name()) ++next;
+    if (next == made.size() || made[next].name() != argument.name() || *made[next].type() != *argument.type())
+      return false;
+    ++next;
+  }
+  while (next < made.size() && is_of_options(made[next])) ++next;
+  return next == made.size() && outs == making.returns().size();
+}
+
+// Whether the operator's default kernel makes empty tensors, for another overload with a kernel of
+// the CPU to fill. Random operators have other numbers that way.
+bool makes_for_filling(const c10::OperatorHandle& handle, const Overloads& overloads) {
+  const c10::FunctionSchema& schema = handle.schema();
+  if (!handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) return false;
+  for (const c10::Argument& argument : schema.arguments()) {
+    if (argument.alias_info() != nullptr || argument.type()->str().find("Generator") != std::string::npos) return false;
+  }
+  for (const c10::Argument& result : schema.returns()) {
+    if (result.alias_info() != nullptr) return false;
+  }
+  return std::ranges::any_of(overloads.at(schema.name()), [&](const c10::OperatorHandle& other) {
+    return other.hasKernelForDispatchKey(c10::DispatchKey::CPU) && fills_for(schema, other.schema());
+  });
+}
 
 // Operators without a row whose default kernel would take them apart although the CPU has a kernel
 // for the whole. A structured operator would become empty + op.out; others would compute by another
 // formula than the CPU does.
 void register_whole(torch::Library& library) {
   auto& dispatcher = c10::Dispatcher::singleton();
+  Overloads overloads;
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto handle = dispatcher.findSchema(name);
+    if (is_aten(name.name) && handle.has_value()) overloads[name.name].push_back(*handle);
+  }
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     if (!is_aten(name.name)) continue;
     const auto handle = dispatcher.findSchema(name);
-    if (!handle.has_value()) continue;
-    if (!handle->hasKernelForDispatchKey(c10::DispatchKey::CPU) || !has_default_kernel(*handle) ||
-        handle->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
-      continue;
-    }
-    const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    library.impl(full.substr(6).c_str(), torch::CppFunction::makeFromBoxedFunction<&catch_all>());
-    enter_recorded(full);
+    if (!handle.has_value() || handle->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) continue;
+    const bool whole = handle->hasKernelForDispatchKey(c10::DispatchKey::CPU) && has_default_kernel(*handle);
+    const std::string row = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    if (!whole && !describe_operator(row).whole && !makes_for_filling(*handle, overloads)) continue;
+    library.impl(row.substr(6).c_str(), torch::CppFunction::makeFromBoxedFunction<&catch_all>());
+    enter_recorded(row);
   }
 }
 

@@ -206,7 +206,7 @@ struct TypedRecorder<Op, hidden, R(A...)> {
     encode_all(call, arguments...);
     if (call.foreign.defined()) return Recorded::kNo;
     const MetaEntry* entry = recorder().expect(id, call);
-    if (entry == nullptr || entry->straight) return Recorded::kNo;
+    if (entry == nullptr || !entry->is_recorded()) return Recorded::kNo;
     return append(*entry, outputs, [&](std::span<const at::Tensor> made) { return recorder().append(id, call, made); });
   }
 

@@ -21,8 +21,8 @@ std::deque<StorageHold>& arrivals() {
 
 bool is_whole_on_host(const HeteroStorage& storage) {
   const graph::Binding& binding = storage.binding;
-  return binding.error.ok() && binding.valid_on == 1u << kCpu && binding.blocks[kCpu] && !binding.shared &&
-         !binding.layout.has_gaps() && !storage.exported && storage.host_readers == 0;
+  return binding.error.ok() && binding.valid_on == 1u << kCpu && binding.blocks[kCpu] && !binding.sharers &&
+         !binding.layout.has_gaps() && storage.host_readers == 0;
 }
 
 // The sizes of the arrivals that the slice takes to the accelerator.

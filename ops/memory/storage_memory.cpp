@@ -92,9 +92,8 @@ std::vector<StorageHold> others_by_age(backend::DeviceIndex device) {
 bool leave_host(HeteroStorage* storage) {
   graph::Binding& binding = storage->binding;
   backend::Block& block = binding.blocks[kCpu];
-  // Storages that others may read at any time: exported ones, those with a reader of the block,
-  // those of a flight.
-  if (!block || block.bytes() < kLeastSpill || !binding.error.ok() || binding.shared || storage->exported ||
+  // Storages that others may read at any time: those with a reader of the block, those of a flight.
+  if (!block || block.bytes() < kLeastSpill || !binding.error.ok() || binding.sharers ||
       storage->host_readers.load() != 0 || storage->flights != 0 || (binding.valid_on & kOnCpu) == 0) {
     return false;
   }
@@ -121,6 +120,15 @@ bool leave(HeteroStorage* storage) {
   binding.blocks.reset_accelerators();
   binding.valid_on &= kOnCpu;
   return true;
+}
+
+// The same; where the bytes cannot be brought, they are lost.
+void come_home(HeteroStorage* storage) {
+  graph::Binding& binding = storage->binding;
+  if (!binding.blocks.on_accelerator() || leave(storage)) return;
+  binding.error = bring_to_host(storage);
+  binding.blocks.reset_accelerators();
+  binding.valid_on &= kOnCpu;
 }
 
 }  // namespace
@@ -315,6 +323,8 @@ void track_storages(const TraceSlice& slice) {
       binding->error = Status();
       binding->valid_on = kOnCpu;
     }
+    // Who sees the bytes reads and writes the host's, and tells nobody.
+    if (binding->sharers) come_home(slice.holds[b].storage());
     track(slice.holds[b].storage(), least);
   }
 }
@@ -322,13 +332,7 @@ void track_storages(const TraceSlice& slice) {
 void track_storage(HeteroStorage* storage) { track(storage, least_tracked()); }
 
 void leave_accelerator() {
-  for (StorageHold& hold : hold_tracked()) {
-    graph::Binding& binding = hold.storage()->binding;
-    if (!binding.blocks.on_accelerator() || leave(hold.storage())) continue;
-    if (binding.error.ok()) binding.error = bring_to_host(hold.storage());
-    binding.blocks.reset_accelerators();
-    binding.valid_on &= kOnCpu;
-  }
+  for (StorageHold& hold : hold_tracked()) come_home(hold.storage());
 }
 
 std::mutex& tracking_mutex() { return tracked().mutex; }

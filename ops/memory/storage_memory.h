@@ -81,7 +81,8 @@ void bring_back(const TraceSlice& slice);
 uint64_t host_need(const TraceSlice& slice, const graph::Graph& graph, const graph::Plan& plan);
 
 // To be called after a run: notes which storages of the slice have bytes that may be evicted. What
-// could not be brought back for it is as before.
+// could not be brought back for it is as before. Bytes that somebody outside sees are on the host
+// only.
 void track_storages(const TraceSlice& slice);
 // The same of one that got bytes without a run.
 void track_storage(HeteroStorage* storage);

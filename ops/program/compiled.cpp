@@ -213,7 +213,7 @@ void CompiledProgram::Work::take_arguments(std::vector<c10::IValue>& values, con
       borrows = true;
     }
     // Its owner writes it without telling.
-    hetero(arguments[number])->binding.shared = true;
+    hetero(arguments[number])->binding.sharers.add();
   }
   if (borrows) wait_for_gpu();
 }

@@ -26,13 +26,24 @@ struct MetaOutput {
 };
 
 struct MetaEntry {
+  // An empty argument that the operator resizes: its place among the hetero tensors of the call,
+  // and what it becomes.
+  struct Resized {
+    uint32_t tensor;
+    MetaOutput becomes;
+  };
+
   // Not recordable: run it at once, for this reason.
   bool straight = false;
   SyncReason reason = SyncReason::kNotRecordable;
+  // Not recordable before these are resized; it is another call then.
+  std::vector<Resized> resized;
   // The outputs, in the order of the returns; lists are flattened.
   std::vector<MetaOutput> outputs;
   // For each return that is a list, its length.
   std::vector<uint32_t> list_lengths;
+
+  bool is_recorded() const { return !straight && resized.empty(); }
 };
 
 class MetaCache {

@@ -81,7 +81,7 @@ const MetaEntry* Recorder::expect(graph::OpId op, const Call& call) {
   const std::shared_ptr<const MetaEntry>* entry = meta_cache_.find();
   if (entry == nullptr) return nullptr;
   count_locked(counters().meta_hits);
-  if ((*entry)->straight) return entry->get();
+  if (!(*entry)->is_recorded()) return entry->get();
   if (similar != nullptr && same_kinds(similar->entry(), **entry, window_table())) {
     next_ = similar;
     trie_.renew(similar, seen, *entry);
@@ -118,6 +118,8 @@ bool Recorder::append_expected(TrieNode* expected, std::span<const at::Tensor> o
   storage->epoch = epoch_;
   storage->buffer = static_cast<graph::BufferId>(holds_.size());
   holds_.emplace_back(storage, true);
+  // It was not in the trace when somebody came to see its bytes: see host_storage().
+  uses_shared_ |= static_cast<bool>(storage->binding.sharers);
 }
 
 // A step of the trace, with the inputs in input_storages_ and the numbers in values_.
@@ -128,17 +130,13 @@ bool Recorder::advance(TrieNode* node, std::span<const at::Tensor> outputs) {
   path_.push_back(node);
   version_ = std::max(version_, node->version());
   ++sequence_;
-  bool writes_exported = false;
   HeteroStorage* const* storage = input_storages_.data();
   for (const graph::Operand& operand : node->inputs()) {
     if ((*storage)->epoch != epoch_) [[unlikely]]
       hold(*storage);
     StorageHold& held = holds_[operand.buffer];
     held.make_strong();
-    if (operand.access != graph::Access::kRead) {
-      held.written = true;
-      writes_exported |= (*storage)->exported;
-    }
+    if (operand.access != graph::Access::kRead) held.written = true;
     ++storage;
   }
   for (const at::Tensor& output : outputs) {
@@ -147,13 +145,6 @@ bool Recorder::advance(TrieNode* node, std::span<const at::Tensor> outputs) {
     born->buffer = static_cast<graph::BufferId>(holds_.size());
     holds_.emplace_back(born, false).written = true;
     pending_bytes_ += static_cast<int64_t>(born->nbytes());
-  }
-  if (writes_exported) [[unlikely]] {
-    // Somebody looks at the bytes on the host.
-    wrote_exported_ = true;
-    write_down();
-    trace_.nodes.back().preference = graph::Preference::kCpu;
-    version_ = kUnlikeTrie;
   }
   if (config().traceback.load(std::memory_order_relaxed) && interpreter_hooks().where) [[unlikely]] {
     lines_[sequence_ - 1] = interpreter_hooks().where();
@@ -209,7 +200,7 @@ SyncReason Recorder::pressure() {
     return SyncReason::kCount;
   }
   const Config& options = config();
-  if (wrote_exported_) return SyncReason::kExported;
+  if (uses_shared_) return SyncReason::kExported;
   if (options.sync.load(std::memory_order_relaxed)) return SyncReason::kSyncMode;
   if (static_cast<int64_t>(path_.size()) >= options.pending_nodes.load(std::memory_order_relaxed)) {
     return SyncReason::kPendingNodes;
@@ -223,7 +214,7 @@ SyncReason Recorder::pressure() {
 void Recorder::next_epoch() {
   if (++epoch_ == 0) epoch_ = 1;
   pending_bytes_ = 0;
-  wrote_exported_ = false;
+  uses_shared_ = false;
 }
 
 bool Recorder::cut_all(bool reuse, Cut& cut, const HeteroStorage* fetched) {
@@ -307,7 +298,7 @@ bool Recorder::end_capture(Cut& cut) {
 
 bool Recorder::cut_early(Cut& cut, uint64_t& flight) {
   const bool due = path_.size() >= cut_at_ || at_->is_mark();
-  if (path_.empty() || !due || wrote_exported_ || !lines_.empty()) return false;
+  if (path_.empty() || !due || uses_shared_ || !lines_.empty()) return false;
   if (at_->is_mark()) {
     piece_ = path_.size() - left_over_;
     cuts_left_ = at_->cuts();
@@ -380,8 +371,7 @@ bool Recorder::cut_some(bool reuse, Cut& cut) {
 
 // The trace is over: it ends at a node of the trie, and the next one starts at the root.
 void Recorder::end_path(Cut& cut) {
-  // A node that wrote bytes which somebody looks at was placed by that.
-  cut.request.end = wrote_exported_ ? nullptr : at_;
+  cut.request.end = at_;
   cut.request.version = version_ == kUnlikeTrie ? 0 : trie_.version();
   cut.times.begun = begun_;
   cut.times.recorded_nodes = path_.size() - left_over_;
@@ -551,16 +541,14 @@ void Recorder::split(bool reuse, Cut& cut, const HeteroStorage* fetched) {
         number = static_cast<graph::BufferId>(to_holds.size());
         to_holds.emplace_back(hold.storage(), hold.strong());
         if (!selected) {
+          uses_shared_ |= static_cast<bool>(hold.storage()->binding.sharers);
           hold.storage()->epoch = epoch_;
           hold.storage()->buffer = number;
         }
       }
       operand.buffer = number;
       to.operands.push_back(operand);
-      if (!selected && operand.writes()) {
-        holds_[number].written = true;
-        wrote_exported_ |= hold.storage()->exported;
-      }
+      if (!selected && operand.writes()) holds_[number].written = true;
       if (!selected && operand.access == graph::Access::kDefine) {
         pending_bytes_ += static_cast<int64_t>(all.buffers[operands[k].buffer].bytes);
       }
@@ -599,7 +587,7 @@ void Recorder::finish(TraceSlice& slice, const HeteroStorage* fetched, uint64_t 
       buffer.layout = flies ? storage->layout_later : storage->binding.layout;
       buffer.bytes = buffer.layout.block_bytes(buffer.bytes);
     }
-    buffer.fetched = storage == fetched;
+    buffer.fetched = storage == fetched || storage->binding.sharers;
     if (buffer.escapes || buffer.valid_on != 0 || (!flies && !storage->binding.error.ok())) {
       slice.bindings[b] = &storage->binding;
     }

@@ -197,7 +197,7 @@ class Recorder {
   std::unordered_map<uint32_t, std::string> lines_;
   at::ScalarType default_dtype_ = at::kFloat;
   int64_t pending_bytes_ = 0;
-  bool wrote_exported_ = false;
+  bool uses_shared_ = false;  // a storage whose bytes somebody outside sees
   bool captures_ = false;
   bool capture_spoiled_ = false;  // another thread has recorded
   uint32_t epoch_ = 1;

@@ -149,6 +149,32 @@ c10::Storage dense_copy(const HeteroStorage* storage) {
                      storage->nbytes());
 }
 
+// Somebody outside sees the bytes of a storage, from before what is pending is settled: what is
+// recorded from now on runs at once.
+class Sharing {
+ public:
+  explicit Sharing(HeteroStorage* storage) : storage_(storage) {
+    if (storage_ != nullptr) storage_->binding.sharers.add();
+  }
+  ~Sharing() {
+    if (storage_ != nullptr) storage_->binding.sharers.remove();
+  }
+  Sharing(const Sharing&) = delete;
+  void keep() { storage_ = nullptr; }
+
+ private:
+  HeteroStorage* storage_;
+};
+
+// The end of a CPU storage over a HeteroStorage's block, on any thread.
+template <bool kShares>
+void end_reader(void* context) {
+  auto* const storage = static_cast<HeteroStorage*>(static_cast<c10::StorageImpl*>(context));
+  if (kShares) storage->binding.sharers.remove();
+  --storage->host_readers;
+  c10::raw::intrusive_ptr::decref(storage);
+}
+
 }  // namespace
 
 void give_back(const Status& error) {
@@ -240,6 +266,8 @@ c10::Storage host_storage(const c10::Storage& of, SyncReason reason, bool writes
   auto* storage = static_cast<HeteroStorage*>(of.unsafeGetStorageImpl());
   HeteroStorage* const storages[] = {storage};
   const Executing executing;
+  const bool shares = writes && reason == SyncReason::kLeaveDispatcher;
+  Sharing sharing(shares ? storage : nullptr);
   if (writes) settle_users(storage, reason);
   settle_for(storages, storage, reason);
   fetch_bytes(storage);
@@ -248,19 +276,13 @@ c10::Storage host_storage(const c10::Storage& of, SyncReason reason, bool writes
     bring_together(storage);
     storage->binding.valid_on = 1u << backend::kCpu;
     storage->binding.changed();
-    storage->binding.shared |= reason == SyncReason::kLeaveDispatcher;
   }
 
   c10::StorageImpl* owner = c10::Storage(of).unsafeReleaseStorageImpl();
   ++storage->host_readers;
-  c10::DataPtr pointer(
-      storage->binding.blocks[backend::kCpu].data(), owner,
-      [](void* context) {
-        auto* const read = static_cast<HeteroStorage*>(static_cast<c10::StorageImpl*>(context));
-        --read->host_readers;
-        c10::raw::intrusive_ptr::decref(read);
-      },
-      c10::Device(c10::kCPU));
+  sharing.keep();
+  c10::DataPtr pointer(storage->binding.blocks[backend::kCpu].data(), owner,
+                       shares ? &end_reader<true> : &end_reader<false>, c10::Device(c10::kCPU));
   return cpu_storage(std::move(pointer), storage->nbytes());
 }
 

@@ -38,7 +38,7 @@ namespace hetero::ops {
   X(kCompiled, "compiled program")                      \
   X(kFork, "fork")                                      \
   X(kSyncMode, "HETERO_SYNC")                           \
-  X(kExported, "write to an exported storage")          \
+  X(kExported, "use of bytes that the host sees")       \
   X(kSettings, "global setting changed")
 
 enum class SyncReason : uint8_t {

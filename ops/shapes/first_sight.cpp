@@ -20,30 +20,26 @@ namespace {
 
 enum class Resized { kNone, kEmpty, kRefused };
 
-// An empty `out` whose shape differs from what the operator makes is resized here, before the call
-// is recorded. One with elements is refused: the CPU kernel resizes it, with the warning that it
-// has for that.
-Resized resize_outputs(c10::ArrayRef<c10::IValue> arguments, const MetaRun& run) {
-  struct Change {
-    at::Tensor tensor, meta;
-  };
-  std::vector<Change> changes;
-  size_t index = 0;
+// An empty `out` whose shape differs from what the operator makes is resized, before the call is
+// recorded. One with elements is refused: the CPU kernel resizes it, with the warning that it has
+// for that.
+Resized find_resized(c10::ArrayRef<c10::IValue> arguments, const MetaRun& run, MetaEntry& entry) {
+  bool refused = false;
+  uint32_t index = 0;
   visit_tensors(arguments, [&](size_t, const at::Tensor& tensor) {
     if (!is_hetero(tensor)) return;
-    const at::Tensor& meta = run.inputs[index++];
-    if (meta.sizes() != tensor.sizes() || meta.strides() != tensor.strides()) changes.push_back({tensor, meta});
-  });
-  for (const Change& change : changes) {
-    if (change.tensor.numel() != 0) return Resized::kRefused;
-  }
-  for (const auto& [tensor, meta] : changes) {
+    const uint32_t place = index++;
+    const at::Tensor& meta = run.inputs[place];
+    if (meta.sizes() == tensor.sizes() && meta.strides() == tensor.strides()) return;
+    refused |= tensor.numel() != 0;
+    const graph::WindowId window = window_table().intern(
+        static_cast<graph::DType>(tensor.scalar_type()), {meta.sizes().data(), meta.sizes().size()},
+        {meta.strides().data(), meta.strides().size()}, meta.storage_offset());
     const size_t bytes = storage_bytes_for(meta.sizes(), meta.strides(), meta.storage_offset(), tensor.element_size());
-    HeteroStorage* storage = storage_of(tensor);
-    if (bytes > storage->nbytes()) resize_storage(storage, bytes);
-    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(meta.sizes(), meta.strides(), meta.storage_offset());
-  }
-  return changes.empty() ? Resized::kNone : Resized::kEmpty;
+    entry.resized.push_back({place, {window, bytes}});
+  });
+  if (refused) return Resized::kRefused;
+  return entry.resized.empty() ? Resized::kNone : Resized::kEmpty;
 }
 
 // Calls whose Meta prediction was once compared with a real kernel's outputs, by everything but the
@@ -86,6 +82,30 @@ void append_layout(const graph::Window& window, std::string& text) {
 }
 
 }  // namespace
+
+std::vector<Resize> resizes_of(const MetaEntry& entry) {
+  std::vector<Resize> resizes;
+  for (const MetaEntry::Resized& resized : entry.resized) {
+    resizes.push_back({resized.tensor, window_table()[resized.becomes.window], resized.becomes.storage_bytes});
+  }
+  return resizes;
+}
+
+void resize_arguments(c10::ArrayRef<c10::IValue> arguments, std::span<const Resize> resizes) {
+  uint32_t index = 0;
+  visit_tensors(arguments, [&](size_t, const at::Tensor& tensor) {
+    if (!is_hetero(tensor)) return;
+    const uint32_t place = index++;
+    for (const Resize& resize : resizes) {
+      if (resize.tensor != place) continue;
+      HeteroStorage* const storage = storage_of(tensor);
+      if (resize.bytes > storage->nbytes()) resize_storage(storage, resize.bytes);
+      const auto rank = static_cast<size_t>(resize.window.rank);
+      tensor.unsafeGetTensorImpl()->set_sizes_and_strides({resize.window.sizes().data(), rank},
+                                                          {resize.window.strides().data(), rank}, resize.window.offset);
+    }
+  });
+}
 
 uint64_t signature_of(const OpInfo& info, const Call& call) {
   std::string text(reinterpret_cast<const char*>(call.structure.data()), call.structure.size());
@@ -153,10 +173,12 @@ struct Learned {
   uint64_t table = window_table().serial();
 
   // REQUIRES: the recorder lock.
-  bool is_current() const { return entry.outputs.empty() || table == window_table().serial(); }
+  bool is_current() const {
+    return (entry.outputs.empty() && entry.resized.empty()) || table == window_table().serial();
+  }
 };
 
-Learned never_recorded(SyncReason reason) { return {MetaEntry{true, reason, {}, {}}}; }
+Learned never_recorded(SyncReason reason) { return {MetaEntry{true, reason, {}, {}, {}}}; }
 
 bool same_outputs(const MetaEntry& a, const MetaEntry& b) {
   if (a.outputs.size() != b.outputs.size() || a.list_lengths != b.list_lengths) return false;
@@ -260,18 +282,43 @@ void run_and_learn(const OpInfo& info, torch::jit::Stack* stack, RandomState ran
   remember(info, arguments, random, std::move(learned));
 }
 
-// Data-dependent calls of operators that otherwise are not: indexing by a mask.
-SyncReason failure_reason(c10::ArrayRef<c10::IValue> arguments) {
+// Indexing by a mask: a data-dependent call of an operator that otherwise is not.
+bool takes_by_mask(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
+  const bool makes = std::ranges::find(info.returns, OpInfo::Return::kTensor) != info.returns.end();
   bool mask = false;
-  for (const c10::IValue& argument : arguments) {
-    if (!argument.isList()) continue;
-    c10::IValue copy = argument;
+  for (size_t i = 0; i < arguments.size() && makes; ++i) {
+    const auto list = info.handle.schema().arguments()[i].type()->cast<c10::ListType>();
+    if (list == nullptr || !list->getElementType()->isSubtypeOf(*c10::OptionalType::ofTensor())) continue;
+    if (list->getElementType()->kind() != c10::TypeKind::OptionalType) continue;
+    c10::IValue copy = arguments[i];
     map_tensors(copy, [&](const at::Tensor& tensor) {
-      mask = mask || tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte;
+      mask = mask || (tensor.defined() && (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte));
       return tensor;
     });
   }
-  return mask ? SyncReason::kDataDependentShape : SyncReason::kNotRecordable;
+  return mask;
+}
+
+// Calls of a kind that were met by a probe alone, of which the Meta kernel is in Python.
+std::unordered_map<uint64_t, int>& probed_signatures() {
+  static auto* signatures = new std::unordered_map<uint64_t, int>;
+  return *signatures;
+}
+
+// Whether the CPU's kernel is to say what the call makes, without the Meta kernel. One in Python
+// takes longer, and the first one imports modules for a second. It is worth that for a kind of call
+// that comes with ever other sizes: once trusted, it needs no probes.
+bool prefers_probe(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, FirstSight how, uint64_t signature) {
+  constexpr int kMostProbes = 16;
+  if ((how != FirstSight::kProbe && how != FirstSight::kRun) || !is_described_in_python(info)) return false;
+  // The Meta kernel says what becomes of an empty `out`.
+  bool empty_out = false;
+  visit_tensors(arguments, [&](size_t argument, const at::Tensor& tensor) {
+    empty_out |= info.access[argument] != graph::Access::kRead && tensor.numel() == 0;
+  });
+  if (empty_out) return false;
+  Locked lock(recorder().mutex());
+  return ++probed_signatures()[signature] <= kMostProbes;
 }
 
 }  // namespace
@@ -310,27 +357,48 @@ Met meet_by_rule(const OpInfo& info, torch::jit::Stack* stack, RandomState rando
 
 }  // namespace
 
-bool meet(const OpInfo& info, torch::jit::Stack* stack, RandomState random, FirstSight how, uint64_t signature) {
-  switch (meet_by_rule(info, stack, random, how, signature)) {
-    case Met::kKnown:
-      return false;
-    case Met::kRan:
-      return true;
-    case Met::kNo:
-      if (how == FirstSight::kTrustRule) how = FirstSight::kProbe;
+namespace {
+
+// By a probe, compared with what the Meta kernel said, if it was asked.
+bool meet_by_probe(const OpInfo& info, torch::jit::Stack* stack, RandomState random, const MetaRun* meta,
+                   uint64_t signature) {
+  MetaRun probe;
+  if (run_probe(info, arguments_of(info, *stack), probe)) {
+    remember(info, arguments_of(info, *stack), random, compare_entries(info, meta, probe, signature));
+    return false;
   }
+  // It fails on zeros: with the real data it either raises, or cannot be predicted.
+  remember(info, arguments_of(info, *stack), random, never_recorded(SyncReason::kNotRecordable));
+  run_drawn(info, stack, random, SyncReason::kNotRecordable);
+  return true;
+}
+
+bool meet_by_meta(const OpInfo& info, torch::jit::Stack* stack, RandomState random, FirstSight how,
+                  uint64_t signature) {
   MetaRun meta;
-  const bool known = run_meta(info, arguments_of(info, *stack), meta);
-  const Resized resized = known ? resize_outputs(arguments_of(info, *stack), meta) : Resized::kNone;
-  if (resized == Resized::kEmpty) return false;
-  if (resized == Resized::kRefused) {
-    run_drawn(info, stack, random, SyncReason::kStorageChange);
+  if (!run_meta(info, arguments_of(info, *stack), meta)) {
+    // Where the Meta kernel raised, the call itself may be wrong: the CPU kernel knows, each time.
+    const SyncReason reason = meta.failed ? SyncReason::kNotRecordable : meta.reason;
+    remember(info, arguments_of(info, *stack), random, never_recorded(reason));
+    run_drawn(info, stack, random, reason);
     return true;
   }
-  if (!known) {
-    if (!meta.failed) remember(info, arguments_of(info, *stack), random, never_recorded(meta.reason));
-    // Where the Meta kernel raised, the call itself may be wrong: the CPU kernel knows.
-    run_drawn(info, stack, random, meta.failed ? failure_reason(arguments_of(info, *stack)) : meta.reason);
+  Learned resizing;
+  Resized resized;
+  std::vector<Resize> resizes;
+  {
+    Locked lock(recorder().mutex());
+    resizing.table = window_table().serial();
+    resized = find_resized(arguments_of(info, *stack), meta, resizing.entry);
+    resizes = resizes_of(resizing.entry);
+  }
+  if (resized == Resized::kEmpty) {
+    remember(info, arguments_of(info, *stack), random, std::move(resizing));
+    resize_arguments(arguments_of(info, *stack), resizes);
+    return false;
+  }
+  if (resized == Resized::kRefused) {
+    run_drawn(info, stack, random, SyncReason::kStorageChange);
     return true;
   }
   if (how == FirstSight::kTrustMeta) {
@@ -346,16 +414,33 @@ bool meet(const OpInfo& info, torch::jit::Stack* stack, RandomState random, Firs
     run_and_learn(info, stack, random, &meta, signature);
     return true;
   }
-  MetaRun probe;
-  if (run_probe(info, arguments_of(info, *stack), probe)) {
-    remember(info, arguments_of(info, *stack), random, compare_entries(info, &meta, probe, signature));
-    return false;
+  return meet_by_probe(info, stack, random, &meta, signature);
+}
+
+}  // namespace
+
+bool meet(const OpInfo& info, torch::jit::Stack* stack, RandomState random, FirstSight how, uint64_t signature) {
+  switch (meet_by_rule(info, stack, random, how, signature)) {
+    case Met::kKnown:
+      return false;
+    case Met::kRan:
+      return true;
+    case Met::kNo:
+      if (how == FirstSight::kTrustRule) how = FirstSight::kProbe;
   }
-  // It fails on zeros: with the real data it either raises now, or cannot be predicted.
-  const torch::jit::Stack arguments(stack->end() - static_cast<int64_t>(info.access.size()), stack->end());
-  run_drawn(info, stack, random, SyncReason::kNotRecordable);
-  remember(info, arguments, random, never_recorded(SyncReason::kNotRecordable));
-  return true;
+  if (takes_by_mask(info, arguments_of(info, *stack))) {
+    remember(info, arguments_of(info, *stack), random, never_recorded(SyncReason::kDataDependentShape));
+    run_drawn(info, stack, random, SyncReason::kDataDependentShape);
+    return true;
+  }
+  if (!prefers_probe(info, arguments_of(info, *stack), how, signature)) {
+    return meet_by_meta(info, stack, random, how, signature);
+  }
+  if (how == FirstSight::kRun) {
+    run_and_learn(info, stack, random, nullptr, signature);
+    return true;
+  }
+  return meet_by_probe(info, stack, random, nullptr, signature);
 }
 
 }  // namespace hetero::ops

@@ -13,7 +13,11 @@
 
 #include <ATen/core/stack.h>
 
+#include <span>
+#include <vector>
+
 #include "ops/record/call.h"
+#include "ops/record/meta_cache.h"
 #include "ops/record/op_info.h"
 
 namespace hetero::ops {
@@ -23,6 +27,17 @@ enum class FirstSight { kTrustRule, kTrustMeta, kProbe, kRun };
 // The signature of a call's kind. REQUIRES: the recorder lock.
 uint64_t signature_of(const OpInfo& info, const Call& call);
 FirstSight first_sight(const OpInfo& info, const Call& call, uint64_t signature);
+
+// What an empty argument of a call becomes: its place among the call's hetero tensors.
+struct Resize {
+  uint32_t tensor;
+  graph::Window window;
+  size_t bytes;
+};
+// REQUIRES: the recorder lock.
+std::vector<Resize> resizes_of(const MetaEntry& entry);
+// REQUIRES: the recorder lock is not held.
+void resize_arguments(c10::ArrayRef<c10::IValue> arguments, std::span<const Resize> resizes);
 
 // Meets a call. Returns true when it was run; false when the cache knows it now. REQUIRES: the
 // recorder lock is not held.

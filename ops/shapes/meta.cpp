@@ -123,21 +123,6 @@ bool has_meta_kernel(const c10::OperatorHandle& handle) {
          handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
 }
 
-// Whether its Meta kernel was registered by a file of Python.
-bool is_described_in_python(const OpInfo& info) {
-  static std::mutex mutex;
-  static auto* known = new std::unordered_map<std::string, bool>;
-  const std::lock_guard lock(mutex);
-  if (const auto found = known->find(info.name); found != known->end()) return found->second;
-  const std::string registered = info.handle.dumpState();
-  const size_t line = registered.find("\nMeta: ");
-  const bool python = line != std::string::npos && std::string_view(registered)
-                                                           .substr(line + 1)
-                                                           .substr(0, registered.find('\n', line + 1) - line - 1)
-                                                           .find(".py:") != std::string_view::npos;
-  return known->emplace(info.name, python).first->second;
-}
-
 bool plain(const at::Tensor& tensor, c10::DeviceType device) {
   return !tensor.defined() ||
          (tensor.layout() == c10::kStrided && tensor.device().type() == device && !tensor.is_quantized() &&
@@ -279,6 +264,20 @@ bool means_something(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
 thread_local bool nothing_runs = false;
 
 }  // namespace
+
+bool is_described_in_python(const OpInfo& info) {
+  static std::mutex mutex;
+  static auto* known = new std::unordered_map<std::string, bool>;
+  const std::lock_guard lock(mutex);
+  if (const auto found = known->find(info.name); found != known->end()) return found->second;
+  const std::string registered = info.handle.dumpState();
+  const size_t line = registered.find("\nMeta: ");
+  const bool python = line != std::string::npos && std::string_view(registered)
+                                                           .substr(line + 1)
+                                                           .substr(0, registered.find('\n', line + 1) - line - 1)
+                                                           .find(".py:") != std::string_view::npos;
+  return known->emplace(info.name, python).first->second;
+}
 
 NothingRuns::NothingRuns() : before_(std::exchange(nothing_runs, true)) {}
 NothingRuns::~NothingRuns() { nothing_runs = before_; }

@@ -33,6 +33,9 @@ struct MetaRun {
 // has none.
 enum class MetaKernels : uint8_t { kAll, kWithoutPython };
 
+// Whether the operator's Meta kernel was registered by a file of Python.
+bool is_described_in_python(const OpInfo& info);
+
 // Returns false when nothing can be said: there is no Meta kernel, it raised, or its results are
 // not plain tensors.
 bool run_meta(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun& run,

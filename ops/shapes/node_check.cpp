@@ -173,11 +173,13 @@ class ArgumentReader {
     const auto dtype = structure_.get<int8_t>();
     expect(dtype >= 0 && dtype < static_cast<int8_t>(at::ScalarType::NumOptions), "a number of a known dtype");
     expect(graph::dtype_bytes(dtype) <= 16, "a number of a known dtype");
-    structure_.get<uint8_t>();
+    const auto bits = structure_.get<uint8_t>();
     values_.take(16);
-    return at::detail::empty_cpu({}, static_cast<at::ScalarType>(dtype), std::nullopt, std::nullopt, std::nullopt,
-                                 std::nullopt)
-        .zero_();
+    const at::Tensor number = at::detail::empty_cpu({}, static_cast<at::ScalarType>(dtype), std::nullopt, std::nullopt,
+                                                    std::nullopt, std::nullopt);
+    number.zero_();
+    if ((bits & graph::kWrappedNumber) != 0) number.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return number;
   }
 
   c10::IValue scalar(Tag tag) {

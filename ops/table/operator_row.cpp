@@ -48,7 +48,7 @@ Table read_table() {
 #define NEW(op, op_class, ...) add(RowBuilder(name_of<at::_ops::op>(), OpClass::op_class) __VA_ARGS__);
 #define INPLACE(op, op_class, ...) add(RowBuilder(name_of<at::_ops::op>(), OpClass::op_class) __VA_ARGS__);
 #define CODE(op, op_class, ...) add(RowBuilder(name_of<at::_ops::op>(), OpClass::op_class) __VA_ARGS__);
-#define RANDOM(op, kernel, ...) add(RowBuilder(op, OpClass::kRandom) __VA_ARGS__);
+#define RANDOM(op, kernel, ...) add(RowBuilder(op, OpClass::kRandom) CHECKS_NUMBERS __VA_ARGS__);
 #define BOXED(op, op_class, ...) add(RowBuilder(op, OpClass::op_class) __VA_ARGS__);
 #define FAMILY(op, ...) add_family(RowBuilder(op, OpClass::kOther) __VA_ARGS__);
 #define SHAPE(rule) .with(&OperatorRow::shape_rule, ShapeRule::rule)
@@ -60,6 +60,7 @@ Table read_table() {
 #define GROWS .with(&OperatorRow::grows, true)
 #define OVERWRITES .with(&OperatorRow::overwrites, true)
 #define RECORDED .with(&OperatorRow::recorded, true)
+#define WHOLE .with(&OperatorRow::whole, true)
 #define DYNAMIC_SHAPE .with(&OperatorRow::dynamic_shape, true)
 #define CPU_TENSORS .with(&OperatorRow::cpu_tensors, true)
 #define CPU_INDICES .with(&OperatorRow::cpu_indices, true)
@@ -67,6 +68,7 @@ Table read_table() {
 #define LAYOUT_BY_SIZE .with(&OperatorRow::layout_by_size, true)
 #define TAKES_PIVOTS .with(&OperatorRow::takes_pivots, true)
 #define CHECKS_ARGUMENTS .with(&OperatorRow::checks_arguments, true)
+#define CHECKS_NUMBERS .with(&OperatorRow::checks_numbers, true)
 #define NO_DEVICE_OUT .with(&OperatorRow::no_device_out, true)
 #include "ops/table/op_table.def"
   return table;

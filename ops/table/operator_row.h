@@ -80,6 +80,7 @@ struct OperatorRow {
   bool grows = false;
   bool overwrites = false;
   bool recorded = false;
+  bool whole = false;
   bool dynamic_shape = false;
   bool cpu_tensors = false;
   bool cpu_indices = false;
@@ -87,6 +88,7 @@ struct OperatorRow {
   bool layout_by_size = false;
   bool takes_pivots = false;
   bool checks_arguments = false;
+  bool checks_numbers = false;
   bool no_device_out = false;
 };
 

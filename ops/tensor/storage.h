@@ -55,8 +55,6 @@ class HeteroStorage final : public c10::StorageImpl {
   // Position in the recorder's trace; meaningful while `epoch` is the trace's epoch.
   uint32_t buffer = 0;
   uint32_t epoch = 0;
-  // The bytes left the dispatcher (numpy, DLPack): every later write is flushed at once.
-  bool exported = false;
   graph::Binding binding;
 
   // Of flights (overlap.h), which run while others record; the recorder's lock.
@@ -73,7 +71,8 @@ class HeteroStorage final : public c10::StorageImpl {
   static void (*on_tracked_end)(HeteroStorage* storage);
   bool arrived = false;    // it is among the arrivals (arrivals.h)
   uint64_t last_used = 0;  // the last run that touched it
-  // How many CPU storages look at the CPU's block, so that it must stay.
+  // How many CPU storages look at the CPU's block, so that it must stay. Those that left the
+  // dispatcher are among binding.sharers, too.
   std::atomic<int32_t> host_readers{0};
 
  private:

@@ -72,7 +72,10 @@ TEST_F(Errors, AWrongCallIsNotRecordedAndIsWrongAgain) {
   for (int i = 0; i < 2; ++i) {
     mark();
     EXPECT_NE(error_of([&] { at::add(a, b); }), "");
-    EXPECT_EQ(seen(), (Counts{.straight = 1, .misses = 1, .fallbacks = {{"aten::add.Tensor", 1}}}));
+    // It is known from then on: asked for by its recorder and by the catch-all.
+    Counts expected{.straight = 1, .fallbacks = {{"aten::add.Tensor", 1}}};
+    (i == 0 ? expected.misses : expected.hits) = i == 0 ? 1 : 2;
+    EXPECT_EQ(seen(), expected);
   }
 }
 

@@ -30,7 +30,8 @@ class Random : public OpsTest {
   static at::Tensor uniform() { return at::rand({6}, kDevice); }
   // Element k of the operator that drew `offset`.
   static float expected(uint64_t offset, int k) {
-    return backend::uniform_float(backend::philox(kSeed, (offset << 32) + k / 4)[k % 4]);
+    const uint32_t word = backend::philox(kSeed, (offset << 32) + k / 4)[k % 4];
+    return static_cast<float>(word >> 8) * 0x1p-24f;
   }
 };
 

@@ -112,7 +112,8 @@ TEST_F(Recording, AnOutMayBeAView) {
 
 TEST_F(Recording, AnOutOfAnotherShapeIsResizedWithoutRunningAnything) {
   const Counts counts = path_of([](Tensors& t) { return at::add_out(t[2], t[0], t[1]); }, {x, y, at::empty({0})});
-  EXPECT_EQ(counts, (Counts{.boxed = 1, .hits = 1, .misses = 1}));
+  // That it is resized is known, and so is the call with what it becomes.
+  EXPECT_EQ(counts, (Counts{.boxed = 1, .hits = 2}));
 }
 
 TEST_F(Recording, ResizingTheStorageOfAnOutRunsItsPendingReadersFirst) {
@@ -201,9 +202,9 @@ TEST_F(Recording, FullAndZerosAreOneFill) {
   EXPECT_EQ(path_of(filled, {x}), (Counts{.typed = 2, .hits = 2}));
 }
 
-TEST_F(Recording, ARangeIsAResizedOut) {
+TEST_F(Recording, ARangeIsRecordedWhole) {
   const auto range = [](Tensors& t) { return at::arange(1, 9, 2, t[0].options().dtype(at::kLong)); };
-  EXPECT_EQ(path_of(range, {x}), (Counts{.boxed = 1, .hits = 1, .misses = 1}));
+  EXPECT_EQ(path_of(range, {x}), (Counts{.boxed = 1, .hits = 1}));
 }
 
 // ---- what need not run

@@ -67,12 +67,11 @@ std::string where() {
 
 // ---- tensors and the process --------------------------------------------------------------------
 
-at::Tensor host_view(const at::Tensor& tensor) {
+// A CPU tensor of the tensor's bytes; of the very same bytes, to be read and written for as long as
+// it lives, if it is shared.
+at::Tensor host_view(const at::Tensor& tensor, bool shared) {
   if (!ops::is_hetero(tensor)) return tensor;
-  at::Tensor alias = ops::host_alias(tensor, ops::SyncReason::kLeaveDispatcher, true);
-  // From now on somebody outside can see the bytes change.
-  ops::storage_of(tensor)->exported = true;
-  return alias;
+  return ops::host_alias(tensor, ops::SyncReason::kLeaveDispatcher, shared);
 }
 
 void materialize(const at::Tensor& tensor) {
@@ -86,9 +85,7 @@ void add_tensors(py::module_& m) {
       "flush", [] { ops::flush_all(ops::SyncReason::kFlush); }, released());
   m.def(
       "synchronize", [] { ops::flush_all(ops::SyncReason::kSynchronize); }, released());
-  m.def(
-      "host_view", [](const at::Tensor& tensor, const std::string&) { return host_view(tensor); }, py::arg("tensor"),
-      py::arg("reason") = "", released());
+  m.def("host_view", &host_view, py::arg("tensor"), py::arg("shared") = true, released());
   m.def(
       "materialize", [](const at::Tensor& tensor, const std::string&) { materialize(tensor); }, py::arg("tensor"),
       py::arg("reason") = "", released());
