@@ -82,13 +82,14 @@ def _register() -> None:
     _load_library(torch.__version__)  # fails before anything of torch is changed
 
     torch.utils.rename_privateuse1_backend("hetero")
-    from torch_hetero import device_module, patches
+    from torch_hetero import adapters, device_module, patches
 
     torch._register_device_module("hetero", device_module)
     torch.utils.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_storage=True, for_packed_sequence=True
     )
     patches.apply()
+    adapters.install()
     _registered = True
 
 

@@ -1,0 +1,74 @@
+"""What other code assumes of a machine, corrected when that code is imported: one module for each kind.
+
+Each adapter is a function ``apply(module)`` that changes the module it is named for in `ADAPTERS`. Modules that are
+never imported cost nothing. ``HETERO_ADAPTERS=0`` leaves all of them out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+__all__ = ["ADAPTERS", "install"]
+
+# The module that is changed, and the one of this package that changes it.
+ADAPTERS = {
+    "torch.nn.parallel.data_parallel": "data_parallel",
+    "torch.distributed.distributed_c10d": "process_group",
+    "torch._dynamo.backends.registry": "compile_backend",
+    "torch._inductor.compile_fx": "default_backend",
+    "safetensors": "safetensors",
+}
+
+
+class _Loader(importlib.abc.Loader):
+    """Loads a module as its own loader does, then adapts it."""
+
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        # Who asks the module for its loader gets its own.
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        _adapt(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules of `ADAPTERS` as the other finders do."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in ADAPTERS:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader)
+                return spec
+        return None
+
+
+def _adapt(module: ModuleType) -> None:
+    importlib.import_module(f"{__name__}.{ADAPTERS[module.__name__]}").apply(module)
+
+
+def install() -> None:
+    """Adapts the modules that are there, and the others once they are imported."""
+    if os.environ.get("HETERO_ADAPTERS", "1") == "0":
+        return
+    for name in ADAPTERS:
+        if name in sys.modules:
+            _adapt(sys.modules[name])
+    sys.meta_path.insert(0, _Finder())
