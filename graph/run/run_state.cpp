@@ -298,8 +298,9 @@ void RunState::settle(BufferId buffer, FailureId failure, backend::DeviceSet val
     if (!binding.blocks[d]) valid_on &= ~backend::only(d);
   }
   binding.valid_on = valid_on;
-  // What is stale takes no memory.
+  // What is stale takes no memory, unless somebody looks at it.
   for (DeviceIndex d = 0; d < devices; ++d) {
+    if (d == kCpu && binding.sharers) continue;
     if (!backend::contains(valid_on, d) && valid_on != 0) binding.blocks[d].reset();
   }
 }

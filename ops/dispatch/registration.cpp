@@ -116,27 +116,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   register_whole(library);
 }
 
-// The device holds strided tensors. Whatever would make another one there ends in one sentence.
-[[noreturn]] void refuse_layout(const c10::OperatorHandle& handle, torch::jit::Stack*) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "hetero: ", handle.operator_name().name,
-                              " needs a sparse, quantized or nested tensor, which the hetero device does not hold; "
-                              "keep it on the CPU, or use .to_dense() or .to_padded_tensor()");
-}
-
-TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, library) {
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
-}
-TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, library) {
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
-}
-TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, library) {
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
-}
-
-TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, library) {
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_layout>());
-}
-
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&catch_all>());
 }

@@ -12,6 +12,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/native/Resize.h>
 #include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_convolution_ops.h>
 #include <ATen/ops/_fused_sdp_choice_native.h>
 #include <ATen/ops/_transformer_encoder_layer_fwd_native.h>
 #include <ATen/ops/cat.h>
@@ -26,8 +27,11 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/util/ScopeExit.h>
+#include <torch/csrc/jit/frontend/tracer.h>
 
 #include "ops/dispatch/catch_all.h"
+#include "ops/dispatch/typed.h"
 
 namespace hetero::ops {
 namespace {
@@ -36,6 +40,50 @@ int64_t fused_sdp_choice(const at::Tensor& query, const at::Tensor& key, const a
                          const std::optional<at::Tensor>& mask, double dropout, bool causal,
                          std::optional<double> scale, bool gqa) {
   return at::native::_fused_sdp_choice_cpp(query, key, value, mask, dropout, causal, scale, gqa);
+}
+
+// torch.jit.trace leaves this operator to its default kernel, which calls the operator that traces
+// have instead. So the call is written into the trace here.
+at::Tensor trace_convolution(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                             at::SymIntArrayRef stride, at::SymIntArrayRef padding, at::SymIntArrayRef dilation,
+                             bool transposed, at::SymIntArrayRef output_padding, c10::SymInt groups) {
+  namespace tracer = torch::jit::tracer;
+  const std::shared_ptr<tracer::TracingState> state = tracer::getTracingState();
+  torch::jit::Node* const node = state->createNode(c10::Symbol::fromQualString(at::_ops::_convolution::name), 0);
+  tracer::recordSourceLocation(node);
+  tracer::addInputs(node, "input", input);
+  tracer::addInputs(node, "weight", weight);
+  tracer::addInputs(node, "bias", bias);
+  tracer::addInputs(node, "stride", stride);
+  tracer::addInputs(node, "padding", padding);
+  tracer::addInputs(node, "dilation", dilation);
+  tracer::addInputs(node, "transposed", transposed);
+  tracer::addInputs(node, "output_padding", output_padding);
+  tracer::addInputs(node, "groups", groups);
+  const at::Context& context = at::globalContext();
+  tracer::addInputs(node, "benchmark", context.benchmarkCuDNN());
+  tracer::addInputs(node, "deterministic", context.deterministicCuDNN() || context.deterministicAlgorithms());
+  tracer::addInputs(node, "cudnn_enabled", context.userEnabledCuDNN());
+  tracer::addInputs(node, "allow_tf32", context.allowTF32CuDNN(at::Float32Op::CONV));
+  state->insertNode(node);
+  tracer::setTracingState(nullptr);
+  const auto restored = c10::make_scope_exit([&] { tracer::setTracingState(state); });
+  at::Tensor result = TypedRecorder<at::_ops::convolution>::call(input, weight, bias, stride, padding, dilation,
+                                                                 transposed, output_padding, std::move(groups));
+  tracer::setTracingState(state);
+  tracer::addOutput(node, result);
+  return result;
+}
+
+at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                       at::SymIntArrayRef stride, at::SymIntArrayRef padding, at::SymIntArrayRef dilation,
+                       bool transposed, at::SymIntArrayRef output_padding, c10::SymInt groups) {
+  if (torch::jit::tracer::isTracing()) [[unlikely]] {
+    return trace_convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding,
+                             std::move(groups));
+  }
+  return TypedRecorder<at::_ops::convolution>::call(input, weight, bias, stride, padding, dilation, transposed,
+                                                    output_padding, std::move(groups));
 }
 
 at::Tensor convolution_overrideable(const at::Tensor& input, const at::Tensor& weight,
@@ -186,6 +234,7 @@ void register_special(torch::Library& library) {
   library.impl("_fused_sdp_choice", TORCH_FN(fused_sdp_choice));
   library.impl("histc", TORCH_FN(histc));
   library.impl("histc.out", TORCH_FN(histc_out));
+  library.impl("convolution", TORCH_FN(convolution));
   library.impl("convolution_overrideable", TORCH_FN(convolution_overrideable));
   library.impl("convolution_backward_overrideable", TORCH_FN(convolution_backward_overrideable));
   library.impl("_transformer_encoder_layer_fwd", TORCH_FN(at::native::transformer_encoder_layer_forward));

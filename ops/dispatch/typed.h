@@ -278,22 +278,24 @@ struct RowCode {
   void (*run_together)(const graph::Invocation* calls, size_t count) = nullptr;
   int shared_operand = 0;
   bool takes_memory = false;
+  bool called = false;  // the dispatcher calls code that calls the recorder
 
   template <bool (*function)(const graph::Invocation&)>
   RowCode<function, hidden> with_own() const {
-    return {prepare, run_together, shared_operand, takes_memory};
+    return {prepare, run_together, shared_operand, takes_memory, called};
   }
   template <HiddenWrites writes>
   RowCode<own, writes> with_hidden() const {
-    return {prepare, run_together, shared_operand, takes_memory};
+    return {prepare, run_together, shared_operand, takes_memory, called};
   }
-  RowCode with_memory() const { return {prepare, run_together, shared_operand, true}; }
+  RowCode with_memory() const { return {prepare, run_together, shared_operand, true, called}; }
   RowCode prepared_by(graph::KernelFunction function) const {
-    return {function, run_together, shared_operand, takes_memory};
+    return {function, run_together, shared_operand, takes_memory, called};
   }
   RowCode together_by(void (*function)(const graph::Invocation*, size_t), int operand) const {
-    return {prepare, function, operand, takes_memory};
+    return {prepare, function, operand, takes_memory, called};
   }
+  RowCode called_by_code() const { return {prepare, run_together, shared_operand, takes_memory, true}; }
 };
 
 // One row of the op table, for an operator whose dispatcher entry is code that calls TypedRecorder
@@ -322,7 +324,7 @@ template <typename Op, typename Out = NoOut, bool (*own)(const graph::Invocation
           HiddenWrites hidden = HiddenWrites{}>
 void add_typed_row(torch::Library& library, const RowCode<own, hidden>& code) {
   enter_typed_row<Op, Out>(code);
-  library.impl(full_name<Op>().c_str(), TORCH_FN((TypedRecorder<Op, hidden>::call)));
+  if (!code.called) library.impl(full_name<Op>().c_str(), TORCH_FN((TypedRecorder<Op, hidden>::call)));
 }
 
 }  // namespace hetero::ops

@@ -21,6 +21,7 @@
   add_typed_row<at::_ops::name>(     \
       library, RowCode<> {} __VA_ARGS__);
 #define OWN(function) .with_own<&function>()
+#define CALLED .called_by_code()
 #define TAKES_MEMORY .with_memory()
 #define PREPARE(function) .prepared_by(&function)
 #define TOGETHER(function, operand) .together_by(&function, operand)

@@ -8,6 +8,7 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/profiler/stubs/base.h>
 
 #include <atomic>
 #include <chrono>
@@ -63,6 +64,13 @@ struct HeteroGuard final : c10::impl::DeviceGuardImplInterface {
   void setDevice(c10::Device device) const override { check_device(device); }
   void uncheckedSetDevice(c10::Device) const noexcept override {}
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  // What the CPU computes with; quantized dtypes are not held.
+  c10::DeviceCapability getDeviceCapability(c10::Device) const override {
+    c10::DeviceCapability capability;
+    auto& dtypes = capability.capability_data.supported_scalar_types;
+    dtypes.has_QInt8 = dtypes.has_QUInt8 = dtypes.has_QInt32 = dtypes.has_QUInt4x2 = dtypes.has_QUInt2x4 = 0;
+    return capability;
+  }
 
   c10::Stream getStream(c10::Device) const override { return stream_of(current_stream()); }
   c10::Stream getDefaultStream(c10::Device) const override { return stream_of(0); }
@@ -176,9 +184,36 @@ struct HeteroHooks final : at::PrivateUse1HooksInterface {
   }
 };
 
+// The events of torch.autograd.profiler.profile(use_device="hetero"): times of the host's clock,
+// for the host makes the calls, records, and waits for what runs.
+struct ProfilerEvents final : torch::profiler::impl::ProfilerStubs {
+  void record(c10::DeviceIndex* device, torch::profiler::impl::ProfilerVoidEventStub* event,
+              int64_t* nanoseconds) const override {
+    const auto made = std::make_shared<RecordedEvent>();
+    made->note();
+    if (device != nullptr) *device = 0;
+    if (nanoseconds != nullptr) *nanoseconds = std::chrono::nanoseconds(made->time.time_since_epoch()).count();
+    *event = made;
+  }
+  // Microseconds.
+  float elapsed(const torch::profiler::impl::ProfilerVoidEventStub* start,
+                const torch::profiler::impl::ProfilerVoidEventStub* end) const override {
+    const auto* const first = static_cast<const RecordedEvent*>(start->get());
+    const auto* const last = static_cast<const RecordedEvent*>(end->get());
+    return static_cast<float>(last->seconds_since(*first) * 1e6);
+  }
+  void mark(const char*) const override {}
+  void rangePush(const char*) const override {}
+  void rangePop() const override {}
+  bool enabled() const override { return true; }
+  void onEachDevice(std::function<void(int)> call) const override { call(0); }
+  void synchronize() const override { flush_all(SyncReason::kSynchronize); }
+};
+
 }  // namespace
 
 void register_device() {
+  torch::profiler::impl::registerPrivateUse1Methods(new ProfilerEvents);
   at::RegisterPrivateUse1HooksInterface(new HeteroHooks);
   at::setHostAllocator(kHetero, &pinned_allocator());
 }

@@ -14,6 +14,7 @@
 #include "ops/run/plan_options.h"
 #include "ops/run/sync.h"
 #include "ops/settings/parallel.h"
+#include "ops/tensor/sparse.h"
 
 namespace hetero::ops {
 namespace {
@@ -24,14 +25,29 @@ class ResultWrapper {
   // `cpu` stands for the argument `hetero`.
   void add_input(const at::Tensor& cpu, const at::Tensor& hetero) { inputs_.push_back({cpu, hetero}); }
 
+  void add_sparse_input(const at::Tensor& cpu, const at::Tensor& hetero) { sparse_.push_back({cpu, hetero}); }
+
+  std::vector<at::Tensor> wrap_members(const at::Tensor& sparse) {
+    std::vector<at::Tensor> members = members_of(sparse);
+    for (at::Tensor& member : members) member = wrap(member);
+    return members;
+  }
+
   at::Tensor wrap(const at::Tensor& result) {
     if (!result.defined()) return result;
-    TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && !result.is_quantized() && !result.is_nested(),
-                                "hetero: the result is a ",
-                                result.is_quantized() ? "quantized"
-                                : result.is_nested()  ? "nested"
-                                                      : c10::str(result.layout()),
-                                " tensor, which the hetero device does not hold; use .cpu() first");
+    if (is_sparse(result) && result.device().is_cpu()) {
+      for (const auto& [cpu, hetero] : sparse_) {
+        if (result.is_same(cpu)) return hetero;
+      }
+      return with_members(result, wrap_members(result));
+    }
+    TORCH_CHECK_NOT_IMPLEMENTED(!result.is_quantized(),
+                                "hetero: the result is a quantized tensor, which the hetero device does not hold; use "
+                                "torchao, or .cpu() first");
+    TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == c10::kStrided && !result.is_nested(), "hetero: the result is a ",
+                                result.is_nested() ? "nested" : c10::str(result.layout()),
+                                " tensor, which the hetero device does not hold; use layout=torch.jagged for nested "
+                                "ones, or .cpu() first");
     if (!result.device().is_cpu()) return result;
     for (const auto& [cpu, hetero] : inputs_) {
       if (result.is_same(cpu)) return hetero;
@@ -64,6 +80,7 @@ class ResultWrapper {
   }
 
   std::vector<std::pair<at::Tensor, at::Tensor>> inputs_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> sparse_;
   std::vector<std::pair<c10::StorageImpl*, c10::Storage>> wrapped_;
 };
 
@@ -140,7 +157,9 @@ void run_drawn(const OpInfo& info, torch::jit::Stack* stack, RandomState random,
   double moved = 0;
   visit_tensors(arguments, [&](size_t, const at::Tensor& tensor) {
     moved += bytes_of(tensor);
-    if (is_hetero(tensor)) {
+    if (is_hetero(tensor) && is_sparse(tensor)) {
+      for (const at::Tensor& member : members_of(tensor)) storages.push_back(storage_of(member));
+    } else if (is_hetero(tensor)) {
       storages.push_back(storage_of(tensor));
     } else {
       const bool number = tensor.device().is_cpu() && tensor.dim() == 0;
@@ -159,12 +178,24 @@ void run_drawn(const OpInfo& info, torch::jit::Stack* stack, RandomState random,
   torch::jit::Stack cpu_stack;
   for (size_t i = 0; i < arguments.size(); ++i) {
     c10::IValue value = arguments[i];
+    const bool writes = info.access[i] != graph::Access::kRead;
+    const auto on_host = [&](const at::Tensor& tensor) {
+      at::Tensor cpu = tensor_over(bytes.of(tensor.storage(), writes), tensor);
+      wrapper.add_input(cpu, tensor);
+      return cpu;
+    };
     map_tensors(value, [&](const at::Tensor& tensor) {
       if (!is_hetero(tensor)) return tensor;
-      const bool writes = info.access[i] != graph::Access::kRead;
-      at::Tensor cpu = tensor_over(bytes.of(tensor.storage(), writes), tensor);
+      if (is_sparse(tensor)) {
+        std::vector<at::Tensor> members = members_of(tensor);
+        for (at::Tensor& member : members) member = on_host(member);
+        at::Tensor cpu = with_members(tensor, members);
+        if (writes) written.push_back({cpu, tensor, nullptr});
+        wrapper.add_sparse_input(cpu, tensor);
+        return cpu;
+      }
+      at::Tensor cpu = on_host(tensor);
       if (writes) written.push_back({cpu, tensor, cpu.storage().data_ptr().get()});
-      wrapper.add_input(cpu, tensor);
       return cpu;
     });
     if (value.isDevice() && value.toDevice().type() == kHetero) value = c10::Device(c10::kCPU);
@@ -178,7 +209,13 @@ void run_drawn(const OpInfo& info, torch::jit::Stack* stack, RandomState random,
     SeededDefaultGenerator seeded(info.seeded, random);
     info.handle.callBoxed(&cpu_stack);
   }
-  for (const Written& entry : written) write_back(entry.cpu, entry.hetero, entry.bytes);
+  for (const Written& entry : written) {
+    if (is_sparse(entry.hetero)) {
+      become(entry.hetero, entry.cpu, wrapper.wrap_members(entry.cpu));
+    } else {
+      write_back(entry.cpu, entry.hetero, entry.bytes);
+    }
+  }
   for (c10::IValue& result : cpu_stack) {
     map_tensors(result, [&](const at::Tensor& tensor) {
       at::Tensor wrapped = wrapper.wrap(tensor);

@@ -133,9 +133,10 @@ void bring_together(HeteroStorage* storage) {
   storage->growth = Growth::kNotApart;
 }
 
-c10::Storage cpu_storage(c10::DataPtr bytes, size_t size) {
-  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(size), std::move(bytes), c10::GetCPUAllocator(), true));
+c10::Storage cpu_storage(c10::DataPtr bytes, size_t size, bool resizable = true) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                                            static_cast<int64_t>(size), std::move(bytes),
+                                                            c10::GetCPUAllocator(), resizable));
 }
 
 // A CPU storage of a storage's bytes, which have gaps where they are. REQUIRES: the executor lock.
@@ -283,7 +284,7 @@ c10::Storage host_storage(const c10::Storage& of, SyncReason reason, bool writes
   sharing.keep();
   c10::DataPtr pointer(storage->binding.blocks[backend::kCpu].data(), owner,
                        shares ? &end_reader<true> : &end_reader<false>, c10::Device(c10::kCPU));
-  return cpu_storage(std::move(pointer), storage->nbytes());
+  return cpu_storage(std::move(pointer), storage->nbytes(), !storage->binding.sharers);
 }
 
 at::Tensor host_alias(const at::Tensor& tensor, SyncReason reason, bool writes) {
@@ -312,6 +313,8 @@ void resize_storage(HeteroStorage* storage, size_t bytes) {
   check_fork();
   if (bytes == storage->nbytes()) return;
   const Executing executing;
+  // Who sees the bytes keeps their address.
+  TORCH_CHECK(!storage->binding.sharers, "Trying to resize storage that is not resizable");
   settle_users(storage, SyncReason::kStorageChange);
   graph::Binding& binding = storage->binding;
   if (binding.valid_on != 0) {

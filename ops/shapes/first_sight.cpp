@@ -308,17 +308,16 @@ std::unordered_map<uint64_t, int>& probed_signatures() {
 // Whether the CPU's kernel is to say what the call makes, without the Meta kernel. One in Python
 // takes longer, and the first one imports modules for a second. It is worth that for a kind of call
 // that comes with ever other sizes: once trusted, it needs no probes.
-bool prefers_probe(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, FirstSight how, uint64_t signature) {
-  constexpr int kMostProbes = 16;
+bool prefers_probe(const OpInfo& info, FirstSight how, uint64_t signature) {
+  // A large call is not probed but run, each time that it is met.
+  const int most = how == FirstSight::kProbe ? 16 : 1;
   if ((how != FirstSight::kProbe && how != FirstSight::kRun) || !is_described_in_python(info)) return false;
-  // The Meta kernel says what becomes of an empty `out`.
-  bool empty_out = false;
-  visit_tensors(arguments, [&](size_t argument, const at::Tensor& tensor) {
-    empty_out |= info.access[argument] != graph::Access::kRead && tensor.numel() == 0;
-  });
-  if (empty_out) return false;
+  // The Meta kernel says what becomes of an `out` of another shape.
+  for (size_t i = 1; i < info.access.size(); ++i) {
+    if (info.access[i] != graph::Access::kRead) return false;
+  }
   Locked lock(recorder().mutex());
-  return ++probed_signatures()[signature] <= kMostProbes;
+  return ++probed_signatures()[signature] <= most;
 }
 
 }  // namespace
@@ -433,7 +432,7 @@ bool meet(const OpInfo& info, torch::jit::Stack* stack, RandomState random, Firs
     run_drawn(info, stack, random, SyncReason::kDataDependentShape);
     return true;
   }
-  if (!prefers_probe(info, arguments_of(info, *stack), how, signature)) {
+  if (!prefers_probe(info, how, signature)) {
     return meet_by_meta(info, stack, random, how, signature);
   }
   if (how == FirstSight::kRun) {

@@ -35,7 +35,7 @@ def test_the_script_has_nothing_to_write() -> None:
 
 def test_every_variable_named_in_the_documents_exists() -> None:
     known = {option["env"] for option in torch.hetero.config.options()}
-    known |= {"HETERO_CUDA", "HETERO_TORCH", "HETERO_TESTS", "HETERO_SANITIZE"}  # of the build
+    known |= {"HETERO_ADAPTERS", "HETERO_CUDA", "HETERO_TORCH", "HETERO_TESTS", "HETERO_SANITIZE"}  # of the build
     known |= {"HETERO_TEST_DEVICE", "HETERO_TEST_HOST_KERNELS", "HETERO_SYNC_REASONS"}  # of the tests; a table in the sources
     for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         named = set(re.findall(r"\bHETERO_[A-Z_]+\b", document.read_text()))

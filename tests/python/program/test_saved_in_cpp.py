@@ -149,7 +149,7 @@ def test_a_program_gives_in_cpp_what_it_gives_in_python(name: str, results: Any)
 
 def test_an_operand_that_is_described_wrongly_is_an_error_of_the_run(run_saved: Any, tmp_path: Path) -> None:
     for name, old, new in [("cdist", r"-> (b\d+):f32\[4,4\]", r"-> \1:f32[2,8]"),
-                           ("median", r"write (b\d+):f32\[4\]", r"write \1:f32[2,2]")]:
+                           ("median", r"-> (b\d+):f32\[4\]", r"-> \1:f32[2,2]")]:
         path = tmp_path / name / "m.hetero"
         save(CASES[name], path.parent)
         graph = graph_of(path)

@@ -229,11 +229,11 @@ def test_leaving_the_dispatcher_is_counted() -> None:
 
 
 @needs_hetero
-def test_sharing_with_another_process_is_refused_with_advice() -> None:
+def test_sharing_a_storage_with_another_process_is_refused_with_advice() -> None:
     from multiprocessing.reduction import ForkingPickler
 
     with pytest.raises(RuntimeError, match=r"cannot be shared.*\.cpu\(\)"):
-        ForkingPickler.dumps(pending())
+        ForkingPickler.dumps(pending().untyped_storage())
 
 
 @needs_hetero

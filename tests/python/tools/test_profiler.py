@@ -59,3 +59,13 @@ def test_the_privateuse_activity_is_accepted() -> None:
         value = program(DEVICE)
     assert_same(value, program("cpu"))
     assert profiler.key_averages()
+
+
+@needs_hetero
+def test_the_profiler_of_autograd_has_times_of_the_device() -> None:
+    with torch.autograd.profiler.profile(use_device="hetero") as profiler:
+        program(DEVICE)
+    events = {event.name: event for event in profiler.function_events}
+    assert {"aten::matmul", "aten::softmax", "hetero::flush"} <= events.keys()
+    assert events["hetero::flush"].device_time_total > 0
+    assert "hetero" in profiler.key_averages().table().lower()
