@@ -5,7 +5,7 @@ export JOBS
 PYTHON_BIN := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build product demo check test test-full test-gpu sim-fuzz load-fuzz bench bench-partition serve-demo compat lint sanitize
+.PHONY: help setup build product demo check test test-full test-gpu sim-fuzz load-fuzz fuzz bench bench-partition serve-demo compat lint sanitize
 .PHONY: clean distclean
 
 help:       ## show this list
@@ -38,6 +38,9 @@ test-gpu:   ## build with CUDA against the torch that is there, the CUDA path's 
 
 sim-fuzz: build ## 100,000 random programs on simulated accelerators, some 20 minutes (ARGS="--seed 7", "--first 100000 --seeds 5000")
 	@build/tests/graph/hetero_sim_fuzz $(ARGS)
+
+fuzz: build ## random programs in Python under eight configurations, 1,000 each in some 15 minutes (ARGS="--programs 10000", "--only sync --first 7")
+	@.venv/bin/python -m tests.fuzz $(ARGS)
 
 load-fuzz: build ## 100,000 damaged files of saved programs, some minutes (ARGS="--seed 7", "--first 100000 --seeds 5000")
 	@build/tests/graph/hetero_load_fuzz $(ARGS)

@@ -34,8 +34,8 @@ REPORT = BUILD / "gpu.md"
 JOBS = os.environ.get("JOBS") or str(os.cpu_count() or 1)
 PYTEST = [PYTHON, "-m", "pytest", "-q"]
 PYTHON_TESTS = [*PYTEST, "-n", JOBS, "--dist", "worksteal"]
-# In each mode: random programs and damaged files.
-SEEDS = {"normal": ("2000", "5000"), "full": ("100000", "100000")}
+# In each mode: random programs, damaged files, and random programs in Python.
+SEEDS = {"normal": ("2000", "5000", "40"), "full": ("100000", "100000", "10000")}
 QUICK_PYTHON = ["tests/python/lazy/test_lazy.py", "tests/python/device/test_config.py", "tests/python/tools/test_helpers.py"]
 QUICK_CPP = "^(ops|graph|backend)$"
 
@@ -211,13 +211,14 @@ def stages(mode: str, pytest_arguments: list[str]) -> list[Stage]:
             Stage("C++ tests", [*ctest, "-R", QUICK_CPP], logs=ctest_log),
             Stage("Python tests", [*PYTHON_TESTS, *QUICK_PYTHON, *pytest_arguments]),
         ]
-    programs, files = SEEDS[mode]
+    programs, files, python_programs = SEEDS[mode]
     machines = ["--machines", "all", *(["--all-parameters"] if mode == "full" else [])]
     return [
         checks,
         Stage("C++ tests", [*ctest, "-E", "fuzz"], logs=ctest_log),
         Stage("random programs on simulated accelerators", ["build/tests/graph/hetero_sim_fuzz", "--seeds", programs]),
         Stage("damaged files of saved programs", ["build/tests/graph/hetero_load_fuzz", "--seeds", files]),
+        Stage("random programs in Python", [PYTHON, "-m", "tests.fuzz", "--programs", python_programs]),
         Stage("instruction counts", ["scripts/instructions.sh"]),
         Stage("torch-free layers under sanitizers", ["scripts/sanitize.sh", *(["--all"] if mode == "full" else [])],
               logs=tuple(f"{sanitizer}/{ctest_log[0]}" for sanitizer in ("asan", "tsan"))),

@@ -284,18 +284,12 @@ void run_and_learn(const OpInfo& info, torch::jit::Stack* stack, RandomState ran
 
 // Indexing by a mask: a data-dependent call of an operator that otherwise is not.
 bool takes_by_mask(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments) {
-  const bool makes = std::ranges::find(info.returns, OpInfo::Return::kTensor) != info.returns.end();
+  if (!info.row.takes_by_mask) return false;
   bool mask = false;
-  for (size_t i = 0; i < arguments.size() && makes; ++i) {
-    const auto list = info.handle.schema().arguments()[i].type()->cast<c10::ListType>();
-    if (list == nullptr || !list->getElementType()->isSubtypeOf(*c10::OptionalType::ofTensor())) continue;
-    if (list->getElementType()->kind() != c10::TypeKind::OptionalType) continue;
-    c10::IValue copy = arguments[i];
-    map_tensors(copy, [&](const at::Tensor& tensor) {
-      mask = mask || (tensor.defined() && (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte));
-      return tensor;
-    });
-  }
+  // The first argument is what is indexed.
+  visit_tensors(arguments.slice(1), [&](size_t, const at::Tensor& tensor) {
+    mask |= tensor.defined() && (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte);
+  });
   return mask;
 }
 

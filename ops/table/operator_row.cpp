@@ -64,6 +64,7 @@ Table read_table() {
 #define DYNAMIC_SHAPE .with(&OperatorRow::dynamic_shape, true)
 #define CPU_TENSORS .with(&OperatorRow::cpu_tensors, true)
 #define CPU_INDICES .with(&OperatorRow::cpu_indices, true)
+#define TAKES_BY_MASK .with(&OperatorRow::takes_by_mask, true)
 #define ANY_NUMBERS .with(&OperatorRow::any_numbers, true)
 #define LAYOUT_BY_SIZE .with(&OperatorRow::layout_by_size, true)
 #define TAKES_PIVOTS .with(&OperatorRow::takes_pivots, true)
@@ -96,9 +97,9 @@ OperatorRow describe_operator(std::string_view name) {
     if (!belongs_to(name, family.name)) continue;
     if (family.meaning != ArgumentMeaning::kAny) row.meaning = family.meaning;
     for (bool OperatorRow::*const fact :
-         {&OperatorRow::dynamic_shape, &OperatorRow::cpu_tensors, &OperatorRow::cpu_indices, &OperatorRow::any_numbers,
-          &OperatorRow::layout_by_size, &OperatorRow::takes_pivots, &OperatorRow::checks_arguments,
-          &OperatorRow::no_device_out}) {
+         {&OperatorRow::dynamic_shape, &OperatorRow::cpu_tensors, &OperatorRow::cpu_indices,
+          &OperatorRow::takes_by_mask, &OperatorRow::any_numbers, &OperatorRow::layout_by_size,
+          &OperatorRow::takes_pivots, &OperatorRow::checks_arguments, &OperatorRow::no_device_out}) {
       row.*fact |= family.*fact;
     }
   }

@@ -84,6 +84,7 @@ struct OperatorRow {
   bool dynamic_shape = false;
   bool cpu_tensors = false;
   bool cpu_indices = false;
+  bool takes_by_mask = false;
   bool any_numbers = false;
   bool layout_by_size = false;
   bool takes_pivots = false;
