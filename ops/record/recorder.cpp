@@ -587,7 +587,7 @@ void Recorder::finish(TraceSlice& slice, const HeteroStorage* fetched, uint64_t 
       buffer.layout = flies ? storage->layout_later : storage->binding.layout;
       buffer.bytes = buffer.layout.block_bytes(buffer.bytes);
     }
-    buffer.fetched = storage == fetched || storage->binding.sharers;
+    buffer.fetched = storage == fetched || (uses_shared_ && storage->binding.sharers);
     if (buffer.escapes || buffer.valid_on != 0 || (!flies && !storage->binding.error.ok())) {
       slice.bindings[b] = &storage->binding;
     }
