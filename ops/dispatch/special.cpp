@@ -14,11 +14,14 @@
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_convolution_ops.h>
 #include <ATen/ops/_fused_sdp_choice_native.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/_transformer_encoder_layer_fwd_native.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/div.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/histc_ops.h>
 #include <ATen/ops/ones_like.h>
@@ -101,6 +104,34 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward_overrideable
   const c10::SymInt bias_sizes[] = {weight.sym_size(0)};
   return at::convolution_backward_symint(grad, input, weight, at::OptionalSymIntArrayRef(bias_sizes), stride, padding,
                                          dilation, transposed, output_padding, std::move(groups), mask);
+}
+
+// The operators that PyTorch keeps for a device's fused attention. Ours is the CPU's, which draws no
+// numbers and has no gradient of the bias.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, c10::SymInt, c10::SymInt, at::Tensor, at::Tensor, at::Tensor>
+attention_overrideable(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                       const std::optional<at::Tensor>& bias, double dropout, bool causal, bool debug_mask,
+                       std::optional<double> scale) {
+  TORCH_CHECK_NOT_IMPLEMENTED(dropout == 0 && !debug_mask,
+                              "hetero: fused attention has no dropout; use scaled_dot_product_attention");
+  auto [output, logsumexp] =
+      at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, bias, scale);
+  const at::Tensor none = at::empty({0}, query.options().dtype(at::kLong));
+  return {output, logsumexp, none, none, query.sym_size(2), key.sym_size(2), none, none, none};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attention_overrideable_backward(
+    const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& bias, std::array<bool, 4> wanted, const at::Tensor& output, const at::Tensor& logsumexp,
+    const at::Tensor&, const at::Tensor&, c10::SymInt, c10::SymInt, double, bool causal, const at::Tensor&,
+    const at::Tensor&, std::optional<double> scale) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!wanted[3],
+                              "hetero: fused attention gives no gradient of its bias; use "
+                              "scaled_dot_product_attention");
+  const auto mask = bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt;
+  auto [grad_query, grad_key, grad_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      grad, query, key, value, output, logsumexp, 0.0, causal, mask, scale);
+  return {grad_query, grad_key, grad_value, at::Tensor()};
 }
 
 at::Tensor with_bias(const at::Tensor& gates, const std::optional<at::Tensor>& bias) {
@@ -237,6 +268,8 @@ void register_special(torch::Library& library) {
   library.impl("convolution", TORCH_FN(convolution));
   library.impl("convolution_overrideable", TORCH_FN(convolution_overrideable));
   library.impl("convolution_backward_overrideable", TORCH_FN(convolution_backward_overrideable));
+  library.impl("_scaled_dot_product_fused_attention_overrideable", TORCH_FN(attention_overrideable));
+  library.impl("_scaled_dot_product_fused_attention_overrideable_backward", TORCH_FN(attention_overrideable_backward));
   library.impl("_transformer_encoder_layer_fwd", TORCH_FN(at::native::transformer_encoder_layer_forward));
   library.impl("_thnn_fused_lstm_cell", TORCH_FN(fused_lstm_cell));
   library.impl("_thnn_fused_lstm_cell_backward_impl", TORCH_FN(fused_lstm_cell_backward));

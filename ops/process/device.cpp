@@ -8,6 +8,7 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/jit/serialization/pickler_helper.h>
 #include <torch/csrc/profiler/stubs/base.h>
 
 #include <atomic>
@@ -210,9 +211,13 @@ struct ProfilerEvents final : torch::profiler::impl::ProfilerStubs {
   void synchronize() const override { flush_all(SyncReason::kSynchronize); }
 };
 
+// What a saved tensor says of its device beside its bytes: nothing.
+void no_metadata(const at::Tensor&, std::unordered_map<std::string, bool>&) {}
+
 }  // namespace
 
 void register_device() {
+  torch::jit::TensorBackendMetaRegistry(kHetero, &no_metadata, &no_metadata);
   torch::profiler::impl::registerPrivateUse1Methods(new ProfilerEvents);
   at::RegisterPrivateUse1HooksInterface(new HeteroHooks);
   at::setHostAllocator(kHetero, &pinned_allocator());

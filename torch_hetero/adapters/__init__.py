@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 __all__ = ["ADAPTERS", "install"]
 
@@ -32,6 +33,9 @@ class _Loader(importlib.abc.Loader):
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)

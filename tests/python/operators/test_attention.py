@@ -110,3 +110,17 @@ def test_heads_that_do_not_divide_raise_what_the_cpu_raises(kv_heads: int) -> No
         return str(info.value)
 
     assert error(DEVICE) == error("cpu")
+
+
+@needs_hetero
+def test_the_operators_that_pytorch_keeps_for_a_device(unfused: None) -> None:
+    query, key, value = (torch.randn(2, 3, 8, 16, device=DEVICE, requires_grad=True) for _ in range(3))
+    fused = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
+    result = fused(query, key, value, is_causal=True)[0]
+    expected = scaled_dot_product_attention(query, key, value, is_causal=True)
+    torch.testing.assert_close(result, expected)
+    found = torch.autograd.grad(result.sum(), (query, key, value))
+    for one, other in zip(found, torch.autograd.grad(expected.sum(), (query, key, value)), strict=True):
+        torch.testing.assert_close(one, other)
+    with pytest.raises(NotImplementedError, match="no dropout"):
+        fused(query, key, value, dropout_p=0.5)
