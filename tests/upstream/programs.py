@@ -31,6 +31,7 @@ SAMPLES = {"saved": 4, "compiled": 1}
 REASONS = {
     "data-dependent shape": "the shape of a result depends on values",
     "data-dependent control flow": "the Python code asks for a value",
+    "copy to another device": "the Python code copies to another device",
     "read scalar": "the Python code, or PyTorch's own, asks for a value",
     "operator without meta kernel": "PyTorch has no Meta kernel for an operator",
     "operator that cannot be recorded": "an operator cannot be recorded",
