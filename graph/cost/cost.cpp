@@ -67,7 +67,8 @@ Work work_of(const Graph& graph, const Plan& plan, const Instruction& task) {
 Work work_of(const Graph& graph, const FusedGroup& group) {
   Work work;
   for (const uint32_t member : group.members) {
-    // The work of a node with a tail is its body's, which runs by itself; the tail is next to nothing.
+    // The work of a node with a tail is its body's, which runs by itself; the tail is next to
+    // nothing.
     if (!is_tail(graph, member)) work.flops += work_of(graph, graph.nodes[member]).flops;
   }
   for (const GroupOperand& operand : group.operands) {

@@ -32,7 +32,8 @@ Work work_of(const Graph& graph, const Plan& plan, const Instruction& task);
 // Of the copies from `position` to before `end`, which are one transfer.
 double bytes_of(const Graph& graph, const Plan& plan, size_t position, size_t end);
 
-// A copy of no more bytes that the program has made itself does not wait for others: it goes by an urgent queue.
+// A copy of no more bytes that the program has made itself does not wait for others: it goes by an
+// urgent queue.
 inline constexpr uint64_t kUrgentBytes = uint64_t{256} << 10;
 
 class CostModel {
@@ -48,11 +49,14 @@ class CostModel {
   // Of what computes, there; 0 of others.
   double seconds_of(const Graph& graph, const Plan& plan, const Instruction& instruction,
                     backend::DeviceIndex device) const;
-  // The share of the device that a call keeps busy while it takes so long: what it needs of the device at its full rate, and no less than the part of it
-  // that its elements fill. What it waits for, as for its launch, keeps nothing busy. `slowness`: of the device, 1 as it is described.
+  // The share of the device that a call keeps busy while it takes so long: what it needs of the
+  // device at its full rate, and no less than the part of it that its elements fill. What it waits
+  // for, as for its launch, keeps nothing busy. `slowness`: of the device, 1 as it is described.
   double utilization(const Work& work, double seconds, backend::DeviceIndex device, double slowness) const;
-  // How many times as slow the accelerator is as its description, launches included, by what kernels beside each other took: in the program, else in all
-  // that were seen, else 1. No kernel that runs alone tells how much of its time it only waits. See fit_slowness in graph/cost/simulate.h.
+  // How many times as slow the accelerator is as its description, launches included, by what
+  // kernels beside each other took: in the program, else in all that were seen, else 1. No kernel
+  // that runs alone tells how much of its time it only waits. See fit_slowness in
+  // graph/cost/simulate.h.
   double slowness() const;
   static uint64_t slowness_key();
   // Between two devices; by way of the host where they have no link.
@@ -60,9 +64,10 @@ class CostModel {
   // Notes what a copy has taken, beside whatever else was on its way.
   void learn_copy(double bytes, backend::DeviceIndex from, backend::DeviceIndex to, double seconds,
                   CostHistory& history) const;
-  // The most bytes that small copies should have together as one transfer: their time on the link is then no more than what one more transfer costs,
-  // so nobody waits longer than for a second one. 0 where a copy costs nothing however small it is. By destination: over its link from the host, or over that
-  // of the accelerators' to the host for which it is least.
+  // The most bytes that small copies should have together as one transfer: their time on the link
+  // is then no more than what one more transfer costs, so nobody waits longer than for a second
+  // one. 0 where a copy costs nothing however small it is. By destination: over its link from the
+  // host, or over that of the accelerators' to the host for which it is least.
   uint64_t transfer_bytes(backend::DeviceIndex to) const;
 
  private:

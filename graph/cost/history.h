@@ -7,8 +7,8 @@
 // Source: StarPU's history models; C. Augonnet et al., 2009.
 //
 //   history.add(cost_key(graph, node, device), seconds);
-//   history.find(key);                            // 0: not known well enough
-//   history.save(file);                           // read back by load() of the same machine and version
+//   history.find(key);   // 0: not known well enough
+//   history.save(file);  // read back by load() of the same machine and version
 //
 // Thread safety: any thread.
 
@@ -36,7 +36,8 @@ uint64_t cost_key(const Graph& graph, const FusedGroup& group, backend::DeviceIn
 // Of a call or a fused group.
 uint64_t cost_key(const Graph& graph, const Plan& plan, const Instruction& task, backend::DeviceIndex device);
 
-// Copies of about the same size from one device to another have one entry: what one of `bytes` takes.
+// Copies of about the same size from one device to another have one entry: what one of `bytes`
+// takes.
 struct CopyClass {
   CopyClass(double bytes, backend::DeviceIndex from, backend::DeviceIndex to);
   uint64_t key;
@@ -54,7 +55,8 @@ class CostHistory {
   // Mean seconds; 0 where too little is known.
   double find(uint64_t key) const;
   size_t size() const;
-  // Changes when something that counts differs by a quarter from what it was when the number last changed.
+  // Changes when something that counts differs by a quarter from what it was when the number last
+  // changed.
   uint64_t version() const;
 
   static constexpr const char* kKind = "costs 2";  // of files, with the version of their lines

@@ -26,10 +26,12 @@
 namespace hetero::graph {
 
 struct Simulation {
-  std::vector<Span> spans;  // per instruction; a transfer's is that of its first copy, and the others have none
-  std::array<double, kMaxQueues> busy{};    // per queue: how long it runs or copies
-  std::array<double, kMaxQueues> waited{};  // per queue: between the first and the last of that, how long it does not
-  double seconds = 0;                       // of the whole
+  // Per instruction; a transfer's is that of its first copy, and the others have none.
+  std::vector<Span> spans;
+  std::array<double, kMaxQueues> busy{};  // per queue: how long it runs or copies
+  // Per queue: between the first and the last of that, how long it does not.
+  std::array<double, kMaxQueues> waited{};
+  double seconds = 0;  // of the whole
 };
 
 // REQUIRES: the plan is legal.

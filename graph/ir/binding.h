@@ -118,7 +118,8 @@ struct Binding {
   // runs.
   Sharers sharers;
   DerivedPointer derived;
-  // Where the CPU's bytes are while it has no block for them; valid_on says that they are valid there.
+  // Where the CPU's bytes are while it has no block for them; valid_on says that they are valid
+  // there.
   std::unique_ptr<backend::SpilledBytes> spilled;
   Status error;  // not ok: the bytes are lost, for this reason
   // How many programs with an accelerator have read the bytes since they were written or evicted;

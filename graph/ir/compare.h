@@ -1,9 +1,9 @@
 // Whether two graphs are the same program for other sizes.
 //
-// They are when each call of one is the same call in the other: the same operator with the same operands and arguments,
-// where only windows, the bytes of buffers and some numbers differ. A plan for one can then become a plan for the other
-// (resize_plan), and numbers that differ can be fitted to the sizes (fit_sizes). What may differ in a window and in the
-// arguments depends on who asks.
+// They are when each call of one is the same call in the other: the same operator with the same
+// operands and arguments, where only windows, the bytes of buffers and some numbers differ. A plan
+// for one can then become a plan for the other (resize_plan), and numbers that differ can be fitted
+// to the sizes (fit_sizes). What may differ in a window and in the arguments depends on who asks.
 //
 // Thread safety: pure functions.
 
@@ -25,7 +25,8 @@ inline bool same_call(const Node& a, const Node& b) {
 inline bool same_but_window(const Operand& a, const Operand& b) {
   return a.buffer == b.buffer && a.access == b.access && a.bits == b.bits;
 }
-// Everything that a plan depends on but bytes: what is valid where, what is seen afterwards, how it is laid out.
+// Everything that a plan depends on but bytes: what is valid where, what is seen afterwards, how it
+// is laid out.
 inline bool same_but_bytes(const Buffer& a, const Buffer& b) {
   return a.valid_on == b.valid_on && a.escapes == b.escapes && a.takes == b.takes &&
          a.layout.has_gaps() == b.layout.has_gaps();
@@ -43,8 +44,8 @@ struct Difference {
   uint32_t node = 0;  // the first of which it is true, where it is one of a node
 };
 
-// The first difference that is none of sizes. `same_arguments(x, y)` compares the arguments of two nodes of the same
-// operator and as many bytes of arguments; none: they are not compared.
+// The first difference that is none of sizes. `same_arguments(x, y)` compares the arguments of two
+// nodes of the same operator and as many bytes of arguments; none: they are not compared.
 Difference compare(const Graph& a, const Graph& b, bool (*same_window)(const Window&, const Window&),
                    const std::function<bool(const Node&, const Node&)>& same_arguments);
 

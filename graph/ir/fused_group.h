@@ -1,9 +1,11 @@
-// FusedGroup: nodes that run as one fused kernel, and what fusion says of each node. Data of a plan.
+// FusedGroup: nodes that run as one fused kernel, and what fusion says of each node. Data of a
+// plan.
 //
 // The fusion pass (plan/fusion.cpp) decides which nodes form a group. Everything else about it
 // follows from the graph (fusion/fusion.h):
 //
-//   structure   members, operands, kernel     the plan's; the same for all sizes with which the members fit together alike
+//   structure   members, operands, kernel     the plan's; the same for all sizes with which the
+//                                             members fit together alike
 //   space       sizes and strides             rebuilt when sizes change
 //   numbers     scalars of the members        gathered again when attributes change
 //
@@ -20,7 +22,8 @@
 
 namespace hetero::graph {
 
-// What fusion has made of a live node, and what kept it from joining the group it depends on or shares an input with.
+// What fusion has made of a live node, and what kept it from joining the group it depends on or
+// shares an input with.
 enum class FusionNote : uint8_t {
   kJoined,       // in a group with others
   kTailJoined,   // its tail is in a group with others
@@ -46,7 +49,8 @@ struct GroupOperand {
   bool operator==(const GroupOperand&) const = default;
 };
 
-// Of a member with a tail (OpTraits::has_tail) only the tail is in the group: its body runs before, as an instruction of its own. The last member has none.
+// Of a member with a tail (OpTraits::has_tail) only the tail is in the group: its body runs before,
+// as an instruction of its own. The last member has none.
 struct FusedGroup {
   std::vector<uint32_t> members;       // nodes, in an order that keeps their dependences
   std::vector<GroupOperand> operands;  // of the kernel

@@ -62,7 +62,8 @@ class GraphParser {
   }
 
   Result<Graph> parse() {
-    // Nodes count operands and bytes of attributes with 32 bits, and a text has fewer of them than characters.
+    // Nodes count operands and bytes of attributes with 32 bits, and a text has fewer of them than
+    // characters.
     if (reader_.size() > UINT32_MAX) return reader_.error("a text of less than 4 GiB");
     for (reader_.skip_empty_lines(); !reader_.at_end(); reader_.skip_empty_lines()) {
       uint32_t id = 0;

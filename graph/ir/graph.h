@@ -5,7 +5,8 @@
 // operator's arguments, followed by the outputs that it defines. There are no edges: the order
 // between nodes follows from the bytes that they touch, as `conflicts()` says:
 //
-//   node b must run after an earlier node a  <=>  they touch overlapping bytes of one buffer and one of them writes.
+//   node b must run after an earlier node a
+//     <=>  they touch overlapping bytes of one buffer and one of them writes.
 //
 // The recorder's pending trace becomes a Graph when it is cut.
 //
@@ -52,7 +53,8 @@ struct Operand {
 };
 
 // Where the user asked a node to run: nowhere, or on one device.
-enum class Preference : uint8_t { kAuto, kCpu, kAccelerator };  // the first accelerator; see prefer() for others
+// The first accelerator; see prefer() for others.
+enum class Preference : uint8_t { kAuto, kCpu, kAccelerator };
 constexpr Preference prefer(backend::DeviceIndex device) { return static_cast<Preference>(device + 1); }
 // REQUIRES: not kAuto.
 constexpr backend::DeviceIndex device_of(Preference preference) {

@@ -6,13 +6,16 @@
 // the programs of a group's nodes into one FusedKernel. The stock kernel does the same arithmetic
 // when a node runs alone. For maps the two must agree to the last bit.
 //
-//   pointwise node:  the space is the output's sizes; operands are broadcast to it from the right, as in PyTorch
-//   reduction:       the space is the sizes of operand `space`; `reduced` says which of its dimensions are a row that may be reduced. Operands are broadcast to it, or to
+//   pointwise node:  the space is the output's sizes; operands are broadcast to it from the right,
+//                    as in PyTorch
+//   reduction:       the space is the sizes of operand `space`; `reduced` says which of its
+//                    dimensions are a row that may be reduced. Operands are broadcast to it, or to
 //                    the dimensions that stay (row_operand), such as the indices of a cross entropy
-//
-//   pieces:          a pointwise node whose output is cut along one dimension into parts of equal size, each with a program of its own (cut_into);
-//                    operands are broadcast to the output or to a part. The parts of a concatenation, for example
-//   tail:            a pointwise node that reads its own output, as the operator's body has left it (OpTraits::has_tail)
+//   pieces:          a pointwise node whose output is cut along one dimension into parts of equal
+//                    size, each with a program of its own (cut_into); operands are broadcast to the
+//                    output or to a part. The parts of a concatenation, for example
+//   tail:            a pointwise node that reads its own output, as the operator's body has left it
+//                    (OpTraits::has_tail)
 //
 // A fused kernel cannot raise, so the lowering has checks. If one fails, the group's members run
 // one by one, and the stock kernel raises.

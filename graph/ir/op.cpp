@@ -35,7 +35,8 @@ OpId OpTable::add(OpTraits traits) {
   const std::lock_guard lock(mutex_);
   const size_t size = size_.load(std::memory_order_relaxed);
   const size_t chunk = size >> kChunkBits;
-  if (chunk == kMaxChunks) std::abort();  // a quarter of a million operators: something adds them in a loop
+  // A quarter of a million operators: something adds them in a loop.
+  if (chunk == kMaxChunks) std::abort();
   if (chunks_[chunk].load(std::memory_order_relaxed) == nullptr) {
     chunks_[chunk].store(new OpTraits[size_t{1} << kChunkBits], std::memory_order_release);
   }

@@ -97,9 +97,9 @@ struct OpTraits {
   bool on_accelerator = true;
   KernelFunction kernel = nullptr;
   // What `kernel` does in advance where calls are known ahead of time; null if there is nothing. It
-  // chooses an implementation and derives what the kernel keeps of weights (Binding::derived), which
-  // first runs would do otherwise. Addresses are set. Only operands with a binding have their values,
-  // and none is written. What it throws is passed over: such a call says so when it runs.
+  // chooses an implementation and derives what the kernel keeps of weights (Binding::derived),
+  // which first runs would do otherwise. Addresses are set. Only operands with a binding have their
+  // values, and none is written. What it throws is passed over: such a call says so when it runs.
   KernelFunction prepare = nullptr;
   // The kernel for devices that do not run the CPU's kernels (Device::runs_host_kernels); null if
   // there is none. It always gets its memory.

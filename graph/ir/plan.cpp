@@ -16,7 +16,8 @@
 //   p3: accelerator compute: wait e0
 //   p4: cpu compute: fused g0
 //
-// "by o4": as operand 4 of the graph addresses it. "modelled": what the device's own figures say, where something else was measured.
+// "by o4": as operand 4 of the graph addresses it. "modelled": what the device's own figures say,
+// where something else was measured.
 
 #include "graph/ir/plan.h"
 
@@ -183,8 +184,8 @@ class PlanParser {
     if (!reader_.accept_line_end()) return reader_.error("the end of the line");
     if (devices == 0 || devices > backend::kMostDevices) return reader_.error("a number of devices that can be");
     plan_.device_count = static_cast<DeviceIndex>(devices);
-    // Every node, every buffer and the record of every event has a line of its own, so larger counts cannot be true. What is allocated for them
-    // is then a few times the text.
+    // Every node, every buffer and the record of every event has a line of its own, so larger
+    // counts cannot be true. What is allocated for them is then a few times the text.
     constexpr size_t kNodeLine = sizeof("n0: dead");
     constexpr size_t kBufferLine = sizeof("b0: unused");
     if (nodes > reader_.size() / kNodeLine || buffers > reader_.size() / kBufferLine ||

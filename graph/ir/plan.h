@@ -26,8 +26,10 @@ enum class Reason : uint8_t {
   kRequested,    // the user's placement
   kUnsupported,  // the accelerator has no kernel for it
   kFaster,       // it is faster there
-  kSavesTime,    // it would be faster elsewhere, but copies would take more than that, or the other device is busy
-  kNoMemory,     // the accelerator's memory does not suffice
+  // It would be faster elsewhere, but copies would take more than that, or the other device is
+  // busy.
+  kSavesTime,
+  kNoMemory,  // the accelerator's memory does not suffice
 };
 const char* to_string(Reason reason);
 
@@ -35,11 +37,15 @@ const char* to_string(Reason reason);
 struct Placement {
   backend::DeviceIndex device = backend::kCpu;
   Reason reason = Reason::kOnlyDevice;
-  float predicted_seconds = 0;  // of the node there; of a member of a group, save for tails, an equal share
-  float elsewhere_seconds = 0;  // the same on the device that was compared with; 0 where there is none
-  // Where tasks of the accelerator run beside each other: the share of it that the node's task keeps busy meanwhile.
+  // Of the node there; of a member of a group, save for tails, an equal share.
+  float predicted_seconds = 0;
+  // The same on the device that was compared with; 0 where there is none.
+  float elsewhere_seconds = 0;
+  // Where tasks of the accelerator run beside each other: the share of it that the node's task
+  // keeps busy meanwhile.
   float utilization = 1;
-  // What both are by the device's own figures, whatever was measured. A device that simulates time goes by them: what it showed must not become what it does.
+  // What both are by the device's own figures, whatever was measured. A device that simulates time
+  // goes by them: what it showed must not become what it does.
   float modelled_seconds = 0;
   float modelled_utilization = 1;
 
@@ -48,11 +54,12 @@ struct Placement {
 
 // The place of one buffer's bytes on one device while the program runs.
 enum class Home : uint8_t {
-  kNone,     // never on this device
-  kBound,    // the storage's own block, made before or kept after the program
-  kArena,    // a slice of the device's arena, for the program only
-  kBrought,  // the kernel that defines it brings the memory; an escaping buffer's becomes the storage's block
-  kOwned,    // a block of its own from the first touch to the last: large temporaries on the CPU
+  kNone,   // never on this device
+  kBound,  // the storage's own block, made before or kept after the program
+  kArena,  // a slice of the device's arena, for the program only
+  // The kernel that defines it brings the memory; an escaping buffer's becomes the storage's block.
+  kBrought,
+  kOwned,  // a block of its own from the first touch to the last: large temporaries on the CPU
 };
 
 struct Residence {
@@ -83,7 +90,8 @@ struct Span {
   double end = 0;
 };
 
-// What a run asks of the buffers, so that a plan that runs often is not looked through each time: note_buffers().
+// What a run asks of the buffers, so that a plan that runs often is not looked through each time:
+// note_buffers().
 struct BufferNotes {
   std::vector<BufferId> placed;   // have a home on some device
   std::vector<BufferId> written;  // some node writes them; may have a buffer twice
@@ -103,8 +111,9 @@ struct Plan : Instructions {
   std::vector<Return> returns;        // the later ones
   uint64_t arena_bytes[backend::kMostDevices] = {};
   uint64_t arena_lower_bound[backend::kMostDevices] = {};  // the most bytes live at once
-  // Copies that follow each other in the program, on one queue and between the same devices, are one transfer as far as they have no more bytes together; 0: each is by itself. By
-  // destination. See end_of_transfer().
+  // Copies that follow each other in the program, on one queue and between the same devices, are
+  // one transfer as far as they have no more bytes together; 0: each is by itself. By destination.
+  // See end_of_transfer().
   uint64_t transfer_bytes[backend::kMostDevices] = {};
   uint32_t event_count = 0;
   uint32_t dead_nodes = 0;
@@ -128,7 +137,8 @@ bool uses_host_only(const Plan& plan);
 // Whether tasks run beside each other on some accelerator.
 bool has_side_queues(const Plan& plan);
 
-// The position behind the copies that are one transfer with the one at `position`. REQUIRES: that one is a copy, and the first of its transfer.
+// The position behind the copies that are one transfer with the one at `position`. REQUIRES: that
+// one is a copy, and the first of its transfer.
 uint32_t end_of_transfer(const Graph& graph, const Plan& plan, uint32_t position);
 
 void note_buffers(const Graph& graph, const Plan& plan, BufferNotes& notes);

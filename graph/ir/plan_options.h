@@ -1,4 +1,5 @@
-// PlanOptions: what planning may use and what it is asked for; and what it tells of the placements it looked at.
+// PlanOptions: what planning may use and what it is asked for; and what it tells of the placements
+// it looked at.
 //
 // Thread safety: plain data.
 
@@ -37,7 +38,8 @@ struct PlanOptions {
   bool fusion = false;
   // The program will run often: time may be spent on a smaller arena.
   bool thorough = true;
-  // The search for placements, and where `thorough` the one for a smaller arena, may take so many times as long as usual. At least 1.
+  // The search for placements, and where `thorough` the one for a smaller arena, may take so many
+  // times as long as usual. At least 1.
   int effort = 1;
   // The machine to plan for: rates, memory and links of each device.
   backend::Machine machine;
@@ -45,28 +47,34 @@ struct PlanOptions {
   // another one run there.
   backend::DeviceIndex searched = backend::kCpu + 1;
   Policy policy = Policy::kAuto;
-  // Where not null: per OpId, what is preferred for nodes without a preference of their own; operators behind its end have none.
+  // Where not null: per OpId, what is preferred for nodes without a preference of their own;
+  // operators behind its end have none.
   const std::vector<Preference>* preferences = nullptr;
   // What was measured, where not null; what it does not know is guessed.
   const CostHistory* history = nullptr;
   // CostModel::slowness() of this program; 0: that of the device.
   double slowness = 0;
-  // Per node the device that it ran on: planning takes the best placement that is another one, where there is a choice; see TaskGraph::differs. Where
-  // not null; of another number of nodes it says nothing.
+  // Per node the device that it ran on: planning takes the best placement that is another one,
+  // where there is a choice; see TaskGraph::differs. Where not null; of another number of nodes it
+  // says nothing.
   const std::vector<backend::DeviceIndex>* instead_of = nullptr;
   // Where not null, the placements that were looked at go there.
   std::vector<Candidate>* candidates = nullptr;
-  // Where an arena beside the results would take more memory than op-by-op execution, temporaries of at least this size on the CPU get a
-  // block of their own instead of a slice of the arena; where even that takes more, those of at least the second size.
+  // Where an arena beside the results would take more memory than op-by-op execution, temporaries
+  // of at least this size on the CPU get a block of their own instead of a slice of the arena;
+  // where even that takes more, those of at least the second size.
   uint64_t own_block_bytes = 4096;
   uint64_t least_own_block_bytes = 1;
-  // On so many of its compute queues the accelerator may run what does not depend on each other; 1 to kComputeQueues.
+  // On so many of its compute queues the accelerator may run what does not depend on each other; 1
+  // to kComputeQueues.
   int compute_queues = backend::kComputeQueues;
-  // Programs of others run on the rest of its compute queues meanwhile: the plan says of each task what share of the accelerator it keeps busy.
+  // Programs of others run on the rest of its compute queues meanwhile: the plan says of each task
+  // what share of the accelerator it keeps busy.
   bool shares_accelerator = false;
   // Small copies that can be one transfer are, where that takes less time.
   bool join_copies = true;
-  // All temporaries lie in arenas: the program takes no memory while it runs, not even by a kernel that could bring it.
+  // All temporaries lie in arenas: the program takes no memory while it runs, not even by a kernel
+  // that could bring it.
   bool fixed_memory = false;
 };
 

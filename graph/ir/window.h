@@ -37,7 +37,8 @@ DType parse_dtype(std::string_view name);
 
 struct Window {
   DType dtype = 0;
-  bool dense = false;       // elements fill [first_byte, last_byte) without gap or overlap, in some order
+  // Elements fill [first_byte, last_byte) without gap or overlap, in some order.
+  bool dense = false;
   bool contiguous = false;  // dense, in row-major order
   int rank = 0;
   int64_t offset = 0;  // in elements

@@ -1,17 +1,24 @@
-// Copies: the nodes in order, with a copy wherever a node needs bytes that its device does not have, and room for them made before.
+// Copies: the nodes in order, with a copy wherever a node needs bytes that its device does not
+// have, and room for them made before.
 //
-// A write-invalidate protocol over whole buffers, simulated while planning (as StarPU's MSI data states do at run time):
+// A write-invalidate protocol over whole buffers, simulated while planning (as StarPU's MSI data
+// states do at run time):
 //   1. A buffer starts valid where the graph says.
-//   2. A node that reads a buffer, or writes a part of it, needs it valid on its device: if it is valid elsewhere only, a copy comes first, over the
-//      fastest link from where it is valid, and by way of the host where there is none.
-//   3. A buffer that is valid nowhere holds whatever its memory holds; the first device to touch it has the valid bytes. An empty buffer is copied like
-//      any other: whether its writer has failed must be known in order.
+//   2. A node that reads a buffer, or writes a part of it, needs it valid on its device: if it is
+//      valid elsewhere only, a copy comes first, over the fastest link from where it is valid, and
+//      by way of the host where there is none.
+//   3. A buffer that is valid nowhere holds whatever its memory holds; the first device to touch it
+//      has the valid bytes. An empty buffer is copied like any other: whether its writer has failed
+//      must be known in order.
 //   4. A write makes all other devices' bytes stale.
 //
-// Where everything fits, what is valid after the last node stays where it is. Where accelerators may hold only so much (`limits`), bytes come and go:
-//   5. Residents (plan/residency.cpp) have their place for the whole program. Everything else leaves after its last use there, and is copied back only
-//      if the CPU's bytes are not the same and somebody will want them.
-//   6. When even so there is no room, the bytes whose next use is furthest away leave early (L. Belady, 1966), and come back for it.
+// Where everything fits, what is valid after the last node stays where it is. Where accelerators
+// may hold only so much (`limits`), bytes come and go:
+//   5. Residents (plan/residency.cpp) have their place for the whole program. Everything else
+//      leaves after its last use there, and is copied back only if the CPU's bytes are not the same
+//      and somebody will want them.
+//   6. When even so there is no room, the bytes whose next use is furthest away leave early (L.
+//      Belady, 1966), and come back for it.
 // What has left and comes back does so in other memory: a Return of the plan.
 
 #include <algorithm>

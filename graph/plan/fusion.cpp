@@ -1,22 +1,28 @@
 // Fusion: which nodes run as one fused kernel.
 //
-// A greedy walk in program order over a set of open groups, after the loop fusion of array compilers (Kennedy & McKinley 1993):
-//   1. A group runs at the place of its last member. So it stays open as long as no node outside conflicts with a member: such a
-//      node would have to come between. Open groups never conflict with each other.
-//   2. A node that can be lowered joins a group it conflicts with (reads what a member writes, mostly) if the group's builder accepts
-//      it: same space, same window on shared bytes, same row. Where it conflicts with several groups that accept it and that fit
-//      together, they become one. Groups that it conflicts with and does not join are closed.
-//   3. With nothing to join, it joins an open group that reads the same bytes, if that accepts it; otherwise it opens a group of its
-//      own.
+// A greedy walk in program order over a set of open groups, after the loop fusion of array
+// compilers (Kennedy & McKinley 1993):
+//   1. A group runs at the place of its last member. So it stays open as long as no node outside
+//      conflicts with a member: such a node would have to come between. Open groups never conflict
+//      with each other.
+//   2. A node that can be lowered joins a group it conflicts with (reads what a member writes,
+//      mostly) if the group's builder accepts it: same space, same window on shared bytes, same
+//      row. Where it conflicts with several groups that accept it and that fit together, they
+//      become one. Groups that it conflicts with and does not join are closed.
+//   3. With nothing to join, it joins an open group that reads the same bytes, if that accepts it;
+//      otherwise it opens a group of its own.
 //   4. A node that cannot be lowered closes all groups that it conflicts with.
-//   5. A node of which only the tail can be lowered (a product with a bias) runs its body at its own place, so nothing may wait for it: it closes all
-//      groups that it conflicts with, and its tail opens a new one. If nobody joins that, the node runs as a whole.
-//   6. A group of one runs as before, unless it is a plain pointwise operator: a fused kernel starts faster than the stock one.
-//   7. Where there are two devices, groups are made before anything is placed, and are the same wherever they are placed then; a body is placed by itself.
-//      Nodes that may not run on the same devices do not join. Where the accelerator cannot run a group, its nodes that check what they read run alone, or,
-//      where none does, all of them.
-//   8. A sweep from the last instruction to the first, as in dead_values.cpp, says which values are needed after their group. Only these
-//      are stored; the others get no memory.
+//   5. A node of which only the tail can be lowered (a product with a bias) runs its body at its
+//      own place, so nothing may wait for it: it closes all groups that it conflicts with, and its
+//      tail opens a new one. If nobody joins that, the node runs as a whole.
+//   6. A group of one runs as before, unless it is a plain pointwise operator: a fused kernel
+//      starts faster than the stock one.
+//   7. Where there are two devices, groups are made before anything is placed, and are the same
+//      wherever they are placed then; a body is placed by itself. Nodes that may not run on the
+//      same devices do not join. Where the accelerator cannot run a group, its nodes that check
+//      what they read run alone, or, where none does, all of them.
+//   8. A sweep from the last instruction to the first, as in dead_values.cpp, says which values are
+//      needed after their group. Only these are stored; the others get no memory.
 // The result depends on structure and windows alone, so the same trace gives the same groups.
 
 #include <algorithm>
@@ -27,7 +33,8 @@ namespace hetero::graph {
 namespace {
 
 constexpr uint32_t kNone = UINT32_MAX;
-// A group that had no new member for so many nodes is closed: it would keep its inputs for too long.
+// A group that had no new member for so many nodes is closed: it would keep its inputs for too
+// long.
 constexpr uint32_t kPatience = 1024;
 // So many groups that read the same bytes are asked.
 constexpr int kNeighbours = 2;
@@ -160,7 +167,8 @@ class Fuser {
 
   bool is_patient(uint32_t g, uint32_t n) { return n - group(g).last <= kPatience; }
 
-  // Joins one of the groups that the node conflicts with, after merging others into it. `note`: why not.
+  // Joins one of the groups that the node conflicts with, after merging others into it. `note`: why
+  // not.
   uint32_t join_conflicting(uint32_t n, FusionNote& note) {
     uint32_t chosen = kNone;
     note = own_.touched.empty() ? note_alone(n) : FusionNote::kOtherShape;

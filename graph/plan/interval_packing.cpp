@@ -113,7 +113,8 @@ class PartSearch {
   uint64_t& floor(uint32_t section) { return levels_[count_ + section]; }
 
   // What the part is.
-  std::vector<Interval> intervals_;  // first and last are sections once these are found, last not included
+  // First and last are sections once these are found, last not included.
+  std::vector<Interval> intervals_;
   size_t count_;
   uint32_t sections_ = 0;
   std::vector<uint64_t> section_bytes_;
@@ -124,13 +125,17 @@ class PartSearch {
   // How far the search is.
   uint64_t capacity_ = 0;
   bool by_slack_ = false;
-  std::vector<int64_t> weights_;    // how often an interval found no place, in all rounds
-  std::vector<uint64_t> levels_;    // the lowest offset of each interval, or kPlaced; then the floor of each section
-  std::vector<uint64_t> left_;      // bytes of a section's intervals that are not placed
-  std::vector<uint32_t> going_on_;  // how many of these are in the next section too
+  std::vector<int64_t> weights_;  // how often an interval found no place, in all rounds
+  // The lowest offset of each interval, or kPlaced; then the floor of each section.
+  std::vector<uint64_t> levels_;
+  // Bytes of a section's intervals that are not placed, and how many of these are in the next
+  // section too.
+  std::vector<uint64_t> left_;
+  std::vector<uint32_t> going_on_;
   std::vector<std::pair<size_t, uint64_t>> changes_;  // of levels: index and what was there
   std::vector<Decision> decisions_;
-  std::vector<uint32_t> pieces_;   // intervals, piece behind piece; those of pieces within a piece behind all of it
+  // Intervals, piece behind piece; those of pieces within a piece behind all of it.
+  std::vector<uint32_t> pieces_;
   std::vector<uint32_t> cuts_;     // the sections with which pieces begin
   std::vector<uint32_t> touched_;  // sections whose floor may rise
   std::vector<uint32_t> touched_at_;

@@ -67,7 +67,8 @@ class IntervalPacking {
   std::vector<Placed> placed_;  // by offset
   std::vector<uint64_t> offsets_;
   std::vector<uint64_t> best_;
-  std::vector<std::pair<uint64_t, uint64_t>> changes_;  // a release is the complement of what it releases
+  // A release is the complement of what it releases.
+  std::vector<std::pair<uint64_t, uint64_t>> changes_;
   uint64_t total_ = 0;
   uint64_t lower_bound_ = 0;
 };

@@ -3,14 +3,16 @@
 //   1. Find the first and the last instruction that touches each buffer on each device, and choose
 //      a home: bytes that exist before or after the program are the storage's own (kBound); what a
 //      kernel brings stays in the kernel's memory (kBrought); the rest goes to the device's arena.
-//   2. Where one queue alone touches an arena, as on the CPU alone, pack it with all lifetimes known (interval_packing.h). An arena of the CPU is
-//      held from the first instruction to the last, beside the results; where that would be more
-//      than op-by-op execution has at its worst moment (a training step: activations go as gradients
-//      come), large temporaries get blocks of their own instead (kOwned), from first to last use.
-//   3. Where several queues touch an arena, walk the program: an instruction takes slices for what it touches first
-//      and gives back those of what it touches last; bytes that leave and come back have a slice for each stay. A slice given back remembers who touched it,
-//      and only an instruction that comes after all of them takes it; near the end of the
-//      accelerator's memory an instruction is rather made to wait for them.
+//   2. Where one queue alone touches an arena, as on the CPU alone, pack it with all lifetimes
+//      known (interval_packing.h). An arena of the CPU is held from the first instruction to the
+//      last, beside the results; where that would be more than op-by-op execution has at its worst
+//      moment (a training step: activations go as gradients come), large temporaries get blocks of
+//      their own instead (kOwned), from first to last use.
+//   3. Where several queues touch an arena, walk the program: an instruction takes slices for what
+//      it touches first and gives back those of what it touches last; bytes that leave and come
+//      back have a slice for each stay. A slice given back remembers who touched it, and only an
+//      instruction that comes after all of them takes it; near the end of the accelerator's memory
+//      an instruction is rather made to wait for them.
 // Memory outside an arena is released by the host as it passes the last use, so only bytes that no
 // copy queue touches qualify.
 
@@ -117,7 +119,8 @@ class MemoryPlanner {
     return plan_.arena_bytes[kCpu] + end_peak();
   }
 
-  // The same when every live node runs by itself, in program order, and memory is freed after the last use.
+  // The same when every live node runs by itself, in program order, and memory is freed after the
+  // last use.
   uint64_t unplanned_peak() {
     scratch_.first_use.assign(graph_.buffers.size(), UINT32_MAX);
     scratch_.last_use.assign(graph_.buffers.size(), 0);

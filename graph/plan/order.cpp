@@ -6,8 +6,8 @@
 //   2. Walk again with a vector clock per queue (Fidge/Mattern 1988): what every queue is known to
 //      have run. A requirement that the clock does not cover costs a wait, after which the clock
 //      also knows what the awaited instruction knew.
-//   3. What runs on other queues is submitted before the host's own work where nothing forbids it (submit_early): a kernel of the CPU keeps the
-//      host from submitting anything else.
+//   3. What runs on other queues is submitted before the host's own work where nothing forbids it
+//      (submit_early): a kernel of the CPU keeps the host from submitting anything else.
 // The host submits in program order and runs its own queue while submitting, so every instruction
 // is after all earlier ones of the host's queue, and after whatever these waited for.
 
@@ -83,7 +83,8 @@ class EarlySubmission {
     return next_[queue] < lines_[queue].size() ? lines_[queue][next_[queue]] : kNone;
   }
 
-  // The first in the old order of those that may come now; the host's own only where there is no other.
+  // The first in the old order of those that may come now; the host's own only where there is no
+  // other.
   uint32_t find_next() const {
     uint32_t first = kNone;   // of all
     uint32_t remote = kNone;  // may come now
@@ -97,7 +98,8 @@ class EarlySubmission {
     return host != kNone && may_come(host) ? host : first;
   }
 
-  // What it must come after has come, and it needs no memory that is not there. The first of all always may.
+  // What it must come after has come, and it needs no memory that is not there. The first of all
+  // always may.
   bool may_come(uint32_t i) const {
     const Clock& requirement = scratch_.requirements[i];
     for (QueueId queue = 0; queue < queues_; ++queue) {
@@ -105,7 +107,8 @@ class EarlySubmission {
       if (before != kNone && requirement[queue] > before) return false;
     }
     if (!bounded_) return true;
-    // Bytes come back when all is submitted that uses those that were there before: by the order of submission it is known who uses which.
+    // Bytes come back when all is submitted that uses those that were there before: by the order of
+    // submission it is known who uses which.
     const uint32_t before = stay_before_[i];
     return (before == kNone || touches_[before] == 0) && has_room(i);
   }
@@ -198,12 +201,13 @@ class EarlySubmission {
   std::vector<uint32_t> lines_[kMaxQueues];  // per queue: its instructions
   size_t next_[kMaxQueues] = {};
   Limits live_{};
-  std::vector<uint32_t> stay_before_;  // per copy of bytes that come back: the stay of those that were there before
-  std::vector<uint32_t> stays_;        // per instruction: where its entries of touched_ begin
-  std::vector<uint32_t> touched_;      // stays
-  std::vector<uint32_t> current_;      // per residence: the stay that it is in
-  std::vector<Stay> stays_at_;         // per stay
-  std::vector<uint32_t> touches_;      // per stay: those that are to come
+  // Per copy of bytes that come back: the stay of those that were there before.
+  std::vector<uint32_t> stay_before_;
+  std::vector<uint32_t> stays_;    // per instruction: where its entries of touched_ begin
+  std::vector<uint32_t> touched_;  // stays
+  std::vector<uint32_t> current_;  // per residence: the stay that it is in
+  std::vector<Stay> stays_at_;     // per stay
+  std::vector<uint32_t> touches_;  // per stay: those that are to come
 };
 
 }  // namespace

@@ -81,22 +81,30 @@ using Limits = std::array<uint64_t, backend::kMostDevices>;
 // Vectors that keep their memory from plan to plan, so that planning allocates nothing in the long
 // run.
 struct Scratch {
-  std::vector<uint8_t> needed;            // per buffer: a live node or the caller reads it (dead_values)
+  // Per buffer: a live node or the caller reads it (dead_values).
+  std::vector<uint8_t> needed;
   std::vector<backend::DeviceSet> valid;  // per buffer: devices with valid bytes (copies)
   TaskGraph tasks;                        // (placement, residency)
   std::vector<uint32_t> order;            // tasks, as they are to be submitted (placement)
-  std::vector<backend::DeviceSet>
-      resident;                       // per buffer: accelerators on which it has its place throughout (residency)
-  std::vector<BufferState> states;    // per buffer (copies)
-  std::vector<uint32_t> next_use;     // per use and device: a position in the order (copies)
-  std::vector<uint32_t> next_use_of;  // per buffer and device, at a point of the program (copies)
+  // Per buffer: accelerators on which it has its place throughout (residency).
+  std::vector<backend::DeviceSet> resident;
+  std::vector<BufferState> states;  // per buffer (copies)
+  // Per use and device, a position in the order; per buffer and device, at a point of the program
+  // (copies).
+  std::vector<uint32_t> next_use;
+  std::vector<uint32_t> next_use_of;
   std::vector<BufferId> present[backend::kMostDevices];  // there, and may leave (copies)
-  uint64_t peak_bytes[backend::kMostDevices] = {};       // the most that each accelerator was to hold (copies)
-  std::vector<Touches> touches;                          // per residence (order)
-  std::vector<Clock> requirements;                       // per instruction: what must run before (order, memory_plan)
-  std::vector<Clock> clocks;                             // per instruction: what has run before (order, events)
-  std::vector<uint32_t> slices;                          // per residence: its slice of the arena + 1 (memory_plan)
-  std::vector<Clock> users;    // per residence: the last instructions that touched its slice (memory_plan)
+  // The most that each accelerator was to hold (copies).
+  uint64_t peak_bytes[backend::kMostDevices] = {};
+  std::vector<Touches> touches;  // per residence (order)
+  // Per instruction: what must run before (order, memory_plan).
+  std::vector<Clock> requirements;
+  // Per instruction: what has run before (order, events).
+  std::vector<Clock> clocks;
+  // Per residence: its slice of the arena + 1 (memory_plan).
+  std::vector<uint32_t> slices;
+  // Per residence: the last instructions that touched its slice (memory_plan).
+  std::vector<Clock> users;
   std::vector<uint32_t> stay;  // per residence: the return that it is in + 1 (memory_plan, order)
   FusionScratch fusion;
   std::vector<uint8_t> taken;    // per instruction: it is part of a batch (batches)
@@ -109,12 +117,15 @@ struct Scratch {
   std::vector<uint32_t> last_use;
   std::vector<int64_t> deltas;                       // per position: bytes that come and go
   std::vector<std::pair<uint32_t, uint32_t>> waits;  // instruction, and which it waits for (events)
-  std::vector<uint32_t> positions;                   // per instruction: where it is in the final program (events)
-  std::vector<uint32_t> event_of;                    // per instruction: the event recorded after it + 1 (events)
-  std::vector<Instruction> program;                  // the final program (events)
-  std::vector<Instruction> serial;                   // the program with one compute queue (streams)
-  Simulation simulation;                             // (streams, transfers)
-  // Per instruction: it is one transfer with the copy before it. Empty where there are no transfers of several copies.
+  // Per instruction: where it is in the final program (events).
+  std::vector<uint32_t> positions;
+  // Per instruction: the event recorded after it + 1 (events).
+  std::vector<uint32_t> event_of;
+  std::vector<Instruction> program;  // the final program (events)
+  std::vector<Instruction> serial;   // the program with one compute queue (streams)
+  Simulation simulation;             // (streams, transfers)
+  // Per instruction: it is one transfer with the copy before it. Empty where there are no transfers
+  // of several copies.
   std::vector<uint8_t> joined;
   std::vector<uint32_t> joins;  // per instruction: these (transfers)
   std::vector<uint32_t> next_copy;
@@ -141,38 +152,46 @@ inline bool is_bounded(const Limits& limits) { return limits[backend::kCpu] != k
 void drop_dead_values(const Graph& graph, Plan& plan, Scratch& scratch);
 // The program of a plan for the CPU alone, node by node.
 void run_in_order(const Graph& graph, Plan& plan, Scratch& scratch);
-// Chooses what has its place on each accelerator within the limits. REQUIRES: placements, scratch.tasks and scratch.order.
+// Chooses what has its place on each accelerator within the limits. REQUIRES: placements,
+// scratch.tasks and scratch.order.
 void choose_residents(const Graph& graph, const PlanOptions& options, const Limits& limits, Plan& plan,
                       Scratch& scratch);
-// Makes the program of scratch.tasks in scratch.order. False where an accelerator cannot hold what a task needs within its limit.
+// Makes the program of scratch.tasks in scratch.order. False where an accelerator cannot hold what
+// a task needs within its limit.
 bool insert_copies(const Graph& graph, const backend::Machine& machine, const Limits& limits, Plan& plan,
                    Scratch& scratch);
-// Replaces runs of the program by bodies and fused groups; `placed`, where not null, says what may run where. REQUIRES: the program has runs on the CPU only.
+// Replaces runs of the program by bodies and fused groups; `placed`, where not null, says what may
+// run where. REQUIRES: the program has runs on the CPU only.
 void fuse_nodes(const Graph& graph, const PlanOptions* placed, Plan& plan, Scratch& scratch);
 // Makes batches of calls that read the same operand. REQUIRES: the same.
 void join_calls(const Graph& graph, Plan& plan, Scratch& scratch);
 // Whether join_calls() could have made the plan's batches, as far as sizes tell.
 bool are_batches_small(const Graph& graph, const Plan& plan);
 void order_queues(const Graph& graph, const Plan& plan, Scratch& scratch);
-// Moves what runs elsewhere before the host's own work where nothing forbids it. REQUIRES: order_queues; it is needed again afterwards.
+// Moves what runs elsewhere before the host's own work where nothing forbids it. REQUIRES:
+// order_queues; it is needed again afterwards.
 void submit_early(const Graph& graph, const Limits& limits, Plan& plan, Scratch& scratch);
-// Moves tasks of an accelerator that do not depend on each other to its other compute queues, where that takes less time. Returns the seconds that one queue
-// takes, or 0 where nothing has moved. order_queues is needed again afterwards.
+// Moves tasks of an accelerator that do not depend on each other to its other compute queues, where
+// that takes less time. Returns the seconds that one queue takes, or 0 where nothing has moved.
+// order_queues is needed again afterwards.
 double spread_tasks(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);
-// Says of the accelerators' tasks what share of them they keep busy. REQUIRES: placements and groups are final.
+// Says of the accelerators' tasks what share of them they keep busy. REQUIRES: placements and
+// groups are final.
 void note_utilizations(const Graph& graph, const PlanOptions& options, Plan& plan);
 // Which copies join a transfer.
 enum class Joining : uint8_t { kReady, kWaiting };
-// Makes transfers of several copies, of plan.transfer_bytes at most. False where there are none. REQUIRES: order_queues, with scratch.joined empty; it is
-// needed again afterwards.
+// Makes transfers of several copies, of plan.transfer_bytes at most. False where there are none.
+// REQUIRES: order_queues, with scratch.joined empty; it is needed again afterwards.
 bool join_copies(const Graph& graph, Joining joining, Plan& plan, Scratch& scratch);
-// The position behind the transfer that begins with this instruction, which is by itself where it is no copy.
+// The position behind the transfer that begins with this instruction, which is by itself where it
+// is no copy.
 uint32_t end_of_joined(const Scratch& scratch, uint32_t first);
 // Makes scratch.requirements those of whole transfers.
 void order_transfers(const Plan& plan, Scratch& scratch);
 // Where everything runs on the CPU.
 void plan_host_memory(const Graph& graph, const PlanOptions& options, Plan& plan, Scratch& scratch);
-// True when what lies on each accelerator fits into its memory. Survivors stay there if `keep` or scratch.resident says so.
+// True when what lies on each accelerator fits into its memory. Survivors stay there if `keep` or
+// scratch.resident says so.
 bool plan_memory(const Graph& graph, const PlanOptions& options, bool keep, Plan& plan, Scratch& scratch);
 void insert_events(Plan& plan, Scratch& scratch);
 

@@ -2,8 +2,10 @@
 //
 //   dead values -> fusion -> placement -> one of
 //     everything on the CPU:       fusion for the CPU alone -> batches -> memory
-//     everything fits:             copies -> order of submission -> transfers -> streams -> memory -> events
-//     an accelerator is too small: several placements, each with residents chosen, copies, memory and events, and simulated; the fastest is taken
+//     everything fits:             copies -> order of submission -> transfers -> streams -> memory
+//                                  -> events
+//     an accelerator is too small: several placements, each with residents chosen, copies, memory
+//                                  and events, and simulated; the fastest is taken
 
 #include "graph/plan/pipeline.h"
 
@@ -60,7 +62,8 @@ void forget_utilizations(Plan& plan) {
   for (Placement& placement : plan.placements) placement.utilization = placement.modelled_utilization = 1;
 }
 
-// The same with the accelerator's tasks spread over its compute queues. False where that does not fit, or takes no less time; the plan is then as it was.
+// The same with the accelerator's tasks spread over its compute queues. False where that does not
+// fit, or takes no less time; the plan is then as it was.
 bool lay_out_spread(const Graph& graph, const PlanOptions& options, const Limits& limits, Plan& plan,
                     Scratch& scratch) {
   scratch.serial = plan.program;
@@ -82,7 +85,8 @@ bool lay_out_tasks(const Graph& graph, const PlanOptions& options, const Limits&
   return lay_out_queues(graph, options, limits, plan, scratch);
 }
 
-// The same with small copies as transfers of several, in the way of joining that takes the least time.
+// The same with small copies as transfers of several, in the way of joining that takes the least
+// time.
 class TransferTrial {
  public:
   TransferTrial(const Graph& graph, const PlanOptions& options, const Limits& limits, Plan& plan, Scratch& scratch)
@@ -167,7 +171,8 @@ class TransferTrial {
   std::vector<Variant> variants_;
 };
 
-// Everything after placement, on several queues. Without limits, what gets to an accelerator stays there. False where it does not fit.
+// Everything after placement, on several queues. Without limits, what gets to an accelerator stays
+// there. False where it does not fit.
 bool lay_out(const Graph& graph, const PlanOptions& options, const Limits& limits, Plan& plan, Scratch& scratch) {
   std::ranges::fill(plan.transfer_bytes, 0);
   scratch.joined.clear();
@@ -188,8 +193,8 @@ bool is_host_only(const Graph& graph, const Plan& plan) {
   return true;
 }
 
-// With everything on the accelerator, as far as that may be, where several compute queues make that faster than what was found for one. Seconds are those of
-// later runs, when what stays is there.
+// With everything on the accelerator, as far as that may be, where several compute queues make that
+// faster than what was found for one. Seconds are those of later runs, when what stays is there.
 void consider_whole(const Graph& graph, PlanOptions options, Plan& plan, Scratch& scratch) {
   if (options.policy != Policy::kAuto || options.compute_queues == 1) return;
   std::vector<DeviceIndex> found;
@@ -199,7 +204,8 @@ void consider_whole(const Graph& graph, PlanOptions options, Plan& plan, Scratch
   options.join_copies = false;
   options.thorough = false;
   Graph later = graph;
-  const auto seconds = [&](const std::vector<DeviceIndex>& devices) {  // kNever where it does not fit
+  // KNever where it does not fit.
+  const auto seconds = [&](const std::vector<DeviceIndex>& devices) {
     for (BufferId b = 0; b < later.buffers.size(); ++b) {
       const Value& value = scratch.tasks.values[b];
       later.buffers[b].valid_on = scratch.tasks.begins_on(value, devices);
@@ -250,7 +256,8 @@ class BoundedSearch {
     if (from_search != cpu && from_search != accelerator) consider("as if it fitted", from_search);
     const bool streams = consider("streamed to the accelerator", accelerator);
     if (streams) note_streamed();
-    // What needs the largest share of the memory by itself leaves no room for what others bring meanwhile.
+    // What needs the largest share of the memory by itself leaves no room for what others bring
+    // meanwhile.
     for (const uint64_t part : {2, 3, 4, 6, 8, 12, 16}) {
       if (streams || consider("streamed, but for large tasks", without_large(accelerator, bytes_there() / part))) break;
     }
@@ -283,7 +290,8 @@ class BoundedSearch {
   }
 
  private:
-  // Arenas waste something between their slices; how much less than its memory the accelerator is asked to hold, in sixteenths.
+  // Arenas waste something between their slices; how much less than its memory the accelerator is
+  // asked to hold, in sixteenths.
   static constexpr int kSlacks[] = {1, 3, 6, 10};
 
   // Candidates are compared so: which copies go together is tried for the one that is taken.
@@ -316,7 +324,8 @@ class BoundedSearch {
     });
   }
 
-  // The share of what is streamed with which the CPU and the accelerator, which take turns, are as long at work as the link. One at most.
+  // The share of what is streamed with which the CPU and the accelerator, which take turns, are as
+  // long at work as the link. One at most.
   double balanced_share() const {
     double copies = 0;
     double there = 0;  // on the accelerator
@@ -331,8 +340,9 @@ class BoundedSearch {
     return copies > there && here > 0 ? std::min(1.0, (copies - there) / (copies + here)) : 0;
   }
 
-  // About `share` of the bytes that had to be streamed is used by the CPU, spread evenly: tasks that read such bytes, each with those that follow it up to
-  // the next one that needs what lies on the accelerator.
+  // About `share` of the bytes that had to be streamed is used by the CPU, spread evenly: tasks
+  // that read such bytes, each with those that follow it up to the next one that needs what lies on
+  // the accelerator.
   std::vector<DeviceIndex> shared(std::vector<DeviceIndex> devices, double share) const {
     double due = 0;  // bytes that the CPU has read too few
     bool here = false;
@@ -352,7 +362,8 @@ class BoundedSearch {
 
   void place(const std::vector<DeviceIndex>& devices) { write_placements(tasks_, devices, plan_); }
 
-  // Lays out with residents chosen. `first` is the first slack to try; best_slack_ is the one that did.
+  // Lays out with residents chosen. `first` is the first slack to try; best_slack_ is the one that
+  // did.
   bool lay_out_within(const Graph& graph, const PlanOptions& options, size_t first) {
     for (size_t s = first; s < std::size(kSlacks); ++s) {
       const Limits limits = limits_with(static_cast<uint64_t>(kSlacks[s]));
@@ -445,7 +456,8 @@ class BoundedSearch {
   const TaskGraph& tasks_;
   const DeviceIndex there_ = options_.searched;
   std::vector<DeviceIndex> found_;
-  std::vector<uint8_t> streamed_;  // per buffer: "streamed to the accelerator" copies it in each time
+  // Per buffer: "streamed to the accelerator" copies it in each time.
+  std::vector<uint8_t> streamed_;
   std::vector<Candidate> candidates_;
   size_t chosen_ = SIZE_MAX;
   std::vector<DeviceIndex> best_;

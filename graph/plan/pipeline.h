@@ -10,9 +10,9 @@
 
 namespace hetero::graph {
 
-// Plans `graph`. The pipeline of passes; see pipeline.cpp. Never fails on a legal graph: where the accelerator's memory does
-// not suffice, nodes move to the CPU.
-// `plan` may hold an earlier plan, whose memory is reused.
+// Plans `graph`. The pipeline of passes; see pipeline.cpp. Never fails on a legal graph: where the
+// accelerator's memory does not suffice, nodes move to the CPU. `plan` may hold an earlier plan,
+// whose memory is reused.
 void make_plan(const Graph& graph, const PlanOptions& options, Plan& plan);
 
 }  // namespace hetero::graph

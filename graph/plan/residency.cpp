@@ -1,14 +1,18 @@
-// Residency: which buffers have their place on an accelerator throughout, where it cannot hold all of them.
+// Residency: which buffers have their place on an accelerator throughout, where it cannot hold all
+// of them.
 //
-// What has no place is streamed: copied in before it is used, and gone afterwards. The copies take max(bytes / bandwidth) beside the work, no matter
-// which buffers they are, provided that the copy queue never stands still. So what matters is how the streamed ones are spread:
+// What has no place is streamed: copied in before it is used, and gone afterwards. The copies take
+// max(bytes / bandwidth) beside the work, no matter which buffers they are, provided that the copy
+// queue never stands still. So what matters is how the streamed ones are spread:
 //
-//   1. Measure what the program needs beside what it could hold (temporaries, and what comes and goes), with room for two more of the largest: three
-//      slots keep the copy queue busy while one is in use (shared/research: layers that are streamed one after another cost up to 1.7 times as much).
+//   1. Measure what the program needs beside what it could hold (temporaries, and what comes and
+//      goes), with room for two more of the largest: three slots keep the copy queue busy while one
+//      is in use (shared/research: layers that are streamed one after another cost up to 1.7 times
+//      as much).
 //   2. What lies on the accelerator already stays: plans do not move weights back and forth.
 //   3. Then what the program writes, since streaming it takes a copy each way.
-//   4. Then evenly: along the program, with work and copies as the measure, as large a share of each stretch is streamed as of the whole (error
-//      diffusion, J. Bresenham 1965).
+//   4. Then evenly: along the program, with work and copies as the measure, as large a share of
+//      each stretch is streamed as of the whole (error diffusion, J. Bresenham 1965).
 
 #include <algorithm>
 
@@ -103,7 +107,8 @@ class Chooser {
       if (is_resident(unit)) continue;
       copied += share * seconds_of(unit);
       const double due = share * static_cast<double>(rest) * (unit.at + copied) / total;
-      // As late as its share allows: the first are there when the program begins, and nothing is left to do behind the last copy.
+      // As late as its share allows: the first are there when the program begins, and nothing is
+      // left to do behind the last copy.
       if (unit.bytes <= room_ && streamed + static_cast<double>(unit.bytes) * (1 - 1e-6) > due) {
         keep_one(unit);
       } else {

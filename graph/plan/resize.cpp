@@ -1,9 +1,11 @@
 // resize_plan: a plan for other sizes, out of one for the same structure.
 //
-// What planning decides depends on sizes in three places: how large things are (spaces of fused groups, batches, the memory plan), whether two
-// windows of one buffer overlap, and where it is faster to run something. The first is done again here, for what changed. The second cannot change where
-// every write covers its whole buffer; where one does not, the windows of that buffer must be as they were. The third stays as it is, and with it the
-// copies and the order of submission: a caller for whom times change much plans anew.
+// What planning decides depends on sizes in three places: how large things are (spaces of fused
+// groups, batches, the memory plan), whether two windows of one buffer overlap, and where it is
+// faster to run something. The first is done again here, for what changed. The second cannot change
+// where every write covers its whole buffer; where one does not, the windows of that buffer must be
+// as they were. The third stays as it is, and with it the copies and the order of submission: a
+// caller for whom times change much plans anew.
 
 #include "graph/plan/resize.h"
 
@@ -44,7 +46,8 @@ bool same_overlaps(const Graph& before, const Graph& now, std::vector<uint8_t>& 
   return true;
 }
 
-// What was one transfer of several copies still is, as far as its bytes allow. Per instruction, as Scratch::joined.
+// What was one transfer of several copies still is, as far as its bytes allow. Per instruction, as
+// Scratch::joined.
 void find_joined(const Graph& now, const Plan& plan, std::vector<uint8_t>& joined) {
   joined.assign(plan.program.size(), 0);
   for (uint32_t i = 0; i < plan.program.size();) {

@@ -1,6 +1,6 @@
-// SizedPlans: what was made for the sizes that came last: plans of a trace, captures of a compiled program, instances of
-// a saved one. Entries are tried in the order of their last use, since mostly the first fits; the one that was used
-// longest ago leaves.
+// SizedPlans: what was made for the sizes that came last: plans of a trace, captures of a compiled
+// program, instances of a saved one. Entries are tried in the order of their last use, since mostly
+// the first fits; the one that was used longest ago leaves.
 //
 //   if (Entry* entry = plans.find([&](const Entry& it) { return it.sizes == sizes; })) ...
 //   plans.add(std::move(made));

@@ -1,11 +1,16 @@
 // Streams: which of an accelerator's compute queues runs each of its tasks.
 //
-//   1. Walk the program in the order of submission by the rules of graph/cost/simulate.h, with one compute queue: what it takes so.
-//   2. Walk it again with several. Each task goes where it ends first, as HEFT chooses a processor (H. Topcuoglu et al., 2002), with what runs beside it
-//      taking its share of the device. Another queue than that of the input which was written last costs an event, which has to be made up for.
+//   1. Walk the program in the order of submission by the rules of graph/cost/simulate.h, with one
+//      compute queue: what it takes so.
+//   2. Walk it again with several. Each task goes where it ends first, as HEFT chooses a processor
+//      (H. Topcuoglu et al., 2002), with what runs beside it taking its share of the device.
+//      Another queue than that of the input which was written last costs an event, which has to be
+//      made up for.
 //   3. Where that takes a fiftieth less, the tasks keep their queues.
-// What depends on what is known by buffer and device, as in order.cpp. The order of submission stays, and the order of the queues follows from it: events and
-// memory are the business of the passes behind this one. Memory may make tasks wait that this walk lets run, so the caller simulates the whole.
+// What depends on what is known by buffer and device, as in order.cpp. The order of submission
+// stays, and the order of the queues follows from it: events and memory are the business of the
+// passes behind this one. Memory may make tasks wait that this walk lets run, so the caller
+// simulates the whole.
 
 #include <algorithm>
 #include <span>

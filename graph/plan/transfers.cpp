@@ -1,12 +1,16 @@
-// Transfers: small copies of one queue come together, so that the link's latency is paid once for all of them.
+// Transfers: small copies of one queue come together, so that the link's latency is paid once for
+// all of them.
 //
-//   1. Walk the program with, for each copy queue, the transfer that is open. A small copy joins it where all that it must come after was submitted before the
-//      transfer, and its bytes still fit. Which of them join is tried in two ways: those that would have nothing to wait for there but what
-//      the transfer waits for itself; and also those that it has to wait for.
+//   1. Walk the program with, for each copy queue, the transfer that is open. A small copy joins it
+//      where all that it must come after was submitted before the transfer, and its bytes still
+//      fit. Which of them join is tried in two ways: those that would have nothing to wait for
+//      there but what the transfer waits for itself; and also those that it has to wait for.
 //   2. The copies that join move up to the transfer.
-//   3. Nobody sees a part of a transfer: it waits at its beginning for what any of its copies waits for, and who needs one of them waits for its end
-//      (order_transfers). So neither waits nor records come between its copies, and what runs the program finds them side by side.
-// Whether that takes less time than copies by themselves, the caller finds out by simulating the whole.
+//   3. Nobody sees a part of a transfer: it waits at its beginning for what any of its copies waits
+//      for, and who needs one of them waits for its end (order_transfers). So neither waits nor
+//      records come between its copies, and what runs the program finds them side by side.
+// Whether that takes less time than copies by themselves, the caller finds out by simulating the
+// whole.
 
 #include <algorithm>
 
@@ -52,7 +56,8 @@ class Walk {
   };
 
   bool may_join(uint32_t i, uint32_t first) const {
-    // Until bytes come back, users of those that were there before them come first; these are not among what the copy must come after.
+    // Until bytes come back, users of those that were there before them come first; these are not
+    // among what the copy must come after.
     if (plan_.program[i].stay != 0) return false;
     const Clock& requirement = scratch_.requirements[i];
     const Clock& known = scratch_.clocks[first];

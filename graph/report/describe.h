@@ -1,5 +1,5 @@
-// describe: a planned program and its measured run as JSON. torch_hetero/report/program.py describes each
-// field.
+// describe: a planned program and its measured run as JSON. torch_hetero/report/program.py
+// describes each field.
 //
 // Thread safety: pure function.
 

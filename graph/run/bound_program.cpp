@@ -73,7 +73,7 @@ BoundProgram::BoundProgram(const Graph& graph, const Plan& plan, const Devices& 
 
 BoundProgram::~BoundProgram() = default;
 
-// ---- binding --------------------------------------------------------------------------------------------------------
+// ---- binding ------------------------------------------------------------------------------------
 
 void BoundProgram::choose_queues(std::span<const backend::QueueKind> compute_queues) {
   for (QueueId id = 0; id < queue_count(plan_.device_count); ++id) {
@@ -120,8 +120,8 @@ void BoundProgram::bind(const Instruction& instruction) {
   if (instruction.is_record()) events_[instruction.index] = devices_[device]->create_event();
 }
 
-// Whether the host touches bytes that change and that queues copy to or from an accelerator outside of the program: inputs that are uploaded, results that are
-// brought back.
+// Whether the host touches bytes that change and that queues copy to or from an accelerator outside
+// of the program: inputs that are uploaded, results that are brought back.
 bool BoundProgram::shares_with_host() const {
   std::vector<bool> changes(graph_.buffers.size(), false);
   for (const Node& node : graph_.nodes) {
@@ -218,7 +218,7 @@ void BoundProgram::rebind(size_t index, BufferId buffer, DeviceIndex device, voi
   }
 }
 
-// ---- running --------------------------------------------------------------------------------------------------------
+// ---- running ------------------------------------------------------------------------------------
 
 Status BoundProgram::run(size_t index, const std::atomic<int32_t>* stop) {
   Slot& slot = *slots_[index];
@@ -323,7 +323,7 @@ void BoundProgram::call_members(const FusedGroup& group, void* const* operands) 
   }
 }
 
-// ---- running on several queues --------------------------------------------------------------------------------------
+// ---- running on several queues ------------------------------------------------------------------
 
 void BoundProgram::fail(Slot& slot, Status status) {
   const std::lock_guard lock(slot.mutex);

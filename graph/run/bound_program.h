@@ -5,8 +5,8 @@
 // time. A bound program gets its memory in advance. A Place says where each buffer's bytes are on
 // each device, for each of a few *slots*. A slot is a set of inputs and outputs. Slots share
 // everything else, so only one of them runs at a time. Kernels that choose an implementation, or
-// keep a weight in another layout, do so when they are bound (OpTraits::prepare). A run takes no memory
-// and no lock. It waits for a device only if a CPU kernel needs that device's result.
+// keep a weight in another layout, do so when they are bound (OpTraits::prepare). A run takes no
+// memory and no lock. It waits for a device only if a CPU kernel needs that device's result.
 //
 // A plan's compute queues are those of an unshared accelerator. On a shared one,
 // BoundOptions::compute_queues says which of its queues stand for them.
@@ -70,7 +70,8 @@ struct BoundOptions {
   bool segments = true;
   // Per node: whether its attributes may change between runs. Empty: none do.
   std::span<const uint8_t> draws = {};
-  // The accelerator's queues that stand for the plan's compute queues, in turn; of fewer than the plan uses, one stands for several. Empty: each for itself.
+  // The accelerator's queues that stand for the plan's compute queues, in turn; of fewer than the
+  // plan uses, one stands for several. Empty: each for itself.
   std::span<const backend::QueueKind> compute_queues = {};
 };
 
@@ -83,26 +84,30 @@ class BoundProgram {
   using Devices = backend::Devices;
   using Arenas = std::array<std::byte*, backend::kMostDevices>;
 
-  // `places[slot][buffer]`, of buffers that are bound (Home::kBound, kBrought where they survive); arenas per device. `bindings` as
-  // Invocation::bindings has it; may be empty.
+  // `places[slot][buffer]`, of buffers that are bound (Home::kBound, kBrought where they survive);
+  // arenas per device. `bindings` as Invocation::bindings has it; may be empty.
   BoundProgram(const Graph& graph, const Plan& plan, const Devices& devices, std::span<const std::vector<Place>> places,
                const Arenas& arenas, std::span<Binding* const> bindings, const BoundOptions& options = {});
   ~BoundProgram();
   BoundProgram(const BoundProgram&) = delete;
 
-  // From now on the buffer's bytes are there in this slot. REQUIRES: the slot does not run, and its last run is over on all devices.
+  // From now on the buffer's bytes are there in this slot. REQUIRES: the slot does not run, and its
+  // last run is over on all devices.
   void rebind(size_t slot, BufferId buffer, backend::DeviceIndex device, void* data);
 
-  // Runs the slot: kernels of the CPU here, the rest is submitted. `stop`, where not null, is looked at between kernels: where it is not 0, the run ends as
-  // cancelled. Errors: what the host met; what devices meet, wait() tells.
+  // Runs the slot: kernels of the CPU here, the rest is submitted. `stop`, where not null, is
+  // looked at between kernels: where it is not 0, the run ends as cancelled. Errors: what the host
+  // met; what devices meet, wait() tells.
   Status run(size_t slot, const std::atomic<int32_t>* stop = nullptr);
-  // Blocks until the slot's last run is over on all devices. The first error of its runs since the last call; until it is asked for, runs of the slot do nothing.
+  // Blocks until the slot's last run is over on all devices. The first error of its runs since the
+  // last call; until it is asked for, runs of the slot do nothing.
   Status wait(size_t slot);
   bool is_done(size_t slot) const;
 
   // Work of `queue` that is submitted from now on comes after the slot's last run.
   Status wait_on(size_t slot, backend::Queue& queue);
-  // The next run of the slot comes after the last record of `event`, which outlives it; null: no more.
+  // The next run of the slot comes after the last record of `event`, which outlives it; null: no
+  // more.
   enum class Gate : uint8_t { kInputs, kOutputs };
   void gate(size_t slot, Gate which, backend::Event* event) { gates_[slot][static_cast<size_t>(which)] = event; }
 

@@ -45,15 +45,17 @@ class Executor {
   explicit Executor(const backend::Devices& devices);
   ~Executor();
 
-  // Runs `plan`. `bindings[b]` is null for buffers that neither exist before nor escape. Returns the first error, if any.
-  // REQUIRES: plan was made from graph; a buffer with valid_on != 0 or escapes has a binding whose valid_on covers the graph's.
+  // Runs `plan`. `bindings[b]` is null for buffers that neither exist before nor escape. Returns
+  // the first error, if any. REQUIRES: plan was made from graph; a buffer with valid_on != 0 or
+  // escapes has a binding whose valid_on covers the graph's.
   Status run(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings, RunCounts& counts);
 
-  // The same in parts, one after the other on whatever threads: begin(), go_on() until it returns true, end(). `stop` is looked at between
-  // instructions of a program that uses the CPU only: where it is not 0, the rest is left to the next go_on(). Null: never.
-  // REQUIRES: the arguments of begin() live until end().
-  // `times`, if not null, is filled in; `uploads`, if not null, are made. `segments`: what is remembered of the plan between its runs, where launches that
-  // are the same each time may become one; null: each is by itself.
+  // The same in parts, one after the other on whatever threads: begin(), go_on() until it returns
+  // true, end(). `stop` is looked at between instructions of a program that uses the CPU only:
+  // where it is not 0, the rest is left to the next go_on(). Null: never. REQUIRES: the arguments
+  // of begin() live until end(). `times`, if not null, is filled in; `uploads`, if not null, are
+  // made. `segments`: what is remembered of the plan between its runs, where launches that are the
+  // same each time may become one; null: each is by itself.
   void begin(const Graph& graph, const Plan& plan, std::span<Binding* const> bindings, RunCounts& counts,
              RunTimes* times = nullptr, const Uploads* uploads = nullptr,
              std::unique_ptr<Segments>* segments = nullptr);

@@ -139,7 +139,8 @@ void QueueRun::begin(RunState& state) {
   outcomes_.assign(graph.nodes.size(), Outcome::kNotRun);
   events_.assign(state.plan().event_count, {nullptr, 0});
   std::ranges::fill(pool_used_, 0);
-  // In the order of the graph: a value may be read after the next one was submitted on another device.
+  // In the order of the graph: a value may be read after the next one was submitted on another
+  // device.
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     if (state.plan().live[n]) assign_slots(graph.nodes[n]);
   }
@@ -200,7 +201,8 @@ void QueueRun::not_launched(uint32_t position, Status status) {
   for (const uint32_t n : group.members) mark_outputs(state_->graph().nodes[n], failure);
 }
 
-// A device that calls the tasks now does so on this thread, when everything that was launched has run.
+// A device that calls the tasks now does so on this thread, when everything that was launched has
+// run.
 Result<std::unique_ptr<backend::Segment>> QueueRun::record(QueueId id, std::span<Launch> launches) {
   state_->begin_rehearsal();
   Result<std::unique_ptr<backend::Segment>> segment =
@@ -279,7 +281,8 @@ void QueueRun::run_node(const NodeTask& task, backend::Block* brought, bool brin
   if (failure != kHealthy || state_->has_failures()) note_end(task, failure);
 }
 
-// What a body has made is nobody's but its tail's. The slots are the tail's to set, and the host may have set them already where the tail was not submitted.
+// What a body has made is nobody's but its tail's. The slots are the tail's to set, and the host
+// may have set them already where the tail was not submitted.
 void QueueRun::note_end(const NodeTask& task, FailureId failure) {
   if (task.part == Part::kBody) {
     bodies_[task.node] = failure;
@@ -435,7 +438,8 @@ void QueueRun::submit_uploads(const Uploads& uploads) {
   }
 }
 
-// Where their copies take longer than the program, whoever waits for its results waits for them as well, and the next program does not.
+// Where their copies take longer than the program, whoever waits for its results waits for them as
+// well, and the next program does not.
 void QueueRun::finish_uploads(RunCounts& counts) {
   own_copies_ = nullptr;
   if (uploads_.empty()) return;

@@ -128,7 +128,8 @@ class QueueRun final : public Segments::Owner {
   double begun_ = 0;
   Status lost_;  // a device failed in a way that leaves no result certain
   uint64_t used_queues_ = 0;
-  std::vector<NodeTask> tasks_;  // this and the next: reserved for the whole run, since queues hold pointers
+  // This and the next: reserved for the whole run, since queues hold pointers.
+  std::vector<NodeTask> tasks_;
   std::vector<GroupTask> group_tasks_;
   std::vector<uint32_t> task_of_;  // per instruction that was launched: its task of these
   std::vector<Launch> launches_;   // the same: what its queue was given
@@ -141,7 +142,8 @@ class QueueRun final : public Segments::Owner {
   std::vector<uint32_t> slot_of_;  // per buffer: the slot of its last value
   // First one per buffer, for what is there on entry; then one per operand.
   std::vector<FailureId> slots_;
-  std::vector<FailureId> bodies_;            // per node: what became of its body, where that is a task of its own
+  // Per node: what became of its body, where that is a task of its own.
+  std::vector<FailureId> bodies_;
   std::vector<FailureId> broken_;            // per residence
   std::vector<RunState::Outcome> outcomes_;  // per node
   std::vector<backend::DeviceSet> written_;

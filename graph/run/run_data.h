@@ -29,15 +29,17 @@ struct RunCounts {
 #undef GROUP
 };
 
-// When a run's instructions began and ended: by the accelerator's virtual clock, if it has one; else by the host's clock and the accelerator's timed events
-// (device_timer.h). What could not be timed has an empty span at 0.
+// When a run's instructions began and ended: by the accelerator's virtual clock, if it has one;
+// else by the host's clock and the accelerator's timed events (device_timer.h). What could not be
+// timed has an empty span at 0.
 struct RunTimes {
   std::vector<Span> spans;  // per instruction
   double seconds = 0;       // of the whole
 };
 
-// Bytes on the host that the program at hand does not touch and a later one may read: they go to the accelerator while this one runs there, where it has the
-// memory. Nothing is lost where that fails.
+// Bytes on the host that the program at hand does not touch and a later one may read: they go to
+// the accelerator while this one runs there, where it has the memory. Nothing is lost where that
+// fails.
 struct Uploads {
   struct Entry {
     Binding* binding;

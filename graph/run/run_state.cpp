@@ -168,7 +168,8 @@ FailureId RunState::collect(uint32_t index, void* const* data, backend::Block* b
     if (data[i] != nullptr) continue;
     const BufferId buffer = operands[i].buffer;
     if (!brought[i]) {
-      // The operator left an output undefined that its Meta kernel had promised: zeros stand for it.
+      // The operator left an output undefined that its Meta kernel had promised: zeros stand for
+      // it.
       failure = earlier(failure, provide(index, buffer, kCpu));
       void* const bytes = address(buffer, kCpu);
       if (bytes != nullptr) std::memset(bytes, 0, graph_->buffers[buffer].bytes);
@@ -181,7 +182,8 @@ FailureId RunState::collect(uint32_t index, void* const* data, backend::Block* b
   return failure;
 }
 
-// Whether nobody will see the bytes of a bound buffer after the program, and no copy queue reads them.
+// Whether nobody will see the bytes of a bound buffer after the program, and no copy queue reads
+// them.
 bool RunState::dies_on_host(BufferId buffer) const {
   const Buffer& shape = graph_->buffers[buffer];
   if (shape.escapes || shape.valid_on != backend::only(kCpu)) return false;
@@ -291,7 +293,8 @@ void RunState::settle(BufferId buffer, FailureId failure, backend::DeviceSet val
   } else if (!binding.error.ok()) {
     binding.error = Status();
   }
-  // A device that could not give the memory for a touch that needs no bytes, or has released what dies, has none of the bytes.
+  // A device that could not give the memory for a touch that needs no bytes, or has released what
+  // dies, has none of the bytes.
   const DeviceIndex devices = binding.blocks.size();
   valid_on &= static_cast<backend::DeviceSet>((1u << devices) - 1);
   for (DeviceIndex d = 0; d < devices; ++d) {

@@ -65,8 +65,8 @@ class RunState {
   void release(const Node& node, uint32_t position);
   void release(BufferId buffer, uint32_t position);
 
-  // For the members of a fused group at `position` that run one by one: what the group would not have touched gets memory of its own,
-  // until end_unfused().
+  // For the members of a fused group at `position` that run one by one: what the group would not
+  // have touched gets memory of its own, until end_unfused().
   FailureId resolve_unfused(uint32_t node, uint32_t position, void** data);
   void end_unfused() { unfused_.clear(); }
 
@@ -79,7 +79,8 @@ class RunState {
   FailureId call_kernel(uint32_t node, const Invocation& invocation);
 
   FailureId add_failure(uint32_t node, Status status);
-  // In between, what fails is no failure of the run: the first is the result. REQUIRES: nothing runs but what this thread calls.
+  // In between, what fails is no failure of the run: the first is the result. REQUIRES: nothing
+  // runs but what this thread calls.
   void begin_rehearsal();
   Status end_rehearsal();
   // Bound buffers whose bytes were lost before this run.
@@ -94,9 +95,11 @@ class RunState {
   const Status& status_of(FailureId failure) const { return failures_[failure - 1].status; }
   Status first_failure() const;
 
-  // Which buffers were written by nodes that ran or failed halfway: the device of the last of them, as a bit, which has the bytes. 0 for the others.
+  // Which buffers were written by nodes that ran or failed halfway: the device of the last of them,
+  // as a bit, which has the bytes. 0 for the others.
   void find_written(const std::vector<Outcome>& outcomes, std::vector<backend::DeviceSet>& written) const;
-  // Tells a binding how the run ended for its buffer. `kept`: with a failure, where the bytes are that were there before, as far as nodes have come.
+  // Tells a binding how the run ended for its buffer. `kept`: with a failure, where the bytes are
+  // that were there before, as far as nodes have come.
   void settle(BufferId buffer, FailureId failure, backend::DeviceSet valid_on, backend::DeviceSet kept);
 
  private:
@@ -118,8 +121,9 @@ class RunState {
   Status arena_status_[backend::kMostDevices];
   const BufferNotes* notes_ = nullptr;  // the plan's, or
   BufferNotes own_notes_;
-  std::vector<void*> addresses_;      // per residence
-  std::vector<Binding*> unwritten_;   // per buffer: its binding, if bound valid and no node writes it
+  std::vector<void*> addresses_;  // per residence
+  // Per buffer: its binding, if bound valid and no node writes it.
+  std::vector<Binding*> unwritten_;
   std::vector<backend::Block> held_;  // per buffer: what is kBrought or kOwned and does not escape
   UnfusedMemory unfused_;
   std::mutex mutex_;  // guards failures_ while kernels run

@@ -106,8 +106,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward_overrideable
                                          dilation, transposed, output_padding, std::move(groups), mask);
 }
 
-// The operators that PyTorch keeps for a device's fused attention. Ours is the CPU's, which draws no
-// numbers and has no gradient of the bias.
+// The operators that PyTorch keeps for a device's fused attention. Ours is the CPU's, which draws
+// no numbers and has no gradient of the bias.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, c10::SymInt, c10::SymInt, at::Tensor, at::Tensor, at::Tensor>
 attention_overrideable(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                        const std::optional<at::Tensor>& bias, double dropout, bool causal, bool debug_mask,
