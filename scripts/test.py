@@ -36,7 +36,8 @@ PYTEST = [PYTHON, "-m", "pytest", "-q"]
 PYTHON_TESTS = [*PYTEST, "-n", JOBS, "--dist", "worksteal"]
 # In each mode: random programs, damaged files, and random programs in Python.
 SEEDS = {"normal": ("2000", "5000", "40"), "full": ("100000", "100000", "10000")}
-QUICK_PYTHON = ["tests/python/lazy/test_lazy.py", "tests/python/device/test_config.py", "tests/python/tools/test_helpers.py"]
+# Without tests that start processes.
+QUICK_PYTHON = ["tests/python/lazy/test_lazy.py", "tests/python/tensors/test_views.py", "tests/python/tools/test_helpers.py"]
 QUICK_CPP = "^(ops|graph|backend)$"
 
 # What a tool prints of its cases, as (pattern, the outcome that it counts). Outcomes that are not named count nothing.
