@@ -323,9 +323,11 @@ void track_storages(const TraceSlice& slice) {
       binding->error = Status();
       binding->valid_on = kOnCpu;
     }
-    // Who sees the bytes reads and writes the host's, and tells nobody.
-    if (binding->sharers) come_home(slice.holds[b].storage());
-    track(slice.holds[b].storage(), least);
+    HeteroStorage* const storage = slice.holds[b].storage();
+    // Who sees the host's bytes reads and writes them, and tells nobody. What a GPU's tensor lends
+    // stays where it is.
+    if (binding->sharers && storage->host_readers.load() != 0) come_home(storage);
+    track(storage, least);
   }
 }
 
