@@ -76,21 +76,17 @@ bool makes_for_filling(const c10::OperatorHandle& handle, const Overloads& overl
 // for the whole. A structured operator would become empty + op.out; others would compute by another
 // formula than the CPU does.
 void register_whole(torch::Library& library) {
-  auto& dispatcher = c10::Dispatcher::singleton();
+  const std::vector<c10::OperatorHandle> operators = aten_operators();
   Overloads overloads;
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    const auto handle = dispatcher.findSchema(name);
-    if (is_aten(name.name) && handle.has_value()) overloads[name.name].push_back(*handle);
-  }
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    if (!is_aten(name.name)) continue;
-    const auto handle = dispatcher.findSchema(name);
-    if (!handle.has_value() || handle->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) continue;
-    const bool whole = handle->hasKernelForDispatchKey(c10::DispatchKey::CPU) && has_default_kernel(*handle);
-    const std::string row = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    if (!whole && !describe_operator(row).whole && !makes_for_filling(*handle, overloads)) continue;
-    library.impl(row.substr(6).c_str(), torch::CppFunction::makeFromBoxedFunction<&catch_all>());
-    enter_recorded(row);
+  for (const c10::OperatorHandle& handle : operators) overloads[handle.operator_name().name].push_back(handle);
+  for (const c10::OperatorHandle& handle : operators) {
+    if (handle.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) || !has_default_kernel(handle)) continue;
+    const std::string name = c10::toString(handle.operator_name());
+    const bool whole = handle.hasKernelForDispatchKey(c10::DispatchKey::CPU) || makes_for_filling(handle, overloads) ||
+                       describe_operator(name).whole;
+    if (!whole) continue;
+    library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&catch_all>());
+    enter_recorded(name);
   }
 }
 
@@ -102,6 +98,16 @@ graph::OpTraits boxed_traits_of(const std::string& name) {
 }
 
 }  // namespace
+
+std::vector<c10::OperatorHandle> aten_operators() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  std::vector<c10::OperatorHandle> operators;
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (!is_aten(name.name)) continue;
+    if (const auto handle = dispatcher.findSchema(name)) operators.push_back(*handle);
+  }
+  return operators;
+}
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   graph::op_table().set_resolver(&resolve_operator);

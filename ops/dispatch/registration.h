@@ -6,7 +6,10 @@
 
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
+
+#include <vector>
 
 namespace hetero::ops {
 
@@ -17,5 +20,7 @@ void add_matrix_rows(torch::Library& library);
 void add_network_rows(torch::Library& library);
 // Random operators with kernels of our own.
 void add_random_rows();
+// PyTorch's own operators, all overloads.
+std::vector<c10::OperatorHandle> aten_operators();
 
 }  // namespace hetero::ops

@@ -23,6 +23,7 @@
 #include <ATen/ops/values_native.h>
 #include <torch/library.h>
 
+#include "ops/dispatch/registration.h"
 #include "ops/record/op_info.h"
 #include "ops/run/straight.h"
 #include "ops/tensor/sparse.h"
@@ -59,13 +60,10 @@ at::Tensor& copy_sparse(at::Tensor& self, const at::Tensor& source, bool non_blo
 // Whatever has a kernel for sparse tensors of the CPU. Default kernels would compute with sparse
 // tensors as with others.
 void register_sparse(torch::Library& library, c10::DispatchKey cpu, c10::DispatchKey ours) {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    if (!is_aten(name.name)) continue;
-    const auto handle = dispatcher.findSchema(name);
-    if (!handle.has_value() || !handle->hasKernelForDispatchKey(cpu) || handle->hasKernelForDispatchKey(ours)) continue;
-    const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    library.impl(full.substr(6).c_str(), torch::CppFunction::makeFromBoxedFunction<&run_sparse>());
+  for (const c10::OperatorHandle& handle : aten_operators()) {
+    if (!handle.hasKernelForDispatchKey(cpu) || handle.hasKernelForDispatchKey(ours)) continue;
+    library.impl(c10::toString(handle.operator_name()).c_str(),
+                 torch::CppFunction::makeFromBoxedFunction<&run_sparse>());
   }
 }
 

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from tests.upstream.harness import ENTRIES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "coverage.md"
@@ -85,8 +86,7 @@ def tensors_of(result: Any) -> list[torch.Tensor]:
 
 def entries(samples: int) -> Iterator[tuple[str, Entry, list[torch.Tensor]]]:
     """Names, entries and what they give on the CPU; of dense tensors."""
-    for op in op_db:
-        name = op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
+    for name, op in ENTRIES.items():
         for dtype in DTYPES:
             if dtype not in op.supported_dtypes("cpu"):
                 continue
