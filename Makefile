@@ -5,7 +5,7 @@ export JOBS
 PYTHON_BIN := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build product demo check test test-full test-gpu sim-fuzz load-fuzz fuzz bench bench-partition serve-demo compat lint sanitize
+.PHONY: help setup build product demo check test test-full test-gpu test-libraries sim-fuzz load-fuzz fuzz bench bench-partition serve-demo compat lint sanitize
 .PHONY: clean distclean
 
 help:       ## show this list
@@ -54,6 +54,9 @@ serve-demo: product ## requests for a real model on one and on several core grou
 bench-partition: ## planning for two devices in virtual time, with bars; no torch (ARGS="streaming peers" for some sections)
 	@scripts/bench_partition.sh $(ARGS)
 
+test-libraries: product ## programs of the libraries above PyTorch, in .venv-libraries (ARGS go to pytest)
+	@scripts/test_libraries.sh $(ARGS)
+
 compat: setup ## build against the newest stable torch in .venv-compat, and a smoke test
 	@scripts/compat.sh
 
@@ -67,4 +70,4 @@ clean:      ## remove what the build made
 	rm -rf build torch_hetero/_C*.so torch_hetero/lib torch_hetero/include torch_hetero/share torch_hetero.egg-info
 
 distclean: clean ## remove the environments too
-	rm -rf .venv .venv-compat
+	rm -rf .venv .venv-compat .venv-libraries
