@@ -5,7 +5,7 @@ export JOBS
 PYTHON_BIN := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build product demo check test test-full test-gpu test-libraries sim-fuzz load-fuzz fuzz bench bench-partition serve-demo compat lint sanitize
+.PHONY: help setup build product demo check test test-full test-gpu test-libraries sim-fuzz load-fuzz fuzz calls bench bench-partition serve-demo compat lint sanitize
 .PHONY: clean distclean
 
 help:       ## show this list
@@ -42,6 +42,9 @@ sim-fuzz: build ## 100,000 random programs on simulated accelerators, some 20 mi
 fuzz: build ## random programs in Python under eight configurations, 1,000 each in some 15 minutes (ARGS="--programs 10000", "--only sync --first 7")
 	@.venv/bin/python -m tests.fuzz $(ARGS)
 
+calls: product ## how long each call of op_db takes against eager, some minutes (ARGS="--first" for the first calls of a process)
+	@$(PYTHON_BIN) -m tests.upstream.calls $(ARGS)
+
 load-fuzz: build ## 100,000 damaged files of saved programs, some minutes (ARGS="--seed 7", "--first 100000 --seeds 5000")
 	@build/tests/graph/hetero_load_fuzz $(ARGS)
 
@@ -54,11 +57,8 @@ serve-demo: product ## requests for a real model on one and on several core grou
 bench-partition: ## planning for two devices in virtual time, with bars; no torch (ARGS="streaming peers" for some sections)
 	@scripts/bench_partition.sh $(ARGS)
 
-test-libraries: product ## programs of the libraries above PyTorch, in .venv-libraries (ARGS go to pytest)
-	@scripts/test_libraries.sh $(ARGS)
-
-compat: setup ## build against the newest stable torch in .venv-compat, and a smoke test
-	@scripts/compat.sh
+compat: setup ## build against the newest stable torch in .venv-compat, and a smoke test (ARGS="2.14.1 --suite" for another torch, and the suites)
+	@scripts/compat.sh $(ARGS)
 
 lint: setup ## include direction, and ruff and clang-format where present
 	@scripts/lint.sh

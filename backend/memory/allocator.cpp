@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "backend/memory/host_ranges.h"
+#include "backend/memory/memory_observer.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -115,6 +116,7 @@ Result<Block> CachingAllocator::allocate(size_t bytes) {
   }
   if (data != nullptr) {
     unpoison(source_, data, held_bytes);
+    observe_memory(data, rounded);
     return Block::adopt(data, bytes, release_block, this);
   }
 
@@ -123,15 +125,18 @@ Result<Block> CachingAllocator::allocate(size_t bytes) {
     empty_cache();
     data = source_.acquire(source_.context, held_bytes);
   }
-  std::lock_guard guard(lock_);
-  acquiring_bytes_ -= held;
-  if (data == nullptr) {
-    stats_.allocated_bytes -= rounded;
-    stats_.reserved_bytes -= held;
-    return out_of_memory_error(device_, bytes, stats_);
+  {
+    std::lock_guard guard(lock_);
+    acquiring_bytes_ -= held;
+    if (data == nullptr) {
+      stats_.allocated_bytes -= rounded;
+      stats_.reserved_bytes -= held;
+      return out_of_memory_error(device_, bytes, stats_);
+    }
+    count_allocation();
+    raise_mark(held);
   }
-  count_allocation();
-  raise_mark(held);
+  observe_memory(data, rounded);
   return Block::adopt(data, bytes, release_block, this);
 }
 
@@ -158,10 +163,12 @@ void CachingAllocator::release_block(void* self, void* data, size_t bytes) {
 void CachingAllocator::free(void* data, size_t bytes) {
   const int index = size_class(bytes);
   poison(source_, data, class_bytes(index));
+  const auto rounded = static_cast<int64_t>(round_to_alignment(bytes));
+  observe_memory(data, -rounded);
   bool excess = false;
   {
     std::lock_guard guard(lock_);
-    stats_.allocated_bytes -= static_cast<int64_t>(round_to_alignment(bytes));
+    stats_.allocated_bytes -= rounded;
     cached_[index].push_back({data, frees_++});
     cached_bytes_ += static_cast<int64_t>(class_bytes(index));
     excess = over_bound();
@@ -222,12 +229,15 @@ void CachingAllocator::empty_cache() {
 }
 
 Status CachingAllocator::account_external(int64_t bytes) {
-  std::lock_guard lock(lock_);
-  if (bytes > 0 && stats_.limit_bytes != 0 && stats_.allocated_bytes + bytes > stats_.limit_bytes) {
-    return out_of_memory_error(device_, static_cast<uint64_t>(bytes), stats_);
+  {
+    std::lock_guard lock(lock_);
+    if (bytes > 0 && stats_.limit_bytes != 0 && stats_.allocated_bytes + bytes > stats_.limit_bytes) {
+      return out_of_memory_error(device_, static_cast<uint64_t>(bytes), stats_);
+    }
+    stats_.allocated_bytes += bytes;
+    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.allocated_bytes);
   }
-  stats_.allocated_bytes += bytes;
-  stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.allocated_bytes);
+  observe_memory(nullptr, bytes);
   return {};
 }
 

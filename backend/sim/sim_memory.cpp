@@ -15,6 +15,7 @@
 #include "backend/base/size_classes.h"
 #include "backend/memory/address_space.h"
 #include "backend/memory/allocator.h"
+#include "backend/memory/memory_observer.h"
 
 namespace hetero::backend {
 namespace {
@@ -106,6 +107,7 @@ Result<Block> SimMemory::allocate(size_t bytes) {
     stats_.reserved_bytes += static_cast<int64_t>(range_bytes(bytes));
   }
   prepare(offset, bytes);
+  observe_memory(host_ + offset + kGuardBytes, static_cast<int64_t>(round_to_alignment(bytes)));
   return Block::adopt(host_ + offset + kGuardBytes, bytes, release_block, this);
 }
 
@@ -121,6 +123,7 @@ void SimMemory::release(void* data, size_t bytes) {
     std::fprintf(stderr, "hetero: sim: bytes outside the block of %zu bytes at %p were overwritten\n", bytes, data);
   }
   fill_with_poison(offset, range_bytes(bytes));
+  observe_memory(data, -static_cast<int64_t>(round_to_alignment(bytes)));
   std::lock_guard guard(lock_);
   stats_.allocated_bytes -= static_cast<int64_t>(round_to_alignment(bytes));
   stats_.reserved_bytes -= static_cast<int64_t>(range_bytes(bytes));

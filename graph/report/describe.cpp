@@ -17,6 +17,21 @@ using backend::kCpu;
 
 using Json = nlohmann::ordered_json;  // keeps the order in which fields are written
 
+std::string label_of_group(const Graph& graph, const Plan& plan, uint32_t group) {
+  constexpr size_t kNamed = 4;
+  const std::vector<uint32_t>& members = plan.groups[group].members;
+  std::string name = "group " + std::to_string(group);
+  for (size_t i = 0; i < std::min(kNamed, members.size()); ++i) {
+    const std::string_view op = op_table()[graph.nodes[members[i]].op].name;
+    const size_t space = op.find("::");
+    const size_t begin = space == std::string_view::npos ? 0 : space + 2;
+    name += i == 0 ? ": " : ", ";
+    name += op.substr(begin, op.find('.') - begin);
+  }
+  if (members.size() > kNamed) name += " and " + std::to_string(members.size() - kNamed) + " more";
+  return name;
+}
+
 Json or_null(bool known, Json value) { return known ? std::move(value) : Json(); }
 
 class Describer {
@@ -119,8 +134,7 @@ class Describer {
       const Instruction& instruction = plan_.program[p];
       if (row_of(instruction).reported.empty()) continue;
       const Span& span = predicted_.spans[p];
-      Json& json = list.emplace_back(
-          Json{{"queue", device_word(device_of(instruction.queue)) + ' ' + to_string(kind_of(instruction.queue))}});
+      Json& json = list.emplace_back(Json{{"queue", graph::name_of(instruction.queue)}});
       name_span(instruction, json);
       json["begin"] = span.begin;
       json["end"] = span.end;
@@ -135,36 +149,13 @@ class Describer {
 
   void name_span(const Instruction& instruction, Json& json) const {
     json["kind"] = row_of(instruction).reported;
+    json["name"] = label_of(graph_, plan_, instruction);
     if (instruction.is_copy()) {
-      json["name"] = std::string("b").append(std::to_string(instruction.index)) + " to " + device_word(instruction.to);
       json["buffer"] = instruction.index;
       json["bytes"] = graph_.buffers[instruction.index].bytes;
       return;
     }
-    const uint32_t node = node_of(plan_, instruction);
-    const std::string& op = op_table()[graph_.nodes[node].op].name;
-    json["name"] = op;
-    if (instruction.is_group()) json["name"] = name_of(instruction.index);
-    if (instruction.is_batch()) {
-      json["name"] = std::to_string(plan_.batches[instruction.index].size()) + " x " + op;
-    }
-    json["node"] = node;
-  }
-
-  // "group 3: mul, add, gelu": the first of its operators, without namespaces and overloads.
-  std::string name_of(uint32_t group) const {
-    constexpr size_t kNamed = 4;
-    const std::vector<uint32_t>& members = plan_.groups[group].members;
-    std::string name = "group " + std::to_string(group);
-    for (size_t i = 0; i < std::min(kNamed, members.size()); ++i) {
-      const std::string_view op = op_table()[graph_.nodes[members[i]].op].name;
-      const size_t space = op.find("::");
-      const size_t begin = space == std::string_view::npos ? 0 : space + 2;
-      name += i == 0 ? ": " : ", ";
-      name += op.substr(begin, op.find('.') - begin);
-    }
-    if (members.size() > kNamed) name += " and " + std::to_string(members.size() - kNamed) + " more";
-    return name;
+    json["node"] = node_of(plan_, instruction);
   }
 
   // What each accelerator holds of the program's buffers.
@@ -225,6 +216,18 @@ class Describer {
 };
 
 }  // namespace
+
+std::string name_of(QueueId queue) { return device_word(device_of(queue)) + ' ' + to_string(kind_of(queue)); }
+
+std::string label_of(const Graph& graph, const Plan& plan, const Instruction& instruction) {
+  if (instruction.is_copy()) {
+    return std::string("b").append(std::to_string(instruction.index)) + " to " + device_word(instruction.to);
+  }
+  if (instruction.is_group()) return label_of_group(graph, plan, instruction.index);
+  const std::string& op = op_table()[graph.nodes[node_of(plan, instruction)].op].name;
+  if (instruction.is_batch()) return std::to_string(plan.batches[instruction.index].size()) + " x " + op;
+  return op;
+}
 
 std::string describe(const Graph& graph, const Plan& plan, const Simulation& predicted, const RunTimes* times,
                      const Description& about) {

@@ -155,6 +155,7 @@ void record_boxed(const OpInfo& info, torch::jit::Stack* stack) {
       how = first_sight(info, call, signature);
     }
     count(counters().meta_misses);
+    if (how == FirstSight::kProbe || how == FirstSight::kRun) counters().tried.count(info.name);
     if (meet(info, stack, random, how, signature)) return;
   }
   run_drawn(info, stack, random, SyncReason::kNotRecordable);

@@ -193,7 +193,7 @@ void run_on_copies(const Invocation& invocation, const std::exception_ptr& refus
   host.traits->kernel(host);
   const Isolated isolated;
   copies->bring_back();
-  counters().count_rescue(invocation.traits->name + ": " + first_line(refusal));
+  counters().rescues.count(invocation.traits->name + ": " + first_line(refusal));
 }
 
 // ---- the kernels --------------------------------------------------------------------------------

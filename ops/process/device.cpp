@@ -16,6 +16,7 @@
 
 #include "backend/registry/registry.h"
 #include "ops/process/device.h"
+#include "ops/process/kineto.h"
 #include "ops/record/generator.h"
 #include "ops/run/sync.h"
 #include "ops/tensor/storage.h"
@@ -218,6 +219,7 @@ void no_metadata(const at::Tensor&, std::unordered_map<std::string, bool>&) {}
 
 void register_device() {
   torch::jit::TensorBackendMetaRegistry(kHetero, &no_metadata, &no_metadata);
+  register_kineto();
   torch::profiler::impl::registerPrivateUse1Methods(new ProfilerEvents);
   at::RegisterPrivateUse1HooksInterface(new HeteroHooks);
   at::setHostAllocator(kHetero, &pinned_allocator());

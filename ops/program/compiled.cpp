@@ -423,7 +423,7 @@ std::optional<std::vector<c10::IValue>> CompiledProgram::run(std::vector<c10::IV
   Cut& cut = work.cut;
   cut.slice.threads = at::get_num_threads();
   cut.slice.default_dtype = variant->default_dtype;
-  cut.slice.lines = variant->lines;
+  cut.slice.notes = variant->notes;
   cut.request.own_plans = &variant->plans;
   if (options_.search_longer) cut.request.effort = kLongSearch;
   cut.request.version = 1;
@@ -638,7 +638,9 @@ void CompiledProgram::Capture::keep(Cut& cut, const graph::WindowTable& windows)
     before += node.attribute_bytes - values_offset(attributes);
   }
   variant->default_dtype = cut.slice.default_dtype;
-  variant->lines = std::move(cut.slice.lines);
+  variant->notes = std::move(cut.slice.notes);
+  // What runs later is not the operator that recorded it.
+  for (auto& [sequence, note] : variant->notes) note.operation = 0;
   // What a program is for runs often: it is planned at once.
   variant->plans.sightings = 1;
 }

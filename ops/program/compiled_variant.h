@@ -8,12 +8,11 @@
 #include <ATen/core/ivalue.h>
 
 #include <cstdint>
-#include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "graph/ir/graph.h"
 #include "ops/record/call.h"
+#include "ops/record/node_note.h"
 #include "ops/record/plan_cache.h"
 #include "ops/tensor/storage.h"
 
@@ -72,7 +71,7 @@ struct CompiledVariant {
   Bytes numbers;                        // of all nodes
   std::vector<size_t> draws;            // where in them random states stand
   at::ScalarType default_dtype = at::kFloat;
-  std::unordered_map<uint32_t, std::string> lines;
+  NodeNotes notes;
   uint32_t structure = 0;  // equal for variants that differ in sizes only
   PlanSet plans{false};
 };

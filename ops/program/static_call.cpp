@@ -2,18 +2,21 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "graph/program/program_sizes.h"
 #include "ops/memory/storage_memory.h"
 #include "ops/record/generator.h"
 #include "ops/run/overlap.h"
 #include "ops/run/plan_options.h"
+#include "ops/run/profile.h"
 #include "ops/run/program_log.h"
 #include "ops/run/sync.h"
 #include "ops/settings/config.h"
@@ -42,6 +45,19 @@ void log_run(const GraphExecutor& executor) {
 }
 
 // Whether a result is a value of its own, so that the caller may keep it.
+// For a profiler, a run is one operator.
+void run(GraphExecutor& executor, size_t slot) {
+  static const std::string name = "hetero::program";
+  RECORD_FUNCTION(name.c_str(), std::vector<c10::IValue>());
+  const ProfiledCall profiled(name);
+  {
+    KernelScope scope;
+    choose_thread_count();
+    check(executor.Run(slot));
+  }
+  check(executor.Wait(slot));
+}
+
 bool is_made(const GraphExecutor& executor, const graph::ProgramValue& output) {
   const graph::SavedProgram& program = executor.program();
   const auto same = [&](const auto& other) { return other.buffer == output.buffer; };
@@ -116,12 +132,7 @@ std::vector<at::Tensor> call(GraphExecutor& executor, const std::vector<at::Tens
     lent.push_back(is_made(executor, program.outputs[o]) &&
                    executor.SetOutputZeroCopy(o, view_of(outputs.back()), slot).ok());
   }
-  {
-    KernelScope scope;
-    choose_thread_count();
-    check(executor.Run(slot));
-  }
-  check(executor.Wait(slot));
+  run(executor, slot);
   if (config().keep_plans.load(std::memory_order_relaxed)) log_run(executor);
   for (size_t o = 0; o < outputs.size(); ++o) {
     if (!lent[o]) check(executor.GetOutput(o, view_of(outputs[o]), slot));

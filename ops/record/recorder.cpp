@@ -146,10 +146,17 @@ bool Recorder::advance(TrieNode* node, std::span<const at::Tensor> outputs) {
     holds_.emplace_back(born, false).written = true;
     pending_bytes_ += static_cast<int64_t>(born->nbytes());
   }
-  if (config().traceback.load(std::memory_order_relaxed) && interpreter_hooks().where) [[unlikely]] {
-    lines_[sequence_ - 1] = interpreter_hooks().where();
-  }
+  if (config().traceback.load(std::memory_order_relaxed) || profiles()) [[unlikely]]
+    take_note();
   return node->is_mark() || path_.size() == cut_at_ || pressure() != SyncReason::kCount;
+}
+
+void Recorder::take_note() {
+  NodeNote note = profiles() ? note_operation() : NodeNote();
+  if (config().traceback.load(std::memory_order_relaxed) && interpreter_hooks().where) {
+    note.line = interpreter_hooks().where();
+  }
+  notes_[sequence_ - 1] = std::move(note);
 }
 
 // Writes the nodes of the trace that are not written yet.
@@ -221,11 +228,11 @@ bool Recorder::cut_all(bool reuse, Cut& cut, const HeteroStorage* fetched) {
   if (path_.empty()) return false;
   cut.request.keeps = reuse;
   std::swap(cut.slice.holds, holds_);
-  if (!lines_.empty()) std::swap(cut.slice.lines, lines_);
+  if (!notes_.empty()) std::swap(cut.slice.notes, notes_);
   finish(cut.slice, fetched);
   if (reuse) {
     PlanSet& plans = at_->plans();
-    if (version_ != kUnlikeTrie && cut.slice.lines.empty())
+    if (version_ != kUnlikeTrie && cut.slice.notes.empty())
       cut.request.kept = plans.find_unchanged(cut.slice, version_);
     divide(plans);
   }
@@ -284,7 +291,7 @@ bool Recorder::end_capture(Cut& cut) {
   if (capture_spoiled_) return false;
   write_down();
   std::swap(cut.slice.holds, holds_);
-  std::swap(cut.slice.lines, lines_);
+  std::swap(cut.slice.notes, notes_);
   finish(cut.slice, nullptr);
   std::swap(cut.slice.graph.nodes, trace_.nodes);
   std::swap(cut.slice.graph.operands, trace_.operands);
@@ -298,7 +305,7 @@ bool Recorder::end_capture(Cut& cut) {
 
 bool Recorder::cut_early(Cut& cut, uint64_t& flight) {
   const bool due = path_.size() >= cut_at_ || at_->is_mark();
-  if (path_.empty() || !due || uses_shared_ || !lines_.empty()) return false;
+  if (path_.empty() || !due || uses_shared_ || !notes_.empty()) return false;
   if (at_->is_mark()) {
     piece_ = path_.size() - left_over_;
     cuts_left_ = at_->cuts();
@@ -559,7 +566,7 @@ void Recorder::split(bool reuse, Cut& cut, const HeteroStorage* fetched) {
   begun_ = std::chrono::steady_clock::now();
   retrace(path_left);
   left_over_ = path_.size();
-  if (!lines_.empty()) cut.slice.lines = lines_;
+  if (!notes_.empty()) cut.slice.notes = notes_;
   // The holds of `all` die with this function, so that finish() counts only real owners. A storage
   // that both parts use is held by both, so it has an owner beside the cut and escapes.
   holds.clear();

@@ -156,6 +156,7 @@ class Recorder {
     return next;
   }
   bool advance(TrieNode* node, std::span<const at::Tensor> outputs);
+  [[gnu::noinline]] void take_note();
   void write_down();
   void describe_buffers();
   void select_ancestors(std::span<HeteroStorage* const> storages, bool readers);
@@ -194,7 +195,7 @@ class Recorder {
   std::vector<graph::Operand> inputs_;  // of the call that was looked at last
   // Of the call that is recorded; as many as any call has had.
   std::vector<HeteroStorage*> input_storages_;
-  std::unordered_map<uint32_t, std::string> lines_;
+  NodeNotes notes_;
   at::ScalarType default_dtype_ = at::kFloat;
   int64_t pending_bytes_ = 0;
   bool uses_shared_ = false;  // a storage whose bytes somebody outside sees

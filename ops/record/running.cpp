@@ -24,9 +24,9 @@ std::vector<const TraceSlice*>& running_slices() { return running().slices; }
 
 std::string line_of(uint32_t sequence) {
   if (running_slices().empty()) return "";
-  const auto& lines = running_slices().back()->lines;
-  const auto found = lines.find(sequence);
-  return found == lines.end() ? std::string() : found->second;
+  const NodeNotes& notes = running_slices().back()->notes;
+  const auto found = notes.find(sequence);
+  return found == notes.end() ? std::string() : found->second.line;
 }
 
 }  // namespace hetero::ops

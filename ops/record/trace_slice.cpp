@@ -8,7 +8,7 @@ void TraceSlice::clear() {
   holds.clear();
   bindings.clear();
   to_close.clear();
-  if (!lines.empty()) lines.clear();
+  if (!notes.empty()) notes.clear();
 }
 
 void PlanRequest::clear() {

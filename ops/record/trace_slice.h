@@ -14,13 +14,12 @@
 #include <c10/core/ScalarType.h>
 
 #include <chrono>
-#include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "graph/ir/binding.h"
 #include "graph/ir/graph.h"
 #include "ops/record/bytes.h"
+#include "ops/record/node_note.h"
 #include "ops/tensor/storage_hold.h"
 
 namespace hetero::ops {
@@ -37,8 +36,7 @@ struct TraceSlice {
   std::vector<graph::Binding*> bindings;  // per buffer; null for temporaries
   // Buffers whose blocks have gaps that must go before the run.
   std::vector<graph::BufferId> to_close;
-  // Node sequence -> Python line, with HETERO_TRACEBACK.
-  std::unordered_map<uint32_t, std::string> lines;
+  NodeNotes notes;  // of its nodes, and maybe of others
   at::ScalarType default_dtype = at::kFloat;
   int threads = 0;  // at::get_num_threads() of the recording thread
 

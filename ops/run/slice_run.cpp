@@ -17,6 +17,7 @@
 #include "ops/record/running.h"
 #include "ops/record/trie.h"
 #include "ops/run/cost_history.h"
+#include "ops/run/profile.h"
 #include "ops/run/program_log.h"
 #include "ops/run/run_errors.h"
 #include "ops/run/verify_flush.h"
@@ -93,10 +94,13 @@ Status SliceRun::start(Cut& cut, SyncReason reason) {
   reason_ = reason;
   counts_ = graph::RunCounts();
   CachedPlan* const kept = planned_.kept;
-  measures_ = keeps || (options.machine.has_accelerator() && kept != nullptr &&
-                        (kept->measured < PlanChoice::kMeasuredRuns || ++kept->unmeasured % kSeldom == 0));
+  profiles_ = profiles();
+  measures_ = keeps || profiles_ ||
+              (options.machine.has_accelerator() && kept != nullptr &&
+               (kept->measured < PlanChoice::kMeasuredRuns || ++kept->unmeasured % kSeldom == 0));
   if (measures_ && options.machine.has_accelerator()) provisional_before_ = backend::accelerator()->provisional_runs();
   if (options.machine.has_accelerator() && keeps_plans()) find_uploads(cut.slice, plan, uploads_, uploaded_);
+  if (profiles_) begun_at_ = profiler_time();
   executor_.begin(graph, plan, cut.slice.bindings, counts_, measures_ ? &times_ : nullptr, &uploads_, find_segments());
   return Status();
 }
@@ -125,6 +129,9 @@ Status SliceRun::finish() {
   if (choice_.options().machine.has_accelerator() && backend::accelerator()->has_virtual_clock())
     advance_virtual_clock();
   if (measures_) note_run(status.ok());
+  if (profiles_) {
+    profile().add_run(*planned_.graph, *planned_.plan, times_, cut_->slice.notes, begun_at_, to_string(reason_));
+  }
   if (!status.ok()) [[unlikely]]
     note_failure();
   return status;

@@ -57,6 +57,8 @@ class SliceRun {
   PlannedSlice planned_;
   SyncReason reason_ = SyncReason::kFlush;
   bool measures_ = false;
+  bool profiles_ = false;
+  int64_t begun_at_ = 0;            // profiler_time() when it began, where it profiles
   int64_t provisional_before_ = 0;  // Device::provisional_runs() when it began
   std::chrono::steady_clock::time_point began_;
   std::chrono::steady_clock::time_point ended_;

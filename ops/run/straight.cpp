@@ -12,6 +12,7 @@
 #include "ops/record/generator.h"
 #include "ops/record/recorder.h"
 #include "ops/run/plan_options.h"
+#include "ops/run/profile.h"
 #include "ops/run/sync.h"
 #include "ops/settings/parallel.h"
 #include "ops/tensor/sparse.h"
@@ -149,7 +150,7 @@ void run_straight(const OpInfo& info, torch::jit::Stack* stack, SyncReason reaso
 void run_drawn(const OpInfo& info, torch::jit::Stack* stack, RandomState random, SyncReason reason) {
   refuse_capture(info.name + " (" + to_string(reason) + ")");
   count(counters().straight);
-  if (reason != SyncReason::kFirstSight) counters().count_fallback(info.name);
+  if (reason != SyncReason::kFirstSight) counters().fallbacks.count(info.name);
   const auto arguments = arguments_of(info, *stack);
 
   // Settle everything at once, then look at each tensor.
@@ -207,6 +208,7 @@ void run_drawn(const OpInfo& info, torch::jit::Stack* stack, RandomState random,
     KernelScope scope;
     Isolated isolated;
     SeededDefaultGenerator seeded(info.seeded, random);
+    const ProfiledCall profiled(info.name);
     info.handle.callBoxed(&cpu_stack);
   }
   for (const Written& entry : written) {

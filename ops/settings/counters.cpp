@@ -61,24 +61,19 @@ void Counters::add(const graph::RunCounts& counts) {
 #undef GROUP
 }
 
-void Counters::count_fallback(const std::string& op) {
-  std::lock_guard lock(mutex_);
-  ++fallbacks_[op];
+void NamedCounts::count(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  ++counts_[name];
 }
 
-std::map<std::string, int64_t> Counters::fallbacks() {
-  std::lock_guard lock(mutex_);
-  return fallbacks_;
+std::map<std::string, int64_t> NamedCounts::all() const {
+  const std::lock_guard lock(mutex_);
+  return counts_;
 }
 
-void Counters::count_rescue(const std::string& refusal) {
-  std::lock_guard lock(mutex_);
-  ++rescues_[refusal];
-}
-
-std::map<std::string, int64_t> Counters::rescues() {
-  std::lock_guard lock(mutex_);
-  return rescues_;
+void NamedCounts::clear() {
+  const std::lock_guard lock(mutex_);
+  counts_.clear();
 }
 
 void Counters::reset() {
@@ -87,9 +82,9 @@ void Counters::reset() {
   }
   for (Count& flush : flushes) flush = 0;
   for (Count& own : own_kernels) own = 0;
-  std::lock_guard lock(mutex_);
-  fallbacks_.clear();
-  rescues_.clear();
+  fallbacks.clear();
+  tried.clear();
+  rescues.clear();
 }
 
 }  // namespace hetero::ops

@@ -68,6 +68,18 @@ enum class OwnKernel : uint8_t {
 };
 const char* to_string(OwnKernel kernel);
 
+// Counts by name, for what happens seldom.
+class NamedCounts {
+ public:
+  void count(const std::string& name);
+  std::map<std::string, int64_t> all() const;
+  void clear();
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::string, int64_t> counts_;
+};
+
 struct Counters {
   using Count = std::atomic<int64_t>;
 
@@ -81,17 +93,12 @@ struct Counters {
 
   // What an executor counted in a run.
   void add(const graph::RunCounts& counts);
-  void count_fallback(const std::string& op);
-  std::map<std::string, int64_t> fallbacks();
-  // Of kernels that a GPU refused and the CPU computed, on copies: by "operator: reason".
-  void count_rescue(const std::string& refusal);
-  std::map<std::string, int64_t> rescues();
+  NamedCounts fallbacks;  // by operator
+  // Calls of a kind that was new, by operator: those that were tried, or run at once.
+  NamedCounts tried;
+  // Kernels that a GPU refused and the CPU computed, on copies: by "operator: reason".
+  NamedCounts rescues;
   void reset();
-
- private:
-  std::mutex mutex_;
-  std::map<std::string, int64_t> fallbacks_;
-  std::map<std::string, int64_t> rescues_;
 };
 
 // A row of counters.def, for reports.

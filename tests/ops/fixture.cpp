@@ -27,7 +27,7 @@ Counts read_counters() {
   for (size_t i = 0; i < c.flushes.size(); ++i) {
     if (c.flushes[i] != 0) counts.flushes[static_cast<SyncReason>(i)] = c.flushes[i];
   }
-  counts.fallbacks = c.fallbacks();
+  counts.fallbacks = c.fallbacks.all();
   return counts;
 }
 

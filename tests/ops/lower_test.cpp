@@ -202,7 +202,7 @@ class Lower : public OpsTest {
 
   static std::string fallback_names() {
     std::string names;
-    for (const auto& [name, count] : counters().fallbacks()) names += name + " ";
+    for (const auto& [name, count] : counters().fallbacks.all()) names += name + " ";
     return names;
   }
 

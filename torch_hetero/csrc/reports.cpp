@@ -122,8 +122,9 @@ py::dict counters_dict() {
   add_recorder(figures);
   add_enumerations(figures);
   figures["unfused"] = ops::unfused_operators();
-  figures["fallbacks"] = ops::counters().fallbacks();
-  figures["rescues"] = ops::counters().rescues();
+  figures["fallbacks"] = ops::counters().fallbacks.all();
+  figures["tried"] = ops::counters().tried.all();
+  figures["rescues"] = ops::counters().rescues.all();
   const backend::MemoryStats memory = ops::memory_stats();
   py::dict held = table_of(figures, "memory");
 #define MEMORY_LEVEL(field, text) held[#field] = memory.field;

@@ -175,6 +175,23 @@ def test_an_operator_without_typed_recorder_is_recorded_boxed() -> None:
 
 
 @needs_hetero
+def test_the_report_names_calls_that_are_tried_each_time() -> None:
+    x = torch.ones(3, 7, 5, device=DEVICE)
+    with counting() as first:
+        x.logaddexp(x).cpu()
+    assert sum(first.tried.values()) <= 1
+    with counting() as again:
+        for _ in range(5):
+            x.logaddexp(x).cpu()
+    assert again.tried == {}
+    mask = torch.tensor([True, False, True], device=DEVICE)
+    with counting() as masks:
+        for _ in range(5):
+            x[mask].cpu()
+    assert masks.tried == {}
+
+
+@needs_hetero
 def test_shapes_are_inferred_once_and_then_remembered() -> None:
     x = ready(5, 7)
     torch.special.entr(x)
