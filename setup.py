@@ -8,6 +8,7 @@ and leave the building to `make build`).
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,15 +23,20 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 
 
-def torch_requirement() -> str:
-    """The torch that the libraries are built against; they fit no other minor version."""
+def torch_version() -> str:
+    """The minor version of torch that the libraries are built against; they fit no other."""
     try:
         import torch
     except ImportError:
         sys.exit("torch_hetero is built against an installed torch: install torch 2.11 first and "
                  "use `pip install --no-build-isolation .`")
-    major, minor = torch.__version__.split(".")[:2]
-    return f"torch=={major}.{minor}.*"
+    return ".".join(torch.__version__.split(".")[:2])
+
+
+def version() -> str:
+    """This package's version and torch's, which a wheel's name thus tells: 0.1.0+torch2.11."""
+    own = re.search(r'__version__ = "(.*)"', (ROOT / "torch_hetero" / "version.py").read_text())[1]
+    return f"{own}+torch{torch_version()}"
 
 
 class CMakeBuild(build_ext):
@@ -61,7 +67,8 @@ setup(
     package_data={"torch_hetero.profiles": ["*.json"], "torch_hetero.report": ["*.html", "*.css", "*.js"]},
     include_package_data=False,
     package_dir={"": "."},
-    install_requires=[torch_requirement()],
+    version=version(),
+    install_requires=[f"torch=={torch_version()}.*"],
     ext_modules=[Extension("torch_hetero._C", sources=[])] if native else [],
     cmdclass={"build_ext": CMakeBuild},
     # Not in the root: there, Python environments without this package would find its entry point and load it.
