@@ -188,7 +188,7 @@ def test_the_report_names_calls_that_are_tried_each_time() -> None:
     with counting() as masks:
         for _ in range(5):
             x[mask].cpu()
-    assert masks.tried == {}
+    assert sum(masks.tried.values()) <= 1
 
 
 @needs_hetero
