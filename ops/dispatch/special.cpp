@@ -138,12 +138,19 @@ at::Tensor with_bias(const at::Tensor& gates, const std::optional<at::Tensor>& b
   return bias.has_value() && bias->defined() ? gates + *bias : gates;
 }
 
+// Gates, or what a workspace keeps, side by side.
+std::vector<at::Tensor> parts_of(const at::Tensor& whole, int64_t count) {
+  TORCH_CHECK(whole.dim() == 2 && whole.size(1) % count == 0, "Expected a matrix of ", count,
+              " parts of equal width, got ", whole.sizes());
+  return whole.unsafe_chunk(count, 1);
+}
+
 // gates = input, forget, cell, output; the workspace keeps their activations.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> fused_lstm_cell(const at::Tensor& input_gates,
                                                                const at::Tensor& hidden_gates, const at::Tensor& cx,
                                                                const std::optional<at::Tensor>& input_bias,
                                                                const std::optional<at::Tensor>& hidden_bias) {
-  const auto gates = (with_bias(input_gates, input_bias) + with_bias(hidden_gates, hidden_bias)).unsafe_chunk(4, 1);
+  const auto gates = parts_of(with_bias(input_gates, input_bias) + with_bias(hidden_gates, hidden_bias), 4);
   const at::Tensor input = gates[0].sigmoid(), forget = gates[1].sigmoid(), cell = gates[2].tanh(),
                    output = gates[3].sigmoid();
   const at::Tensor cy = forget * cx + input * cell;
@@ -158,7 +165,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> fused_lstm_cell_backward(const st
   const bool has_cy = grad_cy_.has_value() && grad_cy_->defined();
   if (!has_hy && !has_cy) return {};
   const at::Tensor grad_hy = has_hy ? *grad_hy_ : at::zeros_like(cx);
-  const auto gates = workspace.unsafe_chunk(4, 1);
+  const auto gates = parts_of(workspace, 4);
   const at::Tensor &input = gates[0], &forget = gates[1], &cell = gates[2], &output = gates[3];
   const at::Tensor tanh_cy = cy.tanh();
   at::Tensor grad_c = grad_hy * output * (1 - tanh_cy * tanh_cy);
@@ -174,8 +181,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> fused_lstm_cell_backward(const st
 std::tuple<at::Tensor, at::Tensor> fused_gru_cell(const at::Tensor& input_gates, const at::Tensor& hidden_gates,
                                                   const at::Tensor& hx, const std::optional<at::Tensor>& input_bias,
                                                   const std::optional<at::Tensor>& hidden_bias) {
-  const auto in = with_bias(input_gates, input_bias).unsafe_chunk(3, 1);
-  const auto hidden = with_bias(hidden_gates, hidden_bias).unsafe_chunk(3, 1);
+  const auto in = parts_of(with_bias(input_gates, input_bias), 3);
+  const auto hidden = parts_of(with_bias(hidden_gates, hidden_bias), 3);
   const at::Tensor reset = (in[0] + hidden[0]).sigmoid();
   const at::Tensor update = (in[1] + hidden[1]).sigmoid();
   const at::Tensor fresh = (in[2] + reset * hidden[2]).tanh();
@@ -185,7 +192,7 @@ std::tuple<at::Tensor, at::Tensor> fused_gru_cell(const at::Tensor& input_gates,
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> fused_gru_cell_backward(
     const at::Tensor& grad_hy, const at::Tensor& workspace, bool has_bias) {
-  const auto saved = workspace.unsafe_chunk(5, 1);
+  const auto saved = parts_of(workspace, 5);
   const at::Tensor &reset = saved[0], &update = saved[1], &fresh = saved[2], &hx = saved[3], &hidden_new = saved[4];
   const at::Tensor grad_update = grad_hy * (hx - fresh) * update * (1 - update);
   const at::Tensor grad_new = grad_hy * (1 - update) * (1 - fresh * fresh);
