@@ -57,6 +57,9 @@ serve-demo: product ## requests for a real model on one and on several core grou
 bench-partition: ## planning for two devices in virtual time, with bars; no torch (ARGS="streaming peers" for some sections)
 	@scripts/bench_partition.sh $(ARGS)
 
+test-libraries: product ## programs of the libraries above PyTorch, in .venv-libraries (ARGS go to pytest)
+	@scripts/test_libraries.sh $(ARGS)
+
 compat: setup ## build against the newest stable torch in .venv-compat, and a smoke test (ARGS="2.14.1 --suite" for another torch, and the suites)
 	@scripts/compat.sh $(ARGS)
 
