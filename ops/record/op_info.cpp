@@ -159,7 +159,10 @@ bool is_recorded(const OpInfo& info) {
   return info.row.recorded || recorded_operators().contains(info.name) ||
          // A capture takes composed operators of libraries whole: see opaque.h.
          (!info.handle.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) &&
-          (!has_default_kernel(info.handle) || !is_own(info.name)));
+          (!has_default_kernel(info.handle) || !is_own(info.name))) ||
+         // prefer_cpu.h gives these to the catch-all.
+         (!is_own(info.name) && has_default_kernel(info.handle) &&
+          info.handle.hasKernelForDispatchKey(c10::DispatchKey::CPU));
 }
 
 void enter_recorded(std::string name) { recorded_operators().insert(std::move(name)); }

@@ -25,6 +25,14 @@ ADAPTERS = {
     "torch._dynamo.backends.registry": "compile_backend",
     "torch._inductor.compile_fx": "default_backend",
     "safetensors": "safetensors",
+    "torch._ops": "library_kernels",
+    "torch.library": "library_kernels",
+    "torch.nn.attention.flex_attention": "flex_attention",
+    "lightning.fabric.connector": "lightning",
+    "lightning.pytorch.trainer.connectors.accelerator_connector": "lightning",
+    "lightning_fabric.connector": "lightning",
+    "pytorch_lightning.trainer.connectors.accelerator_connector": "lightning",
+    "ultralytics.utils.torch_utils": "ultralytics",
 }
 
 

@@ -8,10 +8,14 @@
 
 #include <frameobject.h>
 
+#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "backend/cpu/fused/compile.h"
 #include "backend/memory/address_space.h"
+#include "ops/dispatch/prefer_cpu.h"
 #include "ops/process/accelerator.h"
 #include "ops/process/start.h"
 #include "ops/record/generator.h"
@@ -93,6 +97,23 @@ void add_tensors(py::module_& m) {
         [] { return py::reinterpret_steal<py::object>(THPGenerator_initDefaultGenerator(ops::default_generator())); });
 }
 
+// A kernel's registration, in the form of torch.library's: it has destroy().
+struct Registration {
+  std::optional<c10::RegistrationHandleRAII> handle;
+};
+
+void add_operators(py::module_& m) {
+  py::class_<Registration>(m, "Registration").def("destroy", [](Registration& self) { self.handle.reset(); });
+  m.def(
+      "prefer_cpu_kernel",
+      [](const std::string& name, const std::string& overload) -> std::unique_ptr<Registration> {
+        auto handle = ops::prefer_cpu_kernel({name, overload});
+        if (!handle.has_value()) return nullptr;
+        return std::make_unique<Registration>(Registration{std::move(handle)});
+      },
+      py::arg("name"), py::arg("overload"));
+}
+
 void add_process(py::module_& m) {
   m.def("compiles", [] { return hetero::backend::compile_target() != hetero::backend::InstructionSet::kPortable; });
   m.def("prepare_fork", &ops::prepare_fork, released());
@@ -111,6 +132,7 @@ PYBIND11_MODULE(_C, m) {
   ops::register_process();
 
   add_tensors(m);
+  add_operators(m);
   add_process(m);
   hetero::python::add_placement(m);
   hetero::python::add_reports(m);
