@@ -78,7 +78,7 @@ std::string format_bytes(uint64_t bytes) {
 
 Status out_of_memory_error(const std::string& device, uint64_t requested, const MemoryStats& stats) {
   const std::string limit = stats.limit_bytes == 0 ? "none" : format_bytes(stats.limit_bytes);
-  return Status(ErrorClass::kResource, "hetero out of memory: tried to allocate " + format_bytes(requested) + "; " +
+  return Status(ErrorClass::kResource, "hetero out of memory. Tried to allocate " + format_bytes(requested) + "; " +
                                            format_bytes(stats.allocated_bytes) + " already allocated, limit " + limit +
                                            " (device " + device + ", peak " + format_bytes(stats.peak_bytes) +
                                            ", reserved " + format_bytes(stats.reserved_bytes) + ")");

@@ -112,7 +112,7 @@ class CachingAllocator {
 // "1.50 GiB", for messages.
 std::string format_bytes(uint64_t bytes);
 
-// The out-of-memory error of every device: "hetero out of memory: tried to allocate 2.00 GiB; 1.50
+// The out-of-memory error of every device: "hetero out of memory. Tried to allocate 2.00 GiB; 1.50
 // GiB already allocated, limit 3.00 GiB". A limit of 0 is "none". `device` names the device.
 Status out_of_memory_error(const std::string& device, uint64_t requested, const MemoryStats& stats);
 

@@ -33,6 +33,20 @@ ADAPTERS = {
     "lightning_fabric.connector": "lightning",
     "pytorch_lightning.trainer.connectors.accelerator_connector": "lightning",
     "ultralytics.utils.torch_utils": "ultralytics",
+    "accelerate.state": "device_choice",
+    "peft.utils.other": "device_choice",
+    "sentence_transformers.util.environment": "device_choice",
+    "accelerate.checkpointing": "random_state",
+    "transformers.trainer": "random_state",
+    "accelerate.accelerator": "accelerate",
+    "accelerate.hooks": "accelerate",
+    "accelerate.utils.dataclasses": "accelerate",
+    "accelerate.utils.memory": "accelerate",
+    "accelerate.utils.modeling": "accelerate",
+    "transformers.cache_utils": "transformers",
+    "transformers.pipelines.base": "transformers",
+    "transformers.training_args": "transformers",
+    "transformers.utils.import_utils": "transformers",
 }
 
 

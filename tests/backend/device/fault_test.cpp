@@ -120,7 +120,7 @@ TEST_CASE("a failed allocation looks like memory that ran out") {
   device.fail(FaultKind::kAllocation, 1);
   const Result<Block> refused = device.allocate(1 << 20);
   REQUIRE(refused.status().error_class() == ErrorClass::kResource);
-  REQUIRE(refused.status().message().find("hetero out of memory: tried to allocate 1.00 MiB") == 0);
+  REQUIRE(refused.status().message().find("hetero out of memory. Tried to allocate 1.00 MiB") == 0);
   REQUIRE(device.memory_stats().allocations == 0);
   REQUIRE(device.allocate(1 << 20).ok());
 }

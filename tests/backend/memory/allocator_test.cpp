@@ -130,7 +130,7 @@ TEST_CASE("the limit refuses a block with the figures and leaves the allocator u
   const Result<Block> refused = allocator.allocate(kMiB + kMiB / 2);
   REQUIRE_FALSE(refused.ok());
   REQUIRE(refused.status().error_class() == ErrorClass::kResource);
-  REQUIRE(refused.status().message().find("hetero out of memory: tried to allocate 1.50 MiB; 2.00 MiB "
+  REQUIRE(refused.status().message().find("hetero out of memory. Tried to allocate 1.50 MiB; 2.00 MiB "
                                           "already allocated, limit 3.00 MiB") == 0);
   REQUIRE(allocator.stats().allocated_bytes == static_cast<int64_t>(2 * kMiB));
   REQUIRE(allocator.stats().limit_bytes == static_cast<int64_t>(3 * kMiB));

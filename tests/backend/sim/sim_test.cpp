@@ -204,7 +204,7 @@ TEST_CASE("the capacity refuses a block with the figures and freed memory is ava
   const Result<Block> refused = device->allocate(3 * kMiB);
   REQUIRE_FALSE(refused.ok());
   REQUIRE(refused.status().error_class() == ErrorClass::kResource);
-  REQUIRE(refused.status().message().find("hetero out of memory: tried to allocate 3.00 MiB; 8.00 MiB "
+  REQUIRE(refused.status().message().find("hetero out of memory. Tried to allocate 3.00 MiB; 8.00 MiB "
                                           "already allocated, limit 10.00 MiB") == 0);
   most.reset();
   Block all = take(*device, 10 * kMiB);

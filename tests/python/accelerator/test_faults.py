@@ -237,7 +237,7 @@ class Place:
         # A tensor that cannot leave the memory leaves too little of it.
         if self.kind == "allocation" or (self.device == "disk" and isinstance(error, torch.OutOfMemoryError)):
             assert type(error) is torch.OutOfMemoryError, repr(error)
-            assert "out of memory: tried to allocate" in text
+            assert "out of memory. Tried to allocate" in text
             assert self.device == "disk" or name in text, text
             return
         assert type(error) is RuntimeError, repr(error)

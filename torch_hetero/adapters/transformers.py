@@ -1,0 +1,94 @@
+"""transformers: ``Trainer`` and pipelines use hetero, and bfloat16 is one of the types that the machine has.
+
+``TrainingArguments`` asks for the devices it knows even when accelerate, which it asks first, found another one. A
+pipeline's device may be a number, of the first of these devices that is there. A cache that is offloaded to the CPU
+waits for streams of CUDA; on hetero there is no need to offload it, since what an accelerator has no room for leaves it
+anyway.
+
+Source: transformers 5.23.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torch_hetero.adapters.choice import is_accelerator
+
+
+def _import_utils(module: ModuleType) -> None:
+    available = module.is_torch_bf16_gpu_available
+
+    @functools.wraps(available)
+    def is_torch_bf16_gpu_available() -> bool:
+        return available() or (is_accelerator() and torch.hetero.is_bf16_supported())
+
+    module.is_torch_bf16_gpu_available = is_torch_bf16_gpu_available
+
+
+def _training_args(module: ModuleType) -> None:
+    devices = vars(module.TrainingArguments)["_setup_devices"]
+    set_up = devices.func
+
+    @functools.wraps(set_up)
+    def set_up_devices(self: Any) -> Any:
+        device = set_up(self)
+        state = self.distributed_state
+        if device.type == "cpu" and state is not None and state.device.type == "hetero":
+            return state.device
+        return device
+
+    devices.func = set_up_devices
+
+
+def _pipelines(module: ModuleType) -> None:
+    make = module.Pipeline.__init__
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def __init__(self: Any, *arguments: Any, **named: Any) -> None:
+        if not is_accelerator():
+            make(self, *arguments, **named)
+            return
+        bound = signature.bind(self, *arguments, **named)
+        placed = getattr(bound.arguments["model"], "hf_device_map", None)
+        device = bound.arguments.get("device")
+        if placed is None:
+            device = 0 if device is None else device
+            if isinstance(device, int) and device >= 0:
+                bound.arguments["device"] = f"hetero:{device}"
+        make(*bound.args, **bound.kwargs)
+        # A model that accelerate placed names no device, and its first one may be a number.
+        if placed is not None and isinstance(first := next(iter(placed.values())), int):
+            self.device = torch.device("hetero", first)
+
+    module.Pipeline.__init__ = __init__
+
+
+def _cache_utils(module: ModuleType) -> None:
+    update_cache = module.Cache.update
+
+    @functools.wraps(update_cache)
+    def update(self: Any, key_states: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        if self.offloading and key_states.device.type == "hetero":
+            self.offloading = False
+        return update_cache(self, key_states, *arguments, **named)
+
+    module.Cache.update = update
+
+
+_SUBMODULES = {
+    "transformers.cache_utils": _cache_utils,
+    "transformers.pipelines.base": _pipelines,
+    "transformers.training_args": _training_args,
+    "transformers.utils.import_utils": _import_utils,
+}
+
+
+def apply(module: ModuleType) -> None:
+    """Adapts a module of `_SUBMODULES`."""
+    _SUBMODULES[module.__name__](module)
