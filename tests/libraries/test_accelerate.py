@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -223,7 +226,7 @@ def test_the_device_map_that_is_found_is_hetero() -> None:
     assert "cpu" not in sizes  # the same memory
     assert list(accelerate.utils.get_max_memory({"cpu": "1GB", 0: "5KB"}).items()) == [(0, 5000), ("cpu", 10**9)]
     # Room for the largest layer is kept free.
-    split = accelerate.infer_auto_device_map(empty, {0: "9KB", "cpu": "1GB"})
+    split = accelerate.infer_auto_device_map(empty, {0: "8.5KB", "cpu": "1GB"})
     assert split == {"0": 0, "1": 0, "2": "cpu", "3": "cpu", "4": "cpu"}
     assert accelerate.utils.get_balanced_memory(empty)[0] > 0
 
@@ -278,3 +281,34 @@ def test_split_processes_and_seeds_are_those_of_one_process() -> None:
     first = torch.rand(3, device="hetero").tolist()
     accelerate.utils.set_seed(3)
     assert torch.rand(3, device="hetero").tolist() == first
+
+
+@pytest.mark.parametrize("chosen, expected", [
+    ([], "hetero no NO"),
+    (["--cpu"], "cpu no NO"),
+    (["--mixed_precision", "bf16", "--dynamo_backend", "hetero"], "hetero bf16 HETERO"),
+], ids=["nothing chosen", "the CPU", "options"])
+def test_accelerate_launch_starts_programs_on_hetero(chosen: list[str], expected: str, tmp_path: Path) -> None:
+    # The program imports accelerate first, which imports torch while it is being imported.
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from accelerate import Accelerator\n"
+        "made = Accelerator()\n"
+        "print('made:', made.device, made.mixed_precision, made.state.dynamo_plugin.backend)\n"
+    )
+    assert f"made: {expected}" in run("-m", "accelerate.commands.launch", *chosen, str(program))
+
+
+def test_without_adapters_nothing_is_changed() -> None:
+    program = "from accelerate import Accelerator; print('made:', Accelerator().device)"
+    assert "made: cpu" in run("-c", program, HETERO_ADAPTERS="0")
+
+
+def run(*arguments: str, **environment: str) -> str:
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, *arguments], env={**os.environ, "PYTHONPATH": root, **environment}, capture_output=True,
+        text=True, timeout=120, check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

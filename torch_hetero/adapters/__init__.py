@@ -39,6 +39,7 @@ ADAPTERS = {
     "accelerate.checkpointing": "random_state",
     "transformers.trainer": "random_state",
     "accelerate.accelerator": "accelerate",
+    "accelerate.commands.config.config_utils": "accelerate",
     "accelerate.hooks": "accelerate",
     "accelerate.utils.dataclasses": "accelerate",
     "accelerate.utils.memory": "accelerate",
@@ -86,6 +87,20 @@ class _Finder(importlib.abc.MetaPathFinder):
         return None
 
 
+class _Unfinished(ModuleSpec):
+    """The spec of a module that is being run, and imported torch meanwhile: it is adapted when it is complete.
+
+    The import system sets this attribute of its spec then.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "_initializing" and not value:
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
+            if self.name in sys.modules:  # else it failed
+                _adapt(sys.modules[self.name])
+
+
 def _adapt(module: ModuleType) -> None:
     importlib.import_module(f"{__name__}.{ADAPTERS[module.__name__]}").apply(module)
 
@@ -95,6 +110,11 @@ def install() -> None:
     if os.environ.get("HETERO_ADAPTERS", "1") == "0":
         return
     for name in ADAPTERS:
-        if name in sys.modules:
-            _adapt(sys.modules[name])
+        module = sys.modules.get(name)
+        if module is None:
+            continue
+        if getattr(module.__spec__, "_initializing", False):
+            module.__spec__.__class__ = _Unfinished  # type: ignore[union-attr, assignment]
+        else:
+            _adapt(module)
     sys.meta_path.insert(0, _Finder())

@@ -1,7 +1,7 @@
 """accelerate beyond its choice of a device: its lists of devices, and what memory there is.
 
 - ``mixed_precision="fp16"`` checks a list of devices, and makes the gradient scaler of the machine's accelerator;
-- ``dynamo_backend`` takes the names of an enumeration;
+- ``dynamo_backend`` takes the names of an enumeration, and ``accelerate launch`` those of a list;
 - ``device_map="auto"`` gets each device's memory from the module that the device has in torch;
 - caches are emptied device by device.
 
@@ -81,12 +81,17 @@ def _dataclasses(module: ModuleType) -> None:
     backends._member_map_["HETERO"] = backends._value2member_map_["HETERO"] = member
 
 
+def _commands(module: ModuleType) -> None:
+    module.DYNAMO_BACKENDS.append("HETERO")
+
+
 def _hooks(module: ModuleType) -> None:
     module._accelerate_added_attributes.append("hetero")
 
 
 _SUBMODULES = {
     "accelerate.accelerator": _accelerator,
+    "accelerate.commands.config.config_utils": _commands,
     "accelerate.hooks": _hooks,
     "accelerate.utils.dataclasses": _dataclasses,
     "accelerate.utils.memory": _memory,

@@ -177,3 +177,20 @@ for batch in DataLoader(Numbers(), batch_size=4, num_workers=2):
 print(batch.device.type, total)
 """)
     assert out == f"{DEVICE} 56.0\n"
+
+
+@needs_hetero
+def test_a_module_that_imports_torch_first_is_adapted_when_it_is_complete(tmp_path: Path) -> None:
+    library = tmp_path / "peft" / "utils"
+    library.mkdir(parents=True)
+    (library / "other.py").write_text("import torch\n\ndef infer_device():\n    return 'cpu'\n")
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import peft.utils.other as other
+print(other.infer_device(), type(other.__spec__).__name__)
+"""
+    assert run_python_ok(code).split() == ["hetero", "ModuleSpec"]
+    assert run_python_ok(code, {"HETERO_ADAPTERS": "0"}).split() == ["cpu", "ModuleSpec"]
+    (library / "other.py").write_text("import torch\n\nraise ValueError('not this one')\n")
+    assert "not this one" in run_python(code).stderr
