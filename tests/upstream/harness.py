@@ -27,7 +27,7 @@ import dataclasses
 import functools
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +195,8 @@ def move_sample(sample: SampleInput, device: str) -> Moved:
     )
 
 
-def _call(op: OpInfo, moved: Moved) -> Any:
+def call(op: Callable[..., Any], moved: Moved) -> Any:
+    """What an operator gives for a sample that was moved."""
     if moved.names_a_device():
         return op(moved.first, *moved.args, **moved.kwargs)
     # transformers replaces torch.linspace while it loads a model, and torch may remember the replacement.
@@ -204,9 +205,10 @@ def _call(op: OpInfo, moved: Moved) -> Any:
         return op(moved.first, *moved.args, **moved.kwargs)
 
 
-def _attempt(op: OpInfo, moved: Moved) -> tuple[Any, Exception | None]:
+def attempt(run: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """What a function gives, read to be sure that it ran, or its exception."""
     try:
-        result = _call(op, moved)
+        result = run()
         for leaf in tree_flatten(result)[0]:
             if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
                 leaf.cpu()
@@ -220,7 +222,7 @@ def _state_after_seed(seed: int) -> torch.Tensor:
     return torch.Generator().manual_seed(seed).get_state()
 
 
-class _DrawDetector:
+class DrawDetector:
     """Tells whether the CPU generator was drawn from while the context was open.
 
     `wrapper_set_seed` seeds with 42 and restores the state afterwards, which would hide a draw; so
@@ -230,7 +232,7 @@ class _DrawDetector:
     def __init__(self) -> None:
         self.drawn = False
 
-    def __enter__(self) -> _DrawDetector:
+    def __enter__(self) -> DrawDetector:
         self._original = torch.testing._utils.freeze_rng_state
         torch.manual_seed(0)
         self._before, self._seeded = _state_after_seed(0), _state_after_seed(42)
@@ -250,7 +252,7 @@ class _DrawDetector:
 
 
 @contextlib.contextmanager
-def _fusion(on: bool) -> Iterator[None]:
+def fusion(on: bool) -> Iterator[None]:
     if not ON_HETERO:
         yield
         return
@@ -261,7 +263,7 @@ def _fusion(on: bool) -> Iterator[None]:
         torch.hetero.config.fusion = True
 
 
-def _stride_mismatches(actual: Any, expected: Any) -> list[str]:
+def stride_mismatches(actual: Any, expected: Any) -> list[str]:
     """What differs, for each tensor of the result whose strides are not CPU's where they matter."""
     mismatches = []
     pairs = zip(tree_flatten(actual)[0], tree_flatten(expected)[0], strict=True)
@@ -276,7 +278,7 @@ def _stride_mismatches(actual: Any, expected: Any) -> list[str]:
     return mismatches
 
 
-def _compare(
+def compare(
     actual: Any,
     expected: Any,
     device: str,
@@ -311,12 +313,12 @@ def _compare(
 
 def _run_sample(op: OpInfo, sample: SampleInput, device: str, result: Result) -> None:
     on_cpu, on_device = move_sample(sample, "cpu"), move_sample(sample, device)
-    with _DrawDetector() as detector:
-        expected, refusal = _attempt(op, on_cpu)
+    with DrawDetector() as detector:
+        expected, refusal = attempt(lambda: call(op, on_cpu))
     is_random = detector.drawn
     torch.manual_seed(0)
-    with _fusion(False):
-        actual, error = _attempt(op, on_device)
+    with fusion(False):
+        actual, error = attempt(lambda: call(op, on_device))
     if refusal is not None or error is not None:
         if type(refusal) is type(error):
             return
@@ -326,27 +328,27 @@ def _run_sample(op: OpInfo, sample: SampleInput, device: str, result: Result) ->
     result.random_samples += is_random
     with_values = not is_random and op.name not in UNINITIALIZED
     exactly = op.name not in UNSTABLE
-    _compare(actual, expected, device, with_values, exactly)
+    compare(actual, expected, device, with_values, exactly)
     # Fused maps keep eager's bits; fused reductions need not.
     exactly = exactly and isinstance(op, (UnaryUfuncInfo, BinaryUfuncInfo)) and op.name not in SUMMING_UFUNCS
     for sight in ("planned", "replayed"):
-        again, error = _attempt(op, move_sample(sample, device))
+        again, error = attempt(lambda: call(op, move_sample(sample, device)))
         if error is not None:
             raise error
         try:
-            _compare(again, expected, device, with_values, exactly, ILL_CONDITIONED.get(op.name))
+            compare(again, expected, device, with_values, exactly, ILL_CONDITIONED.get(op.name))
         except (Mismatch, AssertionError) as mismatch:
-            raise Mismatch(f"{sight}: {_first_line(mismatch)}") from None
-    mismatches = _stride_mismatches(actual, expected)
+            raise Mismatch(f"{sight}: {first_line(mismatch)}") from None
+    mismatches = stride_mismatches(actual, expected)
     result.stride_mismatches += len(mismatches)
     if mismatches and not result.first_stride_mismatch:
         result.first_stride_mismatch = f"sample {result.samples}, {mismatches[0]}"
     if is_random:
         again_on_device = move_sample(sample, device)
         torch.manual_seed(0)
-        again, _ = _attempt(op, again_on_device)
+        again, _ = attempt(lambda: call(op, again_on_device))
         try:
-            _compare(again, actual, device, with_values=True, exactly=False)
+            compare(again, actual, device, with_values=True, exactly=False)
         except (Mismatch, AssertionError) as mismatch:
             raise Mismatch(f"not reproducible under one seed: {mismatch}") from None
 
@@ -379,7 +381,7 @@ def _run_entry(op: OpInfo, result: Result, device: str) -> Result:
             samples = list(_samples(op, dtype))
         except Exception as error:
             result.status = "skipped"
-            result.why = f"PyTorch cannot make its samples on CPU: {_first_line(error)}"
+            result.why = f"PyTorch cannot make its samples on CPU: {first_line(error)}"
             return result
         for index, sample in enumerate(samples):
             try:
@@ -387,7 +389,7 @@ def _run_entry(op: OpInfo, result: Result, device: str) -> Result:
             except Exception as error:
                 result.status = "failed"
                 kind = "" if isinstance(error, Mismatch) else f"{type(error).__name__}: "
-                result.why = f"sample {index} of {len(samples)}: {kind}{_first_line(error)}"
+                result.why = f"sample {index} of {len(samples)}: {kind}{first_line(error)}"
                 return result
             result.samples += 1
     if result.samples == 0:
@@ -395,6 +397,6 @@ def _run_entry(op: OpInfo, result: Result, device: str) -> Result:
     return result
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     text = str(error).strip()
     return text.splitlines()[0][:300] if text else ""

@@ -12,12 +12,8 @@ import argparse
 import dataclasses
 import json
 import os
-import queue
 import re
-import subprocess
 import sys
-import tempfile
-import threading
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -29,11 +25,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import workers
 from harness import ENTRIES, Result, load_exclusions, run_entry
 
 DEVICE = os.environ.get("HETERO_TEST_DEVICE", "hetero")
 EXCLUSIONS = load_exclusions() if DEVICE == "hetero" else {}
-SECONDS_PER_ENTRY = 120
 
 
 @pytest.mark.parametrize("entry", sorted(ENTRIES))
@@ -58,91 +54,11 @@ def test_entry_equals_cpu(entry: str, machine: str, record_property: Any) -> Non
     assert result.status == "passed", result.why
 
 
-class Worker:
-    """A process that runs entries one by one; a new one takes over after a crash."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self._process: subprocess.Popen[str] | None = None
-        self._errors = tempfile.TemporaryFile("w+")
-
-    def _start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, __file__, "--worker", "--device", self._device]
-        variables = dict(os.environ, HETERO_TEST_DEVICE=self._device, OMP_NUM_THREADS="1")
-        return subprocess.Popen(
-            command,
-            env=variables,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-        )
-
-    def run(self, entry: str) -> Result:
-        if self._process is None:
-            self._process = self._start()
-        process = self._process
-        killer = threading.Timer(SECONDS_PER_ENTRY, process.kill)
-        killer.start()
-        try:
-            process.stdin.write(entry + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        timed_out = not killer.is_alive()
-        killer.cancel()
-        if line:
-            return Result(**json.loads(line))
-        self._process = None
-        status = process.wait()
-        self._errors.seek(0)
-        last = (self._errors.read().strip().splitlines() or [""])[-1]
-        why = f"ran longer than {SECONDS_PER_ENTRY} s" if timed_out else f"CRASH {status}: {last}"
-        return Result(entry, "failed", why)
-
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.stdin.close()
-            self._process.kill()
-            self._process.wait()
-
-
-def serve(device: str) -> None:
-    """The worker's loop: an entry's name in, one JSON line out."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    for line in sys.stdin:
-        answers.write(json.dumps(dataclasses.asdict(run_entry(line.strip(), device))) + "\n")
-        answers.flush()
-
-
 def run_all(entries: list[str], device: str, jobs: int) -> list[Result]:
-    """Runs entries in `jobs` worker processes and shows progress on standard error."""
-    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for entry in entries:
-        waiting.put(entry)
-    results: list[Result] = []
-
-    def work() -> None:
-        worker = Worker(device)
-        while True:
-            try:
-                entry = waiting.get_nowait()
-            except queue.Empty:
-                break
-            results.append(worker.run(entry))
-            if len(results) % 20 == 0:
-                print(f"\r{len(results)}/{len(entries)}", end="", file=sys.stderr, flush=True)
-        worker.close()
-
-    threads = [threading.Thread(target=work) for _ in range(jobs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    print("\r", end="", file=sys.stderr)
-    return results
+    """Runs entries in worker processes."""
+    command = [sys.executable, __file__, "--worker", "--device", device]
+    answers = workers.run_all(entries, command, {"HETERO_TEST_DEVICE": device}, jobs)
+    return [Result(**answer) if answer else Result(entry, "failed", why) for entry, (answer, why) in answers.items()]
 
 
 def group_key(why: str) -> str:
@@ -197,7 +113,7 @@ def main() -> int:
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        serve(options.device)
+        workers.serve(lambda entry: dataclasses.asdict(run_entry(entry, options.device)))
         return 0
     entries = options.exact or [name for name in sorted(ENTRIES) if options.filter in name]
     results = run_all(entries, options.device, options.jobs)
