@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import workers
 from modules import DATABASES
-from programs import PROGRAMS
+from programs import PROGRAMS, REASONS
 from ways import OPERATORS, Tally, quiet
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +73,10 @@ def run_way(way: str, names: list[str], jobs: int, most: int) -> dict[str, Tally
 
 
 def general(reason: str) -> str:
-    """A reason without what differs between entries, such as numbers."""
+    """A known reason, or the text without what differs between entries, such as numbers."""
+    for words, known in REASONS.items():
+        if words in reason:
+            return known
     text = re.sub(r"aten::\w+(\.\w+)?", "an operator", reason)
     return re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "#", text).replace("|", "/")[:160]
 

@@ -222,6 +222,13 @@ def _state_after_seed(seed: int) -> torch.Tensor:
     return torch.Generator().manual_seed(seed).get_state()
 
 
+def seed() -> None:
+    """Seeds the CPU and the device; torch.manual_seed would format its caller's stack for each other device."""
+    torch.default_generator.manual_seed(0)
+    if ON_HETERO:
+        torch.hetero.manual_seed_all(0)
+
+
 class DrawDetector:
     """Tells whether the CPU generator was drawn from while the context was open.
 
@@ -234,7 +241,7 @@ class DrawDetector:
 
     def __enter__(self) -> DrawDetector:
         self._original = torch.testing._utils.freeze_rng_state
-        torch.manual_seed(0)
+        seed()
         self._before, self._seeded = _state_after_seed(0), _state_after_seed(42)
 
         @contextlib.contextmanager
@@ -316,7 +323,7 @@ def _run_sample(op: OpInfo, sample: SampleInput, device: str, result: Result) ->
     with DrawDetector() as detector:
         expected, refusal = attempt(lambda: call(op, on_cpu))
     is_random = detector.drawn
-    torch.manual_seed(0)
+    seed()
     with fusion(False):
         actual, error = attempt(lambda: call(op, on_device))
     if refusal is not None or error is not None:
@@ -345,7 +352,7 @@ def _run_sample(op: OpInfo, sample: SampleInput, device: str, result: Result) ->
         result.first_stride_mismatch = f"sample {result.samples}, {mismatches[0]}"
     if is_random:
         again_on_device = move_sample(sample, device)
-        torch.manual_seed(0)
+        seed()
         again, _ = attempt(lambda: call(op, again_on_device))
         try:
             compare(again, actual, device, with_values=True, exactly=False)
@@ -354,7 +361,7 @@ def _run_sample(op: OpInfo, sample: SampleInput, device: str, result: Result) ->
 
 
 def _samples(op: OpInfo, dtype: torch.dtype) -> Iterator[SampleInput]:
-    torch.manual_seed(0)
+    seed()
     yield from op.sample_inputs("cpu", dtype, requires_grad=False)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from harness import Moved, attempt, call, move_sample
+from harness import Moved, attempt, call, move_sample, seed
 from torch.testing._internal.common_modules import ModuleInfo, module_db
 from torch.testing._internal.common_optimizers import (
     OptimizerErrorEnum,
@@ -31,7 +31,7 @@ def moved(arguments: Any, device: str) -> Moved:
 
 def made(info: ModuleInfo, arguments: Any, device: str, dtype: torch.dtype) -> torch.nn.Module:
     arguments = moved(arguments, device)
-    torch.manual_seed(0)
+    seed()
     module = call(lambda _, *args, **kwargs: info.module_cls(*args, **kwargs), arguments)
     return module.to(device=device, dtype=dtype)
 
@@ -40,7 +40,7 @@ def module_cases(info: ModuleInfo, dtype: torch.dtype) -> Iterator[Case]:
     """Each input while training and not: outputs, gradients of inputs and parameters, buffers; and errors."""
     for training in (True, False):
         mode = "training" if training else "evaluation"
-        torch.manual_seed(0)
+        seed()
         inputs = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=True, training=training)
         for index, given in enumerate(inputs):
             if given.forward_input is None:

@@ -102,13 +102,8 @@ class Programs(NamedTuple):
         except Exception:  # some entries make no samples on this machine
             return tally
         tally.counts.pop("strides", None)
-        tally.notes = [(kind, self._reason(kind, reason), place) for kind, reason, place in tally.notes if kind != "strides"]
+        tally.notes = [note for note in tally.notes if note[0] != "strides"]
         return tally
-
-    def _reason(self, kind: str, text: str) -> str:
-        if kind != "refused":
-            return text
-        return next((reason for words, reason in REASONS.items() if words in text), text)
 
 
 PROGRAMS = {
