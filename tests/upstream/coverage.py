@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "coverage.md"
 DEVICE = os.environ.get("HETERO_TEST_DEVICE", "hetero")
 WAYS = OPERATORS | DATABASES | PROGRAMS
-COLUMNS = ("entries", "equal", "both refuse", "device's way", "differ", "refused", "strides", "messages")
+COLUMNS = ("samples", "entries", "equal", "both refuse", "device's way", "differ", "refused", "strides", "messages")
 EXPLAINED = {
     "differ": "Differ",
     "refused": "Refused",
@@ -50,7 +50,8 @@ all of it on `"hetero"` and with eager CPU, torch {torch.__version__.split("+")[
 
 Results must have the CPU's bits, unfused; those of programs, which are fused, the CPU's values. What
 the CPU refuses must be refused with the same exception type, and counts as equal. *Entries* are
-pairs of an entry and a dtype, the other columns count samples: *both refuse* is a part of *equal*.
+pairs of an entry and a dtype, of which each has so many *samples*, or all. The other columns count
+what came of them, a sample in several forms if the way has some. *Both refuse* is a part of *equal*.
 *Device's way*: the CPU's own bits where autograd runs a backward pass on a thread of its own, or an
 optimizer takes its `foreach` implementation, as PyTorch does for devices other than the CPU
 ([design](design.md#where-results-may-differ-from-eager)).
@@ -81,11 +82,11 @@ def general(reason: str) -> str:
     return re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "#", text).replace("|", "/")[:160]
 
 
-def section(way: str, tallies: dict[str, Tally]) -> tuple[str, str]:
+def section(way: str, tallies: dict[str, Tally], samples: str) -> tuple[str, str]:
     """A way's row of the table, and its part of the page."""
     total = sum((tally.counts for tally in tallies.values()), Counter())
     total["entries"] = sum(1 for tally in tallies.values() if tally.counts)
-    row = " | ".join([WAYS[way].title, *(str(total[column]) for column in COLUMNS)])
+    row = " | ".join([WAYS[way].title, samples, *(str(total[column]) for column in COLUMNS[1:])])
     groups: dict[tuple[str, str], set[str]] = defaultdict(set)
     for tally in tallies.values():
         for kind, reason, place in tally.notes:
@@ -137,7 +138,7 @@ def main() -> int:
     for way in options.only or WAYS:
         names = [name for name in WAYS[way].names() if options.filter in name]
         tallies = run_way(way, names, options.jobs, options.samples)
-        parts[way] = section(way, tallies)
+        parts[way] = section(way, tallies, str(options.samples or getattr(WAYS[way], "samples", "all")))
         wrong += sum(tally.counts["differ"] for tally in tallies.values())
         if options.verbose:
             for tally in tallies.values():

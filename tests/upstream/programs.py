@@ -28,6 +28,7 @@ REASONS = {
     "is never made": "the result is memory that nobody writes",
     "to be on cpu": "PyTorch wants an argument on the CPU",
     "is not compiled yet": "TorchDynamo does not trace it",
+    "to an operand that is": "the CPU's kernel resizes the tensor that it writes in place",
 }
 
 

@@ -270,7 +270,6 @@ OUT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "noncontiguous": lambda result: noncontiguous_like(torch.ones_like(result)),
     "int64": lambda result: torch.ones_like(result, dtype=torch.int64),
     "float64": lambda result: torch.ones_like(result, dtype=torch.float64),
-    "meta": lambda result: torch.ones_like(result, device="meta"),
 }
 
 
@@ -285,7 +284,7 @@ def run_out(op: OpInfo, sample: SampleInput) -> Iterator[Case]:
         moved = move_sample(sample, device)
         if ask_for_gradient:
             moved = replaced(moved, lambda t: t.requires_grad_(t.is_floating_point() or t.is_complex()))
-        out = moved.first if make is None else tree_map(lambda leaf: _fresh_unless_meta(make(leaf.detach()), device), result)
+        out = moved.first if make is None else tree_map(lambda leaf: fresh(make(leaf.detach()), device), result)
         moved.kwargs["out"] = out
         given = call(op, moved)
         pairs = zip(tree_flatten(given)[0], tree_flatten(out)[0], strict=True)
@@ -300,10 +299,6 @@ def run_out(op: OpInfo, sample: SampleInput) -> Iterator[Case]:
         yield Case("an input", lambda device: run(device, None))
     if any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors(first, sample.args, sample.kwargs)):
         yield Case("gradient", lambda device: run(device, torch.ones_like, ask_for_gradient=True))
-
-
-def _fresh_unless_meta(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    return tensor if tensor.is_meta else fresh(tensor, device)
 
 
 def run_errors(op: OpInfo, sample: SampleInput) -> Iterator[Case]:
