@@ -210,8 +210,8 @@ std::vector<std::pair<int, at::Tensor>> written_operands(const graph::Invocation
   return written;
 }
 
-// The kernel of a node that a file describes wrongly resizes them. Kernels may give other strides to
-// what has no elements, which nobody can see in the node's memory.
+// The kernel of a node that a file describes wrongly resizes them. A kernel may give other strides
+// to what has no elements.
 void check_kept(const std::vector<std::pair<int, at::Tensor>>& written, const graph::Invocation& invocation) {
   for (const auto& [i, tensor] : written) {
     if (is_kept(tensor, invocation, i)) continue;
