@@ -97,7 +97,7 @@ OperatorRow describe_operator(std::string_view name) {
     if (!belongs_to(name, family.name)) continue;
     if (family.meaning != ArgumentMeaning::kAny) row.meaning = family.meaning;
     for (bool OperatorRow::*const fact :
-         {&OperatorRow::dynamic_shape, &OperatorRow::cpu_tensors, &OperatorRow::cpu_indices,
+         {&OperatorRow::whole, &OperatorRow::dynamic_shape, &OperatorRow::cpu_tensors, &OperatorRow::cpu_indices,
           &OperatorRow::takes_by_mask, &OperatorRow::any_numbers, &OperatorRow::layout_by_size,
           &OperatorRow::takes_pivots, &OperatorRow::checks_arguments, &OperatorRow::no_device_out}) {
       row.*fact |= family.*fact;
