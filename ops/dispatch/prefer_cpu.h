@@ -3,8 +3,9 @@
 // PyTorch would give the device the second, as it does for every device without a kernel. That may
 // be a Python loop where the CPU's kernel is compiled (torchaudio's filters, bitsandbytes'
 // quantization). The device has the CPU's memory, so it takes the CPU's kernel: the operator is
-// recorded, or runs at once, as one that the CPU alone has. register_whole() in registration.cpp
-// does the same for PyTorch's own operators, once; those of libraries appear at any time.
+// recorded if it has a Meta kernel, and runs at once otherwise, like one that the CPU alone has.
+// register_whole() in registration.cpp does the same for PyTorch's own operators, once; those of
+// libraries appear at any time.
 //
 // Thread safety: any thread.
 

@@ -116,11 +116,12 @@ c10::IValue stand_in(const c10::IValue& value, StandIns& tensors) {
   return value;
 }
 
-bool has_meta_kernel(const c10::OperatorHandle& handle) {
-  return handle.hasKernelForDispatchKey(c10::DispatchKey::Meta) ||
-         handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
-         handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) ||
-         handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+bool has_meta_kernel(const OpInfo& info) {
+  const c10::OperatorHandle& handle = info.handle;
+  if (handle.hasKernelForDispatchKey(c10::DispatchKey::Meta)) return true;
+  // What a library composes where it also has a kernel of the CPU may be a loop over all elements.
+  if (!is_own(info.name) && handle.hasKernelForDispatchKey(c10::DispatchKey::CPU)) return false;
+  return has_default_kernel(handle);
 }
 
 bool plain(const at::Tensor& tensor, c10::DeviceType device) {
@@ -288,7 +289,7 @@ bool run_meta(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun&
   run.failed = !means_something(info, arguments);
   if (run.failed) return false;
   run.undescribed =
-      !has_meta_kernel(info.handle) || (kernels == MetaKernels::kWithoutPython && is_described_in_python(info));
+      !has_meta_kernel(info) || (kernels == MetaKernels::kWithoutPython && is_described_in_python(info));
   if (run.undescribed || !run_on_stand_ins(info, arguments, c10::kMeta, Fill::kZeros, run)) return false;
   correct(info, arguments, run);
   return true;

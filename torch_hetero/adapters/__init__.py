@@ -48,6 +48,7 @@ ADAPTERS = {
     "transformers.pipelines.base": "transformers",
     "transformers.training_args": "transformers",
     "transformers.utils.import_utils": "transformers",
+    "torchao.kernel.intmm": "torchao",
 }
 
 

@@ -79,6 +79,49 @@ def test_a_custom_operator_without_meta_kernel_flushes_under_that_name() -> None
         assert any(name in operator for operator in seen.fallbacks)
 
 
+@needs_hetero
+@pytest.mark.parametrize("keys", [("CPU", "CompositeExplicitAutograd"), ("CompositeExplicitAutograd", "CPU")])
+@pytest.mark.parametrize("with_fake", (True, False))
+def test_a_custom_operator_with_a_kernel_of_the_cpu_does_not_take_its_default_kernel(
+    keys: tuple[str, str], with_fake: bool
+) -> None:
+    name = f"fill_{next(_names)}"
+    value = torch.ones(3, device=DEVICE)
+    kernels = {
+        "CPU": lambda x: torch.from_numpy(x.numpy() + 1),  # needs memory of the CPU
+        "CompositeExplicitAutograd": lambda x: x - 1,
+    }
+    for _ in range(2):  # an operator can go, and come again
+        with torch.library._scoped_library("hetero_tests", "FRAGMENT") as library:
+            library.define(f"{name}(Tensor x) -> Tensor")
+            for key in keys:
+                library.impl(name, kernels[key], key)
+            if with_fake:
+                library.impl(name, lambda x: torch.empty_like(x), "Meta")
+            with counting() as seen:
+                filled = getattr(torch.ops.hetero_tests, name)(value * 2)
+            assert filled.tolist() == [3.0] * 3
+            assert seen.boxed == (1 if with_fake else 0)
+            assert seen.fallbacks == ({} if with_fake else {f"hetero_tests::{name}": 1})
+
+    # The kernel goes with the library.
+    with torch.library._scoped_library("hetero_tests", "FRAGMENT") as library:
+        library.define(f"{name}(Tensor x) -> Tensor")
+        library.impl(name, kernels["CompositeExplicitAutograd"], "CompositeExplicitAutograd")
+        assert getattr(torch.ops.hetero_tests, name)(value).tolist() == [0.0] * 3
+
+
+@needs_hetero
+def test_a_kernel_that_is_registered_for_the_device_stays() -> None:
+    name = f"own_{next(_names)}"
+    with torch.library._scoped_library("hetero_tests", "FRAGMENT") as library:
+        library.define(f"{name}(Tensor x) -> Tensor")
+        library.impl(name, lambda x: x + 1, "CompositeExplicitAutograd")
+        library.impl(name, lambda x: x + 10, "PrivateUse1")
+        library.impl(name, lambda x: x + 100, "CPU")
+        assert getattr(torch.ops.hetero_tests, name)(torch.zeros(2, device=DEVICE)).tolist() == [10.0] * 2
+
+
 def test_a_custom_operator_that_mutates_its_argument_does() -> None:
     @torch.library.custom_op(f"hetero_tests::bump_{next(_names)}", mutates_args={"x"})
     def bump(x: torch.Tensor, by: int) -> None:
