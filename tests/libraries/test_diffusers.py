@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +124,13 @@ def test_a_pipeline_moves_to_hetero_and_gives_the_pictures_of_the_cpu(tmp_path: 
         torch.testing.assert_close(torch.as_tensor(result), torch.as_tensor(expected), rtol=1e-2, atol=1e-3)
         assert made(generator=torch.Generator("hetero").manual_seed(0), **chosen).images.shape == (1, 16, 16, 3)
     made.save_pretrained(tmp_path)
-    placed = DDIMPipeline.from_pretrained(tmp_path, device_map="hetero")
-    assert devices(placed.unet) == {"hetero"}
+    for where in ("hetero", "balanced"):
+        assert devices(DDIMPipeline.from_pretrained(tmp_path, device_map=where).unet) == {"hetero"}
 
 
 def stable_diffusion(folder: Path) -> StableDiffusionPipeline:
-    (folder / "vocab.json").write_text('{"<|startoftext|>": 0, "<|endoftext|>": 1, "a</w>": 2, "b</w>": 3, "a": 4, "b": 5}')
+    words = ["<|startoftext|>", "<|endoftext|>", "a</w>", "b</w>", "a", "b"]
+    (folder / "vocab.json").write_text(json.dumps({word: index for index, word in enumerate(words)}))
     (folder / "merges.txt").write_text("#version: 0.2\n")
     torch.manual_seed(0)
     text = CLIPTextModel(CLIPTextConfig(
@@ -150,7 +152,8 @@ def picture(made: StableDiffusionPipeline) -> torch.Tensor:
     ).images)
 
 
-@pytest.mark.parametrize("how", ["to", "model offload", "model offload to hetero", "sequential offload", "slicing"])
+@pytest.mark.parametrize("how", ["to", "compiled", "model offload", "model offload to hetero", "sequential offload",
+                                 "group offload", "slicing"])
 def test_stable_diffusion_gives_the_pictures_of_the_cpu(how: str, tmp_path: Path) -> None:
     expected = picture(stable_diffusion(tmp_path))
     made = stable_diffusion(tmp_path)
@@ -160,8 +163,12 @@ def test_stable_diffusion_gives_the_pictures_of_the_cpu(how: str, tmp_path: Path
         made.enable_model_cpu_offload(device="hetero")
     elif how == "sequential offload":
         made.enable_sequential_cpu_offload()
+    elif how == "group offload":
+        made.enable_group_offload(torch.device("hetero"), offload_type="leaf_level", use_stream=True)
     else:
         made.to("hetero")
+    if how == "compiled":
+        made.unet = torch.compile(made.unet)
     if how == "slicing":
         made.enable_attention_slicing()
         made.vae.enable_slicing()
@@ -169,7 +176,7 @@ def test_stable_diffusion_gives_the_pictures_of_the_cpu(how: str, tmp_path: Path
     assert made._execution_device.type == "hetero"
     with recording(100):
         torch.testing.assert_close(picture(made), expected, rtol=1e-2, atol=2e-3)
-    if "offload" in how:
+    if how.startswith(("model", "sequential")):
         made.maybe_free_model_hooks()
         assert "hetero" not in devices(made.unet)
 

@@ -58,7 +58,8 @@ def test_embeddings_in_half_precision_are_close() -> None:
 
 @pytest.mark.parametrize("bf16", [False, True])
 def test_a_training_lowers_the_loss_as_on_the_cpu(bf16: bool, tmp_path: Path) -> None:
-    rows = Dataset.from_dict({"anchor": TEXTS[:3] * 4, "positive": ["clone a directory", "write a letter", "order"] * 4})
+    positives = ["clone a directory", "write a letter", "order"]
+    rows = Dataset.from_dict({"anchor": TEXTS[:3] * 4, "positive": positives * 4})
 
     def train(**chosen: Any) -> tuple[list[float], SentenceTransformer]:
         model = SentenceTransformer(MODEL, device="cpu" if chosen.get("use_cpu") else None)

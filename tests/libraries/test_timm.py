@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import pytest
 import timm
 import torch
@@ -16,8 +17,9 @@ from tiny import devices, recording
 from torch import nn
 
 MODELS: dict[str, dict[str, Any]] = {
-    "resnet10t": {}, "efficientnet_lite0": {}, "mobilenetv4_conv_small_035": {}, "convnext_atto": {}, "ghostnet_050": {},
-    "regnetx_002": {}, "vit_tiny_patch16_224": dict(img_size=64, depth=2), "test_vit2": dict(img_size=64),
+    "resnet10t": {}, "efficientnet_lite0": {}, "mobilenetv4_conv_small_035": {}, "convnext_atto": {},
+    "ghostnet_050": {}, "regnetx_002": {}, "vit_tiny_patch16_224": dict(img_size=64, depth=2),
+    "test_vit2": dict(img_size=64),
     "swin_tiny_patch4_window7_224": dict(img_size=56, depths=(1, 1), num_heads=(2, 4), embed_dim=32, window_size=7),
     "mixer_s32_224": dict(img_size=64), "maxvit_pico_rw_256": dict(img_size=64, depths=(1, 1, 1, 1)),
 }
@@ -46,7 +48,7 @@ def test_models_equal_the_cpu(name: str) -> None:
     torch.testing.assert_close(gradients, expected_gradients, rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb", "lion", "adopt", "muon", "sgd", "nadamw", "adafactor", "kron"])
+@pytest.mark.parametrize("name", ["adamw", "lamb", "lion", "adopt", "muon", "sgd", "nadamw", "adafactor"])
 def test_optimizers_equal_the_cpu(name: str) -> None:
     def train(device: str) -> list[float]:
         torch.manual_seed(0)
@@ -79,8 +81,6 @@ def test_the_training_loop_of_its_scripts_runs() -> None:
         for step in range(3):
             x, y = torch.randn(4, 3, 32, 32, generator=generator), torch.randint(5, (4,), generator=generator)
             torch.manual_seed(step)
-            import numpy
-
             numpy.random.seed(step)
             x, y = Mixup(0.2, num_classes=5)(x.to(device), y.to(device))
             loss = criterion(model(x), y)

@@ -14,6 +14,7 @@ from PIL import Image
 from tiny import causal_model, classifier, devices, recording, sentences, tokenizer
 from transformers import (
     AutoModelForCausalLM,
+    CompileConfig,
     ContinuousBatchingConfig,
     DataCollatorForSeq2Seq,
     DataCollatorWithPadding,
@@ -94,9 +95,11 @@ def test_trainer_options_train_as_on_the_cpu(chosen: dict[str, Any], tmp_path: P
     made.model.bert.encoder.layer[0].intermediate.dense.register_forward_hook(
         lambda module, inputs, output: seen.add(output.dtype)
     )
+    before = torch.hetero.explain().compiled["calls"]
     with recording(20):
         made.train()
     assert devices(made.model) == {"hetero"}
+    assert (torch.hetero.explain().compiled["calls"] > before) == ("torch_compile" in chosen)
     if half:
         assert seen == {torch.bfloat16 if "bf16" in chosen else torch.float16}
         assert {parameter.dtype for parameter in made.model.parameters()} == {torch.float32}
@@ -201,6 +204,18 @@ def test_generate_gives_the_tokens_of_the_cpu(chosen: dict[str, Any]) -> None:
         result = model.generate(**inputs.to("hetero"), **settings)
     assert result.device.type == "hetero"
     assert result.tolist() == expected.tolist()
+
+
+def test_generate_compiles_when_it_is_told_to() -> None:
+    inputs = tokenizer()(sentences(2), return_tensors="pt")
+    chosen = dict(max_new_tokens=8, do_sample=False, cache_implementation="static")
+    expected = causal_model().eval().generate(**inputs, **chosen)
+    model, inputs = causal_model().eval().to("hetero"), inputs.to("hetero")
+    for compile_config, compiles in ((None, False), (CompileConfig(), True)):
+        before = torch.hetero.explain().compiled["calls"]
+        result = model.generate(**inputs, **chosen, compile_config=compile_config)
+        assert result.tolist() == expected.tolist()
+        assert (torch.hetero.explain().compiled["calls"] > before) == compiles
 
 
 def test_speculative_generation_and_streaming_give_the_tokens_of_the_cpu() -> None:
@@ -315,3 +330,18 @@ def test_generate_batch_gives_the_tokens_of_the_cpu_and_its_memory_back() -> Non
         assert tokens(model) == expected
     gc.collect()
     assert torch.hetero.memory_allocated() <= before + (64 << 10)
+
+
+def test_generate_batch_keeps_to_the_memory_limit() -> None:
+    requests = tokenizer()(sentences(2))["input_ids"]
+    model = causal_model(attn_implementation="sdpa").eval().to("hetero")
+    torch.hetero.flush()
+    limit = torch.hetero.memory_allocated() + (64 << 20)
+    torch.hetero.reset_peak_memory_stats()
+    with torch.hetero.config.override(memory_limit=limit):
+        results = model.generate_batch(
+            requests, generation_config=GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=-1),
+            continuous_batching_config=ContinuousBatchingConfig(max_batch_tokens=64, max_requests_per_batch=8),
+        )
+    assert [len(result.generated_tokens) for result in results.values()] == [3, 3]
+    assert limit // 4 < torch.hetero.max_memory_allocated() <= limit

@@ -66,7 +66,7 @@ def devices(model: nn.Module) -> set[str]:
 
 @contextlib.contextmanager
 def recording(at_least: int = 10, values: tuple[str, ...] = ()) -> Iterator[None]:
-    """The block must record operators; none may fall back, except those of ``values``, whose shapes depend on values."""
+    """The block must record operators; none may fall back, except those of ``values``, which depend on values."""
     torch.hetero.flush()
     before = torch.hetero.explain()
     yield

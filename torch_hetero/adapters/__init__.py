@@ -45,6 +45,8 @@ ADAPTERS = {
     "accelerate.utils.memory": "accelerate",
     "accelerate.utils.modeling": "accelerate",
     "transformers.cache_utils": "transformers",
+    "transformers.generation.continuous_batching.utils": "transformers",
+    "transformers.generation.utils": "transformers",
     "transformers.pipelines.base": "transformers",
     "transformers.training_args": "transformers",
     "transformers.utils.import_utils": "transformers",

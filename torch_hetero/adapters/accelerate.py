@@ -29,11 +29,12 @@ def _modeling(module: ModuleType) -> None:
 
     @functools.wraps(scaler)
     def get_grad_scaler(distributed_type: Any = None, **named: Any) -> Any:
-        made = scaler(distributed_type, **named)
-        # The class takes the device as its first argument; "cuda" is the last resort.
-        if type(made) is torch.amp.GradScaler and made._device == "cuda" and is_accelerator():
+        from accelerate.state import PartialState
+
+        chosen = PartialState._shared_state.get("device")
+        if distributed_type != module.DistributedType.FSDP and chosen is not None and chosen.type == "hetero":
             return torch.amp.GradScaler("hetero", **named)
-        return made
+        return scaler(distributed_type, **named)
 
     @functools.wraps(memory)
     def get_max_memory(max_memory: Any = None) -> Any:
@@ -76,7 +77,7 @@ def _dataclasses(module: ModuleType) -> None:
     member._name_ = member._value_ = "HETERO"
     member.__objclass__ = backends
     member._sort_order_ = len(backends.__members__)
-    setattr(backends, "HETERO", member)
+    backends.HETERO = member
     backends._member_names_.append("HETERO")
     backends._member_map_["HETERO"] = backends._value2member_map_["HETERO"] = member
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-
 from torch_hetero.adapters.choice import is_accelerator
 
 _FUNCTIONS = {

@@ -53,14 +53,20 @@ def _file(folder: Any, process: int) -> Path:
     return Path(folder) / f"hetero_random_state_{process}.pth"
 
 
+def _process_of_state(bound: dict[str, Any]) -> int:
+    return bound["process_index"]
+
+
+def _process_of_trainer(bound: dict[str, Any]) -> int:
+    return bound["self"].args.process_index
+
+
 def apply(module: ModuleType) -> None:
     """Adapts ``accelerate.checkpointing`` or ``transformers.trainer``."""
     if module.__name__ == "accelerate.checkpointing":
-        process = lambda bound: bound["process_index"]  # noqa: E731
-        module.save_accelerator_state = _saving(module.save_accelerator_state, "output_dir", process)
-        module.load_accelerator_state = _loading(module.load_accelerator_state, "input_dir", process)
-        return
-    trainer = module.Trainer
-    process = lambda bound: bound["self"].args.process_index  # noqa: E731
-    trainer._save_rng_state = _saving(trainer._save_rng_state, "output_dir", process)
-    trainer._load_rng_state = _loading(trainer._load_rng_state, "checkpoint", process)
+        module.save_accelerator_state = _saving(module.save_accelerator_state, "output_dir", _process_of_state)
+        module.load_accelerator_state = _loading(module.load_accelerator_state, "input_dir", _process_of_state)
+    else:
+        trainer = module.Trainer
+        trainer._save_rng_state = _saving(trainer._save_rng_state, "output_dir", _process_of_trainer)
+        trainer._load_rng_state = _loading(trainer._load_rng_state, "checkpoint", _process_of_trainer)

@@ -3,7 +3,8 @@
 ``TrainingArguments`` asks for the devices it knows even when accelerate, which it asks first, found another one. A
 pipeline's device may be a number, of the first of these devices that is there. A cache that is offloaded to the CPU
 waits for streams of CUDA; on hetero there is no need to offload it, since what an accelerator has no room for leaves it
-anyway.
+anyway. ``generate(compile_config=)`` compiles on a list of devices. Continuous
+batching asks for the memory of the machine, and not for hetero's limit.
 
 Source: transformers 5.23.
 """
@@ -38,9 +39,10 @@ def _training_args(module: ModuleType) -> None:
     def set_up_devices(self: Any) -> Any:
         device = set_up(self)
         state = self.distributed_state
-        if device.type == "cpu" and state is not None and state.device.type == "hetero":
-            return state.device
-        return device
+        if state is None or state.device.type != "hetero":
+            return device
+        self._n_gpu = 0  # what it counts on a machine with GPUs, where accelerate was told to use hetero
+        return state.device
 
     devices.func = set_up_devices
 
@@ -81,8 +83,37 @@ def _cache_utils(module: ModuleType) -> None:
     module.Cache.update = update
 
 
+def _generation(module: ModuleType) -> None:
+    is_valid = module.GenerationMixin._valid_auto_compile_criteria
+
+    @functools.wraps(is_valid)
+    def _valid_auto_compile_criteria(self: Any, model_kwargs: dict[str, Any], generation_config: Any) -> bool:
+        # Compiles only if the caller asked for it, as on the CPU: recorded operators are planned once anyway.
+        if generation_config.compile_config is not None and self.device.type == "hetero":
+            generation_config.compile_config._compile_all_devices = True
+        return is_valid(self, model_kwargs, generation_config)
+
+    module.GenerationMixin._valid_auto_compile_criteria = _valid_auto_compile_criteria
+
+
+def _continuous_batching(module: ModuleType) -> None:
+    break_down = module.get_device_and_memory_breakdown
+
+    @functools.wraps(break_down)
+    def get_device_and_memory_breakdown() -> tuple[torch.device, int, int, int]:
+        if not is_accelerator() or not torch.hetero.config.memory_limit:
+            return break_down()
+        torch.hetero.empty_cache()
+        free, total = torch.hetero.mem_get_info()
+        return torch.device("hetero"), total, torch.hetero.memory_reserved(), total - free
+
+    module.get_device_and_memory_breakdown = get_device_and_memory_breakdown
+
+
 _SUBMODULES = {
     "transformers.cache_utils": _cache_utils,
+    "transformers.generation.continuous_batching.utils": _continuous_batching,
+    "transformers.generation.utils": _generation,
     "transformers.pipelines.base": _pipelines,
     "transformers.training_args": _training_args,
     "transformers.utils.import_utils": _import_utils,
