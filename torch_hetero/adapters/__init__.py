@@ -50,6 +50,7 @@ ADAPTERS = {
     "transformers.pipelines.base": "transformers",
     "transformers.training_args": "transformers",
     "transformers.utils.import_utils": "transformers",
+    "ultralytics.engine.trainer": "ultralytics",
     "torchao.kernel.intmm": "torchao",
 }
 

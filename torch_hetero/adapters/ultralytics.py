@@ -1,8 +1,10 @@
-"""Ultralytics' YOLO: ``device="hetero"``.
+"""Ultralytics' YOLO: ``device="hetero"``, and ``amp=True`` there with a scaler of gradients.
 
-Its ``select_device`` takes strings of a list, and any ``torch.device``.
+Its ``select_device`` takes strings of a list, and any ``torch.device``. Its trainer makes a scaler for CUDA, which
+switches itself off where there is no CUDA.
 
-Source: ``select_device`` of ultralytics/utils/torch_utils.py, ultralytics 8.4.
+Source: ``select_device`` of ultralytics/utils/torch_utils.py, and ``BaseTrainer._setup_train`` of
+ultralytics/engine/trainer.py, which makes the scaler and then calls ``resume_training``; ultralytics 8.4.
 """
 
 from __future__ import annotations
@@ -14,8 +16,7 @@ from typing import Any
 import torch
 
 
-def apply(module: ModuleType) -> None:
-    """Adapts ``ultralytics.utils.torch_utils``."""
+def _adapt_devices(module: ModuleType) -> None:
     original = module.select_device
 
     @functools.wraps(original)
@@ -25,3 +26,23 @@ def apply(module: ModuleType) -> None:
         return original(device, *arguments, **named)
 
     module.select_device = select_device
+
+
+def _adapt_trainer(trainer: Any) -> None:
+    original = trainer.resume_training
+
+    @functools.wraps(original)
+    def resume_training(self: Any, *arguments: Any, **named: Any) -> None:
+        if self.device.type == "hetero":
+            self.scaler = torch.amp.GradScaler("hetero", enabled=self.amp and self.args.amp != "bf16")
+        original(self, *arguments, **named)
+
+    trainer.resume_training = resume_training
+
+
+def apply(module: ModuleType) -> None:
+    """Adapts ``ultralytics.utils.torch_utils`` and ``ultralytics.engine.trainer``."""
+    if module.__name__ == "ultralytics.utils.torch_utils":
+        _adapt_devices(module)
+    else:
+        _adapt_trainer(module.BaseTrainer)
