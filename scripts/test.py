@@ -186,7 +186,8 @@ def gpu_stages(stand_in: bool, pytest_arguments: list[str]) -> list[Stage]:
         Stage("the CUDA path", [*PYTEST, "tests/cuda_standin", *pytest_arguments], variables=variables),
         Stage("figures", [PYTHON, "-m", "tests.perf", "gpu"], variables=on_gpu),
         # On one GPU, one process: others would measure and fill the same memory.
-        Stage("PyTorch's operator database", [*PYTEST, "tests/upstream", *pytest_arguments], variables=mixed),
+        Stage("PyTorch's operator database", [*PYTEST, "tests/upstream/test_opinfo.py", *pytest_arguments],
+              variables=mixed),
     ]
 
 

@@ -15,6 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from harness import load_exclusions
 from helpers import DEVICE
 from modules import DATABASES
 from ways import OPERATORS, Tally
@@ -22,6 +23,7 @@ from ways import OPERATORS, Tally
 # Samples or cases of each entry; 0: all.
 PARTS = {"gradients": 1, "inplace": 1, "errors": 0, "modules": 0, "optimizers": 0}
 WAYS = OPERATORS | DATABASES
+EXCLUSIONS = load_exclusions()
 
 
 def tasks() -> list[tuple[str, str]]:
@@ -36,4 +38,7 @@ def test_entry_gives_what_the_cpu_gives(way: str, name: str) -> None:
         warnings.simplefilter("ignore")
         tally: Tally = WAYS[way].run(name, DEVICE, PARTS[way])
     wrong = [note for note in tally.notes if note[0] in ("differ", "refused")]
+    excluded = EXCLUSIONS.get(name.split(" ")[0])
+    if wrong and excluded:
+        pytest.xfail(f"excluded, {excluded['reason']}: {excluded['why']}")
     assert not wrong, wrong
