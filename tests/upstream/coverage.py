@@ -48,13 +48,15 @@ and `optim_db`. Each entry has samples for each dtype. `make test` runs a part o
 (`tests/upstream`). This page is written by `python -m tests.upstream.coverage --write`, which runs
 all of it on `"hetero"` and with eager CPU, torch {torch.__version__.split("+")[0]}.
 
-Results must have the CPU's bits, unfused; those of programs, which are fused, the CPU's values. What
-the CPU refuses must be refused with the same exception type, and counts as equal. *Entries* are
-pairs of an entry and a dtype, of which each has so many *samples*, or all. The other columns count
-what came of them, a sample in several forms if the way has some. *Both refuse* is a part of *equal*.
-*Device's way*: the CPU's own bits where autograd runs a backward pass on a thread of its own, or an
-optimizer takes its `foreach` implementation, as PyTorch does for devices other than the CPU
-([design](design.md#where-results-may-differ-from-eager)).
+Results must have the CPU's bits, unfused; those of programs, which are fused, the CPU's values.
+What the CPU refuses must be refused with the same exception type, and counts as equal.
+
+- *Entries* are pairs of an entry and a dtype, of which each has so many *samples*, or all. The
+  other columns count what came of them, a sample in several forms where the way has some.
+- *Both refuse* is a part of *equal*.
+- *Device's way*: the CPU's own bits where autograd runs a backward pass on a thread of its own, or
+  an optimizer takes its `foreach` implementation, as PyTorch does for devices other than the CPU
+  ([design](design.md#where-results-may-differ-from-eager)).
 
 """
 
@@ -92,11 +94,11 @@ def section(way: str, tallies: dict[str, Tally], samples: str) -> tuple[str, str
         for kind, reason, place in tally.notes:
             known = general(reason) if kind in ("differ", "refused") else ""
             groups[kind, known].add(place.split(",")[0].split(" ")[0])
-    lines = [f"## {WAYS[way].title}", ""]
+    lines = [f"## {WAYS[way].title}", "", *(["| what | entries |", "|---|---|"] if groups else [])]
     order = list(EXPLAINED)
     for (kind, reason), entries in sorted(groups.items(), key=lambda item: (order.index(item[0][0]), -len(item[1]), item[0])):
         why = f", {reason}" if reason else ""
-        lines += [f"- {EXPLAINED[kind]}{why}: {', '.join(f'`{entry}`' for entry in sorted(entries))}"]
+        lines.append(f"| {EXPLAINED[kind]}{why} | {', '.join(f'`{entry}`' for entry in sorted(entries))} |")
     if not groups:
         lines.append("Everything is equal.")
     return f"| {row} |", "\n".join(lines) + "\n"
