@@ -140,7 +140,8 @@ def main() -> int:
     for way in options.only or WAYS:
         names = [name for name in WAYS[way].names() if options.filter in name]
         tallies = run_way(way, names, options.jobs, options.samples)
-        parts[way] = section(way, tallies, str(options.samples or getattr(WAYS[way], "samples", "all")))
+        samples = str(options.samples or getattr(WAYS[way], "samples", "all"))
+        parts[way] = section(way, tallies, f"{samples}, {options.filter}" if options.filter else samples)
         wrong += sum(tally.counts["differ"] for tally in tallies.values())
         if options.verbose:
             for tally in tallies.values():
