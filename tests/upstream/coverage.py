@@ -141,7 +141,7 @@ def main() -> int:
         names = [name for name in WAYS[way].names() if options.filter in name]
         tallies = run_way(way, names, options.jobs, options.samples)
         samples = str(options.samples or getattr(WAYS[way], "samples", "all"))
-        parts[way] = section(way, tallies, f"{samples}, {options.filter}" if options.filter else samples)
+        parts[way] = section(way, tallies, f"{samples}, {options.filter.strip()}" if options.filter else samples)
         wrong += sum(tally.counts["differ"] for tally in tallies.values())
         if options.verbose:
             for tally in tallies.values():
