@@ -52,6 +52,7 @@ ADAPTERS = {
     "transformers.utils.import_utils": "transformers",
     "ultralytics.engine.trainer": "ultralytics",
     "torchao.kernel.intmm": "torchao",
+    "torchaudio.functional.filtering": "torchaudio",
 }
 
 
