@@ -1,9 +1,8 @@
-"""What the tests of libraries ask of hetero: that a model lives there, that work was recorded, that values are CPU's."""
+"""What tests of libraries ask of hetero: models live there, work was recorded, values are the CPU's."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -44,15 +43,3 @@ def assert_same(actual: Any, expected: torch.Tensor, **tolerances: float) -> Non
     assert actual.device.type == "hetero", actual.device
     assert expected.device.type == "cpu", expected.device
     torch.testing.assert_close(actual.cpu(), expected, **tolerances)
-
-
-def seconds(call: Callable[[], Any], repeats: int = 5) -> float:
-    """The shortest of some calls, after two that warm up. For reports only: no test depends on time."""
-    times = []
-    for repeat in range(repeats + 2):
-        start = time.perf_counter()
-        call()
-        torch.hetero.flush()
-        if repeat >= 2:
-            times.append(time.perf_counter() - start)
-    return min(times)

@@ -75,7 +75,9 @@ TRANSFORMS: dict[str, Callable[[], Any]] = {
     "posterize": lambda: v2.RandomPosterize(3, p=1.0),
     "equalize": lambda: v2.RandomEqualize(p=1.0),
     "perspective": lambda: v2.Lambda(
-        lambda x: v2.functional.perspective(x, [[0, 0], [31, 0], [31, 31], [0, 31]], [[2, 1], [30, 2], [29, 30], [1, 28]])
+        lambda x: v2.functional.perspective(
+            x, [[0, 0], [31, 0], [31, 31], [0, 31]], [[2, 1], [30, 2], [29, 30], [1, 28]]
+        )
     ),
 }
 
