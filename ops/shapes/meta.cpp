@@ -288,8 +288,7 @@ bool run_meta(const OpInfo& info, c10::ArrayRef<c10::IValue> arguments, MetaRun&
   run = {};
   run.failed = !means_something(info, arguments);
   if (run.failed) return false;
-  run.undescribed =
-      !has_meta_kernel(info) || (kernels == MetaKernels::kWithoutPython && is_described_in_python(info));
+  run.undescribed = !has_meta_kernel(info) || (kernels == MetaKernels::kWithoutPython && is_described_in_python(info));
   if (run.undescribed || !run_on_stand_ins(info, arguments, c10::kMeta, Fill::kZeros, run)) return false;
   correct(info, arguments, run);
   return true;
