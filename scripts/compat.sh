@@ -30,7 +30,8 @@ shift
 suite=$environment/suite
 rm -rf $suite
 mkdir -p $suite
-git ls-files --cached --others --exclude-standard -z | grep -zv '^torch_hetero/' | xargs -0 cp --parents -t $suite
+# Without its __init__.py the folder torch_hetero is no package, and the installed one is found.
+git ls-files --cached --others --exclude-standard -z | grep -zvx 'torch_hetero/__init__.py' | xargs -0 cp --parents -t $suite
 python=$PWD/$python
 cd $suite
 exec "$python" -m pytest -q -n "${JOBS:-$(nproc)}" --dist worksteal tests/python tests/upstream "$@"

@@ -50,7 +50,8 @@ class Session final : public libkineto::IActivityProfilerSession {
     buffer_->gpuOpCount = static_cast<int>(spans_.size());
     uint32_t flow = 0;
     for (const ProfiledSpan& span : spans_) {
-      if (!types_.contains(type_of(span.kind))) continue;
+      // Runs are shown wherever kernels are, which every session shows.
+      if (span.kind == ProfiledSpan::Kind::kCopy && !types_.contains(ActivityType::GPU_MEMCPY)) continue;
       const auto operation = static_cast<int32_t>(span.note.operation);
       const libkineto::ITraceActivity* const operator_of = linked && operation != 0 ? linked(operation) : nullptr;
       if (operator_of != nullptr && types_.contains(ActivityType::PRIVATEUSE1_RUNTIME)) {

@@ -39,7 +39,7 @@ def argument(schema: Any, recipe: Callable[[], torch.Tensor]) -> Any:
     size = "size" in schema.name or "shape" in schema.name
     values: dict[str, Any] = {
         "Tensor": recipe, "List[Tensor]": lambda: [recipe(), recipe()], "int": lambda: 1, "float": lambda: 0.5,
-        "number": lambda: 0.5, "bool": lambda: False, "str": lambda: "", "List[int]": lambda: [4, 4] if size else [1],
+        "number": lambda: 0.5, "bool": lambda: False, "str": lambda: "", "List[int]": lambda: [4, 4] if size else [1] * (schema.N or 1),
     }  # fmt: skip
     return values[kind]()
 
