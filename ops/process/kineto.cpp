@@ -8,6 +8,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,16 @@ ActivityType type_of(ProfiledSpan::Kind kind) {
   constexpr std::array kTypes = {ActivityType::CONCURRENT_KERNEL, ActivityType::GPU_MEMCPY,
                                  ActivityType::GPU_USER_ANNOTATION};
   return kTypes[static_cast<size_t>(kind)];
+}
+
+// Newer ones are plain structs, with their members in another order.
+template <typename Info>
+Info resource_info(int32_t row, const std::string& name) {
+  if constexpr (std::is_aggregate_v<Info>) {
+    return Info{.id = row, .sortIndex = row, .deviceId = 0, .name = name};
+  } else {
+    return Info(/*deviceId=*/0, /*id=*/row, /*sortIndex=*/row, name);
+  }
 }
 
 class Session final : public libkineto::IActivityProfilerSession {
@@ -69,7 +80,8 @@ class Session final : public libkineto::IActivityProfilerSession {
   std::vector<libkineto::ResourceInfo> getResourceInfos() override {
     std::vector<libkineto::ResourceInfo> infos;
     for (const int32_t row : rows_) {
-      infos.emplace_back(0, row, row, row == kRuns ? "runs" : graph::name_of(static_cast<graph::QueueId>(row)));
+      infos.push_back(resource_info<libkineto::ResourceInfo>(
+          row, row == kRuns ? "runs" : graph::name_of(static_cast<graph::QueueId>(row))));
     }
     return infos;
   }
