@@ -234,6 +234,7 @@ Status CachingAllocator::account_external(int64_t bytes) {
     if (bytes > 0 && stats_.limit_bytes != 0 && stats_.allocated_bytes + bytes > stats_.limit_bytes) {
       return out_of_memory_error(device_, static_cast<uint64_t>(bytes), stats_);
     }
+    external_bytes_ += bytes;
     stats_.allocated_bytes += bytes;
     stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.allocated_bytes);
   }
@@ -248,7 +249,9 @@ void CachingAllocator::set_memory_limit(size_t bytes) {
 
 MemoryStats CachingAllocator::stats() const {
   std::lock_guard guard(lock_);
-  return stats_;
+  MemoryStats stats = stats_;
+  stats.reserved_bytes += external_bytes_;
+  return stats;
 }
 
 void CachingAllocator::reset_peak() {

@@ -11,7 +11,8 @@
 // Main invariants:
 //   allocated_bytes = the sum of the live blocks' sizes, each rounded up to 64 bytes
 //                  <= the limit, if there is one
-//   reserved_bytes  = live + cached blocks, in class sizes: the memory taken from the source
+//   reserved_bytes  = live + cached blocks, in class sizes: the memory taken from the source; for
+//                     stats(), and what other allocators own
 //   reserved_bytes <= max(live, 3/2 of the high-water mark of live) + 64 MiB, in class sizes; past
 //                     that, blocks go back to the source: those freed longest ago first, and large
 //                     ones before small ones
@@ -99,6 +100,7 @@ class CachingAllocator {
   mutable ForkSafeSpinLock lock_;
   // Everything below is guarded by lock_.
   MemoryStats stats_;
+  int64_t external_bytes_ = 0;  // counted by account_external()
   int64_t cached_bytes_ = 0;
   int64_t acquiring_bytes_ = 0;  // reserved, and asked of the source right now
   // The most bytes live at once in this turn or the last one, in class sizes.

@@ -234,6 +234,17 @@ TEST_CASE("what one unusual step needed goes back to the source in time") {
   REQUIRE(allocator.stats().reserved_bytes < static_cast<int64_t>(256 * kMiB));
 }
 
+TEST_CASE("what other allocators own is allocated and reserved while it lives") {
+  FakeSource fake;
+  CachingAllocator allocator(fake.source(), "fake");
+  REQUIRE(allocator.account_external(static_cast<int64_t>(kMiB)).ok());
+  REQUIRE(allocator.stats().allocated_bytes == static_cast<int64_t>(kMiB));
+  REQUIRE(allocator.stats().reserved_bytes >= allocator.stats().allocated_bytes);
+  REQUIRE(allocator.account_external(-static_cast<int64_t>(kMiB)).ok());
+  REQUIRE(allocator.stats().reserved_bytes == 0);
+  REQUIRE(fake.acquired == 0);
+}
+
 TEST_CASE("a destroyed allocator has given everything back") {
   FakeSource fake;
   {
