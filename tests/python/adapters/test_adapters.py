@@ -31,6 +31,7 @@ CPU_PROGRAMS = {
         gathered = [None]
         dist.all_gather_object(gathered, {"a": 1})
         print(gathered)
+        dist.destroy_process_group()
     """,
     "compile": """
         print(torch.compile(lambda x: x * 2 + 1, backend="eager")(torch.ones(3)))
