@@ -13,20 +13,19 @@ take more than 1.5 x eager + 3 us, and first calls above eager's + 30 ms.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-import pickle
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch.testing._internal.opinfo.core import BinaryUfuncInfo, OpInfo, ReductionOpInfo, SampleInput, UnaryUfuncInfo
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
-from tests.upstream.harness import ENTRIES, choose_dtype, load_exclusions
+from tests.upstream.harness import ENTRIES, choose_dtype, load_exclusions, move_sample
 
 SIZES = (1, 100, 10_000)
 CALLS = 25
@@ -52,51 +51,41 @@ def samples_of(op: OpInfo, dtype: torch.dtype) -> Iterator[SampleInput]:
     yield from {id(drawn[i]): drawn[i] for i in (0, len(drawn) // 2, len(drawn) - 1)}.values() if drawn else ()
 
 
-def on(device: str, sample: SampleInput) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    def move(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return leaf.to(device)
-        return torch.device(device) if isinstance(leaf, (torch.device,)) or leaf == "cpu" else leaf
-
-    return tree_map(move, (sample.input, sample.args, sample.kwargs))
+def calls(op: OpInfo, sample: SampleInput, device: str, count: int) -> list[float]:
+    """Microseconds of as many calls. What does not name a device has it as PyTorch's default."""
+    moved = move_sample(sample, device)
+    times = []
+    with contextlib.nullcontext() if moved.names_a_device() else torch.device(device):
+        for _ in range(count):
+            torch.hetero.flush()
+            begun = time.perf_counter_ns()
+            result = op(moved.first, *moved.args, **moved.kwargs)
+            times.append((time.perf_counter_ns() - begun) / 1e3)
+            del result
+    return times
 
 
 def call_us(op: OpInfo, sample: SampleInput, device: str) -> float:
     """The median of calls from the third on, in microseconds."""
-    first, args, kwargs = on(device, sample)
-    times = []
-    for _ in range(CALLS):
-        begun = time.perf_counter_ns()
-        result = op(first, *args, **kwargs)
-        times.append(time.perf_counter_ns() - begun)
-        del result
-        torch.hetero.flush()
-    return statistics.median(times[2:]) / 1e3
+    return statistics.median(calls(op, sample, device, CALLS)[2:])
 
 
 def first_call_ms(op: OpInfo, dtype: torch.dtype, device: str) -> float:
-    """In a child of this process, which has called no operator: the first sample."""
+    """In a child of this process, which has called no operator: the first sample. Negative if it was refused."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(read)
-        answer: float | None = None
+        answer = -1.0
         try:
-            sample = next(iter(op.sample_inputs("cpu", dtype)))
-            first, args, kwargs = on(device, sample)
-            torch.hetero.flush()
-            begun = time.perf_counter_ns()
-            op(first, *args, **kwargs)
-            answer = (time.perf_counter_ns() - begun) / 1e6
+            answer = calls(op, next(iter(op.sample_inputs("cpu", dtype))), device, 1)[0] / 1e3
         finally:
-            os.write(write, pickle.dumps(answer))
+            os.write(write, str(answer).encode())
             os._exit(0)
     os.close(write)
-    with os.fdopen(read, "rb") as pipe:
+    with os.fdopen(read) as pipe:
         text = pipe.read()
     os.waitpid(child, 0)
-    answer = pickle.loads(text) if text else None
-    return -1.0 if answer is None else answer
+    return float(text or "-1")
 
 
 # What was measured, the times on hetero and on the CPU, and whether that is above the bar.

@@ -1,7 +1,7 @@
 """What other code assumes of a machine, corrected when that code is imported: one module for each kind.
 
-Each adapter is a function ``apply(module)`` that changes the module it is named for in `ADAPTERS`. Modules that are
-never imported cost nothing. ``HETERO_ADAPTERS=0`` leaves all of them out.
+Each adapter is a function that changes the module it is named for in `ADAPTERS`. Modules that are never imported cost
+nothing. ``HETERO_ADAPTERS=0`` leaves all of them out.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from typing import Any
 
 __all__ = ["ADAPTERS", "install"]
 
-# The module that is changed, and the one of this package that changes it.
+# The module that is changed, and the one of this package that changes it: by `apply`, or the function behind the colon.
 ADAPTERS = {
     "torch.nn.parallel.data_parallel": "data_parallel",
     "torch.distributed.distributed_c10d": "process_group",
     "torch._dynamo.backends.registry": "compile_backend",
     "torch._inductor.compile_fx": "default_backend",
     "safetensors": "safetensors",
-    "torch._ops": "library_kernels",
-    "torch.library": "library_kernels",
+    "torch._ops": "library_kernels:adapt_ops",
+    "torch.library": "library_kernels:adapt_library",
     "torch.nn.attention.flex_attention": "flex_attention",
     "lightning.fabric.connector": "lightning",
     "lightning.pytorch.trainer.connectors.accelerator_connector": "lightning",
     "lightning_fabric.connector": "lightning",
     "pytorch_lightning.trainer.connectors.accelerator_connector": "lightning",
-    "ultralytics.utils.torch_utils": "ultralytics",
+    "ultralytics.utils.torch_utils": "ultralytics:adapt_devices",
     "accelerate.state": "device_choice",
     "peft.utils.other": "device_choice",
     "sentence_transformers.util.environment": "device_choice",
-    "accelerate.checkpointing": "random_state",
-    "transformers.trainer": "random_state",
-    "accelerate.accelerator": "accelerate",
-    "accelerate.commands.config.config_utils": "accelerate",
-    "accelerate.hooks": "accelerate",
-    "accelerate.utils.dataclasses": "accelerate",
-    "accelerate.utils.memory": "accelerate",
-    "accelerate.utils.modeling": "accelerate",
-    "transformers.cache_utils": "transformers",
-    "transformers.generation.continuous_batching.utils": "transformers",
-    "transformers.generation.utils": "transformers",
-    "transformers.pipelines.base": "transformers",
-    "transformers.training_args": "transformers",
-    "transformers.utils.import_utils": "transformers",
-    "ultralytics.engine.trainer": "ultralytics",
+    "accelerate.checkpointing": "random_state:adapt_accelerate",
+    "transformers.trainer": "random_state:adapt_trainer",
+    "accelerate.accelerator": "accelerate:adapt_accelerator",
+    "accelerate.commands.config.config_utils": "accelerate:adapt_commands",
+    "accelerate.hooks": "accelerate:adapt_hooks",
+    "accelerate.utils.dataclasses": "accelerate:adapt_dataclasses",
+    "accelerate.utils.memory": "accelerate:adapt_memory",
+    "accelerate.utils.modeling": "accelerate:adapt_modeling",
+    "transformers.cache_utils": "transformers:adapt_cache_utils",
+    "transformers.generation.continuous_batching.utils": "transformers:adapt_continuous_batching",
+    "transformers.generation.utils": "transformers:adapt_generation",
+    "transformers.pipelines.base": "transformers:adapt_pipelines",
+    "transformers.training_args": "transformers:adapt_training_args",
+    "transformers.utils.import_utils": "transformers:adapt_import_utils",
+    "ultralytics.engine.trainer": "ultralytics:adapt_trainer",
     "torchao.kernel.intmm": "torchao",
     "torchaudio.functional.filtering": "torchaudio",
 }
@@ -107,7 +107,8 @@ class _Unfinished(ModuleSpec):
 
 
 def _adapt(module: ModuleType) -> None:
-    importlib.import_module(f"{__name__}.{ADAPTERS[module.__name__]}").apply(module)
+    name, _, function = ADAPTERS[module.__name__].partition(":")
+    getattr(importlib.import_module(f"{__name__}.{name}"), function or "apply")(module)
 
 
 def install() -> None:

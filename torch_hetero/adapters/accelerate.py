@@ -19,11 +19,13 @@ import torch
 from torch_hetero.adapters.choice import admit, is_accelerator
 
 
-def _accelerator(module: ModuleType) -> None:
+def adapt_accelerator(module: ModuleType) -> None:
+    """Adapts ``accelerate.accelerator``."""
     admit(module.Accelerator.__init__, beside="npu")
 
 
-def _modeling(module: ModuleType) -> None:
+def adapt_modeling(module: ModuleType) -> None:
+    """Adapts ``accelerate.utils.modeling``."""
     scaler = module.get_grad_scaler
     memory = module.get_max_memory
 
@@ -56,7 +58,8 @@ def _modeling(module: ModuleType) -> None:
     module.get_max_memory = get_max_memory
 
 
-def _memory(module: ModuleType) -> None:
+def adapt_memory(module: ModuleType) -> None:
+    """Adapts ``accelerate.utils.memory``."""
     clear = module.clear_device_cache
 
     @functools.wraps(clear)
@@ -68,7 +71,8 @@ def _memory(module: ModuleType) -> None:
     module.clear_device_cache = clear_device_cache
 
 
-def _dataclasses(module: ModuleType) -> None:
+def adapt_dataclasses(module: ModuleType) -> None:
+    """Adapts ``accelerate.utils.dataclasses``."""
     # An enumeration with members cannot be subclassed, and libraries compare members by identity.
     backends = module.DynamoBackend
     if "HETERO" in backends.__members__:
@@ -82,24 +86,11 @@ def _dataclasses(module: ModuleType) -> None:
     backends._member_map_["HETERO"] = backends._value2member_map_["HETERO"] = member
 
 
-def _commands(module: ModuleType) -> None:
+def adapt_commands(module: ModuleType) -> None:
+    """Adapts ``accelerate.commands.config.config_utils``."""
     module.DYNAMO_BACKENDS.append("HETERO")
 
 
-def _hooks(module: ModuleType) -> None:
+def adapt_hooks(module: ModuleType) -> None:
+    """Adapts ``accelerate.hooks``."""
     module._accelerate_added_attributes.append("hetero")
-
-
-_SUBMODULES = {
-    "accelerate.accelerator": _accelerator,
-    "accelerate.commands.config.config_utils": _commands,
-    "accelerate.hooks": _hooks,
-    "accelerate.utils.dataclasses": _dataclasses,
-    "accelerate.utils.memory": _memory,
-    "accelerate.utils.modeling": _modeling,
-}
-
-
-def apply(module: ModuleType) -> None:
-    """Adapts a module of `_SUBMODULES`."""
-    _SUBMODULES[module.__name__](module)

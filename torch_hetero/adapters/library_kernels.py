@@ -29,7 +29,8 @@ def _prefer_in(packet: Any) -> None:
             _kept.append(registration)
 
 
-def _adapt_ops(module: ModuleType) -> None:
+def adapt_ops(module: ModuleType) -> None:
+    """Adapts ``torch._ops``."""
     original = module._OpNamespace.__getattr__
 
     @functools.wraps(original)
@@ -46,7 +47,8 @@ def _adapt_ops(module: ModuleType) -> None:
     module._OpNamespace.__getattr__ = __getattr__
 
 
-def _adapt_library(module: ModuleType) -> None:
+def adapt_library(module: ModuleType) -> None:
+    """Adapts ``torch.library``."""
     original = module.Library.impl
 
     @functools.wraps(original)
@@ -62,11 +64,3 @@ def _adapt_library(module: ModuleType) -> None:
             self._registration_handles.append(registration)
 
     module.Library.impl = impl
-
-
-def apply(module: ModuleType) -> None:
-    """Adapts ``torch._ops`` and ``torch.library``."""
-    if module.__name__ == "torch._ops":
-        _adapt_ops(module)
-    else:
-        _adapt_library(module)

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from torch_hetero.adapters.choice import is_accelerator
+
 _ONE_DEVICE = ("auto", 1, "1", -1, "-1", [0], (0,), "0,")
 
 
@@ -73,8 +75,7 @@ def _adapt_connector(module: ModuleType, connector: Any, accelerator: type) -> N
     def _choose_auto_accelerator(self: Any) -> str:
         """As Lightning's own. What it says of the CPU is looked at again when the numbers of devices are known."""
         chosen = choose_accelerator()
-        current = torch.accelerator.current_accelerator()
-        self._may_be_hetero = chosen == "cpu" and current is not None and current.type == "hetero"
+        self._may_be_hetero = chosen == "cpu" and is_accelerator()
         return chosen
 
     @functools.wraps(init_accelerator)

@@ -11,7 +11,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-import torch
+from torch_hetero.adapters.choice import is_accelerator
 
 
 def apply(module: ModuleType) -> None:
@@ -20,14 +20,8 @@ def apply(module: ModuleType) -> None:
 
     @functools.wraps(make)
     def __init__(self: Any, backend: Any) -> None:
-        accelerator = torch.accelerator.current_accelerator()
         known = module.Backend.default_device_backend_map
-        if (
-            str(backend) == module.Backend.UNDEFINED
-            and accelerator is not None
-            and accelerator.type == "hetero"
-            and "hetero" not in known
-        ):
+        if str(backend) == module.Backend.UNDEFINED and is_accelerator() and "hetero" not in known:
             backend = f"cpu:{known['cpu']}"
         make(self, backend)
 

@@ -61,12 +61,14 @@ def _process_of_trainer(bound: dict[str, Any]) -> int:
     return bound["self"].args.process_index
 
 
-def apply(module: ModuleType) -> None:
-    """Adapts ``accelerate.checkpointing`` or ``transformers.trainer``."""
-    if module.__name__ == "accelerate.checkpointing":
-        module.save_accelerator_state = _saving(module.save_accelerator_state, "output_dir", _process_of_state)
-        module.load_accelerator_state = _loading(module.load_accelerator_state, "input_dir", _process_of_state)
-    else:
-        trainer = module.Trainer
-        trainer._save_rng_state = _saving(trainer._save_rng_state, "output_dir", _process_of_trainer)
-        trainer._load_rng_state = _loading(trainer._load_rng_state, "checkpoint", _process_of_trainer)
+def adapt_accelerate(module: ModuleType) -> None:
+    """Adapts ``accelerate.checkpointing``."""
+    module.save_accelerator_state = _saving(module.save_accelerator_state, "output_dir", _process_of_state)
+    module.load_accelerator_state = _loading(module.load_accelerator_state, "input_dir", _process_of_state)
+
+
+def adapt_trainer(module: ModuleType) -> None:
+    """Adapts ``transformers.trainer``."""
+    trainer = module.Trainer
+    trainer._save_rng_state = _saving(trainer._save_rng_state, "output_dir", _process_of_trainer)
+    trainer._load_rng_state = _loading(trainer._load_rng_state, "checkpoint", _process_of_trainer)

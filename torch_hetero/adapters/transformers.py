@@ -21,7 +21,8 @@ import torch
 from torch_hetero.adapters.choice import is_accelerator
 
 
-def _import_utils(module: ModuleType) -> None:
+def adapt_import_utils(module: ModuleType) -> None:
+    """Adapts ``transformers.utils.import_utils``."""
     available = module.is_torch_bf16_gpu_available
 
     @functools.wraps(available)
@@ -31,7 +32,8 @@ def _import_utils(module: ModuleType) -> None:
     module.is_torch_bf16_gpu_available = is_torch_bf16_gpu_available
 
 
-def _training_args(module: ModuleType) -> None:
+def adapt_training_args(module: ModuleType) -> None:
+    """Adapts ``transformers.training_args``."""
     devices = vars(module.TrainingArguments)["_setup_devices"]
     set_up = devices.func
 
@@ -47,7 +49,8 @@ def _training_args(module: ModuleType) -> None:
     devices.func = set_up_devices
 
 
-def _pipelines(module: ModuleType) -> None:
+def adapt_pipelines(module: ModuleType) -> None:
+    """Adapts ``transformers.pipelines.base``."""
     make = module.Pipeline.__init__
     signature = inspect.signature(make)
 
@@ -71,7 +74,8 @@ def _pipelines(module: ModuleType) -> None:
     module.Pipeline.__init__ = __init__
 
 
-def _cache_utils(module: ModuleType) -> None:
+def adapt_cache_utils(module: ModuleType) -> None:
+    """Adapts ``transformers.cache_utils``."""
     update_cache = module.Cache.update
 
     @functools.wraps(update_cache)
@@ -83,7 +87,8 @@ def _cache_utils(module: ModuleType) -> None:
     module.Cache.update = update
 
 
-def _generation(module: ModuleType) -> None:
+def adapt_generation(module: ModuleType) -> None:
+    """Adapts ``transformers.generation.utils``."""
     is_valid = module.GenerationMixin._valid_auto_compile_criteria
 
     @functools.wraps(is_valid)
@@ -96,7 +101,8 @@ def _generation(module: ModuleType) -> None:
     module.GenerationMixin._valid_auto_compile_criteria = _valid_auto_compile_criteria
 
 
-def _continuous_batching(module: ModuleType) -> None:
+def adapt_continuous_batching(module: ModuleType) -> None:
+    """Adapts ``transformers.generation.continuous_batching.utils``."""
     break_down = module.get_device_and_memory_breakdown
 
     @functools.wraps(break_down)
@@ -108,18 +114,3 @@ def _continuous_batching(module: ModuleType) -> None:
         return torch.device("hetero"), total, torch.hetero.memory_reserved(), total - free
 
     module.get_device_and_memory_breakdown = get_device_and_memory_breakdown
-
-
-_SUBMODULES = {
-    "transformers.cache_utils": _cache_utils,
-    "transformers.generation.continuous_batching.utils": _continuous_batching,
-    "transformers.generation.utils": _generation,
-    "transformers.pipelines.base": _pipelines,
-    "transformers.training_args": _training_args,
-    "transformers.utils.import_utils": _import_utils,
-}
-
-
-def apply(module: ModuleType) -> None:
-    """Adapts a module of `_SUBMODULES`."""
-    _SUBMODULES[module.__name__](module)

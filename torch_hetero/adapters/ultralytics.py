@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 
-def _adapt_devices(module: ModuleType) -> None:
+def adapt_devices(module: ModuleType) -> None:
+    """Adapts ``ultralytics.utils.torch_utils``."""
     original = module.select_device
 
     @functools.wraps(original)
@@ -28,7 +29,9 @@ def _adapt_devices(module: ModuleType) -> None:
     module.select_device = select_device
 
 
-def _adapt_trainer(trainer: Any) -> None:
+def adapt_trainer(module: ModuleType) -> None:
+    """Adapts ``ultralytics.engine.trainer``."""
+    trainer = module.BaseTrainer
     original = trainer.resume_training
 
     @functools.wraps(original)
@@ -38,11 +41,3 @@ def _adapt_trainer(trainer: Any) -> None:
         original(self, *arguments, **named)
 
     trainer.resume_training = resume_training
-
-
-def apply(module: ModuleType) -> None:
-    """Adapts ``ultralytics.utils.torch_utils`` and ``ultralytics.engine.trainer``."""
-    if module.__name__ == "ultralytics.utils.torch_utils":
-        _adapt_devices(module)
-    else:
-        _adapt_trainer(module.BaseTrainer)

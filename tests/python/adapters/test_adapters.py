@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,15 @@ def test_programs_that_use_the_cpu_are_what_they_are_without_hetero(name: str) -
     lines = CPU_PROGRAMS[name].splitlines()
     code = "import torch\n" + "\n".join(line[8:] for line in lines)
     assert run_python_ok(code) == run_python_ok(code, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+
+
+@needs_hetero
+def test_each_row_of_the_table_names_a_function_of_an_adapter() -> None:
+    from torch_hetero import adapters
+
+    for row in set(adapters.ADAPTERS.values()):
+        name, _, function = row.partition(":")
+        assert callable(getattr(importlib.import_module(f"torch_hetero.adapters.{name}"), function or "apply")), row
 
 
 @needs_hetero

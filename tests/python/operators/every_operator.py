@@ -39,7 +39,8 @@ def argument(schema: Any, recipe: Callable[[], torch.Tensor]) -> Any:
     size = "size" in schema.name or "shape" in schema.name
     values: dict[str, Any] = {
         "Tensor": recipe, "List[Tensor]": lambda: [recipe(), recipe()], "int": lambda: 1, "float": lambda: 0.5,
-        "number": lambda: 0.5, "bool": lambda: False, "str": lambda: "", "List[int]": lambda: [4, 4] if size else [1] * (schema.N or 1),
+        "number": lambda: 0.5, "bool": lambda: False, "str": lambda: "",
+        "List[int]": lambda: [4, 4] if size else [1] * (schema.N or 1),
     }  # fmt: skip
     return values[kind]()
 
@@ -54,7 +55,7 @@ def arguments(operator: Any, recipe: Callable[[], torch.Tensor]) -> tuple[list[A
     )
 
 
-def on_hetero(operator: Any, tree: Any) -> Any:
+def on_hetero(tree: Any) -> Any:
     return tree_map(lambda leaf: leaf.to("hetero") if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
@@ -91,7 +92,7 @@ def main(first: int) -> None:
             there = outcome(operator, given, named)
             if not there.startswith("gives") and recipe is not RECIPES[-1]:
                 continue
-            given, named = on_hetero(operator, arguments(operator, recipe))
+            given, named = on_hetero(arguments(operator, recipe))
             for schema in operator._schema.arguments:
                 if schema.kwarg_only and str(schema.type) == "Optional[Device]":
                     named[schema.name] = torch.device("hetero")
