@@ -125,7 +125,7 @@ c10::IValue decode_value(const c10::TypePtr& declared, Decoder& decoder, KernelT
     case Tag::kNone:
       return {};
     case Tag::kTensor:
-      return tensors.operand(decoder.operand());
+      return tensors.argument(decoder.operand());
     case Tag::kUndefined:
       return at::Tensor();
     case Tag::kConstant:
@@ -205,7 +205,7 @@ void restore(const at::Tensor& alias, const graph::Window& window) {
 std::vector<std::pair<int, at::Tensor>> written_operands(const graph::Invocation& invocation, KernelTensors& tensors) {
   std::vector<std::pair<int, at::Tensor>> written;
   for (int i = 0; i < tensors.first_output(); ++i) {
-    if (invocation.operands[i].writes()) written.emplace_back(i, tensors.operand(i));
+    if (invocation.operands[i].writes()) written.emplace_back(i, tensors.argument(i));
   }
   return written;
 }

@@ -121,6 +121,9 @@ const at::Tensor& KernelTensors::operand(int i) {
   if (slot.window != operand.window || slot.table != table || impl->numel() != window.numel) {
     slot.storage->set_nbytes(static_cast<size_t>(window.last_byte));
     const auto rank = static_cast<size_t>(window.rank);
+    // linalg_vector_norm reads sizes()[0] of a number too, which is then what the tensor had before.
+    // A new tensor has a size of 0 there.
+    if (rank == 0) impl->set_sizes_and_strides(c10::IntArrayRef{0}, c10::IntArrayRef{1});
     impl->set_sizes_and_strides(c10::IntArrayRef(window.dims, rank), c10::IntArrayRef(window.dims + rank, rank),
                                 window.offset);
     slot.window = operand.window;
@@ -133,6 +136,16 @@ const at::Tensor& KernelTensors::operand(int i) {
     slot.bits = operand.bits;
   }
   return slot.tensor;
+}
+
+const at::Tensor& KernelTensors::argument(int i) {
+  for (int j = 0; j < i && i < first_output(); ++j) {
+    const graph::Operand &earlier = invocation_.operands[j], &operand = invocation_.operands[i];
+    const bool is_one = invocation_.data[j] == invocation_.data[i] && earlier.window == operand.window &&
+                        earlier.bits == operand.bits;
+    if (is_one) return this->operand(j);
+  }
+  return this->operand(i);
 }
 
 c10::Device kernel_device() {

@@ -36,6 +36,9 @@ class KernelTensors {
   c10::Device device() const { return device_; }
   // A tensor over operand i. REQUIRES: data[i] is not null.
   const at::Tensor& operand(int i);
+  // The same, but operands that are one window of one memory are one tensor, as they were for the
+  // caller: kernels ask `out.is_same(self)` before they refuse overlapping memory.
+  const at::Tensor& argument(int i);
   int first_output() const { return invocation_.node->operand_count - invocation_.node->output_count; }
   // True when output operand i has memory to write into.
   bool has_memory(int i) const { return invocation_.data[i] != nullptr; }

@@ -95,7 +95,8 @@ def test_without_adapters_nothing_is_changed() -> None:
     code = "import torch; torch.compile(lambda x: x.sin() + 1)(torch.ones(4, device='hetero'))"
     done = run_python(code, {"HETERO_ADAPTERS": "0"})
     assert done.returncode != 0
-    assert 'use torch.compile(backend="hetero")' in done.stderr
+    # Inductor of torch 2.15 looks the device up in a table before it asks the device's module.
+    assert 'use torch.compile(backend="hetero")' in done.stderr or "KeyError: 'hetero'" in done.stderr
 
 
 @needs_hetero

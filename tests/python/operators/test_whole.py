@@ -56,3 +56,20 @@ def test_svd_into_given_tensors() -> None:
     torch.svd(x, out=tuple(given))
     torch.svd(fresh(x), out=tuple(on_device))
     assert_same(on_device, given)
+
+
+def test_what_is_given_twice_is_one_tensor_to_the_kernel() -> None:
+    # nan_to_num_ passes itself as `out`, and kernels allow overlapping elements only to one and the same tensor.
+    check(lambda x: x.clone().expand(2, 2, 3).nan_to_num_(), torch.arange(3).expand(2, 3))
+
+
+def test_the_norm_of_a_number_does_not_depend_on_what_the_kernel_was_given_before() -> None:
+    # PyTorch's kernel reads the first size of a tensor without dimensions, and chooses between two formulas by it.
+    number = torch.tensor(-5.3837995529174805 + 1.3494563102722168j)
+
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.vector_norm(x, 1.2, 0, True)
+
+    for _ in range(2):
+        check(norm, number)
+        check(norm, number.reshape(1))
