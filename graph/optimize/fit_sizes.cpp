@@ -27,38 +27,6 @@ using Values = std::vector<int64_t>;  // of one integer, per sample
 
 Status differs(const std::string& what) { return Status(ErrorClass::kUsage, what); }
 
-// A product of two sums, terms of equal variables added up.
-SizeSum multiplied(const SizeSum& a, const SizeSum& b) {
-  SizeSum made;
-  for (const SizeTerm& x : a) {
-    for (const SizeTerm& y : b) {
-      SizeTerm term{x.factor * y.factor, x.variables};
-      term.variables.insert(term.variables.end(), y.variables.begin(), y.variables.end());
-      std::ranges::sort(term.variables);
-      const auto same = std::ranges::find(made, term.variables, &SizeTerm::variables);
-      if (same == made.end()) {
-        made.push_back(std::move(term));
-      } else {
-        same->factor += term.factor;
-      }
-    }
-  }
-  std::erase_if(made, [](const SizeTerm& term) { return term.factor == 0; });
-  return made;
-}
-
-void add(SizeSum& sum, int64_t factor, const SizeSum& other) {
-  for (const SizeTerm& term : other) {
-    const auto same = std::ranges::find(sum, term.variables, &SizeTerm::variables);
-    if (same == sum.end()) {
-      sum.push_back({factor * term.factor, term.variables});
-    } else {
-      same->factor += factor * term.factor;
-    }
-  }
-  std::erase_if(sum, [](const SizeTerm& term) { return term.factor == 0; });
-}
-
 // Divides by what all have in common; the first that is not 0 becomes positive. Returns what was
 // divided by; 0 where all are 0.
 int64_t reduce(Values& values) {

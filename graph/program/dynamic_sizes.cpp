@@ -339,6 +339,31 @@ std::string to_string(const std::vector<SizeSum>& sums, std::span<const SizeVari
   return text;
 }
 
+SizeSum multiplied(const SizeSum& a, const SizeSum& b) {
+  SizeSum made;
+  for (const SizeTerm& x : a) {
+    for (const SizeTerm& y : b) {
+      SizeTerm term{x.factor * y.factor, x.variables};
+      term.variables.insert(term.variables.end(), y.variables.begin(), y.variables.end());
+      std::ranges::sort(term.variables);
+      add(made, 1, {std::move(term)});
+    }
+  }
+  return made;
+}
+
+void add(SizeSum& sum, int64_t factor, const SizeSum& other) {
+  for (const SizeTerm& term : other) {
+    const auto same = std::ranges::find(sum, term.variables, &SizeTerm::variables);
+    if (same == sum.end()) {
+      sum.push_back({factor * term.factor, term.variables});
+    } else {
+      same->factor += factor * term.factor;
+    }
+  }
+  std::erase_if(sum, [](const SizeTerm& term) { return term.factor == 0; });
+}
+
 std::string to_string(const DynamicSizes& dynamic) {
   std::string text;
   const std::span<const SizeVariable> variables = dynamic.variables;

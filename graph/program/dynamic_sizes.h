@@ -43,6 +43,10 @@ struct SizeTerm {
   bool operator==(const SizeTerm&) const = default;
 };
 using SizeSum = std::vector<SizeTerm>;
+// The product of two sums, terms of equal variables added up.
+SizeSum multiplied(const SizeSum& a, const SizeSum& b);
+// Adds `factor` times the other sum.
+void add(SizeSum& sum, int64_t factor, const SizeSum& other);
 
 struct SizeVariable {
   enum class Kind : uint8_t { kDimension, kFloor, kMax, kMin };

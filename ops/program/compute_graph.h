@@ -20,6 +20,13 @@
 // an error there, in PyTorch's words. Operators that depend on values, such as aten::nonzero, are
 // refused.
 //
+// A size may be left to the caller. dimension() names it, and inputs and arguments are written with
+// it; execute() finds it in the inputs that it is given:
+//
+//   const GraphSize tokens = graph.dimension("tokens", 1, 4096).value();
+//   auto x = graph.input("x", "f32", {tokens, 64}).value();
+//   auto heads = graph.add("aten::view", {x, GraphSizes{tokens, 4, 16}}).value();
+//
 // optimize() captures the operators (compiled.h) into a SavedProgram, as torch.hetero.compile does
 // with a model, and plans it. A later change requires another one. execute() and save() optimize if
 // needed.
@@ -35,6 +42,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -67,16 +75,35 @@ class ComputeGraph {
 
   // ---- building ----
 
+  // A size that each execute() may choose, from `least` to `most`; some input must have it alone as
+  // a size. What add() returns has an example of it, `example` or a small prime. The graph is
+  // recorded for several sizes by optimize(), which is an error if these are other programs; that of
+  // size 1 is left out then. Errors: kUsage for a name that is taken, or bounds without a size.
+  Result<GraphSize> dimension(const std::string& name, int64_t least = 1,
+                              int64_t most = std::numeric_limits<int64_t>::max(), int64_t example = 0);
   // A tensor that execute() is given; `dtype` by its short name ("f32", "i64"). Names of inputs are
-  // unique, as are those of constants and of outputs.
-  Result<Value> input(const std::string& name, std::string_view dtype, std::vector<int64_t> sizes);
+  // unique, as are those of constants and of outputs. An input that a node writes is written in the
+  // caller's memory: state that the caller keeps and may exchange, such as the cache of a request.
+  Result<Value> input(const std::string& name, std::string_view dtype, const GraphSizes& sizes);
   // A weight, copied. One that a node writes is a state, which stays from one execute() to the
   // next.
   Result<Value> constant(const std::string& name, const TensorView& tensor);
+  // A weight that is used where it lies, in a mapped file for example, and must not change; `owner`
+  // is held for as long. Copied if its address is no multiple of its elements' size, or if it is not
+  // row-major. REQUIRES: `owner` is not null.
+  Result<Value> constant(const std::string& name, const TensorView& tensor, std::shared_ptr<const void> owner);
   // A node; its first result. Arguments in the order of the schema, then attributes by name; the
   // rest has the schema's defaults. Errors: kUsage for an unknown operator, for arguments that none
   // of its schemas takes, and for what PyTorch itself says.
   Result<Value> add(std::string_view op, Arguments arguments, Attributes attributes = {});
+  // The same for graphs that come from elsewhere as nodes and edges, in any order. A node is called
+  // when one of its results is used or asked for, by optimize() at the latest, so errors of the call
+  // are those of that function, and name the node.
+  Result<Value> add_node(std::string_view op, Attributes attributes = {});
+  // Gives result `output` of `from` to `to`, which add_node() made, as argument `input` of its
+  // schema. Several edges to one argument are a list, in this order. Errors: kUsage if the node was
+  // called already.
+  Status add_edge(Value from, Value to, uint32_t output = 0, uint32_t input = 0);
   // How many results the node has, and what one looks like: a view without data.
   size_t results(Value node) const;
   Result<TensorView> look(Value value) const;
@@ -91,7 +118,7 @@ class ComputeGraph {
 
   Status optimize();
   // Inputs and outputs in the order in which they were declared. An input that some node writes is
-  // written.
+  // written. With dimensions, the inputs' sizes say what they are, and outputs have what follows.
   Status execute(const std::vector<TensorView>& inputs, const std::vector<TensorView>& outputs);
   // Writes the program with weights and plan to a file, for GraphExecutor::Init (archive.h).
   Status save(const std::string& path);

@@ -11,9 +11,11 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/relu.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros.h>
 
+#include <cstring>
 #include <filesystem>
 
 #include "ops/program/static_call.h"
@@ -290,6 +292,178 @@ TEST_F(ComputeGraphTest, WhatOthersRecordedWhileItIsBuiltHasItsValues) {
   expect_ok(graph.output("y", y));
   expect_ok(graph.optimize());
   expect_same(later, at::add(at::relu(a), a));
+}
+
+// Attention over the words of some texts, with all sizes that depend on how many there are.
+struct Encoder {
+  static constexpr int64_t kWidth = 12, kHeads = 3;
+  at::Tensor weight = numbers({3 * kWidth, kWidth}, 2);
+  ComputeGraph graph;
+  GraphSize batch = ComputeGraphTest::get(graph.dimension("batch", 1, 64));
+  GraphSize words = ComputeGraphTest::get(graph.dimension("words"));
+
+  Encoder() {
+    const auto get = [](Result<Value> value) { return ComputeGraphTest::get(std::move(value)); };
+    const Value x = get(graph.input("x", "f32", {batch, words, kWidth}));
+    const Value all = get(graph.add("aten::linear", {x, get(graph.constant("w", view_of(weight)))}));
+    const Value apart = get(graph.add("aten::view", {all, GraphSizes{batch, words, 3, kHeads, kWidth / kHeads}}));
+    const Value heads = get(graph.add("aten::permute", {apart, std::vector<int64_t>{2, 0, 3, 1, 4}}));
+    std::vector<Value> parts;
+    for (int i = 0; i < 3; ++i) parts.push_back(get(graph.add("aten::select.int", {heads, 0, i})));
+    const Value mixed = get(graph.add("aten::scaled_dot_product_attention", {parts[0], parts[1], parts[2]}));
+    const Value rows = get(graph.add("aten::transpose.int", {mixed, 1, 2}));
+    const Value flat = get(graph.add("aten::reshape", {rows, GraphSizes{batch * words, kWidth}}));
+    const Value count = get(graph.add("aten::add.Scalar", {flat, batch * words + 2}));
+    ComputeGraphTest::expect_ok(graph.output("y", count));
+  }
+
+  at::Tensor expected(const at::Tensor& x) const {
+    const int64_t b = x.size(0), w = x.size(1);
+    const at::Tensor heads = at::linear(x, weight).view({b, w, 3, kHeads, kWidth / kHeads}).permute({2, 0, 3, 1, 4});
+    const at::Tensor mixed =
+        at::scaled_dot_product_attention(heads.select(0, 0), heads.select(0, 1), heads.select(0, 2));
+    return mixed.transpose(1, 2).reshape({b * w, kWidth}).add(b * w + 2);
+  }
+};
+
+TEST_F(ComputeGraphTest, AGraphWithDimensionsTakesAllSizesAndRecordsNothing) {
+  Encoder encoder;
+  expect_ok(encoder.graph.optimize());
+  for (const auto& [batch, words] : {std::pair{2, 9}, {1, 4}, {5, 1}, {1, 1}, {64, 3}, {2, 9}}) {
+    const at::Tensor x = numbers({batch, words, Encoder::kWidth}, static_cast<uint64_t>(batch * words));
+    mark();
+    const at::Tensor y = execute(encoder.graph, {x}, {batch * words, Encoder::kWidth});
+    EXPECT_EQ(seen(), Counts{}) << "the program ran by itself";
+    EXPECT_TRUE(at::allclose(y, encoder.expected(x), 1e-5, 1e-5)) << batch << " x " << words;
+  }
+}
+
+TEST_F(ComputeGraphTest, SizesThatTheGraphCannotHaveAreErrors) {
+  Encoder encoder;
+  const auto run = [&](const at::Tensor& x) {
+    at::Tensor y = at::zeros({x.size(0) * x.size(1), Encoder::kWidth});
+    return encoder.graph.execute({view_of(x)}, {view_of(y)});
+  };
+  expect_error(run(at::zeros({65, 2, Encoder::kWidth})), "batch");
+  expect_error(run(at::zeros({2, 2, Encoder::kWidth + 1})), "x");
+  expect_ok(run(at::zeros({3, 2, Encoder::kWidth})));
+}
+
+TEST_F(ComputeGraphTest, DimensionsHaveNamesAndBounds) {
+  ComputeGraph graph, other;
+  const GraphSize batch = get(graph.dimension("batch", 1, 8));
+  expect_error(graph.dimension("batch").status(), "already");
+  expect_error(graph.dimension("two words").status(), "letters");
+  expect_error(graph.dimension("n", 5, 4).status(), "between its bounds");
+  expect_error(graph.dimension("n", -1, 4).status(), "between its bounds");
+  expect_error(graph.dimension("n", 2, 4, 5).status(), "between its bounds");
+  expect_error(other.input("x", "f32", {batch, 2}).status(), "another graph");
+  expect_error(graph.input("x", "f32", {batch - 100}).status(), "negative");
+  EXPECT_EQ(to_string(get(graph.look(get(graph.input("x", "f32", {batch * 2, 3}))))), "f32[14,3]");
+}
+
+TEST_F(ComputeGraphTest, AGraphThatIsAnotherProgramForOtherSizesIsRefused) {
+  ComputeGraph graph;
+  const GraphSize n = get(graph.dimension("n"));
+  const Value x = get(graph.input("x", "f32", {n, 4}));
+  const Value even = get(graph.add("aten::slice.Tensor", {x, 0, 0, nullptr, 2}));
+  expect_ok(graph.output("y", get(graph.add("aten::neg", {even}))));
+  expect_error(graph.optimize(), "in another way than by sums and products");
+  EXPECT_EQ(pending_nodes(), 0u);
+}
+
+TEST_F(ComputeGraphTest, AnInputThatIsWrittenIsTheCallersStateOfAnySize) {
+  ComputeGraph graph;
+  const GraphSize rows = get(graph.dimension("rows", 1, 1000));
+  const Value cache = get(graph.input("cache", "f32", {rows, 4}));
+  const Value at_row = get(graph.input("row", "i64", {1}));
+  const Value fresh = get(graph.input("new", "f32", {1, 4}));
+  const Value written = get(graph.add("aten::index_copy_", {cache, 0, at_row, fresh}));
+  expect_ok(graph.output("sum", get(graph.add("aten::sum", {written}))));
+  for (const int64_t size : {5, 9, 1}) {
+    at::Tensor state = numbers({size, 4}, static_cast<uint64_t>(size)), expected = state.clone();
+    const at::Tensor row = at::full({1}, size - 1, at::kLong), values = numbers({1, 4}, 77);
+    const at::Tensor sum = execute(graph, {state, row, values}, {});
+    expected[size - 1].copy_(values[0]);
+    EXPECT_TRUE(state.equal(expected)) << size;
+    EXPECT_TRUE(at::allclose(sum, expected.sum()));
+  }
+}
+
+TEST_F(ComputeGraphTest, AConstantWithAnOwnerIsUsedWhereItLies) {
+  const auto held = std::make_shared<at::Tensor>(numbers({6, 4}, 3));
+  std::weak_ptr<at::Tensor> watched = held;
+  const at::Tensor x = numbers({2, 4});
+  {
+    ComputeGraph graph;
+    const Value w = get(graph.constant("w", view_of(*held), held));
+    const Value y = get(graph.add("aten::linear", {get(graph.input("x", "f32", {2, 4})), w}));
+    expect_ok(graph.output("y", y));
+    EXPECT_TRUE(at::allclose(execute(graph, {x}, {2, 6}), at::linear(x, *held)));
+    const auto& constants = get(graph.model())->program().constants;
+    ASSERT_EQ(constants.size(), 1u);
+    EXPECT_EQ(constants[0].bytes.data(), held->data_ptr());
+    EXPECT_GT(held.use_count(), 1);
+  }
+  EXPECT_EQ(held.use_count(), 1) << "the graph has let it go";
+}
+
+TEST_F(ComputeGraphTest, AStateOverBorrowedBytesLeavesThemAsTheyAre) {
+  const auto held = std::make_shared<at::Tensor>(at::zeros({3}));
+  ComputeGraph graph;
+  const Value state = get(graph.constant("state", view_of(*held), held));
+  expect_ok(graph.output("y", get(graph.add("aten::add_.Scalar", {state, 1}))));
+  for (int64_t i = 1; i < 4; ++i) expect_same(execute(graph, {}, {3}), at::full({3}, i, at::kFloat));
+  expect_same(*held, at::zeros({3}));
+}
+
+TEST_F(ComputeGraphTest, MisalignedOrStridedBytesAreCopied) {
+  const auto held = std::make_shared<std::vector<char>>(4 * 9);
+  const at::Tensor numbers_of = numbers({8});
+  std::memcpy(held->data() + 1, numbers_of.data_ptr(), 4 * 8);
+  ComputeGraph graph;
+  const Value c = get(graph.constant("c", TensorView::row_major(held->data() + 1, "f32", {8}), held));
+  expect_ok(graph.output("y", get(graph.add("aten::mul.Scalar", {c, 2}))));
+  EXPECT_EQ(held.use_count(), 1);
+  expect_same(execute(graph, {}, {8}), numbers_of.mul(2));
+}
+
+TEST_F(ComputeGraphTest, NodesAndEdgesComeInAnyOrder) {
+  ComputeGraph graph;
+  const at::Tensor x = numbers({3, 4}), w = numbers({5, 4}, 2);
+  const Value both = get(graph.add_node("aten::cat", {{"dim", 1}}));
+  const Value product = get(graph.add_node("aten::linear"));
+  const Value soft = get(graph.add_node("aten::softmax", {{"dim", 0}}));
+  expect_ok(graph.add_edge(product, both));
+  expect_ok(graph.add_edge(soft, both));
+  expect_ok(graph.add_edge(product, soft));
+  expect_ok(graph.add_edge(get(graph.constant("w", view_of(w))), product, 0, 1));
+  expect_ok(graph.add_edge(get(graph.input("x", "f32", {3, 4})), product));
+  EXPECT_EQ(to_string(get(graph.look(both))), "f32[3,10]");
+  expect_ok(graph.output("y", both));
+  const at::Tensor y = at::linear(x, w);
+  EXPECT_TRUE(at::allclose(execute(graph, {x}, {3, 10}), at::cat({y, at::softmax(y, 0)}, 1), 1e-5, 1e-6));
+  expect_error(graph.add_edge(both, product, 0, 2), "has its arguments already");
+}
+
+TEST_F(ComputeGraphTest, EdgesThatMakeNoGraphAreErrorsThatNameTheNode) {
+  ComputeGraph graph;
+  const Value x = get(graph.input("x", "f32", {3, 4}));
+  const Value a = get(graph.add_node("aten::neg")), b = get(graph.add_node("aten::neg"));
+  expect_ok(graph.add_edge(a, b));
+  expect_ok(graph.add_edge(b, a));
+  expect_error(graph.output("y", b), "circle");
+  const Value lonely = get(graph.add_node("aten::mm"));
+  expect_ok(graph.add_edge(x, lonely));
+  expect_error(graph.look(lonely).status(), "node 3 (aten::mm)");
+  expect_ok(graph.add_edge(x, lonely, 0, 1));
+  expect_error(graph.look(lonely).status(), "mat1 and mat2 shapes cannot be multiplied");
+  expect_error(graph.add_edge(x, Value{99, 0}), "not of this graph");
+  const Value split = get(graph.add_node("aten::split.Tensor", {{"split_size", 2}, {"dim", 1}}));
+  const Value second = get(graph.add_node("aten::neg"));
+  expect_ok(graph.add_edge(split, second, 1));
+  expect_ok(graph.add_edge(x, split));
+  EXPECT_EQ(to_string(get(graph.look(second))), "f32[3,2]");
 }
 
 }  // namespace
