@@ -4,6 +4,7 @@
 cmake_policy(VERSION 3.24)
 
 set(_public
+  backend/base/random.h
   backend/threads/core_group.h
   graph/program/archive.h
   graph/serve/graph_executor.h
