@@ -13,37 +13,12 @@
 #include "backend/base/parallel.h"
 #include "backend/base/rounding.h"
 #include "backend/cpu/kernels/matvec_kernel.h"
-#include "backend/cpu/vector/half.h"
+#include "backend/cpu/vector/elements_portable.h"
 #include "backend/cpu/vector/scratch.h"
-#include "backend/cpu/vector/vector_portable.h"
 
 namespace hetero::backend {
 namespace {
 
-// ---- the portable instruction set: loops that the compiler makes vectors of
-
-template <typename S, float (*widen)(S), S (*round)(float)>
-struct Elements {
-  using Stored = S;
-  static void load(const S* p, Vector& low, Vector& high) {
-    for (int i = 0; i < 4; ++i) low.v[i] = widen(p[i]);
-    for (int i = 0; i < 4; ++i) high.v[i] = widen(p[4 + i]);
-  }
-  static void load_part(const S* p, int count, Vector& low, Vector& high) {
-    S block[8] = {};
-    for (int i = 0; i < count; ++i) block[i] = p[i];
-    load(block, low, high);
-  }
-  static void narrow(Vector low, Vector high, S* p) {
-    for (int i = 0; i < 4; ++i) p[i] = round(low.v[i]);
-    for (int i = 0; i < 4; ++i) p[4 + i] = round(high.v[i]);
-  }
-};
-
-float same(float value) { return value; }
-using Float32 = Elements<float, same, same>;
-using Bfloat16 = Elements<uint16_t, bfloat16_to_float, float_to_bfloat16>;
-using Float16 = Elements<uint16_t, float16_to_float, float_to_float16>;
 constexpr MatvecTableHolder kPortableTable = make_matvec_table<Vector, Float32, Bfloat16, Bfloat16, Float16>();
 
 // Calls `use` with an element and the functions that widen and narrow one.

@@ -93,5 +93,33 @@ struct Float16 : Halves<Float16> {
   }
 };
 
+// A 1-byte element that L::widen makes a float.
+template <typename L, typename S>
+struct Bytes {
+  using Stored = S;
+  static __m128i load_bytes(const S* p) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)); }
+  static void load(const S* p, Vector& low, Vector& high) {
+    low.v = L::widen(load_bytes(p));
+    high.v = L::widen(load_bytes(p + 8));
+  }
+  static void load_part(const S* p, int count, Vector& low, Vector& high) { load_copied<L>(p, count, low, high); }
+};
+
+struct Int8 : Bytes<Int8, int8_t> {
+  static __m256 widen(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)); }
+};
+
+// With its bits moved, a float8 e4m3 is the float16 of a 256th of its number; NaN is apart.
+struct Float8 : Bytes<Float8, uint8_t> {
+  static __m256 widen(__m128i bytes) {
+    const __m128i wide = _mm_cvtepu8_epi16(bytes);
+    const __m128i magnitude = _mm_and_si128(wide, _mm_set1_epi16(0x7f));
+    const __m128i sign = _mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x80)), 8);
+    const __m128i nan = _mm_and_si128(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f)), _mm_set1_epi16(0x7e00));
+    const __m128i half = _mm_or_si128(_mm_or_si128(_mm_slli_epi16(magnitude, 7), sign), nan);
+    return _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0f));
+  }
+};
+
 }  // namespace
 }  // namespace hetero::backend

@@ -92,5 +92,40 @@ struct Float16 : Halves<Float16> {
   }
 };
 
+// Sixteen 1-byte elements, and zeros behind the first `count` of them.
+__m128i load_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+__m128i load_bytes(const void* p, int count) { return _mm_maskz_loadu_epi8(first_lanes(count), p); }
+
+// A 1-byte element that L::widen makes a float.
+template <typename L, typename S>
+struct Bytes {
+  using Stored = S;
+  static void load(const S* p, Vector& low, Vector& high) {
+    low.v = L::widen(load_bytes(p));
+    high.v = L::widen(load_bytes(p + 16));
+  }
+  static void load_part(const S* p, int count, Vector& low, Vector& high) {
+    low.v = L::widen(load_bytes(p, count));
+    high.v = L::widen(load_bytes(p + 16, count - 16));
+  }
+};
+
+struct Int8 : Bytes<Int8, int8_t> {
+  static __m512 widen(__m128i bytes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)); }
+};
+
+// With its bits moved, a float8 e4m3 is the float16 of a 256th of its number; NaN is apart.
+struct Float8 : Bytes<Float8, uint8_t> {
+  static __m512 widen(__m128i bytes) {
+    const __m256i wide = _mm256_cvtepu8_epi16(bytes);
+    const __m256i magnitude = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
+    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)), 8);
+    const __m256i nan =
+        _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f)), _mm256_set1_epi16(0x7e00));
+    const __m256i half = _mm256_or_si256(_mm256_or_si256(_mm256_slli_epi16(magnitude, 7), sign), nan);
+    return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
+  }
+};
+
 }  // namespace
 }  // namespace hetero::backend
