@@ -4,7 +4,8 @@
 1. A file includes (or imports) only from its own room and from rooms above it in the table of docs/developer.md. A room is a
    folder; the table lists the rooms in the order in which they may build on each other.
 2. There is no cycle of units. A unit is a header with its source, or a Python module. Imports inside functions count.
-3. backend/ and graph/ include nothing of torch.
+3. backend/ and graph/ include nothing of torch. models/ includes of the project only headers that
+   cmake/install_headers.cmake installs, as programs of users do, and no header of torch.
 4. No folder holds more than 30 files of its own.
 5. Every header says what it is: it starts with a comment and has #pragma once.
 6. No TODO, FIXME or #if 0 in the sources.
@@ -23,7 +24,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "docs" / "developer.md"
-TREES = ["backend", "graph", "ops", "torch_hetero"]
+TREES = ["backend", "graph", "ops", "models", "torch_hetero"]
+INSTALLED = ROOT / "cmake" / "install_headers.cmake"
 CPP = {".h", ".cpp", ".cu", ".cuh", ".def", ".in"}
 MOST_FILES = 30
 ROW = re.compile(r"^\| `((?:%s)[\w/]*)/` \|" % "|".join(TREES))
@@ -90,11 +92,29 @@ def python_targets(path: Path) -> list[tuple[int, Path]]:
     return found
 
 
+def find_header(name: str) -> Path | None:
+    """Returns the file of an include, or None if it is not of this project. Includes of models/ start below it."""
+    return next((path for path in (ROOT / name, ROOT / "models" / name) if path.is_file()), None)
+
+
 def cpp_targets(path: Path) -> list[tuple[int, Path]]:
     """Returns the files of this project that a C++ file includes, with their lines."""
     lines = path.read_text().splitlines()
-    found = [(number, ROOT / match[1]) for number, line in enumerate(lines, 1) if (match := INCLUDE.match(line))]
-    return [(number, target) for number, target in found if target.is_file()]
+    found = [(number, find_header(match[1])) for number, line in enumerate(lines, 1) if (match := INCLUDE.match(line))]
+    return [(number, target) for number, target in found if target]
+
+
+def installed_headers() -> set[Path]:
+    """Returns the headers that find_package(hetero) gives: the public ones, and what these include."""
+    public = re.search(r"set\(_public\n(.*?)\)", INSTALLED.read_text(), re.S)
+    waiting = [ROOT / name for name in public[1].split()] if public else []
+    found: set[Path] = set()
+    while waiting:
+        header = waiting.pop()
+        if header not in found:
+            found.add(header)
+            waiting += [target for _, target in cpp_targets(header)]
+    return found
 
 
 def find_cycles(arrows: dict[str, set[str]]) -> list[list[str]]:
@@ -176,7 +196,7 @@ class House:
         return "\n".join(lines)
 
 
-def check_lines(path: Path) -> list[str]:
+def check_lines(path: Path, installed: set[Path]) -> list[str]:
     """Returns the violations that a C++ file shows by itself."""
     lines = path.read_text().splitlines()
     relative = path.relative_to(ROOT)
@@ -189,6 +209,12 @@ def check_lines(path: Path) -> list[str]:
                 found.append(f"{relative}:{number}: {layer}/ is free of torch, but includes {match[1]}")
             if match[1].split("/")[0] in TREES[TREES.index(layer) + 1:]:
                 found.append(f"{relative}:{number}: {layer}/ must not include {match[1]}")
+        if match and relative.parts[0] == "models":
+            target = find_header(match[1])
+            if TORCH.search(match[1]):
+                found.append(f"{relative}:{number}: models/ uses hetero's interface, but includes {match[1]}")
+            if target and target.relative_to(ROOT).parts[0] != "models" and target not in installed:
+                found.append(f"{relative}:{number}: models/ must not include {match[1]}, which is not installed")
         if relative.parts[0] != "tests" and str(relative) not in KIND_FILES and KINDS.search(line):
             found.append(f"{relative}:{number}: a kind of instruction; ask graph/ir/instruction.h instead")
         if LEFTOVER.search(line):
@@ -207,7 +233,8 @@ def main() -> int:
     if "--report" in sys.argv[1:]:
         print(house.report())
     files = [path for folder in [*TREES, "tests"] for path in files_of(folder) if path.suffix in CPP]
-    violations = house.violations + [violation for path in files for violation in check_lines(path)]
+    installed = installed_headers()
+    violations = house.violations + [violation for path in files for violation in check_lines(path, installed)]
     print("\n".join(violations + [f"{len(house.arrows)} units in {len(house.rooms)} rooms and {len(files)} C++ files checked, "
                                   f"{len(violations)} violations"]))
     return 1 if violations else 0

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 WIDTH = 100
-FOLDERS = ["backend", "graph", "ops", "torch_hetero/csrc"]
+FOLDERS = ["backend", "graph", "ops", "models", "torch_hetero/csrc"]
 # Folders with operators' names, and the one where they belong.
 NAMED_IN = ("ops/", "graph/")
 TABLE = "ops/table/"

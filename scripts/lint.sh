@@ -15,7 +15,7 @@ cd "$(dirname "$0")/.."
 if [ "${1:-}" = --changed ]; then
   files=$(git diff --name-only --diff-filter=d HEAD && git ls-files --others --exclude-standard)
 else
-  files=$(git ls-files backend graph ops torch_hetero scripts tests examples setup.py)
+  files=$(git ls-files backend graph ops models torch_hetero scripts tests examples setup.py)
 fi
 format() { # endings of names, command
   local endings=$1

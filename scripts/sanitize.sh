@@ -16,7 +16,12 @@ run() { # name, sanitizers, prefix of the command
   fi
   cmake -DHETERO_SANITIZE_ALL=$all "$build" >/dev/null
   local start=$SECONDS
-  cmake --build "$build" -j "$jobs" --target hetero_backend_tests hetero_graph_tests hetero_sim_fuzz hetero_load_fuzz
+  local targets=(hetero_backend_tests hetero_graph_tests hetero_sim_fuzz hetero_load_fuzz)
+  # Without PCRE2 or utf8proc, models/ is not built.
+  if [ -n "$(find "$build/tests/models" -name '*qwen3_tests.dir' 2>/dev/null)" ]; then
+    targets+=(hetero_qwen3_tests hetero_qwen3_fuzz)
+  fi
+  cmake --build "$build" -j "$jobs" --target "${targets[@]}"
   echo "-- $2: built in $((SECONDS - start)) s"
   start=$SECONDS
   ${3:-} ctest --test-dir "$build" --output-on-failure -j "$jobs"

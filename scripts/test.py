@@ -39,6 +39,7 @@ SEEDS = {"normal": ("2000", "5000", "40"), "full": ("100000", "100000", "10000")
 # Without tests that start processes.
 QUICK_PYTHON = ["tests/python/lazy/test_lazy.py", "tests/python/tensors/test_views.py", "tests/python/tools/test_helpers.py"]
 QUICK_CPP = "^(ops|graph|backend)$"
+QWEN3_FUZZ = "build/tests/models/qwen3/hetero_qwen3_fuzz"
 
 # What a tool prints of its cases, as (pattern, the outcome that it counts). Outcomes that are not named count nothing.
 CASES = [
@@ -220,6 +221,8 @@ def stages(mode: str, pytest_arguments: list[str]) -> list[Stage]:
         Stage("C++ tests", [*ctest, "-E", "fuzz"], logs=ctest_log),
         Stage("random programs on simulated accelerators", ["build/tests/graph/hetero_sim_fuzz", "--seeds", programs]),
         Stage("damaged files of saved programs", ["build/tests/graph/hetero_load_fuzz", "--seeds", files]),
+        Stage("damaged files of Qwen3 models", [QWEN3_FUZZ, "--seeds", files],
+              unless="" if Path(ROOT / QWEN3_FUZZ).exists() else "skipped: without PCRE2 or utf8proc, models/ is not built"),
         Stage("random programs in Python", [PYTHON, "-m", "tests.fuzz", "--programs", python_programs]),
         Stage("instruction counts", ["scripts/instructions.sh"]),
         Stage("torch-free layers under sanitizers", ["scripts/sanitize.sh", *(["--all"] if mode == "full" else [])],

@@ -3,11 +3,11 @@
 //
 //   qwen3_inspect config FOLDER        the configuration
 //   qwen3_inspect tensors FOLDER       the checkpoint's tensors, and whether they are the model's
-//   qwen3_inspect encode FOLDER        each line of the input, a JSON string, as a list of token ids
+//   qwen3_inspect encode FOLDER        each line of the input, a JSON string, as a list of ids
 //   qwen3_inspect decode FOLDER        each line, {"ids": [...], "skip_special": bool}, as a string
-//   qwen3_inspect chat FOLDER          each line, {"messages", "tools", "enable_thinking", ...}, as a prompt
-//   qwen3_inspect sample               each line, {"logits", "prompt", "options", "count"}, as probabilities
-//                                      and sampled tokens
+//   qwen3_inspect chat FOLDER          each line, {"messages", "tools", ...}, as a prompt
+//   qwen3_inspect sample               each line, {"logits", "prompt", "options", "count"}, as
+//                                      probabilities and sampled tokens
 //   qwen3_inspect speed FOLDER FILE    MB/s of encoding the file, as lines and as one text
 //
 // Prints one line of JSON for each line or command. Errors are {"error": sentence}.
@@ -151,7 +151,8 @@ Json sample(const OrderedJson& json) {
   if (Status status = sequence.value().add_prompt(prompt); !status.ok()) return error_of(status);
   Sampler sampler(size);
   std::vector<float> probabilities(logits.size());
-  if (Status status = sampler.probabilities(sequence.value(), logits, probabilities); !status.ok()) return error_of(status);
+  if (Status status = sampler.probabilities(sequence.value(), logits, probabilities); !status.ok())
+    return error_of(status);
   Json result{{"probabilities", probabilities}, {"tokens", Json::array()}, {"logprobs", Json::array()}};
   for (int64_t i = json.value("count", int64_t{0}); i > 0; --i) {
     const auto token = sampler.sample(sequence.value(), logits);

@@ -77,7 +77,8 @@ Status Checkpoint::add_shards(const std::filesystem::path& folder, const std::fi
   std::set<std::string> shards;
   for (const auto& [name, shard] : map.items()) {
     if (!shard.is_string() || !is_plain_name(shard.get_ref<const std::string&>())) {
-      return storage_error(what + ": the tensor " + in_quotes(name) + " is not mapped to the name of a file in the folder");
+      return storage_error(what + ": the tensor " + in_quotes(name) +
+                           " is not mapped to the name of a file in the folder");
     }
     shards.insert(shard.get<std::string>());
   }

@@ -1,9 +1,9 @@
 // Checkpoint: the weights of a model folder by name, mapped into memory without a copy.
 //
 // A folder has one file, model.safetensors, or shards with an index, model.safetensors.index.json.
-// open() reads headers only, and refuses files that are damaged or do not fit together. Weights come
-// into memory when they are touched; will_need() and release() tell the kernel which ones are next
-// and which ones are done.
+// open() reads headers only, and refuses files that are damaged or do not fit together. Weights
+// come into memory when they are touched; will_need() and release() tell the kernel which ones are
+// next and which ones are done.
 //
 //   auto checkpoint = Checkpoint::open(folder);
 //   Status status = check_tensors(*checkpoint.value(), config);   // exactly the model's tensors
@@ -45,8 +45,8 @@ class Checkpoint {
   // copied at their first use. Errors: kUsage for an unknown name.
   Result<TensorView> tensor(std::string_view name) const;
 
-  // What the tensor is, without its data: dtype by its short name, sizes, bytes. Null for an unknown
-  // name.
+  // What the tensor is, without its data: dtype by its short name, sizes, bytes. Null for an
+  // unknown name.
   const SafetensorsFile::Tensor* find(std::string_view name) const;
 
   // Bytes of all tensors.
@@ -54,8 +54,9 @@ class Checkpoint {
   // Bytes that were copied because they were not aligned.
   uint64_t copied_bytes() const;
 
-  // Hints for the kernel: read the tensor's pages ahead; or drop them from this process, which reads
-  // them again from the page cache or the disk if they are touched. Unknown names are ignored.
+  // Hints for the kernel: read the tensor's pages ahead; or drop them from this process, which
+  // reads them again from the page cache or the disk if they are touched. Unknown names are
+  // ignored.
   void will_need(std::string_view name) const;
   void release(std::string_view name) const;
 
@@ -66,7 +67,8 @@ class Checkpoint {
   void advise(std::string_view name, int advice) const;
 
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  std::map<std::string_view, const SafetensorsFile::Tensor*, std::less<>> tensors_;  // keys in files_
+  // Keys are in files_.
+  std::map<std::string_view, const SafetensorsFile::Tensor*, std::less<>> tensors_;
   std::vector<std::string> names_;
   uint64_t bytes_ = 0;
   mutable std::mutex mutex_;  // guards copies_

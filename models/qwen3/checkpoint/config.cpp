@@ -176,7 +176,8 @@ void read_windows(JsonFields& fields, Qwen3Config& config) {
                          "] is neither \"full_attention\" nor \"sliding_attention\"");
     }
     if (!uses || is_null) {
-      return fields.fail("layer_types names sliding_attention, but use_sliding_window and sliding_window give no window");
+      return fields.fail(
+          "layer_types names sliding_attention, but use_sliding_window and sliding_window give no window");
     }
     config.layer_windows[layer] = window;
   }
@@ -201,7 +202,8 @@ void read_experts(JsonFields& fields, Qwen3Config& config) {
                        std::to_string(config.num_experts) + " experts");
   }
   if (config.num_hidden_layers * config.num_experts > kMostExpertsOfModel) {
-    return fields.fail("there are more than " + std::to_string(kMostExpertsOfModel) + " experts in all layers together");
+    return fields.fail("there are more than " + std::to_string(kMostExpertsOfModel) +
+                       " experts in all layers together");
   }
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     config.layer_is_sparse[static_cast<size_t>(layer)] = config.num_experts > 0 && (layer + 1) % step == 0;

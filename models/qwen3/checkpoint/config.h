@@ -1,8 +1,8 @@
 // Qwen3Config: what config.json and generation_config.json of a Qwen3 checkpoint say.
 //
 // It covers dense models (Qwen3ForCausalLM) and mixtures of experts (Qwen3MoeForCausalLM). Fields
-// have the names of config.json. Absent ones have the defaults of transformers. read() checks all of
-// them once: what it returns is consistent, and later code needs no check of its own.
+// have the names of config.json. Absent ones have the defaults of transformers. read() checks all
+// of them once: what it returns is consistent, and later code needs no check of its own.
 //
 // Thread safety: a value.
 
@@ -84,8 +84,8 @@ struct Qwen3Config {
   std::optional<int64_t> pad_token_id{};
   GenerationDefaults generation;
 
-  // Reads config.json of the folder, and generation_config.json if there is one; its eos ids replace
-  // those of config.json. Errors: kStorage, one sentence that names the file and the field.
+  // Reads config.json of the folder, and generation_config.json if there is one; its eos ids
+  // replace those of config.json. Errors: kStorage, one sentence that names the file and the field.
   static Result<Qwen3Config> read(const std::filesystem::path& folder);
   // From the texts of the two files. An empty `generation` means that there is none.
   static Result<Qwen3Config> parse(std::string_view config, std::string_view generation = {});

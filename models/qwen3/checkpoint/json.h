@@ -49,8 +49,8 @@ class JsonFields {
   // An error unless has(key).
   JsonFields& require(const char* key);
 
-  // Each read() leaves `value` as it is if the field is absent or null. Another type, or a number out
-  // of range, is an error that names the field.
+  // Each read() leaves `value` as it is if the field is absent or null. Another type, or a number
+  // out of range, is an error that names the field.
   JsonFields& read(const char* key, int64_t& value, int64_t least, int64_t most);
   JsonFields& read(const char* key, double& value, double least, double most);
   JsonFields& read(const char* key, std::optional<double>& value, double least, double most);

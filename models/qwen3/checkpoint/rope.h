@@ -1,4 +1,5 @@
-// Rotary frequencies of a config, with its scaling: what transformers' modeling_rope_utils computes.
+// Rotary frequencies of a config, with its scaling: what transformers' modeling_rope_utils
+// computes.
 //
 // A pair of elements (i, i + head_dim / 2) of a query or key at position p is rotated by the angle
 // p * inverse[i]; cosines and sines are then multiplied by attention_factor.
@@ -19,8 +20,8 @@ struct RotaryFrequencies {
   float attention_factor = 1;
 };
 
-// `length` is that of the whole sequence, which only dynamic scaling asks for; its frequencies change
-// beyond max_position_embeddings.
+// `length` is that of the whole sequence, which only dynamic scaling asks for; its frequencies
+// change beyond max_position_embeddings.
 RotaryFrequencies rotary_frequencies(const Qwen3Config& config, int64_t length);
 
 // Whether rotary_frequencies() depends on `length`.

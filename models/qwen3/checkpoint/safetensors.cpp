@@ -22,8 +22,8 @@ constexpr uint64_t kMostHeaderBytes = 100'000'000;  // the limit of the format's
 constexpr size_t kMostDims = 64;
 
 struct DTypeRow {
-  const char* name;    // in the file
-  const char* dtype;   // of hetero
+  const char* name;   // in the file
+  const char* dtype;  // of hetero
   int bytes;
 };
 
@@ -75,7 +75,8 @@ Status read_tensor(const Json& json, const std::string& what, SafetensorsFile::T
   const Json& name = json["dtype"];
   const auto* row = std::ranges::find_if(kDTypes, [&](const DTypeRow& dtype) { return name == dtype.name; });
   if (row == kDTypes.end()) {
-    return storage_error(what + " has the dtype " + (name.is_string() ? in_quotes(name.get<std::string>()) : name.dump()) +
+    return storage_error(what + " has the dtype " +
+                         (name.is_string() ? in_quotes(name.get<std::string>()) : name.dump()) +
                          ", which is not supported");
   }
   tensor.dtype = row->dtype;
@@ -100,9 +101,8 @@ Status read_tensor(const Json& json, const std::string& what, SafetensorsFile::T
 
 // Whether the tensors fill the data without gap or overlap.
 Status check_places(std::vector<Place>& places, uint64_t bytes, const std::string& file) {
-  std::ranges::sort(places, [](const Place& a, const Place& b) {
-    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-  });
+  std::ranges::sort(
+      places, [](const Place& a, const Place& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
   uint64_t filled = 0;
   for (const Place& place : places) {
     const std::string what = file + ": the tensor " + in_quotes(*place.name);
@@ -115,11 +115,13 @@ Status check_places(std::vector<Place>& places, uint64_t bytes, const std::strin
     filled = place.end;
   }
   if (filled == bytes) return Status();
-  return storage_error(file + ": the last " + std::to_string(bytes - filled) + " bytes of the data belong to no tensor");
+  return storage_error(file + ": the last " + std::to_string(bytes - filled) +
+                       " bytes of the data belong to no tensor");
 }
 
 Status check_metadata(const Json& metadata, const std::string& file) {
-  const bool fits = metadata.is_object() && std::ranges::all_of(metadata, [](const Json& value) { return value.is_string(); });
+  const bool fits =
+      metadata.is_object() && std::ranges::all_of(metadata, [](const Json& value) { return value.is_string(); });
   return fits ? Status() : storage_error(file + ": __metadata__ must be an object of strings");
 }
 

@@ -2,7 +2,7 @@
 //
 // The file is eight bytes (the length of the header, little-endian), a JSON header and the data:
 //
-//   {"name": {"dtype": "BF16", "shape": [4, 8], "data_offsets": [0, 64]}, ..., "__metadata__": {...}}
+//   {"name": {"dtype": "BF16", "shape": [8], "data_offsets": [0, 16]}, ..., "__metadata__": {...}}
 //
 // open() accepts only files in which each tensor has exactly the bytes that its dtype and shape ask
 // for, and the tensors fill the data without gap or overlap. It reads the header only. The data are

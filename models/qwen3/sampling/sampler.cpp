@@ -1,6 +1,7 @@
 #include "qwen3/sampling/sampler.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -181,6 +182,36 @@ void Sampler::keep_top_k(size_t k) {
   std::erase_if(candidates_, [&](const Candidate& candidate) { return candidate.score < least; });
 }
 
+// Sorts the candidates into bins of scores, and fills selection_ with those of the bin in which the
+// mass `needed` is reached. Returns the mass of the bins above it.
+double Sampler::select_bin(double needed) {
+  constexpr size_t kBins = 1024;
+  selection_.clear();
+  if (candidates_.size() < kManyCandidates) {
+    selection_ = candidates_;
+    return 0;
+  }
+  float lowest = max_;
+  for (const Candidate& candidate : candidates_) {
+    if (candidate.mass > 0) lowest = std::min(lowest, candidate.score);
+  }
+  const float scale = lowest < max_ ? static_cast<float>(kBins - 1) / (max_ - lowest) : 0.0F;
+  const auto bin_of = [&](float score) {
+    return static_cast<size_t>(std::min((max_ - score) * scale, static_cast<float>(kBins - 1)));
+  };
+  std::array<double, kBins> masses{};
+  for (const Candidate& candidate : candidates_) masses[bin_of(candidate.score)] += static_cast<double>(candidate.mass);
+  size_t bin = 0;
+  double above = 0;
+  while (bin + 1 < kBins && above + masses[bin] < needed) above += masses[bin++];
+  // Rounding may go beyond the last candidate.
+  while (bin > 0 && masses[bin] == 0) above -= masses[--bin];
+  for (const Candidate& candidate : candidates_) {
+    if (bin_of(candidate.score) == bin) selection_.push_back(candidate);
+  }
+  return above;
+}
+
 // Keeps the candidates whose more probable ones together have less than p.
 void Sampler::keep_top_p(double p) {
   if (has_all_) {
@@ -199,11 +230,10 @@ void Sampler::keep_top_p(double p) {
     for (const Candidate& candidate : candidates_) sum_ += static_cast<double>(candidate.mass);
   }
   const double needed = p * sum_;
+  double mass = select_bin(needed);
   // Quickselect by mass: all before `begin` stay and have `mass`, all from `end` on go.
-  selection_ = candidates_;
   size_t begin = 0;
   size_t end = selection_.size();
-  double mass = 0;
   while (end - begin > 1) {
     const size_t middle = begin + (end - begin) / 2;
     const auto at = [&](size_t index) { return selection_.begin() + static_cast<ptrdiff_t>(index); };

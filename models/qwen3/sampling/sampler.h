@@ -1,21 +1,21 @@
 // Sampler: from logits to the next token.
 //
-// A SamplingSequence is what belongs to one generated sequence: its options, the tokens that penalties
-// count, and its place in the stream of random numbers. A Sampler is memory to work with, which many
-// sequences share in turn.
+// A SamplingSequence is what belongs to one generated sequence: its options, the tokens that
+// penalties count, and its place in the stream of random numbers. A Sampler is memory to work with,
+// which many sequences share in turn.
 //
 //   Sampler sampler(config.vocab_size);
-//   auto sequence = SamplingSequence::make({.temperature = 0.6, .top_k = 20, .seed = 7}, config.vocab_size);
+//   auto sequence = SamplingSequence::make({.top_k = 20, .seed = 7}, config.vocab_size);
 //   sequence.value().add_prompt(prompt_ids);
 //   auto token = sampler.sample(sequence.value(), logits);
 //
 // Scores are processed in the order of transformers' generate(): logit bias, repetition penalty,
-// (frequency and presence penalties, which transformers lacks,) temperature, top-k, top-p, min-p. Of
-// equal scores at the bound of top-k all stay, as there. Of equal scores at the bound of top-p, those
-// with the lowest ids do.
+// (frequency and presence penalties, which transformers lacks,) temperature, top-k, top-p, min-p.
+// Of equal scores at the bound of top-k all stay, as there. Of equal scores at the bound of top-p,
+// those with the lowest ids do.
 //
-// The n-th token of a sequence takes the n-th number of its seed's Philox stream. So it depends on the
-// seed, the options and the logits, and not on other sequences or threads.
+// The n-th token of a sequence takes the n-th number of its seed's Philox stream. So it depends on
+// the seed, the options and the logits, and not on other sequences or threads.
 //
 // Thread safety: a sequence and a sampler belong to one thread at a time.
 // Ownership: values. sample() allocates nothing.
@@ -32,17 +32,17 @@
 namespace hetero::qwen3 {
 
 struct SamplingOptions {
-  double temperature = 1;         // 0: the token with the highest score
-  int64_t top_k = 0;              // 0: all
+  double temperature = 1;  // 0: the token with the highest score
+  int64_t top_k = 0;       // 0: all
   double top_p = 1;
   double min_p = 0;
-  double repetition_penalty = 1;  // for tokens of the prompt and of the answer
-  double frequency_penalty = 0;   // for each time that a token is in the answer
-  double presence_penalty = 0;    // for each token that is in the answer
+  double repetition_penalty = 1;                        // of tokens in the prompt and the answer
+  double frequency_penalty = 0;                         // for each time a token is in the answer
+  double presence_penalty = 0;                          // for each token in the answer
   std::vector<std::pair<int32_t, float>> logit_bias{};  // -infinity forbids a token
   uint64_t seed = 0;
-  // How many of the most probable tokens to name, with the logarithms of their probabilities. -1: not
-  // even that of the token itself.
+  // How many of the most probable tokens to name, with the logarithms of their probabilities. -1:
+  // not even that of the token itself.
   int32_t logprobs = -1;
 };
 
@@ -112,6 +112,7 @@ class Sampler {
   void choose_candidates(const SamplingOptions& options);
   void keep_top_k(size_t k);
   void keep_top_p(double p);
+  double select_bin(double needed);
   void collect(float least);
   void weigh();
   void find_exps();
@@ -122,10 +123,10 @@ class Sampler {
   void find_logprobs(std::span<const float> logits, int32_t count, SampledToken& token);
 
   std::vector<float> scores_;
-  std::vector<float> exps_;         // of all scores, with has_exps_
-  std::vector<float> block_max_;    // of scores_
-  std::vector<float> sorted_max_;   // a copy to select in
-  std::vector<double> block_sums_;  // of exps_
+  std::vector<float> exps_;            // of all scores, with has_exps_
+  std::vector<float> block_max_;       // of scores_
+  std::vector<float> sorted_max_;      // a copy to select in
+  std::vector<double> block_sums_;     // of exps_
   std::vector<Candidate> candidates_;  // in the order of ids
   std::vector<Candidate> selection_;   // a copy to select in
   std::vector<TokenLogprob> top_;

@@ -21,7 +21,8 @@ constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 // Cephes' expf for x <= 0: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
 [[gnu::always_inline]] inline float exp_of(float x) {
-  constexpr float kMagic = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+  // 1.5 * 2^23: adding it rounds to an integer in the low bits.
+  constexpr float kMagic = 12582912.0F;
   const float clamped = x < -87.0F ? -87.0F : x;
   const float shifted = clamped * 1.44269504F + kMagic;
   const float n = shifted - kMagic;

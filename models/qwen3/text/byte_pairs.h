@@ -1,8 +1,8 @@
 // BytePairs: byte-level byte pair encoding, from the bytes of a word to token ids.
 //
-// A word starts as one token for each byte. As long as two neighbours have a merge, the pair with the
-// least rank is replaced by its token; of equal ranks, the first. Pairs wait in a priority queue, so
-// a word of n bytes takes O(n log n).
+// A word starts as one token for each byte. As long as two neighbours have a merge, the pair with
+// the least rank is replaced by its token; of equal ranks, the first. Pairs wait in a priority
+// queue, so a word of n bytes takes O(n log n).
 //
 // Thread safety: immutable once made. A Workspace belongs to one thread at a time.
 

@@ -188,7 +188,8 @@ class Writer {
   std::string prompt_;
 };
 
-// As Python's repr() writes a finite float: the fewest digits, an exponent below 1e-4 and from 1e16.
+// As Python's repr() writes a finite float: the fewest digits, an exponent below 1e-4 and from
+// 1e16.
 std::string python_float(double value) {
   std::array<char, 64> text{};
   const auto scientific = std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::scientific);
@@ -260,10 +261,12 @@ Status read_tool_calls(const OrderedJson& json, std::vector<ToolCall>& calls) {
 }  // namespace
 
 ChatTemplate ChatTemplate::recognize(std::string_view jinja) {
-  // Statements of each template that make it what it is, and some of its descendants that change it.
+  // Statements of each template that make it what it is, and some of its descendants that change
+  // it.
   const bool is_qwen = has_all(jinja, {"<|im_start|>", "tool_call.arguments | tojson", "\\n<tool_response>\\n",
                                        "messages[loop.index0 - 1].role != \"tool\""}) &&
-                       !has_any(jinja, {"macro", "<function", "preserve_thinking", "vision", "developer", "You are "});
+                       !has_any(jinja, {"macro", "<function=", "preserve_thinking", "vision", "developer",
+                                        "You are Qwen", "You are a "});
   const bool thinks = has_all(jinja, {"loop.index0 > ns.last_query_index", "reasoning_content.strip('\\n')",
                                       "loop.last or (not loop.last and reasoning_content)"});
   const bool opens = has_any(jinja, {"assistant\\n<think>\\n'"});
@@ -296,7 +299,8 @@ Result<ChatTemplate> ChatTemplate::read(const std::filesystem::path& folder) {
   // Several templates by name: the one that is used without a name.
   if (field.is_array()) {
     for (const Json& entry : field) {
-      if (entry.is_object() && entry.value("name", Json()) == "default" && entry.value("template", Json()).is_string()) {
+      if (entry.is_object() && entry.value("name", Json()) == "default" &&
+          entry.value("template", Json()).is_string()) {
         return recognize(entry["template"].get_ref<const std::string&>());
       }
     }
@@ -317,7 +321,8 @@ Result<std::vector<Message>> parse_messages(const OrderedJson& json) {
   for (const OrderedJson& entry : json) {
     if (!entry.is_object() || !entry.value("role", OrderedJson()).is_string()) return usage("a message has no role");
     Message message{.role = entry["role"].get<std::string>(), .content = {}};
-    if (Status status = read_content(entry.value("content", OrderedJson()), message.content); !status.ok()) return status;
+    if (Status status = read_content(entry.value("content", OrderedJson()), message.content); !status.ok())
+      return status;
     const OrderedJson reasoning = entry.value("reasoning_content", OrderedJson());
     if (reasoning.is_string()) message.reasoning = reasoning.get<std::string>();
     Status status = read_tool_calls(entry.value("tool_calls", OrderedJson()), message.tool_calls);

@@ -1,16 +1,16 @@
 // ChatTemplate: a conversation as the prompt text of a Qwen3 model.
 //
-// Checkpoints bring a Jinja template. Here the templates of Qwen3 are written in C++; the text of the
-// checkpoint's template only tells which one it is:
+// Checkpoints bring a Jinja template. Here the templates of Qwen3 are written in C++; the text of
+// the checkpoint's template only tells which one it is:
 //
 //   kHybrid     Qwen3 (0.6B to 235B): thinks unless enable_thinking is false
 //   kThinking   Qwen3-…-Thinking-2507: the prompt opens <think>
 //   kInstruct   Qwen3-…-Instruct-2507: never thinks
-//   kChatMl     no template that is known: each message between <|im_start|> and <|im_end|>. warning()
+//   kChatMl     another template: each message between <|im_start|> and <|im_end|>. warning()
 //               then says so, once, in a sentence for the user
 //
-// Contents are put into the prompt as they are. A content with "<|im_end|>" ends its message, as with
-// the Jinja templates.
+// Contents are put into the prompt as they are. A content with "<|im_end|>" ends its message, as
+// with the Jinja templates.
 //
 // Thread safety: immutable once made.
 
@@ -56,8 +56,8 @@ class ChatTemplate {
   explicit ChatTemplate(Kind kind = Kind::kHybrid) : kind_(kind) {}
   // Which template of Qwen3 this Jinja text is.
   static ChatTemplate recognize(std::string_view jinja);
-  // From chat_template.jinja of a folder, else from tokenizer_config.json; kChatMl if neither has one.
-  // Errors: kStorage for a file that cannot be read.
+  // From chat_template.jinja of a folder, else from tokenizer_config.json; kChatMl if neither has
+  // one. Errors: kStorage for a file that cannot be read.
   static Result<ChatTemplate> read(const std::filesystem::path& folder);
 
   Kind kind() const { return kind_; }
@@ -72,9 +72,9 @@ class ChatTemplate {
   std::string warning_;
 };
 
-// Messages and tools from JSON in the shape of OpenAI's protocol: `content` a string, null, or a list
-// of {"type": "text", "text": …}; `reasoning_content`; `tool_calls` with or without `function`.
-// Errors: kUsage.
+// Messages and tools from JSON in the shape of OpenAI's protocol: `content` a string, null, or a
+// list of {"type": "text", "text": …}; `reasoning_content`; `tool_calls` with or without
+// `function`. Errors: kUsage.
 Result<std::vector<Message>> parse_messages(const OrderedJson& json);
 
 // As Python's json.dumps(value, ensure_ascii=False) writes it.

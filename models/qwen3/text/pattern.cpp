@@ -13,7 +13,8 @@ namespace {
 constexpr size_t kMostExpression = 16384;
 
 Status refusal(std::string_view expression, const std::string& reason) {
-  return Status(ErrorClass::kStorage, "the regular expression \"" + std::string(expression.substr(0, 200)) + "\" " + reason);
+  return Status(ErrorClass::kStorage,
+                "the regular expression \"" + std::string(expression.substr(0, 200)) + "\" " + reason);
 }
 
 // Reads an expression once, left to right.
@@ -68,15 +69,23 @@ class Translator {
       case 'S':
         result_ += "\\P{White_Space}";
         return Status();
-      case 'p': case 'P': case 'd': case 'D': case 'r': case 'n': case 't': case 'f':
+      case 'p':
+      case 'P':
+      case 'd':
+      case 'D':
+      case 'r':
+      case 'n':
+      case 't':
+      case 'f':
         result_ += {'\\', c};
         return Status();
       default:
         break;
     }
-    const bool is_punctuation = c > ' ' && c < 0x7F && !(c >= '0' && c <= '9') && !(c >= 'a' && c <= 'z') &&
-                                !(c >= 'A' && c <= 'Z');
-    if (!is_punctuation && c != ' ') return refusal(expression_, std::string("has the escape \\") + c + ", which is not supported");
+    const bool is_punctuation =
+        c > ' ' && c < 0x7F && !(c >= '0' && c <= '9') && !(c >= 'a' && c <= 'z') && !(c >= 'A' && c <= 'Z');
+    if (!is_punctuation && c != ' ')
+      return refusal(expression_, std::string("has the escape \\") + c + ", which is not supported");
     result_ += {'\\', c};
     return Status();
   }

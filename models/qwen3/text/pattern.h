@@ -1,8 +1,8 @@
 // Pattern: a regular expression of a tokenizer.json, matched by PCRE2.
 //
-// The `tokenizers` package matches with Oniguruma in its Ruby syntax. compile() accepts the constructs
-// that mean the same to both, translates \s and \S, which do not, and refuses all others in one
-// sentence. So an accepted expression matches the same text.
+// The `tokenizers` package matches with Oniguruma in its Ruby syntax. compile() accepts the
+// constructs that mean the same to both, translates \s and \S, which do not, and refuses all others
+// in one sentence. So an accepted expression matches the same text.
 //
 // Thread safety: immutable once compiled. A Matcher belongs to one thread at a time.
 

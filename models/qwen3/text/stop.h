@@ -1,9 +1,9 @@
-// StopWatcher: ends a generated text at stop tokens and stop strings, and holds back what may become
-// a stop string.
+// StopWatcher: ends a generated text at stop tokens and stop strings, and holds back what may
+// become a stop string.
 //
-// Text comes in pieces (text_stream.h). The text ends as soon as its last bytes are a stop string; of
-// several that end there, the longest. What add() returns never contains a part of the stop string,
-// and the result does not depend on how the text was cut into pieces.
+// Text comes in pieces (text_stream.h). The text ends as soon as its last bytes are a stop string;
+// of several that end there, the longest. What add() returns never contains a part of the stop
+// string, and the result does not depend on how the text was cut into pieces.
 //
 // Thread safety: one thread at a time.
 // Ownership: values.
@@ -23,8 +23,8 @@ namespace hetero::qwen3 {
 class StopWatcher {
  public:
   StopWatcher() = default;
-  // Errors: kUsage for a stop string that is empty, longer than 4,096 bytes or not UTF-8, and for more
-  // than 256 of them.
+  // Errors: kUsage for a stop string that is empty, longer than 4,096 bytes or not UTF-8, and for
+  // more than 256 of them.
   static Result<StopWatcher> make(std::vector<int32_t> ids, std::vector<std::string> strings);
 
   // Whether generation ends with this token, whose text is not shown.

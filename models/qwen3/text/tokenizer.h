@@ -1,15 +1,15 @@
 // Tokenizer: text to token ids and back, as the `tokenizers` package does with the same
 // tokenizer.json.
 //
-// It reads byte-level BPE as Qwen has it: added tokens, NFC, a Split by a regular expression, BPE over
-// bytes. A file with another kind of model, normalizer or pre-tokenizer is refused in one sentence.
-// encode() works in this order:
+// It reads byte-level BPE as Qwen has it: added tokens, NFC, a Split by a regular expression, BPE
+// over bytes. A file with another kind of model, normalizer or pre-tokenizer is refused in one
+// sentence. encode() works in this order:
 //
 //   1. Added tokens that are not `normalized` are found in the text. Of several at one place, the
 //      longest counts.
 //   2. The text between them is normalized, and the `normalized` added tokens are found in it.
 //   3. What is left is cut into words by the regular expression.
-//   4. Each word is encoded by merges (byte_pairs.h). Words that were seen before come from a cache.
+//   4. Each word is encoded by merges (byte_pairs.h). Words that were seen come from a cache.
 //
 // Special tokens in a text are recognized wherever the text is from. Give text of strangers with
 // `parse_special = false`.

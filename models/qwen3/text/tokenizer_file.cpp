@@ -17,7 +17,9 @@ constexpr size_t kMostSplits = 16;
 constexpr const char* kByteLevelPattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-Status storage_error(std::string message) { return Status(ErrorClass::kStorage, "tokenizer.json: " + std::move(message)); }
+Status storage_error(std::string message) {
+  return Status(ErrorClass::kStorage, "tokenizer.json: " + std::move(message));
+}
 
 // The character that stands for each byte: itself if it can be seen, else one from U+0100 on.
 constexpr std::array<uint16_t, 256> kCharacterOfByte = [] {
@@ -67,7 +69,8 @@ Status read_vocabulary(const Json& vocabulary, TokenizerFile& file) {
     if (!id.ok()) return id.status();
     if (token.empty()) return storage_error("the vocabulary has an empty token");
     if (!add_token(file, token, id.value())) {
-      return storage_error("the token " + in_quotes(token) + " has the id of another one, " + std::to_string(id.value()));
+      return storage_error("the token " + in_quotes(token) + " has the id of another one, " +
+                           std::to_string(id.value()));
     }
   }
   return Status();
@@ -94,7 +97,8 @@ Status read_merges(const Json& merges, TokenizerFile& file) {
   std::array<int32_t, 256> byte_ids{};
   for (int byte = 0; byte < 256; ++byte) {
     const auto found = file.ids.find(spelling_of_bytes(std::string(1, static_cast<char>(byte))));
-    if (found == file.ids.end()) return storage_error("the vocabulary has no token for the byte " + std::to_string(byte));
+    if (found == file.ids.end())
+      return storage_error("the vocabulary has no token for the byte " + std::to_string(byte));
     byte_ids[static_cast<size_t>(byte)] = found->second;
   }
   std::vector<BytePairs::Merge> pairs;
@@ -191,7 +195,8 @@ Status read_normalizer(const Json& json, TokenizerFile& file) {
 }
 
 Status add_split(std::string_view expression, TokenizerFile& file) {
-  if (file.splits.size() == kMostSplits) return storage_error("there are more than " + std::to_string(kMostSplits) + " splits");
+  if (file.splits.size() == kMostSplits)
+    return storage_error("there are more than " + std::to_string(kMostSplits) + " splits");
   auto pattern = Pattern::compile(expression);
   if (!pattern.ok()) return storage_error(pattern.status().message());
   file.splits.push_back(std::move(pattern.value()));

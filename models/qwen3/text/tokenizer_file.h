@@ -23,7 +23,7 @@ struct TokenizerFile {
   std::vector<AddedToken> added;
   std::vector<Pattern> splits;  // one after the other
   BytePairs pairs;
-  bool is_normalized = false;  // by NFC
+  bool is_normalized = false;   // by NFC
   bool ignores_merges = false;  // a word that is in the vocabulary is that token
 
   // Errors: kStorage, one sentence.

@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
-// What the bytes at the start of a text are: `length` bytes of a character, or of a part of one that
-// no further byte makes well-formed, or all that is there of a character that is not complete.
+// What the bytes at the start of a text are: `length` bytes of a character, or of a part of one
+// that no further byte makes well-formed, or all that is there of a character that is not complete.
 struct Sequence {
   enum class Kind : uint8_t { kCharacter, kInvalid, kIncomplete };
   Kind kind;
@@ -44,19 +44,23 @@ Sequence read_sequence(std::string_view text) {
 uint32_t code_point(std::string_view character) {
   const auto byte = [&](size_t i) { return static_cast<uint32_t>(static_cast<unsigned char>(character[i])); };
   switch (character.size()) {
-    case 1: return byte(0);
-    case 2: return (byte(0) & 0x1F) << 6 | (byte(1) & 0x3F);
-    case 3: return (byte(0) & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F);
-    default: return (byte(0) & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F);
+    case 1:
+      return byte(0);
+    case 2:
+      return (byte(0) & 0x1F) << 6 | (byte(1) & 0x3F);
+    case 3:
+      return (byte(0) & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F);
+    default:
+      return (byte(0) & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F);
   }
 }
 
 // Normalizes by the library. `text` is short, or rare.
 std::string normalize(std::string_view text) {
   utf8proc_uint8_t* result = nullptr;
-  const auto length = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-                                   static_cast<utf8proc_ssize_t>(text.size()), &result,
-                                   static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  const auto length =
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
+                   &result, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
   const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(result, &std::free);
   if (length < 0) throw std::bad_alloc();  // the text is well-formed, so there is no other error
   return std::string(reinterpret_cast<const char*>(result), static_cast<size_t>(length));
@@ -76,9 +80,9 @@ class InertCharacters {
     for (uint32_t c = 0; c < kCount; ++c) {
       std::array<utf8proc_int32_t, 8> parts{};
       int boundary = 0;
-      const auto count = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c), parts.data(), parts.size(),
-                                                 static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE),
-                                                 &boundary);
+      const auto count =
+          utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c), parts.data(), parts.size(),
+                                  static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE), &boundary);
       if (count == 1 && static_cast<uint32_t>(parts[0]) == c) continue;
       for (utf8proc_ssize_t i = 1; i < count; ++i) set_not_inert(static_cast<uint32_t>(parts[static_cast<size_t>(i)]));
       if (!is_hangul_syllable(c) && normalize(utf8_of(c)) != utf8_of(c)) inert_[c] = false;
@@ -109,7 +113,8 @@ class InertCharacters {
 };
 
 const InertCharacters& inert_characters() {
-  static const InertCharacters* const characters = new InertCharacters;  // leaked: used until the process ends
+  // Leaked: used until the process ends.
+  static const InertCharacters* const characters = new InertCharacters;
   return *characters;
 }
 
@@ -151,7 +156,8 @@ bool is_clearly_nfc(std::string_view text) {
 std::string to_nfc(std::string_view text) {
   std::string result;
   result.reserve(text.size());
-  size_t starter = 0;  // what is before it is in `result`; from it to `at`, all characters are inert
+  // What is before `starter` is in `result`; from it to `at`, all characters are inert.
+  size_t starter = 0;
   size_t at = skip_latin(text, 0);
   while (at < text.size()) {
     const size_t length = utf8_length(text[at]);

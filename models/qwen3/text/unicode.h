@@ -23,13 +23,13 @@ inline size_t utf8_length(char first) {
 // Normalization form C. REQUIRES: well-formed UTF-8.
 std::string to_nfc(std::string_view text);
 
-// Whether to_nfc() would change nothing, where that is seen without normalizing. False may also mean
-// that it was not seen.
+// Whether to_nfc() would change nothing, where that is seen without normalizing. False may also
+// mean that it was not seen.
 bool is_clearly_nfc(std::string_view text);
 
-// Moves from `pending` to `text` all bytes whose text is certain: complete characters, and one U+FFFD
-// for each maximal part of a character that cannot become well-formed. What may still become a
-// character, at most three bytes, stays; with `is_end`, it becomes a U+FFFD.
+// Moves from `pending` to `text` all bytes whose text is certain: complete characters, and one
+// U+FFFD for each maximal part of a character that cannot become well-formed. What may still become
+// a character, at most three bytes, stays; with `is_end`, it becomes a U+FFFD.
 void take_utf8(std::string& pending, std::string& text, bool is_end);
 
 }  // namespace hetero::qwen3

@@ -53,15 +53,18 @@ TEST_CASE("tools and their calls are shown in the order of their keys") {
   const std::vector<Message> messages = {
       {.role = "system", .content = "S"},
       {.role = "user", .content = "U"},
-      {.role = "assistant", .content = "", .tool_calls = {{"f", OrderedJson::parse(R"({"z": 1, "a": "é"})")}, {"g", "{}"}}},
+      {.role = "assistant",
+       .content = "",
+       .tool_calls = {{"f", OrderedJson::parse(R"({"z": 1, "a": "é"})")}, {"g", "{}"}}},
       {.role = "tool", .content = "r1"},
       {.role = "tool", .content = "r2"},
   };
   const std::string prompt = render(Kind::kHybrid, messages, options);
   CHECK(prompt.starts_with("<|im_start|>system\nS\n\n# Tools\n"));
   CHECK(prompt.find(R"({"type": "function", "function": {"name": "f", "a": [1, 2.0, null]}})") != std::string::npos);
-  CHECK(prompt.find("<tool_call>\n{\"name\": \"f\", \"arguments\": {\"z\": 1, \"a\": \"é\"}}\n</tool_call>\n<tool_call>\n"
-                    "{\"name\": \"g\", \"arguments\": {}}\n</tool_call><|im_end|>\n") != std::string::npos);
+  CHECK(
+      prompt.find("<tool_call>\n{\"name\": \"f\", \"arguments\": {\"z\": 1, \"a\": \"é\"}}\n</tool_call>\n<tool_call>\n"
+                  "{\"name\": \"g\", \"arguments\": {}}\n</tool_call><|im_end|>\n") != std::string::npos);
   CHECK(prompt.find("<|im_start|>user\n<tool_response>\nr1\n</tool_response>\n<tool_response>\nr2\n</tool_response>"
                     "<|im_end|>\n") != std::string::npos);
 }
@@ -90,18 +93,33 @@ TEST_CASE("a template that is not known gives plain ChatML and a warning") {
   CHECK(ChatTemplate::read(folder.path()).value().warning().find("none of Qwen3's") != std::string::npos);
 }
 
+TEST_CASE("templates of Qwen's other models are not taken for those of Qwen3") {
+  // What the program looks for, and what the others have beside it.
+  const std::string instruct =
+      "You are provided with <function-name> <|im_start|> tool_call.arguments | tojson \\n<tool_response>\\n "
+      "messages[loop.index0 - 1].role != \"tool\"";
+  CHECK(ChatTemplate::recognize(instruct).kind() == Kind::kInstruct);
+  for (const char* other : {"You are Qwen, created by Alibaba Cloud", "<function=", "macro render_content", "<think>",
+                            "preserve_thinking", "reasoning_content"}) {
+    INFO(other);
+    CHECK(ChatTemplate::recognize(instruct + other).kind() == Kind::kChatMl);
+  }
+}
+
 TEST_CASE("messages are read from the shapes of the protocol") {
   const auto read = [](const char* text) { return parse_messages(OrderedJson::parse(text)); };
-  const auto messages = read(R"([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+  const auto messages =
+      read(R"([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
       {"role": "assistant", "content": null, "reasoning_content": "r",
        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}}]}])");
   REQUIRE(messages.ok());
   CHECK(messages.value()[0].content == "ab");
   CHECK(messages.value()[1].reasoning == "r");
   CHECK(messages.value()[1].tool_calls[0].arguments == "{\"x\": 1}");
-  for (const char* bad : {"{}", "[1]", R"([{"role": 1}])", R"([{"content": "x"}])", R"([{"role": "user", "content": 1}])",
-                          R"([{"role": "user", "content": [{"type": "image_url"}]}])",
-                          R"([{"role": "user", "tool_calls": 1}])", R"([{"role": "user", "tool_calls": [{}]}])"}) {
+  for (const char* bad :
+       {"{}", "[1]", R"([{"role": 1}])", R"([{"content": "x"}])", R"([{"role": "user", "content": 1}])",
+        R"([{"role": "user", "content": [{"type": "image_url"}]}])", R"([{"role": "user", "tool_calls": 1}])",
+        R"([{"role": "user", "tool_calls": [{}]}])"}) {
     INFO(bad);
     CHECK(!read(bad).ok());
   }

@@ -61,7 +61,8 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 
 TEST_CASE("tensors of one file are views of the mapping") {
   const TemporaryFolder folder;
-  const Tensors tensors{{"a", {"F32", {2, 3}, bytes_of(24, 0)}}, {"b", {"BF16", {4}, bytes_of(8, 50)}}, {"c", {"I64", {0}, ""}}};
+  const Tensors tensors{
+      {"a", {"F32", {2, 3}, bytes_of(24, 0)}}, {"b", {"BF16", {4}, bytes_of(8, 50)}}, {"c", {"I64", {0}, ""}}};
   folder.write("model.safetensors", safetensors(tensors));
   const auto checkpoint = Checkpoint::open(folder.path());
   REQUIRE(checkpoint.ok());
@@ -126,7 +127,8 @@ TEST_CASE("files that are damaged are refused in a sentence") {
     const char* says;
   };
   const auto one = [](const char* dtype, const char* shape, const char* offsets) {
-    return std::string("{\"a\": {\"dtype\": ") + dtype + ", \"shape\": " + shape + ", \"data_offsets\": " + offsets + "}}";
+    return std::string("{\"a\": {\"dtype\": ") + dtype + ", \"shape\": " + shape + ", \"data_offsets\": " + offsets +
+           "}}";
   };
   const std::vector<Case> cases = {
       {"", "", "not JSON"},
@@ -209,7 +211,8 @@ TEST_CASE("shards are one checkpoint, if they and the index agree") {
   CHECK(contains(changed("c", ".."), "name of a file in the folder"));
   CHECK(contains(changed("c", 3), "name of a file in the folder"));
   CHECK(contains(open(right, second.substr(0, second.size() - 1)), "cut off"));
-  CHECK(contains(open(right, safetensors({{"c", {"F32", {1}, "cccc"}}, {"a", {"F32", {1}, "aaaa"}}})), "more than one shard"));
+  CHECK(contains(open(right, safetensors({{"c", {"F32", {1}, "cccc"}}, {"a", {"F32", {1}, "aaaa"}}})),
+                 "more than one shard"));
   CHECK(contains(open(Json(7), second), "weight_map"));
 }
 

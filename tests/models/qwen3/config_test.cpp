@@ -23,7 +23,8 @@ std::string refusal(Json config, const std::function<void(Json&)>& change) {
   return result.ok() ? "" : result.status().message();
 }
 
-Qwen3Config read(Json config, const std::function<void(Json&)>& change = [](Json&) {}) {
+Qwen3Config read(
+    Json config, const std::function<void(Json&)>& change = [](Json&) {}) {
   change(config);
   auto result = Qwen3Config::parse(config.dump());
   INFO((result.status().ok() ? "" : result.status().message()));
@@ -66,11 +67,13 @@ TEST_CASE("a mixture of experts has them where the step and the list of dense la
 
 TEST_CASE("windows come from max_window_layers or from layer_types") {
   const auto windows = [](const std::function<void(Json&)>& change) {
-    return read(small_config(), [&](Json& json) {
-             json["use_sliding_window"] = true;
-             json["sliding_window"] = 16;
-             change(json);
-           }).layer_windows;
+    return read(small_config(),
+                [&](Json& json) {
+                  json["use_sliding_window"] = true;
+                  json["sliding_window"] = 16;
+                  change(json);
+                })
+        .layer_windows;
   };
   using Windows = std::vector<int64_t>;
   CHECK(windows([](Json&) {}) == Windows{0, 0});  // the first 28 layers see all
@@ -110,15 +113,17 @@ TEST_CASE("rope scaling is read in both spellings") {
 }
 
 TEST_CASE("dynamic frequencies depend on the length beyond the context only") {
-  const Qwen3Config config =
-      read(small_config(), [](Json& json) { json["rope_scaling"] = {{"type", "dynamic"}, {"factor", 2.0}}; });
+  const Qwen3Config config = read(small_config(), [](Json& json) {
+    json["rope_scaling"] = {{"type", "dynamic"}, {"factor", 2.0}};
+  });
   CHECK(depends_on_length(config));
   CHECK(rotary_frequencies(config, 1).inverse == rotary_frequencies(config, 128).inverse);
   CHECK(rotary_frequencies(config, 129).inverse != rotary_frequencies(config, 128).inverse);
 }
 
 TEST_CASE("generation_config.json replaces the eos ids and suggests sampling") {
-  const std::string generation = R"({"eos_token_id": [3, 5, 3], "temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": true})";
+  const std::string generation =
+      R"({"eos_token_id": [3, 5, 3], "temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": true})";
   const auto config = Qwen3Config::parse(small_config().dump(), generation);
   REQUIRE(config.ok());
   CHECK(config.value().eos_token_ids == std::vector<int64_t>{3, 5});
@@ -161,7 +166,8 @@ TEST_CASE("what does not fit is refused in a sentence that names the field") {
       {"rope_scaling", {{"type", 3}}, "type"},
       {"rope_scaling", {1}, "rope_scaling"},
       {"rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}, "type of layer"},
-      {"rope_scaling", {{"rope_type", "llama3"}, {"factor", 8}, {"low_freq_factor", 4}, {"high_freq_factor", 1}},
+      {"rope_scaling",
+       {{"rope_type", "llama3"}, {"factor", 8}, {"low_freq_factor", 4}, {"high_freq_factor", 1}},
        "high_freq_factor"},
       {"rope_scaling", {{"rope_type", "default"}, {"partial_rotary_factor", 0.5}}, "partial_rotary_factor"},
       {"layer_types", {"full_attention"}, "layer_types"},
@@ -180,10 +186,10 @@ TEST_CASE("what does not fit is refused in a sentence that names the field") {
     CHECK(sentence.starts_with("config.json"));
   }
   for (const auto& [key, value] : std::vector<std::pair<const char*, Json>>{{"num_experts_per_tok", 5},
-                                                                             {"num_experts", 65537},
-                                                                             {"mlp_only_layers", {2}},
-                                                                             {"mlp_only_layers", 1},
-                                                                             {"decoder_sparse_step", 0}}) {
+                                                                            {"num_experts", 65537},
+                                                                            {"mlp_only_layers", {2}},
+                                                                            {"mlp_only_layers", 1},
+                                                                            {"decoder_sparse_step", 0}}) {
     INFO(key);
     CHECK(!refusal(small_moe_config(), [&, key = key, value = value](Json& json) { json[key] = value; }).empty());
   }

@@ -2,9 +2,9 @@
 //
 //   hetero_qwen3_fuzz [--seeds N] [--first S] [--seed S] [--keep PATH]
 //
-// A seed takes a configuration, a tokenizer, a safetensors file, an index, a chat template or text to
-// encode, and changes it: bytes, runs and pieces of the text, numbers replaced by extremes, values of
-// the JSON replaced, removed and exchanged. What must hold:
+// A seed takes a configuration, a tokenizer, a safetensors file, an index, a chat template or text
+// to encode, and changes it: bytes, runs and pieces of the text, numbers replaced by extremes,
+// values of the JSON replaced, removed and exchanged. What must hold:
 //
 //   - the file is refused in one sentence, or what is read of it is valid and can be used;
 //   - nothing crashes, and no exception comes out.
@@ -64,9 +64,33 @@ void collect(Json& json, std::vector<Json*>& values) {
 }
 
 Json random_value(Random& random) {
-  const std::vector<Json> values = {
-      nullptr, true, 0, 1, -1, 3, 1e300, -0.5, INT64_MAX, INT64_MIN, UINT64_MAX, uint64_t{1} << 32, "", "a", "F32", "BF16",
-      "\x01", Json::array(), Json::object(), {0, 8}, {8, 0}, {{"a", 1}}, "../x", std::string(300, 'x'), "Ġ", 255, 1 << 20};
+  const std::vector<Json> values = {nullptr,
+                                    true,
+                                    0,
+                                    1,
+                                    -1,
+                                    3,
+                                    1e300,
+                                    -0.5,
+                                    INT64_MAX,
+                                    INT64_MIN,
+                                    UINT64_MAX,
+                                    uint64_t{1} << 32,
+                                    "",
+                                    "a",
+                                    "F32",
+                                    "BF16",
+                                    "\x01",
+                                    Json::array(),
+                                    Json::object(),
+                                    {0, 8},
+                                    {8, 0},
+                                    {{"a", 1}},
+                                    "../x",
+                                    std::string(300, 'x'),
+                                    "Ġ",
+                                    255,
+                                    1 << 20};
   return values[random() % values.size()];
 }
 
@@ -105,11 +129,21 @@ std::string damage_bytes(Random& random, std::string text) {
     const size_t at = random() % text.size();
     const size_t length = std::min<size_t>(1 + random() % 20, text.size() - at);
     switch (random() % 5) {
-      case 0: text[at] = static_cast<char>(random()); break;
-      case 1: text.erase(at, length); break;
-      case 2: text.insert(at, text.substr(random() % text.size(), length)); break;
-      case 3: text.resize(at); break;
-      default: text[at] = "{}[]\",:0129-\\"[random() % 13]; break;
+      case 0:
+        text[at] = static_cast<char>(random());
+        break;
+      case 1:
+        text.erase(at, length);
+        break;
+      case 2:
+        text.insert(at, text.substr(random() % text.size(), length));
+        break;
+      case 3:
+        text.resize(at);
+        break;
+      default:
+        text[at] = "{}[]\",:0129-\\"[random() % 13];
+        break;
     }
   }
   return text;
@@ -152,7 +186,8 @@ void try_safetensors(Random& random, std::string& file) {
   std::string data;
   for (int i = 0; i < 4; ++i) {
     const int64_t rows = static_cast<int64_t>(random() % 4);
-    header["t" + std::to_string(i)] = {{"dtype", "F32"}, {"shape", {rows, 2}}, {"data_offsets", {data.size(), data.size() + rows * 8}}};
+    header["t" + std::to_string(i)] = {
+        {"dtype", "F32"}, {"shape", {rows, 2}}, {"data_offsets", {data.size(), data.size() + rows * 8}}};
     data += std::string(static_cast<size_t>(rows) * 8, static_cast<char>('a' + i));
   }
   file = random() % 2 ? safetensors_of(damage_json(random, header) + std::string(random() % 8, ' '), data)
@@ -171,8 +206,9 @@ void try_index(Random& random, std::string& file) {
   const TemporaryFolder folder;
   folder.write("one.safetensors", safetensors({{"a", {"U8", {1}, "a"}}, {"b", {"U8", {1}, "b"}}}));
   folder.write("two.safetensors", safetensors({{"c", {"U8", {1}, "c"}}}));
-  file = damage(random, {{"metadata", {{"total_size", 3}}},
-                         {"weight_map", {{"a", "one.safetensors"}, {"b", "one.safetensors"}, {"c", "two.safetensors"}}}});
+  file =
+      damage(random, {{"metadata", {{"total_size", 3}}},
+                      {"weight_map", {{"a", "one.safetensors"}, {"b", "one.safetensors"}, {"c", "two.safetensors"}}}});
   folder.write("model.safetensors.index.json", file);
   const auto checkpoint = Checkpoint::open(folder.path());
   if (!checkpoint.ok()) return check_refusal(checkpoint.status());

@@ -87,8 +87,8 @@ TEST_CASE("probabilities are those of the simple sampler") {
     options.min_p = random() % 2 ? (random() % 1000) / 1000.0 : 0;
     const std::vector<double> expected = simple_probabilities(options, logits);
     const std::vector<float> result = probabilities_of(sequence_of(options, count), logits);
-    INFO("case " << i << ": " << count << " tokens, top_k " << options.top_k << ", top_p " << options.top_p << ", min_p "
-                 << options.min_p);
+    INFO("case " << i << ": " << count << " tokens, top_k " << options.top_k << ", top_p " << options.top_p
+                 << ", min_p " << options.min_p);
     for (size_t id = 0; id < count; ++id) REQUIRE(std::abs(result[id] - expected[id]) < 1e-6);
   }
 }
@@ -114,8 +114,8 @@ TEST_CASE("the token with the highest score is chosen at temperature 0, the firs
 
 TEST_CASE("sampled frequencies are the probabilities") {
   std::mt19937 random(3);
-  for (const SamplingOptions& options :
-       {SamplingOptions{}, SamplingOptions{.top_k = 20}, SamplingOptions{.top_p = 0.9}, SamplingOptions{.min_p = 0.05}}) {
+  for (const SamplingOptions& options : {SamplingOptions{}, SamplingOptions{.top_k = 20}, SamplingOptions{.top_p = 0.9},
+                                         SamplingOptions{.min_p = 0.05}}) {
     const std::vector<float> logits = random_logits(random, 3000, 3);
     SamplingSequence sequence = sequence_of(options, logits.size());
     const std::vector<float> expected = probabilities_of(sequence, logits);
@@ -169,7 +169,8 @@ TEST_CASE("penalties change the scores of the tokens that were seen") {
   Sampler sampler(4);
   std::vector<int32_t> ids;
   for (int i = 0; i < 6; ++i) ids.push_back(sampler.sample(answer, logits).value().id);
-  CHECK(ids == std::vector<int32_t>{0, 0, 0, 2, 0, 2});  // 2, 1.25, 1, (0.75) 1, 0.75, …
+  // Its scores are 2, 1.25, 1, then 0.75 and 0.5; those of token 2 are 1 and 0.25.
+  CHECK(ids == std::vector<int32_t>{0, 0, 0, 2, 0, 0});
 }
 
 TEST_CASE("a bias is added first, and minus infinity forbids") {
@@ -183,7 +184,8 @@ TEST_CASE("logarithms of probabilities are the model's own, the highest first") 
   const std::vector<float> logits = random_logits(random, 2000, 3);
   double sum = 0;
   for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
-  SamplingSequence sequence = sequence_of({.temperature = 0.5, .top_k = 3, .repetition_penalty = 3, .logprobs = 5}, 2000);
+  SamplingSequence sequence =
+      sequence_of({.temperature = 0.5, .top_k = 3, .repetition_penalty = 3, .logprobs = 5}, 2000);
   Sampler sampler(2000);
   for (int i = 0; i < 20; ++i) {
     const auto token = sampler.sample(sequence, logits);

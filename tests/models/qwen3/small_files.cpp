@@ -61,9 +61,18 @@ Json small_tokenizer() {
   Json vocabulary = Json::object();
   for (int byte = 0; byte < 256; ++byte) vocabulary[spelling_of_bytes(std::string(1, static_cast<char>(byte)))] = byte;
   Json merges = Json::array();
-  constexpr std::array<std::array<const char*, 2>, 12> kMerges{
-      {{"t", "h"}, {"th", "e"}, {"i", "n"}, {"a", "n"}, {"an", "d"}, {"in", "g"}, {" ", "the"}, {"e", "r"},
-       {"l", "l"}, {"o", "ll"}, {"a", "a"}, {"aa", "aa"}}};
+  constexpr std::array<std::array<const char*, 2>, 12> kMerges{{{"t", "h"},
+                                                                {"th", "e"},
+                                                                {"i", "n"},
+                                                                {"a", "n"},
+                                                                {"an", "d"},
+                                                                {"in", "g"},
+                                                                {" ", "the"},
+                                                                {"e", "r"},
+                                                                {"l", "l"},
+                                                                {"o", "ll"},
+                                                                {"a", "a"},
+                                                                {"aa", "aa"}}};
   for (const auto& [left, right] : kMerges) {
     const std::string a = spelling_of_bytes(left);
     const std::string b = spelling_of_bytes(right);
@@ -89,8 +98,7 @@ Json small_tokenizer() {
       R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
   const Json byte_level{
       {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
-  const Json split{
-      {"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
+  const Json split{{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
   return {{"version", "1.0"},
           {"truncation", nullptr},
           {"padding", nullptr},

@@ -1,5 +1,5 @@
-// Files of a small model, for tests: texts of its configuration and tokenizer, and safetensors files
-// with any header.
+// Files of a small model, for tests: texts of its configuration and tokenizer, and safetensors
+// files with any header.
 //
 // Thread safety: pure functions, except for TemporaryFolder, which belongs to one test.
 
@@ -35,8 +35,8 @@ class TemporaryFolder {
 nlohmann::json small_config();
 nlohmann::json small_moe_config();
 
-// tokenizer.json with a token for each byte (its id), merges for a few English words, and added tokens
-// as Qwen3 has them.
+// tokenizer.json with a token for each byte (its id), merges for a few English words, and added
+// tokens as Qwen3 has them.
 nlohmann::json small_tokenizer();
 
 struct FileTensor {

@@ -17,7 +17,8 @@ struct Expected {
   bool is_stopped = false;
 };
 
-// Byte by byte: the text ends where it first ends with a stop string, and loses the longest of these.
+// Byte by byte: the text ends where it first ends with a stop string, and loses the longest of
+// these.
 Expected stop_simply(const std::string& text, const std::vector<std::string>& strings) {
   for (size_t end = 1; end <= text.size(); ++end) {
     size_t longest = 0;

@@ -1,4 +1,5 @@
-// The tokenizer, against a simple one. tests/python/models compares it with the `tokenizers` package.
+// The tokenizer, against a simple one. tests/python/models compares it with the `tokenizers`
+// package.
 
 #include "qwen3/text/tokenizer.h"
 
@@ -53,8 +54,9 @@ std::string refusal(const std::function<void(Json&)>& change) {
 }
 
 std::string random_text(std::mt19937& random) {
-  const std::vector<std::string> parts = {"the ", "and", "rolling", " thinner", "  ", "\n", "é", "e\u0301", "漢", "🙂",
-                                          "12", "'s", "<|im_start|>", "<think>", "<|", "aaaaaaa", "\t", ".", "\u00a0"};
+  const std::vector<std::string> parts = {
+      "the ", "and", "rolling",      " thinner", "  ", "\n",      "é",  "e\u0301", "漢",    "🙂",
+      "12",   "'s",  "<|im_start|>", "<think>",  "<|", "aaaaaaa", "\t", ".",       "\u00a0"};
   std::string text;
   for (size_t left = random() % 12; left > 0; --left) text += parts[random() % parts.size()];
   return text;
@@ -152,7 +154,8 @@ TEST_CASE("special tokens of strangers are text, other added tokens stay tokens"
 TEST_CASE("added tokens take white space and keep out of words as their flags say") {
   Json json = small_tokenizer();
   const auto add = [&](int id, const char* content, const char* flag) {
-    json["added_tokens"].push_back({{"id", id}, {"content", content}, {"special", false}, {"normalized", false}, {flag, true}});
+    json["added_tokens"].push_back(
+        {{"id", id}, {"content", content}, {"special", false}, {"normalized", false}, {flag, true}});
   };
   add(300, "[L]", "lstrip");
   add(301, "[R]", "rstrip");
@@ -271,7 +274,10 @@ TEST_CASE("files with other parts are refused in a sentence that names them") {
       {[](Json& json) { json["model"]["vocab"].erase("!"); }, "no token for the byte 33"},
       {[](Json& json) { json["model"]["merges"] = "x"; }, "no merges"},
       {[](Json& json) { json["model"]["merges"].push_back("a b c"); }, "no pair"},
-      {[](Json& json) { json["model"]["merges"].push_back({"q", "q"}); }, "needs the token \"qq\""},
+      {[](Json& json) {
+         json["model"]["merges"].push_back({"q", "q"});
+       },
+       "needs the token \"qq\""},
       {[](Json& json) { json["added_tokens"] = 1; }, "added_tokens"},
       {[](Json& json) { json["added_tokens"][0]["content"] = ""; }, "empty"},
       {[](Json& json) { json["added_tokens"][0]["id"] = 1; }, "does not agree"},
@@ -280,13 +286,25 @@ TEST_CASE("files with other parts are refused in a sentence that names them") {
       {[](Json& json) { json["pre_tokenizer"] = nullptr; }, "ByteLevel"},
       {[](Json& json) { json["pre_tokenizer"]["pretokenizers"][0]["type"] = "Digits"; }, "Digits"},
       {[](Json& json) { json["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Removed"; }, "Isolated"},
-      {[](Json& json) { json["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {{"String", "x"}}; }, "regular expression"},
+      {[](Json& json) {
+         json["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {{"String", "x"}};
+       },
+       "regular expression"},
       {[](Json& json) { json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(a"; }, "wrong"},
       {[](Json& json) { json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\w+"; }, "\\w"},
       {[](Json& json) { json["pre_tokenizer"]["pretokenizers"][1]["add_prefix_space"] = true; }, "add_prefix_space"},
-      {[](Json& json) { json["post_processor"] = {{"type", "TemplateProcessing"}}; }, "TemplateProcessing"},
-      {[](Json& json) { json["decoder"] = {{"type", "WordPiece"}}; }, "WordPiece"},
-      {[](Json& json) { json["truncation"] = {{"max_length", 5}}; }, "truncation"},
+      {[](Json& json) {
+         json["post_processor"] = {{"type", "TemplateProcessing"}};
+       },
+       "TemplateProcessing"},
+      {[](Json& json) {
+         json["decoder"] = {{"type", "WordPiece"}};
+       },
+       "WordPiece"},
+      {[](Json& json) {
+         json["truncation"] = {{"max_length", 5}};
+       },
+       "truncation"},
   };
   for (const Case& bad : cases) {
     const std::string sentence = refusal(bad.change);
@@ -316,7 +334,8 @@ TEST_CASE("regular expressions mean what they mean to the tokenizers package, or
   CHECK(matches("[^\\s]", "\u180e"));
   CHECK(matches("(?i:'s)", "'\u017f"));
   CHECK(matches("[]a]", "]"));
-  for (const char* expression : {"\\w", "\\b", "\\h", "(?m)a", "(?<n>a)", "[a[b]]", "[a&&b]", "\\1", "(?P<n>a)", "a\\"}) {
+  for (const char* expression :
+       {"\\w", "\\b", "\\h", "(?m)a", "(?<n>a)", "[a[b]]", "[a&&b]", "\\1", "(?P<n>a)", "a\\"}) {
     INFO(expression);
     CHECK(!Pattern::compile(expression).ok());
   }

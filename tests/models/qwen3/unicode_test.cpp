@@ -23,9 +23,9 @@ std::string utf8_of(uint32_t c) {
 // The library's normalization of the whole text at once.
 std::string nfc_of(const std::string& text) {
   utf8proc_uint8_t* result = nullptr;
-  const auto length = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-                                   static_cast<utf8proc_ssize_t>(text.size()), &result,
-                                   static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  const auto length =
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
+                   &result, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
   REQUIRE(length >= 0);
   std::string normalized(reinterpret_cast<const char*>(result), static_cast<size_t>(length));
   std::free(result);
@@ -46,10 +46,10 @@ bool is_one_character(const std::string& bytes) {
 
 TEST_CASE("normalizing piece by piece is normalizing the whole text") {
   // Characters that compose, decompose, reorder, and Hangul.
-  const std::vector<uint32_t> marks = {'a', 'e', 'o', ' ', 0x301, 0x302, 0x323, 0x328, 0x345, 0xE9, 0x1EA1, 0x212B,
-                                       0x1100, 0x1161, 0x11A8, 0xAC00, 0xAC01, 0x0958, 0x0915, 0x093C, 0x0344, 0x4E00,
-                                       0xF900, 0x2F800, 0x1D15E, 0x1D158, 0x1D165, 0x1F600, 0xFB1D, 0x0F71, 0x0F72,
-                                       0x20000, 0xE0041, 0x338, '=', '<', 0x3C9, 0x314};
+  const std::vector<uint32_t> marks = {
+      'a',     'e',     'o',    ' ',    0x301,  0x302,   0x323,   0x328,  0x345,  0xE9,   0x1EA1,  0x212B,  0x1100,
+      0x1161,  0x11A8,  0xAC00, 0xAC01, 0x0958, 0x0915,  0x093C,  0x0344, 0x4E00, 0xF900, 0x2F800, 0x1D15E, 0x1D158,
+      0x1D165, 0x1F600, 0xFB1D, 0x0F71, 0x0F72, 0x20000, 0xE0041, 0x338,  '=',    '<',    0x3C9,   0x314};
   std::mt19937 random(1);
   for (int i = 0; i < 50000; ++i) {
     std::string text;

@@ -35,22 +35,41 @@ PIECES = ["'s", "'S", "'re", "'LL", "'\u017f", "can't", "e\u0301", "\u0061\u0328
           "\x00", "\x1b", "\x7f", "\ufffd", "\ufeff", "<|im_", "|>", "<", "</", "\U0010fffd", "ĠĊ", "½²", "٣٤", "①"]
 
 
+PAGES = [topics[name] for name in sorted(topics)]
+
+
+@lru_cache(maxsize=None)
+def letters(script: str) -> list[str]:
+    """The characters of a script's block."""
+    first, last = SCRIPTS[script]
+    return [chr(c) for c in range(first, last + 1) if unicodedata.category(chr(c)) != "Cn"]
+
+
+@lru_cache(maxsize=1)
+def characters() -> list[str]:
+    """Characters that every version of Unicode in use knows: each library has tables of its own."""
+    known = unicodedata.ucd_3_2_0
+    return [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000 and known.category(chr(c)) != "Cn"]
+
+
 def random_words(script: str, count: int, generator: random.Random) -> str:
     """Words of characters of one script."""
-    first, last = SCRIPTS[script]
-    letters = [chr(c) for c in range(first, last + 1) if unicodedata.category(chr(c)) != "Cn"]
-    return " ".join("".join(generator.choices(letters, k=generator.randint(1, 9))) for _ in range(count))
+    return " ".join("".join(generator.choices(letters(script), k=generator.randint(1, 9))) for _ in range(count))
+
+
+@lru_cache(maxsize=None)
+def common_words(script: str) -> list[str]:
+    """The few words of a script that the tokenizer learns."""
+    return random_words(script, 60, random.Random(script)).split(" ")
 
 
 def training_texts() -> Iterator[str]:
     """English with code, from Python's own documentation, and words of each script."""
-    yield from topics.values()
+    yield from PAGES
     generator = random.Random(0)
     for script in SCRIPTS:
-        # Few different words, so that they have merges.
-        words = random_words(script, 60, generator).split(" ")
         for _ in range(60):
-            yield " ".join(generator.choices(words, k=20))
+            yield " ".join(generator.choices(common_words(script), k=20))
 
 
 @lru_cache(maxsize=1)
@@ -86,7 +105,13 @@ def random_text(generator: random.Random, added: Iterable[str]) -> str:
     pieces = []
     for _ in range(generator.randint(0, 12)):
         kind = generator.random()
-        if kind < 0.35:
+        if kind < 0.15:
+            page = generator.choice(PAGES)
+            start = generator.randrange(len(page))
+            pieces.append(page[start : start + generator.randint(1, 40)])
+        elif kind < 0.25:
+            pieces.append(" ".join(generator.choices(common_words(generator.choice(list(SCRIPTS))), k=3)))
+        elif kind < 0.35:
             pieces.append(random_words(generator.choice(list(SCRIPTS)), generator.randint(1, 3), generator))
         elif kind < 0.5:
             pieces.append(generator.choice(SPACES) * generator.randint(1, 4))
@@ -99,6 +124,5 @@ def random_text(generator: random.Random, added: Iterable[str]) -> str:
         elif kind < 0.9:
             pieces.append("".join(generator.choices("!?.,;:-_()[]{}<>|/\\'\"`~@#$%^&*+= ", k=generator.randint(1, 5))))
         else:
-            code = generator.randint(0, 0x10FFFF)
-            pieces.append(chr(code) if not 0xD800 <= code < 0xE000 else "\n")
+            pieces.append(generator.choice(characters()))
     return "".join(pieces)

@@ -8,7 +8,6 @@ import random
 import shutil
 import subprocess
 import sys
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import ROOT, needs_hetero
-from qwen3_files import ADDED, SCRIPTS, random_text, random_words, trained_tokenizer, write_tokenizer
+from qwen3_files import ADDED, SCRIPTS, characters, random_text, random_words, trained_tokenizer, write_tokenizer
 from tokenizers import Tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.generation import logits_process
@@ -43,7 +42,7 @@ class Inspect:
         done = subprocess.run([self.program, command, *([str(folder)] if folder else [])], input=text, capture_output=True,
                               text=True, timeout=600)
         assert done.returncode in (0, 1), done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        return [json.loads(line) for line in done.stdout.split("\n")[:-1]]  # splitlines() also splits at U+2028
 
     def one(self, command: str, folder: object) -> Any:
         """What it says of a folder."""
@@ -56,9 +55,10 @@ def inspect(tmp_path_factory: pytest.TempPathFactory) -> Inspect:
     if shutil.which("cmake") is None:
         pytest.skip("models/qwen3 needs CMake, which is not installed")
     build = tmp_path_factory.mktemp("qwen3")
+    launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
     configure = subprocess.run(
         ["cmake", "-S", ROOT / "models" / "qwen3", "-B", build, f"-DCMAKE_PREFIX_PATH={torch_hetero.cmake_prefix_path}",
-         f"-DPython3_EXECUTABLE={sys.executable}"], capture_output=True, text=True)
+         f"-DPython3_EXECUTABLE={sys.executable}", *launcher], capture_output=True, text=True)
     if "needs PCRE2 and utf8proc" in configure.stderr:
         pytest.skip("PCRE2 or utf8proc is not installed")
     assert configure.returncode == 0, configure.stdout + configure.stderr
@@ -86,7 +86,7 @@ def test_random_texts_have_the_ids_of_the_tokenizers_package(inspect, tokenizer,
     wrong = [text for text, one, other in zip(texts, ids, expected.encode_batch(texts), strict=True) if one != other.ids]
     assert not wrong, f"{len(wrong)} of {len(texts)}, such as {ascii(wrong[0])}"
     used = {i for one in ids for i in one}
-    assert len(used) > 3000, "the texts use a part of the vocabulary only"
+    assert len(used) > 0.8 * expected.get_vocab_size(), "the texts use a part of the vocabulary only"
     assert {expected.token_to_id(content) for content, _ in ADDED} <= used
 
 
@@ -103,10 +103,8 @@ def test_random_ids_have_the_text_of_the_tokenizers_package(inspect, tokenizer) 
 
 def test_every_character_has_the_ids_of_the_tokenizers_package(inspect, tokenizer) -> None:
     folder, expected = tokenizer
-    # Characters that every version of Unicode in use knows: the libraries have tables of their own.
-    characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000 and unicodedata.ucd_3_2_0.category(chr(c)) != "Cn"]
     for before, behind in [("a", "b"), ("!", "."), ("e\u0323", "\u0301x"), (" ", "  1")]:
-        texts = [before + character + behind for character in characters]
+        texts = [before + character + behind for character in characters()]
         ids = inspect.lines("encode", folder, texts)
         wrong = [text for text, one, other in zip(texts, ids, expected.encode_batch(texts), strict=True) if one != other.ids]
         assert not wrong, f"{len(wrong)} of {len(texts)}, such as {ascii(wrong[0])}"
@@ -240,6 +238,7 @@ def test_shards_are_the_same_checkpoint(inspect, tmp_path, variant) -> None:
 def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(inspect, tmp_path) -> None:
     make_model("dense").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
+    del config["layer_types"]
     for changes, sentence in [
         ({"num_hidden_layers": 4}, "lacks the tensor"), ({"num_hidden_layers": 2}, "which the model does not have"),
         ({"intermediate_size": 47}, "has the shape [48, 32], and config.json asks for [47, 32]"),
@@ -313,7 +312,7 @@ TEMPLATE = r"""
 """
 HYBRID_OPEN = r"{%- if enable_thinking is defined and enable_thinking is false -%}{{- '<think>\n\n</think>\n\n' -}}{%- endif -%}"
 # What tells the kinds apart, and the text that the program recognizes them by.
-COMMON = r"<|im_start|> tool_call.arguments | tojson \n<tool_response>\n messages[loop.index0 - 1].role != " + '"tool"'
+COMMON = r"You are provided with function signatures <function-name> <|im_start|> tool_call.arguments | tojson \n<tool_response>\n messages[loop.index0 - 1].role != " + '"tool"'
 THINKS = r" loop.index0 > ns.last_query_index reasoning_content.strip('\n') loop.last or (not loop.last and reasoning_content)"
 KINDS = {
     "hybrid": ("true", HYBRID_OPEN, COMMON + THINKS + " enable_thinking is defined and enable_thinking is false"),
