@@ -81,6 +81,7 @@ from torch_hetero.program.calling import CompiledModel, load
 from torch_hetero.program.compiled_graph import compiled_graphs
 from torch_hetero.program.making import compile_model as compile  # noqa: A004
 from torch_hetero.program.server import Server
+from torch_hetero.quantization.quantize import quantize
 from torch_hetero.report.log import programs, report, trace
 from torch_hetero.settings.config import config
 from torch_hetero.settings.explain import Report, explain, reset_counters
@@ -94,7 +95,7 @@ __all__ = [
     "get_rng_state_all", "init", "initial_seed", "is_available", "is_bf16_supported", "is_initialized", "load",
     "manual_seed", "manual_seed_all", "max_memory_allocated", "max_memory_reserved", "mem_get_info",
     "memory_allocated", "memory_budget", "memory_reserved", "memory_stats", "memory_summary", "place", "placement",
-    "programs", "report", "reset_accumulated_memory_stats", "reset_counters", "reset_peak_memory_stats", "seed",
+    "programs", "quantize", "report", "reset_accumulated_memory_stats", "reset_counters", "reset_peak_memory_stats", "seed",
     "seed_all", "set_device", "set_memory_budget", "set_placement_rules", "set_rng_state", "set_rng_state_all",
     "set_stream", "simulate", "stream", "synchronize", "trace", "use_profile",
 ]

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "ops/dispatch/basic.h"
+#include "ops/dispatch/boxed_rows.h"
 #include "ops/dispatch/catch_all.h"
 #include "ops/dispatch/special.h"
 #include "ops/dispatch/traits.h"
@@ -93,7 +94,7 @@ void register_whole(torch::Library& library) {
 // How graph/ sees an operator that the catch-all records.
 graph::OpTraits boxed_traits_of(const std::string& name) {
   graph::OpTraits traits = traits_of(name);
-  traits.kernel = &boxed_kernel;
+  add_boxed_kernel(traits);
   return traits;
 }
 

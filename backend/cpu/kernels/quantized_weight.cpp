@@ -31,12 +31,19 @@ Place place_of(const QuantizedShape& shape, int64_t output, int64_t i) {
   return {i / 8 * 64 + in_line, i / 4 % 2 == 1};
 }
 
-// Writes the numbers of a row, and `fill` behind them, into a panel whose bytes are 0.
-void place_row(const QuantizedShape& shape, int64_t output, const uint8_t* q, uint8_t fill, uint8_t* panel) {
-  for (int64_t i = 0; i < shape.padded_k(); ++i) {
-    const Place place = place_of(shape, output, i);
-    const uint8_t number = i < shape.k ? q[i] : fill;
-    panel[place.byte] = static_cast<uint8_t>(panel[place.byte] | (place.upper ? number << 4 : number));
+// Writes the numbers of a row into a panel. REQUIRES: padded_k numbers.
+void place_row(const QuantizedShape& shape, int64_t output, const uint8_t* q, uint8_t* panel) {
+  uint8_t* to = panel + output * 4;
+  if (shape.bits == 8) {
+    for (int64_t i = 0; i < shape.padded_k(); i += 4, to += 64) std::memcpy(to, q + i, 4);
+    return;
+  }
+  for (int64_t i = 0; i < shape.padded_k(); i += 8, to += 64) {
+    uint32_t lower, upper;
+    std::memcpy(&lower, q + i, 4);
+    std::memcpy(&upper, q + i + 4, 4);
+    const uint32_t both = lower | upper << 4;  // no byte is above 15
+    std::memcpy(to, &both, 4);
   }
 }
 
@@ -44,6 +51,12 @@ void place_row(const QuantizedShape& shape, int64_t output, const uint8_t* q, ui
 uint16_t round_up_to_bfloat16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   return static_cast<uint16_t>((bits + 0xffff) >> 16);
+}
+
+// The nearest whole number, ties to even; quick. REQUIRES: a magnitude of at most 2^22.
+int nearest(float value) {
+  constexpr float kMagic = 3 << 22;
+  return std::bit_cast<int32_t>(value + kMagic) - std::bit_cast<int32_t>(kMagic);
 }
 
 struct Quantized {
@@ -69,10 +82,9 @@ Quantized quantize_group(const QuantizedShape& shape, bool symmetric, const floa
     std::fill(q, q + count, static_cast<uint8_t>(symmetric ? shape.middle() : 0));
     return {0, static_cast<uint8_t>(symmetric ? shape.middle() : 0)};
   }
-  const int zero =
-      symmetric ? shape.middle() : std::clamp(static_cast<int>(std::nearbyintf(-least / scale)), 0, largest);
+  const int zero = symmetric ? shape.middle() : std::clamp(nearest(-least / scale), 0, largest);
   for (int64_t i = 0; i < count; ++i) {
-    const int number = static_cast<int>(std::nearbyintf(w[i] / scale)) + zero;
+    const int number = nearest(w[i] / scale) + zero;
     q[i] = static_cast<uint8_t>(std::clamp(number, symmetric ? 1 : 0, largest));
   }
   return {bits, static_cast<uint8_t>(zero)};
@@ -90,7 +102,6 @@ bool quantize_weight(const QuantizedShape& shape, Element element, const void* w
     auto* const numbers = numbers_memory.get<uint8_t>(shape.padded_k());
     for (int64_t panel = begin; panel < end; ++panel) {
       uint8_t* const to = packed + panel * shape.panel_bytes();
-      std::memset(to, 0, static_cast<size_t>(shape.panel_bytes()));
       for (int64_t i = 0; i < kQuantizedPanel; ++i) {
         const int64_t output = panel * kQuantizedPanel + i;
         if (output < shape.n) {
@@ -107,9 +118,7 @@ bool quantize_weight(const QuantizedShape& shape, Element element, const void* w
           scales[shape.scale_index(output, group)] = made.scale;
           if (!symmetric) zeros[shape.scale_index(output, group)] = made.zero;
         }
-        QuantizedShape padded = shape;
-        padded.k = shape.padded_k();
-        place_row(padded, i, numbers, 0, to);
+        place_row(shape, i, numbers, to);
       }
     }
   });
@@ -118,12 +127,13 @@ bool quantize_weight(const QuantizedShape& shape, Element element, const void* w
 
 void pack_quantized(const QuantizedShape& shape, const uint8_t* q, uint8_t* packed) {
   parallel_for(0, shape.panels(), panel_grain(shape), [&](int64_t begin, int64_t end) {
-    for (int64_t panel = begin; panel < end; ++panel) {
-      uint8_t* const to = packed + panel * shape.panel_bytes();
-      std::memset(to, 0, static_cast<size_t>(shape.panel_bytes()));
-      for (int64_t i = 0; i < std::min(kQuantizedPanel, shape.n - panel * kQuantizedPanel); ++i) {
-        place_row(shape, i, q + (panel * kQuantizedPanel + i) * shape.k, 0, to);
-      }
+    static thread_local Scratch memory;
+    auto* const numbers = memory.get<uint8_t>(shape.padded_k());
+    for (int64_t output = begin * kQuantizedPanel; output < end * kQuantizedPanel; ++output) {
+      const int64_t count = output < shape.n ? shape.k : 0;
+      std::copy_n(q + std::min(output, shape.n) * shape.k, count, numbers);
+      std::fill(numbers + count, numbers + shape.padded_k(), uint8_t{0});
+      place_row(shape, output % kQuantizedPanel, numbers, packed + output / kQuantizedPanel * shape.panel_bytes());
     }
   });
 }
