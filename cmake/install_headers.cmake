@@ -5,6 +5,8 @@ cmake_policy(VERSION 3.24)
 
 set(_public
   backend/base/random.h
+  backend/cpu/kernels/quantized_gemm.h
+  backend/cpu/kernels/quantized_import.h
   backend/threads/core_group.h
   graph/program/archive.h
   graph/serve/graph_executor.h

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,6 +18,7 @@
 #include "ops/kernels/own_kernel.h"
 #include "ops/kernels/profiled.h"
 #include "ops/record/call.h"
+#include "ops/settings/config.h"
 
 namespace hetero::ops {
 namespace {
@@ -71,6 +73,12 @@ void check_weight(const QuantizedShape& shape, const Tensor& packed, const Tenso
   TORCH_CHECK(zeros->scalar_type() == at::kByte, "the zeros of a quantized weight are uint8, not ",
               zeros->scalar_type());
   check_groups(*zeros, "the zeros");
+}
+
+// The instructions that products use: those of the tile unit only where config().tiles allows it.
+backend::IntegerSet products_set() {
+  const bool tiles = config().tiles.load(std::memory_order_relaxed);
+  return tiles ? backend::integer_set() : std::min(backend::integer_set(), backend::IntegerSet::kVnni);
 }
 
 // ---- quantize_weight, dequantize_weight ---------------------------------------------------------
@@ -164,16 +172,20 @@ Tensor quantized_linear_meta(const Tensor& input, const Tensor& packed, const Te
   return at::empty_symint(sizes, input.options());
 }
 
-// REQUIRES: all tensors are dense; output and input have rows.
+// Whether the rows of an input are as far from each other as a product can take them.
+bool has_rows(const Tensor& input) {
+  return input.is_contiguous() || (input.dim() == 2 && (input.stride(1) == 1 || input.size(1) <= 1));
+}
+
+// REQUIRES: has_rows(input); all other tensors are dense.
 QuantizedProduct product_of(const Tensor& input, const backend::QuantizedWeight& weight, const Tensor* bias,
                             int64_t activation_bits, const Tensor& output) {
-  const int64_t k = weight.shape.k;
   const int64_t rows = weight.shape.n == 0 ? 0 : output.numel() / weight.shape.n;
   return {.element = *element_of_tensor(input.scalar_type()),
           .activation = activation_bits == 8 ? ActivationBits::kEight : ActivationBits::kSixteen,
           .m = rows,
           .x = input.const_data_ptr(),
-          .x_stride = k,
+          .x_stride = input.dim() == 2 ? input.stride(0) : weight.shape.k,
           .weight = weight,
           .bias = bias == nullptr ? nullptr : bias->const_data_ptr(),
           .y = output.mutable_data_ptr(),
@@ -186,13 +198,15 @@ Tensor quantized_linear(const Tensor& input, const Tensor& packed, const Tensor&
   // It checks everything.
   Tensor output = quantized_linear_meta(input, packed, scales, zeros, bias, bits, group, out_features, activation_bits)
                       .contiguous();
-  const Tensor x = input.contiguous(), dense_packed = packed.contiguous(), dense_scales = scales.contiguous();
+  const Tensor x = has_rows(input) ? input : input.contiguous(), dense_packed = packed.contiguous(),
+               dense_scales = scales.contiguous();
   const Tensor dense_zeros = is_given(zeros) ? zeros->contiguous() : Tensor();
   const Tensor dense_bias = bias && bias->defined() ? bias->contiguous() : Tensor();
   const QuantizedShape shape = checked_shape(bits, out_features, x.size(-1), group);
   backend::quantized_gemm(
       product_of(x, weight_of(shape, dense_packed, dense_scales, dense_zeros.defined() ? &dense_zeros : nullptr),
-                 dense_bias.defined() ? &dense_bias : nullptr, activation_bits, output));
+                 dense_bias.defined() ? &dense_bias : nullptr, activation_bits, output),
+      products_set());
   return output;
 }
 
@@ -204,8 +218,9 @@ std::optional<QuantizedProduct> read_product(const graph::Invocation& invocation
     const Tag tag = decoder.next();
     if (tag != Tag::kTensor && tag != Tag::kNone) return std::nullopt;
     tensor = tag == Tag::kTensor ? &tensors.operand(decoder.operand()) : nullptr;
-    if (tensor != nullptr && !tensor->is_contiguous()) return std::nullopt;
   }
+  const auto is_dense = [](const Tensor* tensor) { return tensor == nullptr || tensor->is_contiguous(); };
+  if (!has_rows(*given[0]) || !std::all_of(given + 1, std::end(given), is_dense)) return std::nullopt;
   int64_t numbers[4];  // bits, group, out_features, activation_bits
   for (int64_t& number : numbers) number = decoder.integer(decoder.next());
   const int output = tensors.first_output();
@@ -217,7 +232,8 @@ std::optional<QuantizedProduct> read_product(const graph::Invocation& invocation
 
 bool share_input(const QuantizedProduct& a, const QuantizedProduct& b) {
   return a.element == b.element && a.activation == b.activation && a.m == b.m && a.x == b.x &&
-         a.weight.shape.k == b.weight.shape.k && a.weight.shape.group_size() == b.weight.shape.group_size();
+         a.x_stride == b.x_stride && a.weight.shape.k == b.weight.shape.k &&
+         a.weight.shape.group_size() == b.weight.shape.group_size();
 }
 
 // ---- import_quantized ---------------------------------------------------------------------------
@@ -279,7 +295,7 @@ bool run_quantized_linear(const graph::Invocation& invocation) {
   KernelTensors tensors(invocation);
   const std::optional<QuantizedProduct> product = read_product(invocation, tensors);
   if (!product) return false;
-  run_profiled(invocation.traits->name.c_str(), [&] { backend::quantized_gemm(*product); });
+  run_as_operator(OwnKernel::kQuantizedProduct, invocation, [&] { backend::quantized_gemm(*product, products_set()); });
   return true;
 }
 
@@ -299,7 +315,9 @@ void run_quantized_linears(const graph::Invocation* calls, size_t count) {
     for (size_t i = 0; i < count; ++i) calls[i].traits->kernel(calls[i]);
     return;
   }
-  run_profiled(calls[0].traits->name.c_str(), [&] { backend::quantized_gemm(std::span(products.data(), count)); });
+  run_profiled(calls[0].traits->name.c_str(),
+               [&] { backend::quantized_gemm(std::span(products.data(), count), products_set()); });
+  ops::count(counters().own_kernels[static_cast<size_t>(OwnKernel::kQuantizedProduct)], static_cast<int64_t>(count));
 }
 
 // Recorded by the catch-all; rows in op_table.def.

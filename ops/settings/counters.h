@@ -54,6 +54,7 @@ const char* to_string(SyncReason reason);
   X(kFewRows, "products of few rows")                            \
   X(kPanelProduct, "products with a weight in panels")           \
   X(kTileProduct, "products on the tile unit")                   \
+  X(kQuantizedProduct, "products with a quantized weight")       \
   X(kConvolution, "convolutions as products over all images")    \
   X(kConvolutionBackward, "gradients of convolutions, likewise") \
   X(kAttention, "attention")                                     \

@@ -6,8 +6,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -56,7 +58,14 @@ class LastHidden(torch.nn.Module):
 
 
 def openvino(model: torch.nn.Module, inputs: dict[str, torch.Tensor], precision: str) -> Encoder | None:
-    """A call of the encoder by OpenVINO in "f32" or "bf16", or None where it is not installed."""
+    """A call of the encoder by OpenVINO, or None where it, or NNCF for 8 bits, is not installed.
+
+    Args:
+        model: The encoder.
+        inputs: The call's arguments.
+        precision: "f32" or "bf16"; "int8 dynamic": weights in 8 bits by NNCF, and inputs of products when it runs;
+            "int8 static": all that NNCF quantizes of a transformer, calibrated by these very inputs.
+    """
     try:
         import openvino as ov
     except ImportError:
@@ -64,16 +73,31 @@ def openvino(model: torch.nn.Module, inputs: dict[str, torch.Tensor], precision:
     with torch.no_grad():
         converted = ov.convert_model(LastHidden(model, list(inputs)), example_input=tuple(inputs.values()),
                                      input=[list(tensor.shape) for tensor in inputs.values()])
-    options = {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": "LATENCY",
+    if precision.startswith("int8"):
+        try:
+            with _quiet("nncf"):
+                import nncf
+
+                if precision == "int8 dynamic":
+                    converted = nncf.compress_weights(converted, mode=nncf.CompressWeightsMode.INT8_SYM)
+                else:
+                    sample = [tensor.numpy() for tensor in inputs.values()]
+                    converted = nncf.quantize(converted, nncf.Dataset([sample]),
+                                              model_type=nncf.ModelType.TRANSFORMER, subset_size=1)
+        except ImportError:
+            return None
+    options = {"INFERENCE_PRECISION_HINT": precision if precision == "bf16" else "f32", "PERFORMANCE_HINT": "LATENCY",
                "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    if precision == "int8 dynamic":
+        options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "128"
     request = ov.Core().compile_model(converted, "CPU", options).create_infer_request()
     arrays = [tensor.numpy() for tensor in inputs.values()]
     return lambda: torch.from_numpy(request.infer(arrays)[0])
 
 
-def onnxruntime(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> Encoder | None:
-    """A call of the encoder in float32 by ONNX Runtime, with all of its optimizations; None where it or the exporter
-    of PyTorch is not installed."""
+def onnxruntime(model: torch.nn.Module, inputs: dict[str, torch.Tensor], precision: str = "f32") -> Encoder | None:
+    """A call of the encoder by ONNX Runtime, in "f32" or "int8 dynamic" (`quantize_dynamic`), with all of its
+    optimizations; None where it or the exporter of PyTorch is not installed."""
     try:
         import onnxruntime as ort
         import onnxscript  # noqa: F401  torch.onnx.export needs it, and onnx
@@ -86,8 +110,16 @@ def onnxruntime(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> Enco
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     # Its threads spin while a call runs, and not in the time of the next subject.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    session = ort.InferenceSession(exported.model_proto.SerializeToString(), options,
-                                   providers=["CPUExecutionProvider"])
+    made = exported.model_proto.SerializeToString()
+    if precision == "int8 dynamic":
+        with _quiet("root"), tempfile.TemporaryDirectory() as folder:
+            from onnxruntime.quantization import QuantType, quantize_dynamic
+
+            Path(folder, "float32.onnx").write_bytes(made)
+            quantize_dynamic(f"{folder}/float32.onnx", f"{folder}/int8.onnx", per_channel=True,
+                             weight_type=QuantType.QInt8)
+            made = Path(folder, "int8.onnx").read_bytes()
+    session = ort.InferenceSession(made, options, providers=["CPUExecutionProvider"])
     names = [argument.name for argument in session.get_inputs()]
     arrays = dict(zip(names, (tensor.numpy() for tensor in inputs.values()), strict=True))
     return lambda: torch.from_numpy(session.run(None, arrays)[0])

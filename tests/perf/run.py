@@ -35,6 +35,8 @@ BENCHMARKS = (
     "minilm",
     "compiled",
     "saved",
+    "quantized",
+    "quantized_errors",
     "qwen3",
     "training",
     "import_time",

@@ -25,17 +25,23 @@ from tests.perf.memory import program_arena_row
 CASES = {(1, 8): 0.35, (8, 32): 0.42, (32, 128): 0.48}  # batch and tokens: bar against eager
 PEER_BAR = 1.0
 HALF_BAR = 0.5  # bfloat16 against float32
+INT8_BAR = 0.6  # int8 against float32
 INIT_BAR = 0.3  # seconds
 HALF = "hetero, bfloat16"
+INT8 = "hetero, int8"
 # Beside eager: which of our programs is compared with it, and why it may be missing.
 PEERS = {
     "openvino f32": ("hetero", "OpenVINO is not installed"),
     "openvino bf16": (HALF, "OpenVINO is not installed"),
     "onnxruntime f32": ("hetero", "ONNX Runtime, onnx or onnxscript is not installed"),
+    "openvino int8 dynamic": (INT8, "OpenVINO or NNCF is not installed"),
+    "openvino int8 static": (INT8, "OpenVINO or NNCF is not installed"),
+    "onnxruntime int8 dynamic": (INT8, "ONNX Runtime, onnx or onnxscript is not installed"),
     "inductor": ("hetero", "needs --peers"),
 }
 TOLERANCES = {"rtol": 1e-4, "atol": 1e-4}
 HALF_ERROR = 0.02  # of the norm
+LEAST_COSINE = 0.995  # of the embeddings of our int8 program
 SETTLE = 0.02  # seconds
 
 
@@ -65,45 +71,68 @@ def compare(model: torch.nn.Module, inputs: dict[str, torch.Tensor], what: str, 
     """The rows of one shape."""
     exact = torch.hetero.compile(model, (), inputs)
     half = torch.hetero.compile(model, (), inputs, precision="bfloat16")
-    subjects = {"hetero": call(exact, **inputs), HALF: call(half, **inputs), "eager": call(model, **inputs)}
+    int8 = torch.hetero.compile(model, (), inputs, precision="int8")
+    subjects = {"hetero": call(exact, **inputs), HALF: call(half, **inputs), INT8: call(int8, **inputs),
+                "eager": call(model, **inputs)}
     with torch.inference_mode():
         expected = model(**inputs).last_hidden_state
-        subjects |= checked_peers(model, inputs, expected)
+        found, cosines = checked_peers(model, inputs, expected)
+        subjects |= found
         if with_peers():
             subjects["inductor"] = call(peers.inductor(model), **inputs)
             peers.first_call(subjects["inductor"])
         torch.testing.assert_close(exact(**inputs)["last_hidden_state"], expected, **TOLERANCES)
         error = off(half(**inputs)["last_hidden_state"], expected)
+        ours = cosine(int8(**inputs)["last_hidden_state"], expected)
+        if ours < LEAST_COSINE:
+            raise AssertionError(f"embeddings of the int8 program have a cosine of {ours:.4f} with eager's")
         times = alternate(subjects, seconds=8.0, settle=SETTLE)
     rows = [timed_row(what, times, bar, "ms")]
     rows.append(timed_row(f"{what}, bfloat16", times, HALF_BAR, "ms", peer="hetero", ours=HALF,
                           note=f"{100 * error:.1f} % from float32 in norm"))
-    for peer, (ours, why) in PEERS.items():
+    rows.append(timed_row(f"{what}, int8", times, INT8_BAR, "ms", peer="hetero", ours=INT8,
+                          note=f"least cosine of an embedding {ours:.4f}"))
+    for peer, (subject, why) in PEERS.items():
+        name = f"{what}, int8" if subject == INT8 else what
         if peer in times:
-            rows.append(timed_row(what, times, PEER_BAR, "ms", peer=peer, ours=ours))
+            note = f"the peer's least cosine {cosines[peer]:.4f}" if subject == INT8 else ""
+            rows.append(timed_row(name, times, PEER_BAR, "ms", peer=peer, ours=subject, note=note))
         else:
-            rows.append(missing(what, PEER_BAR, "ms", why, peer_name=peer))
+            rows.append(missing(name, PEER_BAR, "ms", why, peer_name=peer))
     rows.append(program_arena_row(what, exact))
     return rows
 
 
 def checked_peers(
     model: torch.nn.Module, inputs: dict[str, torch.Tensor], expected: torch.Tensor
-) -> dict[str, Callable[[], object]]:
-    """The peers that are installed. Raises an AssertionError where one computes something else than eager."""
+) -> tuple[dict[str, Callable[[], object]], dict[str, float]]:
+    """The peers that are installed, and the least cosine of an embedding of each. Raises an AssertionError where one
+    computes something else than eager."""
     found = {
         "openvino f32": peers.openvino(model, inputs, "f32"),
         "openvino bf16": peers.openvino(model, inputs, "bf16"),
         "onnxruntime f32": peers.onnxruntime(model, inputs),
+        "openvino int8 dynamic": peers.openvino(model, inputs, "int8 dynamic"),
+        "openvino int8 static": peers.openvino(model, inputs, "int8 static"),
+        "onnxruntime int8 dynamic": peers.onnxruntime(model, inputs, "int8 dynamic"),
     }
     found = {name: subject for name, subject in found.items() if subject is not None}
+    cosines = {}
     for name, subject in found.items():
         result = subject()
+        cosines[name] = cosine(result, expected)
+        if "int8" in name:
+            continue
         if name.endswith("f32"):
             torch.testing.assert_close(result, expected, **TOLERANCES, msg=lambda text, name=name: f"{name}: {text}")
         elif off(result, expected) > HALF_ERROR:
             raise AssertionError(f"{name} is {100 * off(result, expected):.1f} % from eager's float32 in norm")
-    return found
+    return found, cosines
+
+
+def cosine(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """The least cosine of an embedding, the mean of a text's states, with the one it should be."""
+    return float(torch.nn.functional.cosine_similarity(actual.mean(1), expected.mean(1)).min())
 
 
 def off(actual: torch.Tensor, expected: torch.Tensor) -> float:

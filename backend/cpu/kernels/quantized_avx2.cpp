@@ -106,7 +106,7 @@ struct Avx2 {
     return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1))));
   }
   template <int P>
-  static Sums place(const float* p, float factor, int8_t* to, int64_t step) {
+  static Sums place(const float* p, float factor, int8_t* to, int64_t step, int64_t plane) {
     const __m256 factors = _mm256_set1_ps(factor);
     const Sums numbers = {_mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(p), factors)),
                           _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(p + 8), factors))};
@@ -117,7 +117,7 @@ struct Avx2 {
       int8_t* const place = to + i / 4 * step + i % 4;
       if constexpr (P == 2) {
         place[0] = static_cast<int8_t>((values[i] + 128) >> 8);
-        place[4] = static_cast<int8_t>(values[i]);
+        place[plane] = static_cast<int8_t>(values[i]);
       } else {
         place[0] = static_cast<int8_t>(values[i]);
       }

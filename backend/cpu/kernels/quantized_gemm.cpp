@@ -16,6 +16,7 @@
 
 #include "backend/base/parallel.h"
 #include "backend/cpu/kernels/quantized_kernel.h"
+#include "backend/cpu/kernels/tile_gemm.h"
 #include "backend/cpu/vector/half.h"
 #include "backend/cpu/vector/scratch.h"
 
@@ -25,6 +26,7 @@ namespace hetero::backend {
 const QuantizedKernels& quantized_kernels_avx2() { std::abort(); }
 const QuantizedKernels& quantized_kernels_avx512() { std::abort(); }
 const QuantizedKernels& quantized_kernels_vnni() { std::abort(); }
+const QuantizedKernels& quantized_kernels_amx() { std::abort(); }
 #endif
 
 namespace {
@@ -131,14 +133,14 @@ struct Portable {
     return most;
   }
   template <int P>
-  static Sums place(const float* p, float factor, int8_t* to, int64_t step) {
+  static Sums place(const float* p, float factor, int8_t* to, int64_t step, int64_t plane) {
     return Sums::each([&](int i) {
       const float scaled = p[i] * factor;
       // A row with such values has a scale that is not a number.
       const auto number = std::isfinite(scaled) ? static_cast<int32_t>(std::nearbyintf(scaled)) : 0;
       int8_t* const place = to + i / 4 * step + i % 4;
       place[0] = static_cast<int8_t>(P == 2 ? (number + 128) >> 8 : number);
-      if constexpr (P == 2) place[4] = static_cast<int8_t>(number);
+      if constexpr (P == 2) place[plane] = static_cast<int8_t>(number);
       return number;
     });
   }
@@ -149,9 +151,15 @@ struct Portable {
   static int32_t wrap(uint32_t value) { return static_cast<int32_t>(value); }
 };
 
-const QuantizedKernels& kernels_of(IntegerSet set) {
+constexpr int64_t kFewestForTiles = 8;
+
+const QuantizedKernels& kernels_of(IntegerSet set, int64_t entries) {
   static constexpr QuantizedKernels kPortable = make_quantized_kernels<Portable>();
   switch (set) {
+    case IntegerSet::kTiles:
+      // Few entries leave most of a tile empty.
+      if (entries >= kFewestForTiles) return quantized_kernels_amx();
+      [[fallthrough]];
     case IntegerSet::kVnni:
       return quantized_kernels_vnni();
     case IntegerSet::kAvx512:
@@ -200,9 +208,10 @@ class Product {
       : calls_(calls),
         common_(calls.front()),
         shape_(common_.weight.shape),
-        kernels_(kernels_of(set)),
-        vectors_(vectors_of(set)),
         planes_(common_.activation == ActivationBits::kSixteen ? 2 : 1),
+        kernels_(kernels_of(set, common_.m * planes_)),
+        vectors_(vectors_of(set)),
+        x_depth_(kernels_.tiles ? round_up(shape_.padded_k(), kQuantizedTile) : shape_.padded_k()),
         most_rows_(kernels_.most_entries / planes_),
         unit_(unit_of(shape_, common_.activation)),
         units_(divide_up(shape_.padded_k(), unit_)) {
@@ -215,7 +224,7 @@ class Product {
     first_ = first;
     rows_ = last - first;
     blocks_ = divide_up(rows_, most_rows_);
-    x_ = x_memory.get<int8_t>(rows_ * planes_ * shape_.padded_k());
+    x_ = x_memory.get<int8_t>(rows_ * planes_ * x_depth_);
     scales_ = scale_memory.get<float>(rows_ * units_);
     sums_ = sum_memory.get<int32_t>(rows_ * units_);
     const int64_t row_grain = std::max<int64_t>(1, kElementsPerThread / std::max<int64_t>(1, shape_.k));
@@ -254,15 +263,20 @@ class Product {
       const int64_t rows = block_begin(block + 1) - start;
       widen(common_.element, element_at(common_.x, (first_ + row) * common_.x_stride, common_.element), k, floats,
             vectors_);
-      kernels_.quantize[planes_ - 1]({.x = floats,
-                                      .k = k,
-                                      .padded_k = shape_.padded_k(),
-                                      .unit = unit_,
-                                      .to = x_ + start * planes_ * shape_.padded_k() + (row - start) * planes_ * 4,
-                                      .step_bytes = rows * planes_ * 4,
-                                      .scales = scales_ + start * units_ + (row - start),
-                                      .sums = sums_ + start * units_ + (row - start),
-                                      .stride = rows});
+      const int64_t entries = rows * planes_;
+      const bool tiles = kernels_.tiles;
+      kernels_.quantize[planes_ - 1](
+          {.x = floats,
+           .k = k,
+           .padded_k = shape_.padded_k(),
+           .unit = unit_,
+           .to = x_ + start * planes_ * x_depth_ + (row - start) * planes_ * (tiles ? kQuantizedTile : 4),
+           .step_bytes = tiles ? 4 : entries * 4,
+           .tile_bytes = entries * kQuantizedTile,
+           .plane_bytes = tiles ? kQuantizedTile : 4,
+           .scales = scales_ + start * units_ + (row - start),
+           .sums = sums_ + start * units_ + (row - start),
+           .stride = rows});
     }
   }
 
@@ -288,7 +302,7 @@ class Product {
     const int entries = static_cast<int>(rows * planes_);
     const int at_once = kernels_.panels(entries);
     const int64_t elements_of_line = shape.bits == 8 ? 4 : 8;
-    QuantizedPart part{.x = x_ + start * planes_ * shape.padded_k(),
+    QuantizedPart part{.x = x_ + start * planes_ * x_depth_,
                        .x_scales = scales_ + start * units_,
                        .x_sums = sums_ + start * units_,
                        .w = nullptr,
@@ -300,6 +314,7 @@ class Product {
                        .units_of_group = shape.groups() == 1 ? units_ : shape.group_size() / unit_,
                        .unit_lines = unit_ / elements_of_line,
                        .lines = shape.padded_k() / elements_of_line,
+                       .entries = entries,
                        .out_stride = kGroup};
     for (int64_t i = 0; i < panels; i += at_once) {
       const int64_t index = (panel + i) * shape.groups() * kQuantizedPanel;
@@ -326,9 +341,10 @@ class Product {
   const std::span<const QuantizedProduct> calls_;
   const QuantizedProduct& common_;
   const QuantizedShape& shape_;
+  const int64_t planes_;
   const QuantizedKernels& kernels_;
   const InstructionSet vectors_;
-  const int64_t planes_;
+  const int64_t x_depth_;    // bytes of an entry
   const int64_t most_rows_;  // of a block
   const int64_t unit_;
   const int64_t units_;
@@ -354,12 +370,17 @@ const char* to_string(IntegerSet set) {
       return "avx512";
     case IntegerSet::kVnni:
       return "vnni";
+    case IntegerSet::kTiles:
+      return "tiles";
   }
   return "?";
 }
 
 bool has_integer_set(IntegerSet set) {
 #if defined(__x86_64__)
+  if (set == IntegerSet::kTiles) {
+    return has_tiles() && __builtin_cpu_supports("amx-int8") && has_integer_set(IntegerSet::kVnni);
+  }
   if (set == IntegerSet::kVnni) {
     return instruction_set() == InstructionSet::kAvx512 && __builtin_cpu_supports("avx512vnni");
   }
@@ -369,7 +390,7 @@ bool has_integer_set(IntegerSet set) {
 
 IntegerSet integer_set() {
   static const IntegerSet best = [] {
-    IntegerSet set = IntegerSet::kVnni;
+    IntegerSet set = IntegerSet::kTiles;
     while (!has_integer_set(set)) set = static_cast<IntegerSet>(static_cast<int>(set) - 1);
     return set;
   }();

@@ -13,8 +13,8 @@
 //
 // A row of x with a value that is not finite makes NaN.
 //
-// A result depends neither on the number of threads nor on the other rows. Its last bits depend on
-// the instruction set.
+// A result depends neither on the number of threads nor on the other rows. It has the same bits by
+// all instruction sets but the portable one, which has no fused multiply-add.
 //
 // Each thread keeps its memory from call to call: about 1 MiB.
 //
@@ -32,8 +32,9 @@
 namespace hetero::backend {
 
 // The instructions that multiply whole numbers, in the order of preference. kAvx2 and kAvx512
-// multiply pairs of 16 bits, kVnni fours of 8 bits (AVX512-VNNI).
-enum class IntegerSet : uint8_t { kPortable, kAvx2, kAvx512, kVnni };
+// multiply pairs of 16 bits, kVnni fours of 8 bits (AVX512-VNNI). kTiles multiplies many rows on the
+// tile unit (AMX) and few as kVnni does.
+enum class IntegerSet : uint8_t { kPortable, kAvx2, kAvx512, kVnni, kTiles };
 const char* to_string(IntegerSet set);
 // Whether this processor has the instructions.
 bool has_integer_set(IntegerSet set);

@@ -12,12 +12,14 @@
 //            less(sums, number). All but dot wrap around: only differences have to fit.
 //   Floats   sixteen floats: load(p), store(floats, p), of(number), none(), mul, fma, from(sums)
 //   kSums    the Sums that stay in registers
-// and for x: largest(p, count), the largest magnitude as bits, and place<P>(p, factor, to, step),
-// which rounds sixteen floats times a factor, writes their P planes, and returns them as Sums.
+// and for x: largest(p, count), the largest magnitude as bits, and place<P>(p, factor, to, step,
+// plane), which rounds sixteen floats times a factor, writes their P planes, four bytes every `step`
+// and planes `plane` apart, and returns them as Sums.
 //
-// x as kernels read it: for each step of k, the four bytes of each entry. An entry is a plane of a
-// row; the two planes of a row are neighbours, the upper byte first. The elements of a unit of x
-// share a scale. A unit lies within a group of the weight, and is short enough for int32.
+// x as kernels read it: for each step of k, the four bytes of each entry. The tile unit reads for
+// each 64 elements of k the 64 bytes of each entry. An entry is a plane of a row; the two planes of
+// a row are neighbours, the upper byte first. The elements of a unit of x share a scale. A unit lies
+// within a group of the weight, and is short enough for int32.
 //
 // Thread safety: pure functions.
 
@@ -28,7 +30,10 @@
 
 namespace hetero::backend {
 
-inline constexpr int kQuantizedEntries = 12;  // of a block of rows, at most
+// Of a block of rows, at most.
+inline constexpr int kQuantizedEntries = 16;
+inline constexpr int kVectorEntries = 12;      // by vector instructions
+inline constexpr int64_t kQuantizedTile = 64;  // elements of k of a tile of x
 // The most elements of a unit: 255 * 127 * 65536 and 255 * 32639 * 256 are int32.
 inline constexpr int64_t kUnitOfEight = 65536;
 inline constexpr int64_t kUnitOfSixteen = 256;
@@ -52,7 +57,8 @@ struct QuantizedPart {
   int64_t unit_lines = 0;  // lines of w for a unit; the last may have fewer
   int64_t lines = 0;       // lines of w for all of k
   int64_t panels = 0;      // at most kernels.panels
-  float* out = nullptr;    // [rows][16 * panels], a row each out_stride
+  int entries = 0;
+  float* out = nullptr;  // [rows][16 * panels], a row each out_stride
   int64_t out_stride = 0;
 };
 
@@ -63,7 +69,9 @@ struct QuantizedRow {
   int64_t padded_k = 0;
   int64_t unit = 0;  // elements
   int8_t* to = nullptr;
-  int64_t step_bytes = 0;  // from a step to the next
+  int64_t step_bytes = 0;   // from a step to the next
+  int64_t tile_bytes = 0;   // from 64 elements to the next
+  int64_t plane_bytes = 0;  // from the upper plane to the lower one
   float* scales = nullptr;
   int32_t* sums = nullptr;
   int64_t stride = 0;  // of both, from a unit to the next
@@ -71,6 +79,7 @@ struct QuantizedRow {
 
 struct QuantizedKernels {
   int most_entries;
+  bool tiles;  // x is in the order of the tile unit
   // Panels that a block of so many entries takes at once.
   int (*panels)(int entries);
   // [bits == 8][planes - 1][entries - 1]; null where there is none.
@@ -81,6 +90,7 @@ struct QuantizedKernels {
 const QuantizedKernels& quantized_kernels_avx2();
 const QuantizedKernels& quantized_kernels_avx512();
 const QuantizedKernels& quantized_kernels_vnni();
+const QuantizedKernels& quantized_kernels_amx();
 
 namespace quantized_detail {
 
@@ -198,7 +208,6 @@ void quantize_row(const QuantizedRow& row) {
   // 2^-112: the factor would be infinite for smaller ones, which count as 0.
   constexpr uint32_t kTiny = 15u << 23;
   constexpr float kLargest = P == 1 ? kLargestOfEight : kLargestOfSixteen;
-  int8_t* to = row.to;
   int64_t unit = 0;
   for (int64_t first = 0; first < row.padded_k; first += row.unit, ++unit) {
     const int64_t end = first + row.unit < row.padded_k ? first + row.unit : row.padded_k;
@@ -209,8 +218,9 @@ void quantize_row(const QuantizedRow& row) {
     const bool tiny = bits < kTiny;
     const float factor = finite && !tiny ? kLargest / largest : 0;
     typename S::Sums sums = S::zero();
-    for (int64_t i = first; i < end; i += 16, to += 4 * row.step_bytes) {
-      sums = S::add(sums, S::template place<P>(row.x + i, factor, to, row.step_bytes));
+    for (int64_t i = first; i < end; i += 16) {
+      int8_t* const to = row.to + i / kQuantizedTile * row.tile_bytes + i % kQuantizedTile / 4 * row.step_bytes;
+      sums = S::add(sums, S::template place<P>(row.x + i, factor, to, row.step_bytes, row.plane_bytes));
     }
     row.sums[unit * row.stride] = S::total(sums);
     row.scales[unit * row.stride] = finite ? (tiny ? 0 : largest / kLargest) : __builtin_nanf("");
@@ -228,7 +238,7 @@ constexpr void fill(QuantizedKernels& kernels) {
 template <typename S>
 constexpr QuantizedKernels make_quantized_kernels() {
   QuantizedKernels kernels{};
-  constexpr int kMost = S::kSums < kQuantizedEntries ? S::kSums : kQuantizedEntries;
+  constexpr int kMost = S::kSums < kVectorEntries ? S::kSums : kVectorEntries;
   kernels.most_entries = kMost;
   kernels.panels = &quantized_detail::panels_of<S>;
   quantized_detail::fill<S, 8, 1, kMost>(kernels);

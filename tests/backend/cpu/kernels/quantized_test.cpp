@@ -7,14 +7,17 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "backend/base/parallel.h"
 #include "backend/cpu/kernels/quantized_gemm.h"
-#include "backend/cpu/kernels/quantized_import.h"
+#include "backend/cpu/kernels/quantized_kernel.h"
 #include "backend/cpu/kernels/quantized_weight.h"
 #include "backend/cpu/vector/half.h"
 #include "tests/backend/catch.h"
+#include "tests/backend/cpu/kernels/emulated_tiles.h"
 #include "tests/backend/cpu/kernels/matvec_case.h"
 
 namespace hetero::backend {
@@ -22,7 +25,8 @@ namespace {
 
 std::vector<IntegerSet> integer_sets() {
   std::vector<IntegerSet> sets;
-  for (const IntegerSet set : {IntegerSet::kPortable, IntegerSet::kAvx2, IntegerSet::kAvx512, IntegerSet::kVnni}) {
+  for (const IntegerSet set :
+       {IntegerSet::kPortable, IntegerSet::kAvx2, IntegerSet::kAvx512, IntegerSet::kVnni, IntegerSet::kTiles}) {
     if (has_integer_set(set)) sets.push_back(set);
   }
   return sets;
@@ -366,6 +370,106 @@ TEST_CASE("without rows or outputs nothing is written, and an empty sum is the b
     }
   }
 }
+
+TEST_CASE("instruction sets with fused multiply-adds give the same bits") {
+  const Weight weight({4, 70, 300, 64}, false);
+  Matrix x(Element::kFloat32, 37, 300, 300);
+  std::vector<float> expected;
+  for (const IntegerSet set : integer_sets()) {
+    if (set == IntegerSet::kPortable) continue;
+    std::vector<float> y(37 * 70);
+    quantized_gemm(
+        QuantizedProduct{
+            .m = 37, .x = x.data(), .x_stride = 300, .weight = weight.weight(), .y = y.data(), .y_stride = 70},
+        set);
+    if (expected.empty()) expected = y;
+    REQUIRE(y == expected);
+  }
+}
+
+#if defined(__x86_64__)
+
+// What a kernel makes of a block of rows and four panels, or fewer.
+std::vector<float> block_by(const QuantizedKernels& kernels, const Weight& weight, int64_t rows, int planes,
+                            int64_t unit) {
+  const QuantizedWeight w = weight.weight();
+  const QuantizedShape& shape = w.shape;
+  const int64_t units = divide_up(shape.padded_k(), unit), entries = rows * planes;
+  std::vector<int8_t> x(static_cast<size_t>(entries * round_up(shape.padded_k(), kQuantizedTile)));
+  std::vector<float> x_scales(static_cast<size_t>(units * rows)), line(static_cast<size_t>(shape.padded_k()));
+  std::vector<int32_t> x_sums(x_scales.size());
+  std::mt19937 random(9);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t i = 0; i < shape.k; ++i) {
+      line[static_cast<size_t>(i)] = static_cast<float>(static_cast<int32_t>(random())) * 0x1p-31f;
+    }
+    kernels.quantize[planes - 1]({.x = line.data(),
+                                  .k = shape.k,
+                                  .padded_k = shape.padded_k(),
+                                  .unit = unit,
+                                  .to = x.data() + row * planes * (kernels.tiles ? kQuantizedTile : 4),
+                                  .step_bytes = kernels.tiles ? 4 : entries * 4,
+                                  .tile_bytes = entries * kQuantizedTile,
+                                  .plane_bytes = kernels.tiles ? kQuantizedTile : 4,
+                                  .scales = x_scales.data() + row,
+                                  .sums = x_sums.data() + row,
+                                  .stride = rows});
+  }
+  const int64_t elements_of_line = shape.bits == 8 ? 4 : 8;
+  std::vector<float> out(static_cast<size_t>(rows * 64));
+  const int at_once = kernels.panels(static_cast<int>(entries));
+  for (int64_t panel = 0; panel < shape.panels(); panel += at_once) {
+    const int64_t index = panel * shape.groups() * 16;
+    kernels.multiply[shape.bits == 8][planes - 1][entries - 1](
+        {.x = x.data(),
+         .x_scales = x_scales.data(),
+         .x_sums = x_sums.data(),
+         .w = w.packed + panel * shape.panel_bytes(),
+         .w_stride = shape.panel_bytes(),
+         .scale_element = static_cast<int>(w.scale_element),
+         .scales = element_at(w.scales, index, w.scale_element),
+         .zeros = w.zeros == nullptr ? nullptr : w.zeros + index,
+         .middle = shape.middle(),
+         .groups = shape.groups(),
+         .units = units,
+         .units_of_group = shape.groups() == 1 ? units : shape.group_size() / unit,
+         .unit_lines = unit / elements_of_line,
+         .lines = shape.padded_k() / elements_of_line,
+         .panels = std::min<int64_t>(at_once, shape.panels() - panel),
+         .entries = static_cast<int>(entries),
+         .out = out.data() + panel * 16,
+         .out_stride = 64});
+  }
+  return out;
+}
+
+TEST_CASE("the kernels of the tile unit, emulated, give the bits of vector instructions") {
+  if (!has_integer_set(IntegerSet::kVnni)) {
+    WARN("this processor has no VNNI to compare with");
+    return;
+  }
+  for (const int bits : {8, 4}) {
+    for (const bool symmetric : {true, false}) {
+      for (const int64_t n : {16, 33, 64}) {
+        for (const auto& [k, group, unit] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
+                 {256, 128, 128}, {200, 32, 32}, {300, 96, 96}, {224, 0, 256}, {160, 64, 64}, {480, 192, 96}}) {
+          const Weight weight({bits, n, k, group}, symmetric);
+          for (const int planes : {1, 2}) {
+            for (const int64_t rows : {1, 3, 6}) {
+              INFO(text(weight.shape) << ", unit " << unit << ", rows " << rows << ", planes " << planes);
+              REQUIRE(block_by(emulated_tile_kernels(), weight, rows, planes, unit) ==
+                      block_by(quantized_kernels_vnni(), weight, rows, planes, unit));
+              REQUIRE(broken_tile_rules() == 0);
+              REQUIRE(tiles_are_released());
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+#endif
 
 }  // namespace
 }  // namespace hetero::backend
