@@ -7,7 +7,9 @@ set(_public
   backend/base/random.h
   backend/cpu/kernels/quantized_gemm.h
   backend/cpu/kernels/quantized_import.h
+  backend/memory/page_memory.h
   backend/threads/core_group.h
+  graph/kv/kv_cache.h
   graph/program/archive.h
   graph/serve/graph_executor.h
   graph/serve/inspect.h

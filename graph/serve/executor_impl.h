@@ -202,7 +202,8 @@ struct GraphExecutor::Impl {
   SlotBuffer& home(size_t slot, const ProgramValue& value) { return slots[slot]->homes[home_of[value.buffer]]; }
   const Ports& ports(Side side) const { return side == Side::kInput ? sized().inputs : sized().outputs; }
   Result<size_t> find(Side side, Which which, const TensorView& tensor, size_t slot) const;
-  const char* why_not_lent(Side side, const ProgramValue& value, const TensorView& tensor) const;
+  // `updates`: the memory may be that of an input that the program writes, and gives as an output too.
+  const char* why_not_lent(Side side, const ProgramValue& value, const TensorView& tensor, bool updates = false) const;
   Status take_back(size_t slot, const ProgramValue& value);
   Status note(size_t slot, graph::BoundProgram::Gate gate, backend::Queue& queue, backend::Event& event,
               backend::Event*& last);

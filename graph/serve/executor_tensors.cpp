@@ -93,12 +93,20 @@ Status GraphExecutor::SetInput(Which input, const TensorView& tensor, size_t slo
 
 // Memory can be lent that stands for the whole buffer, on the one device where the program has it;
 // else the end of a sentence says why not.
-const char* GraphExecutor::Impl::why_not_lent(Side side, const ProgramValue& value, const TensorView& tensor) const {
+const char* GraphExecutor::Impl::why_not_lent(Side side, const ProgramValue& value, const TensorView& tensor,
+                                              bool updates) const {
   const backend::DeviceSet devices =
       side == Side::kInput ? plan().graph.buffers[value.buffer].valid_on : backend::only(output_device(value.buffer));
   const Window& at = window(value);
   const auto same = [&](const ProgramValue& other) { return other.buffer == value.buffer; };
-  const auto uses = std::ranges::count_if(program().inputs, same) + std::ranges::count_if(program().outputs, same);
+  const auto same_look = [&](const ProgramValue& other) {
+    return same(other) && other.window == value.window && other.bits == value.bits;
+  };
+  const auto inputs = std::ranges::count_if(program().inputs, same);
+  const auto outputs = std::ranges::count_if(program().outputs, same);
+  const bool is_update =
+      updates && side == Side::kInput && outputs == std::ranges::count_if(program().outputs, same_look);
+  const auto uses = inputs + (is_update ? 0 : outputs);
   const auto bytes = static_cast<int64_t>(plan().graph.buffers[value.buffer].bytes);
   if (std::popcount(devices) > 1) {
     return " is used on both devices, so it cannot be lent; copy it";
@@ -143,7 +151,7 @@ Status GraphExecutor::Impl::set_zero_copy(Side side, Which which, const TensorVi
   const Result<size_t> index = find(side, which, tensor, slot);
   if (!index.ok()) return index.status();
   const ProgramValue& value = ports(side)[index.value()];
-  if (const char* why = why_not_lent(side, value, tensor)) return usage(ports(side).words(index.value()) + why);
+  if (const char* why = why_not_lent(side, value, tensor, true)) return usage(ports(side).words(index.value()) + why);
   return lend(slot, value, tensor, std::move(owner));
 }
 

@@ -92,7 +92,7 @@ class ComputeGraph {
   // is held for as long. Copied if its address is no multiple of its elements' size, or if it is not
   // row-major. REQUIRES: `owner` is not null.
   Result<Value> constant(const std::string& name, const TensorView& tensor, std::shared_ptr<const void> owner);
-  // A node; its first result. Arguments in the order of the schema, then attributes by name; the
+  // A node; its first result, if it has any: some operators only write their arguments. Arguments in the order of the schema, then attributes by name; the
   // rest has the schema's defaults. Errors: kUsage for an unknown operator, for arguments that none
   // of its schemas takes, and for what PyTorch itself says.
   Result<Value> add(std::string_view op, Arguments arguments, Attributes attributes = {});

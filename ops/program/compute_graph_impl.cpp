@@ -122,7 +122,7 @@ Status ComputeGraph::Impl::call(Node& node, std::string_view op, const Arguments
   status = caught([&] { node.results = ops::infer(*node.call, operands); });
   // The device's reason may hide PyTorch's.
   if (!status.ok()) return ops::find_error(*node.call, operands).value_or(status);
-  if (node.results.empty()) return usage(node.call->name() + " gives no tensor");
+  if (node.results.empty() && !node.call->writes()) return usage(node.call->name() + " gives no tensor");
   const auto depends = [](const auto& attribute) { return ops::has_dimension(attribute.second); };
   if (std::ranges::any_of(arguments, &ops::has_dimension) || std::ranges::any_of(attributes, depends)) {
     node.arguments = arguments;

@@ -30,6 +30,8 @@ class SchemaCall {
   SchemaCall(std::string_view name, const Arguments& arguments, const Attributes& attributes);
 
   const std::string& name() const { return name_; }  // "aten::add.Tensor"
+  // Whether it writes some of its arguments.
+  bool writes() const { return op_.schema().is_mutable(); }
   // The tensors among the arguments, in their order.
   const std::vector<GraphValue>& tensors() const { return tensors_; }
   // Calls it on these in their place; tensors that it makes of nothing are on `device`. The tensors

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-import shutil
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,15 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ROOT, needs_hetero
+from helpers import needs_hetero
 from qwen3_files import ADDED, SCRIPTS, characters, random_text, random_words, trained_tokenizer, write_tokenizer
 from tokenizers import Tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.generation import logits_process
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils.chat_template_utils import render_jinja_template
-
-import torch_hetero
 
 pytestmark = needs_hetero
 
@@ -50,21 +46,9 @@ class Inspect:
 
 
 @pytest.fixture(scope="session")
-def inspect(tmp_path_factory: pytest.TempPathFactory) -> Inspect:
+def inspect(qwen3_build: Path) -> Inspect:
     """Built against the installed package, as a user builds it."""
-    if shutil.which("cmake") is None:
-        pytest.skip("models/qwen3 needs CMake, which is not installed")
-    build = tmp_path_factory.mktemp("qwen3")
-    launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
-    configure = subprocess.run(
-        ["cmake", "-S", ROOT / "models" / "qwen3", "-B", build, f"-DCMAKE_PREFIX_PATH={torch_hetero.cmake_prefix_path}",
-         f"-DPython3_EXECUTABLE={sys.executable}", *launcher], capture_output=True, text=True)
-    if "needs PCRE2 and utf8proc" in configure.stderr:
-        pytest.skip("PCRE2 or utf8proc is not installed")
-    assert configure.returncode == 0, configure.stdout + configure.stderr
-    done = subprocess.run(["cmake", "--build", build], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return Inspect(build / "qwen3_inspect")
+    return Inspect(qwen3_build / "qwen3_inspect")
 
 
 # Tokenizer

@@ -1,0 +1,450 @@
+#include "qwen3/model/engine.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <limits>
+#include <utility>
+
+#include "backend/memory/page_memory.h"
+#include "qwen3/checkpoint/rope.h"
+#include "qwen3/model/forward.h"
+
+namespace hetero::qwen3 {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point then) { return std::chrono::duration<double>(Clock::now() - then).count(); }
+
+Status usage(std::string message) { return Status(ErrorClass::kUsage, std::move(message)); }
+
+Result<backend::CacheElement> cache_element(const std::string& dtype) {
+  if (dtype == "f32") return backend::CacheElement::kFloat32;
+  if (dtype == "bf16") return backend::CacheElement::kBfloat16;
+  if (dtype == "f16") return backend::CacheElement::kFloat16;
+  return usage("keys and values cannot be in " + dtype);
+}
+
+template <typename T>
+TensorView view_of(std::vector<T>& numbers, std::vector<int64_t> sizes = {}) {
+  if (sizes.empty()) sizes = {static_cast<int64_t>(numbers.size())};
+  return TensorView::row_major(numbers.data(), sizeof(T) == 8 ? "i64" : "i32", std::move(sizes));
+}
+
+// Few different widths of the block table, since the program is planned for each.
+int64_t rounded_width(int64_t blocks) {
+  constexpr uint64_t kLeast = 8;
+  return static_cast<int64_t>(std::bit_ceil(std::max<uint64_t>(kLeast, static_cast<uint64_t>(blocks))));
+}
+
+}  // namespace
+
+const char* to_string(Finish finish) {
+  switch (finish) {
+    case Finish::kNone:
+      return "none";
+    case Finish::kStop:
+      return "stop";
+    case Finish::kLength:
+      return "length";
+    case Finish::kCancelled:
+      return "cancelled";
+    case Finish::kError:
+      return "error";
+  }
+  return "";
+}
+
+struct Engine::Request {
+  uint64_t id = 0;
+  std::vector<int32_t> tokens;  // of the prompt, then those that were generated
+  size_t prompt = 0;            // tokens of it
+  RequestOptions options;
+  SamplingSequence sequence;
+  Listener listener;
+  graph::SequenceId pages = -1;  // -1 before it begins
+  bool ended = false;
+
+  int64_t count() const { return std::ssize(tokens); }
+  int64_t generated() const { return count() - static_cast<int64_t>(prompt); }
+};
+
+// Tokens of a request that are in a step.
+struct Engine::Part {
+  Request* request;
+  int64_t first;
+  int64_t count;
+  bool wants_logits() const { return first + count == request->count(); }
+};
+
+struct Engine::Batch {
+  std::vector<Part> parts;
+  std::vector<int64_t> tokens, positions, slots, rows;
+  std::vector<int32_t> starts, lengths, table;
+  int64_t width = 0;
+  std::vector<float> inverse;  // where rotary frequencies depend on the length
+
+  int64_t total() const {
+    int64_t sum = 0;
+    for (const Part& part : parts) sum += part.count;
+    return sum;
+  }
+};
+
+Engine::Engine(const Qwen3Config& config, EngineOptions options)
+    : config_(config),
+      options_(std::move(options)),
+      end_tokens_(config.eos_token_ids.begin(), config.eos_token_ids.end()),
+      mover_(std::make_unique<graph::HostMover>()),
+      sampler_(config.vocab_size),
+      batch_(std::make_unique<Batch>()) {}
+
+Engine::~Engine() = default;
+
+Result<std::unique_ptr<Engine>> Engine::make(const Qwen3Config& config, std::shared_ptr<const Checkpoint> checkpoint,
+                                             EngineOptions options) {
+  if (options.page_tokens < 1 || options.step_tokens < 1 || options.most_sequences < 1) {
+    return usage("page_tokens, step_tokens and most_sequences are at least 1");
+  }
+  options.step_tokens = std::max(options.step_tokens, options.most_sequences);
+  std::unique_ptr<Engine> engine(new Engine(config, std::move(options)));
+  if (Status status = engine->start(std::move(checkpoint)); !status.ok()) return status;
+  return engine;
+}
+
+Status Engine::start(std::shared_ptr<const Checkpoint> checkpoint) {
+  Result<std::string> dtype = compute_dtype(*checkpoint);
+  if (!dtype.ok()) return dtype.status();
+  dtype_ = std::move(dtype.value());
+  if (Status status = make_cache(); !status.ok()) return status;
+  ForwardOptions forward{.page_tokens = options_.page_tokens,
+                         .page_count = cache_->pages().capacity(),
+                         .most_tokens = options_.step_tokens,
+                         .most_sequences = options_.most_sequences,
+                         .accelerator_bytes = options_.accelerator_bytes};
+  Result<std::shared_ptr<Model>> model = build_forward(config_, std::move(checkpoint), forward);
+  if (!model.ok()) return model.status();
+  GraphExecutor::Options settings;
+  settings.slots = 1;
+  Result<std::unique_ptr<GraphExecutor>> executor = GraphExecutor::Init(model.value(), std::move(settings));
+  if (!executor.ok()) return executor.status();
+  executor_ = std::move(executor.value());
+  return Status();
+}
+
+Status Engine::make_cache() {
+  const Result<backend::CacheElement> element = cache_element(dtype_);
+  if (!element.ok()) return element.status();
+  graph::KvOptions options;
+  options.layout = {.element = element.value(),
+                    .page_tokens = options_.page_tokens,
+                    .layers = config_.num_hidden_layers,
+                    .kv_heads = config_.num_key_value_heads,
+                    .head_size = config_.head_dim};
+  options.most_tokens = config_.max_position_embeddings;
+  options.offload = options_.offload;
+  std::vector<std::unique_ptr<backend::PageMemory>> memories;
+  for (const uint64_t bytes : {options_.cache_bytes, options_.offload_bytes}) {
+    if (bytes == 0) continue;
+    Result<std::unique_ptr<backend::PageMemory>> memory = backend::host_page_memory(bytes);
+    if (!memory.ok()) return memory.status();
+    memories.push_back(std::move(memory.value()));
+  }
+  Result<std::unique_ptr<graph::KvCache>> cache =
+      graph::KvCache::make(std::move(options), std::move(memories), *mover_);
+  if (!cache.ok()) return cache.status();
+  cache_ = std::move(cache.value());
+  return Status();
+}
+
+// ---- requests
+
+Result<uint64_t> Engine::submit(std::span<const int32_t> prompt, RequestOptions options, Listener listener) {
+  if (prompt.empty()) return usage("a prompt has at least one token");
+  for (const int32_t id : prompt) {
+    if (id < 0 || id >= config_.vocab_size) {
+      return usage("the prompt has token " + std::to_string(id) + ", and the vocabulary has " +
+                   std::to_string(config_.vocab_size));
+    }
+  }
+  if (options.max_tokens < 1) return usage("max_tokens is at least 1");
+  const auto length = static_cast<int64_t>(prompt.size());
+  if (length >= config_.max_position_embeddings) {
+    return usage("the prompt has " + std::to_string(length) + " tokens, and the context has room for " +
+                 std::to_string(config_.max_position_embeddings) + " with an answer");
+  }
+  const int64_t room = cache_->pages().capacity() * options_.page_tokens;
+  if (length >= room) {
+    return usage("the prompt has " + std::to_string(length) + " tokens, and all pages have room for " +
+                 std::to_string(room) + "; give the cache more bytes");
+  }
+  Result<SamplingSequence> sequence = SamplingSequence::make(options.sampling, config_.vocab_size);
+  if (!sequence.ok()) return sequence.status();
+  if (Status status = sequence.value().add_prompt(prompt); !status.ok()) return status;
+  if (options.stop_ids.empty() && !options.ignore_stop) options.stop_ids = end_tokens_;
+  const std::lock_guard lock(mutex_);
+  if (waiting_ >= options_.capacity) {
+    return Status(ErrorClass::kResource,
+                  "there are " + std::to_string(waiting_) + " requests already, as many as may wait; try again later");
+  }
+  ++waiting_;
+  const uint64_t id = next_id_++;
+  submitted_.push_back(std::unique_ptr<Request>(new Request{.id = id,
+                                                            .tokens = {prompt.begin(), prompt.end()},
+                                                            .prompt = prompt.size(),
+                                                            .options = std::move(options),
+                                                            .sequence = std::move(sequence.value()),
+                                                            .listener = std::move(listener)}));
+  return id;
+}
+
+void Engine::cancel(uint64_t request) {
+  const std::lock_guard lock(mutex_);
+  cancelled_.push_back(request);
+}
+
+Engine::Counters Engine::counters() const {
+  const std::lock_guard lock(mutex_);
+  return published_;
+}
+
+bool Engine::busy() const {
+  const std::lock_guard lock(mutex_);
+  return waiting_ != 0;
+}
+
+// Moves what was submitted and cancelled by others to this thread.
+void Engine::take_submitted() {
+  std::vector<uint64_t> cancelled;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& request : submitted_) running_.push_back(std::move(request));
+    submitted_.clear();
+    cancelled.swap(cancelled_);
+  }
+  for (const auto& request : running_) {
+    if (std::ranges::find(cancelled, request->id) != cancelled.end()) finish(*request, Finish::kCancelled);
+  }
+  remove_ended();
+}
+
+void Engine::finish(Request& request, Finish how, Status status) {
+  if (request.ended) return;
+  request.ended = true;
+  if (request.listener) (void)request.listener({.finish = how, .status = std::move(status)});
+}
+
+void Engine::remove_ended() {
+  size_t ended = 0;
+  std::erase_if(running_, [&](const std::unique_ptr<Request>& request) {
+    if (!request->ended) return false;
+    if (request->pages >= 0) (void)cache_->free(request->pages);
+    ++ended;
+    return true;
+  });
+  const std::lock_guard lock(mutex_);
+  waiting_ -= ended;
+}
+
+// ---- a step
+
+Status Engine::step() {
+  const Clock::time_point begin = Clock::now();
+  const double ran = counters_.run_seconds;
+  take_submitted();
+  Batch& batch = *batch_;
+  choose(batch);
+  Status status;
+  if (!batch.parts.empty()) {
+    status = fill(batch);
+    if (status.ok()) status = run(batch);
+    for (const Part& part : batch.parts) (void)cache_->release(part.request->pages, 0);
+    if (status.ok()) {
+      deliver(batch);
+    } else {
+      for (const Part& part : batch.parts) finish(*part.request, Finish::kError, status);
+    }
+  }
+  ++counters_.steps;
+  counters_.pages_in_use = cache_->pages().used();
+  counters_.host_seconds += seconds_since(begin) - (counters_.run_seconds - ran);
+  {
+    const std::lock_guard lock(mutex_);
+    published_ = counters_;
+  }
+  remove_ended();
+  return status;
+}
+
+// Those that generate come first, so that nobody waits for another one's prompt.
+void Engine::choose(Batch& batch) {
+  batch.parts.clear();
+  int64_t left = options_.step_tokens;
+  for (const bool generating : {true, false}) {
+    for (size_t i = 0; i < running_.size() && left > 0; ++i) {
+      Request& request = *running_[i];
+      const bool generates = request.pages >= 0 && !cache_->preempted(request.pages) && request.generated() > 0;
+      if (generates != generating || request.ended) continue;
+      if (std::ssize(batch.parts) == options_.most_sequences) return;
+      if (!begin(request)) return;
+      const int64_t first = cache_->written_length(request.pages);
+      const int64_t count = std::min(left, request.count() - first);
+      if (!extend(request, first + count)) return;
+      batch.parts.push_back({&request, first, count});
+      left -= count;
+    }
+  }
+}
+
+// Whether the request has a sequence of pages, with at least one token that is still to be computed.
+bool Engine::begin(Request& request) {
+  if (request.pages < 0) {
+    request.pages = cache_->allocate(std::span(request.tokens).first(request.tokens.size() - 1));
+    counters_.cached_tokens += cache_->written_length(request.pages);
+    return true;
+  }
+  if (!cache_->preempted(request.pages)) return true;
+  while (true) {
+    const Result<int64_t> again = cache_->resume(request.pages);
+    if (again.ok()) return true;
+    if (again.status().error_class() != ErrorClass::kResource || !preempt_for(request)) break;
+  }
+  return false;
+}
+
+// Whether the first tokens, up to `end`, have pages that are resident; others may have to leave.
+bool Engine::extend(Request& request, int64_t end) {
+  while (true) {
+    const int64_t length = cache_->length(request.pages);
+    Status status;
+    if (end > length) {
+      const auto more =
+          std::span(request.tokens).subspan(static_cast<size_t>(length), static_cast<size_t>(end - length));
+      status = cache_->extend(request.pages, more);
+    }
+    if (status.ok()) status = cache_->acquire(request.pages, 0);
+    if (status.ok()) return true;
+    if (status.error_class() == ErrorClass::kResource && preempt_for(request)) continue;
+    // Alone it would have all pages.
+    const bool alone = std::ranges::none_of(running_, [&](const auto& other) {
+      return other.get() != &request && !other->ended && other->pages >= 0 && !cache_->preempted(other->pages);
+    });
+    if (alone || status.error_class() != ErrorClass::kResource) finish(request, Finish::kError, status);
+    return false;
+  }
+}
+
+// Takes the pages of the last request behind this one that has any and is not in the step.
+bool Engine::preempt_for(const Request& request) {
+  for (size_t i = running_.size(); i-- > 0;) {
+    Request& other = *running_[i];
+    if (&other == &request) return false;
+    if (other.ended || other.pages < 0 || cache_->preempted(other.pages)) continue;
+    const bool in_step = std::ranges::any_of(batch_->parts, [&](const Part& part) { return part.request == &other; });
+    if (in_step || !cache_->preempt(other.pages).ok()) continue;
+    ++counters_.preempted;
+    return true;
+  }
+  return false;
+}
+
+Status Engine::fill(Batch& batch) {
+  for (auto* list : {&batch.tokens, &batch.positions, &batch.slots, &batch.rows}) list->clear();
+  batch.starts.assign(1, 0);
+  batch.lengths.clear();
+  std::vector<graph::SequenceId> ids;
+  int64_t longest = 1;
+  for (const Part& part : batch.parts) {
+    const int64_t end = part.first + part.count;
+    const size_t begin = batch.tokens.size();
+    for (int64_t i = part.first; i < end; ++i) {
+      batch.tokens.push_back(part.request->tokens[static_cast<size_t>(i)]);
+      batch.positions.push_back(i);
+    }
+    batch.slots.resize(batch.tokens.size());
+    const Status status = cache_->slots(part.request->pages, 0, part.first, std::span(batch.slots).subspan(begin));
+    if (!status.ok()) return status;
+    batch.starts.push_back(static_cast<int32_t>(batch.tokens.size()));
+    batch.lengths.push_back(static_cast<int32_t>(end));
+    if (part.wants_logits()) batch.rows.push_back(std::ssize(batch.tokens) - 1);
+    longest = std::max(longest, end);
+    ids.push_back(part.request->pages);
+  }
+  // The program computes logits of one token at least.
+  if (batch.rows.empty()) batch.rows.push_back(0);
+  batch.width = rounded_width((longest + options_.page_tokens - 1) / options_.page_tokens);
+  batch.table.resize(ids.size() * static_cast<size_t>(batch.width));
+  if (depends_on_length(config_)) batch.inverse = rotary_frequencies(config_, longest).inverse;
+  return cache_->fill_tables(ids, 0, batch.table.data(), batch.width);
+}
+
+Status Engine::run(Batch& batch) {
+  const Clock::time_point begin = Clock::now();
+  GraphExecutor& executor = *executor_;
+  const auto sequences = static_cast<int64_t>(batch.parts.size());
+  const std::vector<int64_t> sizes{std::ssize(batch.tokens), sequences, batch.width, std::ssize(batch.rows)};
+  Status status;
+  if (executor.sizes() != sizes || counters_.steps == 0) {
+    status = executor.SetSizes(sizes);
+    const TensorView pages =
+        TensorView::row_major(cache_->pages().pool(0).base(), dtype_,
+                              {cache_->pages().capacity(), 2 * config_.num_hidden_layers, config_.num_key_value_heads,
+                               options_.page_tokens, config_.head_dim});
+    if (status.ok()) status = executor.SetInputZeroCopy("pages", pages);
+  }
+  const auto set = [&](const char* name, const TensorView& view) {
+    if (status.ok()) status = executor.SetInput(name, view);
+  };
+  set("tokens", view_of(batch.tokens));
+  set("positions", view_of(batch.positions));
+  set("slots", view_of(batch.slots));
+  set("starts", view_of(batch.starts));
+  set("lengths", view_of(batch.lengths));
+  set("table", view_of(batch.table, {sequences, batch.width}));
+  set("rows", view_of(batch.rows));
+  if (!batch.inverse.empty()) {
+    set("inverse", TensorView::row_major(batch.inverse.data(), "f32", {std::ssize(batch.inverse)}));
+  }
+  if (status.ok()) status = executor.Run();
+  if (status.ok()) status = executor.Wait();
+  counters_.run_seconds += seconds_since(begin);
+  return status;
+}
+
+// Chooses a token for each sequence whose tokens were all computed.
+void Engine::deliver(Batch& batch) {
+  const Result<TensorView> logits = executor_->GetOutputView("logits");
+  const auto* row = logits.ok() ? static_cast<const float*>(logits.value().data) : nullptr;
+  for (const Part& part : batch.parts) {
+    Request& request = *part.request;
+    Status status = logits.ok() ? cache_->written(request.pages, part.first + part.count) : logits.status();
+    const bool was_prompt = part.first < static_cast<int64_t>(request.prompt);
+    if (was_prompt) counters_.prompt_tokens += part.count;
+    if (!status.ok()) {
+      finish(request, Finish::kError, std::move(status));
+      continue;
+    }
+    if (!part.wants_logits()) continue;
+    const Result<SampledToken> token =
+        sampler_.sample(request.sequence, std::span(row, static_cast<size_t>(config_.vocab_size)));
+    row += config_.vocab_size;
+    if (!token.ok()) {
+      finish(request, Finish::kError, token.status());
+      continue;
+    }
+    ++counters_.generated_tokens;
+    request.tokens.push_back(token.value().id);
+    const bool stops = std::ranges::find(request.options.stop_ids, token.value().id) != request.options.stop_ids.end();
+    const bool full =
+        request.generated() == request.options.max_tokens || request.count() == config_.max_position_embeddings;
+    const bool goes_on = !request.listener || request.listener({.token = &token.value()});
+    if (stops || !goes_on) {
+      finish(request, Finish::kStop);
+    } else if (full) {
+      finish(request, Finish::kLength);
+    }
+  }
+}
+
+}  // namespace hetero::qwen3

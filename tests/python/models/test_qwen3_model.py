@@ -1,0 +1,170 @@
+"""The C++ model gives transformers' tokens: every variant of checkpoint, alone and among others, with little memory."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import qwen3_checkpoints
+import torch
+from helpers import needs_hetero
+from transformers import PreTrainedModel
+
+pytestmark = needs_hetero
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "dense": {"tie_word_embeddings": False},
+    "tied": {},
+    "mixture": {"experts": 6},
+    "mixture_and_dense": {"experts": 4, "mlp_only_layers": [1], "norm_topk_prob": False},
+    "sharded": {"shard": "1MB"},
+    "sliding_window": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
+    "linear": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
+    "yarn": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0,
+                                 "original_max_position_embeddings": 64}},
+    "llama3": {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 10000.0, "low_freq_factor": 1.0,
+                                   "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
+    "biases": {"attention_bias": True},
+    "one_head": {"num_attention_heads": 2, "num_key_value_heads": 1},
+}
+
+
+class Checkpoint:
+    """A small checkpoint and the model that it was written from."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        shard = changes.pop("shard", "5GB")
+        self.model: PreTrainedModel = qwen3_checkpoints.build(**changes)
+        self.folder = qwen3_checkpoints.write(folder, self.model, shard)
+
+    def expected(self, prompt: list[int], tokens: int) -> tuple[list[int], torch.Tensor]:
+        """Greedy tokens, which do not stop, and the logits of each, by transformers."""
+        with torch.no_grad():
+            made = self.model.generate(
+                torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False,
+                eos_token_id=None, pad_token_id=0, return_dict_in_generate=True, output_logits=True)
+        return made.sequences[0, len(prompt):].tolist(), torch.cat(made.logits)
+
+
+def prompts(count: int, longest: int, seed: int = 0) -> list[list[int]]:
+    """Random prompts of different lengths."""
+    generator = random.Random(seed)
+    return [[generator.randrange(4096) for _ in range(generator.randint(1, longest))] for _ in range(count)]
+
+
+Batch = Callable[..., tuple[list[dict[str, Any]], str]]
+
+
+@pytest.fixture(scope="session")
+def run_batch(qwen3_build: Path) -> Batch:
+    """Gives the results of requests, and the report."""
+    program = qwen3_build / "qwen3"
+    if not program.exists():
+        pytest.skip("cpp-httplib is not installed")
+
+    def run(folder: Path, requests: list[dict[str, Any] | str], *options: str) -> tuple[list[dict[str, Any]], str]:
+        text = "".join((json.dumps(request) if isinstance(request, dict) else request) + "\n" for request in requests)
+        done = subprocess.run([program, "batch", str(folder), *options], input=text, capture_output=True, text=True,
+                              timeout=600)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+    return run
+
+
+def greedy(prompt: list[int], tokens: int, **more: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": 5, "ignore_eos": True} | more
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint(tmp_path_factory.mktemp("small"))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_tokens_are_those_of_transformers(run_batch: Batch, variant: str, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "m", **VARIANTS[variant])
+    asked = prompts(3, 40)
+    results, _ = run_batch(checkpoint.folder, [greedy(prompt, 24) for prompt in asked])
+    assert len(results) == 3
+    for prompt, result in zip(asked, results, strict=True):
+        tokens, logits = checkpoint.expected(prompt, 24)
+        assert result["token_ids"] == tokens
+        expected = torch.log_softmax(logits.float(), -1)[range(24), tokens]
+        torch.testing.assert_close(torch.tensor(result["logprobs"]), expected, rtol=0, atol=1e-4)
+
+
+def test_requests_that_join_and_leave_are_as_if_alone(run_batch: Batch, small: Checkpoint) -> None:
+    generator = random.Random(5)
+    asked = prompts(64, 30, seed=1)
+    lengths = [generator.randint(1, 40) for _ in asked]
+    joins = sorted(generator.randint(0, 60) for _ in asked)
+    requests = [greedy(prompt, length, after_steps=after)
+                for prompt, length, after in zip(asked, lengths, joins, strict=True)]
+    results, report = run_batch(small.folder, requests, "--most-sequences=16", "--step-tokens=48")
+    assert "0 requests preempted" in report
+    for prompt, length, result in zip(asked, lengths, results, strict=True):
+        assert result["token_ids"] == small.expected(prompt, length)[0]
+        assert result["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("options", [(), ("--offload-cache=4M",), ("--offload-cache=4M", "--offload=by_pressure")])
+def test_with_few_pages_requests_are_preempted_and_give_the_same(run_batch: Batch, small: Checkpoint, options: tuple[str, ...]) -> None:
+    # 4 layers, keys and values of 2 heads of 32 numbers, 16 tokens in 4 bytes each: 32 KiB a page.
+    asked = prompts(8, 60, seed=2)
+    results, report = run_batch(small.folder, [greedy(prompt, 60) for prompt in asked], "--cache=640K", *options)
+    assert "; 0 requests preempted" not in report
+    for prompt, result in zip(asked, results, strict=True):
+        assert result["token_ids"] == small.expected(prompt, 60)[0]
+
+
+def test_prompts_that_begin_alike_share_pages(run_batch: Batch, small: Checkpoint) -> None:
+    begin = prompts(1, 1, seed=3)[0] * 50 + list(range(100, 150))
+    asked = [begin + [n] for n in range(4)]
+    requests = [greedy(prompt, 8, after_steps=20 * n) for n, prompt in enumerate(asked)]
+    results, report = run_batch(small.folder, requests)
+    assert "(288 more found in pages)" in report, report  # three times six pages of 16
+    for prompt, result in zip(asked, results, strict=True):
+        assert result["token_ids"] == small.expected(prompt, 8)[0]
+
+
+def test_a_prompt_in_parts_gives_the_same(run_batch: Batch, small: Checkpoint) -> None:
+    prompt = prompts(1, 1, seed=4)[0] + list(range(200))
+    for step in (7, 64):
+        results, _ = run_batch(small.folder, [greedy(prompt, 10)], f"--step-tokens={step}", "--most-sequences=4")
+        assert results[0]["token_ids"] == small.expected(prompt, 10)[0]
+
+
+def test_sampling_depends_on_the_seed_and_not_on_other_requests(run_batch: Batch, small: Checkpoint) -> None:
+    prompt = prompts(1, 20, seed=6)[0]
+    drawn = {"temperature": 0.9, "top_k": 40, "top_p": 0.95}
+    alone, _ = run_batch(small.folder, [greedy(prompt, 20, seed=9, **drawn)])
+    among, _ = run_batch(small.folder, [greedy(other, 20, seed=n, **drawn) for n, other in enumerate(prompts(5, 30, seed=7))]
+                         + [greedy(prompt, 20, seed=9, **drawn), greedy(prompt, 20, seed=10, **drawn)])
+    assert among[-2]["token_ids"] == alone[0]["token_ids"] != among[-1]["token_ids"]
+
+
+def test_wrong_requests_are_refused_in_a_sentence_and_the_others_run(run_batch: Batch, small: Checkpoint) -> None:
+    wrong = {
+        "temperature": greedy([1], 4, temperature="hot"),
+        "token 9999": greedy([9999], 4),
+        "at least one token": greedy([], 4) | {"prompt": ""},
+        "max_tokens": greedy([1], 0),
+        "context": greedy([1] * 50000, 4),
+        "no JSON": "{",
+        "logprobs": greedy([1], 4, logprobs=21),
+        "top_p": greedy([1], 4, top_p=1.5),
+    }
+    requests = [request for _, request in wrong.items()]
+    results, _ = run_batch(small.folder, [*requests, greedy([5, 6], 4)])
+    errors = [result.get("error") for result in results]
+    assert [result["request"] for result in results] == list(range(len(requests) + 1))
+    for number, part in enumerate(wrong):
+        assert part in errors[number], errors[number]
+    assert errors[len(wrong)] is None
+    assert results[-1]["token_ids"] == small.expected([5, 6], 4)[0]
