@@ -5,7 +5,7 @@ export JOBS
 PYTHON_BIN := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build product demo check test test-full test-gpu test-libraries sim-fuzz load-fuzz fuzz calls bench bench-partition serve-demo compat lint sanitize
+.PHONY: help setup build product demo check test test-full test-gpu test-libraries sim-fuzz load-fuzz fuzz calls bench bench-partition serve-demo qwen3-demo compat lint sanitize
 .PHONY: clean distclean
 
 help:       ## show this list
@@ -50,6 +50,9 @@ load-fuzz: build ## 100,000 damaged files of saved programs, some minutes (ARGS=
 
 bench: build ## timings as ratios to eager and other peers, measured in the same run (ARGS="chain norms --peers")
 	@$(PYTHON_BIN) -m tests.perf $(ARGS)
+
+qwen3-demo: setup product ## Qwen3 in C++: generates, with random weights where no folder is given (MODEL=FOLDER ARGS="chat --help")
+	@scripts/qwen3_demo.sh $(ARGS)
 
 serve-demo: product ## requests for a real model on one and on several core groups, against eager and inductor (ARGS="--help" for its options)
 	@$(PYTHON_BIN) -m tests.perf.serve_demo $(ARGS)

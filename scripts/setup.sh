@@ -19,7 +19,7 @@ required=(g++ cmake python3-venv python3-dev nlohmann-json3-dev)
 helpful=(ninja-build libxbyak-dev libdeflate-dev ccache mold)
 if [ "$what" = all ]; then
   required+=(libgtest-dev catch2)
-  helpful+=(libbenchmark-dev valgrind chromium libpcre2-dev libutf8proc-dev)
+  helpful+=(libbenchmark-dev valgrind chromium libcpp-httplib-dev libpcre2-dev libutf8proc-dev)
 fi
 missing() {
   for package in "$@"; do

@@ -82,6 +82,7 @@ class Choices {
  private:
   static constexpr uint32_t kLastLook = 64;
   static constexpr size_t kBuckets = 256;
+  static constexpr size_t kOldLines = 64;
 
   struct Known {
     Shape shape;
@@ -119,8 +120,10 @@ class Choices {
     const std::lock_guard lock(mutex_);
     load();
     const Shape rounded = shape.rounded();
+    const Known* const known = find_in(bucket_of(rounded), rounded);
+    const bool is_known = known != nullptr && known->choice == choice;
     add(rounded, choice, least_looks);
-    if (!choice.sure) return;
+    if (!choice.sure || is_known) return;
     // What another process writes between these two lines is lost, which costs it a measurement.
     const Result<std::string> before = file_.read();
     (void)file_.write((before.ok() ? before.value() : "") + line_of(rounded, choice) + '\n');
@@ -141,12 +144,26 @@ class Choices {
     if (loaded_) return;
     const Result<std::string> text = file_.read();
     std::istringstream lines(text.ok() ? text.value() : "");
-    for (std::string line; std::getline(lines, line);) {
+    size_t count = 0;
+    for (std::string line; std::getline(lines, line); ++count) {
       Shape shape{};
       Choice choice{};
       if (parse_line(line, shape, choice)) add(shape, choice, 0);
     }
+    // Lines that later ones replace; a file may be no larger than a bound.
+    if (count > 2 * memory_.size() + kOldLines) write_latest();
     loaded_.store(true, std::memory_order_release);
+  }
+
+  // REQUIRES: the mutex is held.
+  void write_latest() {
+    std::string text;
+    for (const auto& known : memory_) {
+      if (find_in(bucket_of(known->shape), known->shape) == known.get()) {
+        text += line_of(known->shape, known->choice) + '\n';
+      }
+    }
+    (void)file_.write(text);
   }
 
   std::mutex mutex_;  // of those who change something; guards `file_` and `memory_`

@@ -61,6 +61,7 @@ Result<GraphSize> ComputeGraph::dimension(const std::string& name, int64_t least
   if (example != 0 && (example < least || example > most)) {
     return usage("the example of '" + name + "' is not between its bounds");
   }
+  if (least == most) return GraphSize(least);  // nothing to choose
   variables.push_back(made);
   examples.push_back(example != 0 ? example : ops::example_size(made, variables.size() - 1));
   impl_->change();

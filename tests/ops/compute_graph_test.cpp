@@ -360,6 +360,8 @@ TEST_F(ComputeGraphTest, DimensionsHaveNamesAndBounds) {
   expect_error(other.input("x", "f32", {batch, 2}).status(), "another graph");
   expect_error(graph.input("x", "f32", {batch - 100}).status(), "negative");
   EXPECT_EQ(to_string(get(graph.look(get(graph.input("x", "f32", {batch * 2, 3}))))), "f32[14,3]");
+  const GraphSize four = get(graph.dimension("four", 4, 4));
+  EXPECT_EQ(to_string(get(graph.look(get(graph.input("z", "f32", {four}))))), "f32[4]");
 }
 
 TEST_F(ComputeGraphTest, AGraphThatIsAnotherProgramForOtherSizesIsRefused) {

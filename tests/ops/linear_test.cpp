@@ -343,6 +343,24 @@ TEST_F(ChoiceFile, IsReadByTheNextProcess) {
   EXPECT_EQ(second.find(large), (LinearChoice{Implementation::kStock, Implementation::kPackedTiles}));
 }
 
+TEST_F(ChoiceFile, WhatIsKnownIsNotWrittenAgain) {
+  const backend::CacheFile file(path, LinearShape::kKind, machine_text());
+  LinearChoices choices(path);
+  for (int i = 0; i < 3; ++i) choices.settle(shape, {Implementation::kMatvec, Implementation::kStock});
+  EXPECT_EQ(file.read().value(), line_of(shape, {Implementation::kMatvec, Implementation::kStock}) + '\n');
+}
+
+TEST_F(ChoiceFile, LinesThatOthersReplaceAreRemoved) {
+  const backend::CacheFile file(path, LinearShape::kKind, machine_text());
+  const LinearChoice old{Implementation::kStock, Implementation::kStock}, latest{Implementation::kMatvec, std::nullopt};
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += line_of(shape, old) + '\n';
+  LinearChoices(path).learn(large, old);
+  ASSERT_TRUE(file.write(file.read().value() + text + line_of(shape, latest) + '\n').ok());
+  EXPECT_EQ(LinearChoices(path).find(shape), latest);
+  EXPECT_EQ(file.read().value(), line_of(large, old) + '\n' + line_of(shape, latest) + '\n');
+}
+
 TEST_F(ChoiceFile, GuessesAreNotWrittenAndAreMeasuredAgain) {
   LinearChoices choices(path);
   choices.learn(shape, {.plain = Implementation::kMatvec, .sure = false});

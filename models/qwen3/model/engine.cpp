@@ -379,14 +379,27 @@ Status Engine::fill(Batch& batch) {
   return cache_->fill_tables(ids, 0, batch.table.data(), batch.width);
 }
 
+// In the order of the program's dimensions; those with one size only are none.
+std::vector<int64_t> Engine::sizes_of(const Batch& batch) const {
+  std::vector<int64_t> sizes;
+  for (const graph::SizeVariable& dimension : executor_->dimensions()) {
+    if (dimension.name == "tokens") sizes.push_back(std::ssize(batch.tokens));
+    if (dimension.name == "sequences") sizes.push_back(std::ssize(batch.parts));
+    if (dimension.name == "width") sizes.push_back(batch.width);
+    if (dimension.name == "rows") sizes.push_back(std::ssize(batch.rows));
+  }
+  return sizes;
+}
+
 Status Engine::run(Batch& batch) {
   const Clock::time_point begin = Clock::now();
   GraphExecutor& executor = *executor_;
   const auto sequences = static_cast<int64_t>(batch.parts.size());
-  const std::vector<int64_t> sizes{std::ssize(batch.tokens), sequences, batch.width, std::ssize(batch.rows)};
+  const std::vector<int64_t> sizes = sizes_of(batch);
   Status status;
-  if (executor.sizes() != sizes || counters_.steps == 0) {
+  if (executor.sizes() != sizes || !has_pages_) {
     status = executor.SetSizes(sizes);
+    has_pages_ = true;
     const TensorView pages =
         TensorView::row_major(cache_->pages().pool(0).base(), dtype_,
                               {cache_->pages().capacity(), 2 * config_.num_hidden_layers, config_.num_key_value_heads,

@@ -122,6 +122,7 @@ class Engine {
   bool extend(Request& request, int64_t tokens);
   bool preempt_for(const Request& request);
   Status fill(Batch& batch);
+  std::vector<int64_t> sizes_of(const Batch& batch) const;
   Status run(Batch& batch);
   void deliver(Batch& batch);
   void finish(Request& request, Finish how, Status status = {});
@@ -138,6 +139,7 @@ class Engine {
   std::vector<std::unique_ptr<Request>> running_;  // in the order of submission
   std::unique_ptr<Batch> batch_;                   // its memory is used again
   Counters counters_;
+  bool has_pages_ = false;  // the executor was given the pages
 
   mutable std::mutex mutex_;  // guards what follows
   std::deque<std::unique_ptr<Request>> submitted_;
