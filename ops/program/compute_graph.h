@@ -76,10 +76,10 @@ class ComputeGraph {
   // ---- building ----
 
   // A size that each execute() may choose, from `least` to `most`; some input must have it alone as
-  // a size. What add() returns has an example of it, `example` or a small prime. The graph is
-  // recorded for several sizes by optimize(), which is an error if these are other programs; that of
-  // size 1 is left out then. A dimension with one size only is that integer. Errors: kUsage for a
-  // name that is taken, or bounds without a size.
+  // a size. What add() returns has an example of it, `example` or a small prime. optimize() records
+  // the graph for several sizes, and fails if these are other programs; size 1 is left out then. A
+  // dimension with one size only is that integer. Errors: kUsage for a name that is taken, or bounds
+  // without a size.
   Result<GraphSize> dimension(const std::string& name, int64_t least = 1,
                               int64_t most = std::numeric_limits<int64_t>::max(), int64_t example = 0);
   // A tensor that execute() is given; `dtype` by its short name ("f32", "i64"). Names of inputs are
@@ -93,9 +93,10 @@ class ComputeGraph {
   // is held for as long. Copied if its address is no multiple of its elements' size, or if it is not
   // row-major. REQUIRES: `owner` is not null.
   Result<Value> constant(const std::string& name, const TensorView& tensor, std::shared_ptr<const void> owner);
-  // A node; its first result, if it has any: some operators only write their arguments. Arguments in
-  // the order of the schema, then attributes by name; the rest has the schema's defaults. Errors: kUsage for an unknown operator, for arguments that none
-  // of its schemas takes, and for what PyTorch itself says.
+  // A node; its first result, if it has any: some operators only write their arguments. Arguments
+  // in the order of the schema, then attributes by name; the rest has the schema's defaults. Errors:
+  // kUsage for an unknown operator, for arguments that none of its schemas takes, and for what
+  // PyTorch itself says.
   Result<Value> add(std::string_view op, Arguments arguments, Attributes attributes = {});
   // The same for graphs that come from elsewhere as nodes and edges, in any order. A node is called
   // when one of its results is used or asked for, by optimize() at the latest, so errors of the call
