@@ -113,6 +113,7 @@ void scale_and_add(const QuantizedPart& part, int64_t unit, const int32_t* sums)
     const int64_t index = (r * part.groups + unit / part.units_of_group) * 16;
     const S::Floats scale =
         quantized_detail::load_scales<S>(part.scale_element, part.scales, index, kPanels * part.groups * 16);
+    const S::Floats bias = part.bias != nullptr ? S::load(part.bias + r * 16) : S::none();
     const S::Sums zeros = part.zeros != nullptr ? S::load_bytes(part.zeros + index) : S::zero();
     for (int64_t m = 0; m < rows; ++m) {
       const int32_t* const entry = sums + (r * kQuantizedEntries + m * P) * 16;
@@ -122,7 +123,7 @@ void scale_and_add(const QuantizedPart& part, int64_t unit, const int32_t* sums)
       sum = part.zeros != nullptr ? S::less(sum, zeros, x_sum) : S::less(sum, middle * static_cast<uint32_t>(x_sum));
       const S::Floats factor = S::mul(scale, S::of(part.x_scales[unit * rows + m]));
       float* const out = part.out + m * part.out_stride + r * 16;
-      S::store(S::fma(S::from(sum), factor, unit == 0 ? S::none() : S::load(out)), out);
+      S::store(S::fma(S::from(sum), factor, unit == 0 ? bias : S::load(out)), out);
     }
   }
 }
@@ -135,8 +136,9 @@ void multiply(const QuantizedPart& part) {
   const int64_t unit_depth = part.unit_lines * kElementsOfLine;
   alignas(64) int32_t sums[kPanels * kQuantizedEntries * 16];
   if (part.units == 0) {
-    for (int64_t m = 0; m < part.entries / P; ++m) {
-      for (int64_t r = 0; r < part.panels; ++r) S::store(S::none(), part.out + m * part.out_stride + r * 16);
+    for (int64_t r = 0; r < part.panels; ++r) {
+      const S::Floats bias = part.bias != nullptr ? S::load(part.bias + r * 16) : S::none();
+      for (int64_t m = 0; m < part.entries / P; ++m) S::store(bias, part.out + m * part.out_stride + r * 16);
     }
   }
   for (int64_t unit = 0; unit < part.units; ++unit) {
@@ -176,7 +178,6 @@ constexpr void fill(QuantizedKernels& kernels) {
 constexpr QuantizedKernels make_kernels() {
   QuantizedKernels kernels{};
   kernels.most_entries = kQuantizedEntries;
-  kernels.tiles = true;
   kernels.panels = &panels_of_tiles;
   fill<8, 1>(kernels);
   fill<8, 2>(kernels);

@@ -106,26 +106,33 @@ struct Avx2 {
     return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1))));
   }
   template <int P>
-  static Sums place(const float* p, float factor, int8_t* to, int64_t step, int64_t plane) {
+  static Sums place(const float* p, float factor, int8_t* to) {
     const __m256 factors = _mm256_set1_ps(factor);
     const Sums numbers = {_mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(p), factors)),
                           _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(p + 8), factors))};
-    alignas(32) int32_t values[16];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(values), numbers.low);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(values + 8), numbers.high);
-    for (int i = 0; i < 16; ++i) {
-      int8_t* const place = to + i / 4 * step + i % 4;
-      if constexpr (P == 2) {
-        place[0] = static_cast<int8_t>((values[i] + 128) >> 8);
-        place[plane] = static_cast<int8_t>(values[i]);
-      } else {
-        place[0] = static_cast<int8_t>(values[i]);
-      }
+    if constexpr (P == 1) {
+      write(to, numbers);
+    } else {
+      const __m256i half = _mm256_set1_epi32(128);
+      write(to, {_mm256_srai_epi32(_mm256_add_epi32(numbers.low, half), 8),
+                 _mm256_srai_epi32(_mm256_add_epi32(numbers.high, half), 8)});
+      // The lowest byte is what is left, between -128 and 127.
+      write(to + 64, numbers);
     }
     return numbers;
   }
 
  private:
+  // The lowest bytes of sixteen numbers.
+  static void write(int8_t* to, Sums numbers) {
+    const __m256i lowest = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                            0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    const auto eight = [&](__m256i half) {
+      const __m256i bytes = _mm256_shuffle_epi8(half, lowest);
+      return _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
+    };
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_unpacklo_epi64(eight(numbers.low), eight(numbers.high)));
+  }
   static __m256i load_bytes32(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   static __m128i load_halves(const uint16_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
   static __m256 widen_bfloat16(const uint16_t* p) {

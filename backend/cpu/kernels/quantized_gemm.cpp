@@ -3,7 +3,7 @@
 //    second-level cache wait for the next turn.
 // 2. Threads divide the outputs of all calls, and the rows if there are few outputs. A thread
 //    multiplies each block by a group of outputs whose weight stays in its second-level cache.
-// 3. The sums of a block get their bias, are rounded and stored.
+// 3. Sums begin with the bias. Those of a block are rounded and stored.
 
 #include "backend/cpu/kernels/quantized_gemm.h"
 
@@ -133,14 +133,13 @@ struct Portable {
     return most;
   }
   template <int P>
-  static Sums place(const float* p, float factor, int8_t* to, int64_t step, int64_t plane) {
+  static Sums place(const float* p, float factor, int8_t* to) {
     return Sums::each([&](int i) {
       const float scaled = p[i] * factor;
       // A row with such values has a scale that is not a number.
       const auto number = std::isfinite(scaled) ? static_cast<int32_t>(std::nearbyintf(scaled)) : 0;
-      int8_t* const place = to + i / 4 * step + i % 4;
-      place[0] = static_cast<int8_t>(P == 2 ? (number + 128) >> 8 : number);
-      if constexpr (P == 2) place[plane] = static_cast<int8_t>(number);
+      to[i] = static_cast<int8_t>(P == 2 ? (number + 128) >> 8 : number);
+      if constexpr (P == 2) to[i + 64] = static_cast<int8_t>(number);
       return number;
     });
   }
@@ -211,7 +210,7 @@ class Product {
         planes_(common_.activation == ActivationBits::kSixteen ? 2 : 1),
         kernels_(kernels_of(set, common_.m * planes_)),
         vectors_(vectors_of(set)),
-        x_depth_(kernels_.tiles ? round_up(shape_.padded_k(), kQuantizedTile) : shape_.padded_k()),
+        x_depth_(round_up(shape_.padded_k(), kQuantizedTile)),
         most_rows_(kernels_.most_entries / planes_),
         unit_(unit_of(shape_, common_.activation)),
         units_(divide_up(shape_.padded_k(), unit_)) {
@@ -252,8 +251,9 @@ class Product {
   void quantize(int64_t begin, int64_t end) const {
     static thread_local Scratch line;
     const int64_t k = shape_.k;
-    auto* const floats = line.get<float>(shape_.padded_k());
-    std::fill(floats + k, floats + shape_.padded_k(), 0.0f);
+    const bool in_place = common_.element == Element::kFloat32 && k == shape_.padded_k();
+    float* const floats = in_place ? nullptr : line.get<float>(shape_.padded_k());
+    if (!in_place) std::fill(floats + k, floats + shape_.padded_k(), 0.0f);
     // The last block that begins at the row or before.
     int64_t block = std::min(blocks_ - 1, begin * blocks_ / std::max<int64_t>(1, rows_));
     while (block_begin(block) > begin) --block;
@@ -261,22 +261,17 @@ class Product {
       while (block + 1 < blocks_ && block_begin(block + 1) <= row) ++block;
       const int64_t start = block_begin(block);
       const int64_t rows = block_begin(block + 1) - start;
-      widen(common_.element, element_at(common_.x, (first_ + row) * common_.x_stride, common_.element), k, floats,
-            vectors_);
-      const int64_t entries = rows * planes_;
-      const bool tiles = kernels_.tiles;
-      kernels_.quantize[planes_ - 1](
-          {.x = floats,
-           .k = k,
-           .padded_k = shape_.padded_k(),
-           .unit = unit_,
-           .to = x_ + start * planes_ * x_depth_ + (row - start) * planes_ * (tiles ? kQuantizedTile : 4),
-           .step_bytes = tiles ? 4 : entries * 4,
-           .tile_bytes = entries * kQuantizedTile,
-           .plane_bytes = tiles ? kQuantizedTile : 4,
-           .scales = scales_ + start * units_ + (row - start),
-           .sums = sums_ + start * units_ + (row - start),
-           .stride = rows});
+      const std::byte* const x = element_at(common_.x, (first_ + row) * common_.x_stride, common_.element);
+      if (!in_place) widen(common_.element, x, k, floats, vectors_);
+      kernels_.quantize[planes_ - 1]({.x = in_place ? reinterpret_cast<const float*>(x) : floats,
+                                      .k = k,
+                                      .padded_k = shape_.padded_k(),
+                                      .unit = unit_,
+                                      .to = x_ + (start * x_depth_ + (row - start) * kQuantizedTile) * planes_,
+                                      .tile_bytes = rows * planes_ * kQuantizedTile,
+                                      .scales = scales_ + start * units_ + (row - start),
+                                      .sums = sums_ + start * units_ + (row - start),
+                                      .stride = rows});
     }
   }
 
@@ -286,17 +281,25 @@ class Product {
     while (group >= group_count(*call)) group -= group_count(*call++);
     const int64_t output = group * kGroup;
     const int64_t outputs = std::min(kGroup, call->weight.shape.n - output);
+    const int64_t panels = divide_up(outputs, kQuantizedPanel);
+    alignas(64) float bias[kGroup] = {};
+    if (call->bias != nullptr) add_elements(call->element, call->bias, output, outputs, bias);
+    // Sums go where they stay if they are whole vectors of floats.
+    const bool in_place = call->element == Element::kFloat32 && outputs % kQuantizedPanel == 0;
     for (int64_t block = begin; block < end; ++block) {
       const int64_t start = block_begin(block);
       const int64_t rows = block_begin(block + 1) - start;
+      std::byte* const y = static_cast<std::byte*>(call->y) +
+                           ((first_ + start) * call->y_stride + output) * element_bytes(call->element);
       alignas(64) float tile[kQuantizedEntries * kGroup];
-      multiply_block(*call, group * kGroupPanels, divide_up(outputs, kQuantizedPanel), start, rows, tile);
-      store(*call, tile, first_ + start, rows, output, outputs);
+      float* const out = in_place ? reinterpret_cast<float*>(y) : tile;
+      multiply_block(*call, group * kGroupPanels, panels, start, rows, bias, out, in_place ? call->y_stride : kGroup);
+      if (!in_place) store(*call, tile, y, rows, outputs);
     }
   }
 
   void multiply_block(const QuantizedProduct& call, int64_t panel, int64_t panels, int64_t start, int64_t rows,
-                      float* tile) const {
+                      const float* bias, float* out, int64_t out_stride) const {
     const QuantizedWeight& weight = call.weight;
     const QuantizedShape& shape = weight.shape;
     const int entries = static_cast<int>(rows * planes_);
@@ -315,26 +318,22 @@ class Product {
                        .unit_lines = unit_ / elements_of_line,
                        .lines = shape.padded_k() / elements_of_line,
                        .entries = entries,
-                       .out_stride = kGroup};
+                       .out_stride = out_stride};
     for (int64_t i = 0; i < panels; i += at_once) {
       const int64_t index = (panel + i) * shape.groups() * kQuantizedPanel;
       part.w = weight.packed + (panel + i) * part.w_stride;
       part.scales = element_at(weight.scales, index, weight.scale_element);
       part.zeros = weight.zeros == nullptr ? nullptr : weight.zeros + index;
       part.panels = std::min<int64_t>(at_once, panels - i);
-      part.out = tile + i * kQuantizedPanel;
+      part.bias = call.bias == nullptr ? nullptr : bias + i * kQuantizedPanel;
+      part.out = out + i * kQuantizedPanel;
       kernels_.multiply[shape.bits == 8][planes_ - 1][entries - 1](part);
     }
   }
 
-  void store(const QuantizedProduct& call, float* tile, int64_t row, int64_t rows, int64_t output,
-             int64_t outputs) const {
-    const int64_t item = element_bytes(call.element);
+  void store(const QuantizedProduct& call, const float* tile, std::byte* y, int64_t rows, int64_t outputs) const {
     for (int64_t i = 0; i < rows; ++i) {
-      float* const from = tile + i * kGroup;
-      if (call.bias != nullptr) add_elements(call.element, call.bias, output, outputs, from);
-      narrow(call.element, from, outputs, static_cast<std::byte*>(call.y) + ((row + i) * call.y_stride + output) * item,
-             vectors_);
+      narrow(call.element, tile + i * kGroup, outputs, y + i * call.y_stride * element_bytes(call.element), vectors_);
     }
   }
 

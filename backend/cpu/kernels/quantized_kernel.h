@@ -12,14 +12,14 @@
 //            less(sums, number). All but dot wrap around: only differences have to fit.
 //   Floats   sixteen floats: load(p), store(floats, p), of(number), none(), mul, fma, from(sums)
 //   kSums    the Sums that stay in registers
-// and for x: largest(p, count), the largest magnitude as bits, and place<P>(p, factor, to, step,
-// plane), which rounds sixteen floats times a factor, writes their P planes, four bytes every `step`
-// and planes `plane` apart, and returns them as Sums.
+// and for x: largest(p, count), the largest magnitude as bits, and place<P>(p, factor, to), which
+// rounds sixteen floats times a factor, writes them as P planes, 64 bytes apart, and returns them as
+// Sums.
 //
-// x as kernels read it: for each step of k, the four bytes of each entry. The tile unit reads for
-// each 64 elements of k the 64 bytes of each entry. An entry is a plane of a row; the two planes of
-// a row are neighbours, the upper byte first. The elements of a unit of x share a scale. A unit lies
-// within a group of the weight, and is short enough for int32.
+// x as kernels read it: for each 64 elements of k, the 64 bytes of each entry. An entry is a plane
+// of a row; the two planes of a row are neighbours, the upper byte first. That is a tile of the tile
+// unit too. The elements of a unit of x share a scale. A unit lies within a group of the weight, and
+// is short enough for int32.
 //
 // Thread safety: pure functions.
 
@@ -58,7 +58,8 @@ struct QuantizedPart {
   int64_t lines = 0;       // lines of w for all of k
   int64_t panels = 0;      // at most kernels.panels
   int entries = 0;
-  float* out = nullptr;  // [rows][16 * panels], a row each out_stride
+  const float* bias = nullptr;  // [16 * panels] that sums begin with, or null
+  float* out = nullptr;         // [rows][16 * panels], a row each out_stride
   int64_t out_stride = 0;
 };
 
@@ -69,9 +70,7 @@ struct QuantizedRow {
   int64_t padded_k = 0;
   int64_t unit = 0;  // elements
   int8_t* to = nullptr;
-  int64_t step_bytes = 0;   // from a step to the next
-  int64_t tile_bytes = 0;   // from 64 elements to the next
-  int64_t plane_bytes = 0;  // from the upper plane to the lower one
+  int64_t tile_bytes = 0;  // from 64 elements to the next
   float* scales = nullptr;
   int32_t* sums = nullptr;
   int64_t stride = 0;  // of both, from a unit to the next
@@ -79,7 +78,6 @@ struct QuantizedRow {
 
 struct QuantizedKernels {
   int most_entries;
-  bool tiles;  // x is in the order of the tile unit
   // Panels that a block of so many entries takes at once.
   int (*panels)(int entries);
   // [bits == 8][planes - 1][entries - 1]; null where there is none.
@@ -139,6 +137,7 @@ template <typename S, int B, int P, int E>
   constexpr int R = panels_at_once<S, E>();
   constexpr int M = E / P;
   constexpr int kSteps = B == 8 ? 1 : 2;  // of a line
+  constexpr int64_t kTileLines = 16 / kSteps;
   using Sums = typename S::Sums;
   using Floats = typename S::Floats;
   // A panel beyond the last is computed like the last, and thrown away.
@@ -148,32 +147,39 @@ template <typename S, int B, int P, int E>
   });
   // The same place of the next panels: prefetchers of the processor stop at the end of a page.
   const int64_t ahead = R * part.w_stride;
-  const int8_t* x = part.x;
   const auto middle = static_cast<uint32_t>(part.middle);
   Floats floats[R][M];
-  times<R * M>([&](auto i) __attribute__((always_inline)) { floats[i / M][i % M] = S::none(); });
-  int64_t lines = part.lines;
+  times<R>([&](auto r) __attribute__((always_inline)) {
+    const bool begins = part.bias != nullptr && r < part.panels;
+    const Floats bias = begins ? S::load(part.bias + r * 16) : S::none();
+    times<M>([&](auto m) __attribute__((always_inline)) { floats[r][m] = bias; });
+  });
+  int64_t line = 0;
   int64_t group = -1;
   int64_t left_of_group = 0;  // units
   for (int64_t unit = 0; unit < part.units; ++unit) {
     Sums sums[R][E];
     times<R * E>([&](auto i) __attribute__((always_inline)) { sums[i / E][i % E] = S::zero(); });
-    const int64_t count = lines < part.unit_lines ? lines : part.unit_lines;
-    lines -= count;
-    for (int64_t line = 0; line < count; ++line) {
-      times<R>([&](auto r) __attribute__((always_inline)) { __builtin_prefetch(w[r] + ahead, 0, 2); });
-      times<kSteps>([&](auto step) __attribute__((always_inline)) {
-        typename S::Line here[R];
-        times<R>([&](auto r) __attribute__((always_inline)) {
-          here[r] = B == 8 ? S::whole(w[r]) : step == 0 ? S::low(w[r]) : S::high(w[r]);
+    const int64_t end = line + part.unit_lines < part.lines ? line + part.unit_lines : part.lines;
+    while (line < end) {
+      // To the end of the unit or of 64 elements.
+      const int8_t* x = part.x + line / kTileLines * (64 * E) + line % kTileLines * (4 * kSteps);
+      const int64_t tile_end = (line / kTileLines + 1) * kTileLines;
+      for (const int64_t stop = end < tile_end ? end : tile_end; line < stop; ++line) {
+        times<R>([&](auto r) __attribute__((always_inline)) { __builtin_prefetch(w[r] + ahead, 0, 2); });
+        times<kSteps>([&](auto step) __attribute__((always_inline)) {
+          typename S::Line here[R];
+          times<R>([&](auto r) __attribute__((always_inline)) {
+            here[r] = B == 8 ? S::whole(w[r]) : step == 0 ? S::low(w[r]) : S::high(w[r]);
+          });
+          times<E>([&](auto e) __attribute__((always_inline)) {
+            const typename S::Four four = S::share(x + 64 * e + 4 * step);
+            times<R>([&](auto r) __attribute__((always_inline)) { sums[r][e] = S::dot(sums[r][e], here[r], four); });
+          });
         });
-        times<E>([&](auto e) __attribute__((always_inline)) {
-          const typename S::Four four = S::share(x + 4 * (step * E + e));
-          times<R>([&](auto r) __attribute__((always_inline)) { sums[r][e] = S::dot(sums[r][e], here[r], four); });
-        });
-      });
-      times<R>([&](auto r) __attribute__((always_inline)) { w[r] += 64; });
-      x += 4 * kSteps * E;
+        times<R>([&](auto r) __attribute__((always_inline)) { w[r] += 64; });
+        x += 4 * kSteps;
+      }
     }
     if (left_of_group == 0) {
       left_of_group = part.units_of_group;
@@ -219,8 +225,8 @@ void quantize_row(const QuantizedRow& row) {
     const float factor = finite && !tiny ? kLargest / largest : 0;
     typename S::Sums sums = S::zero();
     for (int64_t i = first; i < end; i += 16) {
-      int8_t* const to = row.to + i / kQuantizedTile * row.tile_bytes + i % kQuantizedTile / 4 * row.step_bytes;
-      sums = S::add(sums, S::template place<P>(row.x + i, factor, to, row.step_bytes, row.plane_bytes));
+      int8_t* const to = row.to + i / kQuantizedTile * row.tile_bytes + i % kQuantizedTile;
+      sums = S::add(sums, S::template place<P>(row.x + i, factor, to));
     }
     row.sums[unit * row.stride] = S::total(sums);
     row.scales[unit * row.stride] = finite ? (tiny ? 0 : largest / kLargest) : __builtin_nanf("");

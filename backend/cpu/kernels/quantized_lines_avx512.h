@@ -57,29 +57,22 @@ struct Avx512Lines {
     return _mm512_reduce_max_epu32(most);
   }
   template <int P>
-  static Sums place(const float* p, float factor, int8_t* to, int64_t step, int64_t plane) {
+  static Sums place(const float* p, float factor, int8_t* to) {
     const __m512i numbers = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(p), _mm512_set1_ps(factor)));
     if constexpr (P == 1) {
-      write_steps(to, step, _mm512_cvtepi32_epi8(numbers));
+      write(to, _mm512_cvtepi32_epi8(numbers));
     } else {
       const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(numbers, _mm512_set1_epi32(128)), 8);
-      write_steps(to, step, _mm512_cvtepi32_epi8(upper));
+      write(to, _mm512_cvtepi32_epi8(upper));
       // The lowest byte is what is left, between -128 and 127.
-      write_steps(to + plane, step, _mm512_cvtepi32_epi8(numbers));
+      write(to + 64, _mm512_cvtepi32_epi8(numbers));
     }
     return numbers;
   }
 
  private:
   static __m256i load_halves(const uint16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-  static void write(int8_t* to, int value) { __builtin_memcpy(to, &value, sizeof(value)); }
-  static void write_steps(int8_t* to, int64_t step, __m128i bytes) {
-    if (step == 4) return _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
-    write(to, _mm_extract_epi32(bytes, 0));
-    write(to + step, _mm_extract_epi32(bytes, 1));
-    write(to + 2 * step, _mm_extract_epi32(bytes, 2));
-    write(to + 3 * step, _mm_extract_epi32(bytes, 3));
-  }
+  static void write(int8_t* to, __m128i bytes) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes); }
 };
 
 }  // namespace

@@ -407,10 +407,8 @@ std::vector<float> block_by(const QuantizedKernels& kernels, const Weight& weigh
                                   .k = shape.k,
                                   .padded_k = shape.padded_k(),
                                   .unit = unit,
-                                  .to = x.data() + row * planes * (kernels.tiles ? kQuantizedTile : 4),
-                                  .step_bytes = kernels.tiles ? 4 : entries * 4,
+                                  .to = x.data() + row * planes * kQuantizedTile,
                                   .tile_bytes = entries * kQuantizedTile,
-                                  .plane_bytes = kernels.tiles ? kQuantizedTile : 4,
                                   .scales = x_scales.data() + row,
                                   .sums = x_sums.data() + row,
                                   .stride = rows});
