@@ -182,6 +182,11 @@ class HttpServer {
     // A thread for each connection that waits.
     constexpr size_t kConnections = 256;
     server_.new_task_queue = [] { return new httplib::ThreadPool(kConnections); };
+    // cpp-httplib's own choice lets two servers have one port.
+    server_.set_socket_options([](int socket) {
+      const int yes = 1;
+      (void)setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+    });
     constexpr size_t kMostBytes = size_t{64} << 20;
     server_.set_payload_max_length(kMostBytes);
     server_.Get("/health",
