@@ -3,41 +3,15 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
-#include <unordered_set>
-#include <vector>
+
+#include "qwen3/checkpoint/json_builder.h"
 
 namespace hetero::qwen3 {
 namespace {
 
-constexpr int kMostDepth = 64;
 const Json kNull;
 
 Status storage_error(std::string message) { return Status(ErrorClass::kStorage, std::move(message)); }
-
-// What nlohmann's parser does not refuse by itself.
-class Strictness {
- public:
-  // Called for each event of the parser. Returns whether the parser keeps the element.
-  bool keep(int depth, Json::parse_event_t event, const Json& element) {
-    if (!refusal_.empty()) return false;
-    if (event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start) {
-      if (depth >= kMostDepth) refusal_ = "is nested deeper than " + std::to_string(kMostDepth) + " levels";
-      if (event == Json::parse_event_t::object_start) keys_.emplace_back();
-    } else if (event == Json::parse_event_t::object_end) {
-      keys_.pop_back();
-    } else if (event == Json::parse_event_t::key) {
-      const auto& key = element.get_ref<const std::string&>();
-      if (!keys_.back().insert(key).second) refusal_ = "has the key " + in_quotes(key) + " twice in one object";
-    }
-    return refusal_.empty();
-  }
-
-  const std::string& refusal() const { return refusal_; }
-
- private:
-  std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
-  std::string refusal_;
-};
 
 std::string text_of(double number) {
   char text[32];
@@ -62,20 +36,7 @@ std::string in_quotes(std::string_view text) {
   return result + (text.size() > kMost ? "…\"" : "\"");
 }
 
-Result<Json> parse_json(std::string_view text, const std::string& what) {
-  Strictness strictness;
-  try {
-    Json json = Json::parse(text.begin(), text.end(), [&](int depth, Json::parse_event_t event, Json& element) {
-      return strictness.keep(depth, event, element);
-    });
-    if (strictness.refusal().empty()) return json;
-    return storage_error(what + " " + strictness.refusal());
-  } catch (const Json::parse_error& error) {
-    return storage_error(what + " is not JSON: the text is wrong at byte " + std::to_string(error.byte));
-  } catch (const Json::exception&) {
-    return storage_error(what + " is not JSON: a number is out of range");
-  }
-}
+Result<Json> parse_json(std::string_view text, const std::string& what) { return JsonBuilder().build(text, what); }
 
 Result<std::string> read_text(const std::filesystem::path& path, uint64_t most_bytes) {
   std::error_code error;

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "qwen3/checkpoint/json.h"
+#include "qwen3/checkpoint/json_builder.h"
 #include "qwen3/text/unicode.h"
 
 namespace hetero::qwen3 {
@@ -45,10 +46,108 @@ void expect_option(JsonFields& fields, const char* key, const Json& value) {
   if (!found.is_null() && found != value) fields.fail(std::string("the option ") + key + " is not supported");
 }
 
-Result<int32_t> read_id(const Json& id, const std::string& token) {
-  if (id.is_number_unsigned() && id.get<uint64_t>() < static_cast<uint64_t>(kMostIds)) return id.get<int32_t>();
-  return storage_error("the token " + in_quotes(token) + " has no id below " + std::to_string(kMostIds));
-}
+// A tokenizer.json whose vocabulary and merges, nearly all of the file, do not become JSON values.
+class Builder : public JsonBuilder {
+ public:
+  std::vector<std::pair<std::string, int32_t>> vocabulary;
+  std::vector<std::array<std::string, 2>> merges;
+  bool has_vocabulary = false;
+  bool has_merges = false;
+
+  bool start_object(size_t size) override {
+    if (part_ != Part::kRest) return refuse_part();
+    if (!is_in_model("vocab")) return JsonBuilder::start_object(size);
+    has_vocabulary = true;
+    part_ = Part::kVocabulary;
+    return true;
+  }
+
+  bool end_object() override {
+    if (part_ != Part::kVocabulary) return JsonBuilder::end_object();
+    part_ = Part::kRest;
+    return add(Json());
+  }
+
+  bool key(std::string& name) override {
+    if (part_ != Part::kVocabulary) return JsonBuilder::key(name);
+    if (name.empty()) return refuse("has an empty token in the vocabulary");
+    vocabulary.emplace_back(std::move(name), -1);
+    return true;
+  }
+
+  bool number_unsigned(uint64_t value) override {
+    if (part_ == Part::kRest) return JsonBuilder::number_unsigned(value);
+    if (part_ != Part::kVocabulary || value >= static_cast<uint64_t>(kMostIds)) return refuse_part();
+    vocabulary.back().second = static_cast<int32_t>(value);
+    return true;
+  }
+
+  bool start_array(size_t size) override {
+    if (part_ == Part::kMerges) {
+      part_ = Part::kMerge;
+      merges.emplace_back();
+      sides_ = 0;
+      return true;
+    }
+    if (part_ != Part::kRest) return refuse_part();
+    if (!is_in_model("merges")) return JsonBuilder::start_array(size);
+    has_merges = true;
+    part_ = Part::kMerges;
+    return true;
+  }
+
+  bool end_array() override {
+    if (part_ == Part::kRest) return JsonBuilder::end_array();
+    if (part_ == Part::kMerge) {
+      if (sides_ != 2) return refuse_part();
+      part_ = Part::kMerges;
+      return true;
+    }
+    part_ = Part::kRest;
+    return add(Json());
+  }
+
+  // A merge is ["a", "b"] or "a b".
+  bool string(std::string& value) override {
+    if (part_ == Part::kRest) return JsonBuilder::string(value);
+    if (part_ == Part::kMerge && sides_ < 2) {
+      merges.back()[sides_++] = std::move(value);
+      return true;
+    }
+    const size_t space = value.find(' ');
+    if (part_ != Part::kMerges || space == std::string::npos || value.find(' ', space + 1) != std::string::npos) {
+      return refuse_part();
+    }
+    merges.push_back({value.substr(0, space), value.substr(space + 1)});
+    return true;
+  }
+
+  bool null() override { return part_ == Part::kRest ? JsonBuilder::null() : refuse_part(); }
+  bool boolean(bool value) override { return part_ == Part::kRest ? JsonBuilder::boolean(value) : refuse_part(); }
+  bool number_integer(int64_t value) override {
+    return part_ == Part::kRest ? JsonBuilder::number_integer(value) : refuse_part();
+  }
+  bool number_float(double value, const std::string& text) override {
+    return part_ == Part::kRest ? JsonBuilder::number_float(value, text) : refuse_part();
+  }
+
+ private:
+  enum class Part : uint8_t { kRest, kVocabulary, kMerges, kMerge };
+
+  bool is_in_model(const char* name) const { return depth() == 2 && key_at(1) == "model" && key_at(2) == name; }
+
+  bool refuse_part() {
+    if (part_ != Part::kVocabulary) {
+      const size_t number = merges.empty() || part_ == Part::kMerges ? merges.size() : merges.size() - 1;
+      return refuse("is wrong: the merge " + std::to_string(number) + " is no pair of tokens");
+    }
+    return refuse("is wrong: the token " + in_quotes(vocabulary.empty() ? "" : vocabulary.back().first) +
+                  " has no id below " + std::to_string(kMostIds));
+  }
+
+  Part part_ = Part::kRest;
+  size_t sides_ = 0;
+};
 
 // Notes a token. False if its id or its spelling is taken by another one.
 bool add_token(TokenizerFile& file, const std::string& token, int32_t id) {
@@ -60,61 +159,41 @@ bool add_token(TokenizerFile& file, const std::string& token, int32_t id) {
   return true;
 }
 
-Status read_vocabulary(const Json& vocabulary, TokenizerFile& file) {
-  if (!vocabulary.is_object()) return storage_error("the model has no vocab");
-  file.ids.reserve(vocabulary.size() + 64);
-  file.bytes.reserve(vocabulary.size() + 64);
-  for (const auto& [token, number] : vocabulary.items()) {
-    const auto id = read_id(number, token);
-    if (!id.ok()) return id.status();
-    if (token.empty()) return storage_error("the vocabulary has an empty token");
-    if (!add_token(file, token, id.value())) {
-      return storage_error("the token " + in_quotes(token) + " has the id of another one, " +
-                           std::to_string(id.value()));
+Status read_vocabulary(Builder& builder, TokenizerFile& file) {
+  if (!builder.has_vocabulary) return storage_error("the model has no vocab");
+  file.ids.reserve(builder.vocabulary.size() + 64);
+  file.bytes.reserve(builder.vocabulary.size() + 64);
+  for (const auto& [token, id] : builder.vocabulary) {
+    if (file.ids.contains(token)) return storage_error("the vocabulary has the token " + in_quotes(token) + " twice");
+    if (!add_token(file, token, id)) {
+      return storage_error("the token " + in_quotes(token) + " has the id of another one, " + std::to_string(id));
     }
   }
   return Status();
 }
 
-// The two sides of a merge, in either spelling: "a b" or ["a", "b"].
-bool read_sides(const Json& merge, std::string& left, std::string& right) {
-  if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
-    left = merge[0].get_ref<const std::string&>();
-    right = merge[1].get_ref<const std::string&>();
-    return true;
-  }
-  if (!merge.is_string()) return false;
-  const auto& text = merge.get_ref<const std::string&>();
-  const size_t space = text.find(' ');
-  if (space == std::string::npos || text.find(' ', space + 1) != std::string::npos) return false;
-  left.assign(text, 0, space);
-  right.assign(text, space + 1);
-  return true;
-}
-
-Status read_merges(const Json& merges, TokenizerFile& file) {
-  if (!merges.is_array()) return storage_error("the model has no merges");
+Status read_merges(Builder& builder, TokenizerFile& file) {
+  if (!builder.has_merges) return storage_error("the model has no merges");
   std::array<int32_t, 256> byte_ids{};
   for (int byte = 0; byte < 256; ++byte) {
     const auto found = file.ids.find(spelling_of_bytes(std::string(1, static_cast<char>(byte))));
-    if (found == file.ids.end())
+    if (found == file.ids.end()) {
       return storage_error("the vocabulary has no token for the byte " + std::to_string(byte));
+    }
     byte_ids[static_cast<size_t>(byte)] = found->second;
   }
   std::vector<BytePairs::Merge> pairs;
-  pairs.reserve(merges.size());
-  std::string left;
-  std::string right;
-  const auto what = [&] { return "the merge " + std::to_string(pairs.size()); };
-  for (const Json& merge : merges) {
-    if (!read_sides(merge, left, right)) return storage_error(what() + " is no pair of tokens");
+  pairs.reserve(builder.merges.size());
+  std::string joined;
+  for (const auto& [left, right] : builder.merges) {
+    joined.assign(left).append(right);
     std::array<int32_t, 3> ids{};
-    const std::string joined = left + right;
     const std::array<const std::string*, 3> tokens{&left, &right, &joined};
     for (size_t i = 0; i < ids.size(); ++i) {
       const auto found = file.ids.find(*tokens[i]);
       if (found == file.ids.end()) {
-        return storage_error(what() + " needs the token " + in_quotes(*tokens[i]) + ", which the vocabulary lacks");
+        return storage_error("the merge " + std::to_string(pairs.size()) + " needs the token " + in_quotes(*tokens[i]) +
+                             ", which the vocabulary lacks");
       }
       ids[i] = found->second;
     }
@@ -124,7 +203,7 @@ Status read_merges(const Json& merges, TokenizerFile& file) {
   return Status();
 }
 
-Status read_model(const Json& json, TokenizerFile& file) {
+Status read_model(const Json& json, Builder& builder, TokenizerFile& file) {
   JsonFields fields(json, "tokenizer.json: the model");
   std::string type = "BPE";
   fields.read("type", type);
@@ -135,8 +214,8 @@ Status read_model(const Json& json, TokenizerFile& file) {
   expect_option(fields, "byte_fallback", false);
   fields.read("ignore_merges", file.ignores_merges);
   if (!fields.status().ok()) return fields.status();
-  if (Status status = read_vocabulary(fields.at("vocab"), file); !status.ok()) return status;
-  return read_merges(fields.at("merges"), file);
+  if (Status status = read_vocabulary(builder, file); !status.ok()) return status;
+  return read_merges(builder, file);
 }
 
 Status read_added(const Json& list, TokenizerFile& file) {
@@ -287,14 +366,15 @@ std::string spelling_of_bytes(std::string_view bytes) {
 }
 
 Result<TokenizerFile> TokenizerFile::parse(std::string_view text) {
-  auto parsed = parse_json(text, "tokenizer.json");
+  Builder builder;
+  auto parsed = builder.build(text, "tokenizer.json");
   if (!parsed.ok()) return parsed.status();
   const Json& json = parsed.value();
   JsonFields fields(json, "tokenizer.json");
   fields.require("model");
   if (!fields.status().ok()) return fields.status();
   TokenizerFile file;
-  Status status = read_model(fields.at("model"), file);
+  Status status = read_model(fields.at("model"), builder, file);
   if (status.ok()) status = read_added(fields.at("added_tokens"), file);
   if (status.ok()) status = read_normalizer(fields.at("normalizer"), file);
   if (status.ok()) status = read_pre_tokenizer(fields.at("pre_tokenizer"), file);

@@ -116,7 +116,7 @@ std::string damage_json(Random& random, Json json) {
         }
         break;
       default:
-        if (chosen.is_number_integer()) chosen = chosen.get<int64_t>() + static_cast<int64_t>(random() % 5) - 2;
+        if (chosen.is_number_integer()) chosen = static_cast<int64_t>(chosen.get<uint64_t>() + random() % 5 - 2);
         if (chosen.is_array()) chosen.push_back(random_value(random));
         if (chosen.is_object()) chosen["extra" + std::to_string(random() % 3)] = random_value(random);
     }

@@ -24,6 +24,8 @@ void* take(size_t bytes) {
 
 void* operator new(size_t bytes) { return take(bytes); }
 void* operator new[](size_t bytes) { return take(bytes); }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return take(bytes); }
+void* operator new[](size_t bytes, const std::nothrow_t&) noexcept { return take(bytes); }
 void operator delete(void* data) noexcept { std::free(data); }
 void operator delete[](void* data) noexcept { std::free(data); }
 void operator delete(void* data, size_t) noexcept { std::free(data); }

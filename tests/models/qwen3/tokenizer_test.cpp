@@ -313,6 +313,9 @@ TEST_CASE("files with other parts are refused in a sentence that names them") {
     CHECK(sentence.starts_with("tokenizer.json"));
   }
   CHECK(!Tokenizer::parse("{").ok());
+  std::string twice = small_tokenizer().dump();
+  twice.replace(twice.find("\"vocab\":{"), 9, "\"vocab\":{\"!\":33,");
+  CHECK(Tokenizer::parse(twice).status().message().find("twice") != std::string::npos);
   CHECK(!Tokenizer::read("/nonexistent").ok());
 }
 

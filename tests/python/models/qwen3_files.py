@@ -48,8 +48,8 @@ def letters(script: str) -> list[str]:
 @lru_cache(maxsize=1)
 def characters() -> list[str]:
     """Characters that every version of Unicode in use knows: each library has tables of its own."""
-    known = unicodedata.ucd_3_2_0
-    return [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000 and known.category(chr(c)) != "Cn"]
+    category = unicodedata.ucd_3_2_0.category
+    return [chr(c) for c in range(0x110000) if category(chr(c)) not in ("Cn", "Cs", "Co")]
 
 
 def random_words(script: str, count: int, generator: random.Random) -> str:
