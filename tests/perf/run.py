@@ -38,6 +38,7 @@ BENCHMARKS = (
     "quantized",
     "quantized_errors",
     "qwen3",
+    "qwen3_cpp",
     "training",
     "import_time",
     "gpu",
