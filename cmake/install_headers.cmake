@@ -5,8 +5,8 @@ cmake_policy(VERSION 3.24)
 
 set(_public
   backend/base/random.h
-  backend/cpu/kernels/quantized_gemm.h
-  backend/cpu/kernels/quantized_import.h
+  backend/cpu/quantized/checkpoint.h
+  backend/cpu/quantized/gemm.h
   backend/memory/page_memory.h
   backend/threads/core_group.h
   graph/kv/kv_cache.h

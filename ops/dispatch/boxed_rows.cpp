@@ -1,13 +1,12 @@
 // Operators that the catch-all records and a kernel of ours runs.
 
-#include "ops/dispatch/boxed_rows.h"
-
 #include <string>
 #include <unordered_map>
 
+#include "ops/dispatch/quantized.h"
+#include "ops/dispatch/registration.h"
 #include "ops/dispatch/typed_rows.h"
 #include "ops/kernels/boxed.h"
-#include "ops/kernels/quantized.h"
 
 namespace hetero::ops {
 namespace {

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "ops/dispatch/basic.h"
-#include "ops/dispatch/boxed_rows.h"
 #include "ops/dispatch/catch_all.h"
 #include "ops/dispatch/special.h"
 #include "ops/dispatch/traits.h"

@@ -11,6 +11,8 @@
 
 #include <vector>
 
+#include "graph/ir/op.h"
+
 namespace hetero::ops {
 
 // The typed rows, split over several files to compile side by side.
@@ -20,6 +22,9 @@ void add_matrix_rows(torch::Library& library);
 void add_network_rows(torch::Library& library);
 // Random operators with kernels of our own.
 void add_random_rows();
+// Sets the kernel of an operator that the catch-all records, and what goes with it: that of its row
+// if the row has one of ours, otherwise the one that calls the operator.
+void add_boxed_kernel(graph::OpTraits& traits);
 // PyTorch's own operators, all overloads.
 std::vector<c10::OperatorHandle> aten_operators();
 

@@ -7,7 +7,7 @@ A layer of such a checkpoint is a few tensors under one prefix, "model.layers.0.
     tensors = load_file("model.safetensors")
     replace_layers(model, tensors, layout="gptq", bits=4, group=128)
 
-``backend/cpu/kernels/quantized_import.h`` has the layouts and their sources. Nothing is rounded: the layers compute
+``backend/cpu/quantized/checkpoint.h`` has the layouts and their sources. Nothing is rounded: the layers compute
 with the numbers that the checkpoint has.
 """
 

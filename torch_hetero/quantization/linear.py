@@ -24,7 +24,7 @@ class QuantizedLinear(torch.nn.Module):
         bits: 8 or 4.
         group: How many columns share a scale; 0 for whole rows.
         activation_bits: The bits that products take of the input: 16, or 8.
-        packed: The numbers, uint8, as ``backend/cpu/kernels/quantized_weight.h`` packs them.
+        packed: The numbers, uint8, as ``backend/cpu/quantized/weight.h`` packs them.
         scales: Of the groups: ``[panels, groups, 16]``, panels being 16 rows.
         zeros: The same, uint8; None where the weight is symmetric.
         bias: ``[out_features]``, or None.

@@ -4,7 +4,7 @@
 // the weight is asymmetric, belong to the group of i: `group` neighbours of one row, or all of it.
 // A symmetric weight has zero 128 or 8 everywhere, and stores none.
 //
-// A weight is packed once, in the order in which every kernel of quantized_gemm.h reads it, so
+// A weight is packed once, in the order in which every kernel of gemm.h reads it, so
 // files of packed weights fit all processors:
 //
 //   packed: [n / 16][k / 4][16][4] bytes for 8 bits. Sixteen outputs are a panel, a step of k is

@@ -27,13 +27,13 @@
 #include <vector>
 
 #include "backend/cpu/kernels/matvec.h"
-#include "backend/cpu/kernels/quantized_weight.h"
+#include "backend/cpu/quantized/weight.h"
 
 namespace hetero::backend {
 
 // The instructions that multiply whole numbers, in the order of preference. kAvx2 and kAvx512
-// multiply pairs of 16 bits, kVnni fours of 8 bits (AVX512-VNNI). kTiles multiplies many rows on the
-// tile unit (AMX) and few as kVnni does.
+// multiply pairs of 16 bits, kVnni fours of 8 bits (AVX512-VNNI). kTiles multiplies many rows on
+// the tile unit (AMX) and few as kVnni does.
 enum class IntegerSet : uint8_t { kPortable, kAvx2, kAvx512, kVnni, kTiles };
 const char* to_string(IntegerSet set);
 // Whether this processor has the instructions.
@@ -58,8 +58,8 @@ struct QuantizedProduct {
 };
 
 // Writes the y of each call, with the bits of separate calls. x is quantized once.
-// REQUIRES: equal element, activation, m, x, x_stride, and k and group of the weights; has_integer_set(set); no
-// y overlaps an input or another y.
+// REQUIRES: equal element, activation, m, x, x_stride, and k and group of the weights;
+// has_integer_set(set); no y overlaps an input or another y.
 void quantized_gemm(std::span<const QuantizedProduct> calls, IntegerSet set = integer_set());
 inline void quantized_gemm(const QuantizedProduct& call, IntegerSet set = integer_set()) {
   quantized_gemm(std::span(&call, 1), set);

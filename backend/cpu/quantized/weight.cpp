@@ -1,4 +1,4 @@
-#include "backend/cpu/kernels/quantized_weight.h"
+#include "backend/cpu/quantized/weight.h"
 
 #include <algorithm>
 #include <atomic>

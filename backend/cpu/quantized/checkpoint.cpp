@@ -1,4 +1,4 @@
-#include "backend/cpu/kernels/quantized_import.h"
+#include "backend/cpu/quantized/checkpoint.h"
 
 #include <algorithm>
 #include <numeric>

@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "backend/base/parallel.h"
-#include "backend/cpu/kernels/quantized_gemm.h"
-#include "backend/cpu/kernels/quantized_kernel.h"
-#include "backend/cpu/kernels/quantized_weight.h"
+#include "backend/cpu/quantized/gemm.h"
+#include "backend/cpu/quantized/kernel.h"
+#include "backend/cpu/quantized/weight.h"
 #include "backend/cpu/vector/half.h"
 #include "tests/backend/catch.h"
-#include "tests/backend/cpu/kernels/emulated_tiles.h"
 #include "tests/backend/cpu/kernels/matvec_case.h"
+#include "tests/backend/cpu/quantized/emulated_tiles.h"
 
 namespace hetero::backend {
 namespace {

@@ -1,4 +1,4 @@
-// What the two sets of AVX-512 have in common, for quantized_kernel.h.
+// What the two sets of AVX-512 have in common, for kernel.h.
 //
 // Only files that are compiled for AVX-512 include this header; each has a type of its own.
 

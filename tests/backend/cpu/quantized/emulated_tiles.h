@@ -1,10 +1,10 @@
-// The kernels of quantized_amx.cpp on any processor with AVX-512: the tile unit is emulated.
+// The kernels of kernel_amx.cpp on any processor with AVX-512: the tile unit is emulated.
 //
 // Thread safety: one thread.
 
 #pragma once
 
-#include "backend/cpu/kernels/quantized_kernel.h"
+#include "backend/cpu/quantized/kernel.h"
 
 namespace hetero::backend {
 

@@ -1,8 +1,8 @@
 // Compiled for AVX-512 (F, BW, VL, DQ); called only where the processor has them. See
-// quantized_kernel.h.
+// kernel.h.
 
-#include "backend/cpu/kernels/quantized_kernel.h"
-#include "backend/cpu/kernels/quantized_lines_avx512.h"
+#include "backend/cpu/quantized/kernel.h"
+#include "backend/cpu/quantized/lines_avx512.h"
 
 namespace hetero::backend {
 namespace {

@@ -1,4 +1,4 @@
-#include "ops/kernels/quantized.h"
+#include "ops/dispatch/quantized.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -12,8 +12,8 @@
 #include <string>
 #include <tuple>
 
-#include "backend/cpu/kernels/quantized_gemm.h"
-#include "backend/cpu/kernels/quantized_import.h"
+#include "backend/cpu/quantized/checkpoint.h"
+#include "backend/cpu/quantized/gemm.h"
 #include "ops/kernels/kernel.h"
 #include "ops/kernels/own_kernel.h"
 #include "ops/kernels/profiled.h"

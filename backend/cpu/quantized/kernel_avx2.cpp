@@ -1,9 +1,9 @@
 // Compiled for AVX2, FMA and F16C; called only where the processor has them. See
-// quantized_kernel.h.
+// kernel.h.
 
 #include <immintrin.h>
 
-#include "backend/cpu/kernels/quantized_kernel.h"
+#include "backend/cpu/quantized/kernel.h"
 
 namespace hetero::backend {
 namespace {
@@ -125,8 +125,7 @@ struct Avx2 {
  private:
   // The lowest bytes of sixteen numbers.
   static void write(int8_t* to, Sums numbers) {
-    const __m256i lowest = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
-                                            0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    const __m256i lowest = _mm256_setr_epi32(0x0c080400, -1, -1, -1, 0x0c080400, -1, -1, -1);
     const auto eight = [&](__m256i half) {
       const __m256i bytes = _mm256_shuffle_epi8(half, lowest);
       return _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));

@@ -5,7 +5,7 @@
 //    multiplies each block by a group of outputs whose weight stays in its second-level cache.
 // 3. Sums begin with the bias. Those of a block are rounded and stored.
 
-#include "backend/cpu/kernels/quantized_gemm.h"
+#include "backend/cpu/quantized/gemm.h"
 
 #include <algorithm>
 #include <bit>
@@ -15,8 +15,8 @@
 #include <cstring>
 
 #include "backend/base/parallel.h"
-#include "backend/cpu/kernels/quantized_kernel.h"
 #include "backend/cpu/kernels/tile_gemm.h"
+#include "backend/cpu/quantized/kernel.h"
 #include "backend/cpu/vector/half.h"
 #include "backend/cpu/vector/scratch.h"
 

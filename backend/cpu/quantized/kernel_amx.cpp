@@ -1,16 +1,16 @@
 // Compiled for the tile unit (AMX, tiles and int8) and AVX-512 with VNNI; called only where the
-// processor has them, and the system lets the process use the unit. See quantized_kernel.h.
+// processor has them, and the system lets the process use the unit. See kernel.h.
 //
-// The entries of a block are the rows of a tile of x, which has 64 elements of k. Sixteen steps of a
-// panel are a tile of w as they lie in memory; steps of 4 bits are unpacked before. A unit of x may
-// begin or end within 64 elements, so there are tiles of half the depth too. The sums of a unit are
-// stored, scaled, and added to floats by vectors.
+// The entries of a block are the rows of a tile of x, which has 64 elements of k. Sixteen steps of
+// a panel are a tile of w as they lie in memory; steps of 4 bits are unpacked before. A unit of x
+// may begin or end within 64 elements, so there are tiles of half the depth too. The sums of a unit
+// are stored, scaled, and added to floats by vectors.
 //
 // Tile registers: 0 to 3 have the sums of four panels, 4 a tile of x and 5 one of w, 6 and 7 the
 // same of half the depth.
 
-#include "backend/cpu/kernels/quantized_kernel.h"
-#include "backend/cpu/kernels/quantized_lines_avx512.h"
+#include "backend/cpu/quantized/kernel.h"
+#include "backend/cpu/quantized/lines_avx512.h"
 
 namespace hetero::backend {
 namespace {

@@ -1,8 +1,8 @@
 // Reads quantized weights as checkpoints of GPTQ and AWQ have them, and packs them for
-// quantized_gemm.h. No number is rounded: what the checkpoint says is what is computed.
+// gemm.h. No number is rounded: what the checkpoint says is what is computed.
 //
 //   layout   qweight, int32         qzeros, int32            scales        a number's zero
-//   kGptq    [k * bits / 32, n]     [groups, n * bits / 32]  [groups, n]   stored + 1, in `bits` bits
+//   kGptq    [k * bits / 32, n]     [groups, n * bits / 32]  [groups, n]   stored + 1, wraps around
 //   kGptqV2  the same               the same                 the same      stored
 //   kAwq     [k, n / 8], 4 bits     [groups, n / 8]          [groups, n]   stored
 //
@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "backend/base/status.h"
-#include "backend/cpu/kernels/quantized_weight.h"
+#include "backend/cpu/quantized/weight.h"
 
 namespace hetero::backend {
 

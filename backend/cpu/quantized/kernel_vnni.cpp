@@ -1,8 +1,8 @@
 // Compiled for AVX-512 with its instructions for 8-bit numbers (VNNI); called only where the
-// processor has them. See quantized_kernel.h.
+// processor has them. See kernel.h.
 
-#include "backend/cpu/kernels/quantized_kernel.h"
-#include "backend/cpu/kernels/quantized_lines_avx512.h"
+#include "backend/cpu/quantized/kernel.h"
+#include "backend/cpu/quantized/lines_avx512.h"
 
 namespace hetero::backend {
 namespace {

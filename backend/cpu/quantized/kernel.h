@@ -1,25 +1,25 @@
-// The inner loops of quantized_gemm.h: templates over a set of integer instructions, compiled once
+// The inner loops of gemm.h: templates over a set of integer instructions, compiled once
 // for each.
 //
 // As in matvec_kernel.h, everything here is a template over a type of the including file's unnamed
 // namespace, and nothing of the standard library that has code is used.
 //
 // An instruction set S has these types and functions, all for the sixteen outputs of a panel:
-//   Line     a line of 64 bytes of a panel: load(p); low(line) and high(line), the halves of bytes
+//   Line     a line of 64 bytes of a panel: whole(p), and low(p) and high(p), the halves of bytes
 //   Four     four signed bytes of x, in every lane: share(p)
-//   Sums     sixteen int32: zero(), dot(sums, line, four), which adds four products to each,
-//            join(high, low) = high * 256 + low, less(sums, zeros, number) = sums - zeros * number,
-//            less(sums, number). All but dot wrap around: only differences have to fit.
+//   Sums     sixteen int32: zero(), add, dot(sums, line, four), which adds four products to each,
+//            join(high, low) = high * 256 + low, less(sums, zeros, x) = sums - zeros * x
+//            and less(sums, x). All but dot wrap around: only differences have to fit.
 //   Floats   sixteen floats: load(p), store(floats, p), of(number), none(), mul, fma, from(sums)
 //   kSums    the Sums that stay in registers
 // and for x: largest(p, count), the largest magnitude as bits, and place<P>(p, factor, to), which
-// rounds sixteen floats times a factor, writes them as P planes, 64 bytes apart, and returns them as
-// Sums.
+// rounds sixteen floats times a factor, writes them as P planes, 64 bytes apart, and returns them
+// as Sums.
 //
 // x as kernels read it: for each 64 elements of k, the 64 bytes of each entry. An entry is a plane
-// of a row; the two planes of a row are neighbours, the upper byte first. That is a tile of the tile
-// unit too. The elements of a unit of x share a scale. A unit lies within a group of the weight, and
-// is short enough for int32.
+// of a row; the two planes of a row are neighbours, the upper byte first. That is a tile of the
+// tile unit too. The elements of a unit of x share a scale. A unit lies within a group of the
+// weight, and is short enough for int32.
 //
 // Thread safety: pure functions.
 

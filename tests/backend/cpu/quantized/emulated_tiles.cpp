@@ -1,7 +1,7 @@
 // Compiled for AVX-512. The tile instructions become functions that do what Intel's manual says of
 // them, and check that sizes fit; then the source of the kernels is compiled with these.
 
-#include "tests/backend/cpu/kernels/emulated_tiles.h"
+#include "tests/backend/cpu/quantized/emulated_tiles.h"
 
 #include <immintrin.h>
 
@@ -78,7 +78,7 @@ void multiply(int sums, int a, int b) {
 #define _tile_zero zero
 #define _tile_dpbsud ::multiply
 #define quantized_kernels_amx emulated_tile_kernels
-#include "backend/cpu/kernels/quantized_amx.cpp"
+#include "backend/cpu/quantized/kernel_amx.cpp"
 
 namespace hetero::backend {
 

@@ -1,6 +1,6 @@
 // Weights of GPTQ and AWQ checkpoints against a plain reading of their layouts.
 
-#include "backend/cpu/kernels/quantized_import.h"
+#include "backend/cpu/quantized/checkpoint.h"
 
 #include <algorithm>
 #include <numeric>

@@ -10,8 +10,8 @@
 //
 // Shapes: weight [out, in]; packed [panels, bytes], uint8; scales [panels, groups, 16]; zeros like
 // scales, uint8; panels of 16 outputs. `zeros` is empty where a weight is symmetric, and None means
-// the same. group 0 means whole rows. backend/cpu/kernels/quantized_weight.h has the layout and
-// quantized_gemm.h says what activation_bits does.
+// the same. group 0 means whole rows. backend/cpu/quantized/weight.h has the layout and
+// backend/cpu/quantized/gemm.h says what activation_bits does.
 //
 // The first three are recorded on hetero by their Meta kernels, so programs may have them. The last
 // reads what a checkpoint of GPTQ or AWQ has, on the CPU, at once. No one has a derivative.
