@@ -4,11 +4,12 @@
 // 64. JsonFields reads typed fields of one object. It keeps the first error, so that a caller reads
 // all fields in a row and asks once.
 //
-// Thread safety: values and pure functions.
+// Thread safety: values and pure functions; a JsonBuilder belongs to one thread.
 // Ownership: JsonFields refers to the object that it reads, which must outlive it.
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <limits>
@@ -16,6 +17,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "backend/base/status.h"
 
@@ -67,6 +70,47 @@ class JsonFields {
   const Json& object_;
   std::string what_;
   Status status_;
+};
+
+// Builds a value from the events of nlohmann's parser, as parse_json() does. A reader of a large file
+// derives from it and takes some parts out of the stream, so that they never become a value.
+class JsonBuilder : public nlohmann::json_sax<Json> {
+ public:
+  // Parses the text with this builder; `what` names it in errors. Errors: kStorage.
+  Result<Json> build(std::string_view text, const std::string& what);
+
+  bool null() override { return add(Json()); }
+  bool boolean(bool value) override { return add(Json(value)); }
+  bool number_integer(int64_t value) override { return add(Json(value)); }
+  bool number_unsigned(uint64_t value) override { return add(Json(value)); }
+  bool number_float(double value, const std::string&) override { return add(Json(value)); }
+  bool string(std::string& value) override { return add(Json(std::move(value))); }
+  bool binary(Json::binary_t&) override { return false; }
+  bool start_object(size_t) override { return open(Json::object()); }
+  bool start_array(size_t) override { return open(Json::array()); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool key(std::string& name) override;
+  bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) override;
+
+ protected:
+  // How many containers are open.
+  size_t depth() const { return open_.size(); }
+  // The key of the value that comes next in the object that is open at this depth, from 1.
+  const std::string& key_at(size_t depth) const { return keys_[depth - 1]; }
+  // Ends the parsing; the sentence goes on after the name of the text: "is …".
+  bool refuse(std::string reason);
+  bool add(Json value);
+
+ private:
+  bool open(Json container);
+  bool close();
+  Json* place(Json value);
+
+  Json root_;
+  std::vector<Json*> open_;
+  std::vector<std::string> keys_;  // of the open containers
+  std::string reason_;
 };
 
 }  // namespace hetero::qwen3

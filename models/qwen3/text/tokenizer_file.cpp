@@ -5,7 +5,6 @@
 #include <span>
 
 #include "qwen3/checkpoint/json.h"
-#include "qwen3/checkpoint/json_builder.h"
 #include "qwen3/text/unicode.h"
 
 namespace hetero::qwen3 {
