@@ -30,14 +30,23 @@ def program() -> Path:
     if found:
         return Path(found)
     if not _SOURCES.is_dir():
-        raise RuntimeError("the sources of qwen3 are in the repository, models/qwen3: build them as docs/qwen3.md says, "
-                           "and set HETERO_QWEN3 to the program")
+        raise RuntimeError(
+            "the sources of qwen3 are in the repository, models/qwen3: build them as docs/qwen3.md says, "
+            "and set HETERO_QWEN3 to the program"
+        )
     if shutil.which("cmake") is None:
         raise RuntimeError("qwen3 is built by CMake, which is not installed")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hetero"
     build = cache / ("qwen3-" + hashlib.sha256(str(_SOURCES).encode()).hexdigest()[:12])
-    configure = ["cmake", "-S", str(_SOURCES), "-B", str(build), f"-DCMAKE_PREFIX_PATH={torch_hetero.cmake_prefix_path}",
-                 f"-DPython3_EXECUTABLE={sys.executable}"]
+    configure = [
+        "cmake",
+        "-S",
+        str(_SOURCES),
+        "-B",
+        str(build),
+        f"-DCMAKE_PREFIX_PATH={torch_hetero.cmake_prefix_path}",
+        f"-DPython3_EXECUTABLE={sys.executable}",
+    ]
     if shutil.which("ccache"):
         configure.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
     if not (build / "qwen3").exists():

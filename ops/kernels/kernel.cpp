@@ -141,8 +141,8 @@ const at::Tensor& KernelTensors::operand(int i) {
 const at::Tensor& KernelTensors::argument(int i) {
   for (int j = 0; j < i && i < first_output(); ++j) {
     const graph::Operand &earlier = invocation_.operands[j], &operand = invocation_.operands[i];
-    const bool is_one = invocation_.data[j] == invocation_.data[i] && earlier.window == operand.window &&
-                        earlier.bits == operand.bits;
+    const bool is_one =
+        invocation_.data[j] == invocation_.data[i] && earlier.window == operand.window && earlier.bits == operand.bits;
     if (is_one) return this->operand(j);
   }
   return this->operand(i);

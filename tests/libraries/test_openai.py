@@ -21,8 +21,12 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     from torch_hetero.qwen3 import program
 
     folder = qwen3_checkpoints.write(tmp_path_factory.mktemp("openai") / "tiny", qwen3_checkpoints.build())
-    with subprocess.Popen([program(), "serve", str(folder), "--port=0", "--no-report"], stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        [program(), "serve", str(folder), "--port=0", "--no-report"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split()[-1]
         yield openai.OpenAI(base_url=url, api_key="none")
@@ -37,8 +41,14 @@ def test_models_completions_and_chats(client: openai.OpenAI) -> None:
     messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}]
     chat = client.chat.completions.create(model="tiny", messages=messages, max_tokens=8, temperature=0)
     assert chat.choices[0].message.role == "assistant" and chat.choices[0].finish_reason in ("length", "stop")
-    stream = client.chat.completions.create(model="tiny", messages=messages, max_tokens=8, temperature=0, stream=True,
-                                            stream_options={"include_usage": True})
+    stream = client.chat.completions.create(
+        model="tiny",
+        messages=messages,
+        max_tokens=8,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
     events = list(stream)
     pieces = [event.choices[0].delta.content or "" for event in events if event.choices]
     assert "".join(pieces) == chat.choices[0].message.content
@@ -54,8 +64,9 @@ def test_errors_are_those_of_the_client(client: openai.OpenAI) -> None:
 
 def test_a_stream_that_is_closed_leaves_the_server_free(client: openai.OpenAI) -> None:
     for _ in range(3):
-        stream = client.completions.create(model="tiny", prompt="Once", max_tokens=4000, temperature=0, stream=True,
-                                           extra_body={"ignore_eos": True})
+        stream = client.completions.create(
+            model="tiny", prompt="Once", max_tokens=4000, temperature=0, stream=True, extra_body={"ignore_eos": True}
+        )
         next(iter(stream))
         stream.close()
     assert client.completions.create(model="tiny", prompt="Once", max_tokens=2, temperature=0).choices

@@ -1,4 +1,4 @@
-"""The program qwen3 (models/qwen3) with the shape of Qwen3-0.6B, bf16, random weights: decoding, prefill, eight requests.
+"""The program qwen3 (models/qwen3), shape of Qwen3-0.6B, bf16, random weights: decoding, prefill, eight requests.
 
 It is compared with eager transformers and with one read of the weights. The program is another process, so rounds take
 turns: it runs for a while, then the peers do. `--depth N` takes N layers instead of 28.
@@ -32,7 +32,9 @@ def run_program(folder: Path, **options: int) -> dict[str, float]:
     from torch_hetero.qwen3 import program
 
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    done = subprocess.run([program(), "bench", str(folder), "--no-report", "--cache=2G", *flags], capture_output=True, text=True)
+    done = subprocess.run(
+        [program(), "bench", str(folder), "--no-report", "--cache=2G", *flags], capture_output=True, text=True
+    )
     if done.returncode != 0:
         raise RuntimeError(done.stderr)
     return json.loads(done.stdout)
@@ -65,7 +67,9 @@ def decode_rows(what: str, folder: Path, eager: qwen3.Decoder, context: int) -> 
         times["eager"].append(seconds_of(eager.step, 6))
         times["one read"].append(seconds_of(read, 8) * (size + cache) / size)
     what = f"{what}, C++ decode at {context:,}"
-    note = f"{(size + cache) / 2**20:,.0f} MiB, read at {(size + cache) / min(times['one read']) / 1e9:.1f} GB/s at best"
+    note = (
+        f"{(size + cache) / 2**20:,.0f} MiB, read at {(size + cache) / min(times['one read']) / 1e9:.1f} GB/s at best"
+    )
     return [timed_row(what, times, READ_BAR, "ms", peer="one read", note=note), timed_row(what, times, 0.5, "ms")]
 
 
@@ -79,7 +83,9 @@ def prefill_row(what: str, folder: Path, eager: qwen3.Decoder, length: int) -> R
     times: Times = {"hetero": [], "eager": []}
     run()
     for _ in range(ROUNDS):
-        times["hetero"].append(run_program(folder, prompt_tokens=length, tokens=1, step_tokens=length)["prefill_ms"] / 1e3)
+        times["hetero"].append(
+            run_program(folder, prompt_tokens=length, tokens=1, step_tokens=length)["prefill_ms"] / 1e3
+        )
         times["eager"].append(seconds_of(run, 3))
     return timed_row(f"{what}, C++ prefill of {length:,}", times, PREFILL_BAR, "ms")
 

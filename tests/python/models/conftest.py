@@ -24,9 +24,19 @@ def qwen3_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "qwen3"
     with FileLock(f"{build}.lock"):
         configure = subprocess.run(
-            ["cmake", "-S", ROOT / "models" / "qwen3", "-B", build, f"-DCMAKE_PREFIX_PATH={torch_hetero.cmake_prefix_path}",
-             f"-DPython3_EXECUTABLE={sys.executable}",
-             *(["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else [])], capture_output=True, text=True)
+            [
+                "cmake",
+                "-S",
+                ROOT / "models" / "qwen3",
+                "-B",
+                build,
+                f"-DCMAKE_PREFIX_PATH={torch_hetero.cmake_prefix_path}",
+                f"-DPython3_EXECUTABLE={sys.executable}",
+                *(["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []),
+            ],
+            capture_output=True,
+            text=True,
+        )
         if "needs PCRE2 and utf8proc" in configure.stderr:
             pytest.skip("PCRE2 or utf8proc is not installed")
         assert configure.returncode == 0, configure.stdout + configure.stderr

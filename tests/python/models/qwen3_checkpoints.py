@@ -1,6 +1,6 @@
 """Qwen3 checkpoints with random weights and the layout of published ones.
 
-    python tests/python/models/qwen3_checkpoints.py FOLDER [--shape small|0.6B|...] [--dtype bfloat16] [--experts 8]
+python tests/python/models/qwen3_checkpoints.py FOLDER [--shape small|0.6B|...] [--dtype bfloat16] [--experts 8]
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from typing import Any
 
 import torch
 from qwen3_files import ADDED, write_tokenizer
-from transformers import GenerationConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 # hidden, intermediate, layers, heads, key and value heads, tied embeddings: as in the published config.json.
 SHAPES = {
@@ -25,8 +32,9 @@ SHAPES = {
 END = "<|im_end|>"
 
 
-def build(*, shape: str = "small", dtype: torch.dtype = torch.float32, experts: int = 0, seed: int = 0,
-          **changes: Any) -> PreTrainedModel:
+def build(
+    *, shape: str = "small", dtype: torch.dtype = torch.float32, experts: int = 0, seed: int = 0, **changes: Any
+) -> PreTrainedModel:
     """A model with random weights.
 
     Args:
@@ -39,14 +47,25 @@ def build(*, shape: str = "small", dtype: torch.dtype = torch.float32, experts: 
     hidden, intermediate, layers, heads, key_heads, tied = SHAPES[shape]
     vocabulary = 4096 + 64 if shape == "small" else 151936
     fields: dict[str, Any] = {
-        "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": key_heads, "head_dim": 32 if shape == "small" else 128,
-        "vocab_size": vocabulary, "tie_word_embeddings": tied, "max_position_embeddings": 40960,
-        "rope_theta": 1000000.0, "eos_token_id": 4096 + [name for name, _ in ADDED].index(END),
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "head_dim": 32 if shape == "small" else 128,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": tied,
+        "max_position_embeddings": 40960,
+        "rope_theta": 1000000.0,
+        "eos_token_id": 4096 + [name for name, _ in ADDED].index(END),
     }
     if experts:
-        fields |= {"num_experts": experts, "num_experts_per_tok": min(experts, 4), "norm_topk_prob": True,
-                   "moe_intermediate_size": intermediate // 4}
+        fields |= {
+            "num_experts": experts,
+            "num_experts_per_tok": min(experts, 4),
+            "norm_topk_prob": True,
+            "moe_intermediate_size": intermediate // 4,
+        }
     fields |= changes
     torch.manual_seed(seed)
     kinds = (Qwen3MoeConfig, Qwen3MoeForCausalLM) if experts else (Qwen3Config, Qwen3ForCausalLM)

@@ -35,8 +35,13 @@ class Inspect:
     def lines(self, command: str, folder: object = "", lines: Iterable[object] = ()) -> list[Any]:
         """What it answers to each line."""
         text = "".join(json.dumps(line) + "\n" for line in lines)
-        done = subprocess.run([self.program, command, *([str(folder)] if folder else [])], input=text, capture_output=True,
-                              text=True, timeout=600)
+        done = subprocess.run(
+            [self.program, command, *([str(folder)] if folder else [])],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
         assert done.returncode in (0, 1), done.stderr
         return [json.loads(line) for line in done.stdout.split("\n")[:-1]]  # splitlines() also splits at U+2028
 
@@ -53,6 +58,7 @@ def inspect(qwen3_build: Path) -> Inspect:
 
 # Tokenizer
 
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tokenizer]:
     return write_tokenizer(tmp_path_factory.mktemp("tokenizer")), Tokenizer.from_str(trained_tokenizer())
@@ -67,7 +73,9 @@ def texts() -> list[str]:
 def test_random_texts_have_the_ids_of_the_tokenizers_package(inspect, tokenizer, texts) -> None:
     folder, expected = tokenizer
     ids = inspect.lines("encode", folder, texts)
-    wrong = [text for text, one, other in zip(texts, ids, expected.encode_batch(texts), strict=True) if one != other.ids]
+    wrong = [
+        text for text, one, other in zip(texts, ids, expected.encode_batch(texts), strict=True) if one != other.ids
+    ]
     assert not wrong, f"{len(wrong)} of {len(texts)}, such as {ascii(wrong[0])}"
     used = {i for one in ids for i in one}
     assert len(used) > 0.8 * expected.get_vocab_size(), "the texts use a part of the vocabulary only"
@@ -78,8 +86,10 @@ def test_random_ids_have_the_text_of_the_tokenizers_package(inspect, tokenizer) 
     folder, expected = tokenizer
     generator = random.Random(2)
     size = expected.get_vocab_size()
-    lines = [{"ids": generator.choices(range(size + 10), k=generator.randint(0, 20)), "skip_special": bool(i % 2)}
-             for i in range(20_000)]
+    lines = [
+        {"ids": generator.choices(range(size + 10), k=generator.randint(0, 20)), "skip_special": bool(i % 2)}
+        for i in range(20_000)
+    ]
     texts = inspect.lines("decode", folder, lines)
     for line, text in zip(lines, texts, strict=True):
         assert text == expected.decode(line["ids"], skip_special_tokens=line["skip_special"]), line
@@ -90,11 +100,15 @@ def test_every_character_has_the_ids_of_the_tokenizers_package(inspect, tokenize
     for before, behind in [("a", "b"), ("!", "."), ("e\u0323", "\u0301x"), (" ", "  1")]:
         texts = [before + character + behind for character in characters()]
         ids = inspect.lines("encode", folder, texts)
-        wrong = [text for text, one, other in zip(texts, ids, expected.encode_batch(texts), strict=True) if one != other.ids]
+        wrong = [
+            text for text, one, other in zip(texts, ids, expected.encode_batch(texts), strict=True) if one != other.ids
+        ]
         assert not wrong, f"{len(wrong)} of {len(texts)}, such as {ascii(wrong[0])}"
 
 
-@pytest.mark.parametrize("change", ["merges with a space", "flags of added tokens", "no normalizer", "ByteLevel's pattern"])
+@pytest.mark.parametrize(
+    "change", ["merges with a space", "flags of added tokens", "no normalizer", "ByteLevel's pattern"]
+)
 def test_other_spellings_of_the_file_have_the_ids_of_the_tokenizers_package(inspect, tmp_path, change) -> None:
     content = json.loads(trained_tokenizer())
     if change == "merges with a space":
@@ -105,7 +119,12 @@ def test_other_spellings_of_the_file_have_the_ids_of_the_tokenizers_package(insp
     elif change == "no normalizer":
         content["normalizer"] = None
     else:
-        content["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+        content["pre_tokenizer"] = {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": True,
+            "use_regex": True,
+        }
     folder = write_tokenizer(tmp_path, **content)
     expected = Tokenizer.from_file(str(folder / "tokenizer.json"))
     generator = random.Random(3)
@@ -127,11 +146,22 @@ def test_long_texts_have_the_ids_of_the_tokenizers_package(inspect, tokenizer) -
 # Configuration and checkpoint
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64, "rope_theta": 1e6,
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "rope_theta": 1e6,
 }
 EXPERTS: dict[str, Any] = {
-    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 2, "norm_topk_prob": True,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "decoder_sparse_step": 2,
+    "norm_topk_prob": True,
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "dense": {},
@@ -141,12 +171,27 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "linear": {"rope_scaling": {"rope_type": "linear", "factor": 2.5}},
     "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 3.0}},
     "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
-    "yarn with all": {"rope_scaling": {
-        "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16, "beta_fast": 20.0, "beta_slow": 2.0,
-        "mscale": 0.8, "mscale_all_dim": 0.6, "truncate": False}},
-    "llama3": {"rope_scaling": {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32}},
+    "yarn with all": {
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": 16,
+            "beta_fast": 20.0,
+            "beta_slow": 2.0,
+            "mscale": 0.8,
+            "mscale_all_dim": 0.6,
+            "truncate": False,
+        }
+    },
+    "llama3": {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
     "experts": EXPERTS,
     "experts in some layers": EXPERTS | {"decoder_sparse_step": 1, "mlp_only_layers": [1]},
     "experts with a window": EXPERTS | {"use_sliding_window": True, "sliding_window": 8},
@@ -173,9 +218,19 @@ def test_a_checkpoint_of_transformers_is_read_as_it_is(inspect, tmp_path, varian
     model.save_pretrained(tmp_path)
     found = inspect.one("config", tmp_path)
     config = model.config
-    for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-                 "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings",
-                 "attention_bias"):
+    for name in (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+        "attention_bias",
+    ):
         assert found[name] == getattr(config, name), name
     assert found["dtype"] == "bf16"
     assert found["eos_token_ids"] == [5]
@@ -224,9 +279,11 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_a_sentence(inspect, tmp_pa
     config = json.loads((tmp_path / "config.json").read_text())
     del config["layer_types"]
     for changes, sentence in [
-        ({"num_hidden_layers": 4}, "lacks the tensor"), ({"num_hidden_layers": 2}, "which the model does not have"),
+        ({"num_hidden_layers": 4}, "lacks the tensor"),
+        ({"num_hidden_layers": 2}, "which the model does not have"),
         ({"intermediate_size": 47}, "has the shape [48, 32], and config.json asks for [47, 32]"),
-        ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads"), ({"hidden_act": "relu"}, "hidden_act"),
+        ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads"),
+        ({"hidden_act": "relu"}, "hidden_act"),
     ]:
         (tmp_path / "config.json").write_text(json.dumps(config | changes))
         assert sentence in inspect.one("tensors", tmp_path)["error"]
@@ -294,9 +351,14 @@ TEMPLATE = r"""
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}%OPEN%{%- endif -%}
 """
-HYBRID_OPEN = r"{%- if enable_thinking is defined and enable_thinking is false -%}{{- '<think>\n\n</think>\n\n' -}}{%- endif -%}"
+HYBRID_OPEN = (
+    r"{%- if enable_thinking is defined and enable_thinking is false -%}{{- '<think>\n\n</think>\n\n' -}}{%- endif -%}"
+)
 # What tells the kinds apart, and the text that the program recognizes them by.
-COMMON = r"You are provided with function signatures <function-name> <|im_start|> tool_call.arguments | tojson \n<tool_response>\n messages[loop.index0 - 1].role != " + '"tool"'
+COMMON = (
+    r"You are provided with function signatures <function-name> <|im_start|> tool_call.arguments | tojson \n<tool_response>\n messages[loop.index0 - 1].role != "
+    + '"tool"'
+)
 THINKS = r" loop.index0 > ns.last_query_index reasoning_content.strip('\n') loop.last or (not loop.last and reasoning_content)"
 KINDS = {
     "hybrid": ("true", HYBRID_OPEN, COMMON + THINKS + " enable_thinking is defined and enable_thinking is false"),
@@ -306,23 +368,42 @@ KINDS = {
 
 
 def random_conversation(generator: random.Random) -> dict[str, Any]:
-    contents = ["", "Hello", "two\nlines\n", "\n\nnewlines around\n\n", "漢字 🙂", "<think>\nhm\n</think>\n\nyes", "a</think>b</think>c",
-                "<tool_response>\nx\n</tool_response>", "<think>x<think>y\n\n</think>", "quote \" and \\ back"]
-    values = [1, -2.5, 1e20, 1e-7, True, None, "é\n\"\u2028\x01", [1, {"b": 2, "a": [0.1, 100.0]}], {}]
+    contents = [
+        "",
+        "Hello",
+        "two\nlines\n",
+        "\n\nnewlines around\n\n",
+        "漢字 🙂",
+        "<think>\nhm\n</think>\n\nyes",
+        "a</think>b</think>c",
+        "<tool_response>\nx\n</tool_response>",
+        "<think>x<think>y\n\n</think>",
+        'quote " and \\ back',
+    ]
+    values = [1, -2.5, 1e20, 1e-7, True, None, 'é\n"\u2028\x01', [1, {"b": 2, "a": [0.1, 100.0]}], {}]
     messages: list[dict[str, Any]] = []
     for i in range(generator.randint(1, 7)):
-        role = generator.choice(["system", "user", "user", "assistant", "assistant", "tool", "tool"]) if i else generator.choice(
-            ["system", "user", "assistant"])
+        role = (
+            generator.choice(["system", "user", "user", "assistant", "assistant", "tool", "tool"])
+            if i
+            else generator.choice(["system", "user", "assistant"])
+        )
         message: dict[str, Any] = {"role": role, "content": generator.choice(contents)}
         if role == "assistant" and generator.random() < 0.3:
             message["reasoning_content"] = generator.choice(["", "thought", "\n\nthought\n"])
         if role == "assistant" and generator.random() < 0.4:
             arguments: Any = {name: generator.choice(values) for name in generator.sample(["zeta", "alpha", "é"], 2)}
-            calls = [{"name": "f", "arguments": arguments}, {"function": {"name": "g", "arguments": json.dumps(arguments)}}]
+            calls = [
+                {"name": "f", "arguments": arguments},
+                {"function": {"name": "g", "arguments": json.dumps(arguments)}},
+            ]
             message["tool_calls"] = generator.sample(calls, generator.randint(1, 2))
         messages.append(message)
     conversation: dict[str, Any] = {
-        "messages": messages, "add_generation_prompt": generator.random() < 0.7, "enable_thinking": generator.random() < 0.5}
+        "messages": messages,
+        "add_generation_prompt": generator.random() < 0.7,
+        "enable_thinking": generator.random() < 0.5,
+    }
     if generator.random() < 0.4:
         conversation["tools"] = [{"type": "function", "function": {"name": "f", "values": generator.sample(values, 3)}}]
     return conversation
@@ -338,12 +419,17 @@ def test_prompts_are_those_of_jinja(inspect, tmp_path, kind) -> None:
     prompts = inspect.lines("chat", tmp_path, conversations)
     for conversation, prompt in zip(conversations, prompts, strict=True):
         rendered, _ = render_jinja_template(
-            [conversation["messages"]], tools=conversation.get("tools"), chat_template=template,
-            add_generation_prompt=conversation["add_generation_prompt"], enable_thinking=conversation["enable_thinking"])
+            [conversation["messages"]],
+            tools=conversation.get("tools"),
+            chat_template=template,
+            add_generation_prompt=conversation["add_generation_prompt"],
+            enable_thinking=conversation["enable_thinking"],
+        )
         assert prompt == rendered[0], conversation
 
 
 # Sampler
+
 
 def processors(options: dict[str, Any], prompt: list[int]) -> logits_process.LogitsProcessorList:
     """In the order of transformers' generate(); with penalties that it lacks, as OpenAI's protocol defines them."""

@@ -25,10 +25,24 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sharded": {"shard": "1MB"},
     "sliding_window": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
     "linear": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
-    "yarn": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0,
-                                 "original_max_position_embeddings": 64}},
-    "llama3": {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 10000.0, "low_freq_factor": 1.0,
-                                   "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
+    "yarn": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "rope_theta": 10000.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    "llama3": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "rope_theta": 10000.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
     "biases": {"attention_bias": True},
     "one_head": {"num_attention_heads": 2, "num_key_value_heads": 1},
 }
@@ -46,9 +60,17 @@ class Checkpoint:
         """Greedy tokens, which do not stop, and the logits of each, by transformers."""
         with torch.no_grad():
             made = self.model.generate(
-                torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False,
-                eos_token_id=None, pad_token_id=0, return_dict_in_generate=True, output_logits=True)
-        return made.sequences[0, len(prompt):].tolist(), torch.cat(made.logits)
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt)),
+                max_new_tokens=tokens,
+                min_new_tokens=tokens,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+        return made.sequences[0, len(prompt) :].tolist(), torch.cat(made.logits)
 
 
 def prompts(count: int, longest: int, seed: int = 0) -> list[list[int]]:
@@ -69,8 +91,9 @@ def run_batch(qwen3_build: Path) -> Batch:
 
     def run(folder: Path, requests: list[dict[str, Any] | str], *options: str) -> tuple[list[dict[str, Any]], str]:
         text = "".join((json.dumps(request) if isinstance(request, dict) else request) + "\n" for request in requests)
-        done = subprocess.run([program, "batch", str(folder), *options], input=text, capture_output=True, text=True,
-                              timeout=600)
+        done = subprocess.run(
+            [program, "batch", str(folder), *options], input=text, capture_output=True, text=True, timeout=600
+        )
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
@@ -104,8 +127,9 @@ def test_requests_that_join_and_leave_are_as_if_alone(run_batch: Batch, small: C
     asked = prompts(64, 30, seed=1)
     lengths = [generator.randint(1, 40) for _ in asked]
     joins = sorted(generator.randint(0, 60) for _ in asked)
-    requests = [greedy(prompt, length, after_steps=after)
-                for prompt, length, after in zip(asked, lengths, joins, strict=True)]
+    requests = [
+        greedy(prompt, length, after_steps=after) for prompt, length, after in zip(asked, lengths, joins, strict=True)
+    ]
     results, report = run_batch(small.folder, requests, "--most-sequences=16", "--step-tokens=48")
     assert "0 requests preempted" in report
     for prompt, length, result in zip(asked, lengths, results, strict=True):
@@ -114,7 +138,9 @@ def test_requests_that_join_and_leave_are_as_if_alone(run_batch: Batch, small: C
 
 
 @pytest.mark.parametrize("options", [(), ("--offload-cache=4M",), ("--offload-cache=4M", "--offload=by_pressure")])
-def test_with_few_pages_requests_are_preempted_and_give_the_same(run_batch: Batch, small: Checkpoint, options: tuple[str, ...]) -> None:
+def test_with_few_pages_requests_are_preempted_and_give_the_same(
+    run_batch: Batch, small: Checkpoint, options: tuple[str, ...]
+) -> None:
     # 4 layers, keys and values of 2 heads of 32 numbers, 16 tokens in 4 bytes each: 32 KiB a page.
     asked = prompts(8, 60, seed=2)
     results, report = run_batch(small.folder, [greedy(prompt, 60) for prompt in asked], "--cache=640K", *options)
@@ -144,8 +170,11 @@ def test_sampling_depends_on_the_seed_and_not_on_other_requests(run_batch: Batch
     prompt = prompts(1, 20, seed=6)[0]
     drawn = {"temperature": 0.9, "top_k": 40, "top_p": 0.95}
     alone, _ = run_batch(small.folder, [greedy(prompt, 20, seed=9, **drawn)])
-    among, _ = run_batch(small.folder, [greedy(other, 20, seed=n, **drawn) for n, other in enumerate(prompts(5, 30, seed=7))]
-                         + [greedy(prompt, 20, seed=9, **drawn), greedy(prompt, 20, seed=10, **drawn)])
+    among, _ = run_batch(
+        small.folder,
+        [greedy(other, 20, seed=n, **drawn) for n, other in enumerate(prompts(5, 30, seed=7))]
+        + [greedy(prompt, 20, seed=9, **drawn), greedy(prompt, 20, seed=10, **drawn)],
+    )
     assert among[-2]["token_ids"] == alone[0]["token_ids"] != among[-1]["token_ids"]
 
 

@@ -24,8 +24,12 @@ class Server:
     """A running server of a small model."""
 
     def __init__(self, program: Path, folder: Path, *options: str) -> None:
-        self.process = subprocess.Popen([program, "serve", str(folder), "--port=0", "--no-report", *options],
-                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.process = subprocess.Popen(
+            [program, "serve", str(folder), "--port=0", "--no-report", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith("listening at http://127.0.0.1:"), line
@@ -40,7 +44,9 @@ class Server:
         return connection.getresponse().read().decode()
 
     def metric(self, name: str) -> float:
-        return float(next(line.split()[1] for line in self.get("/metrics").splitlines() if line.startswith(f"qwen3_{name} ")))
+        return float(
+            next(line.split()[1] for line in self.get("/metrics").splitlines() if line.startswith(f"qwen3_{name} "))
+        )
 
     def post(self, path: str, body: Any) -> tuple[int, Any]:
         connection = self.connect()
@@ -107,9 +113,16 @@ def server(program: Path, folder: Path) -> Iterator[Server]:
 def expected_text(folder: Path, prompt: list[int], tokens: int) -> list[int]:
     model = qwen3_checkpoints.build()
     with torch.no_grad():
-        ids = model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=tokens,
-                             min_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0)
-    return ids[0, len(prompt):].tolist()
+        ids = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    return ids[0, len(prompt) :].tolist()
 
 
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
@@ -158,7 +171,7 @@ def test_stop_strings_and_several_choices(server: Server) -> None:
     text = server.complete({"prompt": "words", **GREEDY})["choices"][0]["text"]
     stop = text[3:5]
     answer = server.complete({"prompt": "words", **GREEDY, "stop": [stop]})
-    assert answer["choices"][0]["text"] == text[:text.index(stop)]
+    assert answer["choices"][0]["text"] == text[: text.index(stop)]
     assert answer["choices"][0]["finish_reason"] == "stop"
     several = server.complete({"prompt": ["words", "others"], "n": 2, "max_tokens": 6, "temperature": 1.0, "seed": 3})
     assert [choice["index"] for choice in several["choices"]] == [0, 1, 2, 3]
@@ -183,6 +196,7 @@ def test_fifty_clients_at_once_some_of_which_go_away(server: Server) -> None:
         texts = list(pool.map(client, range(50)))
     for n, text in alone.items():
         assert texts[n] == text
+
     # Pages of those that went away are free again; some stay as a cache of prefixes.
     def rests() -> bool:
         before = server.metric("steps_total")
@@ -195,10 +209,16 @@ def test_fifty_clients_at_once_some_of_which_go_away(server: Server) -> None:
 
 def test_wrong_requests_are_one_sentence_each(server: Server) -> None:
     for body, part in [
-        (b"{", "no JSON"), ({}, "'prompt' is missing"), ({"prompt": [70000]}, "vocabulary"), ({"prompt": ""}, "at least one token"),
-        ({"prompt": "a", "temperature": "x"}, "'temperature' is a number"), ({"prompt": "a", "n": 1000}, "'n' is from 1"),
-        ({"prompt": "a", "temperature": -1}, "temperature"), ({"prompt": [1] * 41000}, "context"),
-        (b'{"prompt": "\xff\xfe"}', "JSON"), ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
+        (b"{", "no JSON"),
+        ({}, "'prompt' is missing"),
+        ({"prompt": [70000]}, "vocabulary"),
+        ({"prompt": ""}, "at least one token"),
+        ({"prompt": "a", "temperature": "x"}, "'temperature' is a number"),
+        ({"prompt": "a", "n": 1000}, "'n' is from 1"),
+        ({"prompt": "a", "temperature": -1}, "temperature"),
+        ({"prompt": [1] * 41000}, "context"),
+        (b'{"prompt": "\xff\xfe"}', "JSON"),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
         ({"prompt": "a", "stop": 5}, "'stop' is a string"),
     ]:
         status, answer = server.post("/v1/completions", body)
@@ -224,6 +244,10 @@ def test_a_full_queue_refuses_and_serves_the_others(program: Path, folder: Path)
 
 
 def test_a_port_in_use_is_an_error(program: Path, folder: Path, server: Server) -> None:
-    done = subprocess.run([program, "serve", str(folder), f"--port={server.port}", "--no-report"], capture_output=True, text=True,
-                          timeout=120)
+    done = subprocess.run(
+        [program, "serve", str(folder), f"--port={server.port}", "--no-report"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 2 and "cannot listen" in done.stderr

@@ -18,8 +18,11 @@ def mixture(tokens: int, chosen: int, experts: int, dtype: torch.dtype, hidden: 
     def numbers(*sizes: int) -> Tensor:
         return (torch.randn(sizes, generator=generator) * 0.3).to(dtype)
 
-    picks = torch.stack([torch.randperm(experts, generator=generator)[:chosen] for _ in range(tokens)]) if tokens else (
-        torch.zeros(0, chosen, dtype=torch.int64))
+    picks = (
+        torch.stack([torch.randperm(experts, generator=generator)[:chosen] for _ in range(tokens)])
+        if tokens
+        else (torch.zeros(0, chosen, dtype=torch.int64))
+    )
     shares = torch.softmax(numbers(tokens, chosen).float(), -1).to(dtype)
     lists = [[numbers(*sizes) for _ in range(experts)] for sizes in ((width, hidden), (width, hidden), (hidden, width))]
     return [numbers(tokens, hidden), picks, shares, *lists]
@@ -58,9 +61,13 @@ def test_each_token_gets_the_experts_that_it_chose(tokens: int, chosen: int, exp
 def test_experts_that_nobody_chose_are_not_read() -> None:
     x, picks, shares, gate, up, down = mixture(3, 2, 8, torch.float32)
     chosen = set(picks.flatten().tolist())
-    spoiled = [[w if e in chosen else torch.full_like(w, float("nan")) for e, w in enumerate(a)] for a in (gate, up, down)]
-    assert torch.equal(torch.ops.hetero.routed_mlp(x, picks, shares, *spoiled),
-                       torch.ops.hetero.routed_mlp(x, picks, shares, gate, up, down))
+    spoiled = [
+        [w if e in chosen else torch.full_like(w, float("nan")) for e, w in enumerate(a)] for a in (gate, up, down)
+    ]
+    assert torch.equal(
+        torch.ops.hetero.routed_mlp(x, picks, shares, *spoiled),
+        torch.ops.hetero.routed_mlp(x, picks, shares, gate, up, down),
+    )
 
 
 @needs_hetero
@@ -68,6 +75,7 @@ def test_wrong_arguments_are_one_sentence() -> None:
     x, picks, shares, gate, up, down = mixture(3, 2, 4, torch.float32)
     op = torch.ops.hetero.routed_mlp
     for device in ("cpu", "hetero"):
+
         def on(*arguments: object, device: str = device) -> list:
             return list(arguments) if device == "cpu" else moved(list(arguments))
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import models
 import pytest
 import torch
 from counters import counting
 from torch import nn
+
+import models
 
 PRODUCTS = "products with a quantized weight"
 TEXTS = [

@@ -35,15 +35,23 @@ def unpacked(layer: QuantizedLinear) -> torch.Tensor:
     numbers = steps.permute(0, 2, 1, 3).flatten(2).flatten(0, 1)[:rows, :columns].float()
     groups = layer.scales.shape[1]
     size = layer.group if 0 < layer.group <= columns else -(-columns // 32) * 32
-    spread = [group.permute(0, 2, 1).reshape(-1, groups).repeat_interleave(size, 1)[:rows, :columns]
-              for group in (layer.scales.cpu().float(), torch.full_like(layer.scales.cpu().float(), 2 ** (layer.bits - 1))
-                            if layer.zeros is None else layer.zeros.cpu().float())]
+    spread = [
+        group.permute(0, 2, 1).reshape(-1, groups).repeat_interleave(size, 1)[:rows, :columns]
+        for group in (
+            layer.scales.cpu().float(),
+            torch.full_like(layer.scales.cpu().float(), 2 ** (layer.bits - 1))
+            if layer.zeros is None
+            else layer.zeros.cpu().float(),
+        )
+    ]
     return (numbers - spread[1]) * spread[0]
 
 
 @pytest.mark.parametrize(("bits", "group", "symmetric"), KINDS)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
-def test_a_layer_computes_with_the_weight_that_it_says(bits: int, group: int, symmetric: bool, dtype: torch.dtype) -> None:
+def test_a_layer_computes_with_the_weight_that_it_says(
+    bits: int, group: int, symmetric: bool, dtype: torch.dtype
+) -> None:
     model = torch.hetero.quantize(small_model(dtype), bits=bits, group=group, symmetric=symmetric)
     layer = model[0]
     weight = layer.dequantized()
@@ -62,8 +70,11 @@ def test_a_weight_is_within_a_step_of_the_one_it_is_made_of(bits: int, group: in
     size = group or 160
     weight = nn.functional.pad(linear.weight.detach(), (0, -150 % size)).unfold(1, size, size)
     levels = 2**bits - 1
-    span = 2 * weight.abs().amax(2) / (levels - 1) if symmetric else (
-        weight.amax(2).clamp_min(0) - weight.amin(2).clamp_max(0)) / levels
+    span = (
+        2 * weight.abs().amax(2) / (levels - 1)
+        if symmetric
+        else (weight.amax(2).clamp_min(0) - weight.amin(2).clamp_max(0)) / levels
+    )
     allowed = (0.5 if symmetric else 1.0) * 1.01 * span.repeat_interleave(size, 1)[:, :150]
     assert ((layer.dequantized() - linear.weight).abs() <= allowed + 1e-7).all()
 
@@ -158,15 +169,20 @@ def test_memory_on_the_device_falls_too() -> None:
 def test_a_state_dict_goes_there_and_back(tmp_path: Path, bits: int, group: int, symmetric: bool) -> None:
     model = torch.hetero.quantize(small_model(), bits=bits, group=group, symmetric=symmetric)
     torch.save(model.state_dict(), tmp_path / "m.pt")
-    other = torch.hetero.quantize(nn.Sequential(nn.Linear(150, 70), nn.ReLU(), nn.Linear(70, 33, bias=False)).eval(),
-                                  bits=bits, group=group, symmetric=symmetric)
+    other = torch.hetero.quantize(
+        nn.Sequential(nn.Linear(150, 70), nn.ReLU(), nn.Linear(70, 33, bias=False)).eval(),
+        bits=bits,
+        group=group,
+        symmetric=symmetric,
+    )
     x = torch.randn(2, 150)
     assert not torch.equal(other(x), model(x))
     other.load_state_dict(torch.load(tmp_path / "m.pt"))
     assert_same(other(x), model(x))
     with pytest.raises(RuntimeError, match="size mismatch"):
         torch.hetero.quantize(small_model(), bits=12 - bits, group=group, symmetric=symmetric).load_state_dict(
-            model.state_dict())
+            model.state_dict()
+        )
 
 
 def test_another_dtype_is_for_the_bias_and_leaves_the_scales() -> None:
@@ -181,7 +197,9 @@ def test_another_dtype_is_for_the_bias_and_leaves_the_scales() -> None:
 
 def test_print_tells_bits_and_group() -> None:
     model = torch.hetero.quantize(small_model(), bits=4, group=64, symmetric=False)
-    assert "QuantizedLinear(in_features=150, out_features=70, bias=True, bits=4, group=64, symmetric=False)" in str(model)
+    assert "QuantizedLinear(in_features=150, out_features=70, bias=True, bits=4, group=64, symmetric=False)" in str(
+        model
+    )
     assert "group=row" in str(torch.hetero.quantize(small_model(), bits=8, group=0))
 
 
@@ -209,16 +227,28 @@ def test_a_layer_in_two_places_stays_one_and_layers_of_other_classes_stay() -> N
 
 WRONG = [
     (lambda: torch.hetero.quantize(small_model(), bits=3), ValueError, "bits is 8 or 4, not 3"),
-    (lambda: torch.hetero.quantize(small_model(), group=48), ValueError,
-     "group is 0 for whole rows, or a multiple of 32, not 48"),
-    (lambda: torch.hetero.quantize(small_model(), group=-1), ValueError,
-     "group is 0 for whole rows, or a multiple of 32, not -1"),
+    (
+        lambda: torch.hetero.quantize(small_model(), group=48),
+        ValueError,
+        "group is 0 for whole rows, or a multiple of 32, not 48",
+    ),
+    (
+        lambda: torch.hetero.quantize(small_model(), group=-1),
+        ValueError,
+        "group is 0 for whole rows, or a multiple of 32, not -1",
+    ),
     (lambda: torch.hetero.quantize(small_model(), activation_bits=4), ValueError, "activation_bits is 8 or 16, not 4"),
     (lambda: torch.hetero.quantize(nn.ReLU()), ValueError, "the model has no torch.nn.Linear to quantize"),
-    (lambda: torch.hetero.quantize(nn.Linear(4, 4)), ValueError,
-     "the model is itself a torch.nn.Linear: QuantizedLinear.from_linear makes the layer for it"),
-    (lambda: torch.hetero.quantize(small_model(torch.float64)), TypeError,
-     "0 has a weight of torch.float64: layers in float32, bfloat16 or float16 can be quantized"),
+    (
+        lambda: torch.hetero.quantize(nn.Linear(4, 4)),
+        ValueError,
+        "the model is itself a torch.nn.Linear: QuantizedLinear.from_linear makes the layer for it",
+    ),
+    (
+        lambda: torch.hetero.quantize(small_model(torch.float64)),
+        TypeError,
+        "0 has a weight of torch.float64: layers in float32, bfloat16 or float16 can be quantized",
+    ),
 ]
 
 
@@ -265,27 +295,42 @@ def linear(x: torch.Tensor, weight: tuple[torch.Tensor, ...], **changes: object)
 
 WRONG_CALLS = [
     (lambda x: linear(x[:, :60], packed()), None),  # as many columns when rounded up
-    (lambda x: linear(x[:, :30], packed()),
-     "a packed weight of 20 x 30 in 8 bits is [2, 512], not [2, 1024]"),
-    (lambda x: linear(x, packed(), out_features=40),
-     "a packed weight of 40 x 64 in 8 bits is [3, 1024], not [2, 1024]"),
+    (lambda x: linear(x[:, :30], packed()), "a packed weight of 20 x 30 in 8 bits is [2, 512], not [2, 1024]"),
+    (
+        lambda x: linear(x, packed(), out_features=40),
+        "a packed weight of 40 x 64 in 8 bits is [3, 1024], not [2, 1024]",
+    ),
     (lambda x: linear(x, packed(), bits=4), "a packed weight of 20 x 64 in 4 bits is [2, 512], not [2, 1024]"),
     (lambda x: linear(x, packed(), bits=5), "a quantized weight has 8 or 4 bits, not 5"),
-    (lambda x: linear(x, packed(), group=64),
-     "the scales of a weight of 20 x 64 with groups of 64 are [2, 1, 16], not [2, 2, 16]"),
-    (lambda x: linear(x, packed(), group=20),
-     "a group of a quantized weight is 0 for whole rows, or a multiple of 32, not 20"),
-    (lambda x: linear(x, packed(), activation_bits=4),
-     "the input of a quantized product is taken in 8 or 16 bits, not in 4"),
-    (lambda x: linear(x.double(), packed()),
-     "the input of a quantized product is float32, float16 or bfloat16, not Double"),
-    (lambda x: linear(x, packed(), bias=torch.zeros(3, device=x.device)),
-     "the bias of a product with 20 outputs is [20], not [3]"),
-    (lambda x: linear(x, packed(), bias=torch.zeros(20, device=x.device).half()),
-     "the bias of a quantized product has the input's dtype, Float, not Half"),
+    (
+        lambda x: linear(x, packed(), group=64),
+        "the scales of a weight of 20 x 64 with groups of 64 are [2, 1, 16], not [2, 2, 16]",
+    ),
+    (
+        lambda x: linear(x, packed(), group=20),
+        "a group of a quantized weight is 0 for whole rows, or a multiple of 32, not 20",
+    ),
+    (
+        lambda x: linear(x, packed(), activation_bits=4),
+        "the input of a quantized product is taken in 8 or 16 bits, not in 4",
+    ),
+    (
+        lambda x: linear(x.double(), packed()),
+        "the input of a quantized product is float32, float16 or bfloat16, not Double",
+    ),
+    (
+        lambda x: linear(x, packed(), bias=torch.zeros(3, device=x.device)),
+        "the bias of a product with 20 outputs is [20], not [3]",
+    ),
+    (
+        lambda x: linear(x, packed(), bias=torch.zeros(20, device=x.device).half()),
+        "the bias of a quantized product has the input's dtype, Float, not Half",
+    ),
     (lambda x: linear(x, (packed()[0].char(), *packed()[1:])), "a packed weight is uint8, not Char"),
-    (lambda x: linear(x, (packed()[0], packed()[1], packed()[2].int())),
-     "the zeros of a quantized weight are uint8, not Int"),
+    (
+        lambda x: linear(x, (packed()[0], packed()[1], packed()[2].int())),
+        "the zeros of a quantized weight are uint8, not Int",
+    ),
     (lambda x: torch.ops.hetero.quantize_weight(x[0], 8, 32, True), "a weight to quantize has two dimensions, not 1"),
 ]
 
