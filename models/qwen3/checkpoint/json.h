@@ -72,8 +72,8 @@ class JsonFields {
   Status status_;
 };
 
-// Builds a value from the events of nlohmann's parser, as parse_json() does. A reader of a large file
-// derives from it and takes some parts out of the stream, so that they never become a value.
+// Builds a value from the events of nlohmann's parser, as parse_json() does. A reader of a large
+// file derives from it and takes some parts out of the stream, so that they never become a value.
 class JsonBuilder : public nlohmann::json_sax<Json> {
  public:
   // Parses the text with this builder; `what` names it in errors. Errors: kStorage.
