@@ -114,6 +114,8 @@ CPU_ALONE = {
     "test_patterns.py": "counts groups that are fused for the CPU",
     "test_profiler.py::test_a_fused_group": "looks at a group that is fused for the CPU",
     "test_qwen3.py": "text, files and sampling, which use no device",
+    "test_qwen3_model.py": "a program of its own, which takes the CPU",
+    "test_qwen3_server.py": "a program of its own, which takes the CPU",
     "test_saved.py::test_planned_memory": "knows what the CPU's arena holds at least",
     "test_server.py::test_calls_run_at_once": "operators on the accelerator run on its threads, not on a lane's",
     "test_server.py::test_parallel_regions_of_a_lane": "operators on the accelerator run on its threads",
