@@ -51,7 +51,7 @@ Result<GraphSize> ComputeGraph::dimension(const std::string& name, int64_t least
   if (!impl_->started.ok()) return impl_->started;
   auto& [variables, examples] = impl_->dimensions;
   const graph::SizeVariable made{.name = name, .least = least, .most = most};
-  const std::string text = to_string(graph::DynamicSizes{.variables = {made}});
+  const std::string text = ops::lines_of({made});
   if (least < 0 || most < least) return usage("'" + name + "' has no size between its bounds");
   if (!graph::parse_sizes(text).ok()) return usage("'" + name + "' cannot name a dimension: letters, digits and _ can");
   if (std::ranges::find(variables, name, &graph::SizeVariable::name) != variables.end()) {

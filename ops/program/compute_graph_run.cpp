@@ -123,7 +123,8 @@ std::unique_ptr<graph::SavedProgram> ComputeGraph::Impl::capture_all(Recorded& r
   std::unique_ptr<graph::SavedProgram> program = capture(own, recorded);
   if (own.empty()) return program;
   Recorded others(nodes.size());
-  ops::SizesOfModel model{.variables = to_string(graph::DynamicSizes{.variables = dimensions.variables})};
+  ops::SizesOfModel model;
+  model.variables = ops::lines_of(dimensions.variables);
   model.samples.push_back({std::move(program), own});
   for (std::vector<int64_t>& sizes : ops::sizes_to_record(dimensions)) {
     std::unique_ptr<graph::SavedProgram> other = capture(sizes, others);

@@ -26,6 +26,12 @@ GraphArgument argument_at(const GraphArgument& argument, std::span<const int64_t
 
 }  // namespace
 
+std::string lines_of(const std::vector<graph::SizeVariable>& dimensions) {
+  graph::DynamicSizes sizes;
+  sizes.variables = dimensions;
+  return to_string(sizes);
+}
+
 int64_t size_at(const GraphSize& size, std::span<const int64_t> dimensions) {
   for (const graph::SizeTerm& term : size.sum()) {
     const bool known = std::ranges::all_of(term.variables, [&](uint16_t v) { return v < dimensions.size(); });

@@ -22,6 +22,9 @@ struct GraphDimensions {
   std::vector<int64_t> example;
 };
 
+// The dimensions as lines of sizes.txt (graph/program/dynamic_sizes.h).
+std::string lines_of(const std::vector<graph::SizeVariable>& dimensions);
+
 // What a size is for these sizes of the dimensions. Raises if it does not fit 64 bits, or has a
 // dimension that is not there.
 int64_t size_at(const GraphSize& size, std::span<const int64_t> dimensions);
