@@ -202,15 +202,15 @@ struct GraphExecutor::Impl {
   SlotBuffer& home(size_t slot, const ProgramValue& value) { return slots[slot]->homes[home_of[value.buffer]]; }
   const Ports& ports(Side side) const { return side == Side::kInput ? sized().inputs : sized().outputs; }
   Result<size_t> find(Side side, Which which, const TensorView& tensor, size_t slot) const;
-  // `updates`: the memory may be that of an input that the program writes, and gives as an output too.
+  // `updates`: it may be an input that the program writes, and gives as an output too.
   const char* why_not_lent(Side side, const ProgramValue& value, const TensorView& tensor, bool updates = false) const;
   Status take_back(size_t slot, const ProgramValue& value);
   Status note(size_t slot, graph::BoundProgram::Gate gate, backend::Queue& queue, backend::Event& event,
               backend::Event*& last);
   Status upload(size_t slot, BufferId buffer, SlotBuffer& home);
   Status lend(size_t slot, const ProgramValue& value, const TensorView& tensor, std::shared_ptr<const void> owner);
-  Status set_zero_copy(Side side, Which which, const TensorView& tensor, size_t slot,
-                       std::shared_ptr<const void> owner);
+  Status set_zero_copy(Side side, Which which, const TensorView& tensor, size_t slot, std::shared_ptr<const void> owner,
+                       bool updates = false);
   DeviceIndex output_device(BufferId buffer) const;
   const Place& place(size_t slot, BufferId buffer) const {
     return home_of[buffer] == kNone ? places[buffer] : slots[slot]->homes[home_of[buffer]].place;

@@ -147,17 +147,23 @@ Status GraphExecutor::Impl::lend(size_t slot, const ProgramValue& value, const T
 }
 
 Status GraphExecutor::Impl::set_zero_copy(Side side, Which which, const TensorView& tensor, size_t slot,
-                                          std::shared_ptr<const void> owner) {
+                                          std::shared_ptr<const void> owner, bool updates) {
   const Result<size_t> index = find(side, which, tensor, slot);
   if (!index.ok()) return index.status();
   const ProgramValue& value = ports(side)[index.value()];
-  if (const char* why = why_not_lent(side, value, tensor, true)) return usage(ports(side).words(index.value()) + why);
+  if (const char* why = why_not_lent(side, value, tensor, updates))
+    return usage(ports(side).words(index.value()) + why);
   return lend(slot, value, tensor, std::move(owner));
 }
 
 Status GraphExecutor::SetInputZeroCopy(Which input, const TensorView& tensor, size_t slot,
                                        std::shared_ptr<const void> owner) {
   return impl_->set_zero_copy(Impl::Side::kInput, input, tensor, slot, std::move(owner));
+}
+
+Status GraphExecutor::SetStateZeroCopy(Which input, const TensorView& tensor, size_t slot,
+                                       std::shared_ptr<const void> owner) {
+  return impl_->set_zero_copy(Impl::Side::kInput, input, tensor, slot, std::move(owner), true);
 }
 
 Status GraphExecutor::SetOutputZeroCopy(Which output, const TensorView& tensor, size_t slot,

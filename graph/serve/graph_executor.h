@@ -155,11 +155,15 @@ class GraphExecutor {
   // Copies; the tensor may be on the host only, with any strides, and is not needed afterwards.
   // Errors: kUsage for an unknown input, a wrong dtype or shape, or a slot that runs.
   Status SetInput(Which input, const TensorView& tensor, size_t slot = 0);
-  // From now on the slot reads this memory, and writes it where the program updates the input. It
-  // must lie as the program's own does, in the row-major order of its sizes as a rule, and stay
-  // until the slot has another input there; `owner` is held until then. Errors: kUsage also for
-  // another device, strides or alignment.
+  // From now on the slot reads this memory. It must lie as the program's own does, in the row-major
+  // order of its sizes as a rule, and stay until the slot has another input there; `owner` is held
+  // until then. Errors: kUsage also for another device, strides or alignment, and for an input that
+  // is an output too.
   Status SetInputZeroCopy(Which input, const TensorView& tensor, size_t slot = 0,
+                          std::shared_ptr<const void> owner = nullptr);
+  // The same for an input that the program writes and gives as an output: it is written in this
+  // memory, a state that the caller keeps, such as the cache of a request.
+  Status SetStateZeroCopy(Which input, const TensorView& tensor, size_t slot = 0,
                           std::shared_ptr<const void> owner = nullptr);
   // The same for a result: the program writes it there.
   Status SetOutputZeroCopy(Which output, const TensorView& tensor, size_t slot = 0,

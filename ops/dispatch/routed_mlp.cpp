@@ -4,8 +4,8 @@
 //   mlp[e](x) = (silu(x * gate[e]^T) * (x * up[e]^T)) * down[e]^T
 //
 // 1. The tokens are sorted by expert; experts that nobody chose are not read.
-// 2. For each expert: its tokens' rows are gathered and go through its three products. Few rows take
-//    the kernel that reads each weight once (backend/cpu/kernels/matvec.h).
+// 2. For each expert: its tokens' rows are gathered and go through its three products. Few rows
+//    take the kernel that reads each weight once (backend/cpu/kernels/matvec.h).
 // 3. What it gives is added in float32, the experts in ascending order, and rounded once.
 //
 // The choice of experts depends on values, so it is an input, and the shapes do not depend on it.

@@ -121,8 +121,8 @@ const at::Tensor& KernelTensors::operand(int i) {
   if (slot.window != operand.window || slot.table != table || impl->numel() != window.numel) {
     slot.storage->set_nbytes(static_cast<size_t>(window.last_byte));
     const auto rank = static_cast<size_t>(window.rank);
-    // linalg_vector_norm reads sizes()[0] of a number too, which is then what the tensor had before.
-    // A new tensor has a size of 0 there.
+    // linalg_vector_norm reads sizes()[0] of a number too, which is then what the tensor had
+    // before. A new tensor has a size of 0 there.
     if (rank == 0) impl->set_sizes_and_strides(c10::IntArrayRef{0}, c10::IntArrayRef{1});
     impl->set_sizes_and_strides(c10::IntArrayRef(window.dims, rank), c10::IntArrayRef(window.dims + rank, rank),
                                 window.offset);

@@ -78,8 +78,8 @@ class ComputeGraph {
   // A size that each execute() may choose, from `least` to `most`; some input must have it alone as
   // a size. What add() returns has an example of it, `example` or a small prime. optimize() records
   // the graph for several sizes, and fails if these are other programs; size 1 is left out then. A
-  // dimension with one size only is that integer. Errors: kUsage for a name that is taken, or bounds
-  // without a size.
+  // dimension with one size only is that integer. Errors: kUsage for a name that is taken, or
+  // bounds without a size.
   Result<GraphSize> dimension(const std::string& name, int64_t least = 1,
                               int64_t most = std::numeric_limits<int64_t>::max(), int64_t example = 0);
   // A tensor that execute() is given; `dtype` by its short name ("f32", "i64"). Names of inputs are
@@ -90,17 +90,17 @@ class ComputeGraph {
   // next.
   Result<Value> constant(const std::string& name, const TensorView& tensor);
   // A weight that is used where it lies, in a mapped file for example, and must not change; `owner`
-  // is held for as long. Copied if its address is no multiple of its elements' size, or if it is not
-  // row-major. REQUIRES: `owner` is not null.
+  // is held for as long. Copied if its address is no multiple of its elements' size, or if it is
+  // not row-major. REQUIRES: `owner` is not null.
   Result<Value> constant(const std::string& name, const TensorView& tensor, std::shared_ptr<const void> owner);
   // A node; its first result, if it has any: some operators only write their arguments. Arguments
-  // in the order of the schema, then attributes by name; the rest has the schema's defaults. Errors:
-  // kUsage for an unknown operator, for arguments that none of its schemas takes, and for what
-  // PyTorch itself says.
+  // in the order of the schema, then attributes by name; the rest has the schema's defaults.
+  // Errors: kUsage for an unknown operator, for arguments that none of its schemas takes, and for
+  // what PyTorch itself says.
   Result<Value> add(std::string_view op, Arguments arguments, Attributes attributes = {});
   // The same for graphs that come from elsewhere as nodes and edges, in any order. A node is called
-  // when one of its results is used or asked for, by optimize() at the latest, so errors of the call
-  // are those of that function, and name the node.
+  // when one of its results is used or asked for, by optimize() at the latest, so errors of the
+  // call are those of that function, and name the node.
   Result<Value> add_node(std::string_view op, Attributes attributes = {});
   // Gives result `output` of `from` to `to`, which add_node() made, as argument `input` of its
   // schema. Several edges to one argument are a list, in this order. Errors: kUsage if the node was

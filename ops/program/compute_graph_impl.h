@@ -28,9 +28,10 @@ struct ComputeGraph::Impl {
   struct Node {
     Kind kind = Kind::kOperator;
     std::string name;
-    std::optional<ops::SchemaCall> call = {};   // for the example's sizes
-    GraphSizes sizes = {};                      // of an input
-    ops::SchemaCall::Arguments arguments = {};  // where some have a dimension: what is called for others
+    std::optional<ops::SchemaCall> call = {};  // for the example's sizes
+    GraphSizes sizes = {};                     // of an input
+    // Where some have a dimension: what is called for others.
+    ops::SchemaCall::Arguments arguments = {};
     ops::SchemaCall::Attributes attributes = {};
     std::vector<at::Tensor> results = {};  // of a constant: with its bytes; all others have none
     graph::Preference preference = graph::Preference::kAuto;

@@ -370,7 +370,8 @@ bool meet_by_meta(const OpInfo& info, torch::jit::Stack* stack, RandomState rand
                   uint64_t signature) {
   MetaRun meta;
   if (!run_meta(info, arguments_of(info, *stack), meta)) {
-    // The Meta kernels in Python are missing in a C++ program. A row says that the kernel may be tried.
+    // The Meta kernels in Python are missing in a C++ program. A row says that the kernel may be
+    // tried.
     if (meta.undescribed && info.typed && how == FirstSight::kProbe) {
       return meet_by_probe(info, stack, random, nullptr, signature);
     }

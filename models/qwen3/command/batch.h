@@ -1,8 +1,8 @@
 // The command `batch`: many requests from a file, as fast as they go.
 //
-// Each line of the input is the JSON body of a completions request (protocol.h), and with `messages`
-// of a chat request. `after_steps` lets it join when the engine has run so many steps. Each line of
-// the output is the result of one choice, in the order of the input:
+// Each line of the input is the JSON body of a completions request (protocol.h), and with
+// `messages` of a chat request. `after_steps` lets it join when the engine has run so many steps.
+// Each line of the output is the result of one choice, in the order of the input:
 //
 //   {"request": 0, "choice": 0, "text": "...", "token_ids": [...], "logprobs": [...],
 //    "finish_reason": "stop"}

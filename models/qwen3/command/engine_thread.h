@@ -1,8 +1,8 @@
 // EngineThread: runs an engine's steps on a thread of its own, while there is something to do.
 //
 // Thread safety: any thread.
-// Ownership: the engine outlives it. The destructor waits for the step that runs; requests that have not
-// ended stay in the engine.
+// Ownership: the engine outlives it. The destructor waits for the step that runs; requests that
+// have not ended stay in the engine.
 
 #pragma once
 

@@ -1,4 +1,5 @@
-// The program qwen3: chat, generate, serve and bench with a published checkpoint. It needs no Python.
+// The program qwen3: chat, generate, serve and bench with a published checkpoint. It needs no
+// Python.
 
 #include <unistd.h>
 

@@ -1,9 +1,9 @@
 // OpenAI's completions and chat protocol: JSON of a request to what the engine takes, and what it
 // generates to JSON.
 //
-// https://platform.openai.com/docs/api-reference. Beyond it: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`,
-// and `chat_template_kwargs` with `enable_thinking`, as other servers have them. Fields that are not
-// known are ignored.
+// https://platform.openai.com/docs/api-reference. Beyond it: `top_k`, `min_p`,
+// `repetition_penalty`, `ignore_eos`, and `chat_template_kwargs` with `enable_thinking`, as other
+// servers have them. Fields that are not known are ignored.
 //
 // Thread safety: pure functions.
 

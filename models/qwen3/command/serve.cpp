@@ -165,7 +165,8 @@ class Answer {
   EngineThread& thread_;
   const ApiRequest request_;
   const ApiAnswer head_;
-  const std::shared_ptr<Channel> channel_ = std::make_shared<Channel>();  // the engine may outlive the answer
+  // The engine may outlive the answer.
+  const std::shared_ptr<Channel> channel_ = std::make_shared<Channel>();
   std::vector<uint64_t> ids_;
   std::vector<ApiPiece> whole_;
   std::vector<bool> is_first_;

@@ -297,7 +297,8 @@ void Engine::choose(Batch& batch) {
   }
 }
 
-// Whether the request has a sequence of pages, with at least one token that is still to be computed.
+// Whether the request has a sequence of pages, with at least one token that is still to be
+// computed.
 bool Engine::begin(Request& request) {
   if (request.pages < 0) {
     request.pages = cache_->allocate(std::span(request.tokens).first(request.tokens.size() - 1));
@@ -404,7 +405,7 @@ Status Engine::run(Batch& batch) {
         TensorView::row_major(cache_->pages().pool(0).base(), dtype_,
                               {cache_->pages().capacity(), 2 * config_.num_hidden_layers, config_.num_key_value_heads,
                                options_.page_tokens, config_.head_dim});
-    if (status.ok()) status = executor.SetInputZeroCopy("pages", pages);
+    if (status.ok()) status = executor.SetStateZeroCopy("pages", pages);
   }
   const auto set = [&](const char* name, const TensorView& view) {
     if (status.ok()) status = executor.SetInput(name, view);

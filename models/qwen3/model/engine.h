@@ -2,12 +2,12 @@
 //
 // Requests join and leave while it runs (continuous batching). Each step takes one token of every
 // sequence that is being generated, then parts of waiting prompts up to `step_tokens` (chunked
-// prefill), and runs them as one program (forward.h). Keys and values are in a KvCache: prompts that
-// begin alike share pages, and if there are no more pages, the request that came last is preempted and
-// resumed when there is room.
+// prefill), and runs them as one program (forward.h). Keys and values are in a KvCache: prompts
+// that begin alike share pages, and if there are no more pages, the request that came last is
+// preempted and resumed when there is room.
 //
 //   auto engine = Engine::make(config, checkpoint, {});
-//   auto request = engine.value()->submit(prompt, {.max_tokens = 64}, [](const Event& event) {...});
+//   auto id = engine.value()->submit(prompt, {.max_tokens = 64}, [](const Event& event) {...});
 //   while (engine.value()->busy()) status = engine.value()->step();
 //
 // What a request generates depends on its prompt and options, and not on other requests; as far as
@@ -40,7 +40,7 @@ namespace hetero::qwen3 {
 
 struct EngineOptions {
   uint64_t cache_bytes = uint64_t{1} << 30;  // pages of keys and values
-  uint64_t offload_bytes = 0;                // memory for pages that leave; 0: they are computed again
+  uint64_t offload_bytes = 0;                // for pages that leave; 0: computed again
   std::string offload = "none";              // OffloadStrategy
   int64_t page_tokens = 16;
   int64_t step_tokens = 512;     // of a step; prompts are divided
@@ -68,8 +68,8 @@ struct RequestOptions {
 
 class Engine {
  public:
-  // Called by step(). Returns whether the request goes on: a caller that has found a stop string ends
-  // it so, with kStop.
+  // Called by step(). Returns whether the request goes on: a caller that has found a stop string
+  // ends it so, with kStop.
   using Listener = std::function<bool(const Event&)>;
 
   struct Counters {
@@ -89,8 +89,9 @@ class Engine {
   ~Engine();
   Engine(const Engine&) = delete;
 
-  // Queues a request. Errors: kUsage for an empty prompt, an id that is not in the vocabulary, one over
-  // the context or over all pages, or options out of range; kResource if `capacity` requests wait.
+  // Queues a request. Errors: kUsage for an empty prompt, an id that is not in the vocabulary, one
+  // over the context or over all pages, or options out of range; kResource if `capacity` requests
+  // wait.
   Result<uint64_t> submit(std::span<const int32_t> prompt, RequestOptions options, Listener listener);
   // Ends the request with kCancelled at the next step. Does nothing for one that has ended.
   void cancel(uint64_t request);

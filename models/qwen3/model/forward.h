@@ -1,12 +1,12 @@
 // The forward pass of Qwen3 as one program, for every step of generation.
 //
-// A step takes the new tokens of some sequences, one after another: all tokens of a prompt, a part of
-// them, or one token of each sequence that is being generated. So prefill, chunked prefill and decoding
-// are one program with other sizes, share weights and caches, and may be in one step.
+// A step takes the new tokens of some sequences, one after another: all tokens of a prompt, a part
+// of them, or one token of each sequence that is being generated. So prefill, chunked prefill and
+// decoding are one program with other sizes, share weights and caches, and may be in one step.
 //
-// Keys and values are in pages of the caller (graph/kv/kv_cache.h), an input that the program writes
-// in place. The program is planned for each set of sizes that it meets; GraphExecutor keeps the
-// latest.
+// Keys and values are in pages of the caller (graph/kv/kv_cache.h), an input that the program
+// writes in place. The program is planned for each set of sizes that it meets; GraphExecutor keeps
+// the latest.
 //
 //   auto model = build_forward(config, checkpoint, options);
 //   auto executor = GraphExecutor::Init(model.value(), {...});
@@ -26,7 +26,8 @@
 
 namespace hetero::qwen3 {
 
-// Inputs by name. T new tokens of S sequences, in their order; logits are wanted for R of the tokens.
+// Inputs by name. T new tokens of S sequences, in their order; logits are wanted for R of the
+// tokens.
 //   tokens     i64[T]       ids
 //   positions  i64[T]       of each in its sequence
 //   slots      i64[T]       where its keys and values go: page * page_tokens + place

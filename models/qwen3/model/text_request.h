@@ -1,7 +1,7 @@
 // TextRequest: a request of the engine whose answer is text.
 //
-// It joins the parts that stand between an engine, which knows tokens, and a reader of text: pieces are
-// whole characters (text_stream.h), and end before a stop string (stop.h).
+// It joins the parts that stand between an engine, which knows tokens, and a reader of text: pieces
+// are whole characters (text_stream.h), and end before a stop string (stop.h).
 //
 //   auto id = submit_text(engine, tokenizer, prompt_ids, options, [](const TextEvent& event) {
 //     std::cout << event.text;

@@ -405,6 +405,29 @@ TEST_CASE("an input that is also an output cannot be lent", "[accelerator]") {
   CHECK(contains(executor->SetInputZeroCopy(0, view_of(values)), "shares its memory"));
 }
 
+TEST_CASE("a state that is lent is written where it is") {
+  Program p;
+  const BufferId x = p.input(8);
+  p.add(test_ops().pointwise, {p.update(x)});
+  p.escape(x);
+  auto executor = executor_of(model_of(save(p)), executor_options(cpu_options()));
+  std::vector<float> mine(8, 1), copied(8, 1), other(8, 3), result(8);
+  for (int run = 0; run < 3; ++run) {
+    REQUIRE(executor->SetInput(0, view_of(copied)).ok());
+    REQUIRE(executor->Run().ok());
+    REQUIRE(executor->GetOutput(0, view_of(copied)).ok());
+  }
+  REQUIRE(executor->SetStateZeroCopy(0, view_of(mine)).ok());
+  for (int run = 0; run < 3; ++run) REQUIRE(executor->Run().ok());
+  CHECK(mine == copied);
+  REQUIRE(executor->GetOutput(0, view_of(result)).ok());
+  CHECK(result == mine);
+  REQUIRE(executor->SetStateZeroCopy(0, view_of(other)).ok());
+  REQUIRE(executor->Run().ok());
+  CHECK(mine == copied);
+  CHECK(other != std::vector<float>(8, 3));
+}
+
 TEST_CASE("a kernel's exception is the run's error with the operator's name, and the executor goes on",
           "[accelerator]") {
   if (is_accelerator_missing()) return;
