@@ -93,8 +93,8 @@ struct Float16 : Halves<Float16> {
 };
 
 // Sixteen 1-byte elements, and zeros behind the first `count` of them.
-__m128i load_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
-__m128i load_bytes(const void* p, int count) { return _mm_maskz_loadu_epi8(first_lanes(count), p); }
+inline __m128i load_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+inline __m128i load_bytes(const void* p, int count) { return _mm_maskz_loadu_epi8(first_lanes(count), p); }
 
 // A 1-byte element that L::widen makes a float.
 template <typename L, typename S>
