@@ -95,7 +95,8 @@ def run_batch(qwen3_build: Path) -> Batch:
             [program, "batch", str(folder), *options], input=text, capture_output=True, text=True, timeout=600
         )
         assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+        # Not splitlines(): texts have other ends of lines in them.
+        return [json.loads(line) for line in done.stdout.split("\n") if line], done.stderr
 
     return run
 

@@ -336,8 +336,8 @@ def test_bfloat16_halves_the_file_and_is_close(tmp_path: Path) -> None:
     full.save(tmp_path / "full.hetero")
     half.save(tmp_path / "half.hetero")
     assert (tmp_path / "half.hetero").stat().st_size < 0.6 * (tmp_path / "full.hetero").stat().st_size
-    with pytest.raises(ValueError, match="one of float32, bfloat16, not 'int8'"):
-        torch.hetero.compile(model, (x,), precision="int8")
+    with pytest.raises(ValueError, match="one of float32, bfloat16, int8, not 'int4'"):
+        torch.hetero.compile(model, (x,), precision="int4")
 
 
 def test_what_depends_on_weights_only_is_computed_when_the_program_is_made() -> None:
