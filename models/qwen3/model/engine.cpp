@@ -19,10 +19,15 @@ double seconds_since(Clock::time_point then) { return std::chrono::duration<doub
 
 Status usage(std::string message) { return Status(ErrorClass::kUsage, std::move(message)); }
 
-Result<backend::CacheElement> cache_element(const std::string& dtype) {
-  if (dtype == "f32") return backend::CacheElement::kFloat32;
-  if (dtype == "bf16") return backend::CacheElement::kBfloat16;
-  if (dtype == "f16") return backend::CacheElement::kFloat16;
+Result<backend::CacheElement> cache_element(const std::string& wanted, const std::string& dtype) {
+  using backend::CacheElement;
+  if (!wanted.empty()) {
+    if (const auto element = backend::cache_element_of(wanted)) return *element;
+    return usage("keys and values are in float32, bfloat16, float16, int8 or float8_e4m3, not in '" + wanted + "'");
+  }
+  for (const CacheElement element : {CacheElement::kFloat32, CacheElement::kBfloat16, CacheElement::kFloat16}) {
+    if (dtype == page_dtype(element)) return element;
+  }
   return usage("keys and values cannot be in " + dtype);
 }
 
@@ -114,16 +119,18 @@ Result<std::unique_ptr<Engine>> Engine::make(const Qwen3Config& config, std::sha
 }
 
 Status Engine::start(std::shared_ptr<const Checkpoint> checkpoint) {
-  Result<std::string> dtype = compute_dtype(*checkpoint);
+  const Result<std::string> dtype = compute_dtype(*checkpoint);
   if (!dtype.ok()) return dtype.status();
-  dtype_ = std::move(dtype.value());
-  if (Status status = make_cache(); !status.ok()) return status;
-  ForwardOptions forward{.page_tokens = options_.page_tokens,
+  if (Status status = make_cache(dtype.value()); !status.ok()) return status;
+  Result<std::shared_ptr<const Weights>> weights = Weights::make(config_, std::move(checkpoint), options_.weights);
+  if (!weights.ok()) return weights.status();
+  weight_bytes_ = weights.value()->bytes();
+  ForwardOptions forward{.pages = layout_,
                          .page_count = cache_->pages().capacity(),
                          .most_tokens = options_.step_tokens,
                          .most_sequences = options_.most_sequences,
                          .accelerator_bytes = options_.accelerator_bytes};
-  Result<std::shared_ptr<Model>> model = build_forward(config_, std::move(checkpoint), forward);
+  Result<std::shared_ptr<Model>> model = build_forward(config_, std::move(weights.value()), forward);
   if (!model.ok()) return model.status();
   GraphExecutor::Options settings;
   settings.slots = 1;
@@ -133,15 +140,16 @@ Status Engine::start(std::shared_ptr<const Checkpoint> checkpoint) {
   return Status();
 }
 
-Status Engine::make_cache() {
-  const Result<backend::CacheElement> element = cache_element(dtype_);
+Status Engine::make_cache(const std::string& dtype) {
+  const Result<backend::CacheElement> element = cache_element(options_.cache_dtype, dtype);
   if (!element.ok()) return element.status();
+  layout_ = {.element = element.value(),
+             .page_tokens = options_.page_tokens,
+             .layers = config_.num_hidden_layers,
+             .kv_heads = config_.num_key_value_heads,
+             .head_size = config_.head_dim};
   graph::KvOptions options;
-  options.layout = {.element = element.value(),
-                    .page_tokens = options_.page_tokens,
-                    .layers = config_.num_hidden_layers,
-                    .kv_heads = config_.num_key_value_heads,
-                    .head_size = config_.head_dim};
+  options.layout = layout_;
   options.most_tokens = config_.max_position_embeddings;
   options.offload = options_.offload;
   std::vector<std::unique_ptr<backend::PageMemory>> memories;
@@ -392,6 +400,14 @@ std::vector<int64_t> Engine::sizes_of(const Batch& batch) const {
   return sizes;
 }
 
+// As build_forward declares them.
+TensorView Engine::pages() const {
+  const int64_t count = cache_->pages().capacity();
+  std::vector<int64_t> sizes{count, 2 * layout_.layers, layout_.kv_heads, layout_.page_tokens, layout_.head_size};
+  if (backend::has_scales(layout_.element)) sizes = {count, static_cast<int64_t>(layout_.bytes())};
+  return TensorView::row_major(cache_->pages().pool(0).base(), page_dtype(layout_.element), std::move(sizes));
+}
+
 Status Engine::run(Batch& batch) {
   const Clock::time_point begin = Clock::now();
   GraphExecutor& executor = *executor_;
@@ -401,11 +417,7 @@ Status Engine::run(Batch& batch) {
   if (executor.sizes() != sizes || !has_pages_) {
     status = executor.SetSizes(sizes);
     has_pages_ = true;
-    const TensorView pages =
-        TensorView::row_major(cache_->pages().pool(0).base(), dtype_,
-                              {cache_->pages().capacity(), 2 * config_.num_hidden_layers, config_.num_key_value_heads,
-                               options_.page_tokens, config_.head_dim});
-    if (status.ok()) status = executor.SetStateZeroCopy("pages", pages);
+    if (status.ok()) status = executor.SetStateZeroCopy("pages", pages());
   }
   const auto set = [&](const char* name, const TensorView& view) {
     if (status.ok()) status = executor.SetInput(name, view);
