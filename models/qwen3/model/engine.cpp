@@ -88,7 +88,7 @@ struct Engine::Batch {
   std::vector<int64_t> tokens, positions, slots, rows;
   std::vector<int32_t> starts, lengths, table;
   int64_t width = 0;
-  std::vector<float> inverse;  // where rotary frequencies depend on the length
+  std::vector<float> inverse;  // [tokens, head_dim / 2], where they depend on the length
 
   int64_t total() const {
     int64_t sum = 0;
@@ -100,6 +100,7 @@ struct Engine::Batch {
 Engine::Engine(const Qwen3Config& config, EngineOptions options)
     : config_(config),
       options_(std::move(options)),
+      context_(context_length(config)),
       end_tokens_(config.eos_token_ids.begin(), config.eos_token_ids.end()),
       mover_(std::make_unique<graph::HostMover>()),
       sampler_(config.vocab_size),
@@ -150,7 +151,7 @@ Status Engine::make_cache(const std::string& dtype) {
              .head_size = config_.head_dim};
   graph::KvOptions options;
   options.layout = layout_;
-  options.most_tokens = config_.max_position_embeddings;
+  options.most_tokens = context_;
   options.offload = options_.offload;
   std::vector<std::unique_ptr<backend::PageMemory>> memories;
   for (const uint64_t bytes : {options_.cache_bytes, options_.offload_bytes}) {
@@ -178,9 +179,9 @@ Result<uint64_t> Engine::submit(std::span<const int32_t> prompt, RequestOptions 
   }
   if (options.max_tokens < 1) return usage("max_tokens is at least 1");
   const auto length = static_cast<int64_t>(prompt.size());
-  if (length >= config_.max_position_embeddings) {
+  if (length >= context_) {
     return usage("the prompt has " + std::to_string(length) + " tokens, and the context has room for " +
-                 std::to_string(config_.max_position_embeddings) + " with an answer");
+                 std::to_string(context_) + " with an answer");
   }
   const int64_t room = cache_->pages().capacity() * options_.page_tokens;
   if (length >= room) {
@@ -309,7 +310,9 @@ void Engine::choose(Batch& batch) {
 // computed.
 bool Engine::begin(Request& request) {
   if (request.pages < 0) {
-    request.pages = cache_->allocate(std::span(request.tokens).first(request.tokens.size() - 1));
+    // Keys of a prompt of another length may be rotated otherwise.
+    const size_t known = depends_on_length(config_) ? 0 : request.tokens.size() - 1;
+    request.pages = cache_->allocate(std::span(request.tokens).first(known));
     counters_.cached_tokens += cache_->written_length(request.pages);
     return true;
   }
@@ -362,6 +365,7 @@ Status Engine::fill(Batch& batch) {
   for (auto* list : {&batch.tokens, &batch.positions, &batch.slots, &batch.rows}) list->clear();
   batch.starts.assign(1, 0);
   batch.lengths.clear();
+  batch.inverse.clear();
   std::vector<graph::SequenceId> ids;
   int64_t longest = 1;
   for (const Part& part : batch.parts) {
@@ -377,6 +381,7 @@ Status Engine::fill(Batch& batch) {
     batch.starts.push_back(static_cast<int32_t>(batch.tokens.size()));
     batch.lengths.push_back(static_cast<int32_t>(end));
     if (part.wants_logits()) batch.rows.push_back(std::ssize(batch.tokens) - 1);
+    if (depends_on_length(config_)) fill_frequencies(part, batch.inverse);
     longest = std::max(longest, end);
     ids.push_back(part.request->pages);
   }
@@ -384,8 +389,21 @@ Status Engine::fill(Batch& batch) {
   if (batch.rows.empty()) batch.rows.push_back(0);
   batch.width = rounded_width((longest + options_.page_tokens - 1) / options_.page_tokens);
   batch.table.resize(ids.size() * static_cast<size_t>(batch.width));
-  if (depends_on_length(config_)) batch.inverse = rotary_frequencies(config_, longest).inverse;
   return cache_->fill_tables(ids, 0, batch.table.data(), batch.width);
+}
+
+// Each token has those of the sequence's length when it came: all of a prompt, or up to the token.
+// So they do not depend on how a prompt is divided, nor on preemption.
+void Engine::fill_frequencies(const Part& part, std::vector<float>& inverse) const {
+  std::vector<float> frequencies;
+  int64_t last = -1;
+  for (int64_t i = part.first; i < part.first + part.count; ++i) {
+    const int64_t length =
+        std::max({i + 1, static_cast<int64_t>(part.request->prompt), config_.max_position_embeddings});
+    if (length != last) frequencies = rotary_frequencies(config_, length).inverse;
+    last = length;
+    inverse.insert(inverse.end(), frequencies.begin(), frequencies.end());
+  }
 }
 
 // In the order of the program's dimensions; those with one size only are none.
@@ -430,7 +448,8 @@ Status Engine::run(Batch& batch) {
   set("table", view_of(batch.table, {sequences, batch.width}));
   set("rows", view_of(batch.rows));
   if (!batch.inverse.empty()) {
-    set("inverse", TensorView::row_major(batch.inverse.data(), "f32", {std::ssize(batch.inverse)}));
+    set("inverse",
+        TensorView::row_major(batch.inverse.data(), "f32", {std::ssize(batch.tokens), config_.head_dim / 2}));
   }
   if (status.ok()) status = executor.Run();
   if (status.ok()) status = executor.Wait();
@@ -462,8 +481,7 @@ void Engine::deliver(Batch& batch) {
     ++counters_.generated_tokens;
     request.tokens.push_back(token.value().id);
     const bool stops = std::ranges::find(request.options.stop_ids, token.value().id) != request.options.stop_ids.end();
-    const bool full =
-        request.generated() == request.options.max_tokens || request.count() == config_.max_position_embeddings;
+    const bool full = request.generated() == request.options.max_tokens || request.count() == context_;
     const bool goes_on = !request.listener || request.listener({.token = &token.value()});
     if (stops || !goes_on) {
       finish(request, Finish::kStop);

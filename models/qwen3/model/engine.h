@@ -114,6 +114,8 @@ class Engine {
   const graph::KvCache& cache() const { return *cache_; }
   const GraphExecutor& executor() const { return *executor_; }
   uint64_t weight_bytes() const { return weight_bytes_; }
+  // Tokens that a sequence may have.
+  int64_t context() const { return context_; }
 
  private:
   struct Request;
@@ -130,6 +132,7 @@ class Engine {
   bool extend(Request& request, int64_t tokens);
   bool preempt_for(const Request& request);
   Status fill(Batch& batch);
+  void fill_frequencies(const Part& part, std::vector<float>& inverse) const;
   std::vector<int64_t> sizes_of(const Batch& batch) const;
   Status run(Batch& batch);
   void deliver(Batch& batch);
@@ -138,6 +141,7 @@ class Engine {
 
   const Qwen3Config config_;
   const EngineOptions options_;
+  const int64_t context_;
   const std::vector<int32_t> end_tokens_;
   graph::PageLayout layout_;
   uint64_t weight_bytes_ = 0;

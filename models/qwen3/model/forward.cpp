@@ -143,7 +143,7 @@ void Builder::find_rotation() {
   RotaryFrequencies frequencies = rotary_frequencies(config_, config_.max_position_embeddings);
   const int64_t half = config_.head_dim / 2;
   if (depends_on_length(config_)) {
-    inverse_ = input("inverse", "f32", {half});
+    inverse_ = input("inverse", "f32", {tokens_, half});
   } else if (status_.ok()) {
     inverse_ = take(graph_.constant("inverse", TensorView::row_major(frequencies.inverse.data(), "f32", {half})));
   }

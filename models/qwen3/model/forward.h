@@ -38,7 +38,7 @@ namespace hetero::qwen3 {
 //   rows       i64[R]       of which tokens the logits are wanted
 //   pages      [P, 2 * layers, kv_heads, page_tokens, head_dim]   keys and values of all layers; in
 //              int8 as bytes, i8[P, bytes of a page], with scales behind them (page_layout.h)
-//   inverse    f32[head_dim / 2]   rotary frequencies, if they depend on the length
+//   inverse    f32[T, head_dim / 2]   rotary frequencies, if they depend on the length
 // Output:
 //   logits     f32[R, vocab]
 struct ForwardOptions {

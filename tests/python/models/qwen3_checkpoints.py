@@ -114,6 +114,7 @@ class Checkpoint:
     def expected(self, prompt: list[int], tokens: int) -> tuple[list[int], torch.Tensor]:
         """Greedy tokens, which do not stop, and the logits of each, by transformers."""
         with torch.no_grad():
+            self.model(torch.tensor([[0]]))  # dynamic rotary frequencies begin anew
             made = self.model.generate(
                 torch.tensor([prompt]),
                 attention_mask=torch.ones(1, len(prompt)),

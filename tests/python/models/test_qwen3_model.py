@@ -39,6 +39,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 32,
         }
     },
+    "dynamic": {
+        "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0},
+        "max_position_embeddings": 24,
+    },
     "biases": {"attention_bias": True},
     "one_head": {"num_attention_heads": 2, "num_key_value_heads": 1},
 }
