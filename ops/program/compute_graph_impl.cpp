@@ -243,6 +243,12 @@ Status ComputeGraph::prefer(Value node, graph::Preference device) {
   return Status();
 }
 
+void ComputeGraph::set_policy(graph::Policy policy, graph::Thresholds thresholds) {
+  impl_->policy = policy;
+  impl_->thresholds = thresholds;
+  impl_->change();
+}
+
 void ComputeGraph::set_memory_budget(uint64_t bytes) {
   impl_->budget = bytes;
   impl_->change();
