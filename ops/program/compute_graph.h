@@ -120,6 +120,11 @@ class ComputeGraph {
   // `thresholds`, kThresholds; or one device for all. Not called: config.placement, which is kAuto
   // by default.
   void set_policy(graph::Policy policy, graph::Thresholds thresholds = {});
+  // Products, convolutions and attention of f32 run in "bf16" or "f16", as with torch.autocast;
+  // weights are cast once, by optimize(). Results have the dtypes that look() says. "f32", the
+  // default, runs what the graph says. Errors: kUsage for another dtype; optimize() fails where an
+  // operator refuses what another has made.
+  Status set_precision(std::string_view dtype);
   // From now on optimize() looks for chains of these operators, by their full names, and calls `op`
   // for each, an operator of a TORCH_LIBRARY of the caller's for example. In a chain each result is
   // the first argument of the next operator, and no other node and no output uses it. `op` takes

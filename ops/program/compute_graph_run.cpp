@@ -6,6 +6,8 @@
 
 #include "graph/cost/cost.h"
 #include "graph/ir/text.h"
+#include "graph/optimize/fold_constants.h"
+#include "graph/optimize/merge_repeated.h"
 #include "graph/program/archive.h"
 #include "ops/program/caller_stream.h"
 #include "ops/program/compute_graph_impl.h"
@@ -114,11 +116,15 @@ std::unique_ptr<graph::SavedProgram> ComputeGraph::Impl::capture(const std::vect
   const ops::CancelledCapture cancelled{program};  // does nothing where it has ended
   const std::vector<c10::IValue> stand_ins = program.begin_capture(arguments);
   for (size_t i = 0; i < stand_ins.size(); ++i) results[inputs()[i]] = {stand_ins[i].toTensor()};
-  replay(sizes, results, recorded);
+  {
+    const ops::Autocast autocast(precision);
+    replay(sizes, results, recorded);
+  }
   std::vector<c10::IValue> given;
   for (const Output& output : outputs) {
     names.outputs.push_back(output.name);
-    given.emplace_back(results[output.value.node][output.value.index]);
+    // Does nothing where it has that dtype.
+    given.emplace_back(results[output.value.node][output.value.index].to(tensor(output.value).scalar_type()));
   }
   const std::vector<c10::DeviceType> devices(given.size(), ops::kHetero);
   program.end_capture(std::move(given), devices);
@@ -164,6 +170,25 @@ std::unique_ptr<graph::SavedProgram> ComputeGraph::Impl::capture_all(AllRecorded
   return ops::dynamic_program(std::move(model));
 }
 
+// Casts constants now, and what several nodes read once in a run; keeps what is said of the other
+// nodes.
+Status ComputeGraph::Impl::fold_casts(graph::SavedProgram& program, AllRecorded& recorded) {
+  const std::vector<graph::Node> before = program.graph.nodes;
+  if (Status status = graph::fold_constants(program); !status.ok()) return status;
+  graph::merge_repeated(program);
+  const std::vector<graph::Node>& after = program.graph.nodes;
+  std::vector<size_t> left(before.size() + 1);  // of the nodes before each
+  for (size_t n = 0; n < before.size(); ++n) {
+    const bool stays = left[n] < after.size() && after[left[n]].sequence == before[n].sequence;
+    left[n + 1] = left[n] + (stays ? 1 : 0);
+  }
+  for (Recorded& of_node : recorded) {
+    of_node.first = left[of_node.first];
+    of_node.last = left[of_node.last];
+  }
+  return Status();
+}
+
 // The constants are from here on what the program of before made of them.
 Status ComputeGraph::Impl::keep_states() {
   if (executor == nullptr) return Status();
@@ -203,6 +228,7 @@ Status ComputeGraph::optimize() {
   Impl::AllRecorded recorded(impl.nodes.size());
   std::unique_ptr<graph::SavedProgram> program;
   status = caught([&] { program = impl.capture_all(recorded); });
+  if (status.ok() && impl.precision != at::kFloat) status = Impl::fold_casts(*program, recorded);
   if (!status.ok()) return status;
   if (impl.budget != 0) impl.options->machine[impl.options->searched].bytes = impl.budget;
   impl.options->policy = impl.policy.value_or(impl.options->policy);

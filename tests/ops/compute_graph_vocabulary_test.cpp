@@ -9,6 +9,7 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
@@ -199,7 +200,8 @@ TensorView on_gpu(const at::Tensor& tensor) {
 
 // Runs on a GPU, and on the stand-in for CUDA (tests/cuda_standin).
 TEST_F(ComputeGraphVocabulary, ExecuteOnAStream) {
-  if (!error_of([] { set_option("accelerator", "cuda"); }).empty()) GTEST_SKIP() << "there is no GPU";
+  const std::string refused = error_of([] { set_option("accelerator", "cuda"); });
+  if (!refused.empty()) GTEST_SKIP() << refused;
   {
     Chain chain(3);
     ComputeGraph& graph = chain.graph;
@@ -576,6 +578,39 @@ TEST_F(ComputeGraphVocabulary, MemoryOptimizer) {
   Chain chain(20);
   expect_ok(chain.graph.optimize());
   EXPECT_EQ(get(chain.graph.memory()).temporaries, 2 * Chain::kValue);
+}
+
+TEST_F(ComputeGraphVocabulary, MemoryOptimizerMixedPrecision) {
+  Chain chain(3);
+  ComputeGraph& graph = chain.graph;
+  const Value soft = get(graph.add("aten::softmax", {chain.products.back(), -1}));
+  expect_ok(graph.output("soft", soft));
+  expect_ok(graph.optimize());
+  EXPECT_EQ(get(graph.storage(chain.products[1])).bytes, Chain::kValue);
+  EXPECT_EQ(get(graph.memory()).constants, 3 * Chain::kMatrix);
+  expect_ok(graph.set_precision("bf16"));
+  expect_ok(graph.optimize());
+  EXPECT_EQ(get(graph.storage(chain.products[1])).bytes, Chain::kValue / 2);
+  EXPECT_EQ(get(graph.memory()).constants, 3 * Chain::kMatrix / 2) << "weights were cast once";
+  EXPECT_EQ(get(graph.cost(chain.products[1])).parts.size(), 1u) << "and are not cast by a run";
+  EXPECT_EQ(get(graph.cost(chain.products[1])).parts.at(0).op, "aten::mm");
+  EXPECT_EQ(to_string(get(graph.look(soft))), "f32[32,64]");
+  at::Tensor y = at::zeros({Chain::kRows, Chain::kWidth}), z = at::zeros_like(y);
+  expect_ok(graph.execute({view_of(chain.x)}, {view_of(y), view_of(z)}));
+  EXPECT_TRUE(at::allclose(y, chain.expected(), 0.05, 0.05));
+  EXPECT_FALSE(at::allclose(y, chain.expected(), 1e-4, 1e-5));
+  EXPECT_TRUE(at::allclose(z, at::softmax(chain.expected(), -1), 0.05, 0.01));
+  expect_error(graph.set_precision("i64"), "a precision is 'f32', 'bf16' or 'f16', and not 'i64'");
+  // With sizes that the caller chooses.
+  Gated net;
+  expect_ok(net.graph.set_precision("bf16"));
+  for (const int64_t rows : {4, 7}) {
+    const at::Tensor given = numbers({rows, 8}, static_cast<uint64_t>(rows));
+    EXPECT_TRUE(at::allclose(execute(net.graph, {given}, {rows, 16}), net.expected(given), 0.05, 0.1));
+  }
+  // Nothing of it is left on this thread.
+  expect_ok(net.graph.set_precision("f32"));
+  net.expect_right();
 }
 
 TEST_F(ComputeGraphVocabulary, OperatorFactory) {
