@@ -502,6 +502,32 @@ class CudaDeviceImplementation final : public CudaDevice {
     }
     return Status();
   }
+  Status wait_for_stream(void* stream) override {
+    if (Status status = gpu_.check_not_forked(); !status.ok()) return status;
+    CudaEvent reached(gpu_, cudaEventDisableTiming);
+    if (!reached.created().ok()) return reached.created();
+    {
+      const CurrentGpu current(gpu_.ordinal);
+      Status status =
+          cuda_status(cudaEventRecord(reached.handle(), static_cast<cudaStream_t>(stream)), "cudaEventRecord");
+      if (!status.ok()) return status;
+    }
+    for (auto& queue : queues_) {
+      if (Status status = queue->wait(reached); !status.ok()) return status;
+    }
+    return Status();
+  }
+  Status let_stream_wait(void* stream) override {
+    for (auto& queue : queues_) {
+      CudaEvent reached(gpu_, cudaEventDisableTiming);
+      if (Status status = queue->record(reached); !status.ok()) return status;
+      const CurrentGpu current(gpu_.ordinal);
+      Status status = cuda_status(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), reached.handle(), 0),
+                                  "cudaStreamWaitEvent");
+      if (!status.ok()) return status;
+    }
+    return Status();
+  }
   bool can_fuse(const FusedKernel& kernel) const override {
     std::call_once(engine_opened_, [&] { open_engine(); });
     return engine_ != nullptr && engine_->can_fuse(kernel);

@@ -62,6 +62,12 @@ class CudaDevice : public Device {
   // Names the GPU and driver that measurements belong to: "NVIDIA H200, driver 12040".
   virtual std::string model() const = 0;
 
+  // What the queues are given from now on starts after what `stream`, a cudaStream_t of the caller,
+  // has been given until now; null is CUDA's default stream.
+  virtual Status wait_for_stream(void* stream) = 0;
+  // The reverse: the stream goes on after what the queues have been given until now.
+  virtual Status let_stream_wait(void* stream) = 0;
+
   // The stream (a cudaStream_t) of the task that runs on this thread; null outside a task.
   static void* current_stream();
 

@@ -37,8 +37,8 @@ constexpr DeviceIndex kDevicesUnsaid = 2;
 
 constexpr const char* kHomeWords[] = {"none", "bound", "arena", "brought", "owned"};
 constexpr int kHomes = static_cast<int>(std::size(kHomeWords));
-constexpr Reason kReasons[] = {Reason::kOnlyDevice, Reason::kRequested, Reason::kUnsupported,
-                               Reason::kFaster,     Reason::kSavesTime, Reason::kNoMemory};
+constexpr Reason kReasons[] = {Reason::kOnlyDevice, Reason::kRequested, Reason::kUnsupported, Reason::kFaster,
+                               Reason::kSavesTime,  Reason::kNoMemory,  Reason::kThreshold};
 
 constexpr FusionNote kNotes[] = {FusionNote::kJoined,      FusionNote::kTailJoined, FusionNote::kAlone,
                                  FusionNote::kNoLowering,  FusionNote::kOtherShape, FusionNote::kOtherRow,
@@ -383,6 +383,8 @@ const char* to_string(Reason reason) {
       return "saves time";
     case Reason::kNoMemory:
       return "no memory";
+    case Reason::kThreshold:
+      return "threshold";
   }
   return "?";
 }

@@ -29,7 +29,8 @@ enum class Reason : uint8_t {
   // It would be faster elsewhere, but copies would take more than that, or the other device is
   // busy.
   kSavesTime,
-  kNoMemory,  // the accelerator's memory does not suffice
+  kNoMemory,   // the accelerator's memory does not suffice
+  kThreshold,  // a time ratio (PlanOptions::thresholds)
 };
 const char* to_string(Reason reason);
 

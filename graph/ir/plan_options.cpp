@@ -12,6 +12,8 @@ const char* to_string(Policy policy) {
       return "accelerator";
     case Policy::kMixed:
       return "mixed";
+    case Policy::kThresholds:
+      return "thresholds";
   }
   return "?";
 }

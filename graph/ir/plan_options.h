@@ -20,8 +20,18 @@ enum class Policy : uint8_t {
   kCpu,          // the CPU
   kAccelerator,  // the accelerator, where it has a kernel and the memory
   kMixed,        // a pseudo-random device for each: for tests
+  kThresholds,   // planning, by the rules of Thresholds
 };
 const char* to_string(Policy policy);
+
+// Policy::kThresholds: going through the program in its order, a task that has a choice runs on the
+// accelerator, except where one of these rules sends it to the CPU.
+struct Thresholds {
+  // The accelerator would hold more than this part of its memory.
+  double pressure = 0.8;
+  // The CPU takes less than so many times as long.
+  double time_ratio = 2.0;
+};
 
 class CostHistory;
 
@@ -47,6 +57,7 @@ struct PlanOptions {
   // another one run there.
   backend::DeviceIndex searched = backend::kCpu + 1;
   Policy policy = Policy::kAuto;
+  Thresholds thresholds = {};
   // Where not null: per OpId, what is preferred for nodes without a preference of their own;
   // operators behind its end have none.
   const std::vector<Preference>* preferences = nullptr;

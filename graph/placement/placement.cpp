@@ -17,7 +17,8 @@
 //   5. Where a placement is doubted (PlanOptions::instead_of), the best of those that differ from
 //      it is taken.
 //
-// Where nothing is left to decide, as for one device, none of that is done.
+// Where nothing is left to decide, as for one device or by thresholds (thresholds.h), none of that
+// is done.
 
 #include "graph/placement/placement.h"
 
@@ -26,6 +27,7 @@
 
 #include "graph/placement/min_cut.h"
 #include "graph/placement/rollout.h"
+#include "graph/placement/thresholds.h"
 
 namespace hetero::graph {
 namespace {
@@ -243,6 +245,7 @@ void write_placements(const TaskGraph& tasks, std::span<const DeviceIndex> devic
 void place_nodes(const Graph& graph, const PlanOptions& options, Plan& plan, TaskGraph& tasks,
                  std::vector<uint32_t>& order) {
   tasks.build(graph, plan, options);
+  if (options.policy == Policy::kThresholds) decide_by_thresholds(graph, options, tasks);
   Search search(tasks, options.effort);
   search.run(options.candidates);
   plan.placements.assign(graph.nodes.size(), Placement{});

@@ -47,8 +47,10 @@ Allowed find_allowed(const Graph& graph, const Plan& plan, const Task& task, std
     const uint64_t most = options.machine[d].bytes - options.machine[d].bytes / 8;
     if (backend::contains(allowed.devices, d) && most != 0 && bytes > most) return only_on(kCpu, Reason::kNoMemory);
   }
-  if (!free || options.policy == Policy::kAuto || options.policy == Policy::kMixed) return allowed;
-  return only_on(options.policy == Policy::kCpu ? kCpu : options.searched, Reason::kRequested);
+  if (!free) return allowed;
+  if (options.policy == Policy::kCpu) return only_on(kCpu, Reason::kRequested);
+  if (options.policy == Policy::kAccelerator) return only_on(options.searched, Reason::kRequested);
+  return allowed;
 }
 
 // Without a history nothing else was said before.

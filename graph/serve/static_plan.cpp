@@ -148,8 +148,12 @@ std::string plan_machine(const PlanOptions& options) {
               std::to_string(link->latency);
     }
   }
-  return text + ", placement " + to_string(options.policy) + ", " + std::to_string(options.compute_queues) +
-         " compute queues" + (options.shares_accelerator ? " beside others" : "") + ", copies " +
+  text += std::string(", placement ") + to_string(options.policy);
+  if (options.policy == Policy::kThresholds) {
+    text += " " + std::to_string(options.thresholds.pressure) + " " + std::to_string(options.thresholds.time_ratio);
+  }
+  return text + ", " + std::to_string(options.compute_queues) + " compute queues" +
+         (options.shares_accelerator ? " beside others" : "") + ", copies " +
          (options.join_copies ? "joined" : "apart");
 }
 

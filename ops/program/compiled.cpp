@@ -524,9 +524,16 @@ void CompiledProgram::end_capture(std::vector<c10::IValue> results, const std::v
     capture->add_result(results[i], devices[i], windows_);
     capture->relate(i, results);
   }
+  captured_.clear();
+  for (const StorageHold& hold : cut.slice.holds) captured_.push_back(hold.storage());
   capture->keep(cut, windows_);
   count(counters().captures);
   add(std::move(capture->variant));
+}
+
+graph::BufferId CompiledProgram::buffer_of(const at::Tensor& tensor) const {
+  const auto found = std::ranges::find(captured_, tensor.storage().unsafeGetStorageImpl());
+  return found == captured_.end() ? graph::kNoBuffer : static_cast<graph::BufferId>(found - captured_.begin());
 }
 
 void CompiledProgram::Capture::name_arguments() {

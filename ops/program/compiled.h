@@ -98,6 +98,9 @@ class CompiledProgram {
   // The arguments of that variant whose bytes it writes. A saved program gives their new values as
   // outputs behind the results.
   std::vector<size_t> updated_arguments() const;
+  // The buffer of what was captured last that is the tensor's storage; kNoBuffer where no node
+  // touches it. REQUIRES: the tensor was alive when the capture ended.
+  graph::BufferId buffer_of(const at::Tensor& tensor) const;
 
   // What the variants are, for people: their graphs and latest plans as text.
   std::string describe();
@@ -117,6 +120,7 @@ class CompiledProgram {
   graph::WindowTable windows_;
   graph::SizedPlans<Variant> variants_;
   std::unique_ptr<Capture> capture_;
+  std::vector<const c10::StorageImpl*> captured_;  // per buffer of the last capture; never followed
   std::unique_ptr<ArgumentStorages> storages_;
   std::unique_ptr<Work> work_;
 };

@@ -43,6 +43,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -115,13 +116,40 @@ class ComputeGraph {
   Status prefer(Value node, graph::Preference device);
   // What the accelerator's memory may hold; 0: all that the device has or configuration allows.
   void set_memory_budget(uint64_t bytes);
+  // Who decides where nodes without a preference run: the planner by predicted time, kAuto, or by
+  // `thresholds`, kThresholds; or one device for all. Not called: config.placement, which is kAuto
+  // by default.
+  void set_policy(graph::Policy policy, graph::Thresholds thresholds = {});
+  // Products, convolutions and attention of f32 run in "bf16" or "f16", as with torch.autocast;
+  // weights are cast once, by optimize(). Results have the dtypes that look() says. "f32", the
+  // default, runs what the graph says. Errors: kUsage for another dtype; optimize() fails where an
+  // operator refuses what another has made.
+  Status set_precision(std::string_view dtype);
+  // From now on optimize() looks for chains of these operators, by their full names, and calls `op`
+  // for each, an operator of a TORCH_LIBRARY of the caller's for example. In a chain each result is
+  // the first argument of the next operator, and no other node and no output uses it. `op` takes
+  // what the operators take, one after the other, without these results; defaults count:
+  //
+  //   graph.register_fusion({"aten::linear", "aten::silu"}, "mylib::linear_silu");
+  //   // linear_silu(Tensor input, Tensor weight, Tensor? bias) -> Tensor
+  //
+  // The first pattern that fits is taken. With config.fusion off, none is. Errors: kUsage where the
+  // schemas do not fit; where `op` makes another tensor than the chain, optimize() fails.
+  Status register_fusion(std::vector<std::string> chain, std::string op);
 
   // ---- running ----
 
   Status optimize();
   // Inputs and outputs in the order in which they were declared. An input that some node writes is
   // written. With dimensions, the inputs' sizes say what they are, and outputs have what follows.
+  // Tensors of the accelerator (TensorView::device) are used where they are; this is an error where
+  // the plan has them elsewhere.
   Status execute(const std::vector<TensorView>& inputs, const std::vector<TensorView>& outputs);
+  // The same in the order of a CUDA stream of the caller, a cudaStream_t: the run starts after what
+  // the stream has been given, and the stream goes on after the run. Returns when results on the
+  // host are there; results on the accelerator may not be, until the stream gets there. Tensors on
+  // the host are read at once. Errors: kUsage where the accelerator is not "cuda".
+  Status execute(const std::vector<TensorView>& inputs, const std::vector<TensorView>& outputs, void* stream);
   // Writes the program with weights and plan to a file, for GraphExecutor::Init (archive.h).
   Status save(const std::string& path);
   // The program, for executors of one's own (GraphExecutor::Init). Optimizes where that was not
@@ -142,7 +170,7 @@ class ComputeGraph {
   struct Cost {
     double seconds = 0;       // predicted
     uint64_t bytes = 0;       // of what it makes
-    std::vector<Part> parts;  // none for a view
+    std::vector<Part> parts;  // none for a view, and where a fusion's last node has them
   };
   Result<Cost> cost(Value node) const;
 
@@ -152,15 +180,54 @@ class ComputeGraph {
     uint64_t temporaries = 0;  // the arena as it was planned
     // The most bytes of temporaries that are needed at once: what no plan goes below.
     uint64_t at_least = 0;
+    uint64_t budget = 0;  // of the device; 0: not limited
+
+    // The share of the budget that is used while the graph runs; 0 without one.
+    double pressure() const {
+      const auto used = static_cast<double>(constants + inputs + temporaries);
+      return budget == 0 ? 0 : used / static_cast<double>(budget);
+    }
   };
   // Of the plan, on a device; `constants` of those that lie there.
   Result<Memory> memory(backend::DeviceIndex device = backend::kCpu) const;
+
+  // Where the bytes of a value, or those that it is a view of, lie on a device.
+  struct Storage {
+    // kNone: nowhere there, as what a fused kernel keeps to itself.
+    graph::Home home = graph::Home::kNone;
+    uint64_t offset = 0;  // in the arena
+    uint64_t bytes = 0;
+    uint32_t first = 0;  // its lifetime: the instructions of the plan that touch it first and last
+    uint32_t last = 0;
+  };
+  Result<Storage> storage(Value value, backend::DeviceIndex device = backend::kCpu) const;
+
+  // What a device does in a run, as planned.
+  struct Statistics {
+    size_t nodes = 0;
+    std::map<graph::Reason, size_t> reasons;  // why they are there
+    double seconds = 0;                       // predicted, of all nodes
+    size_t copies = 0;                        // to the device
+    uint64_t copied_bytes = 0;
+    size_t waits = 0;  // of its queues for others
+  };
+  Result<Statistics> statistics(backend::DeviceIndex device) const;
+
+  // What was registered, and how often optimize() found it.
+  struct Fusion {
+    std::vector<std::string> chain;
+    std::string op;
+    size_t uses = 0;
+  };
+  const std::vector<Fusion>& fusions() const;
 
   // Nodes with results, placement and cost; the plan where there is one.
   std::string describe() const;
 
  private:
   struct Impl;
+  // An executor of the program, for so many tensors.
+  Status prepare(size_t inputs, size_t outputs);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -243,6 +243,22 @@ Status ComputeGraph::prefer(Value node, graph::Preference device) {
   return Status();
 }
 
+void ComputeGraph::set_policy(graph::Policy policy, graph::Thresholds thresholds) {
+  impl_->policy = policy;
+  impl_->thresholds = thresholds;
+  impl_->change();
+}
+
+Status ComputeGraph::set_precision(std::string_view dtype) {
+  const auto type = static_cast<at::ScalarType>(graph::parse_dtype(dtype));
+  if (type != at::kFloat && type != at::kBFloat16 && type != at::kHalf) {
+    return usage("a precision is 'f32', 'bf16' or 'f16', and not '" + std::string(dtype) + "'");
+  }
+  impl_->precision = type;
+  impl_->change();
+  return Status();
+}
+
 void ComputeGraph::set_memory_budget(uint64_t bytes) {
   impl_->budget = bytes;
   impl_->change();

@@ -1,5 +1,5 @@
-// What a ComputeGraph is made of. compute_graph_impl.cpp builds it, compute_graph_run.cpp
-// runs it and tells about it.
+// What a ComputeGraph is made of. compute_graph_impl.cpp builds it, compute_graph_fusion.cpp finds
+// the caller's fusions, compute_graph_run.cpp runs it and tells about it.
 
 #pragma once
 
@@ -25,6 +25,12 @@ namespace hetero {
 
 struct ComputeGraph::Impl {
   enum class Kind : uint8_t { kInput, kConstant, kOperator };
+  // What became of a node in the graph that is planned.
+  struct Recorded {
+    size_t first = 0;                           // of its nodes
+    size_t last = 0;                            // behind them
+    std::vector<graph::BufferId> buffers = {};  // per result
+  };
   struct Node {
     Kind kind = Kind::kOperator;
     std::string name;
@@ -38,7 +44,12 @@ struct ComputeGraph::Impl {
     // Of add_node(): what is given to which argument, until the node is called.
     std::map<uint32_t, std::vector<Value>> edges = {};
     bool open = false;
-    std::pair<size_t, size_t> recorded = {};  // the nodes of the plan's graph, after optimize()
+    // Of optimize(): the nodes for which a fusion's operator is called here, itself the last; and
+    // the last of them for the others.
+    std::vector<uint32_t> chain = {};
+    size_t fusion = 0;
+    std::optional<uint32_t> fused_into = {};
+    Recorded recorded = {};
   };
   struct Output {
     std::string name;
@@ -50,7 +61,11 @@ struct ComputeGraph::Impl {
   std::vector<Node> nodes;
   std::vector<uint32_t> order;  // of the nodes that were called or need not be: operands come first
   std::vector<Output> outputs;
+  std::vector<Fusion> fusions;
   uint64_t budget = 0;
+  std::optional<graph::Policy> policy;  // none: as configured
+  graph::Thresholds thresholds;
+  at::ScalarType precision = at::kFloat;
 
   // Of optimize(); none where something was changed since.
   std::shared_ptr<Model> model;
@@ -59,6 +74,7 @@ struct ComputeGraph::Impl {
   std::vector<size_t> updated;  // inputs that are written
   // Made when it is first used. After a change it is still that of before, which has the states.
   std::unique_ptr<GraphExecutor> executor;
+  std::vector<uint8_t> lent;  // per output of it: the last run wrote it in the caller's memory
 
   void change() { model.reset(); }
   Value append(Node node) {
@@ -79,13 +95,25 @@ struct ComputeGraph::Impl {
   const at::Tensor& tensor(Value value) const { return nodes[value.node].results[value.index]; }
   std::vector<size_t> inputs() const;
 
-  using Results = std::vector<std::vector<at::Tensor>>;  // per node
-  using Recorded = std::vector<std::pair<size_t, size_t>>;
-  std::unique_ptr<graph::SavedProgram> capture(const std::vector<int64_t>& sizes, Recorded& recorded);
-  void replay(const std::vector<int64_t>& sizes, Results& results, Recorded& recorded) const;
-  std::unique_ptr<graph::SavedProgram> capture_all(Recorded& recorded);
+  std::vector<uint32_t> count_reads() const;
+  std::vector<uint32_t> find_chain(const Fusion& fusion, uint32_t last, const std::vector<uint32_t>& reads) const;
+  Status check_chain(const Fusion& fusion, uint32_t last) const;
+  Status find_fusions(bool allowed);
+  std::optional<ops::SchemaCall> other_call(uint32_t node, const std::vector<int64_t>& sizes) const;
+
+  // Per node.
+  using Results = std::vector<std::vector<at::Tensor>>;
+  using AllRecorded = std::vector<Recorded>;
+  std::unique_ptr<graph::SavedProgram> capture(const std::vector<int64_t>& sizes, AllRecorded& recorded);
+  void replay(const std::vector<int64_t>& sizes, Results& results, AllRecorded& recorded) const;
+  std::unique_ptr<graph::SavedProgram> capture_all(AllRecorded& recorded);
+  static Status fold_casts(graph::SavedProgram& program, AllRecorded& recorded);
   Result<Value> add_constant(const std::string& name, const TensorView& tensor, std::shared_ptr<const void> owner);
   Status make_executor();
+  // Lends what lies on the accelerator, and copies what lies on the host.
+  Status set_input(size_t input, const TensorView& tensor);
+  Status set_output(size_t output, const TensorView& tensor);
+  Status run(const std::vector<TensorView>& inputs, const std::vector<TensorView>& outputs);
   Status keep_states();
   Status check_optimized() const {
     return model != nullptr ? Status()

@@ -6,7 +6,10 @@
 
 #include "graph/cost/cost.h"
 #include "graph/ir/text.h"
+#include "graph/optimize/fold_constants.h"
+#include "graph/optimize/merge_repeated.h"
 #include "graph/program/archive.h"
+#include "ops/program/caller_stream.h"
 #include "ops/program/compute_graph_impl.h"
 #include "ops/program/dynamic_program.h"
 #include "ops/program/static_call.h"
@@ -41,6 +44,19 @@ double seconds_of(const graph::StaticPlan& plan, const graph::PlanOptions& optio
   return costs.node_seconds(plan.graph, plan.graph.nodes[node], device, part);
 }
 
+std::string text_of(const ComputeGraph::Fusion& fusion) {
+  std::string text = "fusion " + fusion.op + " for";
+  for (const std::string& op : fusion.chain) text += ' ' + op;
+  return text + ": " + std::to_string(fusion.uses) + " times\n";
+}
+
+std::string text_of(const ComputeGraph::Statistics& statistics) {
+  std::string text = ": " + std::to_string(statistics.nodes) + " nodes";
+  for (const auto& [reason, nodes] : statistics.reasons) text += ", " + std::to_string(nodes) + ' ' + to_string(reason);
+  return text + "; " + std::to_string(statistics.copies) + " copies to it of " +
+         std::to_string(statistics.copied_bytes) + " bytes\n";
+}
+
 size_t recorded_nodes() {
   ops::Locked lock(ops::recorder().mutex());
   return ops::recorder().pending_nodes();
@@ -66,27 +82,23 @@ class Preferring {
 // ---- running
 
 // Calls the operators, on what `results` has of inputs and constants.
-void ComputeGraph::Impl::replay(const std::vector<int64_t>& sizes, Results& results, Recorded& recorded) const {
+void ComputeGraph::Impl::replay(const std::vector<int64_t>& sizes, Results& results, AllRecorded& recorded) const {
   for (const uint32_t n : order) {
-    if (nodes[n].kind != Kind::kOperator) continue;
+    if (nodes[n].kind != Kind::kOperator || nodes[n].fused_into.has_value()) continue;
     const Preferring preferring(nodes[n].preference);
+    const std::optional<SchemaCall> other = other_call(n, sizes);
+    const SchemaCall& call = other.has_value() ? *other : *nodes[n].call;
     std::vector<at::Tensor> operands;
-    for (const Value value : nodes[n].call->tensors())
-      operands.push_back(ops::another_look(results[value.node][value.index]));
-    std::optional<SchemaCall> other;
-    if (!nodes[n].arguments.empty() || !nodes[n].attributes.empty()) {
-      other.emplace(nodes[n].call->name(), ops::arguments_at(nodes[n].arguments, sizes),
-                    ops::attributes_at(nodes[n].attributes, sizes));
-    }
+    for (const Value value : call.tensors()) operands.push_back(ops::another_look(results[value.node][value.index]));
     recorded[n].first = recorded_nodes();
-    results[n] = (other.has_value() ? *other : *nodes[n].call)(operands, ops::kGraphDevice);
-    recorded[n].second = recorded_nodes();
+    results[n] = call(operands, ops::kGraphDevice);
+    recorded[n].last = recorded_nodes();
   }
 }
 
 // The graph as a program for one set of sizes.
 std::unique_ptr<graph::SavedProgram> ComputeGraph::Impl::capture(const std::vector<int64_t>& sizes,
-                                                                 Recorded& recorded) {
+                                                                 AllRecorded& recorded) {
   CompiledProgram program({});
   ops::ProgramNames names;
   std::vector<c10::IValue> arguments;
@@ -104,25 +116,35 @@ std::unique_ptr<graph::SavedProgram> ComputeGraph::Impl::capture(const std::vect
   const ops::CancelledCapture cancelled{program};  // does nothing where it has ended
   const std::vector<c10::IValue> stand_ins = program.begin_capture(arguments);
   for (size_t i = 0; i < stand_ins.size(); ++i) results[inputs()[i]] = {stand_ins[i].toTensor()};
-  replay(sizes, results, recorded);
+  {
+    const ops::Autocast autocast(precision);
+    replay(sizes, results, recorded);
+  }
   std::vector<c10::IValue> given;
   for (const Output& output : outputs) {
     names.outputs.push_back(output.name);
-    given.emplace_back(results[output.value.node][output.value.index]);
+    // Does nothing where it has that dtype.
+    given.emplace_back(results[output.value.node][output.value.index].to(tensor(output.value).scalar_type()));
   }
   const std::vector<c10::DeviceType> devices(given.size(), ops::kHetero);
   program.end_capture(std::move(given), devices);
+  for (size_t n = 0; n < nodes.size(); ++n) {
+    recorded[n].buffers.clear();
+    for (const at::Tensor& result : results[n]) {
+      recorded[n].buffers.push_back(result.defined() ? program.buffer_of(result) : graph::kNoBuffer);
+    }
+  }
   updated = program.updated_arguments();
   for (const size_t input : updated) names.outputs.push_back(names.inputs[input] + ".updated");
   return program.save(names);
 }
 
 // The graph as a program for all sizes of its dimensions.
-std::unique_ptr<graph::SavedProgram> ComputeGraph::Impl::capture_all(Recorded& recorded) {
+std::unique_ptr<graph::SavedProgram> ComputeGraph::Impl::capture_all(AllRecorded& recorded) {
   const std::vector<int64_t>& own = dimensions.example;
   std::unique_ptr<graph::SavedProgram> program = capture(own, recorded);
   if (own.empty()) return program;
-  Recorded others(nodes.size());
+  AllRecorded others(nodes.size());
   ops::SizesOfModel model;
   model.variables = ops::lines_of(dimensions.variables);
   model.samples.push_back({std::move(program), own});
@@ -146,6 +168,25 @@ std::unique_ptr<graph::SavedProgram> ComputeGraph::Impl::capture_all(Recorded& r
   }
   model.factors = factors.texts();
   return ops::dynamic_program(std::move(model));
+}
+
+// Casts constants now, and what several nodes read once in a run; keeps what is said of the other
+// nodes.
+Status ComputeGraph::Impl::fold_casts(graph::SavedProgram& program, AllRecorded& recorded) {
+  const std::vector<graph::Node> before = program.graph.nodes;
+  if (Status status = graph::fold_constants(program); !status.ok()) return status;
+  graph::merge_repeated(program);
+  const std::vector<graph::Node>& after = program.graph.nodes;
+  std::vector<size_t> left(before.size() + 1);  // of the nodes before each
+  for (size_t n = 0; n < before.size(); ++n) {
+    const bool stays = left[n] < after.size() && after[left[n]].sequence == before[n].sequence;
+    left[n + 1] = left[n] + (stays ? 1 : 0);
+  }
+  for (Recorded& of_node : recorded) {
+    of_node.first = left[of_node.first];
+    of_node.last = left[of_node.last];
+  }
+  return Status();
 }
 
 // The constants are from here on what the program of before made of them.
@@ -181,26 +222,30 @@ Status ComputeGraph::optimize() {
   }
   if (Status status = impl.keep_states(); !status.ok()) return status;
   const ops::Inference inference;
-  Impl::Recorded recorded(impl.nodes.size());
+  Status status = caught([&] { impl.options = std::make_unique<graph::PlanOptions>(ops::static_plan_options()); });
+  if (status.ok()) status = impl.find_fusions(impl.options->fusion);
+  if (!status.ok()) return status;
+  Impl::AllRecorded recorded(impl.nodes.size());
   std::unique_ptr<graph::SavedProgram> program;
-  Status status = caught([&] {
-    program = impl.capture_all(recorded);
-    impl.options = std::make_unique<graph::PlanOptions>(ops::static_plan_options());
-  });
+  status = caught([&] { program = impl.capture_all(recorded); });
+  if (status.ok() && impl.precision != at::kFloat) status = Impl::fold_casts(*program, recorded);
   if (!status.ok()) return status;
   if (impl.budget != 0) impl.options->machine[impl.options->searched].bytes = impl.budget;
+  impl.options->policy = impl.policy.value_or(impl.options->policy);
+  impl.options->thresholds = impl.thresholds;
   if (status = graph::plan_program(*program, *impl.options, false, impl.plan); !status.ok()) return status;
   graph::keep_plan(impl.plan, *impl.options, *program);
   Result<std::shared_ptr<Model>> model = Model::create(std::move(program));
   if (!model.ok()) return model.status();
   // The windows that the plan's graph points to have moved with the program, which the model keeps.
   impl.model = std::move(model.value());
-  for (size_t n = 0; n < impl.nodes.size(); ++n) impl.nodes[n].recorded = recorded[n];
+  for (size_t n = 0; n < impl.nodes.size(); ++n) impl.nodes[n].recorded = std::move(recorded[n]);
   return Status();
 }
 
 Status ComputeGraph::Impl::make_executor() {
   if (executor != nullptr) return Status();
+  lent.assign(outputs.size(), 0);
   GraphExecutor::Options settings = ops::executor_options(*options);
   settings.slots = 1;
   Result<std::unique_ptr<GraphExecutor>> made = GraphExecutor::Init(model, std::move(settings));
@@ -209,29 +254,74 @@ Status ComputeGraph::Impl::make_executor() {
   return Status();
 }
 
-Status ComputeGraph::execute(const std::vector<TensorView>& inputs, const std::vector<TensorView>& outputs) {
+Status ComputeGraph::Impl::set_input(size_t input, const TensorView& tensor) {
+  if (tensor.device == backend::kCpu) return executor->SetInput(input, tensor);
+  const bool is_updated = std::ranges::find(updated, input) != updated.end();
+  return is_updated ? executor->SetStateZeroCopy(input, tensor) : executor->SetInputZeroCopy(input, tensor);
+}
+
+Status ComputeGraph::Impl::set_output(size_t output, const TensorView& tensor) {
+  if (tensor.device != backend::kCpu) {
+    const Status status = executor->SetOutputZeroCopy(output, tensor);
+    if (status.ok()) lent[output] = 1;
+    return status;
+  }
+  if (lent[output] == 0) return Status();  // it is copied after the run
+  // The executor takes its own memory again, except where it can write to the caller's.
+  const Result<bool> offered = executor->OfferOutput(output, tensor);
+  if (offered.ok()) lent[output] = offered.value();
+  return offered.status();
+}
+
+// Submits all of it; what is on the host is there when it returns.
+Status ComputeGraph::Impl::run(const std::vector<TensorView>& inputs, const std::vector<TensorView>& results) {
+  Status status;
+  if (!executor->dimensions().empty()) status = executor->SetSizesOf(inputs);
+  for (size_t i = 0; i < inputs.size() && status.ok(); ++i) status = set_input(i, inputs[i]);
+  for (size_t o = 0; o < results.size() && status.ok(); ++o) status = set_output(o, results[o]);
+  if (status.ok()) {
+    const ops::KernelScope scope;
+    ops::choose_thread_count();
+    status = executor->Run();
+  }
+  for (size_t o = 0; o < results.size() && status.ok(); ++o) {
+    if (results[o].device == backend::kCpu) {
+      status = lent[o] != 0 ? executor->Wait() : executor->GetOutput(o, results[o]);
+    }
+  }
+  for (size_t u = 0; u < updated.size() && status.ok(); ++u) {
+    const TensorView& input = inputs[updated[u]];
+    if (input.device == backend::kCpu) status = executor->GetOutput(results.size() + u, input);
+  }
+  return status;
+}
+
+Status ComputeGraph::prepare(size_t inputs, size_t results) {
   Impl& impl = *impl_;
   Status status = impl.model != nullptr ? Status() : optimize();
   if (status.ok()) status = impl.make_executor();
   if (!status.ok()) return status;
-  if (inputs.size() != impl.executor->inputs().size() || outputs.size() != impl.outputs.size()) {
-    return usage("the graph has " + std::to_string(impl.executor->inputs().size()) + " inputs and " +
-                 std::to_string(impl.outputs.size()) + " outputs, and was given " + std::to_string(inputs.size()) +
-                 " and " + std::to_string(outputs.size()));
-  }
-  GraphExecutor& executor = *impl.executor;
-  if (!executor.dimensions().empty()) status = executor.SetSizesOf(inputs);
-  for (size_t i = 0; i < inputs.size() && status.ok(); ++i) status = executor.SetInput(i, inputs[i]);
-  if (status.ok()) {
-    const ops::KernelScope scope;
-    ops::choose_thread_count();
-    status = executor.Run();
-  }
-  for (size_t o = 0; o < outputs.size() && status.ok(); ++o) status = executor.GetOutput(o, outputs[o]);
-  for (size_t u = 0; u < impl.updated.size() && status.ok(); ++u) {
-    status = executor.GetOutput(outputs.size() + u, inputs[impl.updated[u]]);
-  }
-  return status;
+  const size_t given = impl.executor->inputs().size();
+  if (inputs == given && results == impl.outputs.size()) return Status();
+  return usage("the graph has " + std::to_string(given) + " inputs and " + std::to_string(impl.outputs.size()) +
+               " outputs, and was given " + std::to_string(inputs) + " and " + std::to_string(results));
+}
+
+Status ComputeGraph::execute(const std::vector<TensorView>& inputs, const std::vector<TensorView>& outputs) {
+  Status status = prepare(inputs.size(), outputs.size());
+  if (status.ok()) status = impl_->run(inputs, outputs);
+  return status.ok() ? impl_->executor->Wait() : status;
+}
+
+Status ComputeGraph::execute(const std::vector<TensorView>& inputs, const std::vector<TensorView>& outputs,
+                             void* stream) {
+  Status status = prepare(inputs.size(), outputs.size());
+  if (status.ok()) status = ops::wait_for_stream(stream);
+  if (!status.ok()) return status;
+  status = impl_->run(inputs, outputs);
+  // After an error too: the caller's memory may still be in use.
+  const Status followed = ops::let_stream_wait(stream);
+  return status.ok() ? followed : status;
 }
 
 Status ComputeGraph::save(const std::string& path) {
@@ -254,8 +344,8 @@ Result<ComputeGraph::Cost> ComputeGraph::cost(Value node) const {
   const graph::Graph& graph = impl_->plan.graph;
   const graph::Plan& plan = impl_->plan.plan;
   Cost cost;
-  const auto [first, last] = impl_->nodes[node.node].recorded;
-  for (size_t n = first; n < last; ++n) {
+  const Impl::Recorded& nodes = impl_->nodes[node.node].recorded;
+  for (size_t n = nodes.first; n < nodes.last; ++n) {
     const graph::Node& recorded = graph.nodes[n];
     Part part{.op = graph::op_table()[recorded.op].name,
               .runs = plan.live[n] != 0,
@@ -278,16 +368,56 @@ Result<ComputeGraph::Memory> ComputeGraph::memory(DeviceIndex device) const {
   const graph::SavedProgram& program = impl_->model->program();
   const graph::StaticPlan& plan = impl_->plan;
   Memory memory{.temporaries = plan.plan.arena_bytes[device], .at_least = plan.plan.arena_lower_bound[device]};
+  if (device < impl_->options->machine.size()) memory.budget = impl_->options->machine[device].bytes;
   std::set<graph::BufferId> counted;
   const auto bytes_of = [&](graph::BufferId buffer) {
+    // What is streamed has its place in the arena.
+    const graph::Home home = plan.plan.residence(buffer, device).home;
     const bool there = backend::contains(plan.graph.buffers[buffer].valid_on, device) ||
-                       plan.plan.residence(buffer, device).home != graph::Home::kNone;
+                       (home != graph::Home::kNone && home != graph::Home::kArena);
     return there && counted.insert(buffer).second ? plan.graph.buffers[buffer].bytes : 0;
   };
   for (const graph::ProgramConstant& constant : program.constants) memory.constants += bytes_of(constant.buffer);
   for (const graph::ProgramValue& input : program.inputs) memory.inputs += bytes_of(input.buffer);
   for (const graph::ProgramValue& output : program.outputs) memory.inputs += bytes_of(output.buffer);
   return memory;
+}
+
+Result<ComputeGraph::Storage> ComputeGraph::storage(Value value, DeviceIndex device) const {
+  if (Status status = impl_->check_optimized(); !status.ok()) return status;
+  if (Status status = impl_->check(value); !status.ok()) return status;
+  if (device >= backend::kMostDevices) return usage("there is no device " + std::to_string(device));
+  const std::vector<graph::BufferId>& buffers = impl_->nodes[value.node].recorded.buffers;
+  if (value.index >= buffers.size() || buffers[value.index] == graph::kNoBuffer) return Storage();
+  const graph::BufferId buffer = buffers[value.index];
+  const graph::Plan& plan = impl_->plan.plan;
+  const graph::Residence& residence = plan.residence(buffer, device);
+  return Storage{.home = residence.home,
+                 .offset = residence.offset,
+                 .bytes = impl_->plan.graph.buffers[buffer].bytes,
+                 .first = residence.first,
+                 .last = residence.last};
+}
+
+Result<ComputeGraph::Statistics> ComputeGraph::statistics(DeviceIndex device) const {
+  if (Status status = impl_->check_optimized(); !status.ok()) return status;
+  if (device >= backend::kMostDevices) return usage("there is no device " + std::to_string(device));
+  const graph::Graph& graph = impl_->plan.graph;
+  const graph::Plan& plan = impl_->plan.plan;
+  Statistics statistics;
+  for (size_t n = 0; n < plan.placements.size(); ++n) {
+    if (plan.live[n] == 0 || plan.placements[n].device != device) continue;
+    ++statistics.nodes;
+    ++statistics.reasons[plan.placements[n].reason];
+    statistics.seconds += seconds_of(impl_->plan, *impl_->options, n);
+  }
+  for (const graph::Instruction& instruction : plan.program) {
+    if (instruction.is_wait() && graph::device_of(instruction.queue) == device) ++statistics.waits;
+    if (!instruction.is_copy() || instruction.to != device) continue;
+    ++statistics.copies;
+    statistics.copied_bytes += graph.buffers[instruction.index].bytes;
+  }
+  return statistics;
 }
 
 std::string ComputeGraph::describe() const {
@@ -310,6 +440,8 @@ std::string ComputeGraph::describe() const {
       text += ' ' + (result.defined() ? to_string(ops::look_of(result)) : std::string("nothing"));
     }
     text += '\n';
+    if (impl_->model != nullptr && node.fused_into.has_value())
+      text += "    fused into " + std::to_string(*node.fused_into) + '\n';
     const Result<Cost> cost = this->cost({n, 0});
     if (!cost.ok()) continue;
     for (const Part& part : cost.value().parts) {
@@ -326,6 +458,10 @@ std::string ComputeGraph::describe() const {
     text += "output " + output.name + " = " + std::to_string(output.value.node);
     if (output.value.index != 0) text += '.' + std::to_string(output.value.index);
     text += '\n';
+  }
+  for (const Fusion& fusion : impl_->fusions) text += text_of(fusion);
+  for (DeviceIndex d = 0; impl_->model != nullptr && d < impl_->options->machine.size(); ++d) {
+    text += graph::device_word(d) + text_of(statistics(d).value());
   }
   if (impl_->model != nullptr) text += '\n' + to_string(impl_->plan.plan);
   return text;

@@ -27,6 +27,23 @@ at::Tensor view_like(const c10::Storage& storage, const at::Tensor& tensor) {
 
 at::Tensor another_look(const at::Tensor& tensor) { return tensor.variable_data(); }
 
+Autocast::Autocast(at::ScalarType dtype)
+    : casts_(dtype != at::kFloat),
+      enabled_before_(at::autocast::is_autocast_enabled(kHetero)),
+      dtype_before_(at::autocast::get_autocast_dtype(kHetero)) {
+  if (!casts_) return;
+  at::autocast::set_autocast_dtype(kHetero, dtype);
+  at::autocast::set_autocast_enabled(kHetero, true);
+  c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::AutocastPrivateUse1, false);
+}
+
+Autocast::~Autocast() {
+  if (!casts_) return;
+  c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::AutocastPrivateUse1, true);
+  at::autocast::set_autocast_enabled(kHetero, enabled_before_);
+  at::autocast::set_autocast_dtype(kHetero, dtype_before_);
+}
+
 std::optional<Status> find_error(const SchemaCall& call, const std::vector<at::Tensor>& operands) {
   const Status status = caught([&] {
     std::vector<at::Tensor> zeros;

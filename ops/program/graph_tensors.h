@@ -49,6 +49,20 @@ struct Inference {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
+// Within Inference: operators run in another precision, as with torch.autocast, if it is not f32.
+class Autocast {
+ public:
+  explicit Autocast(at::ScalarType dtype);
+  ~Autocast();
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  const bool casts_;
+  const bool enabled_before_;
+  const at::ScalarType dtype_before_;
+};
+
 // Ends a capture that is not kept, however the scope is left.
 struct CancelledCapture {
   CompiledProgram& program;

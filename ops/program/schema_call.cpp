@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "graph/ir/window.h"
+#include "ops/program/operator_fusion.h"
 
 namespace hetero::ops {
 namespace {
@@ -153,6 +154,17 @@ SchemaCall::SchemaCall(const std::vector<c10::OperatorHandle>& candidates, std::
     reasons += "\n  " + reason + ": " + c10::str(op_.schema());
   }
   TORCH_CHECK(false, "hetero: no schema of ", name, " takes these arguments", reasons);
+}
+
+SchemaCall SchemaCall::joined(const std::string& op, const std::vector<SchemaCall>& calls) {
+  SchemaCall made = calls.front();
+  made.op_ = find_operator(op);
+  made.name_ = op;
+  for (size_t c = 1; c < calls.size(); ++c) {
+    made.slots_.insert(made.slots_.end(), calls[c].slots_.begin() + 1, calls[c].slots_.end());
+    made.tensors_.insert(made.tensors_.end(), calls[c].tensors_.begin() + 1, calls[c].tensors_.end());
+  }
+  return made;
 }
 
 std::string SchemaCall::fill(const SchemaCall::Arguments& arguments, const SchemaCall::Attributes& attributes) {

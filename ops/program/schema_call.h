@@ -28,10 +28,17 @@ class SchemaCall {
   // Takes the operator of that name whose schema takes the arguments. Raises a sentence where there
   // is none.
   SchemaCall(std::string_view name, const Arguments& arguments, const Attributes& attributes);
+  // A call of `op` with the arguments of these calls, one after the other, without the first
+  // argument of each but the first call. REQUIRES: check_fusion() of operator_fusion.h takes it.
+  static SchemaCall joined(const std::string& op, const std::vector<SchemaCall>& calls);
 
   const std::string& name() const { return name_; }  // "aten::add.Tensor"
   // Whether it writes some of its arguments.
   bool writes() const { return op_.schema().is_mutable(); }
+  // The first argument, if it is a tensor; else null.
+  const GraphValue* first() const {
+    return !slots_.empty() && slots_[0].kind == Slot::Kind::kTensor ? tensors_.data() : nullptr;
+  }
   // The tensors among the arguments, in their order.
   const std::vector<GraphValue>& tensors() const { return tensors_; }
   // Calls it on these in their place; tensors that it makes of nothing are on `device`. The tensors

@@ -105,10 +105,10 @@ struct Share {
 
 struct Policy {
   static constexpr const char* kType = "str";
-  static std::string takes() { return "auto, cpu, accelerator or mixed"; }
+  static std::string takes() { return "auto, cpu, accelerator, mixed or thresholds"; }
   static std::optional<graph::Policy> parse(const std::string& text) {
     using enum graph::Policy;
-    for (const graph::Policy policy : {kAuto, kCpu, kAccelerator, kMixed}) {
+    for (const graph::Policy policy : {kAuto, kCpu, kAccelerator, kMixed, kThresholds}) {
       if (text == to_string(policy)) return policy;
     }
     return std::nullopt;

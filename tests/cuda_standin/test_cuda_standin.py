@@ -85,6 +85,24 @@ def test_cpp_tests(tests: list[str]) -> None:
     assert "there is no GPU" not in done.stdout and "no CUDA device" not in done.stdout
 
 
+def test_a_graph_built_in_cpp_runs_in_the_order_of_a_stream() -> None:
+    program = Path(__file__).parents[2] / "build" / "tests" / "ops" / "hetero_ops_tests"
+    if not program.exists():
+        pytest.skip("the C++ tests of ops/ are not built")
+    # Linked with the CPU's library only.
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
+    done = subprocess.run(
+        [program, "--gtest_filter=ComputeGraphVocabulary.ExecuteOnAStream"],
+        env=os.environ | {"LD_PRELOAD": f"{os.environ.get('LD_PRELOAD', '')} {library}"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert "[  PASSED  ] 1 test" in done.stdout and "SKIPPED" not in done.stdout
+
+
 # -- Beside torch.cuda -------------------------------------------------------------------------------------------------
 
 

@@ -240,7 +240,8 @@ class Trial {
     for (DeviceIndex d = 1; d <= accelerators_; ++d) options_.machine[d].bytes = budget;
     most_bytes_ = budget == 0 ? size_t{1} << 24 : std::max(budget, there);
     sim_options_.capacity_bytes = std::max<size_t>(most_bytes_, 1);
-    constexpr Policy kPolicies[] = {Policy::kAuto, Policy::kMixed, Policy::kMixed, Policy::kAccelerator};
+    constexpr Policy kPolicies[] = {Policy::kAuto, Policy::kMixed, Policy::kMixed, Policy::kAccelerator,
+                                    Policy::kThresholds};
     options_.policy = one_in(20) ? Policy::kCpu : kPolicies[below(std::size(kPolicies))];
     options_.fusion = one_in(2);
     options_.thorough = one_in(2);

@@ -166,6 +166,41 @@ TEST_CASE("a task runs on the calling thread with its queue's stream current") {
   REQUIRE(CudaDevice::current_stream() == nullptr);
 }
 
+TEST_CASE("queues start after what a stream of the caller has, and it goes on after what they have") {
+  const std::unique_ptr<CudaDevice> device = first_gpu();
+  if (is_skipped(device == nullptr)) return;
+  constexpr size_t kBytes = 16 << 20;
+  auto block = device->allocate(kBytes);
+  REQUIRE(block.ok());
+  void* pinned = nullptr;
+  REQUIRE(cudaMallocHost(&pinned, 2 * kBytes) == cudaSuccess);
+  auto* const from = static_cast<std::byte*>(pinned);
+  std::byte* const to = from + kBytes;
+  cudaStream_t stream = nullptr;
+  REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+  Queue& queue = device->queue(QueueKind::kCompute);
+  for (const int value : {1, 2, 3}) {
+    std::memset(from, value, kBytes);
+    std::memset(to, 0, kBytes);
+    // The stream brings the bytes, the queue changes the first of them, the stream takes them back.
+    REQUIRE(cudaMemcpyAsync(block.value().data(), from, kBytes, cudaMemcpyHostToDevice, stream) == cudaSuccess);
+    const DeviceCounters before = device->counters();
+    REQUIRE(device->wait_for_stream(stream).ok());
+    const std::vector<std::byte> changed(8, std::byte{77});
+    REQUIRE(queue.copy(block.value().data(), changed.data(), changed.size()).ok());
+    REQUIRE(device->let_stream_wait(stream).ok());
+    CHECK(device->counters().events_waited - before.events_waited == kQueueKinds);
+    CHECK(device->counters().events_recorded - before.events_recorded == kQueueKinds);
+    REQUIRE(cudaMemcpyAsync(to, block.value().data(), kBytes, cudaMemcpyDeviceToHost, stream) == cudaSuccess);
+    REQUIRE(cudaStreamSynchronize(stream) == cudaSuccess);
+    CHECK(std::all_of(to, to + 8, [](std::byte byte) { return byte == std::byte{77}; }));
+    CHECK(std::all_of(to + 8, to + kBytes, [&](std::byte byte) { return byte == static_cast<std::byte>(value); }));
+    REQUIRE(queue.synchronize().ok());
+  }
+  REQUIRE(cudaStreamDestroy(stream) == cudaSuccess);
+  cudaFreeHost(pinned);
+}
+
 TEST_CASE("a request beyond the GPU's memory fails with figures and the device stays usable") {
   const std::unique_ptr<CudaDevice> device = first_gpu();
   if (is_skipped(device == nullptr)) return;

@@ -62,6 +62,22 @@ def test_a_decision_of_a_policy_has_its_name(policy: str, name: str) -> None:
     assert [(one["candidate"], one["chosen"]) for one in decisions] == [(name, True)]
 
 
+def test_thresholds_decide_instead_of_the_search() -> None:
+    torch.hetero.config.placement = "thresholds"
+    torch.hetero.config.keep_plans = True
+
+    def reasons_of(size: int) -> set[str]:
+        x = torch.randn(size, size)
+        with torch.hetero.placement("cpu"):
+            first = fresh(x) @ fresh(x)
+        assert_same((first.cumsum(0) @ first).cpu(), (x @ x).cumsum(0) @ (x @ x))
+        return {node["reason"] for node in torch.hetero.explain().program["nodes"]}
+
+    # Launching it takes the accelerator longer than the CPU takes for all of it.
+    assert reasons_of(8) == {"requested", "threshold"}
+    assert reasons_of(1024) >= {"requested", "faster"}
+
+
 def test_rules_by_name_and_blocks_before_rules() -> None:
     x = fresh(torch.randn(32, 32))
 
