@@ -136,7 +136,7 @@ std::vector<std::vector<uint64_t>> TransferOpGraph::find_descendants(const std::
 }
 
 // 1. List the ops that touch each block of each tier.
-// 2. Of each pair that shares layers, and of which one writes, one must descend from the other.
+// 2. If two share layers and one of them writes, one must descend from the other.
 Status TransferOpGraph::check_hazards(const std::vector<std::vector<uint64_t>>& descendants) const {
   struct Use {
     uint32_t op;

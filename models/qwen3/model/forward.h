@@ -54,7 +54,7 @@ struct ForwardOptions {
 // name. Errors: kStorage if there are several.
 Result<std::string> compute_dtype(const Checkpoint& checkpoint);
 
-// Of elements of pages, by its short name.
+// The short name of the dtype of pages.
 const char* page_dtype(backend::CacheElement element);
 
 // Errors: those of ComputeGraph.
