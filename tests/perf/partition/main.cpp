@@ -2,8 +2,8 @@
 //
 //   hetero_partition PROFILES [SECTION...]
 //
-// PROFILES is the folder of the machines' figures. Sections: placement, streaming, peers, streams,
-// transfers, memory, planning, prediction, running, verifier; all without any. Exit status: 0 where
+// PROFILES is the folder of the machines' figures. Sections: placement, streaming, peers, stages,
+// streams, transfers, memory, planning, prediction, running, verifier; all without any. Exit status: 0 where
 // every bar is reached, 1 otherwise.
 
 #include <algorithm>
@@ -30,6 +30,7 @@ int run(const std::string& profiles, const std::vector<std::string>& sections) {
   if (wanted("placement")) bench::placement_rows(table);
   if (wanted("streaming")) bench::streaming_rows(table, machines);
   if (wanted("peers")) bench::peer_rows(table, machines);
+  if (wanted("stages")) bench::stage_rows(table, machines);
   if (wanted("streams")) bench::stream_rows(table, machines);
   if (wanted("transfers")) bench::transfer_rows(table, machines);
   if (wanted("memory")) bench::memory_rows(table);

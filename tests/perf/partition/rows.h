@@ -18,6 +18,8 @@ void placement_rows(Table& table);
 void streaming_rows(Table& table, const Machines& machines);
 // Against accelerate's hooks, all on the accelerator, the CPU alone.
 void peer_rows(Table& table, const Machines& machines);
+// Stages on accelerators of their own.
+void stage_rows(Table& table, const Machines& machines);
 // Independent branches on several compute queues.
 void stream_rows(Table& table, const Machines& machines);
 // Small copies that are one transfer.
