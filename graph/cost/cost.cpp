@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "backend/base/fnv.h"
 #include "graph/cost/history.h"
@@ -11,7 +12,33 @@ namespace {
 
 double known_or(double value, double guess) { return value > 0 ? value : guess; }
 
-double flops_of(OpClass op_class, const Window& written, const Window* const* read, int reads) {
+// Of attention over pages (docs/kv_cache.md): the table of each sequence's pages. Null for others.
+const Window* page_table_of(const Graph& graph, const Node& node) {
+  constexpr int kTable = 3;
+  if (op_table()[node.op].op_class != OpClass::kAttention || node.operand_count <= kTable) return nullptr;
+  const Operand* const operands = graph.operands_of(node);
+  const Window& key = (*graph.windows)[operands[1].window];
+  const Window& table = (*graph.windows)[operands[kTable].window];
+  static const DType kIndex = parse_dtype("i32");
+  return table.dtype == kIndex && table.rank == 2 && key.rank == 4 ? &table : nullptr;
+}
+
+// The most bytes of one operand that the node may touch: kernels that look things up, or write rows
+// to their places, touch no more of a table than they move.
+double most_touched(const Graph& graph, const Node& node) {
+  if (op_table()[node.op].op_class != OpClass::kIndexing) return std::numeric_limits<double>::infinity();
+  double defined = 0;
+  double read = 0;
+  const Operand* const operands = graph.operands_of(node);
+  for (int i = 0; i < node.operand_count; ++i) {
+    const double bytes = bytes_seen((*graph.windows)[operands[i].window]);
+    if (operands[i].access == Access::kDefine) defined = std::max(defined, bytes);
+    if (!operands[i].writes()) read = std::max(read, bytes);
+  }
+  return defined > 0 ? defined : read;
+}
+
+double flops_of(OpClass op_class, const Window& written, const Window* const* read, int reads, const Window* table) {
   const auto size = [](const Window& w) { return static_cast<double>(w.numel); };
   const double out = size(written);
   switch (op_class) {
@@ -27,6 +54,7 @@ double flops_of(OpClass op_class, const Window& written, const Window* const* re
     }
     case OpClass::kAttention: {
       const Window& key = *read[1];
+      if (table != nullptr) return 4 * out * static_cast<double>(table->dims[1] * key.dims[2]);
       return key.rank >= 2 ? 4 * out * static_cast<double>(key.dims[key.rank - 2]) : out;
     }
     case OpClass::kNormalization:
@@ -46,16 +74,20 @@ Work work_of(const Graph& graph, const Node& node) {
   int reads = 0;
   const Window* written = nullptr;
   const Operand* const operands = graph.operands_of(node);
+  const Window* const table = page_table_of(graph, node);
+  const double most = most_touched(graph, node);
   for (int i = 0; i < node.operand_count; ++i) {
     const Window& window = (*graph.windows)[operands[i].window];
-    work.bytes += bytes_seen(window);
+    const bool in_pages = table != nullptr && (i == 1 || i == 2) && window.dims[0] > table->numel;
+    const double share = in_pages ? static_cast<double>(table->numel) / static_cast<double>(window.dims[0]) : 1;
+    work.bytes += std::min(share * bytes_seen(window), most);
     work.elements = std::max(work.elements, static_cast<double>(window.numel));
     if (operands[i].reads() && reads < 3) read[reads++] = &window;
     if (operands[i].writes() && written == nullptr) written = &window;
   }
   const OpClass op_class = op_table()[node.op].op_class;
   work.half = written != nullptr && dtype_bytes(written->dtype) == 2;
-  work.flops = written != nullptr && reads >= 2 ? flops_of(op_class, *written, read, reads) : work.bytes / 4;
+  work.flops = written != nullptr && reads >= 2 ? flops_of(op_class, *written, read, reads, table) : work.bytes / 4;
   return work;
 }
 

@@ -152,10 +152,11 @@ inline bool is_bounded(const Limits& limits) { return limits[backend::kCpu] != k
 void drop_dead_values(const Graph& graph, Plan& plan, Scratch& scratch);
 // The program of a plan for the CPU alone, node by node.
 void run_in_order(const Graph& graph, Plan& plan, Scratch& scratch);
-// Chooses what has its place on each accelerator within the limits. REQUIRES: placements,
-// scratch.tasks and scratch.order.
-void choose_residents(const Graph& graph, const PlanOptions& options, const Limits& limits, Plan& plan,
-                      Scratch& scratch);
+// Chooses what has its place on each accelerator within the limits. `keeps_large`: also the few
+// that are much larger than all others, as far as there seems to be room; the result says whether
+// there are any. REQUIRES: placements, scratch.tasks and scratch.order.
+bool choose_residents(const Graph& graph, const PlanOptions& options, const Limits& limits, bool keeps_large,
+                      Plan& plan, Scratch& scratch);
 // Makes the program of scratch.tasks in scratch.order. False where an accelerator cannot hold what
 // a task needs within its limit.
 bool insert_copies(const Graph& graph, const backend::Machine& machine, const Limits& limits, Plan& plan,

@@ -258,7 +258,7 @@ class BoundedSearch {
     if (streams) note_streamed();
     // What needs the largest share of the memory by itself leaves no room for what others bring
     // meanwhile.
-    for (const uint64_t part : {2, 3, 4, 6, 8, 12, 16}) {
+    for (const uint64_t part : {2, 3, 4, 6, 8, 12, 16, 32, 64}) {
       if (streams || consider("streamed, but for large tasks", without_large(accelerator, bytes_there() / part))) break;
     }
     if (const double even = streams ? balanced_share() : 0; even > 0) {
@@ -309,11 +309,16 @@ class BoundedSearch {
     return bytes;
   }
 
-  // The tasks that need more bytes go to the CPU, whatever was asked for.
+  // The tasks that need more bytes beside those that are there go to the CPU, whatever was asked
+  // for.
   std::vector<DeviceIndex> without_large(std::vector<DeviceIndex> devices, uint64_t most) const {
     for (size_t t = 0; t < devices.size(); ++t) {
-      const Task& task = tasks_.tasks[t];
-      if (bytes_in_memory(graph_, {tasks_.begin(task), task.use_count}) > most) devices[t] = kCpu;
+      uint64_t bytes = 0;
+      for (const Use* use = tasks_.begin(tasks_.tasks[t]); use != tasks_.end(tasks_.tasks[t]); ++use) {
+        const Buffer& buffer = graph_.buffers[use->buffer];
+        if (use->in_memory() && !backend::contains(buffer.valid_on, there_)) bytes += buffer.bytes;
+      }
+      if (bytes > most) devices[t] = kCpu;
     }
     return devices;
   }
@@ -367,8 +372,11 @@ class BoundedSearch {
   bool lay_out_within(const Graph& graph, const PlanOptions& options, size_t first) {
     for (size_t s = first; s < std::size(kSlacks); ++s) {
       const Limits limits = limits_with(static_cast<uint64_t>(kSlacks[s]));
-      choose_residents(graph, options_, limits, plan_, scratch_);
       slack_ = s;
+      const bool large_stay = choose_residents(graph, options_, limits, true, plan_, scratch_);
+      if (lay_out(graph, options, limits, plan_, scratch_)) return true;
+      if (!large_stay) continue;
+      choose_residents(graph, options_, limits, false, plan_, scratch_);
       if (lay_out(graph, options, limits, plan_, scratch_)) return true;
     }
     return false;

@@ -194,6 +194,7 @@ struct GraphExecutor::Impl {
   Status use(Instance& instance);
   Status quiesce();
   void settle_run(size_t slot);
+  std::vector<backend::DeviceSet> weight_places() const;
   Result<Instance*> find_instance(std::span<const int64_t> sizes);
   Status set_sizes(std::span<const int64_t> sizes);
 

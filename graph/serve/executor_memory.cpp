@@ -107,8 +107,9 @@ Result<std::unique_ptr<GraphExecutor::Impl::Instance>> GraphExecutor::Impl::make
     if (needed <= allowed) return instance;
     if (chosen.machine[there()].bytes == kLeastBytes) return Status(ErrorClass::kResource, too_little(need));
     const auto planned = static_cast<double>(planned_bytes(instance->sized->plan, there()));
+    const double less = std::max(planned - (needed - allowed), planned * allowed / needed);
     chosen.machine[there()].bytes =
-        tries + 1 < kMostTries ? std::max(kLeastBytes, static_cast<uint64_t>(planned * allowed / needed)) : kLeastBytes;
+        tries + 1 < kMostTries ? std::max(kLeastBytes, static_cast<uint64_t>(less)) : kLeastBytes;
   }
 }
 
@@ -291,11 +292,25 @@ Status GraphExecutor::Impl::quiesce() {
   return Status();
 }
 
+// Per buffer: the accelerators to which weights were brought for the sizes until now. They stay, so
+// that a plan for others uses these and needs no others.
+std::vector<backend::DeviceSet> GraphExecutor::Impl::weight_places() const {
+  std::vector<backend::DeviceSet> there(places.size(), 0);
+  for (BufferId b = 0; b < places.size(); ++b) {
+    if (!model->is_constant(b) || model->is_written(b)) continue;
+    for (DeviceIndex d = 1; d < backend::kMostDevices; ++d) {
+      if (places[b][d] != nullptr) there[b] |= backend::only(d);
+    }
+  }
+  return there;
+}
+
 Result<GraphExecutor::Impl::Instance*> GraphExecutor::Impl::find_instance(std::span<const int64_t> sizes) {
   const auto fits = [&](const Instance& instance) { return std::ranges::equal(instance.sized->sizes, sizes); };
   if (Instance* const found = known.find(fits)) return found;
+  const std::vector<backend::DeviceSet> there = weight_places();
   Result<std::unique_ptr<Instance>> made = make_instance([&](const graph::PlanOptions& chosen) {
-    return SizedProgram::resized(model->program(), sizes, chosen, *known.entries()[0]->sized);
+    return SizedProgram::resized(model->program(), sizes, chosen, *known.entries()[0]->sized, there);
   });
   if (!made.ok()) return made.status();
   return &known.add(std::move(made.value()));

@@ -27,8 +27,8 @@ Result<std::unique_ptr<SizedProgram>> SizedProgram::own(const SavedProgram& prog
 }
 
 Result<std::unique_ptr<SizedProgram>> SizedProgram::resized(const SavedProgram& program, std::span<const int64_t> sizes,
-                                                            const graph::PlanOptions& options,
-                                                            const SizedProgram& own) {
+                                                            const graph::PlanOptions& options, const SizedProgram& own,
+                                                            graph::BytesThere there) {
   Result<std::unique_ptr<SavedProgram>> made = graph::program_at(program, sizes);
   if (!made.ok()) return made.status();
   // What a file says of sizes is trusted no more than the rest of it.
@@ -38,7 +38,8 @@ Result<std::unique_ptr<SizedProgram>> SizedProgram::resized(const SavedProgram& 
   }
   auto sized = std::make_unique<SizedProgram>(std::vector<int64_t>(sizes.begin(), sizes.end()), std::move(made.value()),
                                               program);
-  if (Status status = graph::plan_resized(sized->program, options, own.plan, sized->plan); !status.ok()) return status;
+  if (Status status = graph::plan_resized(sized->program, options, own.plan, there, sized->plan); !status.ok())
+    return status;
   sized->find_drawing();
   return sized;
 }

@@ -28,10 +28,12 @@ struct SizedProgram {
   // The program as it was saved. Errors: as graph::plan_program.
   static Result<std::unique_ptr<SizedProgram>> own(const graph::SavedProgram& program,
                                                    const graph::PlanOptions& options, bool use_saved_plan);
-  // That of `own` for these sizes. Errors: kUsage for sizes that the program cannot have.
+  // That of `own` for these sizes, with the weights that are `there`. Errors: kUsage for sizes that
+  // the program cannot have.
   static Result<std::unique_ptr<SizedProgram>> resized(const graph::SavedProgram& program,
                                                        std::span<const int64_t> sizes,
-                                                       const graph::PlanOptions& options, const SizedProgram& own);
+                                                       const graph::PlanOptions& options, const SizedProgram& own,
+                                                       graph::BytesThere there);
 
   // Draws new numbers for random operators into the plan's graph and groups: `draw()` gives a seed
   // and an offset. Errors: kInternal.

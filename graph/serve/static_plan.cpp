@@ -95,7 +95,7 @@ bool same_kinds(const Graph& a, const Graph& b) {
 // Whether what runs where may stay as it was decided for `before`: the plans take about as long.
 bool of_one_size(const Graph& before, const Plan& plan_before, const Graph& now, const Plan& plan,
                  const PlanOptions& options) {
-  return uses_host_only(plan) ||
+  return !options.machine.has_accelerator() ||
          keeps_placement(simulated_seconds(before, plan_before, options), simulated_seconds(now, plan, options));
 }
 
@@ -157,7 +157,8 @@ std::string plan_machine(const PlanOptions& options) {
          (options.join_copies ? "joined" : "apart");
 }
 
-Status plan_program(const SavedProgram& program, const PlanOptions& options, bool use_saved, StaticPlan& plan) {
+Status plan_program(const SavedProgram& program, const PlanOptions& options, bool use_saved, StaticPlan& plan,
+                    BytesThere there) {
   const Status of_no_use =
       use_saved ? read_plan(program, options, plan) : Status(ErrorClass::kUsage, "it was asked for");
   if (of_no_use.ok()) {
@@ -166,6 +167,7 @@ Status plan_program(const SavedProgram& program, const PlanOptions& options, boo
   }
   plan.origin = "made anew: " + of_no_use.message();
   plan.graph = owned_graph(program);
+  for (BufferId b = 0; b < there.size(); ++b) plan.graph.buffers[b].valid_on |= there[b];
   plan.plan = Plan();
   std::vector<uint8_t> is_input(plan.graph.buffers.size(), 0);
   for (const ProgramValue& input : program.inputs) is_input[input.buffer] = 1;
@@ -178,7 +180,8 @@ Status plan_program(const SavedProgram& program, const PlanOptions& options, boo
   return verify_plan(plan.graph, plan.plan, options);
 }
 
-Status plan_resized(const SavedProgram& program, const PlanOptions& options, const StaticPlan& like, StaticPlan& plan) {
+Status plan_resized(const SavedProgram& program, const PlanOptions& options, const StaticPlan& like, BytesThere there,
+                    StaticPlan& plan) {
   Graph before = like.graph;
   before.windows = &program.windows;
   plan.graph = owned_graph(program);
@@ -192,7 +195,7 @@ Status plan_resized(const SavedProgram& program, const PlanOptions& options, con
       return Status();
     }
   }
-  const Status status = plan_program(program, options, false, plan);
+  const Status status = plan_program(program, options, false, plan, there);
   plan.origin = "made anew for these sizes";
   return status;
 }

@@ -9,6 +9,7 @@
 
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "graph/ir/plan.h"
@@ -23,12 +24,18 @@ struct StaticPlan {
   std::string origin;  // "saved with the program", "resized", or why it was made anew
 };
 
+// Per buffer: the accelerators where its bytes are already, and stay: weights that an executor has
+// brought there for other sizes. Empty: none.
+using BytesThere = std::span<const backend::DeviceSet>;
+
 // Uses the plan that the program brings, if `use_saved` and it was made for a machine and settings
 // like these. Errors: kInternal for a plan that is not legal.
-Status plan_program(const SavedProgram& program, const PlanOptions& options, bool use_saved, StaticPlan& plan);
+Status plan_program(const SavedProgram& program, const PlanOptions& options, bool use_saved, StaticPlan& plan,
+                    BytesThere there = {});
 // The plan for a program that is another one's for other sizes (program_at), out of the plan `like`
 // of that: resized where that can be, made anew otherwise. Errors: as plan_program.
-Status plan_resized(const SavedProgram& program, const PlanOptions& options, const StaticPlan& like, StaticPlan& plan);
+Status plan_resized(const SavedProgram& program, const PlanOptions& options, const StaticPlan& like, BytesThere there,
+                    StaticPlan& plan);
 // Puts the plan into the program, for the file.
 void keep_plan(const StaticPlan& plan, const PlanOptions& options, SavedProgram& program);
 

@@ -3,8 +3,10 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <mutex>
+#include <sstream>
 #include <string_view>
 
 #include "backend/registry/registry.h"
@@ -124,7 +126,7 @@ void set_sim_options(const std::vector<std::pair<std::string, double>>& figures)
   }
   const backend::SimOptions before = backend::sim_options();
   const std::string chosen = config().accelerator.load();
-  const bool in_use = backend::is_simulated(chosen);
+  const bool in_use = backend::is_simulated(chosen) && backend::accelerator() != nullptr;
   if (in_use) choose_accelerator("none");
   backend::set_sim_options(options);
   if (!in_use) return;
@@ -135,6 +137,23 @@ void set_sim_options(const std::vector<std::pair<std::string, double>>& figures)
     choose_accelerator(chosen);
     throw;
   }
+}
+
+void set_sim_figures(const std::string& text) {
+  std::vector<std::pair<std::string, double>> figures;
+  std::istringstream list(text);
+  for (std::string figure; std::getline(list, figure, ',');) {
+    const size_t equals = figure.find('=');
+    double value = 0;
+    const char* const end = figure.data() + figure.size();
+    const auto [rest, error] = std::from_chars(figure.data() + std::min(equals + 1, figure.size()), end, value);
+    TORCH_CHECK_VALUE(equals != std::string::npos && error == std::errc() && rest == end,
+                      "hetero: option 'sim_figures' takes figures such as h2d_bandwidth=55e9, divided by commas, not '",
+                      figure, "'");
+    figures.emplace_back(figure.substr(0, equals), value);
+  }
+  set_sim_options(figures);
+  config().sim_figures = text;
 }
 
 }  // namespace hetero::ops

@@ -32,5 +32,7 @@ void set_memory_budget(int64_t bytes);
 // Sets the figures of the simulated accelerator, by the names of SimOptions' fields. Throws
 // c10::ValueError for an unknown name or a figure out of range, and changes nothing then.
 void set_sim_options(const std::vector<std::pair<std::string, double>>& figures);
+// The same from a text, the value of the option sim_figures: "h2d_bandwidth=55e9,flops=51e12".
+void set_sim_figures(const std::string& text);
 
 }  // namespace hetero::ops

@@ -42,6 +42,7 @@ void load_options() {
     backend::cpu_device().set_memory_limit(bytes);
   };
   hooks.memory_budget = set_memory_budget;
+  hooks.sim_figures = set_sim_figures;
   hooks.placement = [](graph::Policy policy) {
     flush_all(SyncReason::kSettings);
     config().placement = policy;

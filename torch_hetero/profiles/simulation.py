@@ -41,14 +41,8 @@ def use_profile(profile: str | os.PathLike[str] | Profile | None, **figures: flo
     chosen = profile if profile is None or isinstance(profile, Profile) else load_profile(profile)
     options: dict[str, float] = {} if chosen is None else dict(chosen.as_options())
     options.update(figures)
-    _C.set_sim_options([(name, float(value)) for name, value in options.items()])
-    global _profile
-    _profile = (chosen, dict(figures))
+    config.sim_figures = ",".join(f"{name}={float(value)!r}" for name, value in options.items())
     return chosen
-
-
-# What use_profile() was called with last.
-_profile: tuple[Profile | None, dict[str, float]] = (None, {})
 
 
 @dataclass(frozen=True)
@@ -93,7 +87,7 @@ _simulating = threading.RLock()
 @contextlib.contextmanager
 def _simulated(profile: str | os.PathLike[str] | Profile, budget: int | str | None) -> Iterator[Profile]:
     with _simulating:
-        before = _profile
+        before = config.sim_figures
         log = _C.exchange_program_log(_C.ProgramLog())
         try:
             with config.override(accelerator="none"):
@@ -105,7 +99,7 @@ def _simulated(profile: str | os.PathLike[str] | Profile, budget: int | str | No
                         with config.override(accelerator="sim"):
                             yield chosen
                 finally:
-                    use_profile(before[0], **before[1])
+                    config.sim_figures = before
         finally:
             _C.exchange_program_log(log)
 

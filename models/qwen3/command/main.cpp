@@ -66,6 +66,16 @@ Result<Loaded> load(const Options& options) {
   return Loaded{std::move(bundle.value()), std::move(engine.value())};
 }
 
+void report(const backend::Device& accelerator) {
+  const backend::DeviceCounters counters = accelerator.counters();
+  const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+  std::fprintf(stderr, "%s: held %.3f MiB at most; %.3f MiB copied there, %.3f MiB back; %lld launches",
+               accelerator.name().c_str(), mib(accelerator.memory_stats().peak_bytes), mib(counters.bytes_in),
+               mib(counters.bytes_out), static_cast<long long>(counters.launches));
+  if (accelerator.has_virtual_clock()) std::fprintf(stderr, "; %.6f s of virtual time", accelerator.host_seconds());
+  std::fprintf(stderr, "\n");
+}
+
 void report(const Engine& engine, double seconds) {
   const Engine::Counters counters = engine.counters();
   const graph::PageStore& pages = engine.cache().pages();
@@ -79,6 +89,8 @@ void report(const Engine& engine, double seconds) {
                static_cast<double>(counters.generated_tokens) / seconds, counters.run_seconds, counters.host_seconds,
                100 * counters.host_seconds / std::max(counters.run_seconds + counters.host_seconds, 1e-9), pages.used(),
                pages.capacity(), page_mib * pages.used(), static_cast<long long>(counters.preempted));
+  const backend::Devices devices = process_devices();
+  for (const backend::Device* const accelerator : backend::accelerators_of(devices)) report(*accelerator);
 }
 
 // Prints the answer as it comes.

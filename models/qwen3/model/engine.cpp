@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "backend/memory/page_memory.h"
+#include "ops/program/static_call.h"
 #include "qwen3/checkpoint/rope.h"
 #include "qwen3/model/forward.h"
 
@@ -130,11 +131,17 @@ Status Engine::start(std::shared_ptr<const Checkpoint> checkpoint) {
                          .page_count = cache_->pages().capacity(),
                          .most_tokens = options_.step_tokens,
                          .most_sequences = options_.most_sequences,
+                         .plans_for_most = backend::has_accelerator(process_devices()),
                          .accelerator_bytes = options_.accelerator_bytes};
   Result<std::shared_ptr<Model>> model = build_forward(config_, std::move(weights.value()), forward);
   if (!model.ok()) return model.status();
-  GraphExecutor::Options settings;
+  // As configured: fusion, placement, and the machine that is simulated.
+  graph::PlanOptions plan = ops::static_plan_options();
+  const bool limited = options_.accelerator_bytes != 0 && plan.machine.has_accelerator();
+  if (limited) plan.machine[plan.searched].bytes = options_.accelerator_bytes;
+  GraphExecutor::Options settings = ops::executor_options(std::move(plan));
   settings.slots = 1;
+  if (limited) settings.accelerator_bytes = options_.accelerator_bytes;
   Result<std::unique_ptr<GraphExecutor>> executor = GraphExecutor::Init(model.value(), std::move(settings));
   if (!executor.ok()) return executor.status();
   executor_ = std::move(executor.value());
@@ -426,6 +433,15 @@ TensorView Engine::pages() const {
   return TensorView::row_major(cache_->pages().pool(0).base(), page_dtype(layout_.element), std::move(sizes));
 }
 
+// The program writes logits here itself where it makes them on the host.
+Status Engine::offer_logits(int64_t rows) {
+  logits_.resize(static_cast<size_t>(rows * config_.vocab_size));
+  logits_view_ = TensorView::row_major(logits_.data(), "f32", {rows, config_.vocab_size});
+  const Result<bool> lent = executor_->OfferOutput("logits", logits_view_);
+  logits_lent_ = lent.ok() && lent.value();
+  return lent.status();
+}
+
 Status Engine::run(Batch& batch) {
   const Clock::time_point begin = Clock::now();
   GraphExecutor& executor = *executor_;
@@ -436,6 +452,7 @@ Status Engine::run(Batch& batch) {
     status = executor.SetSizes(sizes);
     has_pages_ = true;
     if (status.ok()) status = executor.SetStateZeroCopy("pages", pages());
+    if (status.ok()) status = offer_logits(std::ssize(batch.rows));
   }
   const auto set = [&](const char* name, const TensorView& view) {
     if (status.ok()) status = executor.SetInput(name, view);
@@ -453,17 +470,17 @@ Status Engine::run(Batch& batch) {
   }
   if (status.ok()) status = executor.Run();
   if (status.ok()) status = executor.Wait();
+  if (status.ok() && !logits_lent_) status = executor.GetOutput("logits", logits_view_);
   counters_.run_seconds += seconds_since(begin);
   return status;
 }
 
 // Chooses a token for each sequence whose tokens were all computed.
 void Engine::deliver(Batch& batch) {
-  const Result<TensorView> logits = executor_->GetOutputView("logits");
-  const auto* row = logits.ok() ? static_cast<const float*>(logits.value().data) : nullptr;
+  const float* row = logits_.data();
   for (const Part& part : batch.parts) {
     Request& request = *part.request;
-    Status status = logits.ok() ? cache_->written(request.pages, part.first + part.count) : logits.status();
+    Status status = cache_->written(request.pages, part.first + part.count);
     const bool was_prompt = part.first < static_cast<int64_t>(request.prompt);
     if (was_prompt) counters_.prompt_tokens += part.count;
     if (!status.ok()) {

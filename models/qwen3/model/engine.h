@@ -50,6 +50,7 @@ struct EngineOptions {
   int64_t step_tokens = 512;     // of a step; prompts are divided
   int64_t most_sequences = 256;  // that run at once
   size_t capacity = 1024;        // requests that wait
+  // Of an accelerator's memory; 0: all that it has.
   uint64_t accelerator_bytes = 0;
 };
 
@@ -134,6 +135,7 @@ class Engine {
   Status fill(Batch& batch);
   void fill_frequencies(const Part& part, std::vector<float>& inverse) const;
   std::vector<int64_t> sizes_of(const Batch& batch) const;
+  Status offer_logits(int64_t rows);
   Status run(Batch& batch);
   void deliver(Batch& batch);
   void finish(Request& request, Finish how, Status status = {});
@@ -153,6 +155,9 @@ class Engine {
   std::unique_ptr<Batch> batch_;                   // its memory is used again
   Counters counters_;
   bool has_pages_ = false;  // the executor was given the pages
+  std::vector<float> logits_;
+  TensorView logits_view_;
+  bool logits_lent_ = false;
 
   mutable std::mutex mutex_;  // guards what follows
   std::deque<std::unique_ptr<Request>> submitted_;

@@ -1,5 +1,6 @@
 #include "qwen3/model/forward.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,6 +43,10 @@ class Builder {
   Value constant(const std::string& name, const TensorView& view) {
     return status_.ok() ? take(graph_.constant(name, view, weights_)) : Value();
   }
+  void on_host(Value node) {
+    if (status_.ok()) take(graph_.prefer(node, graph::Preference::kCpu));
+  }
+
   Value weight(const std::string& name);
   Value to(Value x, const std::string& dtype) { return add("aten::_to_copy", {x}, {{"dtype", dtype}}); }
   Value linear(Value x, const std::string& name);
@@ -107,10 +112,14 @@ Value Builder::rms_norm(Value x, const std::string& name) {
 }
 
 void Builder::declare_inputs(const ForwardOptions& options) {
-  tokens_ = take(graph_.dimension("tokens", 1, options.most_tokens));
+  // Logits of all sequences that may be would need more memory than most steps do.
+  constexpr int64_t kUsualRows = 16;
+  const auto example = [&](int64_t usual) { return options.plans_for_most ? usual : 0; };
+  tokens_ = take(graph_.dimension("tokens", 1, options.most_tokens, example(options.most_tokens)));
   const GraphSize sequences = take(graph_.dimension("sequences", 1, options.most_sequences));
   const GraphSize width = take(graph_.dimension("width", 1));
-  const GraphSize rows = take(graph_.dimension("rows", 1, options.most_tokens));
+  const GraphSize rows =
+      take(graph_.dimension("rows", 1, options.most_tokens, example(std::min(kUsualRows, options.most_tokens))));
   ids_ = input("tokens", "i64", {tokens_});
   positions_ = input("positions", "i64", {tokens_});
   slots_ = input("slots", "i64", {tokens_});
@@ -181,10 +190,12 @@ Value Builder::attention(Value x, int64_t layer) {
   if (has_scales_) {
     scales = {{"key_scales", plane(scales_, 2 * layer)}, {"value_scales", plane(scales_, 2 * layer + 1)}};
   }
-  add("hetero::paged_append_", {keys, values, key, value, slots_}, scales);
+  // Where the pages are.
+  on_host(add("hetero::paged_append_", {keys, values, key, value, slots_}, scales));
   scales.emplace_back("query_starts", starts_);
   scales.emplace_back("window", config_.layer_windows[static_cast<size_t>(layer)]);
   const Value mixed = add("hetero::paged_attention", {query, keys, values, table_, lengths_}, std::move(scales));
+  on_host(mixed);
   return linear(add("aten::view", {mixed, GraphSizes{tokens_, config_.query_size()}}), name + "o_proj");
 }
 
@@ -261,7 +272,7 @@ Result<std::shared_ptr<Model>> Builder::build(const ForwardOptions& options) {
     x = linear(x, "lm_head");
   }
   take(graph_.output("logits", dtype_ == "f32" ? x : to(x, "f32")));
-  if (options.accelerator_bytes != 0) graph_.set_memory_budget(options.accelerator_bytes);
+  graph_.set_memory_budget(options.accelerator_bytes);
   return status_.ok() ? graph_.model() : Result<std::shared_ptr<Model>>(status_);
 }
 

@@ -4,9 +4,10 @@
 // of them, or one token of each sequence that is being generated. So prefill, chunked prefill and
 // decoding are one program with other sizes, share weights and caches, and may be in one step.
 //
-// Keys and values are in pages of the caller (graph/kv/kv_cache.h), an input that the program
-// writes in place. The program is planned for each set of sizes that it meets; GraphExecutor keeps
-// the latest.
+// Keys and values are in pages of the caller (graph/kv/kv_cache.h), an input in the host's memory
+// that the program writes in place. With an accelerator, what reads and writes them runs on the
+// CPU, and all else where planning puts it. The program is planned for each set of sizes that it
+// meets; GraphExecutor keeps the latest.
 //
 //   auto model = build_forward(config, weights, options);
 //   auto executor = GraphExecutor::Init(model.value(), {...});
@@ -46,6 +47,9 @@ struct ForwardOptions {
   int64_t page_count = 1;         // P
   int64_t most_tokens = 8192;     // of a step
   int64_t most_sequences = 1024;  // of a step
+  // Plans for the most tokens first, so that what stays on an accelerator leaves room for every
+  // step.
+  bool plans_for_most = false;
   // Bytes of an accelerator's memory; 0 for all that it has.
   uint64_t accelerator_bytes = 0;
 };

@@ -238,6 +238,28 @@ TEST_CASE("copies: without room, that leaves which is used next the furthest fro
   } while (std::ranges::next_permutation(order).found);
 }
 
+TEST_CASE("residency: one that is much larger than the others stays, where three of its size would not fit") {
+  constexpr int64_t kSmall = 4096, kLarge = 8 * kSmall;
+  constexpr int kLayers = 40;
+  Program p;
+  std::vector<BufferId> weights;
+  BufferId value = p.input(64);
+  for (int layer = 0; layer <= kLayers; ++layer) {
+    weights.push_back(p.input(layer == kLayers ? kLarge : kSmall));
+    p.graph.buffers[weights.back()].steady = p.graph.buffers[weights.back()].escapes = true;
+    value = p.define(test_ops().matmul, 64, {p.read(value), p.read(weights.back())});
+  }
+  p.escape(value);
+  PlanOptions options = remote_options();
+  // The large one, and three small ones.
+  options.machine[1].bytes = (kLarge + 4 * kSmall) * sizeof(float);
+  const Plan plan = p.plan(options);
+  INFO(to_string(plan));
+  for (const Placement& placement : plan.placements) REQUIRE(placement.device == kAccelerator);
+  CHECK(plan.valid_after[weights.back()] == (kOnAccelerator | 1u << kCpu));
+  CHECK(same_values(p, p.run_plan(plan), p.interpret()));
+}
+
 TEST_CASE("events: a queue waits once for what it does not know yet") {
   Program p;
   const BufferId x = p.input(64);

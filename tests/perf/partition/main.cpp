@@ -3,8 +3,8 @@
 //   hetero_partition PROFILES [SECTION...]
 //
 // PROFILES is the folder of the machines' figures. Sections: placement, streaming, peers, thresholds,
-// streams, transfers, memory, planning, prediction, running, verifier; all without any. Exit status:
-// 0 where every bar is reached, 1 otherwise.
+// stages, streams, transfers, memory, planning, prediction, running, verifier; all without any. Exit
+// status: 0 where every bar is reached, 1 otherwise.
 
 #include <algorithm>
 #include <cstdio>
@@ -31,6 +31,7 @@ int run(const std::string& profiles, const std::vector<std::string>& sections) {
   if (wanted("streaming")) bench::streaming_rows(table, machines);
   if (wanted("peers")) bench::peer_rows(table, machines);
   if (wanted("thresholds")) bench::threshold_rows(table, machines);
+  if (wanted("stages")) bench::stage_rows(table, machines);
   if (wanted("streams")) bench::stream_rows(table, machines);
   if (wanted("transfers")) bench::transfer_rows(table, machines);
   if (wanted("memory")) bench::memory_rows(table);

@@ -26,6 +26,8 @@ struct ModelShape {
 
 // Of a layer's seven weights those of attention are a tenth to a third of the others: Qwen3-32B's sizes. 62 GB.
 inline constexpr ModelShape kUneven{};
+// Qwen3-14B's sizes, without embeddings. 26 GB.
+inline constexpr ModelShape kQwen14{.layers = 40, .hidden = 5120, .query = 5120, .key = 1024, .inner = 17408};
 // Seven weights of one size.
 inline constexpr ModelShape kEqual{.layers = 64, .hidden = 8192, .query = 8192, .key = 8192, .inner = 8192};
 

@@ -20,6 +20,8 @@ void streaming_rows(Table& table, const Machines& machines);
 void peer_rows(Table& table, const Machines& machines);
 // Against offloading by fixed thresholds.
 void threshold_rows(Table& table, const Machines& machines);
+// Stages on accelerators of their own.
+void stage_rows(Table& table, const Machines& machines);
 // Independent branches on several compute queues.
 void stream_rows(Table& table, const Machines& machines);
 // Small copies that are one transfer.

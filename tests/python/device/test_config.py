@@ -19,7 +19,7 @@ OPTIONS = {option["name"]: option for option in torch_hetero._C.config_list()}
 def other_than_default(name: str) -> tuple[str, Any]:
     """A value that an option does not have by default, as the environment gives it and as Python does."""
     default = OPTIONS[name]["default"]
-    texts = {"accelerator": "sim", "placement": "cpu", "spill": "/tmp"}
+    texts = {"accelerator": "sim", "placement": "cpu", "spill": "/tmp", "sim_figures": "flops=1e12"}
     text, value = {
         "bool": lambda: ("0", False) if default == "1" else ("1", True),
         "int": lambda: (str(abs(int(default) - 1)), abs(int(default) - 1)),
@@ -64,6 +64,7 @@ def test_an_unknown_option_is_refused() -> None:
         ("pending_nodes", "many"),
         ("fusion", "perhaps"),
         ("accelerator", "tpu"),
+        ("sim_figures", "flops=fast"),
         ("log", "loud"),
         ("memory_pressure", 1.5),
     ),

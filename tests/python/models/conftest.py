@@ -56,10 +56,17 @@ def run_batch(qwen3_build: Path) -> Batch:
     if not program.exists():
         pytest.skip("cpp-httplib is not installed")
 
-    def run(folder: Path, requests: list[dict[str, Any] | str], *options: str) -> tuple[list[dict[str, Any]], str]:
+    def run(
+        folder: Path, requests: list[dict[str, Any] | str], *options: str, variables: dict[str, str] | None = None
+    ) -> tuple[list[dict[str, Any]], str]:
         text = "".join((json.dumps(request) if isinstance(request, dict) else request) + "\n" for request in requests)
         done = subprocess.run(
-            [program, "batch", str(folder), *options], input=text, capture_output=True, text=True, timeout=600
+            [program, "batch", str(folder), *options],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            env=os.environ | (variables or {}),
         )
         assert done.returncode == 0, done.stderr
         # Not splitlines(): texts have other ends of lines in them.

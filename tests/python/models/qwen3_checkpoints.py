@@ -110,6 +110,7 @@ class Checkpoint:
         shard = changes.pop("shard", "5GB")
         self.model: PreTrainedModel = build(**changes)
         self.folder = write(folder, self.model, shard)
+        self.bytes = sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
 
     def expected(self, prompt: list[int], tokens: int) -> tuple[list[int], torch.Tensor]:
         """Greedy tokens, which do not stop, and the logits of each, by transformers."""

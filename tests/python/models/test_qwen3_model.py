@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,8 @@ import pytest
 import torch
 from helpers import needs_hetero
 from qwen3_checkpoints import Batch, Checkpoint, greedy, prompts
+
+from torch_hetero.profiles import load_profile
 
 pytestmark = needs_hetero
 
@@ -108,6 +113,124 @@ def test_a_prompt_in_parts_gives_the_same(run_batch: Batch, small: Checkpoint) -
     for step in (7, 64):
         results, _ = run_batch(small.folder, [greedy(prompt, 10)], f"--step-tokens={step}", "--most-sequences=4")
         assert results[0]["token_ids"] == small.expected(prompt, 10)[0]
+
+
+# So that what a step computes is small beside the weights, as it is in larger models.
+SMALL_STEPS = ("--step-tokens=32", "--most-sequences=4")
+
+
+def machine(profile: str, placement: str = "accelerator") -> dict[str, str]:
+    """The variables of a simulated machine."""
+    figures = load_profile(profile).as_options()
+    return {
+        "HETERO_ACCELERATOR": "sim",
+        "HETERO_PLACEMENT": placement,
+        "HETERO_SIM_FIGURES": ",".join(f"{name}={figure}" for name, figure in figures.items()),
+    }
+
+
+# Three digits of MiB are printed.
+ROUNDED = 600
+
+
+class Use:
+    """What the report says of the accelerator."""
+
+    def __init__(self, report: str) -> None:
+        found = re.search(r"sim: held ([\d.]+) MiB at most; ([\d.]+) MiB copied there, .*; (\d+) launches", report)
+        assert found, report
+        self.held, self.copied = (float(found[n]) * 2**20 for n in (1, 2))
+        self.launches = int(found[3])
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint(tmp_path_factory.mktemp("mixture"), **VARIANTS["mixture"])
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "profile"),
+    [("small", "h200"), ("small", "rtx4090"), ("small", "pcie3-slow"), ("mixture", "pcie3-slow")],
+)
+@pytest.mark.parametrize("percent", [100, 75, 50, 25, 10])
+def test_an_accelerator_with_a_part_of_the_weights_gives_the_same(
+    run_batch: Batch, request: pytest.FixtureRequest, checkpoint: str, profile: str, percent: int
+) -> None:
+    modelled: Checkpoint = request.getfixturevalue(checkpoint)
+    budget = modelled.bytes * percent // 100
+    asked = prompts(3, 40, seed=8)
+    results, report = run_batch(
+        modelled.folder,
+        [greedy(prompt, 8) for prompt in asked],
+        f"--budget={budget}",
+        *SMALL_STEPS,
+        variables=machine(profile),
+    )
+    for prompt, result in zip(asked, results, strict=True):
+        assert result["token_ids"] == modelled.expected(prompt, 8)[0]
+    use = Use(report)
+    assert 0.5 * budget < use.held <= budget + ROUNDED, report
+    assert use.launches > 50
+
+
+@pytest.mark.parametrize(("checkpoint", "profile"), [("small", "h200"), ("mixture", "pcie3-slow")])
+def test_where_the_planner_chooses_tokens_are_the_same(
+    run_batch: Batch, request: pytest.FixtureRequest, checkpoint: str, profile: str
+) -> None:
+    modelled: Checkpoint = request.getfixturevalue(checkpoint)
+    asked = prompts(3, 40, seed=8)
+    for options in ((), (f"--budget={modelled.bytes // 2}",)):
+        results, _ = run_batch(
+            modelled.folder,
+            [greedy(prompt, 8) for prompt in asked],
+            *options,
+            *SMALL_STEPS,
+            variables=machine(profile, "auto"),
+        )
+        for prompt, result in zip(asked, results, strict=True):
+            assert result["token_ids"] == modelled.expected(prompt, 8)[0]
+
+
+def test_weights_are_brought_to_the_accelerator_once(run_batch: Batch, small: Checkpoint) -> None:
+    # Steps of many sizes: prompts of different lengths that join while others are generated.
+    asked = prompts(8, 60, seed=9)
+    requests = [greedy(prompt, 10, after_steps=3 * n) for n, prompt in enumerate(asked)]
+    results, report = run_batch(small.folder, requests, variables=machine("h200"))
+    for prompt, result in zip(asked, results, strict=True):
+        assert result["token_ids"] == small.expected(prompt, 10)[0]
+    steps = int(re.search(r"in (\d+) steps", report)[1])
+    assert steps > 20
+    assert Use(report).copied < 1.5 * small.bytes, report
+
+
+def test_preempted_requests_give_the_same_with_an_accelerator(run_batch: Batch, small: Checkpoint) -> None:
+    asked = prompts(6, 60, seed=2)
+    options = ("--cache=640K", "--offload-cache=4M", "--offload=by_pressure", f"--budget={small.bytes // 2}")
+    results, report = run_batch(
+        small.folder, [greedy(prompt, 40) for prompt in asked], *options, variables=machine("rtx4090")
+    )
+    assert "; 0 requests preempted" not in report
+    assert Use(report).launches > 50
+    for prompt, result in zip(asked, results, strict=True):
+        assert result["token_ids"] == small.expected(prompt, 40)[0]
+
+
+def test_a_budget_without_room_for_a_layer_leaves_the_work_to_the_cpu(run_batch: Batch, small: Checkpoint) -> None:
+    prompt = prompts(1, 20, seed=3)[0]
+    results, report = run_batch(small.folder, [greedy(prompt, 8)], "--budget=4K", variables=machine("h200"))
+    assert results[0]["token_ids"] == small.expected(prompt, 8)[0]
+    assert Use(report).held <= 4096 + ROUNDED
+
+
+def test_a_budget_beyond_the_accelerator_is_refused_in_a_sentence(qwen3_build: Path, small: Checkpoint) -> None:
+    done = subprocess.run(
+        [qwen3_build / "qwen3", "generate", str(small.folder), "--prompt=a", "--budget=1T"],
+        capture_output=True,
+        text=True,
+        env=os.environ | machine("h200"),
+    )
+    assert done.returncode == 1
+    assert "1.0 TiB of the accelerator's memory, and 139" in done.stderr, done.stderr
 
 
 def test_sampling_depends_on_the_seed_and_not_on_other_requests(run_batch: Batch, small: Checkpoint) -> None:
