@@ -41,7 +41,7 @@ constexpr int64_t kMostWidth = 32;
 const PanelKernels& kernels_of(Element element, InstructionSet set) {
   assert(has_panels(set));
   if (set == InstructionSet::kAvx2) return panel_kernels_avx2(static_cast<int>(element));
-  if (element == Element::kBfloat16 && has_bfloat16_instructions()) return panel_kernels_bfloat16();
+  if (element == Element::kBfloat16 && prefers_bfloat16_instructions()) return panel_kernels_bfloat16();
   return panel_kernels_avx512(static_cast<int>(element));
 }
 
