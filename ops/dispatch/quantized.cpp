@@ -320,6 +320,31 @@ void run_quantized_linears(const graph::Invocation* calls, size_t count) {
   ops::count(counters().own_kernels[static_cast<size_t>(OwnKernel::kQuantizedProduct)], static_cast<int64_t>(count));
 }
 
+QuantizedShape packed_shape(int64_t bits, int64_t n, int64_t k, int64_t group) {
+  return checked_shape(bits, n, k, group);
+}
+
+void check_packed(const QuantizedShape& shape, const PackedWeight& weight) {
+  check_weight(shape, weight.packed, weight.scales, weight.zeros);
+}
+
+std::vector<Tensor> packed_products(const Tensor& given, const QuantizedShape& shape,
+                                    std::initializer_list<PackedWeight> weights) {
+  const Tensor x = given.contiguous();
+  std::vector<Tensor> results, dense;  // dense keeps copies alive
+  std::vector<QuantizedProduct> calls;
+  const auto keep = [&](const Tensor& tensor) { return &dense.emplace_back(tensor.contiguous()); };
+  dense.reserve(3 * weights.size());
+  for (const PackedWeight& weight : weights) {
+    results.push_back(at::empty({x.size(0), shape.n}, x.options()));
+    const Tensor* const packed = keep(weight.packed);
+    const Tensor* const scales = keep(weight.scales);
+    calls.push_back(product_of(x, weight_of(shape, *packed, *scales, keep(weight.zeros)), nullptr, 16, results.back()));
+  }
+  backend::quantized_gemm(calls, products_set());
+  return results;
+}
+
 // Recorded by the catch-all; rows in op_table.def.
 TORCH_LIBRARY_FRAGMENT(hetero, library) {
   library.def("quantize_weight(Tensor weight, int bits, int group, bool symmetric) -> (Tensor, Tensor, Tensor)");

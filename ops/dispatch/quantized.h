@@ -20,6 +20,13 @@
 
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <vector>
+
+#include "backend/cpu/quantized/weight.h"
 #include "graph/ir/op.h"
 
 namespace hetero::ops {
@@ -29,5 +36,19 @@ namespace hetero::ops {
 bool run_quantized_linear(const graph::Invocation& invocation);
 // Several with the same input, which is quantized once.
 void run_quantized_linears(const graph::Invocation* calls, size_t count);
+
+// For other operators on such weights.
+struct PackedWeight {
+  const at::Tensor& packed;
+  const at::Tensor& scales;
+  const at::Tensor& zeros;  // empty: symmetric
+};
+// Both raise what quantized_linear does for such a weight.
+backend::QuantizedShape packed_shape(int64_t bits, int64_t n, int64_t k, int64_t group);
+void check_packed(const backend::QuantizedShape& shape, const PackedWeight& weight);
+// y = x * w^T of each weight, on the CPU; x is [m, k] and is quantized once, to 16 bits.
+// REQUIRES: check_packed().
+std::vector<at::Tensor> packed_products(const at::Tensor& x, const backend::QuantizedShape& shape,
+                                        std::initializer_list<PackedWeight> weights);
 
 }  // namespace hetero::ops

@@ -1,11 +1,13 @@
-// hetero::routed_mlp: the experts of a mixture, each computed only for the tokens that chose it.
+// hetero::routed_mlp and hetero::routed_quantized_mlp: the experts of a mixture, each computed only
+// for the tokens that chose it.
 //
 //   y[t] = sum over k of weights[t, k] * mlp[experts[t, k]](x[t])
 //   mlp[e](x) = (silu(x * gate[e]^T) * (x * up[e]^T)) * down[e]^T
 //
 // 1. The tokens are sorted by expert; experts that nobody chose are not read.
 // 2. For each expert: its tokens' rows are gathered and go through its three products. Few rows
-//    take the kernel that reads each weight once (backend/cpu/kernels/matvec.h).
+//    take the kernel that reads each weight once (backend/cpu/kernels/matvec.h). Weights in 8 and
+//    4 bits (quantized.h) are lists of three tensors for each expert: packed, scales, zeros.
 // 3. What it gives is added in float32, the experts in ascending order, and rounded once.
 //
 // The choice of experts depends on values, so it is an input, and the shapes do not depend on it.
@@ -20,6 +22,7 @@
 #include <vector>
 
 #include "backend/cpu/kernels/matvec.h"
+#include "ops/dispatch/quantized.h"
 #include "ops/kernels/own_kernel.h"
 
 namespace hetero::ops {
@@ -38,8 +41,7 @@ void check_weights(const char* name, TensorList list, size_t count, const Tensor
   }
 }
 
-void check_arguments(const Tensor& x, const Tensor& experts, const Tensor& weights, TensorList gate, TensorList up,
-                     TensorList down) {
+void check_routes(const Tensor& x, const Tensor& experts, const Tensor& weights) {
   TORCH_CHECK(x.dim() == 2, "routed_mlp: x must have 2 dimensions, not ", x.dim());
   TORCH_CHECK_TYPE(at::isFloatingType(x.scalar_type()), "routed_mlp: x must be of floats, not ", x.scalar_type());
   TORCH_CHECK(experts.dim() == 2 && experts.size(0) == x.size(0), "routed_mlp: experts must have sizes [", x.size(0),
@@ -48,6 +50,11 @@ void check_arguments(const Tensor& x, const Tensor& experts, const Tensor& weigh
                    experts.scalar_type());
   TORCH_CHECK(weights.sizes() == experts.sizes(), "routed_mlp: weights must have the sizes of experts, ",
               experts.sizes(), ", not ", weights.sizes());
+}
+
+void check_arguments(const Tensor& x, const Tensor& experts, const Tensor& weights, TensorList gate, TensorList up,
+                     TensorList down) {
+  check_routes(x, experts, weights);
   TORCH_CHECK(!gate.empty(), "routed_mlp: there must be an expert");
   const int64_t width = gate[0].dim() == 2 ? gate[0].size(0) : 0;
   check_weights("gate", gate, gate.size(), x, width, x.size(1));
@@ -95,22 +102,34 @@ std::vector<Tensor> products(const Tensor& x, std::initializer_list<Tensor> weig
   return results;
 }
 
-Tensor routed_mlp(const Tensor& x, const Tensor& experts, const Tensor& weights, TensorList gate, TensorList up,
-                  TensorList down) {
-  check_arguments(x, experts, weights, gate, up, down);
+// halves(e, rows): what gate and up of expert e make of the rows; down(e, rows) likewise.
+template <typename Halves, typename Down>
+Tensor run_experts(const Tensor& x, const Tensor& experts, const Tensor& weights, size_t count, const Halves& halves,
+                   const Down& down) {
   Tensor sum = at::zeros(x.sizes(), x.options().dtype(at::kFloat));
   const Tensor shares = weights.reshape({-1, 1}).to(at::kFloat);
-  const std::vector<std::vector<int64_t>> pairs = sort_by_expert(experts, gate.size());
+  const std::vector<std::vector<int64_t>> pairs = sort_by_expert(experts, count);
   for (size_t e = 0; e < pairs.size(); ++e) {
     if (pairs[e].empty()) continue;
-    const auto count = static_cast<int64_t>(pairs[e].size());
-    const Tensor chosen = at::from_blob(const_cast<int64_t*>(pairs[e].data()), {count}, at::kLong);
+    const auto rows = static_cast<int64_t>(pairs[e].size());
+    const Tensor chosen = at::from_blob(const_cast<int64_t*>(pairs[e].data()), {rows}, at::kLong);
     const Tensor tokens = at::div(chosen, experts.size(1), "floor");
-    const std::vector<Tensor> halves = products(x.index_select(0, tokens), {gate[e], up[e]});
-    const Tensor result = products(at::silu(halves[0]).mul_(halves[1]), {down[e]})[0];
+    const std::vector<Tensor> both = halves(e, x.index_select(0, tokens));
+    const Tensor result = down(e, at::silu(both[0]).mul_(both[1]))[0];
     sum.index_add_(0, tokens, result.to(at::kFloat).mul_(shares.index_select(0, chosen)));
   }
   return sum.to(x.scalar_type());
+}
+
+Tensor routed_mlp(const Tensor& x, const Tensor& experts, const Tensor& weights, TensorList gate, TensorList up,
+                  TensorList down) {
+  check_arguments(x, experts, weights, gate, up, down);
+  return run_experts(
+      x, experts, weights, gate.size(),
+      [&](size_t e, const Tensor& rows) {
+        return products(rows, {gate[e], up[e]});
+      },
+      [&](size_t e, const Tensor& rows) { return products(rows, {down[e]}); });
 }
 
 Tensor routed_mlp_meta(const Tensor& x, const Tensor& experts, const Tensor& weights, TensorList gate, TensorList up,
@@ -119,14 +138,74 @@ Tensor routed_mlp_meta(const Tensor& x, const Tensor& experts, const Tensor& wei
   return at::empty_like(x, at::MemoryFormat::Contiguous);
 }
 
+// ---- weights in 8 and 4 bits
+
+constexpr size_t kParts = 3;  // packed, scales, zeros
+
+// Weights [n, k] of all experts.
+struct PackedList {
+  TensorList tensors;
+  backend::QuantizedShape shape;
+
+  void check(const char* name, size_t count) const {
+    TORCH_CHECK(tensors.size() == kParts * count, "routed_quantized_mlp: ", name, " has ", tensors.size(),
+                " tensors; gate has ", kParts * count, ", three for each expert");
+    for (size_t e = 0; e < count; ++e) check_packed(shape, of(e));
+  }
+  PackedWeight of(size_t e) const { return {tensors[kParts * e], tensors[kParts * e + 1], tensors[kParts * e + 2]}; }
+};
+
+struct PackedExperts {
+  PackedList gate, up, down;
+
+  PackedExperts(const Tensor& x, const Tensor& experts, const Tensor& weights, TensorList gate_list, TensorList up_list,
+                TensorList down_list, int64_t bits, int64_t group, int64_t width) {
+    check_routes(x, experts, weights);
+    gate = {gate_list, packed_shape(bits, width, x.size(1), group)};
+    up = {up_list, gate.shape};
+    down = {down_list, packed_shape(bits, x.size(1), width, group)};
+    TORCH_CHECK(count() > 0, "routed_quantized_mlp: there must be an expert");
+    gate.check("gate", count());
+    up.check("up", count());
+    down.check("down", count());
+  }
+  size_t count() const { return gate.tensors.size() / kParts; }
+};
+
+Tensor routed_quantized_mlp(const Tensor& x, const Tensor& experts, const Tensor& weights, TensorList gate,
+                            TensorList up, TensorList down, int64_t bits, int64_t group, int64_t width) {
+  const PackedExperts all(x, experts, weights, gate, up, down, bits, group, width);
+  return run_experts(
+      x, experts, weights, all.count(),
+      [&](size_t e, const Tensor& rows) {
+        return packed_products(rows, all.gate.shape, {all.gate.of(e), all.up.of(e)});
+      },
+      [&](size_t e, const Tensor& rows) { return packed_products(rows, all.down.shape, {all.down.of(e)}); });
+}
+
+Tensor routed_quantized_mlp_meta(const Tensor& x, const Tensor& experts, const Tensor& weights, TensorList gate,
+                                 TensorList up, TensorList down, int64_t bits, int64_t group, int64_t width) {
+  const PackedExperts all(x, experts, weights, gate, up, down, bits, group, width);
+  return at::empty_like(x, at::MemoryFormat::Contiguous);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(hetero, library) {
   library.def(
       "routed_mlp(Tensor x, Tensor experts, Tensor weights, Tensor[] gate, Tensor[] up, Tensor[] down) -> Tensor");
+  library.def(
+      "routed_quantized_mlp(Tensor x, Tensor experts, Tensor weights, Tensor[] gate, Tensor[] up, Tensor[] down, "
+      "int bits, int group, int width) -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(hetero, CPU, library) { library.impl("routed_mlp", TORCH_FN(routed_mlp)); }
-TORCH_LIBRARY_IMPL(hetero, Meta, library) { library.impl("routed_mlp", TORCH_FN(routed_mlp_meta)); }
+TORCH_LIBRARY_IMPL(hetero, CPU, library) {
+  library.impl("routed_mlp", TORCH_FN(routed_mlp));
+  library.impl("routed_quantized_mlp", TORCH_FN(routed_quantized_mlp));
+}
+TORCH_LIBRARY_IMPL(hetero, Meta, library) {
+  library.impl("routed_mlp", TORCH_FN(routed_mlp_meta));
+  library.impl("routed_quantized_mlp", TORCH_FN(routed_quantized_mlp_meta));
+}
 
 }  // namespace hetero::ops

@@ -39,6 +39,7 @@ BENCHMARKS = (
     "quantized_errors",
     "qwen3",
     "qwen3_cpp",
+    "paged",
     "training",
     "import_time",
     "gpu",

@@ -1,6 +1,7 @@
 // 1. Check lengths, starts and the table, so that the loops may trust them.
-// 2. Divide: each sequence and head of keys into tiles of rows, and these into parts of the keys
-//    that the tile reads. A part is at most kPartKeys keys if there are few tiles, else all.
+// 2. Divide: each sequence into tiles of rows, these into parts of the keys that the tile reads,
+//    and parts into heads of keys. If there are many tiles, a part has all keys. If there are
+//    enough parts, one has all heads, because pages are read fastest from begin to end.
 // 3. Threads get parts of about equal work; paged_attention_kernel.h computes one. A tile with one
 //    part is stored at once.
 // 4. The others are merged in the order of their keys.
@@ -24,7 +25,8 @@
 namespace hetero::backend {
 namespace {
 
-constexpr PagedTableHolder kPortableTable = make_paged_table<Vector, Float32, Bfloat16, Float16, Int8, Float8>();
+constexpr PagedTableHolder kPortableTable =
+    make_paged_table<Vector, Float32, Bfloat16, Bfloat16, Float16, Int8, Float8>();
 
 const PagedTable& paged_table(InstructionSet set) {
 #if defined(__x86_64__)
@@ -35,9 +37,23 @@ const PagedTable& paged_table(InstructionSet set) {
   return kPortableTable.kernels;
 }
 
-constexpr int64_t kPartKeys = 512;
+bool multiplies_pairs(const PagedAttention& call, InstructionSet set) {
+  return set == InstructionSet::kAvx512 && has_bfloat16_instructions() && call.element == Element::kBfloat16 &&
+         call.cache == CacheElement::kBfloat16;
+}
+
+PagedKernel pair_kernel() {
+#if defined(__x86_64__)
+  return paged_pairs();
+#else
+  return nullptr;
+#endif
+}
+
+constexpr int64_t kPartKeys = 128;
 // So many tiles keep any processor busy without dividing keys.
 constexpr int64_t kManyTiles = 64;
+constexpr int64_t kEnoughParts = 16;
 // Elements of keys and values that are worth another thread.
 constexpr int64_t kElementsPerThread = 32 << 10;
 
@@ -121,9 +137,10 @@ Status check(const PagedAttention& call) {
 
 struct Part {
   int64_t sequence;
-  int64_t kv_head;
-  int64_t row;  // rows are the heads of the first query, then those of the second
-  int64_t rows;
+  int64_t kv_head;  // the first
+  int64_t kv_heads;
+  int64_t row;   // of a head's rows: the heads of the first query, then those of the second
+  int64_t rows;  // of each head
   int64_t begin;
   int64_t end;
   int64_t work;    // of all parts before it
@@ -154,20 +171,34 @@ class Divider {
       tiles += divide_up(sequence_of(call_, i).queries * group_, kPagedMostRows) * call_.kv_heads;
     }
     part_keys_ = tiles < kManyTiles ? kPartKeys : std::numeric_limits<int64_t>::max();
+    int64_t parts = 0;
+    for_each_tile([&](int64_t, int64_t, int64_t, const Span& span) {
+      parts += divide_up(span.sinks, kPartKeys) + divide_up(span.end - span.begin, kPartKeys);
+    });
+    const int64_t heads = std::clamp<int64_t>(parts * call_.kv_heads / kEnoughParts, 1, call_.kv_heads);
+    for_each_tile([&](int64_t sequence, int64_t row, int64_t rows, const Span& span) {
+      // The sums of a part stay in the first-level cache.
+      const int64_t step = std::min(heads, std::max<int64_t>(1, kPagedMostRows / rows));
+      for (int64_t head = 0; head < call_.kv_heads; head += step) {
+        add_tile({sequence, head, std::min(step, call_.kv_heads - head), row, rows, 0, 0, 0, -1}, span);
+      }
+    });
+  }
+
+ private:
+  template <typename Use>
+  void for_each_tile(Use use) const {
     for (int64_t i = 0; i < call_.sequences; ++i) {
       const Sequence sequence = sequence_of(call_, i);
       for (int64_t row = 0; row < sequence.queries * group_; row += kPagedMostRows) {
         const int64_t rows = std::min(kPagedMostRows, sequence.queries * group_ - row);
-        const Span span = span_of(call_, sequence, row / group_, (row + rows - 1) / group_);
-        for (int64_t head = 0; head < call_.kv_heads; ++head) add_tile(i, head, row, rows, span);
+        use(i, row, rows, span_of(call_, sequence, row / group_, (row + rows - 1) / group_));
       }
     }
   }
 
- private:
-  void add_tile(int64_t sequence, int64_t head, int64_t row, int64_t rows, const Span& span) {
+  void add_tile(const Part& part, const Span& span) {
     const auto first = static_cast<int64_t>(division_.parts.size());
-    Part part{sequence, head, row, rows, 0, 0, 0, -1};
     add_parts(part, 0, span.sinks);
     add_parts(part, span.begin, span.end);
     // Nothing is read: zeros are written.
@@ -177,7 +208,7 @@ class Divider {
     division_.tiles.push_back({first, parts});
     for (int64_t i = first; i < first + parts; ++i) {
       division_.parts[static_cast<size_t>(i)].result = division_.result_rows;
-      division_.result_rows += rows;
+      division_.result_rows += part.rows * part.kv_heads;
     }
   }
 
@@ -194,7 +225,7 @@ class Divider {
     part.end = end;
     part.work = division_.work;
     // Rows beyond a few cost as much as what is read.
-    division_.work += (end - begin + 8) * std::max<int64_t>(4, part.rows);
+    division_.work += (end - begin + 8) * part.kv_heads * std::max<int64_t>(4, part.rows);
     division_.parts.push_back(part);
   }
 
@@ -221,11 +252,14 @@ PagedSide side_of(const PagedRows& rows, CacheElement element, int64_t head) {
   return side;
 }
 
+// Of rows of queries.
 struct Results {
   int64_t stride;  // of a row of sums
   float* largest;
   float* weights;
   float* sums;
+
+  Results from(int64_t row) const { return {stride, largest + row, weights + row, sums + row * stride}; }
 };
 
 class Worker {
@@ -233,34 +267,31 @@ class Worker {
   Worker(const PagedAttention& call, InstructionSet set, const Results& results)
       : call_(call),
         set_(set),
-        kernel_(paged_table(set)[static_cast<size_t>(call.cache)]),
+        pairs_(multiplies_pairs(call, set)),
+        kernel_(pairs_ ? pair_kernel() : paged_table(set)[static_cast<size_t>(call.cache)]),
         results_(results),
         group_(call.heads / call.kv_heads) {}
 
   void run(const Part& part) const {
-    const int64_t stride = results_.stride;
+    const int64_t stride = results_.stride, rows = part.rows * part.kv_heads;
     static thread_local Scratch memory;
-    auto* const query = memory.get<float>(part.rows * (2 * stride + 2));
-    float* sums = query + part.rows * stride;
-    float* largest = sums + part.rows * stride;
-    float* weights = largest + part.rows;
-    if (part.result >= 0) {
-      sums = results_.sums + part.result * stride;
-      largest = results_.largest + part.result;
-      weights = results_.weights + part.result;
-    }
-    std::fill_n(sums, part.rows * stride, 0.0f);
-    std::fill_n(largest, part.rows, -std::numeric_limits<float>::infinity());
-    std::fill_n(weights, part.rows, 0.0f);
-    if (part.begin < part.end) compute(part, query, {stride, largest, weights, sums});
+    auto* const query = memory.get<float>(rows * (2 * stride + 2));
+    Results state{stride, nullptr, nullptr, query + rows * stride};
+    state.largest = state.sums + rows * stride;
+    state.weights = state.largest + rows;
+    if (part.result >= 0) state = results_.from(part.result);
+    std::fill_n(state.sums, rows * stride, 0.0f);
+    std::fill_n(state.largest, rows, -std::numeric_limits<float>::infinity());
+    std::fill_n(state.weights, rows, 0.0f);
+    if (part.begin < part.end) compute(part, query, state);
     if (part.result >= 0) return;
-    for (int64_t r = 0; r < part.rows; ++r) store(part, r, weights[r], sums + r * stride);
+    for (int64_t r = 0; r < rows; ++r) store(part, r, state.weights[r], state.sums + r * stride);
   }
 
   // Merges the parts of a tile.
   void merge(const Part* parts, int64_t count) const {
     const int64_t stride = results_.stride;
-    for (int64_t r = 0; r < parts[0].rows; ++r) {
+    for (int64_t r = 0; r < parts[0].rows * parts[0].kv_heads; ++r) {
       float largest = -std::numeric_limits<float>::infinity();
       for (int64_t i = 0; i < count; ++i) largest = std::max(largest, results_.largest[parts[i].result + r]);
       float* const sums = results_.sums + (parts[0].result + r) * stride;
@@ -280,10 +311,13 @@ class Worker {
   }
 
  private:
+  // Of a row of all heads.
   int64_t token_of(const Part& part, int64_t row) const {
-    return sequence_of(call_, part.sequence).first + (part.row + row) / group_;
+    return sequence_of(call_, part.sequence).first + (part.row + row % part.rows) / group_;
   }
-  int64_t head_of(const Part& part, int64_t row) const { return part.kv_head * group_ + (part.row + row) % group_; }
+  int64_t head_of(const Part& part, int64_t row) const {
+    return (part.kv_head + row / part.rows) * group_ + (part.row + row % part.rows) % group_;
+  }
 
   void compute(const Part& part, float* query, const Results& state) const {
     const Sequence sequence = sequence_of(call_, part.sequence);
@@ -293,28 +327,44 @@ class Worker {
       const Span span = span_of(call_, sequence, q, q);
       first[r] = span.begin;
       last[r] = span.end;
-      const int64_t place = token_of(part, r) * call_.query_token_stride + head_of(part, r) * call_.query_head_stride;
-      float* const to = query + r * state.stride;
-      widen(call_.element, element_at(call_.query, place, call_.element), call_.head_size, to, set_);
-      for (int64_t i = 0; i < call_.head_size; ++i) to[i] *= call_.scale;
-      std::fill(to + call_.head_size, to + state.stride, 0.0f);
     }
-    kernel_({.rows = part.rows,
-             .query = query,
-             .stride = state.stride,
-             .head_size = call_.head_size,
-             .first = first,
-             .last = last,
-             .sinks = call_.window > 0 ? call_.sinks : 0,
-             .keys = side_of(call_.keys, call_.cache, part.kv_head),
-             .values = side_of(call_.values, call_.cache, part.kv_head),
-             .table = call_.table + part.sequence * call_.table_stride,
-             .page_tokens = call_.page_tokens,
-             .begin = part.begin,
-             .end = part.end,
-             .largest = state.largest,
-             .weights = state.weights,
-             .sums = state.sums});
+    for (int64_t r = 0; r < part.rows * part.kv_heads; ++r) {
+      const int64_t place = token_of(part, r) * call_.query_token_stride + head_of(part, r) * call_.query_head_stride;
+      copy_query(element_at(call_.query, place, call_.element), query + r * state.stride, state.stride);
+    }
+    PagedPart heads[kPagedMostRows];
+    for (int64_t head = 0; head < part.kv_heads; ++head) {
+      const Results rows = state.from(head * part.rows);
+      heads[head] = {.rows = part.rows,
+                     .query = query + head * part.rows * state.stride,
+                     .stride = state.stride,
+                     .head_size = call_.head_size,
+                     .scale = call_.scale,
+                     .first = first,
+                     .last = last,
+                     .sinks = call_.window > 0 ? call_.sinks : 0,
+                     .keys = side_of(call_.keys, call_.cache, part.kv_head + head),
+                     .values = side_of(call_.values, call_.cache, part.kv_head + head),
+                     .table = call_.table + part.sequence * call_.table_stride,
+                     .page_tokens = call_.page_tokens,
+                     .begin = part.begin,
+                     .end = part.end,
+                     .largest = rows.largest,
+                     .weights = rows.weights,
+                     .sums = rows.sums};
+    }
+    kernel_(heads, part.kv_heads);
+  }
+
+  // Padded with zeros.
+  void copy_query(const void* from, float* to, int64_t stride) const {
+    if (pairs_) {
+      std::memset(to, 0, static_cast<size_t>(stride) * sizeof(float));
+      std::memcpy(to, from, static_cast<size_t>(call_.head_size) * sizeof(uint16_t));
+      return;
+    }
+    widen(call_.element, from, call_.head_size, to, set_);
+    std::fill(to + call_.head_size, to + stride, 0.0f);
   }
 
   void store(const Part& part, int64_t row, float weight, float* sums) const {
@@ -327,6 +377,7 @@ class Worker {
 
   const PagedAttention& call_;
   InstructionSet set_;
+  bool pairs_;
   PagedKernel kernel_;
   Results results_;
   int64_t group_;

@@ -7,7 +7,8 @@
 namespace hetero::backend {
 namespace {
 
-constexpr PagedTableHolder kTable = make_paged_table<Vector, Float32, Bfloat16InOrder, Float16, Int8, Float8>();
+constexpr PagedTableHolder kTable =
+    make_paged_table<Vector, Float32, Bfloat16, Bfloat16InOrder, Float16, Int8, Float8>();
 
 }  // namespace
 

@@ -11,7 +11,8 @@
 // paged_attention_avx512.cpp and paged_attention_avx2.cpp are compiled with their own flags. As in
 // attention_kernel.h, nothing of the standard library that has code is included here, and
 // everything is a template over types of the including file's unnamed namespace. matvec_kernel.h
-// says what a vector V and a loader L have; loaders keep the order of memory here.
+// says what a vector V and a loader L have. Loaders keep the order of memory, or have kSplits: the
+// even elements of a block come before the odd ones.
 //
 // Thread safety: pure functions.
 
@@ -26,7 +27,7 @@ namespace hetero::backend {
 inline constexpr int kPagedPiece = 32;         // tokens
 inline constexpr int64_t kPagedBlock = 32;     // rows of floats are padded to so many elements
 inline constexpr int64_t kPagedMostRows = 64;  // of a part
-inline constexpr int kPagedFetchLevel = 3;     // into the first-level cache
+inline constexpr int kPagedFetchLevel = 2;     // into the first-level cache
 
 // The keys and values of one head, in pages. Strides count bytes.
 struct PagedSide {
@@ -41,9 +42,10 @@ struct PagedSide {
 // Rows of queries over the keys [begin, end) of one sequence and head.
 struct PagedPart {
   int64_t rows;
-  const float* query;  // [rows, stride], scaled
+  const float* query;  // [rows, stride]; two bfloat16 in the place of a float for paged_pairs()
   int64_t stride;      // of rows of queries and sums: head_size in whole kPagedBlocks
   int64_t head_size;
+  float scale;  // of scores
   // Row r reads the keys from first[r], and those before `sinks`, up to last[r].
   const int64_t* first;
   const int64_t* last;
@@ -54,16 +56,21 @@ struct PagedPart {
   int64_t page_tokens;
   int64_t begin;
   int64_t end;
-  // The softmax so far: continued. Starts with -inf, 0 and zeros.
+  // The softmax and its sums. REQUIRES: they are -inf, 0 and zeros.
   float* largest;
   float* weights;  // their sums
   float* sums;     // [rows, stride]
 };
 
-using PagedKernel = void (*)(const PagedPart& part);
+// Computes parts of neighbouring heads, which have the same keys: pages are read from their begin
+// to their end.
+using PagedKernel = void (*)(const PagedPart* parts, int64_t count);
 using PagedTable = PagedKernel[5];  // by CacheElement
 const PagedTable& paged_avx512();
 const PagedTable& paged_avx2();
+// For bfloat16 queries and pages, where the processor multiplies pairs of bfloat16 (AVX512-BF16).
+// Its products are exact, as those of floats are.
+PagedKernel paged_pairs();
 
 // A piece of keys and values, by address.
 struct PagedPiece {
@@ -103,15 +110,12 @@ inline void find_piece(const PagedPart& part, int64_t begin, PagedPiece& piece) 
   }
 }
 
-// Fetches what the next piece has at the place of a block that is used now, so that memory is asked
-// as evenly as it can answer.
-template <typename V, typename Stored>
-inline __attribute__((always_inline)) void fetch(const unsigned char* row, int64_t element) {
+// Fetches a row of the next piece. Rows are asked for in the order of memory, one with each step of
+// the work, so that memory is busy all the time and the processor's own prefetcher joins in.
+template <typename V>
+inline __attribute__((always_inline)) void fetch(const unsigned char* row, int64_t bytes) {
   constexpr int64_t kLine = 64;
-  constexpr int64_t kBytes = 2 * V::kWidth * static_cast<int64_t>(sizeof(Stored));
-  const unsigned char* const place = row + element * static_cast<int64_t>(sizeof(Stored));
-  __builtin_prefetch(place, 0, kPagedFetchLevel);
-  if constexpr (kBytes > kLine) __builtin_prefetch(place + kLine, 0, kPagedFetchLevel);
+  for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(row + i, 0, kPagedFetchLevel);
 }
 
 // ---- scores
@@ -124,42 +128,9 @@ constexpr int tokens_at_once() {
   return M == 1 ? 4 : M <= 3 ? 2 : 1;
 }
 
-template <typename V, typename L, int M, int T>
-inline void multiply_tokens(const PagedPart& part, const PagedPiece& piece, const PagedPiece& next, int token,
-                            const float* query, float* scores) {
-  constexpr int kBlock = 2 * V::kWidth;
-  using Stored = typename L::Stored;
-  V sums[T * M];
-#pragma GCC unroll 32
-  for (int i = 0; i < T * M; ++i) sums[i] = V::zero();
-  const auto step = [&](int64_t i, auto&& load) __attribute__((always_inline)) {
-    V low[T], high[T];
-#pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) {
-      fetch<V, Stored>(next.keys[token + t], i);
-      load(reinterpret_cast<const Stored*>(piece.keys[token + t]) + i, low[t], high[t]);
-    }
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) {
-      const V x_low = V::keep(V::load(query + m * part.stride + i));
-#pragma GCC unroll 4
-      for (int t = 0; t < T; ++t) sums[t * M + m] = V::fma(low[t], x_low, sums[t * M + m]);
-      const V x_high = V::keep(V::load(query + m * part.stride + i + V::kWidth));
-#pragma GCC unroll 4
-      for (int t = 0; t < T; ++t) sums[t * M + m] = V::fma(high[t], x_high, sums[t * M + m]);
-    }
-  };
-  int64_t i = 0;
-  for (; i + kBlock <= part.head_size; i += kBlock) {
-    step(
-        i, [](const Stored* p, V& low, V& high) __attribute__((always_inline)) { L::load(p, low, high); });
-  }
-  if (i < part.head_size) {
-    const int left = static_cast<int>(part.head_size - i);
-    step(
-        i, [left](const Stored* p, V& low, V& high)
-               __attribute__((always_inline)) { L::load_part(p, left, low, high); });
-  }
+// The sums of T tokens and M rows are the elements of these vectors, added up.
+template <typename V, int M, int T>
+inline __attribute__((always_inline)) void store_scores(const V (&sums)[T * M], int token, float* scores) {
 #pragma GCC unroll 8
   for (int i = 0; i < T * M; i += 4) {
     constexpr int kLast = T * M - 1;
@@ -170,17 +141,60 @@ inline void multiply_tokens(const PagedPart& part, const PagedPiece& piece, cons
   }
 }
 
-// scores[m][t] for the piece's tokens, and -inf behind them.
-template <typename V, typename L, int M>
+// The products of floats: queries are floats, and keys are made so. Another policy is in
+// paged_attention_bfloat16.cpp.
+template <typename V, typename L>
+struct FloatProducts {
+  template <int M, int T>
+  static inline void multiply(const PagedPart& part, const PagedPiece& piece, const PagedPiece& next, int token,
+                              const float* query, float* scores) {
+    constexpr int kBlock = 2 * V::kWidth;
+    using Stored = typename L::Stored;
+    V sums[T * M];
+#pragma GCC unroll 32
+    for (int i = 0; i < T * M; ++i) sums[i] = V::zero();
+    const auto step = [&](int64_t i, auto&& load) __attribute__((always_inline)) {
+      V low[T], high[T];
+#pragma GCC unroll 4
+      for (int t = 0; t < T; ++t) load(reinterpret_cast<const Stored*>(piece.keys[token + t]) + i, low[t], high[t]);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) {
+        const V x_low = V::keep(V::load(query + m * part.stride + i));
+#pragma GCC unroll 4
+        for (int t = 0; t < T; ++t) sums[t * M + m] = V::fma(low[t], x_low, sums[t * M + m]);
+        const V x_high = V::keep(V::load(query + m * part.stride + i + V::kWidth));
+#pragma GCC unroll 4
+        for (int t = 0; t < T; ++t) sums[t * M + m] = V::fma(high[t], x_high, sums[t * M + m]);
+      }
+    };
+    const int64_t bytes = part.head_size * static_cast<int64_t>(sizeof(Stored));
+    int64_t i = 0;
+    int fetched = 0;
+    for (; i + kBlock <= part.head_size; i += kBlock) {
+      if (fetched < T) fetch<V>(next.keys[token + fetched++], bytes);
+      step(
+          i, [](const Stored* p, V& low, V& high) __attribute__((always_inline)) { L::load(p, low, high); });
+    }
+    if (i < part.head_size) {
+      const int left = static_cast<int>(part.head_size - i);
+      step(
+          i, [left](const Stored* p, V& low, V& high)
+                 __attribute__((always_inline)) { L::load_part(p, left, low, high); });
+    }
+    for (; fetched < T; ++fetched) fetch<V>(next.keys[token + fetched], bytes);
+    store_scores<V, M, T>(sums, token, scores);
+  }
+};
+
+// scores[m][t] for the piece's tokens.
+template <typename V, typename Products, int M>
 inline void multiply_piece(const PagedPart& part, const PagedPiece& piece, const PagedPiece& next, const float* query,
                            float* scores) {
   constexpr int T = tokens_at_once<V, M>();
   int token = 0;
-  for (; token + T <= piece.count; token += T) multiply_tokens<V, L, M, T>(part, piece, next, token, query, scores);
-  for (; token < piece.count; ++token) multiply_tokens<V, L, M, 1>(part, piece, next, token, query, scores);
-  for (; token < kPagedPiece; ++token) {
-    for (int m = 0; m < M; ++m) scores[m * kPagedPiece + token] = -__builtin_inff();
-  }
+  for (; token + T <= piece.count; token += T)
+    Products::template multiply<M, T>(part, piece, next, token, query, scores);
+  for (; token < piece.count; ++token) Products::template multiply<M, 1>(part, piece, next, token, query, scores);
 }
 
 // ---- softmax
@@ -200,12 +214,12 @@ inline void hide(const PagedPart& part, const PagedPiece& piece, int64_t row, fl
 // Turns a row of scores into weights, and continues its softmax.
 template <typename V>
 inline void soften_row(const PagedPart& part, const PagedPiece& piece, int64_t row, float* scores) {
-  if (part.keys.scales != nullptr) {
-    for (int t = 0; t < kPagedPiece; t += V::kWidth) {
-      V::mul(V::load(scores + t), V::load(piece.key_scales + t)).store(scores + t);
-    }
-    for (int t = piece.count; t < kPagedPiece; ++t) scores[t] = -__builtin_inff();
+  const V scale = V::of(part.scale);
+  for (int t = 0; t < kPagedPiece; t += V::kWidth) {
+    const V unit = part.keys.scales != nullptr ? V::mul(V::load(piece.key_scales + t), scale) : scale;
+    V::mul(V::load(scores + t), unit).store(scores + t);
   }
+  for (int t = piece.count; t < kPagedPiece; ++t) scores[t] = -__builtin_inff();
   hide<V>(part, piece, row, scores);
   V top = V::of(-__builtin_inff());
   for (int t = 0; t < kPagedPiece; t += V::kWidth) top = V::max(V::load(scores + t), top);
@@ -256,12 +270,13 @@ inline void add_columns(const PagedPart& part, const PagedPiece& piece, const Pa
       high[m][b] = V::load(sums + m * part.stride + b * kBlock + V::kWidth);
     }
   }
+  const int64_t bytes = part.head_size * static_cast<int64_t>(sizeof(Stored));
   for (int t = 0; t < piece.count; ++t) {
+    if (column == 0) fetch<V>(next.values[t], bytes);
     const auto* const row = reinterpret_cast<const Stored*>(piece.values[t]) + column;
     V v_low[B], v_high[B];
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) {
-      fetch<V, Stored>(next.values[t], column + b * kBlock);
       if constexpr (whole) {
         L::load(row + b * kBlock, v_low[b], v_high[b]);
       } else {
@@ -316,88 +331,158 @@ inline void add_values(const PagedPart& part, const PagedPiece& piece, const Pag
 
 // ---- a part
 
-// M rows over a piece. Rows that read nothing of it are left out.
-template <typename V, typename L, int M>
-void rows_of_piece(const PagedPart& part, const PagedPiece& piece, const PagedPiece& next, int64_t row) {
+// Whether one of these rows reads something of the piece.
+template <typename V>
+inline bool reads(const PagedPart& part, const PagedPiece& piece, int64_t row, int64_t rows) {
   const int64_t begin = piece.begin, end = begin + piece.count;
-  bool reads = false;
-  for (int64_t r = row; r < row + M; ++r) {
-    reads |= begin < part.last[r] && (end > part.first[r] || begin < part.sinks);
+  for (int64_t r = row; r < row + rows; ++r) {
+    if (begin < part.last[r] && (end > part.first[r] || begin < part.sinks)) return true;
   }
-  if (!reads) return;
-  alignas(64) float scores[M * kPagedPiece];
-  multiply_piece<V, L, M>(part, piece, next, part.query + row * part.stride, scores);
-  for (int m = 0; m < M; ++m) soften_row<V>(part, piece, row + m, scores + m * kPagedPiece);
-  add_values<V, L, M>(part, piece, next, scores, part.sums + row * part.stride);
+  return false;
 }
 
-template <typename V, typename L>
-void all_rows_of_piece(const PagedPart& part, const PagedPiece& piece, const PagedPiece& next) {
-  const PagedPiece* ahead = &next;
+// Calls use<M>(row) for groups of M rows.
+template <typename V, typename Use>
+inline __attribute__((always_inline)) void for_each_group(int64_t count, Use&& use) {
   int64_t row = 0;
-  const auto rows = [&]<int M>() __attribute__((always_inline)) {
-    rows_of_piece<V, L, M>(part, piece, *ahead, row);
-    ahead = &piece;  // it is fetched once
-    row += M;
-  };
-  while (row < part.rows) {
-    const int64_t left = part.rows - row;
+  while (V::kRegisters >= 32 && count - row >= 8) {
+    if constexpr (V::kRegisters >= 32) use.template operator()<8>(row);
+    row += 8;
+  }
+  while (row < count) {
+    const int64_t left = count - row;
     if constexpr (V::kRegisters >= 32) {
-      if (left >= 8) {
-        rows.template operator()<8>();
-        continue;
-      }
       if (left >= 6) {
-        rows.template operator()<6>();
+        use.template operator()<6>(row);
+        row += 6;
         continue;
       }
       if (left == 5) {
-        rows.template operator()<5>();
+        use.template operator()<5>(row);
+        row += 5;
         continue;
       }
     }
     switch (left < 4 ? left : 4) {
       case 1:
-        rows.template operator()<1>();
+        use.template operator()<1>(row);
+        row += 1;
         break;
       case 2:
-        rows.template operator()<2>();
+        use.template operator()<2>(row);
+        row += 2;
         break;
       case 3:
-        rows.template operator()<3>();
+        use.template operator()<3>(row);
+        row += 3;
         break;
       default:
-        rows.template operator()<4>();
+        use.template operator()<4>(row);
+        row += 4;
     }
   }
 }
 
+// The same code for every caller: it is large, and there is much of it.
+template <typename V, typename Products, int M>
+[[gnu::noinline]] void score_group(const PagedPart& part, const PagedPiece& piece, const PagedPiece& next, int64_t row,
+                                   float* scores) {
+  multiply_piece<V, Products, M>(part, piece, next, part.query + row * part.stride, scores);
+}
+
+template <typename V, typename L, int M>
+[[gnu::noinline]] void add_group(const PagedPart& part, const PagedPiece& piece, const PagedPiece& next, int64_t row,
+                                 float* scores) {
+  for (int m = 0; m < M; ++m) soften_row<V>(part, piece, row + m, scores + m * kPagedPiece);
+  add_values<V, L, M>(part, piece, next, scores, part.sums + row * part.stride);
+}
+
+template <typename V, typename Products>
+void score_rows(const PagedPart& part, const PagedPiece& piece, const PagedPiece& next, float* scores) {
+  const PagedPiece* ahead = &next;
+  for_each_group<V>(part.rows, [&]<int M>(int64_t row) {
+    if (!reads<V>(part, piece, row, M)) return;
+    score_group<V, Products, M>(part, piece, *ahead, row, scores + row * kPagedPiece);
+    ahead = &piece;  // it is fetched once
+  });
+}
+
 template <typename V, typename L>
-void paged_part(const PagedPart& part) {
-  PagedPiece pieces[2];
-  for (PagedPiece& piece : pieces) {
+void add_rows_of_values(const PagedPart& part, const PagedPiece& piece, const PagedPiece& next, float* scores) {
+  const PagedPiece* ahead = &next;
+  for_each_group<V>(part.rows, [&]<int M>(int64_t row) {
+    if (!reads<V>(part, piece, row, M)) return;
+    add_group<V, L, M>(part, piece, *ahead, row, scores + row * kPagedPiece);
+    ahead = &piece;
+  });
+}
+
+// Gives sums the order of memory.
+template <typename V, typename L>
+inline void restore_order(const PagedPart& part) {
+  if constexpr (requires { L::kSplits; }) {
+    for (int64_t i = 0; i < part.rows * part.stride; i += 2 * V::kWidth) {
+      float* const block = part.sums + i;
+      V::interleave(V::load(block), V::load(block + V::kWidth), block);
+    }
+  }
+}
+
+// A piece's scores are computed before the values of the piece before it are added up. So they are
+// in memory when they are read as vectors, and one's wait for memory is filled by the other's work.
+template <typename V, typename L, typename Products = FloatProducts<V, L>>
+void paged_parts(const PagedPart* parts, int64_t count) {
+  struct Step {
+    PagedPiece piece;
+    const PagedPart* part;
+  };
+  Step steps[3];
+  for (Step& step : steps) {
     // Lanes behind the last token are multiplied too.
-    for (int t = 0; t < kPagedPiece; ++t) piece.key_scales[t] = piece.value_scales[t] = 0;
+    for (int t = 0; t < kPagedPiece; ++t) step.piece.key_scales[t] = step.piece.value_scales[t] = 0;
   }
-  int current = 0;
-  find_piece<V>(part, part.begin, pieces[0]);
-  for (int64_t begin = part.begin; begin < part.end; begin += kPagedPiece) {
-    const bool last = begin + kPagedPiece >= part.end;
-    if (!last) find_piece<V>(part, begin + kPagedPiece, pieces[1 - current]);
-    all_rows_of_piece<V, L>(part, pieces[current], pieces[last ? current : 1 - current]);
-    current = 1 - current;
+  alignas(64) float scores[2][kPagedMostRows * kPagedPiece];
+  int64_t begin = parts[0].begin, head = 0;
+  const auto find_next = [&](Step & step) __attribute__((always_inline)) {
+    if (begin >= parts[0].end) return false;
+    step.part = parts + head;
+    find_piece<V>(*step.part, begin, step.piece);
+    if (++head == count) {
+      head = 0;
+      begin += kPagedPiece;
+    }
+    return true;
+  };
+  Step *now = steps, *next = steps + 1, *after = steps + 2;
+  if (!find_next(*now)) return;
+  bool has_next = find_next(*next);
+  score_rows<V, Products>(*now->part, now->piece, has_next ? next->piece : now->piece, scores[0]);
+  for (int current = 0;; current = 1 - current) {
+    const bool has_after = has_next && find_next(*after);
+    if (has_next) {
+      score_rows<V, Products>(*next->part, next->piece, has_after ? after->piece : next->piece, scores[1 - current]);
+    }
+    add_rows_of_values<V, L>(*now->part, now->piece, has_next ? next->piece : now->piece, scores[current]);
+    if (!has_next) break;
+    Step* const done = now;
+    now = next;
+    next = after;
+    after = done;
+    has_next = has_after;
   }
+  for (int64_t i = 0; i < count; ++i) restore_order<V, L>(parts[i]);
 }
 
 struct PagedTableHolder {
   PagedKernel kernels[5];
 };
 
-// REQUIRES: the loaders in the order of CacheElement.
-template <typename V, typename Float32, typename Bfloat16, typename Float16, typename Int8, typename Float8>
+// REQUIRES: the loaders in the order of CacheElement; bfloat16 has two.
+template <typename V, typename Float32, typename Bfloat16, typename Bfloat16InOrder, typename Float16, typename Int8,
+          typename Float8>
 constexpr PagedTableHolder make_paged_table() {
-  return {{&paged_part<V, Float32>, &paged_part<V, Bfloat16>, &paged_part<V, Float16>, &paged_part<V, Int8>,
-           &paged_part<V, Float8>}};
+  return {{&paged_parts<V, Float32>, &paged_parts<V, Bfloat16, FloatProducts<V, Bfloat16InOrder>>,
+           &paged_parts<V, Float16>, &paged_parts<V, Int8>, &paged_parts<V, Float8>}};
 }
 
 }  // namespace hetero::backend

@@ -40,6 +40,7 @@ struct Float32 {
 // A bfloat16 is the upper half of a float: the even elements, then the odd ones.
 struct Bfloat16 {
   using Stored = uint16_t;
+  static constexpr bool kSplits = true;
   static void load(const uint16_t* p, Vector& even, Vector& odd) {
     const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     even.v = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
@@ -114,9 +115,9 @@ struct Float8 : Bytes<Float8, uint8_t> {
   static __m256 widen(__m128i bytes) {
     const __m128i wide = _mm_cvtepu8_epi16(bytes);
     const __m128i magnitude = _mm_and_si128(wide, _mm_set1_epi16(0x7f));
-    const __m128i sign = _mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x80)), 8);
     const __m128i nan = _mm_and_si128(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f)), _mm_set1_epi16(0x7e00));
-    const __m128i half = _mm_or_si128(_mm_or_si128(_mm_slli_epi16(magnitude, 7), sign), nan);
+    const __m128i moved = _mm_srai_epi16(_mm_slli_epi16(wide, 8), 1);
+    const __m128i half = _mm_or_si128(_mm_and_si128(moved, _mm_set1_epi16(int16_t(0xbfff))), nan);
     return _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0f));
   }
 };

@@ -37,6 +37,7 @@ struct Float32 {
 // A bfloat16 is the upper half of a float: the even elements, then the odd ones.
 struct Bfloat16 {
   using Stored = uint16_t;
+  static constexpr bool kSplits = true;
   static void split(__m512i pairs, Vector& even, Vector& odd) {
     even.v = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
     odd.v = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
@@ -115,15 +116,23 @@ struct Int8 : Bytes<Int8, int8_t> {
 };
 
 // With its bits moved, a float8 e4m3 is the float16 of a 256th of its number; NaN is apart.
-struct Float8 : Bytes<Float8, uint8_t> {
-  static __m512 widen(__m128i bytes) {
-    const __m256i wide = _mm256_cvtepu8_epi16(bytes);
-    const __m256i magnitude = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
-    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)), 8);
-    const __m256i nan =
-        _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f)), _mm256_set1_epi16(0x7e00));
-    const __m256i half = _mm256_or_si256(_mm256_or_si256(_mm256_slli_epi16(magnitude, 7), sign), nan);
-    return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
+struct Float8 {
+  using Stored = uint8_t;
+  static void widen(__m256i bytes, Vector& low, Vector& high) {
+    const __m256i largest = _mm256_set1_epi8(0x7f);
+    const __mmask32 is_nan = _mm256_cmpeq_epi8_mask(_mm256_and_si256(bytes, largest), largest);
+    const __m512i sign_first = _mm512_slli_epi16(_mm512_cvtepu8_epi16(bytes), 8);
+    const __m512i half = _mm512_and_si512(_mm512_srai_epi16(sign_first, 1), _mm512_set1_epi16(int16_t(0xbfff)));
+    const __m512i known = _mm512_mask_mov_epi16(half, is_nan, _mm512_set1_epi16(0x7e00));
+    const __m512 unit = _mm512_set1_ps(256.0f);
+    low.v = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(known)), unit);
+    high.v = _mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(known, 1)), unit);
+  }
+  static void load(const uint8_t* p, Vector& low, Vector& high) {
+    widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), low, high);
+  }
+  static void load_part(const uint8_t* p, int count, Vector& low, Vector& high) {
+    widen(_mm256_maskz_loadu_epi8((__mmask32(1) << count) - 1, p), low, high);
   }
 };
 

@@ -77,6 +77,14 @@ struct Vector {
     d.v = _mm256_castpd_ps(_mm256_unpackhi_pd(ab_high, cd_high));
   }
 
+  // Stores an element of each in turn.
+  static void interleave(Vector a, Vector b, float* p) {
+    const __m256 low = _mm256_unpacklo_ps(a.v, b.v);
+    const __m256 high = _mm256_unpackhi_ps(a.v, b.v);
+    _mm256_storeu_ps(p, _mm256_permute2f128_ps(low, high, 0x20));
+    _mm256_storeu_ps(p + 8, _mm256_permute2f128_ps(low, high, 0x31));
+  }
+
   // The sums of four vectors.
   static void sums(Vector a, Vector b, Vector c, Vector d, float* out) {
     const __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a.v, b.v), _mm256_unpackhi_ps(a.v, b.v));

@@ -62,6 +62,14 @@ struct Vector {
     d.v = _mm512_castpd_ps(_mm512_unpackhi_pd(ab_high, cd_high));
   }
 
+  // Stores an element of each in turn.
+  static void interleave(Vector a, Vector b, float* p) {
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    _mm512_storeu_ps(p, _mm512_permutex2var_ps(a.v, low, b.v));
+    _mm512_storeu_ps(p + 16, _mm512_permutex2var_ps(a.v, high, b.v));
+  }
+
   // The sums of four vectors.
   static void sums(Vector a, Vector b, Vector c, Vector d, float* out) {
     const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a.v, b.v), _mm512_unpackhi_ps(a.v, b.v));

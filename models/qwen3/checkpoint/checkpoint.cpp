@@ -146,21 +146,21 @@ void Checkpoint::advise(std::string_view name, int advice) const {
 
 std::vector<ExpectedTensor> expected_tensors(const Qwen3Config& config) {
   std::vector<ExpectedTensor> tensors;
-  const auto add = [&](std::string name, std::vector<int64_t> sizes) {
-    tensors.push_back({.name = std::move(name), .sizes = std::move(sizes)});
+  const auto add = [&](std::string name, std::vector<int64_t> sizes, bool is_linear = false) {
+    tensors.push_back({.name = std::move(name), .sizes = std::move(sizes), .is_linear = is_linear});
   };
   const int64_t hidden = config.hidden_size;
   const auto add_mlp = [&](const std::string& prefix, int64_t inner) {
-    add(prefix + "gate_proj.weight", {inner, hidden});
-    add(prefix + "up_proj.weight", {inner, hidden});
-    add(prefix + "down_proj.weight", {hidden, inner});
+    add(prefix + "gate_proj.weight", {inner, hidden}, true);
+    add(prefix + "up_proj.weight", {inner, hidden}, true);
+    add(prefix + "down_proj.weight", {hidden, inner}, true);
   };
   add("model.embed_tokens.weight", {config.vocab_size, hidden});
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".";
     const std::string attention = prefix + "self_attn.";
     const auto add_projection = [&](const char* name, int64_t out, int64_t in) {
-      add(attention + name + ".weight", {out, in});
+      add(attention + name + ".weight", {out, in}, true);
       if (config.attention_bias) add(attention + name + ".bias", {out});
     };
     add(prefix + "input_layernorm.weight", {hidden});
@@ -181,17 +181,72 @@ std::vector<ExpectedTensor> expected_tensors(const Qwen3Config& config) {
     }
   }
   add("model.norm.weight", {hidden});
-  add("lm_head.weight", {config.vocab_size, hidden});
+  add("lm_head.weight", {config.vocab_size, hidden}, true);
   tensors.back().is_optional = config.tie_word_embeddings;
   return tensors;
 }
 
-Status check_tensors(const Checkpoint& checkpoint, const Qwen3Config& config) {
-  if (!config.quantization.empty()) {
-    return storage_error("the checkpoint is quantized with " + in_quotes(config.quantization) +
-                         "; only plain f32, bf16 and f16 weights are supported");
+namespace {
+
+// What a quantized layer has instead of its weight, [n, k].
+void add_quantized(const QuantizationConfig& config, const std::string& layer, int64_t n, int64_t k,
+                   std::vector<ExpectedTensor>& tensors) {
+  const int64_t in_word = 32 / config.bits;
+  const int64_t groups = config.group == 0 ? 1 : backend::divide_up(k, config.group);
+  const bool awq = config.layout == backend::CheckpointLayout::kAwq;
+  using enum ExpectedTensor::Dtype;
+  const auto add = [&](const char* part, std::vector<int64_t> sizes, ExpectedTensor::Dtype dtype,
+                       bool is_optional = false) {
+    tensors.push_back({.name = layer + part, .sizes = std::move(sizes), .is_optional = is_optional, .dtype = dtype});
+  };
+  add("qweight", awq ? std::vector<int64_t>{k, n / in_word} : std::vector<int64_t>{k / in_word, n}, kInt32);
+  add("qzeros", {groups, n / in_word}, kInt32);
+  add("scales", {groups, n}, kHalf);
+  if (!awq) add("g_idx", {k}, kInt32, true);
+  add("bias", {n}, kFloat, true);
+}
+
+// The tensors that this checkpoint must have.
+std::vector<ExpectedTensor> expected_of(const Checkpoint& checkpoint, const Qwen3Config& config) {
+  std::vector<ExpectedTensor> tensors;
+  for (ExpectedTensor& tensor : expected_tensors(config)) {
+    const std::string layer = tensor.name.substr(0, tensor.name.rfind('.') + 1);
+    if (!config.quantization.method.empty() && tensor.is_linear && !checkpoint.has(tensor.name) &&
+        checkpoint.has(layer + "qweight")) {
+      add_quantized(config.quantization, layer, tensor.sizes[0], tensor.sizes[1], tensors);
+    } else {
+      tensors.push_back(std::move(tensor));
+    }
   }
-  const std::vector<ExpectedTensor> expected = expected_tensors(config);
+  return tensors;
+}
+
+Status check_tensor(const SafetensorsFile::Tensor& found, const ExpectedTensor& expected) {
+  if (found.sizes != expected.sizes) {
+    return storage_error("the tensor " + in_quotes(expected.name) + " has the shape " + text_of(found.sizes) +
+                         ", and config.json asks for " + text_of(expected.sizes));
+  }
+  using enum ExpectedTensor::Dtype;
+  const bool is_half = found.dtype == "bf16" || found.dtype == "f16";
+  const bool fits = expected.dtype == kInt32  ? found.dtype == "i32"
+                    : expected.dtype == kHalf ? is_half
+                                              : is_half || found.dtype == "f32";
+  if (fits) return Status();
+  return storage_error("the tensor " + in_quotes(expected.name) + " is " + found.dtype + ", and " +
+                       (expected.dtype == kInt32  ? "packed numbers must be i32"
+                        : expected.dtype == kHalf ? "scales must be f16 or bf16"
+                                                  : "weights must be f32, bf16 or f16"));
+}
+
+}  // namespace
+
+Status check_tensors(const Checkpoint& checkpoint, const Qwen3Config& config) {
+  const std::string& method = config.quantization.method;
+  if (!method.empty() && method != "gptq" && method != "awq") {
+    return storage_error("the checkpoint is quantized with " + in_quotes(method) +
+                         "; only gptq, awq and plain f32, bf16 and f16 weights are supported");
+  }
+  const std::vector<ExpectedTensor> expected = expected_of(checkpoint, config);
   std::unordered_set<std::string_view> known;
   const std::string* missing = nullptr;
   size_t count = 0;
@@ -204,14 +259,7 @@ Status check_tensors(const Checkpoint& checkpoint, const Qwen3Config& config) {
       ++count;
       continue;
     }
-    if (found->sizes != tensor.sizes) {
-      return storage_error("the tensor " + in_quotes(tensor.name) + " has the shape " + text_of(found->sizes) +
-                           ", and config.json asks for " + text_of(tensor.sizes));
-    }
-    if (found->dtype != "f32" && found->dtype != "bf16" && found->dtype != "f16") {
-      return storage_error("the tensor " + in_quotes(tensor.name) + " is " + found->dtype +
-                           ", and weights must be f32, bf16 or f16");
-    }
+    if (Status status = check_tensor(*found, tensor); !status.ok()) return status;
   }
   if (missing != nullptr) {
     return storage_error("the checkpoint lacks the tensor " + in_quotes(*missing) +

@@ -80,13 +80,19 @@ struct ExpectedTensor {
   std::string name;
   std::vector<int64_t> sizes;
   bool is_optional = false;  // lm_head.weight of tied embeddings
+  // Of a linear layer, which a quantized checkpoint may have as qweight, qzeros and scales.
+  bool is_linear = false;
+  enum class Dtype : uint8_t { kFloat, kHalf, kInt32 } dtype = Dtype::kFloat;  // kHalf: f16 or bf16
 };
 
-// All tensors of a model, in the order of its layers, with the names of published checkpoints.
+// All tensors of a model, in the order of its layers, with the names of published checkpoints; none
+// of them quantized.
 std::vector<ExpectedTensor> expected_tensors(const Qwen3Config& config);
 
-// Whether the checkpoint has exactly these tensors, with these sizes, all f32, bf16 or f16. Refuses
-// quantized checkpoints. Errors: kStorage, one sentence that names a tensor.
+// Whether the checkpoint has exactly these tensors, with these sizes, all f32, bf16 or f16; of one
+// that is quantized, the layers that are (backend/cpu/quantized/checkpoint.h) in place of their
+// weights. Refuses other quantizations than GPTQ and AWQ. Errors: kStorage, one sentence that names
+// a tensor.
 Status check_tensors(const Checkpoint& checkpoint, const Qwen3Config& config);
 
 }  // namespace hetero::qwen3

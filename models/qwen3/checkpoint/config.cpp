@@ -231,9 +231,37 @@ void read_dtype(JsonFields& fields, Qwen3Config& config) {
   } else if (!name.empty() && name != "auto") {
     fields.fail("the dtype " + in_quotes(name) + " is not supported");
   }
+}
+
+void read_quantization(JsonFields& fields, QuantizationConfig& config) {
+  using backend::CheckpointLayout;
   if (!fields.has("quantization_config")) return;
   JsonFields quantization(fields.at("quantization_config"), "quantization_config");
-  quantization.require("quant_method").read("quant_method", config.quantization);
+  quantization.require("quant_method").read("quant_method", config.method);
+  const bool gptq = config.method == "gptq";
+  if (gptq || config.method == "awq") {
+    std::string format = gptq ? "gptq" : "gemm";
+    quantization.require("bits")
+        .require("group_size")
+        .read("bits", config.bits, 1, 64)
+        .read("group_size", config.group, -1, kMostHidden)
+        .read(gptq ? "checkpoint_format" : "version", format);
+    config.group = std::max<int64_t>(config.group, 0);
+    if (format == "gptq_v2") {
+      config.layout = CheckpointLayout::kGptqV2;
+    } else if (format != "gptq" && format != "gemm" && format != "GEMM") {
+      quantization.fail("the format " + in_quotes(format) + " of quantized weights is not supported");
+    } else {
+      config.layout = gptq ? CheckpointLayout::kGptq : CheckpointLayout::kAwq;
+    }
+    if (config.bits != 4 && !(gptq && config.bits == 8)) {
+      quantization.fail("weights of " + std::to_string(config.bits) + " bits are not supported, only 4" +
+                        (gptq ? " and 8" : ""));
+    }
+    if (config.group % backend::kQuantizedDepth != 0) {
+      quantization.fail("group_size must be -1 or a multiple of 32, not " + std::to_string(config.group));
+    }
+  }
   if (!quantization.status().ok()) fields.fail(quantization.status().message());
 }
 
@@ -281,6 +309,7 @@ Result<Qwen3Config> Qwen3Config::parse(std::string_view config_text, std::string
   for (const auto read : {read_architecture, read_sizes, read_rope, read_windows, read_experts, read_dtype, read_eos}) {
     if (fields.status().ok()) read(fields, config);
   }
+  if (fields.status().ok()) read_quantization(fields, config.quantization);
   if (fields.status().ok() && fields.has("pad_token_id")) {
     int64_t pad = 0;
     fields.read("pad_token_id", pad, -1, config.vocab_size - 1);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "backend/base/status.h"
+#include "backend/cpu/quantized/checkpoint.h"
 
 namespace hetero::qwen3 {
 
@@ -44,6 +45,15 @@ struct GenerationDefaults {
   std::optional<double> top_p{};
   std::optional<double> min_p{};
   std::optional<double> repetition_penalty{};
+};
+
+// Matrices that the checkpoint has in 8 or 4 bits (`quantization_config`).
+struct QuantizationConfig {
+  // "gptq", "awq"; check_tensors refuses others; empty for plain weights.
+  std::string method;
+  backend::CheckpointLayout layout = backend::CheckpointLayout::kGptq;
+  int64_t bits = 0;
+  int64_t group = 0;  // columns that share a scale; 0 for whole rows
 };
 
 struct Qwen3Config {
@@ -77,8 +87,7 @@ struct Qwen3Config {
 
   // Short name of the dtype that the file says the weights have ("bf16"); empty if it says nothing.
   std::string dtype;
-  // The method of `quantization_config` ("gptq", "awq", "fp8"); empty for plain weights.
-  std::string quantization;
+  QuantizationConfig quantization;
 
   std::vector<int64_t> eos_token_ids;
   std::optional<int64_t> pad_token_id{};

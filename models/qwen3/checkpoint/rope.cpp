@@ -80,6 +80,16 @@ std::vector<float> llama3(const Qwen3Config& config) {
 
 bool depends_on_length(const Qwen3Config& config) { return config.rope_scaling.kind == RopeScaling::Kind::kDynamic; }
 
+int64_t context_length(const Qwen3Config& config) {
+  using enum RopeScaling::Kind;
+  const RopeScaling& rope = config.rope_scaling;
+  const int64_t most = config.max_position_embeddings;
+  if (rope.kind == kDefault || rope.kind == kLlama3) return most;
+  const int64_t scaled = rope.kind == kYarn ? rope.original_max_position_embeddings : most;
+  const double length = rope.factor * static_cast<double>(scaled);
+  return std::max(most, static_cast<int64_t>(std::min(length, static_cast<double>(int64_t{1} << 40))));
+}
+
 RotaryFrequencies rotary_frequencies(const Qwen3Config& config, int64_t length) {
   const RopeScaling& rope = config.rope_scaling;
   RotaryFrequencies result;

@@ -27,4 +27,8 @@ RotaryFrequencies rotary_frequencies(const Qwen3Config& config, int64_t length);
 // Whether rotary_frequencies() depends on `length`.
 bool depends_on_length(const Qwen3Config& config);
 
+// How many tokens a sequence may have: max_position_embeddings, and `factor` times as many where
+// positions are scaled for that. Source: vLLM's max_model_len.
+int64_t context_length(const Qwen3Config& config);
+
 }  // namespace hetero::qwen3

@@ -49,13 +49,17 @@ Result<Loaded> load(const Options& options) {
     std::fprintf(stderr, "qwen3: %s\n", bundle.value()->chat.warning().c_str());
   }
   say("[2/3] building and planning the program ...");
+  EngineOptions settings = options.engine;
+  settings.weights.progress = [shown](double share) {
+    if (shown) std::fprintf(stderr, "\r\033[K[2/3] packing weights: %3.0f %%", 100 * share);
+  };
   Result<std::unique_ptr<Engine>> engine =
-      Engine::make(bundle.value()->config, bundle.value()->checkpoint, options.engine);
+      Engine::make(bundle.value()->config, bundle.value()->checkpoint, std::move(settings));
   if (!engine.ok()) return engine.status();
   say("");
   if (options.report) {
     std::fprintf(stderr, "loaded %.2f GiB of weights, room for %lld tokens, in %.2f s\n",
-                 static_cast<double>(bundle.value()->checkpoint->bytes()) / (1 << 30),
+                 static_cast<double>(engine.value()->weight_bytes()) / (1 << 30),
                  static_cast<long long>(engine.value()->cache().pages().capacity() * options.engine.page_tokens),
                  seconds_since(begin));
   }

@@ -37,6 +37,11 @@ Take of_engine(int64_t EngineOptions::*field) {
   return [field](Options& options, const std::string& text) { return read_number(text, options.engine.*field); };
 }
 
+Take of_weights(int64_t WeightOptions::*field) {
+  return
+      [field](Options& options, const std::string& text) { return read_number(text, options.engine.weights.*field); };
+}
+
 Take bytes(uint64_t EngineOptions::*field) {
   return [field](Options& options, const std::string& text) {
     const Result<uint64_t> bytes = parse_bytes(text);
@@ -72,6 +77,13 @@ const std::map<std::string, Take, std::less<>>& valued() {
       {"--name", text(&Options::name)},
       {"--prompt", text(&Options::prompt)},
       {"--system", text(&Options::system)},
+      {"--bits", of_weights(&WeightOptions::bits)},
+      {"--group", of_weights(&WeightOptions::group)},
+      {"--cache-dtype",
+       [](Options& options, const std::string& name) {
+         options.engine.cache_dtype = name;
+         return Status();
+       }},
       {"--page-tokens", of_engine(&EngineOptions::page_tokens)},
       {"--step-tokens", of_engine(&EngineOptions::step_tokens)},
       {"--most-sequences", of_engine(&EngineOptions::most_sequences)},
@@ -95,10 +107,14 @@ const std::map<std::string, Take, std::less<>>& valued() {
 }
 
 bool take_flag(const std::string& name, Options& options) {
-  if (name == "--help" || name == "-h") options.help = true;
-  if (name == "--no-think") options.thinks = false;
-  if (name == "--no-report") options.report = false;
-  return name == "--help" || name == "-h" || name == "--no-think" || name == "--no-report";
+  bool* flag = nullptr;
+  if (name == "--help" || name == "-h") flag = &options.help;
+  if (name == "--no-think") flag = &options.thinks;
+  if (name == "--no-report") flag = &options.report;
+  if (name == "--asymmetric") flag = &options.engine.weights.symmetric;
+  if (flag == nullptr) return false;
+  *flag = flag == &options.help;
+  return true;
 }
 
 Status check(const Options& options) {
@@ -132,7 +148,10 @@ const char* const kUsageText = R"(qwen3 chat|generate|batch|serve|bench MODEL_DI
   --system TEXT --no-think of chat
   --host H --port N --name NAME        of serve
   --prompt-tokens N --tokens N --requests N   of bench
+  --bits 8|4 --group N --asymmetric
+             quantize the linear layers while loading; N columns share a scale
   --cache BYTES            keys and values; 1G is a gibibyte
+  --cache-dtype int8|float8_e4m3       of keys and values; by default that of the weights
   --offload-cache BYTES --offload none|by_pressure|sliding_window|oldest_layer_first
              where pages go that have no room
   --page-tokens N --step-tokens N --most-sequences N --capacity N

@@ -19,10 +19,15 @@ double seconds_since(Clock::time_point then) { return std::chrono::duration<doub
 
 Status usage(std::string message) { return Status(ErrorClass::kUsage, std::move(message)); }
 
-Result<backend::CacheElement> cache_element(const std::string& dtype) {
-  if (dtype == "f32") return backend::CacheElement::kFloat32;
-  if (dtype == "bf16") return backend::CacheElement::kBfloat16;
-  if (dtype == "f16") return backend::CacheElement::kFloat16;
+Result<backend::CacheElement> cache_element(const std::string& wanted, const std::string& dtype) {
+  using backend::CacheElement;
+  if (!wanted.empty()) {
+    if (const auto element = backend::cache_element_of(wanted)) return *element;
+    return usage("keys and values are in float32, bfloat16, float16, int8 or float8_e4m3, not in '" + wanted + "'");
+  }
+  for (const CacheElement element : {CacheElement::kFloat32, CacheElement::kBfloat16, CacheElement::kFloat16}) {
+    if (dtype == page_dtype(element)) return element;
+  }
   return usage("keys and values cannot be in " + dtype);
 }
 
@@ -83,7 +88,7 @@ struct Engine::Batch {
   std::vector<int64_t> tokens, positions, slots, rows;
   std::vector<int32_t> starts, lengths, table;
   int64_t width = 0;
-  std::vector<float> inverse;  // where rotary frequencies depend on the length
+  std::vector<float> inverse;  // [tokens, head_dim / 2], where they depend on the length
 
   int64_t total() const {
     int64_t sum = 0;
@@ -95,6 +100,7 @@ struct Engine::Batch {
 Engine::Engine(const Qwen3Config& config, EngineOptions options)
     : config_(config),
       options_(std::move(options)),
+      context_(context_length(config)),
       end_tokens_(config.eos_token_ids.begin(), config.eos_token_ids.end()),
       mover_(std::make_unique<graph::HostMover>()),
       sampler_(config.vocab_size),
@@ -114,16 +120,18 @@ Result<std::unique_ptr<Engine>> Engine::make(const Qwen3Config& config, std::sha
 }
 
 Status Engine::start(std::shared_ptr<const Checkpoint> checkpoint) {
-  Result<std::string> dtype = compute_dtype(*checkpoint);
+  const Result<std::string> dtype = compute_dtype(*checkpoint);
   if (!dtype.ok()) return dtype.status();
-  dtype_ = std::move(dtype.value());
-  if (Status status = make_cache(); !status.ok()) return status;
-  ForwardOptions forward{.page_tokens = options_.page_tokens,
+  if (Status status = make_cache(dtype.value()); !status.ok()) return status;
+  Result<std::shared_ptr<const Weights>> weights = Weights::make(config_, std::move(checkpoint), options_.weights);
+  if (!weights.ok()) return weights.status();
+  weight_bytes_ = weights.value()->bytes();
+  ForwardOptions forward{.pages = layout_,
                          .page_count = cache_->pages().capacity(),
                          .most_tokens = options_.step_tokens,
                          .most_sequences = options_.most_sequences,
                          .accelerator_bytes = options_.accelerator_bytes};
-  Result<std::shared_ptr<Model>> model = build_forward(config_, std::move(checkpoint), forward);
+  Result<std::shared_ptr<Model>> model = build_forward(config_, std::move(weights.value()), forward);
   if (!model.ok()) return model.status();
   GraphExecutor::Options settings;
   settings.slots = 1;
@@ -133,16 +141,17 @@ Status Engine::start(std::shared_ptr<const Checkpoint> checkpoint) {
   return Status();
 }
 
-Status Engine::make_cache() {
-  const Result<backend::CacheElement> element = cache_element(dtype_);
+Status Engine::make_cache(const std::string& dtype) {
+  const Result<backend::CacheElement> element = cache_element(options_.cache_dtype, dtype);
   if (!element.ok()) return element.status();
+  layout_ = {.element = element.value(),
+             .page_tokens = options_.page_tokens,
+             .layers = config_.num_hidden_layers,
+             .kv_heads = config_.num_key_value_heads,
+             .head_size = config_.head_dim};
   graph::KvOptions options;
-  options.layout = {.element = element.value(),
-                    .page_tokens = options_.page_tokens,
-                    .layers = config_.num_hidden_layers,
-                    .kv_heads = config_.num_key_value_heads,
-                    .head_size = config_.head_dim};
-  options.most_tokens = config_.max_position_embeddings;
+  options.layout = layout_;
+  options.most_tokens = context_;
   options.offload = options_.offload;
   std::vector<std::unique_ptr<backend::PageMemory>> memories;
   for (const uint64_t bytes : {options_.cache_bytes, options_.offload_bytes}) {
@@ -170,9 +179,9 @@ Result<uint64_t> Engine::submit(std::span<const int32_t> prompt, RequestOptions 
   }
   if (options.max_tokens < 1) return usage("max_tokens is at least 1");
   const auto length = static_cast<int64_t>(prompt.size());
-  if (length >= config_.max_position_embeddings) {
+  if (length >= context_) {
     return usage("the prompt has " + std::to_string(length) + " tokens, and the context has room for " +
-                 std::to_string(config_.max_position_embeddings) + " with an answer");
+                 std::to_string(context_) + " with an answer");
   }
   const int64_t room = cache_->pages().capacity() * options_.page_tokens;
   if (length >= room) {
@@ -301,7 +310,9 @@ void Engine::choose(Batch& batch) {
 // computed.
 bool Engine::begin(Request& request) {
   if (request.pages < 0) {
-    request.pages = cache_->allocate(std::span(request.tokens).first(request.tokens.size() - 1));
+    // Keys of a prompt of another length may be rotated otherwise.
+    const size_t known = depends_on_length(config_) ? 0 : request.tokens.size() - 1;
+    request.pages = cache_->allocate(std::span(request.tokens).first(known));
     counters_.cached_tokens += cache_->written_length(request.pages);
     return true;
   }
@@ -354,6 +365,7 @@ Status Engine::fill(Batch& batch) {
   for (auto* list : {&batch.tokens, &batch.positions, &batch.slots, &batch.rows}) list->clear();
   batch.starts.assign(1, 0);
   batch.lengths.clear();
+  batch.inverse.clear();
   std::vector<graph::SequenceId> ids;
   int64_t longest = 1;
   for (const Part& part : batch.parts) {
@@ -369,6 +381,7 @@ Status Engine::fill(Batch& batch) {
     batch.starts.push_back(static_cast<int32_t>(batch.tokens.size()));
     batch.lengths.push_back(static_cast<int32_t>(end));
     if (part.wants_logits()) batch.rows.push_back(std::ssize(batch.tokens) - 1);
+    if (depends_on_length(config_)) fill_frequencies(part, batch.inverse);
     longest = std::max(longest, end);
     ids.push_back(part.request->pages);
   }
@@ -376,8 +389,21 @@ Status Engine::fill(Batch& batch) {
   if (batch.rows.empty()) batch.rows.push_back(0);
   batch.width = rounded_width((longest + options_.page_tokens - 1) / options_.page_tokens);
   batch.table.resize(ids.size() * static_cast<size_t>(batch.width));
-  if (depends_on_length(config_)) batch.inverse = rotary_frequencies(config_, longest).inverse;
   return cache_->fill_tables(ids, 0, batch.table.data(), batch.width);
+}
+
+// Each token has those of the sequence's length when it came: all of a prompt, or up to the token.
+// So they do not depend on how a prompt is divided, nor on preemption.
+void Engine::fill_frequencies(const Part& part, std::vector<float>& inverse) const {
+  std::vector<float> frequencies;
+  int64_t last = -1;
+  for (int64_t i = part.first; i < part.first + part.count; ++i) {
+    const int64_t length =
+        std::max({i + 1, static_cast<int64_t>(part.request->prompt), config_.max_position_embeddings});
+    if (length != last) frequencies = rotary_frequencies(config_, length).inverse;
+    last = length;
+    inverse.insert(inverse.end(), frequencies.begin(), frequencies.end());
+  }
 }
 
 // In the order of the program's dimensions; those with one size only are none.
@@ -392,6 +418,14 @@ std::vector<int64_t> Engine::sizes_of(const Batch& batch) const {
   return sizes;
 }
 
+// As build_forward declares them.
+TensorView Engine::pages() const {
+  const int64_t count = cache_->pages().capacity();
+  std::vector<int64_t> sizes{count, 2 * layout_.layers, layout_.kv_heads, layout_.page_tokens, layout_.head_size};
+  if (backend::has_scales(layout_.element)) sizes = {count, static_cast<int64_t>(layout_.bytes())};
+  return TensorView::row_major(cache_->pages().pool(0).base(), page_dtype(layout_.element), std::move(sizes));
+}
+
 Status Engine::run(Batch& batch) {
   const Clock::time_point begin = Clock::now();
   GraphExecutor& executor = *executor_;
@@ -401,11 +435,7 @@ Status Engine::run(Batch& batch) {
   if (executor.sizes() != sizes || !has_pages_) {
     status = executor.SetSizes(sizes);
     has_pages_ = true;
-    const TensorView pages =
-        TensorView::row_major(cache_->pages().pool(0).base(), dtype_,
-                              {cache_->pages().capacity(), 2 * config_.num_hidden_layers, config_.num_key_value_heads,
-                               options_.page_tokens, config_.head_dim});
-    if (status.ok()) status = executor.SetStateZeroCopy("pages", pages);
+    if (status.ok()) status = executor.SetStateZeroCopy("pages", pages());
   }
   const auto set = [&](const char* name, const TensorView& view) {
     if (status.ok()) status = executor.SetInput(name, view);
@@ -418,7 +448,8 @@ Status Engine::run(Batch& batch) {
   set("table", view_of(batch.table, {sequences, batch.width}));
   set("rows", view_of(batch.rows));
   if (!batch.inverse.empty()) {
-    set("inverse", TensorView::row_major(batch.inverse.data(), "f32", {std::ssize(batch.inverse)}));
+    set("inverse",
+        TensorView::row_major(batch.inverse.data(), "f32", {std::ssize(batch.tokens), config_.head_dim / 2}));
   }
   if (status.ok()) status = executor.Run();
   if (status.ok()) status = executor.Wait();
@@ -450,8 +481,7 @@ void Engine::deliver(Batch& batch) {
     ++counters_.generated_tokens;
     request.tokens.push_back(token.value().id);
     const bool stops = std::ranges::find(request.options.stop_ids, token.value().id) != request.options.stop_ids.end();
-    const bool full =
-        request.generated() == request.options.max_tokens || request.count() == config_.max_position_embeddings;
+    const bool full = request.generated() == request.options.max_tokens || request.count() == context_;
     const bool goes_on = !request.listener || request.listener({.token = &token.value()});
     if (stops || !goes_on) {
       finish(request, Finish::kStop);

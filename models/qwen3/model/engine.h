@@ -14,7 +14,7 @@
 // sums of a batch's products have the bits of single ones (kernels choose by the number of rows).
 //
 // Thread safety: submit() and cancel() from any thread; step() on one thread at a time.
-// Ownership: the engine shares the checkpoint.
+// Ownership: the engine shares the checkpoint while its program uses it.
 
 #pragma once
 
@@ -34,11 +34,15 @@
 #include "graph/serve/graph_executor.h"
 #include "qwen3/checkpoint/checkpoint.h"
 #include "qwen3/checkpoint/config.h"
+#include "qwen3/checkpoint/weights.h"
 #include "qwen3/sampling/sampler.h"
 
 namespace hetero::qwen3 {
 
 struct EngineOptions {
+  WeightOptions weights;
+  // Of pages: "int8", "float8_e4m3" and such; empty: that of the weights.
+  std::string cache_dtype;
   uint64_t cache_bytes = uint64_t{1} << 30;  // pages of keys and values
   uint64_t offload_bytes = 0;                // for pages that leave; 0: computed again
   std::string offload = "none";              // OffloadStrategy
@@ -83,7 +87,8 @@ class Engine {
     double host_seconds = 0;   // of everything else in steps
   };
 
-  // Errors: those of build_forward; kResource if the memory does not suffice for pages of a step.
+  // Errors: those of Weights::make and build_forward; kResource if the memory does not suffice for
+  // pages of a step.
   static Result<std::unique_ptr<Engine>> make(const Qwen3Config& config, std::shared_ptr<const Checkpoint> checkpoint,
                                               EngineOptions options);
   ~Engine();
@@ -108,6 +113,9 @@ class Engine {
   Counters counters() const;
   const graph::KvCache& cache() const { return *cache_; }
   const GraphExecutor& executor() const { return *executor_; }
+  uint64_t weight_bytes() const { return weight_bytes_; }
+  // Tokens that a sequence may have.
+  int64_t context() const { return context_; }
 
  private:
   struct Request;
@@ -116,13 +124,15 @@ class Engine {
 
   Engine(const Qwen3Config& config, EngineOptions options);
   Status start(std::shared_ptr<const Checkpoint> checkpoint);
-  Status make_cache();
+  Status make_cache(const std::string& dtype);
+  TensorView pages() const;
   void take_submitted();
   void choose(Batch& batch);
   bool begin(Request& request);
   bool extend(Request& request, int64_t tokens);
   bool preempt_for(const Request& request);
   Status fill(Batch& batch);
+  void fill_frequencies(const Part& part, std::vector<float>& inverse) const;
   std::vector<int64_t> sizes_of(const Batch& batch) const;
   Status run(Batch& batch);
   void deliver(Batch& batch);
@@ -131,8 +141,10 @@ class Engine {
 
   const Qwen3Config config_;
   const EngineOptions options_;
+  const int64_t context_;
   const std::vector<int32_t> end_tokens_;
-  std::string dtype_;  // of weights and pages
+  graph::PageLayout layout_;
+  uint64_t weight_bytes_ = 0;
   std::unique_ptr<graph::PageMover> mover_;
   std::unique_ptr<graph::KvCache> cache_;
   std::unique_ptr<GraphExecutor> executor_;

@@ -17,8 +17,8 @@ using Attributes = ComputeGraph::Attributes;
 // Builds nodes until the first error, which it keeps.
 class Builder {
  public:
-  Builder(const Qwen3Config& config, std::shared_ptr<const Checkpoint> checkpoint, std::string dtype)
-      : config_(config), checkpoint_(std::move(checkpoint)), dtype_(std::move(dtype)) {}
+  Builder(const Qwen3Config& config, std::shared_ptr<const Weights> weights, std::string dtype)
+      : config_(config), weights_(std::move(weights)), dtype_(std::move(dtype)) {}
 
   Result<std::shared_ptr<Model>> build(const ForwardOptions& options);
 
@@ -39,39 +39,62 @@ class Builder {
     return status_.ok() ? take(graph_.input(name, dtype, sizes)) : Value();
   }
 
+  Value constant(const std::string& name, const TensorView& view) {
+    return status_.ok() ? take(graph_.constant(name, view, weights_)) : Value();
+  }
   Value weight(const std::string& name);
   Value to(Value x, const std::string& dtype) { return add("aten::_to_copy", {x}, {{"dtype", dtype}}); }
   Value linear(Value x, const std::string& name);
+  Value quantized_linear(Value x, const std::string& name, const QuantizedLayer& layer);
   Value rms_norm(Value x, const std::string& name);
 
   void declare_inputs(const ForwardOptions& options);
+  void find_pages(const ForwardOptions& options);
   void find_rotation();
   Value rotate(Value x);
   Value attention(Value x, int64_t layer);
   Value mlp(Value x, const std::string& name);
+  Value experts(Value x, Value chosen, Value weights, const std::string& name);
   Value mixture(Value x, const std::string& name);
   Value block(Value x, int64_t layer);
 
   const Qwen3Config& config_;
-  const std::shared_ptr<const Checkpoint> checkpoint_;
+  const std::shared_ptr<const Weights> weights_;
   const std::string dtype_;
   ComputeGraph graph_;
   Status status_;
   GraphSize tokens_;
-  Value ids_, positions_, slots_, starts_, lengths_, table_, rows_, pages_, inverse_;
-  Value cos_, sin_;  // [T, 1, head_dim]
+  Value ids_, positions_, slots_, starts_, lengths_, table_, rows_, inverse_;
+  Value pages_;   // [P, 2 * layers, kv_heads, page_tokens, head_dim]
+  Value scales_;  // [P, 2 * layers, kv_heads, page_tokens]
+  bool has_scales_ = false;
+  Value cos_, sin_;   // [T, 1, head_dim]
+  Value no_numbers_;  // u8[0]
 };
 
 Value Builder::weight(const std::string& name) {
   if (!status_.ok()) return {};
-  const TensorView view = take(checkpoint_->tensor(name));
-  return status_.ok() ? take(graph_.constant(name, view, checkpoint_)) : Value();
+  return constant(name, take(weights_->checkpoint().tensor(name)));
 }
 
 Value Builder::linear(Value x, const std::string& name) {
+  if (const QuantizedLayer* layer = weights_->quantized(name)) return quantized_linear(x, name, *layer);
   Arguments arguments{x, weight(name + ".weight")};
-  if (checkpoint_->has(name + ".bias")) arguments.emplace_back(weight(name + ".bias"));
+  if (weights_->checkpoint().has(name + ".bias")) arguments.emplace_back(weight(name + ".bias"));
   return add("aten::linear", std::move(arguments));
+}
+
+Value Builder::quantized_linear(Value x, const std::string& name, const QuantizedLayer& layer) {
+  if (layer.order.data != nullptr) x = add("aten::index_select", {x, -1, constant(name + ".order", layer.order)});
+  Arguments arguments{x, constant(name + ".packed", layer.packed), constant(name + ".scales", layer.scales)};
+  arguments.emplace_back(layer.zeros.data == nullptr ? ComputeGraph::Argument()
+                                                     : constant(name + ".zeros", layer.zeros));
+  arguments.emplace_back(weights_->checkpoint().has(name + ".bias") ? weight(name + ".bias")
+                                                                    : ComputeGraph::Argument());
+  for (const int64_t number : {int64_t{layer.shape.bits}, layer.shape.group, layer.shape.n}) {
+    arguments.emplace_back(number);
+  }
+  return add("hetero::quantized_linear", std::move(arguments));
 }
 
 // In float32, rounded before it is multiplied by the weight, as transformers does.
@@ -95,16 +118,32 @@ void Builder::declare_inputs(const ForwardOptions& options) {
   lengths_ = input("lengths", "i32", {sequences});
   table_ = input("table", "i32", {sequences, width});
   rows_ = input("rows", "i64", {rows});
-  pages_ = input("pages", dtype_.c_str(),
-                 {options.page_count, 2 * config_.num_hidden_layers, config_.num_key_value_heads, options.page_tokens,
-                  config_.head_dim});
+  find_pages(options);
+}
+
+void Builder::find_pages(const ForwardOptions& options) {
+  const graph::PageLayout& layout = options.pages;
+  const int64_t planes = 2 * layout.layers;
+  const GraphSizes sizes{options.page_count, planes, layout.kv_heads, layout.page_tokens, layout.head_size};
+  has_scales_ = backend::has_scales(layout.element);
+  if (!has_scales_) {
+    pages_ = input("pages", page_dtype(layout.element), sizes);
+    return;
+  }
+  const Value bytes =
+      input("pages", page_dtype(layout.element), {options.page_count, static_cast<int64_t>(layout.bytes())});
+  const int64_t end = layout.key_scales(0), scales_end = end + planes * layout.scale_plane();
+  pages_ = add("aten::view", {add("aten::slice.Tensor", {bytes, 1, 0, end}), sizes});
+  const Value scales = add("aten::slice.Tensor", {bytes, 1, end, scales_end});
+  scales_ = add("aten::view", {add("aten::view.dtype", {scales, "f32"}),
+                               GraphSizes{options.page_count, planes, layout.kv_heads, layout.page_tokens}});
 }
 
 void Builder::find_rotation() {
   RotaryFrequencies frequencies = rotary_frequencies(config_, config_.max_position_embeddings);
   const int64_t half = config_.head_dim / 2;
   if (depends_on_length(config_)) {
-    inverse_ = input("inverse", "f32", {half});
+    inverse_ = input("inverse", "f32", {tokens_, half});
   } else if (status_.ok()) {
     inverse_ = take(graph_.constant("inverse", TensorView::row_major(frequencies.inverse.data(), "f32", {half})));
   }
@@ -136,17 +175,54 @@ Value Builder::attention(Value x, int64_t layer) {
   const Value query = rotate(rms_norm(heads("q_proj", config_.num_attention_heads), name + "q_norm"));
   const Value key = rotate(rms_norm(heads("k_proj", config_.num_key_value_heads), name + "k_norm"));
   const Value value = heads("v_proj", config_.num_key_value_heads);
-  const Value keys = add("aten::select.int", {pages_, 1, 2 * layer});
-  const Value values = add("aten::select.int", {pages_, 1, 2 * layer + 1});
-  add("hetero::paged_append_", {keys, values, key, value, slots_});
-  const Value mixed = add("hetero::paged_attention", {query, keys, values, table_, lengths_},
-                          {{"query_starts", starts_}, {"window", config_.layer_windows[static_cast<size_t>(layer)]}});
+  const auto plane = [&](Value of, int64_t number) { return add("aten::select.int", {of, 1, number}); };
+  const Value keys = plane(pages_, 2 * layer), values = plane(pages_, 2 * layer + 1);
+  Attributes scales;
+  if (has_scales_) {
+    scales = {{"key_scales", plane(scales_, 2 * layer)}, {"value_scales", plane(scales_, 2 * layer + 1)}};
+  }
+  add("hetero::paged_append_", {keys, values, key, value, slots_}, scales);
+  scales.emplace_back("query_starts", starts_);
+  scales.emplace_back("window", config_.layer_windows[static_cast<size_t>(layer)]);
+  const Value mixed = add("hetero::paged_attention", {query, keys, values, table_, lengths_}, std::move(scales));
   return linear(add("aten::view", {mixed, GraphSizes{tokens_, config_.query_size()}}), name + "o_proj");
 }
 
 Value Builder::mlp(Value x, const std::string& name) {
   const Value gate = add("aten::silu", {linear(x, name + "gate_proj")});
   return linear(add("aten::mul.Tensor", {gate, linear(x, name + "up_proj")}), name + "down_proj");
+}
+
+Value Builder::experts(Value x, Value chosen, Value weights, const std::string& name) {
+  std::vector<Value> lists[3];
+  const char* const parts[] = {"gate_proj", "up_proj", "down_proj"};
+  const QuantizedLayer* first = weights_->quantized(name + "experts.0." + parts[0]);
+  for (int64_t e = 0; e < config_.num_experts && status_.ok(); ++e) {
+    for (int i = 0; i < 3; ++i) {
+      const std::string layer = name + "experts." + std::to_string(e) + '.' + parts[i];
+      const QuantizedLayer* quantized = weights_->quantized(layer);
+      if ((quantized == nullptr) != (first == nullptr)) {
+        take(Status(ErrorClass::kStorage, "the experts of " + name + " are quantized in part; all or none must be"));
+      } else if (quantized == nullptr) {
+        lists[i].push_back(weight(layer + ".weight"));
+      } else if (quantized->order.data != nullptr) {
+        take(Status(ErrorClass::kStorage, "the layer " + layer +
+                                              " has its columns in the order of their importance "
+                                              "(desc_act), which is not supported for experts"));
+      } else {
+        lists[i].push_back(constant(layer + ".packed", quantized->packed));
+        lists[i].push_back(constant(layer + ".scales", quantized->scales));
+        const bool symmetric = quantized->zeros.data == nullptr;
+        lists[i].push_back(symmetric ? no_numbers_ : constant(layer + ".zeros", quantized->zeros));
+      }
+    }
+  }
+  Arguments arguments{x, chosen, weights, lists[0], lists[1], lists[2]};
+  if (first == nullptr) return add("hetero::routed_mlp", std::move(arguments));
+  for (const int64_t number : {int64_t{first->shape.bits}, first->shape.group, first->shape.n}) {
+    arguments.emplace_back(number);
+  }
+  return add("hetero::routed_quantized_mlp", std::move(arguments));
 }
 
 // Each token goes through the experts that its router chose, whose results are weighted by their
@@ -160,14 +236,7 @@ Value Builder::mixture(Value x, const std::string& name) {
     weights = add("aten::div.Tensor", {shares, add("aten::sum.dim_IntList", {shares, std::vector<int64_t>{-1}, true})});
   }
   if (dtype_ != "f32") weights = to(weights, dtype_);
-  std::vector<Value> gate, up, down;
-  for (int64_t e = 0; e < config_.num_experts; ++e) {
-    const std::string expert = name + "experts." + std::to_string(e) + '.';
-    gate.push_back(weight(expert + "gate_proj.weight"));
-    up.push_back(weight(expert + "up_proj.weight"));
-    down.push_back(weight(expert + "down_proj.weight"));
-  }
-  return add("hetero::routed_mlp", {x, shares.result(1), weights, gate, up, down});
+  return experts(x, shares.result(1), weights, name);
 }
 
 Value Builder::block(Value x, int64_t layer) {
@@ -181,13 +250,16 @@ Value Builder::block(Value x, int64_t layer) {
 Result<std::shared_ptr<Model>> Builder::build(const ForwardOptions& options) {
   declare_inputs(options);
   find_rotation();
+  no_numbers_ = take(graph_.constant("no_numbers", TensorView::row_major(nullptr, "u8", {0})));
   const Value embeddings = weight("model.embed_tokens.weight");
   Value x = add("aten::embedding", {embeddings, ids_});
   for (int64_t layer = 0; layer < config_.num_hidden_layers && status_.ok(); ++layer) x = block(x, layer);
   x = rms_norm(add("aten::index_select", {x, 0, rows_}), "model.norm");
-  // A checkpoint of tied embeddings may have the weight twice.
-  const Value head = config_.tie_word_embeddings ? embeddings : weight("lm_head.weight");
-  x = add("aten::linear", {x, head});
+  if (config_.tie_word_embeddings && weights_->quantized("lm_head") == nullptr) {
+    x = add("aten::linear", {x, embeddings});  // a checkpoint may have it twice
+  } else {
+    x = linear(x, "lm_head");
+  }
   take(graph_.output("logits", dtype_ == "f32" ? x : to(x, "f32")));
   if (options.accelerator_bytes != 0) graph_.set_memory_budget(options.accelerator_bytes);
   return status_.ok() ? graph_.model() : Result<std::shared_ptr<Model>>(status_);
@@ -199,6 +271,8 @@ Result<std::string> compute_dtype(const Checkpoint& checkpoint) {
   std::string dtype;
   for (const std::string& name : checkpoint.names()) {
     const std::string& other = checkpoint.find(name)->dtype;
+    // Of a quantized layer.
+    if (other == "i32" || name.ends_with(".scales")) continue;
     if (!dtype.empty() && other != dtype) {
       return Status(ErrorClass::kStorage, "the checkpoint has weights in " + dtype + " and in " + other + " ('" + name +
                                               "'); it must have one dtype");
@@ -208,12 +282,27 @@ Result<std::string> compute_dtype(const Checkpoint& checkpoint) {
   return dtype;
 }
 
-Result<std::shared_ptr<Model>> build_forward(const Qwen3Config& config, std::shared_ptr<const Checkpoint> checkpoint,
+const char* page_dtype(backend::CacheElement element) {
+  switch (element) {
+    case backend::CacheElement::kFloat32:
+      return "f32";
+    case backend::CacheElement::kBfloat16:
+      return "bf16";
+    case backend::CacheElement::kFloat16:
+      return "f16";
+    case backend::CacheElement::kInt8:
+      return "i8";
+    case backend::CacheElement::kFloat8:
+      return "f8e4m3fn";
+  }
+  return "";
+}
+
+Result<std::shared_ptr<Model>> build_forward(const Qwen3Config& config, std::shared_ptr<const Weights> weights,
                                              const ForwardOptions& options) {
-  if (Status status = check_tensors(*checkpoint, config); !status.ok()) return status;
-  const Result<std::string> dtype = compute_dtype(*checkpoint);
+  const Result<std::string> dtype = compute_dtype(weights->checkpoint());
   if (!dtype.ok()) return dtype.status();
-  return Builder(config, std::move(checkpoint), dtype.value()).build(options);
+  return Builder(config, std::move(weights), dtype.value()).build(options);
 }
 
 }  // namespace hetero::qwen3

@@ -8,11 +8,11 @@
 // writes in place. The program is planned for each set of sizes that it meets; GraphExecutor keeps
 // the latest.
 //
-//   auto model = build_forward(config, checkpoint, options);
+//   auto model = build_forward(config, weights, options);
 //   auto executor = GraphExecutor::Init(model.value(), {...});
 //
 // Thread safety: as ComputeGraph.
-// Ownership: the model holds the checkpoint, whose weights are used where they lie.
+// Ownership: the model holds the weights, which are used where they lie.
 
 #pragma once
 
@@ -20,9 +20,10 @@
 #include <memory>
 
 #include "backend/base/status.h"
+#include "graph/kv/page_layout.h"
 #include "graph/serve/model.h"
-#include "qwen3/checkpoint/checkpoint.h"
 #include "qwen3/checkpoint/config.h"
+#include "qwen3/checkpoint/weights.h"
 
 namespace hetero::qwen3 {
 
@@ -35,12 +36,13 @@ namespace hetero::qwen3 {
 //   lengths    i32[S]       of each sequence with its new tokens
 //   table      i32[S, W]    pages of each sequence, in their order
 //   rows       i64[R]       of which tokens the logits are wanted
-//   pages      [P, 2 * layers, kv_heads, page_tokens, head_dim]   keys and values of all layers
-//   inverse    f32[head_dim / 2]   rotary frequencies, if they depend on the length
+//   pages      [P, 2 * layers, kv_heads, page_tokens, head_dim]   keys and values of all layers; in
+//              int8 as bytes, i8[P, bytes of a page], with scales behind them (page_layout.h)
+//   inverse    f32[T, head_dim / 2]   rotary frequencies, if they depend on the length
 // Output:
 //   logits     f32[R, vocab]
 struct ForwardOptions {
-  int64_t page_tokens = 16;
+  graph::PageLayout pages;
   int64_t page_count = 1;         // P
   int64_t most_tokens = 8192;     // of a step
   int64_t most_sequences = 1024;  // of a step
@@ -48,12 +50,15 @@ struct ForwardOptions {
   uint64_t accelerator_bytes = 0;
 };
 
-// The dtype in which the model computes, and of its pages: that of its weights, by its short name.
-// Errors: kStorage if there are several.
+// The dtype in which the model computes: that of its weights that are not quantized, by its short
+// name. Errors: kStorage if there are several.
 Result<std::string> compute_dtype(const Checkpoint& checkpoint);
 
-// Errors: those of check_tensors, and of ComputeGraph.
-Result<std::shared_ptr<Model>> build_forward(const Qwen3Config& config, std::shared_ptr<const Checkpoint> checkpoint,
+// Of elements of pages, by its short name.
+const char* page_dtype(backend::CacheElement element);
+
+// Errors: those of ComputeGraph.
+Result<std::shared_ptr<Model>> build_forward(const Qwen3Config& config, std::shared_ptr<const Weights> weights,
                                              const ForwardOptions& options);
 
 }  // namespace hetero::qwen3

@@ -154,7 +154,12 @@ std::string damage(Random& random, const Json& json) {
 }
 
 void try_config(Random& random, std::string& file) {
-  file = damage(random, random() % 2 ? small_config() : small_moe_config());
+  Json json = random() % 2 ? small_config() : small_moe_config();
+  if (random() % 4 == 0) {
+    json["quantization_config"] = {
+        {"quant_method", random() % 2 ? "gptq" : "awq"}, {"bits", 4}, {"group_size", 32}, {"sym", true}};
+  }
+  file = damage(random, json);
   const auto config = Qwen3Config::parse(file);
   if (!config.ok()) return check_refusal(config.status());
   const Qwen3Config& read = config.value();
@@ -162,6 +167,11 @@ void try_config(Random& random, std::string& file) {
   must(read.layer_windows.size() == static_cast<size_t>(read.num_hidden_layers), "a layer has no window");
   must(read.layer_is_sparse.size() == static_cast<size_t>(read.num_hidden_layers), "a layer is of no kind");
   must(rotary_frequencies(read, 1000).inverse.size() == static_cast<size_t>(read.head_dim / 2), "wrong frequencies");
+  const QuantizationConfig& quantization = read.quantization;
+  if (quantization.method == "gptq" || quantization.method == "awq") {
+    must(quantization.bits == 4 || quantization.bits == 8, "weights of other bits");
+    must(quantization.group >= 0 && quantization.group % 32 == 0, "groups that cannot be read");
+  }
   if (read.num_hidden_layers < 100 && read.num_experts < 100) must(!expected_tensors(read).empty(), "no tensors");
 }
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
 from helpers import ROOT
+from qwen3_checkpoints import Batch
 
 import torch_hetero
 
@@ -43,3 +47,40 @@ def qwen3_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
         done = subprocess.run(["cmake", "--build", build, "-j", "2"], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     return build
+
+
+@pytest.fixture(scope="session")
+def run_batch(qwen3_build: Path) -> Batch:
+    """Gives the results of requests, and the report."""
+    program = qwen3_build / "qwen3"
+    if not program.exists():
+        pytest.skip("cpp-httplib is not installed")
+
+    def run(folder: Path, requests: list[dict[str, Any] | str], *options: str) -> tuple[list[dict[str, Any]], str]:
+        text = "".join((json.dumps(request) if isinstance(request, dict) else request) + "\n" for request in requests)
+        done = subprocess.run(
+            [program, "batch", str(folder), *options], input=text, capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, done.stderr
+        # Not splitlines(): texts have other ends of lines in them.
+        return [json.loads(line) for line in done.stdout.split("\n") if line], done.stderr
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_failing(qwen3_build: Path) -> Callable[..., str]:
+    """Gives the sentence with which a checkpoint or an option is refused."""
+    program = qwen3_build / "qwen3"
+    if not program.exists():
+        pytest.skip("cpp-httplib is not installed")
+
+    def run(folder: Path, *options: str) -> str:
+        command = [program, "generate", str(folder), "--prompt=x", *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        assert done.returncode in (1, 2), done.stderr
+        lines = [line for line in done.stderr.splitlines() if "no chat template" not in line]
+        assert len(lines) == 1 and lines[0].startswith("qwen3: "), done.stderr
+        return lines[0]
+
+    return run

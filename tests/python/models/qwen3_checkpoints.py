@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ SHAPES = {
     "8B": (4096, 12288, 36, 32, 8, False),
 }
 END = "<|im_end|>"
+# Gives the results of requests, and the report.
+Batch = Callable[..., tuple[list[dict[str, Any]], str]]
 
 
 def build(
@@ -97,6 +101,42 @@ def write(folder: Path, model: PreTrainedModel, shard: str = "5GB") -> Path:
     write_tokenizer(folder)
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Qwen2Tokenizer", "eos_token": END}))
     return folder
+
+
+class Checkpoint:
+    """A small checkpoint and the model that it was written from."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        shard = changes.pop("shard", "5GB")
+        self.model: PreTrainedModel = build(**changes)
+        self.folder = write(folder, self.model, shard)
+
+    def expected(self, prompt: list[int], tokens: int) -> tuple[list[int], torch.Tensor]:
+        """Greedy tokens, which do not stop, and the logits of each, by transformers."""
+        with torch.no_grad():
+            self.model(torch.tensor([[0]]))  # dynamic rotary frequencies begin anew
+            made = self.model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt)),
+                max_new_tokens=tokens,
+                min_new_tokens=tokens,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+        return made.sequences[0, len(prompt) :].tolist(), torch.cat(made.logits)
+
+
+def prompts(count: int, longest: int, seed: int = 0) -> list[list[int]]:
+    """Random prompts of different lengths."""
+    generator = random.Random(seed)
+    return [[generator.randrange(4096) for _ in range(generator.randint(1, longest))] for _ in range(count)]
+
+
+def greedy(prompt: list[int], tokens: int, **more: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": 5, "ignore_eos": True} | more
 
 
 def main() -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import qwen3_checkpoints
 import torch
 from helpers import needs_hetero
-from transformers import PreTrainedModel
+from qwen3_checkpoints import Batch, Checkpoint, greedy, prompts
 
 pytestmark = needs_hetero
 
@@ -43,66 +39,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 32,
         }
     },
+    "dynamic": {
+        "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0},
+        "max_position_embeddings": 24,
+    },
     "biases": {"attention_bias": True},
     "one_head": {"num_attention_heads": 2, "num_key_value_heads": 1},
 }
-
-
-class Checkpoint:
-    """A small checkpoint and the model that it was written from."""
-
-    def __init__(self, folder: Path, **changes: Any) -> None:
-        shard = changes.pop("shard", "5GB")
-        self.model: PreTrainedModel = qwen3_checkpoints.build(**changes)
-        self.folder = qwen3_checkpoints.write(folder, self.model, shard)
-
-    def expected(self, prompt: list[int], tokens: int) -> tuple[list[int], torch.Tensor]:
-        """Greedy tokens, which do not stop, and the logits of each, by transformers."""
-        with torch.no_grad():
-            made = self.model.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt)),
-                max_new_tokens=tokens,
-                min_new_tokens=tokens,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-                return_dict_in_generate=True,
-                output_logits=True,
-            )
-        return made.sequences[0, len(prompt) :].tolist(), torch.cat(made.logits)
-
-
-def prompts(count: int, longest: int, seed: int = 0) -> list[list[int]]:
-    """Random prompts of different lengths."""
-    generator = random.Random(seed)
-    return [[generator.randrange(4096) for _ in range(generator.randint(1, longest))] for _ in range(count)]
-
-
-Batch = Callable[..., tuple[list[dict[str, Any]], str]]
-
-
-@pytest.fixture(scope="session")
-def run_batch(qwen3_build: Path) -> Batch:
-    """Gives the results of requests, and the report."""
-    program = qwen3_build / "qwen3"
-    if not program.exists():
-        pytest.skip("cpp-httplib is not installed")
-
-    def run(folder: Path, requests: list[dict[str, Any] | str], *options: str) -> tuple[list[dict[str, Any]], str]:
-        text = "".join((json.dumps(request) if isinstance(request, dict) else request) + "\n" for request in requests)
-        done = subprocess.run(
-            [program, "batch", str(folder), *options], input=text, capture_output=True, text=True, timeout=600
-        )
-        assert done.returncode == 0, done.stderr
-        # Not splitlines(): texts have other ends of lines in them.
-        return [json.loads(line) for line in done.stdout.split("\n") if line], done.stderr
-
-    return run
-
-
-def greedy(prompt: list[int], tokens: int, **more: Any) -> dict[str, Any]:
-    return {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": 5, "ignore_eos": True} | more
 
 
 @pytest.fixture(scope="module")

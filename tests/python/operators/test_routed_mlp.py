@@ -108,3 +108,48 @@ def test_a_saved_program_routes_each_input_anew(tmp_path) -> None:
     for seed in range(3):
         x = torch.randn(4, 24, generator=torch.Generator().manual_seed(seed))
         torch.testing.assert_close(loaded(x.to("hetero")).cpu(), model(x), rtol=1e-5, atol=1e-5)
+
+
+def packed_experts(lists: list[list[Tensor]], bits: int, group: int, symmetric: bool) -> tuple[list, list]:
+    """The lists of routed_quantized_mlp, and the weights that they mean."""
+    packed, plain = [], []
+    for weights in lists:
+        made = [torch.ops.hetero.quantize_weight(w, bits, group, symmetric) for w in weights]
+        packed.append([part for parts in made for part in parts])
+        plain.append([
+            torch.ops.hetero.dequantize_weight(*parts, bits, group, *w.shape, dtype=w.dtype)
+            for parts, w in zip(made, weights, strict=True)
+        ])
+    return packed, plain
+
+
+@needs_hetero
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("bits", "group", "symmetric"), [(8, 0, True), (4, 32, True), (4, 64, False)])
+@pytest.mark.parametrize("tokens", [1, 5, 40, 0])
+def test_experts_in_fewer_bits(tokens: int, bits: int, group: int, symmetric: bool, dtype: torch.dtype) -> None:
+    x, picks, shares, *lists = mixture(tokens, 2, 5, dtype, hidden=128, width=80)
+    packed, plain = packed_experts(lists, bits, group, symmetric)
+    arguments = [x, picks, shares, *packed]
+    made = torch.ops.hetero.routed_quantized_mlp(*arguments, bits, group, 80)
+    wide = [x.float(), picks, shares.float(), *[[w.float() for w in weights] for weights in plain]]
+    bound = 1e-3 if dtype == torch.float32 else 5e-2
+    torch.testing.assert_close(made.float(), expected(*wide), rtol=bound, atol=bound)
+    recorded = torch.ops.hetero.routed_quantized_mlp(*moved(arguments), bits, group, 80)
+    assert torch.equal(recorded.cpu(), made)
+
+
+@needs_hetero
+def test_wrong_experts_in_fewer_bits_are_one_sentence() -> None:
+    x, picks, shares, *lists = mixture(3, 2, 4, torch.float32, hidden=64, width=32)
+    (gate, up, down), _ = packed_experts(lists, 8, 32, True)
+    op = torch.ops.hetero.routed_quantized_mlp
+    with pytest.raises(RuntimeError, match="down has 9 tensors; gate has 12, three for each expert"):
+        op(x, picks, shares, gate, up, down[:9], 8, 32, 32)
+    with pytest.raises(RuntimeError, match="a packed weight of 32 x 64 in 4 bits is"):
+        op(x, picks, shares, gate, up, down, 4, 32, 32)
+    with pytest.raises(ValueError, match="8 or 4 bits, not 3"):
+        op(x, picks, shares, gate, up, down, 3, 32, 32)
+    with pytest.raises(RuntimeError, match="there must be an expert"):
+        op(x, picks, shares, [], [], [], 8, 32, 32)
+    assert op(x, picks, shares, gate, up, down, 8, 32, 32).shape == x.shape
