@@ -19,6 +19,8 @@
 
 #include <cstdint>
 
+#include "backend/cpu/vector/transpose.h"
+
 namespace hetero::backend {
 
 // A product of some rows with a panel.
@@ -43,6 +45,9 @@ struct PanelKernels {
   int64_t terms;  // elements of k in a step
   bool floats;    // x has to be made floats
   void (*multiply)(const PanelPart& part);
+  // Packs the steps of `width` outputs, each of which lies in one piece, `stride` steps from output
+  // to output. For steps of 4 bytes; null for others.
+  void (*pack)(const float* from, int64_t stride, int64_t steps, float* to);
 };
 
 // Indexed by Element. The last entry has bfloat16 only, by its own instructions.
@@ -114,12 +119,21 @@ void multiply_rows(const PanelPart& part) {
   multiply_panel<F, R>(part);
 }
 
+template <typename V>
+void pack_outputs(const float* from, int64_t stride, int64_t steps, float* to) {
+  for (int64_t i = 0; i < 2 * V::kWidth; i += V::kWidth) {
+    transpose_rows<V>(from + i * stride, stride, V::kWidth, steps, to + i, 2 * V::kWidth);
+  }
+}
+
 // The sums of R rows, two vectors, and a number of x are in registers.
 template <typename F>
 constexpr PanelKernels make_panel_kernels() {
   constexpr int R = F::V::kRegisters / 2 - 2;
   constexpr bool kFloats = sizeof(typename F::X) * F::kNumbers / F::kTerms != sizeof(typename F::Stored);
-  return {R, 2 * F::V::kWidth, F::kTerms, kFloats, &multiply_rows<F, R>};
+  constexpr bool kPacks = sizeof(typename F::Stored) * F::kTerms == sizeof(float);
+  constexpr auto pack = kPacks ? &pack_outputs<typename F::V> : nullptr;
+  return {R, 2 * F::V::kWidth, F::kTerms, kFloats, &multiply_rows<F, R>, pack};
 }
 
 // The format in which a step is a float of x, and an element of w that a loader L of
