@@ -14,9 +14,9 @@
 //
 // Sums are kept in float32. Results do not depend on the number of threads; they depend on the
 // instruction set in their last bits. A query whose scores are all -inf has 0 as result, as
-// logsumexp and in its gradients. exp of what gives a denormal is 0. Where the processor multiplies
-// pairs of bfloat16 by vectors, weights are rounded to bfloat16 for many queries of bfloat16, as in
-// PyTorch's own kernel.
+// logsumexp and in its gradients. exp of what gives a denormal is 0. If the processor is
+// faster with its instruction for pairs of bfloat16, weights are rounded to bfloat16 for many
+// queries of bfloat16, as in PyTorch's own kernel.
 //
 // Thread safety: any thread; calls share nothing. Each thread keeps scratch memory: about a
 // megabyte with a head size of 128, and after gradients as much as those of the queries of one head

@@ -178,7 +178,7 @@ class PairProducts {
       return it.row_stride % 2 == 0 && it.head_stride % 2 == 0 && reinterpret_cast<uintptr_t>(it.data) % 4 == 0 &&
              it.batch_stride % 2 == 0;
     };
-    return has_bfloat16_instructions() && call.element == Element::kBfloat16 && call.head_size % 2 == 0 &&
+    return prefers_bfloat16_instructions() && call.element == Element::kBfloat16 && call.head_size % 2 == 0 &&
            even(call.q) && even(call.k);
   }
 

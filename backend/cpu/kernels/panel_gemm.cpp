@@ -41,7 +41,7 @@ constexpr int64_t kMostWidth = 32;
 const PanelKernels& kernels_of(Element element, InstructionSet set) {
   assert(has_panels(set));
   if (set == InstructionSet::kAvx2) return panel_kernels_avx2(static_cast<int>(element));
-  if (element == Element::kBfloat16 && has_bfloat16_instructions()) return panel_kernels_bfloat16();
+  if (element == Element::kBfloat16 && prefers_bfloat16_instructions()) return panel_kernels_bfloat16();
   return panel_kernels_avx512(static_cast<int>(element));
 }
 
@@ -60,7 +60,10 @@ void pack_panel(const Matvec& call, const std::byte* w, int64_t count, const Pan
   if (count < kernels.width || whole * kernels.terms < call.k) {
     std::memset(to, 0, static_cast<size_t>(panel_bytes(kernels, item, call.k)));
   }
-  if (count == kernels.width && (kernels.terms == 1 || !call.columns)) {
+  const bool aligned = reinterpret_cast<uintptr_t>(w) % alignof(float) == 0 && column % step_bytes == 0;
+  if (count == kernels.width && kernels.pack != nullptr && !call.columns && aligned) {
+    kernels.pack(reinterpret_cast<const float*>(w), column / step_bytes, whole, reinterpret_cast<float*>(to));
+  } else if (count == kernels.width && (kernels.terms == 1 || !call.columns)) {
     gather_tile(to, reinterpret_cast<const char*>(w), whole, row * kernels.terms, count, column,
                 static_cast<int>(step_bytes));
   } else {

@@ -4,7 +4,7 @@
 // as in the gradient of a weight. w is packed into panels of 16 or 32 outputs, in the order in
 // which a kernel reads them (panel_kernel.h). x is read in place unless its layout prevents that.
 // Float32 is multiplied as such, 2-byte elements as floats, and bfloat16 by the processor's own
-// instruction if it has one. Sums are kept in float32 and rounded once.
+// instruction if that is faster. Sums are kept in float32 and rounded once.
 //
 //   void* const memory = std::aligned_alloc(64, panel_weight_bytes(call.element, call.n, call.k));
 //   pack_panel_weight(call, memory);  // once

@@ -8,16 +8,18 @@
 // two vectors of sums. A row's step of x is one number that all lanes share. So a step reads two
 // vectors and `rows` numbers for 2 * rows multiplications, and the sums stay in registers.
 //
-// A format F of steps has X (a step's type in x), Stored (the element of w and y), V (its vector of
-// floats), load(w, low, high), which reads a step of a panel, share(x), multiply_add(x, w, sum),
-// and narrow(low, high, y), which rounds a row of sums. If F::kTerms is 2, a step is two elements
-// of k.
+// A format F of steps has X (a number of x as the kernel reads it), Stored (the element of w and
+// y), V (its vector of floats), load<i>(w, low, high), which reads what the i-th number of a step
+// is multiplied by, share(x), multiply_add(x, w, sum), and narrow(low, high, y), which rounds a row
+// of sums. A step is F::kTerms elements of k, and F::kNumbers numbers of x.
 //
 // Thread safety: pure functions.
 
 #pragma once
 
 #include <cstdint>
+
+#include "backend/cpu/vector/transpose.h"
 
 namespace hetero::backend {
 
@@ -43,6 +45,9 @@ struct PanelKernels {
   int64_t terms;  // elements of k in a step
   bool floats;    // x has to be made floats
   void (*multiply)(const PanelPart& part);
+  // Packs the steps of `width` outputs, each of which lies in one piece, `stride` steps from output
+  // to output. For steps of 4 bytes; null for others.
+  void (*pack)(const float* from, int64_t stride, int64_t steps, float* to);
 };
 
 // Indexed by Element. The last entry has bfloat16 only, by its own instructions.
@@ -70,19 +75,23 @@ template <typename F, int R>
 #pragma GCC unroll 16
   for (int i = 0; i < kPointers; ++i) x[i] = static_cast<const char*>(part.x) + 3 * i * part.x_stride;
   const auto* w = static_cast<const Stored*>(part.w);
-  for (int64_t step = 0; step < part.steps; ++step) {
+  const auto multiply = [&]<int number>() __attribute__((always_inline)) {
     V low, high;
-    F::load(w, low, high);
-    w += kWidth * F::kTerms;
+    F::template load<number>(w, low, high);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       // Otherwise the compiler loads it twice.
-      const V shared = V::keep(F::share(x[r / 3] + (r % 3) * part.x_stride));
+      const V shared = V::keep(F::share(x[r / 3] + (r % 3) * part.x_stride + number * sizeof(X)));
       sums[r][0] = F::multiply_add(shared, low, sums[r][0]);
       sums[r][1] = F::multiply_add(shared, high, sums[r][1]);
     }
+  };
+  for (int64_t step = 0; step < part.steps; ++step) {
+    multiply.template operator()<0>();
+    if constexpr (F::kNumbers == 2) multiply.template operator()<1>();
+    w += kWidth * F::kTerms;
 #pragma GCC unroll 16
-    for (int i = 0; i < kPointers; ++i) x[i] += sizeof(X);
+    for (int i = 0; i < kPointers; ++i) x[i] += F::kNumbers * sizeof(X);
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
@@ -110,12 +119,21 @@ void multiply_rows(const PanelPart& part) {
   multiply_panel<F, R>(part);
 }
 
+template <typename V>
+void pack_outputs(const float* from, int64_t stride, int64_t steps, float* to) {
+  for (int64_t i = 0; i < 2 * V::kWidth; i += V::kWidth) {
+    transpose_rows<V>(from + i * stride, stride, V::kWidth, steps, to + i, 2 * V::kWidth);
+  }
+}
+
 // The sums of R rows, two vectors, and a number of x are in registers.
 template <typename F>
 constexpr PanelKernels make_panel_kernels() {
   constexpr int R = F::V::kRegisters / 2 - 2;
-  return {R, 2 * F::V::kWidth, F::kTerms, sizeof(typename F::X) / F::kTerms != sizeof(typename F::Stored),
-          &multiply_rows<F, R>};
+  constexpr bool kFloats = sizeof(typename F::X) * F::kNumbers / F::kTerms != sizeof(typename F::Stored);
+  constexpr bool kPacks = sizeof(typename F::Stored) * F::kTerms == sizeof(float);
+  constexpr auto pack = kPacks ? &pack_outputs<typename F::V> : nullptr;
+  return {R, 2 * F::V::kWidth, F::kTerms, kFloats, &multiply_rows<F, R>, pack};
 }
 
 // The format in which a step is a float of x, and an element of w that a loader L of
@@ -126,7 +144,11 @@ struct FloatSteps {
   using X = float;
   using Stored = typename L::Stored;
   static constexpr int kTerms = 1;
-  static void load(const Stored* w, V& low, V& high) { L::load(w, low, high); }
+  static constexpr int kNumbers = 1;
+  template <int>
+  static void load(const Stored* w, V& low, V& high) {
+    L::load(w, low, high);
+  }
   static V share(const char* x) { return V::broadcast(reinterpret_cast<const float*>(x)); }
   static V multiply_add(V x, V w, V sum) { return V::fma(x, w, sum); }
   static void narrow(V low, V high, Stored* y) { L::narrow(low, high, y); }

@@ -6,9 +6,38 @@
 #include "backend/cpu/vector/elements_avx512.h"
 
 namespace hetero::backend {
+namespace {
+
+// Bfloat16 in pairs of k, as for the processor's own instruction, but multiplied as floats: one
+// instruction makes a vector of floats of the lower halves, or of the upper ones.
+struct SplitPairs {
+  using V = Vector;
+  using X = float;
+  using Stored = uint16_t;
+  static constexpr int kTerms = 2;
+  static constexpr int kNumbers = 2;
+  template <int number>
+  static void load(const uint16_t* w, V& low, V& high) {
+    low = half<number>(_mm512_loadu_si512(w));
+    high = half<number>(_mm512_loadu_si512(w + 32));
+  }
+  template <int number>
+  static V half(__m512i pairs) {
+    if constexpr (number == 0) return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
+    return {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+  }
+  static V share(const char* x) { return V::broadcast(reinterpret_cast<const float*>(x)); }
+  static V multiply_add(V x, V w, V sum) { return V::fma(x, w, sum); }
+  static void narrow(V low, V high, uint16_t* y) { Bfloat16InOrder::narrow(low, high, y); }
+};
+
+}  // namespace
 
 const PanelKernels& panel_kernels_avx512(int element) {
-  return float_panel_kernels<Vector, Float32, Bfloat16InOrder, Float16>(element);
+  static constexpr PanelKernels kKernels[] = {make_panel_kernels<FloatSteps<Vector, Float32>>(),
+                                              make_panel_kernels<SplitPairs>(),
+                                              make_panel_kernels<FloatSteps<Vector, Float16>>()};
+  return kKernels[element];
 }
 
 }  // namespace hetero::backend

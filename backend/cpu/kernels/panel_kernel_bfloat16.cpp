@@ -14,6 +14,8 @@ struct Pairs {
   using X = uint32_t;
   using Stored = uint16_t;
   static constexpr int kTerms = 2;
+  static constexpr int kNumbers = 1;
+  template <int>
   static void load(const uint16_t* w, V& low, V& high) {
     low.v = _mm512_loadu_ps(w);
     high.v = _mm512_loadu_ps(w + 32);

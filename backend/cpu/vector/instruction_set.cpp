@@ -1,6 +1,10 @@
 #include "backend/cpu/vector/instruction_set.h"
 
+#include <atomic>
 #include <fstream>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 namespace hetero::backend {
 namespace {
@@ -19,6 +23,16 @@ std::string read_processor_model() {
   }
   return text;
 }
+
+#if defined(__x86_64__)
+// AVX512-FP16, which clang 14 has no name for. Processors of Intel have it since Sapphire Rapids.
+bool has_float16_arithmetic() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d >> 23 & 1) != 0;
+}
+#endif
+
+std::atomic<int> preferred_bfloat16{-1};  // -1: as the processor is
 
 }  // namespace
 
@@ -57,6 +71,20 @@ bool has_bfloat16_instructions() {
 #else
   return false;
 #endif
+}
+
+bool prefers_bfloat16_instructions() {
+#if defined(__x86_64__)
+  static const bool slow = __builtin_cpu_is("intel") && has_float16_arithmetic();
+  const int preferred = preferred_bfloat16.load(std::memory_order_relaxed);
+  return has_bfloat16_instructions() && (preferred >= 0 ? preferred == 1 : !slow);
+#else
+  return false;
+#endif
+}
+
+void prefer_bfloat16_instructions(std::optional<bool> preferred) {
+  preferred_bfloat16.store(preferred ? *preferred : -1, std::memory_order_relaxed);
 }
 
 const std::string& processor_model() {

@@ -340,6 +340,21 @@ TEST_CASE("attention is right for every element type, mask and odd sizes") {
   }
 }
 
+TEST_CASE("attention of bfloat16 is right by the processor's instructions, and as floats") {
+  if (!has_bfloat16_instructions()) {
+    WARN("a test skipped: this processor has no AVX512-BF16");
+    return;
+  }
+  for (const bool preferred : {true, false}) {
+    prefer_bfloat16_instructions(preferred);
+    for (const bool causal : {false, true}) {
+      check({1, 4, 129, 129, 20, Element::kBfloat16, causal, Mask::kFull});
+      check({1, 1, 33, 600, 64, Element::kBfloat16, causal, Mask::kNone});
+    }
+  }
+  prefer_bfloat16_instructions(std::nullopt);
+}
+
 TEST_CASE("every head size has its end handled") {
   for (int64_t size = 1; size <= (kFirstOnly ? 3 : 70); ++size) {
     check({2, 3, 5, 9, size});

@@ -91,6 +91,23 @@ TEST_CASE("sums of many terms are cut, rows a page apart are copied, and blocks 
   }
 }
 
+TEST_CASE("a product of bfloat16 is right by the processor's instructions, and as floats") {
+  if (!has_bfloat16_instructions()) {
+    WARN("a test skipped: this processor has no AVX512-BF16");
+    return;
+  }
+  for (const bool preferred : {true, false}) {
+    prefer_bfloat16_instructions(preferred);
+    for (const bool columns : {false, true}) {
+      for (int64_t rows = 1; rows <= 30; ++rows) {
+        REQUIRE(is_right({Element::kBfloat16, columns, rows, 50, 31, 1, true}, true, InstructionSet::kAvx512));
+      }
+      REQUIRE(is_right({Element::kBfloat16, columns, 20, 35, 9100, 1, true, true}, false, InstructionSet::kAvx512));
+    }
+  }
+  prefer_bfloat16_instructions(std::nullopt);
+}
+
 TEST_CASE("a product of panels without rows, outputs or terms is empty, or the bias") {
   for (const InstructionSet set : sets()) {
     for (const Element element : kElements) {
