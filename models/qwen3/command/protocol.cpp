@@ -178,6 +178,8 @@ ApiRequest parsed(const std::string& body, bool is_chat, const Bundle& bundle) {
   if (tokens < 1) wrong("max_tokens", "is at least 1");
   request.options.request.max_tokens = tokens;
   request.options.request.ignore_stop = boolean(json, "ignore_eos", false);
+  request.options.request.timeout = number(json, "timeout", 0);
+  if (!(request.options.request.timeout >= 0)) wrong("timeout", "is not negative");
   request.options.stop = strings(json, "stop");
   request.streams = boolean(json, "stream", false);
   if (const Json* const options = find(json, "stream_options")) {
@@ -189,7 +191,9 @@ ApiRequest parsed(const std::string& body, bool is_chat, const Bundle& bundle) {
 
 // ---- answers
 
-const char* finish_word(Finish finish) { return finish == Finish::kLength ? "length" : "stop"; }
+const char* finish_word(Finish finish) {
+  return finish == Finish::kLength ? "length" : finish == Finish::kTimeout ? "timeout" : "stop";
+}
 
 Json logprobs_json(bool is_chat, const std::vector<ApiLogprob>& logprobs) {
   if (is_chat) {

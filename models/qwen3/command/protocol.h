@@ -3,7 +3,8 @@
 //
 // https://platform.openai.com/docs/api-reference. Beyond it: `top_k`, `min_p`,
 // `repetition_penalty`, `ignore_eos`, and `chat_template_kwargs` with `enable_thinking`, as other
-// servers have them. Fields that are not known are ignored.
+// servers have them, and `timeout` in seconds, after which a request ends with what it has and
+// `finish_reason` "timeout". Fields that are not known are ignored.
 //
 // Thread safety: pure functions.
 

@@ -54,6 +54,8 @@ const char* to_string(Finish finish) {
       return "stop";
     case Finish::kLength:
       return "length";
+    case Finish::kTimeout:
+      return "timeout";
     case Finish::kCancelled:
       return "cancelled";
     case Finish::kError:
@@ -70,6 +72,7 @@ struct Engine::Request {
   SamplingSequence sequence;
   Listener listener;
   graph::SequenceId pages = -1;  // -1 before it begins
+  Clock::time_point deadline = Clock::time_point::max();
   bool ended = false;
 
   int64_t count() const { return std::ssize(tokens); }
@@ -185,6 +188,7 @@ Result<uint64_t> Engine::submit(std::span<const int32_t> prompt, RequestOptions 
     }
   }
   if (options.max_tokens < 1) return usage("max_tokens is at least 1");
+  if (!(options.timeout >= 0)) return usage("a timeout cannot be negative");
   const auto length = static_cast<int64_t>(prompt.size());
   if (length >= context_) {
     return usage("the prompt has " + std::to_string(length) + " tokens, and the context has room for " +
@@ -204,6 +208,12 @@ Result<uint64_t> Engine::submit(std::span<const int32_t> prompt, RequestOptions 
     return Status(ErrorClass::kResource,
                   "there are " + std::to_string(waiting_) + " requests already, as many as may wait; try again later");
   }
+  Clock::time_point deadline = Clock::time_point::max();
+  constexpr double kYear = 365.0 * 24 * 3600;
+  if (options.timeout > 0 && options.timeout < kYear) {
+    deadline =
+        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options.timeout));
+  }
   ++waiting_;
   const uint64_t id = next_id_++;
   submitted_.push_back(std::unique_ptr<Request>(new Request{.id = id,
@@ -211,7 +221,8 @@ Result<uint64_t> Engine::submit(std::span<const int32_t> prompt, RequestOptions 
                                                             .prompt = prompt.size(),
                                                             .options = std::move(options),
                                                             .sequence = std::move(sequence.value()),
-                                                            .listener = std::move(listener)}));
+                                                            .listener = std::move(listener),
+                                                            .deadline = deadline}));
   return id;
 }
 
@@ -230,7 +241,7 @@ bool Engine::busy() const {
   return waiting_ != 0;
 }
 
-// Moves what was submitted and cancelled by others to this thread.
+// Moves what was submitted and cancelled by others to this thread, and ends what is late.
 void Engine::take_submitted() {
   std::vector<uint64_t> cancelled;
   {
@@ -239,8 +250,10 @@ void Engine::take_submitted() {
     submitted_.clear();
     cancelled.swap(cancelled_);
   }
+  const Clock::time_point now = Clock::now();
   for (const auto& request : running_) {
     if (std::ranges::find(cancelled, request->id) != cancelled.end()) finish(*request, Finish::kCancelled);
+    if (request->deadline <= now) finish(*request, Finish::kTimeout);
   }
   remove_ended();
 }

@@ -54,7 +54,7 @@ struct EngineOptions {
   uint64_t accelerator_bytes = 0;
 };
 
-enum class Finish : uint8_t { kNone, kStop, kLength, kCancelled, kError };
+enum class Finish : uint8_t { kNone, kStop, kLength, kTimeout, kCancelled, kError };
 const char* to_string(Finish finish);
 
 // A token of a request, or its end.
@@ -69,6 +69,8 @@ struct RequestOptions {
   int64_t max_tokens = 256;
   std::vector<int32_t> stop_ids{};  // end the request; the config's end tokens if empty
   bool ignore_stop = false;
+  // Seconds from submit() until the request ends with what it has, and kTimeout; 0: none.
+  double timeout = 0;
 };
 
 class Engine {

@@ -54,6 +54,28 @@ def test_a_model_five_times_the_budget_trains_within_it(optimizer: str, policy: 
         assert seen.kernels_on("accelerator") > 20
 
 
+@pytest.mark.parametrize("percent", [100, 50, 25, 10])
+def test_generation_by_transformers_within_a_budget_gives_the_tokens_of_the_cpu(percent: int) -> None:
+    model = models.causal_lm("qwen3")
+    prompt = torch.randint(3, 64, (2, 5))
+
+    def generate(device: str) -> torch.Tensor:
+        ids = prompt.to(device)
+        return model.to(device).generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
+        )
+
+    expected = generate("cpu")
+    budget = sum(p.nbytes for p in model.parameters()) * percent // 100
+    torch.hetero.config.placement = "accelerator"
+    torch.hetero.set_memory_budget(budget)
+    torch.hetero.reset_peak_memory_stats()
+    with counting() as seen:
+        assert_same(generate(DEVICE).cpu(), expected)
+    assert accelerator_peak() <= budget
+    assert seen.kernels_on("accelerator") > 20
+
+
 def test_the_budget_changes_between_iterations() -> None:
     model = Layers(8, 256)
     size = sum(p.nbytes for p in model.parameters())

@@ -233,6 +233,18 @@ def test_a_budget_beyond_the_accelerator_is_refused_in_a_sentence(qwen3_build: P
     assert "1.0 TiB of the accelerator's memory, and 139" in done.stderr, done.stderr
 
 
+def test_a_request_that_is_late_ends_with_what_it_has(run_batch: Batch, small: Checkpoint) -> None:
+    asked = prompts(3, 20, seed=4)
+    late = greedy(asked[0], 30000, timeout=2.0)
+    results, _ = run_batch(small.folder, [late, greedy(asked[1], 20), greedy(asked[2], 20, timeout=1e-9)])
+    assert [result["finish_reason"] for result in results] == ["timeout", "length", "timeout"]
+    assert 0 < len(results[0]["token_ids"]) < 30000
+    assert results[1]["token_ids"] == small.expected(asked[1], 20)[0]
+    assert results[2]["token_ids"] == []
+    (wrong,), _ = run_batch(small.folder, [greedy(asked[0], 3, timeout=-1)])
+    assert "timeout" in wrong["error"]
+
+
 def test_sampling_depends_on_the_seed_and_not_on_other_requests(run_batch: Batch, small: Checkpoint) -> None:
     prompt = prompts(1, 20, seed=6)[0]
     drawn = {"temperature": 0.9, "top_k": 40, "top_p": 0.95}
