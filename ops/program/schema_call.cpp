@@ -114,45 +114,48 @@ std::optional<c10::IValue> plain(const c10::Argument& formal, const c10::Type& t
 
 // Those of that name, or, where it names no overload, all its overloads: the plain one first, then
 // in the order of their names. Raises where there are none.
-std::vector<c10::OperatorHandle> find_operators(std::string_view name) {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  std::vector<c10::OperatorHandle> found;
+// The operator of this name, without an overload where it says none; none if there is no such one.
+std::optional<c10::OperatorHandle> find_exactly(std::string_view name) {
   const size_t dot = name.find('.');
-  const std::string base(name.substr(0, dot));
-  const std::string overload(dot == std::string_view::npos ? std::string_view() : name.substr(dot + 1));
-  const auto add = [&](const c10::OperatorName& operator_name) {
-    if (auto handle = dispatcher.findSchema(operator_name)) found.push_back(*handle);
-  };
-  add({base, overload});
-  if (dot == std::string_view::npos) {
-    std::vector<c10::OperatorName> names = dispatcher.getAllOpNames();
-    std::erase_if(names,
-                  [&](const c10::OperatorName& other) { return other.name != base || other.overload_name.empty(); });
-    std::ranges::sort(names, {}, &c10::OperatorName::overload_name);
-    for (const c10::OperatorName& other : names) add(other);
+  const std::string_view overload = dot == std::string_view::npos ? std::string_view() : name.substr(dot + 1);
+  return c10::Dispatcher::singleton().findSchema({std::string(name.substr(0, dot)), std::string(overload)});
+}
+
+// Its overloads, by name. Goes through all operators of PyTorch.
+std::vector<c10::OperatorHandle> find_overloads(std::string_view base) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  std::vector<c10::OperatorName> names = dispatcher.getAllOpNames();
+  std::erase_if(names,
+                [&](const c10::OperatorName& other) { return other.name != base || other.overload_name.empty(); });
+  std::ranges::sort(names, {}, &c10::OperatorName::overload_name);
+  std::vector<c10::OperatorHandle> found;
+  for (const c10::OperatorName& other : names) {
+    if (auto handle = dispatcher.findSchema(other)) found.push_back(*handle);
   }
-  TORCH_CHECK(!found.empty(), "hetero: PyTorch has no operator '", name,
-              "'; its names are those of the dispatcher, such as aten::linear or aten::add.Tensor");
   return found;
 }
 
 }  // namespace
 
+// The operator of exactly this name mostly takes the arguments, so others are looked for last.
 SchemaCall::SchemaCall(std::string_view name, const SchemaCall::Arguments& arguments,
-                       const SchemaCall::Attributes& attributes)
-    : SchemaCall(find_operators(name), name, arguments, attributes) {}
-
-SchemaCall::SchemaCall(const std::vector<c10::OperatorHandle>& candidates, std::string_view name,
-                       const SchemaCall::Arguments& arguments, const SchemaCall::Attributes& attributes)
-    : op_(candidates.front()) {
+                       const SchemaCall::Attributes& attributes) {
   std::string reasons;
-  for (const c10::OperatorHandle& candidate : candidates) {
+  const auto takes = [&](const c10::OperatorHandle& candidate) {
     op_ = candidate;
-    name_ = c10::toString(op_.operator_name());
+    name_ = c10::toString(candidate.operator_name());
     const std::string reason = fill(arguments, attributes);
-    if (reason.empty()) return;
-    reasons += "\n  " + reason + ": " + c10::str(op_.schema());
+    if (!reason.empty()) reasons += "\n  " + reason + ": " + c10::str(candidate.schema());
+    return reason.empty();
+  };
+  if (const auto exact = find_exactly(name); exact && takes(*exact)) return;
+  if (name.find('.') == std::string_view::npos) {
+    for (const c10::OperatorHandle& candidate : find_overloads(name)) {
+      if (takes(candidate)) return;
+    }
   }
+  TORCH_CHECK(!reasons.empty(), "hetero: PyTorch has no operator '", name,
+              "'; its names are those of the dispatcher, such as aten::linear or aten::add.Tensor");
   TORCH_CHECK(false, "hetero: no schema of ", name, " takes these arguments", reasons);
 }
 
@@ -170,7 +173,7 @@ SchemaCall SchemaCall::joined(const std::string& op, const std::vector<SchemaCal
 std::string SchemaCall::fill(const SchemaCall::Arguments& arguments, const SchemaCall::Attributes& attributes) {
   slots_.clear();
   tensors_.clear();
-  const auto& formals = op_.schema().arguments();
+  const auto& formals = op_->schema().arguments();
   // What comes behind the `*` of a schema, as `out` does, is given by name only.
   const auto in_order = static_cast<size_t>(
       std::ranges::find_if(formals, [](const c10::Argument& formal) { return formal.kwarg_only(); }) - formals.begin());
@@ -263,7 +266,7 @@ std::vector<at::Tensor> SchemaCall::operator()(const std::vector<at::Tensor>& te
       }
     }
   }
-  op_.callBoxed(stack);
+  op_->callBoxed(stack);
   std::vector<at::Tensor> results;
   for (const c10::IValue& value : stack) {
     TORCH_CHECK(value.isTensor() || value.isTensorList(), "hetero: ", name_, " gives something else than tensors");

@@ -11,6 +11,7 @@
 #include <ATen/core/stack.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -34,7 +35,7 @@ class SchemaCall {
 
   const std::string& name() const { return name_; }  // "aten::add.Tensor"
   // Whether it writes some of its arguments.
-  bool writes() const { return op_.schema().is_mutable(); }
+  bool writes() const { return op_->schema().is_mutable(); }
   // The first argument, if it is a tensor; else null.
   const GraphValue* first() const {
     return !slots_.empty() && slots_[0].kind == Slot::Kind::kTensor ? tensors_.data() : nullptr;
@@ -46,9 +47,6 @@ class SchemaCall {
   std::vector<at::Tensor> operator()(const std::vector<at::Tensor>& tensors, c10::Device device) const;
 
  private:
-  SchemaCall(const std::vector<c10::OperatorHandle>& candidates, std::string_view name, const Arguments& arguments,
-             const Attributes& attributes);
-
   struct Slot {
     enum class Kind : uint8_t { kFixed, kDevice, kTensor, kTensors, kOptionalTensors };
     Kind kind = Kind::kFixed;
@@ -60,7 +58,7 @@ class SchemaCall {
   bool fill(const c10::Argument& formal, const GraphArgument& given);
   bool fill_tensors(const c10::Type& type, const GraphArgument& given);
 
-  c10::OperatorHandle op_;
+  std::optional<c10::OperatorHandle> op_;  // never none
   std::string name_;
   std::vector<Slot> slots_;
   std::vector<GraphValue> tensors_;
