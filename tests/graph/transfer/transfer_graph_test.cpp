@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "catch.h"
+#include "tests/graph/catch.h"
 
 namespace hetero::graph {
 namespace {

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "catch.h"
+#include "tests/graph/catch.h"
 
 namespace hetero::graph {
 namespace {

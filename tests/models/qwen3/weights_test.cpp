@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "catch.h"
 #include "qwen3/checkpoint/checkpoint.h"
 #include "qwen3/checkpoint/config.h"
 #include "qwen3/checkpoint/weights.h"
-#include "small_files.h"
+#include "tests/models/qwen3/catch.h"
+#include "tests/models/qwen3/small_files.h"
 
 namespace hetero::qwen3 {
 namespace {

@@ -31,7 +31,7 @@ int run(const std::string& profiles, const std::vector<std::string>& sections) {
   if (wanted("streaming")) bench::streaming_rows(table, machines);
   if (wanted("peers")) bench::peer_rows(table, machines);
   if (wanted("thresholds")) bench::threshold_rows(table, machines);
-  if (wanted("stages")) bench::stage_rows(table, machines);
+  if (wanted("stages")) bench::stage_rows(table, machines[0]);
   if (wanted("streams")) bench::stream_rows(table, machines);
   if (wanted("transfers")) bench::transfer_rows(table, machines);
   if (wanted("memory")) bench::memory_rows(table);

@@ -1,5 +1,6 @@
-// The rows of the bench, by what they are about. Everything is virtual time but for what says "ms"
-// and for the host's time of a run, which are the processor's time of one thread.
+// The rows of the bench, by what they are about. Everything is virtual time but for stages, which
+// are real time, what says "ms", and the host's time of a run, which are the processor's time of
+// one thread.
 //
 // Thread safety: one thread.
 
@@ -21,7 +22,7 @@ void peer_rows(Table& table, const Machines& machines);
 // Against offloading by fixed thresholds.
 void threshold_rows(Table& table, const Machines& machines);
 // Stages on accelerators of their own.
-void stage_rows(Table& table, const Machines& machines);
+void stage_rows(Table& table, const Machine& machine);
 // Independent branches on several compute queues.
 void stream_rows(Table& table, const Machines& machines);
 // Small copies that are one transfer.

@@ -1,7 +1,8 @@
 // A stream of batches through two stages on two equal accelerators, against the whole on one of them.
 //
-// In real time: the simulated accelerators keep pace with their clocks, so that the stages' threads, queues and copies are those of a real run.
+// In real time: the simulated accelerators keep pace with their clocks, so that the stages' threads, queues and copies are those of a real run. Other work of the machine disturbs it: the least of two alternating runs counts.
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <set>
@@ -20,8 +21,9 @@ namespace {
 constexpr int kLayers = 16;
 constexpr int64_t kWidth = 256;
 constexpr int64_t kWeight = int64_t{1} << 20;  // floats of a layer
-constexpr double kLayerSeconds = 10e-3;
-constexpr int kBatches = 16;
+constexpr double kLayerSeconds = 20e-3;
+constexpr int kBatches = 24;
+constexpr int kRounds = 2;
 constexpr size_t kDepth = 2;
 
 void require(const Status& status) {
@@ -80,15 +82,17 @@ double seconds_of(const Machine& machine, size_t stages) {
 
 }  // namespace
 
-void stage_rows(Table& table, const Machines& machines) {
-  for (const Machine& machine : machines) {
-    const double one = seconds_of(machine, 1);
-    const double two = seconds_of(machine, 2);
-    table.at_least(text("two stages on two equal devices, depth %zu, %d batches: times as fast as one device, %s",
-                        kDepth, kBatches, machine.name.c_str()),
-                   text("%.2f (%.1f and %.1f ms a batch)", one / two, one / kBatches * 1e3, two / kBatches * 1e3),
-                   one / two, 1.8);
+void stage_rows(Table& table, const Machine& machine) {
+  double one = 1e300;
+  double two = 1e300;
+  for (int round = 0; round < kRounds; ++round) {
+    one = std::min(one, seconds_of(machine, 1));
+    two = std::min(two, seconds_of(machine, 2));
   }
+  table.at_least(text("two stages on two equal devices, depth %zu, %d batches: times as fast as one device, %s", kDepth,
+                      kBatches, machine.name.c_str()),
+                 text("%.2f (%.1f and %.1f ms a batch)", one / two, one / kBatches * 1e3, two / kBatches * 1e3),
+                 one / two, 1.8);
 }
 
 }  // namespace hetero::graph::testing

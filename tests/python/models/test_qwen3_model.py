@@ -230,7 +230,7 @@ def test_a_budget_beyond_the_accelerator_is_refused_in_a_sentence(qwen3_build: P
         env=os.environ | machine("h200"),
     )
     assert done.returncode == 1
-    assert "1.0 TiB of the accelerator's memory, and 139" in done.stderr, done.stderr
+    assert "1.00 TiB of the accelerator's memory, and 139" in done.stderr, done.stderr
 
 
 def test_a_request_that_is_late_ends_with_what_it_has(run_batch: Batch, small: Checkpoint) -> None:
