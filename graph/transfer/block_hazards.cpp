@@ -7,16 +7,6 @@ uint64_t place_of(Tier tier, int64_t block) {
   return static_cast<uint64_t>(block) * kTiers + static_cast<uint64_t>(tier);
 }
 
-template <typename Visit>
-void for_each_block(const TransferOp& op, const Visit& visit) {
-  for (const bool writes : {false, true}) {
-    const Tier tier = writes ? destination_tier(op.type) : source_tier(op.type);
-    for (const BlockExtent& extent : writes ? op.destination : op.source) {
-      for (int64_t i = 0; i < extent.count; ++i) visit(place_of(tier, extent.first + i), writes);
-    }
-  }
-}
-
 // Whether `a` touches all layers that `b` does.
 bool covers_layers(const TransferOp& a, const TransferOp& b) {
   if (a.layer_granularity == 0) return true;
@@ -29,8 +19,8 @@ bool covers_layers(const TransferOp& a, const TransferOp& b) {
 void BlockHazards::add(const TransferOp& op, void* node, const void* run, Before before) {
   const void* last = nullptr;
   bool last_carries = false;
-  for_each_block(op, [&](uint64_t place, bool writes) {
-    std::vector<Use>& uses = uses_[place];
+  for_each_block(op, [&](Tier tier, int64_t block, bool writes) {
+    std::vector<Use>& uses = uses_[place_of(tier, block)];
     for (size_t i = uses.size(); i-- > 0;) {
       const Use& use = uses[i];
       if ((!use.writes && !writes) || !share_layers(*use.op, op)) continue;
@@ -50,8 +40,8 @@ void BlockHazards::add(const TransferOp& op, void* node, const void* run, Before
 
 void BlockHazards::remove(const std::vector<TransferOp>& ops, const void* run) {
   for (const TransferOp& op : ops) {
-    for_each_block(op, [&](uint64_t place, bool) {
-      const auto found = uses_.find(place);
+    for_each_block(op, [&](Tier tier, int64_t block, bool) {
+      const auto found = uses_.find(place_of(tier, block));
       if (found == uses_.end()) return;
       std::vector<Use>& uses = found->second;
       size_t last_write = 0;

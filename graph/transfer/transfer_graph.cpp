@@ -144,12 +144,9 @@ Status TransferOpGraph::check_hazards(const std::vector<std::vector<uint64_t>>& 
   };
   std::map<std::pair<Tier, int64_t>, std::vector<Use>> uses;
   for (const TransferOp& op : ops_) {
-    for (const bool writes : {false, true}) {
-      const Tier tier = writes ? destination_tier(op.type) : source_tier(op.type);
-      for (const BlockExtent& extent : writes ? op.destination : op.source) {
-        for (int64_t i = 0; i < extent.count; ++i) uses[{tier, extent.first + i}].push_back({op.op_id, writes});
-      }
-    }
+    for_each_block(op, [&](Tier tier, int64_t block, bool writes) {
+      uses[{tier, block}].push_back({op.op_id, writes});
+    });
   }
   for (const auto& [place, list] : uses) {
     for (size_t i = 0; i < list.size(); ++i) {
@@ -191,8 +188,9 @@ std::string TransferOpGraph::dump() const {
   const auto list = [](const BlockExtents& extents) {
     std::string names;
     for (const BlockExtent& extent : extents) {
-      names += (names.empty() ? "" : " ") + std::to_string(extent.first);
-      if (extent.count > 1) names += "-" + std::to_string(extent.first + extent.count - 1);
+      if (!names.empty()) names += ' ';
+      names += std::to_string(extent.first);
+      if (extent.count > 1) names.append("-").append(std::to_string(extent.first + extent.count - 1));
     }
     return names;
   };

@@ -84,6 +84,17 @@ struct TransferOp {
   TransferState state = TransferState::kPending;
 };
 
+// Calls visit(tier, block, writes) for each block that the op reads, then for each that it writes.
+template <typename Visit>
+void for_each_block(const TransferOp& op, const Visit& visit) {
+  for (const bool writes : {false, true}) {
+    const Tier tier = writes ? destination_tier(op.type) : source_tier(op.type);
+    for (const BlockExtent& extent : writes ? op.destination : op.source) {
+      for (int64_t i = 0; i < extent.count; ++i) visit(tier, extent.first + i, writes);
+    }
+  }
+}
+
 // Whether both touch some layer of a block.
 bool share_layers(const TransferOp& a, const TransferOp& b);
 

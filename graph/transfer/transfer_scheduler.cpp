@@ -109,7 +109,9 @@ std::shared_ptr<TransferRun> TransferScheduler::submit(TransferOpGraph graph) {
       wait_for_others(run->nodes_[op.op_id]);
     }
   }
-  for (const TransferOp& op : ops) release(run->nodes_[op.op_id]);
+  for (const TransferOp& op : ops) {
+    if (std::optional<Ended> ended = release(run->nodes_[op.op_id])) end(std::move(*ended));
+  }
   close(*run);
   return run;
 }
@@ -213,7 +215,7 @@ void TransferScheduler::pump(Lane& lane) {
       --lane.operations;
       lane.bytes -= node->op->bytes;
       lock.unlock();
-      end(*node, TransferState::kCancelled, {});
+      end({node, TransferState::kCancelled, {}});
       lock.lock();
     }
   }
@@ -230,29 +232,26 @@ void TransferScheduler::complete(Node& node, const Status& status) {
     --lane.operations;
     lane.bytes -= node.op->bytes;
   }
-  end(node, status.ok() ? TransferState::kCompleted : TransferState::kFailed, status);
+  end({&node, status.ok() ? TransferState::kCompleted : TransferState::kFailed, status});
   pump(lane);
   close(run);
 }
 
-// One transfer less to wait for.
-void TransferScheduler::release(Node& node) {
-  if (node.waits.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  if (!must_run(node)) return end(node, TransferState::kCancelled, {});
-  if (const Status status = make_ready(node); !status.ok()) end(node, TransferState::kFailed, status);
+// One transfer less to wait for. With the last it is made ready, or ends at once.
+std::optional<TransferScheduler::Ended> TransferScheduler::release(Node& node) {
+  if (node.waits.fetch_sub(1, std::memory_order_acq_rel) != 1) return std::nullopt;
+  if (!must_run(node)) return Ended{&node, TransferState::kCancelled, {}};
+  Status status = make_ready(node);
+  if (status.ok()) return std::nullopt;
+  return Ended{&node, TransferState::kFailed, std::move(status)};
 }
 
 // 1. The state, then no more edges: who comes later sees the state.
-// 2. Those that wait for nothing else now are made ready, or end too, if their data did not come.
+// 2. Those that wait are released, and doomed if they take data that did not come.
 // 3. The run is told; with its last transfer it ends.
 // Without recursion, as chains of cancelled transfers may be long.
-void TransferScheduler::end(Node& first, TransferState first_state, const Status& first_status) {
-  struct Ended {
-    Node* node;
-    TransferState state;
-    Status status;
-  };
-  std::vector<Ended> ended{{&first, first_state, first_status}};
+void TransferScheduler::end(Ended first) {
+  std::vector<Ended> ended{std::move(first)};
   while (!ended.empty()) {
     const auto [node, state, status] = std::move(ended.back());
     ended.pop_back();
@@ -265,12 +264,7 @@ void TransferScheduler::end(Node& first, TransferState first_state, const Status
         after.is_doomed.store(true, std::memory_order_release);
       }
       edge = next;
-      if (after.waits.fetch_sub(1, std::memory_order_acq_rel) != 1) continue;
-      if (!must_run(after)) {
-        ended.push_back({&after, TransferState::kCancelled, {}});
-      } else if (Status failed = make_ready(after); !failed.ok()) {
-        ended.push_back({&after, TransferState::kFailed, std::move(failed)});
-      }
+      if (std::optional<Ended> other = release(after)) ended.push_back(std::move(*other));
     }
     report(*node, state, status);
   }

@@ -31,6 +31,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -129,6 +130,11 @@ class TransferScheduler {
   friend class TransferDone;
   using Node = TransferRun::Node;
 
+  struct Ended {
+    Node* node;
+    TransferState state;
+    Status status;
+  };
   // Ready transfers of one type.
   struct Queue {
     Node* first = nullptr;
@@ -153,8 +159,8 @@ class TransferScheduler {
   Node* take_ready(Lane& lane);
   bool must_run(const Node& node) const;
   void complete(Node& node, const Status& status);
-  void release(Node& node);
-  void end(Node& node, TransferState state, const Status& status);
+  std::optional<Ended> release(Node& node);
+  void end(Ended first);
   void report(Node& node, TransferState state, const Status& status);
   void close(TransferRun& run);
   void finish(TransferRun& run);
