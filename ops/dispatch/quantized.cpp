@@ -32,25 +32,12 @@ using OptionalTensor = std::optional<Tensor>;
 
 // ---- what holds for all of them -----------------------------------------------------------------
 
-// What a call says of its weight.
-struct Numbers {
-  int64_t bits, group, out_features;
-};
-
 std::optional<Element> element_of_tensor(at::ScalarType dtype) { return element_of(static_cast<graph::DType>(dtype)); }
 
 Element float_element(const Tensor& tensor, const char* what) {
   const auto element = element_of_tensor(tensor.scalar_type());
   TORCH_CHECK(element, what, " is float32, float16 or bfloat16, not ", tensor.scalar_type());
   return *element;
-}
-
-QuantizedShape checked_shape(int64_t bits, int64_t n, int64_t k, int64_t group) {
-  TORCH_CHECK_VALUE(bits == 8 || bits == 4, "a quantized weight has 8 or 4 bits, not ", bits);
-  TORCH_CHECK_VALUE(group >= 0 && group % backend::kQuantizedDepth == 0,
-                    "a group of a quantized weight is 0 for whole rows, or a multiple of 32, not ", group);
-  TORCH_CHECK_VALUE(n >= 0 && k >= 0, "a quantized weight has sizes, not ", n, " and ", k);
-  return {static_cast<int>(bits), n, k, group};
 }
 
 bool is_given(const OptionalTensor& tensor) { return tensor && tensor->defined() && tensor->numel() > 0; }
@@ -88,7 +75,7 @@ using Packed = std::tuple<Tensor, Tensor, Tensor>;
 Packed empty_packed(const Tensor& weight, int64_t bits, int64_t group, bool symmetric, QuantizedShape& shape) {
   TORCH_CHECK(weight.dim() == 2, "a weight to quantize has two dimensions, not ", weight.dim());
   float_element(weight, "a weight to quantize");
-  shape = checked_shape(bits, weight.size(0), weight.size(1), group);
+  shape = packed_shape(bits, weight.size(0), weight.size(1), group);
   const auto options = weight.options();
   const auto of_groups = [&](at::ScalarType dtype) {
     return at::empty({shape.panels(), shape.groups(), backend::kQuantizedPanel}, options.dtype(dtype));
@@ -127,7 +114,7 @@ Tensor empty_weight(const Tensor& packed, const Tensor& scales, const OptionalTe
 Tensor dequantize_weight_meta(const Tensor& packed, const Tensor& scales, const OptionalTensor& zeros, int64_t bits,
                               int64_t group, int64_t out_features, int64_t in_features,
                               std::optional<at::ScalarType> dtype) {
-  return empty_weight(packed, scales, zeros, checked_shape(bits, out_features, in_features, group), dtype);
+  return empty_weight(packed, scales, zeros, packed_shape(bits, out_features, in_features, group), dtype);
 }
 
 // A weight whose tensors are dense.
@@ -140,7 +127,7 @@ backend::QuantizedWeight weight_of(const QuantizedShape& shape, const Tensor& pa
 Tensor dequantize_weight(const Tensor& packed, const Tensor& scales, const OptionalTensor& zeros, int64_t bits,
                          int64_t group, int64_t out_features, int64_t in_features,
                          std::optional<at::ScalarType> dtype) {
-  const QuantizedShape shape = checked_shape(bits, out_features, in_features, group);
+  const QuantizedShape shape = packed_shape(bits, out_features, in_features, group);
   Tensor weight = empty_weight(packed, scales, zeros, shape, dtype);
   const Tensor dense_packed = packed.contiguous(), dense_scales = scales.contiguous();
   const Tensor dense_zeros = is_given(zeros) ? zeros->contiguous() : Tensor();
@@ -158,7 +145,7 @@ Tensor quantized_linear_meta(const Tensor& input, const Tensor& packed, const Te
   TORCH_CHECK(input.dim() >= 1, "the input of a quantized product has a dimension of columns, and not none");
   float_element(input, "the input of a quantized product");
   const int64_t k = input.sym_size(-1).guard_int(__FILE__, __LINE__);
-  check_weight(checked_shape(bits, out_features, k, group), packed, scales, zeros);
+  check_weight(packed_shape(bits, out_features, k, group), packed, scales, zeros);
   TORCH_CHECK_VALUE(activation_bits == 8 || activation_bits == 16,
                     "the input of a quantized product is taken in 8 or 16 bits, not in ", activation_bits);
   if (bias && bias->defined()) {
@@ -202,7 +189,7 @@ Tensor quantized_linear(const Tensor& input, const Tensor& packed, const Tensor&
                dense_scales = scales.contiguous();
   const Tensor dense_zeros = is_given(zeros) ? zeros->contiguous() : Tensor();
   const Tensor dense_bias = bias && bias->defined() ? bias->contiguous() : Tensor();
-  const QuantizedShape shape = checked_shape(bits, out_features, x.size(-1), group);
+  const QuantizedShape shape = packed_shape(bits, out_features, x.size(-1), group);
   backend::quantized_gemm(
       product_of(x, weight_of(shape, dense_packed, dense_scales, dense_zeros.defined() ? &dense_zeros : nullptr),
                  dense_bias.defined() ? &dense_bias : nullptr, activation_bits, output),
@@ -265,7 +252,7 @@ Imported import_quantized(const Tensor& qweight, const Tensor& qzeros, const Ten
                           const OptionalTensor& g_idx, c10::string_view layout, int64_t bits, int64_t group) {
   const backend::CheckpointLayout from = layout_of(layout);
   TORCH_CHECK(qweight.dim() == 2, "qweight of a checkpoint has two dimensions, not ", qweight.dim());
-  checked_shape(bits, 0, 0, group);
+  packed_shape(bits, 0, 0, group);
   const int64_t in_word = 32 / bits;
   const bool awq = from == backend::CheckpointLayout::kAwq;
   const int64_t n = qweight.size(1) * (awq ? in_word : 1);
@@ -276,7 +263,7 @@ Imported import_quantized(const Tensor& qweight, const Tensor& qzeros, const Ten
   const Tensor scale = checked_array(scales, "scales", at::kHalf, {groups, n});
   const Tensor group_of = g_idx && g_idx->defined() ? checked_array(*g_idx, "g_idx", at::kInt, {k}) : Tensor();
   Result<backend::ImportedWeight> result =
-      backend::import_weight({from, checked_shape(bits, n, k, group), weight.const_data_ptr<int32_t>(),
+      backend::import_weight({from, packed_shape(bits, n, k, group), weight.const_data_ptr<int32_t>(),
                               zeros.const_data_ptr<int32_t>(), static_cast<const uint16_t*>(scale.const_data_ptr()),
                               group_of.defined() ? group_of.const_data_ptr<int32_t>() : nullptr});
   TORCH_CHECK_VALUE(result.ok(), result.status().message());
@@ -321,7 +308,11 @@ void run_quantized_linears(const graph::Invocation* calls, size_t count) {
 }
 
 QuantizedShape packed_shape(int64_t bits, int64_t n, int64_t k, int64_t group) {
-  return checked_shape(bits, n, k, group);
+  TORCH_CHECK_VALUE(bits == 8 || bits == 4, "a quantized weight has 8 or 4 bits, not ", bits);
+  TORCH_CHECK_VALUE(group >= 0 && group % backend::kQuantizedDepth == 0,
+                    "a group of a quantized weight is 0 for whole rows, or a multiple of 32, not ", group);
+  TORCH_CHECK_VALUE(n >= 0 && k >= 0, "a quantized weight has sizes, not ", n, " and ", k);
+  return {static_cast<int>(bits), n, k, group};
 }
 
 void check_packed(const QuantizedShape& shape, const PackedWeight& weight) {

@@ -110,14 +110,14 @@ Status ComputeGraph::Impl::find_fusions(bool allowed) {
 // What is called for a node with these sizes, where that is another call than its own.
 std::optional<SchemaCall> ComputeGraph::Impl::other_call(uint32_t n, const std::vector<int64_t>& sizes) const {
   const Node& node = nodes[n];
+  const auto depends = [](const Node& of) { return !of.arguments.empty() || !of.attributes.empty(); };
   const auto own = [&](const Node& of) {
-    const bool depends = !of.arguments.empty() || !of.attributes.empty();
-    return depends ? SchemaCall(of.call->name(), ops::arguments_at(of.arguments, sizes),
-                                ops::attributes_at(of.attributes, sizes))
-                   : *of.call;
+    return depends(of) ? SchemaCall(of.call->name(), ops::arguments_at(of.arguments, sizes),
+                                    ops::attributes_at(of.attributes, sizes))
+                       : *of.call;
   };
   if (node.chain.empty()) {
-    return node.arguments.empty() && node.attributes.empty() ? std::nullopt : std::optional(own(node));
+    return depends(node) ? std::optional(own(node)) : std::nullopt;
   }
   std::vector<SchemaCall> calls;
   for (const uint32_t part : node.chain) calls.push_back(own(nodes[part]));

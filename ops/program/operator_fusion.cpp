@@ -28,10 +28,14 @@ std::string text_of(const std::vector<Argument>& arguments) {
 
 }  // namespace
 
-c10::OperatorHandle find_operator(const std::string& name) {
+std::optional<c10::OperatorHandle> find_exactly(std::string_view name) {
   const size_t dot = name.find('.');
-  const std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
-  const auto found = c10::Dispatcher::singleton().findSchema({name.substr(0, dot), overload});
+  const std::string_view overload = dot == std::string_view::npos ? std::string_view() : name.substr(dot + 1);
+  return c10::Dispatcher::singleton().findSchema({std::string(name.substr(0, dot)), std::string(overload)});
+}
+
+c10::OperatorHandle find_operator(const std::string& name) {
+  const auto found = find_exactly(name);
   TORCH_CHECK(found.has_value(), "hetero: PyTorch has no operator '", name,
               "'; a fusion names operators with their overloads, such as aten::add.Tensor");
   return *found;

@@ -8,13 +8,17 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace hetero::ops {
 
-// The operator of that name, with its overload if it has one: "aten::add.Tensor". Raises a sentence
-// where there is none.
+// The operator of exactly that name, with its overload if it has one: "aten::add.Tensor". None if
+// there is no such operator.
+std::optional<c10::OperatorHandle> find_exactly(std::string_view name);
+// The same. Raises a sentence where there is none.
 c10::OperatorHandle find_operator(const std::string& name);
 
 // Raises a sentence unless `op` takes what the operators of the chain take, in their order, without

@@ -112,16 +112,7 @@ std::optional<c10::IValue> plain(const c10::Argument& formal, const c10::Type& t
   }
 }
 
-// Those of that name, or, where it names no overload, all its overloads: the plain one first, then
-// in the order of their names. Raises where there are none.
-// The operator of this name, without an overload where it says none; none if there is no such one.
-std::optional<c10::OperatorHandle> find_exactly(std::string_view name) {
-  const size_t dot = name.find('.');
-  const std::string_view overload = dot == std::string_view::npos ? std::string_view() : name.substr(dot + 1);
-  return c10::Dispatcher::singleton().findSchema({std::string(name.substr(0, dot)), std::string(overload)});
-}
-
-// Its overloads, by name. Goes through all operators of PyTorch.
+// The overloads of an operator, by name. Goes through all operators of PyTorch.
 std::vector<c10::OperatorHandle> find_overloads(std::string_view base) {
   auto& dispatcher = c10::Dispatcher::singleton();
   std::vector<c10::OperatorName> names = dispatcher.getAllOpNames();
