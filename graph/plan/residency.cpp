@@ -204,8 +204,8 @@ class Chooser {
   const uint64_t limit_;
   const Plan& plan_;
   Scratch& scratch_;
-  std::vector<Unit> units_;
-  std::vector<Moment> moments_;  // what outlives the program, by first use
+  std::vector<Unit> units_;  // what outlives the program, by first use
+  std::vector<Moment> moments_;
   uint64_t room_ = 0;
 };
 

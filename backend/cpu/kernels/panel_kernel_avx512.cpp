@@ -23,8 +23,9 @@ struct SplitPairs {
   }
   template <int number>
   static V half(__m512i pairs) {
-    if constexpr (number == 0) return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
-    return {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+    V even, odd;
+    Bfloat16::split(pairs, even, odd);
+    return number == 0 ? even : odd;
   }
   static V share(const char* x) { return V::broadcast(reinterpret_cast<const float*>(x)); }
   static V multiply_add(V x, V w, V sum) { return V::fma(x, w, sum); }
