@@ -21,13 +21,6 @@ uint64_t aligned(int64_t bytes) {
   return static_cast<uint64_t>(backend::round_up(bytes, static_cast<int64_t>(kAlignment)));
 }
 
-Result<backend::Element> element_of(const std::string& dtype) {
-  if (dtype == "f32") return backend::Element::kFloat32;
-  if (dtype == "bf16") return backend::Element::kBfloat16;
-  if (dtype == "f16") return backend::Element::kFloat16;
-  return usage("weights in " + dtype + " cannot be quantized");
-}
-
 Status check_options(const Qwen3Config& config, const WeightOptions& options) {
   if (options.bits == 0) return Status();
   if (options.bits != 8 && options.bits != 4) {
@@ -56,6 +49,13 @@ struct Weights::Source {
            (tensor.empty() ? aligned(4 * shape.k) : 0);
   }
 };
+
+std::optional<backend::Element> element_of(std::string_view dtype) {
+  if (dtype == "f32") return backend::Element::kFloat32;
+  if (dtype == "bf16") return backend::Element::kBfloat16;
+  if (dtype == "f16") return backend::Element::kFloat16;
+  return std::nullopt;
+}
 
 Result<std::shared_ptr<const Weights>> Weights::make(const Qwen3Config& config,
                                                      std::shared_ptr<const Checkpoint> checkpoint,
@@ -97,6 +97,7 @@ std::vector<Weights::Source> Weights::find_sources(const Qwen3Config& config, co
 
 Status Weights::load(const Qwen3Config& config, const WeightOptions& options) {
   bytes_ = checkpoint_->bytes();
+  if (options.bits == 0 && config.quantization.method.empty()) return Status();
   const std::vector<Source> sources = find_sources(config, options);
   if (sources.empty()) return Status();
   uint64_t bytes = 0;
@@ -137,8 +138,8 @@ Status Weights::quantize(const Source& source, bool symmetric) {
   const Result<TensorView> from = checkpoint_->tensor(source.tensor);
   if (!from.ok()) return from.status();
   const SafetensorsFile::Tensor& tensor = *checkpoint_->find(source.tensor);
-  const Result<backend::Element> element = element_of(tensor.dtype);
-  if (!element.ok()) return element.status();
+  const std::optional<backend::Element> element = element_of(tensor.dtype);
+  if (!element) return usage("weights in " + tensor.dtype + " cannot be quantized");
   const backend::QuantizedShape& shape = source.shape;
   const std::vector<int64_t> groups{shape.panels(), shape.groups(), backend::kQuantizedPanel};
   QuantizedLayer layer{.shape = shape,
@@ -147,9 +148,8 @@ Status Weights::quantize(const Source& source, bool symmetric) {
                        .zeros = {},
                        .order = {}};
   if (!symmetric) layer.zeros = keep(nullptr, "u8", groups);
-  if (!backend::quantize_weight(shape, element.value(), from.value().data, shape.k,
-                                static_cast<uint8_t*>(layer.packed.data), static_cast<uint16_t*>(layer.scales.data),
-                                static_cast<uint8_t*>(layer.zeros.data))) {
+  if (!backend::quantize_weight(shape, *element, from.value().data, shape.k, static_cast<uint8_t*>(layer.packed.data),
+                                static_cast<uint16_t*>(layer.scales.data), static_cast<uint8_t*>(layer.zeros.data))) {
     return storage_error("the tensor " + in_quotes(source.tensor) + " has values that are not finite");
   }
   checkpoint_->release(source.tensor);

@@ -17,6 +17,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,6 +30,9 @@
 #include "qwen3/checkpoint/config.h"
 
 namespace hetero::qwen3 {
+
+// Of a dtype of weights, by its short name.
+std::optional<backend::Element> element_of(std::string_view dtype);
 
 struct WeightOptions {
   int64_t bits = 0;    // 8 or 4; 0: layers are as the checkpoint has them

@@ -37,6 +37,13 @@ Take of_engine(int64_t EngineOptions::*field) {
   return [field](Options& options, const std::string& text) { return read_number(text, options.engine.*field); };
 }
 
+Take of_engine(std::string EngineOptions::*field) {
+  return [field](Options& options, const std::string& text) {
+    options.engine.*field = text;
+    return Status();
+  };
+}
+
 Take of_weights(int64_t WeightOptions::*field) {
   return
       [field](Options& options, const std::string& text) { return read_number(text, options.engine.weights.*field); };
@@ -79,11 +86,7 @@ const std::map<std::string, Take, std::less<>>& valued() {
       {"--system", text(&Options::system)},
       {"--bits", of_weights(&WeightOptions::bits)},
       {"--group", of_weights(&WeightOptions::group)},
-      {"--cache-dtype",
-       [](Options& options, const std::string& name) {
-         options.engine.cache_dtype = name;
-         return Status();
-       }},
+      {"--cache-dtype", of_engine(&EngineOptions::cache_dtype)},
       {"--page-tokens", of_engine(&EngineOptions::page_tokens)},
       {"--step-tokens", of_engine(&EngineOptions::step_tokens)},
       {"--most-sequences", of_engine(&EngineOptions::most_sequences)},
@@ -92,11 +95,7 @@ const std::map<std::string, Take, std::less<>>& valued() {
       {"--budget", bytes(&EngineOptions::accelerator_bytes)},
       {"--capacity",
        [](Options& options, const std::string& text) { return read_number(text, options.engine.capacity); }},
-      {"--offload",
-       [](Options& options, const std::string& name) {
-         options.engine.offload = name;
-         return Status();
-       }},
+      {"--offload", of_engine(&EngineOptions::offload)},
       {"--stop",
        [](Options& options, const std::string& text) {
          options.stop.push_back(text);
@@ -113,7 +112,7 @@ bool take_flag(const std::string& name, Options& options) {
   if (name == "--no-report") flag = &options.report;
   if (name == "--asymmetric") flag = &options.engine.weights.symmetric;
   if (flag == nullptr) return false;
-  *flag = flag == &options.help;
+  *flag = flag == &options.help;  // the others are on by default
   return true;
 }
 

@@ -21,14 +21,11 @@ double seconds_since(Clock::time_point then) { return std::chrono::duration<doub
 Status usage(std::string message) { return Status(ErrorClass::kUsage, std::move(message)); }
 
 Result<backend::CacheElement> cache_element(const std::string& wanted, const std::string& dtype) {
-  using backend::CacheElement;
   if (!wanted.empty()) {
     if (const auto element = backend::cache_element_of(wanted)) return *element;
     return usage("keys and values are in float32, bfloat16, float16, int8 or float8_e4m3, not in '" + wanted + "'");
   }
-  for (const CacheElement element : {CacheElement::kFloat32, CacheElement::kBfloat16, CacheElement::kFloat16}) {
-    if (dtype == page_dtype(element)) return element;
-  }
+  if (const auto element = element_of(dtype)) return backend::cache_element(*element);
   return usage("keys and values cannot be in " + dtype);
 }
 
