@@ -50,11 +50,17 @@ def qwen3_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def run_batch(qwen3_build: Path) -> Batch:
-    """Gives the results of requests, and the report."""
-    program = qwen3_build / "qwen3"
-    if not program.exists():
+def program(qwen3_build: Path) -> Path:
+    """The program qwen3."""
+    path = qwen3_build / "qwen3"
+    if not path.exists():
         pytest.skip("cpp-httplib is not installed")
+    return path
+
+
+@pytest.fixture(scope="session")
+def run_batch(program: Path) -> Batch:
+    """Gives the results of requests, and the report."""
 
     def run(
         folder: Path, requests: list[dict[str, Any] | str], *options: str, variables: dict[str, str] | None = None
@@ -76,11 +82,8 @@ def run_batch(qwen3_build: Path) -> Batch:
 
 
 @pytest.fixture(scope="session")
-def run_failing(qwen3_build: Path) -> Callable[..., str]:
+def run_failing(program: Path) -> Callable[..., str]:
     """Gives the sentence with which a checkpoint or an option is refused."""
-    program = qwen3_build / "qwen3"
-    if not program.exists():
-        pytest.skip("cpp-httplib is not installed")
 
     def run(folder: Path, *options: str) -> str:
         command = [program, "generate", str(folder), "--prompt=x", *options]

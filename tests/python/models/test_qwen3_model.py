@@ -222,9 +222,9 @@ def test_a_budget_without_room_for_a_layer_leaves_the_work_to_the_cpu(run_batch:
     assert Use(report).held <= 4096 + ROUNDED
 
 
-def test_a_budget_beyond_the_accelerator_is_refused_in_a_sentence(qwen3_build: Path, small: Checkpoint) -> None:
+def test_a_budget_beyond_the_accelerator_is_refused_in_a_sentence(program: Path, small: Checkpoint) -> None:
     done = subprocess.run(
-        [qwen3_build / "qwen3", "generate", str(small.folder), "--prompt=a", "--budget=1T"],
+        [program, "generate", str(small.folder), "--prompt=a", "--budget=1T"],
         capture_output=True,
         text=True,
         env=os.environ | machine("h200"),

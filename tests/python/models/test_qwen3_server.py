@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import qwen3_checkpoints
-import torch
 from helpers import needs_hetero
+from qwen3_checkpoints import Checkpoint
 
 pytestmark = needs_hetero
 
@@ -92,16 +91,13 @@ def until(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return qwen3_checkpoints.write(tmp_path_factory.mktemp("served") / "tiny", qwen3_checkpoints.build())
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return Checkpoint(tmp_path_factory.mktemp("served") / "tiny")
 
 
 @pytest.fixture(scope="module")
-def program(qwen3_build: Path) -> Path:
-    path = qwen3_build / "qwen3"
-    if not path.exists():
-        pytest.skip("cpp-httplib is not installed")
-    return path
+def folder(checkpoint: Checkpoint) -> Path:
+    return checkpoint.folder
 
 
 @pytest.fixture(scope="module")
@@ -111,31 +107,16 @@ def server(program: Path, folder: Path) -> Iterator[Server]:
     made.close()
 
 
-def expected_text(folder: Path, prompt: list[int], tokens: int) -> list[int]:
-    model = qwen3_checkpoints.build()
-    with torch.no_grad():
-        ids = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt)),
-            max_new_tokens=tokens,
-            min_new_tokens=tokens,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-    return ids[0, len(prompt) :].tolist()
-
-
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 
 
-def test_a_completion_is_the_models_text(server: Server, folder: Path) -> None:
+def test_a_completion_is_the_models_text(server: Server, checkpoint: Checkpoint) -> None:
     from tokenizers import Tokenizer
 
     prompt = [5, 77, 1000]
     answer = server.complete({"prompt": prompt, **GREEDY})
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    expected = tokenizer.decode(expected_text(folder, prompt, 12), skip_special_tokens=True)
+    tokenizer = Tokenizer.from_file(str(checkpoint.folder / "tokenizer.json"))
+    expected = tokenizer.decode(checkpoint.expected(prompt, 12)[0], skip_special_tokens=True)
     assert answer["choices"][0]["text"] == expected
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15}
