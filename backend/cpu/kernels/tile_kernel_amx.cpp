@@ -11,6 +11,8 @@
 
 #include <immintrin.h>
 
+#include "backend/cpu/kernels/tile_setup.h"
+
 namespace hetero::backend {
 namespace {
 
@@ -319,10 +321,6 @@ Magnitudes pack_panel(const void* w, int64_t stride, bool columns, int64_t count
   return magnitudes;
 }
 
-// g++'s functions for tiles do not tell the compiler that they read memory: earlier writes must be
-// complete.
-void finish_writes() { asm volatile("" ::: "memory"); }
-
 // ---- multiplying
 
 // The products of planes, by number. Two neighbours share one, which is loaded once; smaller
@@ -475,15 +473,6 @@ template <typename E, typename Floats>
 constexpr TileKernels kKernels = {&pack_rows<E>,  &pack_rows_across<E>, &pack_floats<Floats>,
                                   &pack_panel<E>, &multiply<E, E>,      &multiply<Floats, E>};
 
-struct TileConfiguration {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-static_assert(sizeof(TileConfiguration) == 64);
-
 }  // namespace
 
 const TileKernels& tile_kernels(Element element) {
@@ -491,23 +480,12 @@ const TileKernels& tile_kernels(Element element) {
 }
 
 TileUnit::TileUnit(int64_t rows) {
-  _tile_storeconfig(before_);
-  TileConfiguration configuration;
-  for (int tile = 0; tile < 8; ++tile) {
-    configuration.row_bytes[tile] = 64;
-    // Sums and x have only the existing rows, which saves time if they are few.
-    configuration.rows[tile] = static_cast<uint8_t>(tile < 6 ? least(rows, kTileRows) : kTileRows);
-  }
-  finish_writes();
-  _tile_loadconfig(&configuration);
+  TileConfiguration wanted;
+  // Sums and x have only the existing rows, which saves time if they are few.
+  for (int tile = 0; tile < 8; ++tile) wanted.set(tile, tile < 6 ? least(rows, kTileRows) : kTileRows, 64);
+  set_up_tiles(wanted, before_);
 }
 
-TileUnit::~TileUnit() {
-  if (before_[0] == std::byte{0}) {
-    _tile_release();
-  } else {
-    _tile_loadconfig(before_);
-  }
-}
+TileUnit::~TileUnit() { restore_tiles(before_); }
 
 }  // namespace hetero::backend

@@ -9,6 +9,7 @@
 // Tile registers: 0 to 3 have the sums of four panels, 4 a tile of x and 5 one of w, 6 and 7 the
 // same of half the depth.
 
+#include "backend/cpu/kernels/tile_setup.h"
 #include "backend/cpu/quantized/kernel.h"
 #include "backend/cpu/quantized/lines_avx512.h"
 
@@ -22,38 +23,24 @@ constexpr int64_t kHalf = 32;  // elements of k
 constexpr int64_t kStepsOfHalf = kHalf / 4;
 constexpr int64_t kLineBytes = 64;
 
-struct alignas(64) TileConfiguration {
-  uint8_t palette = 0;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
 // The unit is set up for a block of so many entries during its lifetime, and then as it was.
 class TileSetup {
  public:
   explicit TileSetup(int entries) {
-    _tile_storeconfig(&before_);
     TileConfiguration wanted;
-    wanted.palette = 1;
-    const auto set = [&](int tile, int rows, int64_t bytes) {
-      wanted.rows[tile] = static_cast<uint8_t>(rows);
-      wanted.row_bytes[tile] = static_cast<uint16_t>(bytes);
-    };
-    for (int tile = 0; tile < kPanels; ++tile) set(tile, entries, kLineBytes);
-    set(4, entries, kQuantizedTile);
-    set(5, 16, kLineBytes);
-    set(6, entries, kHalf);
-    set(7, 8, kLineBytes);
-    _tile_loadconfig(&wanted);
+    for (int tile = 0; tile < kPanels; ++tile) wanted.set(tile, entries, kLineBytes);
+    wanted.set(4, entries, kQuantizedTile);
+    wanted.set(5, 16, kLineBytes);
+    wanted.set(6, entries, kHalf);
+    wanted.set(7, 8, kLineBytes);
+    set_up_tiles(wanted, before_);
   }
-  ~TileSetup() { _tile_loadconfig(&before_); }
+  ~TileSetup() { restore_tiles(before_); }
   TileSetup(const TileSetup&) = delete;
   TileSetup& operator=(const TileSetup&) = delete;
 
  private:
-  TileConfiguration before_;
+  alignas(64) uint8_t before_[64];
 };
 
 // The steps of a panel, as tiles of w want them: in place, or unpacked.
@@ -65,6 +52,7 @@ const uint8_t* steps_at(const uint8_t* panel, int64_t k, int64_t count, uint8_t*
     _mm512_storeu_si512(unpacked + 2 * line * kLineBytes, S::low(from));
     _mm512_storeu_si512(unpacked + (2 * line + 1) * kLineBytes, S::high(from));
   }
+  finish_writes();
   return unpacked;
 }
 
