@@ -83,15 +83,18 @@ struct Gpu {
   }
 };
 
-void* acquire_device_memory(void* context, size_t bytes) {
+Result<void*> acquire_device_memory(void* context, size_t bytes) {
   const Gpu& gpu = *static_cast<Gpu*>(context);
   const CurrentGpu current(gpu.ordinal);
   void* data = nullptr;
-  if (cuda_status(cudaMalloc(&data, bytes), "cudaMalloc").ok()) return data;
+  Status status = cuda_status(cudaMalloc(&data, bytes), "cudaMalloc");
   const MemoryHook hook = memory_hook.load(std::memory_order_acquire);
-  if (hook == nullptr) return nullptr;
-  hook();
-  return cuda_status(cudaMalloc(&data, bytes), "cudaMalloc").ok() ? data : nullptr;
+  if (!status.ok() && status.error_class() == ErrorClass::kResource && hook != nullptr) {
+    hook();
+    status = cuda_status(cudaMalloc(&data, bytes), "cudaMalloc");
+  }
+  if (!status.ok()) return status;
+  return data;
 }
 
 void release_device_memory(void* context, void* data, size_t) {

@@ -28,10 +28,11 @@ void* map(size_t bytes) {
   return data == MAP_FAILED ? nullptr : data;
 }
 
-void* acquire_host(void*, size_t bytes) {
-  if (bytes < kMappedBytes) return std::aligned_alloc(kAlignment, bytes);
-  void* const data = map(round_to_pages(bytes));
-  if (data != nullptr) host_ranges().add(data, bytes);
+Result<void*> acquire_host(void*, size_t bytes) {
+  const bool mapped = bytes >= kMappedBytes;
+  void* const data = mapped ? map(round_to_pages(bytes)) : std::aligned_alloc(kAlignment, bytes);
+  if (data == nullptr) return Status(ErrorClass::kResource, "the system has no memory");
+  if (mapped) host_ranges().add(data, bytes);
   return data;
 }
 
@@ -120,22 +121,26 @@ Result<Block> CachingAllocator::allocate(size_t bytes) {
     return Block::adopt(data, bytes, release_block, this);
   }
 
-  data = source_.acquire(source_.context, held_bytes);
-  if (data == nullptr) {
+  const auto is_exhausted = [](const Result<void*>& result) {
+    return !result.ok() && result.status().error_class() == ErrorClass::kResource;
+  };
+  Result<void*> acquired = source_.acquire(source_.context, held_bytes);
+  if (is_exhausted(acquired)) {
     empty_cache();
-    data = source_.acquire(source_.context, held_bytes);
+    acquired = source_.acquire(source_.context, held_bytes);
   }
   {
     std::lock_guard guard(lock_);
     acquiring_bytes_ -= held;
-    if (data == nullptr) {
+    if (!acquired.ok()) {
       stats_.allocated_bytes -= rounded;
       stats_.reserved_bytes -= held;
-      return out_of_memory_error(device_, bytes, stats_);
+      return is_exhausted(acquired) ? out_of_memory_error(device_, bytes, stats_) : acquired.status();
     }
     count_allocation();
     raise_mark(held);
   }
+  data = acquired.value();
   observe_memory(data, rounded);
   return Block::adopt(data, bytes, release_block, this);
 }

@@ -39,9 +39,10 @@
 
 namespace hetero::backend {
 
-// An allocator's source of memory. `acquire` returns null if there is none. Any thread may call it.
+// An allocator's source of memory. `acquire` fails with kResource, whose words nobody reads, if there
+// is none, and with another class if its device failed. Any thread may call it.
 struct MemorySource {
-  void* (*acquire)(void* context, size_t bytes);
+  Result<void*> (*acquire)(void* context, size_t bytes);
   void (*release)(void* context, void* data, size_t bytes);
   void* context = nullptr;
   bool host_accessible = false;  // cached blocks are poisoned under AddressSanitizer
@@ -61,7 +62,7 @@ class CachingAllocator {
 
   // A block of `bytes` bytes, aligned like the source and at least to 64. If the source has no
   // memory, the cache is released and the source is asked once more. Errors: kResource, with
-  // figures, over the limit or without memory.
+  // figures, over the limit or without memory; the source's, if its device failed.
   Result<Block> allocate(size_t bytes);
 
   // Counts memory that live Blocks hold but other allocators own (negative: released). Refuses to

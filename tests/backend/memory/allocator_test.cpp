@@ -24,15 +24,16 @@ struct FakeSource {
   int acquired = 0;
   int released = 0;
   int refusals = 0;  // how many of the next calls are refused
+  Status refusal{ErrorClass::kResource, "none"};
   uintptr_t next = size_t{1} << 40;
   std::vector<void*> released_blocks;
 
   MemorySource source() {
-    return {[](void* context, size_t bytes) -> void* {
+    return {[](void* context, size_t bytes) -> Result<void*> {
               auto& self = *static_cast<FakeSource*>(context);
               if (self.refusals > 0) {
                 --self.refusals;
-                return nullptr;
+                return self.refusal;
               }
               ++self.acquired;
               const uintptr_t address = self.next;
@@ -174,6 +175,21 @@ TEST_CASE("when the system has no memory twice the request fails and nothing is 
   REQUIRE(allocator.stats().peak_bytes == before.peak_bytes);
   REQUIRE(allocator.stats().allocations == before.allocations);
   REQUIRE(allocator.allocate(2 * kMiB).ok());
+}
+
+TEST_CASE("a failed device is not taken for one without memory") {
+  FakeSource fake;
+  CachingAllocator allocator(fake.source(), "cuda");
+  fake.refusals = 1;
+  fake.refusal = Status(ErrorClass::kDevice, "cuda: cudaMalloc: device-side assert triggered");
+  const Result<Block> refused = allocator.allocate(128);
+  REQUIRE_FALSE(refused.ok());
+  REQUIRE(refused.status().error_class() == ErrorClass::kDevice);
+  REQUIRE(refused.status().message() == fake.refusal.message());
+  REQUIRE(fake.acquired == 0);  // not asked again
+  REQUIRE(allocator.stats().allocated_bytes == 0);
+  REQUIRE(allocator.stats().reserved_bytes == 0);
+  take(allocator, 128);
 }
 
 TEST_CASE("a request of absurd size fails cleanly on the host") {
