@@ -37,6 +37,7 @@ class StagingPool {
   std::mutex mutex_;
   std::condition_variable released_;
   // Guarded by mutex_.
+  size_t count_ = 0;  // of those that are there or being made
   std::vector<void*> all_;
   std::vector<void*> free_;
 };

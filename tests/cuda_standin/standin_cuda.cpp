@@ -163,12 +163,25 @@ const std::pair<const uintptr_t, Range>* find_range(const void* address) {
   return key - it->first < it->second.bytes ? &*it : nullptr;
 }
 
+// As the driver may do before it changes what is mapped: whoever calls it under a lock that an operation waits for, waits
+// for ever.
+void wait_for_operations() {
+  World& world = world_of_process();
+  std::vector<Stream*> streams{&world.default_stream};
+  {
+    const std::lock_guard lock(world.mutex);
+    streams.insert(streams.end(), world.streams.begin(), world.streams.end());
+  }
+  for (Stream* const stream : streams) const std::lock_guard lock(stream->running);
+}
+
 cudaError_t allocate_memory(void** result, size_t bytes, cudaMemoryType type) {
   World& world = world_of_process();
   make_context();
   if (result == nullptr) return cudaErrorInvalidValue;
   *result = nullptr;
   if (bytes == 0) return cudaSuccess;
+  if (type == cudaMemoryTypeHost) wait_for_operations();
   const std::lock_guard lock(world.mutex);
   const bool on_device = type == cudaMemoryTypeDevice;
   if (on_device && (bytes > world.limit || world.used > world.limit - bytes)) return cudaErrorMemoryAllocation;
@@ -196,6 +209,7 @@ cudaError_t release_memory(void* address, cudaMemoryType type) {
   World& world = world_of_process();
   make_context();
   if (address == nullptr) return cudaSuccess;
+  if (type == cudaMemoryTypeHost) wait_for_operations();
   const std::lock_guard lock(world.mutex);
   const auto it = world.ranges.find(reinterpret_cast<uintptr_t>(address));
   if (it == world.ranges.end() || it->second.type != type || !it->second.owned) return cudaErrorInvalidValue;

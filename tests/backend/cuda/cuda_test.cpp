@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include <numeric>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -90,6 +92,32 @@ TEST_CASE("pageable bytes of several staging buffers go to the GPU and come back
   REQUIRE(back == host);
   REQUIRE(device->counters().bytes_in - before.bytes_in == static_cast<int64_t>(bytes));
   REQUIRE(device->counters().bytes_out - before.bytes_out == static_cast<int64_t>(bytes));
+}
+
+TEST_CASE("threads copy pageable bytes on one queue while its staging buffers are made and given back") {
+  const std::unique_ptr<CudaDevice> device = first_gpu();
+  if (is_skipped(device == nullptr)) return;
+  constexpr size_t kCount = 1000;
+  constexpr int kThreads = 16;  // more than there are buffers
+  std::atomic<int> wrong = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      std::vector<int32_t> host(kCount), back(kCount);
+      const size_t bytes = kCount * sizeof(int32_t);
+      const Result<Block> block = device->allocate(bytes);
+      Queue& queue = device->queue(QueueKind::kCompute);
+      bool ok = block.ok();
+      for (int round = 0; round < 50 && ok; ++round) {
+        std::iota(host.begin(), host.end(), 1000 * t + round);
+        ok = queue.copy(block.value().data(), host.data(), bytes).ok() &&
+             queue.copy(back.data(), block.value().data(), bytes).ok() && queue.synchronize().ok() && back == host;
+      }
+      wrong += !ok;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  REQUIRE(wrong == 0);
 }
 
 TEST_CASE("timed events tell what the GPU took") {
