@@ -11,6 +11,7 @@ import importlib.abc
 import importlib.util
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -45,6 +46,7 @@ ADAPTERS = {
     "accelerate.utils.memory": "accelerate:adapt_memory",
     "accelerate.utils.modeling": "accelerate:adapt_modeling",
     "transformers.cache_utils": "transformers:adapt_cache_utils",
+    "transformers.generation.continuous_batching.requests": "transformers:adapt_continuous_batching",
     "transformers.generation.continuous_batching.utils": "transformers:adapt_continuous_batching",
     "transformers.generation.utils": "transformers:adapt_generation",
     "transformers.pipelines.base": "transformers:adapt_pipelines",
@@ -108,7 +110,14 @@ class _Unfinished(ModuleSpec):
 
 def _adapt(module: ModuleType) -> None:
     name, _, function = ADAPTERS[module.__name__].partition(":")
-    getattr(importlib.import_module(f"{__name__}.{name}"), function or "apply")(module)
+    try:
+        getattr(importlib.import_module(f"{__name__}.{name}"), function or "apply")(module)
+    except Exception as error:  # noqa: BLE001 another version has other names, and may be used without what adapts it
+        warnings.warn(
+            f"torch_hetero does not know this version of {module.__name__}, which stays as it is and may not use the device "
+            f"hetero ({type(error).__name__}: {error})",
+            stacklevel=2,
+        )
 
 
 def install() -> None:

@@ -102,8 +102,10 @@ def adapt_generation(module: ModuleType) -> None:
 
 
 def adapt_continuous_batching(module: ModuleType) -> None:
-    """Adapts ``transformers.generation.continuous_batching.utils``."""
-    break_down = module.get_device_and_memory_breakdown
+    """Adapts ``transformers.generation.continuous_batching.utils``, or ``requests`` of versions before 5.18."""
+    break_down = getattr(module, "get_device_and_memory_breakdown", None)
+    if getattr(break_down, "__module__", None) != module.__name__:
+        return
 
     @functools.wraps(break_down)
     def get_device_and_memory_breakdown() -> tuple[torch.device, int, int, int]:

@@ -49,6 +49,27 @@ def test_programs_that_use_the_cpu_are_what_they_are_without_hetero(name: str) -
 
 
 @needs_hetero
+def test_a_version_that_has_other_names_is_imported_and_said_to_be_unknown(tmp_path: Path) -> None:
+    package = tmp_path / "ultralytics"
+    for folder in (package, package / "engine"):
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+    (package / "engine" / "trainer.py").write_text("complete = True\n")
+    out = run_python_ok(
+        """
+        import warnings
+        import torch
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            import ultralytics.engine.trainer
+        print(ultralytics.engine.trainer.complete, *(warning.message for warning in seen))
+        """,
+        {"PYTHONPATH": str(tmp_path)},
+    )
+    assert out.startswith("True torch_hetero does not know this version of ultralytics.engine.trainer"), out
+
+
+@needs_hetero
 def test_each_row_of_the_table_names_a_function_of_an_adapter() -> None:
     from torch_hetero import adapters
 
