@@ -35,6 +35,7 @@ def clean_state(machine: str) -> Iterator[None]:
     if not ON_HETERO:
         yield
         return
+    torch.backends.cudnn.allow_tf32 = False  # on a GPU, convolutions would have 10 bits
     config = torch.hetero.config
     before = config.as_dict()
     yield
