@@ -138,6 +138,36 @@ BITS_OF_HOST_KERNELS = {
     "test_fused.py::test_placement_does_not_change_a_bit_of_what_is_fused[perceptron]": "the CPU draws numbers",
 }
 
+# What a GPU leaves out too.
+GPU = {
+    **{
+        name: "an index out of range ends the process's use of the GPU, as in PyTorch"
+        for name in (
+            "test_device_kernels.py::test_errors_are_the_cpus_and_nothing_is_lost",
+            "test_captures.py::test_an_index_out_of_range",
+            "test_options.py::test_traceback_names_the_line",
+            "test_errors.py::test_a_change_that_nobody_has_heard",
+            "test_errors.py::test_no_error_text_mentions",
+            "test_errors.py::test_what_was_to_change_after_a_failed_call",
+            "test_dynamic.py::test_batch_and_length_of_attention",
+            "test_saved.py::test_an_error_names_the_operator",
+            "test_stage_pipeline.py::test_an_error_is_that_of_its_call",
+        )
+    },
+    "test_errors.py::test_integers_are_divided": "dividing an integer by zero is no error on a GPU, as in PyTorch",
+    "test_device_module.py::test_accelerator": "PyTorch's accelerator is the GPU",
+    "test_device_module.py::test_stream": "PyTorch's accelerator is the GPU",
+    "test_device_module.py::test_events_measure": "looks at the simulated machine's clock",
+    "test_device_module.py::test_work_of_streams": "looks at the simulated machine's clock",
+    "test_config.py::test_verify_mode": "the straight interpreter runs on the CPU, which has other bits",
+    "test_threads.py::test_threads_that_record": "a chain of sines, which makes any difference large",
+    "test_custom_ops.py::test_gradcheck": "sums of backward passes are not made in the same order each time",
+    "test_models.py::test_transformer_forward": "CUDA's attention in float32 has 10 bits, in eager too",
+    "test_models.py::test_three_training_steps": "batch norm makes small differences large",
+    "test_convolutions.py::test_unfused_a_small_net": "compares bits of losses",
+    "test_rnn.py::test_autocast": "compares bits of bfloat16",
+}
+
 
 def runs_of(path: str, chosen: str) -> dict[str, int | None]:
     """Returns the machines that a file's tests run on with `--machines chosen`, and how many sets of parameters of each test."""
@@ -152,6 +182,8 @@ def reasons_to_leave_out(test: str, machine: str) -> list[str]:
     reasons = [f"without an accelerator: {reason}" for name, reason in CPU_ALONE.items() if f"/{name}" in test]
     if variables.get("HETERO_TEST_HOST_KERNELS", "1") == "0":
         reasons += [f"with the CPU's kernels: {reason}" for name, reason in BITS_OF_HOST_KERNELS.items() if f"/{name}" in test]
+    if variables.get("HETERO_ACCELERATOR") == "cuda":
+        reasons += [f"without a GPU: {reason}" for name, reason in GPU.items() if f"/{name}" in test]
     return reasons
 
 
