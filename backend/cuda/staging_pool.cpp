@@ -10,8 +10,8 @@ StagingPool::~StagingPool() {
   for (void* buffer : all_) cudaFreeHost(buffer);
 }
 
-// No call of CUDA is made under the lock: the driver may wait in it for host functions, of which some
-// wait for the lock, to give their buffers back.
+// No call of CUDA is made under the lock: the driver may wait in it for host functions, of which
+// some wait for the lock, to give their buffers back.
 Result<void*> StagingPool::acquire(const std::function<Status()>& check_stream) {
   std::unique_lock lock(mutex_);
   Status made;

@@ -39,8 +39,8 @@
 
 namespace hetero::backend {
 
-// An allocator's source of memory. `acquire` fails with kResource, whose words nobody reads, if there
-// is none, and with another class if its device failed. Any thread may call it.
+// An allocator's source of memory. `acquire` fails with kResource, whose words nobody reads, if
+// there is none, and with another class if its device failed. Any thread may call it.
 struct MemorySource {
   Result<void*> (*acquire)(void* context, size_t bytes);
   void (*release)(void* context, void* data, size_t bytes);

@@ -139,7 +139,8 @@ def difference(actual: Any, expected: Any) -> str | None:
         wrong &= ~(torch.isnan(values) & torch.isnan(oracle))
     if not wrong.any():
         return None
-    if os.environ.get("HETERO_ACCELERATOR") == "cuda" and torch.allclose(values, oracle, *CLOSE[expected.dtype], True):
+    on_gpu = os.environ.get("HETERO_ACCELERATOR") == "cuda"
+    if on_gpu and torch.allclose(values, oracle, *CLOSE[expected.dtype], equal_nan=True):
         return None
     first = int(wrong.nonzero()[0])
     return (
