@@ -9,11 +9,11 @@ cd "$(dirname "$0")/.."
 to=third_party/carried
 rm -rf "$to"
 mkdir -p "$to"/{include,lib,python}
-for name in nlohmann xbyak catch2 gtest libdeflate.h pcre2.h utf8proc.h; do
+for name in nlohmann xbyak catch2 gtest libdeflate.h liburing liburing.h lz4.h pcre2.h utf8proc.h xxhash.h zstd.h; do
   if [ -e "/usr/include/$name" ]; then cp -r "/usr/include/$name" "$to/include/"; else echo "without $name"; fi
 done
 libraries=/usr/lib/$(g++ -print-multiarch)
-for name in libdeflate libgtest libgtest_main libpcre2-8 libutf8proc; do
+for name in libdeflate libgtest libgtest_main liblz4 libpcre2-8 liburing libutf8proc libzstd; do
   if [ -e "$libraries/$name.a" ]; then cp "$libraries/$name.a" "$to/lib/"; else echo "without $name"; fi
 done
 packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')

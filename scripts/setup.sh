@@ -15,11 +15,11 @@ if is_done all || is_done "$what"; then
 fi
 
 # System packages, where they are missing and may be installed.
-required=(g++ cmake python3-venv python3-dev nlohmann-json3-dev)
-helpful=(ninja-build libxbyak-dev libdeflate-dev ccache mold)
+required=(g++ cmake python3-venv python3-dev nlohmann-json3-dev libxxhash-dev)
+helpful=(ninja-build libxbyak-dev libdeflate-dev liburing-dev libzstd-dev liblz4-dev ccache mold)
 if [ "$what" = all ]; then
   required+=(libgtest-dev catch2)
-  helpful+=(libbenchmark-dev valgrind chromium libcpp-httplib-dev libpcre2-dev libutf8proc-dev)
+  helpful+=(libbenchmark-dev redis-server fio valgrind chromium libcpp-httplib-dev libpcre2-dev libutf8proc-dev)
 fi
 missing() {
   for package in "$@"; do

@@ -1,0 +1,122 @@
+// BlockFile: blocks of keys and values in a folder of a local disk, which survive the process.
+//
+// The folder has one file of slots of equal size (block_geometry.h), a log of what is in them, and
+// a snapshot of the log. A block is published in the log after its bytes were written, with its
+// key, its tokens, and a checksum of each piece. Every read verifies the checksums. So a crash may
+// lose blocks, but never gives wrong bytes.
+//
+//   auto file = BlockFile::open(options, [&](const StoredBlock& block) { ... });  // what is there
+//   std::optional<int64_t> slot = file->take();
+//   file->write({{.slot = *slot, .data = data, .block = block}}, [](const BlockResult& result) {});
+//   file->read({{.slot = *slot, .data = data}}, 0, geometry.pieces, [](const BlockResult& result) {});
+//   file->erase(*slot);
+//
+// Slots are numbered by the caller's index; the file only says which are free. A slot that is
+// written again gets a new generation, so an old record cannot describe new bytes.
+//
+// Thread safety: any thread. Functions that are called back run on a thread of the file, or before
+// the call returns; they may call the file. Ownership: memory of a read or write must live until
+// its function was called. The destructor waits for all of them, and publishes what is pending.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backend/base/function_ref.h"
+#include "backend/base/status.h"
+#include "backend/tier/block_geometry.h"
+#include "backend/tier/block_key.h"
+
+namespace hetero::backend {
+
+// What a crash may lose of blocks whose write was acknowledged. No level ever gives wrong bytes.
+enum class Durability {
+  kNone,    // a crash of the process loses nothing; a crash of the system, what it had not written
+  kGroup,   // a crash of the system loses at most the last `group_seconds`
+  kStrict,  // nothing: a write is acknowledged when the disk has the bytes and the record
+};
+
+// How a file is read and written.
+enum class FileEngine { kAuto, kUring, kThreads };
+
+struct StoredBlock {
+  int64_t slot = 0;
+  BlockKey key;
+  BlockKey parent;  // the fingerprint for the first block of a sequence
+  std::vector<int32_t> tokens;
+};
+
+struct BlockFileOptions {
+  std::string folder;  // made with mode 0700 if it does not exist; its parent must exist
+  BlockGeometry geometry;
+  BlockKey fingerprint;
+  std::string description;  // of the fingerprint, for those who inspect the folder
+  int64_t most_bytes = 0;   // of the slots
+  Durability durability = Durability::kNone;
+  double group_seconds = 1;
+  FileEngine engine = FileEngine::kAuto;
+};
+
+struct BlockWrite {
+  int64_t slot = 0;
+  const std::byte* data = nullptr;  // block_bytes(), on a page border
+  StoredBlock block;                // its slot is not looked at
+};
+
+struct BlockRead {
+  int64_t slot = 0;
+  std::byte* data = nullptr;  // of the whole block, on a page border; only pieces asked for are written
+};
+
+struct BlockResult {
+  Status status;                   // of the first block that failed
+  std::vector<int64_t> bad_slots;  // did not have what was asked for: those must be erased
+};
+
+struct BlockFileCounters {
+  int64_t slots = 0, used = 0;
+  int64_t reads = 0, writes = 0;  // blocks
+  int64_t bytes_read = 0, bytes_written = 0;
+  int64_t operations = 0;  // of the system
+  int64_t checksum_failures = 0, io_errors = 0;
+  int64_t recovered = 0;  // blocks found when the folder was opened
+  int64_t log_bytes = 0, compactions = 0;
+  bool quarantined = false;  // the disk failed; nothing is read or written any more
+  const char* engine = "";
+};
+
+class BlockFile {
+ public:
+  using Done = std::function<void(const BlockResult& result)>;
+
+  // Opens a folder, or makes it. `recovered` is called for each block that is there, parents before
+  // their children; blocks whose parent is lost are dropped.
+  // Errors: kStorage, in one sentence: another process has the folder, another version or another
+  // fingerprint or geometry, no permission, no space. A damaged log loses its damaged end only.
+  static Result<std::unique_ptr<BlockFile>> open(const BlockFileOptions& options,
+                                                 FunctionRef<void(const StoredBlock&)> recovered);
+  virtual ~BlockFile() = default;
+
+  // A free slot, next to the last one where that is free; none if all are taken.
+  virtual std::optional<int64_t> take() = 0;
+  // Gives a slot back that was taken and not written.
+  virtual void give(int64_t slot) = 0;
+  // Writes blocks to slots that were taken, and publishes them. Neighbouring slots share operations
+  // of the system. Blocks that fail are not published; their slots stay taken.
+  virtual void write(std::vector<BlockWrite> blocks, Done done) = 0;
+  // Reads pieces [first_piece, first_piece + pieces) of blocks, and verifies them.
+  virtual void read(std::vector<BlockRead> blocks, int64_t first_piece, int64_t pieces, Done done) = 0;
+  // Forgets a published block; its slot is free. REQUIRES: no read of it is going on.
+  virtual void erase(int64_t slot) = 0;
+  // Until everything published so far is on the disk. Errors: kStorage.
+  virtual Status sync() = 0;
+  virtual BlockFileCounters counters() const = 0;
+};
+
+}  // namespace hetero::backend

@@ -1,0 +1,109 @@
+// BlockIndex: which blocks of tokens are in which tiers, by what they and everything before them
+// say.
+//
+// A tree: a node is a block of tokens behind its parent's. Tokens are compared, so equal hashes
+// cannot be taken for equal prefixes. A node has a state for each tier that is indexed:
+//
+//   absent -> filling (a transfer writes it) -> ready -> evicting (it is to go, when no one reads it)
+//
+// A block that is pinned in a tier is not evicted from it. In each tier a block is evicted after the
+// blocks that follow it, so what is left is always a prefix that can be used.
+//
+//   std::vector<NodeId> path;
+//   index.match(tokens, path);                        // the known blocks of a prefix
+//   NodeId node = index.insert(path.back(), block);   // the next one
+//   index.begin_fill(node, Tier::kHost, place);
+//   index.finish_fill(node, Tier::kHost);
+//   NodeId victim = index.evict(Tier::kHost);         // in constant time
+//
+// Thread safety: none; the store's lock.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/base/function_ref.h"
+#include "backend/tier/block_key.h"
+#include "graph/transfer/transfer_graph.h"
+
+namespace hetero::graph {
+
+using NodeId = uint32_t;
+using backend::BlockKey;
+
+enum class BlockState : uint8_t { kAbsent, kFilling, kReady, kEvicting };
+
+// What an index knows of the blocks in a tier.
+struct TierCounts {
+  int64_t filling = 0, ready = 0, evicting = 0, pinned = 0;
+};
+
+class BlockIndex {
+ public:
+  static constexpr NodeId kRoot = 0;
+  static constexpr NodeId kNone = UINT32_MAX;
+  // Host, disk and remote.
+  static constexpr int kIndexedTiers = 3;
+
+  struct Options {
+    int64_t block_tokens = 16;
+    BlockKey fingerprint;        // the key of the root
+    std::string policy = "lru";  // of eviction: "lru", "lfu", "slru", "s3fifo", "arc"
+    // Blocks of a tier that policies with queues of a share of it take as its size; host, disk.
+    int64_t host_blocks = 0, disk_blocks = 0;
+  };
+  explicit BlockIndex(const Options& options);
+  ~BlockIndex();
+  BlockIndex(const BlockIndex&) = delete;
+
+  // Appends the known blocks at the beginning of `tokens`, in order. Tokens behind the last whole
+  // block do not count.
+  void match(std::span<const int32_t> tokens, std::vector<NodeId>& path) const;
+  // The child with these tokens, known or made. REQUIRES: block_tokens of them.
+  NodeId insert(NodeId parent, std::span<const int32_t> tokens);
+  // A child if it is known, else kNone.
+  NodeId find(NodeId parent, std::span<const int32_t> tokens) const;
+
+  NodeId parent(NodeId node) const;
+  const BlockKey& key(NodeId node) const;
+  std::span<const int32_t> tokens(NodeId node) const;
+  BlockState state(NodeId node, Tier tier) const;
+  int64_t place(NodeId node, Tier tier) const;  // REQUIRES: not absent
+  int64_t hits(NodeId node) const;              // how often it was touched
+
+  // REQUIRES: absent.
+  void begin_fill(NodeId node, Tier tier, int64_t place);
+  // REQUIRES: filling.
+  void finish_fill(NodeId node, Tier tier);
+  // To absent, from any state. A node that is absent everywhere, has no child and no pin is
+  // forgotten: its number may become another block's. REQUIRES: not pinned in the tier.
+  void remove(NodeId node, Tier tier);
+
+  // Pins are counted. A pin also keeps the node itself.
+  void pin(NodeId node, Tier tier);
+  void unpin(NodeId node, Tier tier);
+
+  // A path from the root was used: all its blocks are recent, the first ones most.
+  void touch(std::span<const NodeId> path);
+
+  // Chooses a block that is ready, not pinned, and has no child that is ready or filling in the
+  // tier, and makes it evicting. kNone if there is none.
+  NodeId evict(Tier tier);
+
+  TierCounts counts(Tier tier) const;
+  int64_t size() const;  // nodes, without the root
+  // Calls visit(node) for each node, parents first.
+  void for_each(const backend::FunctionRef<void(NodeId)>& visit) const;
+  // Forgets everything. REQUIRES: no pins.
+  void clear();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace hetero::graph
