@@ -79,6 +79,8 @@ class BlockIndex {
   void begin_fill(NodeId node, Tier tier, int64_t place);
   // REQUIRES: filling.
   void finish_fill(NodeId node, Tier tier);
+  // No one may use it from now on, but those who hold it. REQUIRES: filling or ready.
+  void set_evicting(NodeId node, Tier tier);
   // To absent, from any state. A node that is absent everywhere, has no child and no pin is
   // forgotten: its number may become another block's. REQUIRES: not pinned in the tier.
   void remove(NodeId node, Tier tier);
@@ -86,6 +88,7 @@ class BlockIndex {
   // Pins are counted. A pin also keeps the node itself.
   void pin(NodeId node, Tier tier);
   void unpin(NodeId node, Tier tier);
+  int64_t pins(NodeId node, Tier tier) const;
 
   // A path from the root was used: all its blocks are recent, the first ones most.
   void touch(std::span<const NodeId> path);

@@ -51,6 +51,29 @@ Status TransferRun::wait() {
   return outcome();
 }
 
+Status TransferRun::wait_for_layer(int32_t layer) {
+  const auto concerns = [&](const TransferOp& op) {
+    if (!op.is_awaited || destination_tier(op.type) != graph_.target()) return false;
+    return op.layer_granularity == 0 || (op.layer_id <= layer && layer < op.layer_id + op.layer_granularity);
+  };
+  std::unique_lock lock(mutex_);
+  ++watchers_;
+  bool is_complete = true;
+  changed_.wait(lock, [&] {
+    is_complete = true;
+    for (const TransferOp& op : graph_.ops()) {
+      if (!concerns(op)) continue;
+      const TransferState state = nodes_[op.op_id].state();
+      if (!is_final(state)) return false;
+      is_complete &= state == TransferState::kCompleted;
+    }
+    return true;
+  });
+  --watchers_;
+  if (is_complete) return Status();
+  return error_.ok() ? Status(ErrorClass::kCancelled, "the transfers were cancelled") : error_;
+}
+
 Status TransferRun::wait_completely() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return is_finished_; });
@@ -88,8 +111,10 @@ TransferScheduler::Lane& TransferScheduler::lane_of(const Node& node) {
 
 // 1. Edges within the graph, and to earlier graphs, while no transfer of this one can start.
 // 2. Each transfer is released: those that wait for nothing are ready.
-std::shared_ptr<TransferRun> TransferScheduler::submit(TransferOpGraph graph) {
+std::shared_ptr<TransferRun> TransferScheduler::submit(TransferOpGraph graph,
+                                                       std::function<void(const TransferOpGraph&)> finished) {
   std::shared_ptr<TransferRun> run(new TransferRun(std::move(graph)));
+  run->finished_ = std::move(finished);
   std::vector<TransferOp>& ops = run->graph_.ops_;
   for (TransferOp& op : ops) {
     run->nodes_[op.op_id].run = run.get();
@@ -279,7 +304,7 @@ void TransferScheduler::report(Node& node, TransferState state, const Status& st
   if (!status.ok() || node.op->is_awaited) {
     const std::lock_guard lock(run.mutex_);
     if (!status.ok() && run.error_.ok()) run.error_ = status;
-    if (node.op->is_awaited && --run.awaited_ == 0) run.changed_.notify_all();
+    if (node.op->is_awaited && (--run.awaited_ == 0 || run.watchers_ > 0)) run.changed_.notify_all();
   }
   close(run);
 }
@@ -289,6 +314,7 @@ void TransferScheduler::close(TransferRun& run) {
 }
 
 void TransferScheduler::finish(TransferRun& run) {
+  if (run.finished_) run.finished_(run.graph_);
   std::shared_ptr<TransferRun> kept;
   const std::lock_guard lock(mutex_);
   hazards_.remove(run.graph_.ops(), &run);

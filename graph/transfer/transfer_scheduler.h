@@ -29,6 +29,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -75,6 +76,9 @@ class TransferRun {
   // Waits until every awaited transfer has ended. The error of the first that failed; kCancelled if
   // some were cancelled.
   Status wait();
+  // Waits until every awaited transfer of this layer into the graph's target has ended. Errors:
+  // those of wait(), if one of them did not complete.
+  Status wait_for_layer(int32_t layer);
   // Waits until all have ended, those that are not awaited too.
   Status wait_completely();
   bool is_done() const;
@@ -95,10 +99,12 @@ class TransferRun {
   std::vector<std::unique_ptr<Edge>> edges_;  // to its nodes
   std::atomic<bool> is_cancelled_{false};
   std::atomic<int64_t> open_{0};  // transfers that have not ended
+  std::function<void(const TransferOpGraph&)> finished_;
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   int64_t awaited_ = 0;
+  int watchers_ = 0;  // threads that wait for single transfers
   bool is_finished_ = false;
   Status error_;
 };
@@ -112,7 +118,9 @@ class TransferScheduler {
   // Before the first graph with such transfers.
   void set_lane(TransferType type, TransferLane& lane, LaneLimits limits = {});
   // Starts what can start. Transfers of a type without a lane fail. REQUIRES: graph.verify().
-  std::shared_ptr<TransferRun> submit(TransferOpGraph graph);
+  // `finished` is called once, when the last transfer has ended, and before later graphs stop to
+  // wait for this one's: so it can say which blocks have their data. It may not submit.
+  std::shared_ptr<TransferRun> submit(TransferOpGraph graph, std::function<void(const TransferOpGraph&)> finished = {});
   void cancel(TransferRun& run);
   // Until no graph runs.
   void wait_idle();
