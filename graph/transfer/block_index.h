@@ -4,10 +4,10 @@
 // A tree: a node is a block of tokens behind its parent's. Tokens are compared, so equal hashes
 // cannot be taken for equal prefixes. A node has a state for each tier that is indexed:
 //
-//   absent -> filling (a transfer writes it) -> ready -> evicting (it is to go, when no one reads it)
+//   absent -> filling (a transfer writes it) -> ready -> evicting (it goes when no one reads it)
 //
-// A block that is pinned in a tier is not evicted from it. In each tier a block is evicted after the
-// blocks that follow it, so what is left is always a prefix that can be used.
+// A block that is pinned in a tier is not evicted from it. In each tier a block is evicted after
+// the blocks that follow it, so what is left is always a prefix that can be used.
 //
 //   std::vector<NodeId> path;
 //   index.match(tokens, path);                        // the known blocks of a prefix
@@ -15,6 +15,13 @@
 //   index.begin_fill(node, Tier::kHost, place);
 //   index.finish_fill(node, Tier::kHost);
 //   NodeId victim = index.evict(Tier::kHost);         // in constant time
+//
+// A node that nothing keeps is forgotten, and its number may become another block's. Kept is a node
+// that is not absent in some tier, is pinned in some tier, or has a child. Whoever holds numbers
+// over calls that forget (remove, unpin) pins the last of them.
+//
+// With blocks of 16 tokens a node costs about 200 bytes. tests/graph/transfer/index_bench.cpp
+// measures the time of matches, insertions and evictions.
 //
 // Thread safety: none; the store's lock.
 
@@ -28,11 +35,11 @@
 
 #include "backend/base/function_ref.h"
 #include "backend/tier/block_key.h"
+#include "graph/transfer/eviction_policy.h"
 #include "graph/transfer/transfer_graph.h"
 
 namespace hetero::graph {
 
-using NodeId = uint32_t;
 using backend::BlockKey;
 
 enum class BlockState : uint8_t { kAbsent, kFilling, kReady, kEvicting };
@@ -45,16 +52,18 @@ struct TierCounts {
 class BlockIndex {
  public:
   static constexpr NodeId kRoot = 0;
-  static constexpr NodeId kNone = UINT32_MAX;
+  static constexpr NodeId kNone = kNoNode;
   // Host, disk and remote.
   static constexpr int kIndexedTiers = 3;
 
   struct Options {
     int64_t block_tokens = 16;
-    BlockKey fingerprint;        // the key of the root
-    std::string policy = "lru";  // of eviction: "lru", "lfu", "slru", "s3fifo", "arc"
+    BlockKey fingerprint{};      // the key of the root
+    std::string policy = "lru";  // one of eviction_policies()
     // Blocks of a tier that policies with queues of a share of it take as its size; host, disk.
+    // 0: as many as are ready at most.
     int64_t host_blocks = 0, disk_blocks = 0;
+    uint64_t (*token_hash)(std::span<const int32_t> tokens) = nullptr;  // for tests; null: XXH3
   };
   explicit BlockIndex(const Options& options);
   ~BlockIndex();
@@ -68,38 +77,45 @@ class BlockIndex {
   // A child if it is known, else kNone.
   NodeId find(NodeId parent, std::span<const int32_t> tokens) const;
 
-  NodeId parent(NodeId node) const;
+  NodeId parent(NodeId node) const;  // REQUIRES: not the root
+  // These references stay valid until the node is forgotten.
   const BlockKey& key(NodeId node) const;
   std::span<const int32_t> tokens(NodeId node) const;
-  BlockState state(NodeId node, Tier tier) const;
-  int64_t place(NodeId node, Tier tier) const;  // REQUIRES: not absent
-  int64_t hits(NodeId node) const;              // how often it was touched
+  BlockState state(NodeId node, Tier tier) const;  // absent in tiers that are not indexed
+  int64_t place(NodeId node, Tier tier) const;     // REQUIRES: not absent
+  int64_t hits(NodeId node) const;                 // how often it was touched
 
-  // REQUIRES: absent.
+  // Tiers are indexed ones and nodes not the root, here and below.
+  //
+  // REQUIRES: absent. Places are below 2^61.
   void begin_fill(NodeId node, Tier tier, int64_t place);
-  // REQUIRES: filling.
+  // A new block is as recent as a used one. REQUIRES: filling.
   void finish_fill(NodeId node, Tier tier);
-  // No one may use it from now on, but those who hold it. REQUIRES: filling or ready.
+  // Only those who hold the block may use it from now on. REQUIRES: filling or ready.
   void set_evicting(NodeId node, Tier tier);
-  // To absent, from any state. A node that is absent everywhere, has no child and no pin is
-  // forgotten: its number may become another block's. REQUIRES: not pinned in the tier.
+  // To absent, from any state. Then forgets the node if nothing keeps it, and so on towards the
+  // root. REQUIRES: not pinned in the tier.
   void remove(NodeId node, Tier tier);
 
-  // Pins are counted. A pin also keeps the node itself.
+  // Pins are counted. A pin also keeps the node itself, whatever its state. The last unpin()
+  // forgets it as remove() does.
   void pin(NodeId node, Tier tier);
   void unpin(NodeId node, Tier tier);
   int64_t pins(NodeId node, Tier tier) const;
 
-  // A path from the root was used: all its blocks are recent, the first ones most.
+  // A path from the root was used: all its blocks are recent, the first ones most. Policies count
+  // it as a use in the host and on disk, where a block is ready.
   void touch(std::span<const NodeId> path);
 
   // Chooses a block that is ready, not pinned, and has no child that is ready or filling in the
-  // tier, and makes it evicting. kNone if there is none.
+  // tier, and makes it evicting. kNone if there is none, or if the tier is the remote one, whose
+  // blocks expire by themselves.
   NodeId evict(Tier tier);
 
+  // `pinned` counts blocks, not pins.
   TierCounts counts(Tier tier) const;
   int64_t size() const;  // nodes, without the root
-  // Calls visit(node) for each node, parents first.
+  // Calls visit(node) for each node, parents first. REQUIRES: visit forgets and inserts none.
   void for_each(const backend::FunctionRef<void(NodeId)>& visit) const;
   // Forgets everything. REQUIRES: no pins.
   void clear();

@@ -1,0 +1,153 @@
+#include "graph/transfer/block_tree.h"
+
+#include <cstring>
+#include <utility>
+
+namespace hetero::graph {
+
+uint64_t hash_tokens(std::span<const int32_t> tokens) { return backend::checksum(tokens.data(), tokens.size_bytes()); }
+
+BlockTree::BlockTree(int64_t block_tokens, const backend::BlockKey& root, TokenHash hash)
+    : block_tokens_(static_cast<size_t>(block_tokens)), hash_(hash), tokens_(block_tokens_) {
+  keys_[take_number()] = root;
+}
+
+bool BlockTree::has_tokens(NodeId node, const int32_t* tokens) const {
+  return std::memcmp(tokens_.at(node), tokens, block_tokens_ * sizeof(int32_t)) == 0;
+}
+
+void BlockTree::match(std::span<const int32_t> tokens, std::vector<NodeId>& path) const {
+  NodeId node = kRoot;
+  for (size_t i = 0; i + block_tokens_ <= tokens.size(); i += block_tokens_) {
+    node = find(node, tokens.data() + i);
+    if (node == kNoNode) return;
+    path.push_back(node);
+  }
+}
+
+// A block that was inserted after its parent often has the next number.
+void BlockTree::prefetch_behind(NodeId node) const {
+  constexpr NodeId kDistance = 8;
+  const size_t ahead = size_t{node} + kDistance;
+  if (ahead >= links_.capacity()) return;
+  __builtin_prefetch(links_.at(ahead));
+  __builtin_prefetch(tokens_.at(ahead));
+}
+
+NodeId BlockTree::find(NodeId parent, const int32_t* tokens) const {
+  const Links& links = links_[parent];
+  if (links.is_wide) return find_in_table(parent, tokens);
+  for (NodeId child = links.first_child; child != kNoNode; child = links_[child].next) {
+    prefetch(child);
+    prefetch_behind(child);
+    if (has_tokens(child, tokens)) return child;
+  }
+  return kNoNode;
+}
+
+NodeId BlockTree::insert(NodeId parent, std::span<const int32_t> tokens) {
+  const NodeId node = take_number();
+  std::memcpy(tokens_.at(node), tokens.data(), tokens.size_bytes());
+  keys_[node] = backend::chain_key(keys_[parent], tokens);
+  Links& above = links_[parent];
+  links_[node].parent = parent;
+  links_[node].next = above.first_child;
+  if (above.first_child != kNoNode) links_[above.first_child].previous = node;
+  above.first_child = node;
+  ++above.children;
+  ++size_;
+  if (above.is_wide) {
+    add_to_table(node);
+  } else if (above.children > kNarrow) {
+    above.is_wide = true;
+    for (NodeId child = node; child != kNoNode; child = links_[child].next) add_to_table(child);
+  }
+  return node;
+}
+
+NodeId BlockTree::take_number() {
+  NodeId node = removed_;
+  if (node != kNoNode) {
+    removed_ = links_[node].first_child;
+  } else {
+    node = used_numbers_++;
+    links_.make_room_for(node);
+    tokens_.make_room_for(node);
+    keys_.make_room_for(node);
+  }
+  links_[node] = {};
+  return node;
+}
+
+void BlockTree::remove(NodeId node) {
+  Links& links = links_[node];
+  Links& above = links_[links.parent];
+  if (above.is_wide) remove_from_table(node);
+  if (links.next != kNoNode) links_[links.next].previous = links.previous;
+  (links.previous != kNoNode ? links_[links.previous].next : above.first_child) = links.next;
+  if (--above.children == 0) above.is_wide = false;
+  links = {.first_child = std::exchange(removed_, node)};
+  --size_;
+}
+
+NodeId BlockTree::next(NodeId node) const {
+  if (links_[node].first_child != kNoNode) return links_[node].first_child;
+  while (node != kRoot) {
+    if (links_[node].next != kNoNode) return links_[node].next;
+    node = links_[node].parent;
+  }
+  return kNoNode;
+}
+
+uint32_t BlockTree::hash_of(NodeId parent, const int32_t* tokens) const {
+  // Fibonacci hashing; its upper bits depend on all of the sum's.
+  const uint64_t sum = hash_({tokens, block_tokens_}) + uint64_t{parent} * 0xD6E8FEB86659FD93;
+  return static_cast<uint32_t>((sum * 0x9E3779B97F4A7C15) >> 32);
+}
+
+NodeId BlockTree::find_in_table(NodeId parent, const int32_t* tokens) const {
+  const uint32_t hash = hash_of(parent, tokens);
+  for (size_t i = hash;; ++i) {
+    const Slot& slot = table_[i & (table_.size() - 1)];
+    if (slot.node == kNoNode) return kNoNode;
+    if (slot.hash != hash) continue;
+    prefetch(slot.node);
+    if (has_tokens(slot.node, tokens) && links_[slot.node].parent == parent) return slot.node;
+  }
+}
+
+void BlockTree::add_to_table(NodeId node) {
+  if (2 * (in_table_ + 1) > table_.size()) grow_table();
+  links_[node].hash = hash_of(links_[node].parent, tokens_.at(node));
+  put({links_[node].hash, node});
+  ++in_table_;
+}
+
+void BlockTree::put(const Slot& slot) {
+  size_t i = slot.hash;
+  while (table_[i & (table_.size() - 1)].node != kNoNode) ++i;
+  table_[i & (table_.size() - 1)] = slot;
+}
+
+void BlockTree::grow_table() {
+  const std::vector<Slot> old = std::exchange(table_, std::vector<Slot>(std::max<size_t>(64, 2 * table_.size())));
+  for (const Slot& slot : old) {
+    if (slot.node != kNoNode) put(slot);
+  }
+}
+
+// Closes the gap: a later slot moves into it unless its search begins behind the gap.
+void BlockTree::remove_from_table(NodeId node) {
+  const size_t mask = table_.size() - 1;
+  size_t gap = links_[node].hash & mask;
+  while (table_[gap].node != node) gap = (gap + 1) & mask;
+  for (size_t i = (gap + 1) & mask; table_[i].node != kNoNode; i = (i + 1) & mask) {
+    if (((i - table_[i].hash) & mask) < ((i - gap) & mask)) continue;
+    table_[gap] = table_[i];
+    gap = i;
+  }
+  table_[gap] = {};
+  --in_table_;
+}
+
+}  // namespace hetero::graph
