@@ -3,7 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <atomic>
+#include <cassert>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -116,18 +116,16 @@ class BlockStore::Impl {
 
   void match(std::span<const int32_t> tokens, bool global, BlockMatch& match);
   void release(const BlockMatch& match);
-  std::shared_ptr<Plan> plan_get(const std::vector<NodeId>& path, int64_t first, const DeviceBlocks* memory,
-                                 std::span<const int64_t> blocks, int32_t layer_granularity);
-  std::shared_ptr<Plan> plan_put(std::span<const int32_t> tokens, const DeviceBlocks& memory,
-                                 std::span<const int64_t> blocks);
-  Result<std::shared_ptr<BlockRequest>> submit(BlockStore& store, const std::shared_ptr<Plan>& plan,
-                                               std::shared_ptr<DeviceBlocks> memory, int64_t first_block);
+  std::shared_ptr<BlockRequest> get(BlockStore& store, const std::vector<NodeId>& path,
+                                    const std::shared_ptr<DeviceBlocks>& memory, std::span<const int64_t> blocks,
+                                    const GetOptions& options);
+  std::shared_ptr<BlockRequest> put(BlockStore& store, std::span<const int32_t> tokens,
+                                    const std::shared_ptr<DeviceBlocks>& memory, std::span<const int64_t> blocks);
   Status reset();
   BlockStoreCounters counters() const;
 
   const BlockStoreOptions options_;
   const backend::BlockGeometry geometry_;
-  std::mutex plan_;  // requests are planned and submitted one after the other
 
  private:
   friend class BlockStore;
@@ -162,11 +160,17 @@ class BlockStore::Impl {
   void drop(NodeId node, Tier tier);
   void doom(NodeId node, Tier tier);
   void sweep();
+  std::shared_ptr<BlockRequest> enqueue(BlockStore& store, const std::shared_ptr<Plan>& plan,
+                                        const std::shared_ptr<DeviceBlocks>& memory);
   void finish(Plan& plan, const TransferOpGraph& graph);
   void report_missing(Tier tier, const std::vector<int64_t>& blocks);
   StoredBlock name_of(NodeId node) const;
   StoredBlock name_of_slot(int64_t slot) const;
 
+  void plan_get(Plan& plan, std::span<const NodeId> path, const DeviceBlocks* memory, std::span<const int64_t> blocks,
+                int32_t layer_granularity);
+  void plan_put(Plan& plan, std::span<const int32_t> tokens, const DeviceBlocks& memory,
+                std::span<const int64_t> blocks);
   bool is_worth(Tier tier, int64_t blocks) const;
   std::vector<Fragment> fragments_of(Plan& plan, std::span<const NodeId> path);
   int64_t blocks_of_chunk(int32_t layers) const;
@@ -186,7 +190,6 @@ class BlockStore::Impl {
   std::vector<Pin> doomed_;  // no one may use them any more; they go when no one holds them
   BlockStoreCounters counters_;
   int64_t matches_ = 0;
-  std::atomic<int64_t> gets_{0}, puts_{0}, prefetches_{0};
 
   DeviceLane device_lane_;
   std::optional<DiskLane> disk_lane_;
@@ -479,13 +482,10 @@ void BlockStore::Impl::add_writes(Plan& plan, std::span<const NodeId> nodes, std
   }
 }
 
-std::shared_ptr<Plan> BlockStore::Impl::plan_get(const std::vector<NodeId>& path, int64_t first,
-                                                 const DeviceBlocks* memory, std::span<const int64_t> blocks,
-                                                 int32_t layer_granularity) {
-  auto plan = std::make_shared<Plan>(memory == nullptr ? Tier::kHost : Tier::kDevice);
-  const std::lock_guard lock(mutex_);
-  counters_.asked += std::ssize(path) - first;
-  const std::vector<Fragment> fragments = fragments_of(*plan, std::span(path).subspan(static_cast<size_t>(first)));
+void BlockStore::Impl::plan_get(Plan& plan, std::span<const NodeId> path, const DeviceBlocks* memory,
+                                std::span<const int64_t> blocks, int32_t layer_granularity) {
+  counters_.asked += std::ssize(path);
+  const std::vector<Fragment> fragments = fragments_of(plan, path);
   const auto layers = static_cast<int32_t>(geometry_.pieces);
   const int32_t step = layer_granularity == 0 ? layers : layer_granularity;
   const auto chunk = static_cast<size_t>(blocks_of_chunk(layer_granularity));
@@ -523,14 +523,14 @@ std::shared_ptr<Plan> BlockStore::Impl::plan_get(const std::vector<NodeId>& path
             read.layer_id = read.layer_granularity = 0;
             read.bytes = bytes_of(end - begin, 0);
           }
-          source = plan->graph.add_op(std::move(read));
+          source = plan.graph.add_op(std::move(read));
           written[position].push_back(*source);
         } else if (fragment.from == Tier::kRemote) {
           source = written[position].front();
         }
         if (memory != nullptr) {
-          const uint32_t upload = plan->graph.add_op(std::move(up));
-          if (source.has_value()) plan->graph.add_dependency(*source, upload);
+          const uint32_t upload = plan.graph.add_op(std::move(up));
+          if (source.has_value()) plan.graph.add_dependency(*source, upload);
         }
       }
     }
@@ -542,31 +542,28 @@ std::shared_ptr<Plan> BlockStore::Impl::plan_get(const std::vector<NodeId>& path
       const std::span nodes = std::span(fragment.nodes).subspan(begin, end - begin);
       const std::span places = std::span(fragment.places).subspan(begin, end - begin);
       if (fragment.from != Tier::kHost) {
-        plan->fills.push_back({{nodes.begin(), nodes.end()}, Tier::kHost, written[position]});
+        plan.fills.push_back({{nodes.begin(), nodes.end()}, Tier::kHost, written[position]});
       }
       if (fragment.from == Tier::kRemote) {
-        add_writes(*plan, nodes, places, position, written[position], true, false);
+        add_writes(plan, nodes, places, position, written[position], true, false);
       } else if (fragment.from == Tier::kHost && options_.disk_after_hits > 0) {
         for (size_t i = 0; i < nodes.size(); ++i) {
           if (index_.hits(nodes[i]) <= options_.disk_after_hits) continue;  // putting it was one
-          add_writes(*plan, nodes.subspan(i, 1), places.subspan(i, 1), position + static_cast<int64_t>(i), {}, true,
+          add_writes(plan, nodes.subspan(i, 1), places.subspan(i, 1), position + static_cast<int64_t>(i), {}, true,
                      false);
         }
       }
     }
   }
-  return plan;
 }
 
-std::shared_ptr<Plan> BlockStore::Impl::plan_put(std::span<const int32_t> tokens, const DeviceBlocks& memory,
-                                                 std::span<const int64_t> blocks) {
-  auto plan = std::make_shared<Plan>(Tier::kHost);
-  const std::lock_guard lock(mutex_);
+void BlockStore::Impl::plan_put(Plan& plan, std::span<const int32_t> tokens, const DeviceBlocks& memory,
+                                std::span<const int64_t> blocks) {
   std::vector<NodeId> path;
   const size_t count = std::min(blocks.size(), tokens.size() / static_cast<size_t>(geometry_.tokens));
   index_.match(tokens.first(count * static_cast<size_t>(geometry_.tokens)), path);
   for (const NodeId node : path) {
-    if (is_in(node, Tier::kHost)) pin(*plan, node, Tier::kHost);
+    if (is_in(node, Tier::kHost)) pin(plan, node, Tier::kHost);
   }
   int64_t needed = static_cast<int64_t>(count - path.size());
   for (const NodeId node : path) needed += index_.state(node, Tier::kHost) == BlockState::kAbsent;
@@ -581,17 +578,17 @@ std::shared_ptr<Plan> BlockStore::Impl::plan_put(std::span<const int32_t> tokens
   const auto flush_copy = [&] {
     if (fill.nodes.empty()) return;
     down.bytes = bytes_of(fill.nodes.size(), 0);
-    const uint32_t id = plan->graph.add_op(
-        std::exchange(down, TransferOp{.type = TransferType::kD2H, .source = {}, .destination = {}}));
+    const uint32_t id =
+        plan.graph.add_op(std::exchange(down, TransferOp{.type = TransferType::kD2H, .source = {}, .destination = {}}));
     fill.ops = {id};
     copies.push_back(id);
-    plan->fills.push_back(std::exchange(fill, Fill{{}, Tier::kHost, {}}));
+    plan.fills.push_back(std::exchange(fill, Fill{{}, Tier::kHost, {}}));
   };
   const auto flush = [&] {
     flush_copy();
     if (nodes.empty()) return;
     const bool to_disk = options_.disk_after_hits == 0;
-    add_writes(*plan, nodes, places, plan->end - std::ssize(nodes), copies, to_disk, true);
+    add_writes(plan, nodes, places, plan.end - std::ssize(nodes), copies, to_disk, true);
     nodes.clear();
     places.clear();
     copies.clear();
@@ -610,7 +607,7 @@ std::shared_ptr<Plan> BlockStore::Impl::plan_put(std::span<const int32_t> tokens
         path.push_back(node);
       }
       index_.begin_fill(node, Tier::kHost, taken[next++]);
-      pin(*plan, node, Tier::kHost);
+      pin(plan, node, Tier::kHost);
       if (fill.nodes.empty()) down.position = static_cast<int64_t>(i);
       append_block(down.source, memory.base + blocks[i]);
       append_block(down.destination, index_.place(node, Tier::kHost));
@@ -621,7 +618,7 @@ std::shared_ptr<Plan> BlockStore::Impl::plan_put(std::span<const int32_t> tokens
     }
     nodes.push_back(node);
     places.push_back(index_.place(node, Tier::kHost));
-    ++plan->end;
+    ++plan.end;
     if (nodes.size() == chunk) flush();
   }
   flush();
@@ -629,24 +626,49 @@ std::shared_ptr<Plan> BlockStore::Impl::plan_put(std::span<const int32_t> tokens
     free_places_.give(static_cast<uint64_t>(taken[next]), 1);
     --used_places_;
   }
-  index_.touch(std::span(path).first(static_cast<size_t>(plan->end)));
-  return plan;
+  index_.touch(std::span(path).first(static_cast<size_t>(plan.end)));
 }
 
 // ---- running
 
-Result<std::shared_ptr<BlockRequest>> BlockStore::Impl::submit(BlockStore& store, const std::shared_ptr<Plan>& plan,
-                                                               std::shared_ptr<DeviceBlocks> memory,
-                                                               int64_t first_block) {
-  if (options_.verifies_plans) {
-    if (Status status = plan->graph.verify(); !status.ok()) return status;
-  }
+// Planning and taking a place in the order of graphs are one step for finish(). So a plan that counts
+// on another graph's data waits for it, and is cancelled with it. REQUIRES: mutex_.
+std::shared_ptr<BlockRequest> BlockStore::Impl::enqueue(BlockStore& store, const std::shared_ptr<Plan>& plan,
+                                                        const std::shared_ptr<DeviceBlocks>& memory) {
+  assert(!options_.verifies_plans || plan->graph.verify().ok());
   auto request = std::make_shared<BlockRequest>();
   request->store_ = &store;
-  request->first_block_ = first_block;
   request->end_ = plan->end;
-  request->run_ = scheduler_.submit(std::move(plan->graph),
-                                    [this, plan, memory](const TransferOpGraph& graph) { finish(*plan, graph); });
+  request->run_ = scheduler_.enqueue(std::move(plan->graph),
+                                     [this, plan, memory](const TransferOpGraph& graph) { finish(*plan, graph); });
+  return request;
+}
+
+std::shared_ptr<BlockRequest> BlockStore::Impl::get(BlockStore& store, const std::vector<NodeId>& path,
+                                                    const std::shared_ptr<DeviceBlocks>& memory,
+                                                    std::span<const int64_t> blocks, const GetOptions& options) {
+  const auto plan = std::make_shared<Plan>(memory == nullptr ? Tier::kHost : Tier::kDevice);
+  std::unique_lock lock(mutex_);
+  ++(memory == nullptr ? counters_.prefetches : counters_.gets);
+  plan_get(*plan, std::span(path).subspan(static_cast<size_t>(options.first_block)), memory.get(), blocks,
+           options.layer_granularity);
+  std::shared_ptr<BlockRequest> request = enqueue(store, plan, memory);
+  lock.unlock();
+  request->first_block_ = options.first_block;
+  scheduler_.start(*request->run_);
+  return request;
+}
+
+std::shared_ptr<BlockRequest> BlockStore::Impl::put(BlockStore& store, std::span<const int32_t> tokens,
+                                                    const std::shared_ptr<DeviceBlocks>& memory,
+                                                    std::span<const int64_t> blocks) {
+  const auto plan = std::make_shared<Plan>(Tier::kHost);
+  std::unique_lock lock(mutex_);
+  ++counters_.puts;
+  plan_put(*plan, tokens, *memory, blocks);
+  std::shared_ptr<BlockRequest> request = enqueue(store, plan, memory);
+  lock.unlock();
+  scheduler_.start(*request->run_);
   return request;
 }
 
@@ -673,9 +695,13 @@ void BlockStore::Impl::finish(Plan& plan, const TransferOpGraph& graph) {
 }
 
 Status BlockStore::Impl::reset() {
-  const std::lock_guard planning(plan_);
-  scheduler_.wait_idle();
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  // Requests may come in between.
+  while (matches_ == 0 && index_.counts(Tier::kHost).pinned > 0) {
+    lock.unlock();
+    scheduler_.wait_idle();
+    lock.lock();
+  }
   if (matches_ > 0) return Status(ErrorClass::kUsage, "kv: the store cannot be reset while there are matches");
   for (const auto& [slot, node] : slots_) file_->erase(slot);
   slots_.clear();
@@ -689,9 +715,6 @@ Status BlockStore::Impl::reset() {
 BlockStoreCounters BlockStore::Impl::counters() const {
   const std::lock_guard lock(mutex_);
   BlockStoreCounters counters = counters_;
-  counters.gets = gets_;
-  counters.puts = puts_;
-  counters.prefetches = prefetches_;
   counters.joined = scheduler_.counters().joined;
   counters.host_blocks = places_;
   counters.host_used = used_places_;
@@ -813,11 +836,8 @@ Result<std::shared_ptr<BlockRequest>> BlockStore::get(const BlockMatch& match, s
   }
   if (std::ssize(blocks) != known - options.first_block) return wrong("there must be a place for each block");
   if (Status status = check_places(*memory, blocks, true); !status.ok()) return status;
-  const std::lock_guard planning(impl_->plan_);
   impl_->device_lane_.add(memory);
-  const auto plan = impl_->plan_get(match.path_, options.first_block, memory.get(), blocks, options.layer_granularity);
-  ++impl_->gets_;
-  return impl_->submit(*this, plan, memory, options.first_block);
+  return impl_->get(*this, match.path_, memory, blocks, options);
 }
 
 Result<std::shared_ptr<BlockRequest>> BlockStore::put(std::span<const int32_t> tokens,
@@ -831,17 +851,13 @@ Result<std::shared_ptr<BlockRequest>> BlockStore::put(std::span<const int32_t> t
                                               : memory->device->queue(backend::QueueKind::kDeviceToHost).wait(*after);
     if (!status.ok()) return status;
   }
-  const std::lock_guard planning(impl_->plan_);
   impl_->device_lane_.add(memory);
-  ++impl_->puts_;
-  return impl_->submit(*this, impl_->plan_put(tokens, *memory, blocks), memory, 0);
+  return impl_->put(*this, tokens, memory, blocks);
 }
 
 Result<std::shared_ptr<BlockRequest>> BlockStore::prefetch(const BlockMatch& match) {
   if (match.store_ != this) return Status(ErrorClass::kUsage, "kv: the match is of another store");
-  const std::lock_guard planning(impl_->plan_);
-  ++impl_->prefetches_;
-  return impl_->submit(*this, impl_->plan_get(match.path_, 0, nullptr, {}, 0), nullptr, 0);
+  return impl_->get(*this, match.path_, nullptr, {}, {});
 }
 
 Status BlockStore::reset() { return impl_->reset(); }

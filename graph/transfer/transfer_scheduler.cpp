@@ -109,10 +109,15 @@ TransferScheduler::Lane& TransferScheduler::lane_of(const Node& node) {
   return lanes_[static_cast<size_t>(node.op->type)];
 }
 
-// 1. Edges within the graph, and to earlier graphs, while no transfer of this one can start.
-// 2. Each transfer is released: those that wait for nothing are ready.
-std::shared_ptr<TransferRun> TransferScheduler::submit(TransferOpGraph graph,
-                                                       std::function<void(const TransferOpGraph&)> finished) {
+std::shared_ptr<TransferRun> TransferScheduler::submit(TransferOpGraph graph) {
+  std::shared_ptr<TransferRun> run = enqueue(std::move(graph), {});
+  start(*run);
+  return run;
+}
+
+// Edges within the graph, and to earlier graphs, while no transfer of this one can start.
+std::shared_ptr<TransferRun> TransferScheduler::enqueue(TransferOpGraph graph,
+                                                        std::function<void(const TransferOpGraph&)> finished) {
   std::shared_ptr<TransferRun> run(new TransferRun(std::move(graph)));
   run->finished_ = std::move(finished);
   std::vector<TransferOp>& ops = run->graph_.ops_;
@@ -122,23 +127,23 @@ std::shared_ptr<TransferRun> TransferScheduler::submit(TransferOpGraph graph,
     run->awaited_ += op.is_awaited ? 1 : 0;
   }
   run->open_ = std::ssize(ops) + 1;  // until all are released
-  {
-    const std::lock_guard lock(mutex_);
-    const uint64_t id = next_graph_++;
-    for (TransferOp& op : ops) op.graph_id = id;
-    running_.emplace(run.get(), run);
-    for (const TransferOp& op : ops) {
-      for (const uint32_t before : op.predecessors) {
-        add_edge(run->nodes_[before], run->nodes_[op.op_id], true);
-      }
-      wait_for_others(run->nodes_[op.op_id]);
-    }
-  }
+  const std::lock_guard lock(mutex_);
+  const uint64_t id = next_graph_++;
+  for (TransferOp& op : ops) op.graph_id = id;
+  running_.emplace(run.get(), run);
   for (const TransferOp& op : ops) {
-    if (std::optional<Ended> ended = release(run->nodes_[op.op_id])) end(std::move(*ended));
+    for (const uint32_t before : op.predecessors) add_edge(run->nodes_[before], run->nodes_[op.op_id], true);
+    wait_for_others(run->nodes_[op.op_id]);
   }
-  close(*run);
   return run;
+}
+
+// Each transfer is released: those that wait for nothing are ready.
+void TransferScheduler::start(TransferRun& run) {
+  for (const TransferOp& op : run.graph_.ops_) {
+    if (std::optional<Ended> ended = release(run.nodes_[op.op_id])) end(std::move(*ended));
+  }
+  close(run);
 }
 
 // REQUIRES: mutex_.

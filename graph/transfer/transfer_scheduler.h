@@ -117,10 +117,16 @@ class TransferScheduler {
 
   // Before the first graph with such transfers.
   void set_lane(TransferType type, TransferLane& lane, LaneLimits limits = {});
-  // Starts what can start. Transfers of a type without a lane fail. REQUIRES: graph.verify().
-  // `finished` is called once, when the last transfer has ended, and before later graphs stop to
-  // wait for this one's: so it can say which blocks have their data. It may not submit.
-  std::shared_ptr<TransferRun> submit(TransferOpGraph graph, std::function<void(const TransferOpGraph&)> finished = {});
+  // enqueue() and start().
+  std::shared_ptr<TransferRun> submit(TransferOpGraph graph);
+  // The graph has its place in the order of graphs, and nothing of it starts yet. REQUIRES:
+  // graph.verify(); start() follows.
+  // `finished` is called once, when the last transfer has ended, and before the scheduler forgets
+  // which blocks the graph touched. If the caller plans and enqueues under a lock that `finished`
+  // takes, no graph can be planned for data that then does not come.
+  std::shared_ptr<TransferRun> enqueue(TransferOpGraph graph, std::function<void(const TransferOpGraph&)> finished);
+  // Starts what can start. Transfers of a type without a lane fail.
+  void start(TransferRun& run);
   void cancel(TransferRun& run);
   // Until no graph runs.
   void wait_idle();
