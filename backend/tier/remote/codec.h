@@ -46,6 +46,7 @@ class PieceCodec {
  private:
   struct Contexts;
   size_t compress(Codec codec, const std::byte* from, size_t bytes, std::byte* to, size_t room);
+  bool promising(Codec codec, const std::byte* plane, size_t bytes);
   bool decompress(Codec codec, const std::byte* from, size_t bytes, std::byte* to, size_t room);
 
   std::unique_ptr<Contexts> contexts_;
