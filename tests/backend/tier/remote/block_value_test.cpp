@@ -127,7 +127,7 @@ TEST_CASE("value: no flipped bit and no missing or added byte is accepted", "[re
       }
       for (size_t length = 0; length < bytes.size(); ++length) {
         const Bytes shorter(bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(length));
-        REQUIRE_FALSE(accepts(decoder, asked, shorter));                             // the store says so
+        REQUIRE_FALSE(accepts(decoder, asked, shorter));                          // the store says so
         REQUIRE_FALSE(accepts(decoder, asked, shorter, SIZE_MAX, bytes.size()));  // the store does not
       }
       Bytes longer = bytes;

@@ -195,10 +195,23 @@ class RedisServer {
   ~RedisServer() { kill(); }
 
   void start() {
-    std::vector<std::string> words = {"redis-server", "--bind",      "127.0.0.1", "--port", std::to_string(port_),
-                                      "--unixsocket", socket_,       "--save",    "",       "--appendonly",
-                                      "no",           "--dir",       folder_.path(),        "--loglevel",
-                                      "warning",      "--logfile",   folder_.path() + "/log"};
+    std::vector<std::string> words = {"redis-server",
+                                      "--bind",
+                                      "127.0.0.1",
+                                      "--port",
+                                      std::to_string(port_),
+                                      "--unixsocket",
+                                      socket_,
+                                      "--save",
+                                      "",
+                                      "--appendonly",
+                                      "no",
+                                      "--dir",
+                                      folder_.path(),
+                                      "--loglevel",
+                                      "warning",
+                                      "--logfile",
+                                      folder_.path() + "/log"};
     words.insert(words.end(), arguments_.begin(), arguments_.end());
     std::vector<char*> pointers;
     for (std::string& word : words) pointers.push_back(word.data());

@@ -132,7 +132,8 @@ TEST_CASE("remote: a block that is put again replaces the former one", "[remote]
   });
 }
 
-TEST_CASE("remote: two tiers see each other's blocks with the same fingerprint, and never with another one", "[remote]") {
+TEST_CASE("remote: two tiers see each other's blocks with the same fingerprint, and never with another one",
+          "[remote]") {
   Stores stores;
   stores.each([&](const std::string& address) {
     auto writer = open_or_fail(address, options_of(kSmall, {1, 2}));
@@ -202,8 +203,9 @@ TEST_CASE("remote: a block of another geometry with the same fingerprint is miss
     REQUIRE(tier->put(blocks.blocks()).missing.empty());
     int64_t tried = 0;
     // The last one has values of the same length.
-    for (const BlockGeometry& other : {BlockGeometry{16, 3, 8190}, BlockGeometry{16, 4, 8192}, BlockGeometry{32, 3, 8192},
-                                       BlockGeometry{1, 1, 1}, BlockGeometry{15, 3, 8192}}) {
+    for (const BlockGeometry& other :
+         {BlockGeometry{16, 3, 8190}, BlockGeometry{16, 4, 8192}, BlockGeometry{32, 3, 8192}, BlockGeometry{1, 1, 1},
+          BlockGeometry{15, 3, 8192}}) {
       auto reader = open_or_fail(address, options_of(other));
       Blocks copies(other, 1);
       copies[0].key = blocks[0].key;
@@ -265,12 +267,14 @@ TEST_CASE("remote: thousands of small blocks go in one call", "[remote]") {
 
 TEST_CASE("remote: blocks expire after their lifetime", "[remote]") {
   Stores stores;
+  RemoteOptions options = options_of(kSmall);
+  options.lifetime_seconds = 1;
+  Blocks blocks(kSmall, 2);
   stores.each([&](const std::string& address) {
-    RemoteOptions options = options_of(kSmall);
-    options.lifetime_seconds = 1;
+    REQUIRE(open_or_fail(address, options)->put(blocks.blocks()).missing.empty());
+  });
+  stores.each([&](const std::string& address) {
     auto tier = open_or_fail(address, options);
-    Blocks blocks(kSmall, 2);
-    REQUIRE(tier->put(blocks.blocks()).missing.empty());
     const auto start = steady_clock::now();
     while (tier->match(blocks.keys()).value() > 0 && seconds_since(start) < 5) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -298,13 +302,39 @@ TEST_CASE("remote: a call that breaks its contract does nothing, and says what i
 }
 
 TEST_CASE("remote: addresses and options that are wrong are refused in one sentence", "[remote]") {
-  for (const char* address :
-       {"", "redis", "http://host", "redis://", "redis://:6379", "redis://host:", "redis://host:0", "redis://host:99999",
-        "redis://host:1x", "redis://host/x", "redis://host/-1", "redis://[::1", "redis://[::1]x", "redis://a@host",
-        "redis://:@host", "redis://:secret%2@host", "redis://:secret%zz@host/q", "redis://:secret@host:port", "unix://",
-        "unix://relative", "unix:///path?x=1", "unix:///path?database=", "file://", "file:///", "file://relative",
-        "file:///a%00b", "memory:x?y=1", "memory:x?latency_ms=", "memory:x?latency_ms=-1", "memory:x?latency_ms=nan",
-        "memory:x?fail_every=1.5", "memory:x?fail_every", "memory:x?torn_every=99999999999999999999"}) {
+  for (const char* address : {"",
+                              "redis",
+                              "http://host",
+                              "redis://",
+                              "redis://:6379",
+                              "redis://host:",
+                              "redis://host:0",
+                              "redis://host:99999",
+                              "redis://host:1x",
+                              "redis://host/x",
+                              "redis://host/-1",
+                              "redis://[::1",
+                              "redis://[::1]x",
+                              "redis://a@host",
+                              "redis://:@host",
+                              "redis://:secret%2@host",
+                              "redis://:secret%zz@host/q",
+                              "redis://:secret@host:port",
+                              "unix://",
+                              "unix://relative",
+                              "unix:///path?x=1",
+                              "unix:///path?database=",
+                              "file://",
+                              "file:///",
+                              "file://relative",
+                              "file:///a%00b",
+                              "memory:x?y=1",
+                              "memory:x?latency_ms=",
+                              "memory:x?latency_ms=-1",
+                              "memory:x?latency_ms=nan",
+                              "memory:x?fail_every=1.5",
+                              "memory:x?fail_every",
+                              "memory:x?torn_every=99999999999999999999"}) {
     INFO(address);
     auto tier = open_remote(address, options_of(kSmall));
     const bool user_only = std::string(address) == "redis://a@host";
@@ -317,9 +347,10 @@ TEST_CASE("remote: addresses and options that are wrong are refused in one sente
     REQUIRE(tier.status().message().find("secret") == std::string::npos);
     REQUIRE(tier.status().message().find('\n') == std::string::npos);
   }
-  for (const char* address : {"redis://host", "redis://host:1", "redis://host:1/3", "redis://:p%40ss@host", "redis://[::1]:7",
-                              "redis://user:pass@host/", "unix:///a/b", "unix://:p@/a?database=2", "file:///a/b/",
-                              "memory:", "memory:name", "memory:?latency_ms=0.5&fail_every=2&hang_every=0"}) {
+  for (const char* address :
+       {"redis://host", "redis://host:1", "redis://host:1/3", "redis://:p%40ss@host", "redis://[::1]:7",
+        "redis://user:pass@host/", "unix:///a/b", "unix://:p@/a?database=2", "file:///a/b/", "memory:", "memory:name",
+        "memory:?latency_ms=0.5&fail_every=2&hang_every=0"}) {
     INFO(address);
     REQUIRE(open_remote(address, options_of(kSmall)).ok());
   }
