@@ -122,11 +122,12 @@ TEST_CASE("folder: it can be deleted and written by others at any time", "[remot
   Folder folder;
   std::atomic<bool> stop{false};
   std::atomic<int> wrong{0}, hits{0};
+  std::vector<std::unique_ptr<RemoteTier>> tiers;
   std::vector<std::thread> threads;
-  for (uint64_t thread = 0; thread < 3; ++thread) {
-    threads.emplace_back([&] {
+  for (int thread = 0; thread < 3; ++thread) {
+    tiers.push_back(open_or_fail("file://" + folder.path(), options_of(kSmall)));
+    threads.emplace_back([&, tier = tiers.back().get()] {
       Blocks blocks(kSmall, 6);
-      auto tier = open_or_fail("file://" + folder.path(), options_of(kSmall));
       while (!stop) {
         (void)tier->put(blocks.blocks());
         Blocks copies(blocks, nullptr);
