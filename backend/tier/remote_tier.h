@@ -1,8 +1,8 @@
 // RemoteTier: blocks of keys and values in a store of other machines, by key.
 //
 // A value carries the fingerprint, the key, the parent's key, the tokens, and a checksum of each
-// piece. get() verifies all of them, so a value that another program wrote, or that arrives torn,
-// is a missing block. A tier that fails is left alone for a while; its blocks are missing meanwhile.
+// piece. get() verifies all of them. So a value that another program wrote, or that arrives torn,
+// is a missing block. A tier that fails is left alone for a while; its blocks are missing then.
 //
 //   auto tier = open_remote("redis://127.0.0.1:6379", options);
 //   Result<int64_t> found = tier.value()->match(keys);   // how many of the first ones are there

@@ -277,7 +277,7 @@ Outcome RedisConnection::run(RedisPipeline& pipeline, Deadline deadline) {
       if (progress == Progress::kFailed) return outcome_;
       if (progress == Progress::kSome) {
         if (!complete() && steady_clock::now() >= deadline) return timed_out(name_, "took too long to answer");
-        // A read that got less than it asked for took all there was: the next one would only say so.
+        // A read that got less than it asked for took all there was. Another would only say so.
         if (!drained_ || may_prepare(pipeline) || complete()) continue;
       }
     } else if (prepared_.empty() && may_prepare(pipeline)) {
