@@ -52,7 +52,7 @@ class BlockEncoder {
  public:
   BlockEncoder(const BlockGeometry& geometry, const BlockKey& fingerprint, Codec codec);
 
-  // The value of a block. It refers to the block's memory and to the encoder's, until the next call.
+  // The value of a block. It refers to the block's and the encoder's memory, until the next call.
   // REQUIRES: block.tokens.size() <= geometry.tokens.
   const EncodedBlock& encode(const RemoteBlock& block);
 
@@ -74,7 +74,7 @@ class BlockDecoder {
   // A value of so many bytes will arrive for this block. Its tokens and parent are compared unless
   // block.tokens is empty.
   void begin(const RemoteBlock& block, uint64_t bytes);
-  // Where the next bytes go: as many parts as `parts` takes. 0 if the value is complete, or rejected.
+  // Where the next bytes go: as many parts as there is room for. 0 if it is complete or rejected.
   size_t next(std::span<iovec> parts) const;
   // So many of them arrived. REQUIRES: no more than next() asked for.
   void advance(size_t bytes);

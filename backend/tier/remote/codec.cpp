@@ -23,6 +23,13 @@ struct PlaneLengths {
 };
 
 constexpr int kZstdLevel = 1;
+// A long plane is compressed only if some slices of it, taken together, get shorter.
+constexpr size_t kSlices = 4;
+constexpr size_t kSliceBytes = 1024;
+constexpr size_t kLongPlane = 16 << 10;
+
+// What a plane must be shorter than, compressed.
+size_t worth(size_t bytes) { return bytes - bytes / 16; }
 
 size_t low_bytes(size_t bytes) { return bytes - bytes / 2; }  // an odd byte at the end is a low one
 
@@ -132,6 +139,15 @@ bool PieceCodec::decompress([[maybe_unused]] Codec codec, [[maybe_unused]] const
   return false;
 }
 
+bool PieceCodec::promising(Codec codec, const std::byte* plane, size_t bytes) {
+  if (bytes < kLongPlane) return true;
+  std::byte slices[kSlices * kSliceBytes];
+  std::byte room[kSlices * kSliceBytes];
+  const size_t distance = (bytes - kSliceBytes) / (kSlices - 1);
+  for (size_t i = 0; i < kSlices; ++i) std::memcpy(slices + i * kSliceBytes, plane + i * distance, kSliceBytes);
+  return compress(codec, slices, sizeof(slices), room, worth(sizeof(slices))) != 0;
+}
+
 bool PieceCodec::encode(Codec codec, std::span<const std::byte> piece, size_t most, std::vector<std::byte>& out) {
   if (codec == Codec::kNone || !has_codec(codec)) return false;
   if (piece.size() > std::numeric_limits<int32_t>::max()) return false;
@@ -146,7 +162,10 @@ bool PieceCodec::encode(Codec codec, std::span<const std::byte> piece, size_t mo
   size_t end = start + sizeof(PlaneLengths);
   for (int plane = 0; plane < 2; ++plane) {
     const size_t bytes = plane_bytes[plane];
-    size_t length = compress(codec, planes[plane], bytes, out.data() + end, bytes - bytes / 16);
+    size_t length = 0;
+    if (promising(codec, planes[plane], bytes)) {
+      length = compress(codec, planes[plane], bytes, out.data() + end, worth(bytes));
+    }
     if (length == 0 || length >= bytes) {
       if (bytes > 0) std::memcpy(out.data() + end, planes[plane], bytes);
       length = bytes;

@@ -5,7 +5,18 @@
 // planes of bytes, and each plane is compressed by itself, or kept as it is where that saves less
 // than a sixteenth.
 //
-// A codec pays where the link is slower than it. kMeasuredCodecs below says how fast that is here.
+// Measured on one core of a Xeon at 2.5 GHz, with pieces of 64 KiB
+// (hetero_backend_tests "codec: figures"):
+//
+//   data                               codec  ratio  encode      decode
+//   bfloat16, normal numbers           zstd   1.45   290 MB/s    1600 MB/s
+//   bfloat16, products of normal ones  zstd   1.41   370 MB/s    2060 MB/s
+//   bfloat16, products of normal ones  LZ4    1.13   390 MB/s    2970 MB/s
+//   float16, normal numbers            zstd   1.18   1060 MB/s   2540 MB/s
+//
+// So zstd saves time of a get() over links below some 500 MB/s, of a put() below some 100 MB/s, and
+// a third of the store's memory anywhere. On faster links it costs time. LZ4 needs repeated bytes,
+// which keys and values lack; it is for blocks that are partly empty.
 //
 // Thread safety: a PieceCodec belongs to one thread; the functions are pure.
 
@@ -46,6 +57,7 @@ class PieceCodec {
  private:
   struct Contexts;
   size_t compress(Codec codec, const std::byte* from, size_t bytes, std::byte* to, size_t room);
+  bool promising(Codec codec, const std::byte* plane, size_t bytes);
   bool decompress(Codec codec, const std::byte* from, size_t bytes, std::byte* to, size_t room);
 
   std::unique_ptr<Contexts> contexts_;

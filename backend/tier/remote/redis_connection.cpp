@@ -277,7 +277,8 @@ Outcome RedisConnection::run(RedisPipeline& pipeline, Deadline deadline) {
       if (progress == Progress::kFailed) return outcome_;
       if (progress == Progress::kSome) {
         if (!complete() && steady_clock::now() >= deadline) return timed_out(name_, "took too long to answer");
-        continue;
+        // A read that got less than it asked for took all there was. Another would only say so.
+        if (!drained_ || may_prepare(pipeline) || complete()) continue;
       }
     } else if (prepared_.empty() && may_prepare(pipeline)) {
       // The server is busy with what it has: the next value is made meanwhile.
@@ -377,7 +378,10 @@ RedisConnection::Progress RedisConnection::receive(RedisPipeline& pipeline) {
   if (direct == bulk_left_ || state_ != State::kBulk) {
     parts[count++] = {buffer_.data() + buffer_end_, buffer_.size() - buffer_end_};
   }
+  size_t asked = 0;
+  for (size_t i = 0; i < count; ++i) asked += parts[i].iov_len;
   const ssize_t got = readv(socket_, parts.data(), static_cast<int>(count));
+  drained_ = got < static_cast<ssize_t>(asked);
   if (got < 0) {
     if (errno == EINTR) return Progress::kSome;
     if (errno == EAGAIN || errno == EWOULDBLOCK) return Progress::kWait;

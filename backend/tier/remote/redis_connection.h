@@ -105,6 +105,7 @@ class RedisConnection {
   size_t written_ = 0;   // commands in chunks
   size_t answered_ = 0;  // replies that are complete
   bool output_closed_ = false;
+  bool drained_ = false;  // the last read took all there was
   bool closed_ = false;
   Outcome outcome_;
 
