@@ -5,7 +5,7 @@
 // children: those of wide nodes are also in a hash table of (parent, hash of the tokens). Tokens
 // decide there too, so equal hashes cost time and nothing else.
 //
-// A match needs two lines of the cache for each node, and which ones it learns from the node before.
+// A match reads two lines of the cache for each node, and learns which ones from the node before.
 // So a node also knows one that is some steps behind it, to be prefetched. Numbers of removed nodes
 // are given to new ones, the last removed first: a chain that was removed from its end becomes
 // neighbours in memory again.

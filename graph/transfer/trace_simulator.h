@@ -1,5 +1,5 @@
-// The simulator of traces: what share of a trace's blocks a tier of some size finds, for each policy
-// of eviction.
+// The simulator of traces: what share of a trace's blocks a tier of some size finds, for each
+// policy of eviction.
 //
 // Each request is matched, its known blocks count as hits and are touched, and the others are
 // added. If there is no room, a victim goes. A request's own blocks are no victims, so of a request
