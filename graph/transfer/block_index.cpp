@@ -68,7 +68,7 @@ class BlockIndex::Impl {
     copy.set(BlockState::kReady);
     --counts_[slot].filling;
     ++counts_[slot].ready;
-    if (slot < kBoundedTiers) policies_[slot]->insert(node);
+    if (slot < kBoundedTiers) policies_[slot]->insert(node, tree_.parent(node));
   }
 
   void remove(NodeId node, size_t slot) {

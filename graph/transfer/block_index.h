@@ -58,8 +58,12 @@ class BlockIndex {
 
   struct Options {
     int64_t block_tokens = 16;
-    BlockKey fingerprint{};      // the key of the root
-    std::string policy = "lru";  // one of eviction_policies()
+    BlockKey fingerprint{};  // the key of the root
+    // One of eviction_policies(). With arc a tier finds more than with lru on average over sizes
+    // of 1 to 20 % of the blocks: 19.4 instead of 19.0 % of Mooncake's conversation trace, 19.1
+    // instead of 18.6 % of its synthetic trace, 51.3 instead of 47.9 % of hetero_trace_bench's. It
+    // loses at most 2.5 points at any of these sizes, lru up to 8.5.
+    std::string policy = "arc";
     // Blocks of a tier that policies with queues of a share of it take as its size; host, disk.
     // 0: as many as are ready at most.
     int64_t host_blocks = 0, disk_blocks = 0;

@@ -19,19 +19,13 @@ bool BlockTree::has_tokens(NodeId node, const int32_t* tokens) const {
 void BlockTree::match(std::span<const int32_t> tokens, std::vector<NodeId>& path) const {
   NodeId node = kRoot;
   for (size_t i = 0; i + block_tokens_ <= tokens.size(); i += block_tokens_) {
+    const NodeId ahead = links_[node].ahead;
+    prefetch(ahead);
+    __builtin_prefetch(tokens_.at(ahead));
     node = find(node, tokens.data() + i);
     if (node == kNoNode) return;
     path.push_back(node);
   }
-}
-
-// A block that was inserted after its parent often has the next number.
-void BlockTree::prefetch_behind(NodeId node) const {
-  constexpr NodeId kDistance = 8;
-  const size_t ahead = size_t{node} + kDistance;
-  if (ahead >= links_.capacity()) return;
-  __builtin_prefetch(links_.at(ahead));
-  __builtin_prefetch(tokens_.at(ahead));
 }
 
 NodeId BlockTree::find(NodeId parent, const int32_t* tokens) const {
@@ -39,7 +33,6 @@ NodeId BlockTree::find(NodeId parent, const int32_t* tokens) const {
   if (links.is_wide) return find_in_table(parent, tokens);
   for (NodeId child = links.first_child; child != kNoNode; child = links_[child].next) {
     prefetch(child);
-    prefetch_behind(child);
     if (has_tokens(child, tokens)) return child;
   }
   return kNoNode;
@@ -56,6 +49,9 @@ NodeId BlockTree::insert(NodeId parent, std::span<const int32_t> tokens) {
   above.first_child = node;
   ++above.children;
   ++size_;
+  NodeId before = parent;
+  for (int i = 1; i < kAhead && before != kRoot; ++i) before = links_[before].parent;
+  links_[before].ahead = node;
   if (above.is_wide) {
     add_to_table(node);
   } else if (above.children > kNarrow) {
@@ -82,7 +78,7 @@ NodeId BlockTree::take_number() {
 void BlockTree::remove(NodeId node) {
   Links& links = links_[node];
   Links& above = links_[links.parent];
-  if (above.is_wide) remove_from_table(node);
+  if (above.is_wide) by_hash_.remove(links.hash, node);
   if (links.next != kNoNode) links_[links.next].previous = links.previous;
   (links.previous != kNoNode ? links_[links.previous].next : above.first_child) = links.next;
   if (--above.children == 0) above.is_wide = false;
@@ -106,48 +102,14 @@ uint32_t BlockTree::hash_of(NodeId parent, const int32_t* tokens) const {
 }
 
 NodeId BlockTree::find_in_table(NodeId parent, const int32_t* tokens) const {
-  const uint32_t hash = hash_of(parent, tokens);
-  for (size_t i = hash;; ++i) {
-    const Slot& slot = table_[i & (table_.size() - 1)];
-    if (slot.node == kNoNode) return kNoNode;
-    if (slot.hash != hash) continue;
-    prefetch(slot.node);
-    if (has_tokens(slot.node, tokens) && links_[slot.node].parent == parent) return slot.node;
-  }
+  return by_hash_.find(hash_of(parent, tokens), [&](NodeId node) {
+    prefetch(node);
+    return has_tokens(node, tokens) && links_[node].parent == parent;
+  });
 }
 
 void BlockTree::add_to_table(NodeId node) {
-  if (2 * (in_table_ + 1) > table_.size()) grow_table();
-  links_[node].hash = hash_of(links_[node].parent, tokens_.at(node));
-  put({links_[node].hash, node});
-  ++in_table_;
-}
-
-void BlockTree::put(const Slot& slot) {
-  size_t i = slot.hash;
-  while (table_[i & (table_.size() - 1)].node != kNoNode) ++i;
-  table_[i & (table_.size() - 1)] = slot;
-}
-
-void BlockTree::grow_table() {
-  const std::vector<Slot> old = std::exchange(table_, std::vector<Slot>(std::max<size_t>(64, 2 * table_.size())));
-  for (const Slot& slot : old) {
-    if (slot.node != kNoNode) put(slot);
-  }
-}
-
-// Closes the gap: a later slot moves into it unless its search begins behind the gap.
-void BlockTree::remove_from_table(NodeId node) {
-  const size_t mask = table_.size() - 1;
-  size_t gap = links_[node].hash & mask;
-  while (table_[gap].node != node) gap = (gap + 1) & mask;
-  for (size_t i = (gap + 1) & mask; table_[i].node != kNoNode; i = (i + 1) & mask) {
-    if (((i - table_[i].hash) & mask) < ((i - gap) & mask)) continue;
-    table_[gap] = table_[i];
-    gap = i;
-  }
-  table_[gap] = {};
-  --in_table_;
+  by_hash_.add(links_[node].hash = hash_of(links_[node].parent, tokens_.at(node)), node);
 }
 
 }  // namespace hetero::graph

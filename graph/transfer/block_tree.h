@@ -5,8 +5,10 @@
 // children: those of wide nodes are also in a hash table of (parent, hash of the tokens). Tokens
 // decide there too, so equal hashes cost time and nothing else.
 //
-// Numbers of removed nodes are given to new ones, the last removed first. A chain that was removed
-// from its end therefore becomes neighbours again, and a match prefetches what follows a node.
+// A match reads two lines of the cache for each node, and learns which ones from the node before.
+// So a node also knows one that is some steps behind it, to be prefetched. Numbers of removed nodes
+// are given to new ones, the last removed first: a chain that was removed from its end becomes
+// neighbours in memory again.
 //
 // A node costs 112 bytes with blocks of 16 tokens, and 13 to 26 more if its parent is wide.
 //
@@ -22,6 +24,7 @@
 #include "backend/tier/block_key.h"
 #include "graph/transfer/chunked_array.h"
 #include "graph/transfer/eviction_policy.h"
+#include "graph/transfer/slot_table.h"
 
 namespace hetero::graph {
 
@@ -61,6 +64,7 @@ class BlockTree {
  private:
   // More children make a node wide, until it has none.
   static constexpr uint32_t kNarrow = 4;
+  static constexpr int kAhead = 8;
 
   struct Links {
     NodeId parent = kNoNode;
@@ -70,23 +74,17 @@ class BlockTree {
     uint32_t children = 0;
     uint32_t hash = 0;  // with the parent's number; valid if the parent is wide
     uint32_t uses = 0;
-    bool is_wide = false;
+    // A node that was the kAhead-th behind this one, to prefetch; it may have been removed since.
+    NodeId ahead : 31 = kRoot;
+    NodeId is_wide : 1 = false;
   };
-  struct Slot {
-    uint32_t hash = 0;
-    NodeId node = kNoNode;
-  };
-
+  static_assert(sizeof(Links) == 32);
   NodeId find(NodeId parent, const int32_t* tokens) const;
   NodeId find_in_table(NodeId parent, const int32_t* tokens) const;
   uint32_t hash_of(NodeId parent, const int32_t* tokens) const;
   bool has_tokens(NodeId node, const int32_t* tokens) const;
-  void prefetch_behind(NodeId node) const;
   NodeId take_number();
   void add_to_table(NodeId node);
-  void grow_table();
-  void put(const Slot& slot);
-  void remove_from_table(NodeId node);
 
   size_t block_tokens_;
   TokenHash hash_;
@@ -96,8 +94,7 @@ class BlockTree {
   NodeId used_numbers_ = 0;
   NodeId removed_ = kNoNode;  // the last removed node
   int64_t size_ = 0;
-  std::vector<Slot> table_;  // open addressing; its size is a power of two
-  size_t in_table_ = 0;
+  SlotTable by_hash_;  // children of wide nodes
 };
 
 }  // namespace hetero::graph

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <deque>
-#include <unordered_map>
 #include <utility>
+
+#include "graph/transfer/slot_table.h"
 
 namespace hetero::graph {
 
@@ -23,29 +24,38 @@ class EvictedKeys {
  public:
   // Forgets the oldest ones above `most`.
   void add(uint64_t key, int64_t most) {
-    order_.emplace_back(key, ++time_);
-    times_[key] = time_;
-    while (static_cast<int64_t>(times_.size()) > most || order_.size() > 2 * times_.size() + 64) {
-      const auto [oldest, time] = order_.front();
-      order_.pop_front();
-      const auto it = times_.find(oldest);
-      if (it != times_.end() && it->second == time) times_.erase(it);
+    keys_.push_back(key);
+    numbers_.add(hash_of(key), (first_ + static_cast<uint32_t>(keys_.size()) - 1) & kNumbers);
+    // Keys that were taken stay in the queue until their turn comes.
+    const auto longest = static_cast<size_t>(2 * most + 64);
+    while (size() > most || keys_.size() > longest) {
+      numbers_.remove(hash_of(keys_.front()), first_);
+      keys_.pop_front();
+      first_ = (first_ + 1) & kNumbers;
     }
   }
   // Whether the key was there.
-  bool take(uint64_t key) { return times_.erase(key) > 0; }
-  int64_t size() const { return static_cast<int64_t>(times_.size()); }
+  bool take(uint64_t key) {
+    const uint32_t hash = hash_of(key);
+    const uint32_t number = numbers_.find(hash, [&](uint32_t i) { return keys_[(i - first_) & kNumbers] == key; });
+    return number != SlotTable::kNone && numbers_.remove(hash, number);
+  }
+  int64_t size() const { return static_cast<int64_t>(numbers_.size()); }
 
  private:
-  std::deque<std::pair<uint64_t, uint64_t>> order_;  // keys with times; only a key's last counts
-  std::unordered_map<uint64_t, uint64_t> times_;
-  uint64_t time_ = 0;
+  static uint32_t hash_of(uint64_t key) { return static_cast<uint32_t>(key); }
+
+  static constexpr uint32_t kNumbers = UINT32_MAX >> 1;  // they wrap around
+
+  std::deque<uint64_t> keys_;  // numbered from first_ on
+  uint32_t first_ = 0;
+  SlotTable numbers_;
 };
 
 class Lru final : public EvictionPolicy {
  public:
   Lru(const EvictionView& view, int64_t) : EvictionPolicy(view, 1) {}
-  void insert(NodeId node) override { queues_.push(node, 0); }
+  void insert(NodeId node, NodeId parent) override { queues_.push_new(node, parent, 0); }
   void touch(NodeId node) override { queues_.push(node, 0); }
   NodeId evict() override {
     const NodeId node = oldest(0);
@@ -58,7 +68,7 @@ class Lru final : public EvictionPolicy {
 class Lfu final : public EvictionPolicy {
  public:
   Lfu(const EvictionView& view, int64_t) : EvictionPolicy(view, EvictionQueues::kMostQueues) {}
-  void insert(NodeId node) override { queues_.push(node, 0); }
+  void insert(NodeId node, NodeId parent) override { queues_.push_new(node, parent, 0); }
   void touch(NodeId node) override {
     queues_.push(node, std::min(queues_.queue(node) + 1, EvictionQueues::kMostQueues - 1));
   }
@@ -93,7 +103,7 @@ class SizedPolicy : public EvictionPolicy {
 class Slru final : public SizedPolicy {
  public:
   using SizedPolicy::SizedPolicy;
-  void insert(NodeId node) override { queues_.push(node, kProbation); }
+  void insert(NodeId node, NodeId parent) override { queues_.push_new(node, parent, kProbation); }
   void touch(NodeId node) override {
     queues_.push(node, kProtected);
     // A block that may not go stays protected, and does not count against the others.
@@ -115,7 +125,9 @@ class Slru final : public SizedPolicy {
 class S3Fifo final : public SizedPolicy {
  public:
   using SizedPolicy::SizedPolicy;
-  void insert(NodeId node) override { queues_.push(node, evicted_.take(view_.key(node)) ? kMain : kSmall); }
+  void insert(NodeId node, NodeId parent) override {
+    queues_.push_new(node, parent, evicted_.take(view_.key(node)) ? kMain : kSmall);
+  }
   void touch(NodeId node) override { queues_.set_note(node, std::min(queues_.note(node) + 1, 3)); }
   NodeId evict() override {
     const bool small_first = queues_.size(kSmall) * 10 >= capacity();
@@ -162,19 +174,19 @@ class S3Fifo final : public SizedPolicy {
 class Arc final : public SizedPolicy {
  public:
   using SizedPolicy::SizedPolicy;
-  void insert(NodeId node) override {
+  void insert(NodeId node, NodeId parent) override {
     const uint64_t key = view_.key(node);
     const double once = static_cast<double>(evicted_once_.size());
     const double often = static_cast<double>(evicted_often_.size());
+    int queue = kOften;
     if (evicted_once_.take(key)) {
       share_ = std::min(static_cast<double>(capacity()), share_ + std::max(1.0, often / once));
     } else if (evicted_often_.take(key)) {
       share_ = std::max(0.0, share_ - std::max(1.0, once / often));
     } else {
-      queues_.push(node, kOnce);
-      return;
+      queue = kOnce;
     }
-    queues_.push(node, kOften);
+    queues_.push_new(node, parent, queue);
   }
   void touch(NodeId node) override { queues_.push(node, kOften); }
   NodeId evict() override {

@@ -4,7 +4,7 @@
 // chooses a block that may not go: one that is pinned, or before others that are still there. Among
 // the others it chooses:
 //
-//   lru     the one whose last use, or filling, is longest ago. Exact.
+//   lru     the one whose last use, or filling, is longest ago. Exact, with the rule below.
 //   lfu     the one with the fewest uses, then as lru. Exact up to 63 uses; more count as 63.
 //           Shah, Mitra and Matani, "An O(1) algorithm for implementing the LFU cache
 //           eviction scheme", 2010.
@@ -17,6 +17,10 @@
 //   arc     a list for blocks used once and one for more, and the share of each is learned from
 //           what was evicted and came back. Megiddo and Modha, "ARC: a self-tuning, low overhead
 //           replacement cache", FAST 2003.
+//
+// A new block is as recent as the one before it, if that is recent and in the same queue. That way
+// the blocks of a prompt, which are filled from the first to the last, stand in the order in which
+// they can go. See EvictionQueues::push_new().
 //
 // The papers know no blocks that may not go. If a queue has only such blocks, the next queue's turn
 // comes. In s3fifo a block whose time comes while it may not go stays oldest in its queue. Keys of
@@ -50,8 +54,8 @@ class EvictionView {
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
-  // A block is there now.
-  virtual void insert(NodeId node) = 0;
+  // A block is there now. `parent`: the one before it, there or not.
+  virtual void insert(NodeId node, NodeId parent) = 0;
   // REQUIRES: there, here and below.
   virtual void touch(NodeId node) = 0;
   // It is gone for another reason than evict().

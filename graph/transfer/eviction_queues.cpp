@@ -19,14 +19,33 @@ void EvictionQueues::push(NodeId node, int queue) {
     entry.note = 0;
     ++size_;
   }
+  entries_[node].time = ++time_;
+  link(node, queue, kNoNode, queues_[static_cast<size_t>(queue)].newest);
+}
+
+void EvictionQueues::push_new(NodeId node, NodeId parent, int queue) {
+  const bool follows = parent < made_ && entries_[parent].where != kNowhere && this->queue(parent) == queue;
+  if (!follows || time_ - entries_[parent].time > static_cast<uint64_t>(size(queue)) / 8) return push(node, queue);
+  make_room_for(node);
+  entries_[node].note = 0;
+  entries_[node].time = entries_[parent].time;
+  ++size_;
+  if (entries_[parent].where == kListed) return link(node, queue, parent, entries_[parent].older);
+  entries_[node].queue = entries_[parent].queue;
+  entries_[node].where = kParked;
+  ++queues_[static_cast<size_t>(queue)].size;
+  unpark(node);
+}
+
+void EvictionQueues::link(NodeId node, int queue, NodeId newer, NodeId older) {
   Queue& to = queues_[static_cast<size_t>(queue)];
+  Entry& entry = entries_[node];
   entry.queue = static_cast<unsigned>(queue) & 63U;
   entry.where = kListed;
-  entry.time = ++time_;
-  entry.newer = kNoNode;
-  entry.older = to.newest;
-  (to.newest != kNoNode ? entries_[to.newest].newer : to.oldest) = node;
-  to.newest = node;
+  entry.newer = newer;
+  entry.older = older;
+  (newer != kNoNode ? entries_[newer].older : to.newest) = node;
+  (older != kNoNode ? entries_[older].newer : to.oldest) = node;
   ++to.size;
 }
 

@@ -35,6 +35,10 @@ class EvictionQueues {
 
   // Puts a block into a queue as its newest, from wherever it is.
   void push(NodeId node, int queue);
+  // Puts a block that is in no queue right behind its parent, on the older side and with its time,
+  // if the parent is in this queue and recent: there were at most as many pushes since as an eighth
+  // of the queue's blocks. Otherwise the block is the newest.
+  void push_new(NodeId node, NodeId parent, int queue);
   // REQUIRES: in a queue.
   void erase(NodeId node);
   // The oldest block that is not parked, or kNoNode.
@@ -62,7 +66,7 @@ class EvictionQueues {
   struct Entry {
     NodeId newer = kNoNode;
     NodeId older = kNoNode;
-    uint64_t time : 50 = 0;  // of the last push, in pushes
+    uint64_t time : 50 = 0;  // of the last push, counted in pushes
     unsigned queue : 6 = 0;
     unsigned note : 6 = 0;
     unsigned where : 2 = kNowhere;
@@ -78,6 +82,8 @@ class EvictionQueues {
   Queue& queue_of(NodeId node) { return queues_[entries_[node].queue]; }
   void detach(NodeId node);
   void make_room_for(NodeId node);
+  // Between two neighbours of the list.
+  void link(NodeId node, int queue, NodeId newer, NodeId older);
 
   ChunkedArray<Entry> entries_;
   size_t made_ = 0;  // entries that are initialized

@@ -106,11 +106,13 @@ class Model {
     }
     return counts;
   }
-  uint64_t next_time() { return ++time_; }
+  // A tier's pushes into queues so far.
+  uint64_t time(Tier tier) const { return times_[slot_of(tier)]; }
+  uint64_t next_time(Tier tier) { return ++times_[slot_of(tier)]; }
 
  private:
   size_t block_tokens_;
-  uint64_t time_ = 0;
+  std::array<uint64_t, 3> times_{};
 };
 
 // Random calls, the same ones to the index and to the model.
@@ -201,10 +203,24 @@ class RandomCalls {
       index_.begin_fill(id(prefix), tier, copy.place);
     } else if (copy.state == BlockState::kFilling) {
       copy.state = BlockState::kReady;
-      copy.time = model_.next_time();
       copy.uses = 0;
+      copy.time = time_of_new(prefix, tier);
       index_.finish_fill(id(prefix), tier);
     }
+  }
+
+  // A new block takes the time of the one before it if that is recent and, in lfu, not used yet.
+  uint64_t time_of_new(const Tokens& prefix, Tier tier) {
+    const Tokens before = model_.parent(prefix);
+    if (before.empty()) return model_.next_time(tier);
+    uint64_t size = 0;
+    const auto counts = [&](const Model::Copy& copy) {
+      return copy.state == BlockState::kReady && (options_.policy == "lru" || copy.uses == 0);
+    };
+    for (const auto& [other, node] : model_.nodes) size += other != prefix && counts(node.copies[slot_of(tier)]);
+    const Model::Copy& copy = model_.copy(before, tier);
+    const bool recent = counts(copy) && model_.time(tier) - copy.time <= size / 8;
+    return recent ? copy.time : model_.next_time(tier);
   }
 
   void remove() {
@@ -243,7 +259,7 @@ class RandomCalls {
       for (const Tier tier : {Tier::kHost, Tier::kDisk}) {
         Model::Copy& copy = model_.copy(prefix, tier);
         if (copy.state != BlockState::kReady) continue;
-        copy.time = model_.next_time();
+        copy.time = model_.next_time(tier);
         ++copy.uses;
       }
     }
