@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <condition_variable>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -155,6 +156,8 @@ class BlockStore::Impl {
     index_.pin(node, tier);
     plan.pins.push_back({node, tier});
   }
+  void wait_for_room(std::unique_lock<std::mutex>& lock, int64_t count,
+                     backend::FunctionRef<std::vector<NodeId>()> path_of);
   std::vector<int64_t> take_places(int64_t count);
   std::optional<int64_t> take_slot();
   void drop(NodeId node, Tier tier);
@@ -190,6 +193,8 @@ class BlockStore::Impl {
   std::vector<Pin> doomed_;  // no one may use them any more; they go when no one holds them
   BlockStoreCounters counters_;
   int64_t matches_ = 0;
+  int64_t running_ = 0;  // requests
+  std::condition_variable finished_;
 
   DeviceLane device_lane_;
   std::optional<DiskLane> disk_lane_;
@@ -200,6 +205,21 @@ class BlockStore::Impl {
 // ---- places
 
 // REQUIRES, for all functions of this part: mutex_.
+
+// Until host memory has places for the blocks of a request that it lacks, or no request runs that
+// could give some. `path_of` finds its known blocks, of `count`; others may forget blocks meanwhile.
+void BlockStore::Impl::wait_for_room(std::unique_lock<std::mutex>& lock, int64_t count,
+                                     backend::FunctionRef<std::vector<NodeId>()> path_of) {
+  finished_.wait(lock, [&] {
+    int64_t lacking = count, own = 0;
+    for (const NodeId node : path_of()) {
+      lacking -= is_in(node, Tier::kHost);
+      own += index_.pins(node, Tier::kHost) > 0;
+    }
+    const int64_t needed = std::min(lacking, places_ - own);
+    return running_ == 0 || places_ - index_.counts(Tier::kHost).pinned >= needed;
+  });
+}
 
 // Runs where there are some, then what can be evicted: as many as there are.
 std::vector<int64_t> BlockStore::Impl::take_places(int64_t count) {
@@ -639,6 +659,7 @@ std::shared_ptr<BlockRequest> BlockStore::Impl::enqueue(BlockStore& store, const
   auto request = std::make_shared<BlockRequest>();
   request->store_ = &store;
   request->end_ = plan->end;
+  ++running_;
   request->run_ = scheduler_.enqueue(std::move(plan->graph),
                                      [this, plan, memory](const TransferOpGraph& graph) { finish(*plan, graph); });
   return request;
@@ -650,8 +671,9 @@ std::shared_ptr<BlockRequest> BlockStore::Impl::get(BlockStore& store, const std
   const auto plan = std::make_shared<Plan>(memory == nullptr ? Tier::kHost : Tier::kDevice);
   std::unique_lock lock(mutex_);
   ++(memory == nullptr ? counters_.prefetches : counters_.gets);
-  plan_get(*plan, std::span(path).subspan(static_cast<size_t>(options.first_block)), memory.get(), blocks,
-           options.layer_granularity);
+  const std::vector<NodeId> asked(path.begin() + options.first_block, path.end());
+  wait_for_room(lock, std::ssize(asked), [&] { return asked; });
+  plan_get(*plan, asked, memory.get(), blocks, options.layer_granularity);
   std::shared_ptr<BlockRequest> request = enqueue(store, plan, memory);
   lock.unlock();
   request->first_block_ = options.first_block;
@@ -665,6 +687,12 @@ std::shared_ptr<BlockRequest> BlockStore::Impl::put(BlockStore& store, std::span
   const auto plan = std::make_shared<Plan>(Tier::kHost);
   std::unique_lock lock(mutex_);
   ++counters_.puts;
+  const size_t count = std::min(blocks.size(), tokens.size() / static_cast<size_t>(geometry_.tokens));
+  wait_for_room(lock, static_cast<int64_t>(count), [&] {
+    std::vector<NodeId> path;
+    index_.match(tokens.first(count * static_cast<size_t>(geometry_.tokens)), path);
+    return path;
+  });
   plan_put(*plan, tokens, *memory, blocks);
   std::shared_ptr<BlockRequest> request = enqueue(store, plan, memory);
   lock.unlock();
@@ -691,6 +719,8 @@ void BlockStore::Impl::finish(Plan& plan, const TransferOpGraph& graph) {
   }
   for (const Pin& block : plan.pins) index_.unpin(block.node, block.tier);
   sweep();
+  --running_;
+  finished_.notify_all();
   if (!graph.ops().empty()) device_lane_.forget(graph.ops().front().graph_id);
 }
 
@@ -751,8 +781,13 @@ int64_t BlockMatch::tokens() const { return store_ == nullptr ? 0 : counts_.tota
 
 int64_t BlockRequest::wait() {
   static_cast<void>(run_->wait());
+  // Its blocks are free again, unless some are being written.
+  const std::vector<TransferOp>& ops = run_->graph().ops();
+  if (std::ranges::all_of(ops, [](const TransferOp& op) { return op.is_awaited; })) {
+    static_cast<void>(run_->wait_completely());
+  }
   int64_t blocks = end_;
-  for (const TransferOp& op : run_->graph().ops()) {
+  for (const TransferOp& op : ops) {
     if (destination_tier(op.type) != run_->graph().target() || state_of(op) == TransferState::kCompleted) continue;
     blocks = std::min(blocks, op.position);
   }

@@ -52,7 +52,7 @@ struct BlockStoreOptions {
   std::string remote;  // an address (backend/tier/remote_tier.h); empty: none
   double remote_timeout_seconds = 2;
   std::string remote_codec = "none";
-  std::string policy = "lru";  // of eviction
+  std::string policy = "arc";  // of eviction
   // A block is written to the disk when it was used so often again; 0: when it is put.
   int64_t disk_after_hits = 0;
   // Tokens that the model computes in a second; 0: unknown, so whatever is there is loaded.

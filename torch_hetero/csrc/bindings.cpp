@@ -24,6 +24,7 @@
 #include "ops/tensor/locks.h"
 #include "ops/tensor/storage.h"
 #include "torch_hetero/csrc/compiled.h"
+#include "torch_hetero/csrc/kv.h"
 #include "torch_hetero/csrc/placement.h"
 #include "torch_hetero/csrc/reports.h"
 #include "torch_hetero/csrc/saved.h"
@@ -138,6 +139,7 @@ PYBIND11_MODULE(_C, m) {
   hetero::python::add_reports(m);
   hetero::python::add_compiled_program(m);
   hetero::python::add_saved(m);
+  hetero::python::add_kv(m);
   hetero::python::add_server(m);
   hetero::python::add_stage_pipeline(m);
   add_test_hooks(m);

@@ -2,14 +2,22 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <future>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "backend/tier/block_log.h"
 #include "graph/transfer/block_store.h"
+#include "graph/transfer/request_trace.h"
 #include "graph/transfer/trace_simulator.h"
-#include "ops/record/errors.h"
+#include "ops/program/static_call.h"
 
 namespace py = pybind11;
 
@@ -107,9 +115,8 @@ T take(const py::dict& options, const char* name, T otherwise) {
   return options.contains(name) && !options[name].is_none() ? options[name].cast<T>() : otherwise;
 }
 
-std::shared_ptr<BlockStore> open_store(const py::dict& spec, const py::dict& options) {
-  BlockStoreOptions wanted;
-  KvSpec& kv = wanted.spec;
+KvSpec spec_of(const py::dict& spec) {
+  KvSpec kv;
   kv.model = take<std::string>(spec, "model", "");
   kv.revision = take<std::string>(spec, "revision", "");
   kv.dtype = take<std::string>(spec, "dtype", "");
@@ -123,6 +130,12 @@ std::shared_ptr<BlockStore> open_store(const py::dict& spec, const py::dict& opt
   kv.tensor_parallel_size = take<int64_t>(spec, "tensor_parallel_size", 1);
   kv.adapter = take<std::string>(spec, "adapter", "");
   kv.name_space = take<std::string>(spec, "namespace", "");
+  return kv;
+}
+
+std::shared_ptr<BlockStore> open_store(const py::dict& spec, const py::dict& options) {
+  BlockStoreOptions wanted;
+  wanted.spec = spec_of(spec);
   wanted.host_bytes = take<int64_t>(options, "host_bytes", 0);
   wanted.disk_folder = take<std::string>(options, "disk_folder", "");
   wanted.disk_bytes = take<int64_t>(options, "disk_bytes", 0);
@@ -200,6 +213,133 @@ std::vector<at::Tensor> all_of(const std::vector<at::Tensor>& keys, const std::v
   return all;
 }
 
+std::string text_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  TORCH_CHECK(file.good(), "kv: cannot read ", path);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+// What a folder of blocks says that it has.
+struct KnownFolder {
+  backend::LogIdentity identity;
+  std::map<int64_t, backend::LogRecord> live;  // by slot
+  size_t bytes = 0;
+  size_t good_bytes = 0;
+};
+
+KnownFolder read_folder(const std::string& folder) {
+  const std::string text = text_of(folder + "/index");
+  Result<backend::ParsedLog> parsed = backend::parse_log(text);
+  ops::check(parsed.status());
+  KnownFolder known{parsed.value().header.identity, {}, text.size(), parsed.value().good_bytes};
+  for (backend::LogRecord& record : parsed.value().records) {
+    known.live.erase(record.slot);
+    if (record.kind == backend::LogRecord::kPublished) known.live.emplace(record.slot, std::move(record));
+  }
+  return known;
+}
+
+py::dict inspect_folder(const std::string& folder) {
+  const KnownFolder known = read_folder(folder);
+  const backend::BlockGeometry& geometry = known.identity.geometry;
+  int64_t oldest = 0, newest = 0, first_blocks = 0;
+  for (const auto& [slot, record] : known.live) {
+    oldest = oldest == 0 ? record.seconds : std::min(oldest, record.seconds);
+    newest = std::max(newest, record.seconds);
+    first_blocks += record.parent == known.identity.fingerprint;
+  }
+  py::dict result;
+  result["fingerprint"] = to_string(known.identity.fingerprint);
+  result["description"] = known.identity.description;
+  result["blocks"] = known.live.size();
+  result["prompts"] = first_blocks;
+  result["block_tokens"] = geometry.tokens;
+  result["block_bytes"] = geometry.block_bytes();
+  result["layers"] = geometry.pieces;
+  result["index_bytes"] = known.bytes;
+  result["damaged_bytes"] = known.bytes - known.good_bytes;
+  result["oldest"] = oldest;
+  result["newest"] = newest;
+  return result;
+}
+
+// Reads every block. Calls progress(done, all) now and then; what it raises ends the check. The
+// slots of blocks that are not what was written; with `repair` they are erased.
+std::vector<int64_t> verify_folder(const std::string& folder, bool repair, const py::function& progress) {
+  const KnownFolder known = read_folder(folder);
+  backend::BlockFileOptions options;
+  options.folder = folder;
+  options.geometry = known.identity.geometry;
+  options.fingerprint = known.identity.fingerprint;
+  options.description = known.identity.description;
+  const int64_t last = known.live.empty() ? 0 : known.live.rbegin()->first + 1;
+  options.most_bytes = std::max<int64_t>(1, last) * options.geometry.block_bytes();
+  std::vector<int64_t> slots;
+  Result<std::unique_ptr<backend::BlockFile>> file =
+      backend::BlockFile::open(options, [&](const backend::StoredBlock& block) { slots.push_back(block.slot); });
+  ops::check(file.status());
+  std::ranges::sort(slots);
+  const auto bytes = static_cast<size_t>(options.geometry.block_bytes());
+  const size_t batch = std::clamp<size_t>((size_t{64} << 20) / bytes, 1, 256);
+  const std::unique_ptr<std::byte, void (*)(void*)> memory(
+      static_cast<std::byte*>(std::aligned_alloc(4096, batch * bytes)), std::free);
+  TORCH_CHECK(memory != nullptr, "kv: no memory to read blocks");
+  std::vector<int64_t> bad;
+  for (size_t first = 0; first < slots.size(); first += batch) {
+    const size_t count = std::min(batch, slots.size() - first);
+    std::vector<backend::BlockRead> reads;
+    for (size_t i = 0; i < count; ++i) reads.push_back({.slot = slots[first + i], .data = memory.get() + i * bytes});
+    std::promise<backend::BlockResult> promise;
+    {
+      const py::gil_scoped_release released;
+      file.value()->read(std::move(reads), 0, options.geometry.pieces,
+                         [&](const backend::BlockResult& result) { promise.set_value(result); });
+      const backend::BlockResult result = promise.get_future().get();
+      bad.insert(bad.end(), result.bad_slots.begin(), result.bad_slots.end());
+    }
+    progress(first + count, slots.size());
+  }
+  if (repair) {
+    for (const int64_t slot : bad) file.value()->erase(slot);
+    ops::check(file.value()->sync());
+  }
+  return bad;
+}
+
+py::list simulate(const std::string& path, const std::vector<int64_t>& capacities,
+                  const std::vector<std::string>& policies) {
+  std::vector<graph::TraceRequest> requests;
+  if (path.empty()) {
+    requests = graph::generate_trace({});
+  } else {
+    Result<std::vector<graph::TraceRequest>> trace = graph::read_mooncake_trace(path);
+    ops::check(trace.status());
+    requests = std::move(trace.value());
+  }
+  py::list rows;
+  for (const int64_t capacity : capacities) {
+    for (const std::string& policy : policies) {
+      graph::SimulatedTrace result;
+      {
+        const py::gil_scoped_release released;
+        result = policy == "optimum" ? graph::simulate_optimum(requests, capacity)
+                                     : graph::simulate_trace(requests, {.capacity = capacity, .policy = policy});
+      }
+      py::dict row;
+      row["capacity"] = capacity;
+      row["policy"] = policy;
+      row["requests"] = result.requests;
+      row["blocks"] = result.blocks;
+      row["hits"] = result.hits;
+      row["hit_rate"] = result.hit_rate();
+      row["evictions"] = result.evictions;
+      row["seconds"] = result.seconds;
+      rows.append(row);
+    }
+  }
+  return rows;
+}
+
 }  // namespace
 
 void add_kv(py::module_& m) {
@@ -264,7 +404,10 @@ void add_kv(py::module_& m) {
           "sync", [](BlockStore& self) { ops::check(self.sync()); }, released())
       .def("wait_idle", &BlockStore::wait_idle, released())
       .def("counters", [](const BlockStore& self) { return dict_of(self.counters()); });
-  m.def("kv_fingerprint", [](const std::string& text) { return to_string(backend::hash_text(text)); });
+  m.def("kv_fingerprint", [](const py::dict& spec) { return to_string(spec_of(spec).fingerprint()); });
+  m.def("kv_inspect", &inspect_folder, py::arg("folder"));
+  m.def("kv_verify", &verify_folder, py::arg("folder"), py::arg("repair"), py::arg("progress"));
+  m.def("kv_simulate", &simulate, py::arg("path"), py::arg("capacities"), py::arg("policies"));
 }
 
 }  // namespace hetero::python

@@ -176,7 +176,7 @@ class Store:
         remote: str | None = None,
         *,
         durability: str = "none",
-        policy: str = "lru",
+        policy: str = "arc",
         ssd_after_hits: int = 0,
         prefill_rate: float | None = None,
         engine: str = "auto",

@@ -47,6 +47,7 @@ BlockStoreOptions options_of(int64_t host_blocks, const std::string& disk = "", 
   options.disk_bytes = disk_blocks * bytes;
   options.chunk_bytes = 2 * bytes;
   options.verifies_plans = true;
+  options.policy = "lru";
   return options;
 }
 
