@@ -167,7 +167,7 @@ class LocalBlockFile final : public BlockFile {
   RangeAllocator free_;      // slots
   uint64_t after_last_ = 0;  // the slot behind the one that was taken last
   int64_t used_ = 0;
-  int64_t calls_ = 0;  // reads and writes that have not ended
+  int64_t calls_ = 0;                                // reads and writes that have not ended
   std::vector<std::shared_ptr<WriteCall>> to_sync_;  // kStrict: written, not on the disk yet
   bool dirty_ = false, stops_ = false;
   Status failure_;

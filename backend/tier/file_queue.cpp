@@ -55,12 +55,14 @@ void FileQueue::drain() {
 }
 
 void FileQueue::finish(Request* request, ssize_t result) {
-  if (request->fault.kind == FileFault::kDelay) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(request->fault.milliseconds));
-  }
   std::vector<Ended> ended;
   {
-    const std::lock_guard guard(mutex_);
+    std::unique_lock lock(mutex_);
+    if (request->fault.kind == FileFault::kDelay) {
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::milliseconds(request->fault.milliseconds));
+      lock.lock();
+    }
     const bool others = in_flight_ - 1 - (held_ != nullptr ? 1 : 0) > 0;
     if (request->fault.kind == FileFault::kReorder && held_ == nullptr && others) {
       held_ = request;

@@ -623,10 +623,12 @@ TEST_CASE("A read that fails is a bad slot; reads that go on failing end the use
 }
 
 TEST_CASE("A fault at any call loses that block at most, and the next opening finds the others", "[tier]") {
-  const Durability durability = GENERATE(Durability::kNone, Durability::kStrict);
-  const FileEngine engine = engine_of(GENERATE(0, 1));
+  const int variant = GENERATE(0, 1);
+  const Durability durability = variant == 0 ? Durability::kNone : Durability::kStrict;
+  const FileEngine engine = engine_of(variant);
   for (const FileCall call : {FileCall::kRead, FileCall::kWrite, FileCall::kSync}) {
     for (const FileFault fault : {error_of(EIO), error_of(ENOSPC), FileFault{.kind = FileFault::kTorn}}) {
+      if (call == FileCall::kSync && fault.kind == FileFault::kTorn) continue;  // has no bytes
       int64_t position = 0;
       for (bool reached = true; reached; ++position) {
         const TemporaryFolder folder("block-file");
