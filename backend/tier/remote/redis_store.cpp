@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kMostConnections = 8;
 // Replies that a server may have to keep for us: more only costs it memory, and us its caches.
-constexpr uint64_t kWindowBytes = 4 << 20;
+constexpr uint64_t kWindowBytes = 2 << 20;
 constexpr size_t kMostWindow = 256;
 
 class RedisStore final : public ValueStore {
@@ -135,7 +135,7 @@ class RedisStore::GetCall final : public Call {
 class RedisStore::PutCall final : public Call {
  public:
   PutCall(const RedisStore& store, std::span<const BlockKey> keys, ValueSource& source)
-      : Call(store, keys, keys.size()), source_(source) {}
+      : Call(store, keys, SIZE_MAX), source_(source) {}
   const EncodedBlock* write(size_t command, std::string& text, std::string& tail) override {
     const EncodedBlock& value = source_.value(command);
     const bool expires = store_.lifetime_ > 0;
