@@ -200,7 +200,7 @@ Outcome RedisStore::refused(const RedisReply& reply, Outcome::Kind kind) const {
 Outcome RedisStore::take_connection(Deadline deadline, std::unique_ptr<RedisConnection>* connection, bool* reused) {
   std::unique_lock lock(mutex_);
   if (!freed_.wait_until(lock, deadline, [&] { return used_ < kMostConnections; })) {
-    return {Outcome::Kind::kTimeout, std::string(name_).append(": all connections are in use")};
+    return {Outcome::Kind::kBusy, std::string(name_).append(": all connections were in use for too long")};
   }
   ++used_;
   while (!idle_.empty()) {
