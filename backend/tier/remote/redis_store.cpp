@@ -18,7 +18,8 @@ namespace {
 
 constexpr size_t kMostConnections = 8;
 // Replies that a server may have to keep for us: more only costs it memory, and us its caches.
-constexpr uint64_t kWindowBytes = 2 << 20;
+constexpr uint64_t kWindowBytes = 512 << 10;
+constexpr size_t kLeastWindow = 3;
 constexpr size_t kMostWindow = 256;
 
 class RedisStore final : public ValueStore {
@@ -28,7 +29,7 @@ class RedisStore final : public ValueStore {
     names_ =
         std::string(options.prefix).append(":").append(hetero::backend::to_string(options.fingerprint)).append(":");
     const uint64_t fit = kWindowBytes / most_value_bytes(options.geometry);
-    get_window_ = static_cast<size_t>(std::clamp<uint64_t>(fit, 2, kMostWindow));
+    get_window_ = static_cast<size_t>(std::clamp<uint64_t>(fit, kLeastWindow, kMostWindow));
   }
 
   Outcome match(std::span<const BlockKey> keys, Deadline deadline, int64_t* found) override;
