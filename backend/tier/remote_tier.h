@@ -10,7 +10,7 @@
 //
 // Thread safety: any thread; calls block. Each call takes at most options.timeout_seconds, whatever
 // the other side does. One thing is not in our hands: a network file system under "file://" that
-// blocks inside the system.
+// blocks inside the system. After a fork, the child may use a tier that no call was in.
 
 #pragma once
 

@@ -36,6 +36,7 @@ namespace {
 constexpr size_t kMostParts = 256;      // of one call of the system
 constexpr size_t kMostBytes = 4 << 20;  // of one call of the system, for the deadline
 constexpr const char* kTemporary = ".tmp-";
+constexpr int kAttempts = 3;             // to make folders that others delete
 constexpr int64_t kStaleSeconds = 3600;  // a temporary file this old has no writer
 
 bool late(Deadline deadline) { return std::chrono::steady_clock::now() >= deadline; }
@@ -101,9 +102,9 @@ class FolderStore final : public ValueStore {
   Outcome timed_out() const { return {Outcome::Kind::kTimeout, std::string(name_).append(": took too long")}; }
   bool is_value(const struct stat& about) const;
   Outcome get_one(size_t position, const BlockKey& key, ValueSink& sink, Deadline deadline);
-  Outcome put_one(const BlockKey& key, const EncodedBlock& value, Deadline deadline);
+  Outcome put_one(const BlockKey& key, const EncodedBlock& value, Deadline deadline, bool* taken);
   Outcome write_file(int file, const std::string& path, const EncodedBlock& value, Deadline deadline) const;
-  Outcome make_folder(const std::string& path) const;
+  Outcome make_file(const std::string& folder, const std::string& path, int* file) const;
   void clean(const std::string& folder, const BlockKey& key);
 
   const std::string name_, folder_, values_;
@@ -179,35 +180,50 @@ Outcome FolderStore::get_one(size_t position, const BlockKey& key, ValueSink& si
 Outcome FolderStore::put(std::span<const BlockKey> keys, ValueSource& source, Deadline deadline) {
   for (size_t i = 0; i < keys.size(); ++i) {
     if (late(deadline)) return timed_out();
-    if (Outcome outcome = put_one(keys[i], source.value(i), deadline); !outcome.ok()) return outcome;
-    source.taken(i);
+    bool taken = false;
+    if (Outcome outcome = put_one(keys[i], source.value(i), deadline, &taken); !outcome.ok()) return outcome;
+    if (taken) source.taken(i);
   }
   return {};
 }
 
-Outcome FolderStore::put_one(const BlockKey& key, const EncodedBlock& value, Deadline deadline) {
+// Opens a new file in the folder of a key, and makes folders where they are missing. Another
+// process may delete them again: then there is neither a file nor an error.
+Outcome FolderStore::make_file(const std::string& folder, const std::string& path, int* file) const {
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    *file = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (*file >= 0) return {};
+    if (errno != ENOENT) return failed(errno, path);
+    for (const std::string* missing : {&folder_, &values_, &folder}) {
+      if (mkdir(missing->c_str(), 0700) == 0 || errno == EEXIST) continue;
+      if (errno == ENOENT && missing != &folder_) break;
+      return failed(errno, *missing);
+    }
+  }
+  return {};
+}
+
+Outcome FolderStore::put_one(const BlockKey& key, const EncodedBlock& value, Deadline deadline, bool* taken) {
   const std::string folder = folder_of(key);
+  const std::string path = path_of(key);
   char number[40];
   std::snprintf(number, sizeof(number), "%016llx-%llx",
                 static_cast<unsigned long long>(token_ ^ static_cast<uint64_t>(getpid())),
                 static_cast<unsigned long long>(counter_.fetch_add(1)));
   const std::string temporary = std::string(folder).append("/").append(kTemporary).append(number);
-  constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
-  int handle = open(temporary.c_str(), kFlags, 0600);
-  if (handle < 0 && errno == ENOENT) {
-    for (const std::string* path : {&folder_, &values_, &folder}) {
-      if (Outcome outcome = make_folder(*path); !outcome.ok()) return outcome;
-    }
-    handle = open(temporary.c_str(), kFlags, 0600);
-  }
-  if (handle < 0) return failed(errno, temporary);
+  int handle = -1;
+  if (Outcome outcome = make_file(folder, temporary, &handle); !outcome.ok()) return outcome;
+  if (handle < 0) return {};
   OpenFile file(handle);
   clean(folder, key);
   Outcome outcome = write_file(file.get(), temporary, value, deadline);
   if (outcome.ok() && !file.close_now()) outcome = failed(errno, temporary);
-  const std::string path = path_of(key);
-  if (outcome.ok() && rename(temporary.c_str(), path.c_str()) != 0) outcome = failed(errno, path);
-  if (!outcome.ok()) unlink(temporary.c_str());
+  if (outcome.ok()) {
+    *taken = rename(temporary.c_str(), path.c_str()) == 0;
+    // Deleted meanwhile, or the name is a folder's: only this block is not taken.
+    if (!*taken && errno != ENOENT && errno != EISDIR) outcome = failed(errno, path);
+  }
+  if (!*taken) unlink(temporary.c_str());
   return outcome;
 }
 
@@ -228,11 +244,6 @@ Outcome FolderStore::write_file(int file, const std::string& path, const Encoded
     while (next < value.parts.size() && within >= value.parts[next].iov_len) within -= value.parts[next++].iov_len;
   }
   return {};
-}
-
-Outcome FolderStore::make_folder(const std::string& path) const {
-  if (mkdir(path.c_str(), 0700) == 0 || errno == EEXIST) return {};
-  return failed(errno, path);
 }
 
 // Deletes what crashed writers left, and what has expired, once for each folder of keys.
@@ -259,7 +270,7 @@ Outcome FolderStore::remove(std::span<const BlockKey> keys, Deadline deadline) {
   for (const BlockKey& key : keys) {
     if (late(deadline)) return timed_out();
     const std::string path = path_of(key);
-    if (unlink(path.c_str()) != 0 && !absent(errno)) return failed(errno, path);
+    if (unlink(path.c_str()) != 0 && !absent(errno) && errno != EISDIR) return failed(errno, path);
   }
   return {};
 }

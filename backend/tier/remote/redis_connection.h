@@ -66,8 +66,8 @@ class RedisConnection {
   RedisConnection(const RedisConnection&) = delete;
   RedisConnection& operator=(const RedisConnection&) = delete;
 
-  // Sends all commands and takes their replies. Where the outcome is neither ok nor kFull, the
-  // connection must be closed.
+  // Sends all commands and takes their replies. Where the outcome is not ok, the connection must be
+  // closed.
   Outcome run(RedisPipeline& pipeline, Deadline deadline);
   // Of the last run: it ended because the server closed the connection, before any reply.
   bool closed_unanswered() const { return closed_ && answered_ == 0; }

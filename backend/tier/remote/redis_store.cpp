@@ -18,7 +18,8 @@ namespace {
 
 constexpr size_t kMostConnections = 8;
 // Replies that a server may have to keep for us: more only costs it memory, and us its caches.
-constexpr uint64_t kWindowBytes = 4 << 20;
+constexpr uint64_t kWindowBytes = 512 << 10;
+constexpr size_t kLeastWindow = 3;
 constexpr size_t kMostWindow = 256;
 
 class RedisStore final : public ValueStore {
@@ -28,7 +29,7 @@ class RedisStore final : public ValueStore {
     names_ =
         std::string(options.prefix).append(":").append(hetero::backend::to_string(options.fingerprint)).append(":");
     const uint64_t fit = kWindowBytes / most_value_bytes(options.geometry);
-    get_window_ = static_cast<size_t>(std::clamp<uint64_t>(fit, 2, kMostWindow));
+    get_window_ = static_cast<size_t>(std::clamp<uint64_t>(fit, kLeastWindow, kMostWindow));
   }
 
   Outcome match(std::span<const BlockKey> keys, Deadline deadline, int64_t* found) override;
@@ -135,7 +136,7 @@ class RedisStore::GetCall final : public Call {
 class RedisStore::PutCall final : public Call {
  public:
   PutCall(const RedisStore& store, std::span<const BlockKey> keys, ValueSource& source)
-      : Call(store, keys, keys.size()), source_(source) {}
+      : Call(store, keys, SIZE_MAX), source_(source) {}
   const EncodedBlock* write(size_t command, std::string& text, std::string& tail) override {
     const EncodedBlock& value = source_.value(command);
     const bool expires = store_.lifetime_ > 0;
@@ -200,7 +201,7 @@ Outcome RedisStore::refused(const RedisReply& reply, Outcome::Kind kind) const {
 Outcome RedisStore::take_connection(Deadline deadline, std::unique_ptr<RedisConnection>* connection, bool* reused) {
   std::unique_lock lock(mutex_);
   if (!freed_.wait_until(lock, deadline, [&] { return used_ < kMostConnections; })) {
-    return {Outcome::Kind::kTimeout, std::string(name_).append(": all connections are in use")};
+    return {Outcome::Kind::kBusy, std::string(name_).append(": all connections were in use for too long")};
   }
   ++used_;
   while (!idle_.empty()) {

@@ -207,9 +207,10 @@ class StoreTier final : public RemoteTier {
     if (outcome.ok()) return {};
     std::lock_guard lock(mutex_);
     ++counters_.errors;
-    if (outcome.kind == Outcome::Kind::kTimeout) ++counters_.timeouts;
+    const bool busy = outcome.kind == Outcome::Kind::kBusy;
+    if (busy || outcome.kind == Outcome::Kind::kTimeout) ++counters_.timeouts;
     Pause& pause = outcome.kind == Outcome::Kind::kFull ? put_pause_ : pause_;
-    pause.start(outcome.message, options_.retry_seconds);
+    if (!busy) pause.start(outcome.message, options_.retry_seconds);
     return Status(ErrorClass::kStorage, std::move(outcome.message));
   }
 

@@ -32,6 +32,7 @@ struct Outcome {
     kFailed,   // the store does not work
     kTimeout,  // it did not answer in time
     kFull,     // it works, but takes no values
+    kBusy,     // too many calls of this process waited for it
   };
   Kind kind = Kind::kOk;
   std::string message;  // one sentence

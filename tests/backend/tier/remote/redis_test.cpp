@@ -663,3 +663,17 @@ TEST_CASE("redis: more threads than connections wait for one another, at most un
   std::this_thread::sleep_for(std::chrono::milliseconds(150));
   REQUIRE(tier->put(blocks.blocks()).missing.empty());
 }
+
+TEST_CASE("redis: a value of half a gigabyte goes and comes", "[.long]") {
+  if (!RedisServer::installed()) return;
+  RedisServer server;
+  constexpr BlockGeometry kHuge{16, 8, (int64_t{63} << 20) + 1000};
+  RemoteOptions options = options_of(kHuge);
+  options.timeout_seconds = 60;
+  auto tier = open_or_fail(server.address(), options);
+  Blocks blocks(kHuge, 1);
+  REQUIRE(tier->put(blocks.blocks()).missing.empty());
+  Blocks copies(blocks, nullptr);
+  REQUIRE(tier->get(copies.blocks()).missing.empty());
+  REQUIRE(blocks.all_equal(copies));
+}

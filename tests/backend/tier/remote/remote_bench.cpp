@@ -1,8 +1,9 @@
 // Measures a remote tier against a bare loop over a socket, with a redis-server of its own.
 //
 // The loop sends the same SET and GET commands and takes the same bytes to the same memory, with
-// blocking sendmsg and readv. It neither makes nor verifies headers and checksums. Rounds of the
-// tier and of the loop alternate, and the medians are compared.
+// blocking sendmsg and readv. It neither makes nor verifies headers and checksums. Its window is how
+// many of its GETs wait for an answer. Rounds of the tier and of the loop alternate; each pair gives
+// a ratio, loop's seconds to tier's, and the median of them is printed.
 //
 //   hetero_remote_bench [rounds] [unix]
 
@@ -221,38 +222,41 @@ void measure(const Server& server, bool by_socket, const BlockGeometry& geometry
   BareLoop bare(socket, bytes);
   const size_t windows[] = {1, 2, 4, 64};
 
-  std::vector<double> put, get, bare_put;
-  std::vector<std::vector<double>> bare_get(std::size(windows));
-  const auto time = [](std::vector<double>& seconds, auto body) {
+  // Small transfers are repeated, so that each figure is of some 100 MB.
+  const size_t repeats = std::max<size_t>(1, (size_t{100} << 20) / (bytes * kBlocks));
+  const auto seconds_of = [&](auto body) {
     const auto start = steady_clock::now();
-    body();
-    seconds.push_back(seconds_since(start));
+    for (size_t i = 0; i < repeats; ++i) body();
+    return seconds_since(start);
   };
-  for (int round = 0; round < rounds; ++round) {
-    time(bare_put, [&] { bare.put(blocks); });
-    time(put, [&] {
-      if (!tier.value()->put(blocks).missing.empty()) give_up("the tier's put failed");
-    });
-    for (size_t i = 0; i < std::size(windows); ++i) {
-      time(bare_get[i], [&] { bare.get(blocks, windows[i]); });
-      if (i != std::size(windows) / 2) continue;
-      time(get, [&] {
-        if (!tier.value()->get(blocks).missing.empty()) give_up("the tier's get failed");
-      });
-    }
-  }
-  const double total = static_cast<double>(bytes) * kBlocks / 1e9;
+  const double total = static_cast<double>(bytes) * static_cast<double>(kBlocks * repeats) / 1e9;
   std::printf("64 blocks of %.3f MiB by %s\n", static_cast<double>(bytes) / (1 << 20),
               by_socket ? "a Unix socket" : "TCP");
-  std::printf("  put: %.2f GB/s; bare loop %.2f GB/s; ratio %.2f\n", total / median(put), total / median(bare_put),
-              median(bare_put) / median(put));
-  double best = 1e9;
-  std::printf("  get: %.2f GB/s; bare loop", total / median(get));
-  for (size_t i = 0; i < std::size(windows); ++i) {
-    best = std::min(best, median(bare_get[i]));
-    std::printf(" %.2f (window %zu)", total / median(bare_get[i]), windows[i]);
+  // The loop and the tier take turns, and each pair has a ratio.
+  const auto compare = [&](const std::string& name, auto loop_body, auto tier_body) {
+    std::vector<double> loop_seconds, tier_seconds, ratios;
+    for (int round = 0; round < rounds; ++round) {
+      loop_seconds.push_back(seconds_of(loop_body));
+      tier_seconds.push_back(seconds_of(tier_body));
+      ratios.push_back(loop_seconds.back() / tier_seconds.back());
+    }
+    std::printf("  %-16s %.2f GB/s; bare loop %.2f GB/s; median ratio %.2f\n", name.c_str(),
+                total / median(tier_seconds), total / median(loop_seconds), median(ratios));
+  };
+  const auto tier_put = [&] {
+    if (!tier.value()->put(blocks).missing.empty()) give_up("the tier's put failed");
+  };
+  const auto tier_get = [&] {
+    if (!tier.value()->get(blocks).missing.empty()) give_up("the tier's get failed");
+  };
+  bare.put(blocks);
+  tier_put();
+  compare(
+      "put", [&] { bare.put(blocks); }, tier_put);
+  for (const size_t window : windows) {
+    compare(
+        std::string("get, window ").append(std::to_string(window)), [&] { bare.get(blocks, window); }, tier_get);
   }
-  std::printf(" GB/s; ratio to the best %.2f\n", best / median(get));
   close(socket);
   for (std::byte* data : memory) free(data);
 }
