@@ -109,8 +109,8 @@ class BlockIndex {
   void touch(std::span<const NodeId> path);
 
   // Chooses a block that is ready, not pinned, and has no child that is ready or filling in the
-  // tier, and makes it evicting. kNone if there is none, or if the tier is the remote one, whose
-  // blocks expire by themselves.
+  // tier, and makes it evicting. kNone if there is none, and always in the remote tier: its store
+  // makes its own room.
   NodeId evict(Tier tier);
 
   // `pinned` counts blocks, not pins.
