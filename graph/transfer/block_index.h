@@ -67,7 +67,8 @@ class BlockIndex {
     // Blocks of a tier that policies with queues of a share of it take as its size; host, disk.
     // 0: as many as are ready at most.
     int64_t host_blocks = 0, disk_blocks = 0;
-    uint64_t (*token_hash)(std::span<const int32_t> tokens) = nullptr;  // for tests; null: XXH3
+    // For tests; null: hash_block() of block_tree.h.
+    uint64_t (*hash)(NodeId parent, std::span<const int32_t> tokens) = nullptr;
   };
   explicit BlockIndex(const Options& options);
   ~BlockIndex();

@@ -23,7 +23,7 @@ constexpr std::array kTiersOfIndex = {Tier::kHost, Tier::kDisk, Tier::kRemote};
 
 size_t slot_of(Tier tier) { return static_cast<size_t>(tier) - 1; }
 
-uint64_t equal_hash(std::span<const int32_t>) { return 42; }
+uint64_t equal_hash(NodeId, std::span<const int32_t>) { return 42; }
 
 // The index by its words: prefixes in a map, every question answered by looking at all of them.
 class Model {
@@ -395,7 +395,7 @@ void run_random_calls(int seeds, int calls) {
       INFO("policy " << policy << ", seed " << seed);
       BlockIndex::Options options = options_for(policy, 1 + seed % 3);
       if (seed % 2 == 1) options.host_blocks = options.disk_blocks = 0;
-      if (seed % 4 == 3) options.token_hash = &equal_hash;
+      if (seed % 3 == 2) options.hash = &equal_hash;
       // Few tokens make narrow, deep trees, many make wide ones.
       RandomCalls(options, static_cast<uint32_t>(seed), seed % 5 < 3 ? 3 : 60).run(calls);
     }
