@@ -151,7 +151,7 @@ class RandomCalls {
   NodeId id(const Tokens& prefix) { return prefix.empty() ? BlockIndex::kRoot : model_.nodes.at(prefix).id; }
 
   void call() {
-    switch (below(12)) {
+    switch (below(18)) {
       case 0:
       case 1:
         return insert();
@@ -193,15 +193,17 @@ class RandomCalls {
   }
 
   void fill() {
-    const Tokens prefix = any_prefix();
-    if (prefix.empty()) return;
+    Tokens prefix = any_prefix();
     const Tier tier = any_tier();
+    const auto is_done = [&] { return prefix.empty() || model_.copy(prefix, tier).state >= BlockState::kReady; };
+    for (int tries = 0; tries < 4 && is_done(); ++tries) prefix = any_prefix();
+    if (is_done()) return;
     Model::Copy& copy = model_.copy(prefix, tier);
     if (copy.state == BlockState::kAbsent) {
       copy.state = BlockState::kFilling;
       copy.place = below(1000000);
       index_.begin_fill(id(prefix), tier, copy.place);
-    } else if (copy.state == BlockState::kFilling) {
+    } else {
       copy.state = BlockState::kReady;
       copy.uses = 0;
       copy.time = time_of_new(prefix, tier);
