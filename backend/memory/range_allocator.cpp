@@ -13,6 +13,20 @@ std::optional<uint64_t> RangeAllocator::take(uint64_t bytes) {
   return start;
 }
 
+bool RangeAllocator::take_at(uint64_t start, uint64_t bytes) {
+  const auto after = by_start_.upper_bound(start);
+  if (after == by_start_.begin()) return false;
+  const auto range = std::prev(after);
+  const uint64_t begin = range->first;
+  const uint64_t before = start - begin;
+  if (range->second < before || range->second - before < bytes) return false;
+  const uint64_t behind = range->second - before - bytes;
+  remove(range);
+  if (before > 0) add(begin, before);
+  if (behind > 0) add(start + bytes, behind);
+  return true;
+}
+
 void RangeAllocator::give(uint64_t start, uint64_t bytes) {
   const auto next = by_start_.lower_bound(start);
   const auto before = next == by_start_.begin() ? by_start_.end() : std::prev(next);

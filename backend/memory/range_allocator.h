@@ -2,8 +2,8 @@
 // memory.
 //
 // take() gives the smallest free range that is large enough, of equal ones the lowest. So what was
-// used before is used again before what never was. give() joins a range with its free neighbours.
-// Both take time logarithmic in the number of free ranges.
+// used before is used again before what never was. take_at() takes a given range. give() joins a
+// range with its free neighbours. All take time logarithmic in the number of free ranges.
 //
 // Ranges have no alignment of their own: a caller that takes multiples of a page gets pages.
 //
@@ -32,6 +32,8 @@ class RangeAllocator {
 
   // Where the range begins; none if no free range is large enough. REQUIRES: bytes > 0.
   std::optional<uint64_t> take(uint64_t bytes);
+  // Takes this range and no other. False if a byte of it is not free. REQUIRES: bytes > 0.
+  bool take_at(uint64_t start, uint64_t bytes);
   // REQUIRES: the range was taken, as a whole or in parts, and no byte of it is free.
   void give(uint64_t start, uint64_t bytes);
 

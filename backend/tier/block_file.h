@@ -32,6 +32,7 @@
 #include "backend/base/status.h"
 #include "backend/tier/block_geometry.h"
 #include "backend/tier/block_key.h"
+#include "backend/tier/file_engine.h"
 
 namespace hetero::backend {
 
@@ -41,9 +42,6 @@ enum class Durability {
   kGroup,   // a crash of the system loses at most the last `group_seconds`
   kStrict,  // nothing: a write is acknowledged when the disk has the bytes and the record
 };
-
-// How a file is read and written.
-enum class FileEngine { kAuto, kUring, kThreads };
 
 struct StoredBlock {
   int64_t slot = 0;

@@ -124,12 +124,16 @@ class BlockIndex::Impl {
     if (slot >= kBoundedTiers) return kNone;
     const NodeId node = policies_[slot]->evict();
     if (node == kNoNode) return kNone;
-    blocks_[node][slot].set(BlockState::kEvicting);
-    --counts_[slot].ready;
-    ++counts_[slot].evicting;
-    lose_child(tree_.parent(node), slot);
+    leave(node, slot);
     return node;
   }
+
+  void set_evicting(NodeId node, size_t slot) {
+    if (state(node, slot) == BlockState::kReady && slot < kBoundedTiers) policies_[slot]->erase(node);
+    leave(node, slot);
+  }
+
+  int64_t pins(NodeId node, size_t slot) const { return blocks_[node][slot].pins; }
 
  private:
   static constexpr size_t kPrefetch = 8;
@@ -168,6 +172,16 @@ class BlockIndex::Impl {
     tree_.prefetch(node);
     __builtin_prefetch(blocks_.at(node));
     for (const auto& policy : policies_) policy->prefetch(node);
+  }
+
+  // From filling or ready to evicting.
+  void leave(NodeId node, size_t slot) {
+    Copy& copy = blocks_[node][slot];
+    assert(copy.state() == BlockState::kFilling || copy.state() == BlockState::kReady);
+    --(copy.state() == BlockState::kReady ? counts_[slot].ready : counts_[slot].filling);
+    ++counts_[slot].evicting;
+    copy.set(BlockState::kEvicting);
+    lose_child(tree_.parent(node), slot);
   }
 
   void lose_child(NodeId parent, size_t slot) {
@@ -218,6 +232,8 @@ int64_t BlockIndex::place(NodeId node, Tier tier) const { return impl_->place(no
 int64_t BlockIndex::hits(NodeId node) const { return impl_->tree().uses(node); }
 void BlockIndex::begin_fill(NodeId node, Tier tier, int64_t place) { impl_->begin_fill(node, slot_of(tier), place); }
 void BlockIndex::finish_fill(NodeId node, Tier tier) { impl_->finish_fill(node, slot_of(tier)); }
+void BlockIndex::set_evicting(NodeId node, Tier tier) { impl_->set_evicting(node, slot_of(tier)); }
+int64_t BlockIndex::pins(NodeId node, Tier tier) const { return impl_->pins(node, slot_of(tier)); }
 void BlockIndex::remove(NodeId node, Tier tier) { impl_->remove(node, slot_of(tier)); }
 void BlockIndex::pin(NodeId node, Tier tier) { impl_->pin(node, slot_of(tier)); }
 void BlockIndex::unpin(NodeId node, Tier tier) { impl_->unpin(node, slot_of(tier)); }

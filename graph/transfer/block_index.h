@@ -96,6 +96,8 @@ class BlockIndex {
   void begin_fill(NodeId node, Tier tier, int64_t place);
   // A new block is as recent as a used one. REQUIRES: filling.
   void finish_fill(NodeId node, Tier tier);
+  // Only those who hold the block may use it from now on. REQUIRES: filling or ready.
+  void set_evicting(NodeId node, Tier tier);
   // To absent, from any state. Then forgets the node if nothing keeps it, and so on towards the
   // root. REQUIRES: not pinned in the tier.
   void remove(NodeId node, Tier tier);
@@ -104,6 +106,7 @@ class BlockIndex {
   // forgets it as remove() does.
   void pin(NodeId node, Tier tier);
   void unpin(NodeId node, Tier tier);
+  int64_t pins(NodeId node, Tier tier) const;
 
   // A path from the root was used: all its blocks are recent, the first ones most. Policies count
   // it as a use in the host and on disk, where a block is ready.

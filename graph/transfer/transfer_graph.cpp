@@ -34,13 +34,13 @@ Status broken(std::string message) { return Status(ErrorClass::kInternal, std::m
 
 std::string name_of(const TransferOp& op) { return std::to_string(op.op_id) + " (" + to_string(op.type) + ")"; }
 
-TransferState state_of(const TransferOp& op) {
-  return std::atomic_ref(const_cast<TransferState&>(op.state)).load(std::memory_order_acquire);
-}
-
 bool has(const std::vector<uint64_t>& set, uint32_t number) { return (set[number / 64] >> (number % 64) & 1) != 0; }
 
 }  // namespace
+
+TransferState state_of(const TransferOp& op) {
+  return std::atomic_ref(const_cast<TransferState&>(op.state)).load(std::memory_order_acquire);
+}
 
 const char* to_string(Tier tier) {
   constexpr std::array<const char*, kTiers> kNames{"device", "host", "disk", "remote", "peer"};

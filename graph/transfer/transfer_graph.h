@@ -84,6 +84,9 @@ struct TransferOp {
   TransferState state = TransferState::kPending;
 };
 
+// The state while others may write it.
+TransferState state_of(const TransferOp& op);
+
 // Calls visit(tier, block, writes) for each block that the op reads, then for each that it writes.
 template <typename Visit>
 void for_each_block(const TransferOp& op, const Visit& visit) {

@@ -51,6 +51,29 @@ Status TransferRun::wait() {
   return outcome();
 }
 
+Status TransferRun::wait_for_layer(int32_t layer) {
+  const auto concerns = [&](const TransferOp& op) {
+    if (!op.is_awaited || destination_tier(op.type) != graph_.target()) return false;
+    return op.layer_granularity == 0 || (op.layer_id <= layer && layer < op.layer_id + op.layer_granularity);
+  };
+  std::unique_lock lock(mutex_);
+  ++watchers_;
+  bool is_complete = true;
+  changed_.wait(lock, [&] {
+    is_complete = true;
+    for (const TransferOp& op : graph_.ops()) {
+      if (!concerns(op)) continue;
+      const TransferState state = nodes_[op.op_id].state();
+      if (!is_final(state)) return false;
+      is_complete &= state == TransferState::kCompleted;
+    }
+    return true;
+  });
+  --watchers_;
+  if (is_complete) return Status();
+  return error_.ok() ? Status(ErrorClass::kCancelled, "the transfers were cancelled") : error_;
+}
+
 Status TransferRun::wait_completely() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return is_finished_; });
@@ -86,10 +109,17 @@ TransferScheduler::Lane& TransferScheduler::lane_of(const Node& node) {
   return lanes_[static_cast<size_t>(node.op->type)];
 }
 
-// 1. Edges within the graph, and to earlier graphs, while no transfer of this one can start.
-// 2. Each transfer is released: those that wait for nothing are ready.
 std::shared_ptr<TransferRun> TransferScheduler::submit(TransferOpGraph graph) {
+  std::shared_ptr<TransferRun> run = enqueue(std::move(graph), {});
+  start(*run);
+  return run;
+}
+
+// Edges within the graph, and to earlier graphs, while no transfer of this one can start.
+std::shared_ptr<TransferRun> TransferScheduler::enqueue(TransferOpGraph graph,
+                                                        std::function<void(const TransferOpGraph&)> finished) {
   std::shared_ptr<TransferRun> run(new TransferRun(std::move(graph)));
+  run->finished_ = std::move(finished);
   std::vector<TransferOp>& ops = run->graph_.ops_;
   for (TransferOp& op : ops) {
     run->nodes_[op.op_id].run = run.get();
@@ -97,23 +127,23 @@ std::shared_ptr<TransferRun> TransferScheduler::submit(TransferOpGraph graph) {
     run->awaited_ += op.is_awaited ? 1 : 0;
   }
   run->open_ = std::ssize(ops) + 1;  // until all are released
-  {
-    const std::lock_guard lock(mutex_);
-    const uint64_t id = next_graph_++;
-    for (TransferOp& op : ops) op.graph_id = id;
-    running_.emplace(run.get(), run);
-    for (const TransferOp& op : ops) {
-      for (const uint32_t before : op.predecessors) {
-        add_edge(run->nodes_[before], run->nodes_[op.op_id], true);
-      }
-      wait_for_others(run->nodes_[op.op_id]);
-    }
-  }
+  const std::lock_guard lock(mutex_);
+  const uint64_t id = next_graph_++;
+  for (TransferOp& op : ops) op.graph_id = id;
+  running_.emplace(run.get(), run);
   for (const TransferOp& op : ops) {
-    if (std::optional<Ended> ended = release(run->nodes_[op.op_id])) end(std::move(*ended));
+    for (const uint32_t before : op.predecessors) add_edge(run->nodes_[before], run->nodes_[op.op_id], true);
+    wait_for_others(run->nodes_[op.op_id]);
   }
-  close(*run);
   return run;
+}
+
+// Each transfer is released: those that wait for nothing are ready.
+void TransferScheduler::start(TransferRun& run) {
+  for (const TransferOp& op : run.graph_.ops_) {
+    if (std::optional<Ended> ended = release(run.nodes_[op.op_id])) end(std::move(*ended));
+  }
+  close(run);
 }
 
 // REQUIRES: mutex_.
@@ -279,7 +309,7 @@ void TransferScheduler::report(Node& node, TransferState state, const Status& st
   if (!status.ok() || node.op->is_awaited) {
     const std::lock_guard lock(run.mutex_);
     if (!status.ok() && run.error_.ok()) run.error_ = status;
-    if (node.op->is_awaited && --run.awaited_ == 0) run.changed_.notify_all();
+    if (node.op->is_awaited && (--run.awaited_ == 0 || run.watchers_ > 0)) run.changed_.notify_all();
   }
   close(run);
 }
@@ -289,6 +319,7 @@ void TransferScheduler::close(TransferRun& run) {
 }
 
 void TransferScheduler::finish(TransferRun& run) {
+  if (run.finished_) run.finished_(run.graph_);
   std::shared_ptr<TransferRun> kept;
   const std::lock_guard lock(mutex_);
   hazards_.remove(run.graph_.ops(), &run);

@@ -29,6 +29,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -75,6 +76,9 @@ class TransferRun {
   // Waits until every awaited transfer has ended. The error of the first that failed; kCancelled if
   // some were cancelled.
   Status wait();
+  // Waits until every awaited transfer of this layer into the graph's target has ended. Errors:
+  // those of wait(), if one of them did not complete.
+  Status wait_for_layer(int32_t layer);
   // Waits until all have ended, those that are not awaited too.
   Status wait_completely();
   bool is_done() const;
@@ -95,10 +99,12 @@ class TransferRun {
   std::vector<std::unique_ptr<Edge>> edges_;  // to its nodes
   std::atomic<bool> is_cancelled_{false};
   std::atomic<int64_t> open_{0};  // transfers that have not ended
+  std::function<void(const TransferOpGraph&)> finished_;
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   int64_t awaited_ = 0;
+  int watchers_ = 0;  // threads that wait for single transfers
   bool is_finished_ = false;
   Status error_;
 };
@@ -111,8 +117,16 @@ class TransferScheduler {
 
   // Before the first graph with such transfers.
   void set_lane(TransferType type, TransferLane& lane, LaneLimits limits = {});
-  // Starts what can start. Transfers of a type without a lane fail. REQUIRES: graph.verify().
+  // enqueue() and start().
   std::shared_ptr<TransferRun> submit(TransferOpGraph graph);
+  // The graph has its place in the order of graphs, and nothing of it starts yet. REQUIRES:
+  // graph.verify(); start() follows.
+  // `finished` is called once, when the last transfer has ended, and before the scheduler forgets
+  // which blocks the graph touched. If the caller plans and enqueues under a lock that `finished`
+  // takes, no graph can be planned for data that then does not come.
+  std::shared_ptr<TransferRun> enqueue(TransferOpGraph graph, std::function<void(const TransferOpGraph&)> finished);
+  // Starts what can start. Transfers of a type without a lane fail.
+  void start(TransferRun& run);
   void cancel(TransferRun& run);
   // Until no graph runs.
   void wait_idle();

@@ -1,0 +1,178 @@
+#include "graph/transfer/device_blocks.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace hetero::graph {
+namespace {
+
+// Of the numbers of one memory's blocks.
+constexpr int64_t kSpan = int64_t{1} << 32;
+
+void append(std::vector<backend::CopyRange>& ranges, std::byte* to, const std::byte* from, size_t bytes) {
+  if (!ranges.empty()) {
+    backend::CopyRange& last = ranges.back();
+    if (static_cast<std::byte*>(last.destination) + last.bytes == to &&
+        static_cast<const std::byte*>(last.source) + last.bytes == from) {
+      last.bytes += bytes;
+      return;
+    }
+  }
+  ranges.push_back({to, from, bytes});
+}
+
+bool is_into_device(const TransferOp& op) { return destination_tier(op.type) == Tier::kDevice; }
+const BlockExtents& device_side(const TransferOp& op) { return is_into_device(op) ? op.destination : op.source; }
+
+std::vector<int64_t> list(const BlockExtents& extents) {
+  std::vector<int64_t> blocks;
+  for (const BlockExtent& extent : extents) {
+    for (int64_t i = 0; i < extent.count; ++i) blocks.push_back(extent.first + i);
+  }
+  return blocks;
+}
+
+}  // namespace
+
+Status DeviceBlocks::check(const backend::BlockGeometry& geometry) const {
+  const auto wrong = [](const std::string& what) { return Status(ErrorClass::kUsage, "kv: " + what); };
+  if (std::ssize(layers) != geometry.pieces) {
+    return wrong("the memory has " + std::to_string(layers.size()) + " layers, and the store's blocks have " +
+                 std::to_string(geometry.pieces));
+  }
+  if (rows <= 0 || row_bytes <= 0 || blocks < 0 || blocks >= kSpan) return wrong("sizes must be positive");
+  if (2 * rows * row_bytes != geometry.piece_bytes) {
+    return wrong("a layer's keys and values of a block have " + std::to_string(2 * rows * row_bytes) +
+                 " bytes, and those of the store have " + std::to_string(geometry.piece_bytes));
+  }
+  for (const Layer& layer : layers) {
+    if (layer.keys == nullptr || layer.values == nullptr) return wrong("a layer has no memory");
+  }
+  return Status();
+}
+
+std::vector<backend::CopyRange> copies_of(const TransferOp& op, const DeviceBlocks& blocks,
+                                          const backend::BlockGeometry& geometry, std::byte* host) {
+  const bool into_device = is_into_device(op);
+  const std::vector<int64_t> there = list(device_side(op));
+  const std::vector<int64_t> here = list(into_device ? op.source : op.destination);
+  const int64_t first = op.layer_granularity == 0 ? 0 : op.layer_id;
+  const int64_t last = op.layer_granularity == 0 ? geometry.pieces : first + op.layer_granularity;
+  const int64_t half = geometry.piece_bytes / 2;
+  std::vector<backend::CopyRange> ranges;
+  // Layer by layer, where the device has neighbouring blocks; the host has a block's layers together.
+  for (int64_t layer = first; layer < last; ++layer) {
+    for (const bool values : {false, true}) {
+      const DeviceBlocks::Layer& memory = blocks.layers[static_cast<size_t>(layer)];
+      std::byte* const base = values ? memory.values : memory.keys;
+      for (size_t i = 0; i < there.size(); ++i) {
+        std::byte* const piece =
+            host + here[i] * geometry.block_bytes() + layer * geometry.piece_stride() + (values ? half : 0);
+        std::byte* const block = base + (there[i] - blocks.base) * blocks.block_stride;
+        for (int64_t row = 0; row < blocks.rows; ++row) {
+          std::byte* const on_host = piece + row * blocks.row_bytes;
+          std::byte* const on_device = block + row * blocks.row_stride;
+          const auto bytes = static_cast<size_t>(blocks.row_bytes);
+          into_device ? append(ranges, on_device, on_host, bytes) : append(ranges, on_host, on_device, bytes);
+        }
+      }
+    }
+  }
+  return ranges;
+}
+
+DeviceLane::DeviceLane(const backend::BlockGeometry& geometry, std::byte* host, int threads)
+    : geometry_(geometry), host_(host) {
+  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+}
+
+DeviceLane::~DeviceLane() {
+  {
+    const std::lock_guard lock(mutex_);
+    is_closing_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void DeviceLane::add(const std::shared_ptr<DeviceBlocks>& blocks) {
+  const std::lock_guard lock(mutex_);
+  if (blocks->base >= 0) return;
+  std::erase_if(memories_, [](const auto& memory) { return memory.second.expired(); });
+  blocks->base = next_base_;
+  next_base_ += kSpan;
+  memories_.emplace(blocks->base / kSpan, blocks);
+}
+
+// The copies, and an event behind them. A queue that other devices' events cannot be put on waits.
+Result<std::shared_ptr<backend::Event>> DeviceLane::submit(const TransferOp& op, const DeviceBlocks& blocks) {
+  const std::vector<backend::CopyRange> ranges = copies_of(op, blocks, geometry_, host_);
+  copies_.fetch_add(std::ssize(ranges), std::memory_order_relaxed);
+  backend::Queue& queue =
+      blocks.device->queue(is_into_device(op) ? backend::QueueKind::kHostToDevice : backend::QueueKind::kDeviceToHost);
+  std::shared_ptr<backend::Event> event = blocks.device->create_event();
+  if (Status status = queue.copy_batch(ranges); !status.ok()) return status;
+  if (Status status = queue.record(*event); !status.ok()) return status;
+  return event;
+}
+
+void DeviceLane::start(const TransferOp& op, TransferDone done) {
+  Job job{&op, done, nullptr, nullptr, Status()};
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = memories_.find(device_side(op).front().first / kSpan);
+    if (found != memories_.end()) job.blocks = found->second.lock();
+  }
+  if (job.blocks == nullptr) return done(Status(ErrorClass::kInternal, "kv: the device's blocks are gone"));
+  if (job.blocks->device != nullptr) {
+    Result<std::shared_ptr<backend::Event>> event = submit(op, *job.blocks);
+    if (!event.ok()) return done(event.status());
+    job.event = std::move(event.value());
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (job.event != nullptr) {
+      auto& events = events_[op.graph_id];
+      if (events.size() <= op.op_id) events.resize(op.op_id + 1);
+      events[op.op_id] = job.event;
+    }
+    jobs_.push_back(std::move(job));
+  }
+  changed_.notify_one();
+}
+
+std::shared_ptr<backend::Event> DeviceLane::event_of(const TransferOp& op) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = events_.find(op.graph_id);
+  if (found == events_.end() || found->second.size() <= op.op_id) return nullptr;
+  return found->second[op.op_id];
+}
+
+void DeviceLane::forget(uint64_t graph_id) {
+  const std::lock_guard lock(mutex_);
+  events_.erase(graph_id);
+}
+
+void DeviceLane::work() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return is_closing_ || !jobs_.empty(); });
+    if (jobs_.empty()) return;
+    Job job = std::move(jobs_.front());
+    jobs_.pop_front();
+    lock.unlock();
+    if (job.event != nullptr) {
+      job.status = job.event->synchronize();
+    } else {
+      const std::vector<backend::CopyRange> ranges = copies_of(*job.op, *job.blocks, geometry_, host_);
+      copies_.fetch_add(std::ssize(ranges), std::memory_order_relaxed);
+      for (const backend::CopyRange& range : ranges) std::memcpy(range.destination, range.source, range.bytes);
+    }
+    job.blocks.reset();
+    job.done(job.status);
+    lock.lock();
+  }
+}
+
+}  // namespace hetero::graph

@@ -1,0 +1,102 @@
+// DeviceBlocks: where the caller of a block store has keys and values, and the lane that copies them
+// to and from host memory.
+//
+// The caller's memory is pages of a serving engine, or the tensors of one sequence. For each layer
+// it has keys and values; a block's half of a piece is `rows` rows. So both usual layouts fit:
+//
+//   [blocks, heads, tokens, size]: one row of all bytes, a block every block_stride bytes
+//   [heads, all tokens, size]:     a row for each head, row_stride apart
+//
+// A block of DeviceBlocks is named by a number that is unique among those of a DeviceLane, so
+// transfers of different memories never wait for each other.
+//
+// Copies of one transfer are merged where both sides are contiguous. In host memory a few threads
+// copy. On a device they are one batch on its copy queue, followed by an event, for which the
+// device's other queues can wait.
+//
+// Thread safety: any thread. Ownership: DeviceBlocks live until their transfers have ended.
+
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "backend/device/device.h"
+#include "backend/tier/block_geometry.h"
+#include "graph/transfer/transfer_scheduler.h"
+
+namespace hetero::graph {
+
+struct DeviceBlocks {
+  struct Layer {
+    std::byte* keys = nullptr;
+    std::byte* values = nullptr;
+  };
+  backend::Device* device = nullptr;  // null: memory of the host
+  std::vector<Layer> layers;
+  int64_t blocks = 0;
+  int64_t block_stride = 0;  // bytes, from a block to the next
+  int64_t rows = 1;          // of a block's keys in a layer
+  int64_t row_bytes = 0;
+  int64_t row_stride = 0;
+
+  // Errors: kUsage if these are not blocks of this geometry.
+  Status check(const backend::BlockGeometry& geometry) const;
+  int64_t base = -1;  // the number of block 0, which DeviceLane::add() sets
+};
+
+// The copies of blocks between a device and host memory, merged. `host` is the memory of the
+// host tier's place 0.
+std::vector<backend::CopyRange> copies_of(const TransferOp& op, const DeviceBlocks& blocks,
+                                          const backend::BlockGeometry& geometry, std::byte* host);
+
+// Runs H2D and D2H.
+class DeviceLane final : public TransferLane {
+ public:
+  DeviceLane(const backend::BlockGeometry& geometry, std::byte* host, int threads);
+  ~DeviceLane() override;
+
+  // Gives the blocks their numbers, unless they have some.
+  void add(const std::shared_ptr<DeviceBlocks>& blocks);
+
+  void start(const TransferOp& op, TransferDone done) override;
+  // The event behind a transfer on a device's queue: null if it has not begun, or needs none.
+  std::shared_ptr<backend::Event> event_of(const TransferOp& op) const;
+  void forget(uint64_t graph_id);
+
+  int64_t copies() const { return copies_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Job {
+    const TransferOp* op;
+    TransferDone done;
+    std::shared_ptr<DeviceBlocks> blocks;
+    std::shared_ptr<backend::Event> event;  // to wait for; null: to copy
+    Status status;
+  };
+  Result<std::shared_ptr<backend::Event>> submit(const TransferOp& op, const DeviceBlocks& blocks);
+  void work();
+
+  const backend::BlockGeometry geometry_;
+  std::byte* const host_;
+  std::atomic<int64_t> copies_{0};
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::deque<Job> jobs_;
+  bool is_closing_ = false;
+  int64_t next_base_ = 0;
+  std::unordered_map<int64_t, std::weak_ptr<DeviceBlocks>> memories_;                  // by base / kSpan
+  std::unordered_map<uint64_t, std::vector<std::shared_ptr<backend::Event>>> events_;  // of a graph, by op
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace hetero::graph

@@ -1,0 +1,270 @@
+#include "torch_hetero/csrc/kv.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "graph/transfer/block_store.h"
+#include "graph/transfer/trace_simulator.h"
+#include "ops/record/errors.h"
+
+namespace py = pybind11;
+
+namespace hetero::python {
+namespace {
+
+using graph::BlockCounts;
+using graph::BlockMatch;
+using graph::BlockRequest;
+using graph::BlockStore;
+using graph::BlockStoreCounters;
+using graph::BlockStoreOptions;
+using graph::DeviceBlocks;
+using graph::KvSpec;
+
+std::vector<int32_t> tokens_of(const at::Tensor& tokens) {
+  TORCH_CHECK_VALUE(tokens.dim() == 1, "tokens must have one dimension, not ", tokens.dim());
+  const at::Tensor list = tokens.to(at::kCPU, at::kLong).contiguous();
+  std::vector<int32_t> result;
+  for (const int64_t token : c10::IntArrayRef(list.const_data_ptr<int64_t>(), static_cast<size_t>(list.numel()))) {
+    TORCH_CHECK_VALUE(token >= 0 && token <= INT32_MAX, "token ", token, " is not in [0, 2^31)");
+    result.push_back(static_cast<int32_t>(token));
+  }
+  return result;
+}
+
+// Keys and values of a layer: [blocks, heads, tokens, size] where `paged`, else [heads, tokens,
+// size] of one sequence. Tensors of host memory, which outlive the request.
+std::shared_ptr<DeviceBlocks> blocks_of(const BlockStore& store, const std::vector<at::Tensor>& keys,
+                                        const std::vector<at::Tensor>& values, bool paged) {
+  TORCH_CHECK_VALUE(!keys.empty() && keys.size() == values.size(), "keys and values must have a tensor for each layer");
+  const int64_t tokens = store.geometry().tokens;
+  const at::Tensor& first = keys.front();
+  auto blocks = std::make_shared<DeviceBlocks>();
+  const int64_t item = first.element_size();
+  if (paged) {
+    TORCH_CHECK_VALUE(first.dim() >= 2 && (first.numel() == 0 || first[0].is_contiguous()),
+                      "a layer's blocks must be contiguous, of shape [blocks, ...]");
+    blocks->blocks = first.size(0);
+    blocks->row_bytes = first.numel() / std::max<int64_t>(1, first.size(0)) * item;
+    blocks->block_stride = first.stride(0) * item;
+  } else {
+    TORCH_CHECK_VALUE(first.dim() == 3 && first.stride(2) == 1 && first.stride(1) == first.size(2),
+                      "a layer of a sequence must be [heads, tokens, size], with a head's tokens contiguous");
+    blocks->blocks = first.size(1) / tokens;
+    blocks->rows = first.size(0);
+    blocks->row_bytes = tokens * first.size(2) * item;
+    blocks->row_stride = first.stride(0) * item;
+    blocks->block_stride = blocks->row_bytes;
+  }
+  for (size_t i = 0; i < keys.size(); ++i) {
+    for (const at::Tensor* const tensor : {&keys[i], &values[i]}) {
+      TORCH_CHECK_VALUE(tensor->device().is_cpu(), "a tensor is on ", tensor->device(), ", not in host memory");
+      TORCH_CHECK_VALUE(
+          tensor->sizes() == first.sizes() && tensor->strides() == first.strides() && tensor->element_size() == item,
+          "keys and values of all layers must have the same sizes, strides and type");
+    }
+    blocks->layers.push_back(
+        {static_cast<std::byte*>(keys[i].data_ptr()), static_cast<std::byte*>(values[i].data_ptr())});
+  }
+  return blocks;
+}
+
+// Keeps the store and the tensors while the request runs.
+class PythonRequest {
+ public:
+  PythonRequest(std::shared_ptr<BlockStore> store, Result<std::shared_ptr<BlockRequest>> request,
+                std::vector<at::Tensor> tensors)
+      : store_(std::move(store)), tensors_(std::move(tensors)) {
+    ops::check(request.status());
+    request_ = std::move(request.value());
+  }
+  // The tensors are not touched any more when their transfers have ended.
+  ~PythonRequest() {
+    if (tensors_.empty()) return;
+    const py::gil_scoped_release released;
+    request_->wait();
+  }
+  BlockRequest& request() const { return *request_; }
+
+ private:
+  const std::shared_ptr<BlockStore> store_;
+  const std::vector<at::Tensor> tensors_;
+  std::shared_ptr<BlockRequest> request_;
+};
+
+struct PythonMatch {
+  std::shared_ptr<BlockStore> store;
+  BlockMatch match;
+  int64_t tokens() const { return match.tokens(); }
+};
+
+template <typename T>
+T take(const py::dict& options, const char* name, T otherwise) {
+  return options.contains(name) && !options[name].is_none() ? options[name].cast<T>() : otherwise;
+}
+
+std::shared_ptr<BlockStore> open_store(const py::dict& spec, const py::dict& options) {
+  BlockStoreOptions wanted;
+  KvSpec& kv = wanted.spec;
+  kv.model = take<std::string>(spec, "model", "");
+  kv.revision = take<std::string>(spec, "revision", "");
+  kv.dtype = take<std::string>(spec, "dtype", "");
+  kv.element_bytes = take<int64_t>(spec, "element_bytes", 0);
+  kv.layers = take<int64_t>(spec, "layers", 0);
+  kv.kv_heads = take<int64_t>(spec, "kv_heads", 0);
+  kv.head_size = take<int64_t>(spec, "head_size", 0);
+  kv.block_tokens = take<int64_t>(spec, "block_tokens", 0);
+  kv.layout = take<std::string>(spec, "layout", kv.layout);
+  kv.tensor_parallel_rank = take<int64_t>(spec, "tensor_parallel_rank", 0);
+  kv.tensor_parallel_size = take<int64_t>(spec, "tensor_parallel_size", 1);
+  kv.adapter = take<std::string>(spec, "adapter", "");
+  kv.name_space = take<std::string>(spec, "namespace", "");
+  wanted.host_bytes = take<int64_t>(options, "host_bytes", 0);
+  wanted.disk_folder = take<std::string>(options, "disk_folder", "");
+  wanted.disk_bytes = take<int64_t>(options, "disk_bytes", 0);
+  const auto durability = take<std::string>(options, "durability", "none");
+  wanted.durability = durability == "strict"  ? backend::Durability::kStrict
+                      : durability == "group" ? backend::Durability::kGroup
+                                              : backend::Durability::kNone;
+  const auto engine = take<std::string>(options, "engine", "auto");
+  wanted.engine = engine == "io_uring"  ? backend::FileEngine::kUring
+                  : engine == "threads" ? backend::FileEngine::kThreads
+                                        : backend::FileEngine::kAuto;
+  wanted.remote = take<std::string>(options, "remote", "");
+  wanted.remote_timeout_seconds = take<double>(options, "remote_timeout", wanted.remote_timeout_seconds);
+  wanted.remote_codec = take<std::string>(options, "remote_codec", wanted.remote_codec);
+  wanted.policy = take<std::string>(options, "policy", wanted.policy);
+  wanted.disk_after_hits = take<int64_t>(options, "disk_after_hits", 0);
+  wanted.prefill_rate = take<double>(options, "prefill_rate", 0);
+  wanted.copy_threads = take<int>(options, "copy_threads", 1);
+  const py::gil_scoped_release released;
+  Result<std::unique_ptr<BlockStore>> store = BlockStore::open(wanted);
+  ops::check(store.status());
+  return std::move(store.value());
+}
+
+py::dict dict_of(const BlockStoreCounters& counters) {
+  py::dict result;
+  result["gets"] = counters.gets;
+  result["puts"] = counters.puts;
+  result["prefetches"] = counters.prefetches;
+  result["blocks_asked"] = counters.asked;
+  result["blocks_from_host"] = counters.from_host;
+  result["blocks_from_disk"] = counters.from_disk;
+  result["blocks_from_remote"] = counters.from_remote;
+  result["blocks_stored"] = counters.stored;
+  result["blocks_not_worth_loading"] = counters.not_worth;
+  result["blocks_without_room"] = counters.no_room;
+  result["evicted_from_host"] = counters.evicted_host;
+  result["evicted_from_disk"] = counters.evicted_disk;
+  result["transfers_joined"] = counters.joined;
+  result["transfers_failed"] = counters.failed;
+  result["transfers_cancelled"] = counters.cancelled;
+  result["host_blocks"] = counters.host_blocks;
+  result["host_blocks_used"] = counters.host_used;
+  result["host_blocks_pinned"] = counters.pinned;
+  result["merged_copies"] = counters.copies;
+  result["disk_bandwidth"] = counters.disk_bandwidth;
+  result["disk_slots"] = counters.disk.slots;
+  result["disk_slots_used"] = counters.disk.used;
+  result["disk_blocks_read"] = counters.disk.reads;
+  result["disk_blocks_written"] = counters.disk.writes;
+  result["disk_bytes_read"] = counters.disk.bytes_read;
+  result["disk_bytes_written"] = counters.disk.bytes_written;
+  result["disk_operations"] = counters.disk.operations;
+  result["disk_checksum_failures"] = counters.disk.checksum_failures;
+  result["disk_errors"] = counters.disk.io_errors;
+  result["disk_blocks_recovered"] = counters.disk.recovered;
+  result["disk_log_bytes"] = counters.disk.log_bytes;
+  result["disk_quarantined"] = counters.disk.quarantined;
+  result["disk_engine"] = counters.disk.engine;
+  result["remote_bandwidth"] = counters.remote_bandwidth;
+  result["remote_gets"] = counters.remote.gets;
+  result["remote_puts"] = counters.remote.puts;
+  result["remote_hits"] = counters.remote.hits;
+  result["remote_bytes_in"] = counters.remote.bytes_in;
+  result["remote_bytes_out"] = counters.remote.bytes_out;
+  result["remote_values_rejected"] = counters.remote.rejected;
+  result["remote_errors"] = counters.remote.errors;
+  result["remote_timeouts"] = counters.remote.timeouts;
+  return result;
+}
+
+std::vector<at::Tensor> all_of(const std::vector<at::Tensor>& keys, const std::vector<at::Tensor>& values) {
+  std::vector<at::Tensor> all = keys;
+  all.insert(all.end(), values.begin(), values.end());
+  return all;
+}
+
+}  // namespace
+
+void add_kv(py::module_& m) {
+  using released = py::call_guard<py::gil_scoped_release>;
+  py::class_<PythonMatch, std::shared_ptr<PythonMatch>>(m, "KvMatch")
+      .def_property_readonly("tokens", &PythonMatch::tokens)
+      .def_property_readonly("blocks", [](const PythonMatch& self) {
+        const BlockCounts& counts = self.match.counts();
+        return py::make_tuple(counts.host, counts.disk, counts.remote);
+      });
+  py::class_<PythonRequest, std::shared_ptr<PythonRequest>>(m, "KvRequest")
+      .def(
+          "wait", [](PythonRequest& self) { return self.request().wait(); }, released())
+      .def(
+          "check", [](PythonRequest& self) { ops::check(self.request().status()); }, released())
+      .def(
+          "wait_layer", [](PythonRequest& self, int32_t layer) { ops::check(self.request().wait_for_layer(layer)); },
+          released())
+      .def(
+          "wait_completely", [](PythonRequest& self) { ops::check(self.request().wait_completely()); }, released())
+      .def_property_readonly("done", [](const PythonRequest& self) { return self.request().is_done(); })
+      .def(
+          "cancel", [](PythonRequest& self) { self.request().cancel(); }, released())
+      .def("dump", [](const PythonRequest& self) { return self.request().dump(); });
+  py::class_<BlockStore, std::shared_ptr<BlockStore>>(m, "KvStore")
+      .def(py::init(&open_store), py::arg("spec"), py::arg("options"))
+      .def_property_readonly("block_bytes", [](const BlockStore& self) { return self.geometry().block_bytes(); })
+      .def(
+          "match",
+          [](const std::shared_ptr<BlockStore>& self, const at::Tensor& tokens, bool global) {
+            const std::vector<int32_t> list = tokens_of(tokens);
+            return std::make_shared<PythonMatch>(PythonMatch{self, self->match(list, global)});
+          },
+          released())
+      .def(
+          "get",
+          [](const std::shared_ptr<BlockStore>& self, const PythonMatch& match, const std::vector<at::Tensor>& keys,
+             const std::vector<at::Tensor>& values, bool paged, const std::vector<int64_t>& blocks, int64_t first_block,
+             int32_t layer_granularity) {
+            auto request = self->get(match.match, blocks_of(*self, keys, values, paged), blocks,
+                                     {.first_block = first_block, .layer_granularity = layer_granularity});
+            return std::make_shared<PythonRequest>(self, std::move(request), all_of(keys, values));
+          },
+          released())
+      .def(
+          "put",
+          [](const std::shared_ptr<BlockStore>& self, const at::Tensor& tokens, const std::vector<at::Tensor>& keys,
+             const std::vector<at::Tensor>& values, bool paged, const std::vector<int64_t>& blocks) {
+            auto request = self->put(tokens_of(tokens), blocks_of(*self, keys, values, paged), blocks);
+            return std::make_shared<PythonRequest>(self, std::move(request), all_of(keys, values));
+          },
+          released())
+      .def(
+          "prefetch",
+          [](const std::shared_ptr<BlockStore>& self, const PythonMatch& match) {
+            return std::make_shared<PythonRequest>(self, self->prefetch(match.match), std::vector<at::Tensor>());
+          },
+          released())
+      .def(
+          "reset", [](BlockStore& self) { ops::check(self.reset()); }, released())
+      .def(
+          "sync", [](BlockStore& self) { ops::check(self.sync()); }, released())
+      .def("wait_idle", &BlockStore::wait_idle, released())
+      .def("counters", [](const BlockStore& self) { return dict_of(self.counters()); });
+  m.def("kv_fingerprint", [](const std::string& text) { return to_string(backend::hash_text(text)); });
+}
+
+}  // namespace hetero::python

@@ -1,0 +1,50 @@
+"""Caches of transformers that begin with what a store knows, and are kept in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import DynamicCache, PreTrainedConfig
+
+if TYPE_CHECKING:
+    from torch_hetero.kv.store import Request, Store
+
+
+def _check(cache: DynamicCache) -> None:
+    for number, layer in enumerate(cache.layers):
+        if getattr(layer, "is_sliding", False) or not hasattr(layer, "keys"):
+            raise ValueError(f"layer {number} does not keep all keys ({type(layer).__name__}); the store needs them")
+
+
+def load(store: Store, input_ids: torch.Tensor, config: PreTrainedConfig | None) -> DynamicCache:
+    """`Store.load`."""
+    ids = input_ids.reshape(-1) if input_ids.dim() == 2 and input_ids.shape[0] == 1 else input_ids
+    if ids.dim() != 1:
+        raise ValueError(f"one prompt at a time: input_ids of shape [tokens] or [1, tokens], not {list(input_ids.shape)}")
+    cache = DynamicCache(config=config)
+    _check(cache)
+    spec = store.spec
+    with store.match(ids[:-1]) as match:
+        if match.tokens == 0:
+            return cache
+        shape = (1, spec.kv_heads, match.tokens, spec.head_size)
+        keys, values = ([torch.empty(shape, dtype=spec.dtype) for _ in range(spec.layers)] for _ in range(2))
+        tokens = store.get(match, [k[0] for k in keys], [v[0] for v in values]).wait()
+    for layer in range(spec.layers if tokens else 0):
+        cache.update(*(side[layer][:, :, :tokens].to(input_ids.device) for side in (keys, values)), layer)
+    return cache
+
+
+def save(store: Store, tokens: Sequence[int] | torch.Tensor, cache: DynamicCache) -> Request:
+    """`Store.save`."""
+    _check(cache)
+    ids = tokens.reshape(-1) if isinstance(tokens, torch.Tensor) else list(tokens)
+    known = min(len(ids), cache.get_seq_length())
+    if cache.layers[0].keys.shape[0] != 1:
+        raise ValueError(f"one sequence at a time: the cache has {cache.layers[0].keys.shape[0]}")
+    sides = [[getattr(layer, side)[0, :, :known] for layer in cache.layers] for side in ("keys", "values")]
+    # A head's tokens must be neighbours; a cache that was cut is not so.
+    sides = [[t if t.stride(-2) == t.shape[-1] and t.stride(-1) == 1 else t.contiguous() for t in side] for side in sides]
+    return store.put(ids[:known], *sides)

@@ -1,0 +1,397 @@
+"""The store: what is known of a prompt comes back, and what was computed is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_hetero import _C
+from torch_hetero.kv.spec import Spec
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache, PreTrainedConfig
+
+_UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "b": 1, "": 1}
+
+
+def size_of(value: int | str) -> int:
+    """Returns bytes: a number, or text such as "8GiB"."""
+    if isinstance(value, int):
+        return value
+    text = value.strip().lower().replace(" ", "")
+    number = text.rstrip("kmgtib")
+    try:
+        return int(float(number) * _UNITS[text[len(number) :]])
+    except (ValueError, KeyError):
+        raise ValueError(f"{value!r} is no size; write bytes, or 512MiB, 8GiB") from None
+
+
+def _disk_of(ssd: str | os.PathLike[str] | dict[str, Any]) -> tuple[Path, int]:
+    """The folder and its bytes: of "dir=/cache,size=64GiB", a dictionary with these names, or a path."""
+    if isinstance(ssd, str) and ssd.startswith("dir="):
+        parts = dict(part.partition("=")[::2] for part in ssd.split(","))
+        ssd = parts
+    if not isinstance(ssd, dict):
+        ssd = {"dir": ssd}
+    unknown = set(ssd) - {"dir", "size"}
+    if unknown or "dir" not in ssd:
+        raise ValueError(f"ssd must be a folder or dir=…,size=…, not {ssd!r}")
+    return Path(ssd["dir"]), size_of(ssd.get("size", "16GiB"))
+
+
+def _tokens_of(tokens: Sequence[int] | torch.Tensor) -> torch.Tensor:
+    ids = tokens.detach() if isinstance(tokens, torch.Tensor) else torch.as_tensor(list(tokens), dtype=torch.long)
+    if ids.dim() == 2 and ids.shape[0] == 1:
+        ids = ids[0]
+    if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype is torch.bool:
+        raise TypeError(f"tokens must be integers, not {ids.dtype}")
+    return ids.to("cpu", torch.long)
+
+
+def _on_host(tensor: torch.Tensor) -> bool:
+    return tensor.device.type in ("cpu", "hetero")
+
+
+def _host_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bytes in host memory: those of the tensor itself, on the CPU and on hetero."""
+    return tensor.detach() if tensor.device.type == "cpu" else torch.from_dlpack(tensor.detach())
+
+
+class Match:
+    """The beginning of a prompt that a store has. Its blocks are not evicted until `close()`, or its end.
+
+    Attributes:
+        tokens: how many tokens, in whole blocks.
+        by_tier: blocks by where they would come from: "cpu", "ssd", "remote".
+    """
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        self.tokens: int = core.tokens
+        self.by_tier: dict[str, int] = dict(zip(("cpu", "ssd", "remote"), core.blocks, strict=True))
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks."""
+        return sum(self.by_tier.values())
+
+    def close(self) -> None:
+        """Lets the blocks go."""
+        self._core = None
+
+    def __enter__(self) -> Match:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Match(tokens={self.tokens}, by_tier={self.by_tier})"
+
+
+class Request:
+    """A transfer of blocks that goes on. `await request` is `request.wait()`."""
+
+    def __init__(self, core: Any, copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
+        self._core = core
+        self._copies = list(copies)  # from memory of the host to where the caller wants it
+        self._layers = len(self._copies) // 2
+        self._copied: set[int] = set()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._core.done
+
+    def wait(self) -> int:
+        """Waits for its end.
+
+        Returns:
+            The tokens at the beginning of the request that arrived, in whole blocks. Where a tier failed, or the
+            request was cancelled, that is less than was asked for; what arrived is right.
+        """
+        tokens = self._core.wait()
+        for layer in range(self._layers):
+            self._copy(layer)
+        return tokens
+
+    def wait_layer(self, layer: int) -> None:
+        """Waits until a layer of all blocks has arrived.
+
+        Raises:
+            RuntimeError: if it did not.
+        """
+        self._core.wait_layer(layer)
+        if self._copies:
+            self._copy(layer)
+
+    def wait_completely(self) -> None:
+        """Waits until what is written behind it, to the disk and the remote store, is there.
+
+        Raises:
+            RuntimeError: the first error.
+        """
+        self._core.wait_completely()
+
+    def check(self) -> None:
+        """Raises the error of a request that did not deliver all."""
+        self._core.check()
+
+    def cancel(self) -> None:
+        """Keeps transfers from beginning that have not, unless other requests wait for them."""
+        self._core.cancel()
+
+    def dump(self) -> str:
+        """Returns the graph of its transfers, with their states, in the language of Graphviz."""
+        return self._core.dump()
+
+    def __await__(self) -> Generator[Any, None, int]:
+        return asyncio.get_running_loop().run_in_executor(None, self.wait).__await__()
+
+    def _copy(self, layer: int) -> None:
+        if layer in self._copied:
+            return
+        self._copied.add(layer)
+        for source, destination in (self._copies[layer], self._copies[layer + self._layers]):
+            destination.copy_(source)
+
+
+class Store:
+    """Blocks of keys and values in tiers, for prompts whose beginnings are equal.
+
+    Each process has stores of its own; two of them share blocks through `remote`, or one after the other through
+    `ssd`. All methods may be called by any thread.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        cpu: int | str = "1GiB",
+        ssd: str | os.PathLike[str] | dict[str, Any] | None = None,
+        remote: str | None = None,
+        *,
+        durability: str = "none",
+        policy: str = "lru",
+        ssd_after_hits: int = 0,
+        prefill_rate: float | None = None,
+        engine: str = "auto",
+        remote_timeout: float = 2.0,
+        remote_codec: str = "none",
+        copy_threads: int = 1,
+    ) -> None:
+        """Opens a store.
+
+        Args:
+            spec: what computed the keys and values.
+            cpu: bytes of host memory.
+            ssd: a folder, or "dir=/cache,size=64GiB". Blocks lie in a folder in it for each specification, with mode
+                0700, and are there again when the store is next opened. One process at a time.
+            remote: "redis://host:port", "unix:///socket", "file:///shared/folder", or "memory:name" for tests.
+            durability: what a crash of the *system* may lose of blocks on the disk. "none": what the system had not
+                written. "group": the last second. "strict": nothing. A crash of the process loses nothing.
+            policy: of eviction: "lru", "lfu", "slru", "s3fifo" or "arc".
+            ssd_after_hits: a block is written to the disk when it was used so often again; 0: when it is put.
+            prefill_rate: tokens a second that the model computes. Blocks that would be loaded more slowly are not.
+            engine: of the disk: "auto", "io_uring" or "threads".
+            remote_timeout: seconds, of each call.
+            remote_codec: "none", "zstd" or "lz4".
+            copy_threads: of copies between tensors and host memory.
+
+        Raises:
+            ValueError: for an argument that is not one of these.
+            RuntimeError: if the folder cannot be used: another process has it, no permission, no space.
+        """
+        choices = {"durability": (durability, ("none", "group", "strict")),
+                   "policy": (policy, ("lru", "lfu", "slru", "s3fifo", "arc")),
+                   "engine": (engine, ("auto", "io_uring", "threads")),
+                   "remote_codec": (remote_codec, ("none", "zstd", "lz4"))}
+        for name, (value, known) in choices.items():
+            if value not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+        self.spec = spec
+        options: dict[str, Any] = {
+            "host_bytes": size_of(cpu),
+            "durability": durability,
+            "policy": policy,
+            "disk_after_hits": ssd_after_hits,
+            "prefill_rate": prefill_rate,
+            "engine": engine,
+            "remote": remote,
+            "remote_timeout": remote_timeout,
+            "remote_codec": remote_codec,
+            "copy_threads": copy_threads,
+        }
+        if ssd is not None:
+            folder, size = _disk_of(ssd)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            options |= {"disk_folder": str(folder / _C.kv_fingerprint(spec.fields())), "disk_bytes": size}
+        self._core = _C.KvStore(spec.fields(), options)
+
+    # ---- blocks
+
+    def match(self, tokens: Sequence[int] | torch.Tensor, *, remote: bool = True) -> Match:
+        """Looks for the longest beginning of `tokens` that is known.
+
+        Args:
+            tokens: ids; a list, or a tensor of shape [tokens] or [1, tokens].
+            remote: also asks the remote store, in at most `remote_timeout`.
+
+        Raises:
+            ValueError: for an id that is negative or not below 2^31.
+        """
+        return Match(self._core.match(_tokens_of(tokens), remote))
+
+    def get(
+        self,
+        match: Match,
+        keys: Sequence[torch.Tensor],
+        values: Sequence[torch.Tensor],
+        blocks: Sequence[int] | torch.Tensor | None = None,
+        *,
+        first_block: int = 0,
+        layer_granularity: int = 0,
+    ) -> Request:
+        """Brings blocks of a match into tensors, which must not be used before the request's end.
+
+        Args:
+            match: what to bring.
+            keys: a tensor for each layer: [blocks, heads, tokens of a block, size], or, for one sequence, [heads,
+                tokens, size] or [1, heads, tokens, size].
+            values: likewise.
+            blocks: where each block goes: numbers in the first dimension, or multiples of a block in the sequence. By
+                default in order, from `first_block` on.
+            first_block: the first block of the match to bring.
+            layer_granularity: layers of a transfer, so that `wait_layer()` can be used; 0: all.
+
+        Raises:
+            ValueError: for tensors or numbers that do not fit.
+        """
+        where = range(first_block, match.blocks) if blocks is None else blocks
+        if match._core is None:
+            raise ValueError("the match is closed")
+        host = [self._host_memory(tensor, False) for tensor in (*keys, *values)]
+        middle = len(keys)
+        copies = [] if _on_host(keys[0]) else list(zip(host, (self._flat(t) for t in (*keys, *values)), strict=True))
+        core = self._core.get(match._core, host[:middle], host[middle:], self._paged(host[0]), [int(b) for b in where],
+                              first_block, layer_granularity)
+        return Request(core, copies)
+
+    def put(
+        self,
+        tokens: Sequence[int] | torch.Tensor,
+        keys: Sequence[torch.Tensor],
+        values: Sequence[torch.Tensor],
+        blocks: Sequence[int] | torch.Tensor | None = None,
+    ) -> Request:
+        """Keeps the keys and values of whole blocks of `tokens`.
+
+        When `wait()` returns, they are in host memory, and the tensors may change; the disk and the remote store get
+        them behind that (`Request.wait_completely`).
+
+        Args:
+            tokens: ids, as for `match`.
+            keys: as for `get`.
+            values: as for `get`.
+            blocks: where each block is; by default in order.
+
+        Raises:
+            ValueError: for tensors or numbers that do not fit.
+        """
+        ids = _tokens_of(tokens)
+        host = [self._host_memory(tensor, True) for tensor in (*keys, *values)]
+        where = range(len(ids) // self.spec.block_tokens) if blocks is None else blocks
+        middle = len(keys)
+        core = self._core.put(ids, host[:middle], host[middle:], self._paged(host[0]), [int(b) for b in where])
+        return Request(core)
+
+    def prefetch(self, match: Match) -> Request:
+        """Brings a match's blocks to host memory."""
+        if match._core is None:
+            raise ValueError("the match is closed")
+        return Request(self._core.prefetch(match._core))
+
+    # ---- caches of transformers
+
+    def load(self, input_ids: torch.Tensor, config: PreTrainedConfig | None = None) -> DynamicCache:
+        """Returns a cache of transformers with what is known of a prompt.
+
+        At least one token of the prompt is left to be computed, as `generate` needs.
+
+        Args:
+            input_ids: [tokens] or [1, tokens].
+            config: the model's.
+
+        Raises:
+            ValueError: if the model has layers that do not keep all keys, such as sliding windows.
+        """
+        from torch_hetero.kv import cache
+
+        return cache.load(self, input_ids, config)
+
+    def save(self, tokens: Sequence[int] | torch.Tensor, cache: DynamicCache) -> Request:
+        """Keeps what a cache of transformers has of `tokens`: the prompt and what was generated.
+
+        Raises:
+            ValueError: as `load`.
+        """
+        from torch_hetero.kv import cache as caches
+
+        return caches.save(self, tokens, cache)
+
+    # ---- the store
+
+    def reset(self) -> None:
+        """Forgets all blocks here, as after new weights. The remote store's are left alone.
+
+        Raises:
+            RuntimeError: while there are matches.
+        """
+        self._core.reset()
+
+    def sync(self) -> None:
+        """Waits until what was put is on the disk as durably as it can be."""
+        self._core.sync()
+
+    def wait_idle(self) -> None:
+        """Waits until no transfer runs."""
+        self._core.wait_idle()
+
+    def stats(self) -> dict[str, Any]:
+        """Returns the counters: blocks by tier, evictions, transfers, bandwidths in bytes a second."""
+        return self._core.counters()
+
+    def metrics(self) -> str:
+        """Returns the counters as Prometheus reads them."""
+        lines = []
+        for name, value in self.stats().items():
+            if not isinstance(value, str):
+                lines += [f"# TYPE hetero_kv_{name} gauge", f"hetero_kv_{name} {float(value):g}"]
+        return "\n".join(lines) + "\n"
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in each tier."""
+        return self._core.block_bytes
+
+    def _paged(self, tensor: torch.Tensor) -> bool:
+        return tensor.dim() == 4
+
+    def _flat(self, tensor: torch.Tensor) -> torch.Tensor:
+        """[1, heads, tokens, size] as one sequence; pages of one block have exactly a block's tokens."""
+        is_sequence = tensor.dim() == 4 and tensor.shape[0] == 1 and tensor.shape[2] != self.spec.block_tokens
+        return tensor[0] if is_sequence else tensor
+
+    def _host_memory(self, tensor: torch.Tensor, read: bool) -> torch.Tensor:
+        if tensor.dtype != self.spec.dtype:
+            raise ValueError(f"the store keeps {self.spec.dtype}, not {tensor.dtype}")
+        if tensor.dim() not in (3, 4):
+            raise ValueError(f"keys and values have 3 or 4 dimensions, not {tensor.dim()}")
+        tensor = self._flat(tensor)
+        if _on_host(tensor):
+            return _host_view(tensor)
+        return tensor.detach().cpu() if read else torch.empty(tensor.shape, dtype=tensor.dtype)
