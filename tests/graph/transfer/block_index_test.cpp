@@ -151,7 +151,7 @@ class RandomCalls {
   NodeId id(const Tokens& prefix) { return prefix.empty() ? BlockIndex::kRoot : model_.nodes.at(prefix).id; }
 
   void call() {
-    switch (below(18)) {
+    switch (below(19)) {
       case 0:
       case 1:
         return insert();
@@ -167,6 +167,8 @@ class RandomCalls {
         return remove();
       case 7:
         return match();
+      case 8:
+        return set_evicting();
       default:
         return fill();
     }
@@ -232,6 +234,16 @@ class RandomCalls {
     index_.remove(id(prefix), tier);
     model_.copy(prefix, tier).state = BlockState::kAbsent;
     model_.forget(prefix);
+  }
+
+  void set_evicting() {
+    const Tokens prefix = any_prefix();
+    if (prefix.empty()) return;
+    const Tier tier = any_tier();
+    Model::Copy& copy = model_.copy(prefix, tier);
+    if (copy.state != BlockState::kFilling && copy.state != BlockState::kReady) return;
+    index_.set_evicting(id(prefix), tier);
+    copy.state = BlockState::kEvicting;
   }
 
   void pin() {
@@ -332,6 +344,7 @@ class RandomCalls {
       for (const Tier tier : kTiersOfIndex) {
         const Model::Copy& copy = node.copies[slot_of(tier)];
         REQUIRE(index_.state(node.id, tier) == copy.state);
+        REQUIRE(index_.pins(node.id, tier) == copy.pins);
         if (copy.state != BlockState::kAbsent) REQUIRE(index_.place(node.id, tier) == copy.place);
       }
     }
