@@ -27,7 +27,7 @@ class BlockIndex::Impl {
  public:
   explicit Impl(const Options& options)
       : options_(options),
-        tree_(options.block_tokens, options.fingerprint, options.token_hash ? options.token_hash : &hash_tokens),
+        tree_(options.block_tokens, options.fingerprint, options.hash ? options.hash : &hash_block),
         views_{View(*this, 0), View(*this, 1)} {
     const std::array<int64_t, kBoundedTiers> capacities = {options.host_blocks, options.disk_blocks};
     for (size_t i = 0; i < kBoundedTiers; ++i) {

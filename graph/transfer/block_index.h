@@ -67,7 +67,8 @@ class BlockIndex {
     // Blocks of a tier that policies with queues of a share of it take as its size; host, disk.
     // 0: as many as are ready at most.
     int64_t host_blocks = 0, disk_blocks = 0;
-    uint64_t (*token_hash)(std::span<const int32_t> tokens) = nullptr;  // for tests; null: XXH3
+    // For tests; null: hash_block() of block_tree.h.
+    uint64_t (*hash)(NodeId parent, std::span<const int32_t> tokens) = nullptr;
   };
   explicit BlockIndex(const Options& options);
   ~BlockIndex();
@@ -112,8 +113,8 @@ class BlockIndex {
   void touch(std::span<const NodeId> path);
 
   // Chooses a block that is ready, not pinned, and has no child that is ready or filling in the
-  // tier, and makes it evicting. kNone if there is none, or if the tier is the remote one, whose
-  // blocks expire by themselves.
+  // tier, and makes it evicting. kNone if there is none, and always in the remote tier: its store
+  // makes its own room.
   NodeId evict(Tier tier);
 
   // `pinned` counts blocks, not pins.

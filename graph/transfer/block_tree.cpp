@@ -5,9 +5,13 @@
 
 namespace hetero::graph {
 
-uint64_t hash_tokens(std::span<const int32_t> tokens) { return backend::checksum(tokens.data(), tokens.size_bytes()); }
+uint64_t hash_block(NodeId parent, std::span<const int32_t> tokens) {
+  // Fibonacci hashing; its upper half depends on all bits of the sum.
+  const uint64_t sum = backend::checksum(tokens.data(), tokens.size_bytes()) + uint64_t{parent} * 0xD6E8FEB86659FD93;
+  return (sum * 0x9E3779B97F4A7C15) >> 32;
+}
 
-BlockTree::BlockTree(int64_t block_tokens, const backend::BlockKey& root, TokenHash hash)
+BlockTree::BlockTree(int64_t block_tokens, const backend::BlockKey& root, BlockHash hash)
     : block_tokens_(static_cast<size_t>(block_tokens)), hash_(hash), tokens_(block_tokens_) {
   keys_[take_number()] = root;
 }
@@ -96,9 +100,7 @@ NodeId BlockTree::next(NodeId node) const {
 }
 
 uint32_t BlockTree::hash_of(NodeId parent, const int32_t* tokens) const {
-  // Fibonacci hashing; its upper bits depend on all of the sum's.
-  const uint64_t sum = hash_({tokens, block_tokens_}) + uint64_t{parent} * 0xD6E8FEB86659FD93;
-  return static_cast<uint32_t>((sum * 0x9E3779B97F4A7C15) >> 32);
+  return static_cast<uint32_t>(hash_(parent, {tokens, block_tokens_}));
 }
 
 NodeId BlockTree::find_in_table(NodeId parent, const int32_t* tokens) const {

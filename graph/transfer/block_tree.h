@@ -28,16 +28,16 @@
 
 namespace hetero::graph {
 
-// Of the tokens of a block; it need not be good or secret.
-using TokenHash = uint64_t (*)(std::span<const int32_t> tokens);
-uint64_t hash_tokens(std::span<const int32_t> tokens);
+// Of a block's parent and its tokens; the lower half counts.
+using BlockHash = uint64_t (*)(NodeId parent, std::span<const int32_t> tokens);
+uint64_t hash_block(NodeId parent, std::span<const int32_t> tokens);
 
 class BlockTree {
  public:
   static constexpr NodeId kRoot = 0;
 
   // `root`: the key of the root.
-  BlockTree(int64_t block_tokens, const backend::BlockKey& root, TokenHash hash);
+  BlockTree(int64_t block_tokens, const backend::BlockKey& root, BlockHash hash);
 
   // Appends the known blocks at the beginning of `tokens`.
   void match(std::span<const int32_t> tokens, std::vector<NodeId>& path) const;
@@ -72,7 +72,7 @@ class BlockTree {
     NodeId next = kNoNode;         // sibling
     NodeId previous = kNoNode;
     uint32_t children = 0;
-    uint32_t hash = 0;  // with the parent's number; valid if the parent is wide
+    uint32_t hash = 0;  // valid if the parent is wide
     uint32_t uses = 0;
     // A node that was the kAhead-th behind this one, to prefetch; it may have been removed since.
     NodeId ahead : 31 = kRoot;
@@ -87,7 +87,7 @@ class BlockTree {
   void add_to_table(NodeId node);
 
   size_t block_tokens_;
-  TokenHash hash_;
+  BlockHash hash_;
   ChunkedArray<Links> links_;
   ChunkedArray<int32_t> tokens_;
   ChunkedArray<backend::BlockKey> keys_;

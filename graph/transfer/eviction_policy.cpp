@@ -235,6 +235,7 @@ std::unique_ptr<EvictionPolicy> make_eviction_policy(std::string_view name, cons
                                                      int64_t capacity) {
   const auto it = std::ranges::find(kNames, name);
   if (it == kNames.end()) return nullptr;
+  capacity = std::clamp<int64_t>(capacity, 0, int64_t{1} << 40);  // sums of a few do not overflow
   return kMakers[static_cast<size_t>(it - kNames.begin())](view, capacity);
 }
 
