@@ -5,7 +5,7 @@ export JOBS
 PYTHON_BIN := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build product demo check test test-full test-gpu test-libraries sim-fuzz load-fuzz fuzz calls bench bench-partition serve-demo qwen3-demo compat lint sanitize
+.PHONY: help setup build product demo check test test-full test-gpu test-libraries sim-fuzz load-fuzz fuzz calls bench bench-partition serve-demo qwen3-demo kv-demo compat lint sanitize
 .PHONY: clean distclean
 
 help:       ## show this list

@@ -508,12 +508,17 @@ void BlockStore::Impl::plan_get(Plan& plan, std::span<const NodeId> path, const 
   const std::vector<Fragment> fragments = fragments_of(plan, path);
   const auto layers = static_cast<int32_t>(geometry_.pieces);
   const int32_t step = layer_granularity == 0 ? layers : layer_granularity;
-  const auto chunk = static_cast<size_t>(blocks_of_chunk(layer_granularity));
+  // Layers of blocks that are there need no pieces: each copy costs the link's latency.
+  const auto chunk_of = [&](const Fragment& fragment) {
+    if (fragment.from == Tier::kHost && layer_granularity != 0) return fragment.nodes.size();
+    return static_cast<size_t>(blocks_of_chunk(layer_granularity));
+  };
   // The first layers of all blocks come first. `written` are the transfers that fill a chunk.
   std::unordered_map<int64_t, std::vector<uint32_t>> written;
   for (int32_t layer = 0; layer < layers; layer += step) {
     const int32_t granularity = layer_granularity == 0 ? 0 : std::min(step, layers - layer);
     for (const Fragment& fragment : fragments) {
+      const size_t chunk = chunk_of(fragment);
       for (size_t begin = 0; begin < fragment.nodes.size(); begin += chunk) {
         const size_t end = std::min(begin + chunk, fragment.nodes.size());
         const int64_t position = fragment.position + static_cast<int64_t>(begin);
@@ -556,6 +561,7 @@ void BlockStore::Impl::plan_get(Plan& plan, std::span<const NodeId> path, const 
     }
   }
   for (const Fragment& fragment : fragments) {
+    const size_t chunk = chunk_of(fragment);
     for (size_t begin = 0; begin < fragment.nodes.size(); begin += chunk) {
       const size_t end = std::min(begin + chunk, fragment.nodes.size());
       const int64_t position = fragment.position + static_cast<int64_t>(begin);

@@ -76,7 +76,8 @@ TEST_CASE("what is wrong with a trace is said with the line's number", "[trace]"
 TEST_CASE("damaged traces give errors or requests, but nothing else", "[trace]") {
   std::mt19937 random(3);
   for (int i = 0; i < 3000; ++i) {
-    std::string text = std::string(kLine) + "\n" + kLine;
+    std::string text(kLine);
+    text.append("\n").append(kLine);
     for (uint32_t change = random() % 4; change-- > 0;) text[random() % text.size()] = static_cast<char>(random());
     text.resize(random() % (text.size() + 1));
     const auto trace = read(text);

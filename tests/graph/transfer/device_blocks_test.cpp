@@ -1,0 +1,216 @@
+// Blocks of a device's memory: copies are merged, bytes are right on a device that the host cannot
+// touch, and its other queues wait for layers, not for whole requests.
+
+#include "graph/transfer/device_blocks.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+
+#include "backend/sim/sim_device.h"
+#include "graph/transfer/block_store.h"
+#include "tests/graph/catch.h"
+#include "tests/graph/transfer/kv_oracle.h"
+
+namespace hetero::graph {
+namespace {
+
+using backend::CopyRange;
+using testing::Memory;
+using testing::numbers;
+using testing::small_spec;
+
+TransferOp upload(BlockExtents host, BlockExtents device, int32_t layer = 0, int32_t layers = 0) {
+  return {.type = TransferType::kH2D,
+          .source = std::move(host),
+          .destination = std::move(device),
+          .layer_id = layer,
+          .layer_granularity = layers};
+}
+
+TEST_CASE("copies cover every byte of the layers once, and are joined where both sides are contiguous", "[kv]") {
+  KvSpec spec = small_spec();
+  spec.head_size = 256;  // a piece is 8 KiB, so blocks have no gaps
+  const backend::BlockGeometry geometry = spec.geometry();
+  for (const bool rows : {false, true}) {
+    Memory memory(spec, 16, rows);
+    memory.view->base = 0;
+    std::vector<std::byte> host(static_cast<size_t>(20 * geometry.block_bytes()));
+    for (const auto& [first, count] : std::vector<std::pair<int32_t, int32_t>>{{0, 0}, {1, 1}, {1, 2}}) {
+      const TransferOp op = upload({{3, 2}, {9, 1}}, {{7, 3}}, first, count);
+      const std::vector<CopyRange> ranges = copies_of(op, *memory.view, geometry, host.data());
+      std::map<const void*, size_t> written;
+      size_t bytes = 0;
+      for (const CopyRange& range : ranges) {
+        bytes += range.bytes;
+        CHECK(written.emplace(range.destination, range.bytes).second);
+      }
+      CHECK(bytes == static_cast<size_t>(3 * geometry.piece_bytes * (count == 0 ? spec.layers : count)));
+      const void* end = nullptr;
+      for (const auto& [begin, size] : written) {
+        CHECK(begin >= end);
+        end = static_cast<const std::byte*>(begin) + size;
+      }
+    }
+  }
+  // With one layer, whose keys and values lie as on the host, neighbours are one copy.
+  KvSpec flat = spec;
+  flat.layers = 1;
+  const backend::BlockGeometry one = flat.geometry();
+  std::vector<std::byte> host(static_cast<size_t>(20 * one.block_bytes())), device(host.size());
+  DeviceBlocks blocks;
+  blocks.layers = {{device.data(), device.data() + one.piece_bytes / 2}};
+  blocks.blocks = 16;
+  blocks.block_stride = one.piece_bytes;
+  blocks.row_bytes = one.piece_bytes / 2;
+  blocks.base = 0;
+  REQUIRE(blocks.check(one).ok());
+  CHECK(copies_of(upload({{2, 4}}, {{5, 4}}), blocks, one, host.data()).size() == 8);
+}
+
+// A device whose memory traps the host, with blocks for all layers in one allocation.
+struct OnDevice {
+  explicit OnDevice(const KvSpec& spec, int64_t blocks, const backend::SimOptions& options)
+      : spec(spec), blocks(blocks) {
+    device = std::move(backend::SimDevice::create(options).value());
+    half = static_cast<size_t>(spec.geometry().piece_bytes / 2);
+    const size_t plane = half * static_cast<size_t>(blocks);
+    block = std::move(device->allocate(plane * static_cast<size_t>(2 * spec.layers)).value());
+    view = std::make_shared<DeviceBlocks>();
+    view->device = device.get();
+    view->blocks = blocks;
+    view->block_stride = static_cast<int64_t>(half);
+    view->row_bytes = static_cast<int64_t>(half);
+    auto* const base = static_cast<std::byte*>(block.data());
+    for (size_t i = 0; i < static_cast<size_t>(spec.layers); ++i) {
+      view->layers.push_back({base + 2 * i * plane, base + (2 * i + 1) * plane});
+    }
+  }
+  // All bytes between a memory of the host with the same layout and this one.
+  void copy(Memory& host, bool to_device) {
+    backend::Queue& queue = device->queue(backend::QueueKind::kCompute);
+    for (size_t i = 0; i < view->layers.size(); ++i) {
+      for (const bool values : {false, true}) {
+        std::byte* const there = values ? view->layers[i].values : view->layers[i].keys;
+        std::byte* const here = values ? host.view->layers[i].values : host.view->layers[i].keys;
+        const size_t bytes = half * static_cast<size_t>(blocks);
+        REQUIRE(queue.copy(to_device ? there : here, to_device ? here : there, bytes).ok());
+      }
+    }
+    REQUIRE(queue.synchronize().ok());
+  }
+
+  const KvSpec spec;
+  const int64_t blocks;
+  size_t half;
+  std::unique_ptr<backend::SimDevice> device;
+  backend::Block block;
+  std::shared_ptr<DeviceBlocks> view;
+};
+
+std::unique_ptr<BlockStore> open(const KvSpec& spec, int64_t blocks) {
+  BlockStoreOptions options;
+  options.spec = spec;
+  options.host_bytes = blocks * spec.geometry().block_bytes();
+  options.verifies_plans = true;
+  return std::move(BlockStore::open(options).value());
+}
+
+std::vector<int32_t> prompt(int64_t tokens) {
+  std::vector<int32_t> result;
+  for (int64_t i = 0; i < tokens; ++i) result.push_back(static_cast<int32_t>(i * 7 % 1000));
+  return result;
+}
+
+TEST_CASE("a device's blocks are stored after what computes them, and come back to where its kernels read them",
+          "[kvstore]") {
+  for (const uint64_t seed : {1, 2, 3, 4}) {
+    const KvSpec spec = small_spec();
+    OnDevice device(spec, 10, {.schedule_seed = seed});
+    const std::vector<int32_t> tokens = prompt(40);
+    Memory expected(spec, 10);
+    const auto until = [&](int64_t block) { return std::span(tokens).first(static_cast<size_t>((block + 1) * 4)); };
+    for (int64_t i = 0; i < 10; ++i) expected.write(i, until(i));
+    const auto store = open(spec, 20);
+    // The last writes come from the compute queue, and only the event says when they are there.
+    const auto computed = device.device->create_event();
+    backend::Queue& compute = device.device->queue(backend::QueueKind::kCompute);
+    for (size_t i = 0; i < device.view->layers.size(); ++i) {
+      for (const bool values : {false, true}) {
+        const size_t bytes = device.half * 10;
+        REQUIRE(compute
+                    .copy(values ? device.view->layers[i].values : device.view->layers[i].keys,
+                          values ? expected.view->layers[i].values : expected.view->layers[i].keys, bytes)
+                    .ok());
+      }
+    }
+    REQUIRE(compute.record(*computed).ok());
+    const auto put = store->put(tokens, device.view, numbers(10), computed.get());
+    REQUIRE(put.ok());
+    CHECK(put.value()->wait() == 40);
+    Memory nothing(spec, 10);
+    device.copy(nothing, true);
+    const BlockMatch match = store->match(tokens);
+    const auto get = store->get(match, device.view, numbers(10), {.layer_granularity = 1});
+    REQUIRE(get.ok());
+    CHECK(get.value()->wait() == 40);
+    Memory found(spec, 10);
+    device.copy(found, false);
+    for (int64_t i = 0; i < 10; ++i) CHECK(found.is_right(i, until(i)));
+  }
+}
+
+// Seconds of virtual time until the first layer's kernel begins, and until the last one has ended.
+struct Times {
+  double first = 0, all = 0, bound = 0;
+};
+
+Times use_layers(const backend::SimOptions& options, int32_t granularity) {
+  KvSpec spec = small_spec();
+  spec.layers = 28;
+  spec.kv_heads = 8;
+  spec.head_size = 128;
+  spec.block_tokens = 16;
+  constexpr int64_t kBlocks = 128;
+  OnDevice device(spec, kBlocks, options);
+  const auto store = open(spec, kBlocks);
+  const std::vector<int32_t> tokens = prompt(kBlocks * 16);
+  const auto put = store->put(tokens, device.view, numbers(kBlocks));
+  REQUIRE(put.value()->wait() == kBlocks * 16);
+  REQUIRE(device.device->synchronize().ok());
+  const double begin = device.device->host_seconds();
+  const double bytes = static_cast<double>(spec.geometry().piece_bytes * spec.layers * kBlocks);
+  Times times;
+  times.bound = bytes / options.h2d_bandwidth;
+  const BlockMatch match = store->match(tokens);
+  const auto get = store->get(match, device.view, numbers(kBlocks), {.layer_granularity = granularity});
+  REQUIRE(get.ok());
+  backend::Queue& compute = device.device->queue(backend::QueueKind::kCompute);
+  const backend::Task task{.run = [](void*) {}, .context = nullptr, .seconds = times.bound / 28 * 0.05};
+  for (int32_t layer = 0; layer < spec.layers; ++layer) {
+    REQUIRE(get.value()->wait_for_layer(layer, compute).ok());
+    REQUIRE(compute.launch(task).ok());
+    if (layer == 0) times.first = device.device->queue_seconds(backend::QueueKind::kCompute) - begin - task.seconds;
+  }
+  times.all = device.device->queue_seconds(backend::QueueKind::kCompute) - begin;
+  REQUIRE(device.device->synchronize().ok());
+  CHECK(get.value()->wait() == kBlocks * 16);
+  return times;
+}
+
+TEST_CASE("kernels that wait for their layer begin early, and all end with the link", "[kvstore]") {
+  // The links of torch_hetero/profiles.
+  for (const auto& [name, bandwidth, latency] :
+       std::vector<std::tuple<const char*, double, double>>{{"h200", 55e9, 6e-6}, {"rtx4090", 25e9, 6e-6}}) {
+    const backend::SimOptions options{.h2d_bandwidth = bandwidth, .d2h_bandwidth = bandwidth, .copy_latency = latency};
+    const Times layers = use_layers(options, 4), whole = use_layers(options, 0);
+    std::printf(
+        "%s: first layer's compute after %.3f ms by layers, %.3f ms as a whole; all after %.3f of the link's bound\n",
+        name, layers.first * 1e3, whole.first * 1e3, layers.all / layers.bound);
+    CHECK(layers.first <= 0.6 * whole.first);
+    CHECK(layers.all <= 1.02 * layers.bound);
+  }
+}
+
+}  // namespace
+}  // namespace hetero::graph
