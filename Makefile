@@ -54,6 +54,9 @@ bench: build ## timings as ratios to eager and other peers, measured in the same
 qwen3-demo: setup product ## Qwen3 in C++: generates, with random weights where no folder is given (MODEL=FOLDER ARGS="chat --help")
 	@scripts/qwen3_demo.sh $(ARGS)
 
+kv-demo: setup product ## a long shared prompt: computed, from host memory, and from the disk after a restart (ARGS="--tokens 512 --layers 8")
+	@$(PYTHON_BIN) -m torch_hetero.kv demo $(ARGS)
+
 serve-demo: product ## requests for a real model on one and on several core groups, against eager and inductor (ARGS="--help" for its options)
 	@$(PYTHON_BIN) -m tests.perf.serve_demo $(ARGS)
 

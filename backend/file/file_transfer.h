@@ -1,8 +1,8 @@
 // Whole transfers between memory and files: what read, write and sync leave to their callers.
 //
 // A short transfer is resumed, an interrupted one repeated, and a file that ends too early is an
-// error. Every call of the system goes by one seam, FileFaults, so a test can make any of them fail.
-// Without a test the seam costs one load.
+// error. Every call of the system goes by one seam, FileFaults, so a test can make any of them
+// fail. Without a test the seam costs one load.
 //
 //   if (const int error = write_all(file, offset, bytes)) ... std::strerror(error)
 //

@@ -8,7 +8,8 @@
 //   auto file = BlockFile::open(options, [&](const StoredBlock& block) { ... });  // what is there
 //   std::optional<int64_t> slot = file->take();
 //   file->write({{.slot = *slot, .data = data, .block = block}}, [](const BlockResult& result) {});
-//   file->read({{.slot = *slot, .data = data}}, 0, geometry.pieces, [](const BlockResult& result) {});
+//   file->read({{.slot = *slot, .data = data}}, 0, geometry.pieces, [](const BlockResult& result)
+// {});
 //   file->erase(*slot);
 //
 // Slots are numbered by the caller's index; the file only says which are free. A slot that is
@@ -69,7 +70,8 @@ struct BlockWrite {
 
 struct BlockRead {
   int64_t slot = 0;
-  std::byte* data = nullptr;  // of the whole block, on a page border; only pieces asked for are written
+  // of the whole block, on a page border; only pieces asked for are written
+  std::byte* data = nullptr;
 };
 
 struct BlockResult {

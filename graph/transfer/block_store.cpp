@@ -139,7 +139,8 @@ class BlockStore::Impl {
   // Where a block comes from soonest; kDevice: from nowhere.
   Tier source_of(NodeId node) const {
     if (is_in(node, Tier::kHost)) return Tier::kHost;
-    if (index_.state(node, Tier::kHost) != BlockState::kAbsent) return Tier::kDevice;  // it is going
+    // it is going
+    if (index_.state(node, Tier::kHost) != BlockState::kAbsent) return Tier::kDevice;
     if (file_ != nullptr && is_in(node, Tier::kDisk)) return Tier::kDisk;
     return remote_ != nullptr && is_in(node, Tier::kRemote) ? Tier::kRemote : Tier::kDevice;
   }
@@ -207,7 +208,8 @@ class BlockStore::Impl {
 // REQUIRES, for all functions of this part: mutex_.
 
 // Until host memory has places for the blocks of a request that it lacks, or no request runs that
-// could give some. `path_of` finds its known blocks, of `count`; others may forget blocks meanwhile.
+// could give some. `path_of` finds its known blocks, of `count`; others may forget blocks
+// meanwhile.
 void BlockStore::Impl::wait_for_room(std::unique_lock<std::mutex>& lock, int64_t count,
                                      backend::FunctionRef<std::vector<NodeId>()> path_of) {
   finished_.wait(lock, [&] {
@@ -657,8 +659,8 @@ void BlockStore::Impl::plan_put(Plan& plan, std::span<const int32_t> tokens, con
 
 // ---- running
 
-// Planning and taking a place in the order of graphs are one step for finish(). So a plan that counts
-// on another graph's data waits for it, and is cancelled with it. REQUIRES: mutex_.
+// Planning and taking a place in the order of graphs are one step for finish(). So a plan that
+// counts on another graph's data waits for it, and is cancelled with it. REQUIRES: mutex_.
 std::shared_ptr<BlockRequest> BlockStore::Impl::enqueue(BlockStore& store, const std::shared_ptr<Plan>& plan,
                                                         const std::shared_ptr<DeviceBlocks>& memory) {
   assert(!options_.verifies_plans || plan->graph.verify().ok());

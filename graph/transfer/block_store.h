@@ -1,13 +1,16 @@
 // BlockStore: keys and values of prompts that were seen, in host memory, on a disk, and in a remote
 // store, so that none of them is computed twice.
 //
-//   auto store = BlockStore::open({.spec = spec, .host_bytes = 8 << 30, .disk_folder = "/cache", ...});
+//   auto store = BlockStore::open({.spec = spec, .host_bytes = 8 << 30, .disk_folder = "/cache",
+// ...});
 //   BlockMatch match = store->match(tokens);                    // what is there; it stays
 //   auto get = store->get(match, memory, blocks);               // into the caller's memory
 //   Status status = get->wait_for_layer(0);                     // layer by layer, or
 //   int64_t tokens = get->wait();                               // all: what can be used
-//   auto put = store->put(tokens, memory, blocks);              // after the model has computed them
-//   put->wait();                                                // the caller's memory is free again
+//   auto put = store->put(tokens, memory, blocks);              // after the model has computed
+// them
+//   put->wait();                                                // the caller's memory is free
+// again
 //
 // GET. Blocks in host memory are copied at once. Those on the disk beyond are read into host memory
 // and copied as they arrive, those in the remote store likewise, and written to the disk meanwhile.
@@ -20,10 +23,11 @@
 // checksums, tokens are compared, and a request reports the prefix that it delivered. A tier that
 // fails is not used; the others go on.
 //
-// A block is only loaded if that is expected to be faster than computing it (Options::prefill_rate).
+// A block is only loaded if that is expected to be faster than computing it
+// (Options::prefill_rate).
 //
-// Thread safety: any thread. Ownership: the caller's memory must live until its request is done, and
-// the store must outlive requests and matches.
+// Thread safety: any thread. Ownership: the caller's memory must live until its request is done,
+// and the store must outlive requests and matches.
 
 #pragma once
 
@@ -163,8 +167,8 @@ class BlockStore {
   // Brings blocks to host memory.
   Result<std::shared_ptr<BlockRequest>> prefetch(const BlockMatch& match);
 
-  // Forgets all blocks here, as after new weights; the remote store's are left alone. Errors: kUsage
-  // while there are matches.
+  // Forgets all blocks here, as after new weights; the remote store's are left alone. Errors:
+  // kUsage while there are matches.
   Status reset();
   // Until what was put is on the disk as durably as it can be.
   Status sync();

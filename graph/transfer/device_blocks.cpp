@@ -62,7 +62,8 @@ std::vector<backend::CopyRange> copies_of(const TransferOp& op, const DeviceBloc
   const int64_t last = op.layer_granularity == 0 ? geometry.pieces : first + op.layer_granularity;
   const int64_t half = geometry.piece_bytes / 2;
   std::vector<backend::CopyRange> ranges;
-  // Layer by layer, where the device has neighbouring blocks; the host has a block's layers together.
+  // Layer by layer, where the device has neighbouring blocks; the host has a block's layers
+  // together.
   for (int64_t layer = first; layer < last; ++layer) {
     for (const bool values : {false, true}) {
       const DeviceBlocks::Layer& memory = blocks.layers[static_cast<size_t>(layer)];

@@ -1,5 +1,5 @@
-// DeviceBlocks: where the caller of a block store has keys and values, and the lane that copies them
-// to and from host memory.
+// DeviceBlocks: where the caller of a block store has keys and values, and the lane that copies
+// them to and from host memory.
 //
 // The caller's memory is pages of a serving engine, or the tensors of one sequence. For each layer
 // it has keys and values; a block's half of a piece is `rows` rows. So both usual layouts fit:
@@ -94,8 +94,10 @@ class DeviceLane final : public TransferLane {
   std::deque<Job> jobs_;
   bool is_closing_ = false;
   int64_t next_base_ = 0;
-  std::unordered_map<int64_t, std::weak_ptr<DeviceBlocks>> memories_;                  // by base / kSpan
-  std::unordered_map<uint64_t, std::vector<std::shared_ptr<backend::Event>>> events_;  // of a graph, by op
+  // by base / kSpan
+  std::unordered_map<int64_t, std::weak_ptr<DeviceBlocks>> memories_;
+  // of a graph, by op
+  std::unordered_map<uint64_t, std::vector<std::shared_ptr<backend::Event>>> events_;
   std::vector<std::thread> threads_;
 };
 

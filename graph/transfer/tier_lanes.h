@@ -1,8 +1,8 @@
 // The lanes between host memory and the tiers that keep blocks by key: a disk and a remote store.
 //
 // A block of the disk tier is a slot of its file. A block of the remote tier is the number of its
-// node in the index, since a remote store has no places. Who asks for a transfer tells by `Describe`
-// what a block is called.
+// node in the index, since a remote store has no places. Who asks for a transfer tells by
+// `Describe` what a block is called.
 //
 // Thread safety: any thread. Ownership: the tiers outlive their lanes.
 

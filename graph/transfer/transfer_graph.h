@@ -82,6 +82,8 @@ struct TransferOp {
   std::vector<uint32_t> predecessors{};
   std::vector<uint32_t> successors{};
   TransferState state = TransferState::kPending;
+  double started = 0;  // seconds of the steady clock; 0: not yet
+  double ended = 0;
 };
 
 // The state while others may write it.

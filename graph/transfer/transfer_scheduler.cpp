@@ -1,10 +1,16 @@
 #include "graph/transfer/transfer_scheduler.h"
 
 #include <algorithm>
+#include <chrono>
 #include <string>
 #include <utility>
 
 namespace hetero::graph {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+}  // namespace
 
 // From a transfer to one that waits for it.
 struct TransferRun::Edge {
@@ -236,6 +242,7 @@ void TransferScheduler::pump(Lane& lane) {
   while (Node* const node = take_ready(lane)) {
     lock.unlock();
     if (must_run(*node)) {
+      node->op->started = now();
       node->set_state(TransferState::kRunning);
       started_.fetch_add(1, std::memory_order_relaxed);
       lane.lane->start(*node->op, TransferDone(*this, node));
@@ -254,6 +261,7 @@ void TransferScheduler::pump(Lane& lane) {
 
 // The run stays open until this function is done with the scheduler, which may end with it.
 void TransferScheduler::complete(Node& node, const Status& status) {
+  node.op->ended = now();
   TransferRun& run = *node.run;
   run.open_.fetch_add(1, std::memory_order_relaxed);
   Lane& lane = lane_of(node);

@@ -207,6 +207,27 @@ py::dict dict_of(const BlockStoreCounters& counters) {
   return result;
 }
 
+// The transfers that have ended.
+py::list timeline_of(const graph::TransferOpGraph& graph) {
+  py::list rows;
+  for (const graph::TransferOp& op : graph.ops()) {
+    if (state_of(op) != graph::TransferState::kCompleted) continue;
+    py::dict row;
+    row["graph"] = op.graph_id;
+    row["op"] = op.op_id;
+    row["type"] = to_string(op.type);
+    row["position"] = op.position;
+    row["blocks"] = block_count(op.source);
+    row["first_layer"] = op.layer_id;
+    row["layers"] = op.layer_granularity;
+    row["bytes"] = op.bytes;
+    row["started"] = op.started;
+    row["ended"] = op.ended;
+    rows.append(row);
+  }
+  return rows;
+}
+
 std::vector<at::Tensor> all_of(const std::vector<at::Tensor>& keys, const std::vector<at::Tensor>& values) {
   std::vector<at::Tensor> all = keys;
   all.insert(all.end(), values.begin(), values.end());
@@ -363,7 +384,8 @@ void add_kv(py::module_& m) {
       .def_property_readonly("done", [](const PythonRequest& self) { return self.request().is_done(); })
       .def(
           "cancel", [](PythonRequest& self) { self.request().cancel(); }, released())
-      .def("dump", [](const PythonRequest& self) { return self.request().dump(); });
+      .def("dump", [](const PythonRequest& self) { return self.request().dump(); })
+      .def("timeline", [](const PythonRequest& self) { return timeline_of(self.request().graph()); });
   py::class_<BlockStore, std::shared_ptr<BlockStore>>(m, "KvStore")
       .def(py::init(&open_store), py::arg("spec"), py::arg("options"))
       .def_property_readonly("block_bytes", [](const BlockStore& self) { return self.geometry().block_bytes(); })

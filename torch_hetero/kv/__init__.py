@@ -15,6 +15,6 @@ inspects folders, measures disks, and replays traces of requests.
 
 from torch_hetero.kv import operators  # noqa: F401  registers hetero::kv_gather and kv_scatter
 from torch_hetero.kv.spec import Spec
-from torch_hetero.kv.store import Match, Request, Store
+from torch_hetero.kv.store import Match, Request, Store, save_trace
 
-__all__ = ["Match", "Request", "Spec", "Store"]
+__all__ = ["Match", "Request", "Spec", "Store", "save_trace"]

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedConfig
-
-if TYPE_CHECKING:
-    from torch_hetero.kv.store import Request, Store
 
 
 def _check(cache: DynamicCache) -> None:
@@ -18,7 +15,7 @@ def _check(cache: DynamicCache) -> None:
             raise ValueError(f"layer {number} does not keep all keys ({type(layer).__name__}); the store needs them")
 
 
-def load(store: Store, input_ids: torch.Tensor, config: PreTrainedConfig | None) -> DynamicCache:
+def load(store: Any, input_ids: torch.Tensor, config: PreTrainedConfig | None) -> DynamicCache:
     """`Store.load`."""
     ids = input_ids.reshape(-1) if input_ids.dim() == 2 and input_ids.shape[0] == 1 else input_ids
     if ids.dim() != 1:
@@ -37,7 +34,7 @@ def load(store: Store, input_ids: torch.Tensor, config: PreTrainedConfig | None)
     return cache
 
 
-def save(store: Store, tokens: Sequence[int] | torch.Tensor, cache: DynamicCache) -> Request:
+def save(store: Any, tokens: Sequence[int] | torch.Tensor, cache: DynamicCache) -> Any:
     """`Store.save`."""
     _check(cache)
     ids = tokens.reshape(-1) if isinstance(tokens, torch.Tensor) else list(tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -150,6 +151,13 @@ class Request:
         """Returns the graph of its transfers, with their states, in the language of Graphviz."""
         return self._core.dump()
 
+    def timeline(self) -> list[dict[str, Any]]:
+        """Returns a row for each transfer that has completed: type, blocks, layers, bytes, and when it began and ended.
+
+        Times are seconds of `time.monotonic()`.
+        """
+        return self._core.timeline()
+
     def __await__(self) -> Generator[Any, None, int]:
         return asyncio.get_running_loop().run_in_executor(None, self.wait).__await__()
 
@@ -159,6 +167,22 @@ class Request:
         self._copied.add(layer)
         for source, destination in (self._copies[layer], self._copies[layer + self._layers]):
             destination.copy_(source)
+
+
+def save_trace(requests: Sequence[Request], path: str | os.PathLike[str]) -> None:
+    """Writes the transfers of requests as a trace for Perfetto (ui.perfetto.dev): a track for each type of transfer."""
+    events: list[dict[str, Any]] = []
+    types = sorted({row["type"] for request in requests for row in request.timeline()})
+    for number, name in enumerate(types):
+        events.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": number, "args": {"name": name}})
+    for request in requests:
+        for row in request.timeline():
+            events.append({
+                "ph": "X", "pid": 1, "tid": types.index(row["type"]), "ts": row["started"] * 1e6,
+                "dur": (row["ended"] - row["started"]) * 1e6, "name": f"request {row['graph']}: blocks {row['position']} on",
+                "args": {name: row[name] for name in ("blocks", "first_layer", "layers", "bytes")},
+            })  # fmt: skip
+    Path(path).write_text(json.dumps({"traceEvents": events}))
 
 
 class Store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import stat
@@ -243,6 +244,19 @@ def test_a_request_can_be_awaited_and_cancelled(tokens: torch.Tensor) -> None:
     request.cancel()
     request.wait()
     assert request.done and "digraph" in request.dump()
+
+
+def test_transfers_are_drawn_by_type(tokens: torch.Tensor, tmp_path: Path) -> None:
+    store = kv.Store(spec(), cpu="8MiB", ssd=tmp_path / "kv")
+    put = store.put(tokens, *caches(10))
+    put.wait_completely()
+    get = store.get(store.match(tokens), *caches(10))
+    get.wait()
+    kv.save_trace([put, get], tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {"D2H", "H2DISK", "H2D"}
+    assert sum(event["args"]["blocks"] for event in events if event["ph"] == "X") == 30
+    assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
 
 
 def test_counters_are_told_to_people_and_to_prometheus(tokens: torch.Tensor) -> None:
