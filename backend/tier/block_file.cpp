@@ -42,8 +42,8 @@ constexpr int kMostFailedReads = 16;
 // Operations are at most this long: longer ones are not faster, and a read waits behind them.
 constexpr int64_t kMostOperationBytes = int64_t{4} << 20;
 // A small read is cut, so that its first pieces are verified while the last ones are read.
-constexpr int64_t kLeastOperationBytes = int64_t{256} << 10;
-constexpr int64_t kOperationsOfRead = 8;
+constexpr int64_t kLeastOperationBytes = int64_t{1} << 20;
+constexpr int64_t kOperationsOfRead = 2;
 
 constexpr int kDamaged = -1;  // what a block's error is if its checksum is wrong
 constexpr int kMissing = -2;  // if its slot has no block

@@ -1,9 +1,9 @@
 // BlockFile: blocks of keys and values in a folder of a local disk, which survive the process.
 //
-// The folder has one file of slots of equal size (block_geometry.h), a log of what is in them, and
-// a snapshot of the log. A block is published in the log after its bytes were written, with its
-// key, its tokens, and a checksum of each piece. Every read verifies the checksums. So a crash may
-// lose blocks, but never gives wrong bytes.
+// The folder has one file of slots of equal size (block_geometry.h), and a log of what is in them
+// (block_log.h). A block is published in the log after its bytes were written, with its key, its
+// tokens, and a checksum of each piece. Every read verifies the checksums. So a crash may lose
+// blocks, but never gives wrong bytes.
 //
 //   auto file = BlockFile::open(options, [&](const StoredBlock& block) { ... });  // what is there
 //   std::optional<int64_t> slot = file->take();
@@ -76,7 +76,7 @@ struct BlockRead {
 
 struct BlockResult {
   Status status;                   // of the first block that failed
-  std::vector<int64_t> bad_slots;  // did not have what was asked for: those must be erased
+  std::vector<int64_t> bad_slots;  // not read, or not published: those must be erased (or given back)
 };
 
 struct BlockFileCounters {
@@ -96,23 +96,26 @@ class BlockFile {
   using Done = std::function<void(const BlockResult& result)>;
 
   // Opens a folder, or makes it. `recovered` is called for each block that is there, parents before
-  // their children; blocks whose parent is lost are dropped.
+  // their children; blocks whose parent is lost are dropped, and of two with one key the older.
   // Errors: kStorage, in one sentence: another process has the folder, another version or another
   // fingerprint or geometry, no permission, no space. A damaged log loses its damaged end only.
   static Result<std::unique_ptr<BlockFile>> open(const BlockFileOptions& options,
                                                  FunctionRef<void(const StoredBlock&)> recovered);
   virtual ~BlockFile() = default;
 
-  // A free slot, next to the last one where that is free; none if all are taken.
+  // A free slot: the next one behind the last that was taken, so that blocks of one sequence lie
+  // together. None if all are taken, or the disk failed.
   virtual std::optional<int64_t> take() = 0;
   // Gives a slot back that was taken and not written.
   virtual void give(int64_t slot) = 0;
-  // Writes blocks to slots that were taken, and publishes them. Neighbouring slots share operations
-  // of the system. Blocks that fail are not published; their slots stay taken.
+  // Writes blocks to slots that were taken, and publishes them; a block that was in such a slot is
+  // gone at once. Neighbouring slots share operations of the system. Blocks that fail are not
+  // published; their slots stay taken.
   virtual void write(std::vector<BlockWrite> blocks, Done done) = 0;
   // Reads pieces [first_piece, first_piece + pieces) of blocks, and verifies them.
   virtual void read(std::vector<BlockRead> blocks, int64_t first_piece, int64_t pieces, Done done) = 0;
-  // Forgets a published block; its slot is free. REQUIRES: no read of it is going on.
+  // Forgets a published block, or gives back a slot that was taken; it is free. REQUIRES: no read of
+  // it is going on. A write that goes on makes it do nothing.
   virtual void erase(int64_t slot) = 0;
   // Until everything published so far is on the disk. Errors: kStorage.
   virtual Status sync() = 0;

@@ -1,7 +1,8 @@
-// The engine of io_uring: one ring, and threads that take turns to wait for completions.
+// The engine of io_uring: one ring, a thread that waits for completions, and others that help it.
 //
-// The thread that waits holds a lock until it has one completion. It then lets the next thread wait
-// and ends the operation itself. So checksums are computed while the disk reads on.
+// The thread that waits ends what it finds itself, as no other thread has to wake up for that. Where
+// it finds several completions, it shares them: one thread can be too slow to verify what a fast
+// disk reads.
 
 #include <atomic>
 #include <cerrno>
@@ -29,6 +30,10 @@ std::atomic<int> setup_error{0};
 #ifdef HETERO_WITH_URING
 
 constexpr int kMostDepth = 1024;
+// It is quicker to verify so many bytes than to wake a thread for them.
+constexpr ssize_t kKeptBytes = ssize_t{512} << 10;
+// So many completions are taken at once.
+constexpr size_t kMostTaken = 16;
 
 bool is_passing(int error) { return error == -EINTR || error == -EAGAIN || error == -EBUSY; }
 
@@ -39,7 +44,11 @@ class UringQueue : public FileQueue {
     if (!threads_.empty()) {
       drain();
       const uint64_t one = 1;
-      stops_ = true;
+      {
+        const std::lock_guard guard(sharing_);
+        stops_ = true;
+      }
+      help_.notify_all();
       (void)!write(stop_, &one, sizeof(one));
       for (std::thread& thread : threads_) thread.join();
     }
@@ -68,7 +77,12 @@ class UringQueue : public FileQueue {
     io_uring_sqe_set_data(entry, nullptr);
     if (const int error = io_uring_submit(&ring_); error < 0) return -error;
     const BlockedSignals blocked;
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
+    // The threads look at their number only.
+    threads_.resize(static_cast<size_t>(threads));
+    for (std::thread& thread : threads_) {
+      const bool waits = &thread == &threads_[0];
+      thread = std::thread([this, waits] { waits ? run() : help(); });
+    }
     return 0;
   }
 
@@ -113,38 +127,84 @@ class UringQueue : public FileQueue {
                                                            static_cast<unsigned>(parts.size()), offset);
   }
 
-  void run() {
-    for (;;) {
-      Request* request = nullptr;
-      ssize_t result = 0;
-      {
-        const std::lock_guard turn(turn_);
-        io_uring_cqe* completion = nullptr;
-        for (int error = 0; completion == nullptr;) {
-          if (stops_) return;
-          error = io_uring_wait_cqe(&ring_, &completion);
-          if (error == 0) break;
-          completion = nullptr;
-          if (is_passing(error)) continue;
-          // Waiting is forbidden by now: completions arrive in memory all the same.
-          if (io_uring_peek_cqe(&ring_, &completion) != 0) {
-            completion = nullptr;
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));
-          }
-        }
-        request = static_cast<Request*>(io_uring_cqe_get_data(completion));
-        result = completion->res;
-        io_uring_cqe_seen(&ring_, completion);
-      }
-      if (request != nullptr) finish(request, result);
+  struct Completion {
+    Request* request;
+    ssize_t result;
+  };
+
+  // Waits for a completion, and takes those that are there.
+  void wait(std::vector<Completion>& completions) {
+    io_uring_cqe* completion = nullptr;
+    while (!stops_) {
+      const int error = io_uring_wait_cqe(&ring_, &completion);
+      if (error == 0) break;
+      if (is_passing(error)) continue;
+      // Waiting is forbidden by now: completions arrive in memory all the same.
+      if (io_uring_peek_cqe(&ring_, &completion) == 0) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
+    if (stops_) return;
+    do {
+      auto* const request = static_cast<Request*>(io_uring_cqe_get_data(completion));
+      if (request != nullptr) completions.push_back({request, completion->res});
+      io_uring_cqe_seen(&ring_, completion);
+    } while (completions.size() < kMostTaken && io_uring_peek_cqe(&ring_, &completion) == 0);
+  }
+
+  // Of the thread that waits.
+  void run() {
+    std::vector<Completion> completions;
+    while (!stops_) {
+      wait(completions);
+      size_t kept = 0;
+      for (ssize_t bytes = 0; kept < completions.size() && bytes < kKeptBytes; ++kept)
+        bytes += completions[kept].result;
+      if (kept < completions.size() && threads_.size() > 1) {
+        const auto rest = completions.begin() + static_cast<ptrdiff_t>(kept);
+        const std::lock_guard guard(sharing_);
+        shared_.insert(shared_.end(), rest, completions.end());
+        completions.erase(rest, completions.end());
+        help_.notify_one();
+      }
+      do {
+        for (const Completion& completion : completions) finish(completion.request, completion.result);
+        completions.clear();
+      } while (take_shared(completions));
+    }
+  }
+
+  // Of the others.
+  void help() {
+    std::vector<Completion> completions;
+    std::unique_lock lock(sharing_);
+    for (;;) {
+      help_.wait(lock, [&] { return stops_ || !shared_.empty(); });
+      if (shared_.empty()) return;
+      lock.unlock();
+      while (take_shared(completions)) {
+        finish(completions[0].request, completions[0].result);
+        completions.clear();
+      }
+      lock.lock();
+    }
+  }
+
+  // Takes one, where there is one.
+  bool take_shared(std::vector<Completion>& completions) {
+    const std::lock_guard guard(sharing_);
+    if (shared_.empty()) return false;
+    completions.push_back(shared_.front());
+    shared_.pop_front();
+    return true;
   }
 
   io_uring ring_ = {};
   bool has_ring_ = false;
   int stop_ = -1;  // readable when the threads shall end
   std::atomic<bool> stops_{false};
-  std::mutex turn_;                // of waiting
+  std::mutex sharing_;
+  std::deque<Completion> shared_;  // guarded by sharing_
+  std::condition_variable help_;
   std::vector<Request*> entered_;  // in the ring, not yet with the system; guarded by mutex_
   int broken_ = 0;                 // errno of a submission that failed; guarded by mutex_
   std::vector<std::thread> threads_;

@@ -138,7 +138,7 @@ TEST_CASE("A call that is never served ends with its error instead of being repe
 TEST_CASE("An error is told to the operation that has it, and to no other", "[tier]") {
   const auto queue = queue_of(engine_of(GENERATE(0, 1)));
   const File file;
-  std::vector<char> bytes(4096);
+  std::vector<char> bytes(4 * 4096);
   for (const int error : {EIO, ENOSPC, EROFS}) {
     // Short first: the error comes when a part was moved.
     const WithFaults<Scripted> faults(std::vector<FileFault>{kShort, error_of(error)});
@@ -146,10 +146,11 @@ TEST_CASE("An error is told to the operation that has it, and to no other", "[ti
           std::vector<int>{error});
     CHECK(run(*queue, {operation(FileCall::kWrite, file.descriptor, 0, bytes.data(), 4096)}) == std::vector<int>{0});
   }
-  const std::vector<int> errors = run(*queue, {operation(FileCall::kRead, file.descriptor, 0, bytes.data(), 4096),
-                                               operation(FileCall::kRead, -1, 0, bytes.data(), 4096),
-                                               operation(FileCall::kRead, file.descriptor, 4095, bytes.data(), 2),
-                                               operation(FileCall::kRead, file.descriptor, 1 << 20, bytes.data(), 1)});
+  const std::vector<int> errors =
+      run(*queue, {operation(FileCall::kRead, file.descriptor, 0, bytes.data(), 4096),
+                   operation(FileCall::kRead, -1, 0, bytes.data() + 4096, 4096),
+                   operation(FileCall::kRead, file.descriptor, 4095, bytes.data() + 8192, 2),
+                   operation(FileCall::kRead, file.descriptor, 1 << 20, bytes.data() + 12288, 1)});
   CHECK(errors == std::vector<int>{0, EBADF, EIO, EIO});
 }
 

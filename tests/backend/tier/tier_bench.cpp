@@ -6,6 +6,7 @@
 // alternation; the best of each is compared. fio verifies nothing. The bar is a ratio of 0.95.
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -46,6 +47,15 @@ std::unique_ptr<std::byte, Free> pages(int64_t bytes) {
 [[noreturn]] void fail(const Status& status) {
   std::fprintf(stderr, "%s\n", status.message().c_str());
   std::exit(1);
+}
+
+double cpu_seconds() {
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
 // Calls that wait for up to `depth` results.
@@ -115,44 +125,62 @@ double write_all_blocks(BlockFile& file, const BlockGeometry& geometry) {
   return static_cast<double>(written) / seconds_since(start) / 1e9;
 }
 
-// Reads random blocks for a while. Returns GB/s.
-double read_blocks(BlockFile& file, const BlockGeometry& geometry, int depth, double seconds, unsigned seed) {
-  Window window;
-  std::vector<std::unique_ptr<std::byte, Free>> memory;
-  std::mutex mutex;
-  std::vector<std::byte*> spare;
-  for (int i = 0; i < depth; ++i) {
-    memory.push_back(pages(geometry.block_bytes()));
-    spare.push_back(memory.back().get());
-  }
-  std::mt19937_64 random(seed);
-  const int64_t slots = file.counters().slots;
-  int64_t bytes = 0;
-  const auto start = std::chrono::steady_clock::now();
-  while (seconds_since(start) < seconds) {
-    window.enter(depth);
-    std::byte* data = nullptr;
-    {
-      const std::lock_guard guard(mutex);
-      data = spare.back();
-      spare.pop_back();
-    }
-    const auto slot = static_cast<int64_t>(random() % static_cast<uint64_t>(slots));
-    file.read({{slot, data}}, 0, geometry.pieces, [&, data](const BlockResult& result) {
-      {
-        const std::lock_guard guard(mutex);
-        spare.push_back(data);
-      }
-      window.leave(result);
-    });
-    bytes += geometry.block_bytes();
-  }
-  window.drain();
-  return static_cast<double>(bytes) / seconds_since(start) / 1e9;
-}
+// Reads random blocks for a while: each read that ends begins another one. Returns GB/s.
+class RandomReads {
+ public:
+  RandomReads(BlockFile& file, const BlockGeometry& geometry, double seconds, unsigned seed)
+      : file_(file), geometry_(geometry), slots_(file.counters().slots), seconds_(seconds), random_(seed) {}
 
-// GB/s of fio, or 0 where it is not installed. Its first result line of JSON is not parsed: the
-// terse format has the bandwidth of reads in KiB/s as its seventh field.
+  double run(int depth) {
+    // One range for all, as fio has it, so that both have huge pages or neither.
+    const int64_t bytes = geometry_.block_bytes();
+    const auto memory = pages(bytes * depth);
+    const double cpu = cpu_seconds();
+    start_ = std::chrono::steady_clock::now();
+    for (int i = 0; i < depth; ++i) {
+      window_.enter(depth);
+      next(memory.get() + i * bytes);
+    }
+    window_.drain();
+    const double gigabytes = static_cast<double>(bytes_) / 1e9;
+    cpu_seconds_ = (cpu_seconds() - cpu) / gigabytes;
+    return gigabytes / seconds_since(start_);
+  }
+  // Of the processor, for a GB.
+  double cpu_seconds_per_gigabyte() const { return cpu_seconds_; }
+
+ private:
+  void next(std::byte* data) {
+    int64_t slot = 0;
+    {
+      const std::lock_guard guard(mutex_);
+      slot = static_cast<int64_t>(random_() % static_cast<uint64_t>(slots_));
+      bytes_ += geometry_.block_bytes();
+    }
+    file_.read({{slot, data}}, 0, geometry_.pieces, [this, data](const BlockResult& result) {
+      if (!result.status.ok()) fail(result.status);
+      if (seconds_since(start_) < seconds_) {
+        next(data);
+      } else {
+        window_.leave(result);
+      }
+    });
+  }
+
+  BlockFile& file_;
+  const BlockGeometry geometry_;
+  const int64_t slots_;
+  const double seconds_;
+  std::mutex mutex_;
+  std::mt19937_64 random_;  // guarded by mutex_, as is bytes_
+  int64_t bytes_ = 0;
+  double cpu_seconds_ = 0;
+  std::chrono::steady_clock::time_point start_;
+  Window window_;
+};
+
+// GB/s of fio, or 0 where it is not installed. The seventh field of its terse format is the
+// bandwidth of reads in KiB/s.
 double run_fio(const std::string& path, int64_t block_bytes, int depth, double seconds, unsigned seed) {
   char command[1024];
   std::snprintf(command, sizeof(command),
@@ -182,15 +210,17 @@ void bench_reads(const std::string& folder, int64_t bytes, double seconds) {
     auto file = open(options_of(at, shape.geometry, bytes, FileEngine::kAuto), nullptr);
     std::printf("%s, %s: written with %.2f GB/s\n", shape.name, file->counters().engine,
                 write_all_blocks(*file, shape.geometry));
-    std::printf("  depth   hetero GB/s   fio GB/s   ratio\n");
+    std::printf("  depth   hetero GB/s   fio GB/s   ratio   CPU s/GB\n");
     constexpr int kRounds = 3;
     for (int depth = 1; depth <= 32; depth *= 2) {
-      double ours = 0, fio = 0;
+      double ours = 0, fio = 0, cpu = 1e9;
       for (unsigned round = 0; round < kRounds; ++round) {
         fio = std::max(fio, run_fio(at + "/blocks", shape.geometry.block_bytes(), depth, seconds, round));
-        ours = std::max(ours, read_blocks(*file, shape.geometry, depth, seconds, round));
+        RandomReads reads(*file, shape.geometry, seconds, round);
+        ours = std::max(ours, reads.run(depth));
+        cpu = std::min(cpu, reads.cpu_seconds_per_gigabyte());
       }
-      std::printf("  %5d   %11.3f   %8.3f   %5.2f\n", depth, ours, fio, fio > 0 ? ours / fio : 0);
+      std::printf("  %5d   %11.3f   %8.3f   %5.2f   %8.3f\n", depth, ours, fio, fio > 0 ? ours / fio : 0, cpu);
       std::fflush(stdout);
     }
     file.reset();
