@@ -157,6 +157,13 @@ class BlockIndex::Impl {
     View(const Impl& index, size_t slot) : index_(index), slot_(slot) {}
     bool may_go(NodeId node) const override { return index_.blocks_[node][slot_].may_go(); }
     uint64_t key(NodeId node) const override { return index_.tree_.key(node).low; }
+    void prefetch(NodeId next, NodeId after) const override {
+      index_.tree_.prefetch(after);
+      __builtin_prefetch(index_.blocks_.at(after));
+      const NodeId parent = index_.tree_.parent(next);
+      __builtin_prefetch(index_.blocks_.at(parent));
+      index_.policies_[slot_]->prefetch(parent);
+    }
 
    private:
     const Impl& index_;

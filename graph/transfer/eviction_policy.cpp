@@ -12,9 +12,20 @@ namespace hetero::graph {
 NodeId EvictionPolicy::oldest(int queue) {
   for (;;) {
     const NodeId node = queues_.oldest(queue);
-    if (node == kNoNode || view_.may_go(node)) return node;
+    if (node == kNoNode) return kNoNode;
+    look_ahead(node);
+    if (view_.may_go(node)) return node;
     queues_.park(node);
   }
+}
+
+void EvictionPolicy::look_ahead(NodeId victim) const {
+  const NodeId next = queues_.newer(victim);
+  if (next == kNoNode) return;
+  const NodeId after = queues_.newer(next);
+  if (after == kNoNode) return;
+  queues_.prefetch(after);
+  view_.prefetch(next, after);
 }
 
 namespace {

@@ -49,6 +49,8 @@ class EvictionView {
   virtual ~EvictionView() = default;
   virtual bool may_go(NodeId node) const = 0;
   virtual uint64_t key(NodeId node) const = 0;
+  // The policy will probably choose `next`, then `after`: brings what that needs into the caches.
+  virtual void prefetch(NodeId next, NodeId after) const = 0;
 };
 
 class EvictionPolicy {
@@ -70,6 +72,8 @@ class EvictionPolicy {
   EvictionPolicy(const EvictionView& view, int queues) : view_(view), queues_(queues) {}
   // The oldest block of a queue that may go, or kNoNode.
   NodeId oldest(int queue);
+  // Prefetches the victims after this one.
+  void look_ahead(NodeId victim) const;
 
   const EvictionView& view_;
   EvictionQueues queues_;

@@ -53,6 +53,8 @@ class EvictionQueues {
   // A small number for the policy, below 64; 0 after a block's first push.
   int note(NodeId node) const { return entries_[node].note; }
   void set_note(NodeId node, int note) { entries_[node].note = static_cast<unsigned>(note) & 63U; }
+  // The block that was put into the list next, or kNoNode.
+  NodeId newer(NodeId node) const { return entries_[node].where == kListed ? entries_[node].newer : kNoNode; }
   void prefetch(NodeId node) const {
     if (node < made_) __builtin_prefetch(entries_.at(node));
   }
