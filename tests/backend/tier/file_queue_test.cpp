@@ -190,7 +190,9 @@ TEST_CASE("Reads overtake writes that wait, and writes are not left for ever", "
     operations.push_back(operation(call, file.descriptor, 0, bytes.data(), 4096));
   }
   for (int error : run(*queue, std::move(operations))) CHECK(error == 0);
-  CHECK(order.calls == std::string(16, 'r') + "w" + std::string(16, 'r') + "w" + std::string(8, 'r') + "ww");
+  std::string expected(16, 'r');
+  expected.append("w").append(16, 'r').append("w").append(8, 'r').append("ww");
+  CHECK(order.calls == expected);
 }
 
 TEST_CASE("An operation may submit more when it ends, and a queue may be destroyed then", "[tier]") {
