@@ -81,6 +81,18 @@ bool make_direct(int file) {
   return reads;
 }
 
+// 0, or an errno. A process that was killed has the lock until the system has ended its last
+// operation, which is a moment after its death. So the lock also keeps late writes out.
+int lock_for_moment(int file) {
+  constexpr auto kMoment = std::chrono::seconds(1);
+  const auto until = std::chrono::steady_clock::now() + kMoment;
+  while (flock(file, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EINTR && (errno != EWOULDBLOCK || std::chrono::steady_clock::now() > until)) return errno;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return 0;
+}
+
 class LocalBlockFile final : public BlockFile {
  public:
   LocalBlockFile(const BlockFileOptions& options, int file, int64_t slots, std::unique_ptr<BlockLog> log,
@@ -691,8 +703,8 @@ Result<std::unique_ptr<BlockFile>> BlockFile::open(const BlockFileOptions& optio
   const std::string path = options.folder + "/blocks";
   Descriptor file{::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600)};
   if (file.file < 0) return storage_error(path + " cannot be opened", errno);
-  if (flock(file.file, LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) return storage_error(path + " cannot be locked", errno);
+  if (const int error = lock_for_moment(file.file)) {
+    if (error != EWOULDBLOCK) return storage_error(path + " cannot be locked", error);
     return storage_error(options.folder + " is in use by another process, or by another store of this one");
   }
   struct stat status = {};

@@ -69,5 +69,23 @@ TEST_CASE("range allocator: whatever the order, ranges are disjoint and all is o
   CHECK(ranges.take(kBytes) == 0u);
 }
 
+TEST_CASE("A given range is taken if all of it is free, and no other range is touched", "[memory]") {
+  RangeAllocator ranges(10);
+  CHECK(ranges.take_at(3, 2));
+  for (const auto& [start, bytes] : {std::pair<uint64_t, uint64_t>{3, 1}, {4, 2}, {2, 2}, {0, 10}, {9, 2}, {10, 1}}) {
+    CHECK_FALSE(ranges.take_at(start, bytes));
+  }
+  CHECK_FALSE(ranges.take_at(5, UINT64_MAX));
+  CHECK(ranges.take_at(0, 3));
+  CHECK(ranges.take_at(9, 1));
+  CHECK(ranges.free().size() == 1);
+  CHECK(ranges.take_at(5, 4));
+  CHECK(ranges.free().empty());
+  CHECK_FALSE(ranges.take_at(0, 1));
+  ranges.give(3, 6);
+  CHECK(ranges.take_at(4, 1));
+  CHECK(ranges.free().size() == 2);
+}
+
 }  // namespace
 }  // namespace hetero::backend
