@@ -8,9 +8,13 @@
 #include <cerrno>
 #include <map>
 #include <mutex>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
+#include "backend/base/checksum.h"
+#include "backend/base/function_ref.h"
+#include "backend/file/file_transfer.h"
 #include "backend/memory/range_allocator.h"
 
 namespace hetero::backend {
@@ -42,18 +46,15 @@ int open_unnamed(const std::string& folder) {
   return named;
 }
 
-// Moves all bytes, in as many calls as the system needs. `move` is pread or pwrite. Returns 0 or an
-// errno.
-template <typename Byte, typename Move>
-int transfer(int file, uint64_t start, Byte* data, size_t bytes, Move move) {
+// Bytes are counted while they are in the caches.
+constexpr size_t kPieceBytes = size_t{1} << 20;
+
+// Calls move(offset, bytes) for each piece until it returns an errno. Returns that, or 0.
+int in_pieces(size_t bytes, FunctionRef<int(size_t, size_t)> move) {
   ++operations;
   if (faults()) return EIO;
-  for (size_t done = 0; done < bytes;) {
-    const ssize_t moved = move(file, data + done, bytes - done, static_cast<off_t>(start + done));
-    if (moved < 0 && errno == EINTR) continue;
-    if (moved < 0) return errno;
-    if (moved == 0) return EIO;  // the file is shorter than it was written
-    done += static_cast<size_t>(moved);
+  for (size_t done = 0; done < bytes; done += kPieceBytes) {
+    if (const int error = move(done, std::min(kPieceBytes, bytes - done))) return error;
   }
   return 0;
 }
@@ -122,8 +123,14 @@ Result<std::unique_ptr<SpilledBytes>> SpilledBytes::write(const std::string& fol
   Result<std::shared_ptr<SpillFile>> file = SpillFile::in(folder);
   if (!file.ok()) return file.status();
   std::unique_ptr<SpilledBytes> made(new SpilledBytes(std::move(file.value()), bytes));
-  const int error = transfer(made->file_->descriptor, made->start_, static_cast<const char*>(data), bytes, pwrite);
+  Checksum sum;
+  const int error = in_pieces(bytes, [&](size_t offset, size_t count) {
+    const std::string_view piece(static_cast<const char*>(data) + offset, count);
+    sum.update(piece.data(), count);
+    return write_all(made->file_->descriptor, static_cast<int64_t>(made->start_ + offset), piece);
+  });
   if (error != 0) return storage_error("cannot write to " + folder, error);
+  made->checksum_ = sum.value();
   return made;
 }
 
@@ -133,8 +140,16 @@ SpilledBytes::SpilledBytes(std::shared_ptr<SpillFile> file, size_t bytes)
 SpilledBytes::~SpilledBytes() { file_->give(start_, bytes_); }
 
 Status SpilledBytes::read(void* data) const {
-  const int error = transfer(file_->descriptor, start_, static_cast<char*>(data), bytes_, pread);
-  return error == 0 ? Status() : storage_error("cannot read back", error);
+  Checksum sum;
+  const int error = in_pieces(bytes_, [&](size_t offset, size_t count) {
+    char* const piece = static_cast<char*>(data) + offset;
+    const int failed = read_all(file_->descriptor, static_cast<int64_t>(start_ + offset), piece, count);
+    if (failed == 0) sum.update(piece, count);
+    return failed;
+  });
+  if (error != 0) return storage_error("cannot read back", error);
+  if (sum.value() == checksum_) return Status();
+  return Status(ErrorClass::kStorage, "spill: the file has other bytes than were written");
 }
 
 Status check_spill_folder(const std::string& folder) {

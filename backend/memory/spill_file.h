@@ -34,8 +34,8 @@ class SpilledBytes {
   SpilledBytes(const SpilledBytes&) = delete;
 
   size_t bytes() const { return bytes_; }
-  // Reads all bytes into `data`. Errors: kStorage; `data` is then undefined, and reading may be
-  // tried again.
+  // Reads all bytes into `data`. Errors: kStorage, also if the file has other bytes than were
+  // written; `data` is then undefined, and reading may be tried again.
   Status read(void* data) const;
 
  private:
@@ -44,6 +44,7 @@ class SpilledBytes {
   const std::shared_ptr<SpillFile> file_;
   const size_t bytes_;
   const uint64_t start_;
+  uint64_t checksum_ = 0;
 };
 
 // Whether files can be made in the folder. Errors: those of writing.

@@ -30,6 +30,4 @@ BlockKey hash_text(std::string_view text) {
   return {hash.high64, hash.low64};
 }
 
-uint64_t checksum(const void* data, size_t bytes) { return XXH3_64bits(data, bytes); }
-
 }  // namespace hetero::backend

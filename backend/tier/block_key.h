@@ -1,4 +1,4 @@
-// BlockKey: the 128-bit name of a block of tokens, and checksums of bytes.
+// BlockKey: the 128-bit name of a block of tokens.
 //
 // A key is the XXH3 hash of a block's tokens and of the key of the block before it. So equal keys
 // mean equal prefixes. The first block's key is chained to the fingerprint of what computed the
@@ -16,6 +16,8 @@
 #include <string>
 #include <string_view>
 
+#include "backend/base/checksum.h"
+
 namespace hetero::backend {
 
 struct BlockKey {
@@ -29,9 +31,6 @@ std::string to_string(const BlockKey& key);
 
 BlockKey chain_key(const BlockKey& before, std::span<const int32_t> tokens);
 BlockKey hash_text(std::string_view text);
-
-// XXH3 with 64 bits: for payloads and for records.
-uint64_t checksum(const void* data, size_t bytes);
 
 struct BlockKeyHash {
   size_t operator()(const BlockKey& key) const { return static_cast<size_t>(key.low); }

@@ -26,14 +26,6 @@ void append(std::vector<backend::CopyRange>& ranges, std::byte* to, const std::b
 bool is_into_device(const TransferOp& op) { return destination_tier(op.type) == Tier::kDevice; }
 const BlockExtents& device_side(const TransferOp& op) { return is_into_device(op) ? op.destination : op.source; }
 
-std::vector<int64_t> list(const BlockExtents& extents) {
-  std::vector<int64_t> blocks;
-  for (const BlockExtent& extent : extents) {
-    for (int64_t i = 0; i < extent.count; ++i) blocks.push_back(extent.first + i);
-  }
-  return blocks;
-}
-
 }  // namespace
 
 Status DeviceBlocks::check(const backend::BlockGeometry& geometry) const {
@@ -56,8 +48,8 @@ Status DeviceBlocks::check(const backend::BlockGeometry& geometry) const {
 std::vector<backend::CopyRange> copies_of(const TransferOp& op, const DeviceBlocks& blocks,
                                           const backend::BlockGeometry& geometry, std::byte* host) {
   const bool into_device = is_into_device(op);
-  const std::vector<int64_t> there = list(device_side(op));
-  const std::vector<int64_t> here = list(into_device ? op.source : op.destination);
+  const std::vector<int64_t> there = list_blocks(device_side(op));
+  const std::vector<int64_t> here = list_blocks(into_device ? op.source : op.destination);
   const int64_t first = op.layer_granularity == 0 ? 0 : op.layer_id;
   const int64_t last = op.layer_granularity == 0 ? geometry.pieces : first + op.layer_granularity;
   const int64_t half = geometry.piece_bytes / 2;
@@ -85,18 +77,7 @@ std::vector<backend::CopyRange> copies_of(const TransferOp& op, const DeviceBloc
 }
 
 DeviceLane::DeviceLane(const backend::BlockGeometry& geometry, std::byte* host, int threads)
-    : geometry_(geometry), host_(host) {
-  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
-}
-
-DeviceLane::~DeviceLane() {
-  {
-    const std::lock_guard lock(mutex_);
-    is_closing_ = true;
-  }
-  changed_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
-}
+    : geometry_(geometry), host_(host), threads_(threads, [this](Job& job) { run(job); }) {}
 
 void DeviceLane::add(const std::shared_ptr<DeviceBlocks>& blocks) {
   const std::lock_guard lock(mutex_);
@@ -139,9 +120,8 @@ void DeviceLane::start(const TransferOp& op, TransferDone done) {
       if (events.size() <= op.op_id) events.resize(op.op_id + 1);
       events[op.op_id] = job.event;
     }
-    jobs_.push_back(std::move(job));
   }
-  changed_.notify_one();
+  threads_.submit(std::move(job));
 }
 
 std::shared_ptr<backend::Event> DeviceLane::event_of(const TransferOp& op) const {
@@ -156,30 +136,21 @@ void DeviceLane::forget(uint64_t graph_id) {
   events_.erase(graph_id);
 }
 
-void DeviceLane::work() {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [&] { return is_closing_ || !jobs_.empty(); });
-    if (jobs_.empty()) return;
-    Job job = std::move(jobs_.front());
-    jobs_.pop_front();
-    lock.unlock();
-    if (job.event != nullptr) {
-      // A thread that waits beside the program is not the host of a simulated machine, whose clock
-      // waiting would advance.
-      while (job.blocks->device->has_virtual_clock() && !job.event->query()) {
-        std::this_thread::sleep_for(std::chrono::microseconds(50));
-      }
-      if (!job.blocks->device->has_virtual_clock()) job.status = job.event->synchronize();
-    } else {
-      const std::vector<backend::CopyRange> ranges = copies_of(*job.op, *job.blocks, geometry_, host_);
-      copies_.fetch_add(std::ssize(ranges), std::memory_order_relaxed);
-      for (const backend::CopyRange& range : ranges) std::memcpy(range.destination, range.source, range.bytes);
+void DeviceLane::run(Job& job) {
+  if (job.event != nullptr) {
+    // A thread that waits beside the program is not the host of a simulated machine, whose clock
+    // waiting would advance.
+    while (job.blocks->device->has_virtual_clock() && !job.event->query()) {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
-    job.blocks.reset();
-    job.done(job.status);
-    lock.lock();
+    if (!job.blocks->device->has_virtual_clock()) job.status = job.event->synchronize();
+  } else {
+    const std::vector<backend::CopyRange> ranges = copies_of(*job.op, *job.blocks, geometry_, host_);
+    copies_.fetch_add(std::ssize(ranges), std::memory_order_relaxed);
+    for (const backend::CopyRange& range : ranges) std::memcpy(range.destination, range.source, range.bytes);
   }
+  job.blocks.reset();
+  job.done(job.status);
 }
 
 }  // namespace hetero::graph

@@ -19,18 +19,16 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "backend/device/device.h"
 #include "backend/tier/block_geometry.h"
+#include "graph/transfer/job_threads.h"
 #include "graph/transfer/transfer_scheduler.h"
 
 namespace hetero::graph {
@@ -62,7 +60,6 @@ std::vector<backend::CopyRange> copies_of(const TransferOp& op, const DeviceBloc
 class DeviceLane final : public TransferLane {
  public:
   DeviceLane(const backend::BlockGeometry& geometry, std::byte* host, int threads);
-  ~DeviceLane() override;
 
   // Gives the blocks their numbers, unless they have some.
   void add(const std::shared_ptr<DeviceBlocks>& blocks);
@@ -83,22 +80,20 @@ class DeviceLane final : public TransferLane {
     Status status;
   };
   Result<std::shared_ptr<backend::Event>> submit(const TransferOp& op, const DeviceBlocks& blocks);
-  void work();
+  void run(Job& job);
 
   const backend::BlockGeometry geometry_;
   std::byte* const host_;
   std::atomic<int64_t> copies_{0};
 
   mutable std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
-  std::deque<Job> jobs_;
-  bool is_closing_ = false;
   int64_t next_base_ = 0;
   // by base / kSpan
   std::unordered_map<int64_t, std::weak_ptr<DeviceBlocks>> memories_;
   // of a graph, by op
   std::unordered_map<uint64_t, std::vector<std::shared_ptr<backend::Event>>> events_;
-  std::vector<std::thread> threads_;
+
+  JobThreads<Job> threads_;
 };
 
 }  // namespace hetero::graph

@@ -8,14 +8,6 @@ namespace {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-std::vector<int64_t> list(const BlockExtents& extents) {
-  std::vector<int64_t> blocks;
-  for (const BlockExtent& extent : extents) {
-    for (int64_t i = 0; i < extent.count; ++i) blocks.push_back(extent.first + i);
-  }
-  return blocks;
-}
-
 }  // namespace
 
 void Rate::begin() {
@@ -44,8 +36,8 @@ double Rate::bandwidth() const {
 
 void DiskLane::start(const TransferOp& op, TransferDone done) {
   const bool reads = op.type == TransferType::kDisk2H;
-  const std::vector<int64_t> slots = list(reads ? op.source : op.destination);
-  const std::vector<int64_t> places = list(reads ? op.destination : op.source);
+  const std::vector<int64_t> slots = list_blocks(reads ? op.source : op.destination);
+  const std::vector<int64_t> places = list_blocks(reads ? op.destination : op.source);
   const auto memory = [&](size_t i) { return host_ + places[i] * geometry_.block_bytes(); };
   if (!reads) {
     std::vector<backend::BlockWrite> blocks;
@@ -73,49 +65,24 @@ RemoteLane::RemoteLane(backend::RemoteTier& tier, const backend::BlockGeometry& 
       geometry_(geometry),
       host_(host),
       describe_(std::move(describe)),
-      report_missing_(std::move(report_missing)) {
-  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+      report_missing_(std::move(report_missing)),
+      threads_(threads, [this](const Job& job) { run(job); }) {}
+
+void RemoteLane::start(const TransferOp& op, TransferDone done) { threads_.submit({&op, done}); }
+
+void RemoteLane::run(const Job& job) {
+  const bool reads = job.op->type == TransferType::kRemote2H;
+  const uint64_t bytes = job.op->bytes;
+  if (reads) reads_.begin();
+  const Status status = transfer(*job.op);
+  if (reads) reads_.end(bytes);
+  job.done(status);
 }
 
-RemoteLane::~RemoteLane() {
-  {
-    const std::lock_guard lock(mutex_);
-    is_closing_ = true;
-  }
-  changed_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
-}
-
-void RemoteLane::start(const TransferOp& op, TransferDone done) {
-  {
-    const std::lock_guard lock(mutex_);
-    jobs_.push_back({&op, done});
-  }
-  changed_.notify_one();
-}
-
-void RemoteLane::work() {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [&] { return is_closing_ || !jobs_.empty(); });
-    if (jobs_.empty()) return;
-    const Job job = jobs_.front();
-    jobs_.pop_front();
-    lock.unlock();
-    const bool reads = job.op->type == TransferType::kRemote2H;
-    const uint64_t bytes = job.op->bytes;
-    if (reads) reads_.begin();
-    const Status status = run(*job.op);
-    if (reads) reads_.end(bytes);
-    job.done(status);
-    lock.lock();
-  }
-}
-
-Status RemoteLane::run(const TransferOp& op) {
+Status RemoteLane::transfer(const TransferOp& op) {
   const bool reads = op.type == TransferType::kRemote2H;
-  const std::vector<int64_t> nodes = list(reads ? op.source : op.destination);
-  const std::vector<int64_t> places = list(reads ? op.destination : op.source);
+  const std::vector<int64_t> nodes = list_blocks(reads ? op.source : op.destination);
+  const std::vector<int64_t> places = list_blocks(reads ? op.destination : op.source);
   std::vector<backend::StoredBlock> names;
   for (const int64_t node : nodes) names.push_back(describe_(node));
   std::vector<backend::RemoteBlock> blocks;

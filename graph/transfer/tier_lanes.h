@@ -8,18 +8,15 @@
 
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 #include "backend/tier/block_file.h"
 #include "backend/tier/remote_tier.h"
+#include "graph/transfer/job_threads.h"
 #include "graph/transfer/transfer_scheduler.h"
 
 namespace hetero::graph {
@@ -73,8 +70,6 @@ class RemoteLane final : public TransferLane {
  public:
   RemoteLane(backend::RemoteTier& tier, const backend::BlockGeometry& geometry, std::byte* host, int threads,
              Describe describe, ReportMissing report_missing);
-  ~RemoteLane() override;
-
   void start(const TransferOp& op, TransferDone done) override;
   const Rate& reads() const { return reads_; }
 
@@ -83,8 +78,8 @@ class RemoteLane final : public TransferLane {
     const TransferOp* op;
     TransferDone done;
   };
-  void work();
-  Status run(const TransferOp& op);
+  void run(const Job& job);
+  Status transfer(const TransferOp& op);
 
   backend::RemoteTier& tier_;
   const backend::BlockGeometry geometry_;
@@ -92,12 +87,7 @@ class RemoteLane final : public TransferLane {
   const Describe describe_;
   const ReportMissing report_missing_;
   Rate reads_;
-
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
-  std::deque<Job> jobs_;
-  bool is_closing_ = false;
-  std::vector<std::thread> threads_;
+  JobThreads<Job> threads_;
 };
 
 }  // namespace hetero::graph

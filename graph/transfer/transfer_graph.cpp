@@ -64,6 +64,14 @@ void append_block(BlockExtents& extents, int64_t block) {
   }
 }
 
+std::vector<int64_t> list_blocks(const BlockExtents& extents) {
+  std::vector<int64_t> blocks;
+  for (const BlockExtent& extent : extents) {
+    for (int64_t i = 0; i < extent.count; ++i) blocks.push_back(extent.first + i);
+  }
+  return blocks;
+}
+
 int64_t block_count(const BlockExtents& extents) {
   int64_t count = 0;
   for (const BlockExtent& extent : extents) count += extent.count;

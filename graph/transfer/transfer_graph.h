@@ -58,6 +58,7 @@ struct BlockExtent {
 using BlockExtents = std::vector<BlockExtent>;
 void append_block(BlockExtents& extents, int64_t block);
 int64_t block_count(const BlockExtents& extents);
+std::vector<int64_t> list_blocks(const BlockExtents& extents);
 
 enum class TransferState : uint8_t { kPending, kReady, kRunning, kCompleted, kFailed, kCancelled };
 const char* to_string(TransferState state);

@@ -147,7 +147,7 @@ class Request:
         """Keeps transfers from beginning that have not, unless other requests wait for them."""
         self._core.cancel()
 
-    def dump(self) -> str:
+    def dump_graph(self) -> str:
         """Returns the graph of its transfers, with their states, in the language of Graphviz."""
         return self._core.dump()
 

@@ -199,6 +199,24 @@ TEST_CASE("spill: a write that stops in the middle leaves nothing behind, and ot
   CHECK(comes_back(*spill(folder, bytes), bytes));
 }
 
+TEST_CASE("spill: bytes that the disk has changed are an error") {
+  const Folder folder;
+  const std::vector<char> bytes = numbers((3 << 20) + 17);
+  const auto spilled = spill(folder, bytes);
+  std::vector<char> back(bytes.size());
+  REQUIRE(spilled->read(back.data()).ok());
+  const int file = folder.open_files().at(0);
+  for (const off_t offset : {off_t{0}, off_t{1} << 20, static_cast<off_t>(bytes.size()) - 1}) {
+    const char wrong = static_cast<char>(bytes[static_cast<size_t>(offset)] ^ 4);
+    REQUIRE(pwrite(file, &wrong, 1, offset) == 1);
+    const Status status = spilled->read(back.data());
+    REQUIRE(status.error_class() == ErrorClass::kStorage);
+    REQUIRE(pwrite(file, &bytes[static_cast<size_t>(offset)], 1, offset) == 1);
+  }
+  REQUIRE(spilled->read(back.data()).ok());
+  REQUIRE(back == bytes);
+}
+
 TEST_CASE("spill: errors name what failed, and reading can be tried again") {
   CHECK(check_spill_folder("/nonexistent/folder").message().find("/nonexistent/folder") != std::string::npos);
   const auto nowhere = SpilledBytes::write("/nonexistent/folder", "x", 1);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import DEVICE, needs_hetero
+from helpers import DEVICE, ROOT, needs_hetero, run_python_ok
 
 if DEVICE == "hetero":
     from torch_hetero import _C, kv
@@ -243,7 +244,7 @@ def test_a_request_can_be_awaited_and_cancelled(tokens: torch.Tensor) -> None:
     request = store.prefetch(store.match(tokens))
     request.cancel()
     request.wait()
-    assert request.done and "digraph" in request.dump()
+    assert request.done and "digraph" in request.dump_graph()
 
 
 def test_transfers_are_drawn_by_type(tokens: torch.Tensor, tmp_path: Path) -> None:
@@ -320,6 +321,15 @@ def test_gathering_and_scattering_blocks_are_inverse_also_when_compiled() -> Non
     new_keys, new_values = caches(6, dtype=torch.float32)
     torch.ops.hetero.kv_scatter(new_keys, new_values, blocks, gathered)
     assert torch.equal(new_keys[1][4], keys[1][4]) and torch.equal(new_values[2][5], values[2][5])
+
+
+@pytest.mark.parametrize("number", (0, 1))
+def test_the_examples_of_the_page_run(number: int, tmp_path: Path) -> None:
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "kv_store.md").read_text(), re.DOTALL)
+    code = examples[number].replace("/tmp/kv-example", str(tmp_path))
+    out = run_python_ok(code)
+    promised = re.findall(r"print\(.*?\)\s+# (.*)", code)
+    assert promised and out.splitlines() == promised
 
 
 def test_the_trace_command_prints_hit_rates(tmp_path: Path) -> None:
