@@ -286,6 +286,32 @@ def test_a_request_can_be_awaited_and_cancelled(tokens: torch.Tensor) -> None:
     assert request.done and "digraph" in request.dump()
 
 
+def test_a_child_of_a_fork_neither_uses_nor_closes_the_store_of_its_parent(tokens: torch.Tensor, tmp_path: Path) -> None:
+    code = f"""
+import os, signal, torch
+from torch_hetero import kv
+store = kv.Store(kv.Spec("test", "1", torch.bfloat16, 3, 2, 8, block_tokens={BLOCK}), cpu="8MiB", ssd={str(tmp_path)!r}, remote="memory:")
+sides = [[torch.randn(10, 2, {BLOCK}, 8).bfloat16() for _ in range(3)] for _ in range(2)]
+request = store.put(list(range(40)), *sides)
+match = store.match(list(range(40)))
+if os.fork() == 0:
+    signal.alarm(20)
+    refused = 0
+    for use in (lambda: store.match([1] * 8), store.stats, store.reset, request.wait):
+        try:
+            use()
+        except RuntimeError as error:
+            refused += "parent" in str(error)
+    match.close()
+    del request, store, match
+    os._exit(0 if refused == 4 else 1)
+_, status = os.wait()
+assert status == 0, status
+assert request.wait() == 40
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
 def test_transfers_are_drawn_by_type(tokens: torch.Tensor, tmp_path: Path) -> None:
     store = kv.Store(spec(), cpu="8MiB", ssd=tmp_path / "kv")
     put = store.put(tokens, *caches(10))
