@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -24,6 +25,7 @@ using backend::StoredBlock;
 // Until a tier was measured, and for each of its transfers.
 constexpr double kDiskSeconds = 1e-3;
 constexpr double kRemoteSeconds = 2e-3;
+constexpr int kRemoteThreads = 4;
 
 class HostMemory {
  public:
@@ -55,12 +57,27 @@ struct Pin {
   Tier tier;
 };
 
+// A block that another graph brings to a tier.
+struct Join {
+  NodeId node;
+  Tier tier;
+  int64_t position;
+};
+
 struct Plan {
   explicit Plan(Tier target) : graph(target) {}
   TransferOpGraph graph;
   std::vector<Fill> fills;
   std::vector<Pin> pins;
+  std::vector<Join> joins;
   int64_t end = 0;  // blocks that are planned for
+  uint64_t number = 0;
+};
+
+// A transfer graph, and those of its ops that fill some blocks.
+struct Filler {
+  std::shared_ptr<TransferRun> run;
+  std::vector<uint32_t> ops;
 };
 
 // Neighbouring blocks of a request that come the same way.
@@ -107,10 +124,12 @@ class BlockStore::Impl {
     scheduler_.set_lane(TransferType::kD2H, device_lane_);
     if (remote_ == nullptr) return;
     remote_lane_.emplace(
-        *remote_, geometry_, host_->data(), 4, [this](int64_t node) { return name_of(static_cast<NodeId>(node)); },
+        *remote_, geometry_, host_->data(), kRemoteThreads,
+        [this](int64_t node) { return name_of(static_cast<NodeId>(node)); },
         [this](const std::vector<int64_t>& nodes) { report_missing(Tier::kRemote, nodes); });
     scheduler_.set_lane(TransferType::kRemote2H, *remote_lane_);
-    scheduler_.set_lane(TransferType::kH2Remote, *remote_lane_);
+    // Some of its threads are left for those who wait for blocks.
+    scheduler_.set_lane(TransferType::kH2Remote, *remote_lane_, {.most_operations = kRemoteThreads / 2});
   }
 
   Status open_disk();
@@ -159,10 +178,16 @@ class BlockStore::Impl {
     index_.pin(node, tier);
     plan.pins.push_back({node, tier});
   }
+  void join(Plan& plan, NodeId node, Tier tier, int64_t position) {
+    if (index_.state(node, tier) == BlockState::kFilling) plan.joins.push_back({node, tier, position});
+  }
+  static uint64_t filler_key(NodeId node, Tier tier) { return uint64_t{node} * kTiers + static_cast<uint64_t>(tier); }
   void wait_for_room(std::unique_lock<std::mutex>& lock, int64_t count,
                      backend::FunctionRef<std::vector<NodeId>()> path_of);
   std::vector<int64_t> take_places(int64_t count);
   std::optional<int64_t> take_slot();
+  void remove(NodeId node, Tier tier);
+  void unpin(NodeId node, Tier tier);
   void drop(NodeId node, Tier tier);
   void doom(NodeId node, Tier tier);
   void sweep();
@@ -196,7 +221,10 @@ class BlockStore::Impl {
   std::vector<Pin> doomed_;  // no one may use them any more; they go when no one holds them
   BlockStoreCounters counters_;
   int64_t matches_ = 0;
-  int64_t running_ = 0;  // requests
+  uint64_t next_request_ = 0;
+  std::set<uint64_t> running_;  // requests
+  // The graph that fills a block, by filler_key().
+  std::unordered_map<uint64_t, std::shared_ptr<Filler>> fillers_;
   std::condition_variable finished_;
 
   DeviceLane device_lane_;
@@ -209,19 +237,21 @@ class BlockStore::Impl {
 
 // REQUIRES, for all functions of this part: mutex_.
 
-// Until host memory has places for the blocks of a request that it lacks, or no request runs that
-// could give some. `path_of` finds its known blocks, of `count`; others may forget blocks
+// Until host memory has places for the blocks of a request that it lacks, or the requests that came
+// before it have ended. Those that come later cannot keep it waiting. `path_of` finds its known blocks, of `count`; others may forget blocks
 // meanwhile.
 void BlockStore::Impl::wait_for_room(std::unique_lock<std::mutex>& lock, int64_t count,
                                      backend::FunctionRef<std::vector<NodeId>()> path_of) {
+  const uint64_t later = next_request_;
   finished_.wait(lock, [&] {
+    if (running_.empty() || *running_.begin() >= later) return true;
     int64_t lacking = count, own = 0;
     for (const NodeId node : path_of()) {
       lacking -= is_in(node, Tier::kHost);
       own += index_.pins(node, Tier::kHost) > 0;
     }
     const int64_t needed = std::min(lacking, places_ - own);
-    return running_ == 0 || places_ - index_.counts(Tier::kHost).pinned >= needed;
+    return places_ - index_.counts(Tier::kHost).pinned >= needed;
   });
 }
 
@@ -243,7 +273,7 @@ std::vector<int64_t> BlockStore::Impl::take_places(int64_t count) {
     const NodeId victim = index_.evict(Tier::kHost);
     if (victim == BlockIndex::kNone) break;
     places.push_back(index_.place(victim, Tier::kHost));
-    index_.remove(victim, Tier::kHost);
+    remove(victim, Tier::kHost);
     ++counters_.evicted_host;
   }
   std::ranges::sort(places);
@@ -259,10 +289,28 @@ std::optional<int64_t> BlockStore::Impl::take_slot() {
   return file_->take();
 }
 
+// Takes a block out of a tier. What is in the remote store only is not remembered, as there is no end
+// of it; a match asks again.
+void BlockStore::Impl::remove(NodeId node, Tier tier) {
+  const Tier other = tier == Tier::kHost ? Tier::kDisk : Tier::kHost;
+  const bool last = tier != Tier::kRemote && index_.state(node, Tier::kRemote) == BlockState::kReady &&
+                    index_.pins(node, Tier::kRemote) == 0 && index_.state(node, other) == BlockState::kAbsent;
+  index_.remove(node, tier);
+  if (last) index_.remove(node, Tier::kRemote);
+}
+
+void BlockStore::Impl::unpin(NodeId node, Tier tier) {
+  const bool last = tier == Tier::kRemote && index_.state(node, tier) == BlockState::kReady &&
+                    index_.pins(node, tier) == 1 && index_.state(node, Tier::kHost) == BlockState::kAbsent &&
+                    index_.state(node, Tier::kDisk) == BlockState::kAbsent;
+  index_.unpin(node, tier);
+  if (last) index_.remove(node, tier);
+}
+
 // Takes a block out of a tier, and gives its place back.
 void BlockStore::Impl::drop(NodeId node, Tier tier) {
   const int64_t place = index_.place(node, tier);
-  index_.remove(node, tier);
+  remove(node, tier);
   if (tier == Tier::kHost) {
     free_places_.give(static_cast<uint64_t>(place), 1);
     --used_places_;
@@ -273,10 +321,8 @@ void BlockStore::Impl::drop(NodeId node, Tier tier) {
 }
 
 void BlockStore::Impl::doom(NodeId node, Tier tier) {
-  if (index_.state(node, tier) == BlockState::kAbsent) return;
-  for (const Pin& known : doomed_) {
-    if (known.node == node && known.tier == tier) return;
-  }
+  const BlockState state = index_.state(node, tier);
+  if (state == BlockState::kAbsent || state == BlockState::kEvicting) return;
   index_.set_evicting(node, tier);
   doomed_.push_back({node, tier});
 }
@@ -408,7 +454,7 @@ void BlockStore::Impl::match(std::span<const int32_t> tokens, bool global, Block
 void BlockStore::Impl::release(const BlockMatch& match) {
   const std::lock_guard lock(mutex_);
   --matches_;
-  for (size_t i = 0; i < match.path_.size(); ++i) index_.unpin(match.path_[i], match.held_in_[i]);
+  for (size_t i = 0; i < match.path_.size(); ++i) unpin(match.path_[i], match.held_in_[i]);
   sweep();
 }
 
@@ -459,7 +505,10 @@ std::vector<Fragment> BlockStore::Impl::fragments_of(Plan& plan, std::span<const
       break;
     }
     const int64_t place = from[i] == Tier::kHost ? index_.place(path[i], Tier::kHost) : taken[next++];
-    if (from[i] != Tier::kHost) {
+    if (from[i] == Tier::kHost) {
+      // An upload waits for its data itself.
+      if (plan.graph.target() == Tier::kHost) join(plan, path[i], Tier::kHost, plan.end);
+    } else {
       index_.begin_fill(path[i], Tier::kHost, place);
       pin(plan, path[i], Tier::kHost);
     }
@@ -483,7 +532,10 @@ void BlockStore::Impl::add_writes(Plan& plan, std::span<const NodeId> nodes, std
         .type = tier == Tier::kDisk ? TransferType::kH2Disk : TransferType::kH2Remote, .source = {}, .destination = {}};
     Fill fill{{}, tier, {}};
     for (size_t i = 0; i < nodes.size(); ++i) {
-      if (index_.state(nodes[i], tier) != BlockState::kAbsent) continue;
+      if (index_.state(nodes[i], tier) != BlockState::kAbsent) {
+        join(plan, nodes[i], tier, position + static_cast<int64_t>(i));
+        continue;
+      }
       std::optional<int64_t> there = nodes[i];
       if (tier == Tier::kDisk) there = take_slot();
       if (!there.has_value()) break;
@@ -515,6 +567,7 @@ void BlockStore::Impl::plan_get(Plan& plan, std::span<const NodeId> path, const 
   // Layers of blocks that are there need no pieces: each copy costs the link's latency.
   const auto chunk_of = [&](const Fragment& fragment) {
     if (fragment.from == Tier::kHost && layer_granularity != 0) return fragment.nodes.size();
+    if (fragment.from == Tier::kRemote) return static_cast<size_t>(blocks_of_chunk(0));  // whole blocks
     return static_cast<size_t>(blocks_of_chunk(layer_granularity));
   };
   // The first layers of all blocks come first. `written` are the transfers that fill a chunk.
@@ -595,6 +648,8 @@ void BlockStore::Impl::plan_put(Plan& plan, std::span<const int32_t> tokens, con
   for (const NodeId node : path) {
     if (is_in(node, Tier::kHost)) pin(plan, node, Tier::kHost);
   }
+  // Those that are nowhere are not forgotten while others are evicted. The remote tier evicts none.
+  if (!path.empty()) pin(plan, path.back(), Tier::kRemote);
   int64_t needed = static_cast<int64_t>(count - path.size());
   for (const NodeId node : path) needed += index_.state(node, Tier::kHost) == BlockState::kAbsent;
   const std::vector<int64_t> taken = take_places(needed);
@@ -644,6 +699,7 @@ void BlockStore::Impl::plan_put(Plan& plan, std::span<const int32_t> tokens, con
       fill.nodes.push_back(node);
       ++counters_.stored;
     } else {
+      join(plan, node, Tier::kHost, plan.end);
       flush_copy();  // a transfer's blocks are neighbours in the request
     }
     nodes.push_back(node);
@@ -669,9 +725,22 @@ std::shared_ptr<BlockRequest> BlockStore::Impl::enqueue(BlockStore& store, const
   auto request = std::make_shared<BlockRequest>();
   request->store_ = &store;
   request->end_ = plan->end;
-  ++running_;
+  plan->number = next_request_++;
+  running_.insert(plan->number);
   request->run_ = scheduler_.enqueue(std::move(plan->graph),
                                      [this, plan, memory](const TransferOpGraph& graph) { finish(*plan, graph); });
+  std::shared_ptr<Filler> last;
+  for (const Join& block : plan->joins) {
+    const auto found = fillers_.find(filler_key(block.node, block.tier));
+    if (found == fillers_.end() || found->second == last) continue;
+    last = found->second;
+    for (const uint32_t op : last->ops) scheduler_.keep(*last->run, op);
+    request->joined_.push_back({last->run, last->ops, block.tier, block.position});
+  }
+  for (const Fill& fill : plan->fills) {
+    const auto filler = std::make_shared<Filler>(Filler{request->run_, fill.ops});
+    for (const NodeId node : fill.nodes) fillers_[filler_key(node, fill.tier)] = filler;
+  }
   return request;
 }
 
@@ -720,6 +789,7 @@ void BlockStore::Impl::finish(Plan& plan, const TransferOpGraph& graph) {
     const bool is_complete =
         std::ranges::all_of(fill.ops, [&](uint32_t id) { return graph.ops()[id].state == TransferState::kCompleted; });
     for (const NodeId node : fill.nodes) {
+      fillers_.erase(filler_key(node, fill.tier));
       if (is_complete && index_.state(node, fill.tier) == BlockState::kFilling) {
         index_.finish_fill(node, fill.tier);
       } else {
@@ -727,9 +797,9 @@ void BlockStore::Impl::finish(Plan& plan, const TransferOpGraph& graph) {
       }
     }
   }
-  for (const Pin& block : plan.pins) index_.unpin(block.node, block.tier);
+  for (const Pin& block : plan.pins) unpin(block.node, block.tier);
   sweep();
-  --running_;
+  running_.erase(plan.number);
   finished_.notify_all();
   if (!graph.ops().empty()) device_lane_.forget(graph.ops().front().graph_id);
 }
@@ -737,7 +807,7 @@ void BlockStore::Impl::finish(Plan& plan, const TransferOpGraph& graph) {
 Status BlockStore::Impl::reset() {
   std::unique_lock lock(mutex_);
   // Requests may come in between.
-  while (matches_ == 0 && index_.counts(Tier::kHost).pinned > 0) {
+  while (matches_ == 0 && !running_.empty()) {
     lock.unlock();
     scheduler_.wait_idle();
     lock.lock();
@@ -801,25 +871,65 @@ int64_t BlockRequest::wait() {
     if (destination_tier(op.type) != run_->graph().target() || state_of(op) == TransferState::kCompleted) continue;
     blocks = std::min(blocks, op.position);
   }
+  for (const Joined& other : joined_) {
+    if (other.tier != run_->graph().target()) continue;
+    static_cast<void>(other.run->wait());
+    if (!other.is_complete()) blocks = std::min(blocks, other.position);
+  }
   return (first_block_ + blocks) * store_->geometry().tokens;
 }
 
-Status BlockRequest::status() { return run_->wait(); }
-Status BlockRequest::wait_for_layer(int32_t layer) { return run_->wait_for_layer(layer); }
+bool BlockRequest::Joined::is_complete() const {
+  return std::ranges::all_of(
+      ops, [&](uint32_t op) { return state_of(run->graph().ops()[op]) == TransferState::kCompleted; });
+}
+
+// Waits for the transfers of others into the tiers up to `last`.
+Status BlockRequest::status_of_joined(Tier last) const {
+  for (const Joined& other : joined_) {
+    if (other.tier > last) continue;
+    Status status = other.tier == Tier::kHost ? other.run->wait() : other.run->wait_completely();
+    if (other.is_complete()) continue;
+    return status.ok() ? Status(ErrorClass::kCancelled, "the transfers were cancelled") : status;
+  }
+  return Status();
+}
+
+Status BlockRequest::status() {
+  Status status = run_->wait();
+  return status.ok() ? status_of_joined(Tier::kHost) : status;
+}
+
+Status BlockRequest::wait_for_layer(int32_t layer) {
+  if (layer < 0 || layer >= store_->geometry().pieces) {
+    return Status(ErrorClass::kUsage, "kv: there is no layer " + std::to_string(layer));
+  }
+  Status status = run_->wait_for_layer(layer);
+  return status.ok() ? status_of_joined(Tier::kHost) : status;
+}
 
 Status BlockRequest::wait_for_layer(int32_t layer, backend::Queue& queue) {
   for (const TransferOp& op : run_->graph().ops()) {
     if (op.type != TransferType::kH2D) continue;
     if (op.layer_granularity != 0 && (layer < op.layer_id || layer >= op.layer_id + op.layer_granularity)) continue;
     const std::shared_ptr<backend::Event> event = store_->impl_->device_lane_.event_of(op);
-    if (event == nullptr) return run_->wait_for_layer(layer);
+    if (event == nullptr) return wait_for_layer(layer);
     if (Status status = queue.wait(*event); !status.ok()) return status;
   }
   return Status();
 }
 
-Status BlockRequest::wait_completely() { return run_->wait_completely(); }
-bool BlockRequest::is_done() const { return run_->is_done(); }
+Status BlockRequest::wait_completely() {
+  Status status = run_->wait_completely();
+  return status.ok() ? status_of_joined(Tier::kRemote) : status;
+}
+
+bool BlockRequest::is_done() const {
+  return run_->is_done() && std::ranges::all_of(joined_, [](const Joined& other) {
+           return other.tier != Tier::kHost || other.run->is_done();
+         });
+}
+
 void BlockRequest::cancel() { store_->impl_->scheduler_.cancel(*run_); }
 std::string BlockRequest::dump() const { return run_->graph().dump(); }
 
@@ -838,6 +948,9 @@ Result<std::unique_ptr<BlockStore>> BlockStore::open(const BlockStoreOptions& op
   }
   if (options.chunk_bytes < 1 || options.copy_threads < 1 || options.disk_after_hits < 0) {
     return Status(ErrorClass::kUsage, "kv: chunk_bytes and copy_threads must be positive");
+  }
+  if (std::ranges::find(eviction_policies(), options.policy) == eviction_policies().end()) {
+    return Status(ErrorClass::kUsage, "kv: there is no eviction policy " + options.policy);
   }
   auto host = std::make_unique<HostMemory>(static_cast<size_t>(blocks * geometry.block_bytes()));
   if (host->data() == nullptr) return Status(ErrorClass::kResource, "kv: the system has no memory for host_bytes");
@@ -907,7 +1020,7 @@ Result<std::shared_ptr<BlockRequest>> BlockStore::prefetch(const BlockMatch& mat
 
 Status BlockStore::reset() { return impl_->reset(); }
 Status BlockStore::sync() {
-  impl_->scheduler_.wait_idle();
+  impl_->scheduler_.wait_for_running();
   return impl_->file_ == nullptr ? Status() : impl_->file_->sync();
 }
 void BlockStore::wait_idle() { impl_->scheduler_.wait_idle(); }

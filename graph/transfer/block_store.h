@@ -133,8 +133,19 @@ class BlockRequest {
 
  private:
   friend class BlockStore;
+  // Transfers of another request that bring blocks of this one to a tier.
+  struct Joined {
+    std::shared_ptr<TransferRun> run;
+    std::vector<uint32_t> ops;
+    Tier tier;
+    int64_t position;  // of the first of these blocks
+    bool is_complete() const;
+  };
+  Status status_of_joined(Tier last) const;
+
   BlockStore* store_ = nullptr;
   std::shared_ptr<TransferRun> run_;
+  std::vector<Joined> joined_;
   int64_t first_block_ = 0;
   int64_t end_ = 0;  // blocks that are transferred or there, from first_block_ on
 };

@@ -80,12 +80,16 @@ DeviceLane::DeviceLane(const backend::BlockGeometry& geometry, std::byte* host, 
     : geometry_(geometry), host_(host), threads_(threads, [this](Job& job) { run(job); }) {}
 
 void DeviceLane::add(const std::shared_ptr<DeviceBlocks>& blocks) {
+  // Lanes of several stores may name the same blocks.
+  static std::mutex naming;
+  static int64_t next_base = 0;
+  {
+    const std::lock_guard lock(naming);
+    if (blocks->base < 0) blocks->base = std::exchange(next_base, next_base + kSpan);
+  }
   const std::lock_guard lock(mutex_);
-  if (blocks->base >= 0) return;
+  if (!memories_.emplace(blocks->base / kSpan, blocks).second) return;
   std::erase_if(memories_, [](const auto& memory) { return memory.second.expired(); });
-  blocks->base = next_base_;
-  next_base_ += kSpan;
-  memories_.emplace(blocks->base / kSpan, blocks);
 }
 
 // The copies, and an event behind them. A queue that other devices' events cannot be put on waits.

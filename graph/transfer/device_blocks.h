@@ -7,8 +7,8 @@
 //   [blocks, heads, tokens, size]: one row of all bytes, a block every block_stride bytes
 //   [heads, all tokens, size]:     a row for each head, row_stride apart
 //
-// A block of DeviceBlocks is named by a number that is unique among those of a DeviceLane, so
-// transfers of different memories never wait for each other.
+// A block of DeviceBlocks is named by a number that is unique in the process, so transfers of
+// different memories never wait for each other, and stores may share a memory.
 //
 // Copies of one transfer are merged where both sides are contiguous. In host memory a few threads
 // copy. On a device they are one batch on its copy queue, followed by an event, for which the
@@ -87,7 +87,6 @@ class DeviceLane final : public TransferLane {
   std::atomic<int64_t> copies_{0};
 
   mutable std::mutex mutex_;  // guards what follows
-  int64_t next_base_ = 0;
   // by base / kSpan
   std::unordered_map<int64_t, std::weak_ptr<DeviceBlocks>> memories_;
   // of a graph, by op

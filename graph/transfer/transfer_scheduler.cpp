@@ -104,6 +104,15 @@ void TransferScheduler::wait_idle() {
   idle_.wait(lock, [&] { return running_.empty(); });
 }
 
+void TransferScheduler::wait_for_running() {
+  std::vector<std::shared_ptr<TransferRun>> runs;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, run] : running_) runs.push_back(run);
+  }
+  for (const auto& run : runs) static_cast<void>(run->wait_completely());
+}
+
 void TransferScheduler::set_lane(TransferType type, TransferLane& lane, LaneLimits limits) {
   Lane& slot = lanes_[static_cast<size_t>(type)];
   const std::lock_guard lock(slot.mutex);
@@ -191,6 +200,7 @@ void TransferScheduler::mark_joined(Node& node) {
 }
 
 void TransferScheduler::cancel(TransferRun& run) { run.is_cancelled_.store(true, std::memory_order_release); }
+void TransferScheduler::keep(TransferRun& run, uint32_t op) { mark_joined(run.nodes_[op]); }
 
 // ---- running
 

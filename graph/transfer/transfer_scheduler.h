@@ -128,6 +128,10 @@ class TransferScheduler {
   // Starts what can start. Transfers of a type without a lane fail.
   void start(TransferRun& run);
   void cancel(TransferRun& run);
+  // Another request waits for this transfer: cancel() does not stop it any more.
+  void keep(TransferRun& run, uint32_t op);
+  // Until the graphs that run now have ended; others may begin meanwhile.
+  void wait_for_running();
   // Until no graph runs.
   void wait_idle();
 

@@ -1,6 +1,7 @@
 #include "torch_hetero/csrc/kv.h"
 
 #include <torch/csrc/utils/pybind.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -9,6 +10,7 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -81,6 +83,34 @@ std::shared_ptr<DeviceBlocks> blocks_of(const BlockStore& store, const std::vect
   return blocks;
 }
 
+// A store of a process that forked has no threads in the child: there it is neither used nor closed.
+class Owner {
+ public:
+  bool is_here() const { return process_ == getpid(); }
+  void check() const {
+    TORCH_CHECK(is_here(), "kv: the store belongs to the parent of this process; open another one");
+  }
+
+ private:
+  pid_t process_ = getpid();
+};
+
+// Closing waits for transfers, while other threads of Python go on.
+struct CloseStore {
+  Owner owner;
+  void operator()(BlockStore* store) const {
+    if (!owner.is_here()) return;
+    std::optional<py::gil_scoped_release> released;
+    if (PyGILState_Check() != 0) released.emplace();
+    delete store;
+  }
+};
+
+BlockStore& here(const std::shared_ptr<BlockStore>& store) {
+  std::get_deleter<CloseStore>(store)->owner.check();
+  return *store;
+}
+
 // Keeps the store and the tensors while the request runs.
 class PythonRequest {
  public:
@@ -92,13 +122,21 @@ class PythonRequest {
   }
   // The tensors are not touched any more when their transfers have ended.
   ~PythonRequest() {
+    if (!owner_.is_here()) {
+      new std::shared_ptr<BlockRequest>(std::move(request_));
+      return;
+    }
     if (tensors_.empty()) return;
     const py::gil_scoped_release released;
     request_->wait();
   }
-  BlockRequest& request() const { return *request_; }
+  BlockRequest& request() const {
+    owner_.check();
+    return *request_;
+  }
 
  private:
+  const Owner owner_;
   const std::shared_ptr<BlockStore> store_;
   const std::vector<at::Tensor> tensors_;
   std::shared_ptr<BlockRequest> request_;
@@ -107,6 +145,11 @@ class PythonRequest {
 struct PythonMatch {
   std::shared_ptr<BlockStore> store;
   BlockMatch match;
+  Owner owner;
+  PythonMatch(std::shared_ptr<BlockStore> from, BlockMatch found) : store(std::move(from)), match(std::move(found)) {}
+  ~PythonMatch() {
+    if (!owner.is_here()) new BlockMatch(std::move(match));  // the lock may be taken for ever
+  }
   int64_t tokens() const { return match.tokens(); }
 };
 
@@ -157,7 +200,7 @@ std::shared_ptr<BlockStore> open_store(const py::dict& spec, const py::dict& opt
   const py::gil_scoped_release released;
   Result<std::unique_ptr<BlockStore>> store = BlockStore::open(wanted);
   ops::check(store.status());
-  return std::move(store.value());
+  return std::shared_ptr<BlockStore>(store.value().release(), CloseStore{});
 }
 
 py::dict dict_of(const BlockStoreCounters& counters) {
@@ -393,7 +436,7 @@ void add_kv(py::module_& m) {
           "match",
           [](const std::shared_ptr<BlockStore>& self, const at::Tensor& tokens, bool global) {
             const std::vector<int32_t> list = tokens_of(tokens);
-            return std::make_shared<PythonMatch>(PythonMatch{self, self->match(list, global)});
+            return std::make_shared<PythonMatch>(self, here(self).match(list, global));
           },
           released())
       .def(
@@ -401,8 +444,8 @@ void add_kv(py::module_& m) {
           [](const std::shared_ptr<BlockStore>& self, const PythonMatch& match, const std::vector<at::Tensor>& keys,
              const std::vector<at::Tensor>& values, bool paged, const std::vector<int64_t>& blocks, int64_t first_block,
              int32_t layer_granularity) {
-            auto request = self->get(match.match, blocks_of(*self, keys, values, paged), blocks,
-                                     {.first_block = first_block, .layer_granularity = layer_granularity});
+            auto request = here(self).get(match.match, blocks_of(*self, keys, values, paged), blocks,
+                                          {.first_block = first_block, .layer_granularity = layer_granularity});
             return std::make_shared<PythonRequest>(self, std::move(request), all_of(keys, values));
           },
           released())
@@ -410,22 +453,23 @@ void add_kv(py::module_& m) {
           "put",
           [](const std::shared_ptr<BlockStore>& self, const at::Tensor& tokens, const std::vector<at::Tensor>& keys,
              const std::vector<at::Tensor>& values, bool paged, const std::vector<int64_t>& blocks) {
-            auto request = self->put(tokens_of(tokens), blocks_of(*self, keys, values, paged), blocks);
+            auto request = here(self).put(tokens_of(tokens), blocks_of(*self, keys, values, paged), blocks);
             return std::make_shared<PythonRequest>(self, std::move(request), all_of(keys, values));
           },
           released())
       .def(
           "prefetch",
           [](const std::shared_ptr<BlockStore>& self, const PythonMatch& match) {
-            return std::make_shared<PythonRequest>(self, self->prefetch(match.match), std::vector<at::Tensor>());
+            return std::make_shared<PythonRequest>(self, here(self).prefetch(match.match), std::vector<at::Tensor>());
           },
           released())
       .def(
-          "reset", [](BlockStore& self) { ops::check(self.reset()); }, released())
+          "reset", [](const std::shared_ptr<BlockStore>& self) { ops::check(here(self).reset()); }, released())
       .def(
-          "sync", [](BlockStore& self) { ops::check(self.sync()); }, released())
-      .def("wait_idle", &BlockStore::wait_idle, released())
-      .def("counters", [](const BlockStore& self) { return dict_of(self.counters()); });
+          "sync", [](const std::shared_ptr<BlockStore>& self) { ops::check(here(self).sync()); }, released())
+      .def(
+          "wait_idle", [](const std::shared_ptr<BlockStore>& self) { here(self).wait_idle(); }, released())
+      .def("counters", [](const std::shared_ptr<BlockStore>& self) { return dict_of(here(self).counters()); });
   m.def("kv_fingerprint", [](const py::dict& spec) { return to_string(spec_of(spec).fingerprint()); });
   m.def("kv_inspect", &inspect_folder, py::arg("folder"));
   m.def("kv_verify", &verify_folder, py::arg("folder"), py::arg("repair"), py::arg("progress"));

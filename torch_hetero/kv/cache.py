@@ -37,7 +37,11 @@ def load(store: Any, input_ids: torch.Tensor, config: PreTrainedConfig | None) -
 def save(store: Any, tokens: Sequence[int] | torch.Tensor, cache: DynamicCache) -> Any:
     """`Store.save`."""
     _check(cache)
-    ids = tokens.reshape(-1) if isinstance(tokens, torch.Tensor) else list(tokens)
+    if isinstance(tokens, torch.Tensor) and tokens.dim() == 2 and tokens.shape[0] == 1:
+        tokens = tokens[0]
+    ids = tokens if isinstance(tokens, torch.Tensor) else list(tokens)
+    if isinstance(ids, torch.Tensor) and ids.dim() != 1:
+        raise ValueError(f"one sequence at a time: tokens of shape [tokens] or [1, tokens], not {list(ids.shape)}")
     known = min(len(ids), cache.get_seq_length())
     if cache.layers[0].keys.shape[0] != 1:
         raise ValueError(f"one sequence at a time: the cache has {cache.layers[0].keys.shape[0]}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_hetero import _C
-from torch_hetero.kv.spec import Spec
+from torch_hetero.kv.spec import HEADS_FIRST, Spec
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedConfig
@@ -28,7 +29,7 @@ def size_of(value: int | str) -> int:
     number = text.rstrip("kmgtib")
     try:
         return int(float(number) * _UNITS[text[len(number) :]])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, OverflowError):
         raise ValueError(f"{value!r} is no size; write bytes, or 512MiB, 8GiB") from None
 
 
@@ -54,6 +55,10 @@ def _tokens_of(tokens: Sequence[int] | torch.Tensor) -> torch.Tensor:
     return ids.to("cpu", torch.long)
 
 
+def _list_of(blocks: Sequence[int] | torch.Tensor) -> list[int]:
+    return blocks.tolist() if isinstance(blocks, torch.Tensor) else [int(block) for block in blocks]
+
+
 def _on_host(tensor: torch.Tensor) -> bool:
     return tensor.device.type in ("cpu", "hetero")
 
@@ -61,6 +66,47 @@ def _on_host(tensor: torch.Tensor) -> bool:
 def _host_view(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bytes in host memory: those of the tensor itself, on the CPU and on hetero."""
     return tensor.detach() if tensor.device.type == "cpu" else torch.from_dlpack(tensor.detach())
+
+
+class _Staging:
+    """Memory of the host for the blocks of a request whose tensors are on another device.
+
+    Only these blocks pass: the tensors may be all pages of a serving engine, and other pages are not touched.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], blocks: list[int], block_tokens: int) -> None:
+        self._views = [self._blocks_of(tensor.detach(), block_tokens) for tensor in tensors]
+        self._blocks = torch.tensor(blocks, dtype=torch.long)
+        for view in self._views:
+            wrong = next((block for block in blocks if not 0 <= block < view.shape[0]), None)
+            if wrong is not None:
+                raise ValueError(f"block {wrong} is not in the memory, which has {view.shape[0]}")
+        self.count = len(blocks)
+        self.host: list[torch.Tensor] = []
+
+    def allocate(self) -> None:
+        """Makes memory to receive blocks."""
+        if self._blocks.unique().numel() != self._blocks.numel():
+            raise ValueError("two blocks have the same place")
+        self.host = [torch.empty((max(1, self.count), *view.shape[1:]), dtype=view.dtype) for view in self._views]
+
+    def read(self) -> None:
+        """Makes memory with the tensors' blocks."""
+        if self.count == 0:
+            return self.allocate()
+        self.host = [view.index_select(0, self._blocks.to(view.device)).cpu().contiguous() for view in self._views]
+
+    def write(self, number: int, count: int) -> None:
+        """Copies the first `count` blocks into a tensor."""
+        view = self._views[number]
+        view.index_copy_(0, self._blocks[:count].to(view.device), self.host[number][:count].to(view.device))
+
+    @staticmethod
+    def _blocks_of(tensor: torch.Tensor, tokens: int) -> torch.Tensor:
+        if tensor.dim() == 4:
+            return tensor
+        count = tensor.shape[1] // tokens
+        return tensor[:, : count * tokens].unflatten(1, (count, tokens)).transpose(0, 1)
 
 
 class Match:
@@ -98,11 +144,13 @@ class Match:
 class Request:
     """A transfer of blocks that goes on. `await request` is `request.wait()`."""
 
-    def __init__(self, core: Any, copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
+    def __init__(self, core: Any, staging: _Staging | None = None, first_block: int = 0, block_tokens: int = 1) -> None:
         self._core = core
-        self._copies = list(copies)  # from memory of the host to where the caller wants it
-        self._layers = len(self._copies) // 2
+        self._staging = staging  # what is still to be copied to where the caller wants it
+        self._first_block = first_block
+        self._block_tokens = block_tokens
         self._copied: set[int] = set()
+        self._lock = threading.Lock()  # of the copies
 
     @property
     def done(self) -> bool:
@@ -117,8 +165,9 @@ class Request:
             request was cancelled, that is less than was asked for; what arrived is right.
         """
         tokens = self._core.wait()
-        for layer in range(self._layers):
-            self._copy(layer)
+        if self._staging is not None:
+            for layer in range(len(self._staging.host) // 2):
+                self._copy(layer, tokens // self._block_tokens - self._first_block)
         return tokens
 
     def wait_layer(self, layer: int) -> None:
@@ -128,8 +177,8 @@ class Request:
             RuntimeError: if it did not.
         """
         self._core.wait_layer(layer)
-        if self._copies:
-            self._copy(layer)
+        if self._staging is not None:
+            self._copy(layer, self._staging.count)
 
     def wait_completely(self) -> None:
         """Waits until what is written behind it, to the disk and the remote store, is there.
@@ -161,12 +210,14 @@ class Request:
     def __await__(self) -> Generator[Any, None, int]:
         return asyncio.get_running_loop().run_in_executor(None, self.wait).__await__()
 
-    def _copy(self, layer: int) -> None:
-        if layer in self._copied:
-            return
-        self._copied.add(layer)
-        for source, destination in (self._copies[layer], self._copies[layer + self._layers]):
-            destination.copy_(source)
+    def _copy(self, layer: int, blocks: int) -> None:
+        assert self._staging is not None
+        with self._lock:
+            if layer in self._copied:
+                return
+            for number in (layer, layer + len(self._staging.host) // 2):
+                self._staging.write(number, blocks)
+            self._copied.add(layer)
 
 
 def save_trace(requests: Sequence[Request], path: str | os.PathLike[str]) -> None:
@@ -295,15 +346,14 @@ class Store:
         Raises:
             ValueError: for tensors or numbers that do not fit.
         """
-        where = range(first_block, match.blocks) if blocks is None else blocks
+        where = _list_of(range(first_block, match.blocks) if blocks is None else blocks)
         if match._core is None:
             raise ValueError("the match is closed")
-        host = [self._host_memory(tensor, False) for tensor in (*keys, *values)]
+        host, where, staging = self._memory_of(keys, values, where, reads=False)
         middle = len(keys)
-        copies = [] if _on_host(keys[0]) else list(zip(host, (self._flat(t) for t in (*keys, *values)), strict=True))
-        core = self._core.get(match._core, host[:middle], host[middle:], self._paged(host[0]), [int(b) for b in where],
-                              first_block, layer_granularity)
-        return Request(core, copies)
+        core = self._core.get(match._core, host[:middle], host[middle:], self._paged(host), where, first_block,
+                              layer_granularity)
+        return Request(core, staging, first_block, self.spec.block_tokens)
 
     def put(
         self,
@@ -327,10 +377,10 @@ class Store:
             ValueError: for tensors or numbers that do not fit.
         """
         ids = _tokens_of(tokens)
-        host = [self._host_memory(tensor, True) for tensor in (*keys, *values)]
-        where = range(len(ids) // self.spec.block_tokens) if blocks is None else blocks
+        where = _list_of(range(len(ids) // self.spec.block_tokens) if blocks is None else blocks)
+        host, where, _ = self._memory_of(keys, values, where, reads=True)
         middle = len(keys)
-        core = self._core.put(ids, host[:middle], host[middle:], self._paged(host[0]), [int(b) for b in where])
+        core = self._core.put(ids, host[:middle], host[middle:], self._paged(host), where)
         return Request(core)
 
     def prefetch(self, match: Match) -> Request:
@@ -402,20 +452,31 @@ class Store:
         """Bytes of a block in each tier."""
         return self._core.block_bytes
 
-    def _paged(self, tensor: torch.Tensor) -> bool:
-        return tensor.dim() == 4
+    def _paged(self, tensors: Sequence[torch.Tensor]) -> bool:
+        return len(tensors) > 0 and tensors[0].dim() == 4
 
-    def _flat(self, tensor: torch.Tensor) -> torch.Tensor:
-        """[1, heads, tokens, size] as one sequence; pages of one block have exactly a block's tokens."""
-        is_sequence = tensor.dim() == 4 and tensor.shape[0] == 1 and tensor.shape[2] != self.spec.block_tokens
-        return tensor[0] if is_sequence else tensor
+    def _memory_of(
+        self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], where: list[int], reads: bool
+    ) -> tuple[list[torch.Tensor], list[int], _Staging | None]:
+        """Tensors in host memory, and where the blocks are in them: those of the caller, or others for them."""
+        tensors = [self._checked(tensor) for tensor in (*keys, *values)]
+        if all(_on_host(tensor) for tensor in tensors):
+            return [_host_view(tensor) for tensor in tensors], where, None
+        staging = _Staging(tensors, where, self.spec.block_tokens)
+        if reads:
+            staging.read()
+        else:
+            staging.allocate()
+        return staging.host, list(range(len(where))), staging
 
-    def _host_memory(self, tensor: torch.Tensor, read: bool) -> torch.Tensor:
+    def _checked(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype != self.spec.dtype:
             raise ValueError(f"the store keeps {self.spec.dtype}, not {tensor.dtype}")
         if tensor.dim() not in (3, 4):
             raise ValueError(f"keys and values have 3 or 4 dimensions, not {tensor.dim()}")
-        tensor = self._flat(tensor)
-        if _on_host(tensor):
-            return _host_view(tensor)
-        return tensor.detach().cpu() if read else torch.empty(tensor.shape, dtype=tensor.dtype)
+        if self.spec.layout != HEADS_FIRST:
+            if tensor.dim() == 3:
+                raise ValueError(f"with the layout {self.spec.layout!r}, keys and values must be pages, of 4 dimensions")
+            return tensor
+        # One sequence, which also fits a page that is a part of one.
+        return tensor[0] if tensor.dim() == 4 and tensor.shape[0] == 1 else tensor

@@ -45,7 +45,8 @@ BlockStoreOptions options_of(int64_t host_blocks, const std::string& disk = "", 
   options.host_bytes = host_blocks * bytes;
   options.disk_folder = disk;
   options.disk_bytes = disk_blocks * bytes;
-  options.chunk_bytes = 2 * bytes;
+  const backend::BlockGeometry geometry = options.spec.geometry();
+  options.chunk_bytes = 2 * geometry.pieces * geometry.piece_bytes;  // without padding
   options.verifies_plans = true;
   options.policy = "lru";
   return options;

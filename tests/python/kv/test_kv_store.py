@@ -78,6 +78,46 @@ def test_tensors_that_were_only_recorded_are_computed_first(tokens: torch.Tensor
         assert torch.equal(one.cpu(), expected.cpu() * 2 + 1)
 
 
+@pytest.mark.parametrize("kind", ("pages", "sequence", "batch"))
+def test_by_way_of_host_memory_only_the_blocks_that_are_asked_for_are_touched(
+    kind: str, tokens: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As for CUDA, on a machine without it.
+    monkeypatch.setattr("torch_hetero.kv.store._on_host", lambda tensor: False)
+    store = kv.Store(spec(), cpu="8MiB")
+    source = caches(12, kind)
+    assert store.put(tokens, *source, blocks=range(2, 12)).wait() == 40
+    target = [[torch.full_like(t, 7).requires_grad_() for t in side] for side in caches(20, kind)]
+    with store.match(tokens) as match:
+        request = store.get(match, *target, blocks=range(6, 14), first_block=2, layer_granularity=1)
+        request.wait_layer(0)
+        assert request.wait() == 40
+        with pytest.raises(ValueError, match="20"):
+            store.get(match, *target, blocks=range(11, 21))
+        with pytest.raises(ValueError, match="same place"):
+            store.get(match, *target, blocks=[0] * 10)
+        assert store.get(match, *target, blocks=[], first_block=10).wait() == 40
+    assert store.put(tokens[:3], *source).wait() == 0
+    for one, expected in zip(as_pages(target, kind), as_pages(source, kind), strict=True):
+        assert torch.equal(one[6:14], expected[4:12])
+        assert (one[:6] == 7).all() and (one[14:] == 7).all()
+
+
+def test_a_part_of_a_longer_sequence_of_one_block_and_pages_with_tokens_first() -> None:
+    tokens = list(range(BLOCK))
+    store = kv.Store(spec(), cpu="8MiB")
+    source = [[t[:, :, :BLOCK] for t in side] for side in caches(5, "batch")]
+    assert store.put(tokens, *source).wait() == BLOCK
+    target = [[t[:, :, :BLOCK] for t in side] for side in caches(3, "batch")]
+    assert store.get(store.match(tokens), *target).wait() == BLOCK
+    assert all(torch.equal(a, b) for s, t in zip(source, target, strict=True) for a, b in zip(s, t, strict=True))
+    other = kv.Store(spec(layout="tokens, heads, size"), cpu="8MiB")
+    page = [[t.transpose(1, 2).contiguous() for t in side] for side in caches(1)]
+    assert other.put(tokens, *page).wait() == BLOCK
+    with pytest.raises(ValueError, match="pages"):
+        other.put(tokens, *caches(1, "sequence"))
+
+
 def test_blocks_go_where_they_are_wanted(tokens: torch.Tensor) -> None:
     store = kv.Store(spec(), cpu="8MiB")
     source = caches(12)
@@ -123,16 +163,16 @@ def test_a_second_store_of_one_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_tenants_and_revisions_never_see_each_others_blocks(tmp_path: Path, tokens: torch.Tensor) -> None:
-    kv.Store(spec(), cpu="8MiB", ssd=tmp_path, remote="memory:tenants").put(tokens, *caches(10)).wait_completely()
+    kv.Store(spec(), cpu="8MiB", ssd=f"dir={tmp_path},size=1MiB", remote="memory:tenants").put(tokens, *caches(10)).wait_completely()
     for fields in ({"namespace": "b"}, {"revision": "2"}, {"adapter": "lora"}, {"model": "other"}, {"tensor_parallel_size": 2}):
-        store = kv.Store(spec(**fields), cpu="8MiB", ssd=tmp_path, remote="memory:tenants")
+        store = kv.Store(spec(**fields), cpu="8MiB", ssd=f"dir={tmp_path},size=1MiB", remote="memory:tenants")
         assert store.match(tokens).tokens == 0
         # Even where the other's files are put in its place.
         del store
     mine, other = (_C.kv_fingerprint(spec(**f).fields()) for f in ({}, {"namespace": "c"}))
     shutil.copytree(tmp_path / mine, tmp_path / other)
     with pytest.raises(RuntimeError):
-        kv.Store(spec(namespace="c"), cpu="8MiB", ssd=tmp_path)
+        kv.Store(spec(namespace="c"), cpu="8MiB", ssd=f"dir={tmp_path},size=1MiB")
 
 
 def test_stores_share_blocks_by_redis(tokens: torch.Tensor, tmp_path: Path) -> None:
@@ -245,6 +285,32 @@ def test_a_request_can_be_awaited_and_cancelled(tokens: torch.Tensor) -> None:
     request.cancel()
     request.wait()
     assert request.done and "digraph" in request.dump_graph()
+
+
+def test_a_child_of_a_fork_neither_uses_nor_closes_the_store_of_its_parent(tokens: torch.Tensor, tmp_path: Path) -> None:
+    code = f"""
+import os, signal, torch
+from torch_hetero import kv
+store = kv.Store(kv.Spec("test", "1", torch.bfloat16, 3, 2, 8, block_tokens={BLOCK}), cpu="8MiB", ssd={str(tmp_path)!r}, remote="memory:")
+sides = [[torch.randn(10, 2, {BLOCK}, 8).bfloat16() for _ in range(3)] for _ in range(2)]
+request = store.put(list(range(40)), *sides)
+match = store.match(list(range(40)))
+if os.fork() == 0:
+    signal.alarm(20)
+    refused = 0
+    for use in (lambda: store.match([1] * 8), store.stats, store.reset, request.wait):
+        try:
+            use()
+        except RuntimeError as error:
+            refused += "parent" in str(error)
+    match.close()
+    del request, store, match
+    os._exit(0 if refused == 4 else 1)
+_, status = os.wait()
+assert status == 0, status
+assert request.wait() == 40
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
 def test_transfers_are_drawn_by_type(tokens: torch.Tensor, tmp_path: Path) -> None:
