@@ -602,7 +602,8 @@ Status Engine::fill(Batch& batch) {
     batch.lengths.push_back(static_cast<int32_t>(end));
     if (part.wants_logits()) batch.rows.push_back(std::ssize(batch.tokens) - 1);
     if (depends_on_length(config_)) fill_frequencies(part, batch.inverse);
-    longest = std::max(longest, end);
+    // It has pages for tokens beyond this part if it was preempted, and is computed again in parts.
+    longest = std::max(longest, cache_->length(part.request->pages));
     ids.push_back(part.request->pages);
   }
   // The program computes logits of one token at least.

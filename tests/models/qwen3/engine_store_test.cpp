@@ -266,6 +266,21 @@ TEST_CASE("with memory for a few blocks only, tokens are the same") {
   }
 }
 
+TEST_CASE("a preempted prompt that is computed again in parts has the same tokens, with a store and without") {
+  const TemporaryFolder folder;
+  const Tokens grows = random_tokens(20, 50), prompt = random_tokens(600, 51);
+  const Tokens expected_grown = expected_of(grows, 400), expected = expected_of(prompt);
+  for (const bool stores : {false, true, true}) {
+    const auto engine = model().engine(options_with(stores ? on_disk(folder) : PromptStoreOptions{}, 44));
+    const std::shared_ptr<Answer> first = ask(*engine, grows, 400), second = ask(*engine, prompt, 50);
+    finish(*engine);
+    CHECK(engine->counters().preempted > 0);
+    CHECK(first->tokens == expected_grown);
+    REQUIRE(second->tokens.size() == 50);
+    CHECK(Tokens(second->tokens.begin(), second->tokens.begin() + 12) == expected);
+  }
+}
+
 TEST_CASE("a damaged disk costs time and no tokens") {
   const Tokens prompt = random_tokens(100, 10);
   const Tokens expected = expected_of(prompt);
@@ -299,6 +314,18 @@ TEST_CASE("a request may be cancelled at any moment of its loading") {
     for (unsigned seed = 30; seed < 34; ++seed) (void)answer_of(*engine, random_tokens(400, seed), 1);
   }
   CHECK(answer_of(*engine, prompt) == expected);
+}
+
+TEST_CASE("an engine may end while it loads and saves") {
+  const TemporaryFolder folder;
+  const Tokens prompt = random_tokens(500, 18);
+  { (void)answer_of(*model().engine(options_with(on_disk(folder))), prompt); }
+  for (int steps = 0; steps < 6; ++steps) {
+    const auto engine = model().engine(options_with(on_disk(folder)));
+    const std::shared_ptr<Answer> loads = ask(*engine, prompt), saves = ask(*engine, random_tokens(60, 40));
+    for (int i = 0; i < steps; ++i) REQUIRE(engine->step().ok());
+  }
+  CHECK(answer_of(*model().engine(options_with(on_disk(folder))), prompt) == expected_of(prompt));
 }
 
 TEST_CASE("a prompt that takes too long to load is computed") {
