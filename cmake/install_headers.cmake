@@ -16,6 +16,7 @@ set(_public
   graph/serve/scheduler.h
   graph/serve/server.h
   graph/serve/stage_pipeline.h
+  graph/transfer/block_store.h
   ops/process/start.h
   ops/program/compute_graph.h
   ops/program/static_call.h)

@@ -89,6 +89,10 @@ void report(const Engine& engine, double seconds) {
                static_cast<double>(counters.generated_tokens) / seconds, counters.run_seconds, counters.host_seconds,
                100 * counters.host_seconds / std::max(counters.run_seconds + counters.host_seconds, 1e-9), pages.used(),
                pages.capacity(), page_mib * pages.used(), static_cast<long long>(counters.preempted));
+  if (engine.has_store()) {
+    std::fprintf(stderr, "store: %lld tokens of prompts loaded, %lld blocks stored\n",
+                 static_cast<long long>(counters.loaded_tokens), static_cast<long long>(counters.stored_blocks));
+  }
   const backend::Devices devices = process_devices();
   for (const backend::Device* const accelerator : backend::accelerators_of(devices)) report(*accelerator);
 }

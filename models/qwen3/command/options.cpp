@@ -57,6 +57,21 @@ Take bytes(uint64_t EngineOptions::*field) {
   };
 }
 
+Take of_store(uint64_t PromptStoreOptions::*field) {
+  return [field](Options& options, const std::string& text) {
+    const Result<uint64_t> bytes = parse_bytes(text);
+    if (bytes.ok()) options.engine.store.*field = bytes.value();
+    return bytes.status();
+  };
+}
+
+Take of_store(std::string PromptStoreOptions::*field) {
+  return [field](Options& options, const std::string& text) {
+    options.engine.store.*field = text;
+    return Status();
+  };
+}
+
 Take text(std::string Options::*field) {
   return [field](Options& options, const std::string& text) {
     options.*field = text;
@@ -93,6 +108,10 @@ const std::map<std::string, Take, std::less<>>& valued() {
       {"--cache", bytes(&EngineOptions::cache_bytes)},
       {"--offload-cache", bytes(&EngineOptions::offload_bytes)},
       {"--budget", bytes(&EngineOptions::accelerator_bytes)},
+      {"--kv-memory", of_store(&PromptStoreOptions::memory_bytes)},
+      {"--kv-disk", of_store(&PromptStoreOptions::disk_folder)},
+      {"--kv-disk-size", of_store(&PromptStoreOptions::disk_bytes)},
+      {"--kv-remote", of_store(&PromptStoreOptions::remote)},
       {"--capacity",
        [](Options& options, const std::string& text) { return read_number(text, options.engine.capacity); }},
       {"--offload", of_engine(&EngineOptions::offload)},
@@ -127,6 +146,8 @@ Status check(const Options& options) {
   if (options.tokens < 1 || options.prompt_tokens < 1 || options.requests < 1) {
     return usage("--tokens, --prompt-tokens and --requests are at least 1");
   }
+  const PromptStoreOptions& store = options.engine.store;
+  if (store.disk_folder.empty() != (store.disk_bytes == 0)) return usage("--kv-disk and --kv-disk-size go together");
   return Status();
 }
 
@@ -153,6 +174,8 @@ const char* const kUsageText = R"(qwen3 chat|generate|batch|serve|bench MODEL_DI
   --cache-dtype int8|float8_e4m3       of keys and values; by default that of the weights
   --offload-cache BYTES --offload none|by_pressure|sliding_window|oldest_layer_first
              where pages go that have no room
+  --kv-memory BYTES --kv-disk DIR --kv-disk-size BYTES --kv-remote ADDRESS
+             a store of prompts that outlives pages and process: redis://, unix://, file://
   --page-tokens N --step-tokens N --most-sequences N --capacity N
   --budget BYTES           of the accelerator's memory
   --no-report              no report at the end

@@ -239,6 +239,10 @@ class HttpServer {
     line("steps_total", static_cast<double>(counters.steps));
     line("prompt_tokens_total", static_cast<double>(counters.prompt_tokens));
     line("cached_prompt_tokens_total", static_cast<double>(counters.cached_tokens));
+    if (thread_.engine().has_store()) {
+      line("loaded_prompt_tokens_total", static_cast<double>(counters.loaded_tokens));
+      line("stored_blocks_total", static_cast<double>(counters.stored_blocks));
+    }
     line("generated_tokens_total", static_cast<double>(counters.generated_tokens));
     line("preemptions_total", static_cast<double>(counters.preempted));
     line("pages_in_use", static_cast<double>(counters.pages_in_use));

@@ -4,10 +4,12 @@
 #include <bit>
 #include <chrono>
 #include <limits>
+#include <thread>
 #include <utility>
 
 #include "backend/memory/page_memory.h"
 #include "ops/program/static_call.h"
+#include "qwen3/checkpoint/fingerprint.h"
 #include "qwen3/checkpoint/rope.h"
 #include "qwen3/model/forward.h"
 
@@ -71,6 +73,14 @@ struct Engine::Request {
   graph::SequenceId pages = -1;  // -1 before it begins
   Clock::time_point deadline = Clock::time_point::max();
   bool ended = false;
+  bool is_wrong = false;  // ended with an error
+
+  // What is known of its prompt in the store: nothing; it is looked for; it is loaded, and the pages
+  // are acquired meanwhile; all.
+  enum class Stage : uint8_t { kNew, kFinding, kLoading, kReady } stage = Stage::kNew;
+  std::shared_ptr<PromptStore::Call> call{};  // of kFinding and kLoading
+  Clock::time_point asked{};
+  int64_t saved = 0;  // tokens that the store has, or was given
 
   int64_t count() const { return std::ssize(tokens); }
   int64_t generated() const { return count() - static_cast<int64_t>(prompt); }
@@ -82,6 +92,12 @@ struct Engine::Part {
   int64_t first;
   int64_t count;
   bool wants_logits() const { return first + count == request->count(); }
+};
+
+struct Engine::Hold {
+  graph::SequenceId pages;  // acquired
+  std::shared_ptr<PromptStore::Call> call;
+  Clock::time_point begin = Clock::now();
 };
 
 struct Engine::Batch {
@@ -124,6 +140,9 @@ Status Engine::start(std::shared_ptr<const Checkpoint> checkpoint) {
   const Result<std::string> dtype = compute_dtype(*checkpoint);
   if (!dtype.ok()) return dtype.status();
   if (Status status = make_cache(dtype.value()); !status.ok()) return status;
+  if (options_.store.is_on()) {
+    if (Status status = open_store(*checkpoint); !status.ok()) return status;
+  }
   Result<std::shared_ptr<const Weights>> weights = Weights::make(config_, std::move(checkpoint), options_.weights);
   if (!weights.ok()) return weights.status();
   weight_bytes_ = weights.value()->bytes();
@@ -171,6 +190,24 @@ Status Engine::make_cache(const std::string& dtype) {
       graph::KvCache::make(std::move(options), std::move(memories), *mover_);
   if (!cache.ok()) return cache.status();
   cache_ = std::move(cache.value());
+  return Status();
+}
+
+Status Engine::open_store(const Checkpoint& checkpoint) {
+  if (depends_on_length(config_)) {
+    return usage(
+        "the rotary frequencies of this model depend on a prompt's length, so a store of keys and values has no use");
+  }
+  const WeightOptions& weights = options_.weights;
+  std::string fingerprint = fingerprint_of(config_, checkpoint);
+  if (weights.bits != 0) {
+    fingerprint.append(" in ").append(std::to_string(weights.bits)).append(" bits, groups of ");
+    fingerprint.append(std::to_string(weights.group)).append(weights.symmetric ? "" : ", asymmetric");
+  }
+  Result<std::unique_ptr<PromptStore>> store =
+      PromptStore::open(options_.store, fingerprint, layout_, cache_->pages().pool(0));
+  if (!store.ok()) return store.status();
+  store_ = std::move(store.value());
   return Status();
 }
 
@@ -229,8 +266,13 @@ void Engine::cancel(uint64_t request) {
 }
 
 Engine::Counters Engine::counters() const {
-  const std::lock_guard lock(mutex_);
-  return published_;
+  Counters counters;
+  {
+    const std::lock_guard lock(mutex_);
+    counters = published_;
+  }
+  if (store_ != nullptr) counters.stored_blocks = store_->counters().stored;
+  return counters;
 }
 
 bool Engine::busy() const {
@@ -258,6 +300,7 @@ void Engine::take_submitted() {
 void Engine::finish(Request& request, Finish how, Status status) {
   if (request.ended) return;
   request.ended = true;
+  request.is_wrong = how == Finish::kError;
   if (request.listener) (void)request.listener({.finish = how, .status = std::move(status)});
 }
 
@@ -265,7 +308,7 @@ void Engine::remove_ended() {
   size_t ended = 0;
   std::erase_if(running_, [&](const std::unique_ptr<Request>& request) {
     if (!request->ended) return false;
-    if (request->pages >= 0) (void)cache_->free(request->pages);
+    leave_pages(*request);
     ++ended;
     return true;
   });
@@ -278,9 +321,12 @@ void Engine::remove_ended() {
 Status Engine::step() {
   const Clock::time_point begin = Clock::now();
   const double ran = counters_.run_seconds;
+  settle_store();
   take_submitted();
   Batch& batch = *batch_;
   choose(batch);
+  const bool waits = batch.parts.empty() && awaits_store();
+  if (waits) wait_for_store();
   Status status;
   if (!batch.parts.empty()) {
     status = fill(batch);
@@ -292,7 +338,7 @@ Status Engine::step() {
       for (const Part& part : batch.parts) finish(*part.request, Finish::kError, status);
     }
   }
-  ++counters_.steps;
+  if (!waits) ++counters_.steps;
   counters_.pages_in_use = cache_->pages().used();
   counters_.host_seconds += seconds_since(begin) - (counters_.run_seconds - ran);
   {
@@ -314,6 +360,7 @@ void Engine::choose(Batch& batch) {
       if (generates != generating || request.ended) continue;
       if (std::ssize(batch.parts) == options_.most_sequences) return;
       if (!begin(request)) return;
+      if (!restore(request)) continue;
       const int64_t first = cache_->written_length(request.pages);
       const int64_t count = std::min(left, request.count() - first);
       if (!extend(request, first + count)) return;
@@ -337,7 +384,7 @@ bool Engine::begin(Request& request) {
   while (true) {
     const Result<int64_t> again = cache_->resume(request.pages);
     if (again.ok()) return true;
-    if (again.status().error_class() != ErrorClass::kResource || !preempt_for(request)) break;
+    if (again.status().error_class() != ErrorClass::kResource || awaits_hold() || !preempt_for(request)) break;
   }
   return false;
 }
@@ -354,12 +401,15 @@ bool Engine::extend(Request& request, int64_t end) {
     }
     if (status.ok()) status = cache_->acquire(request.pages, 0);
     if (status.ok()) return true;
-    if (status.error_class() == ErrorClass::kResource && preempt_for(request)) continue;
+    const bool lacks_room = status.error_class() == ErrorClass::kResource;
+    if (lacks_room && awaits_hold()) return false;
+    if (lacks_room && preempt_for(request)) continue;
     // Alone it would have all pages.
-    const bool alone = std::ranges::none_of(running_, [&](const auto& other) {
-      return other.get() != &request && !other->ended && other->pages >= 0 && !cache_->preempted(other->pages);
-    });
-    if (alone || status.error_class() != ErrorClass::kResource) finish(request, Finish::kError, status);
+    const bool alone =
+        holds_.empty() && std::ranges::none_of(running_, [&](const auto& other) {
+          return other.get() != &request && !other->ended && other->pages >= 0 && !cache_->preempted(other->pages);
+        });
+    if (alone || !lacks_room) finish(request, Finish::kError, status);
     return false;
   }
 }
@@ -369,7 +419,8 @@ bool Engine::preempt_for(const Request& request) {
   for (size_t i = running_.size(); i-- > 0;) {
     Request& other = *running_[i];
     if (&other == &request) return false;
-    if (other.ended || other.pages < 0 || cache_->preempted(other.pages)) continue;
+    if (other.ended || other.pages < 0 || other.stage == Request::Stage::kLoading || cache_->preempted(other.pages))
+      continue;
     const bool in_step = std::ranges::any_of(batch_->parts, [&](const Part& part) { return part.request == &other; });
     if (in_step || !cache_->preempt(other.pages).ok()) continue;
     ++counters_.preempted;
@@ -377,6 +428,158 @@ bool Engine::preempt_for(const Request& request) {
   }
   return false;
 }
+
+// ---- the store
+
+namespace {
+
+// Prompts that are looked for or loaded at once; each has all its pages meanwhile.
+constexpr int64_t kMostLoads = 8;
+// Pages that are being saved come back soon; nobody is preempted for so long.
+constexpr double kHoldSeconds = 1;
+constexpr double kWaitSeconds = 2e-3;
+constexpr std::chrono::microseconds kPause{50};
+
+}  // namespace
+
+// Ends what the store is done with, so that its pages can be used: whoever is first in the order may
+// need them.
+void Engine::settle_store() {
+  std::erase_if(holds_, [&](const Hold& hold) {
+    if (!hold.call->is_done()) return false;
+    (void)cache_->release(hold.pages, 0);
+    (void)cache_->free(hold.pages);
+    return true;
+  });
+  for (const auto& request : running_) {
+    if (request->stage != Request::Stage::kLoading) continue;
+    if (request->call->is_done()) {
+      finish_load(*request);
+    } else if (is_late(*request)) {
+      leave_pages(*request);
+      request->stage = Request::Stage::kReady;
+    }
+  }
+}
+
+bool Engine::is_late(const Request& request) const {
+  return seconds_since(request.asked) >= options_.store.most_seconds;
+}
+
+// Whether the request can be computed on: what the store has of its prompt is in its pages.
+bool Engine::restore(Request& request) {
+  using enum Request::Stage;
+  if (store_ == nullptr) return true;
+  if (request.stage == kNew && find_stored(request)) request.stage = kReady;
+  if (request.stage != kFinding) return request.stage == kReady;
+  if (is_late(request)) {
+    request.call->cancel();
+    request.call.reset();
+    request.stage = kReady;
+    return true;
+  }
+  return request.call->is_done() && load_stored(request);
+}
+
+// Looks for its prompt, up to the token that is computed in any case. True if there is nothing to
+// look for.
+bool Engine::find_stored(Request& request) {
+  const int64_t page = options_.page_tokens;
+  const int64_t known = request.count() - 1;
+  if (known / page <= cache_->written_length(request.pages) / page) return true;
+  const auto loading = std::ranges::count_if(running_, [](const auto& other) { return other->call != nullptr; });
+  if (loading >= kMostLoads) return false;
+  request.call = store_->find(std::span(request.tokens).first(static_cast<size_t>(known)));
+  request.asked = Clock::now();
+  request.stage = Request::Stage::kFinding;
+  return false;
+}
+
+// Begins to load what was found. True if there is nothing to load.
+bool Engine::load_stored(Request& request) {
+  const int64_t found = request.call->tokens();
+  const int64_t first = cache_->written_length(request.pages) / options_.page_tokens;
+  request.saved = found;
+  if (found / options_.page_tokens > first) {
+    if (!extend(request, found)) return false;
+    const Result<std::span<const int32_t>> table = cache_->table(request.pages, 0);
+    if (table.ok()) {
+      const std::span<const int32_t> pages = table.value().subspan(static_cast<size_t>(first));
+      request.call = store_->load(std::move(request.call), first, {pages.begin(), pages.end()});
+      request.stage = Request::Stage::kLoading;
+      return false;
+    }
+    (void)cache_->release(request.pages, 0);
+  }
+  request.call.reset();
+  request.stage = Request::Stage::kReady;
+  return true;
+}
+
+void Engine::finish_load(Request& request) {
+  const int64_t before = cache_->written_length(request.pages);
+  const int64_t loaded = std::max(before, request.call->tokens());
+  request.call.reset();
+  request.stage = Request::Stage::kReady;
+  request.saved = loaded;
+  Status status = cache_->release(request.pages, 0);
+  if (status.ok()) status = cache_->truncate(request.pages, loaded);
+  if (status.ok()) status = cache_->written(request.pages, loaded);
+  if (!status.ok()) return finish(request, Finish::kError, std::move(status));
+  counters_.loaded_tokens += loaded - before;
+}
+
+// Gives the store the whole blocks that it lacks. A sequence of their own holds the pages meanwhile.
+void Engine::save(Request& request) {
+  if (store_ == nullptr || request.is_wrong || request.pages < 0 || cache_->preempted(request.pages)) return;
+  const int64_t written = cache_->written_length(request.pages);
+  const int64_t whole = written - written % options_.page_tokens;
+  if (whole <= request.saved) return;
+  const graph::SequenceId hold = cache_->allocate(std::span(request.tokens).first(static_cast<size_t>(whole)));
+  const int64_t length = cache_->length(hold);
+  if (length <= request.saved || !cache_->acquire(hold, 0).ok()) {
+    (void)cache_->free(hold);
+    return;
+  }
+  const Result<std::span<const int32_t>> table = cache_->table(hold, 0);
+  holds_.push_back({hold, store_->save(std::span(request.tokens).first(static_cast<size_t>(length)),
+                                       {table.value().begin(), table.value().end()})});
+  request.saved = length;
+}
+
+// Its sequence ends, at once or when the store does not write to its pages any more.
+void Engine::leave_pages(Request& request) {
+  if (request.call != nullptr) request.call->cancel();
+  if (request.stage == Request::Stage::kLoading) {
+    holds_.push_back({request.pages, std::move(request.call)});
+  } else if (request.pages >= 0) {
+    save(request);
+    (void)cache_->free(request.pages);
+  }
+  request.pages = -1;
+}
+
+bool Engine::awaits_hold() const {
+  return std::ranges::any_of(holds_, [](const Hold& hold) { return seconds_since(hold.begin) < kHoldSeconds; });
+}
+
+bool Engine::awaits_store() const {
+  return (!holds_.empty() && !running_.empty()) ||
+         std::ranges::any_of(running_, [](const auto& request) { return request->call != nullptr; });
+}
+
+// Until something is done, or for a moment: requests may come and be cancelled.
+void Engine::wait_for_store() const {
+  const Clock::time_point begin = Clock::now();
+  const auto is_done = [](const auto& call) { return call != nullptr && call->is_done(); };
+  do {
+    std::this_thread::sleep_for(kPause);
+    if (std::ranges::any_of(holds_, is_done, &Hold::call)) return;
+    if (std::ranges::any_of(running_, [&](const auto& request) { return is_done(request->call); })) return;
+  } while (seconds_since(begin) < kWaitSeconds);
+}
+
+// ---- running
 
 Status Engine::fill(Batch& batch) {
   for (auto* list : {&batch.tokens, &batch.positions, &batch.slots, &batch.rows}) list->clear();
@@ -399,7 +602,8 @@ Status Engine::fill(Batch& batch) {
     batch.lengths.push_back(static_cast<int32_t>(end));
     if (part.wants_logits()) batch.rows.push_back(std::ssize(batch.tokens) - 1);
     if (depends_on_length(config_)) fill_frequencies(part, batch.inverse);
-    longest = std::max(longest, end);
+    // It has pages for tokens beyond this part if it was preempted, and is computed again in parts.
+    longest = std::max(longest, cache_->length(part.request->pages));
     ids.push_back(part.request->pages);
   }
   // The program computes logits of one token at least.
@@ -498,6 +702,7 @@ void Engine::deliver(Batch& batch) {
       continue;
     }
     if (!part.wants_logits()) continue;
+    if (was_prompt) save(request);
     const Result<SampledToken> token =
         sampler_.sample(request.sequence, std::span(row, static_cast<size_t>(config_.vocab_size)));
     row += config_.vocab_size;

@@ -6,6 +6,10 @@
 // that begin alike share pages, and if there are no more pages, the request that came last is
 // preempted and resumed when there is room.
 //
+// With a prompt store (prompt_store.h), a prompt that begins is looked for there, and what the pages
+// lack is loaded; other requests run meanwhile. What is computed is saved: a prompt when it is
+// complete, an answer when it ends. Pages that are being saved stay until that is done.
+//
 //   auto engine = Engine::make(config, checkpoint, {});
 //   auto id = engine.value()->submit(prompt, {.max_tokens = 64}, [](const Event& event) {...});
 //   while (engine.value()->busy()) status = engine.value()->step();
@@ -35,6 +39,7 @@
 #include "qwen3/checkpoint/checkpoint.h"
 #include "qwen3/checkpoint/config.h"
 #include "qwen3/checkpoint/weights.h"
+#include "qwen3/model/prompt_store.h"
 #include "qwen3/sampling/sampler.h"
 
 namespace hetero::qwen3 {
@@ -52,6 +57,8 @@ struct EngineOptions {
   size_t capacity = 1024;        // requests that wait
   // Of an accelerator's memory; 0: all that it has.
   uint64_t accelerator_bytes = 0;
+  // For prompts beyond the pages and the process; off by default.
+  PromptStoreOptions store{};
 };
 
 enum class Finish : uint8_t { kNone, kStop, kLength, kTimeout, kCancelled, kError };
@@ -83,6 +90,8 @@ class Engine {
     int64_t steps = 0;
     int64_t prompt_tokens = 0;  // computed
     int64_t cached_tokens = 0;  // of prompts, found in pages
+    int64_t loaded_tokens = 0;  // of prompts, from the store
+    int64_t stored_blocks = 0;  // that the store did not have in host memory
     int64_t generated_tokens = 0;
     int64_t preempted = 0;
     int64_t pages_in_use = 0;  // after the last step
@@ -90,8 +99,9 @@ class Engine {
     double host_seconds = 0;   // of everything else in steps
   };
 
-  // Errors: those of Weights::make and build_forward; kResource if the memory does not suffice for
-  // pages of a step.
+  // Errors: those of Weights::make, build_forward and PromptStore::open; kUsage for a store of a
+  // model whose rotary frequencies depend on the length; kResource if the memory does not suffice
+  // for pages of a step.
   static Result<std::unique_ptr<Engine>> make(const Qwen3Config& config, std::shared_ptr<const Checkpoint> checkpoint,
                                               EngineOptions options);
   ~Engine();
@@ -114,6 +124,8 @@ class Engine {
   const std::vector<int32_t>& end_tokens() const { return end_tokens_; }
   // As of the last step; any thread.
   Counters counters() const;
+  // Whether there is a prompt store.
+  bool has_store() const { return store_ != nullptr; }
   const graph::KvCache& cache() const { return *cache_; }
   const GraphExecutor& executor() const { return *executor_; }
   uint64_t weight_bytes() const { return weight_bytes_; }
@@ -124,16 +136,30 @@ class Engine {
   struct Request;
   struct Part;
   struct Batch;
+  // A sequence whose pages the store reads or writes. No request has it.
+  struct Hold;
 
   Engine(const Qwen3Config& config, EngineOptions options);
   Status start(std::shared_ptr<const Checkpoint> checkpoint);
   Status make_cache(const std::string& dtype);
+  Status open_store(const Checkpoint& checkpoint);
   TensorView pages() const;
   void take_submitted();
   void choose(Batch& batch);
   bool begin(Request& request);
   bool extend(Request& request, int64_t tokens);
   bool preempt_for(const Request& request);
+  bool restore(Request& request);
+  bool find_stored(Request& request);
+  bool load_stored(Request& request);
+  void finish_load(Request& request);
+  bool is_late(const Request& request) const;
+  void save(Request& request);
+  void leave_pages(Request& request);
+  void settle_store();
+  bool awaits_hold() const;
+  bool awaits_store() const;
+  void wait_for_store() const;
   Status fill(Batch& batch);
   void fill_frequencies(const Part& part, std::vector<float>& inverse) const;
   std::vector<int64_t> sizes_of(const Batch& batch) const;
@@ -153,6 +179,8 @@ class Engine {
   std::unique_ptr<graph::KvCache> cache_;
   std::unique_ptr<GraphExecutor> executor_;
   Sampler sampler_;
+  std::unique_ptr<PromptStore> store_;  // null: none
+  std::vector<Hold> holds_;
   std::vector<std::unique_ptr<Request>> running_;  // in the order of submission
   std::unique_ptr<Batch> batch_;                   // its memory is used again
   Counters counters_;

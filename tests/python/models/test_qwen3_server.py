@@ -266,3 +266,18 @@ def test_a_port_in_use_is_an_error(program: Path, folder: Path, server: Server) 
         timeout=120,
     )
     assert done.returncode == 2 and "cannot listen" in done.stderr
+
+
+def test_prompts_survive_a_restart(program: Path, folder: Path, tmp_path: Path) -> None:
+    body = {"prompt": [7 * n % 4096 for n in range(200)], **GREEDY}
+    options = (f"--kv-disk={tmp_path / 'kv'}", "--kv-disk-size=64M", "--kv-memory=32M")
+    answers = []
+    for loaded in (0, 192, 192):
+        server = Server(program, folder, *options)
+        try:
+            answers.append(server.complete(body)["choices"][0]["text"])
+            assert server.metric("loaded_prompt_tokens_total") == loaded
+            assert server.metric("prompt_tokens_total") == 200 - loaded
+        finally:
+            server.close()
+    assert len(set(answers)) == 1
