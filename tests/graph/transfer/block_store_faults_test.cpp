@@ -1,11 +1,10 @@
 // The block store where requests meet: one that counts on another's transfers, stores that share a
 // memory, and blocks that fail while others are kept.
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <future>
