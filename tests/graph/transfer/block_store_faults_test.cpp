@@ -1,11 +1,10 @@
 // The block store where requests meet: one that counts on another's transfers, stores that share a
 // memory, and blocks that fail while others are kept.
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -143,8 +142,8 @@ TEST_CASE("a put that counts on another's transfers has what it says", "[kvstore
   options.remote = "memory:?latency_ms=100";
   const auto store = open(options);
   const std::vector<int32_t> tokens = prompt(80);
-  Memory memory(small_spec(), 20);
-  const auto first = put(*store, tokens, memory), second = put(*store, tokens, memory);
+  Memory memory(small_spec(), 20), same(small_spec(), 20);
+  const auto first = put(*store, tokens, memory), second = put(*store, tokens, same);
   first->cancel();  // does not take the blocks from the second
   CHECK(second->wait() == 80);
   CHECK(store->match(tokens, false).tokens() == 80);
