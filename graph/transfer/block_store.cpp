@@ -72,6 +72,8 @@ struct Plan {
   std::vector<Join> joins;
   int64_t end = 0;  // blocks that are planned for
   uint64_t number = 0;
+  Status cut;        // why these are not all
+  Status unwritten;  // why not all go to the disk
 };
 
 // A transfer graph, and those of its ops that fill some blocks.
@@ -281,6 +283,7 @@ std::vector<int64_t> BlockStore::Impl::take_places(int64_t count) {
 }
 
 std::optional<int64_t> BlockStore::Impl::take_slot() {
+  if (file_->counters().quarantined) return std::nullopt;
   if (std::optional<int64_t> slot = file_->take()) return slot;
   const NodeId victim = index_.evict(Tier::kDisk);
   if (victim == BlockIndex::kNone) return std::nullopt;
@@ -491,6 +494,7 @@ std::vector<Fragment> BlockStore::Impl::fragments_of(Plan& plan, std::span<const
     while (end < from.size() && from[end] == from[i]) ++end;
     if (from[i] != Tier::kHost && !is_worth(from[i], static_cast<int64_t>(end - i))) {
       counters_.not_worth += static_cast<int64_t>(from.size() - i);
+      plan.cut = Status(ErrorClass::kCancelled, "kv: computing the other blocks is expected to be faster");
       from.resize(i);
     }
     i = end;
@@ -502,6 +506,7 @@ std::vector<Fragment> BlockStore::Impl::fragments_of(Plan& plan, std::span<const
   for (size_t i = 0; i < from.size(); ++i) {
     if (from[i] != Tier::kHost && next == taken.size()) {
       counters_.no_room += static_cast<int64_t>(from.size() - i);
+      plan.cut = Status(ErrorClass::kResource, "kv: host memory has no room for the other blocks");
       break;
     }
     const int64_t place = from[i] == Tier::kHost ? index_.place(path[i], Tier::kHost) : taken[next++];
@@ -538,7 +543,10 @@ void BlockStore::Impl::add_writes(Plan& plan, std::span<const NodeId> nodes, std
       }
       std::optional<int64_t> there = nodes[i];
       if (tier == Tier::kDisk) there = take_slot();
-      if (!there.has_value()) break;
+      if (!there.has_value()) {
+        plan.unwritten = Status(ErrorClass::kStorage, "kv: the disk failed, or has no room for all blocks");
+        break;
+      }
       index_.begin_fill(nodes[i], tier, *there);
       pin(plan, nodes[i], tier);
       if (tier == Tier::kDisk) slots_[*there] = nodes[i];
@@ -685,6 +693,7 @@ void BlockStore::Impl::plan_put(Plan& plan, std::span<const int32_t> tokens, con
       const bool is_going = node != BlockIndex::kNone && index_.state(node, Tier::kHost) != BlockState::kAbsent;
       if (is_going || next == taken.size()) {
         counters_.no_room += static_cast<int64_t>(count - i);
+        plan.cut = Status(ErrorClass::kResource, "kv: host memory has no room for the other blocks");
         break;
       }
       if (node == BlockIndex::kNone) {
@@ -725,6 +734,8 @@ std::shared_ptr<BlockRequest> BlockStore::Impl::enqueue(BlockStore& store, const
   auto request = std::make_shared<BlockRequest>();
   request->store_ = &store;
   request->end_ = plan->end;
+  request->cut_ = plan->cut;
+  request->unwritten_ = plan->unwritten;
   plan->number = next_request_++;
   running_.insert(plan->number);
   request->run_ = scheduler_.enqueue(std::move(plan->graph),
@@ -897,7 +908,8 @@ Status BlockRequest::status_of_joined(Tier last) const {
 
 Status BlockRequest::status() {
   Status status = run_->wait();
-  return status.ok() ? status_of_joined(Tier::kHost) : status;
+  if (status.ok()) status = status_of_joined(Tier::kHost);
+  return status.ok() ? cut_ : status;
 }
 
 Status BlockRequest::wait_for_layer(int32_t layer) {
@@ -921,7 +933,9 @@ Status BlockRequest::wait_for_layer(int32_t layer, backend::Queue& queue) {
 
 Status BlockRequest::wait_completely() {
   Status status = run_->wait_completely();
-  return status.ok() ? status_of_joined(Tier::kRemote) : status;
+  if (status.ok()) status = status_of_joined(Tier::kRemote);
+  if (status.ok()) status = cut_;
+  return status.ok() ? unwritten_ : status;
 }
 
 bool BlockRequest::is_done() const {

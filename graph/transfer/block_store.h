@@ -148,6 +148,7 @@ class BlockRequest {
   std::vector<Joined> joined_;
   int64_t first_block_ = 0;
   int64_t end_ = 0;  // blocks that are transferred or there, from first_block_ on
+  Status cut_, unwritten_;
 };
 
 struct GetOptions {

@@ -47,7 +47,9 @@ def _disk_of(ssd: str | os.PathLike[str] | dict[str, Any]) -> tuple[Path, int]:
 
 
 def _tokens_of(tokens: Sequence[int] | torch.Tensor) -> torch.Tensor:
-    ids = tokens.detach() if isinstance(tokens, torch.Tensor) else torch.as_tensor(list(tokens), dtype=torch.long)
+    if not isinstance(tokens, torch.Tensor):
+        tokens = torch.as_tensor(tokens if len(tokens) else (), dtype=None if len(tokens) else torch.long)
+    ids = tokens.detach()
     if ids.dim() == 2 and ids.shape[0] == 1:
         ids = ids[0]
     if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype is torch.bool:

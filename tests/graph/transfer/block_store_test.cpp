@@ -284,7 +284,7 @@ TEST_CASE("more blocks than host memory can hold are a prefix", "[kvstore]") {
   const auto store = open(options_of(8, folder / "kv"));
   CHECK(get_all(*store, tokens) == 32);
   CHECK(store->counters().no_room == 12);
-  CHECK(put_all(*store, prompt(80, 5)) == 32);
+  CHECK(put_all(*store, prompt(80, 5), false) == 32);
   CHECK(store->counters().pinned == 0);
 }
 

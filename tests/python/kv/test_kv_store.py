@@ -249,6 +249,9 @@ def test_wrong_arguments_are_refused_in_one_sentence(tokens: torch.Tensor) -> No
         store.match([2**31] * 8)
     with pytest.raises(TypeError, match="integers"):
         store.match(torch.ones(8))
+    with pytest.raises(TypeError, match="integers"):
+        store.match([1.5] * 8)
+    assert store.match([]).tokens == 0
     for options in ({"cpu": "1 elephant"}, {"ssd": "dir=/tmp,colour=red"}, {"policy": "mru"}, {"durability": "perhaps"},
                     {"remote": "gopher://x"}, {"cpu": 10}):
         with pytest.raises(ValueError):
