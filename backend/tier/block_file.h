@@ -75,8 +75,9 @@ struct BlockRead {
 };
 
 struct BlockResult {
-  Status status;                   // of the first block that failed
-  std::vector<int64_t> bad_slots;  // not read, or not published: those must be erased (or given back)
+  Status status;  // of the first block that failed
+  // not read, or not published: those must be erased (or given back)
+  std::vector<int64_t> bad_slots;
 };
 
 struct BlockFileCounters {
@@ -114,8 +115,8 @@ class BlockFile {
   virtual void write(std::vector<BlockWrite> blocks, Done done) = 0;
   // Reads pieces [first_piece, first_piece + pieces) of blocks, and verifies them.
   virtual void read(std::vector<BlockRead> blocks, int64_t first_piece, int64_t pieces, Done done) = 0;
-  // Forgets a published block, or gives back a slot that was taken; it is free. REQUIRES: no read of
-  // it is going on. A write that goes on makes it do nothing.
+  // Forgets a published block, or gives back a slot that was taken; it is free. REQUIRES: no read
+  // of it is going on. A write that goes on makes it do nothing.
   virtual void erase(int64_t slot) = 0;
   // Until everything published so far is on the disk. Errors: kStorage.
   virtual Status sync() = 0;

@@ -1,8 +1,8 @@
 // The engine of io_uring: one ring, a thread that waits for completions, and others that help it.
 //
-// The thread that waits ends what it finds itself, as no other thread has to wake up for that. Where
-// it finds several completions, it shares them: one thread can be too slow to verify what a fast
-// disk reads.
+// The thread that waits ends what it finds itself, as no other thread has to wake up for that.
+// Where it finds several completions, it shares them: one thread can be too slow to verify what a
+// fast disk reads.
 
 #include <atomic>
 #include <cerrno>

@@ -240,8 +240,8 @@ class BlockStore::Impl {
 // REQUIRES, for all functions of this part: mutex_.
 
 // Until host memory has places for the blocks of a request that it lacks, or the requests that came
-// before it have ended. Those that come later cannot keep it waiting. `path_of` finds its known blocks, of `count`; others may forget blocks
-// meanwhile.
+// before it have ended. Those that come later cannot keep it waiting. `path_of` finds its known
+// blocks, of `count`; others may forget blocks meanwhile.
 void BlockStore::Impl::wait_for_room(std::unique_lock<std::mutex>& lock, int64_t count,
                                      backend::FunctionRef<std::vector<NodeId>()> path_of) {
   const uint64_t later = next_request_;
@@ -292,8 +292,8 @@ std::optional<int64_t> BlockStore::Impl::take_slot() {
   return file_->take();
 }
 
-// Takes a block out of a tier. What is in the remote store only is not remembered, as there is no end
-// of it; a match asks again.
+// Takes a block out of a tier. What is in the remote store only is not remembered, as there is no
+// end of it; a match asks again.
 void BlockStore::Impl::remove(NodeId node, Tier tier) {
   const Tier other = tier == Tier::kHost ? Tier::kDisk : Tier::kHost;
   const bool last = tier != Tier::kRemote && index_.state(node, Tier::kRemote) == BlockState::kReady &&
@@ -575,7 +575,8 @@ void BlockStore::Impl::plan_get(Plan& plan, std::span<const NodeId> path, const 
   // Layers of blocks that are there need no pieces: each copy costs the link's latency.
   const auto chunk_of = [&](const Fragment& fragment) {
     if (fragment.from == Tier::kHost && layer_granularity != 0) return fragment.nodes.size();
-    if (fragment.from == Tier::kRemote) return static_cast<size_t>(blocks_of_chunk(0));  // whole blocks
+    // whole blocks
+    if (fragment.from == Tier::kRemote) return static_cast<size_t>(blocks_of_chunk(0));
     return static_cast<size_t>(blocks_of_chunk(layer_granularity));
   };
   // The first layers of all blocks come first. `written` are the transfers that fill a chunk.

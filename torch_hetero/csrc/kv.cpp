@@ -83,7 +83,8 @@ std::shared_ptr<DeviceBlocks> blocks_of(const BlockStore& store, const std::vect
   return blocks;
 }
 
-// A store of a process that forked has no threads in the child: there it is neither used nor closed.
+// A store of a process that forked has no threads in the child: there it is neither used nor
+// closed.
 class Owner {
  public:
   bool is_here() const { return process_ == getpid(); }

@@ -2,8 +2,8 @@
 // and another one for any other.
 //
 // It is a digest of what decides on keys and values: the fields of the configuration, names, dtypes
-// and sizes of all tensors, and some of each tensor's bytes. Training changes all weights, so a part
-// of them tells. Reading all would take as long as loading the model.
+// and sizes of all tensors, and some of each tensor's bytes. Training changes all weights, so a
+// part of them tells. Reading all would take as long as loading the model.
 //
 // Thread safety: a pure function.
 

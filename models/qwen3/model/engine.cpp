@@ -75,8 +75,8 @@ struct Engine::Request {
   bool ended = false;
   bool is_wrong = false;  // ended with an error
 
-  // What is known of its prompt in the store: nothing; it is looked for; it is loaded, and the pages
-  // are acquired meanwhile; all.
+  // What is known of its prompt in the store: nothing; it is looked for; it is loaded, and the
+  // pages are acquired meanwhile; all.
   enum class Stage : uint8_t { kNew, kFinding, kLoading, kReady } stage = Stage::kNew;
   std::shared_ptr<PromptStore::Call> call{};  // of kFinding and kLoading
   Clock::time_point asked{};
@@ -442,8 +442,8 @@ constexpr std::chrono::microseconds kPause{50};
 
 }  // namespace
 
-// Ends what the store is done with, so that its pages can be used: whoever is first in the order may
-// need them.
+// Ends what the store is done with, so that its pages can be used: whoever is first in the order
+// may need them.
 void Engine::settle_store() {
   std::erase_if(holds_, [&](const Hold& hold) {
     if (!hold.call->is_done()) return false;
@@ -529,7 +529,8 @@ void Engine::finish_load(Request& request) {
   counters_.loaded_tokens += loaded - before;
 }
 
-// Gives the store the whole blocks that it lacks. A sequence of their own holds the pages meanwhile.
+// Gives the store the whole blocks that it lacks. A sequence of their own holds the pages
+// meanwhile.
 void Engine::save(Request& request) {
   if (store_ == nullptr || request.is_wrong || request.pages < 0 || cache_->preempted(request.pages)) return;
   const int64_t written = cache_->written_length(request.pages);

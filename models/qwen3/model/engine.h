@@ -6,9 +6,9 @@
 // that begin alike share pages, and if there are no more pages, the request that came last is
 // preempted and resumed when there is room.
 //
-// With a prompt store (prompt_store.h), a prompt that begins is looked for there, and what the pages
-// lack is loaded; other requests run meanwhile. What is computed is saved: a prompt when it is
-// complete, an answer when it ends. Pages that are being saved stay until that is done.
+// With a prompt store (prompt_store.h), a prompt that begins is looked for there, and what the
+// pages lack is loaded; other requests run meanwhile. What is computed is saved: a prompt when it
+// is complete, an answer when it ends. Pages that are being saved stay until that is done.
 //
 //   auto engine = Engine::make(config, checkpoint, {});
 //   auto id = engine.value()->submit(prompt, {.max_tokens = 64}, [](const Event& event) {...});

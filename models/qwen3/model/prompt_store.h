@@ -70,8 +70,8 @@ class PromptStore {
     std::shared_ptr<graph::BlockRequest> request_;
   };
 
-  // `fingerprint` tells what computes keys and values (checkpoint/fingerprint.h). Errors: kUsage for
-  // pages with scales, or options that do not fit; kStorage for the disk's folder; kResource.
+  // `fingerprint` tells what computes keys and values (checkpoint/fingerprint.h). Errors: kUsage
+  // for pages with scales, or options that do not fit; kStorage for the disk's folder; kResource.
   static Result<std::unique_ptr<PromptStore>> open(const PromptStoreOptions& options, const std::string& fingerprint,
                                                    const graph::PageLayout& layout, const graph::PagePool& pool);
   ~PromptStore();
