@@ -19,24 +19,9 @@
 
 #include "backend/file/file_transfer.h"
 #include "backend/tier/block_file.h"
+#include "tests/backend/tier/temporary_folder.h"
 
 namespace hetero::backend::testing {
-
-struct TemporaryFolder {
-  std::filesystem::path path;
-  explicit TemporaryFolder(const char* name) {
-    static std::atomic<int> made{0};
-    std::string folder = std::string("hetero-").append(name).append("-").append(std::to_string(getpid()));
-    folder.append("-").append(std::to_string(made++));
-    path = std::filesystem::temp_directory_path() / folder;
-    std::filesystem::remove_all(path);
-    std::filesystem::create_directories(path);
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-};
 
 struct Free {
   void operator()(std::byte* data) const { std::free(data); }

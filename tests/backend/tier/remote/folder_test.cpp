@@ -21,7 +21,7 @@ class Folder {
   explicit Folder(RemoteOptions options = options_of(kSmall)) : options_(options) {
     tier_ = open_or_fail("file://" + path(), options_);
   }
-  std::string path() const { return folder_.path() + "/tier"; }
+  std::string path() const { return folder_.path.string() + "/tier"; }
   std::string path_of(const RemoteBlock& block) const {
     const std::string key = to_string(block.key);
     return path() + "/" + to_string(options_.fingerprint) + "/" + key.substr(0, 2) + "/" + key;
@@ -37,7 +37,7 @@ class Folder {
   }
 
  private:
-  TemporaryFolder folder_;
+  TemporaryFolder folder_{"folder"};
   const RemoteOptions options_;
   std::unique_ptr<RemoteTier> tier_;
 };
@@ -189,10 +189,11 @@ TEST_CASE("folder: what is older than its lifetime is missing, and goes at the n
 }
 
 TEST_CASE("folder: where a folder cannot be made, the status says why", "[remote]") {
-  TemporaryFolder folder;
-  std::ofstream(folder.path() + "/file") << "no folder";
+  const TemporaryFolder temporary("folder");
+  const std::string folder = temporary.path;
+  std::ofstream(folder + "/file") << "no folder";
   Blocks blocks(kSmall, 2);
-  for (const std::string& path : {folder.path() + "/file", folder.path() + "/no/parent", std::string("/proc/hetero")}) {
+  for (const std::string& path : {folder + "/file", folder + "/no/parent", std::string("/proc/hetero")}) {
     INFO(path);
     auto tier = open_or_fail("file://" + path, options_of(kSmall));
     const RemoteResult put = tier->put(blocks.blocks());
@@ -200,7 +201,7 @@ TEST_CASE("folder: where a folder cannot be made, the status says why", "[remote
     REQUIRE(put.status.message().find(path) != std::string::npos);
     REQUIRE(put.missing.size() == 2);
   }
-  auto full = open_or_fail("file://" + folder.path() + "/file", options_of(kSmall));
+  auto full = open_or_fail("file://" + folder + "/file", options_of(kSmall));
   REQUIRE_FALSE(full->match(blocks.keys()).ok());
   REQUIRE_FALSE(full->get(blocks.blocks()).status.ok());
 }
@@ -208,22 +209,23 @@ TEST_CASE("folder: where a folder cannot be made, the status says why", "[remote
 TEST_CASE("folder: a disk without space takes no more blocks, keeps those that are there, and has no leftovers",
           "[remote]") {
   // A file system with 1 MiB, where the test may mount one.
-  TemporaryFolder folder;
-  const std::string mount = "mount -t tmpfs -o size=1m none " + folder.path() + " 2>/dev/null";
+  const TemporaryFolder temporary("folder");
+  const std::string folder = temporary.path;
+  const std::string mount = "mount -t tmpfs -o size=1m none " + folder + " 2>/dev/null";
   if (system(mount.c_str()) != 0) {
     WARN("the test may not mount a file system, and does nothing");
     return;
   }
   Blocks blocks(kSmall, 60);
-  auto tier = open_or_fail("file://" + folder.path() + "/tier", options_of(kSmall));
+  auto tier = open_or_fail("file://" + folder + "/tier", options_of(kSmall));
   const RemoteResult put = tier->put(blocks.blocks());
   size_t files = 0;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path())) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
     files += entry.is_regular_file() ? 1 : 0;
   }
   Blocks copies(blocks, nullptr);
   const RemoteResult got = tier->get(copies.blocks());
-  REQUIRE(system(("umount " + folder.path()).c_str()) == 0);
+  REQUIRE(system(("umount " + folder).c_str()) == 0);
   REQUIRE_FALSE(put.status.ok());
   REQUIRE(put.missing.size() > 0);
   REQUIRE(put.missing.size() < 60);

@@ -25,6 +25,7 @@
 
 #include "backend/tier/remote_tier.h"
 #include "tests/backend/catch.h"
+#include "tests/backend/tier/temporary_folder.h"
 
 namespace hetero::backend::testing {
 
@@ -33,26 +34,6 @@ using std::chrono::steady_clock;
 inline double seconds_since(steady_clock::time_point start) {
   return std::chrono::duration<double>(steady_clock::now() - start).count();
 }
-
-// A folder that is deleted at the end.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string path = (std::filesystem::temp_directory_path() / "hetero-remote-XXXXXX").string();
-    REQUIRE(mkdtemp(path.data()) != nullptr);
-    path_ = path;
-  }
-  ~TemporaryFolder() {
-    std::error_code error;
-    std::filesystem::remove_all(path_, error);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 // Bytes that look like bfloat16 keys and values: products of normal numbers, from a random place
 // of a table on.
@@ -189,7 +170,7 @@ class RedisServer {
   }
 
   explicit RedisServer(std::vector<std::string> arguments = {})
-      : arguments_(std::move(arguments)), port_(free_port()), socket_(folder_.path() + "/redis") {
+      : arguments_(std::move(arguments)), port_(free_port()), socket_(folder_.path.string() + "/redis") {
     start();
   }
   ~RedisServer() { kill(); }
@@ -207,11 +188,11 @@ class RedisServer {
                                       "--appendonly",
                                       "no",
                                       "--dir",
-                                      folder_.path(),
+                                      folder_.path.string(),
                                       "--loglevel",
                                       "warning",
                                       "--logfile",
-                                      folder_.path() + "/log"};
+                                      folder_.path.string() + "/log"};
     words.insert(words.end(), arguments_.begin(), arguments_.end());
     std::vector<char*> pointers;
     for (std::string& word : words) pointers.push_back(word.data());
@@ -267,7 +248,7 @@ class RedisServer {
     return reply.starts_with("+PONG") || reply.starts_with("-NOAUTH");
   }
 
-  TemporaryFolder folder_;
+  TemporaryFolder folder_{"redis"};
   const std::vector<std::string> arguments_;
   const int port_;
   const std::string socket_;

@@ -17,7 +17,7 @@ class Stores {
  public:
   Stores() {
     addresses_.push_back({"memory", "memory:contract" + std::to_string(next_++)});
-    addresses_.push_back({"folder", "file://" + folder_.path() + "/tier"});
+    addresses_.push_back({"folder", "file://" + folder_.path.string() + "/tier"});
     if (RedisServer::installed()) {
       server_ = std::make_unique<RedisServer>();
       addresses_.push_back({"redis", server_->address()});
@@ -35,7 +35,7 @@ class Stores {
 
  private:
   static inline std::atomic<int> next_{0};
-  TemporaryFolder folder_;
+  TemporaryFolder folder_{"remote"};
   std::unique_ptr<RedisServer> server_;
   std::vector<std::pair<std::string, std::string>> addresses_;
 };
