@@ -27,10 +27,14 @@ def load(store: Any, input_ids: torch.Tensor, config: PreTrainedConfig | None) -
         if match.tokens == 0:
             return cache
         shape = (1, spec.kv_heads, match.tokens, spec.head_size)
-        keys, values = ([torch.empty(shape, dtype=spec.dtype) for _ in range(spec.layers)] for _ in range(2))
+        # Where the model reads them: no copy is made of what arrives.
+        device = input_ids.device
+        keys, values = ([torch.empty(shape, dtype=spec.dtype, device=device) for _ in range(spec.layers)] for _ in range(2))
         tokens = store.get(match, [k[0] for k in keys], [v[0] for v in values]).wait()
-    for layer in range(spec.layers if tokens else 0):
-        cache.update(*(side[layer][:, :, :tokens].to(input_ids.device) for side in (keys, values)), layer)
+    for number in range(spec.layers if tokens else 0):
+        k, v = (side[number][:, :, :tokens] for side in (keys, values))
+        cache.update(k[:, :, :0], v[:, :, :0], number)  # makes the layer
+        cache.layers[number].keys, cache.layers[number].values = k, v
     return cache
 
 
