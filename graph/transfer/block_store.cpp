@@ -29,11 +29,12 @@ constexpr int kRemoteThreads = 4;
 
 class HostMemory {
  public:
-  explicit HostMemory(size_t bytes) : bytes_(bytes) {
+  HostMemory(size_t bytes, bool is_for_disk) : bytes_(bytes) {
     void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     data_ = data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
-    // A disk reads into few large pieces at twice the rate of many small ones.
-    if (data_ != nullptr) (void)madvise(data, bytes, MADV_HUGEPAGE);
+    // A disk reads into few large pieces at twice the rate of many small ones. First touches are
+    // slower.
+    if (data_ != nullptr && is_for_disk) (void)madvise(data, bytes, MADV_HUGEPAGE);
   }
   ~HostMemory() {
     if (data_ != nullptr) munmap(data_, bytes_);
@@ -967,7 +968,8 @@ Result<std::unique_ptr<BlockStore>> BlockStore::open(const BlockStoreOptions& op
   if (std::ranges::find(eviction_policies(), options.policy) == eviction_policies().end()) {
     return Status(ErrorClass::kUsage, "kv: there is no eviction policy " + options.policy);
   }
-  auto host = std::make_unique<HostMemory>(static_cast<size_t>(blocks * geometry.block_bytes()));
+  auto host =
+      std::make_unique<HostMemory>(static_cast<size_t>(blocks * geometry.block_bytes()), !options.disk_folder.empty());
   if (host->data() == nullptr) return Status(ErrorClass::kResource, "kv: the system has no memory for host_bytes");
   std::unique_ptr<RemoteTier> remote;
   if (!options.remote.empty()) {
