@@ -284,7 +284,6 @@ std::vector<int64_t> BlockStore::Impl::take_places(int64_t count) {
 }
 
 std::optional<int64_t> BlockStore::Impl::take_slot() {
-  if (file_->counters().quarantined) return std::nullopt;
   if (std::optional<int64_t> slot = file_->take()) return slot;
   const NodeId victim = index_.evict(Tier::kDisk);
   if (victim == BlockIndex::kNone) return std::nullopt;
@@ -482,13 +481,11 @@ int64_t BlockStore::Impl::blocks_of_chunk(int32_t layers) const {
 // 2. Places are taken for the others, as far as there are some and loading is worth it.
 std::vector<Fragment> BlockStore::Impl::fragments_of(Plan& plan, std::span<const NodeId> path) {
   std::vector<Tier> from;
-  int64_t needed = 0;
   for (const NodeId node : path) {
     const Tier tier = source_of(node);
     if (tier == Tier::kDevice) break;
     from.push_back(tier);
     pin(plan, node, tier);
-    needed += tier != Tier::kHost;
   }
   for (size_t i = 0; i < from.size();) {
     size_t end = i;
@@ -500,7 +497,7 @@ std::vector<Fragment> BlockStore::Impl::fragments_of(Plan& plan, std::span<const
     }
     i = end;
   }
-  needed = std::ranges::count_if(from, [](Tier tier) { return tier != Tier::kHost; });
+  const int64_t needed = std::ranges::count_if(from, [](Tier tier) { return tier != Tier::kHost; });
   const std::vector<int64_t> taken = take_places(needed);
   size_t next = 0;
   std::vector<Fragment> fragments;
@@ -537,13 +534,15 @@ void BlockStore::Impl::add_writes(Plan& plan, std::span<const NodeId> nodes, std
     TransferOp op{
         .type = tier == Tier::kDisk ? TransferType::kH2Disk : TransferType::kH2Remote, .source = {}, .destination = {}};
     Fill fill{{}, tier, {}};
+    // Nothing is evicted for a disk that failed.
+    const bool failed = tier == Tier::kDisk && file_->counters().quarantined;
     for (size_t i = 0; i < nodes.size(); ++i) {
       if (index_.state(nodes[i], tier) != BlockState::kAbsent) {
         join(plan, nodes[i], tier, position + static_cast<int64_t>(i));
         continue;
       }
       std::optional<int64_t> there = nodes[i];
-      if (tier == Tier::kDisk) there = take_slot();
+      if (tier == Tier::kDisk) there = failed ? std::nullopt : take_slot();
       if (!there.has_value()) {
         plan.unwritten = Status(ErrorClass::kStorage, "kv: the disk failed, or has no room for all blocks");
         break;

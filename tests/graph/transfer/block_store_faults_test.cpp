@@ -4,80 +4,18 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <future>
 #include <random>
 #include <thread>
 
-#include "graph/transfer/block_store.h"
-#include "tests/graph/catch.h"
-#include "tests/graph/transfer/kv_oracle.h"
+#include "tests/graph/transfer/store_fixture.h"
 
 namespace hetero::graph {
 namespace {
 
-using testing::Memory;
-using testing::numbers;
-using testing::small_spec;
-
-constexpr int64_t kTokens = 4;  // of a block
-
-class Folder {
- public:
-  Folder() {
-    std::string path = (std::filesystem::temp_directory_path() / "hetero-kv-XXXXXX").string();
-    path_ = mkdtemp(path.data());
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  std::string operator/(const char* name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
-
-BlockStoreOptions options_of(int64_t host_blocks) {
-  BlockStoreOptions options;
-  options.spec = small_spec();
-  const int64_t bytes = options.spec.geometry().block_bytes();
-  options.host_bytes = host_blocks * bytes;
-  options.disk_bytes = 1000 * bytes;
-  const backend::BlockGeometry geometry = options.spec.geometry();
-  options.chunk_bytes = 2 * geometry.pieces * geometry.piece_bytes;  // without padding
-  options.verifies_plans = true;
-  options.policy = "lru";
-  return options;
-}
-
-std::unique_ptr<BlockStore> open(const BlockStoreOptions& options) {
-  Result<std::unique_ptr<BlockStore>> store = BlockStore::open(options);
-  if (!store.ok()) FAIL(store.status().message());
-  return std::move(store.value());
-}
-
-std::vector<int32_t> prompt(int64_t tokens, int seed = 0) {
-  std::mt19937 random(static_cast<unsigned>(seed));
-  std::vector<int32_t> result;
-  for (int64_t i = 0; i < tokens; ++i) result.push_back(static_cast<int32_t>(random() % 50000));
-  return result;
-}
-
-std::span<const int32_t> up_to(const std::vector<int32_t>& tokens, int64_t block) {
-  return std::span(tokens).first(static_cast<size_t>((block + 1) * kTokens));
-}
-
-void compute(Memory& memory, const std::vector<int32_t>& tokens) {
-  for (int64_t i = 0; i < std::ssize(tokens) / kTokens; ++i) memory.write(i, up_to(tokens, i));
-}
-
-std::shared_ptr<BlockRequest> put(BlockStore& store, const std::vector<int32_t>& tokens, Memory& memory) {
-  compute(memory, tokens);
-  auto request = store.put(tokens, memory.view, numbers(std::ssize(tokens) / kTokens));
-  REQUIRE(request.ok());
-  return request.value();
-}
+using namespace testing;
 
 TEST_CASE("a memory may be used with two stores", "[kvstore]") {
   const auto a = open(options_of(20)), b = open(options_of(20));

@@ -3,82 +3,17 @@
 
 #include "graph/transfer/block_store.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
-#include <filesystem>
-#include <map>
 #include <random>
 #include <thread>
 
-#include "tests/graph/catch.h"
-#include "tests/graph/transfer/kv_oracle.h"
+#include "tests/graph/transfer/store_fixture.h"
 
 namespace hetero::graph {
 namespace {
 
-using testing::Memory;
-using testing::numbers;
-using testing::small_spec;
-
-class Folder {
- public:
-  Folder() {
-    std::string path = (std::filesystem::temp_directory_path() / "hetero-kv-XXXXXX").string();
-    path_ = mkdtemp(path.data());
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  std::string operator/(const char* name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
-
-BlockStoreOptions options_of(int64_t host_blocks, const std::string& disk = "", int64_t disk_blocks = 1000) {
-  BlockStoreOptions options;
-  options.spec = small_spec();
-  const int64_t bytes = options.spec.geometry().block_bytes();
-  options.host_bytes = host_blocks * bytes;
-  options.disk_folder = disk;
-  options.disk_bytes = disk_blocks * bytes;
-  const backend::BlockGeometry geometry = options.spec.geometry();
-  options.chunk_bytes = 2 * geometry.pieces * geometry.piece_bytes;  // without padding
-  options.verifies_plans = true;
-  options.policy = "lru";
-  return options;
-}
-
-std::unique_ptr<BlockStore> open(const BlockStoreOptions& options) {
-  Result<std::unique_ptr<BlockStore>> store = BlockStore::open(options);
-  if (!store.ok()) FAIL(store.status().message());
-  return std::move(store.value());
-}
-
-std::vector<int32_t> prompt(int64_t tokens, int seed = 0) {
-  std::mt19937 random(static_cast<unsigned>(seed));
-  std::vector<int32_t> result;
-  for (int64_t i = 0; i < tokens; ++i) result.push_back(static_cast<int32_t>(random() % 50000));
-  return result;
-}
-
-constexpr int64_t kTokens = 4;  // of a block
-
-std::span<const int32_t> up_to(const std::vector<int32_t>& tokens, int64_t block) {
-  return std::span(tokens).first(static_cast<size_t>((block + 1) * kTokens));
-}
-
-// As a model that computes all of the prompt.
-std::shared_ptr<BlockRequest> put(BlockStore& store, const std::vector<int32_t>& tokens, Memory& memory) {
-  const auto blocks = static_cast<int64_t>(tokens.size()) / kTokens;
-  for (int64_t i = 0; i < blocks; ++i) memory.write(i, up_to(tokens, i));
-  auto request = store.put(tokens, memory.view, numbers(blocks));
-  REQUIRE(request.ok());
-  return request.value();
-}
+using namespace testing;
 
 int64_t put_all(BlockStore& store, const std::vector<int32_t>& tokens, bool completely = true) {
   Memory memory(small_spec(), static_cast<int64_t>(tokens.size()) / kTokens);
