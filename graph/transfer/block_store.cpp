@@ -163,7 +163,7 @@ class BlockStore::Impl {
   // Where a block comes from soonest; kDevice: from nowhere.
   Tier source_of(NodeId node) const {
     if (is_in(node, Tier::kHost)) return Tier::kHost;
-    // it is going
+    // It is being evicted.
     if (index_.state(node, Tier::kHost) != BlockState::kAbsent) return Tier::kDevice;
     if (file_ != nullptr && is_in(node, Tier::kDisk)) return Tier::kDisk;
     return remote_ != nullptr && is_in(node, Tier::kRemote) ? Tier::kRemote : Tier::kDevice;
@@ -292,8 +292,8 @@ std::optional<int64_t> BlockStore::Impl::take_slot() {
   return file_->take();
 }
 
-// Takes a block out of a tier. What is in the remote store only is not remembered, as there is no
-// end of it; a match asks again.
+// Takes a block out of a tier. The index forgets blocks that only the remote store has: their
+// number has no bound, and a match asks again.
 void BlockStore::Impl::remove(NodeId node, Tier tier) {
   const Tier other = tier == Tier::kHost ? Tier::kDisk : Tier::kHost;
   const bool last = tier != Tier::kRemote && index_.state(node, Tier::kRemote) == BlockState::kReady &&
@@ -531,8 +531,7 @@ void BlockStore::Impl::add_writes(Plan& plan, std::span<const NodeId> nodes, std
                                   int64_t position, std::span<const uint32_t> after, bool to_disk, bool to_remote) {
   for (const Tier tier : {Tier::kDisk, Tier::kRemote}) {
     if (tier == Tier::kDisk ? !to_disk || file_ == nullptr : !to_remote || remote_ == nullptr) continue;
-    TransferOp op{
-        .type = tier == Tier::kDisk ? TransferType::kH2Disk : TransferType::kH2Remote, .source = {}, .destination = {}};
+    TransferOp op{.type = tier == Tier::kDisk ? TransferType::kH2Disk : TransferType::kH2Remote};
     Fill fill{{}, tier, {}};
     // Nothing is evicted for a disk that failed.
     const bool failed = tier == Tier::kDisk && file_->counters().quarantined;
@@ -575,7 +574,7 @@ void BlockStore::Impl::plan_get(Plan& plan, std::span<const NodeId> path, const 
   // Layers of blocks that are there need no pieces: each copy costs the link's latency.
   const auto chunk_of = [&](const Fragment& fragment) {
     if (fragment.from == Tier::kHost && layer_granularity != 0) return fragment.nodes.size();
-    // whole blocks
+    // Remote values are whole blocks.
     if (fragment.from == Tier::kRemote) return static_cast<size_t>(blocks_of_chunk(0));
     return static_cast<size_t>(blocks_of_chunk(layer_granularity));
   };
@@ -588,10 +587,8 @@ void BlockStore::Impl::plan_get(Plan& plan, std::span<const NodeId> path, const 
       for (size_t begin = 0; begin < fragment.nodes.size(); begin += chunk) {
         const size_t end = std::min(begin + chunk, fragment.nodes.size());
         const int64_t position = fragment.position + static_cast<int64_t>(begin);
-        TransferOp up{.type = TransferType::kH2D, .source = {}, .destination = {}};
-        TransferOp read{.type = fragment.from == Tier::kDisk ? TransferType::kDisk2H : TransferType::kRemote2H,
-                        .source = {},
-                        .destination = {}};
+        TransferOp up{.type = TransferType::kH2D};
+        TransferOp read{.type = fragment.from == Tier::kDisk ? TransferType::kDisk2H : TransferType::kRemote2H};
         for (size_t i = begin; i < end; ++i) {
           append_block(up.source, fragment.places[i]);
           append_block(read.destination, fragment.places[i]);
@@ -667,13 +664,12 @@ void BlockStore::Impl::plan_put(Plan& plan, std::span<const int32_t> tokens, con
   std::vector<NodeId> nodes;     // of a chunk, all of them,
   std::vector<int64_t> places;   // and where they are in host memory
   std::vector<uint32_t> copies;  // transfers that bring some
-  TransferOp down{.type = TransferType::kD2H, .source = {}, .destination = {}};
+  TransferOp down{.type = TransferType::kD2H};
   Fill fill{{}, Tier::kHost, {}};
   const auto flush_copy = [&] {
     if (fill.nodes.empty()) return;
     down.bytes = bytes_of(fill.nodes.size(), 0);
-    const uint32_t id =
-        plan.graph.add_op(std::exchange(down, TransferOp{.type = TransferType::kD2H, .source = {}, .destination = {}}));
+    const uint32_t id = plan.graph.add_op(std::exchange(down, TransferOp{.type = TransferType::kD2H}));
     fill.ops = {id};
     copies.push_back(id);
     plan.fills.push_back(std::exchange(fill, Fill{{}, Tier::kHost, {}}));

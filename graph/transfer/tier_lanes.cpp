@@ -22,7 +22,7 @@ void Rate::end(uint64_t bytes) {
   since_ = time;
   bytes_ += static_cast<double>(bytes);
   --in_flight_;
-  // What was long ago counts less.
+  // Older transfers count less.
   if (busy_ > 4) {
     busy_ /= 2;
     bytes_ /= 2;

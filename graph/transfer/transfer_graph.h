@@ -72,8 +72,8 @@ struct TransferOp {
   uint32_t op_id = 0;     // set by add_op()
   uint64_t graph_id = 0;  // set when the graph is submitted
   TransferType type = TransferType::kH2D;
-  BlockExtents source;
-  BlockExtents destination;       // as many blocks
+  BlockExtents source{};
+  BlockExtents destination{};     // as many blocks
   int64_t position = 0;           // of the first block in the request
   int32_t layer_id = 0;           // the first layer
   int32_t layer_granularity = 0;  // how many layers; 0: all

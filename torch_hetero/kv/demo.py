@@ -1,6 +1,6 @@
 """``python -m torch_hetero.kv demo`` (``make kv-demo``): a long shared prompt, cold, warm, and after a restart.
 
-The model has Qwen3-0.6B's shape and random weights, so its text means nothing. What is shown is the time to the first
+The model has Qwen3-0.6B's shape and random weights, so its text means nothing. It shows the time to the first
 token of a prompt: computed; with keys and values from host memory; and from the disk, in a new process.
 """
 
