@@ -13,6 +13,9 @@ import torch
 from helpers import DEVICE, ON_HETERO
 from machines import reasons_to_leave_out
 
+# On a GPU, convolutions would have 10 bits. Set once, here: torch.testing._internal forbids it when it is imported.
+torch.backends.cudnn.allow_tf32 = False
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -35,7 +38,6 @@ def clean_state(machine: str) -> Iterator[None]:
     if not ON_HETERO:
         yield
         return
-    torch.backends.cudnn.allow_tf32 = False  # on a GPU, convolutions would have 10 bits
     config = torch.hetero.config
     before = config.as_dict()
     yield
