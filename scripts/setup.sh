@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 what=${1:-all}
-wanted=$(cat scripts/setup.sh requirements.txt | sha256sum)
+wanted=$(cat scripts/setup.sh requirements.txt requirements-migration.txt | sha256sum)
 is_done() { [ "$(cat ".venv/hetero-setup-$1" 2>/dev/null)" = "$wanted" ]; }
 if is_done all || is_done "$what"; then
   exit 0
@@ -58,7 +58,7 @@ if [ ! -x .venv/bin/python ]; then
   "$chosen" -m venv .venv
 fi
 
-if ! is_done product; then
+if [ "$what" = all ] || ! is_done product; then
   # pip unpacks on one core for minutes. Meanwhile the others build what needs no torch.
   early=
   if [ ! -e build/CMakeCache.txt ]; then
@@ -68,7 +68,9 @@ if ! is_done product; then
   fi
   echo "setup: installing requirements into .venv"
   export PIP_DISABLE_PIP_VERSION_CHECK=1
-  .venv/bin/pip install --quiet -r requirements.txt
+  requirements=(-r requirements.txt)
+  if [ "$what" = all ]; then requirements+=(-r requirements-migration.txt); fi
+  .venv/bin/pip install --quiet "${requirements[@]}"
   # What failed there fails again where everything is built, and is shown.
   if [ -n "$early" ]; then wait "$early" || true; fi
 fi

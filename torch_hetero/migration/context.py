@@ -1,0 +1,103 @@
+"""The context of a call: the path of patched callables that were entered, as a pointer into a tree.
+
+A `Node` is one path. Nodes are interned: a path has one node, which has one child for each callable that was entered
+there. So to enter is a look-up in a dict and to leave is to put the pointer back. A node's rule is found once, when the
+node is made.
+
+The pointer is a `contextvars.ContextVar`: each thread and each asyncio task has its own. `inherit` takes it to a thread
+that is started.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["ROOT", "UNTRACKED", "Node", "current", "current_key", "enter", "inherit", "leave", "untracked"]
+
+
+class Node:
+    """A path of callables.
+
+    Attributes:
+        name: The last callable's name, such as "cv2.resize".
+        parent: The path without it; None for the root.
+        children: The paths that go on, by the next callable's name.
+        action: Whatever the tree's owner decided for this path, None to call the original.
+    """
+
+    __slots__ = ("action", "children", "decide", "name", "parent")
+
+    def __init__(self, name: str, parent: Node | None, decide: Callable[[tuple[str, ...]], Any]) -> None:
+        self.name, self.parent, self.decide = name, parent, decide
+        self.children: dict[str, Node] = {}
+        self.action = decide(self.path()) if parent is not None else None
+
+    def child(self, name: str) -> Node:
+        """Returns the path that goes on with `name`. Threads that race get the same node."""
+        node = self.children.get(name)
+        return node if node is not None else self.children.setdefault(name, Node(name, self, self.decide))
+
+    def path(self) -> tuple[str, ...]:
+        """Returns the names from the outermost callable on."""
+        names: list[str] = []
+        node: Node | None = self
+        while node is not None and node.parent is not None:
+            names.append(node.name)
+            node = node.parent
+        return tuple(reversed(names))
+
+
+class Untracked(Node):
+    """The context of code that is not migrated: it has no paths but itself."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__("", None, lambda path: None)
+
+    def child(self, name: str) -> Node:
+        return self
+
+
+UNTRACKED = Untracked()
+# Where each thread and task begins. Activation sets its `decide` and clears its children.
+ROOT = Node("", None, lambda path: None)
+
+_current: contextvars.ContextVar[Node] = contextvars.ContextVar("hetero.migration", default=ROOT)
+current = _current.get
+enter = _current.set
+leave = _current.reset
+
+
+def current_key() -> str:
+    """Returns the path of this call, such as "main.Photos.__getitem__/cv2.resize"; empty outside of patched calls."""
+    return "/".join(current().path())
+
+
+@contextmanager
+def untracked() -> Iterator[None]:
+    """Within, patched callables are their originals."""
+    token = enter(UNTRACKED)
+    try:
+        yield
+    finally:
+        leave(token)
+
+
+def inherit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that runs in the context of here, on whatever thread it is called."""
+    here = current()
+    if here is ROOT:
+        return function
+
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        token = enter(here)
+        try:
+            return function(*arguments, **keywords)
+        finally:
+            leave(token)
+
+    return run

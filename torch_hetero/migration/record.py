@@ -1,0 +1,75 @@
+"""From a call to a step: arguments are bound, data is captured, and the strategy is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch_hetero.migration.recipe import Result, Step, Value
+from torch_hetero.migration.spec import Spec
+from torch_hetero.migration.strategy import Call, Strategy, Unsupported
+
+__all__ = ["record"]
+
+
+def record(
+    strategy: Strategy,
+    original: Callable[..., Any],
+    positional: tuple[Any, ...],
+    keywords: dict[str, Any],
+    capture: Callable[[Any], Value | None],
+) -> tuple[Step, Callable[..., Any] | None]:
+    """Returns the step of a call, and how its data results become the call's result (`Mapped.build`).
+
+    Args:
+        strategy: The strategy of the function that is called.
+        original: That function.
+        positional: The call's arguments.
+        keywords: The call's keyword arguments.
+        capture: Returns the value of data, and None for what is no data.
+
+    Raises:
+        Unsupported: The strategy does not cover the call.
+        TypeError: The arguments are not the function's.
+    """
+    arguments = strategy.bind(*positional, **keywords)
+    inputs: list[Value] = []
+    values: dict[int, Value] = {}  # by the object that was captured
+
+    def captured(data: Any) -> Any:
+        if type(data) in (list, tuple):
+            return type(data)(captured(entry) for entry in data)
+        value = values.get(id(data)) or capture(data)
+        if value is None:
+            return data
+        values[id(data)] = value
+        inputs.append(value)
+        return value.spec
+
+    for name in strategy.data:
+        arguments[name] = captured(arguments[name])
+    if not inputs:
+        raise Unsupported("no argument is an array, an image or a tensor")
+    call = Call(arguments)
+    reason = strategy.supports(call)
+    if reason is not None:
+        raise Unsupported(reason)
+    mapped = strategy.map(call)
+
+    def replaced(argument: Any) -> Any:
+        if type(argument) in (list, tuple):
+            return type(argument)(replaced(entry) for entry in argument)
+        return values.get(id(argument), argument)
+
+    outputs = (mapped.outputs,) if isinstance(mapped.outputs, Spec) else mapped.outputs
+    step = Step(
+        strategy, tuple(inputs), mapped.static, mapped.sample,
+        (tuple(map(replaced, positional)), {name: replaced(argument) for name, argument in keywords.items()}),
+        original, outputs,
+    )  # fmt: skip
+    return step, mapped.build
+
+
+def results(step: Step) -> tuple[Value, ...]:
+    """Returns the values of a step."""
+    return tuple(Result(spec, step, index) for index, spec in enumerate(step.outputs))
