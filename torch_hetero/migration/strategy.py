@@ -43,6 +43,7 @@ __all__ = [
     "Call",
     "Mapped",
     "Strategy",
+    "Tensors",
     "Tolerance",
     "Unsupported",
     "all_strategies",
@@ -52,6 +53,8 @@ __all__ = [
 ]
 
 ENTRY_POINTS = "torch_hetero.migration"
+
+Tensors = torch.Tensor | tuple[torch.Tensor, ...]
 
 
 class Unsupported(Exception):
@@ -104,7 +107,7 @@ EXACT = Tolerance()
 class Call:
     """The arguments of a call by the target's parameter names. Data is there as `Spec`s, settings as they were given.
 
-    A parameter that may be data and was given something else, such as the number in ``cv2.add(image, 3)``, is a setting.
+    A data parameter that was given something else, such as the number in ``cv2.add(image, 3)``, is a setting.
     """
 
     __slots__ = ("arguments",)
@@ -132,8 +135,8 @@ class Mapped:
         static: Settings that calls of one batch have in common.
         sample: Settings of this call alone: numbers, or arrays of one shape for all calls. `run` gets each as a tensor
             with a first dimension for the batch, float64, int64 or bool.
-        build: From the data results as user code sees them to the call's result; for functions that return more than data,
-            such as ``cv2.threshold``. None for the data itself: one object, or a tuple of several.
+        build: From the data results as user code sees them to the call's result, for functions that return more than
+            data, such as ``cv2.threshold``. None for the data itself: one object, or a tuple of several.
     """
 
     outputs: Spec | tuple[Spec, ...]
@@ -143,12 +146,12 @@ class Mapped:
 
 
 class Strategy:
-    """One function or method, and how a batch of its calls is computed. See the module's text; subclasses are registered.
+    """One function or method, and how a batch of its calls is computed. The module's text has an example.
 
     Attributes:
         target: The dotted name of the function, method or class of callable objects, as it is imported.
         parameters: The target's parameters as in a `def`, since functions written in C have no signature.
-        data: The parameters that may be data, in the order in which `run` gets them. A list or tuple of data is allowed.
+        data: The parameters that may be data, in the order in which `run` gets them. They may be lists of data.
         tolerance: The largest difference from the original's results. `EXACT` strategies are tested by bits.
         ragged: Whether `run` takes samples of different sizes: then each input is a list of tensors without a batch
             dimension, even if sizes are equal.
@@ -170,20 +173,18 @@ class Strategy:
     bind: Callable[..., dict[str, Any]]
 
     def supports(self, call: Call) -> str | None:
-        """Returns None if `run` can compute this call, else the reason, as a clause: "16-bit images stay on the CPU"."""
+        """Returns None if `run` can compute this call, else the reason: "16-bit images stay on the CPU"."""
         return None
 
     def map(self, call: Call) -> Mapped:
         """Returns the settings and the specs of the results. May raise `Unsupported`."""
         raise NotImplementedError
 
-    def run(
-        self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]
-    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> Tensors:
         """Computes a batch of calls on the device of its inputs.
 
         Args:
-            inputs: For each data parameter that was data, in order, a tensor [batch, ...]; lists of tensors if `ragged`.
+            inputs: For each data parameter that was data, in order, a tensor [batch, ...]; a list of tensors if `ragged`.
             static: As `map` returned it.
             sample: As `map` returned it, [batch, ...] each.
 
