@@ -25,15 +25,16 @@ class Node:
         name: The last callable's name, such as "cv2.resize".
         parent: The path without it; None for the root.
         children: The paths that go on, by the next callable's name.
-        action: Whatever the tree's owner decided for this path, None to call the original.
+        action: What the tree's owner decided for this path, None to call the original.
+        inner: Whether a path that goes on from here may have an action.
     """
 
-    __slots__ = ("action", "children", "decide", "name", "parent")
+    __slots__ = ("action", "children", "decide", "inner", "name", "parent")
 
-    def __init__(self, name: str, parent: Node | None, decide: Callable[[tuple[str, ...]], Any]) -> None:
+    def __init__(self, name: str, parent: Node | None, decide: Callable[[tuple[str, ...]], tuple[Any, bool]]) -> None:
         self.name, self.parent, self.decide = name, parent, decide
         self.children: dict[str, Node] = {}
-        self.action = decide(self.path()) if parent is not None else None
+        self.action, self.inner = decide(self.path()) if parent is not None else (None, False)
 
     def child(self, name: str) -> Node:
         """Returns the path that goes on with `name`. Threads that race get the same node."""
@@ -56,7 +57,7 @@ class Untracked(Node):
     __slots__ = ()
 
     def __init__(self) -> None:
-        super().__init__("", None, lambda path: None)
+        super().__init__("", None, lambda path: (None, False))
 
     def child(self, name: str) -> Node:
         return self
@@ -64,7 +65,7 @@ class Untracked(Node):
 
 UNTRACKED = Untracked()
 # Where each thread and task begins. Activation sets its `decide` and clears its children.
-ROOT = Node("", None, lambda path: None)
+ROOT = Node("", None, lambda path: (None, False))
 
 _current: contextvars.ContextVar[Node] = contextvars.ContextVar("hetero.migration", default=ROOT)
 current = _current.get

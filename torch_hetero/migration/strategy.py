@@ -100,6 +100,17 @@ class Tolerance:
         """Whether a result is near enough."""
         return self.wrong(result, original) <= self.outliers
 
+    def __str__(self) -> str:
+        if self.exact:
+            return "exact"
+        parts = [
+            f"{self.absolute:g}" if self.absolute else "",
+            f"{self.relative:g} of the value" if self.relative else "",
+        ]
+        text = "within " + " + ".join(part for part in parts if part) if any(parts) else "equal"
+        text += f" in all but {self.outliers:.2%} of elements" if self.outliers else ""
+        return f"{text}: {self.note}" if self.note else text
+
 
 EXACT = Tolerance()
 
@@ -184,7 +195,7 @@ class Strategy:
         """Computes a batch of calls on the device of its inputs.
 
         Args:
-            inputs: For each data parameter that was data, in order, a tensor [batch, ...]; a list of tensors if `ragged`.
+            inputs: For each data parameter that was data, in order, a tensor [batch, ...]; a list if `ragged`.
             static: As `map` returned it.
             sample: As `map` returned it, [batch, ...] each.
 
