@@ -144,7 +144,10 @@ def run_batch(steps: list[Step], device: torch.device) -> tuple[torch.Tensor, ..
     """Runs steps with equal settings as one batch; returns [batch, ...] for each output."""
     strategy = steps[0].strategy
     columns = list(zip(*[step.inputs for step in steps], strict=True))
-    if strategy.ragged:
+    if strategy.stacks and all(value.spec == steps[0].inputs[0].spec for value in steps[0].inputs):
+        flat = dense([value for step in steps for value in step.inputs])
+        inputs = [flat.unflatten(0, (len(steps), len(columns)))]
+    elif strategy.ragged:
         inputs = [[value.row[0][value.row[1]] for value in column] for column in columns]
     else:
         inputs = [dense(column) for column in columns]
