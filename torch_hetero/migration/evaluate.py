@@ -142,18 +142,22 @@ def run_group(group: list[Need], device: torch.device, failed: Failed, ran: Ran,
 
 def run_batch(steps: list[Step], device: torch.device, uploaded: Uploaded) -> tuple[torch.Tensor, ...]:
     """Runs steps with equal settings as one batch; returns [batch, ...] for each output."""
-    strategy = steps[0].strategy
-    inputs: list[torch.Tensor | list[torch.Tensor]] = []
-    for column in zip(*[step.inputs for step in steps], strict=True):
-        if strategy.ragged:
-            for value in column:
-                bring(steps[0], [value], device, uploaded)
-            inputs.append([value.row[0][value.row[1]] for value in column])
-        else:
-            inputs.append(bring(steps[0], column, device, uploaded))
+    first = steps[0]
+    if first.strategy.stacks and all(value.spec == first.inputs[0].spec for value in first.inputs):
+        flat = bring(first, [value for step in steps for value in step.inputs], device, uploaded)
+        inputs = [flat.unflatten(0, (len(steps), len(first.inputs)))]
+    elif first.strategy.ragged:
+        for step in steps:
+            for value in step.inputs:
+                bring(first, [value], device, uploaded)
+        columns = zip(*[step.inputs for step in steps], strict=True)
+        inputs = [[value.row[0][value.row[1]] for value in column] for column in columns]
+    else:
+        columns = zip(*[step.inputs for step in steps], strict=True)
+        inputs = [bring(first, column, device, uploaded) for column in columns]
     settings = zip(*[map(np.asarray, step.sample) for step in steps], strict=True)
     sample = [torch.from_numpy(np.stack(entries)).to(device) for entries in settings]
-    outputs = strategy.run(inputs, steps[0].static, sample)
+    outputs = first.strategy.run(inputs, first.static, sample)
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 

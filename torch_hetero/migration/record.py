@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from torch_hetero.migration.recipe import Result, Step, Value
 from torch_hetero.migration.spec import Spec
 from torch_hetero.migration.strategy import Call, Strategy, Unsupported
@@ -38,11 +40,13 @@ def record(
     """
     arguments = strategy.bind(*positional, **keywords)
     inputs: list[Value] = []
-    values: dict[int, Value] = {}  # by the object that was captured
+    values: dict[int, Any] = {}  # by the object that was captured; snapshots of constants, too
 
     def captured(data: Any) -> Any:
         if type(data) in (list, tuple):
             return type(data)(captured(entry) for entry in data)
+        if type(data) is np.ndarray and data.size <= strategy.constants:
+            return values.setdefault(id(data), data.copy())
         value = values.get(id(data)) or capture(data)
         if value is None:
             return data
@@ -53,7 +57,8 @@ def record(
     for name in strategy.data:
         arguments[name] = captured(arguments[name])
     if not inputs:
-        raise Unsupported("no argument is an array, an image or a tensor")
+        small = f", or it has at most {strategy.constants} elements" if strategy.constants else ""
+        raise Unsupported(f"no argument is an array, an image or a tensor{small}")
     call = Call(arguments)
     reason = strategy.supports(call)
     if reason is not None:
@@ -71,7 +76,7 @@ def record(
     step = Step(
         strategy, tuple(inputs), mapped.static, mapped.sample,
         (tuple(map(replaced, positional)), {name: replaced(argument) for name, argument in keywords.items()}),
-        original, outputs, key, device,
+        mapped.original or original, outputs, key, device,
     )  # fmt: skip
     return step, mapped.build
 

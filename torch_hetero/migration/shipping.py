@@ -178,5 +178,6 @@ def make_step(target: str, *settings: Any) -> Step:
         raise ModuleNotFoundError(
             f"{target} was migrated where its strategy was registered; register it in this process, too"
         )
-    inputs, static, sample, arguments, outputs, key, device = settings
-    return Step(strategy, inputs, static, sample, arguments, original_of(target), outputs, key, device)
+    original, inputs, static, sample, arguments, outputs, key, device = settings
+    original = original_of(target) if original is None else original
+    return Step(strategy, inputs, static, sample, arguments, original, outputs, key, device)

@@ -42,6 +42,7 @@ __all__ = [
     "EXACT",
     "Call",
     "Mapped",
+    "OnHost",
     "Strategy",
     "Tensors",
     "Tolerance",
@@ -148,12 +149,16 @@ class Mapped:
             with a first dimension for the batch, float64, int64 or bool.
         build: From the data results as user code sees them to the call's result, for functions that return more than
             data, such as ``cv2.threshold``. None for the data itself: one object, or a tuple of several.
+        original: Called in place of the target's original, with the same arguments, by whoever computes the call on
+            the host. For functions that draw random numbers: `map` draws them, as the original would, and this
+            function has them. It can be pickled.
     """
 
     outputs: Spec | tuple[Spec, ...]
     static: Hashable = None
     sample: tuple[Any, ...] = ()
     build: Callable[..., Any] | None = None
+    original: Callable[..., Any] | None = None
 
 
 class Strategy:
@@ -166,6 +171,9 @@ class Strategy:
         tolerance: The largest difference from the original's results. `EXACT` strategies are tested by bits.
         ragged: Whether `run` takes samples of different sizes: then each input is a list of tensors without a batch
             dimension, even if sizes are equal.
+        stacks: Whether `run` takes the data of a call whose specs are all equal as one input [batch, number, ...]. It
+            is no copy if they are the rows of one batch, in order. Data of different specs comes as usual.
+        constants: Numpy arrays with up to this many elements are settings, not data.
         family: "vision", "audio", "text" or "generic".
         library: The distribution with the target, such as "opencv-python-headless", and `versions`, those in which the
             strategy was tested, as prefixes. Others are tested when a plan is activated.
@@ -176,6 +184,8 @@ class Strategy:
     data: ClassVar[tuple[str, ...]]
     tolerance: Tolerance = EXACT
     ragged: ClassVar[bool] = False
+    stacks: ClassVar[bool] = False
+    constants: ClassVar[int] = 0
     family: ClassVar[str] = "generic"
     library: ClassVar[str] = ""
     versions: ClassVar[tuple[str, ...]] = ()
@@ -211,6 +221,18 @@ class Strategy:
     def data_results(self, result: Any) -> tuple[Any, ...]:
         """Returns the data in what the original returned, in the order of `Mapped.outputs`."""
         return result if type(result) is tuple else (result,)
+
+
+class OnHost(Strategy):
+    """A function that is known to stay on the CPU, and the reason, for reports."""
+
+    reason: ClassVar[str]
+
+    def supports(self, call: Call) -> str | None:
+        return self.reason
+
+    def examples(self, random: np.random.Generator) -> Iterable[tuple[tuple[Any, ...], dict[str, Any]]]:
+        return ()
 
 
 _strategies: dict[str, Strategy] = {}

@@ -71,11 +71,13 @@ def trial(
     recorded: list[tuple[int, Value, Any]] = []
     failures: dict[int, str] = {}
     for positional, keywords in calls:
+        random_state = torch.get_rng_state()
         try:
             step, build = record(strategy, original, *copy.deepcopy((positional, keywords)), source_of)
         except Unsupported as unsupported:
             outcomes.append(Outcome(str(unsupported)))
             continue
+        torch.set_rng_state(random_state)  # the original draws the numbers that `map` drew
         expected = strategy.data_results(original(*positional, **keywords))
         recorded.extend((len(outcomes), value, data) for value, data in zip(results(step), expected, strict=True))
         outcomes.append(None)
