@@ -11,11 +11,12 @@ that is started.
 from __future__ import annotations
 
 import contextvars
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["ROOT", "UNTRACKED", "Node", "current", "current_key", "enter", "inherit", "leave", "untracked"]
+__all__ = ["ROOT", "UNTRACKED", "Node", "current", "current_key", "enter", "inherit", "leave", "outside", "untracked"]
 
 
 class Node:
@@ -86,6 +87,20 @@ def untracked() -> Iterator[None]:
         yield
     finally:
         leave(token)
+
+
+def outside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: the function runs untracked. This package uses functions that it patches."""
+
+    @functools.wraps(function)
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        token = enter(UNTRACKED)
+        try:
+            return function(*arguments, **keywords)
+        finally:
+            leave(token)
+
+    return run
 
 
 def inherit(function: Callable[..., Any]) -> Callable[..., Any]:

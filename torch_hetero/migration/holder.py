@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from torch_hetero.migration import session
-from torch_hetero.migration.context import current_key
+from torch_hetero.migration.context import current_key, outside, untracked
 from torch_hetero.migration.recipe import Source, Value
 from torch_hetero.migration.record import record, results
 from torch_hetero.migration.spec import Spec, checksum, spec_of, to_tensor
@@ -64,6 +64,7 @@ class Holder:
             self.keep(session.materialize(self.value))
         return self.data
 
+    @outside
     def keep(self, data: Any) -> None:
         """From now on the elements are the host's."""
         self.data = data
@@ -115,6 +116,7 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     return torch.equal(left, right)
 
 
+@outside
 def capture(data: Any) -> Value | None:
     """Returns the value of an argument of a migrated call; None for what is no data.
 
@@ -177,7 +179,8 @@ def migrate(
         raise Unsupported(reason)
     if key is None:
         key = "/".join(filter(None, (current_key(), strategy.target)))
-    step, build = record(strategy, original, positional, keywords, capture, key, device)
+    with untracked():
+        step, build = record(strategy, original, positional, keywords, capture, key, device)
     if exact is None:
         exact = any(value.spec.dtype == torch.uint8 for value in step.inputs)
     if exact and not strategy.tolerance.exact:

@@ -37,7 +37,9 @@ class Injector:
             int, tuple[Any, Any, str]
         ] = {}  # by id of the original: original, wrapper, root of its library
         self.defaults: list[tuple[Any, tuple[Any, ...]]] = []
-        self.items: list[tuple[dict[Any, Any], Any, Any]] = []  # dict, key, what was there or MISSING
+        self.items: list[
+            tuple[dict[Any, Any], Any, Any, Any]
+        ] = []  # dict, key, what was there or MISSING, what is there now
 
     def patch(self, site: Site, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Any]:
         """Replaces the callable of a site by `wrap(callable)`; returns the callable."""
@@ -66,38 +68,51 @@ class Injector:
 
     def set_item(self, table: dict[Any, Any], key: Any, after: Any) -> None:
         """Sets an entry of a dict and writes it down."""
-        self.items.append((table, key, table.get(key, MISSING)))
+        self.items.append((table, key, table.get(key, MISSING), after))
         table[key] = after
 
     def sweep(self) -> None:
         """Replaces the originals wherever loaded modules have them under other names."""
-        wanted = self.wrappers.keys()
-        if not wanted:
+        if not self.wrappers:
             return
+        seen: set[int] = set()
         for module_name, module in list(sys.modules.items()):
             namespace = getattr(module, "__dict__", None)
-            if type(namespace) is not dict:
-                continue
             root = module_name.split(".")[0]
-            if root in ("sys", "builtins", "torch_hetero"):
+            if type(namespace) is not dict or root in ("sys", "builtins", "torch_hetero") or id(namespace) in seen:
                 continue
-            self.sweep_namespace(module, namespace, root)
+            seen.add(id(namespace))
+            self.sweep_names(namespace, root)
+            if own_code(module):
+                self.sweep_code(module, namespace, seen)
 
-    def sweep_namespace(self, owner: Any, namespace: Any, root: str) -> None:
-        """Replaces the originals among a module's names, and in the classes and functions that it defines."""
+    def sweep_names(self, namespace: dict[str, Any], root: str) -> None:
+        """Replaces the originals among a module's names."""
         wanted = self.wrappers
         if not wanted.keys().isdisjoint(map(id, namespace.values())):
             for name, value in list(namespace.items()):
                 found = wanted.get(id(value))
                 if found is not None and found[0] is value and found[2] != root:
-                    self.set(owner, name, value, found[1])
-        if not own_code(owner):
-            return
+                    self.set_item(namespace, name, found[1])
+
+    def sweep_code(self, module: ModuleType, namespace: dict[str, Any], seen: set[int]) -> None:
+        """Replaces the originals in the classes and functions that a module of the program defines.
+
+        Their globals may be another dict than the module's: `multiprocessing` runs the main module of a child by `runpy`.
+        """
         for value in list(namespace.values()):
-            if isinstance(value, type) and value.__module__ == owner.__name__:
+            if getattr(value, "__module__", None) != module.__name__:
+                continue
+            functions: list[Any] = [value]
+            if isinstance(value, type):
                 self.sweep_class(value)
-            elif isinstance(value, types.FunctionType) and value.__module__ == owner.__name__:
-                self.sweep_defaults(value)
+                functions = list(vars(value).values())
+            for function in functions:
+                if isinstance(function, types.FunctionType):
+                    self.sweep_defaults(function)
+                    if id(function.__globals__) not in seen:
+                        seen.add(id(function.__globals__))
+                        self.sweep_names(function.__globals__, module.__name__)
 
     def sweep_class(self, owner: type) -> None:
         """Replaces the originals among a class's attributes and its methods' default arguments."""
@@ -106,8 +121,6 @@ class Injector:
             found = self.wrappers.get(id(inner))
             if found is not None and found[0] is inner:
                 self.set(owner, name, value, staticmethod(found[1]) if inner is not value else found[1])
-            elif isinstance(value, types.FunctionType):
-                self.sweep_defaults(value)
 
     def sweep_defaults(self, function: types.FunctionType) -> None:
         """Replaces the originals among a function's default arguments."""
@@ -134,9 +147,11 @@ class Injector:
                 setattr(owner, name, before)
         for function, defaults in reversed(self.defaults):
             function.__defaults__ = defaults
-        for table, key, before in reversed(self.items):
+        for table, key, before, after in reversed(self.items):
+            if table.get(key, MISSING) is not after:
+                continue  # the program bound the name to something else
             if before is MISSING:
-                table.pop(key, None)
+                del table[key]
             else:
                 table[key] = before
         originals = {id(wrapper): (wrapper, original) for original, wrapper, _ in self.wrappers.values()}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_hetero.migration.context import current_key
+from torch_hetero.migration.context import current_key, outside
 from torch_hetero.migration.evaluate import evaluate
 from torch_hetero.migration.recipe import Result, Source, Step, Value, host_result
 from torch_hetero.migration.report import Report
@@ -102,6 +102,7 @@ def device_of(value: Value) -> str:
     return value.step.device if isinstance(value, Result) else ""
 
 
+@outside
 def place(values: list[Value]) -> None:
     """Computes values on their devices."""
     session = _active
@@ -122,6 +123,7 @@ def place(values: list[Value]) -> None:
     evaluate(values, torch.device(device_of(values[0]) or "cpu"), session.failed, ran, uploaded)
 
 
+@outside
 def materialize(value: Value) -> Any:
     """Returns a value as a new array, image or CPU tensor, which the caller owns.
 
@@ -143,6 +145,7 @@ def materialize(value: Value) -> Any:
     return from_tensor(tensor.clone() if batch.device.type == "cpu" else tensor, value.spec)
 
 
+@outside
 def on_device(value: Value) -> torch.Tensor:
     """Returns a value as a tensor on the device that computes it; a view of the batch that it was computed in."""
     if value.row is None:

@@ -14,11 +14,13 @@ from __future__ import annotations
 import io
 import math
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from torch_hetero.migration import session
+from torch_hetero.migration.context import outside
 from torch_hetero.migration.holder import handle_of
 from torch_hetero.migration.names import original_of
 from torch_hetero.migration.recipe import Result, Source, Step, Value
@@ -30,6 +32,7 @@ __all__ = ["reduce_handle", "ship"]
 ALIGNMENT = 64
 
 
+@outside
 def ship(handle: Any) -> None:
     """In a worker: computes what is smaller here and packs the bytes, so that pickling cannot fail later.
 
@@ -117,6 +120,7 @@ def aligned(tensor: torch.Tensor) -> int:
     return -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
 
 
+@outside
 def unpack(stream: bytes, packed: torch.Tensor, specs: list[tuple[tuple[int, ...], torch.dtype]]) -> Any:
     """Makes a handle from what `ship` packed."""
     tensors = []
@@ -142,6 +146,7 @@ class RecipePickler(pickle.Pickler):
     def reducer_override(self, entry: Any) -> Any:
         """Names a step's function instead of pickling it: a patched function is not what its name finds."""
         if isinstance(entry, Step):
+            original = None if entry.original is original_of(entry.strategy.target) else entry.original
             settings = (
                 entry.inputs,
                 entry.static,
@@ -151,7 +156,7 @@ class RecipePickler(pickle.Pickler):
                 entry.key,
                 entry.device,
             )
-            return make_step, (entry.strategy.target, *settings)
+            return make_step, (entry.strategy.target, original, *settings)
         return NotImplemented
 
 
@@ -171,13 +176,12 @@ class RecipeUnpickler(pickle.Unpickler):
         return self.sources[index]
 
 
-def make_step(target: str, *settings: Any) -> Step:
-    """Returns a step of the function that a target names."""
+def make_step(target: str, original: Callable[..., Any] | None, *settings: Any) -> Step:
+    """Returns a step of the function that a target names, or of another `original`."""
     strategy = find(target)
     if strategy is None:
-        raise ModuleNotFoundError(
-            f"{target} was migrated where its strategy was registered; register it in this process, too"
+        raise ImportError(
+            f"the strategy for {target} is not registered in this process; add its module to the plan's strategies"
         )
-    original, inputs, static, sample, arguments, outputs, key, device = settings
-    original = original_of(target) if original is None else original
-    return Step(strategy, inputs, static, sample, arguments, original, outputs, key, device)
+    inputs, static, sample, arguments, outputs, key, device = settings
+    return Step(strategy, inputs, static, sample, arguments, original or original_of(target), outputs, key, device)
