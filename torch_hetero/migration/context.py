@@ -16,7 +16,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["ROOT", "UNTRACKED", "Node", "current", "current_key", "enter", "inherit", "leave", "outside", "untracked"]
+__all__ = [
+    "NOTHING", "UNTRACKED", "Node", "current", "current_key", "enter", "inherit", "leave", "left_calls", "outside", "replant",
+    "untracked",
+]  # fmt: skip
+
+
+# No action, no longer path with one, no reason.
+NOTHING = (None, False, "")
 
 
 class Node:
@@ -28,14 +35,19 @@ class Node:
         children: The paths that go on, by the next callable's name.
         action: What the tree's owner decided for this path, None to call the original.
         inner: Whether a path that goes on from here may have an action.
+        reason: Why calls of this path are not migrated, if there is no action.
+        calls: How many calls were left to the original, which `left_calls` takes.
     """
 
-    __slots__ = ("action", "children", "decide", "inner", "name", "parent")
+    __slots__ = ("action", "calls", "children", "decide", "inner", "name", "parent", "reason")
 
-    def __init__(self, name: str, parent: Node | None, decide: Callable[[tuple[str, ...]], tuple[Any, bool]]) -> None:
+    def __init__(
+        self, name: str, parent: Node | None, decide: Callable[[tuple[str, ...]], tuple[Any, bool, str]]
+    ) -> None:
         self.name, self.parent, self.decide = name, parent, decide
         self.children: dict[str, Node] = {}
-        self.action, self.inner = decide(self.path()) if parent is not None else (None, False)
+        self.calls = 0
+        self.action, self.inner, self.reason = decide(self.path()) if parent is not None else NOTHING
 
     def child(self, name: str) -> Node:
         """Returns the path that goes on with `name`. Threads that race get the same node."""
@@ -58,7 +70,7 @@ class Untracked(Node):
     __slots__ = ()
 
     def __init__(self) -> None:
-        super().__init__("", None, lambda path: (None, False))
+        super().__init__("", None, lambda path: NOTHING)
 
     def child(self, name: str) -> Node:
         return self
@@ -66,7 +78,7 @@ class Untracked(Node):
 
 UNTRACKED = Untracked()
 # Where each thread and task begins. Activation sets its `decide` and clears its children.
-ROOT = Node("", None, lambda path: (None, False))
+ROOT = Node("", None, lambda path: NOTHING)
 
 _current: contextvars.ContextVar[Node] = contextvars.ContextVar("hetero.migration", default=ROOT)
 current = _current.get
@@ -77,6 +89,23 @@ leave = _current.reset
 def current_key() -> str:
     """Returns the path of this call, such as "main.Photos.__getitem__/cv2.resize"; empty outside of patched calls."""
     return "/".join(current().path())
+
+
+def left_calls() -> Iterator[tuple[str, str, int]]:
+    """Yields the path, the reason and the number of calls that were left to the originals since the last time."""
+    pending = list(ROOT.children.values())
+    while pending:
+        node = pending.pop()
+        pending.extend(node.children.values())
+        if node.calls:
+            calls, node.calls = node.calls, 0
+            yield "/".join(node.path()), node.reason, calls
+
+
+def replant(decide: Callable[[tuple[str, ...]], tuple[Any, bool, str]]) -> None:
+    """Begins a new tree, in which `decide` says what happens at each path."""
+    ROOT.decide = decide
+    ROOT.children.clear()
 
 
 @contextmanager

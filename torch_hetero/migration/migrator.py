@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import inspect
 import itertools
 import json
@@ -18,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from torch_hetero.migration import session, workers
-from torch_hetero.migration.context import ROOT
+from torch_hetero.migration.context import NOTHING, replant
 from torch_hetero.migration.injector import ImportHook, Injector, own_code
 from torch_hetero.migration.names import ORIGINAL, Site, is_module, locate, site_of, unwrapped
-from torch_hetero.migration.plan import Plan, PlanError, Rule
+from torch_hetero.migration.plan import Plan, PlanError, Rule, version_of
 from torch_hetero.migration.report import Report
 from torch_hetero.migration.strategy import Strategy, all_strategies, find, load_entry_points
 from torch_hetero.migration.trial import trial
@@ -78,7 +77,7 @@ class PipelineMigrator:
         """
         if self.is_active or session.active() is not None:
             raise RuntimeError("a plan is active already; deactivate it first")
-        self.notes = load_entry_points()
+        self.notes = list(load_entry_points())
         for module in self.plan.strategies:
             try:
                 importlib.import_module(module)
@@ -97,8 +96,7 @@ class PipelineMigrator:
         except BaseException:
             self.take_back()
             raise
-        ROOT.decide = self.decide
-        ROOT.children.clear()
+        replant(self.decide)
         session.begin(session.Session(self.report, pid, self.debug))
         workers.install(self.injector)
         self.hook.install()
@@ -120,13 +118,14 @@ class PipelineMigrator:
         self.hook.remove()
         for problem in self.injector.undo():
             self.note(problem)
-        ROOT.decide = lambda path: (None, False)
-        ROOT.children.clear()
+        if self.report is not None:
+            self.report.collect()
+        replant(lambda path: NOTHING)
         if session.active() is not None and session.active().report is self.report:
             session.end()
-        for variable in (PLAN, DIRECTORY, PID):
-            if self.is_active and os.environ.get(PID) == str(os.getpid()) or variable != PID and not self.is_active:
-                os.environ.pop(variable, None)
+        if self.is_active and os.environ.get(PID) == str(os.getpid()):
+            for variable in (PLAN, DIRECTORY, PID):
+                del os.environ[variable]
         self.rules.clear()
         self.is_active = False
 
@@ -168,7 +167,8 @@ class PipelineMigrator:
         self.resolve_pending()
         if len(self.pending) < before:
             self.injector.sweep()
-            ROOT.children.clear()
+            self.report.collect()
+            replant(self.decide)
 
     def resolve_pending(self) -> None:
         """Patches the callables of rules whose modules are there.
@@ -251,18 +251,20 @@ class PipelineMigrator:
             f"written: {len(wrong)} of {SELF_TESTS} calls, by up to {max(outcome.largest for outcome in wrong):g}"
         )
 
-    def decide(self, path: tuple[str, ...]) -> tuple[Action | None, bool]:
-        """Returns what happens to calls of a path, and whether longer paths may have rules."""
-        best: tuple[str, ...] | None = None
+    def decide(self, path: tuple[str, ...]) -> tuple[Action | None, bool, str]:
+        """Returns what happens to calls of a path, whether longer paths may have rules, and why nothing happens."""
+        best: tuple[str, ...] = ()
         inner = False
         for names in self.rules:
-            if path[-len(names) :] == names and (best is None or len(names) > len(best)):
+            if path[-len(names) :] == names and len(names) > len(best):
                 best = names
             inner = inner or any(path[-count:] == names[:count] for count in range(1, len(names)))
-        if best is None:
-            return None, inner
+        if not best:
+            return None, inner, "no rule is for this context"
         rule, strategy, reason = self.rules[best]
-        return Action(rule, strategy, "/".join(path), reason), inner
+        if rule.mode == "cpu" or reason:
+            return None, inner, reason or "the plan keeps it on the CPU"
+        return Action(rule, strategy, "/".join(path)), inner, ""
 
 
 def resolve(rule: Rule) -> tuple[Site, ...] | None:
@@ -366,11 +368,3 @@ def changed(strategy: Strategy, original: Callable[..., Any]) -> str:
             f"the signature of {strategy.target} is ({', '.join(names)}), its strategy expects ({', '.join(expected)})"
         )
     return ""
-
-
-def version_of(library: str) -> str:
-    """Returns the installed version of a distribution; empty if it is not installed."""
-    try:
-        return importlib.metadata.version(library)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

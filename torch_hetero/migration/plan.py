@@ -19,6 +19,7 @@ the longest key that its own path ends with.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.metadata
 import json
 import re
@@ -29,7 +30,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["MODES", "Plan", "PlanError", "Rule", "environment"]
+__all__ = ["MODES", "Plan", "PlanError", "Rule", "environment", "version_of"]
 
 VERSION = 1
 # defer: results are handles, computed in batches. inline: each call is computed at once. cpu: the original.
@@ -122,7 +123,7 @@ class Plan:
 
     def changes(self) -> list[str]:
         """Returns what differs between here and where the plan was measured, one clause each."""
-        now = environment()
+        now = environment() if self.environment else {}
         return [
             f"{name} is {now.get(name, 'not installed')}, the plan was measured with {value}"
             for name, value in self.environment.items()
@@ -216,13 +217,17 @@ def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+@functools.cache
+def version_of(library: str) -> str:
+    """Returns the installed version of a distribution; empty if it is not installed."""
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def environment() -> dict[str, str]:
     """Returns the versions of libraries and the accelerator that results and times depend on."""
-    versions = {}
-    for library in LIBRARIES:
-        try:
-            versions[library] = importlib.metadata.version(library)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    versions = {library: version_of(library) for library in LIBRARIES if version_of(library)}
     versions["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return versions

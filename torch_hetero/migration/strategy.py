@@ -25,6 +25,7 @@ to import, and from the section ``strategies`` of a plan, which names modules.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import inspect
@@ -273,9 +274,10 @@ def load_builtin() -> None:
     importlib.import_module("torch_hetero.migration.strategies")
 
 
-def load_entry_points() -> list[str]:
-    """Loads strategies that other distributions offer; returns one sentence for each that cannot be loaded."""
-    problems = []
+@functools.cache
+def load_entry_points() -> tuple[str, ...]:
+    """Loads strategies that other distributions offer, once; returns one sentence for each that cannot be loaded."""
+    problems: list[str] = []
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             loaded = point.load()
@@ -285,4 +287,4 @@ def load_entry_points() -> list[str]:
             problems.append(
                 f"the strategies of entry point {point.name!r} cannot be loaded: {type(error).__name__}: {error}"
             )
-    return problems
+    return tuple(problems)

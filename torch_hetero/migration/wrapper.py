@@ -19,7 +19,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from torch_hetero.migration import session
-from torch_hetero.migration.context import UNTRACKED, Node, current, enter, leave
+from torch_hetero.migration.context import Node, current, enter, leave
 from torch_hetero.migration.holder import HANDLES, capture, handle_of, migrate, on_host
 from torch_hetero.migration.plan import Rule
 from torch_hetero.migration.recipe import Source
@@ -37,13 +37,11 @@ class Action:
         rule: The plan's rule.
         strategy: The strategy; None for the program's own callables.
         key: The path as text, for reports.
-        reason: Why the calls stay on the CPU after all; empty if they do not.
     """
 
     rule: Rule
     strategy: Strategy | None
     key: str
-    reason: str = ""
 
 
 def make_wrapper(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,6 +65,7 @@ def make_wrapper(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             node = parent.child(name)
         action = node.action
         if action is None and not node.inner:
+            node.calls += 1
             for argument in positional:
                 if type(argument) in handles:
                     break
@@ -78,6 +77,7 @@ def make_wrapper(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             return track_generator(node, original(*positional, **keywords))
         if action is not None:
             return act(action, node, original, positional, keywords)
+        node.calls += 1
         token = enter(node)
         try:
             return original(*positional, **keywords)
@@ -92,12 +92,6 @@ def act(
 ) -> Any:
     """Makes a call to which a rule applies."""
     rule = action.rule
-    if rule.mode == "cpu" or action.reason:
-        token = enter(UNTRACKED if rule.mode == "cpu" else node)
-        try:
-            return run_original(action, original, positional, keywords, action.reason or "the plan keeps it on the CPU")
-        finally:
-            leave(token)
     token = enter(node)
     try:
         if action.strategy is None:
