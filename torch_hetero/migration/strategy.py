@@ -194,7 +194,8 @@ class Strategy:
         """Computes a batch of calls on the device of its inputs.
 
         Args:
-            inputs: For each data parameter that was data, in order, a tensor [batch, ...]; a list of tensors if `ragged`.
+            inputs: For each data parameter that was data, in order, a tensor [batch, ...]; a list of tensors if
+                `ragged`.
             static: As `map` returned it.
             sample: As `map` returned it, [batch, ...] each.
 
@@ -218,9 +219,11 @@ class OnHost(Strategy):
     reason: ClassVar[str]
 
     def supports(self, call: Call) -> str | None:
+        """Returns the reason."""
         return self.reason
 
     def examples(self, random: np.random.Generator) -> Iterable[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Returns no call."""
         return ()
 
 
