@@ -11,7 +11,7 @@ from torch_hetero.migration.recipe import Result, Step, Value
 from torch_hetero.migration.spec import Spec
 from torch_hetero.migration.strategy import Call, OnHost, Strategy, Unsupported
 
-__all__ = ["record"]
+__all__ = ["record", "results"]
 
 
 def record(
@@ -20,6 +20,8 @@ def record(
     positional: tuple[Any, ...],
     keywords: dict[str, Any],
     capture: Callable[[Any], Value | None],
+    key: str = "",
+    device: str | None = None,
 ) -> tuple[Step, Callable[..., Any] | None]:
     """Returns the step of a call, and how its data results become the call's result (`Mapped.build`).
 
@@ -29,6 +31,8 @@ def record(
         positional: The call's arguments.
         keywords: The call's keyword arguments.
         capture: Returns the value of data, and None for what is no data.
+        key: The context of the call.
+        device: Where the step is computed; where its first input is if it is not given.
 
     Raises:
         Unsupported: The strategy does not cover the call.
@@ -68,11 +72,13 @@ def record(
             return type(argument)(replaced(entry) for entry in argument)
         return values.get(id(argument), argument)
 
+    if device is None:
+        device = next((value.step.device for value in inputs if isinstance(value, Result)), "")
     outputs = (mapped.outputs,) if isinstance(mapped.outputs, Spec) else mapped.outputs
     step = Step(
         strategy, tuple(inputs), mapped.static, mapped.sample,
         (tuple(map(replaced, positional)), {name: replaced(argument) for name, argument in keywords.items()}),
-        mapped.original or original, outputs,
+        mapped.original or original, outputs, key, device,
     )  # fmt: skip
     return step, mapped.build
 

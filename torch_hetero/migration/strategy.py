@@ -25,6 +25,7 @@ to import, and from the section ``strategies`` of a plan, which names modules.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import inspect
@@ -100,6 +101,17 @@ class Tolerance:
     def accepts(self, result: np.ndarray, original: np.ndarray) -> bool:
         """Whether a result is near enough."""
         return self.wrong(result, original) <= self.outliers
+
+    def __str__(self) -> str:
+        if self.exact:
+            return "exact"
+        parts = [
+            f"{self.absolute:g}" if self.absolute else "",
+            f"{self.relative:g} of the value" if self.relative else "",
+        ]
+        text = "within " + " + ".join(part for part in parts if part) if any(parts) else "equal"
+        text += f" in all but {self.outliers:.2%} of elements" if self.outliers else ""
+        return f"{text}: {self.note}" if self.note else text
 
 
 EXACT = Tolerance()
@@ -194,8 +206,7 @@ class Strategy:
         """Computes a batch of calls on the device of its inputs.
 
         Args:
-            inputs: For each data parameter that was data, in order, a tensor [batch, ...]; a list of tensors if
-                `ragged`.
+            inputs: For each data parameter that was data, in order, a tensor [batch, ...]; a list if `ragged`.
             static: As `map` returned it.
             sample: As `map` returned it, [batch, ...] each.
 
@@ -265,9 +276,10 @@ def load_builtin() -> None:
     importlib.import_module("torch_hetero.migration.strategies")
 
 
-def load_entry_points() -> list[str]:
-    """Loads strategies that other distributions offer; returns one sentence for each that cannot be loaded."""
-    problems = []
+@functools.cache
+def load_entry_points() -> tuple[str, ...]:
+    """Loads strategies that other distributions offer, once; returns one sentence for each that cannot be loaded."""
+    problems: list[str] = []
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             loaded = point.load()
@@ -277,4 +289,4 @@ def load_entry_points() -> list[str]:
             problems.append(
                 f"the strategies of entry point {point.name!r} cannot be loaded: {type(error).__name__}: {error}"
             )
-    return problems
+    return tuple(problems)
