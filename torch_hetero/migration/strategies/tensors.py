@@ -146,12 +146,9 @@ class Pad(Strategy):
         if mode == "constant":
             return torch.nn.functional.pad(source, pad, value=value)
         # [batch, channels, padded ...]: all dimensions before those that are padded are one.
-        packed = source.flatten(0, source.dim() - len(pad) // 2 - 1).unsqueeze(0)
-        return (
-            torch.nn.functional.pad(packed, pad, mode)
-            .squeeze(0)
-            .unflatten(0, source.shape[: source.dim() - len(pad) // 2])
-        )
+        first = source.dim() - len(pad) // 2
+        packed = source.flatten(0, first - 1).unsqueeze(0)
+        return torch.nn.functional.pad(packed, pad, mode).squeeze(0).unflatten(0, source.shape[:first])
 
     def examples(self, random: np.random.Generator) -> Examples:
         while True:
@@ -162,3 +159,58 @@ class Pad(Strategy):
                 yield (array, pad), {"value": 3} if random.random() < 0.5 else {}
             else:
                 yield (array.float(), pad), {"mode": mode}
+
+
+class Like(Strategy):
+    """A tensor of one value, such as a mask for all tokens of a sequence."""
+
+    library = "torch"
+    versions = ("2.11.",)
+    data = ("input",)
+    number = 0
+
+    def supports(self, call: Call) -> str | None:
+        if call["input"].kind != "tensor":
+            return "input is no tensor"
+        if call["requires_grad"]:
+            return "requires_grad= is given"
+        if not isinstance(call.arguments.get("fill_value", 0), (bool, int, float)):
+            return "fill_value is no number"
+        return call.given("layout", "device", "memory_format")
+
+    def map(self, call: Call) -> Mapped:
+        dtype = call["dtype"] or call["input"].dtype
+        value = call.arguments.get("fill_value", self.number)
+        return Mapped(Spec("tensor", call["input"].shape, dtype), (dtype, value))
+
+    def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
+        dtype, value = static
+        return torch.full(inputs[0].shape, value, dtype=dtype, device=inputs[0].device)
+
+    def examples(self, random: np.random.Generator) -> Examples:
+        while True:
+            tensor = torch.from_numpy(random_array(random, (np.int64, np.float32), (12, 7)))
+            value = () if "fill_value" not in self.parameters else (3,)
+            yield (tensor, *value), {} if random.random() < 0.5 else {"dtype": torch.bool}
+
+
+LIKE = "*, dtype=None, layout=None, device=None, requires_grad=False, memory_format=None"
+
+
+@register
+class ZerosLike(Like):
+    target = "torch.zeros_like"
+    parameters = f"input, {LIKE}"
+
+
+@register
+class OnesLike(Like):
+    target = "torch.ones_like"
+    parameters = f"input, {LIKE}"
+    number = 1
+
+
+@register
+class FullLike(Like):
+    target = "torch.full_like"
+    parameters = f"input, fill_value, {LIKE}"
