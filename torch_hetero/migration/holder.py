@@ -24,9 +24,9 @@ from torch_hetero.migration.context import current_key, outside, untracked
 from torch_hetero.migration.recipe import Source, Value
 from torch_hetero.migration.record import record, results
 from torch_hetero.migration.spec import Spec, checksum, spec_of, to_tensor
-from torch_hetero.migration.strategy import Strategy, Unsupported
+from torch_hetero.migration.strategy import Strategy, Unsupported, find
 
-__all__ = ["HANDLES", "Holder", "capture", "handle_of", "migrate", "on_host", "register_handle"]
+__all__ = ["HANDLES", "Holder", "capture", "handle_of", "migrate", "on_host", "record_call", "register_handle"]
 
 # The types of handles. Their instances have `_hetero_holder`, and `_hetero_host()`, which returns what user code may share.
 HANDLES: set[type] = set()
@@ -50,13 +50,13 @@ def handle_of(value: Value) -> Any:
 class Holder:
     """The state of a handle; see the module's text. Views of arrays add theirs in `array_handle.py`."""
 
-    __slots__ = ("crc", "data", "packed", "value")
+    __slots__ = ("crc", "data", "shipment", "value")
 
     def __init__(self, value: Value) -> None:
         self.value = value
         self.data: Any = None  # None while recorded
         self.crc = 0
-        self.packed: tuple[Any, ...] | None = None  # on its way to another process: what `shipping.ship` made
+        self.shipment: tuple[Any, int] | None = None  # on its way to another process: what `shipping.ship` made
 
     def host(self) -> Any:
         """Returns the host's object, computed if need be. User code may change it."""
@@ -192,3 +192,20 @@ def migrate(
     if build is not None:
         return build(*handles)
     return handles[0] if len(handles) == 1 else tuple(handles)
+
+
+def record_call(
+    target: str, original: Callable[..., Any], positional: tuple[Any, ...], keywords: dict[str, Any]
+) -> Any:
+    """Records a call with a handle that no rule is for, so that what is on the device stays there.
+
+    Returns NotImplemented where there is no strategy, or it does not cover the call; that is counted.
+    """
+    strategy = find(target)
+    if strategy is None:
+        return NotImplemented
+    try:
+        return migrate(strategy, original, positional, keywords)
+    except (Unsupported, TypeError) as error:
+        session.count_fallback(target, str(error))
+        return NotImplemented

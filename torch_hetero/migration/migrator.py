@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hetero.migration import session, threads, workers
+from torch_hetero.migration import bridges, session, threads, workers
 from torch_hetero.migration.context import NOTHING, replant
 from torch_hetero.migration.injector import ImportHook, Injector, own_code
 from torch_hetero.migration.names import ORIGINAL, Site, is_module, locate, site_of, unwrapped
@@ -92,6 +92,7 @@ class PipelineMigrator:
         try:
             self.pending = list(self.plan.rules)
             self.resolve_pending()
+            bridges.install(self.injector)
             self.injector.sweep()
         except BaseException:
             self.take_back()
@@ -168,6 +169,7 @@ class PipelineMigrator:
         before = len(self.pending)
         self.resolve_pending()
         if len(self.pending) < before:
+            bridges.install(self.injector)
             self.injector.sweep()
             self.report.collect()
             replant(self.decide)

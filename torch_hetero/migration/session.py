@@ -101,6 +101,12 @@ def count_avoided(value: Value) -> None:
         _active.report.count(value.step.key, avoided=value.spec.nbytes)
 
 
+def count_host_call(step: Step) -> None:
+    """Counts a recorded call that its original computed."""
+    if _active is not None:
+        _active.report.count(step.key, host_calls=1)
+
+
 def count_fallback(target: str, reason: str) -> None:
     """Counts a call on a handle that the original made."""
     if _active is not None:
@@ -155,9 +161,7 @@ def materialize(value: Value) -> Any:
         Exception: What the original functions raise.
     """
     if isinstance(value, Source) or not on_device_here():
-        if isinstance(value, Result) and _active is not None:
-            _active.report.count(value.step.key, host_calls=1)
-        return host_result(value)
+        return host_result(value, count_host_call)
     if value.row is None:
         place([value])
     batch, index = value.row

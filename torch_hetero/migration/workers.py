@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import _utils as data_utils
 
 from torch_hetero.migration import session
 from torch_hetero.migration.array_handle import ArrayHandle
-from torch_hetero.migration.holder import HANDLES
+from torch_hetero.migration.holder import HANDLES, record_call
 from torch_hetero.migration.injector import Injector
 from torch_hetero.migration.shipping import ship
 from torch_hetero.migration.tensor_handle import TensorHandle
@@ -43,7 +43,7 @@ def shipping_fetch(original: Any) -> Any:
     def fetch(self: Any, index: Any) -> Any:
         batch = original(self, index)
         if not session.on_device_here():
-            tree_map(lambda entry: ship(entry) if type(entry) in HANDLES else None, batch)
+            ship([entry for entry in tree_leaves(batch) if type(entry) in HANDLES])
         return batch
 
     return fetch
@@ -56,7 +56,7 @@ def collate_tensors(batch: list[Any], *, collate_fn_map: Any = None) -> Any:
 
 def collate_arrays(batch: list[Any], *, collate_fn_map: Any = None) -> Any:
     """Makes a batch of arrays, of which the first is a handle."""
-    return torch.stack([torch.as_tensor(entry) for entry in batch], 0)
+    return torch.stack([record_call("torch.as_tensor", torch.as_tensor, (entry,), {}) for entry in batch], 0)
 
 
 def worker_loop(*arguments: Any) -> Any:
