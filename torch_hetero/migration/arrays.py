@@ -21,14 +21,7 @@ import torch
 from torch_hetero.migration.spec import NUMPY_DTYPES, TORCH_DTYPES, Spec
 from torch_hetero.migration.strategy import EXACT, Call, Mapped, Strategy, Tolerance, Unsupported, register
 
-__all__ = ["VIEWS", "ArrayStrategy", "Examples", "ask_numpy", "placeholder", "torch_dtype"]
-
-# Methods and functions whose result shares memory with their array in numpy: writing to one writes to the other.
-VIEWS = frozenset(
-    [f"numpy.ndarray.{name}" for name in ("__getitem__", "ravel", "reshape", "squeeze", "swapaxes", "transpose")]
-    + [f"numpy.{name}" for name in ("asarray", "ascontiguousarray", "expand_dims", "flip", "fliplr", "flipud")]
-    + [f"numpy.{name}" for name in ("moveaxis", "ravel", "reshape", "rot90", "squeeze", "swapaxes", "transpose")]
-)
+__all__ = ["ArrayStrategy", "Examples", "ask_numpy", "placeholder", "torch_dtype"]
 
 Examples = Iterator[tuple[tuple[Any, ...], dict[str, Any]]]
 INTEGERS = (np.uint8, np.int8, np.int16, np.int32, np.int64)
@@ -128,7 +121,8 @@ class Ufunc(Strategy):
     takes: ClassVar[tuple[Any, ...]]
 
     def supports(self, call: Call) -> str | None:
-        if call["out"] not in (None, (None,)):
+        out = call["out"]
+        if any(entry is not None for entry in (out if isinstance(out, tuple) else (out,))):
             return "out= is given"
         reason = given(call, where=True, casting="same_kind", order="K", dtype=None, signature=None)
         if reason is not None:
@@ -636,8 +630,13 @@ class Clip(ArrayStrategy):
         if array.shape == ():
             raise Unsupported("its result is a number")
         dtype = ask_numpy(np.clip, np.empty(0, NUMPY_DTYPES[array.dtype]), low, high).dtype
+        if dtype.kind in "iu":  # a number of Python that bounds nothing need not fit
+            limits = np.iinfo(dtype)
+            low = max(low, int(limits.min)) if type(low) is int else low
+            high = min(high, int(limits.max)) if type(high) is int else high
         wide = np.float64 if dtype.kind == "f" else np.int64
-        numbers = tuple(np.asarray(bound, dtype).astype(wide) for bound in (low, high) if bound is not None)
+        bounds = [ask_numpy(np.asarray, bound, dtype) for bound in (low, high) if bound is not None]
+        numbers = tuple(bound.astype(wide) for bound in bounds)
         static = (low is not None, high is not None, torch_dtype(dtype))
         return Mapped(Spec("array", array.shape, torch_dtype(dtype)), static, numbers)
 
