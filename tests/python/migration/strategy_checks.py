@@ -34,7 +34,8 @@ def strategies_of(*modules: str) -> list[Any]:
     return [
         pytest.param(strategy, id=strategy.target)
         for strategy in all_strategies()
-        if not isinstance(strategy, OnHost) and type(strategy).__module__.removeprefix("torch_hetero.migration.") in modules
+        if not isinstance(strategy, OnHost)
+        and type(strategy).__module__.removeprefix("torch_hetero.migration.") in modules
     ]
 
 
