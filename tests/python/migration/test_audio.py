@@ -153,10 +153,9 @@ def test_results_are_as_near_to_float64_as_the_originals(target: str, module: An
     options = {"n_fft": 256} if target == "librosa.stft" else {}
     wave: Any = WAVE if modules else ARRAY
     double = wave.double() if modules else wave.astype(np.float64)
-    truth = np.asarray(
-        original_of(target)(*[copy.deepcopy(part).double() for part in modules], double, *rest, **options)
-    )
-    original = np.asarray(original_of(target)(*modules, wave, *rest, **options))
+    function = original_of(target)
+    truth = np.asarray(function(*[copy.deepcopy(part).double() for part in modules], double, *rest, **options))
+    original = np.asarray(function(*modules, wave, *rest, **options))
     (value,) = results(step_of(find(target), (*modules, wave, *rest), options))
     evaluate([value], torch.device(device))
     computed = value.row[0][0].cpu().numpy()
@@ -171,7 +170,7 @@ def test_results_are_as_near_to_float64_as_the_originals(target: str, module: An
 @pytest.mark.parametrize(
     ("target", "positional", "keywords", "reason"),
     [
-        ("torchaudio.functional.spectrogram", (WAVE, 0, torch.ones(64), 64, 32, 64, 2.0, False), {"return_complex": True},
+        ("torchaudio.functional.spectrogram", (WAVE, 0, torch.ones(64), 64, 32, 64, 2.0, 0), {"return_complex": True},
          "return_complex= is given"),
         ("torchaudio.transforms.Spectrogram.forward", (transforms.Spectrogram(64), ARRAY), {}, "waveform is no tensor"),
         ("torchaudio.transforms.Spectrogram.forward", (transforms.Spectrogram(64), WAVE.half()), {},
@@ -225,7 +224,8 @@ def test_results_are_as_near_to_float64_as_the_originals(target: str, module: An
         ("librosa.feature.melspectrogram", (), {"y": ARRAY.astype(float), "n_fft": 256},
          "the filters are float32, and the data is not"),
         ("librosa.feature.melspectrogram", (), {"y": ARRAY, "n_fft": 256, "dtype": np.float64}, "dtype= is given"),
-        ("librosa.feature.mfcc", (), {"y": ARRAY, "n_fft": 256, "dct_type": 4}, "dct_type and norm are none of the usual"),
+        ("librosa.feature.mfcc", (), {"y": ARRAY, "n_fft": 256, "dct_type": 4},
+         "dct_type and norm are none of the usual"),
         ("librosa.feature.mfcc", (), {"y": ARRAY, "n_fft": 256, "lifter": -1}, "lifter is no number"),
         ("librosa.power_to_db", (ARRAY,), {"ref": np.median}, "ref is neither a number nor numpy.max"),
         ("librosa.power_to_db", (ARRAY,), {"amin": 0}, "amin is no positive number"),
