@@ -562,7 +562,7 @@ class GetItem(ArrayStrategy):
         steps = [step for step in static if step[0] != "new"]
         ranges = [dimension for dimension, step in enumerate(steps, 1) if step[0] == "range"]
         if ranges:
-            result = result[ranges_index(result, steps, ranges[-1], sample)]
+            result = ranges_of(result, steps, ranges[-1], sample)
         flips = [dimension for dimension, step in enumerate(steps, 1) if step[0] == "flip"]
         if flips:
             result = result.flip(flips)
@@ -587,19 +587,44 @@ class GetItem(ArrayStrategy):
             yield (array, keys[random.integers(len(keys))]), {}
 
 
-def ranges_index(
-    array: torch.Tensor, steps: Sequence[tuple[str, int, int]], last: int, starts: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, ...]:
-    """Returns the indices of ranges that begin elsewhere in each sample, for the dimensions from 0 to `last`."""
+def ranges_of(
+    batch: torch.Tensor, steps: Sequence[tuple[str, int, int]], last: int, starts: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Returns the ranges of each sample, which begin elsewhere in each; other dimensions stay whole.
+
+    What a sample has of the last range, and of the dimensions after it, is one run of elements if its step is 1. Then
+    runs are copied from a view of all runs of that length, else elements one by one.
+
+    Args:
+        batch: [batch, ...].
+        steps: What happens to the dimensions from 1 on.
+        last: The last dimension with a range.
+        starts: Where each range begins, [batch] each.
+    """
     begin = iter(starts)
-    indices = [torch.arange(len(array), device=array.device).reshape(-1, *[1] * last)]
+    whole_runs = steps[last - 1][1] == 1
+    indices = [torch.arange(len(batch), device=batch.device).reshape(-1, *[1] * last)]
     for dimension, (what, step, length) in enumerate(steps[:last], 1):
         if what == "range":
-            index = next(begin)[:, None] + torch.arange(length, device=array.device) * step
+            length = 1 if whole_runs and dimension == last else length
+            index = next(begin)[:, None] + torch.arange(length, device=batch.device) * step
         else:
-            index = torch.arange(array.shape[dimension], device=array.device)[None]
+            index = torch.arange(batch.shape[dimension], device=batch.device)[None]
         indices.append(index.reshape(len(index), *[1] * (dimension - 1), -1, *[1] * (last - dimension)))
-    return tuple(indices)
+    if not whole_runs:
+        return batch[tuple(indices)]
+    sizes = batch.shape
+    run = steps[last - 1][2]
+    tail = int(np.prod(sizes[last + 1 :]))
+    lengths = [step[2] if step[0] == "range" else sizes[at] for at, step in enumerate(steps[:last], 1)]
+    if 0 in lengths or tail == 0:
+        return batch.new_empty((sizes[0], *lengths, *sizes[last + 1 :]))
+    place, stride = torch.zeros((), dtype=torch.int64, device=batch.device), tail
+    for dimension in range(last, -1, -1):
+        place = place + indices[dimension] * stride
+        stride *= sizes[dimension]
+    runs = batch.reshape(-1).unfold(0, run * tail, 1)
+    return runs[place.squeeze(-1)].reshape(sizes[0], *lengths, *sizes[last + 1 :])
 
 
 # Elements that are compared, and summed.
