@@ -217,8 +217,9 @@ def padded(
             images = images.index_select(dimension, indices.clamp(min=0).to(images.device))
             if bool(outside.any()):
                 mask = outside.to(images.device).view([-1 if entry == dimension else 1 for entry in range(images.dim())])
-                fill = value if isinstance(value, torch.Tensor) else torch.tensor(value).to(images.device)
-                images = torch.where(mask, fill.to(images.dtype), images)
+                if not isinstance(value, torch.Tensor):
+                    value = torch.tensor(value, dtype=images.dtype).to(images.device)
+                images = torch.where(mask, value.to(images.dtype), images)
     return images
 
 
