@@ -1,4 +1,4 @@
-// RowKernels: the inner loops of cv_resize.h and pil_resize.h that are written for an instruction
+// RowKernels: the inner loops of cv_resize.h, pil_resize.h and cv_warp.h that are written for an instruction
 // set.
 //
 // They compute whole numbers, so all sets give the same bits. The portable loops take any number of
@@ -35,6 +35,18 @@ struct FilterColumns {
   const int16_t* repeated;  // [count][steps][2][16]: upper and lower parts; null if they do not fit
 };
 
+// An image whose pixels are looked up at places in 1/32 of a pixel.
+struct PixelSource {
+  const uint8_t* data;
+  int64_t bytes;  // from the first pixel to the last
+  int64_t stride;
+  int32_t height;
+  int32_t width;
+  int64_t channels;
+};
+// The pixels that are looked up at once.
+inline constexpr int64_t kPixelGroup = 4;
+
 // The bits of a weight and of its lower part, which has a sign.
 inline constexpr int kFilterBits = 22;
 inline constexpr int kLowerBits = 12;
@@ -58,6 +70,20 @@ struct RowKernels {
   // Returns how many of `count` bytes were written.
   int64_t (*filter_rows)(const uint8_t* const* rows, const int16_t* upper, const int16_t* lower, int64_t taps,
                          int64_t count, uint8_t* out);
+  // Bilinear pixels at places (x, y), as long as whole groups have their neighbours inside of the
+  // source, and those bytes may be read. Returns how many were written, at most `count`. Null if
+  // there is none.
+  int64_t (*bilinear_pixels)(const PixelSource& source, const int32_t* x, const int32_t* y, int64_t count,
+                             uint8_t* out);
+  // Places ((start[0] + matrix[0] * i) * s, (start[1] + matrix[3] * i) * s) of i from 0, where s is
+  // scale / (start[2] + matrix[6] * i), rounded. Returns how many of `count` were written. Null if
+  // there is none.
+  int64_t (*perspective_places)(const double* matrix, const double* start, double scale, int64_t count, int32_t* x,
+                                int32_t* y);
+  // Pixels at places, as pil_affine.h filters them, as long as their neighbours are inside of the
+  // source and may be read. Return how many were written, at most `count`. Null if there are none.
+  int64_t (*double_bilinear)(const PixelSource& source, const double* x, const double* y, int64_t count, uint8_t* out);
+  int64_t (*double_bicubic)(const PixelSource& source, const double* x, const double* y, int64_t count, uint8_t* out);
 };
 
 // The best for this processor; without members where there are only the portable loops.
