@@ -194,6 +194,10 @@ class Strategy:
     # From positional and keyword arguments to a dict by parameters; made by `register`.
     bind: Callable[..., dict[str, Any]]
 
+    def tolerance_of(self, static: Any) -> Tolerance:
+        """Returns the tolerance of calls with these settings: `tolerance`, or a smaller one."""
+        return self.tolerance
+
     def supports(self, call: Call) -> str | None:
         """Returns None if `run` can compute this call, else the reason: "16-bit images stay on the CPU"."""
         return None
