@@ -325,6 +325,6 @@ def stretch(images: torch.Tensor, lowest: torch.Tensor, highest: torch.Tensor) -
     """Maps lowest..highest to 0..255, bands where lowest is not below highest to themselves."""
     low = lowest.to(torch.float64)
     span = highest.to(torch.float64) - low
-    scale = 255.0 / torch.where(span > 0, span, 1.0)
+    scale = torch.full_like(low, 255.0) / torch.where(span > 0, span, 1.0)  # 255.0 / span is a reciprocal's product
     stretched = clip(images.to(torch.float64) * scale + -low * scale)
     return torch.where(span > 0, stretched, images)
