@@ -118,14 +118,16 @@ def fixed_point(parts: torch.Tensor, bits: int = 22) -> torch.Tensor:
     return torch.where(parts < 0, wide - 0.5, wide + 0.5).to(torch.int32)
 
 
-def weighted_rows(rows: torch.Tensor, first: torch.Tensor, parts: torch.Tensor, start: int | torch.Tensor) -> torch.Tensor:
+def weighted_rows(
+    rows: torch.Tensor, first: torch.Tensor, parts: torch.Tensor, start: int | torch.Tensor | None
+) -> torch.Tensor:
     """Returns sums of rows: [batch, n, m] to [batch, out, m].
 
     Args:
         rows: What is summed.
         first: The first row of each sum, [batch, out].
         parts: Weights [batch, out, count]; sums have their dtype.
-        start: What is added, for rounding.
+        start: What is added to integers, for rounding; None for floats, whose products are added without rounding.
     """
     batch, length, width = rows.shape
     flat = rows.reshape(batch * length, width)
@@ -134,8 +136,13 @@ def weighted_rows(rows: torch.Tensor, first: torch.Tensor, parts: torch.Tensor, 
     for tap in range(parts.shape[2]):
         index = ((first + tap).clamp(max=length - 1) + starts).reshape(-1)
         picked = flat.index_select(0, index).reshape(batch, -1, width).to(parts.dtype)
-        product = picked * parts[:, :, tap, None]
-        total = product + start if total is None else total + product
+        if total is None:
+            total = picked * parts[:, :, tap, None]
+            total = total if start is None else total + start
+        elif start is None:
+            total = torch.addcmul(total, picked, parts[:, :, tap, None])
+        else:
+            total = total + picked * parts[:, :, tap, None]
     return total
 
 

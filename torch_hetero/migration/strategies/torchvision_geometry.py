@@ -15,7 +15,6 @@ from torch_hetero.migration.spec import Spec
 from torch_hetero.migration.strategies import pillow_sampling as sampling
 from torch_hetero.migration.strategies import torchvision_tensors as tensors
 from torch_hetero.migration.strategies.pillow import (
-    MODES,
     PREMULTIPLIED,
     Calls,
     Plan,
@@ -504,9 +503,9 @@ class ResizedCrop(Geometry):
         mode = self.mode(call)
         if mode not in ("bilinear", "bicubic"):
             raise Unsupported(f"parts of tensors by {mode!r} stay on the CPU")
-        if mode == "bicubic" and source.dtype == torch.uint8 and self.version == 1:
-            raise Unsupported("parts of bytes by 'bicubic' stay on the CPU in version 1")
         size, static, sample = self.plan(source, call, source.shape[1:])
+        if size[1] == 1 and static[0] == "resize" and not (source.dtype == torch.uint8 and self.version == 2):
+            raise Unsupported("results of one column stay on the CPU: PyTorch repeats their first row")
         return of_tensor(source, (source.shape[0], *size), static, sample)
 
     def run_tensor(self, inputs: Sequence[torch.Tensor], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -527,8 +526,8 @@ class ResizedCrop(Geometry):
             top, left = int(random.integers(0, height)), int(random.integers(0, width))
             part = (int(random.integers(1, height - top + 1)), int(random.integers(1, width - left + 1)))
             names = ["bilinear", "bicubic"] if isinstance(data, torch.Tensor) else ["nearest", "bilinear", "bicubic"]
-            if isinstance(data, torch.Tensor) and data.dtype == torch.uint8 and self.version == 1:
-                names = names[:1]
+            if isinstance(data, torch.Tensor) and size[1] == 1:
+                continue
             yield (data, top, left, *part, size), {"interpolation": random_mode(random, names)}
 
 
@@ -742,7 +741,6 @@ class Perspective(Grid):
 class GaussianBlur(Geometry):
     names = (("gaussian_blur",), ("gaussian_blur",))
     rest = "kernel_size, sigma=None"
-    modes = tuple(mode for mode in MODES if mode not in ("La", "RGBa"))
     tolerance = Tolerance(absolute=1.0, outliers=1e-3, note="sums of floats in another order, rounded")
 
     def settings(self, source: Spec, call: Call, height: int, width: int) -> tuple[tuple[int, int], tuple[Any, ...]]:

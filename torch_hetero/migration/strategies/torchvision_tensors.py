@@ -280,15 +280,37 @@ def resample_bytes(
     return rows_and_columns(images, axis(1), axis(0))
 
 
+def single_weights(kind: int, span: sampling.Span, out: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns what `pillow_sampling.weights` does, in the 32-bit floats of PyTorch's antialiased interpolation."""
+    function, reach = sampling.FILTERS[kind]
+    single, double = torch.float32, torch.float64
+    limit = span.limit[:, None]
+    scale = (span.length.to(single) / torch.full_like(span.length, out, dtype=single))[:, None]
+    support = reach * scale.clamp(min=1.0)
+    middles = torch.arange(out, dtype=double, device=scale.device) + 0.5
+    center = (scale.to(double) * middles).to(single)
+    low = ((center - support).to(double) + 0.5).trunc().clamp(min=0.0)
+    size = torch.minimum(((center + support).to(double) + 0.5).trunc(), limit) - low
+    inverse = 1.0 / scale.clamp(min=1.0)
+    columns: list[torch.Tensor] = []
+    total = torch.zeros_like(center)
+    for tap in range(count):
+        distance = (((tap + low).to(single) - center).to(double) + 0.5) * inverse.to(double)
+        weight = torch.where(tap < size, function(distance.to(single)), 0.0)
+        total = total + weight
+        columns.append(weight)
+    first = (low + span.offset[:, None]).to(torch.int64)
+    return first, torch.stack(columns, 2) / torch.where(total != 0.0, total, 1.0)[..., None]
+
+
 def resample_floats(
     images: torch.Tensor, kind: int, size: tuple[int, int], counts: tuple[int, int], spans: tuple[sampling.Span, ...]
 ) -> torch.Tensor:
     """Resizes parts of images as floats; bytes are rounded at the end."""
 
     def axis(number: int) -> sampling.Axis:
-        first, parts = sampling.weights(kind, spans[number], size[number], counts[number])
-        parts = parts.to(torch.float32)
-        return lambda rows: sampling.weighted_rows(rows, first, parts, 0)
+        first, parts = single_weights(kind, spans[number], size[number], counts[number])
+        return lambda rows: sampling.weighted_rows(rows, first, parts, None)
 
     result = rows_and_columns(images.to(torch.float32), axis(1), axis(0))
     return result.round().clamp(0, 255).to(torch.uint8) if images.dtype == torch.uint8 else result
