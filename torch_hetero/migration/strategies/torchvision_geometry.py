@@ -503,6 +503,8 @@ class ResizedCrop(Geometry):
         mode = self.mode(call)
         if mode not in ("bilinear", "bicubic"):
             raise Unsupported(f"parts of tensors by {mode!r} stay on the CPU")
+        if mode == "bicubic" and source.dtype == torch.uint8 and self.version == 1:
+            raise Unsupported("parts of bytes by 'bicubic' stay on the CPU in version 1")
         size, static, sample = self.plan(source, call, source.shape[1:])
         if size[1] == 1 and static[0] == "resize" and not (source.dtype == torch.uint8 and self.version == 2):
             raise Unsupported("results of one column stay on the CPU: PyTorch repeats their first row")
@@ -526,6 +528,8 @@ class ResizedCrop(Geometry):
             top, left = int(random.integers(0, height)), int(random.integers(0, width))
             part = (int(random.integers(1, height - top + 1)), int(random.integers(1, width - left + 1)))
             names = ["bilinear", "bicubic"] if isinstance(data, torch.Tensor) else ["nearest", "bilinear", "bicubic"]
+            if isinstance(data, torch.Tensor) and data.dtype == torch.uint8 and self.version == 1:
+                names = names[:1]
             if isinstance(data, torch.Tensor) and size[1] == 1:
                 continue
             yield (data, top, left, *part, size), {"interpolation": random_mode(random, names)}
