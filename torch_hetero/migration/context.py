@@ -11,11 +11,19 @@ that is started.
 from __future__ import annotations
 
 import contextvars
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["ROOT", "UNTRACKED", "Node", "current", "current_key", "enter", "inherit", "leave", "untracked"]
+__all__ = [
+    "NOTHING", "UNTRACKED", "Node", "current", "current_key", "enter", "inherit", "leave", "left_calls", "outside", "replant",
+    "untracked",
+]  # fmt: skip
+
+
+# No action, no longer path with one, no reason.
+NOTHING = (None, False, "")
 
 
 class Node:
@@ -25,15 +33,21 @@ class Node:
         name: The last callable's name, such as "cv2.resize".
         parent: The path without it; None for the root.
         children: The paths that go on, by the next callable's name.
-        action: Whatever the tree's owner decided for this path, None to call the original.
+        action: What the tree's owner decided for this path, None to call the original.
+        inner: Whether a path that goes on from here may have an action.
+        reason: Why calls of this path are not migrated, if there is no action.
+        calls: How many calls were left to the original, which `left_calls` takes.
     """
 
-    __slots__ = ("action", "children", "decide", "name", "parent")
+    __slots__ = ("action", "calls", "children", "decide", "inner", "name", "parent", "reason")
 
-    def __init__(self, name: str, parent: Node | None, decide: Callable[[tuple[str, ...]], Any]) -> None:
+    def __init__(
+        self, name: str, parent: Node | None, decide: Callable[[tuple[str, ...]], tuple[Any, bool, str]]
+    ) -> None:
         self.name, self.parent, self.decide = name, parent, decide
         self.children: dict[str, Node] = {}
-        self.action = decide(self.path()) if parent is not None else None
+        self.calls = 0
+        self.action, self.inner, self.reason = decide(self.path()) if parent is not None else NOTHING
 
     def child(self, name: str) -> Node:
         """Returns the path that goes on with `name`. Threads that race get the same node."""
@@ -56,7 +70,7 @@ class Untracked(Node):
     __slots__ = ()
 
     def __init__(self) -> None:
-        super().__init__("", None, lambda path: None)
+        super().__init__("", None, lambda path: NOTHING)
 
     def child(self, name: str) -> Node:
         return self
@@ -64,7 +78,7 @@ class Untracked(Node):
 
 UNTRACKED = Untracked()
 # Where each thread and task begins. Activation sets its `decide` and clears its children.
-ROOT = Node("", None, lambda path: None)
+ROOT = Node("", None, lambda path: NOTHING)
 
 _current: contextvars.ContextVar[Node] = contextvars.ContextVar("hetero.migration", default=ROOT)
 current = _current.get
@@ -77,6 +91,23 @@ def current_key() -> str:
     return "/".join(current().path())
 
 
+def left_calls() -> Iterator[tuple[str, str, int]]:
+    """Yields the path, the reason and the number of calls that were left to the originals since the last time."""
+    pending = list(ROOT.children.values())
+    while pending:
+        node = pending.pop()
+        pending.extend(node.children.values())
+        if node.calls:
+            calls, node.calls = node.calls, 0
+            yield "/".join(node.path()), node.reason, calls
+
+
+def replant(decide: Callable[[tuple[str, ...]], tuple[Any, bool, str]]) -> None:
+    """Begins a new tree, in which `decide` says what happens at each path."""
+    ROOT.decide = decide
+    ROOT.children.clear()
+
+
 @contextmanager
 def untracked() -> Iterator[None]:
     """Within, patched callables are their originals."""
@@ -85,6 +116,20 @@ def untracked() -> Iterator[None]:
         yield
     finally:
         leave(token)
+
+
+def outside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: the function runs untracked. This package uses functions that it patches."""
+
+    @functools.wraps(function)
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        token = enter(UNTRACKED)
+        try:
+            return function(*arguments, **keywords)
+        finally:
+            leave(token)
+
+    return run
 
 
 def inherit(function: Callable[..., Any]) -> Callable[..., Any]:

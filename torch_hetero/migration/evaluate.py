@@ -11,58 +11,64 @@ sample at a time; their errors are the caller's.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from torch_hetero.migration.recipe import Result, Source, Step, Value, host_result
+from torch_hetero.migration.recipe import Source, Step, Value, host_result
 from torch_hetero.migration.spec import Spec, to_tensor
 
 __all__ = ["dense", "evaluate"]
 
 Failed = Callable[[Step, str], None]
+Ran = Callable[[list[Step], tuple[torch.Tensor, ...], float], None]
+Uploaded = Callable[[Step, int], None]
 
 
 @dataclass(slots=True)
 class Need:
-    """A source or a step that must be computed: its height, and the values that come from it."""
+    """A step that must run: its height, and the values that are wanted of it."""
 
-    maker: Source | Step
+    step: Step
     height: int = 0
     values: list[Value] = field(default_factory=list)
 
     def key(self) -> Hashable:
         """Equal for what can run as one batch."""
-        if isinstance(self.maker, Source):
-            return self.maker.spec.shape, self.maker.spec.dtype
-        step = self.maker
+        step = self.step
         inputs = tuple((entry.spec.dtype, len(entry.spec.shape)) if step.strategy.ragged else
                        (entry.spec.dtype, entry.spec.shape) for entry in step.inputs)  # fmt: skip
-        return step.strategy.target, step.static, inputs, step.outputs, tuple(map(np.shape, step.sample))
+        return step.strategy.target, step.device, step.static, inputs, step.outputs, tuple(map(np.shape, step.sample))
 
 
-def evaluate(values: Sequence[Value], device: torch.device, failed: Failed = lambda step, reason: None) -> None:
+def evaluate(
+    values: Sequence[Value],
+    device: torch.device,
+    failed: Failed = lambda step, reason: None,
+    ran: Ran = lambda steps, outputs, seconds: None,
+    uploaded: Uploaded = lambda step, size: None,
+) -> None:
     """Computes values on a device: afterwards each has a `row`.
 
     Args:
         values: The results wanted. Rows that are there already are used.
-        device: The device of the rows.
+        device: The device of steps that name none.
         failed: Told of each step that the originals computed instead, and why.
+        ran: Told of the steps of each batch, its outputs, and the seconds that it took to submit.
+        uploaded: Told of the bytes that a step took from the host.
 
     Raises:
         Exception: Errors of the original functions.
     """
     for group in groups_of(values):
-        if isinstance(group[0].maker, Source):
-            upload(group, device)
-        else:
-            run_group(group, device, failed)
+        run_group(group, device, failed, ran, uploaded)
 
 
 def needs_of(values: Sequence[Value]) -> list[Need]:
-    """Returns what must be computed, each before what it reads, with its height."""
+    """Returns the steps that must run, each after those that it reads, with their heights. Sources get their rows."""
     needs: dict[int, Need] = {}
     order: list[Need] = []  # what is read, before what reads it
     pending: list[tuple[Value | Need, bool]] = [(value, False) for value in reversed(values)]
@@ -73,21 +79,21 @@ def needs_of(values: Sequence[Value]) -> list[Need]:
             continue
         if entry.row is not None:
             continue
-        maker = entry.step if isinstance(entry, Result) else entry
-        need = needs.get(id(maker))
+        if isinstance(entry, Source):
+            entry.row = (entry.data.unsqueeze(0), 0)
+            continue
+        need = needs.get(id(entry.step))
         if need is None:
-            need = needs[id(maker)] = Need(maker)
+            need = needs[id(entry.step)] = Need(entry.step)
             pending.append((need, True))
-            if isinstance(maker, Step):
-                pending.extend((value, False) for value in maker.inputs)
+            pending.extend((value, False) for value in entry.step.inputs)
         if all(value is not entry for value in need.values):
             need.values.append(entry)
     for need in reversed(order):
-        if isinstance(need.maker, Step):
-            for value in need.maker.inputs:
-                if value.row is None:
-                    read = needs[id(value.step if isinstance(value, Result) else value)]
-                    read.height = max(read.height, need.height + 1)
+        for value in need.step.inputs:
+            if value.row is None:
+                read = needs[id(value.step)]
+                read.height = max(read.height, need.height + 1)
     return order
 
 
@@ -97,15 +103,6 @@ def groups_of(values: Sequence[Value]) -> Iterator[list[Need]]:
     for need in needs_of(values):
         groups.setdefault((need.height, need.key()), []).append(need)
     yield from (groups[key] for key in sorted(groups, key=lambda key: -key[0]))
-
-
-def upload(group: list[Need], device: torch.device) -> None:
-    """Copies sources of one size to the device, as one batch."""
-    batch = torch.stack([need.maker.data for need in group]) if len(group) > 1 else group[0].maker.data.unsqueeze(0)
-    batch = batch.to(device)
-    for index, need in enumerate(group):
-        for value in need.values:
-            value.row = (batch, index)
 
 
 def dense(values: Sequence[Value]) -> torch.Tensor:
@@ -120,38 +117,61 @@ def dense(values: Sequence[Value]) -> torch.Tensor:
     return torch.stack([value.row[0][value.row[1]] for value in values])
 
 
-def run_group(group: list[Need], device: torch.device, failed: Failed) -> None:
+def run_group(group: list[Need], device: torch.device, failed: Failed, ran: Ran, uploaded: Uploaded) -> None:
     """Runs steps as one batch and gives their values rows; by the originals if the strategy cannot."""
-    step = group[0].maker
+    steps = [need.step for need in group]
+    device = torch.device(steps[0].device) if steps[0].device else device
+    begin = time.perf_counter()
     try:
-        outputs = run_batch([need.maker for need in group], device)
+        outputs = run_batch(steps, device, uploaded)
     except Exception as error:  # a strategy may be anyone's code
         reason = f"its strategy raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        outputs = None
     else:
-        reason = difference(step.outputs, outputs, len(group))
-    for index, need in enumerate(group):
-        if reason is not None:
-            failed(need.maker, reason)
-        for value in need.values:
-            if reason is None:
+        reason = difference(steps[0].outputs, outputs, len(group))
+    if reason is None:
+        ran(steps, outputs, time.perf_counter() - begin)
+        for index, need in enumerate(group):
+            for value in need.values:
                 value.row = (outputs[value.index], index)
-            else:
-                value.row = (to_tensor(host_result(value)).unsqueeze(0).to(device), 0)
+        return
+    for need in group:
+        failed(need.step, reason)
+        for value in need.values:
+            value.row = (to_tensor(host_result(value)).unsqueeze(0).to(device), 0)
 
 
-def run_batch(steps: list[Step], device: torch.device) -> tuple[torch.Tensor, ...]:
+def run_batch(steps: list[Step], device: torch.device, uploaded: Uploaded) -> tuple[torch.Tensor, ...]:
     """Runs steps with equal settings as one batch; returns [batch, ...] for each output."""
-    strategy = steps[0].strategy
-    columns = list(zip(*[step.inputs for step in steps], strict=True))
-    if strategy.ragged:
+    first = steps[0]
+    if first.strategy.stacks and all(value.spec == first.inputs[0].spec for value in first.inputs):
+        flat = bring(first, [value for step in steps for value in step.inputs], device, uploaded)
+        inputs = [flat.unflatten(0, (len(steps), len(first.inputs)))]
+    elif first.strategy.ragged:
+        for step in steps:
+            for value in step.inputs:
+                bring(first, [value], device, uploaded)
+        columns = zip(*[step.inputs for step in steps], strict=True)
         inputs = [[value.row[0][value.row[1]] for value in column] for column in columns]
     else:
-        inputs = [dense(column) for column in columns]
+        columns = zip(*[step.inputs for step in steps], strict=True)
+        inputs = [bring(first, column, device, uploaded) for column in columns]
     settings = zip(*[map(np.asarray, step.sample) for step in steps], strict=True)
     sample = [torch.from_numpy(np.stack(entries)).to(device) for entries in settings]
-    outputs = strategy.run(inputs, steps[0].static, sample)
+    outputs = first.strategy.run(inputs, first.static, sample)
     return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def bring(step: Step, values: Sequence[Value], device: torch.device, uploaded: Uploaded) -> torch.Tensor:
+    """Returns values with rows as one tensor on a device. Those from elsewhere have their rows there afterwards."""
+    elsewhere = [value for value in values if value.row[0].device.type != device.type]
+    if elsewhere:
+        batch = dense(elsewhere)
+        if batch.device.type == "cpu":
+            uploaded(step, batch.nbytes)
+        batch = batch.to(device)
+        for index, value in enumerate(elsewhere):
+            value.row = (batch, index)
+    return dense(values)
 
 
 def difference(expected: tuple[Spec, ...], outputs: tuple[torch.Tensor, ...], count: int) -> str | None:

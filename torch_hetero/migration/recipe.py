@@ -23,7 +23,7 @@ from torch_hetero.migration.context import untracked
 from torch_hetero.migration.spec import Spec, from_tensor
 from torch_hetero.migration.strategy import Strategy
 
-__all__ = ["Result", "Source", "Step", "Value", "host_result"]
+__all__ = ["Result", "Source", "Step", "Value", "call_original", "host_result"]
 
 
 class Value:
@@ -74,6 +74,8 @@ class Step:
         arguments: The call itself, for the original: positional and keyword arguments in which inputs are `Value`s.
         original: The function that was replaced.
         outputs: The specs of its results.
+        key: The context in which the call was made, for reports.
+        device: Where it is computed; empty for whatever device computes the rest.
     """
 
     strategy: Strategy
@@ -83,6 +85,8 @@ class Step:
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     original: Callable[..., Any]
     outputs: tuple[Spec, ...]
+    key: str = ""
+    device: str = ""
 
 
 def host_result(value: Value) -> Any:
@@ -106,7 +110,7 @@ def host_result(value: Value) -> Any:
         if known(top):
             pending.pop()
         elif isinstance(top, Source):
-            sources[id(top)] = from_tensor(top.data.clone(), top.spec)
+            sources[id(top)] = from_tensor(top.data.cpu().clone(), top.spec)
         elif isinstance(top, Result):
             missing = [entry for entry in top.step.inputs if not known(entry)]
             pending.extend(missing)

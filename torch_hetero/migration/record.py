@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from torch_hetero.migration.recipe import Result, Step, Value
 from torch_hetero.migration.spec import Spec
-from torch_hetero.migration.strategy import Call, Strategy, Unsupported
+from torch_hetero.migration.strategy import Call, OnHost, Strategy, Unsupported
 
-__all__ = ["record"]
+__all__ = ["record", "results"]
 
 
 def record(
@@ -18,6 +20,8 @@ def record(
     positional: tuple[Any, ...],
     keywords: dict[str, Any],
     capture: Callable[[Any], Value | None],
+    key: str = "",
+    device: str | None = None,
 ) -> tuple[Step, Callable[..., Any] | None]:
     """Returns the step of a call, and how its data results become the call's result (`Mapped.build`).
 
@@ -27,18 +31,24 @@ def record(
         positional: The call's arguments.
         keywords: The call's keyword arguments.
         capture: Returns the value of data, and None for what is no data.
+        key: The context of the call.
+        device: Where the step is computed; where its first input is if it is not given.
 
     Raises:
         Unsupported: The strategy does not cover the call.
         TypeError: The arguments are not the function's.
     """
+    if isinstance(strategy, OnHost):
+        raise Unsupported(strategy.reason)
     arguments = strategy.bind(*positional, **keywords)
     inputs: list[Value] = []
-    values: dict[int, Value] = {}  # by the object that was captured
+    values: dict[int, Any] = {}  # by the object that was captured; snapshots of constants, too
 
     def captured(data: Any) -> Any:
         if type(data) in (list, tuple):
             return type(data)(captured(entry) for entry in data)
+        if type(data) is np.ndarray and data.size <= strategy.constants:
+            return values.setdefault(id(data), data.copy())
         value = values.get(id(data)) or capture(data)
         if value is None:
             return data
@@ -49,7 +59,8 @@ def record(
     for name in strategy.data:
         arguments[name] = captured(arguments[name])
     if not inputs:
-        raise Unsupported("no argument is an array, an image or a tensor")
+        small = f", or it has at most {strategy.constants} elements" if strategy.constants else ""
+        raise Unsupported(f"no argument is an array, an image or a tensor{small}")
     call = Call(arguments)
     reason = strategy.supports(call)
     if reason is not None:
@@ -61,11 +72,13 @@ def record(
             return type(argument)(replaced(entry) for entry in argument)
         return values.get(id(argument), argument)
 
+    if device is None:
+        device = next((value.step.device for value in inputs if isinstance(value, Result)), "")
     outputs = (mapped.outputs,) if isinstance(mapped.outputs, Spec) else mapped.outputs
     step = Step(
         strategy, tuple(inputs), mapped.static, mapped.sample,
         (tuple(map(replaced, positional)), {name: replaced(argument) for name, argument in keywords.items()}),
-        original, outputs,
+        mapped.original or original, outputs, key, device,
     )  # fmt: skip
     return step, mapped.build
 

@@ -25,6 +25,7 @@ to import, and from the section ``strategies`` of a plan, which names modules.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import inspect
@@ -42,6 +43,7 @@ __all__ = [
     "EXACT",
     "Call",
     "Mapped",
+    "OnHost",
     "Strategy",
     "Tensors",
     "Tolerance",
@@ -100,6 +102,17 @@ class Tolerance:
         """Whether a result is near enough."""
         return self.wrong(result, original) <= self.outliers
 
+    def __str__(self) -> str:
+        if self.exact:
+            return "exact"
+        parts = [
+            f"{self.absolute:g}" if self.absolute else "",
+            f"{self.relative:g} of the value" if self.relative else "",
+        ]
+        text = "within " + " + ".join(part for part in parts if part) if any(parts) else "equal"
+        text += f" in all but {self.outliers:.2%} of elements" if self.outliers else ""
+        return f"{text}: {self.note}" if self.note else text
+
 
 EXACT = Tolerance()
 
@@ -137,12 +150,16 @@ class Mapped:
             with a first dimension for the batch, float64, int64 or bool.
         build: From the data results as user code sees them to the call's result, for functions that return more than
             data, such as ``cv2.threshold``. None for the data itself: one object, or a tuple of several.
+        original: Called in place of the target's original, with the same arguments, by whoever computes the call on
+            the host. For functions that draw random numbers: `map` draws them, as the original would, and this
+            function has them. It can be pickled.
     """
 
     outputs: Spec | tuple[Spec, ...]
     static: Hashable = None
     sample: tuple[Any, ...] = ()
     build: Callable[..., Any] | None = None
+    original: Callable[..., Any] | None = None
 
 
 class Strategy:
@@ -155,6 +172,9 @@ class Strategy:
         tolerance: The largest difference from the original's results. `EXACT` strategies are tested by bits.
         ragged: Whether `run` takes samples of different sizes: then each input is a list of tensors without a batch
             dimension, even if sizes are equal.
+        stacks: Whether `run` takes the data of a call whose specs are all equal as one input [batch, number, ...]. It
+            is no copy if they are the rows of one batch, in order. Data of different specs comes as usual.
+        constants: Numpy arrays with up to this many elements are settings, not data.
         family: "vision", "audio", "text" or "generic".
         library: The distribution with the target, such as "opencv-python-headless", and `versions`, those in which the
             strategy was tested, as prefixes. Others are tested when a plan is activated.
@@ -165,6 +185,8 @@ class Strategy:
     data: ClassVar[tuple[str, ...]]
     tolerance: Tolerance = EXACT
     ragged: ClassVar[bool] = False
+    stacks: ClassVar[bool] = False
+    constants: ClassVar[int] = 0
     family: ClassVar[str] = "generic"
     library: ClassVar[str] = ""
     versions: ClassVar[tuple[str, ...]] = ()
@@ -184,7 +206,7 @@ class Strategy:
         """Computes a batch of calls on the device of its inputs.
 
         Args:
-            inputs: For each data parameter that was data, in order, a tensor [batch, ...]; a list of tensors if `ragged`.
+            inputs: For each data parameter that was data, in order, a tensor [batch, ...]; a list if `ragged`.
             static: As `map` returned it.
             sample: As `map` returned it, [batch, ...] each.
 
@@ -200,6 +222,20 @@ class Strategy:
     def data_results(self, result: Any) -> tuple[Any, ...]:
         """Returns the data in what the original returned, in the order of `Mapped.outputs`."""
         return result if type(result) is tuple else (result,)
+
+
+class OnHost(Strategy):
+    """A function that is known to stay on the CPU, and the reason, for reports."""
+
+    reason: ClassVar[str]
+
+    def supports(self, call: Call) -> str | None:
+        """Returns the reason."""
+        return self.reason
+
+    def examples(self, random: np.random.Generator) -> Iterable[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Returns no call."""
+        return ()
 
 
 _strategies: dict[str, Strategy] = {}
@@ -240,9 +276,10 @@ def load_builtin() -> None:
     importlib.import_module("torch_hetero.migration.strategies")
 
 
-def load_entry_points() -> list[str]:
-    """Loads strategies that other distributions offer; returns one sentence for each that cannot be loaded."""
-    problems = []
+@functools.cache
+def load_entry_points() -> tuple[str, ...]:
+    """Loads strategies that other distributions offer, once; returns one sentence for each that cannot be loaded."""
+    problems: list[str] = []
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             loaded = point.load()
@@ -252,4 +289,4 @@ def load_entry_points() -> list[str]:
             problems.append(
                 f"the strategies of entry point {point.name!r} cannot be loaded: {type(error).__name__}: {error}"
             )
-    return problems
+    return tuple(problems)

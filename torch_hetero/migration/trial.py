@@ -6,7 +6,6 @@ It is the self-test when a plan is activated, and what tests and `optimize` comp
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +14,13 @@ import numpy as np
 import torch
 
 from torch_hetero.migration.evaluate import evaluate
+from torch_hetero.migration.names import original_of
 from torch_hetero.migration.recipe import Source, Step, Value
 from torch_hetero.migration.record import record, results
 from torch_hetero.migration.spec import from_tensor, spec_of, to_tensor
 from torch_hetero.migration.strategy import Strategy, Unsupported
 
-__all__ = ["Outcome", "original_of", "source_of", "trial"]
+__all__ = ["Outcome", "source_of", "trial"]
 
 
 @dataclass(frozen=True)
@@ -49,29 +49,6 @@ def source_of(data: Any) -> Source | None:
     return None if spec is None else Source(spec, to_tensor(data).clone())
 
 
-def original_of(target: str) -> Callable[..., Any]:
-    """Imports a target by its dotted name.
-
-    Raises:
-        ImportError: The module is not there, or lacks the name.
-    """
-    parts = target.split(".")
-    for split in range(len(parts) - 1, 0, -1):
-        try:
-            found = importlib.import_module(".".join(parts[:split]))
-        except ModuleNotFoundError as error:
-            if split == 1 or not ".".join(parts[:split]).startswith(error.name or "?"):
-                raise
-            continue
-        try:
-            for name in parts[split:]:
-                found = getattr(found, name)
-        except AttributeError as error:
-            raise ImportError(f"{target}: {error}") from None
-        return found
-    raise ImportError(f"{target} is not there")
-
-
 def trial(
     strategy: Strategy,
     calls: Iterable[tuple[tuple[Any, ...], dict[str, Any]]],
@@ -94,11 +71,13 @@ def trial(
     recorded: list[tuple[int, Value, Any]] = []
     failures: dict[int, str] = {}
     for positional, keywords in calls:
+        random_state = torch.get_rng_state()
         try:
             step, build = record(strategy, original, *copy.deepcopy((positional, keywords)), source_of)
         except Unsupported as unsupported:
             outcomes.append(Outcome(str(unsupported)))
             continue
+        torch.set_rng_state(random_state)  # the original draws the numbers that `map` drew
         expected = strategy.data_results(original(*positional, **keywords))
         recorded.extend((len(outcomes), value, data) for value, data in zip(results(step), expected, strict=True))
         outcomes.append(None)

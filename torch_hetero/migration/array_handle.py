@@ -1,0 +1,267 @@
+"""The handle of a numpy array.
+
+An `ArrayHandle` answers as a `numpy.ndarray`: ``isinstance`` holds, ufuncs and numpy's functions are recorded where there
+is a strategy, and everything else works on the host's array. It is no ndarray below its surface, so that code in C cannot
+read bytes that are not there: it asks for ``__array__``, or refuses the argument.
+
+A view shares the elements of its base. Views are recorded as if they were copies. When the host reads or changes one of
+them, all become views of one host array, as they are in numpy.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from torch_hetero.migration import session
+from torch_hetero.migration.holder import Holder, migrate, on_host, register_handle
+from torch_hetero.migration.recipe import Value
+from torch_hetero.migration.spec import NUMPY_DTYPES
+from torch_hetero.migration.strategy import Unsupported, find
+
+__all__ = ["ArrayHandle"]
+
+# Methods and functions whose results are views of their first argument.
+VIEWS = {
+    "numpy.ndarray.__getitem__", "numpy.ndarray.transpose", "numpy.ndarray.reshape", "numpy.ndarray.ravel",
+    "numpy.ndarray.swapaxes", "numpy.ndarray.squeeze", "numpy.ndarray.view", "numpy.transpose", "numpy.reshape",
+    "numpy.ravel", "numpy.swapaxes", "numpy.squeeze", "numpy.expand_dims", "numpy.moveaxis", "numpy.flip", "numpy.fliplr",
+    "numpy.flipud", "numpy.rot90", "numpy.asarray", "numpy.ascontiguousarray", "numpy.atleast_3d",
+}  # fmt: skip
+
+
+class ArrayHolder(Holder):
+    """A holder whose elements other handles may share.
+
+    `base` is the handle that this one is a view of, and `view` makes the view of that one's host array.
+    """
+
+    __slots__ = ("base", "view", "views")
+
+    def __init__(self, value: Value) -> None:
+        super().__init__(value)
+        self.base: ArrayHolder | None = None
+        self.view: Callable[[np.ndarray], np.ndarray] | None = None
+        self.views: list[weakref.ref[ArrayHandle]] = []
+
+    def host(self) -> np.ndarray:
+        if self.data is None:
+            root = self
+            while root.base is not None:
+                root = root.base
+            if root.data is None:
+                root.keep(session.materialize(root.value))
+                root.settle()
+            if self.data is None:  # its base was on the host already
+                self.keep(self.view(self.base.host()))
+        return self.data
+
+    def settle(self) -> None:
+        """Makes the recorded views of this array real ones."""
+        for handle in [reference() for reference in self.views]:
+            holder = handle._hetero_holder if handle is not None else self
+            if holder.data is None:
+                holder.keep(holder.view(self.data))
+                holder.settle()
+
+    def shared(self) -> bool:
+        """Whether other handles share its elements."""
+        return self.base is not None or any(reference() is not None for reference in self.views)
+
+
+class ArrayHandle(np.lib.mixins.NDArrayOperatorsMixin):
+    """Looks like a numpy array; see the module's text. Elements are computed when the host reads them."""
+
+    __slots__ = ("__weakref__", "_hetero_holder")
+
+    def __init__(self, value: Value) -> None:
+        self._hetero_holder = ArrayHolder(value)
+
+    def _hetero_host(self) -> np.ndarray:
+        return self._hetero_holder.host()
+
+    @property
+    def __class__(self) -> type:
+        return np.ndarray
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self._hetero_host(), dtype=dtype, copy=copy)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> Any:
+        if method == "__call__":
+            out = keywords.get("out")
+            if out is not None and len(out) == 1 and out[0] is self and not self._hetero_holder.shared():
+                done = self._hetero_update(ufunc, inputs, {name: keywords[name] for name in keywords if name != "out"})
+                if done:
+                    return self
+            elif out is None:
+                result = recorded(f"numpy.{ufunc.__name__}", ufunc, inputs, keywords)
+                if result is not NotImplemented:
+                    return result
+        if keywords.get("out") is not None:
+            result = getattr(ufunc, method)(
+                *map(on_host, inputs), **{name: on_host(keywords[name]) for name in keywords}
+            )
+            return self if len(keywords["out"]) == 1 and keywords["out"][0] is self else result
+        return getattr(ufunc, method)(*map(on_host, inputs), **{name: on_host(keywords[name]) for name in keywords})
+
+    def _hetero_update(self, ufunc: np.ufunc, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+        """Records ``array += x``: the handle moves on to the result. Returns whether it could."""
+        holder = self._hetero_holder
+        if holder.data is not None:
+            return False
+        result = recorded(f"numpy.{ufunc.__name__}", ufunc, inputs, keywords)
+        if type(result) is not ArrayHandle or result.shape != self.shape:
+            return False
+        if result.dtype != self.dtype:
+            if not np.can_cast(result.dtype, self.dtype, "same_kind"):
+                return False
+            result = recorded("numpy.ndarray.astype", np.ndarray.astype, (result, self.dtype), {})
+            if type(result) is not ArrayHandle:
+                return False
+        holder.value = result._hetero_holder.value
+        return True
+
+    def __array_function__(self, function: Any, types: Any, positional: Any, keywords: dict[str, Any]) -> Any:
+        module = "numpy" if function.__module__ in ("numpy", None) else function.__module__
+        result = recorded(f"{module}.{function.__name__}", function, positional, keywords)
+        if result is NotImplemented:
+            return function(*map(on_host, positional), **{name: on_host(keywords[name]) for name in keywords})
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_hetero"):
+            raise AttributeError(name)
+        if callable(getattr(np.ndarray, name, None)) and find(f"numpy.ndarray.{name}") is not None:
+            return Method(self, name)
+        return getattr(self._hetero_host(), name)
+
+    def __getitem__(self, index: Any) -> Any:
+        return Method(self, "__getitem__")(index)
+
+    def __setitem__(self, index: Any, new: Any) -> None:
+        self._hetero_host()[on_host(index)] = on_host(new)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.shape:
+            raise TypeError("iteration over a 0-d array")
+        return (self[index] for index in range(self.shape[0]))
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of unsized object")
+        return self.shape[0]
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return self._hetero_host().__array_interface__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from torch_hetero.migration.shipping import reduce_handle
+
+        return reduce_handle(self)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the array's dimensions."""
+        holder = self._hetero_holder
+        return holder.value.spec.shape if holder.data is None else holder.data.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of the elements."""
+        holder = self._hetero_holder
+        return NUMPY_DTYPES[holder.value.spec.dtype] if holder.data is None else holder.data.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.size * self.itemsize
+
+    @property
+    def T(self) -> Any:  # noqa: N802  numpy's name
+        """The array with its dimensions in the opposite order."""
+        return Method(self, "transpose")()
+
+
+class Method:
+    """A method of a handle's array, to be called."""
+
+    __slots__ = ("handle", "name")
+
+    def __init__(self, handle: ArrayHandle, name: str) -> None:
+        self.handle, self.name = handle, name
+
+    def __call__(self, *positional: Any, **keywords: Any) -> Any:
+        original = getattr(np.ndarray, self.name)
+        result = recorded(f"numpy.ndarray.{self.name}", original, (self.handle, *positional), keywords)
+        if result is NotImplemented:
+            arguments = {name: on_host(keywords[name]) for name in keywords}
+            return original(self.handle._hetero_host(), *map(on_host, positional), **arguments)
+        return result
+
+
+def recorded(target: str, original: Callable[..., Any], positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Records a call of numpy. Returns NotImplemented where there is no strategy or it does not cover the call."""
+    strategy = find(target)
+    if strategy is None:
+        return NotImplemented
+    try:
+        result = migrate(strategy, original, positional, keywords)
+    except (Unsupported, TypeError) as error:
+        session.count_fallback(target, str(error))
+        return NotImplemented
+    if type(result) is ArrayHandle and result.shape == ():
+        return result._hetero_host()[()]  # numpy returns scalars
+    if target in VIEWS and type(result) is ArrayHandle and type(positional[0]) is ArrayHandle:
+        make_view(positional[0], result, original, positional[1:], keywords)
+    return result
+
+
+def make_view(
+    base: ArrayHandle, handle: ArrayHandle, original: Any, positional: tuple[Any, ...], keywords: Any
+) -> None:
+    """Lets a handle share the elements of the one that it is a view of."""
+    holder, above = handle._hetero_holder, base._hetero_holder
+    holder.base = above
+    holder.view = lambda array: original(array, *map(on_host, positional), **keywords)
+    above.views.append(weakref.ref(handle))
+    if above.data is not None:
+        holder.keep(holder.view(above.data))
+
+
+def on_host_array(name: str) -> Callable[..., Any]:
+    """Returns a special method that works on the host's array; Python looks those up in the class."""
+
+    def method(self: ArrayHandle, *arguments: Any) -> Any:
+        return getattr(self._hetero_host(), name)(*arguments)
+
+    method.__name__ = name
+    return method
+
+
+for _name in (
+    "__bool__", "__complex__", "__contains__", "__copy__", "__deepcopy__", "__dlpack__", "__dlpack_device__", "__float__",
+    "__format__", "__index__", "__int__", "__repr__", "__str__",
+):  # fmt: skip
+    setattr(ArrayHandle, _name, on_host_array(_name))
+
+register_handle("array", ArrayHandle)

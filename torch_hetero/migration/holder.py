@@ -1,0 +1,194 @@
+"""What handles have in common: results that are not computed yet, as user code sees them.
+
+A handle looks like the numpy array, PIL image or CPU tensor that the original function would have returned. Its size and
+type are known; its elements are computed when something reads them. A handle has a `Holder`, which is in one of two states:
+
+- *recorded*: `value` says how to compute it. Migrated calls read the value and take no bytes from the host.
+- *on the host*: something read or changed the elements. The holder has the object that user code shares from then on. A
+  migrated call that reads it again compares a checksum, so that what the device has is used if nothing changed.
+
+`migrate` makes a call with a strategy and returns handles.
+"""
+
+from __future__ import annotations
+
+import importlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_hetero.migration import session
+from torch_hetero.migration.context import current_key, outside, untracked
+from torch_hetero.migration.recipe import Source, Value
+from torch_hetero.migration.record import record, results
+from torch_hetero.migration.spec import Spec, checksum, spec_of, to_tensor
+from torch_hetero.migration.strategy import Strategy, Unsupported
+
+__all__ = ["HANDLES", "Holder", "capture", "handle_of", "migrate", "on_host", "register_handle"]
+
+# The types of handles. Their instances have `_hetero_holder`, and `_hetero_host()`, which returns what user code may share.
+HANDLES: set[type] = set()
+_makers: dict[str, Callable[[Value], Any]] = {}
+
+
+def register_handle(kind: str, handle: type) -> None:
+    """Makes a class the handle of a kind of `Spec`."""
+    HANDLES.add(handle)
+    _makers[kind] = handle
+
+
+def handle_of(value: Value) -> Any:
+    """Returns a handle for a value, of the kind that its spec says."""
+    kind = value.spec.kind
+    if kind not in _makers:  # images need PIL, which not everyone has
+        importlib.import_module(f"torch_hetero.migration.{kind}_handle")
+    return _makers[kind](value)
+
+
+class Holder:
+    """The state of a handle; see the module's text. Views of arrays add theirs in `array_handle.py`."""
+
+    __slots__ = ("crc", "data", "packed", "value")
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+        self.data: Any = None  # None while recorded
+        self.crc = 0
+        self.packed: tuple[Any, ...] | None = None  # on its way to another process: what `shipping.ship` made
+
+    def host(self) -> Any:
+        """Returns the host's object, computed if need be. User code may change it."""
+        if self.data is None:
+            self.keep(session.materialize(self.value))
+        return self.data
+
+    @outside
+    def keep(self, data: Any) -> None:
+        """From now on the elements are the host's."""
+        self.data = data
+        self.crc = checksum(to_tensor(data))
+
+    def current(self) -> Value:
+        """Returns the value of the elements as they are now."""
+        if self.data is None:
+            return self.value
+        now = to_tensor(self.data)
+        crc = checksum(now)
+        spec = spec_of(self.data)
+        if crc != self.crc or spec != self.value.spec:
+            session.count_mutation()
+            self.value, self.crc = Source(spec, now.clone(memory_format=torch.contiguous_format)), crc
+        else:
+            session.count_avoided(self.value)
+        return self.value
+
+
+class Snapshots:
+    """Copies of user code's own arrays, images and tensors, kept while those live."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, tuple[weakref.ref, Source]] = {}
+
+    def source(self, data: Any, spec: Spec) -> Source:
+        """Returns a copy as a value; the one from before if the elements are still the same."""
+        key = id(data)
+        entry = self.entries.get(key)
+        tensor = to_tensor(data)
+        if entry is not None and entry[0]() is data:
+            if entry[1].spec == spec and same_bits(tensor, entry[1].data):
+                session.count_avoided(entry[1])
+                return entry[1]
+            session.count_mutation()
+        source = Source(spec, tensor.clone(memory_format=torch.contiguous_format))
+        self.entries[key] = (weakref.ref(data, lambda _: self.entries.pop(key, None)), source)
+        return source
+
+
+SNAPSHOTS = Snapshots()
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors have the same bits."""
+    if left.dtype.is_floating_point or left.dtype.is_complex:  # NaN is not equal to itself
+        return checksum(left) == checksum(right)
+    return torch.equal(left, right)
+
+
+@outside
+def capture(data: Any) -> Value | None:
+    """Returns the value of an argument of a migrated call; None for what is no data.
+
+    Raises:
+        Unsupported: The elements cannot be a tensor.
+    """
+    if type(data) in HANDLES:
+        return data._hetero_holder.current()
+    try:
+        spec = spec_of(data)
+    except TypeError as error:
+        raise Unsupported(str(error)) from None
+    return None if spec is None else SNAPSHOTS.source(data, spec)
+
+
+def on_host(argument: Any) -> Any:
+    """Returns an argument with handles replaced by the host's objects; looks into lists, tuples and dicts."""
+    kind = type(argument)
+    if kind in HANDLES:
+        return argument._hetero_host()
+    if kind is list or kind is tuple:
+        return kind([on_host(entry) for entry in argument]) if any(map(may_hold, argument)) else argument
+    if kind is dict:
+        return {key: on_host(entry) for key, entry in argument.items()}
+    return argument
+
+
+def may_hold(argument: Any) -> bool:
+    """Whether something is a handle, or may have one in it."""
+    return type(argument) in HANDLES or type(argument) in (list, tuple, dict)
+
+
+def migrate(
+    strategy: Strategy,
+    original: Callable[..., Any],
+    positional: tuple[Any, ...],
+    keywords: dict[str, Any],
+    key: str | None = None,
+    device: str | None = None,
+    exact: bool | None = False,
+) -> Any:
+    """Records a call; returns handles, as the original would return its results.
+
+    Args:
+        strategy: The strategy of the function that is called.
+        original: That function.
+        positional: The call's arguments.
+        keywords: The call's keyword arguments.
+        key: The context for reports; the current one and the strategy's target if it is not given.
+        device: Where it is computed; where its inputs are if it is not given.
+        exact: Whether the result must have the original's bits; None for "if bytes are among the inputs".
+
+    Raises:
+        Unsupported: The strategy does not cover the call, failed too often, or is not exact.
+        TypeError: The arguments are not the function's.
+    """
+    current = session.active()
+    reason = current.given_up(strategy.target) if current is not None else None
+    if reason is not None:
+        raise Unsupported(reason)
+    if key is None:
+        key = "/".join(filter(None, (current_key(), strategy.target)))
+    with untracked():
+        step, build = record(strategy, original, positional, keywords, capture, key, device)
+    if exact is None:
+        exact = any(value.spec.dtype == torch.uint8 for value in step.inputs)
+    if exact and not strategy.tolerance.exact:
+        raise Unsupported(f'it would not have the original\'s bits ({strategy.tolerance}); "exact": false allows that')
+    handles = [handle_of(value) for value in results(step)]
+    if step.outputs[0].kind == "image" and type(getattr(positional[0], "info", None)) is dict:
+        for handle in handles:
+            handle.info = dict(positional[0].info)  # as PIL's methods do
+    if build is not None:
+        return build(*handles)
+    return handles[0] if len(handles) == 1 else tuple(handles)
