@@ -183,8 +183,9 @@ def migrate(
         step, build = record(strategy, original, positional, keywords, capture, key, device)
     if exact is None:
         exact = any(value.spec.dtype == torch.uint8 for value in step.inputs)
-    if exact and not strategy.tolerance.exact:
-        raise Unsupported(f'it would not have the original\'s bits ({strategy.tolerance}); "exact": false allows that')
+    tolerance = strategy.tolerance_of(step.static, step.outputs)
+    if exact and not tolerance.exact:
+        raise Unsupported(f'it would not have the original\'s bits ({tolerance}); "exact": false allows that')
     handles = [handle_of(value) for value in results(step)]
     if step.outputs[0].kind == "image" and type(getattr(positional[0], "info", None)) is dict:
         for handle in handles:

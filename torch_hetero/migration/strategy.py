@@ -219,6 +219,10 @@ class Strategy:
         """Yields calls (positional, keywords) that are supported, without end, for tests: small, and of every kind."""
         raise NotImplementedError
 
+    def tolerance_of(self, static: Any, outputs: Sequence[Spec]) -> Tolerance:
+        """Returns the tolerance of calls with these settings and results, for strategies of which some are exact."""
+        return self.tolerance
+
     def data_results(self, result: Any) -> tuple[Any, ...]:
         """Returns the data in what the original returned, in the order of `Mapped.outputs`."""
         return result if type(result) is tuple else (result,)

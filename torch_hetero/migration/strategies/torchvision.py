@@ -19,14 +19,14 @@ from torch_hetero.migration.strategies import pillow_filters as filters
 from torch_hetero.migration.strategies import pillow_pixels as pixels
 from torch_hetero.migration.strategies import torchvision_tensors as tensors
 from torch_hetero.migration.strategies.pillow import MODES, Calls, Plan, random_images, run_plan, size_of
-from torch_hetero.migration.strategy import Call, Mapped, Strategy, Tensors, Tolerance, Unsupported, register
+from torch_hetero.migration.strategy import EXACT, Call, Mapped, Strategy, Tensors, Tolerance, Unsupported, register
 
 __all__ = ["NEARLY", "Functional", "functional", "of_image", "of_tensor", "random_inputs"]
 
 MODULES = {1: "torchvision.transforms.functional", 2: "torchvision.transforms.v2.functional"}
 
-# Bytes must be equal; floats may differ in their last bits, where a sum has another order.
-NEARLY = Tolerance(absolute=2e-6, note="sums of floats in another order; bytes are equal")
+# Floats may differ in their last bits, where a sum has another order.
+NEARLY = Tolerance(absolute=2e-6, note="sums of floats in another order")
 
 
 def random_inputs(
@@ -79,6 +79,9 @@ class Functional(Strategy):
         dtypes: The elements that tensors may have, or None for any.
         modes: The modes that images may have; none if images are not supported.
         version: 1 or 2, set by `functional`.
+        tolerance: The one of tensors of floats. PIL images have Pillow's bits, unless they are computed `as_tensors`.
+        bytes_tolerance: The one of tensors of bytes.
+        as_tensors: Whether the original converts images to tensors of bytes.
     """
 
     family = "vision"
@@ -92,6 +95,8 @@ class Functional(Strategy):
     dtypes: ClassVar[tuple[torch.dtype, ...] | None] = (torch.uint8, torch.float32)
     modes: ClassVar[tuple[str, ...]] = MODES
     version: ClassVar[int]
+    bytes_tolerance: ClassVar[Tolerance] = EXACT
+    as_tensors: ClassVar[bool] = False
 
     def supports(self, call: Call) -> str | None:
         source = call[self.data[0]]
@@ -114,6 +119,11 @@ class Functional(Strategy):
         if self.dtypes is not None and source.dtype not in self.dtypes:
             return f"{str(source.dtype).removeprefix('torch.')} tensors stay on the CPU"
         return self.limits(call)
+
+    def tolerance_of(self, static: Any, outputs: Sequence[Spec]) -> Tolerance:
+        if static[0] == "image" and not self.as_tensors:
+            return EXACT
+        return self.bytes_tolerance if outputs[0].dtype == torch.uint8 else self.tolerance
 
     def kinds(self) -> tuple[str, ...]:
         """Returns the kinds of inputs besides images and tensors."""
@@ -548,7 +558,7 @@ class AdjustGamma(Factor):
     names = (("adjust_gamma",), ("adjust_gamma",))
     rest = "gamma, gain=1"
     factor = "gamma"
-    tolerance = Tolerance(relative=1e-6, absolute=1e-7, note="powers of floats; bytes are equal")
+    tolerance = Tolerance(relative=1e-6, absolute=1e-7, note="powers of floats")
 
     def image(self, source: Spec, call: Call) -> Mapped:
         gamma, gain = self.number(call), call["gain"]

@@ -45,7 +45,8 @@ FILTERS = {"nearest": 0, "nearest-exact": 0, "bilinear": 2, "bicubic": 3, "box":
 MODE_OF_FILTER = {0: "nearest", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming", 1: "lanczos"}
 
 # Grids are products of floats: a coordinate near the middle between two pixels may be rounded the other way.
-GRID = Tolerance(absolute=1.0, relative=1e-4, outliers=2e-3, note="coordinates are floats, rounded in another order")
+GRID = Tolerance(absolute=1e-4, outliers=2e-3, note="coordinates are floats, rounded in another order")
+GRID_OF_BYTES = Tolerance(absolute=1.0, outliers=2e-3, note=GRID.note)
 
 
 def mode_of(interpolation: Any) -> str:
@@ -454,7 +455,7 @@ class Resize(Geometry):
 class ResizedCrop(Geometry):
     names = (("resized_crop",), ("resized_crop",))
     rest = "top, left, height, width, size, interpolation='bilinear', antialias=True"
-    tolerance = Tolerance(absolute=1e-5, note="floats are summed in another order; bytes of version 1 as well")
+    tolerance = Tolerance(absolute=1e-5, note="floats are summed in another order")
 
     def limits(self, call: Call) -> str | None:
         source = call[self.data[0]]
@@ -542,6 +543,7 @@ class Grid(Geometry):
     """A transform that samples tensors at a grid."""
 
     tolerance = GRID
+    bytes_tolerance = GRID_OF_BYTES
 
     def fill(self, source: Spec, call: Call) -> tuple[np.ndarray, ...]:
         """Returns the colour of a tensor as a setting of the sample; none for zeros."""
@@ -745,7 +747,9 @@ class Perspective(Grid):
 class GaussianBlur(Geometry):
     names = (("gaussian_blur",), ("gaussian_blur",))
     rest = "kernel_size, sigma=None"
-    tolerance = Tolerance(absolute=1.0, outliers=1e-3, note="sums of floats in another order, rounded")
+    tolerance = NEARLY
+    bytes_tolerance = Tolerance(absolute=0.0, outliers=1e-3, note="sums of floats in another order, rounded")
+    as_tensors = True
 
     def settings(self, source: Spec, call: Call, height: int, width: int) -> tuple[tuple[int, int], tuple[Any, ...]]:
         size, sigma = call["kernel_size"], call["sigma"]
@@ -789,6 +793,7 @@ class Elastic(Grid):
     names = (("elastic_transform",), ("elastic", "elastic_transform"))
     rest = "displacement, interpolation='bilinear', fill=None"
     more = ("displacement",)
+    as_tensors = True
 
     def limits(self, call: Call) -> str | None:
         source, moved = call[self.data[0]], call["displacement"]
