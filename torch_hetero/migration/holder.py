@@ -23,7 +23,7 @@ from torch_hetero.migration import session
 from torch_hetero.migration.context import current_key, outside, untracked
 from torch_hetero.migration.recipe import Source, Value
 from torch_hetero.migration.record import record, results
-from torch_hetero.migration.spec import Spec, checksum, spec_of, to_tensor
+from torch_hetero.migration.spec import TV_IMAGE, Spec, checksum, spec_of, to_tensor
 from torch_hetero.migration.strategy import Strategy, Unsupported, find
 
 __all__ = ["HANDLES", "Holder", "capture", "handle_of", "migrate", "on_host", "record_call", "register_handle"]
@@ -40,8 +40,14 @@ def register_handle(kind: str, handle: type) -> None:
 
 
 def handle_of(value: Value) -> Any:
-    """Returns a handle for a value, of the kind that its spec says."""
+    """Returns a handle for a value, of the kind that its spec says.
+
+    Raises:
+        Unsupported: There is no handle of that kind.
+    """
     kind = value.spec.kind
+    if kind == TV_IMAGE:
+        raise Unsupported("results of class tv_tensors.Image have no handle")
     if kind not in _makers:  # images need PIL, which not everyone has
         importlib.import_module(f"torch_hetero.migration.{kind}_handle")
     return _makers[kind](value)
@@ -183,8 +189,9 @@ def migrate(
         step, build = record(strategy, original, positional, keywords, capture, key, device)
     if exact is None:
         exact = any(value.spec.dtype == torch.uint8 for value in step.inputs)
-    if exact and not strategy.tolerance.exact:
-        raise Unsupported(f'it would not have the original\'s bits ({strategy.tolerance}); "exact": false allows that')
+    tolerance = strategy.tolerance_of(step.static, step.outputs)
+    if exact and not tolerance.exact:
+        raise Unsupported(f'it would not have the original\'s bits ({tolerance}); "exact": false allows that')
     handles = [handle_of(value) for value in results(step)]
     if step.outputs[0].kind == "image" and type(getattr(positional[0], "info", None)) is dict:
         for handle in handles:

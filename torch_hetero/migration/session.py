@@ -47,11 +47,12 @@ class Session:
             expected = call_original(step, host_copy)
             for spec, output, original in zip(step.outputs, outputs, expected, strict=True):
                 result = np.asarray(from_tensor(output[index].cpu(), spec))
-                wrong = step.strategy.tolerance.wrong(result, np.asarray(original))
-                if wrong > step.strategy.tolerance.outliers:
+                tolerance = step.strategy.tolerance_of(step.static, step.outputs)
+                wrong = tolerance.wrong(result, np.asarray(original))
+                if wrong > tolerance.outliers:
                     self.report.count(step.key, differences=1)
                     self.differences.append(
-                        f"{step.key}: {wrong:.2%} of the elements are not {step.strategy.tolerance} to the original's"
+                        f"{step.key}: {wrong:.2%} of the elements are not {tolerance} to the original's"
                     )
 
     def given_up(self, target: str) -> str | None:

@@ -194,10 +194,6 @@ class Strategy:
     # From positional and keyword arguments to a dict by parameters; made by `register`.
     bind: Callable[..., dict[str, Any]]
 
-    def tolerance_of(self, static: Any) -> Tolerance:
-        """Returns the tolerance of calls with these settings: `tolerance`, or a smaller one."""
-        return self.tolerance
-
     def supports(self, call: Call) -> str | None:
         """Returns None if `run` can compute this call, else the reason: "16-bit images stay on the CPU"."""
         return None
@@ -222,6 +218,10 @@ class Strategy:
     def examples(self, random: np.random.Generator) -> Iterable[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Yields calls (positional, keywords) that are supported, without end, for tests: small, and of every kind."""
         raise NotImplementedError
+
+    def tolerance_of(self, static: Any, outputs: Sequence[Spec]) -> Tolerance:
+        """Returns the tolerance of calls with these settings and results, for strategies of which some are exact."""
+        return self.tolerance
 
     def data_results(self, result: Any) -> tuple[Any, ...]:
         """Returns the data in what the original returned, in the order of `Mapped.outputs`."""

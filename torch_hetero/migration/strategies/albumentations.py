@@ -100,8 +100,8 @@ class Translated(Albumentations):
         output = like(output, (*output.shape, 1)) if keep else output
         return Mapped(output, static=(mapped.static, keep), sample=mapped.sample)
 
-    def tolerance_of(self, static: Any) -> Tolerance:
-        return self.inner().tolerance_of(static[0])
+    def tolerance_of(self, static: Any, outputs: Sequence[Spec]) -> Tolerance:
+        return self.inner().tolerance_of(static[0], outputs)
 
     def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
         result = self.inner().run(inputs, static[0], sample)
@@ -427,7 +427,9 @@ class Crop(Moved):
         if not all(map(is_whole, (left, upper, right, lower))):
             return "the crop's corners are no integers"
         height, width = call["img"].shape[:2]
-        return None if 0 <= left < right <= width and 0 <= upper < lower <= height else "the crop is not within the image"
+        return (
+            None if 0 <= left < right <= width and 0 <= upper < lower <= height else "the crop is not within the image"
+        )
 
     def map(self, call: Call) -> Mapped:
         left, upper, right, lower = (int(call[name]) for name in ("x_min", "y_min", "x_max", "y_max"))
@@ -447,7 +449,9 @@ class Crop(Moved):
         height, width = fixed.integers(1, 9, 2).tolist()
         size = (height + int(random.integers(9)), width + int(random.integers(9)))
         image = example_image(fixed, random, [int(fixed.choice([0, 1, 3]))], size=size)
-        upper, left = (int(random.integers(outer - inner + 1)) for outer, inner in zip(size, (height, width), strict=True))
+        upper, left = (
+            int(random.integers(outer - inner + 1)) for outer, inner in zip(size, (height, width), strict=True)
+        )
         return (image, left, upper, left + width, upper + height), {}
 
 
@@ -471,9 +475,7 @@ class Table(Albumentations):
         if table.shape != bytes_.shape or table.dtype not in TORCH_DTYPES:
             raise Unsupported(f"its results of {table.dtype} stay on the CPU")
         dtype = TORCH_DTYPES[table.dtype]
-        return Mapped(
-            Spec("array", source.shape, dtype), static=dtype, sample=(table.reshape(-1).astype(np.float64),)
-        )
+        return Mapped(Spec("array", source.shape, dtype), static=dtype, sample=(table.reshape(-1).astype(np.float64),))
 
     def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
         (images,), tables = inputs, sample[0].to(static)
@@ -713,9 +715,7 @@ class Hued(Albumentations):
 
     def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
         planes = to_hsv(*[plane.to(torch.int32) for plane in inputs[0].unbind(3)], hues=180)
-        planes = [
-            looked_up(plane, table.to(torch.int32)) for plane, table in zip(planes, sample, strict=True)
-        ]
+        planes = [looked_up(plane, table.to(torch.int32)) for plane, table in zip(planes, sample, strict=True)]
         return torch.stack([saturated(plane, torch.uint8) for plane in from_hsv(*planes, hues=180)], 3)
 
 
@@ -732,7 +732,9 @@ class ShiftHsv(Hued):
 
     def tables(self, call: Call) -> list[np.ndarray]:
         numbers = np.arange(256)
-        hues = np.mod(numbers.astype(np.int16) + call["hue_shift"], 180).astype(np.uint8) if call["hue_shift"] else numbers
+        hues = (
+            np.mod(numbers.astype(np.int16) + call["hue_shift"], 180).astype(np.uint8) if call["hue_shift"] else numbers
+        )
         saturations, values = ((numbers + int(call[name])).clip(0, 255) for name in ("sat_shift", "val_shift"))
         saturations[0] = 0  # gray stays gray
         return [hues, saturations, values]
@@ -818,5 +820,3 @@ class AdjustSaturation(Albumentations):
 
     def example(self, fixed: np.random.Generator, random: np.random.Generator) -> Arguments:
         return (example_image(fixed, random, [3]), round(random.random() * 2 + 0.01, int(random.integers(2, 9)))), {}
-
-

@@ -47,7 +47,12 @@ NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.float32, tor
 DEPTHS = {0: torch.uint8, 1: torch.int8, 3: torch.int16, 4: torch.int32, 5: torch.float32, 6: torch.float64}
 
 CONSTANT, REPLICATE, REFLECT, WRAP, REFLECT_101, ISOLATED = 0, 1, 2, 3, 4, 16
-LIMITS = {torch.uint8: (0, 255), torch.int8: (-128, 127), torch.int16: (-32768, 32767), torch.int32: (-(2**31), 2**31 - 1)}
+LIMITS = {
+    torch.uint8: (0, 255),
+    torch.int8: (-128, 127),
+    torch.int16: (-32768, 32767),
+    torch.int32: (-(2**31), 2**31 - 1),
+}
 
 
 class OpenCV(Strategy):
@@ -139,7 +144,9 @@ def no_single_channel(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape[:2]) if len(shape) == 3 and shape[2] == 1 else tuple(shape)
 
 
-def result(spec: Spec, size: tuple[int, int] | None = None, dtype: torch.dtype | None = None, channels: int = 0) -> Spec:
+def result(
+    spec: Spec, size: tuple[int, int] | None = None, dtype: torch.dtype | None = None, channels: int = 0
+) -> Spec:
     """Returns the spec of a result like an image, where `size` is (height, width)."""
     shape = (*(size or spec.shape[:2]), channels or spec.channels)
     return Spec("array", no_single_channel(shape), dtype or spec.dtype)
@@ -216,7 +223,9 @@ def padded(
             outside = indices < 0
             images = images.index_select(dimension, indices.clamp(min=0).to(images.device))
             if bool(outside.any()):
-                mask = outside.to(images.device).view([-1 if entry == dimension else 1 for entry in range(images.dim())])
+                mask = outside.to(images.device).view(
+                    [-1 if entry == dimension else 1 for entry in range(images.dim())]
+                )
                 if not isinstance(value, torch.Tensor):
                     value = torch.tensor(value, dtype=images.dtype).to(images.device)
                 images = torch.where(mask, value.to(images.dtype), images)

@@ -296,7 +296,9 @@ class Multiply(Binary):
         self, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype, settings: Any, factors: list[torch.Tensor]
     ) -> torch.Tensor:
         if settings == (True, False):
-            return saturated(left.to(torch.int32) * right.to(torch.int32) if dtype == torch.uint8 else left * right, dtype)
+            return saturated(
+                left.to(torch.int32) * right.to(torch.int32) if dtype == torch.uint8 else left * right, dtype
+            )
         if settings[1]:
             return saturated(left.double() * right.double() * factors[0], dtype)
         left, right = left.float(), right.float()
@@ -417,7 +419,9 @@ class ConvertScaleAbs(Unary):
 
     def example(self, fixed: np.random.Generator, random: np.random.Generator) -> Arguments:
         image = example_image(fixed, random, dtypes=FLOATS)
-        return (image,), {"alpha": float(random.normal()), "beta": float(random.normal() * 50)} if random.integers(4) else {}
+        return (image,), {"alpha": float(random.normal()), "beta": float(random.normal() * 50)} if random.integers(
+            4
+        ) else {}
 
 
 @register
@@ -463,7 +467,12 @@ class Threshold(Unary):
 
     def example(self, fixed: np.random.Generator, random: np.random.Generator) -> Arguments:
         image = example_image(fixed, random, dtypes=FLOATS)
-        return (image, float(random.normal() * 150 + 127), float(random.normal() * 150 + 127), int(fixed.integers(5))), {}
+        return (
+            image,
+            float(random.normal() * 150 + 127),
+            float(random.normal() * 150 + 127),
+            int(fixed.integers(5)),
+        ), {}
 
 
 @register
@@ -648,9 +657,7 @@ class CalcHist(OpenCV):
         scale = bins / (float(high) - float(low))
         table = np.floor(np.arange(256) * scale - float(low) * scale).astype(np.int64)
         table = np.where((table >= 0) & (table < bins), table, bins)
-        return Mapped(
-            Spec("array", (bins, 1), torch.float32), static=(int(call["channels"][0]), bins), sample=(table,)
-        )
+        return Mapped(Spec("array", (bins, 1), torch.float32), static=(int(call["channels"][0]), bins), sample=(table,))
 
     def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
         (images,), (channel, bins) = inputs, static
@@ -795,7 +802,10 @@ class Magnitude(Pointwise):
     tolerance = Tolerance(relative=1e-6, note="the last bits of functions of floats")
 
     def limits(self, call: Call) -> str | None:
-        if (no_single_channel(call["x"].shape), call["x"].dtype) != (no_single_channel(call["y"].shape), call["y"].dtype):
+        if (no_single_channel(call["x"].shape), call["x"].dtype) != (
+            no_single_channel(call["y"].shape),
+            call["y"].dtype,
+        ):
             return "the images differ in size or dtype"
         return call.given("magnitude")
 

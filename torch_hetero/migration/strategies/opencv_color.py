@@ -86,7 +86,9 @@ RGB_TO_XYZ = ((1689, 1465, 739), (871, 2929, 296), (79, 488, 3892))
 XYZ_TO_RGB = ((13273, -6296, -2042), (-3970, 7684, 170), (228, -836, 4331))
 
 
-def by_matrix(matrix: Sequence[Sequence[int]], first: torch.Tensor, second: torch.Tensor, third: torch.Tensor) -> Planes:
+def by_matrix(
+    matrix: Sequence[Sequence[int]], first: torch.Tensor, second: torch.Tensor, third: torch.Tensor
+) -> Planes:
     return tuple(shifted(a * first + b * second + c * third, 12) for a, b, c in matrix)
 
 
@@ -179,8 +181,12 @@ D65 = (0.950456, 1.0, 1.088754)
 @functools.cache
 def lab_tables() -> dict[str, np.ndarray]:
     """Returns cv2's tables for L*a*b*: gamma and its inverse, cube roots, and back from L*, a* and b*."""
-    rgb_to_xyz = np.array([[0.412453, 0.357580, 0.180423], [0.212671, 0.715160, 0.072169], [0.019334, 0.119193, 0.950227]])
-    xyz_to_rgb = np.array([[3.240479, -1.53715, -0.498535], [-0.969256, 1.875991, 0.041556], [0.055648, -0.204043, 1.057311]])
+    rgb_to_xyz = np.array(
+        [[0.412453, 0.357580, 0.180423], [0.212671, 0.715160, 0.072169], [0.019334, 0.119193, 0.950227]]
+    )
+    xyz_to_rgb = np.array(
+        [[3.240479, -1.53715, -0.498535], [-0.969256, 1.875991, 0.041556], [0.055648, -0.204043, 1.057311]]
+    )
     single, white = np.float32, np.array(D65)
     steps = (np.arange(256, dtype=single) / single(255)).astype(np.float64)
     gamma = np.where(steps <= 809 / 20000, steps / (323 / 25), ((steps + 11 / 200) / (1 + 11 / 200)) ** 2.4)
@@ -212,7 +218,9 @@ def lab_tables() -> dict[str, np.ndarray]:
 def to_lab(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor, linear: bool) -> Planes:
     tables = lab_tables()
     red, green, blue = ((entry * 8 if linear else table(tables["gamma"], entry)) for entry in (red, green, blue))
-    x, y, z = (table(tables["roots"], plane) for plane in by_matrix(tables["to"].astype(int).tolist(), red, green, blue))
+    x, y, z = (
+        table(tables["roots"], plane) for plane in by_matrix(tables["to"].astype(int).tolist(), red, green, blue)
+    )
     middle = 128 << 15
     light = shifted((116 * 255 + 50) // 100 * y - (16 * 255 * (1 << 15) + 50) // 100, 15)
     return light, shifted(500 * (x - y) + middle, 15), shifted(200 * (y - z) + middle, 15)
@@ -242,7 +250,12 @@ REORDERED = {0: (0, 1, 2, None), 1: (0, 1, 2), 2: (2, 1, 0, None), 3: (2, 1, 0),
 TAKEN = {0: (3,), 1: (4,), 2: (3,), 3: (4,), 4: (3,), 5: (4,), 8: (1,), 9: (1,)}
 
 # By code: the function, and where red, green and blue are.
-TO: dict[int, tuple[To, tuple[int, int, int]]] = {6: (to_gray, BGR), 7: (to_gray, RGB), 10: (to_gray, BGR), 11: (to_gray, RGB)}
+TO: dict[int, tuple[To, tuple[int, int, int]]] = {
+    6: (to_gray, BGR),
+    7: (to_gray, RGB),
+    10: (to_gray, BGR),
+    11: (to_gray, RGB),
+}
 FROM: dict[int, tuple[To, tuple[int, int, int]]] = {}
 for first, function in ((32, functools.partial(by_matrix, RGB_TO_XYZ)), (36, to_ycrcb), (82, to_yuv),
                         (40, functools.partial(to_hsv, hues=180)), (66, functools.partial(to_hsv, hues=256)),

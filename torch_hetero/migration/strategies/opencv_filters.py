@@ -377,15 +377,18 @@ class BilateralFilter(OpenCV):
 
 def kernel_of(argument: Any) -> np.ndarray | None:
     """Returns a kernel as a matrix of float32; None for anything else."""
-    if not isinstance(argument, np.ndarray) or argument.ndim > 2 or argument.size == 0 or argument.dtype.kind not in "iuf":
+    if (
+        not isinstance(argument, np.ndarray)
+        or argument.ndim > 2
+        or argument.size == 0
+        or argument.dtype.kind not in "iuf"
+    ):
         return None
     matrix = argument.reshape(len(argument), -1).astype(np.float32)
     return matrix if np.isfinite(matrix).all() else None
 
 
-def correlated(
-    images: torch.Tensor, kernels: torch.Tensor, start: torch.Tensor, fused: bool = False
-) -> torch.Tensor:
+def correlated(images: torch.Tensor, kernels: torch.Tensor, start: torch.Tensor, fused: bool = False) -> torch.Tensor:
     """Correlates padded images with a kernel for each sample, [batch, height, width].
 
     Args:
@@ -559,7 +562,11 @@ class Sobel(Derivative):
             return f"ksize={size} stays on the CPU"
         if size == -1:
             return None if (x, y) in ((0, 1), (1, 0)) else "Scharr's kernel has one first derivative"
-        return None if min(x, y) >= 0 and x + y > 0 and max(x, y) <= 2 and max(x, y) < max(size, 3) else "no such derivative"
+        return (
+            None
+            if min(x, y) >= 0 and x + y > 0 and max(x, y) <= 2 and max(x, y) < max(size, 3)
+            else "no such derivative"
+        )
 
     def kernels(self, call: Call) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         return [derivative_kernels(int(call["dx"]), int(call["dy"]), int(call["ksize"]))]
@@ -619,7 +626,12 @@ class Morphology(OpenCV):
     def limits(self, call: Call) -> str | None:
         kernel = call["kernel"]
         if kernel is not None:
-            if not isinstance(kernel, np.ndarray) or kernel.ndim != 2 or kernel.dtype.kind not in "iu" or kernel.size == 0:
+            if (
+                not isinstance(kernel, np.ndarray)
+                or kernel.ndim != 2
+                or kernel.dtype.kind not in "iu"
+                or kernel.size == 0
+            ):
                 return "kernel= is no matrix of integers"
             if not kernel.any() or kernel.size > 2500:
                 return "kernel= is empty or has more than 2,500 elements"
@@ -641,14 +653,23 @@ class Morphology(OpenCV):
         if kernel.all():
             size = (height + (count - 1) * (height - 1), width + (count - 1) * (width - 1))
             return size, (y * count, x * count), (), 1
-        return (height, width), (y, x), tuple(zip(*(entry.tolist() for entry in np.nonzero(kernel)), strict=True)), count
+        return (
+            (height, width),
+            (y, x),
+            tuple(zip(*(entry.tolist() for entry in np.nonzero(kernel)), strict=True)),
+            count,
+        )
 
     def map(self, call: Call) -> Mapped:
         return Mapped(result(call["src"]), static=(*self.mask(call), int(call["borderType"])))
 
     def example(self, fixed: np.random.Generator, random: np.random.Generator) -> Arguments:
         height, width = fixed.integers(1, 6, 2).tolist()
-        kernel = (fixed.random((height, width)) < 0.6).astype(np.uint8) if fixed.integers(2) else np.ones((height, width), np.uint8)
+        kernel = (
+            (fixed.random((height, width)) < 0.6).astype(np.uint8)
+            if fixed.integers(2)
+            else np.ones((height, width), np.uint8)
+        )
         kernel[fixed.integers(height), fixed.integers(width)] = 1
         keywords = {"iterations": int(fixed.integers(1, 4)), "borderType": int(fixed.choice([0, 1, 2, 4]))}
         if fixed.integers(3) == 0:

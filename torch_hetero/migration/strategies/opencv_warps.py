@@ -47,7 +47,7 @@ class Resize(OpenCV):
     ragged = True
     tolerance = Tolerance(1, note="INTER_CUBIC is Intel's for bytes, and off by one; all else of bytes is exact")
 
-    def tolerance_of(self, static: Any) -> Tolerance:
+    def tolerance_of(self, static: Any, outputs: Sequence[Spec]) -> Tolerance:
         _, interpolation, dtype = static
         if dtype == torch.float32:
             return Tolerance(3e-4, note="floats, of images between 0 and 1")
@@ -270,7 +270,7 @@ class GetRectSubPix(OpenCV):
     channels = (1, 3)
     tolerance = Tolerance(1, note="one channel is Intel's, and off by one; three channels are exact")
 
-    def tolerance_of(self, static: Any) -> Tolerance:
+    def tolerance_of(self, static: Any, outputs: Sequence[Spec]) -> Tolerance:
         return self.tolerance if static[2] == 1 else EXACT
 
     def limits(self, call: Call) -> str | None:
@@ -291,7 +291,9 @@ class GetRectSubPix(OpenCV):
     def window(self, call: Call) -> tuple[int, int, np.ndarray]:
         """Returns the left column, the upper row and the weights of four pixels, of 65536."""
         single = np.float32
-        x, y = (single(at) - single((size - 1) * 0.5) for at, size in zip(call["center"], call["patchSize"], strict=True))
+        x, y = (
+            single(at) - single((size - 1) * 0.5) for at, size in zip(call["center"], call["patchSize"], strict=True)
+        )
         left, upper = int(np.floor(x)), int(np.floor(y))
         right, down = single(x - left), single(y - upper)
         one = single(1)
