@@ -133,9 +133,9 @@ class ArrayHandle(np.lib.mixins.NDArrayOperatorsMixin):
         return result
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_hetero"):
-            raise AttributeError(name)
-        if callable(getattr(np.ndarray, name, None)) and find(f"numpy.ndarray.{name}") is not None:
+        if not hasattr(np.ndarray, name):
+            raise AttributeError(f"'numpy.ndarray' object has no attribute {name!r}")
+        if callable(getattr(np.ndarray, name)) and find(f"numpy.ndarray.{name}") is not None:
             return Method(self, name)
         return getattr(self._hetero_host(), name)
 

@@ -193,7 +193,7 @@ def migrate(
     if exact and not tolerance.exact:
         raise Unsupported(f'it would not have the original\'s bits ({tolerance}); "exact": false allows that')
     handles = [handle_of(value) for value in results(step)]
-    if step.outputs[0].kind == "image" and type(getattr(positional[0], "info", None)) is dict:
+    if step.outputs[0].kind == "image" and step.inputs[0].spec.kind == "image" and hasattr(positional[0], "info"):
         for handle in handles:
             handle.info = dict(positional[0].info)  # as PIL's methods do
     if build is not None:

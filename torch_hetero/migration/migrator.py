@@ -99,6 +99,7 @@ class PipelineMigrator:
             raise
         replant(self.decide)
         session.begin(session.Session(self.report, pid, self.debug))
+        session.active().refresh = self.refresh
         workers.install(self.injector)
         if any(len(rule.segments()) > 1 for rule in self.plan.rules):
             threads.install(self.injector)
@@ -166,13 +167,16 @@ class PipelineMigrator:
 
     def imported(self, module: ModuleType) -> None:
         """Patches what a module brought."""
-        before = len(self.pending)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Patches callables that were defined or imported since the last time."""
         self.resolve_pending()
-        if len(self.pending) < before:
-            bridges.install(self.injector)
-            self.injector.sweep()
-            self.report.collect()
-            replant(self.decide)
+        bridges.install(self.injector)
+        self.injector.sweep()
+        self.report.collect()
+        replant(self.decide)
+
 
     def resolve_pending(self) -> None:
         """Patches the callables of rules whose modules are there.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ class Session:
     Attributes:
         report: Its counters.
         pid: The process that may use devices; others compute values by the original functions.
+        refresh: Patches what was defined or imported since.
         failures: Failed batches by target.
         debug: Whether each value is computed both ways and compared.
         differences: What comparing found, one sentence each.
@@ -33,6 +35,7 @@ class Session:
 
     def __init__(self, report: Report, pid: int, debug: bool = False) -> None:
         self.report, self.pid, self.debug = report, pid, debug
+        self.refresh: Callable[[], None] = lambda: None
         self.failures: dict[str, list[str]] = {}
         self.differences: list[str] = []
 

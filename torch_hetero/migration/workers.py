@@ -3,8 +3,8 @@
 Nothing touches a device in a worker. Where a worker fetched a batch, its handles are packed at once (`shipping.ship`), so
 that errors of the original functions reach the parent as any error of a dataset does.
 
-Workers that are forked inherit the patches. Others import this module when they unpickle `worker_loop`, and activate the plan
-that the environment names; so do other children, by the file ``hetero_migration.pth``.
+Workers that are forked inherit the patches. Others import this package when they unpickle `worker_loop`, which activates the
+plan that the environment names; other children do so by the file ``hetero_migration.pth``.
 """
 
 from __future__ import annotations
@@ -60,10 +60,9 @@ def collate_arrays(batch: list[Any], *, collate_fn_map: Any = None) -> Any:
 
 
 def worker_loop(*arguments: Any) -> Any:
-    """Is a worker's process: that of torch, with the plan active and counters written at the end."""
-    from torch_hetero.migration.child import activate_from_environment
-
-    activate_from_environment()
+    """Runs in a worker: torch's own loop, with the plan complete before, and counters written after."""
+    if session.active() is not None:
+        session.active().refresh()  # the program's main module is there now
     try:
         return _original_loop(*arguments)
     finally:

@@ -371,6 +371,7 @@ class AddWeighted(Binary):
     parameters = "src1, alpha, src2, beta, gamma, dst=None, dtype=-1"
     scalars = False
     tolerance = Tolerance(1e-4, 1e-6, note="bytes are exact; the last bits of floats depend on how vectors are filled")
+    exact_bytes = True
 
     def more_limits(self, call: Call) -> str | None:
         numbers = all(is_number(call[name]) for name in ("alpha", "beta", "gamma"))

@@ -229,6 +229,7 @@ class GaussianBlur(Filter):
     parameters = "src, ksize, sigmaX, dst=None, sigmaY=0, borderType=4, hint=0"
     dtypes = BYTES_AND_FLOATS
     tolerance = Tolerance(1e-3, 1e-6, note="bytes are exact; floats are summed in another order")
+    exact_bytes = True
 
     def limits(self, call: Call) -> str | None:
         size = call["ksize"]
