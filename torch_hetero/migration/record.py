@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from torch_hetero.migration.names import unwrapped
 from torch_hetero.migration.recipe import Result, Step, Value
@@ -50,6 +51,8 @@ def record(
             return type(data)(captured(entry) for entry in data)
         if type(data) is np.ndarray and data.size <= strategy.constants:
             return values.setdefault(id(data), data.copy())
+        if type(data) is torch.Tensor and data.numel() <= strategy.constants and data.device.type == "cpu":
+            return values.setdefault(id(data), data.detach().clone())
         value = values.get(id(data)) or capture(data)
         if value is None:
             return data

@@ -13,8 +13,9 @@ import torch
 from torch.utils._pytree import tree_map
 
 from torch_hetero.migration import session
-from torch_hetero.migration.holder import Holder, record_call, register_handle
+from torch_hetero.migration.holder import Holder, record_call, register_handle, share
 from torch_hetero.migration.recipe import Value
+from torch_hetero.migration.strategy import find
 
 __all__ = ["TensorHandle"]
 
@@ -63,6 +64,9 @@ class TensorHandle(torch.Tensor):
         target = target_of(function)
         result = record_call(target, function, positional, keywords) if target else NotImplemented
         if result is not NotImplemented:
+            if type(result) is TensorHandle and type(first) is TensorHandle and getattr(find(target), "views", False):
+                rest = tree_map(on_host_tensor, positional[1:])
+                share(first, result, lambda tensor: function(tensor, *rest, **keywords))
             return result
         with torch._C.DisableTorchFunctionSubclass():
             return function(*tree_map(on_host_tensor, positional), **tree_map(on_host_tensor, keywords))
