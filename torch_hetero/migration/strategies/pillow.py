@@ -177,9 +177,10 @@ def plan_resize(source: Spec, size: Sequence[int], kind: int, box: Sequence[floa
             step = float(stop - start) / out
             places.append(sampling.nearest_places(float(start) + step * 0.5, step, out, limit))
         return plan_pick(size, *places, np.zeros(source.channels, np.int64))
+    shared = box != whole  # boxes differ from image to image
     counts = (
-        sampling.taps(kind, float(bottom - top), size[1]) if size[1] != height or top or bottom != size[1] else 0,
-        sampling.taps(kind, float(right - left), size[0]) if size[0] != width or left or right != size[0] else 0,
+        sampling.taps(kind, float(bottom - top), size[1], shared) if shared or size[1] != height else 0,
+        sampling.taps(kind, float(right - left), size[0], shared) if shared or size[0] != width else 0,
     )
     spans = (*sampling.Span.settings(top, bottom, 0, height), *sampling.Span.settings(left, right, 0, width))
     order = sampling.vertical_first((width, height), size)

@@ -87,7 +87,7 @@ class Span:
 def taps(kind: int, length: float, out: int, shared: bool = False) -> int:
     """Returns how many pixels a pixel of the result reads at most; `shared` rounds it up so that more calls agree."""
     count = math.ceil(FILTERS[kind][1] * max(length / out, 1.0)) * 2 + 1
-    return count if not shared else 2 ** math.ceil(math.log2(count - 1)) + 1
+    return count if not shared else 2 ** max(math.ceil(math.log2(count - 1)), 2) + 1
 
 
 def weights(kind: int, span: Span, out: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
