@@ -1,7 +1,7 @@
 """Operations of numpy arrays as strategies: ufuncs ("numpy.add"), and methods ("numpy.ndarray.astype").
 
-Handles of arrays call them when user code computes with a handle: `find("numpy.add")` for ``handle + 1``. Functions such
-as ``numpy.pad`` are in strategies/arrays.py, and share the classes here.
+Handles of arrays call them when user code computes with a handle: `find("numpy.add")` for ``handle + 1``. Functions
+such as ``numpy.pad`` are in strategies/arrays.py, and share the classes here.
 
 Results have numpy's dtypes: numpy itself is asked which loop it would run, and operands are cast to that loop's dtypes.
 Integer and IEEE arithmetic has numpy's bits. Tolerances say where it has not. numpy's warnings are not given.
@@ -92,6 +92,7 @@ class ArrayStrategy(Strategy):
         return call[self.data[0]]
 
     def supports(self, call: Call) -> str | None:
+        """Returns a reason for what is no array, and what `refuses` says of arrays."""
         array = self.array(call)
         if not isinstance(array, Spec):
             return f"{self.data[0]} is no array"

@@ -167,18 +167,14 @@ class Injector:
         return problems
 
 
-def own_code(owner: Any) -> bool:
-    """Whether a module is the program's own: from a file that no package manager installed."""
-    file = getattr(owner, "__file__", None)
-    if owner.__name__ == "__main__":
+def own_code(module: ModuleType) -> bool:
+    """Whether a module is the program's own: from a file that came with no package and not with Python."""
+    if module.__name__ == "__main__":
         return True
-    return (
-        isinstance(file, str)
-        and "site-packages" not in file
-        and "dist-packages" not in file
-        and file.endswith(".py")
-        and not file.startswith(sys.base_prefix)
-    )
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or not file.endswith(".py") or module.__name__.split(".")[0] == "torch_hetero":
+        return False
+    return not any(part in file for part in ("site-packages", "dist-packages")) and not file.startswith(sys.base_prefix)
 
 
 class ImportHook(importlib.abc.MetaPathFinder):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hetero.migration import session, workers
+from torch_hetero.migration import session, threads, workers
 from torch_hetero.migration.context import NOTHING, replant
 from torch_hetero.migration.injector import ImportHook, Injector, own_code
 from torch_hetero.migration.names import ORIGINAL, Site, is_module, locate, site_of, unwrapped
@@ -99,6 +99,8 @@ class PipelineMigrator:
         replant(self.decide)
         session.begin(session.Session(self.report, pid, self.debug))
         workers.install(self.injector)
+        if any(len(rule.segments()) > 1 for rule in self.plan.rules):
+            threads.install(self.injector)
         self.hook.install()
         self.is_active = True
         if child is None:

@@ -23,7 +23,7 @@ from torch_hetero.migration.context import untracked
 from torch_hetero.migration.spec import Spec, from_tensor
 from torch_hetero.migration.strategy import Strategy
 
-__all__ = ["Result", "Source", "Step", "Value", "host_result"]
+__all__ = ["Result", "Source", "Step", "Value", "call_original", "host_result"]
 
 
 class Value:

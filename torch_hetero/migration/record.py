@@ -9,7 +9,7 @@ import numpy as np
 
 from torch_hetero.migration.recipe import Result, Step, Value
 from torch_hetero.migration.spec import Spec
-from torch_hetero.migration.strategy import Call, Strategy, Unsupported
+from torch_hetero.migration.strategy import Call, OnHost, Strategy, Unsupported
 
 __all__ = ["record", "results"]
 
@@ -38,6 +38,8 @@ def record(
         Unsupported: The strategy does not cover the call.
         TypeError: The arguments are not the function's.
     """
+    if isinstance(strategy, OnHost):
+        raise Unsupported(strategy.reason)
     arguments = strategy.bind(*positional, **keywords)
     inputs: list[Value] = []
     values: dict[int, Any] = {}  # by the object that was captured; snapshots of constants, too

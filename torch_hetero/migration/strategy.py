@@ -230,9 +230,11 @@ class OnHost(Strategy):
     reason: ClassVar[str]
 
     def supports(self, call: Call) -> str | None:
+        """Returns the reason."""
         return self.reason
 
     def examples(self, random: np.random.Generator) -> Iterable[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Returns no call."""
         return ()
 
 

@@ -21,7 +21,6 @@ from torch_hetero.migration.arrays import (
 from torch_hetero.migration.spec import NUMPY_DTYPES, Spec
 from torch_hetero.migration.strategy import Call, Mapped, Strategy, Unsupported, register
 
-
 # New arrays.
 
 
