@@ -1,8 +1,8 @@
 """Chooses which calls move to the device.
 
-Each call has two states, CPU and device, with a time for each. Data that goes from a call in one state to a call in the
-other is copied, which takes time, too. So an assignment is a path through a graph with two states for each call, and the
-best one is the shortest path:
+Each call has two states, CPU and device, with a time for each. Data from a call in one state to a call in the other is
+copied, which takes time, too. So an assignment is a path through a graph with two states for each call, and the best
+one is the shortest path:
 
 1. Up to `EXACT` calls, all assignments are tried. The best that keeps the budgets is optimal.
 2. Beyond that, chains are improved in turn: the shortest path along a chain is found by dynamic programming while all

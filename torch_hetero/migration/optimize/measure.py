@@ -117,8 +117,8 @@ def measure_calls(
     candidate.record_seconds = least(lambda: recorded(strategy, seen.original, samples, len(samples))) / len(samples)
     size = sum(value.spec.nbytes for value in steps[0]) + sum(source.spec.nbytes for source in inputs_of(steps[0]))
     count = max(1, min(batch_size, MOST_BATCH_BYTES // max(1, size)))
+    problems: list[str] = []
     for number in sorted({1, count}):
-        problems: list[str] = []
         seconds = least(
             lambda values: compute(values, device, problems),
             lambda number=number: placed(recorded(strategy, seen.original, samples, number), device),

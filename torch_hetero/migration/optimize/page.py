@@ -188,16 +188,24 @@ def draw_edge(
     kind, verb = copy_of(edge, states)
     size = size_text(edge["bytes"] / batches)
     label = f"{verb} {size}".strip() if kind != "stays" else f"stays, {size}"
-    begin, end = (x1 + WIDTH / 2, y1 + HEIGHT), (x2 + WIDTH / 2, y2)
     if row2 == row1 + 1:
-        path = f"M{begin[0]:.1f} {begin[1]:.1f} C{begin[0]:.1f} {begin[1] + 30:.1f} {end[0]:.1f} {end[1] - 30:.1f} {end[0]:.1f} {end[1]:.1f}"
-        middle = ((begin[0] + end[0]) / 2 + 8, (begin[1] + end[1]) / 2 + 4)
-    else:
-        side = max(x1, x2) + WIDTH + 44
-        path = f"M{x1 + WIDTH:.1f} {y1 + HEIGHT / 2:.1f} C{side:.1f} {y1 + HEIGHT / 2:.1f} {side:.1f} {y2 + HEIGHT / 2:.1f} {x2 + WIDTH:.1f} {y2 + HEIGHT / 2:.1f}"
-        middle = (max(x1, x2) + WIDTH - 20, (y1 + y2 + HEIGHT) / 2 + 4)
-    title = f"{edge['from']} to {edge['to']}: {edge['number'] / batches:g} times {size_text(edge['bytes'] / max(1, edge['number']))}"
+        left, top, right, bottom = x1 + WIDTH / 2, y1 + HEIGHT, x2 + WIDTH / 2, y2
+        path = curve((left, top), (left, top + 30), (right, bottom - 30), (right, bottom))
+        middle = ((left + right) / 2 + 8, (top + bottom) / 2 + 4)
+    else:  # around the right side
+        right1, right2, side = x1 + WIDTH, x2 + WIDTH, max(x1, x2) + WIDTH + 44
+        top, bottom = y1 + HEIGHT / 2, y2 + HEIGHT / 2
+        path = curve((right1, top), (side, top), (side, bottom), (right2, bottom))
+        middle = (max(right1, right2) - 20, (top + bottom) / 2 + 4)
+    each = size_text(edge["bytes"] / max(1, edge["number"]))
+    title = f"{edge['from']} to {edge['to']}: {edge['number'] / batches:g} times {each}"
     return f'<g><title>{escape(title)}</title><path class="{kind}" d="{path}"/>{text(*middle, label, "soft")}</g>'
+
+
+def curve(*points: tuple[float, float]) -> str:
+    """Returns the path of a curve, from four points."""
+    first, *others = [f"{x:.1f} {y:.1f}" for x, y in points]
+    return f"M{first} C{' '.join(others)}"
 
 
 def copy_of(edge: Mapping[str, Any], states: Mapping[str, str]) -> tuple[str, str]:

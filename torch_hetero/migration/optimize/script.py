@@ -1,12 +1,11 @@
 """Runs a program as ``python script.py`` would, one statement of its top level after the other.
 
 Between statements the caller can look at what the script has defined so far: keys of a plan may name functions and
-classes of the script itself, which do not exist before it runs. Statements share one namespace, and have the file's name
-and line numbers, so that tracebacks are the script's own.
+classes of the script itself, which do not exist before it runs. Statements share one namespace, and have the file's
+name and line numbers, so that tracebacks are the script's own.
 """
 
 from __future__ import annotations
-
 import __future__
 
 import ast

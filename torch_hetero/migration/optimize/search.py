@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torch_hetero.migration.optimize.choose import Edge, Task, choose
-from torch_hetero.migration.optimize.compare import Failed, Measured, Runner, compare
+from torch_hetero.migration.optimize.compare import Measured, Runner, compare
 from torch_hetero.migration.optimize.loader import LoaderFacts
 from torch_hetero.migration.optimize.measure import Candidate, measure
 from torch_hetero.migration.optimize.script import Script
@@ -305,7 +305,7 @@ class Search:
         return self.trace.calls[key].strategy.target.startswith(FOLLOWING)
 
     def rules(self, keys: frozenset[str]) -> tuple[Rule, ...]:
-        """Returns the rules for chosen keys, and those that hand results to functions that must have them on the host."""
+        """Returns the rules for chosen keys, and for functions that must get results of those as the host's."""
         followers = self.followers(keys)
         rules = []
         for key, seen in self.trace.calls.items():

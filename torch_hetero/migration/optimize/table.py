@@ -1,4 +1,4 @@
-"""A plan and its evidence as text: what was called, what it took, which strategies were tried, what was chosen and why."""
+"""A plan and its evidence as text: what was called, how long it took, what was tried, what was chosen and why."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch_hetero.migration.report import size_text
 __all__ = ["columns", "difference_text", "explain", "seconds_text"]
 
 HEADER = (
-    "context key", "calls", "time", "in", "out", "candidate", "original", "one", "batch", "samples", "difference", "runs on",
+    "context key", "calls", "time", "in", "out", "candidate", "original", "one", "batch", "samples", "difference",
+    "runs on",
 )  # fmt: skip
 
 
