@@ -3,15 +3,23 @@
 // starts what waited for it. Then milliseconds to take in one graph of 1,024 blocks that come layer
 // by layer, and what the block store takes for a match, a plan and a release of 1,024 blocks.
 //
+//   hetero_transfer_bench [FOLDER]    the folder is for a store with a disk
+//
 // Thread safety: one thread.
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "graph/transfer/block_store.h"
 #include "graph/transfer/transfer_scheduler.h"
 
 namespace hetero::graph {
@@ -137,14 +145,81 @@ void print_layered(const char* what, int64_t in_host, int64_t others) {
   std::printf("%s: enqueue %6.2f ms, all transfers end %6.2f ms\n", what, median_of(enqueues), median_of(ends));
 }
 
+// ---- the store
+
+// 64 prompts, so that a match finds little of its own in the processor's caches.
+constexpr int64_t kPrompts = 64;
+
+std::vector<int32_t> prompt(int64_t number, int64_t blocks) {
+  std::minstd_rand random(static_cast<uint32_t>(number) * 2654435761U + 1);
+  std::vector<int32_t> tokens(static_cast<size_t>(blocks * 16));
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 150000);
+  return tokens;
+}
+
+std::vector<int64_t> numbers(int64_t count) {
+  std::vector<int64_t> result(static_cast<size_t>(count));
+  std::iota(result.begin(), result.end(), 0);
+  return result;
+}
+
+void print_store(const std::string& disk) {
+  BlockStoreOptions options;
+  options.spec.model = "bench";
+  options.spec.layers = options.spec.kv_heads = 1;
+  options.spec.head_size = 8;
+  const int64_t bytes = options.spec.geometry().block_bytes();
+  options.host_bytes = (kPrompts + 1) * kBlocks * bytes;
+  options.disk_folder = disk;
+  options.disk_bytes = disk.empty() ? 0 : options.host_bytes;
+  const auto store = std::move(BlockStore::open(options).value());
+  const auto memory = std::make_shared<DeviceBlocks>();
+  const int64_t half = options.spec.geometry().piece_bytes / 2;
+  std::vector<std::byte> keys(static_cast<size_t>(kBlocks * half)), values(keys.size());
+  *memory = {.layers = {{keys.data(), values.data()}}, .blocks = kBlocks, .block_stride = half, .row_bytes = half};
+  for (int64_t i = 0; i < kPrompts; ++i) {
+    (void)store->put(prompt(i, kBlocks), memory, numbers(kBlocks)).value()->wait_completely();
+  }
+  std::vector<double> matches, short_matches, releases, gets, puts;
+  std::minstd_rand random(5);
+  for (int i = 0; i < 301; ++i) {
+    const std::vector<int32_t> tokens = prompt(static_cast<int64_t>(random() % kPrompts), kBlocks);
+    Clock::time_point begin = Clock::now();
+    std::optional<BlockMatch> match = store->match(tokens);
+    matches.push_back(nanoseconds_each(begin, 1000));
+    if (match->tokens() != kBlocks * 16) std::abort();
+    begin = Clock::now();
+    auto get = store->get(*match, memory, numbers(kBlocks));
+    gets.push_back(nanoseconds_each(begin, 1000));
+    (void)get.value()->wait_completely();
+    begin = Clock::now();
+    match.reset();
+    releases.push_back(nanoseconds_each(begin, 1000));
+    const std::vector<int32_t> other = prompt(static_cast<int64_t>(random() % kPrompts), kBlocks);
+    begin = Clock::now();
+    match = store->match(std::span(other).first(64 * 16));
+    short_matches.push_back(nanoseconds_each(begin, 1000));
+    begin = Clock::now();
+    auto put = store->put(other, memory, numbers(kBlocks));
+    puts.push_back(nanoseconds_each(begin, 1000));
+    (void)put.value()->wait_completely();
+  }
+  std::printf(
+      "store %s: match 1,024 blocks %5.1f us, release %5.1f; match 64 %4.1f; get %5.1f, put what is known %5.1f\n",
+      disk.empty() ? "in host memory" : "with a disk", median_of(matches), median_of(releases),
+      median_of(short_matches), median_of(gets), median_of(puts));
+}
+
 }  // namespace
 }  // namespace hetero::graph
 
-int main() {
+int main(int argc, char** argv) {
   using namespace hetero::graph;
   for (const int64_t graphs : {1, 10, 100, 1000, 10000}) print(graphs);
   print_layered("1,024 blocks by 28 layers, in host memory", kBlocks, 0);
   print_layered("1,024 blocks by 28 layers, on the disk", 0, 0);
   print_layered("1,024 blocks by 28 layers, that 7 requests also wait for", kBlocks, 7);
+  print_store("");
+  if (argc > 1) print_store(argv[1]);
   return 0;
 }
