@@ -148,6 +148,7 @@ class BlockStore::Impl {
                                     const std::shared_ptr<DeviceBlocks>& memory, std::span<const int64_t> blocks);
   Status reset();
   BlockStoreCounters counters() const;
+  std::vector<TransferRecord> timeline() const;
 
   const BlockStoreOptions options_;
   const backend::BlockGeometry geometry_;
@@ -223,6 +224,7 @@ class BlockStore::Impl {
   std::unordered_map<int64_t, NodeId> slots_;
   std::vector<Pin> doomed_;  // no one may use them any more; they go when no one holds them
   BlockStoreCounters counters_;
+  std::vector<TransferRecord> records_;  // the latest, and up to as many older ones
   int64_t matches_ = 0;
   uint64_t next_request_ = 0;
   std::set<uint64_t> running_;  // requests
@@ -800,6 +802,8 @@ void BlockStore::Impl::finish(Plan& plan, const TransferOpGraph& graph) {
     counters_.failed += op.state == TransferState::kFailed;
     counters_.cancelled += op.state == TransferState::kCancelled;
   }
+  append_records(records_, graph.ops());
+  if (records_.size() > 2 * kMostRecords) records_.erase(records_.begin(), records_.end() - kMostRecords);
   for (const Fill& fill : plan.fills) {
     const bool is_complete =
         std::ranges::all_of(fill.ops, [&](uint32_t id) { return graph.ops()[id].state == TransferState::kCompleted; });
@@ -835,6 +839,11 @@ Status BlockStore::Impl::reset() {
   free_places_ = backend::RangeAllocator(static_cast<uint64_t>(places_));
   used_places_ = 0;
   return Status();
+}
+
+std::vector<TransferRecord> BlockStore::Impl::timeline() const {
+  const std::lock_guard lock(mutex_);
+  return {records_.end() - static_cast<ptrdiff_t>(std::min(records_.size(), kMostRecords)), records_.end()};
 }
 
 BlockStoreCounters BlockStore::Impl::counters() const {
@@ -1044,5 +1053,6 @@ Status BlockStore::sync() {
 }
 void BlockStore::wait_idle() { impl_->scheduler_.wait_idle(); }
 BlockStoreCounters BlockStore::counters() const { return impl_->counters(); }
+std::vector<TransferRecord> BlockStore::timeline() const { return impl_->timeline(); }
 
 }  // namespace hetero::graph
