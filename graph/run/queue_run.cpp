@@ -488,6 +488,10 @@ void QueueRun::settle(RunCounts& counts) {
     counts.kernels[plan.placements[n].device] += outcomes_[n] == Outcome::kRan || outcomes_[n] == Outcome::kFailed;
   }
   for (const GroupTask& task : group_tasks_) count_group(task, counts);
+  for (const Instruction& instruction : plan.program) {
+    if (instruction.queue != kWorkerQueue || instruction.is_event()) continue;
+    counts.host_tasks += outcomes_[instruction.index] == Outcome::kRan;
+  }
   FailureId lost = kHealthy;
   if (!lost_.ok()) lost = state_->add_failure(static_cast<uint32_t>(graph.nodes.size()), lost_);
   const bool failures = state_->has_failures();
