@@ -399,9 +399,8 @@ bool has_side_queues(const Plan& plan) {
 }
 
 bool uses_cpu_only(const Plan& plan) {
-  return std::ranges::all_of(plan.program, [](const Instruction& instruction) {
-    return device_of(instruction.queue) == backend::kCpu;
-  });
+  return std::ranges::all_of(
+      plan.program, [](const Instruction& instruction) { return device_of(instruction.queue) == backend::kCpu; });
 }
 
 bool uses_worker(const Plan& plan) {

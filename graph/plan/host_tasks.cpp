@@ -77,9 +77,8 @@ class HostTasks {
 
   bool is_tied(const Instruction& instruction) const {
     bool tied = false;
-    for_each_use(instruction, [&](size_t place, bool writes) {
-      tied |= writes ? marks_[place].touched : marks_[place].written;
-    });
+    for_each_use(instruction,
+                 [&](size_t place, bool writes) { tied |= writes ? marks_[place].touched : marks_[place].written; });
     return tied;
   }
 

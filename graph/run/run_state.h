@@ -131,7 +131,7 @@ class RunState {
   // Per buffer: its binding, if bound valid and no node writes it.
   std::vector<Binding*> unwritten_;
   std::vector<backend::Block> held_;  // per buffer: what is kBrought or kOwned and does not escape
-  std::vector<uint8_t> kept_;          // per buffer: keep(); empty where none is
+  std::vector<uint8_t> kept_;         // per buffer: keep(); empty where none is
   UnfusedMemory unfused_;
   std::mutex mutex_;  // guards failures_ while kernels run
   std::vector<Failure> failures_;

@@ -120,8 +120,6 @@ TORCH_LIBRARY_IMPL(hetero, CPU, library) {
 
 TORCH_LIBRARY_IMPL(hetero, Meta, library) { library.impl("decode_jpeg", TORCH_FN(decode_jpeg_meta)); }
 
-TORCH_LIBRARY_IMPL(hetero, CompositeImplicitAutograd, library) {
-  library.impl("decode_jpegs", TORCH_FN(decode_jpegs));
-}
+TORCH_LIBRARY_IMPL(hetero, CompositeImplicitAutograd, library) { library.impl("decode_jpegs", TORCH_FN(decode_jpegs)); }
 
 }  // namespace hetero::ops

@@ -140,9 +140,7 @@ bool read_header(Decoder& decoder, std::span<const uint8_t> file) {
 bool read_pixels(Decoder& decoder, PixelOrder order, uint8_t* pixels) {
   if (setjmp(decoder.failed) != 0) return false;
   jpeg_decompress_struct& jpeg = decoder.jpeg;
-  jpeg.out_color_space = order == PixelOrder::kGrey  ? JCS_GRAYSCALE
-                         : order == PixelOrder::kRgb ? JCS_RGB
-                                                     : JCS_EXT_BGR;
+  jpeg.out_color_space = order == PixelOrder::kGrey ? JCS_GRAYSCALE : order == PixelOrder::kRgb ? JCS_RGB : JCS_EXT_BGR;
   jpeg.dct_method = JDCT_ISLOW;
   jpeg.do_fancy_upsampling = TRUE;
   library().start(&jpeg);
@@ -179,9 +177,7 @@ class JpegFile {
             .width = decoder_.jpeg.image_width,
             .channels = decoder_.jpeg.num_components};
   }
-  Status decode(PixelOrder order, uint8_t* pixels) {
-    return read_pixels(decoder_, order, pixels) ? Status() : error();
-  }
+  Status decode(PixelOrder order, uint8_t* pixels) { return read_pixels(decoder_, order, pixels) ? Status() : error(); }
 
  private:
   Status error() const { return refused(decoder_.message); }
