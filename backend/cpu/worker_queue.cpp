@@ -18,8 +18,8 @@ namespace hetero::backend {
 
 // ---- events -------------------------------------------------------------------------------------
 
-// Waits by a number in memory: a condition that a thread of the parent waits for cannot be destroyed
-// in a forked child.
+// Waits by a number in memory: a condition that a thread of the parent waits for cannot be
+// destroyed in a forked child.
 class CpuEvent::Mark final : public Event {
  public:
   bool query() const override { return done_.load(std::memory_order_acquire) != 0 || is_forked(); }
@@ -93,7 +93,8 @@ struct WorkerQueue::Thread {
 
   void work() {
     pthread_setname_np(pthread_self(), "cpu-worker");
-    run_worker_start_hook();
+    // A host task uses one core: a pool of threads for this one would be in the way of others.
+    use_thread_count(1);
     std::unique_lock lock(mutex);
     while (true) {
       submitted.wait(lock, [this] { return !commands.empty() || stopping; });

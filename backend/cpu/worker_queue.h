@@ -68,7 +68,7 @@ class WorkerQueue final : public Queue {
   Status submit(Command command);
 
   AtomicCounters& counters_;
-  mutable std::atomic<Thread*> thread_{nullptr};
+  std::atomic<Thread*> thread_{nullptr};
 };
 
 }  // namespace hetero::backend

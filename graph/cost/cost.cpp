@@ -10,8 +10,8 @@
 namespace hetero::graph {
 namespace {
 
-// Of an element that a host task makes: 8 ns on a CPU of which nothing is known. libjpeg-turbo takes
-// 5 to 10 for a byte.
+// An element that a host task makes: 8 ns on a CPU of which nothing is known. libjpeg-turbo takes 5
+// to 10 for a byte.
 constexpr double kHostTaskFlops = 800;
 
 double known_or(double value, double guess) { return value > 0 ? value : guess; }

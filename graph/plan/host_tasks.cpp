@@ -50,7 +50,7 @@ class HostTasks {
   };
 
   bool is_candidate(const Instruction& instruction) const {
-    return instruction.queue == kHostQueue && instruction.kind == Instruction::Kind::kRun &&
+    return instruction.queue == kHostQueue && instruction.is_call() && !instruction.is_body() &&
            op_table()[graph_.nodes[instruction.index].op].host_task &&
            scratch_.tasks.task_of(instruction).seconds[backend::kCpu] > kHandOver;
   }

@@ -183,7 +183,7 @@ FailureId RunState::collect(uint32_t index, void* const* data, backend::Block* b
   return failure;
 }
 
-// Whether nobody will see the bytes of a bound buffer after the program, and no queue but the host's
+// Whether nobody will see the bytes of a bound buffer after the program, and only the host's queue
 // reads them.
 bool RunState::dies_on_host(BufferId buffer) const {
   const Buffer& shape = graph_->buffers[buffer];

@@ -38,8 +38,8 @@ Status decode_jpeg(std::span<const uint8_t> file, PixelOrder, int64_t, int64_t, 
 
 namespace {
 
-// The library is loaded when the first file comes: Debian's archive is not for shared libraries, and
-// a package should not need it on a machine that decodes nothing.
+// The library is loaded when the first file comes. Debian's static one is not for shared libraries,
+// and a package should not need it on a machine that decodes nothing.
 struct Library {
   decltype(&jpeg_std_error) std_error = nullptr;
   decltype(&jpeg_CreateDecompress) create = nullptr;

@@ -30,7 +30,7 @@ struct JpegSize {
   int64_t channels = 0;  // in the file: 1 for grey, 3 for colours, 4 for CMYK
 };
 
-// Whether this build, and this machine, have libjpeg-turbo. Without it the functions below fail with
+// Whether this build and this machine have libjpeg-turbo. Without it the functions below fail with
 // kUsage.
 bool has_jpeg_decoder();
 
