@@ -137,6 +137,8 @@ class Ufunc(Strategy):
             elif isinstance(operand, (list, tuple)):
                 if any(not isinstance(entry, (bool, int, float, np.number)) for entry in operand):
                     return f"{name} is a list of more than numbers"
+            elif isinstance(operand, torch.Tensor):
+                return f"{name} is a tensor"
             elif not isinstance(operand, (bool, int, float, np.bool_, np.integer, np.floating, np.ndarray)):
                 return f"{name} is of type {type(operand).__name__}"
             elif isinstance(operand, np.ndarray) and operand.dtype not in TORCH_DTYPES:
@@ -531,10 +533,14 @@ class GetItem(ArrayStrategy):
                     return "a mask or an array of indices selects elements"
         return None
 
+    def indexed(self, array: Spec, key: tuple[Any, ...]) -> Spec:
+        """Returns the result's spec."""
+        return spec_like(ask_numpy(placeholder(array).__getitem__, key))
+
     def map(self, call: Call) -> Mapped:
         array, key = self.array(call), call["key"]
         key = list(key) if isinstance(key, tuple) else [key]
-        spec = spec_like(ask_numpy(placeholder(array).__getitem__, tuple(key)))
+        spec = self.indexed(array, tuple(key))
         used = sum(entry is not None and entry is not Ellipsis for entry in key)
         at = key.index(Ellipsis) if Ellipsis in key else len(key)
         key[at : at + 1] = [slice(None)] * (len(array.shape) - used)

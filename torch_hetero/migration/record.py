@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from torch_hetero.migration.recipe import Result, Step, Value
 from torch_hetero.migration.spec import Spec
@@ -47,8 +48,10 @@ def record(
     def captured(data: Any) -> Any:
         if type(data) in (list, tuple):
             return type(data)(captured(entry) for entry in data)
-        if type(data) is np.ndarray and data.size <= strategy.constants:
+        if strategy.constants and type(data) is np.ndarray and data.size <= strategy.constants:
             return values.setdefault(id(data), data.copy())
+        if strategy.constants and type(data) is torch.Tensor and data.numel() <= strategy.constants:
+            return values.setdefault(id(data), data.clone())
         value = values.get(id(data)) or capture(data)
         if value is None:
             return data
