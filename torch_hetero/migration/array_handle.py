@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from torch_hetero.migration import session
-from torch_hetero.migration.holder import Holder, migrate, on_host, register_handle
+from torch_hetero.migration.holder import Holder, on_host, record_call, register_handle
 from torch_hetero.migration.recipe import Value
 from torch_hetero.migration.spec import NUMPY_DTYPES
-from torch_hetero.migration.strategy import Unsupported, find
+from torch_hetero.migration.strategy import find
 
 __all__ = ["ArrayHandle"]
 
@@ -133,9 +133,9 @@ class ArrayHandle(np.lib.mixins.NDArrayOperatorsMixin):
         return result
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_hetero"):
-            raise AttributeError(name)
-        if callable(getattr(np.ndarray, name, None)) and find(f"numpy.ndarray.{name}") is not None:
+        if not hasattr(np.ndarray, name):
+            raise AttributeError(f"'numpy.ndarray' object has no attribute {name!r}")
+        if callable(getattr(np.ndarray, name)) and find(f"numpy.ndarray.{name}") is not None:
             return Method(self, name)
         return getattr(self._hetero_host(), name)
 
@@ -221,14 +221,7 @@ class Method:
 
 def recorded(target: str, original: Callable[..., Any], positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Records a call of numpy. Returns NotImplemented where there is no strategy or it does not cover the call."""
-    strategy = find(target)
-    if strategy is None:
-        return NotImplemented
-    try:
-        result = migrate(strategy, original, positional, keywords)
-    except (Unsupported, TypeError) as error:
-        session.count_fallback(target, str(error))
-        return NotImplemented
+    result = record_call(target, original, positional, keywords)
     if type(result) is ArrayHandle and result.shape == ():
         return result._hetero_host()[()]  # numpy returns scalars
     if target in VIEWS and type(result) is ArrayHandle and type(positional[0]) is ArrayHandle:

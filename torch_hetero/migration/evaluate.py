@@ -24,7 +24,7 @@ from torch_hetero.migration.spec import Spec, to_tensor
 __all__ = ["dense", "evaluate"]
 
 Failed = Callable[[Step, str], None]
-Ran = Callable[[list[Step], float], None]
+Ran = Callable[[list[Step], tuple[torch.Tensor, ...], float], None]
 Uploaded = Callable[[Step, int], None]
 
 
@@ -48,7 +48,7 @@ def evaluate(
     values: Sequence[Value],
     device: torch.device,
     failed: Failed = lambda step, reason: None,
-    ran: Ran = lambda steps, seconds: None,
+    ran: Ran = lambda steps, outputs, seconds: None,
     uploaded: Uploaded = lambda step, size: None,
 ) -> None:
     """Computes values on a device: afterwards each has a `row`.
@@ -57,7 +57,7 @@ def evaluate(
         values: The results wanted. Rows that are there already are used.
         device: The device of steps that name none.
         failed: Told of each step that the originals computed instead, and why.
-        ran: Told of the steps of each batch, and the seconds that it took to submit.
+        ran: Told of the steps of each batch, its outputs, and the seconds that it took to submit.
         uploaded: Told of the bytes that a step took from the host.
 
     Raises:
@@ -129,7 +129,7 @@ def run_group(group: list[Need], device: torch.device, failed: Failed, ran: Ran,
     else:
         reason = difference(steps[0].outputs, outputs, len(group))
     if reason is None:
-        ran(steps, time.perf_counter() - begin)
+        ran(steps, outputs, time.perf_counter() - begin)
         for index, need in enumerate(group):
             for value in need.values:
                 value.row = (outputs[value.index], index)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch_hetero.migration.names import unwrapped
 from torch_hetero.migration.recipe import Result, Step, Value
 from torch_hetero.migration.spec import Spec
 from torch_hetero.migration.strategy import Call, OnHost, Strategy, Unsupported
@@ -81,7 +82,7 @@ def record(
     step = Step(
         strategy, tuple(inputs), mapped.static, mapped.sample,
         (tuple(map(replaced, positional)), {name: replaced(argument) for name, argument in keywords.items()}),
-        mapped.original or original, outputs, key, device,
+        mapped.original or unwrapped(original), outputs, key, device,
     )  # fmt: skip
     return step, mapped.build
 

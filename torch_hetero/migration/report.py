@@ -38,6 +38,7 @@ class KeyCounts:
         cpu_seconds: Time in the original function.
         uploaded, downloaded: Bytes to and from the device.
         avoided: Bytes that were not uploaded, since the device had them.
+        differences: Results that debug mode found out of tolerance.
         fallbacks: Calls by the reason why they were not migrated.
     """
 
@@ -50,6 +51,7 @@ class KeyCounts:
     uploaded: int = 0
     downloaded: int = 0
     avoided: int = 0
+    differences: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: dict[str, Any]) -> None:

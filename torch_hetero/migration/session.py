@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from torch_hetero.migration.context import current_key, outside
 from torch_hetero.migration.evaluate import evaluate
-from torch_hetero.migration.recipe import Result, Source, Step, Value, host_result
+from torch_hetero.migration.recipe import Result, Source, Step, Value, call_original, host_result
 from torch_hetero.migration.report import Report
 from torch_hetero.migration.spec import from_tensor
 
@@ -25,12 +27,15 @@ class Session:
     Attributes:
         report: Its counters.
         pid: The process that may use devices; others compute values by the original functions.
+        refresh: Patches what was defined or imported since.
         failures: Failed batches by target.
         debug: Whether each value is computed both ways and compared.
+        differences: What comparing found, one sentence each.
     """
 
     def __init__(self, report: Report, pid: int, debug: bool = False) -> None:
         self.report, self.pid, self.debug = report, pid, debug
+        self.refresh: Callable[[], None] = lambda: None
         self.failures: dict[str, list[str]] = {}
         self.differences: list[str] = []
 
@@ -38,6 +43,20 @@ class Session:
         """Counts a step that the originals had to compute."""
         self.failures.setdefault(step.strategy.target, []).append(reason)
         self.report.count(step.key, cpu_calls=1, reason=reason)
+
+    def compare(self, steps: list[Step], outputs: tuple[torch.Tensor, ...]) -> None:
+        """Calls the original of each step on what the device computed for its inputs, and notes where results differ."""
+        for index, step in enumerate(steps):
+            expected = call_original(step, host_copy)
+            for spec, output, original in zip(step.outputs, outputs, expected, strict=True):
+                result = np.asarray(from_tensor(output[index].cpu(), spec))
+                tolerance = step.strategy.tolerance_of(step.static, step.outputs)
+                wrong = tolerance.wrong(result, np.asarray(original))
+                if wrong > tolerance.outliers:
+                    self.report.count(step.key, differences=1)
+                    self.differences.append(
+                        f"{step.key}: {wrong:.2%} of the elements are not {tolerance} to the original's"
+                    )
 
     def given_up(self, target: str) -> str | None:
         """Returns a reason not to use a strategy any more."""
@@ -86,6 +105,12 @@ def count_avoided(value: Value) -> None:
         _active.report.count(value.step.key, avoided=value.spec.nbytes)
 
 
+def count_host_call(step: Step) -> None:
+    """Counts a recorded call that its original computed."""
+    if _active is not None:
+        _active.report.count(step.key, host_calls=1)
+
+
 def count_fallback(target: str, reason: str) -> None:
     """Counts a call on a handle that the original made."""
     if _active is not None:
@@ -102,7 +127,12 @@ def device_of(value: Value) -> str:
     return value.step.device if isinstance(value, Result) else ""
 
 
-@outside
+def host_copy(value: Value) -> Any:
+    """Returns a copy of what a device has of a value. REQUIRES: it has a row."""
+    batch, index = value.row
+    return from_tensor(batch[index].cpu().clone(), value.spec)
+
+
 def place(values: list[Value]) -> None:
     """Computes values on their devices."""
     session = _active
@@ -110,7 +140,9 @@ def place(values: list[Value]) -> None:
         evaluate(values, torch.device(device_of(values[0]) or "cpu"))
         return
 
-    def ran(steps: list[Step], seconds: float) -> None:
+    def ran(steps: list[Step], outputs: tuple[torch.Tensor, ...], seconds: float) -> None:
+        if session.debug:
+            session.compare(steps, outputs)
         by_key: dict[str, int] = {}
         for step in steps:
             by_key[step.key] = by_key.get(step.key, 0) + 1
@@ -133,9 +165,7 @@ def materialize(value: Value) -> Any:
         Exception: What the original functions raise.
     """
     if isinstance(value, Source) or not on_device_here():
-        if isinstance(value, Result) and _active is not None:
-            _active.report.count(value.step.key, host_calls=1)
-        return host_result(value)
+        return host_result(value, count_host_call)
     if value.row is None:
         place([value])
     batch, index = value.row

@@ -56,7 +56,7 @@ def make_wrapper(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(original):
         return track_coroutine(name, original)
     is_generator = inspect.isgeneratorfunction(original)
-    handles = HANDLES
+    disjoint = HANDLES.isdisjoint
 
     def wrapper(*positional: Any, **keywords: Any) -> Any:
         parent = current()
@@ -66,12 +66,8 @@ def make_wrapper(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         action = node.action
         if action is None and not node.inner:
             node.calls += 1
-            for argument in positional:
-                if type(argument) in handles:
-                    break
-            else:
-                if not keywords:
-                    return original(*positional)
+            if not keywords and disjoint(map(type, positional)):
+                return original(*positional)
             return original(*map(on_host, positional), **on_host(keywords))
         if is_generator:
             return track_generator(node, original(*positional, **keywords))
