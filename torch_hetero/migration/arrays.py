@@ -238,6 +238,9 @@ class Division(Ufunc):
 class Power(Ufunc):
     """Integers to negative powers are numpy's error."""
 
+    def tolerance_of(self, static: Any, outputs: Sequence[Spec]) -> Tolerance:
+        return self.tolerance if outputs[0].dtype.is_floating_point else EXACT
+
     def refuses_setting(self, value: np.ndarray, loop: np.dtype, last: bool) -> str | None:
         return "an integer has a negative exponent" if last and loop.kind == "i" and bool(np.any(value < 0)) else None
 
@@ -338,6 +341,8 @@ class Astype(ArrayStrategy):
         dtype = ask_numpy(np.dtype, call["dtype"])
         if array.dtype.is_complex and dtype.kind != "c":
             return "complex arrays stay on the CPU"
+        if not call["copy"] and dtype == NUMPY_DTYPES[array.dtype]:
+            return "the array itself is returned"
         if not np.can_cast(NUMPY_DTYPES[array.dtype], dtype, call["casting"]):
             return f"numpy casts to {dtype} by no {call['casting']!r} rule"
         return None
@@ -715,19 +720,17 @@ class Reduction(ArrayStrategy):
         axes = range(rank) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
         axes = sorted(int(entry) % rank for entry in axes)
         count = int(np.prod([array.shape[entry] for entry in axes]))
-        if 0 in array.shape:
-            raise Unsupported("the array is empty")
+        if 0 in array.shape or not axes:
+            raise Unsupported("the array is empty, or no axis is given")
         shape = [1 if at in axes else size for at, size in enumerate(array.shape) if keepdims or at not in axes]
         output = torch_dtype(answer.dtype)
         ddof = call.arguments.get("ddof", 0)
-        return Mapped(
-            Spec("array", tuple(shape), output), (tuple(entry + 1 for entry in axes), keepdims, output, count, ddof)
-        )
+        small = not array.dtype.is_floating_point and array.dtype.itemsize <= 2  # such integers are summed exactly
+        static = (tuple(entry + 1 for entry in axes), keepdims, output, count, ddof, small)
+        return Mapped(Spec("array", tuple(shape), output), static)
 
     def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
-        axes, keepdims, output, count, ddof = static
-        if not axes:
-            raise ValueError("no axes")
+        axes, keepdims, output, count, ddof, _ = static
         return self.reduced(inputs[0], axes, keepdims, output, count, ddof)
 
     def reduced(
@@ -757,6 +760,9 @@ class Mean(Reduction):
     parameters = "self, axis=None, dtype=None, out=None, keepdims=False, *, where=True"
     tolerance = SUMS
     reduce = staticmethod(np.mean)
+
+    def tolerance_of(self, static: Any, outputs: Sequence[Spec]) -> Tolerance:
+        return EXACT if static[-1] and outputs[0].dtype == torch.float64 else self.tolerance
 
     def reduced(
         self, array: torch.Tensor, axes: tuple[int, ...], keepdims: bool, output: torch.dtype, count: int, ddof: Any
@@ -791,6 +797,9 @@ class Sum(Reduction):
     tolerance = SUMS
     reduce = staticmethod(np.sum)
     takes = (np.int8, np.int32, np.int64, np.float32, np.float64, np.bool_)
+
+    def tolerance_of(self, static: Any, outputs: Sequence[Spec]) -> Tolerance:
+        return self.tolerance if outputs[0].dtype.is_floating_point else EXACT
 
     def reduced(
         self, array: torch.Tensor, axes: tuple[int, ...], keepdims: bool, output: torch.dtype, count: int, ddof: Any

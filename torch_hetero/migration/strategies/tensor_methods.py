@@ -337,7 +337,6 @@ class Same(Cast):
 register_both(Same, "contiguous", "{self}, memory_format=None", both=False)
 register_both(Same, "clone", "{self}, *, memory_format=None")
 register_both(Same, "detach", "{self}")
-register_both(Same, "cpu", "{self}, memory_format=None", both=False)
 
 
 @register
