@@ -538,14 +538,10 @@ class GetItem(ArrayStrategy):
                     return "a mask or an array of indices selects elements"
         return None
 
-    def indexed(self, array: Spec, key: tuple[Any, ...]) -> Spec:
-        """Returns the result's spec."""
-        return spec_like(ask_numpy(placeholder(array).__getitem__, key))
-
     def map(self, call: Call) -> Mapped:
         array, key = self.array(call), call["key"]
         key = list(key) if isinstance(key, tuple) else [key]
-        spec = self.indexed(array, tuple(key))
+        spec = spec_like(ask_numpy(placeholder(array).__getitem__, tuple(key)))
         used = sum(entry is not None and entry is not Ellipsis for entry in key)
         at = key.index(Ellipsis) if Ellipsis in key else len(key)
         key[at : at + 1] = [slice(None)] * (len(array.shape) - used)

@@ -21,7 +21,12 @@ def activate_from_environment() -> None:
     A plan that cannot be used here is left out with a warning: the originals are right, too.
     """
     path = os.environ.get(PLAN)
-    if path is None or os.environ.get(PID) == str(os.getpid()) or session.active() is not None or not os.path.exists(path):
+    if (
+        path is None
+        or os.environ.get(PID) == str(os.getpid())
+        or session.active() is not None
+        or not os.path.exists(path)
+    ):
         return
     try:
         PipelineMigrator(path).activate()

@@ -177,7 +177,6 @@ class PipelineMigrator:
         self.report.collect()
         replant(self.decide)
 
-
     def resolve_pending(self) -> None:
         """Patches the callables of rules whose modules are there.
 

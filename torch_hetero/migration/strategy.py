@@ -175,7 +175,7 @@ class Strategy:
             dimension, even if sizes are equal.
         stacks: Whether `run` takes the data of a call whose specs are all equal as one input [batch, number, ...]. It
             is no copy if they are the rows of one batch, in order. Data of different specs comes as usual.
-        constants: Numpy arrays and tensors with up to this many elements are settings, not data.
+        constants: Arrays and CPU tensors with up to this many elements are settings, not data. Handles are data.
         family: "vision", "audio", "text" or "generic".
         library: The distribution with the target, such as "opencv-python-headless", and `versions`, those in which the
             strategy was tested, as prefixes. Others are tested when a plan is activated.

@@ -13,9 +13,9 @@ import torch
 from torch.utils._pytree import tree_map
 
 from torch_hetero.migration import session
-from torch_hetero.migration.array_handle import ArrayHolder, make_view
-from torch_hetero.migration.holder import record_call, register_handle
+from torch_hetero.migration.holder import Holder, record_call, register_handle, share
 from torch_hetero.migration.recipe import Value
+from torch_hetero.migration.strategy import find
 
 __all__ = ["TensorHandle"]
 
@@ -31,12 +31,6 @@ METADATA = {
     Tensor.storage_offset, Tensor.__hash__, Tensor.is_shared, Tensor.is_pinned,
 }  # fmt: skip
 
-# Methods and functions whose results are views of their tensor, or the tensor itself, where the dtype stays.
-VIEWS = {
-    "__getitem__", "contiguous", "detach", "double", "expand", "flatten", "float", "int", "long", "numpy", "permute",
-    "reshape", "short", "byte", "bool", "squeeze", "to", "transpose", "unsqueeze", "view",
-}  # fmt: skip
-
 # Methods that move a tensor to a device, and the device if the call does not name one.
 MOVES: dict[Any, str | None] = {Tensor.to: None, Tensor.cuda: "cuda"}
 
@@ -47,7 +41,7 @@ class TensorHandle(torch.Tensor):
     @staticmethod
     def __new__(cls, value: Value) -> TensorHandle:
         handle = torch.Tensor._make_wrapper_subclass(cls, value.spec.shape, dtype=value.spec.dtype, device="cpu")
-        handle._hetero_holder = ArrayHolder(value)
+        handle._hetero_holder = Holder(value)
         return handle
 
     def __init__(self, value: Value) -> None:
@@ -70,9 +64,9 @@ class TensorHandle(torch.Tensor):
         target = target_of(function)
         result = record_call(target, function, positional, keywords) if target else NotImplemented
         if result is not NotImplemented:
-            if target.startswith("torch.") and target.rpartition(".")[2] in VIEWS and type(first) is TensorHandle:
-                if result._hetero_holder.value.spec.dtype == first._hetero_holder.value.spec.dtype:
-                    make_view(first, result, function, positional[1:], keywords)
+            if type(result) is TensorHandle and type(first) is TensorHandle and getattr(find(target), "views", False):
+                rest = tree_map(on_host_tensor, positional[1:])
+                share(first, result, lambda tensor: function(tensor, *rest, **keywords))
             return result
         with torch._C.DisableTorchFunctionSubclass():
             return function(*tree_map(on_host_tensor, positional), **tree_map(on_host_tensor, keywords))

@@ -469,45 +469,118 @@ class Filter2D(Filter):
         return (example_image(fixed, random), int(fixed.choice(self.depths)), kernel.astype(dtype)), keywords
 
 
+def multiplied(images: torch.Tensor, taps: torch.Tensor, start: torch.Tensor | None, fused: bool) -> torch.Tensor:
+    """Returns start + images x taps in single precision, with one rounding if `fused`, else with two.
+
+    Args:
+        images: [batch, height, width, ...].
+        taps: [batch].
+        start: Like images; None for 0.
+        fused: Whether there is one rounding.
+    """
+    taps = tap_of(taps, images)
+    if start is None:
+        return images * taps
+    return (images.double() * taps.double() + start.double()).float() if fused else images * taps + start
+
+
+def summed(images: torch.Tensor, kernel: torch.Tensor, dimension: int, fused: bool) -> torch.Tensor:
+    """Correlates padded floats with a kernel along a dimension, from the first tap to the last."""
+    size = images.shape[dimension] - kernel.shape[1] + 1
+    total = None
+    for index in range(kernel.shape[1]):
+        total = multiplied(images.narrow(dimension, index, size), kernel[:, index], total, fused)
+    return total
+
+
+def summed_in_pairs(images: torch.Tensor, kernel: torch.Tensor, dimension: int, fused: bool) -> torch.Tensor:
+    """Correlates padded floats with a symmetric kernel, from the middle to the ends: two pixels for each tap."""
+    middle = kernel.shape[1] // 2
+    size = images.shape[dimension] - 2 * middle
+    total = multiplied(images.narrow(dimension, middle, size), kernel[:, middle], None, fused)
+    for index in range(1, middle + 1):
+        pair = images.narrow(dimension, middle - index, size) + images.narrow(dimension, middle + index, size)
+        total = multiplied(pair, kernel[:, middle + index], total, fused)
+    return total
+
+
 @register
 class SepFilter2D(Filter):
+    """Rows, then columns, in single precision and in the order of cv2, whose vectors round once for each tap."""
+
     target = "cv2.sepFilter2D"
     parameters = "src, ddepth, kernelX, kernelY, dst=None, anchor=(-1, -1), delta=0, borderType=4"
     depths = (-1, 0, 3, 5)
-    tolerance = Tolerance(1, 1e-5, note="sums near a half may be rounded the other way")
 
     def limits(self, call: Call) -> str | None:
         kernels = [kernel_of(call[name]) for name in ("kernelX", "kernelY")]
         if any(kernel is None or min(kernel.shape) > 1 for kernel in kernels):
             return "kernelX= or kernelY= is no vector of finite numbers"
+        if call["kernelX"].dtype != call["kernelY"].dtype or call["kernelX"].dtype.kind != "f":
+            return "kernelX= and kernelY= are not floats of one type"
         if call["delta"] != 0:
             return "delta= is given"
         reason = self.known_depth(call) or known_anchor(call["anchor"], kernels[0].size, kernels[1].size)
-        return reason or known_border(call["borderType"], wrap=False)
+        reason = reason or known_border(call["borderType"], wrap=False)
+        if reason is not None:
+            return reason
+        (x, y), columns = call["anchor"], kernels[1].ravel()
+        if is_middle(y, columns.size) and columns.size > 1 and (columns == -columns[::-1]).all():
+            return "derivatives stay on the CPU"
+        middles = is_middle(x, kernels[0].size) and is_middle(y, columns.size)
+        if middles and all(kernel.size > 1 and has_8_bits(kernel.ravel()) for kernel in kernels):
+            return "smooth kernels of 8 bits stay on the CPU"
+        return None
 
     def map(self, call: Call) -> Mapped:
-        rows, columns = (kernel_of(call[name]).ravel() for name in ("kernelX", "kernelY"))
+        rows, columns = (call[name].ravel().astype(np.float64) for name in ("kernelX", "kernelY"))
         x, y = map(int, call["anchor"])
         sizes = (*around(columns.size, y), *around(rows.size, x))
         dtype = self.depth_of(call)
+        symmetric = is_middle(y, columns.size) and bool((columns == columns[::-1]).all())
         return Mapped(
-            result(call["src"], dtype=dtype), static=(sizes, int(call["borderType"]), dtype),
-            sample=(rows.astype(np.float64), columns.astype(np.float64)),
+            result(call["src"], dtype=dtype), static=(sizes, int(call["borderType"]), symmetric, dtype),
+            sample=(rows, columns),
         )  # fmt: skip
 
     def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
-        images, (sizes, border, dtype) = squeezed(inputs[0]), static
+        images, (sizes, border, symmetric, dtype) = squeezed(inputs[0]), static
         rows, columns = (kernel.float() for kernel in sample)
-        return saturated(along(along(padded(images, sizes, border).float(), rows, 2), columns, 1), dtype)
+        images = padded(images, sizes, border).float()
+        single = dtype == torch.float32
+        filtered = summed(images, rows, 2, fused=True)
+        last = last_elements(filtered, 32)
+        if last is not None and rows.shape[1] > 1:
+            filtered = torch.where(last, summed(images, rows, 2, fused=False), filtered)
+        sums = summed_in_pairs if symmetric else summed
+        if single and not symmetric:  # no vectors
+            return sums(filtered, columns, 1, fused=False)
+        results = sums(filtered, columns, 1, fused=True)
+        last = None if single and columns.shape[1] <= 3 else last_elements(filtered, 8 if single else 4)
+        if last is not None and columns.shape[1] > 1:
+            results = torch.where(last, sums(filtered, columns, 1, fused=False), results)
+        return saturated(results, dtype)
 
     def example(self, fixed: np.random.Generator, random: np.random.Generator) -> Arguments:
-        kernels, smooth = [], fixed.integers(2)
-        for size in fixed.integers(0, 4, 2) * 2 + 1:
-            kernel = random.random(size).astype(np.float32)
+        kernels, smooth = [], fixed.integers(3)
+        for size in fixed.integers(0, 4, 2) * 2 + 1 if fixed.integers(4) else fixed.integers(1, 6, 2):
+            kernel = (random.random(size) + 0.01).round(int(random.choice([2, 9])))
             kernel = kernel + kernel[::-1] if smooth else kernel - 0.3
-            kernels.append((kernel / kernel.sum()).astype(np.float32) if smooth else kernel)
+            kernel = kernel / kernel.sum() * 0.999 if smooth == 2 else kernel
+            kernels.append(kernel.astype(np.float32))
         depth = int(fixed.choice(self.depths))
-        return (example_image(fixed, random), depth, *kernels), {"borderType": int(fixed.choice([0, 1, 2, 4]))}
+        image = example_image(fixed, random, largest=50)
+        return (image, depth, *kernels), {"borderType": int(fixed.choice([0, 1, 2, 4]))}
+
+
+def is_middle(anchor: int, size: int) -> bool:
+    """Whether an anchor is the middle of a kernel of an odd size."""
+    return size % 2 == 1 and anchor in (-1, size // 2)
+
+
+def has_8_bits(kernel: np.ndarray) -> bool:
+    """Whether a kernel is symmetric and not negative, and its elements are whole when multiplied by 256."""
+    return bool((kernel == kernel[::-1]).all() and (kernel >= 0).all() and (kernel * 256 == np.rint(kernel * 256)).all())
 
 
 class Derivative(Filter):

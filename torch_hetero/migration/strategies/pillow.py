@@ -178,12 +178,12 @@ def plan_resize(source: Spec, size: Sequence[int], kind: int, box: Sequence[floa
             places.append(sampling.nearest_places(float(start) + step * 0.5, step, out, limit))
         return plan_pick(size, *places, np.zeros(source.channels, np.int64))
     counts = (
-        sampling.taps(kind, float(bottom - top), size[1]) if size[1] != height or top or bottom != size[1] else 0,
-        sampling.taps(kind, float(right - left), size[0]) if size[0] != width or left or right != size[0] else 0,
+        sampling.taps(kind, height, size[1]) if size[1] != height or top or bottom != size[1] else 0,
+        sampling.taps(kind, width, size[0]) if size[0] != width or left or right != size[0] else 0,
     )
-    spans = (*sampling.Span.settings(top, bottom, 0, height), *sampling.Span.settings(left, right, 0, width))
     order = sampling.vertical_first((width, height), size)
-    return Plan("resize", size, (kind, size[::-1], counts, order, source.mode in PREMULTIPLIED), spans)
+    edges = np.array([left, top, right, bottom], np.float64)
+    return Plan("resize", size, (kind, size[::-1], counts, order, source.mode in PREMULTIPLIED), (edges,))
 
 
 def run_resize(
@@ -192,8 +192,17 @@ def run_resize(
 ) -> torch.Tensor:  # fmt: skip
     if premultiplied:
         images = pixels.premultiply(images)
-    spans = (sampling.Span(*sample[:4]), sampling.Span(*sample[4:8]))
-    images = sampling.resample(images, kind, size, counts, spans, vertical_first)
+    images = sampling.resample(images, kind, size, counts, sample[0], vertical_first)
+    return pixels.unpremultiply(images) if premultiplied else images
+
+
+def run_parts(
+    images: torch.Tensor, sample: Sequence[torch.Tensor], kind: int, size: tuple[int, int], counts: tuple[int, int],
+    vertical_first: bool, premultiplied: bool,
+) -> torch.Tensor:  # fmt: skip
+    if premultiplied:
+        images = pixels.premultiply(images)
+    images = sampling.resample_parts(images, kind, size, counts, sample[0], vertical_first)
     return pixels.unpremultiply(images) if premultiplied else images
 
 
@@ -271,8 +280,26 @@ def plan_transform(
                 raise Unsupported("coordinates beyond 32,767 stay on the CPU")
         a[2], a[5] = a[2] + a[0] * 0.5 + a[1] * 0.5, a[5] + a[3] * 0.5 + a[4] * 0.5
         fixed = np.array([math.floor(number * 65536.0 + 0.5) for number in a])
+        if not colour.any():
+            return Plan("affine", size, (size[::-1], resample, False), (matrix, fixed))
         return Plan("fixed", size, (size[::-1],), (fixed, colour))
+    if kind == "affine" and not colour.any():
+        return Plan("affine", size, (size[::-1], resample, premultiplied), (matrix,))
     return Plan("transform", size, (size[::-1], kind, resample, premultiplied), (matrix, colour))
+
+
+def run_affine(
+    images: torch.Tensor, sample: Sequence[torch.Tensor], size: tuple[int, int], resample: int, premultiplied: bool
+) -> torch.Tensor:
+    """Affine transforms with zeros outside, for which there is a kernel."""
+    if sampling.has_kernels(images):
+        images = pixels.premultiply(images) if premultiplied else images
+        images = torch.ops.hetero.pil_affine(list(images.unbind(0)), sample[0], size, resample, [])
+        return pixels.unpremultiply(images) if premultiplied else images
+    fill = torch.zeros(len(images), images.shape[3], dtype=images.dtype, device=images.device)
+    if resample == sampling.NEAREST:
+        return sampling.sample_fixed(images, size, sample[1], fill)
+    return run_transform(images, (sample[0], fill), size, "affine", resample, premultiplied)
 
 
 def run_fixed(images: torch.Tensor, sample: Sequence[torch.Tensor], size: tuple[int, int]) -> torch.Tensor:
@@ -405,9 +432,11 @@ def run_reduce(
 RUNNERS = {
     "copy": lambda images, sample: images,
     "resize": run_resize,
+    "parts": run_parts,
     "pick": run_pick,
     "crop": run_crop,
     "transpose": run_transpose,
+    "affine": run_affine,
     "fixed": run_fixed,
     "transform": run_transform,
     "convolve": lambda images, sample, kernel, offset: filters.convolve(images, kernel, offset),

@@ -530,6 +530,5 @@ class Offset(Pillow):
         return images[0].roll((static[1], static[0]), (1, 2))
 
     def examples(self, random: np.random.Generator) -> Calls:
-        for image in random_images(random):
-            across, down = (int(distance) for distance in random.integers(-40, 40, 2))
-            yield (image, across), {} if random.random() < 0.3 else {"yoffset": down}
+        for image, (across, down) in random_sizes(random, random_images(random), 60):
+            yield (image, across - 30), {} if random.random() < 0.3 else {"yoffset": down - 30}

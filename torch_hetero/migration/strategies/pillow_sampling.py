@@ -2,7 +2,8 @@
 
 Images are bytes [batch, height, width, bands]. Sizes of results are one for a batch; boxes and matrices are a sample's
 own. The functions repeat `Resample.c`, `Reduce.c` and `Geometry.c` of libImaging: coefficients of 22 bits with bytes
-between the passes, 16.16 fixed point for nearest neighbours, and doubles for interpolation.
+between the passes, 16.16 fixed point for nearest neighbours, and doubles for interpolation. On the CPU and on hetero,
+`torch.ops.hetero.pil_resize` and `pil_affine` do the same faster.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import torch
 from torch_hetero.migration.strategies.pillow_pixels import clip
 
 __all__ = [
-    "FILTERS", "NEAREST", "Span", "crop", "nearest_places", "pick", "positions", "reduce", "resample", "sample_bicubic",
-    "sample_bilinear", "sample_fixed", "sample_nearest", "taps", "vertical_first", "weights",
+    "FILTERS", "NEAREST", "Span", "along_axes", "crop", "has_kernels", "nearest_places", "pick", "positions", "reduce",
+    "resample", "resample_parts", "sample_bicubic", "sample_bilinear", "sample_fixed", "sample_nearest", "spans_of", "taps",
+    "vertical_first", "weighted_rows", "weights",
 ]  # fmt: skip
 
 NEAREST = 0
@@ -63,31 +65,24 @@ FILTERS: dict[int, tuple[Callable[[torch.Tensor], torch.Tensor], float]] = {
 
 @dataclass(frozen=True)
 class Span:
-    """The part of an axis that is resized, for each sample [batch], float64: see `Span.settings`."""
+    """The part of an axis that is resized, for each sample: [batch] in float64.
+
+    Attributes:
+        start: Where it begins, from `offset` on.
+        length: How long it is.
+        offset: The first pixel that may be read.
+        limit: How many pixels may be read.
+    """
 
     start: torch.Tensor
     length: torch.Tensor
     offset: torch.Tensor
     limit: torch.Tensor
 
-    @staticmethod
-    def settings(start: float, stop: float, offset: int, limit: int) -> tuple[float, ...]:
-        """Returns a sample's settings.
 
-        Args:
-            start: Where the box begins, relative to `offset`. libImaging keeps boxes as floats.
-            stop: Where it ends.
-            offset: The first pixel that may be read.
-            limit: How many pixels may be read.
-        """
-        first = np.float32(start)
-        return float(first), float(np.float32(stop) - first), float(offset), float(limit)
-
-
-def taps(kind: int, length: float, out: int, shared: bool = False) -> int:
-    """Returns how many pixels a pixel of the result reads at most; `shared` rounds it up so that more calls agree."""
-    count = math.ceil(FILTERS[kind][1] * max(length / out, 1.0)) * 2 + 1
-    return count if not shared else 2 ** math.ceil(math.log2(count - 1)) + 1
+def taps(kind: int, length: float, out: int) -> int:
+    """Returns how many pixels a pixel of the result reads at most, if `length` or fewer become `out` pixels."""
+    return math.ceil(FILTERS[kind][1] * max(length / out, 1.0)) * 2 + 1
 
 
 def weights(kind: int, span: Span, out: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,8 +162,13 @@ def along_axes(
     return across(images) if horizontal is not None and vertical_first else images
 
 
+def has_kernels(images: torch.Tensor) -> bool:
+    """Whether images are where `torch.ops.hetero` has kernels for them; the formulas here run anywhere."""
+    return images.device.type in ("cpu", "hetero")
+
+
 def resample(
-    images: torch.Tensor, kind: int, size: tuple[int, int], counts: tuple[int, int], spans: tuple[Span, Span],
+    images: torch.Tensor, kind: int, size: tuple[int, int], counts: tuple[int, int], boxes: torch.Tensor,
     vertical_first: bool,
 ) -> torch.Tensor:  # fmt: skip
     """Resizes images.
@@ -178,9 +178,55 @@ def resample(
         kind: Pillow's number of a filter.
         size: Height and width of the results.
         counts: `taps` along the height and the width; 0 for an axis that stays as it is.
-        spans: What is resized of the height and of the width.
+        boxes: What is resized: left, top, right and bottom of each image, [batch, 4] in float64.
         vertical_first: Whether the height is resized before the width: see `vertical_first`.
     """
+    if has_kernels(images):
+        return torch.ops.hetero.pil_resize(list(images.unbind(0)), boxes, size, kind)
+    zero = torch.zeros_like(boxes[:, 0])
+    edges = boxes.to(torch.float32)
+    lengths = (edges[:, 2:] - edges[:, :2]).to(torch.float64)
+    spans = [
+        Span(boxes[:, 1 - axis], lengths[:, 1 - axis], zero, torch.full_like(zero, images.shape[1 + axis]))
+        for axis in range(2)
+    ]
+    return resample_spans(images, kind, size, counts, spans, vertical_first)
+
+
+def resample_parts(
+    images: torch.Tensor, kind: int, size: tuple[int, int], counts: tuple[int, int], parts: torch.Tensor,
+    vertical_first: bool,
+) -> torch.Tensor:  # fmt: skip
+    """Resizes parts of images as if each was an image.
+
+    Args:
+        images: Bytes.
+        kind: Pillow's number of a filter.
+        size: Height and width of the results.
+        counts: `taps` along the height and the width, for the whole image.
+        parts: Top, left, height and width of each part, int64 [batch, 4].
+        vertical_first: Whether the height is resized before the width.
+    """
+    if has_kernels(images):
+        places = parts.tolist()  # settings of samples come from the host: nothing is waited for
+        views = [images[n, top : top + h, left : left + w] for n, (top, left, h, w) in enumerate(places)]
+        boxes = torch.tensor([[0, 0, w, h] for _, _, h, w in places], dtype=torch.float64, device=images.device)
+        return torch.ops.hetero.pil_resize(views, boxes, size, kind)
+    return resample_spans(images, kind, size, counts, spans_of(parts), vertical_first)
+
+
+def spans_of(parts: torch.Tensor) -> tuple[Span, Span]:
+    """Returns parts (top, left, height, width) as spans along both axes."""
+    top, left, height, width = parts.to(torch.float64).unbind(1)
+    zero = torch.zeros_like(top)
+    return Span(zero, height, top, height), Span(zero, width, left, width)
+
+
+def resample_spans(
+    images: torch.Tensor, kind: int, size: tuple[int, int], counts: tuple[int, int], spans: Sequence[Span],
+    vertical_first: bool,
+) -> torch.Tensor:  # fmt: skip
+    """Resizes spans of images."""
 
     def axis(number: int) -> Axis | None:
         if counts[number] == 0:

@@ -203,8 +203,9 @@ class CenterCrop(Windows):
         return [center_place(source, two(call["output_size"]))]
 
     def examples(self, random: np.random.Generator) -> Calls:
-        for data in self.inputs(random):
-            size = random.integers(1, 30, 2).tolist()
+        for number, data in enumerate(self.inputs(random)):
+            if number % 3 == 0:
+                size = random.integers(1, 30, 2).tolist()
             yield (data, size if random.random() < 0.6 else size[0]), {}
 
 
@@ -497,15 +498,14 @@ class ResizedCrop(Geometry):
                 for start, length, out in ((top, part[0], size[0]), (left, part[1], size[1]))
             ]
             return size, ("pick", True), (*places, np.zeros(1, np.int64))
-        counts = tuple(sampling.taps(kind, length, out, True) for length, out in zip(part, size, strict=True))
-        spans = (
-            *sampling.Span.settings(0, part[0], top, part[0]), *sampling.Span.settings(0, part[1], left, part[1]),
-        )  # fmt: skip
-        return size, ("resize", kind, size, counts, sampling.vertical_first(part[::-1], size[::-1])), spans
+        # Enough for any part: parts of different sizes share a batch.
+        counts = tuple(sampling.taps(kind, length, out) for length, out in zip(shape, size, strict=True))
+        order = sampling.vertical_first(part[::-1], size[::-1])
+        return size, ("parts", kind, size, counts, order), (np.array([top, left, *part], np.int64),)
 
     def image(self, source: Spec, call: Call) -> Mapped:
         size, static, sample = self.plan(source, call, source.shape[:2])
-        static = (*static, source.mode in PREMULTIPLIED) if static[0] == "resize" else static
+        static = (*static, source.mode in PREMULTIPLIED) if static[0] == "parts" else static
         return of_image(source, Plan(static[0], size[::-1], static[1:], sample))
 
     def tensor(self, source: Spec, call: Call) -> Mapped:
@@ -515,7 +515,9 @@ class ResizedCrop(Geometry):
         if mode == "bicubic" and source.dtype == torch.uint8 and self.version == 1:
             raise Unsupported("parts of bytes by 'bicubic' stay on the CPU in version 1")
         size, static, sample = self.plan(source, call, source.shape[1:])
-        if size[1] == 1 and static[0] == "resize" and not (source.dtype == torch.uint8 and self.version == 2):
+        if static[0] == "parts":
+            static = static[:-1]  # widths are first on tensors
+        if size[1] == 1 and static[0] == "parts" and not (source.dtype == torch.uint8 and self.version == 2):
             raise Unsupported("results of one column stay on the CPU: PyTorch repeats their first row")
         return of_tensor(source, (source.shape[0], *size), static, sample)
 
@@ -523,11 +525,10 @@ class ResizedCrop(Geometry):
         (images,), (name, *settings) = inputs, static
         if name == "crop":
             return channels_first(sampling.crop(channels_last(images), *sample, *settings))
-        kind, size, counts, _ = settings
-        spans = (sampling.Span(*sample[:4]), sampling.Span(*sample[4:8]))
+        kind, size, counts = settings
         integers = images.dtype == torch.uint8 and self.version == 2 and whole(MODE_OF_FILTER[kind])
         resample = tensors.resample_bytes if integers else tensors.resample_floats
-        return resample(images, kind, size, counts, spans)
+        return resample(images, kind, size, counts, sampling.spans_of(sample[0]))
 
     def examples(self, random: np.random.Generator) -> Calls:
         for number, data in enumerate(self.inputs(random, 4)):
