@@ -236,3 +236,39 @@ def test_an_image_handle_answers_as_the_image_does() -> None:
         assert changed.getpixel((4, 0)) == (1, 2, 3)
         source.putpixel((0, 0), (9, 9, 9))
         assert source.effect_spread(1).getpixel((4, 0)) == (9, 9, 9)
+
+
+TENSOR_VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "index": lambda t: t[1:4, :, 2], "view": lambda t: t.view(-1), "reshape": lambda t: t.reshape(-1, 3),
+    "permute": lambda t: t.permute(2, 0, 1), "transpose": lambda t: torch.transpose(t, 0, 1), "same dtype": lambda t: t.byte(),
+    "unsqueeze": lambda t: t.unsqueeze(0), "flatten": torch.flatten, "chain": lambda t: t.permute(2, 0, 1)[0].t()[1:],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("view", TENSOR_VIEWS)
+@pytest.mark.parametrize("first", ["tensor", "view"])
+def test_views_of_tensors_share_elements_in_both_directions(view: str, first: str) -> None:
+    tensor, want = torch.from_numpy(handle()), torch.from_numpy(FLIPPED.copy())
+    shared, wanted = TENSOR_VIEWS[view](tensor), TENSOR_VIEWS[view](want)
+    if first == "view":
+        shared.mul_(3)
+        wanted.mul_(3)
+    tensor.add_(1)
+    want.add_(1)
+    assert torch.equal(shared, wanted)
+    assert torch.equal(tensor, want)
+
+
+def test_the_array_of_a_tensor_shares_its_elements() -> None:
+    tensor = torch.from_numpy(handle())
+    array = tensor.numpy()
+    array[:] = 7
+    assert torch.equal(tensor, torch.full((6, 5, 3), 7, dtype=torch.uint8))
+
+
+def test_a_tensor_of_another_dtype_is_no_view() -> None:
+    tensor = torch.from_numpy(handle())
+    floats = tensor.float()
+    assert is_recorded(floats)
+    floats.zero_()
+    assert torch.equal(tensor, torch.from_numpy(FLIPPED))
