@@ -229,9 +229,7 @@ def plan_crop(source: Spec, left: int, top: int, right: int, bottom: int) -> Pla
     return Plan("crop", size, (size[::-1], inside), (top, left))
 
 
-def run_crop(
-    images: torch.Tensor, sample: Sequence[torch.Tensor], size: tuple[int, int], inside: bool
-) -> torch.Tensor:
+def run_crop(images: torch.Tensor, sample: Sequence[torch.Tensor], size: tuple[int, int], inside: bool) -> torch.Tensor:
     return sampling.crop(images, *sample, size, inside)
 
 
@@ -641,7 +639,12 @@ class Reduce(Single):
             box = None
             if random.random() < 0.3:
                 left, top = int(random.integers(0, image.width)), int(random.integers(0, image.height))
-                box = (left, top, int(random.integers(left, image.width)) + 1, int(random.integers(top, image.height)) + 1)
+                box = (
+                    left,
+                    top,
+                    int(random.integers(left, image.width)) + 1,
+                    int(random.integers(top, image.height)) + 1,
+                )
             yield (image, factor), {} if box is None else {"box": box}
 
 

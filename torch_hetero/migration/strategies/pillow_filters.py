@@ -42,7 +42,9 @@ def convolve(images: torch.Tensor, kernel: Sequence[float], offset: float) -> to
             line = product if line is None else line + product
         total = total if line is None else total + line
     inner = clip(total).expand(len(images), height, width, images.shape[3])
-    rows = torch.cat([images[:, edge : edge + height, :edge], inner, images[:, edge : edge + height, edge + width :]], 2)
+    rows = torch.cat(
+        [images[:, edge : edge + height, :edge], inner, images[:, edge : edge + height, edge + width :]], 2
+    )
     return torch.cat([images[:, :edge], rows, images[:, edge + height :]], 1)
 
 
@@ -68,16 +70,18 @@ def blur_rows(rows: torch.Tensor, whole: int, weight: torch.Tensor, end: torch.T
     """Blurs [batch, n, m] along n with boxes of 2 x `whole` + 1 pixels and parts of two more."""
     length = rows.shape[1]
     places = torch.arange(-whole - 1, length + whole + 1, device=rows.device).clamp(0, length - 1)
-    padded = rows.index_select(1, places).to(torch.int64)
+    padded = rows.index_select(1, places).to(torch.int32)
     if whole <= 4:
         total = padded[:, 1 : 1 + length]
         for shift in range(1, 2 * whole + 1):
             total = total + padded[:, 1 + shift : 1 + shift + length]
     else:
-        sums = padded.cumsum(1)
+        sums = padded.cumsum(1, dtype=torch.int32)
         total = sums[:, 2 * whole + 1 : 2 * whole + 1 + length] - sums[:, :length]
     ends = padded[:, :length] + padded[:, 2 * whole + 2 :]
-    return ((total * per_sample(weight, rows) + ends * per_sample(end, rows) + (1 << 23)) >> 24).to(torch.uint8)
+    # libImaging's numbers are unsigned: the product may wrap around, and its highest byte is the result.
+    weight, end = (per_sample(part.to(torch.int32), rows) for part in (weight, end))
+    return ((total * weight + ends * end + (1 << 23)) >> 24).to(torch.uint8)
 
 
 def box_blur(
@@ -130,9 +134,7 @@ def rank(images: torch.Tensor, size: int, place: int) -> torch.Tensor:
                 chosen = better(chosen, padded.narrow(dimension, shift, length))
             padded = chosen
         return padded
-    values = [
-        padded[:, row : row + height, column : column + width] for row in range(size) for column in range(size)
-    ]
+    values = [padded[:, row : row + height, column : column + width] for row in range(size) for column in range(size)]
     for low, high in selection(count, place):
         values[low], values[high] = torch.minimum(values[low], values[high]), torch.maximum(values[low], values[high])
     return values[place]

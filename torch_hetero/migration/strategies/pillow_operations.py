@@ -178,7 +178,11 @@ class Colorize(Pillow):
 
     def limits(self, call: Call) -> str | None:
         low, middle, high = (call[name] for name in ("blackpoint", "midpoint", "whitepoint"))
-        return None if 0 <= low <= high <= 255 and (call["mid"] is None or low <= middle <= high) else "points not in order"
+        return (
+            None
+            if 0 <= low <= high <= 255 and (call["mid"] is None or low <= middle <= high)
+            else "points not in order"
+        )
 
     def map(self, call: Call) -> Mapped:
         low, middle, high = (call[name] for name in ("blackpoint", "midpoint", "whitepoint"))

@@ -18,9 +18,9 @@ import torch
 from torch_hetero.migration.strategies.pillow_pixels import clip
 
 __all__ = [
-    "FILTERS", "NEAREST", "Span", "along_axes", "crop", "has_kernels", "nearest_places", "pick", "positions", "reduce",
-    "resample", "resample_parts", "sample_bicubic", "sample_bilinear", "sample_fixed", "sample_nearest", "spans_of", "taps",
-    "vertical_first", "weighted_rows", "weights",
+    "FILTERS", "NEAREST", "Axis", "Span", "along_axes", "crop", "has_kernels", "nearest_places", "pick", "positions",
+    "reduce", "resample", "resample_parts", "sample_bicubic", "sample_bilinear", "sample_fixed", "sample_nearest",
+    "spans_of", "taps", "vertical_first", "weighted_rows", "weights",
 ]  # fmt: skip
 
 NEAREST = 0
@@ -401,6 +401,7 @@ def reduce(images: torch.Tensor, factor: tuple[int, int], region: tuple[int, int
     # libImaging divides as floats.
     multipliers = (np.float32(2.0**32) / (pixels * 256).astype(np.float32)).astype(np.int64)
     add, multiply = (
-        torch.from_numpy(np.ascontiguousarray(table))[..., None].to(images.device) for table in (pixels // 2, multipliers)
+        torch.from_numpy(np.ascontiguousarray(table))[..., None].to(images.device)
+        for table in (pixels // 2, multipliers)
     )
     return ((sums + add) * multiply >> 24).to(torch.uint8)

@@ -340,7 +340,11 @@ class Elements(Functional):
         for data in self.inputs(random):
             if type(data) is not torch.Tensor and self.names[1] != ("to_dtype",):
                 continue
-            allowed = [dtype for dtype in ELEMENTS if not data.dtype.is_floating_point or dtype not in (torch.int32, torch.int64)]
+            allowed = [
+                dtype
+                for dtype in ELEMENTS
+                if not data.dtype.is_floating_point or dtype not in (torch.int32, torch.int64)
+            ]
             yield (data, allowed[int(random.integers(0, len(allowed)))]), {}
 
 
@@ -414,9 +418,7 @@ class Normalize(Functional):
 
     def run_tensor(self, inputs: Sequence[torch.Tensor], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
         (images,) = inputs
-        mean, std = (
-            torch.tensor(values, dtype=images.dtype, device=images.device)[:, None, None] for values in static
-        )
+        mean, std = (torch.tensor(values, dtype=images.dtype, device=images.device)[:, None, None] for values in static)
         return (images - mean) / std
 
     def examples(self, random: np.random.Generator) -> Calls:
