@@ -46,8 +46,10 @@ class Injector:
             tuple[dict[Any, Any], Any, Any, Any]
         ] = []  # dict, key, what was there or MISSING, what is there now
 
-    def patch(self, site: Site, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Any]:
-        """Replaces the callable of a site by `wrap(callable)`; returns the callable."""
+    def patch(
+        self, site: Site, wrap: Callable[[Callable[..., Any]], Callable[..., Any]], swept: bool = True
+    ) -> Callable[..., Any]:
+        """Replaces the callable of a site by `wrap(callable)`; returns the callable. `sweep` finds it if `swept`."""
         raw = site.raw
         original = raw.__func__ if isinstance(raw, (staticmethod, classmethod)) else raw
         wrapper = wrap(original)
@@ -62,8 +64,8 @@ class Injector:
             MISSING if site.inherited else raw,
             type(raw)(wrapper) if original is not raw else wrapper,
         )
-        root = site.target.split(".")[0]
-        self.wrappers[id(original)] = (original, wrapper, root)
+        if swept:
+            self.wrappers[id(original)] = (original, wrapper, site.target.split(".")[0])
         for module, name in REGISTRIES:
             registry = getattr(sys.modules.get(module), name, {})
             if original in registry:

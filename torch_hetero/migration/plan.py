@@ -82,12 +82,14 @@ class Plan:
         environment: Versions and device, as `environment()` gives them; empty if nobody measured.
         strategies: Modules to import for strategies of the user's own.
         why: One sentence about the plan as a whole, such as the reason why it is empty.
+        evidence: What `optimize` measured, for `explain`.
     """
 
     rules: tuple[Rule, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     strategies: tuple[str, ...] = ()
     why: str = ""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def load(source: str | Path | Mapping[str, Any] | Plan) -> Plan:
@@ -112,7 +114,7 @@ class Plan:
         return {
             "version": VERSION, "why": self.why, "environment": dict(self.environment), "strategies": list(self.strategies),
             "rules": [{name: value for name, value in asdict(rule).items() if value not in ("", {}, None, 0)} for rule in self.rules],
-        }  # fmt: skip
+        } | ({"evidence": dict(self.evidence)} if self.evidence else {})  # fmt: skip
 
     def save(self, path: str | Path) -> None:
         """Writes the long form; the file is replaced as a whole."""
@@ -137,7 +139,7 @@ def from_object(entries: Mapping[str, Any], name: str) -> Plan:
         raise PlanError(f'{name} is no object of context keys, such as {{"cv2.resize": "hetero"}}')
     if "rules" not in entries:
         return Plan(tuple(rule_of(key, value, name) for key, value in entries.items()))
-    check_names(entries, ("version", "why", "environment", "strategies", "rules"), name)
+    check_names(entries, ("version", "why", "environment", "strategies", "rules", "evidence"), name)
     if entries.get("version", VERSION) != VERSION:
         raise PlanError(
             f"{name} has version {entries['version']!r}; this hetero reads version {VERSION}: run optimize again"
@@ -157,6 +159,7 @@ def from_object(entries: Mapping[str, Any], name: str) -> Plan:
         dict(entries.get("environment", {})),
         tuple(entries.get("strategies", ())),
         str(entries.get("why", "")),
+        dict(entries.get("evidence", {})),
     )
 
 

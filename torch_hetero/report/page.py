@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch_hetero.report.program import Program, plain, queues_of
 
-__all__ = ["write_report"]
+__all__ = ["stylesheet", "write_report"]
 
 _FOLDER = Path(__file__).parent
 _SCRIPTS = ("values.js", "layout.js", "graph.js", "timeline.js", "page.js")
@@ -32,9 +32,14 @@ def write_report(path: str | os.PathLike[str], programs: Sequence[Program]) -> N
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     # In a script tag the html parser looks for "<" only; JSON has it in strings only, where this is the same letter.
     text = text.replace("<", "\\u003c")
-    page = _read("page.html").replace("{{style}}", _read("page.css").rstrip())
+    page = _read("page.html").replace("{{style}}", stylesheet())
     page = page.replace("{{script}}", "\n".join(map(_read, _SCRIPTS)).rstrip())
     Path(path).write_text(page.replace("{{data}}", text), encoding="utf-8")
+
+
+def stylesheet() -> str:
+    """Returns the style of the page, for other pages that are to look like it."""
+    return _read("page.css").rstrip()
 
 
 def _read(name: str) -> str:
