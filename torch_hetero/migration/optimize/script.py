@@ -18,6 +18,8 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
+from torch_hetero.migration.plan import PlanError
+
 __all__ = ["Script", "ScriptError"]
 
 # Statements after which there may be new functions, classes or modules.
@@ -100,9 +102,12 @@ class Script:
 
         Raises:
             SystemExit: The script's own.
+            PlanError: What the script imported is not what the plan names.
         """
         try:
             self.execute(between)
+        except PlanError:
+            raise
         except Exception as error:
             self.show(error)
             return 1
