@@ -19,6 +19,7 @@ os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 
@@ -60,6 +61,16 @@ class CMakeBuild(build_ext):
         return []
 
 
+class WithActivation(build_py):
+    """Puts a file into site-packages by which child processes activate the plan of torch_hetero.migration."""
+
+    def run(self) -> None:
+        """Builds as usual and adds the file."""
+        super().run()
+        if not self.editable_mode:  # scripts/setup.sh puts it into .venv
+            self.copy_file(str(ROOT / "torch_hetero/migration/hetero_migration.pth"), self.build_lib, preserve_mode=False)
+
+
 native = os.environ.get("HETERO_NO_BUILD") != "1"
 (ROOT / "build").mkdir(exist_ok=True)
 setup(
@@ -70,7 +81,7 @@ setup(
     version=version(),
     install_requires=[f"torch=={torch_version()}.*"],
     ext_modules=[Extension("torch_hetero._C", sources=[])] if native else [],
-    cmdclass={"build_ext": CMakeBuild},
+    cmdclass={"build_ext": CMakeBuild, "build_py": WithActivation},
     # Not in the root: there, Python environments without this package would find its entry point and load it.
     options={"egg_info": {"egg_base": "build"}},
     zip_safe=False,

@@ -76,5 +76,6 @@ if [ "$what" = all ] || ! is_done product; then
 fi
 # Registers the package, its entry point and the source folder; `make build` makes the libraries.
 HETERO_NO_BUILD=1 .venv/bin/pip install --quiet --no-build-isolation --no-deps -e .
+cp torch_hetero/migration/hetero_migration.pth "$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 echo "$wanted" >".venv/hetero-setup-$what"
 echo "setup: $SECONDS s"

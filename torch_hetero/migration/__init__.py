@@ -8,6 +8,7 @@
 ``python -m torch_hetero.migration optimize script.py -o plan.json`` measures a program and writes its plan.
 """
 
+from torch_hetero.migration.child import activate_from_environment
 from torch_hetero.migration.migrator import PipelineMigrator
 from torch_hetero.migration.plan import Plan, PlanError, Rule
 from torch_hetero.migration.strategy import EXACT, Call, Mapped, Strategy, Tolerance, Unsupported, register
@@ -16,3 +17,5 @@ __all__ = [
     "EXACT", "Call", "Mapped", "PipelineMigrator", "Plan", "PlanError", "Rule", "Strategy", "Tolerance", "Unsupported",
     "register",
 ]  # fmt: skip
+
+activate_from_environment()

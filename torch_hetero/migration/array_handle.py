@@ -3,24 +3,19 @@
 An `ArrayHandle` answers as a `numpy.ndarray`: ``isinstance`` holds, ufuncs and numpy's functions are recorded where there
 is a strategy, and everything else works on the host's array. It is no ndarray below its surface, so that code in C cannot
 read bytes that are not there: it asks for ``__array__``, or refuses the argument.
-
-A view shares the elements of its base. Views are recorded as if they were copies. When the host reads or changes one of
-them, all become views of one host array, as they are in numpy.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from torch_hetero.migration import session
-from torch_hetero.migration.holder import Holder, migrate, on_host, register_handle
+from torch_hetero.migration.holder import Holder, on_host, record_call, register_handle, share
 from torch_hetero.migration.recipe import Value
 from torch_hetero.migration.spec import NUMPY_DTYPES
-from torch_hetero.migration.strategy import Unsupported, find
+from torch_hetero.migration.strategy import find
 
 __all__ = ["ArrayHandle"]
 
@@ -33,52 +28,13 @@ VIEWS = {
 }  # fmt: skip
 
 
-class ArrayHolder(Holder):
-    """A holder whose elements other handles may share.
-
-    `base` is the handle that this one is a view of, and `view` makes the view of that one's host array.
-    """
-
-    __slots__ = ("base", "view", "views")
-
-    def __init__(self, value: Value) -> None:
-        super().__init__(value)
-        self.base: ArrayHolder | None = None
-        self.view: Callable[[np.ndarray], np.ndarray] | None = None
-        self.views: list[weakref.ref[ArrayHandle]] = []
-
-    def host(self) -> np.ndarray:
-        if self.data is None:
-            root = self
-            while root.base is not None:
-                root = root.base
-            if root.data is None:
-                root.keep(session.materialize(root.value))
-                root.settle()
-            if self.data is None:  # its base was on the host already
-                self.keep(self.view(self.base.host()))
-        return self.data
-
-    def settle(self) -> None:
-        """Makes the recorded views of this array real ones."""
-        for handle in [reference() for reference in self.views]:
-            holder = handle._hetero_holder if handle is not None else self
-            if holder.data is None:
-                holder.keep(holder.view(self.data))
-                holder.settle()
-
-    def shared(self) -> bool:
-        """Whether other handles share its elements."""
-        return self.base is not None or any(reference() is not None for reference in self.views)
-
-
 class ArrayHandle(np.lib.mixins.NDArrayOperatorsMixin):
     """Looks like a numpy array; see the module's text. Elements are computed when the host reads them."""
 
     __slots__ = ("__weakref__", "_hetero_holder")
 
     def __init__(self, value: Value) -> None:
-        self._hetero_holder = ArrayHolder(value)
+        self._hetero_holder = Holder(value)
 
     def _hetero_host(self) -> np.ndarray:
         return self._hetero_holder.host()
@@ -133,9 +89,9 @@ class ArrayHandle(np.lib.mixins.NDArrayOperatorsMixin):
         return result
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_hetero"):
-            raise AttributeError(name)
-        if callable(getattr(np.ndarray, name, None)) and find(f"numpy.ndarray.{name}") is not None:
+        if not hasattr(np.ndarray, name):
+            raise AttributeError(f"'numpy.ndarray' object has no attribute {name!r}")
+        if callable(getattr(np.ndarray, name)) and find(f"numpy.ndarray.{name}") is not None:
             return Method(self, name)
         return getattr(self._hetero_host(), name)
 
@@ -221,31 +177,12 @@ class Method:
 
 def recorded(target: str, original: Callable[..., Any], positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Records a call of numpy. Returns NotImplemented where there is no strategy or it does not cover the call."""
-    strategy = find(target)
-    if strategy is None:
-        return NotImplemented
-    try:
-        result = migrate(strategy, original, positional, keywords)
-    except (Unsupported, TypeError) as error:
-        session.count_fallback(target, str(error))
-        return NotImplemented
+    result = record_call(target, original, positional, keywords)
     if type(result) is ArrayHandle and result.shape == ():
         return result._hetero_host()[()]  # numpy returns scalars
     if target in VIEWS and type(result) is ArrayHandle and type(positional[0]) is ArrayHandle:
-        make_view(positional[0], result, original, positional[1:], keywords)
+        share(positional[0], result, lambda array: original(array, *map(on_host, positional[1:]), **keywords))
     return result
-
-
-def make_view(
-    base: ArrayHandle, handle: ArrayHandle, original: Any, positional: tuple[Any, ...], keywords: Any
-) -> None:
-    """Lets a handle share the elements of the one that it is a view of."""
-    holder, above = handle._hetero_holder, base._hetero_holder
-    holder.base = above
-    holder.view = lambda array: original(array, *map(on_host, positional), **keywords)
-    above.views.append(weakref.ref(handle))
-    if above.data is not None:
-        holder.keep(holder.view(above.data))
 
 
 def on_host_array(name: str) -> Callable[..., Any]:

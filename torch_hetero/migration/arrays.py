@@ -21,14 +21,7 @@ import torch
 from torch_hetero.migration.spec import NUMPY_DTYPES, TORCH_DTYPES, Spec
 from torch_hetero.migration.strategy import EXACT, Call, Mapped, Strategy, Tolerance, Unsupported, register
 
-__all__ = ["VIEWS", "ArrayStrategy", "Examples", "ask_numpy", "placeholder", "torch_dtype"]
-
-# Methods and functions whose result shares memory with their array in numpy: writing to one writes to the other.
-VIEWS = frozenset(
-    [f"numpy.ndarray.{name}" for name in ("__getitem__", "ravel", "reshape", "squeeze", "swapaxes", "transpose")]
-    + [f"numpy.{name}" for name in ("asarray", "ascontiguousarray", "expand_dims", "flip", "fliplr", "flipud")]
-    + [f"numpy.{name}" for name in ("moveaxis", "ravel", "reshape", "rot90", "squeeze", "swapaxes", "transpose")]
-)
+__all__ = ["ArrayStrategy", "Examples", "ask_numpy", "placeholder", "torch_dtype"]
 
 Examples = Iterator[tuple[tuple[Any, ...], dict[str, Any]]]
 INTEGERS = (np.uint8, np.int8, np.int16, np.int32, np.int64)
@@ -128,7 +121,8 @@ class Ufunc(Strategy):
     takes: ClassVar[tuple[Any, ...]]
 
     def supports(self, call: Call) -> str | None:
-        if call["out"] not in (None, (None,)):
+        out = call["out"]
+        if any(entry is not None for entry in (out if isinstance(out, tuple) else (out,))):
             return "out= is given"
         reason = given(call, where=True, casting="same_kind", order="K", dtype=None, signature=None)
         if reason is not None:
@@ -568,7 +562,7 @@ class GetItem(ArrayStrategy):
         steps = [step for step in static if step[0] != "new"]
         ranges = [dimension for dimension, step in enumerate(steps, 1) if step[0] == "range"]
         if ranges:
-            result = result[ranges_index(result, steps, ranges[-1], sample)]
+            result = ranges_of(result, steps, ranges[-1], sample)
         flips = [dimension for dimension, step in enumerate(steps, 1) if step[0] == "flip"]
         if flips:
             result = result.flip(flips)
@@ -593,19 +587,44 @@ class GetItem(ArrayStrategy):
             yield (array, keys[random.integers(len(keys))]), {}
 
 
-def ranges_index(
-    array: torch.Tensor, steps: Sequence[tuple[str, int, int]], last: int, starts: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, ...]:
-    """Returns the indices of ranges that begin elsewhere in each sample, for the dimensions from 0 to `last`."""
+def ranges_of(
+    batch: torch.Tensor, steps: Sequence[tuple[str, int, int]], last: int, starts: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Returns the ranges of each sample, which begin elsewhere in each; other dimensions stay whole.
+
+    What a sample has of the last range, and of the dimensions after it, is one run of elements if its step is 1. Then
+    runs are copied from a view of all runs of that length, else elements one by one.
+
+    Args:
+        batch: [batch, ...].
+        steps: What happens to the dimensions from 1 on.
+        last: The last dimension with a range.
+        starts: Where each range begins, [batch] each.
+    """
     begin = iter(starts)
-    indices = [torch.arange(len(array), device=array.device).reshape(-1, *[1] * last)]
+    whole_runs = steps[last - 1][1] == 1
+    indices = [torch.arange(len(batch), device=batch.device).reshape(-1, *[1] * last)]
     for dimension, (what, step, length) in enumerate(steps[:last], 1):
         if what == "range":
-            index = next(begin)[:, None] + torch.arange(length, device=array.device) * step
+            length = 1 if whole_runs and dimension == last else length
+            index = next(begin)[:, None] + torch.arange(length, device=batch.device) * step
         else:
-            index = torch.arange(array.shape[dimension], device=array.device)[None]
+            index = torch.arange(batch.shape[dimension], device=batch.device)[None]
         indices.append(index.reshape(len(index), *[1] * (dimension - 1), -1, *[1] * (last - dimension)))
-    return tuple(indices)
+    if not whole_runs:
+        return batch[tuple(indices)]
+    sizes = batch.shape
+    run = steps[last - 1][2]
+    tail = int(np.prod(sizes[last + 1 :]))
+    lengths = [step[2] if step[0] == "range" else sizes[at] for at, step in enumerate(steps[:last], 1)]
+    if 0 in lengths or tail == 0:
+        return batch.new_empty((sizes[0], *lengths, *sizes[last + 1 :]))
+    place, stride = torch.zeros((), dtype=torch.int64, device=batch.device), tail
+    for dimension in range(last, -1, -1):
+        place = place + indices[dimension] * stride
+        stride *= sizes[dimension]
+    runs = batch.reshape(-1).unfold(0, run * tail, 1)
+    return runs[place.squeeze(-1)].reshape(sizes[0], *lengths, *sizes[last + 1 :])
 
 
 # Elements that are compared, and summed.
@@ -636,8 +655,13 @@ class Clip(ArrayStrategy):
         if array.shape == ():
             raise Unsupported("its result is a number")
         dtype = ask_numpy(np.clip, np.empty(0, NUMPY_DTYPES[array.dtype]), low, high).dtype
+        if dtype.kind in "iu":  # a number of Python that bounds nothing need not fit
+            limits = np.iinfo(dtype)
+            low = max(low, int(limits.min)) if type(low) is int else low
+            high = min(high, int(limits.max)) if type(high) is int else high
         wide = np.float64 if dtype.kind == "f" else np.int64
-        numbers = tuple(np.asarray(bound, dtype).astype(wide) for bound in (low, high) if bound is not None)
+        bounds = [ask_numpy(np.asarray, bound, dtype) for bound in (low, high) if bound is not None]
+        numbers = tuple(bound.astype(wide) for bound in bounds)
         static = (low is not None, high is not None, torch_dtype(dtype))
         return Mapped(Spec("array", array.shape, torch_dtype(dtype)), static, numbers)
 

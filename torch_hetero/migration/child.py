@@ -1,22 +1,34 @@
 """Activates the plan of the parent in a process that it started.
 
-``hetero_migration.pth`` imports this module where the environment names a plan.
+Importing `torch_hetero.migration` does so where the environment names a plan, and ``hetero_migration.pth`` imports it there.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
+
+from torch_hetero.migration import session
+from torch_hetero.migration.migrator import PID, PLAN, PipelineMigrator
+from torch_hetero.migration.plan import PlanError
 
 __all__ = ["activate_from_environment"]
 
 
 def activate_from_environment() -> None:
-    """Activates the plan that the environment names, unless one is active. A plan that cannot be used is left out."""
-    from torch_hetero.migration import session
-    from torch_hetero.migration.migrator import PID, PLAN, PipelineMigrator
+    """Activates the plan that the environment names, unless this is the process that set it.
 
+    A plan that cannot be used here is left out with a warning: the originals are right, too.
+    """
     path = os.environ.get(PLAN)
-    if path is None or os.environ.get(PID) == str(os.getpid()):
+    if (
+        path is None
+        or os.environ.get(PID) == str(os.getpid())
+        or session.active() is not None
+        or not os.path.exists(path)
+    ):
         return
-    if session.active() is None and os.path.exists(path):
+    try:
         PipelineMigrator(path).activate()
+    except (PlanError, OSError) as error:
+        warnings.warn(f"the plan of the parent process is not used here: {error}", stacklevel=2)

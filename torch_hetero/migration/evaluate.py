@@ -86,7 +86,7 @@ def needs_of(values: Sequence[Value]) -> list[Need]:
         if need is None:
             need = needs[id(entry.step)] = Need(entry.step)
             pending.append((need, True))
-            pending.extend((value, False) for value in entry.step.inputs)
+            pending.extend((value, False) for value in reversed(entry.step.inputs))  # rows in the order of inputs
         if all(value is not entry for value in need.values):
             need.values.append(entry)
     for need in reversed(order):

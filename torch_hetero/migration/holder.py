@@ -23,10 +23,10 @@ from torch_hetero.migration import session
 from torch_hetero.migration.context import current_key, outside, untracked
 from torch_hetero.migration.recipe import Source, Value
 from torch_hetero.migration.record import record, results
-from torch_hetero.migration.spec import Spec, checksum, spec_of, to_tensor
-from torch_hetero.migration.strategy import Strategy, Unsupported
+from torch_hetero.migration.spec import TV_IMAGE, Spec, checksum, spec_of, to_tensor
+from torch_hetero.migration.strategy import Strategy, Unsupported, find
 
-__all__ = ["HANDLES", "Holder", "capture", "handle_of", "migrate", "on_host", "register_handle"]
+__all__ = ["HANDLES", "Holder", "capture", "handle_of", "migrate", "on_host", "record_call", "register_handle", "share"]
 
 # The types of handles. Their instances have `_hetero_holder`, and `_hetero_host()`, which returns what user code may share.
 HANDLES: set[type] = set()
@@ -40,29 +40,62 @@ def register_handle(kind: str, handle: type) -> None:
 
 
 def handle_of(value: Value) -> Any:
-    """Returns a handle for a value, of the kind that its spec says."""
+    """Returns a handle for a value, of the kind that its spec says.
+
+    Raises:
+        Unsupported: There is no handle of that kind.
+    """
     kind = value.spec.kind
+    if kind == TV_IMAGE:
+        raise Unsupported("results of class tv_tensors.Image have no handle")
     if kind not in _makers:  # images need PIL, which not everyone has
         importlib.import_module(f"torch_hetero.migration.{kind}_handle")
     return _makers[kind](value)
 
 
 class Holder:
-    """The state of a handle; see the module's text. Views of arrays add theirs in `array_handle.py`."""
+    """The state of a handle; see the module's text.
 
-    __slots__ = ("crc", "data", "packed", "value")
+    A view shares the elements of its base. Views are recorded as if they were copies. When the host reads or changes one of
+    them, all become views of one object of the host, as they are in numpy and torch. `base` is the handle that this one is
+    a view of, and `view` makes the view of that one's object.
+    """
+
+    __slots__ = ("base", "crc", "data", "shipment", "value", "view", "views")
 
     def __init__(self, value: Value) -> None:
         self.value = value
         self.data: Any = None  # None while recorded
         self.crc = 0
-        self.packed: tuple[Any, ...] | None = None  # on its way to another process: what `shipping.ship` made
+        self.shipment: tuple[Any, int] | None = None  # on its way to another process: what `shipping.ship` made
+        self.base: Holder | None = None
+        self.view: Callable[[Any], Any] | None = None
+        self.views: list[weakref.ref[Any]] = []  # of handles
 
     def host(self) -> Any:
         """Returns the host's object, computed if need be. User code may change it."""
         if self.data is None:
-            self.keep(session.materialize(self.value))
+            root = self
+            while root.base is not None:
+                root = root.base
+            if root.data is None:
+                root.keep(session.materialize(root.value))
+                root.settle()
+            if self.data is None:  # its base was on the host already
+                self.keep(self.view(self.base.host()))
         return self.data
+
+    def settle(self) -> None:
+        """Makes the recorded views of this object real ones."""
+        for handle in [reference() for reference in self.views]:
+            holder = handle._hetero_holder if handle is not None else self
+            if holder.data is None:
+                holder.keep(holder.view(self.data))
+                holder.settle()
+
+    def shared(self) -> bool:
+        """Whether other handles share its elements."""
+        return self.base is not None or any(reference() is not None for reference in self.views)
 
     @outside
     def keep(self, data: Any) -> None:
@@ -83,6 +116,15 @@ class Holder:
         else:
             session.count_avoided(self.value)
         return self.value
+
+
+def share(base: Any, handle: Any, view: Callable[[Any], Any]) -> None:
+    """Makes a handle a view of another; `view` makes it of the other's object on the host."""
+    holder, above = handle._hetero_holder, base._hetero_holder
+    holder.base, holder.view = above, view
+    above.views.append(weakref.ref(handle))
+    if above.data is not None:
+        holder.keep(view(above.data))
 
 
 class Snapshots:
@@ -183,12 +225,30 @@ def migrate(
         step, build = record(strategy, original, positional, keywords, capture, key, device)
     if exact is None:
         exact = any(value.spec.dtype == torch.uint8 for value in step.inputs)
-    if exact and not strategy.tolerance.exact:
-        raise Unsupported(f'it would not have the original\'s bits ({strategy.tolerance}); "exact": false allows that')
+    tolerance = strategy.tolerance_of(step.static, step.outputs)
+    if exact and not tolerance.exact:
+        raise Unsupported(f'it would not have the original\'s bits ({tolerance}); "exact": false allows that')
     handles = [handle_of(value) for value in results(step)]
-    if step.outputs[0].kind == "image" and type(getattr(positional[0], "info", None)) is dict:
+    if step.outputs[0].kind == "image" and step.inputs[0].spec.kind == "image" and hasattr(positional[0], "info"):
         for handle in handles:
             handle.info = dict(positional[0].info)  # as PIL's methods do
     if build is not None:
         return build(*handles)
     return handles[0] if len(handles) == 1 else tuple(handles)
+
+
+def record_call(
+    target: str, original: Callable[..., Any], positional: tuple[Any, ...], keywords: dict[str, Any]
+) -> Any:
+    """Records a call with a handle that no rule is for, so that what is on the device stays there.
+
+    Returns NotImplemented where there is no strategy, or it does not cover the call; that is counted.
+    """
+    strategy = find(target)
+    if strategy is None:
+        return NotImplemented
+    try:
+        return migrate(strategy, original, positional, keywords)
+    except (Unsupported, TypeError) as error:
+        session.count_fallback(target, str(error))
+        return NotImplemented

@@ -3,6 +3,7 @@
 1. `patch` sets a wrapper where a callable is kept: an attribute of a module or class.
 2. `sweep` finds the same object under other names: ``from cv2 import resize`` in a module that is loaded already, a class
    attribute, a default argument. Modules of the library itself keep the original, so that its internals stay as they are.
+   Tables that libraries look functions up in by identity get entries for the wrappers (`REGISTRIES`).
 3. A journal has each change. `undo` puts back what was there, also where modules that were imported since then took the
    wrapper; what somebody else patched on top of it stays, and is reported.
 
@@ -27,6 +28,10 @@ __all__ = ["ImportHook", "Injector"]
 
 MISSING = object()
 
+# Where libraries keep {function: {class of its first argument: what is called}}: a module and a name in it. Transforms of
+# torchvision's version 2 look up what `functional` has under a name, and would not know a wrapper.
+REGISTRIES = (("torchvision.transforms.v2.functional._utils", "_KERNEL_REGISTRY"),)
+
 
 class Injector:
     """A set of patches. REQUIRES: one thread at a time patches and undoes."""
@@ -41,8 +46,10 @@ class Injector:
             tuple[dict[Any, Any], Any, Any, Any]
         ] = []  # dict, key, what was there or MISSING, what is there now
 
-    def patch(self, site: Site, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[..., Any]:
-        """Replaces the callable of a site by `wrap(callable)`; returns the callable."""
+    def patch(
+        self, site: Site, wrap: Callable[[Callable[..., Any]], Callable[..., Any]], swept: bool = True
+    ) -> Callable[..., Any]:
+        """Replaces the callable of a site by `wrap(callable)`; returns the callable. `sweep` finds it if `swept`."""
         raw = site.raw
         original = raw.__func__ if isinstance(raw, (staticmethod, classmethod)) else raw
         wrapper = wrap(original)
@@ -57,8 +64,12 @@ class Injector:
             MISSING if site.inherited else raw,
             type(raw)(wrapper) if original is not raw else wrapper,
         )
-        root = site.target.split(".")[0]
-        self.wrappers[id(original)] = (original, wrapper, root)
+        if swept:
+            self.wrappers[id(original)] = (original, wrapper, site.target.split(".")[0])
+        for module, name in REGISTRIES:
+            registry = getattr(sys.modules.get(module), name, {})
+            if original in registry:
+                self.set_item(registry, wrapper, dict.fromkeys(registry[original], wrapper))
         return original
 
     def set(self, owner: Any, name: str, before: Any, after: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_hetero.migration import session, threads, workers
+from torch_hetero.migration import bridges, session, threads, workers
 from torch_hetero.migration.context import NOTHING, replant
 from torch_hetero.migration.injector import ImportHook, Injector, own_code
 from torch_hetero.migration.names import ORIGINAL, Site, is_module, locate, site_of, unwrapped
@@ -92,12 +92,14 @@ class PipelineMigrator:
         try:
             self.pending = list(self.plan.rules)
             self.resolve_pending()
+            bridges.install(self.injector)
             self.injector.sweep()
         except BaseException:
             self.take_back()
             raise
         replant(self.decide)
         session.begin(session.Session(self.report, pid, self.debug))
+        session.active().refresh = self.refresh
         workers.install(self.injector)
         if any(len(rule.segments()) > 1 for rule in self.plan.rules):
             threads.install(self.injector)
@@ -165,12 +167,15 @@ class PipelineMigrator:
 
     def imported(self, module: ModuleType) -> None:
         """Patches what a module brought."""
-        before = len(self.pending)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Patches callables that were defined or imported since the last time."""
         self.resolve_pending()
-        if len(self.pending) < before:
-            self.injector.sweep()
-            self.report.collect()
-            replant(self.decide)
+        bridges.install(self.injector)
+        self.injector.sweep()
+        self.report.collect()
+        replant(self.decide)
 
     def resolve_pending(self) -> None:
         """Patches the callables of rules whose modules are there.

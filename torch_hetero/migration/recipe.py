@@ -89,8 +89,12 @@ class Step:
     device: str = ""
 
 
-def host_result(value: Value) -> Any:
+def host_result(value: Value, made: Callable[[Step], None] = lambda step: None) -> Any:
     """Computes a value by the original functions; returns a new array, image or CPU tensor, which the caller owns.
+
+    Args:
+        value: The result wanted.
+        made: Told of each step that was computed.
 
     Raises:
         Exception: The originals' own errors.
@@ -116,6 +120,7 @@ def host_result(value: Value) -> Any:
             pending.extend(missing)
             if not missing:
                 results[id(top.step)] = call_original(top.step, result_of)
+                made(top.step)
     return result_of(value)
 
 

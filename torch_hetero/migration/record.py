@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
+from torch_hetero.migration.names import unwrapped
 from torch_hetero.migration.recipe import Result, Step, Value
 from torch_hetero.migration.spec import Spec
 from torch_hetero.migration.strategy import Call, OnHost, Strategy, Unsupported
@@ -49,6 +51,8 @@ def record(
             return type(data)(captured(entry) for entry in data)
         if type(data) is np.ndarray and data.size <= strategy.constants:
             return values.setdefault(id(data), data.copy())
+        if type(data) is torch.Tensor and data.numel() <= strategy.constants and data.device.type == "cpu":
+            return values.setdefault(id(data), data.detach().clone())
         value = values.get(id(data)) or capture(data)
         if value is None:
             return data
@@ -78,7 +82,7 @@ def record(
     step = Step(
         strategy, tuple(inputs), mapped.static, mapped.sample,
         (tuple(map(replaced, positional)), {name: replaced(argument) for name, argument in keywords.items()}),
-        mapped.original or original, outputs, key, device,
+        mapped.original or unwrapped(original), outputs, key, device,
     )  # fmt: skip
     return step, mapped.build
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ class Session:
     Attributes:
         report: Its counters.
         pid: The process that may use devices; others compute values by the original functions.
+        refresh: Patches what was defined or imported since.
         failures: Failed batches by target.
         debug: Whether each value is computed both ways and compared.
         differences: What comparing found, one sentence each.
@@ -33,6 +35,7 @@ class Session:
 
     def __init__(self, report: Report, pid: int, debug: bool = False) -> None:
         self.report, self.pid, self.debug = report, pid, debug
+        self.refresh: Callable[[], None] = lambda: None
         self.failures: dict[str, list[str]] = {}
         self.differences: list[str] = []
 
@@ -47,11 +50,12 @@ class Session:
             expected = call_original(step, host_copy)
             for spec, output, original in zip(step.outputs, outputs, expected, strict=True):
                 result = np.asarray(from_tensor(output[index].cpu(), spec))
-                wrong = step.strategy.tolerance.wrong(result, np.asarray(original))
-                if wrong > step.strategy.tolerance.outliers:
+                tolerance = step.strategy.tolerance_of(step.static, step.outputs)
+                wrong = tolerance.wrong(result, np.asarray(original))
+                if wrong > tolerance.outliers:
                     self.report.count(step.key, differences=1)
                     self.differences.append(
-                        f"{step.key}: {wrong:.2%} of the elements are not {step.strategy.tolerance} to the original's"
+                        f"{step.key}: {wrong:.2%} of the elements are not {tolerance} to the original's"
                     )
 
     def given_up(self, target: str) -> str | None:
@@ -99,6 +103,12 @@ def count_avoided(value: Value) -> None:
     """Counts the bytes of a value that a device has already."""
     if _active is not None and value.row is not None and isinstance(value, Result):
         _active.report.count(value.step.key, avoided=value.spec.nbytes)
+
+
+def count_host_call(step: Step) -> None:
+    """Counts a recorded call that its original computed."""
+    if _active is not None:
+        _active.report.count(step.key, host_calls=1)
 
 
 def count_fallback(target: str, reason: str) -> None:
@@ -155,9 +165,7 @@ def materialize(value: Value) -> Any:
         Exception: What the original functions raise.
     """
     if isinstance(value, Source) or not on_device_here():
-        if isinstance(value, Result) and _active is not None:
-            _active.report.count(value.step.key, host_calls=1)
-        return host_result(value)
+        return host_result(value, count_host_call)
     if value.row is None:
         place([value])
     batch, index = value.row

@@ -1,9 +1,9 @@
 """Handles on their way to another process: the recipe and its smallest bytes travel, the device stays where it is.
 
-A worker of a DataLoader pickles the batch that it collated. `reduce_handle` turns the batch's recipe into
+A worker of a DataLoader pickles the batch that it collated. `ship` turns the recipes of its handles into a `Shipment`:
 
 1. one tensor with the bytes of all sources, which travels by shared memory as any tensor does, and
-2. the recipe itself, pickled, with places in that tensor instead of sources.
+2. the recipes themselves, pickled, with places in that tensor instead of sources.
 
 Where a later value of a recipe has fewer bytes than what it is made of, such as an image after it was resized, the worker
 computes it by the original functions and ships that.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,29 +27,60 @@ from torch_hetero.migration.recipe import Result, Source, Step, Value
 from torch_hetero.migration.spec import Spec, to_tensor
 from torch_hetero.migration.strategy import find
 
-__all__ = ["reduce_handle", "ship"]
+__all__ = ["Shipment", "reduce_handle", "ship"]
 
 ALIGNMENT = 64
 
 
+class Shipment:
+    """The values of handles that travel together, as bytes.
+
+    Args:
+        recipes: The pickled values, with places in `packed` instead of sources.
+        packed: The bytes of the sources.
+        specs: Shape and dtype of each.
+    """
+
+    def __init__(self, recipes: bytes, packed: torch.Tensor, specs: list[tuple[tuple[int, ...], torch.dtype]]) -> None:
+        self.recipes, self.packed, self.specs = recipes, packed, specs
+        self.values: list[Value] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Shipment, (self.recipes, self.packed, self.specs)
+
+    @outside
+    def handle(self, index: int) -> Any:
+        """Returns a handle for one of the values."""
+        if not self.values:
+            tensors = []
+            place = 0
+            for shape, dtype in self.specs:
+                size = math.prod(shape) * dtype.itemsize
+                tensors.append(self.packed[place : place + size].view(dtype).view(shape))
+                place += aligned(size)
+            self.values = RecipeUnpickler(io.BytesIO(self.recipes), tensors).load()
+        return handle_of(self.values[index])
+
+
 @outside
-def ship(handle: Any) -> None:
+def ship(handles: Sequence[Any]) -> None:
     """In a worker: computes what is smaller here and packs the bytes, so that pickling cannot fail later.
 
     Raises:
-        Exception: What the original functions raise.
+        Exception: Errors of the original functions.
     """
-    holder = handle._hetero_holder
-    if holder.data is None and holder.packed is None:
-        sources = cut(holder.value)
-        stream = io.BytesIO()
-        RecipePickler(stream, sources).dump(holder.value)
-        tensors = [source.data for source in sources.values()]
-        holder.packed = (
-            stream.getvalue(),
-            pack(tensors),
-            [(source.spec.shape, source.spec.dtype) for source in sources.values()],
-        )
+    holders = [handle._hetero_holder for handle in handles]
+    holders = [holder for holder in holders if holder.data is None and holder.shipment is None]
+    values = [holder.value for holder in holders]
+    if not values:
+        return
+    sources = cut(values)
+    stream = io.BytesIO()
+    RecipePickler(stream, sources).dump(values)
+    specs = [(source.spec.shape, source.spec.dtype) for source in sources.values()]
+    shipment = Shipment(stream.getvalue(), pack([source.data for source in sources.values()]), specs)
+    for index, holder in enumerate(holders):
+        holder.shipment = (shipment, index)
 
 
 def reduce_handle(handle: Any) -> tuple[Any, ...]:
@@ -57,8 +88,8 @@ def reduce_handle(handle: Any) -> tuple[Any, ...]:
     holder = handle._hetero_holder
     if holder.data is not None:
         return itself, (handle.copy() if holder.value.spec.kind == "image" else holder.data,)
-    ship(handle)
-    return unpack, holder.packed
+    ship([handle])
+    return Shipment.handle, holder.shipment
 
 
 def itself(data: Any) -> Any:
@@ -66,14 +97,14 @@ def itself(data: Any) -> Any:
     return data
 
 
-def cut(value: Value) -> dict[int, Source]:
-    """Returns what a recipe is shipped from, by the identity of the value that it stands for.
+def cut(values: Sequence[Value]) -> dict[int, Source]:
+    """Returns what recipes are shipped from, by the identity of the value that each stands for.
 
     These are its sources, or later values that have at most half the bytes of all sources that they need.
     """
     sizes: dict[int, int] = {}
     order: list[Value] = []
-    pending: list[tuple[Value, bool]] = [(value, False)]
+    pending: list[tuple[Value, bool]] = [(value, False) for value in values]
     while pending:
         entry, done = pending.pop()
         if id(entry) in sizes:
@@ -88,7 +119,7 @@ def cut(value: Value) -> dict[int, Source]:
         order.append(entry)
     found: dict[int, Source] = {}
     visited: set[int] = set()
-    wanted = [value]
+    wanted = list(values)
     while wanted:
         entry = wanted.pop()
         if id(entry) in visited:
@@ -107,29 +138,17 @@ def cut(value: Value) -> dict[int, Source]:
 
 def pack(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Returns the bytes of tensors, each at an aligned place, in shared memory."""
-    packed = torch.empty(sum(map(aligned, tensors)), dtype=torch.uint8).share_memory_()
+    packed = torch.empty(sum(aligned(tensor.nbytes) for tensor in tensors), dtype=torch.uint8).share_memory_()
     place = 0
     for tensor in tensors:
         packed[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        place += aligned(tensor)
+        place += aligned(tensor.nbytes)
     return packed
 
 
-def aligned(tensor: torch.Tensor) -> int:
-    """Returns the bytes that a tensor takes among packed ones."""
-    return -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-
-
-@outside
-def unpack(stream: bytes, packed: torch.Tensor, specs: list[tuple[tuple[int, ...], torch.dtype]]) -> Any:
-    """Makes a handle from what `ship` packed."""
-    tensors = []
-    place = 0
-    for shape, dtype in specs:
-        size = math.prod(shape) * dtype.itemsize
-        tensors.append(packed[place : place + size].view(dtype).view(shape))
-        place += -(-size // ALIGNMENT) * ALIGNMENT
-    return handle_of(RecipeUnpickler(io.BytesIO(stream), tensors).load())
+def aligned(size: int) -> int:
+    """Returns the bytes that a tensor of `size` bytes takes among packed ones."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 class RecipePickler(pickle.Pickler):

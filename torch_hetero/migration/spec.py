@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["BANDS", "Spec", "checksum", "from_tensor", "spec_of", "to_tensor"]
+__all__ = ["BANDS", "TV_IMAGE", "Spec", "checksum", "from_tensor", "spec_of", "to_tensor"]
 
-ARRAY, IMAGE, TENSOR = "array", "image", "tensor"
+ARRAY, IMAGE, TENSOR, TV_IMAGE = "array", "image", "tensor", "tv_image"
 
 # The modes of PIL whose pixels are bytes, and their number of bands.
 BANDS = {"L": 1, "LA": 2, "RGB": 3, "YCbCr": 3, "HSV": 3, "LAB": 3, "RGBA": 4, "RGBX": 4, "CMYK": 4, "La": 2, "RGBa": 4}
@@ -31,7 +31,8 @@ class Spec:
     """What is known of a value before it is computed.
 
     Attributes:
-        kind: What user code sees: "array" (numpy), "image" (PIL) or "tensor" (on the CPU).
+        kind: What user code sees: "array" (numpy), "image" (PIL), "tensor" or "tv_image" (`torchvision.tv_tensors.Image`;
+            both on the CPU).
         shape: Its sizes as a tensor. An image has [height, width, bands], or [height, width] if it has one band.
         dtype: Its elements as a tensor. Images have bytes.
         mode: PIL's mode of an image, else empty.
@@ -68,7 +69,7 @@ def to_tensor(data: Any) -> torch.Tensor:
     REQUIRES: `spec_of` knows it.
     """
     if isinstance(data, torch.Tensor):
-        return data.detach()
+        return data.as_subclass(torch.Tensor).detach()
     if not isinstance(data, np.ndarray):
         return torch.from_numpy(np.array(data, copy=True))  # PIL's own memory may be in pieces
     if any(stride < 0 for stride in data.strides) or not data.flags.writeable or not data.flags.aligned:
@@ -80,6 +81,10 @@ def from_tensor(tensor: torch.Tensor, spec: Spec) -> Any:
     """Returns what user code sees of a CPU tensor: a numpy array, a PIL image or the tensor."""
     if spec.kind == TENSOR:
         return tensor
+    if spec.kind == TV_IMAGE:
+        from torchvision.tv_tensors import Image as TvImage
+
+        return tensor.as_subclass(TvImage)
     array = tensor.contiguous().numpy()
     if spec.kind == ARRAY:
         return array
@@ -94,12 +99,18 @@ def spec_of(data: Any) -> Spec | None:
     """Returns the spec of a numpy array, a PIL image or a CPU tensor; None for anything else.
 
     Raises:
-        TypeError: The elements have no torch dtype, or the image's pixels are not bytes.
+        TypeError: The elements have no torch dtype, the image's pixels are not bytes or have a transparent colour, or the
+            tensor is of a class of its own.
     """
     if isinstance(data, torch.Tensor):
         if data.device.type != "cpu" or data.layout != torch.strided or data.requires_grad:
             return None
-        return Spec(TENSOR, tuple(data.shape), data.dtype)
+        if type(data) is torch.Tensor:
+            return Spec(TENSOR, tuple(data.shape), data.dtype)
+        tv_tensors = sys.modules.get("torchvision.tv_tensors")
+        if tv_tensors is not None and type(data) is tv_tensors.Image:
+            return Spec(TV_IMAGE, tuple(data.shape), data.dtype)
+        raise TypeError(f"tensors of class {type(data).__name__} stay on the CPU")
     if isinstance(data, np.ndarray):
         if data.dtype not in TORCH_DTYPES:
             raise TypeError(f"arrays of {data.dtype} stay on the CPU")
@@ -108,6 +119,8 @@ def spec_of(data: Any) -> Spec | None:
     if images is not None and isinstance(data, images.Image):
         if data.mode not in BANDS:
             raise TypeError(f"images of mode {data.mode!r} stay on the CPU")
+        if "transparency" in data.info:
+            raise TypeError("images with a transparent colour stay on the CPU")
         return Spec.image(data.size, data.mode)
     return None
 

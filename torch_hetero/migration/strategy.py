@@ -170,11 +170,12 @@ class Strategy:
         parameters: The target's parameters as in a `def`, since functions written in C have no signature.
         data: The parameters that may be data, in the order in which `run` gets them. They may be lists of data.
         tolerance: The largest difference from the original's results. `EXACT` strategies are tested by bits.
+        exact_bytes: Whether results of bytes have the original's bits, although others have only `tolerance`.
         ragged: Whether `run` takes samples of different sizes: then each input is a list of tensors without a batch
             dimension, even if sizes are equal.
         stacks: Whether `run` takes the data of a call whose specs are all equal as one input [batch, number, ...]. It
             is no copy if they are the rows of one batch, in order. Data of different specs comes as usual.
-        constants: Numpy arrays with up to this many elements are settings, not data.
+        constants: Arrays and CPU tensors with up to this many elements are settings, not data. Handles are data.
         family: "vision", "audio", "text" or "generic".
         library: The distribution with the target, such as "opencv-python-headless", and `versions`, those in which the
             strategy was tested, as prefixes. Others are tested when a plan is activated.
@@ -184,6 +185,7 @@ class Strategy:
     parameters: ClassVar[str]
     data: ClassVar[tuple[str, ...]]
     tolerance: Tolerance = EXACT
+    exact_bytes: ClassVar[bool] = False
     ragged: ClassVar[bool] = False
     stacks: ClassVar[bool] = False
     constants: ClassVar[int] = 0
@@ -218,6 +220,10 @@ class Strategy:
     def examples(self, random: np.random.Generator) -> Iterable[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Yields calls (positional, keywords) that are supported, without end, for tests: small, and of every kind."""
         raise NotImplementedError
+
+    def tolerance_of(self, static: Any, outputs: Sequence[Spec]) -> Tolerance:
+        """Returns the tolerance of calls with these settings and results, for strategies of which some are exact."""
+        return EXACT if self.exact_bytes and all(spec.dtype == torch.uint8 for spec in outputs) else self.tolerance
 
     def data_results(self, result: Any) -> tuple[Any, ...]:
         """Returns the data in what the original returned, in the order of `Mapped.outputs`."""

@@ -13,9 +13,9 @@ import torch
 from torch.utils._pytree import tree_map
 
 from torch_hetero.migration import session
-from torch_hetero.migration.holder import Holder, migrate, register_handle
+from torch_hetero.migration.holder import Holder, record_call, register_handle, share
 from torch_hetero.migration.recipe import Value
-from torch_hetero.migration.strategy import Unsupported, find
+from torch_hetero.migration.strategy import find
 
 __all__ = ["TensorHandle"]
 
@@ -61,8 +61,12 @@ class TensorHandle(torch.Tensor):
             moved = first._hetero_move(MOVES[function], positional[1:], keywords)
             if moved is not None:
                 return moved
-        result = recorded(function, positional, keywords)
+        target = target_of(function)
+        result = record_call(target, function, positional, keywords) if target else NotImplemented
         if result is not NotImplemented:
+            if type(result) is TensorHandle and type(first) is TensorHandle and getattr(find(target), "views", False):
+                rest = tree_map(on_host_tensor, positional[1:])
+                share(first, result, lambda tensor: function(tensor, *rest, **keywords))
             return result
         with torch._C.DisableTorchFunctionSubclass():
             return function(*tree_map(on_host_tensor, positional), **tree_map(on_host_tensor, keywords))
@@ -95,19 +99,6 @@ class TensorHandle(torch.Tensor):
 def on_host_tensor(argument: Any) -> Any:
     """Returns an argument; the host's tensor of a handle."""
     return argument._hetero_host() if type(argument) is TensorHandle else argument
-
-
-def recorded(function: Callable[..., Any], positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Records a call of torch. Returns NotImplemented where there is no strategy or it does not cover the call."""
-    target = target_of(function)
-    strategy = find(target) if target else None
-    if strategy is None:
-        return NotImplemented
-    try:
-        return migrate(strategy, function, positional, keywords)
-    except (Unsupported, TypeError) as error:
-        session.count_fallback(target, str(error))
-        return NotImplemented
 
 
 def target_of(function: Callable[..., Any]) -> str | None:

@@ -108,4 +108,5 @@ def compare(strategy: Strategy, value: Value, expected: Any) -> Outcome:
     if left.shape == right.shape:
         wide = left.astype(np.complex128 if left.dtype.kind == "c" else np.float64)
         largest = float(np.nanmax(np.abs(wide - right), initial=0.0)) if left.size else 0.0
-    return Outcome(None, strategy.tolerance.wrong(left, right), largest, strategy.tolerance.accepts(left, right))
+    tolerance = strategy.tolerance_of(value.step.static, value.step.outputs)
+    return Outcome(None, tolerance.wrong(left, right), largest, tolerance.accepts(left, right))

@@ -3,8 +3,8 @@
 Nothing touches a device in a worker. Where a worker fetched a batch, its handles are packed at once (`shipping.ship`), so
 that errors of the original functions reach the parent as any error of a dataset does.
 
-Workers that are forked inherit the patches. Others import this module when they unpickle `worker_loop`, and activate the plan
-that the environment names; so do other children, by the file ``hetero_migration.pth``.
+Workers that are forked inherit the patches. Others import this package when they unpickle `worker_loop`, which activates the
+plan that the environment names; other children do so by the file ``hetero_migration.pth``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import _utils as data_utils
 
 from torch_hetero.migration import session
 from torch_hetero.migration.array_handle import ArrayHandle
-from torch_hetero.migration.holder import HANDLES
+from torch_hetero.migration.holder import HANDLES, record_call
 from torch_hetero.migration.injector import Injector
 from torch_hetero.migration.shipping import ship
 from torch_hetero.migration.tensor_handle import TensorHandle
@@ -43,7 +43,7 @@ def shipping_fetch(original: Any) -> Any:
     def fetch(self: Any, index: Any) -> Any:
         batch = original(self, index)
         if not session.on_device_here():
-            tree_map(lambda entry: ship(entry) if type(entry) in HANDLES else None, batch)
+            ship([entry for entry in tree_leaves(batch) if type(entry) in HANDLES])
         return batch
 
     return fetch
@@ -56,14 +56,13 @@ def collate_tensors(batch: list[Any], *, collate_fn_map: Any = None) -> Any:
 
 def collate_arrays(batch: list[Any], *, collate_fn_map: Any = None) -> Any:
     """Makes a batch of arrays, of which the first is a handle."""
-    return torch.stack([torch.as_tensor(entry) for entry in batch], 0)
+    return torch.stack([record_call("torch.as_tensor", torch.as_tensor, (entry,), {}) for entry in batch], 0)
 
 
 def worker_loop(*arguments: Any) -> Any:
-    """Is a worker's process: that of torch, with the plan active and counters written at the end."""
-    from torch_hetero.migration.child import activate_from_environment
-
-    activate_from_environment()
+    """Runs in a worker: torch's own loop, with the plan complete before, and counters written after."""
+    if session.active() is not None:
+        session.active().refresh()  # the program's main module is there now
     try:
         return _original_loop(*arguments)
     finally:

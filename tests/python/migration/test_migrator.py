@@ -215,7 +215,12 @@ def test_a_strategy_that_fails_is_replaced_by_the_original_and_given_up_after_th
     found = reasons(migrator, "photolib.brighten")
     assert sum(found.values()) == 5 and len(found) == 2
     assert sum(count for reason, count in found.items() if "not tried again" in reason) == 2
-    expected = {"raises": "ArithmeticError: out of luck", "shape": "uint8 [1, 4, 1]", "dtype": "float32", "number": "2 results"}
+    expected = {
+        "raises": "ArithmeticError: out of luck",
+        "shape": "uint8 [1, 4, 1]",
+        "dtype": "float32",
+        "number": "2 results",
+    }
     assert all(expected[failure] in reason for reason in found)
 
 
@@ -265,7 +270,9 @@ def test_bytes_need_exact_strategies_unless_the_plan_allows_others(library: type
         assert is_recorded(library.brighten(image))
 
 
-def test_arrays_without_a_torch_type_stay_with_the_original(library: types.ModuleType, brighten: type[Brighten]) -> None:
+def test_arrays_without_a_torch_type_stay_with_the_original(
+    library: types.ModuleType, brighten: type[Brighten]
+) -> None:
     with PipelineMigrator({"photolib.brighten": "hetero"}) as migrator:
         assert type(library.brighten(noise(4, 4).astype(np.uint16))) is np.ndarray
     assert reasons(migrator, "photolib.brighten") == {"arrays of uint16 stay on the CPU": 1}
@@ -299,7 +306,7 @@ def programs() -> types.ModuleType:
         "def generate(image):\n    for k in range(2):\n        yield brighten(image, k)\n"
         "async def later(image):\n    await asyncio.sleep(0)\n    result = brighten(image, 1)\n    await asyncio.sleep(0)\n    return result\n"
         "async def stream(image):\n    for k in range(2):\n        await asyncio.sleep(0)\n        yield brighten(image, k)\n"
-        "class Photos:\n    def __getitem__(self, index):\n        return prepare(index)\n",
+        "class Album:\n    def __getitem__(self, index):\n        return prepare(index)\n",
         module.__dict__,
     )
     for value in list(vars(module).values()):
@@ -316,12 +323,16 @@ def program(library: types.ModuleType, brighten: type[Brighten]) -> Iterator[typ
 
 
 def test_the_longest_key_that_a_path_ends_with_wins(program: types.ModuleType, library: types.ModuleType) -> None:
-    plan = {"photolib.brighten": {"mode": "cpu"}, "prepare/photolib.brighten": "hetero", "Photos/__getitem__/prepare": {"mode": "cpu"}}
+    plan = {
+        "photolib.brighten": {"mode": "cpu"},
+        "prepare/photolib.brighten": "hetero",
+        "Album/__getitem__/prepare": {"mode": "cpu"},
+    }
     image = noise(4, 4)
     with PipelineMigrator(plan) as migrator:
         assert type(library.brighten(image)) is np.ndarray
         assert is_recorded(program.prepare(image)) and is_recorded(program.outer(image))
-        program.Photos()[image]
+        program.Album()[image]
     total = migrator.report.total()
     assert total["photolib.brighten"].fallbacks == {"the plan keeps it on the CPU": 1}
     assert not any(key.endswith("prepare/photolib.brighten") for key in total)  # recorded, and never read
@@ -357,7 +368,9 @@ def test_tasks_have_contexts_of_their_own(program: types.ModuleType) -> None:
         asyncio.run(main())
 
 
-def test_work_that_is_handed_to_a_thread_keeps_its_context(program: types.ModuleType, library: types.ModuleType) -> None:
+def test_work_that_is_handed_to_a_thread_keeps_its_context(
+    program: types.ModuleType, library: types.ModuleType
+) -> None:
     image = noise(4, 4)
     found = []
 
@@ -408,7 +421,9 @@ def everything(modules: list[types.ModuleType]) -> dict[str, Any]:
     return found
 
 
-def test_every_name_is_patched_and_every_object_is_identical_again(program: types.ModuleType, library: types.ModuleType) -> None:
+def test_every_name_is_patched_and_every_object_is_identical_again(
+    program: types.ModuleType, library: types.ModuleType
+) -> None:
     original, flip = library.brighten, cv2.flip
 
     def with_default(image: Any, function: Callable[..., Any] = original) -> Any:
@@ -426,8 +441,14 @@ def test_every_name_is_patched_and_every_object_is_identical_again(program: type
     bound = functools.partial(original, amount=2)  # cannot be reached
     modules = [program, library, cv2, torch, threading, torch.utils.data._utils.worker, torch.utils.data._utils.fetch]
     before = everything(modules)
-    plan = {"photolib.brighten": "hetero", "photolib.Filter": "hetero", "photolib.Child.fixed": {"mode": "cpu"},
-            "photolib.Filter.named": {"mode": "cpu"}, "cv2.flip": "hetero", "outer/prepare": {"mode": "cpu"}}
+    plan = {
+        "photolib.brighten": "hetero",
+        "photolib.Filter": "hetero",
+        "photolib.Child.fixed": {"mode": "cpu"},
+        "photolib.Filter.named": {"mode": "cpu"},
+        "cv2.flip": "hetero",
+        "outer/prepare": {"mode": "cpu"},
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with PipelineMigrator(plan):
@@ -501,7 +522,9 @@ def test_activation_that_fails_leaves_nothing_patched(library: types.ModuleType,
     assert library.brighten is original
 
 
-def test_a_signature_that_changed_keeps_the_calls_on_the_cpu(library: types.ModuleType, brighten: type[Brighten]) -> None:
+def test_a_signature_that_changed_keeps_the_calls_on_the_cpu(
+    library: types.ModuleType, brighten: type[Brighten]
+) -> None:
     library.brighten = lambda picture, amount=1: picture
     library.brighten.__module__ = "photolib"
     with pytest.warns(UserWarning, match=r"the signature of photolib.brighten is \(picture, amount\)"):
@@ -510,14 +533,20 @@ def test_a_signature_that_changed_keeps_the_calls_on_the_cpu(library: types.Modu
     assert migrator.report.total()["photolib.brighten"].cpu_calls == 1
 
 
-def test_a_function_that_others_replaced_keeps_its_calls_on_the_cpu(library: types.ModuleType, brighten: type[Brighten]) -> None:
+def test_a_function_that_others_replaced_keeps_its_calls_on_the_cpu(
+    library: types.ModuleType, brighten: type[Brighten]
+) -> None:
     library.brighten = everything
-    with pytest.warns(UserWarning, match="photolib.brighten was replaced by test_migrator before the plan became active"):
+    with pytest.warns(
+        UserWarning, match="photolib.brighten was replaced by test_migrator before the plan became active"
+    ):
         with PipelineMigrator({"photolib.brighten": "hetero"}):
             assert library.brighten([]) == {}
 
 
-def test_another_version_is_tested_and_refused_if_it_differs(library: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_is_tested_and_refused_if_it_differs(
+    library: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     @register
     class Versioned(Brighten):
         library = "numpy"
@@ -604,7 +633,9 @@ def test_keys_that_match_nothing_and_names_that_match_twice_are_reported(program
     other.prepare = prepare
     sys.modules["other_program"] = other
     try:
-        with pytest.raises(PlanError, match="prepare may be own_program.prepare and other_program.prepare; write which"):
+        with pytest.raises(
+            PlanError, match="prepare may be own_program.prepare and other_program.prepare; write which"
+        ):
             PipelineMigrator({"prepare": "hetero"}).activate()
     finally:
         del sys.modules["other_program"]

@@ -345,6 +345,20 @@ class ExpandDims(arrays.Shape):
             yield (random_array(random), [0, -1, 1, (0, 2)][random.integers(4)]), {}
 
 
+def rows(batch: torch.Tensor, dimension: int, index: np.ndarray) -> torch.Tensor:
+    """Returns elements along a dimension: a piece of them, or one again and again, if it can be."""
+    count = len(index)
+    if count == 0:
+        return batch.narrow(dimension, 0, 0)
+    step = int(index[1] - index[0]) if count > 1 else 0
+    if np.any(np.diff(index) != step) or abs(step) > 1:
+        return batch.index_select(dimension, torch.from_numpy(np.ascontiguousarray(index)).to(batch.device))
+    piece = batch.narrow(dimension, int(index.min()), count if step else 1)
+    if step == 0:
+        return piece.expand(*batch.shape[:dimension], count, *batch.shape[dimension + 1 :])
+    return piece.flip(dimension) if step < 0 else piece
+
+
 @register
 class Pad(ArrayStrategy):
     target = "numpy.pad"
@@ -383,7 +397,10 @@ class Pad(ArrayStrategy):
         for dimension, pair in enumerate(pairs, 1):
             if pair != (0, 0):
                 index = np.pad(np.arange(result.shape[dimension]), pair, mode)
-                result = result.index_select(dimension, torch.from_numpy(index).to(result.device))
+                before, after = (
+                    rows(result, dimension, part) for part in (index[: pair[0]], index[len(index) - pair[1] :])
+                )
+                result = torch.cat([before, result, after], dimension)
         return result
 
     def examples(self, random: np.random.Generator) -> Examples:
