@@ -40,7 +40,7 @@ def main() -> int:
             digests[kind] = re.findall(r"(?:pixels|features) (\w+)", done.stdout)
     without, moved = (statistics.median(rates[kind]) for kind in ("without", "with"))
     equal = digests["with"] == digests["without"]
-    print(done.stdout[done.stdout.find("context") :])
+    print(done.stderr)
     print(
         f"without the plan {without:.0f}/s, with it {moved:.0f}/s: {moved / without:.2f} x; bytes {'equal' if equal else 'DIFFERENT'}"
     )
