@@ -579,7 +579,9 @@ def is_middle(anchor: int, size: int) -> bool:
 
 def has_8_bits(kernel: np.ndarray) -> bool:
     """Whether a kernel is symmetric and not negative, and its elements are whole when multiplied by 256."""
-    return bool((kernel == kernel[::-1]).all() and (kernel >= 0).all() and (kernel * 256 == np.rint(kernel * 256)).all())
+    return bool(
+        (kernel == kernel[::-1]).all() and (kernel >= 0).all() and (kernel * 256 == np.rint(kernel * 256)).all()
+    )
 
 
 class Derivative(Filter):
