@@ -1,4 +1,5 @@
-// Whole numbers with OpenCV's constants; tables where it has tables. Floats are in color_rows.h.
+// OpenCV's constants and tables. Conversions that are vectors of whole numbers or floats are in
+// color_rows.h.
 
 #include "backend/cpu/image/cv_color.h"
 
@@ -41,41 +42,13 @@ constexpr int32_t kBlueGray = 3735, kGreenGray = 19235, kRedGray = 9798;
 
 void to_gray(const ColorRow& row) {
   auto* const kernel = row_kernels().weighted_channels;
-  const int16_t weights[3] = {static_cast<int16_t>(row.blue == 0 ? kBlueGray : kRedGray), kGreenGray,
-                              static_cast<int16_t>(row.blue == 0 ? kRedGray : kBlueGray)};
+  const int16_t weights[3] = {static_cast<int16_t>(row.swapped ? kRedGray : kBlueGray), kGreenGray,
+                              static_cast<int16_t>(row.swapped ? kBlueGray : kRedGray)};
   int64_t i = kernel == nullptr ? 0 : kernel(row.from, weights, kGrayBits, row.count, row.to);
   for (; i < row.count; ++i) {
     const uint8_t* const pixel = row.from + 3 * i;
     const int32_t sum = pixel[0] * weights[0] + pixel[1] * weights[1] + pixel[2] * weights[2];
     row.to[i] = static_cast<uint8_t>(scaled_down(sum, kGrayBits));
-  }
-}
-
-// ---- YCrCb
-
-constexpr int kLumaBits = 14;
-constexpr int32_t kMiddle = 128;
-
-void to_ycrcb(const ColorRow& row) {
-  for (int64_t i = 0; i < row.count; ++i) {
-    const uint8_t* const pixel = row.from + 3 * i;
-    const int32_t blue = pixel[row.blue], green = pixel[1], red = pixel[2 - row.blue];
-    const int32_t luma = scaled_down(blue * 1868 + green * 9617 + red * 4899, kLumaBits);
-    uint8_t* const to = row.to + 3 * i;
-    to[0] = static_cast<uint8_t>(luma);
-    to[1] = saturate_to_byte(scaled_down((red - luma) * 11682 + (kMiddle << kLumaBits), kLumaBits));
-    to[2] = saturate_to_byte(scaled_down((blue - luma) * 9241 + (kMiddle << kLumaBits), kLumaBits));
-  }
-}
-
-void from_ycrcb(const ColorRow& row) {
-  for (int64_t i = 0; i < row.count; ++i) {
-    const uint8_t* const pixel = row.from + 3 * i;
-    const int32_t luma = pixel[0], cr = pixel[1] - kMiddle, cb = pixel[2] - kMiddle;
-    uint8_t* const to = row.to + 3 * i;
-    to[row.blue] = saturate_to_byte(luma + scaled_down(cb * 29049, kLumaBits));
-    to[1] = saturate_to_byte(luma + scaled_down(cb * -5636 + cr * -11698, kLumaBits));
-    to[2 - row.blue] = saturate_to_byte(luma + scaled_down(cr * 22987, kLumaBits));
   }
 }
 
@@ -92,26 +65,9 @@ std::array<int32_t, 256> reciprocals(int32_t range, double steps) {
   return table;
 }
 
-template <int32_t kHues>
-void to_hsv(const ColorRow& row) {
-  static const std::array<int32_t, 256> saturations = reciprocals(255, 1), hues = reciprocals(kHues, 6);
-  for (int64_t i = 0; i < row.count; ++i) {
-    const uint8_t* const pixel = row.from + 3 * i;
-    const int32_t blue = pixel[row.blue], green = pixel[1], red = pixel[2 - row.blue];
-    const int32_t value = std::max({blue, green, red}), difference = value - std::min({blue, green, red});
-    const int32_t from_red = green - blue, from_green = blue - red + 2 * difference;
-    const int32_t from_blue = red - green + 4 * difference;
-    const int32_t part = value == red ? from_red : value == green ? from_green : from_blue;
-    const int32_t hue = scaled_down(part * hues[static_cast<size_t>(difference)], kHsvBits);
-    uint8_t* const to = row.to + 3 * i;
-    to[0] = saturate_to_byte(hue < 0 ? hue + kHues : hue);
-    to[1] = static_cast<uint8_t>(scaled_down(difference * saturations[static_cast<size_t>(value)], kHsvBits));
-    to[2] = static_cast<uint8_t>(value);
-  }
-}
-
 // ---- Lab
 
+constexpr int32_t kMiddle = 128;
 constexpr int kLabBits = 12;
 constexpr int kGammaBits = 3;
 constexpr int kRootBits = kLabBits + kGammaBits;
@@ -178,10 +134,11 @@ struct LabTables {
 void to_lab(const ColorRow& row) {
   static const LabTables tables;
   constexpr int32_t kScale = (116 * 255 + 50) / 100, kShift = -((16 * 255 * (1 << kRootBits) + 50) / 100);
+  const int blue_at = row.swapped ? 2 : 0;
   for (int64_t i = 0; i < row.count; ++i) {
     const uint8_t* const pixel = row.from + 3 * i;
-    const int32_t blue = tables.linear[pixel[row.blue]], green = tables.linear[pixel[1]];
-    const int32_t red = tables.linear[pixel[2 - row.blue]];
+    const int32_t blue = tables.linear[pixel[blue_at]], green = tables.linear[pixel[1]];
+    const int32_t red = tables.linear[pixel[2 - blue_at]];
     const int32_t x = tables.root(tables.weights[0], blue, green, red);
     const int32_t y = tables.root(tables.weights[1], blue, green, red);
     const int32_t z = tables.root(tables.weights[2], blue, green, red);
@@ -192,52 +149,59 @@ void to_lab(const ColorRow& row) {
   }
 }
 
-// ---- floats
+// ---- blocks
 
 struct Separate {
   static float fused(float a, float b, float c) { return a * b + c; }
+  static void split(const uint8_t* pixels, ColorPlanes& planes) {
+    for (int i = 0; i < kColorBlock; ++i) {
+      for (int c = 0; c < 3; ++c) planes.channel[c][i] = pixels[3 * i + c];
+    }
+  }
+  static void join(const ColorPlanes& planes, uint8_t* pixels) {
+    for (int i = 0; i < kColorBlock; ++i) {
+      for (int c = 0; c < 3; ++c) pixels[3 * i + c] = planes.channel[c][i];
+    }
+  }
 };
 
-const ColorRows& float_rows() {
-  static constexpr ColorRows kSeparate{FloatColors<Separate>::from_hsv, FloatColors<Separate>::to_hls};
+const ColorRows& block_rows() {
 #if defined(__x86_64__)
   if (instruction_set() >= InstructionSet::kAvx2) return color_rows_fma();
 #endif
-  return kSeparate;
+  return BlockColors<Separate>::kRows;
 }
 
 int64_t lanes_of(InstructionSet set) {
   return set == InstructionSet::kAvx512 ? 16 : set == InstructionSet::kAvx2 ? 8 : 4;
 }
 
-using RowFunction = void (*)(const ColorRow& row);
-
-RowFunction function_of(CvColor code) {
+ColorRowFunction function_of(CvColor code) {
+  const ColorRows& rows = block_rows();
   switch (code) {
     case CvColor::kBgrToGray:
     case CvColor::kRgbToGray:
       return to_gray;
     case CvColor::kBgrToYCrCb:
     case CvColor::kRgbToYCrCb:
-      return to_ycrcb;
+      return rows.to_ycrcb;
     case CvColor::kYCrCbToBgr:
     case CvColor::kYCrCbToRgb:
-      return from_ycrcb;
+      return rows.from_ycrcb;
     case CvColor::kBgrToHsv:
     case CvColor::kRgbToHsv:
-      return to_hsv<180>;
     case CvColor::kBgrToHsvFull:
     case CvColor::kRgbToHsvFull:
-      return to_hsv<256>;
+      return rows.to_hsv;
     case CvColor::kBgrToLab:
     case CvColor::kRgbToLab:
       return to_lab;
     case CvColor::kBgrToHls:
     case CvColor::kRgbToHls:
-      return float_rows().to_hls;
+      return rows.to_hls;
     case CvColor::kHsvToBgr:
     case CvColor::kHsvToRgb:
-      return float_rows().from_hsv;
+      return rows.from_hsv;
   }
   return nullptr;
 }
@@ -251,14 +215,28 @@ bool is_color_code(int64_t code) {
 int64_t color_channels(CvColor code) { return code == CvColor::kBgrToGray || code == CvColor::kRgbToGray ? 1 : 3; }
 
 void cv_color(const ImageBatch<const uint8_t>& images, const ImageBatch<uint8_t>& results, CvColor code) {
-  const RowFunction function = function_of(code);
+  static const std::array<int32_t, 256> parts = reciprocals(255, 1);
+  static const std::array<int32_t, 256> hues = reciprocals(180, 6), full_hues = reciprocals(256, 6);
+  const ColorRowFunction function = function_of(code);
   assert(function != nullptr);
-  const int blue = has_red_first(code) ? 2 : 0;
-  const int64_t lanes = lanes_of(instruction_set());
+  const bool full = code == CvColor::kBgrToHsvFull || code == CvColor::kRgbToHsvFull;
+  const ColorRow row{.from = nullptr,
+                     .to = nullptr,
+                     .count = images.width,
+                     .lanes = lanes_of(instruction_set()),
+                     .swapped = has_red_first(code),
+                     .hues = (full ? full_hues : hues).data(),
+                     .parts = parts.data(),
+                     .hue_range = full ? 256 : 180};
   for_row_bands(images.count, images.height, 4 * images.width, [&](int64_t i, int64_t begin, int64_t end) {
     const Image<const uint8_t> from = images.at(i);
     const Image<uint8_t> to = results.at(i);
-    for (int64_t y = begin; y < end; ++y) function({from.row(y), to.row(y), from.width, lanes, blue});
+    for (int64_t y = begin; y < end; ++y) {
+      ColorRow one = row;
+      one.from = from.row(y);
+      one.to = to.row(y);
+      function(one);
+    }
   });
 }
 
