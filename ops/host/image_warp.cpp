@@ -5,7 +5,7 @@
 //                  float[] border_value) -> Tensor
 //   cv_warp_perspective: the same, with matrices of [3, 3]
 //   pil_affine(Tensor[] images, Tensor coefficients, int[2] size, int filter, float[] fill)
-//       -> Tensor
+//              -> Tensor
 //
 // images         uint8 [height, width, channels]
 // matrices       float64 [images, 2, 3] or [images, 3, 3], as a caller of cv2 has them

@@ -35,6 +35,16 @@ void check_images(const char* name, TensorList images, ImageTypes types) {
   }
 }
 
+void check_batch(const char* name, const Tensor& images) {
+  TORCH_CHECK(images.dim() == 3 || images.dim() == 4, name,
+              ": images must be [images, height, width, channels] or [height, width, channels], not ", images.sizes());
+  TORCH_CHECK_TYPE(images.scalar_type() == at::kByte, name, ": images must be uint8, not ", images.scalar_type());
+  TORCH_CHECK(images.size(-1) >= 1 && images.size(-1) <= kMostChannels, name, ": images must have 1 to ", kMostChannels,
+              " channels, not ", images.size(-1));
+  TORCH_CHECK(images.size(-3) <= INT32_MAX / 256 && images.size(-2) <= INT32_MAX / 256 / images.size(-1), name,
+              ": images are too large: ", images.sizes());
+}
+
 void check_size(const char* name, at::IntArrayRef size) {
   TORCH_CHECK(size.size() == 2 && size[0] > 0 && size[1] > 0 && size[0] <= INT32_MAX / 256 &&
                   size[1] <= INT32_MAX / 256 / kMostChannels,

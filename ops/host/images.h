@@ -22,6 +22,9 @@ namespace hetero::ops {
 inline constexpr int64_t kMostChannels = 64;
 enum class ImageTypes : uint8_t { kBytes, kBytesAndFloats };
 void check_images(const char* name, at::TensorList images, ImageTypes types);
+// A batch: uint8 [images, height, width, channels] or [height, width, channels]. Any size may be 0
+// but that of the channels.
+void check_batch(const char* name, const at::Tensor& images);
 // [height, width] of results.
 void check_size(const char* name, at::IntArrayRef size);
 // One of the numbers 0 to count - 1.
@@ -46,10 +49,15 @@ class ImageList {
 extern template class ImageList<uint8_t>;
 extern template class ImageList<float>;
 
-// REQUIRES: a dense tensor [count, height, width, channels].
+// REQUIRES: a dense tensor [count, height, width, channels] or [height, width, channels].
 template <typename T>
 backend::ImageBatch<T> batch_of(const at::Tensor& tensor) {
-  return {tensor.mutable_data_ptr<T>(), tensor.size(0), tensor.size(1), tensor.size(2), tensor.size(3)};
+  return {tensor.mutable_data_ptr<T>(), tensor.dim() == 4 ? tensor.size(0) : 1, tensor.size(-3), tensor.size(-2),
+          tensor.size(-1)};
+}
+inline backend::ImageBatch<const uint8_t> const_batch_of(const at::Tensor& tensor) {
+  return {tensor.const_data_ptr<uint8_t>(), tensor.dim() == 4 ? tensor.size(0) : 1, tensor.size(-3), tensor.size(-2),
+          tensor.size(-1)};
 }
 
 }  // namespace hetero::ops

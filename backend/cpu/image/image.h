@@ -2,8 +2,8 @@
 // threads.
 //
 // Kernels in this folder take a list of images, whose sizes may differ, and write a dense batch of
-// results of one size. They have the bits of the pinned opencv-python-headless and Pillow
-// (requirements-migration.txt) where their headers say so, on any number of threads.
+// results of one size; or a batch, and write one. They have the bits of OpenCV's and Pillow's
+// wheels where their headers say so, on any number of threads.
 //
 // Thread safety: any thread; calls share nothing.
 

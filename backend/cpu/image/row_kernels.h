@@ -1,9 +1,9 @@
-// RowKernels: the inner loops of cv_resize.h, pil_resize.h and cv_warp.h that are written for an
-// instruction set.
+// RowKernels: the inner loops of this folder that are written for an instruction set.
 //
-// They compute whole numbers, so all sets give the same bits. The portable loops take any number of
-// channels; the others take 1 to 4 and leave the rest of a row to the portable ones.
-// row_kernels_avx2.cpp is compiled with its own flags, so this header has no inline code.
+// They compute whole numbers, or doubles in a given order, so all sets give the same bits. The
+// portable loops take any number of channels; the others take 1 to 4 and leave the rest of a row to
+// the portable ones. row_kernels_avx2.cpp is compiled with its own flags, so this header has no
+// inline code.
 //
 // Thread safety: pure functions.
 
@@ -84,6 +84,18 @@ struct RowKernels {
   // source and may be read. Return how many were written, at most `count`. Null if there are none.
   int64_t (*double_bilinear)(const PixelSource& source, const double* x, const double* y, int64_t count, uint8_t* out);
   int64_t (*double_bicubic)(const PixelSource& source, const double* x, const double* y, int64_t count, uint8_t* out);
+  // The weighted sums of three channels, divided by 2^bits and rounded. Returns how many of `count`
+  // were written. Null if there is none.
+  int64_t (*weighted_channels)(const uint8_t* pixels, const int16_t* weights, int bits, int64_t count, uint8_t* out);
+  // Sums of `taps` bytes that are `distance` apart, by weights of up to 256 that add up to 256.
+  // Returns how many of `count` were written. Null if there is none.
+  int64_t (*weigh_bytes)(const uint8_t* row, const int32_t* weights, int64_t taps, int64_t distance, int64_t count,
+                         uint16_t* out);
+  // Sums of rows by such weights, divided by 2^16 and rounded. Likewise.
+  int64_t (*weigh_words)(const uint16_t* const* rows, const int32_t* weights, int64_t taps, int64_t count,
+                         uint8_t* out);
+  // Medians of squares of `size` rows and columns, at most 15. Likewise.
+  int64_t (*median_bytes)(const uint8_t* const* rows, int64_t size, int64_t distance, int64_t count, uint8_t* out);
 };
 
 // The best for this processor; without members where there are only the portable loops.

@@ -398,12 +398,138 @@ int64_t double_pixels_of(const PixelSource& source, const double* x, const doubl
   }
 }
 
+// ---- colours
+
+int64_t weighted_channels(const uint8_t* pixels, const int16_t* weights, int bits, int64_t count, uint8_t* out) {
+  // Four pixels: the first two channels of each in the first lane, the third in the second.
+  alignas(32) int8_t mask[32];
+  for (int i = 0; i < 32; ++i) mask[i] = -1;
+  for (int i = 0; i < 4; ++i) {
+    for (int c = 0; c < 3; ++c) mask[c == 2 ? 16 + 4 * i : 4 * i + 2 * c] = static_cast<int8_t>(3 * i + c);
+  }
+  const __m256i spread = _mm256_load_si256(reinterpret_cast<const __m256i*>(mask));
+  const __m256i factors = _mm256_inserti128_si256(pair(weights), _mm_set1_epi32(weights[2]), 1);
+  const __m128i half = _mm_set1_epi32(1 << (bits - 1)), shift = _mm_cvtsi32_si128(bits);
+  int64_t i = 0;
+  // The last of 16 pixels reads 4 bytes beyond them.
+  for (; i + 18 <= count; i += 16) {
+    __m128i sums[4];
+    for (int k = 0; k < 4; ++k) {
+      const __m256i four = _mm256_broadcastsi128_si256(load_bytes(pixels + 3 * (i + 4 * k)));
+      const __m256i products = _mm256_madd_epi16(_mm256_shuffle_epi8(four, spread), factors);
+      const __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(products), _mm256_extracti128_si256(products, 1));
+      sums[k] = _mm_srl_epi32(_mm_add_epi32(sum, half), shift);
+    }
+    const __m128i bytes = _mm_packus_epi16(_mm_packs_epi32(sums[0], sums[1]), _mm_packs_epi32(sums[2], sums[3]));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), bytes);
+  }
+  return i;
+}
+
+// ---- smoothing
+
+int64_t weigh_bytes(const uint8_t* row, const int32_t* weights, int64_t taps, int64_t distance, int64_t count,
+                    uint16_t* out) {
+  int64_t i = 0;
+  for (; i + 32 <= count; i += 32) {
+    __m256i low = _mm256_setzero_si256(), high = _mm256_setzero_si256();
+    for (int64_t k = 0; k < taps; ++k) {
+      const uint8_t* const tap = row + i + k * distance;
+      const __m256i weight = _mm256_set1_epi16(static_cast<int16_t>(weights[k]));
+      low = _mm256_add_epi16(low, _mm256_mullo_epi16(_mm256_cvtepu8_epi16(load_bytes(tap)), weight));
+      high = _mm256_add_epi16(high, _mm256_mullo_epi16(_mm256_cvtepu8_epi16(load_bytes(tap + 16)), weight));
+    }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), low);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i + 16), high);
+  }
+  return i;
+}
+
+// Words lose 2^15, so that they have a sign and pairs can be multiplied; weights add up to 256, so
+// the sums lose 2^23.
+int64_t weigh_words(const uint16_t* const* rows, const int32_t* weights, int64_t taps, int64_t count, uint8_t* out) {
+  const __m256i sign = _mm256_set1_epi16(INT16_MIN);
+  const __m256i start = _mm256_set1_epi32((1 << 23) + (1 << 15));
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) {
+    __m256i low = start, high = start;
+    for (int64_t k = 0; k < taps; k += 2) {
+      const bool both = k + 1 < taps;
+      const auto* const second = reinterpret_cast<const int16_t*>(rows[both ? k + 1 : k] + i);
+      const __m256i a = _mm256_xor_si256(load_words(reinterpret_cast<const int16_t*>(rows[k] + i)), sign);
+      const __m256i b = _mm256_xor_si256(load_words(second), sign);
+      const __m256i weight = _mm256_set1_epi32((both ? weights[k + 1] << 16 : 0) | weights[k]);
+      low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_unpacklo_epi16(a, b), weight));
+      high = _mm256_add_epi32(high, _mm256_madd_epi16(_mm256_unpackhi_epi16(a, b), weight));
+    }
+    const __m256i words = _mm256_packs_epi32(_mm256_srai_epi32(low, 16), _mm256_srai_epi32(high, 16));
+    const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), bytes);
+  }
+  return i;
+}
+
+__m256i load_bytes32(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+
+void exchange(__m256i& a, __m256i& b) {
+  const __m256i low = _mm256_min_epu8(a, b);
+  b = _mm256_max_epu8(a, b);
+  a = low;
+}
+
+// The exchanges that sort nine numbers as far as the median needs.
+__m256i median_of_nine(__m256i* v) {
+  constexpr uint8_t kExchanges[19][2] = {{1, 2}, {4, 5}, {7, 8}, {0, 1}, {3, 4}, {6, 7}, {1, 2}, {4, 5}, {7, 8}, {0, 3},
+                                         {5, 8}, {4, 7}, {3, 6}, {1, 4}, {2, 5}, {4, 7}, {4, 2}, {6, 4}, {4, 2}};
+#pragma GCC unroll 19
+  for (int i = 0; i < 19; ++i) exchange(v[kExchanges[i][0]], v[kExchanges[i][1]]);
+  return v[4];
+}
+
+int64_t median_bytes(const uint8_t* const* rows, int64_t size, int64_t distance, int64_t count, uint8_t* out) {
+  const __m256i enough = _mm256_set1_epi8(static_cast<int8_t>(size * size / 2 + 1));
+  int64_t i = 0;
+  for (; i + 32 <= count; i += 32) {
+    if (size == 3) {
+      __m256i nine[9];
+      for (int64_t k = 0; k < 9; ++k) nine[k] = load_bytes32(rows[k / 3] + i + k % 3 * distance);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), median_of_nine(nine));
+      continue;
+    }
+    __m256i found = _mm256_setzero_si256();
+    for (int bit = 128; bit != 0; bit >>= 1) {
+      const __m256i limit = _mm256_or_si256(found, _mm256_set1_epi8(static_cast<int8_t>(bit)));
+      __m256i counts = _mm256_setzero_si256();
+      for (int64_t r = 0; r < size; ++r) {
+        const uint8_t* pixel = rows[r] + i;
+        for (int64_t k = 0; k < size; ++k, pixel += distance) {
+          const __m256i pixels = load_bytes32(pixel);
+          counts = _mm256_sub_epi8(counts, _mm256_cmpeq_epi8(_mm256_max_epu8(pixels, limit), pixels));
+        }
+      }
+      const __m256i is_enough = _mm256_cmpeq_epi8(_mm256_max_epu8(counts, enough), counts);
+      found = _mm256_blendv_epi8(found, limit, is_enough);
+    }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), found);
+  }
+  return i;
+}
+
 }  // namespace
 
 const RowKernels& row_kernels_avx2() {
-  static constexpr RowKernels kKernels{
-      linear_columns_of,  linear_rows,        filter_columns_of,          filter_rows,
-      bilinear_pixels_of, perspective_places, double_pixels_of<Bilinear>, double_pixels_of<Bicubic>};
+  static constexpr RowKernels kKernels{linear_columns_of,
+                                       linear_rows,
+                                       filter_columns_of,
+                                       filter_rows,
+                                       bilinear_pixels_of,
+                                       perspective_places,
+                                       double_pixels_of<Bilinear>,
+                                       double_pixels_of<Bicubic>,
+                                       weighted_channels,
+                                       weigh_bytes,
+                                       weigh_words,
+                                       median_bytes};
   return kKernels;
 }
 
