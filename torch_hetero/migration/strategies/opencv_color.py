@@ -13,6 +13,7 @@ from torch_hetero.migration.spec import Spec
 from torch_hetero.migration.strategies.opencv import (
     Arguments,
     OpenCV,
+    differs,
     example_image,
     is_whole,
     result,
@@ -283,7 +284,7 @@ class CvtColor(OpenCV):
         taken = TAKEN.get(code) or ((4,) if code in (10, 11) else (3,) if code in FROM or code in (6, 7) else (3, 4))
         if source.channels not in taken:
             return f"code={code} does not take {source.channels} channels"
-        return None if call["dstCn"] == 0 and call["hint"] == 0 else "dstCn= or hint= is given"
+        return differs(call, dstCn=0, hint=0)
 
     def map(self, call: Call) -> Mapped:
         code = int(call["code"])
