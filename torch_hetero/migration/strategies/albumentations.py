@@ -781,7 +781,11 @@ class AdjustSaturation(Albumentations):
     channels = (3,)
 
     def limits(self, call: Call) -> str | None:
-        if not is_number(call["factor"]) or not isinstance(call["factor"], (int, float)) or not is_number(call["gamma"]):
+        if (
+            not is_number(call["factor"])
+            or not isinstance(call["factor"], (int, float))
+            or not is_number(call["gamma"])
+        ):
             return "factor= or gamma= is no finite number"
         return "factor=0 and factor=1 stay on the CPU" if call["factor"] in (0, 1) else None
 

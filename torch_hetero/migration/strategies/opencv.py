@@ -154,6 +154,7 @@ def scalar_of(argument: Any, fill: bool = False) -> np.ndarray | None:
         argument: What was passed.
         fill: Whether a number stands for all channels, as in arithmetic, else for the first.
     """
+
     def plain(number: Any) -> bool:
         return isinstance(number, (int, float)) and is_number(number)
 

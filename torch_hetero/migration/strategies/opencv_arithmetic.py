@@ -68,7 +68,10 @@ class Binary(Pointwise):
         if len(specs) == 1 and specs[0].channels > 4:
             return "a number with more than four channels stays on the CPU"
         for name in self.data:
-            if isinstance(call[name], (list, tuple)) and len(call[name]) not in (4, specs[0].channels if specs[0].channels > 1 else 4):
+            if isinstance(call[name], (list, tuple)) and len(call[name]) not in (
+                4,
+                specs[0].channels if specs[0].channels > 1 else 4,
+            ):
                 return "a sequence of neither four numbers nor one for each channel stays on the CPU"
         if "mask" in call.arguments and call["mask"] is not None:
             return "mask= is given"
@@ -459,13 +462,13 @@ class Threshold(Unary):
         else:
             threshold, largest = (entry.float() for entry in sample)
             zero = torch.zeros_like(largest)
-        above = image > threshold
+        above, below = image > threshold, image <= threshold  # NaN is neither
         values = image.to(threshold.dtype)
         chosen = {
             0: lambda: torch.where(above, largest, zero),
-            1: lambda: torch.where(above, zero, largest),
+            1: lambda: torch.where(below, largest, zero),
             2: lambda: torch.where(above, threshold, values),
-            3: lambda: torch.where(above, values, zero),
+            3: lambda: torch.where(below, zero, values),
             4: lambda: torch.where(above, zero, values),
         }[static]()
         return saturated(chosen, image.dtype)
@@ -695,7 +698,9 @@ class Reduce(OpenCV):
         if not is_whole(call["rtype"]) or call["rtype"] not in range(4):
             return f"rtype={call['rtype']} stays on the CPU"
         depth = 0 if call["dtype"] == -1 else call["dtype"]
-        if not is_whole(depth) or depth not in ((4, 5, 6) if call["rtype"] == 0 else (0, 5, 6) if call["rtype"] == 1 else (0,)):
+        if not is_whole(depth) or depth not in (
+            (4, 5, 6) if call["rtype"] == 0 else (0, 5, 6) if call["rtype"] == 1 else (0,)
+        ):
             return f"dtype={call['dtype']} with rtype={call['rtype']} stays on the CPU"
         return None
 

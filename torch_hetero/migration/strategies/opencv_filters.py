@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_hetero.migration.spec import Spec
 from torch_hetero.migration.strategies.opencv import (
     BYTES_AND_FLOATS,
     DEPTHS,
@@ -584,7 +583,9 @@ def is_middle(anchor: int, size: int) -> bool:
 
 def has_8_bits(kernel: np.ndarray) -> bool:
     """Whether a kernel is symmetric and not negative, and its elements are whole when multiplied by 256."""
-    return bool((kernel == kernel[::-1]).all() and (kernel >= 0).all() and (kernel * 256 == np.rint(kernel * 256)).all())
+    return bool(
+        (kernel == kernel[::-1]).all() and (kernel >= 0).all() and (kernel * 256 == np.rint(kernel * 256)).all()
+    )
 
 
 class Derivative(Filter):
@@ -593,7 +594,12 @@ class Derivative(Filter):
     depths = (-1, 0, 3, 5, 6)
 
     def limits(self, call: Call) -> str | None:
-        return differs(call, scale=1, delta=0) or self.known_depth(call) or self.known_order(call) or known_border(call["borderType"], wrap=False)
+        return (
+            differs(call, scale=1, delta=0)
+            or self.known_depth(call)
+            or self.known_order(call)
+            or known_border(call["borderType"], wrap=False)
+        )
 
     def known_order(self, call: Call) -> str | None:
         """Returns a reason not to migrate if the derivative or the kernel's size is unusual."""

@@ -24,11 +24,9 @@ from torch_hetero.migration.strategies.pillow import (
     plan_rotate,
     plan_transform,
     plan_transpose,
-    run_plan,
     size_of,
 )
 from torch_hetero.migration.strategies.pillow_operations import filled_around
-from torch_hetero.migration.strategies.pillow_pixels import premultiply, unpremultiply
 from torch_hetero.migration.strategies.torchvision import (
     NEARLY,
     Functional,
