@@ -184,7 +184,7 @@ IS_WIDE = "int64 images stay on the CPU"
         ("filter2D", (IMAGE, -1, np.ones((13, 13))), "kernels of 130 elements and more stay on the CPU"),
         ("flip", (IMAGE, 1, IMAGE.copy()), "dst= is given"),
         ("flip", (WIDE, 1), IS_WIDE),
-        ("flip", (np.zeros((0, 3), np.uint8), 1), "it is no image"),
+        ("flip", (IMAGE[0, 0], 1), "it is no image"),
         ("getRectSubPix", (IMAGE, (3, 3), (0, 0)), "patches at the image's border stay on the CPU"),
         ("hconcat", ([IMAGE, IMAGE[:5]],), "the images differ in size or dtype"),
         ("inRange", (IMAGE, GRAY, GRAY), "lowerb= or upperb= is no number and no sequence of up to four"),

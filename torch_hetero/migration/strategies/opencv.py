@@ -6,7 +6,7 @@ The strategies stand in modules by idea: `opencv_geometry`, `opencv_color`, `ope
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -285,5 +285,3 @@ def example_image(
         return random.choice(np.array([limits.min, limits.max, 1, 127], dtype), shape)
     return random.integers(limits.min, limits.max + 1, shape, dtype=dtype)
 
-
-Example = Callable[[np.random.Generator, np.random.Generator], Arguments]

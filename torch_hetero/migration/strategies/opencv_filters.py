@@ -305,7 +305,7 @@ class MedianBlur(OpenCV):
 
 
 def median(pixels: list[torch.Tensor]) -> torch.Tensor:
-    """Returns the median of an odd number of images: of just enough of them, the extremes are dropped again and again."""
+    """Returns the median of an odd number of images: of just enough of them, the extremes are dropped repeatedly."""
     kept, waiting = pixels[: len(pixels) // 2 + 2], pixels[len(pixels) // 2 + 2 :]
     while True:
         # Bring the least to the front and the most to the end.
@@ -317,7 +317,7 @@ def median(pixels: list[torch.Tensor]) -> torch.Tensor:
         for index in range(1, half + middle):
             left, right = kept[0], kept[index]
             kept[0], kept[index] = torch.minimum(left, right), torch.maximum(left, right)
-        for index in range(half - 0, len(kept) - 1):
+        for index in range(half, len(kept) - 1):
             left, right = kept[index], kept[-1]
             kept[index], kept[-1] = torch.minimum(left, right), torch.maximum(left, right)
         kept = kept[1:-1]

@@ -201,8 +201,9 @@ class CenterCrop(Windows):
         return [center_place(source, two(call["output_size"]))]
 
     def examples(self, random: np.random.Generator) -> Calls:
-        for data in self.inputs(random):
-            size = random.integers(1, 30, 2).tolist()
+        for number, data in enumerate(self.inputs(random)):
+            if number % 3 == 0:
+                size = random.integers(1, 30, 2).tolist()
             yield (data, size if random.random() < 0.6 else size[0]), {}
 
 
@@ -495,15 +496,14 @@ class ResizedCrop(Geometry):
                 for start, length, out in ((top, part[0], size[0]), (left, part[1], size[1]))
             ]
             return size, ("pick", True), (*places, np.zeros(1, np.int64))
-        counts = tuple(sampling.taps(kind, length, out, True) for length, out in zip(part, size, strict=True))
-        spans = (
-            *sampling.Span.settings(0, part[0], top, part[0]), *sampling.Span.settings(0, part[1], left, part[1]),
-        )  # fmt: skip
-        return size, ("resize", kind, size, counts, sampling.vertical_first(part[::-1], size[::-1])), spans
+        # Enough for any part: parts of different sizes share a batch.
+        counts = tuple(sampling.taps(kind, length, out) for length, out in zip(shape, size, strict=True))
+        order = sampling.vertical_first(part[::-1], size[::-1])
+        return size, ("parts", kind, size, counts, order), (np.array([top, left, *part], np.int64),)
 
     def image(self, source: Spec, call: Call) -> Mapped:
         size, static, sample = self.plan(source, call, source.shape[:2])
-        static = (*static, source.mode in PREMULTIPLIED) if static[0] == "resize" else static
+        static = (*static, source.mode in PREMULTIPLIED) if static[0] == "parts" else static
         return of_image(source, Plan(static[0], size[::-1], static[1:], sample))
 
     def tensor(self, source: Spec, call: Call) -> Mapped:
@@ -513,7 +513,9 @@ class ResizedCrop(Geometry):
         if mode == "bicubic" and source.dtype == torch.uint8 and self.version == 1:
             raise Unsupported("parts of bytes by 'bicubic' stay on the CPU in version 1")
         size, static, sample = self.plan(source, call, source.shape[1:])
-        if size[1] == 1 and static[0] == "resize" and not (source.dtype == torch.uint8 and self.version == 2):
+        if static[0] == "parts":
+            static = static[:-1]  # widths are first on tensors
+        if size[1] == 1 and static[0] == "parts" and not (source.dtype == torch.uint8 and self.version == 2):
             raise Unsupported("results of one column stay on the CPU: PyTorch repeats their first row")
         return of_tensor(source, (source.shape[0], *size), static, sample)
 
@@ -521,11 +523,9 @@ class ResizedCrop(Geometry):
         (images,), (name, *settings) = inputs, static
         if name == "crop":
             return channels_first(sampling.crop(channels_last(images), *sample, *settings))
-        kind, size, counts, _ = settings
-        spans = (sampling.Span(*sample[:4]), sampling.Span(*sample[4:8]))
-        integers = images.dtype == torch.uint8 and self.version == 2 and whole(MODE_OF_FILTER[kind])
-        resample = tensors.resample_bytes if integers else tensors.resample_floats
-        return resample(images, kind, size, counts, spans)
+        kind, size, counts = settings
+        mode = MODE_OF_FILTER[kind]
+        return tensors.resize_parts(images, sample[0], size, counts, mode, self.version == 2 and whole(mode))
 
     def examples(self, random: np.random.Generator) -> Calls:
         for number, data in enumerate(self.inputs(random, 4)):
@@ -598,19 +598,22 @@ class Grid(Geometry):
 
 
 def inverse_affine(
-    center: Sequence[float],
-    angle: float,
-    translate: Sequence[float],
-    scale: float,
-    shear: Sequence[float],
+    center: Sequence[float], angle: float, translate: Sequence[float], scale: float, shear: Sequence[float],
     version: int,
-) -> list[float]:
+) -> list[float]:  # fmt: skip
     """Returns the matrix from results to sources, by torchvision's own function: its roundings count."""
     if version == 1:
         from torchvision.transforms.functional import _get_inverse_affine_matrix as inverse
     else:
         from torchvision.transforms.v2.functional._geometry import _get_inverse_affine_matrix as inverse
     return inverse(center, angle, translate, scale, shear)
+
+
+def from_middle(center: Sequence[float] | None, width: int, height: int) -> list[float]:
+    """Returns a place relative to the middle of the image; the middle if it is None."""
+    if center is None:
+        return [0.0, 0.0]
+    return [1.0 * (place - length * 0.5) for place, length in zip(center, (width, height), strict=True)]
 
 
 @functional
@@ -640,9 +643,7 @@ class Rotate(Grid):
             if center is None and angle in turns:
                 size = (width, height) if turns[angle] % 2 else (height, width)
                 return of_tensor(source, (count, *size), ("turn", turns[angle]))
-        middle = [0.0, 0.0]
-        if center is not None:
-            middle = [1.0 * (place - length * 0.5) for place, length in zip(center, (width, height), strict=True)]
+        middle = from_middle(center, width, height)
         matrix = inverse_affine(middle, -angle, [0.0, 0.0], 1.0, [0.0, 0.0], self.version)
         size = (height, width)
         if expand:
@@ -697,11 +698,7 @@ class Affine(Grid):
 
     def tensor(self, source: Spec, call: Call) -> Mapped:
         _, height, width = source.shape
-        middle = [0.0, 0.0]
-        if call["center"] is not None:
-            middle = [
-                1.0 * (place - length * 0.5) for place, length in zip(call["center"], (width, height), strict=True)
-            ]
+        middle = from_middle(call["center"], width, height)
         translate = [1.0 * distance for distance in call["translate"]]
         matrix = inverse_affine(middle, float(call["angle"]), translate, call["scale"], self.shear(call), self.version)
         return self.gridded(source, call, matrix, (height, width))
