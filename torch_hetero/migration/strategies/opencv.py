@@ -284,4 +284,3 @@ def example_image(
     if kind == 1:
         return random.choice(np.array([limits.min, limits.max, 1, 127], dtype), shape)
     return random.integers(limits.min, limits.max + 1, shape, dtype=dtype)
-
