@@ -67,6 +67,8 @@ class Binary(Pointwise):
             return "the images differ in size or dtype"
         if len(specs) == 1 and specs[0].channels > 4:
             return "a number with more than four channels stays on the CPU"
+        if len(specs) == 1 and specs[0].shape[1] == 1 and specs[0].shape[0] <= 4:
+            return "cv2 may take the numbers for an image of this size"
         for name in self.data:
             if isinstance(call[name], (list, tuple)) and len(call[name]) not in (
                 4,
@@ -127,7 +129,7 @@ class Binary(Pointwise):
         other = example_image(
             fixed, random, [image.shape[2] if image.ndim == 3 else 0], [image.dtype.name], image.shape[:2]
         )
-        if kind < 3:
+        if kind < 3 and (image.shape[1] > 1 or image.shape[0] > 4):
             numbers = (random.normal(size=4) * 100).round(int(random.integers(3)))
             other = float(numbers[0]) if kind else tuple(numbers.tolist())
             if kind == 0 and image.ndim == 3 and image.shape[2] > 1 and fixed.integers(2):
@@ -280,6 +282,11 @@ class Compare(Binary):
     ) -> torch.Tensor:
         compare = (torch.eq, torch.gt, torch.ge, torch.lt, torch.le, torch.ne)[settings]
         return compare(left, right).to(torch.uint8) * 255
+
+    def example(self, fixed: np.random.Generator, random: np.random.Generator) -> Arguments:
+        (left, right, *rest), keywords = super().example(fixed, random)
+        right = right[0] if isinstance(right, tuple) else right
+        return (left, right, *rest), keywords
 
     def example_settings(self, fixed: np.random.Generator, random: np.random.Generator) -> Arguments:
         return (int(fixed.integers(6)),), {}
