@@ -27,6 +27,7 @@ from torch_hetero.migration.strategies.opencv import (
     Arguments,
     OpenCV,
     example_image,
+    is_flag,
     is_number,
     is_whole,
     per_sample,
@@ -82,9 +83,11 @@ class Translated(Albumentations):
         return Call(self.inner().bind(*positional, **keywords))
 
     def unsupported(self, spec: Spec) -> str | None:
+        if len(spec.shape) not in (2, 3) or 0 in spec.shape:
+            return "it is no image"
         if spec.channels not in self.channels:
             return f"images with {spec.channels} channels stay on the CPU"
-        return None  # its strategy says
+        return None  # its strategy says more
 
     def limits(self, call: Call) -> str | None:
         return self.known(call) or self.inner().supports(self.inner_call(call))
@@ -182,7 +185,9 @@ class Perspective(Translated):
         matrix, sizes = call["matrix"], (call["max_width"], call["max_height"])
         if not isinstance(matrix, np.ndarray) or matrix.shape != (3, 3):
             return "matrix= is no matrix [3, 3]"
-        return None if all(map(is_whole, sizes)) and min(sizes) > 0 else "max_width= or max_height= is no size"
+        if not all(map(is_whole, sizes)) or min(sizes) < 1:
+            return "max_width= or max_height= is no size"
+        return None if is_flag(call["keep_size"]) else "keep_size= is no bool"
 
     def translated(self, call: Call) -> Arguments:
         matrix, width, height = call["matrix"], call["max_width"], call["max_height"]
@@ -349,31 +354,6 @@ class Moved(Albumentations):
 
 
 @register
-class EnsureContiguous(Moved):
-    """Results of strategies are contiguous."""
-
-    target = "albumentations.core.utils.ensure_contiguous_output"
-    parameters = "arg"
-    data = ("arg",)
-
-    def unsupported(self, spec: Spec) -> str | None:
-        return None if spec.kind == "array" else "it is no array"
-
-    def limits(self, call: Call) -> str | None:
-        return None if isinstance(call["arg"], Spec) else "lists of images stay on the CPU"
-
-    def map(self, call: Call) -> Mapped:
-        return Mapped(call["arg"])
-
-    def run(self, inputs: Sequence[Any], static: Any, sample: Sequence[torch.Tensor]) -> torch.Tensor:
-        return inputs[0]
-
-    def example(self, fixed: np.random.Generator, random: np.random.Generator) -> Arguments:
-        image = example_image(fixed, random)
-        return (image[::-1] if fixed.integers(2) else image.T,), {}
-
-
-@register
 class Transpose(Moved):
     target = f"{GEOMETRIC}.transpose"
     parameters = "img"
@@ -489,7 +469,7 @@ class Table(Albumentations):
                     return f"{name}= is an image, or not finite"
             elif not is_number(setting):
                 return f"{name}= is no finite number"
-        return "inplace= is given" if call.arguments.get("inplace") else None
+        return None if call.arguments.get("inplace", False) is False else "inplace= is given"
 
     def example(self, fixed: np.random.Generator, random: np.random.Generator) -> Arguments:
         return (example_image(fixed, random, [0, 1, 3]), *self.example_settings(random)), {}
@@ -623,7 +603,7 @@ class FromFloat(Albucore, Albumentations):
     dtypes = (torch.float32,)
 
     def limits(self, call: Call) -> str | None:
-        if call["target_dtype"] != np.uint8:
+        if isinstance(call["target_dtype"], np.ndarray) or call["target_dtype"] != np.uint8:
             return f"images of {call['target_dtype']} stay on the CPU"
         return None if call["max_value"] is None or is_number(call["max_value"]) else "max_value= is no finite number"
 
@@ -725,8 +705,8 @@ class ShiftHsv(Hued):
 
     def limits(self, call: Call) -> str | None:
         shifts = [call[name] for name in ("hue_shift", "sat_shift", "val_shift")]
-        if not all(map(is_number, shifts)):
-            return "a shift is no finite number"
+        if not all(is_number(shift) and abs(shift) < 10000 for shift in shifts):
+            return "a shift is no number below 10,000"
         return None if any(shifts) else "a shift of nothing stays on the CPU"
 
     def tables(self, call: Call) -> list[np.ndarray]:
@@ -750,8 +730,8 @@ class AdjustHue(Hued):
     parameters = "img, factor"
 
     def limits(self, call: Call) -> str | None:
-        if not is_number(call["factor"]):
-            return "factor= is no finite number"
+        if not is_number(call["factor"]) or abs(call["factor"]) > 100:
+            return "factor= is no number up to 100"
         return None if call["factor"] else "a shift of nothing stays on the CPU"
 
     def tables(self, call: Call) -> list[np.ndarray]:
@@ -771,7 +751,7 @@ class AdjustContrast(Albumentations):
     channels = (1, 3)
 
     def limits(self, call: Call) -> str | None:
-        if not is_number(call["factor"]):
+        if not is_number(call["factor"]) or not isinstance(call["factor"], (int, float)):
             return "factor= is no finite number"
         return "factor=0 and factor=1 stay on the CPU" if call["factor"] in (0, 1) else None
 
@@ -801,7 +781,11 @@ class AdjustSaturation(Albumentations):
     channels = (3,)
 
     def limits(self, call: Call) -> str | None:
-        if not is_number(call["factor"]) or not is_number(call["gamma"]):
+        if (
+            not is_number(call["factor"])
+            or not isinstance(call["factor"], (int, float))
+            or not is_number(call["gamma"])
+        ):
             return "factor= or gamma= is no finite number"
         return "factor=0 and factor=1 stay on the CPU" if call["factor"] in (0, 1) else None
 

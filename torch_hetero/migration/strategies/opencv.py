@@ -6,8 +6,8 @@ The strategies stand in modules by idea: `opencv_geometry`, `opencv_color`, `ope
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ __all__ = [
     "is_number",
     "is_whole",
     "known_border",
+    "differs",
+    "is_flag",
     "no_single_channel",
     "padded",
     "per_sample",
@@ -61,6 +63,7 @@ class OpenCV(Strategy):
     Attributes:
         dtypes: The elements that it covers.
         channels: The numbers of channels that it covers.
+        lists: Whether it takes lists of images.
     """
 
     family = "vision"
@@ -69,14 +72,19 @@ class OpenCV(Strategy):
     data = ("src",)
     dtypes: Sequence[torch.dtype] = BYTES
     channels: Sequence[int] = range(1, 513)
+    lists: ClassVar[bool] = False
 
     def supports(self, call: Call) -> str | None:
         for name in self.data:
-            for entry in call[name] if isinstance(call[name], (list, tuple)) else [call[name]]:
+            images = call[name] if self.lists and isinstance(call[name], (list, tuple)) else [call[name]]
+            for entry in images:
                 reason = self.unsupported(entry) if isinstance(entry, Spec) else self.no_image(name, entry)
                 if reason is not None:
                     return reason
-        return (call.given("dst") if "dst" in call.arguments else None) or self.limits(call)
+        try:
+            return (call.given("dst") if "dst" in call.arguments else None) or self.limits(call)
+        except (TypeError, ValueError, OverflowError, AttributeError):  # such as an array in place of a number
+            return "an argument has an unusual type"
 
     def unsupported(self, spec: Spec) -> str | None:
         """Returns a reason not to take an image."""
@@ -122,7 +130,21 @@ def is_whole(argument: Any) -> bool:
 
 def is_number(argument: Any) -> bool:
     """Whether an argument is a finite number."""
-    return isinstance(argument, (int, float, np.integer, np.floating)) and bool(np.isfinite(argument))
+    whole_or_real = isinstance(argument, (int, float, np.integer, np.floating)) and not isinstance(argument, bool)
+    return whole_or_real and bool(np.isfinite(argument))
+
+
+def is_flag(argument: Any) -> bool:
+    """Whether an argument is what cv2 takes for a bool."""
+    return isinstance(argument, (bool, int))
+
+
+def differs(call: Call, **defaults: float) -> str | None:
+    """Returns a reason not to migrate if one of these parameters has another value."""
+    for name, default in defaults.items():
+        if not is_number(call[name]) or call[name] != default:
+            return f"{name}= is given"
+    return None
 
 
 def scalar_of(argument: Any, fill: bool = False) -> np.ndarray | None:
@@ -132,9 +154,13 @@ def scalar_of(argument: Any, fill: bool = False) -> np.ndarray | None:
         argument: What was passed.
         fill: Whether a number stands for all channels, as in arithmetic, else for the first.
     """
-    if is_number(argument):
+
+    def plain(number: Any) -> bool:
+        return isinstance(number, (int, float)) and is_number(number)
+
+    if plain(argument):
         return np.array([argument] * 4 if fill else [argument, 0, 0, 0], dtype=np.float64)
-    if isinstance(argument, (list, tuple)) and 1 <= len(argument) <= 4 and all(map(is_number, argument)):
+    if isinstance(argument, (list, tuple)) and 1 <= len(argument) <= 4 and all(map(plain, argument)):
         return np.array([*argument, *[0] * (4 - len(argument))], dtype=np.float64)
     return None
 
@@ -172,15 +198,16 @@ def saturated(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return values.to(dtype)
     low, high = LIMITS[dtype]
     if values.dtype.is_floating_point:
-        values = values.round()
+        # What does not fit an int of 32 bits becomes the least one, NaN too.
+        values = torch.where(values < 2.0**31, values.round(), -(2.0**31))
     return values.clamp(low, high).to(dtype)
 
 
 def known_border(border: Any, constant: bool = True, wrap: bool = True) -> str | None:
     """Returns a reason not to extrapolate by a border type."""
-    if not is_whole(border) or (border & ~ISOLATED) not in range(5):
+    if not is_whole(border) or int(border) & ~ISOLATED not in range(5):
         return f"border type {border} is none that is extrapolated"
-    kind = border & ~ISOLATED
+    kind = int(border) & ~ISOLATED
     if kind == CONSTANT and not constant or kind == WRAP and not wrap:
         return f"border type {border} stays on the CPU"
     return None
@@ -257,6 +284,3 @@ def example_image(
     if kind == 1:
         return random.choice(np.array([limits.min, limits.max, 1, 127], dtype), shape)
     return random.integers(limits.min, limits.max + 1, shape, dtype=dtype)
-
-
-Example = Callable[[np.random.Generator, np.random.Generator], Arguments]

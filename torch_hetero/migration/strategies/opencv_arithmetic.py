@@ -67,10 +67,20 @@ class Binary(Pointwise):
             return "the images differ in size or dtype"
         if len(specs) == 1 and specs[0].channels > 4:
             return "a number with more than four channels stays on the CPU"
+        if len(specs) == 1 and specs[0].shape[1] == 1 and specs[0].shape[0] <= 4:
+            return "cv2 may take the numbers for an image of this size"
+        for name in self.data:
+            if isinstance(call[name], (list, tuple)) and len(call[name]) not in (
+                4,
+                specs[0].channels if specs[0].channels > 1 else 4,
+            ):
+                return "a sequence of neither four numbers nor one for each channel stays on the CPU"
         if "mask" in call.arguments and call["mask"] is not None:
             return "mask= is given"
-        if "dtype" in call.arguments and call["dtype"] != -1 and DEPTHS.get(call["dtype"]) != specs[0].dtype:
-            return "dtype= is not the images'"
+        if "dtype" in call.arguments:
+            depth = call["dtype"]
+            if not is_whole(depth) or (depth != -1 and DEPTHS.get(depth) != specs[0].dtype):
+                return "dtype= is not the images'"
         return self.more_limits(call)
 
     def more_limits(self, call: Call) -> str | None:
@@ -119,9 +129,11 @@ class Binary(Pointwise):
         other = example_image(
             fixed, random, [image.shape[2] if image.ndim == 3 else 0], [image.dtype.name], image.shape[:2]
         )
-        if kind < 3:
+        if kind < 3 and (image.shape[1] > 1 or image.shape[0] > 4):
             numbers = (random.normal(size=4) * 100).round(int(random.integers(3)))
             other = float(numbers[0]) if kind else tuple(numbers.tolist())
+            if kind == 0 and image.ndim == 3 and image.shape[2] > 1 and fixed.integers(2):
+                other = other[: image.shape[2]]
             if kind == 2:
                 image, other = other, image
         arguments, keywords = self.example_settings(fixed, random)
@@ -270,6 +282,11 @@ class Compare(Binary):
     ) -> torch.Tensor:
         compare = (torch.eq, torch.gt, torch.ge, torch.lt, torch.le, torch.ne)[settings]
         return compare(left, right).to(torch.uint8) * 255
+
+    def example(self, fixed: np.random.Generator, random: np.random.Generator) -> Arguments:
+        (left, right, *rest), keywords = super().example(fixed, random)
+        right = right[0] if isinstance(right, tuple) else right
+        return (left, right, *rest), keywords
 
     def example_settings(self, fixed: np.random.Generator, random: np.random.Generator) -> Arguments:
         return (int(fixed.integers(6)),), {}
@@ -452,13 +469,13 @@ class Threshold(Unary):
         else:
             threshold, largest = (entry.float() for entry in sample)
             zero = torch.zeros_like(largest)
-        above = image > threshold
+        above, below = image > threshold, image <= threshold  # NaN is neither
         values = image.to(threshold.dtype)
         chosen = {
             0: lambda: torch.where(above, largest, zero),
-            1: lambda: torch.where(above, zero, largest),
+            1: lambda: torch.where(below, largest, zero),
             2: lambda: torch.where(above, threshold, values),
-            3: lambda: torch.where(above, values, zero),
+            3: lambda: torch.where(below, zero, values),
             4: lambda: torch.where(above, zero, values),
         }[static]()
         return saturated(chosen, image.dtype)
@@ -486,6 +503,9 @@ class InRange(Unary):
         bounds = [scalar_of(as_tuple(call[name])) for name in ("lowerb", "upperb")]
         if any(bound is None for bound in bounds):
             return "lowerb= or upperb= is no number and no sequence of up to four"
+        for bound in (as_tuple(call["lowerb"]), as_tuple(call["upperb"])):
+            if not is_number(bound) and len(bound) not in (4, call["src"].channels):
+                return "a bound has neither four numbers nor one for each channel"
         return None
 
     def map(self, call: Call) -> Mapped:
@@ -520,11 +540,12 @@ class Normalize(Unary):
     parameters = "src, dst, alpha=1, beta=0, norm_type=4, dtype=-1, mask=None"
 
     def limits(self, call: Call) -> str | None:
-        if call["norm_type"] != 32:
+        if not is_whole(call["norm_type"]) or call["norm_type"] != 32:
             return f"norm_type={call['norm_type']} is not NORM_MINMAX"
         if not is_number(call["alpha"]) or not is_number(call["beta"]):
             return "alpha= or beta= is no finite number"
-        if call["dtype"] != -1 and DEPTHS.get(call["dtype"]) not in BYTES_AND_FLOATS:
+        depth = call["dtype"]
+        if not is_whole(depth) or (depth != -1 and DEPTHS.get(depth) not in BYTES_AND_FLOATS):
             return f"dtype={call['dtype']} stays on the CPU"
         return call.given("mask")
 
@@ -636,6 +657,7 @@ class CalcHist(OpenCV):
     target = "cv2.calcHist"
     parameters = "images, channels, mask, histSize, ranges, hist=None, accumulate=False"
     data = ("images",)
+    lists = True
 
     def limits(self, call: Call) -> str | None:
         images, channels, bins, ranges = (call[name] for name in ("images", "channels", "histSize", "ranges"))
@@ -651,7 +673,7 @@ class CalcHist(OpenCV):
             return "ranges= is no list of two numbers"
         if ranges[0] >= ranges[1]:
             return "ranges= is empty"
-        return call.given("mask", "hist") or ("accumulate= is given" if call["accumulate"] else None)
+        return call.given("mask", "hist") or (None if call["accumulate"] is False else "accumulate= is given")
 
     def map(self, call: Call) -> Mapped:
         bins, (low, high) = int(call["histSize"][0]), map(np.float32, call["ranges"])
@@ -683,7 +705,9 @@ class Reduce(OpenCV):
         if not is_whole(call["rtype"]) or call["rtype"] not in range(4):
             return f"rtype={call['rtype']} stays on the CPU"
         depth = 0 if call["dtype"] == -1 else call["dtype"]
-        if depth not in ((4, 5, 6) if call["rtype"] == 0 else (0, 5, 6) if call["rtype"] == 1 else (0,)):
+        if not is_whole(depth) or depth not in (
+            (4, 5, 6) if call["rtype"] == 0 else (0, 5, 6) if call["rtype"] == 1 else (0,)
+        ):
             return f"dtype={call['dtype']} with rtype={call['rtype']} stays on the CPU"
         return None
 
@@ -717,7 +741,7 @@ class Integral(OpenCV):
     parameters = "src, sum=None, sdepth=-1"
 
     def limits(self, call: Call) -> str | None:
-        if call["sdepth"] not in (-1, 4, 6):
+        if not is_whole(call["sdepth"]) or call["sdepth"] not in (-1, 4, 6):
             return f"sdepth={call['sdepth']} stays on the CPU"
         return call.given("sum")
 

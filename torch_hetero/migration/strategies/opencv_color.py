@@ -12,6 +12,7 @@ import torch
 from torch_hetero.migration.strategies.opencv import (
     Arguments,
     OpenCV,
+    differs,
     example_image,
     is_whole,
     result,
@@ -53,29 +54,35 @@ def last_columns(planes: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def to_gray(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor) -> Planes:
+    """Returns the gray plane."""
     return (shifted(9798 * red + 19235 * green + 3735 * blue, 15),)
 
 
 def luma(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor) -> torch.Tensor:
+    """Returns the brightness of 14 bits, as Y of the spaces below has it."""
     return shifted(4899 * red + 9617 * green + 1868 * blue, 14)
 
 
 def to_ycrcb(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor) -> Planes:
+    """Returns Y, Cr and Cb."""
     y, middle = luma(red, green, blue), 128 << 14
     return y, shifted((red - y) * 11682 + middle, 14), shifted((blue - y) * 9241 + middle, 14)
 
 
 def from_ycrcb(y: torch.Tensor, cr: torch.Tensor, cb: torch.Tensor) -> Planes:
+    """Returns red, green and blue."""
     cr, cb = cr - 128, cb - 128
     return y + shifted(cr * 22987, 14), y + shifted(cb * -5636 + cr * -11698, 14), y + shifted(cb * 29049, 14)
 
 
 def to_yuv(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor) -> Planes:
+    """Returns Y, U and V."""
     y, middle = luma(red, green, blue), 128 << 14
     return y, shifted((blue - y) * 8061 + middle, 14), shifted((red - y) * 14369 + middle, 14)
 
 
 def from_yuv(y: torch.Tensor, u: torch.Tensor, v: torch.Tensor) -> Planes:
+    """Returns red, green and blue."""
     u, v = u - 128, v - 128
     return y + shifted(v * 18678, 14), y + shifted(u * -6472 + v * -9519, 14), y + shifted(u * 33292, 14)
 
@@ -88,10 +95,12 @@ XYZ_TO_RGB = ((13273, -6296, -2042), (-3970, 7684, 170), (228, -836, 4331))
 def by_matrix(
     matrix: Sequence[Sequence[int]], first: torch.Tensor, second: torch.Tensor, third: torch.Tensor
 ) -> Planes:
+    """Returns three planes, the products with a matrix of 4096ths."""
     return tuple(shifted(a * first + b * second + c * third, 12) for a, b, c in matrix)
 
 
 def to_hsv(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor, hues: int) -> Planes:
+    """Returns hue, saturation and value."""
     steps = np.arange(1, 256)
     saturations = np.concatenate([[0], np.rint((255 << 12) / steps)])
     angles = np.concatenate([[0], np.rint((hues << 12) / (6.0 * steps))])
@@ -118,6 +127,7 @@ def by_sector(sector: torch.Tensor, rows: Sequence[Sequence[torch.Tensor]]) -> P
 
 
 def sectors(most: torch.Tensor, least: torch.Tensor, falling: torch.Tensor, rising: torch.Tensor) -> list[list[Any]]:
+    """Returns the planes of red, green and blue in the six sectors of the hue."""
     return [
         [most, falling, least, least, rising, most],
         [rising, most, most, falling, least, least],
@@ -126,6 +136,7 @@ def sectors(most: torch.Tensor, least: torch.Tensor, falling: torch.Tensor, risi
 
 
 def from_hsv(hue: torch.Tensor, saturation: torch.Tensor, value: torch.Tensor, hues: int) -> Planes:
+    """Returns red, green and blue."""
     unit = float(np.float32(1.0 / 255.0))
     last = last_columns(hue, 4 * vector_size())
     hue = hue.float() * float(np.float32(6.0 / hues))
@@ -143,6 +154,7 @@ def from_hsv(hue: torch.Tensor, saturation: torch.Tensor, value: torch.Tensor, h
 
 
 def to_hls(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor, hues: int) -> Planes:
+    """Returns hue, lightness and saturation."""
     unit = float(np.float32(1.0 / 255.0))
     last = last_columns(red, vector_size())
     red, green, blue = red.float() * unit, green.float() * unit, blue.float() * unit
@@ -161,6 +173,7 @@ def to_hls(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor, hues: int
 
 
 def from_hls(hue: torch.Tensor, light: torch.Tensor, saturation: torch.Tensor, hues: int) -> Planes:
+    """Returns red, green and blue."""
     unit = float(np.float32(1.0 / 255.0))
     hue = hue.float() * float(np.float32(6.0) / np.float32(hues))
     light, saturation = light.float() * unit, saturation.float() * unit
@@ -215,6 +228,7 @@ def lab_tables() -> dict[str, np.ndarray]:
 
 
 def to_lab(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor, linear: bool) -> Planes:
+    """Returns L*, a* and b*."""
     tables = lab_tables()
     red, green, blue = ((entry * 8 if linear else table(tables["gamma"], entry)) for entry in (red, green, blue))
     x, y, z = (
@@ -226,6 +240,7 @@ def to_lab(red: torch.Tensor, green: torch.Tensor, blue: torch.Tensor, linear: b
 
 
 def from_lab(light: torch.Tensor, a: torch.Tensor, b: torch.Tensor, linear: bool) -> Planes:
+    """Returns red, green and blue."""
     tables = lab_tables()
     y, root = table(tables["y"], light), table(tables["root_y"], light)
     x = root + ((5 * a * 53687 + (1 << 7)) >> 13) - 128 * 16384 // 500
@@ -256,14 +271,20 @@ TO: dict[int, tuple[To, tuple[int, int, int]]] = {
     11: (to_gray, RGB),
 }
 FROM: dict[int, tuple[To, tuple[int, int, int]]] = {}
-for first, function in ((32, functools.partial(by_matrix, RGB_TO_XYZ)), (36, to_ycrcb), (82, to_yuv),
-                        (40, functools.partial(to_hsv, hues=180)), (66, functools.partial(to_hsv, hues=256)),
-                        (52, functools.partial(to_hls, hues=180)),
-                        (44, functools.partial(to_lab, linear=False)), (74, functools.partial(to_lab, linear=True))):  # fmt: skip
+CONVERSIONS_TO = (
+    (32, functools.partial(by_matrix, RGB_TO_XYZ)), (36, to_ycrcb), (82, to_yuv),
+    (40, functools.partial(to_hsv, hues=180)),
+    (66, functools.partial(to_hsv, hues=256)), (52, functools.partial(to_hls, hues=180)),
+    (44, functools.partial(to_lab, linear=False)), (74, functools.partial(to_lab, linear=True)),
+)  # fmt: skip
+CONVERSIONS_FROM = (
+    (34, functools.partial(by_matrix, XYZ_TO_RGB)), (38, from_ycrcb), (84, from_yuv),
+    (54, functools.partial(from_hsv, hues=180)), (60, functools.partial(from_hls, hues=180)),
+    (56, functools.partial(from_lab, linear=False)), (78, functools.partial(from_lab, linear=True)),
+)  # fmt: skip
+for first, function in CONVERSIONS_TO:
     TO[first], TO[first + 1] = (function, BGR), (function, RGB)
-for first, function in ((34, functools.partial(by_matrix, XYZ_TO_RGB)), (38, from_ycrcb), (84, from_yuv),
-                        (54, functools.partial(from_hsv, hues=180)), (60, functools.partial(from_hls, hues=180)),
-                        (56, functools.partial(from_lab, linear=False)), (78, functools.partial(from_lab, linear=True))):  # fmt: skip
+for first, function in CONVERSIONS_FROM:
     FROM[first], FROM[first + 1] = (function, BGR), (function, RGB)
 
 
@@ -282,7 +303,7 @@ class CvtColor(OpenCV):
         taken = TAKEN.get(code) or ((4,) if code in (10, 11) else (3,) if code in FROM or code in (6, 7) else (3, 4))
         if source.channels not in taken:
             return f"code={code} does not take {source.channels} channels"
-        return None if call["dstCn"] == 0 and call["hint"] == 0 else "dstCn= or hint= is given"
+        return differs(call, dstCn=0, hint=0)
 
     def map(self, call: Call) -> Mapped:
         code = int(call["code"])

@@ -18,7 +18,9 @@ from torch_hetero.migration.strategies.opencv import (
     LIMITS,
     Arguments,
     OpenCV,
+    differs,
     example_image,
+    is_flag,
     is_number,
     is_whole,
     known_border,
@@ -122,14 +124,16 @@ class Box(Filter):
 
     def limits(self, call: Call) -> str | None:
         size = call["ksize"]
-        if not is_pair(size) or min(size) < 1:
-            return "ksize= is no pair of positive integers"
+        if not is_pair(size) or min(size) < 1 or max(size) > 1000:
+            return "ksize= is no pair of integers from 1 to 1,000"
         if size[0] * size[1] == 2 and call["src"].dtype == torch.uint8:
             return "cv2's means of two bytes overflow"
         reason = None
         if "ddepth" in call.arguments:
             reason = self.known_depth(call)
-            if call["ddepth"] == 4 and call["normalize"]:
+            if not is_flag(call["normalize"]):
+                return "normalize= is no bool"
+            if reason is None and call["ddepth"] == 4 and call["normalize"]:
                 reason = "means of integers stay on the CPU"
         return reason or known_anchor(call["anchor"], *size) or known_border(call["borderType"], wrap=False)
 
@@ -239,7 +243,7 @@ class GaussianBlur(Filter):
         sigmas = (call["sigmaX"], call["sigmaY"] if call["sigmaY"] > 0 else call["sigmaX"])
         if any(entry == 0 and sigma <= 0 for entry, sigma in zip(size, sigmas, strict=True)):
             return "neither the kernel's size nor sigma is given"
-        return known_border(call["borderType"], wrap=False) or ("hint= is given" if call["hint"] else None)
+        return known_border(call["borderType"], wrap=False) or differs(call, hint=0)
 
     def map(self, call: Call) -> Mapped:
         (width, height), source = call["ksize"], call["src"]
@@ -279,7 +283,8 @@ class MedianBlur(OpenCV):
     channels = (1, 3, 4)
 
     def limits(self, call: Call) -> str | None:
-        return None if call["ksize"] in (1, 3, 5, 7, 9) else f"ksize={call['ksize']} stays on the CPU"
+        known = is_whole(call["ksize"]) and call["ksize"] in (1, 3, 5, 7, 9)
+        return None if known else f"ksize={call['ksize']} stays on the CPU"
 
     def map(self, call: Call) -> Mapped:
         return Mapped(result(call["src"]), static=int(call["ksize"]))
@@ -300,7 +305,7 @@ class MedianBlur(OpenCV):
 
 
 def median(pixels: list[torch.Tensor]) -> torch.Tensor:
-    """Returns the median of an odd number of images: of just enough of them, the extremes are dropped again and again."""
+    """Returns the median of an odd number of images: of just enough of them, the extremes are dropped repeatedly."""
     kept, waiting = pixels[: len(pixels) // 2 + 2], pixels[len(pixels) // 2 + 2 :]
     while True:
         # Bring the least to the front and the most to the end.
@@ -312,7 +317,7 @@ def median(pixels: list[torch.Tensor]) -> torch.Tensor:
         for index in range(1, half + middle):
             left, right = kept[0], kept[index]
             kept[0], kept[index] = torch.minimum(left, right), torch.maximum(left, right)
-        for index in range(half - 0, len(kept) - 1):
+        for index in range(half, len(kept) - 1):
             left, right = kept[index], kept[-1]
             kept[index], kept[-1] = torch.minimum(left, right), torch.maximum(left, right)
         kept = kept[1:-1]
@@ -329,19 +334,19 @@ class BilateralFilter(OpenCV):
     tolerance = Tolerance(1, note="weights are summed in another order")
 
     def limits(self, call: Call) -> str | None:
-        if not is_number(call["sigmaColor"]) or not is_number(call["sigmaSpace"]):
-            return "sigmaColor= or sigmaSpace= is no finite number"
+        if not all(is_number(call[name]) and call[name] > 0 for name in ("sigmaColor", "sigmaSpace")):
+            return "sigmaColor= or sigmaSpace= is no positive number"
         if not is_whole(call["d"]) or self.radius(call) > 12:
             return "a diameter beyond 25 stays on the CPU"
         return known_border(call["borderType"], constant=False, wrap=False)
 
     def radius(self, call: Call) -> int:
         """Returns how far neighbors are."""
-        sigma = call["sigmaSpace"] if call["sigmaSpace"] > 0 else 1
-        return max(round(sigma * 1.5) if call["d"] <= 0 else call["d"] // 2, 1)
+        diameter = int(call["d"])
+        return max(round(float(call["sigmaSpace"]) * 1.5) if diameter <= 0 else diameter // 2, 1)
 
     def map(self, call: Call) -> Mapped:
-        color, space = (float(call[name]) if call[name] > 0 else 1.0 for name in ("sigmaColor", "sigmaSpace"))
+        color, space = float(call["sigmaColor"]), float(call["sigmaSpace"])
         return Mapped(
             result(call["src"]), static=(self.radius(call), int(call["borderType"])),
             sample=(-0.5 / (color * color), -0.5 / (space * space)),
@@ -517,9 +522,8 @@ class SepFilter2D(Filter):
             return "kernelX= or kernelY= is no vector of finite numbers"
         if call["kernelX"].dtype != call["kernelY"].dtype or call["kernelX"].dtype.kind != "f":
             return "kernelX= and kernelY= are not floats of one type"
-        if call["delta"] != 0:
-            return "delta= is given"
-        reason = self.known_depth(call) or known_anchor(call["anchor"], kernels[0].size, kernels[1].size)
+        reason = differs(call, delta=0) or self.known_depth(call)
+        reason = reason or known_anchor(call["anchor"], kernels[0].size, kernels[1].size)
         reason = reason or known_border(call["borderType"], wrap=False)
         if reason is not None:
             return reason
@@ -590,9 +594,12 @@ class Derivative(Filter):
     depths = (-1, 0, 3, 5, 6)
 
     def limits(self, call: Call) -> str | None:
-        if call["scale"] != 1 or call["delta"] != 0:
-            return "scale= or delta= is given"
-        return self.known_depth(call) or self.known_order(call) or known_border(call["borderType"], wrap=False)
+        return (
+            differs(call, scale=1, delta=0)
+            or self.known_depth(call)
+            or self.known_order(call)
+            or known_border(call["borderType"], wrap=False)
+        )
 
     def known_order(self, call: Call) -> str | None:
         """Returns a reason not to migrate if the derivative or the kernel's size is unusual."""
@@ -659,7 +666,9 @@ class Scharr(Derivative):
     parameters = "src, ddepth, dx, dy, dst=None, scale=1, delta=0, borderType=4"
 
     def known_order(self, call: Call) -> str | None:
-        return None if (call["dx"], call["dy"]) in ((0, 1), (1, 0)) else "Scharr's kernel has one first derivative"
+        order = (call["dx"], call["dy"])
+        known = all(map(is_whole, order)) and order in ((0, 1), (1, 0))
+        return None if known else "Scharr's kernel has one first derivative"
 
     def kernels(self, call: Call) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         return [derivative_kernels(int(call["dx"]), int(call["dy"]), -1)]
@@ -676,7 +685,8 @@ class Laplacian(Derivative):
     parameters = "src, ddepth, dst=None, ksize=1, scale=1, delta=0, borderType=4"
 
     def known_order(self, call: Call) -> str | None:
-        return None if call["ksize"] in (1, 3, 5, 7) else f"ksize={call['ksize']} stays on the CPU"
+        known = is_whole(call["ksize"]) and call["ksize"] in (1, 3, 5, 7)
+        return None if known else f"ksize={call['ksize']} stays on the CPU"
 
     def kernels(self, call: Call) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         size = int(call["ksize"])
@@ -846,7 +856,7 @@ class Pyramid(OpenCV):
     """A level of an image pyramid, of the kernel 1 4 6 4 1."""
 
     def limits(self, call: Call) -> str | None:
-        return call.given("dstsize") or (None if call["borderType"] == REFLECT_101 else "borderType= is given")
+        return call.given("dstsize") or differs(call, borderType=REFLECT_101)
 
     def example(self, fixed: np.random.Generator, random: np.random.Generator) -> Arguments:
         return (example_image(fixed, random),), {}

@@ -99,8 +99,8 @@ class CopyMakeBorder(Moved):
 
     def limits(self, call: Call) -> str | None:
         sizes = [call[name] for name in ("top", "bottom", "left", "right")]
-        if not all(map(is_whole, sizes)) or min(sizes) < 0:
-            return "the border's sizes are no integers from 0 on"
+        if not all(map(is_whole, sizes)) or min(sizes) < 0 or max(sizes) >= 2**15:
+            return "the border's sizes are no integers from 0 to 32767"
         if call["value"] is not None and scalar_of(call["value"]) is None:
             return "value= is neither a number nor up to four"
         return known_border(call["borderType"])
@@ -155,6 +155,7 @@ class Joined(Moved):
     """
 
     dimension: int
+    lists = True
 
     def images(self, call: Call) -> Sequence[Spec]:
         """Returns the specs of the images."""
@@ -242,7 +243,8 @@ class Repeat(Moved):
 
     def limits(self, call: Call) -> str | None:
         counts = (call["ny"], call["nx"])
-        return None if all(map(is_whole, counts)) and min(counts) > 0 else "ny= or nx= is no positive integer"
+        known = all(map(is_whole, counts)) and 0 < min(counts) and max(counts) < 2**15
+        return None if known else "ny= or nx= is no integer from 1 to 32767"
 
     def map(self, call: Call) -> Mapped:
         (height, width), rows, columns = call["src"].shape[:2], int(call["ny"]), int(call["nx"])

@@ -59,9 +59,11 @@ class Resize(OpenCV):
             return f"interpolation={interpolation} stays on the CPU"
         if interpolation == 5 and source.dtype != torch.uint8:
             return "INTER_LINEAR_EXACT of floats stays on the CPU"
+        if not is_number(call["fx"]) or not is_number(call["fy"]):
+            return "fx= or fy= is no finite number"
         if call["dsize"] is not None and tuple(call["dsize"]) != (0, 0):
             return known_size(call["dsize"])
-        if not is_number(call["fx"]) or not is_number(call["fy"]) or min(call["fx"], call["fy"]) <= 0:
+        if min(call["fx"], call["fy"]) <= 0:
             return "neither dsize= nor fx= and fy= are given"
         height, width = self.size(call)
         if height < 1 or width < 1 or height != source.shape[0] * call["fy"] or width != source.shape[1] * call["fx"]:
@@ -114,7 +116,7 @@ class Warp(OpenCV):
         if call["borderValue"] is not None and scalar_of(call["borderValue"]) is None:
             return "borderValue= is neither a number nor up to four"
         reason = known_size(call["dsize"]) or known_border(call["borderMode"])
-        return reason or ("border type 16 stays on the CPU" if call["borderMode"] & 16 else None)
+        return reason or ("border type 16 stays on the CPU" if int(call["borderMode"]) & 16 else None)
 
     def map(self, call: Call) -> Mapped:
         width, height = map(int, call["dsize"])
@@ -219,12 +221,12 @@ class Remap(OpenCV):
             return "map1= and map2= are no matrices of float32"
         if maps[0].shape != maps[1].shape:
             return "map1= and map2= differ in size"
-        if call["interpolation"] not in (NEAREST, LINEAR):
+        if not is_whole(call["interpolation"]) or call["interpolation"] not in (NEAREST, LINEAR):
             return f"interpolation={call['interpolation']} stays on the CPU"
         if call["borderValue"] is not None and scalar_of(call["borderValue"]) is None:
             return "borderValue= is neither a number nor up to four"
         reason = known_border(call["borderMode"])
-        return reason or ("border type 16 stays on the CPU" if call["borderMode"] & 16 else call.given("dst"))
+        return reason or ("border type 16 stays on the CPU" if int(call["borderMode"]) & 16 else call.given("dst"))
 
     def map(self, call: Call) -> Mapped:
         value = np.zeros(4) if call["borderValue"] is None else scalar_of(call["borderValue"])
@@ -280,7 +282,7 @@ class GetRectSubPix(OpenCV):
         center = call["center"]
         if not isinstance(center, (list, tuple)) or len(center) != 2 or not all(map(is_number, center)):
             return "center= is no pair of finite numbers"
-        if call["patchType"] not in (-1, 0):
+        if not is_whole(call["patchType"]) or call["patchType"] not in (-1, 0):
             return f"patchType={call['patchType']} stays on the CPU"
         x, y, _ = self.window(call)
         (width, height), source = call["patchSize"], call["image"].shape
