@@ -97,19 +97,22 @@ def positive(text: str) -> int:
     return number
 
 
-class ModuleName(argparse.Action):
-    """``-m module args``: all that follows is the program's, as with ``python -m``."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
-        namespace.is_module, namespace.program = True, list(values)
-
-
 def add_script(command: argparse.ArgumentParser) -> None:
-    """Adds the program and its arguments."""
-    command.add_argument("-m", dest="is_module", nargs=argparse.REMAINDER, default=False, action=ModuleName,
-                         metavar="module", help="run a module, as python -m does")  # fmt: skip
-    command.add_argument("program", nargs=argparse.REMAINDER, metavar="script.py args...")
-    command.set_defaults(program=[])
+    """Adds the program and its arguments: all that follows its name is the program's."""
+    command.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module, as python -m does")
+    command.add_argument("script", nargs=argparse.REMAINDER, metavar="script.py args...")
+
+
+def command_of(chosen: argparse.Namespace) -> list[str]:
+    """Returns the program and its arguments, as Python would get them.
+
+    Raises:
+        ScriptError: The command line names none.
+    """
+    program = chosen.script if chosen.module is None else chosen.module
+    if not program:
+        raise ScriptError("name a script to run")
+    return program if chosen.module is None else ["-m", *program]
 
 
 def script_of(chosen: argparse.Namespace) -> Script:
@@ -118,9 +121,10 @@ def script_of(chosen: argparse.Namespace) -> Script:
     Raises:
         ScriptError: It names none, or one that is not there.
     """
-    if not chosen.program:
-        raise ScriptError("name a script to run")
-    return Script(chosen.program[0], chosen.program[1:], bool(chosen.is_module))
+    command = command_of(chosen)
+    is_module = chosen.module is not None
+    name, *arguments = command[1:] if is_module else command
+    return Script(name, arguments, is_module)
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -135,10 +139,14 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.batches is not None or chosen.times is not None:
         clock.install(injector)
     clock.start()
+    status: int | None = None
     try:
-        return script.run(None if migrator is None else lambda module: resolve(migrator, module))
+        status = script.run(None if migrator is None else lambda module: resolve(migrator, module))
     except Enough:
-        return 0
+        status = 0
+    except SystemExit:
+        status = 0
+        raise
     finally:
         if chosen.times is not None:
             clock.stop()
@@ -146,7 +154,9 @@ def run(chosen: argparse.Namespace) -> int:
         injector.undo()
         if migrator is not None:
             migrator.deactivate()
-            write_report(migrator, chosen.report)
+            if status is not None:
+                write_report(migrator, chosen.report)
+    return status
 
 
 def resolve(migrator: PipelineMigrator, module: Any) -> None:
@@ -187,7 +197,7 @@ def run_optimize(chosen: argparse.Namespace) -> int:
         chosen.batches, chosen.device, chosen.minimum_gain, chosen.allow_inexact, chosen.device_share,
         chosen.device_bytes, chosen.rounds, tuple(chosen.strategies),
     )  # fmt: skip
-    command = [*(["-m"] if chosen.is_module else []), *chosen.program]
+    command = command_of(chosen)
     try:
         plan = optimize(script, command, settings, lambda line: print(line, file=sys.stderr, flush=True))
     except ScriptFailed as failed:

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
+from torch_hetero.migration.plan import PlanError
+
 __all__ = ["Script", "ScriptError"]
 
 # Statements after which there may be new functions, classes or modules.
@@ -46,7 +48,7 @@ class Script:
     def __init__(self, name: str, arguments: Sequence[str] = (), is_module: bool = False) -> None:
         self.name, self.arguments, self.is_module = name, list(arguments), is_module
         self.spec = find_module(name) if is_module else None
-        self.path = self.spec.origin if is_module else name
+        self.path = os.path.abspath(self.spec.origin if is_module else name)  # as Python has it in `__file__`
         try:
             source = Path(self.path).read_bytes()
         except IsADirectoryError:
@@ -59,7 +61,7 @@ class Script:
     def prepare(self) -> None:
         """Makes the process look as if Python had been started with the script: arguments, path and main module."""
         folder = os.getcwd() if self.is_module else os.path.dirname(os.path.realpath(self.path))
-        sys.argv = [self.path, *self.arguments]
+        sys.argv = [self.path if self.is_module else self.name, *self.arguments]
         if not sys.flags.safe_path and sys.path:
             sys.path[0] = folder
         self.module.__dict__.update(
@@ -100,9 +102,12 @@ class Script:
 
         Raises:
             SystemExit: The script's own.
+            PlanError: What the script imported is not what the plan names.
         """
         try:
             self.execute(between)
+        except PlanError:
+            raise
         except Exception as error:
             self.show(error)
             return 1

@@ -15,7 +15,7 @@ from torch_hetero.migration.optimize.compare import Measured, Runner, compare
 from torch_hetero.migration.optimize.loader import LoaderFacts
 from torch_hetero.migration.optimize.measure import Candidate, measure
 from torch_hetero.migration.optimize.script import Script
-from torch_hetero.migration.optimize.trace import BATCH, FOLLOWING, OTHER, PROGRAM, Seen, Trace, trace_script
+from torch_hetero.migration.optimize.trace import BATCH, OTHER, PROGRAM, Seen, Trace, trace_script
 from torch_hetero.migration.plan import Plan, Rule, environment
 from torch_hetero.migration.spec import Spec
 
@@ -190,17 +190,17 @@ class Search:
         """Returns the sets of keys that are worth a try, the most promising first."""
         budget = self.settings.share() * self.times["seconds"]
         memory = self.settings.memory()
-        careful, saved = choose(self.tasks(True), self.edges(), budget, memory)
-        # Copies that do not happen after all, since code in between follows results: only a run can tell.
-        hopeful, _ = choose(self.tasks(False), [], budget, memory)
+        careful, saved = choose(self.tasks(), self.edges(True), budget, memory)
+        # Code in between may follow results, and the step may read batches on the device: only a run can tell.
+        hopeful, _ = choose(self.tasks(), self.edges(False), budget, memory)
         self.evidence["model"] = {
             "saved_seconds": saved, "device_share": self.settings.share(), "device_bytes": memory,
             "chosen": sorted(careful),
         }  # fmt: skip
         return [keys for keys in dict.fromkeys([careful, hopeful]) if keys]
 
-    def tasks(self, careful: bool) -> list[Task]:
-        """Returns the calls of a batch. If `careful`, results that unknown code reads are computed one at a time."""
+    def tasks(self) -> list[Task]:
+        """Returns the calls of a batch."""
         tasks = []
         for key, seen in self.trace.calls.items():
             candidate = self.candidates[key]
@@ -209,9 +209,7 @@ class Search:
             if candidate.reason:
                 tasks.append(Task(key, cpu, None))
                 continue
-            alone, together = candidate.device_seconds[1], candidate.device_seconds[max(candidate.device_seconds)]
-            lost = self.trace.flow.get((key, OTHER), [0])[0] / max(1, seen.made) if careful else 0.0
-            busy = calls * (lost * alone + (1 - lost) * together)
+            busy = calls * candidate.device_seconds[max(candidate.device_seconds)]
             record = calls * candidate.record_seconds / self.workers
             size = int(calls * (seen.bytes_in + seen.bytes_out) / max(1, seen.calls))
             excludes = frozenset(
@@ -220,18 +218,34 @@ class Search:
             tasks.append(Task(key, cpu, busy + record, busy, size, excludes))
         return tasks
 
-    def edges(self) -> list[Edge]:
-        """Returns the data of a batch, with the seconds to copy it."""
+    def edges(self, careful: bool) -> list[Edge]:
+        """Returns the data of a batch, with the seconds to copy it.
+
+        Args:
+            careful: Whether batches are read on the CPU, and unknown code reads each result at once.
+        """
         edges = []
-        for (maker, reader), (_, size) in self.trace.flow.items():
+        for (maker, reader), (number, size) in self.trace.flow.items():
+            if not careful and reader in (BATCH, OTHER):
+                continue
             share = size / self.trace.batches
+            download = share * self.rate(maker, "download")
+            if reader != BATCH:  # it is read at once, so it is not computed together with others
+                download += number / self.trace.batches * self.alone(maker)
             edges.append(
                 Edge(
-                    maker if maker != PROGRAM else None, reader if reader not in (BATCH, OTHER) else None,
-                    share * self.rate(reader, "upload"), share * self.rate(maker, "download"),
+                    maker if maker != PROGRAM else None,
+                    reader if reader not in (BATCH, OTHER) else None,
+                    share * self.rate(reader, "upload"),
+                    download,
                 )
-            )  # fmt: skip
+            )
         return edges
+
+    def alone(self, key: str) -> float:
+        """Returns the additional seconds of a call that is not computed together with others."""
+        times = self.candidates[key].device_seconds if key in self.candidates else {}
+        return max(0.0, times[1] - times[max(times)]) if times else 0.0
 
     def rate(self, key: str, direction: str) -> float:
         """Returns the measured seconds of a byte to or from the device."""
@@ -294,15 +308,11 @@ class Search:
             more = {
                 reader
                 for (maker, reader) in self.trace.flow
-                if maker in keys | found and reader in self.candidates and self.follows(reader)
+                if maker in keys | found and reader in self.candidates and self.trace.calls[reader].follows
             }
             grows = not more <= found
             found |= more
         return found
-
-    def follows(self, key: str) -> bool:
-        """Whether a key's callable takes results that are not computed yet without being patched."""
-        return self.trace.calls[key].strategy.target.startswith(FOLLOWING)
 
     def rules(self, keys: frozenset[str]) -> tuple[Rule, ...]:
         """Returns the rules for chosen keys, and for functions that must get results of those as the host's."""
@@ -319,7 +329,7 @@ class Search:
                 }  # fmt: skip
                 exact = False if self.settings.allow_inexact else None
                 rules.append(Rule(key, self.settings.device, exact=exact, evidence=evidence))
-            elif key not in keys and not seen.caller and not self.follows(key):
+            elif key not in keys and not seen.caller and not seen.follows:
                 rules.append(Rule(key, self.settings.device, "cpu"))
         return tuple(rules)
 

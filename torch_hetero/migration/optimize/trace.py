@@ -30,12 +30,12 @@ from torch_hetero.migration.plan import PlanError, Rule
 from torch_hetero.migration.spec import Spec, spec_of
 from torch_hetero.migration.strategy import Strategy, all_strategies
 
-__all__ = ["BATCH", "FOLLOWING", "OTHER", "PROGRAM", "Sample", "Seen", "Trace", "trace_script"]
+__all__ = ["BATCH", "OTHER", "PROGRAM", "Sample", "Seen", "Trace", "trace_script"]
 
 # Ends of the flow: data that no traced call made; batches of the DataLoader; code that no strategy knows.
 PROGRAM, BATCH, OTHER = "the program", "the batch", "other code"
-# Libraries whose functions take results that are not computed yet without being patched.
-FOLLOWING = ("torch.", "numpy.")
+# Libraries whose functions take results of their own kind that are not computed yet, without being patched.
+FOLLOWING = {"numpy": "array", "torch": "tensor"}
 SAMPLES = 12
 MOST_SAMPLE_BYTES = 1 << 28
 HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the attributes of other types cannot be set
@@ -84,6 +84,12 @@ class Seen:
     samples: list[Sample] = field(default_factory=list)
     made: int = 0
     used: int = 0
+
+    @property
+    def follows(self) -> bool:
+        """Whether the callable takes results that are not computed yet without being patched."""
+        kind = FOLLOWING.get(self.strategy.target.split(".")[0])
+        return all(spec.kind == kind for sizes in self.sizes for spec in sizes)
 
 
 @dataclass
@@ -187,7 +193,7 @@ class Tracer:
         begin = time.perf_counter()
         data = [entry for entry in leaves((positional, keywords)) if known_spec(entry) is not None]
         sizes = tuple(known_spec(entry) for entry in data)
-        if not sizes and strategy.target.startswith(FOLLOWING):
+        if not sizes and strategy.target.split(".")[0] in FOLLOWING:
             return original(*positional, **keywords)  # of numbers: nothing to move
         outer: tuple[str, ...] = getattr(local, "path", ())
         path: Path = (self.label, (*outer, strategy.target))
