@@ -23,7 +23,7 @@ from torch_hetero.migration import session
 from torch_hetero.migration.context import current_key, outside, untracked
 from torch_hetero.migration.recipe import Source, Value
 from torch_hetero.migration.record import record, results
-from torch_hetero.migration.spec import TV_IMAGE, Spec, checksum, spec_of, to_tensor
+from torch_hetero.migration.spec import Spec, checksum, spec_of, to_tensor
 from torch_hetero.migration.strategy import Strategy, Unsupported, find
 
 __all__ = ["HANDLES", "Holder", "capture", "handle_of", "migrate", "on_host", "record_call", "register_handle", "share"]
@@ -40,15 +40,9 @@ def register_handle(kind: str, handle: type) -> None:
 
 
 def handle_of(value: Value) -> Any:
-    """Returns a handle for a value, of the kind that its spec says.
-
-    Raises:
-        Unsupported: There is no handle of that kind.
-    """
+    """Returns a handle for a value, of the kind that its spec says."""
     kind = value.spec.kind
-    if kind == TV_IMAGE:
-        raise Unsupported("results of class tv_tensors.Image have no handle")
-    if kind not in _makers:  # images need PIL, which not everyone has
+    if kind not in _makers:  # images need PIL or torchvision, which not everyone has
         importlib.import_module(f"torch_hetero.migration.{kind}_handle")
     return _makers[kind](value)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["BANDS", "TV_IMAGE", "Spec", "checksum", "from_tensor", "spec_of", "to_tensor"]
+__all__ = ["BANDS", "Spec", "checksum", "from_tensor", "spec_of", "to_tensor"]
 
 ARRAY, IMAGE, TENSOR, TV_IMAGE = "array", "image", "tensor", "tv_image"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,7 @@ def photo(mode: str = "RGB", seed: int = 0, size: tuple[int, int] = (60, 50)) ->
 
 
 RGB, BYTES, FLOATS = photo(), bytes_(), bytes_() / 255.0
+TV_IMAGE = tv_tensors.Image(bytes_(3, 50, 60))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -230,7 +233,9 @@ CHAINS = {
     "v2 of tensors": (2, NAMES_2, bytes_(3, 50, 60), lambda: v2.Compose(
         [chain(v2, []), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.5])])),
     "v2 of images": (2, NAMES_2.removesuffix(" to_dtype normalize"), RGB, lambda: chain(v2, [])),
-    "v2 of tv_tensors": (2, NAMES_2, tv_tensors.Image(bytes_(3, 50, 60)), lambda: chain(v2, [])),
+    "v2 of tv_tensors": (2, NAMES_2.removesuffix(" to_dtype normalize"), TV_IMAGE, lambda: chain(v2, [])),
+    "v2 of images as tv_tensors": (2, f"to_image {NAMES_2}", RGB, lambda: v2.Compose(
+        [chain(v2, [v2.ToImage()]), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.5])])),
 }  # fmt: skip
 
 
@@ -240,7 +245,9 @@ def test_transforms_draw_the_same_numbers_and_return_the_same_bits(name: str) ->
     version, names, data, make = CHAINS[name]
     transform = make()
     torch.manual_seed(5)
-    expected = [np.asarray(transform(data)) for _ in range(4)]
+    originals = [transform(data) for _ in range(4)]
+    classed = [isinstance(original, tv_tensors.Image) for original in originals]
+    expected = [np.asarray(original) for original in originals]
     state = torch.get_rng_state()
     torch.manual_seed(5)
     migrator = PipelineMigrator(
@@ -248,15 +255,16 @@ def test_transforms_draw_the_same_numbers_and_return_the_same_bits(name: str) ->
     ).activate()
     try:
         results = [transform(data) for _ in range(4)]
+        assert [isinstance(result, tv_tensors.Image) for result in results] == classed
         assert torch.equal(torch.get_rng_state(), state)
-        got = [np.asarray(result) for result in results]
+        for result, original in zip(results, expected, strict=True):
+            np.testing.assert_array_equal(np.asarray(result), original)
         total = migrator.report.total()
     finally:
         migrator.deactivate()
-    for result, original in zip(got, expected, strict=True):
-        np.testing.assert_array_equal(result, original)
-    ran = {key.rpartition(".")[2] for key, counts in total.items() if counts.device_calls}
-    assert ran == (set() if name == "v2 of tv_tensors" else set(names.split()))
+    prefix = f"{FUNCTIONAL[version]}."
+    ran = {key.removeprefix(prefix) for key, counts in total.items() if counts.device_calls and prefix in key}
+    assert ran == set(names.split())
 
 
 @needs_hetero
@@ -268,3 +276,43 @@ def test_registries_of_functionals_are_as_before_when_a_plan_ends() -> None:
     assert len(registry) == len(before) + 1
     migrator.deactivate()
     assert registry == before
+
+
+@pytest.fixture
+def darker() -> Iterator[Callable[[], Any]]:
+    """Makes handles of a `tv_tensors.Image`."""
+    migrator = PipelineMigrator({f"{FUNCTIONAL[2]}.adjust_brightness": "hetero"}).activate()
+    yield lambda: v2.functional.adjust_brightness(TV_IMAGE, 0.5)
+    migrator.deactivate()
+
+
+DARKER = v2.functional.adjust_brightness(TV_IMAGE, 0.5)
+OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    "added": lambda image: image + 1,
+    "cloned": lambda image: image.clone(),
+    "converted": lambda image: image.to(torch.float32),
+    "flipped": lambda image: image.flip(-1),
+    "written": lambda image: image.__setitem__(0, 7) or image,
+    "copied": copy.deepcopy,
+    "collated": lambda image: torch.utils.data.default_collate([image, image]),
+    "pickled": lambda image: pickle.loads(pickle.dumps(image)),
+    "by a functional without a rule": v2.functional.vertical_flip,
+    "by two": lambda image: v2.functional.adjust_brightness(v2.functional.vertical_flip(image), 0.5),
+    "as numpy": np.asarray,
+    "of a size": lambda image: torch.tensor([*image.shape, image.ndim, len(image)]),
+}
+
+
+@needs_hetero
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_handles_of_tv_tensors_are_used_as_tv_tensors(name: str, darker: Callable[[], Any]) -> None:
+    expected, result = OPERATIONS[name](DARKER.clone()), OPERATIONS[name](darker())
+    assert isinstance(result, tv_tensors.Image) == isinstance(expected, tv_tensors.Image)
+    np.testing.assert_array_equal(np.asarray(result), np.asarray(expected))
+
+
+@needs_hetero
+def test_handles_of_tv_tensors_are_handed_over_on_the_device(darker: Callable[[], Any]) -> None:
+    moved = darker().to("hetero")
+    assert (type(moved), moved.device.type) == (tv_tensors.Image, "hetero")
+    assert torch.equal(moved.cpu().as_subclass(torch.Tensor), DARKER.as_subclass(torch.Tensor))
