@@ -98,7 +98,8 @@ def test_a_trace_counts_calls_bytes_and_sizes_and_keeps_samples(folder: Path) ->
 def test_a_trace_follows_bytes_from_the_program_through_numpy_to_the_batch(folder: Path) -> None:
     trace = traced(write_program(folder))
     assert trace.flow[PROGRAM, "slow_photos.invert"] == [32, 32 * 960]
-    assert trace.flow["slow_photos.invert", "torch.from_numpy"] == [32, 32 * 960]  # transposed in between
+    assert trace.flow["slow_photos.invert", "numpy.ndarray.transpose"] == [32, 32 * 960]
+    assert trace.flow["numpy.ndarray.transpose", "torch.from_numpy"] == [32, 32 * 960]
     assert trace.flow["torch.from_numpy", BATCH] == [32, 32 * 960]
 
 
@@ -262,7 +263,11 @@ def test_a_fast_plan_is_kept_with_its_evidence(folder: Path, monkeypatch: pytest
     evidence = plan.rules[0].evidence
     assert evidence["largest_difference"] == 0 and evidence["calls"] == 8 and evidence["samples"] == 6
     assert set(evidence["device_seconds"]) == {"1", "8"} and min(evidence["device_seconds"].values()) > 0
-    assert len(runner.plans) == 2 and any("round 2" in line for line in lines)
+    assert len(runner.plans) in (2, 4) and any("round 2" in line for line in lines)  # two rounds of one or two plans
+    # A method of arrays cannot be named in a plan; it follows what made its array.
+    states = {call["key"]: call["state"] for call in plan.evidence["calls"]}
+    assert states["numpy.ndarray.transpose"] == "follows"
+    assert {rule.key for rule in plan.rules} == {"slow_photos.invert", "torch.from_numpy"}
     plan.save(folder / "plan.json")
     assert Plan.load(folder / "plan.json").as_object() == json.loads(json.dumps(plan.as_object()))
     text = explain(Plan.load(folder / "plan.json"), "plan.json")
